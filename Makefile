@@ -84,6 +84,9 @@ models: setup ## Pretrain the three tiny models of examples/models anew (about 1
 real-models: setup ## Fetch and convert SmolLM2-135M and Gemma 3 270M into runs/models (350 MB, two minutes)
 	$(BIN)/python -m examples.real_models
 
+screenshots: setup ## Take the pictures of the dashboard page in docs/images (Chromium; five minutes)
+	$(RUN) $(BIN)/python -m examples.screenshots
+
 openapi: setup ## Rewrite the OpenAPI snapshot that the tests compare with
 	$(BIN)/python -m tests.test_house
 
@@ -97,4 +100,4 @@ dist: setup ## Build dist/: sdist and wheel
 clean: ## Remove what was built, not what was trained
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
-.PHONY: help setup demo test test-slow test-long test-system fault-simulation stress load release-check test-gpu bench lint format models real-models openapi lock dist clean
+.PHONY: help setup demo test test-slow test-long test-system fault-simulation stress load release-check test-gpu bench lint format models real-models screenshots openapi lock dist clean

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from coordinator.cli.client import DEFAULT_URL, AsJson, Coordinator, Token, Url, fail, print_json
-from coordinator.cli.output import ago, print_facts, print_table
+from coordinator.cli.output import ago, fitting_table, print_facts
 from schemas.messages.federations import SignaturePlan
 from schemas.messages.recommended import recommended
 from schemas.privacy import guarantee
@@ -91,7 +91,9 @@ def list_all(url: Url = DEFAULT_URL, token: Token = "", as_json: AsJson = False)
     if as_json:
         print_json(federations)
         return
-    print_table(
+    from rich.console import Console
+
+    shown = fitting_table(
         ["id", "name", "strategy", "state", "round", "clients", "created"],
         [
             (
@@ -105,7 +107,9 @@ def list_all(url: Url = DEFAULT_URL, token: Token = "", as_json: AsJson = False)
             )
             for f in federations
         ],
+        optional=("created", "strategy", "clients"),
     )
+    Console().print(shown)
 
 
 @app.command("show")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
@@ -17,24 +18,40 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> Non
 
 
 def print_facts(facts: Mapping[str, object]) -> None:
-    """Print one fact per line, without line breaks, so that a token can be copied."""
+    """Print one fact per line; a terminal gets sentences wrapped, and tokens in one piece for copying."""
     from rich.console import Console
 
     console, width = Console(highlight=False), max(map(len, facts), default=0)
     for name, value in facts.items():
-        console.print(f"[bold]{name:<{width}}[/]  {text(value)}", soft_wrap=True)
+        content = text(value)
+        if console.is_terminal:
+            content = wrapped(content, console.width - width - 2, indent=" " * (width + 2))
+        console.print(f"[bold]{name:<{width}}[/]  {content}", soft_wrap=True)
 
 
-def table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, title: str | None = None) -> Table:
+def wrapped(content: str, width: int, *, indent: str = "") -> str:
+    """Return text in lines of a width, broken at spaces only; lines after the first are indented."""
+    lines = textwrap.wrap(content, max(width, 20), break_long_words=False, break_on_hyphens=False)
+    return f"\n{indent}".join(lines)
+
+
+def table(columns: Sequence[str], rows: Iterable[Iterable[object]], *, title: str | None = None) -> Table:
     from rich import box
     from rich.table import Table
 
     result = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left", padding=(0, 1, 0, 0))
+    cells = [[text(value) for value in row] for row in rows]
     for position, column in enumerate(columns):
-        result.add_column(column, no_wrap=position == 0)  # ids and names must stay in one piece for copying
-    for row in rows:
-        result.add_row(*(text(value) for value in row))
+        is_numeric = _are_numbers(row[position] for row in cells)
+        # Ids and names must stay in one piece for copying.
+        result.add_column(column, no_wrap=position == 0, justify="right" if is_numeric else "left")
+    for line in cells:
+        result.add_row(*line)
     return result
+
+
+def _are_numbers(cells: Iterable[str]) -> bool:
+    return all(cell == "-" or (cell[:1].isdigit() and " " not in cell) for cell in cells)
 
 
 def fitting_table(
@@ -44,21 +61,26 @@ def fitting_table(
     optional: Sequence[str],
     title: str | None = None,
 ) -> Table:
-    """Return a table that the terminal is wide enough for: `optional` columns are dropped in their order."""
+    """Return a table that the terminal is wide enough for.
+
+    `optional` columns are dropped: first all without any value, then in their order, until the rest fits.
+    """
     from rich.console import Console
     from rich.measure import Measurement
 
     console = Console()
-    names, cells = list(columns), [tuple(row) for row in rows]
-    result = table(names, cells, title=title)
+    cells = [tuple(row) for row in rows]
+    by_name = {name: [row[place] for row in cells] for place, name in enumerate(columns)}
     for name in optional:
-        if Measurement.get(console, console.options.update(width=1000), result).maximum <= console.width:
-            break
-        place = names.index(name)
-        names.pop(place)
-        cells = [(*row[:place], *row[place + 1 :]) for row in cells]
-        result = table(names, cells, title=title)
-    return result
+        if cells and all(value in (None, "-") for value in by_name[name]):
+            del by_name[name]
+    while True:
+        result = table([*by_name], zip(*by_name.values(), strict=True), title=title)
+        left = [name for name in optional if name in by_name]
+        width = Measurement.get(console, console.options.update(width=1000), result).maximum
+        if width <= console.width or not left:
+            return result
+        del by_name[left[0]]
 
 
 def text(value: object) -> str:

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from coordinator.cli.client import DEFAULT_URL, AsJson, Coordinator, Token, Url, fail, print_json
-from coordinator.cli.output import ago, print_facts, print_table, traffic
+from coordinator.cli.output import ago, fitting_table, print_facts, print_table, traffic
 
 tokens = typer.Typer(help="Manage tokens of people: admins, operators, auditors.", no_args_is_help=True)
 enrolments = typer.Typer(help="Create one-time enrolment tokens for clients.", no_args_is_help=True)
@@ -112,7 +112,9 @@ def list_clients(
     if as_json:
         print_json(client_views)
         return
-    print_table(
+    from rich.console import Console
+
+    shown = fitting_table(
         ["id", "name", "organisation", "base model", "identity", "state", "seen", "rounds", "bytes"],
         [
             (
@@ -128,7 +130,9 @@ def list_clients(
             )
             for c in client_views
         ],
+        optional=("identity", "organisation", "bytes", "base model", "rounds"),
     )
+    Console().print(shown)
 
 
 @clients.command("revoke")

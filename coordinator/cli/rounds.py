@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from coordinator.cli.client import DEFAULT_URL, AsJson, Coordinator, Token, Url, print_json
-from coordinator.cli.output import ago, fitting_table, print_table, traffic, until
+from coordinator.cli.output import ago, fitting_table, print_table, text, traffic, until, wrapped
 from coordinator.cli.scores import losses, other_names, personal, score
 from schemas.messages.scores import LOSS, PERPLEXITY
 
@@ -78,7 +78,7 @@ def show(
     console = Console()
     console.print(_round(details))
     for claim in details["claims"]:
-        console.print(f"- {claim}", highlight=False)
+        console.print(f"- {wrapped(text(claim), console.width - 2, indent='  ')}", highlight=False)
 
 
 @app.command("relevance")

@@ -10,8 +10,12 @@ from schemas.messages.scores import LOSS, PERPLEXITY
 ScoreSetJson = Mapping[str, Mapping[str, Any]]
 
 
-def score(scores: ScoreSetJson | None, name: str) -> float | None:
-    return float(scores[name]["value"]) if scores and name in scores else None
+def score(scores: ScoreSetJson | None, name: str) -> str | None:
+    """Return a score in three decimals, as the dashboard page shows it; None without one."""
+    if not scores or name not in scores:
+        return None
+    value = float(scores[name]["value"])
+    return f"{value:.3f}" if value < 1000 else f"{value:.4g}"
 
 
 def personal(scores: Mapping[str, Any]) -> ScoreSetJson:
@@ -20,7 +24,7 @@ def personal(scores: Mapping[str, Any]) -> ScoreSetJson:
     return result
 
 
-def losses(scores: Mapping[str, Any] | None) -> tuple[float | None, float | None, str | None, float | None]:
+def losses(scores: Mapping[str, Any] | None) -> tuple[str | None, str | None, str | None, str | None]:
     """Return the loss as served and as trained, the name of the kept one, and the final loss."""
     if scores is None:
         return None, None, None, None

@@ -1,238 +1,222 @@
-"use strict";
-// Polls the API with the user's token, which is stored for this tab only.
+// Polls the API with the user's token, which is stored for this tab only, and shows the view that the address names:
+// #/FEDERATION, #/FEDERATION/rounds/N or #/FEDERATION/clients/CLIENT.
 
-const REFRESH_MS = 3000;
-const at = (id) => document.getElementById(id);
+import { at, element, link, note, render, section } from "./page.dom.js";
+import { count, span } from "./page.text.js";
+import { clientSections, roundSections } from "./page.details.js";
+import { relevanceSection } from "./page.relevance.js";
+import { claimsSection, clientsSection, factsSection, headlineSection, helpSection, links, packsSection, roundsSection, termsSection } from "./page.views.js";
+
+const REFRESH_MS = 3000, SELDOM_MS = 15000, PAGE = 100, HISTORY = 20; // HISTORY: the rounds of the first view, and of a client's
+const CHANGING = 3; // so many of the newest rounds may still get updates or scores
 const token = {
   get: () => sessionStorage.getItem("token"),
   set: (value) => sessionStorage.setItem("token", value),
   forget: () => sessionStorage.removeItem("token"),
 };
+const ui = { metric: "loss" };
+const known = { federations: [], listedAt: 0, shown: null }; // shown: what is loaded of one federation
+let turn = 0, running = 0, answeredAt = 0;
+
+class Refused extends Error {
+  constructor(status, message) { super(message); this.status = status; }
+}
 
 async function fetchJson(path) {
   const answer = await fetch(path, { headers: { Authorization: `Bearer ${token.get()}` } });
   if (answer.status === 404) return null;
-  if (!answer.ok) throw new Error((await answer.json()).title || answer.statusText);
+  if (!answer.ok) throw new Refused(answer.status, await answer.json().then((problem) => problem.title, () => answer.statusText || `status ${answer.status}`));
   return answer.json();
 }
 
-function element(name, text, attributes = {}) {
-  const node = document.createElement(name);
-  if (text !== undefined) node.textContent = text;
-  for (const [key, value] of Object.entries(attributes)) node.setAttribute(key, value);
-  return node;
+async function all(path) {
+  const items = [];
+  for (let after = ""; after !== null;) {
+    const page = await fetchJson(`${path}?limit=${PAGE}${after && `&after=${encodeURIComponent(after)}`}`);
+    if (!page) return items;
+    items.push(...page.items);
+    after = page.next;
+  }
+  return items;
 }
 
-function table(target, head, rows) {
-  const top = element("tr");
-  head.forEach((text) => top.append(element("th", text, { scope: "col" })));
-  const body = rows.map((cells) => {
-    const row = element("tr");
-    cells.forEach((text) => row.append(element("td", text)));
-    return row;
-  });
-  target.replaceChildren(top, ...body);
+function address() {
+  const [, fid, kind, id] = decodeURIComponent(location.hash).split("/");
+  return { fid, kind, id };
 }
 
-const share = (value) => (value === null || value === undefined ? "–" : value.toFixed(3));
-const score = (scores, name) => share(scores && scores[name] && scores[name].value);
-const label = (name) => name.replaceAll("_", " ");
-const personal = (scores) => scores && (scores.final || scores[scores.kept]);
-const time = (text) => (text ? new Date(text).toLocaleTimeString() : "–");
-const seconds = (value) => (value >= 90 ? `${Math.round(value / 60)} min` : `${Math.round(value)} s`);
-
-function size(bytes) {
-  const unit = [["GB", 1e9], ["MB", 1e6], ["kB", 1e3]].find(([, base]) => bytes >= base);
-  return unit ? `${(bytes / unit[1]).toFixed(1)} ${unit[0]}` : `${bytes} B`;
+async function loadFederations(now) {
+  if (now - known.listedAt < SELDOM_MS) return;
+  known.federations = await all("/v1/federations");
+  known.listedAt = now;
 }
 
-// Loss and perplexity lead; then the other names that occur, in order.
-function names(sets) {
-  const all = new Set(sets.filter(Boolean).flatMap((scores) => Object.keys(scores)));
-  const first = ["loss", "perplexity"].filter((name) => all.delete(name));
-  return [...first, ...[...all].sort()];
-}
-
-function headline(federation, round) {
-  const total = federation.plan.rounds.total;
-  if (!round) return `${federation.name} is ${federation.state}: no round yet, ${federation.clients.enrolled} clients enrolled.`;
-  const since = (Date.now() - new Date(round.opened_at)) / 1000;
-  const running = `${round.state}${round.published_at ? "" : ` for ${seconds(since)}`}`;
-  const now = federation.state === "finished" ? "finished" : federation.state === "paused" ? `${running}, paused` : running;
-  const left = round.state === "collecting" && round.deadline
-    ? `, deadline in ${seconds(Math.max(0, (new Date(round.deadline) - Date.now()) / 1000))}` : "";
-  return `${federation.name}, strategy ${federation.plan.strategy.name}: round ${round.round} of ${total}, ${now}${left}.`;
-}
-
-function facts(federation, round) {
-  const pairs = [[federation.clients.enrolled, "clients enrolled"]];
-  if (round) {
-    const { counts, bytes, scores } = round;
-    pairs.push([`${counts.arrived} of ${counts.joined}`, "updates of this round"], [counts.late + counts.rejected, "late or rejected"],
-      [size(bytes.up), "up in this round"], [size(bytes.down), "down in this round"]);
-    if (scores) {
-      for (const name of names([scores.mean])) {
-        pairs.push([score(scores.mean, name), `mean ${label(name)}`], [score(scores.worst, name), `worst ${label(name)}`]);
-      }
+// Old rounds do not change, so each is fetched once: the newest before the first view, the earlier ones after it.
+async function loadRounds(shown, path) {
+  if (shown.rounds.length) {
+    const newest = (await fetchJson(`${path}/rounds?limit=${CHANGING + 1}`)).items, least = newest.length ? newest.at(-1).round : 0;
+    if (shown.rounds[0].round >= least) {
+      shown.rounds = [...newest, ...shown.rounds.filter((round) => round.round < least)];
+      return;
     }
   }
-  at("facts").replaceChildren(...pairs.map(([value, name]) => {
-    const box = element("div", undefined, { class: "fact" });
-    box.append(element("b", value), element("span", name));
-    return box;
-  }));
+  const page = await fetchJson(`${path}/rounds?limit=${HISTORY}`);
+  Object.assign(shown, { rounds: page.items, earlier: page.next });
 }
 
-function curve(rounds) {
-  const scored = rounds.filter((round) => round.scores).sort((a, b) => a.round - b.round);
-  if (!scored.length) {
-    at("curve").replaceChildren(element("p", "No scores yet: clients send them after a round.", { class: "empty" }));
-    return;
-  }
-  const [width, height, edge] = [640, 220, 34];
-  const last = Math.max(2, scored.at(-1).round);
-  const x = (round) => edge + ((width - edge - 12) * (round - 1)) / (last - 1);
-  const top = niceTop(Math.max(...scored.map((round) => round.scores.worst.loss.value)));
-  const y = (value) => height - edge + 8 - (height - edge - 4) * (value / top);
-  const svg = document.createElementNS("http://www.w3.org/2000/svg", "svg");
-  svg.setAttribute("viewBox", `0 0 ${width} ${height}`);
-  svg.setAttribute("width", width);
-  svg.setAttribute("role", "img");
-  svg.setAttribute("aria-label", "mean and worst held-out loss by round");
-  const draw = (name, attributes, text) => {
-    const node = document.createElementNS("http://www.w3.org/2000/svg", name);
-    for (const [key, value] of Object.entries(attributes)) node.setAttribute(key, value);
-    if (text !== undefined) node.textContent = text;
-    svg.append(node);
-  };
-  for (const value of [0, 0.25, 0.5, 0.75, 1].map((part) => part * top)) {
-    draw("line", { class: "grid", x1: edge, x2: width - 12, y1: y(value), y2: y(value) });
-    draw("text", { x: edge - 6, y: y(value) + 4, "text-anchor": "end" }, Number(value.toPrecision(3)));
-  }
-  for (const kind of ["mean", "worst"]) {
-    const points = scored.map((round) => `${x(round.round)},${y(round.scores[kind].loss.value)}`);
-    draw("path", { class: kind, d: `M${points.join("L")}` });
-  }
-  scored.forEach((round) => {
-    draw("circle", { cx: x(round.round), cy: y(round.scores.mean.loss.value), r: 3 });
-    draw("text", { x: x(round.round), y: height - 6, "text-anchor": "middle" }, round.round);
-  });
-  at("curve").replaceChildren(svg, element("p", "Held-out loss of the personal models; lower is better. Solid: mean of the clients; dashed: worst client.", { class: "empty" }));
-}
-
-// The smallest of 1, 2, 4, 8 times a power of ten that is not below a value.
-function niceTop(value) {
-  const base = 10 ** Math.floor(Math.log10(Math.max(value, 1e-6)));
-  return [1, 2, 4, 8, 10].map((factor) => factor * base).find((limit) => limit >= value) || value;
-}
-
-function relevance(view, clientNames) {
-  if (!view || !view.clients.length) {
-    at("relevance-note").textContent = "No round is published yet.";
-    at("relevance").replaceChildren();
-    return;
-  }
-  const weights = view.served || view.relevance;
-  at("relevance-note").textContent = `After round ${view.round}: the weight that a row gives to each column.`
-    + (view.served ? " Shown is the served share; * is less than the relevance: hover for the reason." : "");
-  const name = (client) => clientNames[client] || client;
-  table(at("relevance"), ["", ...view.clients.map(name)], weights.map((row, i) =>
-    [name(view.rows[i]), ...row.map((value, j) => value.toFixed(2) + (guardReasons(view, i, j).length ? "*" : ""))]));
-  const cells = at("relevance").querySelectorAll("td:not(:first-child)");
-  weights.flat().forEach((value, at) => {
-    const i = Math.floor(at / view.clients.length), j = at % view.clients.length;
-    cells[at].style.background = `rgba(var(--brand), ${0.75 * value})`;
-    if (guardReasons(view, i, j).length) {
-      cells[at].title = `relevance ${view.relevance[i][j].toFixed(2)}, agreement ${share(view.agreement[i][j])}: ${guardReasons(view, i, j).join(", ")}`;
+async function loadEarlier(shown, path) {
+  if (shown.isLoading) return;
+  shown.isLoading = true;
+  try {
+    while (shown.earlier !== null && known.shown === shown) {
+      const page = await fetchJson(`${path}/rounds?limit=${PAGE}&after=${encodeURIComponent(shown.earlier)}`);
+      Object.assign(shown, { rounds: [...shown.rounds, ...page.items], earlier: page.next });
     }
-  });
-}
-
-function guardReasons(view, i, j) {
-  return view.held && view.relevance[i][j] > view.served[i][j] ? view.held[i][j] : [];
-}
-
-function showClients(federation, round) {
-  const clients = round ? round.clients : [];
-  const others = names(clients.map((c) => personal(c.scores))).filter((name) => name !== "loss");
-  table(at("clients"), ["client", "state", "received", "up", "down", "norm", "epsilon spent", "loss served → trained", "kept", "final loss", ...others.map(label)],
-    clients.map((c) => [c.name, c.reject_reason ? `${c.state}: ${c.reject_reason}` : c.state, time(c.received_at),
-      size(c.bytes.up), size(c.bytes.down), share(c.norm),
-      c.epsilon === null ? "–" : `${share(c.epsilon)} of ${federation.plan.signature.dp?.epsilon ?? "?"}`,
-      c.scores ? `${score(c.scores.served, "loss")} → ${score(c.scores.trained, "loss")}` : "–",
-      c.scores ? c.scores.kept : "–", score(c.scores && c.scores.final, "loss"),
-      ...others.map((name) => score(personal(c.scores), name))]));
-}
-
-function showRounds(rounds) {
-  const means = rounds.map((r) => r.scores && r.scores.mean);
-  const others = names(means).filter((name) => name !== "loss");
-  table(at("rounds"), ["round", "state", "opened", "updates", "up", "down", "mean loss", "worst loss", ...others.map((name) => `mean ${label(name)}`)],
-    rounds.map((r, i) => [r.round, r.reason ? `${r.state}: ${r.reason}` : r.state, time(r.opened_at), `${r.counts.arrived} of ${r.counts.joined}`,
-      size(r.bytes.up), size(r.bytes.down), score(means[i], "loss"), score(r.scores && r.scores.worst, "loss"), ...others.map((name) => score(means[i], name))]));
-}
-
-function showPacks(packs) {
-  at("alignment-part").hidden = !packs.length;
-  const error = (pack, name) => {
-    if (!pack.errors[name]) return "–";
-    return `${share(pack.errors[name].b_task)}${pack.selected.includes(name) ? "" : " (not shared)"}`;
-  };
-  const mean = (values) => values.reduce((a, b) => a + b) / values.length;
-  const losses = (pack, start) => pack.acceptance
-    ? pack.acceptance.directions.map((direction) => share(mean(direction.endings[start].loss))).join(" / ") : "–";
-  table(at("packs"), ["base model", "acceptance test", "loss from right P, Q", "from zero", "wrong task", "random frames", "shares"],
-    packs.map((pack) => [pack.base_model, pack.acceptance ? pack.acceptance.verdict : "untested",
-      ...["right", "zero", "wrong_task", "random_frames"].map((start) => losses(pack, start)), pack.sharing]));
-  const pairs = [...new Set(packs.flatMap((pack) => Object.keys(pack.errors)))].sort();
-  table(at("errors"), ["block and role", ...packs.map((pack) => pack.base_model)],
-    pairs.map((name) => [name, ...packs.map((pack) => error(pack, name))]));
-}
-
-async function show() {
-  const federations = (await fetchJson("/v1/federations?limit=100")).items;
-  const chosen = at("federation").value || (federations.at(-1) || {}).id;
-  at("federation").replaceChildren(...federations.map((f) => element("option", `${f.name} (${f.state})`, { value: f.id })));
-  if (!chosen) {
-    at("headline").textContent = "No federation yet; create one with `tessera federation create`.";
-    return;
+    refresh();
+  } catch { // the next refresh reports what is wrong, and tries again
+  } finally {
+    shown.isLoading = false;
   }
-  at("federation").value = chosen;
-  const path = `/v1/federations/${encodeURIComponent(chosen)}`;
-  const federation = federations.find((f) => f.id === chosen) || await fetchJson(path);
-  const rounds = (await fetchJson(`${path}/rounds?limit=100`)).items;
-  const round = rounds.length ? await fetchJson(`${path}/rounds/${rounds[0].round}`) : null;
-  const done = rounds.find((r) => r.state === "published");
-  const clients = (await fetchJson(`${path}/clients?limit=100`)).items;
-  const clientNames = Object.fromEntries(clients.map((client) => [client.client_id, client.name]));
-  at("headline").textContent = headline(federation, round);
-  facts(federation, round);
-  curve(rounds);
-  at("clients-note").textContent = round && round.clients.length ? "" : "No client has joined yet.";
-  showClients(federation, round);
-  relevance(done ? await fetchJson(`${path}/rounds/${done.round}/relevance`) : null, clientNames);
-  showRounds(rounds);
-  showPacks(federation.alignment.length ? (await fetchJson(`${path}/alignments`)).items : []);
-  at("claims").replaceChildren(...(round || federation).claims.map((claim) => element("li", claim)));
+}
+
+async function view(shown, path, number) {
+  if (!shown.views.has(number)) shown.views.set(number, await fetchJson(`${path}/rounds/${number}`));
+  return shown.views.get(number);
+}
+
+// A round whose summary is as before need not be fetched again.
+function forgetChanged(shown, before) {
+  const summaries = new Map(before.map((round) => [round.round, JSON.stringify(round)]));
+  for (const round of shown.rounds.slice(0, CHANGING + 1)) {
+    if (summaries.get(round.round) !== JSON.stringify(round)) shown.views.delete(round.round);
+  }
+}
+
+async function loadSeldom(shown, path, federation, now) {
+  if (now - shown.seldomAt < SELDOM_MS && shown.enrolled === federation.clients.enrolled) return;
+  const [clients, packs] = await Promise.all([all(`${path}/clients`), federation.plan.alignment ? fetchJson(`${path}/alignments`) : null]);
+  Object.assign(shown, { clients, packs: packs ? packs.items : [], seldomAt: now, enrolled: federation.clients.enrolled });
+}
+
+async function loadFederation(fid, now) {
+  const path = `/v1/federations/${encodeURIComponent(fid)}`, federation = await fetchJson(path);
+  if (!federation) return null;
+  if (!known.shown || known.shown.id !== fid) known.shown = { id: fid, rounds: [], earlier: null, views: new Map(), clients: [], packs: [], matrix: null, seldomAt: 0 };
+  const { shown } = known; // another federation may be chosen meanwhile
+  const before = shown.rounds;
+  await Promise.all([loadRounds(shown, path), loadSeldom(shown, path, federation, now)]);
+  forgetChanged(shown, before);
+  const published = shown.rounds.find((round) => round.state === "published");
+  if (published && (!shown.matrix || shown.matrix.round !== published.round)) shown.matrix = await fetchJson(`${path}/rounds/${published.round}/relevance`);
+  return { path, shown, federation, published, rounds: shown.rounds, isComplete: shown.earlier === null, clients: shown.clients, packs: shown.packs, matrix: shown.matrix,
+    clientNames: Object.fromEntries(shown.clients.map((client) => [client.client_id, client.name])) };
+}
+
+async function overview(data) {
+  const { path, rounds, federation, clientNames } = data;
+  const published = rounds.filter((round) => round.scores && round.published_at);
+  const scoredRounds = published.length ? published : rounds.filter((round) => round.scores);
+  const [scored, before, start] = [scoredRounds[0], scoredRounds[1], scoredRounds.at(-1)];
+  const load = async (round) => (round ? view(data.shown, path, round.round) : null);
+  const isNext = before && scored.round - before.round === 1;
+  const [current, shown, earlier, first] = await Promise.all([rounds[0], scored, isNext ? before : null, data.isComplete ? start : null].map(load));
+  Object.assign(data, { current, scored: shown, before: earlier, start: first });
+  const name = (id) => clientNames[id] || id;
+  return [headlineSection(data), factsSection(data), helpSection(data, ui), clientsSection(data), roundsSection(data),
+    relevanceSection(data.matrix, name, links(federation.id).client, data.published && data.published.round),
+    ...(data.packs.length ? [packsSection(data.packs)] : []), claimsSection((data.current || federation).claims), termsSection()];
+}
+
+const absent = (data, what) => [section("absent", `${what} is not here`, note([`${data.federation.name} does not have it. `, link("Show the federation", links(data.federation.id).home)]))];
+
+async function details(data, kind, id, mine) {
+  if (kind === "rounds") {
+    const round = /^[0-9]{1,9}$/.test(id) ? await view(data.shown, data.path, Number(id)) : null;
+    if (!round) return absent(data, `Round ${id}`);
+    const matrix = round.state !== "published" ? null : data.matrix && data.matrix.round === round.round ? data.matrix : await fetchJson(`${data.path}/rounds/${round.round}/relevance`);
+    const name = (client) => data.clientNames[client] || client;
+    return [...roundSections(data, round), ...(matrix ? [relevanceSection(matrix, name, links(data.federation.id).client)] : []), claimsSection(round.claims), termsSection()];
+  }
+  const client = data.clients.find((c) => c.client_id === id);
+  if (!client) return absent(data, `Client ${id}`);
+  const numbers = data.rounds.slice(0, HISTORY).map((round) => round.round), views = [];
+  const sections = () => [...clientSections(data, client, views, numbers.length), termsSection()];
+  for (const number of numbers) {
+    views.push(await view(data.shown, data.path, number));
+    if (mine !== turn) break;
+    if (at("view").getAttribute("aria-busy") === "true" && views.length % 5 === 0) show(sections());
+  }
+  return sections();
+}
+
+function show(sections) {
+  at("loading").hidden = true;
+  at("view").hidden = false;
+  render(at("view"), sections);
+}
+
+function showChoice(chosen) {
+  at("choice").hidden = known.federations.length === 0;
+  const options = known.federations.map((f) => element("option", `${f.name} (${f.state})`, { value: f.id }));
+  if (options.length !== at("federation").children.length || options.some((option, i) => !option.isEqualNode(at("federation").children[i]))) at("federation").replaceChildren(...options);
+  if (chosen && at("federation").value !== chosen) at("federation").value = chosen;
 }
 
 async function refresh() {
-  const hasToken = Boolean(token.get());
-  at("entry").hidden = hasToken;
-  at("view").hidden = at("leave").hidden = !hasToken;
-  if (!hasToken) return;
-  try {
-    await show();
-    at("updated").textContent = `as of ${new Date().toLocaleTimeString()}`;
-  } catch (error) {
-    at("updated").textContent = `${error.message}; retrying`;
-    if (/credential|role/i.test(error.message)) {
-      token.forget();
-      at("trouble").textContent = error.message;
-      at("entry").hidden = false;
-      at("view").hidden = true;
-    }
+  const mine = ++turn, now = Date.now(), isIn = Boolean(token.get());
+  at("entry").hidden = isIn;
+  at("leave").hidden = !isIn;
+  if (!isIn) {
+    at("view").hidden = at("outage").hidden = at("loading").hidden = at("choice").hidden = true;
+    at("updated").textContent = "";
+    Object.assign(known, { federations: [], listedAt: 0, shown: null });
+    return;
   }
+  if (at("view").hidden) at("loading").hidden = false;
+  running += 1;
+  try {
+    await loadFederations(now);
+    const { fid, kind, id } = address(), chosen = fid || (known.federations.at(-1) || {}).id;
+    const data = chosen ? await loadFederation(chosen, now) : null;
+    if (mine !== turn) return;
+    showChoice(chosen);
+    const sections = !chosen
+      ? [section("empty", "No federation yet", note(["Create one with ", element("code", "tessera federation create --name NAME --strategy fedmosaic --rounds 10"), "; this page shows it at once."], { id: "headline" }))]
+      : !data ? [section("absent", `There is no federation ${chosen}`, note(["The link is wrong, or it belongs to another coordinator. ", link("Show the newest federation", "#")]))]
+        : kind === "rounds" || kind === "clients" ? await details(data, kind, id, mine) : await overview(data);
+    if (mine !== turn) return;
+    show(sections);
+    document.title = data ? `${data.federation.name}: ${at("headline") ? at("headline").textContent : "Tessera"}` : "Tessera";
+    at("view").setAttribute("aria-busy", "false");
+    at("outage").hidden = true;
+    document.body.classList.remove("stale");
+    answeredAt = now;
+    if (data && !data.isComplete) loadEarlier(data.shown, data.path);
+    at("updated").textContent = `as of ${new Date(now).toLocaleTimeString("en-GB")}`;
+  } catch (error) {
+    if (mine === turn) showTrouble(error);
+  } finally {
+    running -= 1;
+  }
+}
+
+// A refused token brings the question back; anything else may pass, so what was shown stays, and its age with it.
+function showTrouble(error) {
+  if (error.status === 401 || error.status === 403) {
+    token.forget();
+    at("view").replaceChildren();
+    at("view").setAttribute("aria-busy", "true");
+    at("trouble").textContent = error.status === 401 ? "This token is unknown, expired or revoked. Enter another one." : "This token's role may not see federations. Enter one of an auditor, operator or admin.";
+    refresh();
+    at("token").focus();
+    return;
+  }
+  at("loading").hidden = true;
+  const since = answeredAt ? ` Shown is what was known ${span((Date.now() - answeredAt) / 1000)} ago.` : "";
+  const what = error.status ? `The coordinator answers with an error: ${error.message}.` : error instanceof TypeError ? "The coordinator does not answer." : `The page failed: ${error.message}.`;
+  at("outage").textContent = `${what}${since} Trying again every ${count(REFRESH_MS / 1000, "second")}.`;
+  at("outage").hidden = false;
+  document.body.classList.add("stale");
 }
 
 at("entry").addEventListener("submit", (event) => {
@@ -241,7 +225,18 @@ at("entry").addEventListener("submit", (event) => {
   at("token").value = at("trouble").textContent = "";
   refresh();
 });
-at("leave").addEventListener("click", () => { token.forget(); refresh(); });
-at("federation").addEventListener("change", refresh);
+at("leave").addEventListener("click", () => { token.forget(); at("view").replaceChildren(); at("view").setAttribute("aria-busy", "true"); refresh(); });
+at("federation").addEventListener("change", () => { location.hash = `#/${at("federation").value}`; });
+at("view").addEventListener("click", (event) => {
+  const button = event.target.closest("button[data-metric]");
+  if (button) { ui.metric = button.dataset.metric; refresh(); }
+});
+window.addEventListener("hashchange", () => {
+  at("view").setAttribute("aria-busy", "true");
+  window.scrollTo(0, 0);
+  refresh();
+});
+document.addEventListener("visibilitychange", () => document.hidden || running || refresh());
 refresh();
-setInterval(() => document.hidden || refresh(), REFRESH_MS);
+// A refresh in progress is not overtaken: with a slow coordinator none would ever come to its end.
+setInterval(() => document.hidden || running || refresh(), REFRESH_MS);

@@ -7,15 +7,13 @@ from importlib.resources import files
 from fastapi import APIRouter, Request, Response
 
 from coordinator.dashboard.policy import answer
+from coordinator.errors import NotFound
 
 router = APIRouter(include_in_schema=False)
 
-_TYPES = {
-    "page.html": "text/html",
-    "page.css": "text/css",
-    "page.js": "text/javascript",
-    "icon.svg": "image/svg+xml",
-}
+_TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
+_MODULES = ("details", "dom", "relevance", "text", "views")
+"""The modules that page.js imports."""
 
 
 @router.get("/")
@@ -33,10 +31,17 @@ def script(request: Request) -> Response:
     return _file(request, "page.js")
 
 
+@router.get("/page.{module}.js")
+def script_module(request: Request, module: str) -> Response:
+    if module not in _MODULES:
+        raise NotFound
+    return _file(request, f"page.{module}.js")
+
+
 @router.get("/icon.svg")
 def icon(request: Request) -> Response:
     return _file(request, "icon.svg")
 
 
 def _file(request: Request, name: str) -> Response:
-    return answer(request, (files(__package__) / name).read_bytes(), _TYPES[name])
+    return answer(request, (files(__package__) / name).read_bytes(), _TYPES[name.rpartition(".")[2]])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 from tests.system.programs import program
 
@@ -19,6 +19,9 @@ _ARGUMENTS = [
     "--disable-component-update",
     "--disable-sync",
 ]
+
+
+expect.set_options(timeout=20_000)
 
 
 @pytest.fixture(scope="session")
@@ -40,6 +43,6 @@ def page(browser: Browser) -> Iterator[Page]:
     opened.on("console", lambda said: errors.append(said.text) if said.type == "error" else None)
     yield opened
     context.close()
-    # A refused token is meant to be refused, and the coordinator may be gone before the page is.
-    meant = ("401", "ERR_CONNECTION_REFUSED")
+    # Refused tokens and addresses of nothing are meant, and the coordinator may be gone before the page is.
+    meant = ("401", "404", "ERR_CONNECTION_REFUSED")
     assert [error for error in errors if not any(one in error for one in meant)] == []

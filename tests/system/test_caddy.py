@@ -61,9 +61,9 @@ def test_both_replicas_take_part_and_nothing_is_lost_when_each_is_killed_in_turn
     go_on.set()
     with taking_part(trial, [URL], go_on) as (federation_id, agents):
         for replica, after in zip(replicas, (3, 7), strict=True):
-            _until(lambda number=after: min(len(agent.acknowledged) for agent in agents) >= number)
+            _until(lambda number=after: min(len(agent.receipts) for agent in agents) >= number)
             replica.kill()
-            _until(lambda number=after: min(len(agent.acknowledged) for agent in agents) >= number + 2)
+            _until(lambda number=after: min(len(agent.receipts) for agent in agents) >= number + 2)
             replica.start()
         wait_for_the_end(agents)
         check(trial, database_url, federation_id, agents)

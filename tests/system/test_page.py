@@ -34,8 +34,15 @@ def _enter(page: Page, served: Served, token: str) -> None:
 
 def _rows(page: Page, table: str) -> list[list[str]]:
     """Read a table without its head."""
-    rows = page.locator(f"#{table} tr").all()[1:]
-    return [row.locator("td").all_inner_texts() for row in rows]
+    rows = page.locator(f"#{table} tbody tr").all()
+    return [row.locator("th, td").all_inner_texts() for row in rows]
+
+
+def _facts(page: Page) -> dict[str, str]:
+    return {
+        fact.locator("dt").inner_text(): fact.locator("b").inner_text()
+        for fact in page.locator(".fact").all()
+    }
 
 
 def test_it_asks_for_a_token_and_shows_what_an_auditor_may_see(page: Page, served: Served) -> None:
@@ -48,39 +55,40 @@ def test_it_asks_for_a_token_and_shows_what_an_auditor_may_see(page: Page, serve
         assert silo.http.put(url(silo, 1, "/scores"), json=sent).status_code == 204
     deliver(silos[0], 2, values(1.0))
     _enter(page, served, _auditor(served)[1])
-    expect(page.locator("#headline")).to_contain_text("round 2 of 3, open")
-    facts = dict(
-        (fact.locator("span").inner_text(), fact.locator("b").inner_text())
-        for fact in page.locator(".fact").all()
-    )
+    expect(page.locator("#headline")).to_have_text("Round 2 of 3 is open")
+    expect(page.locator("#missing")).to_contain_text("Waiting for silo-1 (not joined, last seen")
+    facts = _facts(page)
     assert facts["clients enrolled"] == "2"
-    assert facts["updates of this round"] == "1 of 1"
+    assert facts["updates in round 2"] == "1 of 1"
+    assert facts["mean loss of the personal models"] == "0.500"
+    assert facts["mean change of loss since the start"] == "−8.500"
     assert [row[:2] for row in _rows(page, "rounds")] == [["2", "open"], ["1", "published"]]
-    heads = page.locator("#rounds th").all_inner_texts()
+    heads = page.locator("#rounds thead th").all_inner_texts()
     assert dict(zip(heads, _rows(page, "rounds")[1], strict=True)).items() >= {
         ("mean loss", "0.500"),
         ("worst loss", "0.750"),
         ("mean perplexity", "2.700"),
         ("mean exact match", "0.500"),
     }
-    assert page.locator("#curve svg circle").count() == 1
+    assert page.locator("#curve circle").count() == 2, "one round, its mean and its worst"
+    assert [row[0] for row in _rows(page, "scores")] == ["loss ↓", "perplexity ↓", "exact match ↑"]
     seen = served.admin.get(f"/v1/federations/{federation_id}/rounds/1/relevance").json()
     assert [[float(value) for value in row[1:]] for row in _rows(page, "relevance")] == [
         [pytest.approx(value, abs=0.005) for value in row] for row in seen["relevance"]
     ]
     claims = served.admin.get(f"/v1/federations/{federation_id}/rounds/2").json()["claims"]
     assert page.locator("#claims li").all_inner_texts() == claims
-    assert page.locator("#alignment-part").is_hidden()
+    assert page.locator("#alignment-part").count() == 0
 
 
 def test_it_follows_a_round_without_being_reloaded(page: Page, served: Served) -> None:
     federation_id, silos = running(served)
     _enter(page, served, ADMIN_TOKEN)
-    expect(page.locator("#headline")).to_contain_text("round 1 of 3, open")
+    expect(page.locator("#headline")).to_contain_text("Round 1 of 3 is open")
     one_round(served, federation_id, silos, 1, [1.0, 3.0])
-    expect(page.locator("#headline")).to_contain_text("round 2 of 3", timeout=10_000)
+    expect(page.locator("#headline")).to_contain_text("Round 2 of 3", timeout=10_000)
     assert served.admin.post(f"/v1/federations/{federation_id}/finish").status_code == 200
-    expect(page.locator("#headline")).to_contain_text("finished", timeout=10_000)
+    expect(page.locator("#headline")).to_have_text("clinics is finished after 2 rounds", timeout=10_000)
 
 
 def test_a_token_that_is_refused_or_revoked_brings_the_question_back(page: Page, served: Served) -> None:
@@ -114,7 +122,7 @@ def test_a_name_is_text_whatever_it_looks_like(page: Page, served: Served) -> No
     _enter(page, served, ADMIN_TOKEN)
     expect(page.locator("#headline")).to_contain_text(name)
     assert page.locator("main img").count() == 0
-    assert page.title() == "Tessera"
+    assert page.title().startswith(name), "a title is text too"
     assert federation_id
 
 
@@ -122,9 +130,9 @@ def test_one_chooses_among_federations(page: Page, served: Served) -> None:
     first, _ = running(served)
     served.federation(name="the second")
     _enter(page, served, ADMIN_TOKEN)
-    expect(page.locator("#headline")).to_contain_text("the second is open")
+    expect(page.locator("#headline")).to_contain_text("the second has not started")
     page.get_by_label("Federation").select_option(first)
-    expect(page.locator("#headline")).to_contain_text("round 1 of 3")
+    expect(page.locator("#headline")).to_contain_text("Round 1 of 3")
 
 
 def test_packs_show_their_verdicts_losses_and_errors(page: Page, served: Served) -> None:
@@ -142,16 +150,6 @@ def test_packs_show_their_verdicts_losses_and_errors(page: Page, served: Served)
     assert (right, wrong, random_frames) == ("0.140 / 0.140", "0.860 / 0.860", "0.860 / 0.860")
     assert zero == "0.860 / 0.140"
     assert len(_rows(page, "errors")) > 0
-
-
-@pytest.mark.parametrize("width", [360, 1200])
-def test_nothing_runs_out_of_a_narrow_or_a_wide_window(page: Page, served: Served, width: int) -> None:
-    federation_id, silos = running(served)
-    one_round(served, federation_id, silos, 1, [1.0, 3.0])
-    page.set_viewport_size({"width": width, "height": 800})
-    _enter(page, served, ADMIN_TOKEN)
-    expect(page.locator("#headline")).to_contain_text("round 2 of 3")
-    assert page.evaluate("document.documentElement.scrollWidth") <= width
 
 
 def test_it_loads_nothing_from_elsewhere(page: Page, served: Served) -> None:

@@ -41,7 +41,7 @@ def test_rounds_are_listed_by_their_mean_loss(coordinator: Served, federation_id
     (head,) = [line.split() for line in lines if line.split()[:1] == ["round"]]
     (row,) = [line.split() for line in lines if "published" in line.split()]
     assert head[:2] + head[3:6] == ["round", "state", "loss", "worst", "perplexity"]
-    assert row[:2] + row[-len(head) + 3 :][:2] == ["1", "published", "0.375", "0.5"]
+    assert row[:2] + row[-len(head) + 3 :][:2] == ["1", "published", "0.375", "0.500"]
 
 
 def test_a_round_shows_the_losses_of_each_client(coordinator: Served, federation_id: str) -> None:
@@ -54,4 +54,4 @@ def test_a_round_shows_the_losses_of_each_client(coordinator: Served, federation
     rows = [line.split() for line in lines if "arrived" in line.split()]
     at = head.index("served")
     shown = sorted((row[-len(head) :][at:][:4] for row in rows), key=str)
-    assert [row[:3] for row in shown] == [["9", "0.5", "trained"]] * 2
+    assert [row[:3] for row in shown] == [["9.000", "0.500", "trained"]] * 2

@@ -7,7 +7,7 @@ import io
 import pytest
 from rich.console import Console
 
-from coordinator.cli.output import fitting_table
+from coordinator.cli.output import fitting_table, wrapped
 
 COLUMNS = ["round", "state", "opened", "bytes"]
 ROWS = [(12, "published", "3 min ago", "1.2 MiB up, 3.4 MiB down")]
@@ -32,3 +32,23 @@ def test_optional_columns_go_until_the_table_fits(
     assert header.split() == columns
     assert "published" in output
     assert max(map(len, output.splitlines())) <= width
+
+
+def test_columns_without_any_value_go_first_and_numbers_are_aligned(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    file = io.StringIO()
+    rows = [("aster", None, "0.500", 4), ("birch", "-", "12.250", 31)]
+    shown = fitting_table(["client", "why", "loss", "rounds"], rows, optional=("why", "rounds"))
+    Console(file=file, width=80).print(shown)
+    lines = [line.rstrip() for line in file.getvalue().splitlines() if line.strip()]
+    assert lines[0].split() == ["client", "loss", "rounds"]
+    assert lines[2].split() == ["aster", "0.500", "4"]
+    ends = {line.index(word) + len(word) for line, word in zip(lines[2:], ("0.500", "12.250"), strict=True)}
+    assert len(ends) == 1, "numbers end in one column"
+
+
+def test_a_sentence_is_broken_at_spaces_and_a_token_is_not() -> None:
+    token = "tsr1_" + "x" * 90
+    content = wrapped(f"a token such as {token} stays in one piece", 40, indent="   ")
+    assert token in content
+    assert content.splitlines() == ["a token such as", f"   {token}", "   stays in one piece"]

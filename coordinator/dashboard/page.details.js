@@ -1,0 +1,73 @@
+// The views of one round and of one client.
+
+import { chart, element, facts, link, note, section, table } from "./page.dom.js";
+import { REASONS, ago, count, difference, kept, label, names, number, personal, signed, size, span, value } from "./page.text.js";
+import { voicesSection } from "./page.relevance.js";
+import { byName, links, state } from "./page.views.js";
+
+const back = (federation, ...more) => element("nav", [link(`← ${federation.name}`, links(federation.id).home), ...more], { class: "back", id: "back", "aria-label": "Where you are" });
+
+export function roundSections({ federation, rounds }, round) {
+  const href = links(federation.id), newest = rounds.length ? rounds[0].round : round.round;
+  const steps = [round.round > 1 ? link(`round ${round.round - 1}`, href.round(round.round - 1)) : null, round.round < newest ? link(`round ${round.round + 1}`, href.round(round.round + 1)) : null];
+  const { counts, bytes, scores } = round;
+  const phases = Object.entries(round.seconds).map(([phase, seconds]) => `${phase} ${span(seconds)}`).join(", ");
+  const boxes = [[`${counts.arrived} of ${counts.joined}`, "updates", `${counts.late} late, ${counts.rejected} rejected`],
+    [size(bytes.up), "sent by clients"], [size(bytes.down), "sent to clients"]];
+  if (scores) {
+    boxes.push([number(value(scores.mean, "loss")), "mean loss of the personal models", scores.worst ? `worst client ${number(value(scores.worst, "loss"))}` : null]);
+    for (const name of names([scores.mean]).filter((x) => x !== "loss" && x !== "perplexity")) {
+      boxes.push([number(value(scores.mean, name)), `mean ${label(name)}`, scores.worst ? `worst client ${number(value(scores.worst, name))}` : null]);
+    }
+  }
+  const metrics = names(round.clients.map((c) => personal(c.scores))).filter((name) => name !== "loss");
+  const has = (read) => round.clients.some((c) => read(c) !== null && read(c) !== undefined);
+  const hasFinal = has((c) => c.scores && c.scores.final), hasEpsilon = has((c) => c.epsilon), budget = federation.plan.signature.dp;
+  const columns = [{ name: "client", few: true }, { name: "state", few: true, text: true }, { name: "received" }, { name: "up" }, { name: "down" }, { name: "norm" }, { name: "age" },
+    ...(hasEpsilon ? [{ name: "epsilon spent" }] : []), { name: "served", head: "loss served", few: true }, { name: "trained", head: "loss trained", few: true }, { name: "kept", text: true },
+    ...(hasFinal ? [{ name: "final", head: "loss final", few: true }] : []), ...metrics.map((name) => ({ name: label(name) }))];
+  const rows = [...round.clients].sort(byName).map((c) => [link(c.name, href.client(c.client_id)), state(c.state, c.reject_reason),
+    c.received_at ? ago(c.received_at) : "–", size(c.bytes.up), size(c.bytes.down), number(c.norm), c.staleness === null ? "–" : String(c.staleness),
+    ...(hasEpsilon ? [c.epsilon === null ? "–" : `${number(c.epsilon)} of ${budget ? budget.epsilon : "?"}`] : []),
+    number(c.scores && value(c.scores.served, "loss")), number(c.scores && value(c.scores.trained, "loss")), c.scores ? c.scores.kept : "–",
+    ...(hasFinal ? [number(c.scores && value(c.scores.final, "loss"))] : []), ...metrics.map((name) => number(value(personal(c.scores), name)))]);
+  return [back(federation, ...steps),
+    element("section", [element("h2", `Round ${round.round} of ${federation.plan.rounds.total}: ${round.state}`, { id: "headline" }),
+      element("p", `Opened ${ago(round.opened_at)}${phases ? `; ${phases}` : ""}.${round.reason ? ` Reason: ${REASONS[round.reason] || round.reason}.` : ""}`, { class: "lead", id: "now" })], { id: "headline-part" }),
+    element("section", facts(boxes), { id: "facts" }),
+    section("clients", "Clients in this round", rows.length ? table("clients", `Clients in round ${round.round}`, columns, rows) : note("No client has joined."),
+      note("served: the weights that the round began with; trained: after the client's local steps; kept: which of both is its personal model.")),
+  ];
+}
+
+// `views` are rounds with their clients, the newest first, as far as they are loaded.
+export function clientSections({ federation, rounds, matrix, clientNames }, client, views, wanted) {
+  const href = links(federation.id), profile = client.profile;
+  const parts = views.map((view) => ({ view, part: view.clients.find((c) => c.client_id === client.client_id) })).filter(({ part }) => part);
+  const scored = parts.filter(({ part }) => part.scores);
+  const newest = scored[0], first = scored.at(-1);
+  const boxes = [[client.state, "state", `${client.identity === "key" ? "signs with a key" : "bearer credential"}`], [ago(client.last_seen_at), "last seen", `enrolled ${ago(client.enrolled_at)}`],
+    [String(client.rounds), "rounds with an update"], [size(client.bytes.up), "sent by it, all rounds"], [size(client.bytes.down), "sent to it, all rounds"]];
+  if (newest) {
+    const moved = difference(value(personal(newest.part.scores), "loss"), value(first.part.scores.served, "loss"));
+    boxes.push([number(value(personal(newest.part.scores), "loss")), `loss in round ${newest.view.round}`, `${signed(moved)} since round ${first.view.round} began`]);
+  }
+  const points = (read) => scored.map(({ view, part }) => [view.round, value(read(part.scores), "loss")]).filter(([, loss]) => loss !== null).reverse();
+  const lines = [{ name: "kept (its personal model)", style: "first", points: points(kept) }, { name: "served", style: "second", points: points((s) => s.served) }, { name: "trained", style: "third", points: points((s) => s.trained) }];
+  const metrics = names(scored.map(({ part }) => personal(part.scores))).filter((name) => name !== "loss"), hasFinal = scored.some(({ part }) => part.scores.final);
+  const columns = [{ name: "round", few: true }, { name: "state", few: true, text: true }, { name: "received" }, { name: "up" }, { name: "down" }, { name: "served", head: "loss served", few: true },
+    { name: "trained", head: "loss trained", few: true }, { name: "kept", text: true }, ...(hasFinal ? [{ name: "final", head: "loss final", few: true }] : []), ...metrics.map((name) => ({ name: label(name) }))];
+  const rows = parts.map(({ view, part: { scores, ...c } }) => [link(String(view.round), href.round(view.round)), state(c.state, c.reject_reason), c.received_at ? ago(c.received_at) : "–", size(c.bytes.up), size(c.bytes.down),
+    number(scores && value(scores.served, "loss")), number(scores && value(scores.trained, "loss")), scores ? scores.kept : "–", ...(hasFinal ? [number(scores && value(scores.final, "loss"))] : []),
+    ...metrics.map((name) => number(value(personal(scores), name)))]);
+  const model = `${profile.architecture}, ${profile.layers} layers of width ${profile.hidden_size}; base model ${profile.base_model}; agent ${profile.agent_version}`;
+  const loading = views.length < wanted ? `Loaded ${views.length} of ${count(wanted, "round")} …` : rounds.length > wanted ? `The newest ${count(wanted, "round")}.` : "All rounds that it joined.";
+  return [back(federation),
+    element("section", [element("h2", client.name, { id: "headline" }), element("p", `${client.organisation ? `${client.organisation}; ` : ""}${model}.`, { class: "lead", id: "now" })], { id: "headline-part" }),
+    element("section", facts(boxes), { id: "facts" }),
+    section("history", "Held-out loss by round (lower is better)", scored.length ? element("div", chart(`Held-out loss of ${client.name}`, "loss, nats per token", lines), { id: "curve" })
+      : note("No scores of this client yet.", { class: "empty" })),
+    voicesSection(matrix, client.client_id, (id) => clientNames[id] || id, href.client),
+    section("rounds", "Its rounds", note(loading), rows.length ? table("rounds", `Rounds of ${client.name}`, columns, rows) : note("It has not joined a round yet.")),
+  ];
+}

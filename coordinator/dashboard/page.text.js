@@ -1,0 +1,82 @@
+// Words and numbers: how values are written, and what the names of the page mean.
+
+export const TERMS = {
+  client: "An enrolled agent of one organisation.",
+  served: "Held-out loss of the weights that the round began with: the mixture that the coordinator made for this client.",
+  trained: "Held-out loss of the client's adapter after the local steps of the round.",
+  kept: "Which of both the client keeps as its personal model: the weights as served, or as trained.",
+  final: "Held-out loss of the final weights; clients send it once the federation is finished.",
+  "by mixing": "Loss of the weights served in a round minus loss of the model that the client kept in the round before. Negative: the other clients' updates helped.",
+  "since start": "Loss of the personal model minus loss of the weights served in the first scored round. Negative: the federation has improved it.",
+  personal: "Loss of the personal model: of the final weights, otherwise of the kept ones.",
+  up: "Bytes of bodies that clients sent.",
+  down: "Bytes of bodies that clients received.",
+  norm: "L2 norm of the update, over all its tensors.",
+  age: "Rounds since the client's newest update; an older update counts for less.",
+  "epsilon spent": "Privacy budget that the client's sketches have used, of the budget in the plan.",
+  received: "When the coordinator accepted the update.",
+  "last seen": "When the client last spoke with the coordinator.",
+  updates: "Updates accepted, of the clients that joined the round.",
+  loss: "Mean negative log-likelihood per answer token on held-out examples, in nats; lower is better.",
+  perplexity: "Exponential of the loss; lower is better.",
+  "exact match": "Share of held-out answers that equal a reference; higher is better.",
+  f1: "Overlap of words between answer and reference, 0 to 1; higher is better.",
+  "rouge l": "Longest common subsequence of answer and reference, 0 to 1; higher is better.",
+  "option accuracy": "Share of questions whose right option is the likeliest; higher is better.",
+  number: "Share of answers with the right number; higher is better.",
+};
+
+const LOWER_IS_BETTER = ["loss", "perplexity"];
+export const isLowerBetter = (name) => LOWER_IS_BETTER.includes(name);
+export const label = (name) => name.replaceAll("_", " ");
+export const meaning = (name) => TERMS[label(name)] || "A score of the clients' own, 0 to 1; higher is better.";
+
+export const number = (value) => {
+  if (value === null || value === undefined) return "–";
+  return Math.abs(value) >= 1000 ? Number(value.toPrecision(4)).toLocaleString("en") : value.toFixed(3);
+};
+export const signed = (value) => {
+  if (value === null || value === undefined) return "–";
+  const digits = Math.abs(value).toFixed(3);
+  return `${Number(digits) === 0 ? "±" : value > 0 ? "+" : "−"}${digits}`;
+};
+export const count = (many, noun) => `${many} ${noun}${many === 1 ? "" : "s"}`;
+
+// The same units as the command line.
+export function size(bytes) {
+  let value = bytes;
+  for (const unit of ["B", "KiB", "MiB", "GiB"]) {
+    if (value < 1024) return unit === "B" ? `${value} B` : `${value.toFixed(1)} ${unit}`;
+    value /= 1024;
+  }
+  return `${value.toFixed(1)} TiB`;
+}
+
+export function span(seconds) {
+  for (const [unit, base] of [["d", 86400], ["h", 3600], ["min", 60]]) {
+    if (seconds >= 2 * base) return `${Math.round(seconds / base)} ${unit}`;
+  }
+  return `${Math.round(seconds)} s`;
+}
+
+export const ago = (text) => (text ? `${span(Math.max(0, (Date.now() - new Date(text)) / 1000))} ago` : "never");
+export const secondsUntil = (text) => (new Date(text) - Date.now()) / 1000;
+
+// Loss and perplexity lead; then the other names that occur, in order.
+export function names(sets) {
+  const all = new Set(sets.filter(Boolean).flatMap((scores) => Object.keys(scores)));
+  return [...LOWER_IS_BETTER.filter((name) => all.delete(name)), ...[...all].sort()];
+}
+
+export const value = (scores, name) => (scores && scores[name] ? scores[name].value : null);
+export const kept = (scores) => scores && scores[scores.kept];
+export const personal = (scores) => scores && (scores.final || kept(scores));
+export const difference = (a, b) => (a === null || b === null || a === undefined || b === undefined ? null : a - b);
+export const mean = (values) => values.reduce((a, b) => a + b, 0) / values.length;
+
+export const REASONS = {
+  "too-few-updates": "fewer updates than the quorum had arrived at the deadline; the next round begins anew",
+  finished: "the federation was finished before the round was published",
+  "aggregation-failed": "aggregation failed; read the coordinator's log",
+  "pack-ended": "an alignment pack was replaced; the next round begins anew",
+};

@@ -1,0 +1,189 @@
+// The parts of the overview: what happens now, who is missing, whether it helps.
+
+import { chart, code, element, facts, link, note, section, table } from "./page.dom.js";
+import {
+  REASONS, TERMS, ago, count, difference, isLowerBetter, kept, label, mean, meaning, names, number, personal,
+  secondsUntil, signed, size, span, value,
+} from "./page.text.js";
+
+export const byName = (a, b) => a.name.localeCompare(b.name, "en", { numeric: true });
+export const links = (fid) => ({
+  home: `#/${fid}`,
+  round: (number) => `#/${fid}/rounds/${number}`,
+  client: (id) => `#/${fid}/clients/${id}`,
+});
+
+const DOING = {
+  open: "is open", collecting: "is collecting updates", closing: "is closing", aggregating: "is being aggregated",
+  published: "is published", abandoned: "was abandoned",
+};
+const TONE = { arrived: "good", joined: "wait", late: "bad", rejected: "bad", revoked: "bad", abandoned: "bad", published: "good", open: "wait", collecting: "wait" };
+export const state = (text, reason) =>
+  element("span", reason ? `${text}: ${reason}` : text, { class: `state ${TONE[text] || ""}` });
+
+// Clients whose update the current round still waits for, with the reason; those that have not joined come last.
+export function missing({ current, clients }) {
+  if (!current || !["open", "collecting"].includes(current.state)) return [];
+  const present = new Map(current.clients.map((c) => [c.client_id, c]));
+  const slow = current.clients.filter((c) => c.state === "joined").map((c) => ({ ...c, why: `joined ${ago(c.joined_at)}, no update yet` }));
+  const absent = clients.filter((c) => c.state === "enrolled" && !present.has(c.client_id))
+    .map((c) => ({ ...c, why: `not joined, last seen ${ago(c.last_seen_at)}` }));
+  return [...slow.sort(byName), ...absent.sort(byName)];
+}
+
+function sentence({ federation, current, clients }) {
+  const { rounds } = federation.plan, enrolled = count(federation.clients.enrolled, "client");
+  if (!current) return [`${enrolled} enrolled; a round begins with ${rounds.min_clients}. Start it with `, code(`tessera federation start ${federation.id}`), "."];
+  const { counts } = current;
+  if (federation.state === "finished") return [`${enrolled} took part. Each agent fetches its final weights and scores them.`];
+  const paused = federation.state === "paused" ? ["Paused: no further round opens. Resume with ", code(`tessera federation start ${federation.id}`), ". "] : [];
+  if (current.state === "open") return [...paused, `${counts.joined} of the ${count(rounds.min_clients, "client")} that a round needs have joined; ${counts.arrived} have delivered.`];
+  if (current.state === "collecting") {
+    const left = secondsUntil(current.deadline);
+    const end = left > 0 ? `It closes in ${span(left)}, or as soon as all have delivered.` : "Its deadline has passed; it closes now.";
+    return [...paused, `${counts.arrived} of ${count(counts.joined, "client")} have delivered. ${end} At the deadline ${count(rounds.quorum, "update")} suffice.`];
+  }
+  if (current.state === "abandoned") return [...paused, `Reason: ${REASONS[current.reason] || current.reason}.`];
+  if (current.state === "published") return [...paused, `Published ${ago(current.published_at)}. The next round opens by itself unless the federation is paused.`];
+  return [...paused, `${count(counts.arrived, "update")} are being mixed; clients wait for their weights.`];
+}
+
+function planOf({ federation: { name, plan }, clients }) {
+  const models = new Set(clients.map((c) => c.profile.base_model)).size, { adapter } = plan;
+  const trained = adapter.kind === "lora" ? `LoRA of rank ${adapter.rank}` : `P and Q of rank ${adapter.rank}${adapter.same_architecture_rank ? `, LoRA of rank ${adapter.same_architecture_rank}` : ""}`;
+  return `${name}: strategy ${plan.strategy.name}, ${trained}, ${models ? count(models, "base model") : "no client yet"}.`;
+}
+
+export function headlineSection(data) {
+  const { federation, current } = data, total = federation.plan.rounds.total;
+  const title = federation.state === "finished" ? `${federation.name} is finished after ${count(current ? current.round : 0, "round")}`
+    : current ? `Round ${current.round} of ${total} ${DOING[current.state]}` : `${federation.name} has not started`;
+  const late = missing(data), href = links(federation.id);
+  const list = late.slice(0, 6).flatMap((c, i) => [i ? ", " : "", link(c.name, href.client(c.client_id)), ` (${c.why})`]);
+  if (late.length > 6) list.push(` and ${late.length - 6} more`);
+  return element("section", [
+    element("h2", title, { id: "headline", "aria-live": "polite" }),
+    element("p", sentence(data), { class: "lead", id: "now" }),
+    note(planOf(data), { id: "plan" }),
+    late.length && federation.state !== "finished" && current.counts.joined ? element("p", [element("b", "Waiting for ", { class: "wait" }), ...list, "."], { id: "missing" }) : null,
+  ], { id: "headline-part" });
+}
+
+// Changes of the loss, per client: by mixing, and since the first scored round.
+export function changes({ scored, before, start }) {
+  const of = (view) => new Map((view ? view.clients : []).map((c) => [c.client_id, c.scores]));
+  const earlier = of(before), first = of(start);
+  return new Map((scored ? scored.clients : []).filter((c) => c.scores).map((c) => {
+    const began = first.get(c.client_id), kept_ = earlier.get(c.client_id);
+    return [c.client_id, {
+      mixing: difference(value(c.scores.served, "loss"), value(kept(kept_), "loss")),
+      start: difference(value(personal(c.scores), "loss"), value(began && began.served, "loss")),
+    }];
+  }));
+}
+
+function change(values, noun) {
+  const known = values.filter((x) => x !== null);
+  if (!known.length) return null;
+  const average = mean(known), text = element("b", signed(average), { class: average < 0 ? "good" : average > 0 ? "bad" : "" });
+  return [text, noun, `lower for ${known.filter((x) => x < 0).length} of ${count(known.length, "client")}`];
+}
+
+export function factsSection(data) {
+  const { federation, current, rounds, isComplete } = data, pairs = [];
+  const { enrolled, revoked } = federation.clients;
+  pairs.push([enrolled, "clients enrolled", revoked ? `${revoked} revoked` : null]);
+  if (current) {
+    const { counts, bytes } = current, up = rounds.reduce((sum, r) => sum + r.bytes.up, 0), down = rounds.reduce((sum, r) => sum + r.bytes.down, 0);
+    const lost = counts.late + counts.rejected;
+    pairs.push([`${counts.arrived} of ${counts.joined}`, `updates in round ${current.round}`, lost ? `${counts.late} late, ${counts.rejected} rejected` : null],
+      [size(bytes.up), `sent by clients in round ${current.round}`, isComplete ? `${size(up)} in all rounds` : null],
+      [size(bytes.down), `sent to clients in round ${current.round}`, isComplete ? `${size(down)} in all rounds` : null]);
+  }
+  const boxes = facts(pairs.map(([shown, name, detail]) => [shown, name, detail]));
+  return element("section", boxes, { id: "facts" });
+}
+
+export function helpSection(data, ui) {
+  const { scored, rounds, federation } = data;
+  if (!scored) return section("help", "Does it help?", note("No scores yet. Each client scores its models on its own held-out examples after a round, and sends only the numbers.", { class: "empty" }));
+  const all = [...changes(data).values()], { mean: means, worst } = scored.scores;
+  const shown = names([means]), metric = shown.includes(ui.metric) ? ui.metric : "loss";
+  const boxes = [
+    [number(value(means, "loss")), "mean loss of the personal models", `worst client ${number(value(worst, "loss"))}`],
+    change(all.map((x) => x.start), "mean change of loss since the start"),
+    change(all.map((x) => x.mixing), "mean change of loss by mixing"),
+  ].filter(Boolean);
+  const buttons = shown.map((name) => element("button", label(name), { type: "button", "aria-pressed": String(name === metric), "data-metric": name, id: `metric-${name}` }));
+  const points = (kind) => rounds.filter((r) => r.scores && r.round <= scored.round && value(r.scores[kind], metric) !== null).map((r) => [r.round, r.scores[kind][metric].value]).reverse();
+  const better = isLowerBetter(metric) ? "lower is better" : "higher is better";
+  const lines = [{ name: "mean of the clients", style: "first", points: points("mean") }, { name: "worst client", style: "second", points: points("worst") }];
+  return section("help", "Does it help?",
+    note([`Held-out scores of round ${scored.round}, ${scored.published_at ? "the newest published round with them" : "which is not published yet"}, from ${scored.clients.filter((c) => c.scores).length} of ${count(scored.clients.length, "client")}. `
+      + "The changes compare a client with itself. What it would reach alone is not measured here; ", code("tessera compare"), " measures it."]),
+    facts(boxes),
+    element("div", [
+      element("div", [element("h3", `${label(metric)} by round (${better})`), element("div", buttons, { class: "metrics", role: "group", "aria-label": "Score shown in the chart" }),
+        element("div", chart(`Held-out ${label(metric)}`, metric === "loss" ? "loss, nats per token" : label(metric), lines), { id: "curve" })]),
+      element("div", [element("h3", `Scores of round ${scored.round}`),
+        table("scores", `Scores of round ${scored.round}`, [{ name: "score", few: true }, { name: "mean", few: true }, { name: "worst client", few: true }, { name: "clients", few: true }],
+          shown.map((name) => [element("abbr", `${label(name)} ${isLowerBetter(name) ? "↓" : "↑"}`, { title: meaning(name) }), number(means[name].value), number(value(worst, name)), String(means[name].count)])),
+        note("↓ lower is better, ↑ higher is better.")]),
+    ], { class: "two" }));
+}
+
+export function clientsSection(data) {
+  const { federation, clients, current, scored } = data, href = links(federation.id);
+  const now = new Map((current ? current.clients : []).map((c) => [c.client_id, c]));
+  const scores = new Map((scored ? scored.clients : []).map((c) => [c.client_id, c.scores])), changed = changes(data);
+  const metrics = names([...scores.values()].map(personal)).filter((name) => name !== "loss");
+  const hasFinal = [...scores.values()].some((s) => s && s.final);
+  const columns = [
+    { name: "client", few: true }, { name: "state", few: true, text: true, head: current ? `in round ${current.round}` : "state" }, { name: "last seen" },
+    { name: "served", head: "loss served" }, { name: "trained", head: "loss trained", few: !hasFinal }, ...(hasFinal ? [{ name: "final", head: "loss final", few: true }] : []),
+    { name: "by mixing" }, { name: "since start", few: true }, ...metrics.map((name) => ({ name: label(name) })), { name: "rounds" },
+  ];
+  const rows = [...clients].sort(byName).map((c) => {
+    const s = scores.get(c.client_id), part = now.get(c.client_id), moved = changed.get(c.client_id) || {};
+    return [link(c.name, href.client(c.client_id)), c.state === "revoked" ? state("revoked") : part ? state(part.state) : current ? "not joined" : "enrolled", ago(c.last_seen_at),
+      number(s && value(s.served, "loss")), number(s && value(s.trained, "loss")), ...(hasFinal ? [number(s && value(s.final, "loss"))] : []),
+      signed(moved.mixing), signed(moved.start), ...metrics.map((name) => number(value(personal(s), name))), String(c.rounds)];
+  });
+  return section("clients", "Clients",
+    clients.length ? note(scored ? `Scores are those of round ${scored.round}.` : "Scores appear after the first published round.")
+      : note(["No client is enrolled yet. Create a token with ", code(`tessera enrolment create ${federation.id} NAME`), " and hand it to the silo."]),
+    clients.length ? table("clients", "Clients", columns, rows) : null);
+}
+
+const NEWEST = 8;
+export function roundsSection({ federation, rounds }) {
+  const href = links(federation.id), means = rounds.map((r) => r.scores && r.scores.mean);
+  const others = names(means).filter((name) => name !== "loss");
+  const columns = [{ name: "round", few: true }, { name: "state", few: true, text: true }, { name: "opened" }, { name: "updates", few: true }, { name: "up" }, { name: "down" },
+    { name: "loss", head: "mean loss", few: true }, { name: "worst loss" }, ...others.map((name) => ({ name: `mean ${label(name)}` }))];
+  const rows = rounds.map((r, i) => [link(String(r.round), href.round(r.round)), state(r.state, r.reason), ago(r.opened_at), `${r.counts.arrived} of ${r.counts.joined}`,
+    size(r.bytes.up), size(r.bytes.down), number(value(means[i], "loss")), number(value(r.scores && r.scores.worst, "loss")), ...others.map((name) => number(value(means[i], name)))]);
+  if (!rounds.length) return section("rounds", "Rounds", note("No round yet."));
+  return section("rounds", "Rounds", table("rounds", "Newest rounds", columns, rows.slice(0, NEWEST)),
+    rows.length > NEWEST ? element("details", [element("summary", `${rows.length - NEWEST} earlier rounds`), table("rounds-before", "Earlier rounds", columns, rows.slice(NEWEST))], { id: "rounds-all" }) : null);
+}
+
+export function packsSection(packs) {
+  const error = (pack, name) => (pack.errors[name] ? `${number(pack.errors[name].b_task)}${pack.selected.includes(name) ? "" : " (not shared)"}` : "–");
+  const losses = (pack, start) => (pack.acceptance ? pack.acceptance.directions.map((d) => number(mean(d.endings[start].loss))).join(" / ") : "–");
+  const column = (name, few = false, text = false) => ({ name, few, text });
+  const pairs = [...new Set(packs.flatMap((pack) => Object.keys(pack.errors)))].sort();
+  return section("alignment", "Alignment between base models",
+    note("One pack per base model makes adapters of different architectures comparable. The acceptance test transfers a task from the pivot to the base model / and back; the losses after its steps are from the right adapter, from zero, and from two wrong ones. The right one should be lowest."),
+    table("packs", "Alignment packs", [column("base model", true), column("acceptance test", true, true), column("loss from right P, Q"), column("from zero"), column("wrong task"), column("random frames"), column("shares", true, true)],
+      packs.map((pack) => [pack.base_model, pack.acceptance ? pack.acceptance.verdict : "untested", ...["right", "zero", "wrong_task", "random_frames"].map((start) => losses(pack, start)), element("span", pack.sharing, { class: "prose" })])),
+    element("details", [element("summary", "Held-out errors by block and role"),
+      note("Relative error with which the pack reproduces task gradients on held-out texts; 0 is exact, and above the plan's limit a module is not shared."),
+      table("errors", "Held-out errors of task gradients", [column("block and role", true), ...packs.map((pack) => column(pack.base_model, true))], pairs.map((name) => [name, ...packs.map((pack) => error(pack, name))]))], { id: "errors-all" }));
+}
+
+export const claimsSection = (claims) => section("claims", "What may be claimed", note("These sentences follow from the plan, and from the counts of the round."),
+  element("ul", claims.map((claim) => element("li", claim)), { id: "claims" }));
+
+export const termsSection = () => element("section", element("details", [element("summary", "What the numbers mean"),
+  element("dl", Object.entries(TERMS).flatMap(([name, text]) => [element("dt", name), element("dd", text)]), { class: "terms" })], { id: "terms-all" }), { id: "terms-part" });
