@@ -52,7 +52,7 @@ def main() -> None:
 
 
 def rows(scheme: str, side: str) -> Iterator[dict[str, object]]:
-    """Yield a scheme's chats: a ticket, and its queue and answer. Every other ticket belongs to each scheme."""
+    """Yield a scheme's chats: a ticket, and its queue and answer. Each scheme has every other ticket."""
     first = list(SCHEMES).index(scheme)
     for subject, tickets in read_tickets().items():
         chosen = tickets[first :: len(SCHEMES)]

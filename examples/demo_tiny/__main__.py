@@ -1,4 +1,4 @@
-"""`make demo`: run five methods over the same seven silos, show live how far they are, and report."""
+"""`make demo-tiny`: run five methods over the same seven silos, show live how far they are, and report."""
 
 from __future__ import annotations
 
@@ -16,28 +16,29 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from client_agent.errors import AgentError
 from client_agent.simulation.admin_client import Answer, Operator
 from client_agent.simulation.coordinator_process import running_coordinator
-from examples.demo import alone, federated, report
-from examples.demo.silos import EXAMPLES, DemoFailed, SiloSetup
+from examples.agents import MARK, DemoFailed, may_be_emptied
+from examples.demo_tiny import alone, federated, report
+from examples.demo_tiny.silos import EXAMPLES, SiloSetup
 
 ROUNDS = 6
-_MARK = ".tessera-demo"
 
 
 def main() -> int:
     """Run the demo; 1 if something did not work."""
-    parser = argparse.ArgumentParser(prog="python -m examples.demo", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m examples.demo_tiny", description=__doc__)
     parser.add_argument("--seed", type=int, default=0, help="draws other examples; 0 is examples/silos")
-    parser.add_argument("--out", type=Path, default=None, help="where to write (default: runs/demo)")
+    parser.add_argument("--out", type=Path, default=None, help="where to write (default: runs/demo-tiny)")
     arguments = parser.parse_args()
     out = (
-        arguments.out or Path("runs/demo" if arguments.seed == 0 else f"runs/demo-seed-{arguments.seed}")
+        arguments.out
+        or Path("runs/demo-tiny" if arguments.seed == 0 else f"runs/demo-tiny-seed-{arguments.seed}")
     ).resolve()
     console = Console()
-    if arguments.out is not None and not _may_be_emptied(out):
+    if arguments.out is not None and not may_be_emptied(out):
         parser.error(f"--out: {out} is there and no earlier demo's, and the demo begins with an empty folder")
     shutil.rmtree(out, ignore_errors=True)
     out.mkdir(parents=True)
-    (out / _MARK).touch()
+    (out / MARK).touch()
     began = time.monotonic()
     try:
         scores, federations = _run(arguments.seed, out, console)
@@ -49,13 +50,6 @@ def main() -> int:
     console.print(f"{summary['seconds']:.0f} s; figures in {out / 'report.json'}, pictures in {page}")
     report.show(summary, console)
     return 0
-
-
-def _may_be_emptied(folder: Path) -> bool:
-    """Whether a folder is not there, empty, or was made by a demo."""
-    if not folder.exists():
-        return True
-    return folder.is_dir() and ((folder / _MARK).is_file() or not any(folder.iterdir()))
 
 
 def _run(

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import subprocess
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
 
 from client_agent.simulation.admin_client import Answer
 from client_agent.simulation.methods import merge_tables
-from examples.demo.silos import SILOS, DemoFailed, SiloSetup, start_agent, write_config
+from examples.agents import Job, run_jobs
+from examples.demo_tiny.silos import SILOS, SiloSetup, write_config
 from schemas.messages.recommended import FEDMOSAIC, LORA
 
 PQ_RATE = 0.01
@@ -18,13 +17,6 @@ LORA_RATE = 0.003
 """The rates that suit the tiny models, so that no silo of the demo has to search for one."""
 
 _AT_ONCE = 2
-
-
-@dataclass(frozen=True, slots=True)
-class _Job:
-    silo: SiloSetup
-    folder: Path
-    arguments: list[str]
 
 
 def local_plan(rounds: int) -> Answer:
@@ -62,31 +54,14 @@ def run_alone(
     plan_file.write_text(json.dumps(plan))
     jobs = [_job(silo, plan_file, data, folder, pack_of(silo)) for silo in SILOS]
     scores: dict[str, list[Answer]] = {}
-    for job, printed in _run(jobs):
-        scores[job.silo.name] = json.loads(printed)
+    for job, printed in run_jobs(jobs, at_once=_AT_ONCE):
+        scores[job.name] = json.loads(printed)
         report(f"{len(scores)} of {len(SILOS)} silos trained alone")
     return scores
 
 
-def _job(silo: SiloSetup, plan_file: Path, data: Path, folder: Path, pack: Path | None) -> _Job:
+def _job(silo: SiloSetup, plan_file: Path, data: Path, folder: Path, pack: Path | None) -> Job:
     rows = folder / silo.name
     config = write_config(silo, data, rows, "http://127.0.0.1:1")
     arguments = ["train", "--json", "--config", str(config), "--plan", str(plan_file)]
-    return _Job(silo, rows, [*arguments, "--pack", str(pack)] if pack is not None else arguments)
-
-
-def _run(jobs: list[_Job]) -> Iterator[tuple[_Job, bytes]]:
-    """Run the jobs, a few at a time, in order."""
-    waiting = list(jobs)
-    running: list[tuple[_Job, subprocess.Popen[bytes]]] = []
-    while waiting or running:
-        while waiting and len(running) < _AT_ONCE:
-            job = waiting.pop(0)
-            running.append((job, start_agent(job.arguments, job.folder)))
-        job, process = running.pop(0)
-        printed, _ = process.communicate()
-        if process.returncode != 0:
-            for _, peer in running:
-                peer.terminate()
-            raise DemoFailed(f"training {job.silo.name} alone failed: see {job.folder / 'agent.log'}")
-        yield job, printed
+    return Job(silo.name, [*arguments, "--pack", str(pack)] if pack is not None else arguments, rows)

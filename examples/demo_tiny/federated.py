@@ -3,31 +3,25 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from client_agent.model.loading import base_model_slug
 from client_agent.simulation.admin_client import Answer, Operator
-from examples.demo.alone import PQ_RATE
-from examples.demo.silos import (
+from examples.agents import Agents, DemoFailed, has_polled, is_published, running_agents
+from examples.demo_tiny.alone import PQ_RATE
+from examples.demo_tiny.silos import (
     EXAMPLES,
     FOUNDERS,
     LATECOMER,
     PIVOT,
     SILOS,
-    DemoFailed,
-    SiloSetup,
-    start_agent,
     write_config,
 )
 from schemas.messages.recommended import FEDMOSAIC
 
 JOINS_AFTER = 4
-_GIVE_UP_SECONDS = 900.0
 
 Report = Callable[[str], None]
 
@@ -68,105 +62,39 @@ def run_federation(
     federation = operator.post("/v1/federations", plan)["id"]
     path = f"/v1/federations/{federation}"
     operator.put(f"{path}/anchors", json.loads((EXAMPLES / "anchors.json").read_bytes()))
-    with _agents(operator, federation, data, folder) as agents:
+
+    def configure(name: str) -> Path:
+        silo = next(silo for silo in SILOS if silo.name == name)
+        return write_config(silo, data, folder / name, operator.url)
+
+    with running_agents(operator, federation, folder, configure) as agents:
         operator.post(f"{path}/start")
         _align(operator, path, agents, report)
         for silo in FOUNDERS:
-            agents.start(silo)
-        agents.enrol(LATECOMER)
+            agents.start(silo.name)
+        agents.enrol(LATECOMER.name)
         _follow(operator, path, agents, report, until=_published(JOINS_AFTER - 1))
         # The pause only makes sure that the latecomer is up when round 5 opens, and misses none of it.
         operator.post(f"{path}/pause")
         _follow(operator, path, agents, report, until=_published(JOINS_AFTER))
-        agents.start(LATECOMER)
-        _wait(agents, lambda: _observed(operator, path, LATECOMER.name))
+        agents.start(LATECOMER.name)
+        agents.until(lambda: has_polled(operator, path, LATECOMER.name))
         operator.post(f"{path}/start")
         _follow(operator, path, agents, report, until=_published(plan["rounds"]["total"]))
         agents.wait()
     return _result(operator, federation)
 
 
-class _Agents:
-    """The agents of a federation, each a process with a folder."""
-
-    def __init__(self, operator: Operator, federation: str, data: Path, folder: Path) -> None:
-        self._operator = operator
-        self._federation = federation
-        self._data = data
-        self._folder = folder
-        self._running: dict[str, subprocess.Popen[bytes]] = {}
-        self._enrolled: set[str] = set()
-
-    def start(self, silo: SiloSetup) -> None:
-        """Start a silo's agent, which enrols itself if it has not yet, unless it runs already."""
-        if silo.name not in self._running:
-            token = None if silo.name in self._enrolled else self._token(silo)
-            arguments = ["run", "--config", str(self._config(silo)), "--name", silo.name]
-            self._running[silo.name] = start_agent(arguments, self._folder / silo.name, token)
-
-    def enrol(self, silo: SiloSetup) -> None:
-        """Enrol a silo without starting its agent."""
-        arguments = ["enrol", "--config", str(self._config(silo)), "--name", silo.name]
-        process = start_agent(arguments, self._folder / silo.name, self._token(silo))
-        process.communicate()
-        if process.returncode != 0:
-            raise DemoFailed(f"{silo.name} could not enrol: see {self._folder / silo.name / 'agent.log'}")
-        self._enrolled.add(silo.name)
-
-    def _config(self, silo: SiloSetup) -> Path:
-        return write_config(silo, self._data, self._folder / silo.name, self._operator.url)
-
-    def _token(self, silo: SiloSetup) -> str:
-        path = f"/v1/federations/{self._federation}/enrolment-tokens"
-        return str(self._operator.post(path, {"client_name": silo.name})["token"])
-
-    def check(self) -> None:
-        """Notice an agent that gave up."""
-        for name, process in self._running.items():
-            if process.poll() not in (None, 0):
-                raise DemoFailed(f"agent {name} stopped: see {self._folder / name / 'agent.log'}")
-
-    def wait(self) -> None:
-        """Wait until every agent has its final weights and exits."""
-        for name, process in self._running.items():
-            try:
-                process.wait(timeout=120)
-            except subprocess.TimeoutExpired as error:
-                log = self._folder / name / "agent.log"
-                raise DemoFailed(f"agent {name} did not end with its federation: see {log}") from error
-        self.check()
-
-    def stop(self) -> None:
-        """End what still runs."""
-        for process in self._running.values():
-            if process.poll() is None:
-                process.terminate()
-        for process in self._running.values():
-            try:
-                process.wait(timeout=60)
-            except subprocess.TimeoutExpired:
-                process.kill()
-
-
-@contextmanager
-def _agents(operator: Operator, federation: str, data: Path, folder: Path) -> Iterator[_Agents]:
-    agents = _Agents(operator, federation, data, folder)
-    try:
-        yield agents
-    finally:
-        agents.stop()
-
-
-def _align(operator: Operator, path: str, agents: _Agents, report: Report) -> None:
+def _align(operator: Operator, path: str, agents: Agents, report: Report) -> None:
     """Make one alignment pack per base model, the pivot's first: the others then find it stored."""
     for count, architecture in enumerate(("S", "L"), start=1):
-        agents.start(next(silo for silo in FOUNDERS if silo.architecture == architecture))
+        agents.start(next(silo.name for silo in FOUNDERS if silo.architecture == architecture))
         report(f"aligning base model {architecture}")
-        _wait(agents, lambda: len(operator.get(f"{path}/alignments")["items"]) >= count)  # noqa: B023
+        agents.until(lambda: len(operator.get(f"{path}/alignments")["items"]) >= count)  # noqa: B023
 
 
 def _follow(
-    operator: Operator, path: str, agents: _Agents, report: Report, *, until: Callable[[Answer], bool]
+    operator: Operator, path: str, agents: Agents, report: Report, *, until: Callable[[Answer], bool]
 ) -> None:
     """Show the current round's status until something is the case."""
 
@@ -180,30 +108,11 @@ def _follow(
             report(f"round {newest['round']} {newest['state']}, {delivered}{loss}")
         return until(newest)
 
-    _wait(agents, look)
+    agents.until(look)
 
 
 def _published(number: int) -> Callable[[Answer], bool]:
-    def is_so(newest: Answer) -> bool:
-        return bool(newest) and (
-            newest["round"] > number or (newest["round"] == number and newest["state"] == "published")
-        )
-
-    return is_so
-
-
-def _observed(operator: Operator, path: str, name: str) -> bool:
-    clients = operator.every(f"{path}/clients")
-    return any(c["name"] == name and c["last_seen_at"] != c["enrolled_at"] for c in clients)
-
-
-def _wait(agents: _Agents, condition: Callable[[], bool]) -> None:
-    began = time.monotonic()
-    while not condition():
-        agents.check()
-        if time.monotonic() - began > _GIVE_UP_SECONDS:
-            raise DemoFailed(f"nothing moved for {_GIVE_UP_SECONDS:.0f} s")
-        time.sleep(0.3)
+    return lambda newest: is_published(newest, number)
 
 
 def _result(operator: Operator, federation: str) -> FederatedResult:

@@ -12,9 +12,9 @@ from rich.console import Console
 from rich.table import Table
 
 from client_agent.simulation.admin_client import Answer
-from examples.demo import pictures
-from examples.demo.federated import FederatedResult
-from examples.demo.silos import FOUNDERS, LATECOMER, SILOS
+from examples.demo_tiny import pictures
+from examples.demo_tiny.federated import FederatedResult
+from examples.demo_tiny.silos import FOUNDERS, LATECOMER, SILOS
 
 LOCAL = ("local", "local_lora")
 FEDERATED = ("fedavg", "fedmosaic_random_frames", "fedmosaic")

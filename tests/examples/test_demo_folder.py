@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from examples.demo.__main__ import main
+from examples.demo_tiny.__main__ import main
 
 
 @pytest.mark.parametrize("beside", ["notes", "coordinator", "silos"])  # the last two a demo makes too

@@ -1,0 +1,44 @@
+"""The baseline: every silo trains an ordinary LoRA alone, on the same tickets, for the same steps."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from client_agent.simulation.admin_client import Answer
+from examples.agents import Job, run_jobs
+from examples.demo.cast import ALONE, Cast
+from examples.demo.narration import Narrator
+
+PLAN = "plan.json"
+ADAPTER = "adapter.safetensors"
+_AT_ONCE = 2
+_NOWHERE = "http://127.0.0.1:1"
+
+
+def run_alone(cast: Cast, data: Path, folder: Path, narrator: Narrator) -> dict[str, list[Answer]]:
+    """Train with `tessera agent train`, and return the scores of every silo by round.
+
+    Raises:
+        DemoFailed: a training failed.
+    """
+    folder.mkdir(parents=True)
+    plan = folder / PLAN
+    plan.write_text(cast.plan(ALONE).model_dump_json(indent=1))
+    names = [desk.name for desk in cast.helpdesks]
+    scores: dict[str, list[Answer]] = {}
+    with narrator.following(folder, names):
+        for job, printed in run_jobs(
+            [_job(cast, n, plan, data, folder / n) for n in names], at_once=_AT_ONCE
+        ):
+            scores[job.name] = json.loads(printed)
+            narrator.step(f"alone: {len(scores)} of {len(names)} silos trained")
+    return scores
+
+
+def _job(cast: Cast, name: str, plan: Path, data: Path, folder: Path) -> Job:
+    config = cast.write_config(name, data, folder, _NOWHERE)
+    out = folder / ADAPTER
+    return Job(
+        name, ["train", "--json", "--config", str(config), "--plan", str(plan), "--out", str(out)], folder
+    )

@@ -1,0 +1,118 @@
+"""The federation: three agents from the start, a fourth after round 1, everything over HTTP."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from client_agent.simulation.admin_client import Answer, Operator
+from examples.agents import Agents, DemoFailed, has_polled, is_published, running_agents
+from examples.demo.cast import FEDERATED, Cast
+from examples.demo.narration import Narrator
+
+
+@dataclass(frozen=True, slots=True)
+class FederatedResult:
+    """What a federation left behind, as its API returns it: scores by silo and round, relevance, bytes."""
+
+    federation: str
+    scores: dict[str, list[Answer]]
+    silos: list[str]
+    relevance: list[list[float]]
+    bytes_up: float
+    bytes_down: float
+
+
+def create_federation(operator: Operator, cast: Cast) -> str:
+    """Create the federation, and return its id."""
+    return str(operator.post("/v1/federations", cast.plan(FEDERATED).model_dump(mode="json"))["id"])
+
+
+def run_federation(
+    operator: Operator, federation: str, cast: Cast, data: Path, folder: Path, narrator: Narrator
+) -> FederatedResult:
+    """Run the agents to the end of the federation, and read what happened.
+
+    Raises:
+        DemoFailed: an agent stopped, or nothing happened for too long.
+    """
+    path = f"/v1/federations/{federation}"
+    total = cast.plan(FEDERATED).rounds.total
+    names = [desk.name for desk in cast.helpdesks]
+
+    def configure(name: str) -> Path:
+        return cast.write_config(name, data, folder / name, operator.url)
+
+    with (
+        narrator.following(folder, names),
+        running_agents(operator, federation, folder, configure) as agents,
+    ):
+        operator.post(f"{path}/start")
+        narrator.step(f"federation: {', '.join(cast.founders)} enrol; round 1 opens when all three are there")
+        for name in cast.founders:
+            agents.start(name)
+        follow = partial(_follow, operator, path, agents, narrator)
+        follow(lambda newest: bool(newest))
+        # The pause only makes sure that the latecomer is there when round 2 opens, and misses none of it.
+        operator.post(f"{path}/pause")
+        follow(lambda newest: is_published(newest, 1))
+        narrator.step(f"federation: {cast.latecomer} joins after round 1")
+        agents.start(cast.latecomer)
+        agents.until(lambda: has_polled(operator, path, cast.latecomer))
+        operator.post(f"{path}/start")
+        follow(lambda newest: is_published(newest, total))
+        narrator.step("federation: every silo fetches and scores its final weights")
+        agents.wait()
+    return _result(operator, federation, cast)
+
+
+def _follow(
+    operator: Operator,
+    path: str,
+    agents: Agents,
+    narrator: Narrator,
+    until: Callable[[Answer], bool],
+) -> None:
+    """Narrate the newest round's state until something is the case."""
+
+    def look() -> bool:
+        rounds = operator.get(f"{path}/rounds?limit=1")["items"]
+        newest = rounds[0] if rounds else {}
+        if newest:
+            counts = newest["counts"]
+            narrator.step(
+                f"federation: round {newest['round']} {newest['state']}, "
+                f"{counts['arrived']} of {counts['joined']} updates delivered"
+            )
+        return until(newest)
+
+    agents.until(look)
+
+
+def _result(operator: Operator, federation: str, cast: Cast) -> FederatedResult:
+    path = f"/v1/federations/{federation}"
+    numbers = sorted(r["round"] for r in operator.every(f"{path}/rounds") if r["state"] == "published")
+    rows = [c for number in numbers for c in operator.get(f"{path}/rounds/{number}")["clients"]]
+    scores: dict[str, list[Answer]] = {desk.name: [] for desk in cast.helpdesks}
+    for row in rows:
+        if row["scores"]:
+            scores[row["name"]].append(row["scores"])
+    for desk in cast.helpdesks:
+        if len(scores[desk.name]) != len(numbers) - desk.late:
+            raise DemoFailed(f"{desk.name} missed a round, so nothing can be compared; run the demo again")
+        if scores[desk.name][-1]["final"] is None:
+            raise DemoFailed(
+                f"the final weights of {desk.name} were not scored: see its agent.log; run again"
+            )
+    relevance = operator.get(f"{path}/rounds/{numbers[-1]}/relevance")
+    names = {client["client_id"]: client["name"] for client in operator.every(f"{path}/clients")}
+    return FederatedResult(
+        federation=federation,
+        scores=scores,
+        silos=[names[client] for client in relevance["clients"]],
+        relevance=relevance["relevance"],
+        bytes_up=sum(row["bytes"]["up"] for row in rows) / len(rows),
+        bytes_down=sum(row["bytes"]["down"] for row in rows) / len(rows),
+    )

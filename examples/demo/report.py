@@ -1,0 +1,204 @@
+"""The demo's figures: who is ahead, the table, report.json and report.html."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Final, Literal
+
+import jinja2
+from rich.console import Console
+from rich.table import Table
+
+from client_agent.simulation.admin_client import Answer
+from examples.demo.cast import ALONE, FEDERATED, Cast, Helpdesk
+from examples.demo.federated import FederatedResult
+from examples.demo.question import Answers
+from schemas.messages.federations import FederationPlan
+
+Side = Literal["bare", "alone", "federated"]
+Verdict = Literal["ahead", "behind", "level", "mixed"]
+SIDES: Final[tuple[Side, ...]] = ("bare", "alone", "federated")
+HEADINGS: Final[Mapping[Side, str]] = {
+    "bare": "bare model",
+    "alone": "trained alone",
+    "federated": "federated",
+}
+_LEVEL = 0.05
+"""Mean losses that differ by less than this share are level: one draw of eight tickets decides no less."""
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """Scores on a silo's held-out tickets: the loss, and how many were routed and answered word for word."""
+
+    loss: float
+    right: int
+    tickets: int
+
+
+@dataclass(frozen=True, slots=True)
+class SiloFigures:
+    """A silo and its figures by side."""
+
+    silo: Helpdesk
+    by_side: Mapping[Side, Figures]
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """All figures of a run of the demo; each comes from the agents' own scores."""
+
+    seed: int
+    seconds: float
+    silos: Sequence[SiloFigures]
+    federation: FederatedResult
+    answers: Answers
+    plan: FederationPlan
+
+    def mean_loss(self, side: Side) -> float:
+        return statistics.fmean(silo.by_side[side].loss for silo in self.silos)
+
+    def right(self, side: Side) -> int:
+        return sum(silo.by_side[side].right for silo in self.silos)
+
+    @property
+    def tickets(self) -> int:
+        return sum(silo.by_side["alone"].tickets for silo in self.silos)
+
+    @property
+    def silos_ahead(self) -> list[str]:
+        return [s.silo.name for s in self.silos if s.by_side["federated"].loss < s.by_side["alone"].loss]
+
+    @property
+    def verdict(self) -> Verdict:
+        """Compare the mean loss, which must not be contradicted by the number of right tickets."""
+        alone, federated = self.mean_loss("alone"), self.mean_loss("federated")
+        more_right = self.right("federated") - self.right("alone")
+        if abs(federated - alone) < _LEVEL * alone:
+            return "level"
+        if federated < alone:
+            return "ahead" if more_right >= 0 else "mixed"
+        return "behind" if more_right <= 0 else "mixed"
+
+    def document(self) -> Answer:
+        """Return the report as JSON."""
+        return {
+            "seed": self.seed,
+            "seconds": round(self.seconds, 1),
+            "plan": self.plan.model_dump(mode="json"),
+            "silos": [asdict(silo) for silo in self.silos],
+            "mean_loss": {side: self.mean_loss(side) for side in SIDES},
+            "right": {side: self.right(side) for side in SIDES},
+            "tickets": self.tickets,
+            "verdict": self.verdict,
+            "federation": asdict(self.federation),
+            "answers": asdict(self.answers),
+        }
+
+
+def build(
+    cast: Cast,
+    alone: Mapping[str, Sequence[Answer]],
+    federation: FederatedResult,
+    answers: Answers,
+    seconds: float,
+) -> Report:
+    """Assemble the report of a run.
+
+    The bare model is what training alone began with. Both other sides are what a silo ends with: the adapter
+    after its last step alone, and the final weights of the federation.
+    """
+    silos = [
+        SiloFigures(
+            desk,
+            {
+                "bare": _figures(alone[desk.name][0]["served"]),
+                "alone": _figures(alone[desk.name][-1]["trained"]),
+                "federated": _figures(federation.scores[desk.name][-1]["final"]),
+            },
+        )
+        for desk in cast.helpdesks
+    ]
+    return Report(cast.seed, seconds, silos, federation, answers, cast.plan(FEDERATED))
+
+
+def _figures(scores: Answer) -> Figures:
+    match = scores["exact_match"]
+    return Figures(scores["loss"]["value"], round(match["value"] * match["count"]), match["count"])
+
+
+def last_line(report: Report) -> str:
+    """Return the result in words."""
+    alone, federated = report.mean_loss("alone"), report.mean_loss("federated")
+    losses = f"mean loss {federated:.3f} against {alone:.3f}"
+    right = f"{report.right('federated')} of {report.tickets} tickets right against {report.right('alone')}"
+    ahead = f"a lower loss in {len(report.silos_ahead)} of {len(report.silos)} silos"
+    opening = {
+        "ahead": "On this draw federating is ahead of training alone",
+        "behind": "On this draw federating is BEHIND training alone: it did not help here",
+        "level": "On this draw federating and training alone are level: it made no difference here",
+        "mixed": "On this draw the figures disagree: loss and right tickets favour different sides",
+    }[report.verdict]
+    return f"{opening}: {losses}, {right}, {ahead}."
+
+
+def table(report: Report) -> Table:
+    """Return the figures as a table for a terminal."""
+    result = Table(title="held-out tickets: loss, and how many were routed and answered word for word")
+    result.add_column("silo")
+    for side in SIDES:
+        result.add_column(HEADINGS[side], justify="right")
+    for silo in report.silos:
+        result.add_row(label(silo.silo), *(cell(silo.by_side[side]) for side in SIDES))
+    result.add_section()
+    result.add_row("mean loss, sum of tickets", *(cell(total(report, side)) for side in SIDES))
+    return result
+
+
+def total(report: Report, side: Side) -> Figures:
+    """Return the mean loss of all silos, and the sums of their tickets."""
+    return Figures(report.mean_loss(side), report.right(side), report.tickets)
+
+
+def label(desk: Helpdesk) -> str:
+    return f"{desk.name} ({desk.scheme} scheme{', joins late' if desk.late else ''})"
+
+
+def cell(figures: Figures) -> str:
+    return f"{figures.loss:.3f}  {figures.right:2}/{figures.tickets}"
+
+
+def write(report: Report, drawings: Mapping[str, str], folder: Path) -> Path:
+    """Write report.json and report.html, and return the page's path."""
+    (folder / "report.json").write_text(json.dumps(report.document(), indent=1) + "\n")
+    loader = jinja2.FileSystemLoader(Path(__file__).parent)
+    template = jinja2.Environment(loader=loader, autoescape=True).get_template("report.html.j2")
+    page = folder / "report.html"
+    page.write_text(
+        template.render(
+            report=report,
+            sides=SIDES,
+            headings=HEADINGS,
+            label=label,
+            cell=cell,
+            total=total,
+            last_line=last_line(report),
+            drawings=drawings,
+            methods=(ALONE, FEDERATED),
+        )
+    )
+    return page
+
+
+def show_answers(report: Report, console: Console) -> None:
+    """Print the ticket and its answers."""
+    answers = report.answers
+    console.print(f"\nA held-out ticket of {answers.silo}: {answers.ticket}", soft_wrap=True)
+    for side in SIDES:
+        text = " ".join(answers.by_side[side].split())
+        console.print(f"  {HEADINGS[side] + ':':<15} {text}", soft_wrap=True, markup=False, highlight=False)
+    console.print(f"  {'its scheme:':<15} {answers.expected}", soft_wrap=True, markup=False, highlight=False)
