@@ -38,6 +38,12 @@ def start_agent(arguments: list[str], folder: Path, token: str | None = None) ->
         )
 
 
+def end_of(log: Path) -> str:
+    """Return the last line of an agent's log, and where the log is, as the end of a message."""
+    lines = log.read_text("utf-8", "replace").splitlines() if log.is_file() else []
+    return f" ({lines[-1] if lines else 'it logged nothing'}); see {log}"
+
+
 @dataclass(frozen=True, slots=True)
 class Job:
     """One command of the agent that ends by itself."""
@@ -64,7 +70,7 @@ def run_jobs(jobs: Sequence[Job], *, at_once: int) -> Iterator[tuple[Job, str]]:
             printed, _ = process.communicate()
             del running[0]
             if process.returncode != 0:
-                raise DemoFailed(f"{job.name} failed: see {job.folder / 'agent.log'}")
+                raise DemoFailed(f"{job.name} failed{end_of(job.folder / 'agent.log')}")
             yield job, printed.decode()
     finally:
         for _, process in running:
@@ -103,7 +109,7 @@ class Agents:
         process = start_agent(arguments, self._folder / name, self._token(name))
         process.communicate()
         if process.returncode != 0:
-            raise DemoFailed(f"{name} could not enrol: see {self._folder / name / 'agent.log'}")
+            raise DemoFailed(f"{name} could not enrol{end_of(self._folder / name / 'agent.log')}")
         self._enrolled.add(name)
 
     def _token(self, name: str) -> str:
@@ -118,7 +124,7 @@ class Agents:
         """
         for name, process in self._running.items():
             if process.poll() not in (None, 0):
-                raise DemoFailed(f"agent {name} stopped: see {self._folder / name / 'agent.log'}")
+                raise DemoFailed(f"agent {name} stopped{end_of(self._folder / name / 'agent.log')}")
 
     def until(self, condition: Callable[[], bool]) -> None:
         """Wait until something is the case.

