@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 _LOGGED = re.compile(r"^\S+ \S+ (?:INFO|WARNING|ERROR) +(?P<text>.+)$")
+_STEP = re.compile(r"step (?P<number>\d+)/(?P<total>\d+),")
 _LOOK_SECONDS = 0.5
 
 
@@ -60,6 +61,12 @@ class Narrator:
 
 
 def logged(lines: str) -> list[str]:
-    """Return the messages of log lines, without time and level, and without lines that are no log lines."""
+    """Return the messages of log lines without time and level: of the steps of a round, half time and end."""
     matches = (_LOGGED.match(line) for line in lines.splitlines())
-    return [match["text"] for match in matches if match is not None]
+    return [match["text"] for match in matches if match is not None and not _is_between(match["text"])]
+
+
+def _is_between(text: str) -> bool:
+    """Whether a message is of a step that is neither in the middle nor the last."""
+    step = _STEP.search(text)
+    return step is not None and int(step["number"]) not in (int(step["total"]) // 2, int(step["total"]))
