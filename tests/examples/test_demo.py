@@ -77,10 +77,8 @@ def score(loss: float, right: float) -> dict[str, object]:
 
 def built(cast: Cast, alone: tuple[float, int], federated: tuple[float, int]) -> report.Report:
     names = [desk.name for desk in cast.helpdesks]
-    scores = {
-        name: [{"served": score(4.3, 0), "trained": score(1.0, 1)}, {"trained": score(*alone)}]
-        for name in names
-    }
+    begun = {"served": score(4.3, 0), "trained": score(1.0, 1)}
+    scores = {name: [begun, {"trained": score(*alone)}] for name in names}
     final = {name: [{"final": score(*federated)}] for name in names}
     relevance = [[0.25] * 4 for _ in names]
     result = FederatedResult("fed_1", final, names[::-1], relevance, 2e6, 3e6)
