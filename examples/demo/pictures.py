@@ -16,29 +16,30 @@ from examples.demo.report import HEADINGS, SIDES, Report, Side
 _COLOURS: Final[Mapping[Side, str]] = {"bare": "#c9c9c9", "alone": "#c9a227", "federated": "#1f4e79"}
 _INK = "#222222"
 _DOTS_PER_INCH = 130
+_STYLE: Final = STYLE | {"axes.titlesize": 10}
 
 
 def draw(report: Report) -> dict[str, str]:
     """Return the picture as SVG text, by name."""
-    with mpl.rc_context(STYLE):
+    with mpl.rc_context(_STYLE):
         return {"overview": svg(_overview(report))}
 
 
 def save(report: Report, file: Path) -> None:
     """Write the picture as a PNG file."""
     file.parent.mkdir(parents=True, exist_ok=True)
-    with mpl.rc_context(STYLE):
+    with mpl.rc_context(_STYLE):
         _overview(report).savefig(file, dpi=_DOTS_PER_INCH, metadata={"Software": ""})
 
 
 def _overview(report: Report) -> Figure:
-    figure = Figure(figsize=(11.0, 3.9), layout="constrained")
+    figure = Figure(figsize=(11.0, 4.1), layout="constrained")
     losses, tickets, relevance = figure.subplots(1, 3, width_ratios=(1.15, 1.15, 1))
     _bars(losses, report, {s: [silo.by_side[s].loss for silo in report.silos] for s in SIDES})
-    losses.set(title="loss on held-out tickets (lower is better)", ylabel="nats per answer token")
+    losses.set(title="loss on held-out tickets", ylabel="nats per answer token (lower is better)")
     of_tickets = report.silos[0].by_side["alone"].tickets
     _bars(tickets, report, {s: [silo.by_side[s].right for silo in report.silos] for s in SIDES})
-    tickets.set(title=f"right, of {of_tickets} tickets", ylim=(0, of_tickets))
+    tickets.set(title=f"tickets right, of {of_tickets} (higher is better)", ylim=(0, of_tickets))
     _relevance(relevance, report)
     handles, names = losses.get_legend_handles_labels()
     figure.legend(handles, names, frameon=False, ncols=len(SIDES), loc="outside lower left")
@@ -67,11 +68,11 @@ def _relevance(axes: Axes, report: Report) -> None:
         for column, weight in enumerate(weights):
             colour = "white" if weight > 0.5 else _INK
             axes.text(column, row, f"{weight:.2f}", ha="center", va="center", color=colour, fontsize=9)
-    axes.set(title="relevance: the row listens to the column")
+    axes.set(title="how far a row listens to a column")
 
 
 def _names(report: Report) -> list[str]:
     return [
-        f"{silo.silo.name}\n{silo.silo.scheme} scheme" + ("\njoins late" if silo.silo.late else "")
+        f"{silo.silo.name}\n({silo.silo.scheme})" + ("\njoins late" if silo.silo.late else "")
         for silo in report.silos
     ]
