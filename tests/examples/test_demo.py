@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
+import subprocess
+import sys
 from itertools import combinations
 from pathlib import Path
 
@@ -131,3 +134,23 @@ def test_the_agents_logs_are_shortened() -> None:
         "2026-01-01 10:00:02,000 WARNING  scores not sent\n"
     )
     assert logged(lines) == ["round 1: step 4/8, loss 1.9, 9 tokens/s, 4 s left", "scores not sent"]
+
+
+@pytest.mark.long
+def test_the_demo_runs_to_its_last_line_on_a_tiny_model(tmp_path: Path) -> None:
+    model = tmp_path / "models" / "smollm2"
+    shutil.copytree(MODELS["S"], model)
+    config = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 256}))
+    (model / "chat_template.jinja").write_text(
+        "{% for message in messages %}{{ message.role }}: {{ message.content }}{{ eos_token }}{% endfor %}"
+        "{% if add_generation_prompt %}assistant: {% endif %}"
+    )
+    out = tmp_path / "out"
+    command = [sys.executable, "-m", "examples.demo", "--models", str(model.parent), "--out", str(out)]
+    finished = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert finished.returncode == 0, finished.stdout + finished.stderr
+    figures = json.loads((out / "report.json").read_text())
+    assert f"mean loss {figures['mean_loss']['federated']:.3f}" in finished.stdout.splitlines()[-1]
+    assert set(figures["answers"]["by_side"]) == set(report.SIDES)
+    assert (out / "alone" / "saltmere" / "adapter.safetensors").is_file()
