@@ -1,4 +1,4 @@
-"""The silos of the demo, their tickets and their plans: one draw of the study examples/studies/demo.toml."""
+"""The silos of the demo, their tickets and their plans: one draw of the study examples/studies/helpdesks.toml."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from client_agent.simulation.partition import draw_examples
 from client_agent.simulation.study import Study, read_study
 from schemas.messages.federations import FederationPlan
 
-STUDY: Final = Path(__file__).resolve().parent.parent / "studies" / "demo.toml"
+STUDY: Final = Path(__file__).resolve().parent.parent / "studies" / "helpdesks.toml"
 ALONE: Final = "local_lora"
 FEDERATED: Final = "fedmosaic_lora"
 NAME: Final = "Helpdesks"
