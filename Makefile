@@ -29,8 +29,11 @@ $(READY): pyproject.toml requirements/dev.txt requirements/cuda.txt
 	$(PIP) --no-deps --no-build-isolation -e .
 	touch $(READY)
 
-demo: setup ## Run the main job: seven silos, two base models, five methods compared (SEED=0)
-	$(RUN) $(BIN)/python -m examples.demo --seed $(SEED)
+demo: setup ## Four helpdesks on a real model, alone and federated (8 minutes on two cores; SEED=0, OPEN=1)
+	$(RUN) $(BIN)/python -m examples.demo --seed $(SEED) $(if $(OPEN),--keep-open)
+
+demo-tiny: setup ## Seven silos on two tiny base models, five methods compared (SEED=0)
+	$(RUN) $(BIN)/python -m examples.demo_tiny --seed $(SEED)
 
 test: setup lint ## Lint, types, dependency rules and the fast tests (8 minutes on two cores)
 	$(PYTEST) -m "not slow and not long and not gpu and not system"
@@ -56,7 +59,7 @@ load: setup ## A thousand agents polling and delivering at once, and a long time
 
 release-check: test test-slow test-long ## Everything that is run before a release (three hours)
 	$(MAKE) fault-simulation SCHEDULES=1000
-	$(MAKE) stress load demo
+	$(MAKE) stress load demo demo-tiny
 
 test-gpu: setup ## Models of 1 and 7 billion parameters in 16, 8 and 4 bits, and what a step costs there; needs a GPU
 	$(RUN) $(BIN)/python -m pytest -m gpu tests/gpu
@@ -100,4 +103,4 @@ dist: setup ## Build dist/: sdist and wheel
 clean: ## Remove what was built, not what was trained
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
-.PHONY: help setup demo test test-slow test-long test-system fault-simulation stress load release-check test-gpu bench lint format models real-models screenshots openapi lock dist clean
+.PHONY: help setup demo demo-tiny test test-slow test-long test-system fault-simulation stress load release-check test-gpu bench lint format models real-models screenshots openapi lock dist clean

@@ -1,1 +1,1 @@
-"""The main job, end to end: a coordinator, seven silos as processes, five methods, one report."""
+"""The demo: four helpdesks on a real language model, alone and as a federation."""

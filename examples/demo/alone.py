@@ -1,92 +1,44 @@
-"""The two baselines without a federation: the same adapters alone, and an ordinary LoRA alone."""
+"""The baseline: every silo trains an ordinary LoRA alone, on the same tickets, for the same steps."""
 
 from __future__ import annotations
 
 import json
-import subprocess
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 from client_agent.simulation.admin_client import Answer
-from client_agent.simulation.methods import merge_tables
-from examples.demo.silos import SILOS, DemoFailed, SiloSetup, start_agent, write_config
-from schemas.messages.recommended import FEDMOSAIC, LORA
+from examples.agents import Job, run_jobs
+from examples.demo.cast import ALONE, Cast
+from examples.demo.narration import Narrator
 
-PQ_RATE = 0.01
-LORA_RATE = 0.003
-"""The rates that suit the tiny models, so that no silo of the demo has to search for one."""
-
+PLAN = "plan.json"
+ADAPTER = "adapter.safetensors"
 _AT_ONCE = 2
+_NOWHERE = "http://127.0.0.1:1"
 
 
-@dataclass(frozen=True, slots=True)
-class _Job:
-    silo: SiloSetup
-    folder: Path
-    arguments: list[str]
-
-
-def local_plan(rounds: int) -> Answer:
-    """Train what a client of the federation trains, without a federation."""
-    return {
-        "name": "local",
-        "strategy": {"name": "fedavg"},
-        "rounds": {"total": rounds},
-        **FEDMOSAIC,
-        "training": {"max_length": 64, "learning_rate": PQ_RATE},
-    }
-
-
-def local_lora_plan(rounds: int) -> Answer:
-    """Train an ordinary LoRA alone."""
-    named: Answer = {"name": "local_lora", "strategy": {"name": "fedavg"}, "rounds": {"total": rounds}}
-    training: Answer = {"training.max_length": 64, "training.learning_rate": LORA_RATE}
-    return merge_tables(LORA, {**named, **training})
-
-
-def run_alone(
-    plan: Answer,
-    data: Path,
-    folder: Path,
-    pack_of: Callable[[SiloSetup], Path | None],
-    report: Callable[[str], None],
-) -> dict[str, list[Answer]]:
-    """Train every silo alone with `tessera agent train`, and give its scores per round.
+def run_alone(cast: Cast, data: Path, folder: Path, narrator: Narrator) -> dict[str, list[Answer]]:
+    """Train with `tessera agent train`, and return the scores of every silo by round.
 
     Raises:
         DemoFailed: a training failed.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    plan_file = folder / "plan.json"
-    plan_file.write_text(json.dumps(plan))
-    jobs = [_job(silo, plan_file, data, folder, pack_of(silo)) for silo in SILOS]
+    folder.mkdir(parents=True)
+    plan = folder / PLAN
+    plan.write_text(cast.plan(ALONE).model_dump_json(indent=1))
+    names = [desk.name for desk in cast.helpdesks]
     scores: dict[str, list[Answer]] = {}
-    for job, printed in _run(jobs):
-        scores[job.silo.name] = json.loads(printed)
-        report(f"{len(scores)} of {len(SILOS)} silos trained alone")
+    with narrator.following(folder, names):
+        for job, printed in run_jobs(
+            [_job(cast, n, plan, data, folder / n) for n in names], at_once=_AT_ONCE
+        ):
+            scores[job.name] = json.loads(printed)
+            narrator.step(f"alone: {len(scores)} of {len(names)} silos trained")
     return scores
 
 
-def _job(silo: SiloSetup, plan_file: Path, data: Path, folder: Path, pack: Path | None) -> _Job:
-    rows = folder / silo.name
-    config = write_config(silo, data, rows, "http://127.0.0.1:1")
-    arguments = ["train", "--json", "--config", str(config), "--plan", str(plan_file)]
-    return _Job(silo, rows, [*arguments, "--pack", str(pack)] if pack is not None else arguments)
-
-
-def _run(jobs: list[_Job]) -> Iterator[tuple[_Job, bytes]]:
-    """Run the jobs, a few at a time, in order."""
-    waiting = list(jobs)
-    running: list[tuple[_Job, subprocess.Popen[bytes]]] = []
-    while waiting or running:
-        while waiting and len(running) < _AT_ONCE:
-            job = waiting.pop(0)
-            running.append((job, start_agent(job.arguments, job.folder)))
-        job, process = running.pop(0)
-        printed, _ = process.communicate()
-        if process.returncode != 0:
-            for _, peer in running:
-                peer.terminate()
-            raise DemoFailed(f"training {job.silo.name} alone failed: see {job.folder / 'agent.log'}")
-        yield job, printed
+def _job(cast: Cast, name: str, plan: Path, data: Path, folder: Path) -> Job:
+    config = cast.write_config(name, data, folder, _NOWHERE)
+    out = folder / ADAPTER
+    return Job(
+        name, ["train", "--json", "--config", str(config), "--plan", str(plan), "--out", str(out)], folder
+    )

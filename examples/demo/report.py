@@ -1,182 +1,204 @@
-"""Turn what the methods left behind into report.json, the page beside it, and the table at the end."""
+"""The demo's figures: who is ahead, the table, report.json and report.html."""
 
 from __future__ import annotations
 
 import json
 import statistics
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Final, Literal
 
 import jinja2
 from rich.console import Console
 from rich.table import Table
 
 from client_agent.simulation.admin_client import Answer
-from examples.demo import pictures
+from examples.demo.cast import ALONE, FEDERATED, Cast, Helpdesk
 from examples.demo.federated import FederatedResult
-from examples.demo.silos import FOUNDERS, LATECOMER, SILOS
+from examples.demo.question import Answers
+from schemas.messages.federations import FederationPlan
 
-LOCAL = ("local", "local_lora")
-FEDERATED = ("fedavg", "fedmosaic_random_frames", "fedmosaic")
-METHODS = (*LOCAL, *FEDERATED)
-
-# Per method and silo: the scores of each round, {served: {...}, trained: {...}, final: {...} at the end}.
-Scores = Mapping[str, Mapping[str, list[Answer]]]
-
-
-def build(scores: Scores, federations: Mapping[str, FederatedResult], seconds: float) -> Answer:
-    """Assemble the report: every figure in it comes from the agents' own held-out scores."""
-    main = federations["fedmosaic"]
-    return {
-        "seconds": round(seconds, 1),
-        "clients": [
-            {
-                "client": silo.name,
-                "architecture": silo.architecture,
-                "task": silo.task,
-                "late_joiner": silo.late,
-                "methods": {method: _of_client(scores[method][silo.name]) for method in METHODS},
-            }
-            for silo in SILOS
-        ],
-        "mean": {method: _over_founders(scores[method], statistics.fmean) for method in METHODS},
-        "worst": {
-            method: {
-                "loss": _over_founders(scores[method], max)["loss"],
-                "exact_match": _over_founders(scores[method], min)["exact_match"],
-            }
-            for method in METHODS
-        },
-        "late_joiner": {method: _of_client(scores[method][LATECOMER.name]) for method in METHODS},
-        "in_cluster_mass": in_cluster_mass(main),
-        "bytes_up_per_client_round": _bytes(main, "up"),
-        "bytes_down_per_client_round": _bytes(main, "down"),
-        "alignment": {
-            pack["base_model"]: {key: pack[key] for key in ("alignment_set", "bytes", "selected", "errors")}
-            for pack in main.packs
-        },
-        "relevance": {
-            "clients": [main.clients[client] for client in main.relevance["clients"]],
-            "matrix": main.relevance["relevance"],
-            "similarity": main.relevance["similarity"],
-        },
-    }
+Side = Literal["bare", "alone", "federated"]
+Verdict = Literal["ahead", "behind", "level", "mixed"]
+SIDES: Final[tuple[Side, ...]] = ("bare", "alone", "federated")
+HEADINGS: Final[Mapping[Side, str]] = {
+    "bare": "bare model",
+    "alone": "trained alone",
+    "federated": "federated",
+}
+_LEVEL = 0.05
+"""Mean losses that differ by less than this share are level: one draw of eight tickets decides no less."""
 
 
-def in_cluster_mass(federation: FederatedResult) -> float:
-    """Return the mean over the six of the last round's relevance that falls on *other* clients of the task.
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """Scores on a silo's held-out tickets: the loss, and how many were routed and answered word for word."""
 
-    What a client gives itself counts for nothing: a federation in which nobody listens to anybody has 0.
+    loss: float
+    right: int
+    tickets: int
+
+
+@dataclass(frozen=True, slots=True)
+class SiloFigures:
+    """A silo and its figures by side."""
+
+    silo: Helpdesk
+    by_side: Mapping[Side, Figures]
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """All figures of a run of the demo; each comes from the agents' own scores."""
+
+    seed: int
+    seconds: float
+    silos: Sequence[SiloFigures]
+    federation: FederatedResult
+    answers: Answers
+    plan: FederationPlan
+
+    def mean_loss(self, side: Side) -> float:
+        return statistics.fmean(silo.by_side[side].loss for silo in self.silos)
+
+    def right(self, side: Side) -> int:
+        return sum(silo.by_side[side].right for silo in self.silos)
+
+    @property
+    def tickets(self) -> int:
+        return sum(silo.by_side["alone"].tickets for silo in self.silos)
+
+    @property
+    def silos_ahead(self) -> list[str]:
+        return [s.silo.name for s in self.silos if s.by_side["federated"].loss < s.by_side["alone"].loss]
+
+    @property
+    def verdict(self) -> Verdict:
+        """Compare the mean loss, which must not be contradicted by the number of right tickets."""
+        alone, federated = self.mean_loss("alone"), self.mean_loss("federated")
+        more_right = self.right("federated") - self.right("alone")
+        if abs(federated - alone) < _LEVEL * alone:
+            return "level"
+        if federated < alone:
+            return "ahead" if more_right >= 0 else "mixed"
+        return "behind" if more_right <= 0 else "mixed"
+
+    def document(self) -> Answer:
+        """Return the report as JSON."""
+        return {
+            "seed": self.seed,
+            "seconds": round(self.seconds, 1),
+            "plan": self.plan.model_dump(mode="json"),
+            "silos": [asdict(silo) for silo in self.silos],
+            "mean_loss": {side: self.mean_loss(side) for side in SIDES},
+            "right": {side: self.right(side) for side in SIDES},
+            "tickets": self.tickets,
+            "verdict": self.verdict,
+            "federation": asdict(self.federation),
+            "answers": asdict(self.answers),
+        }
+
+
+def build(
+    cast: Cast,
+    alone: Mapping[str, Sequence[Answer]],
+    federation: FederatedResult,
+    answers: Answers,
+    seconds: float,
+) -> Report:
+    """Assemble the report of a run.
+
+    The bare model is what training alone began with. Both other sides are what a silo ends with: the adapter
+    after its last step alone, and the final weights of the federation.
     """
-    tasks = {silo.name: silo.task for silo in SILOS}
-    columns = [federation.clients[client] for client in federation.relevance["clients"]]
-    founders = {silo.name for silo in FOUNDERS}
-    masses = [
-        sum(w for name, w in zip(columns, row, strict=True) if tasks[name] == tasks[me] and name != me)
-        for me, row in zip(columns, federation.relevance["relevance"], strict=True)
-        if me in founders
+    silos = [
+        SiloFigures(
+            desk,
+            {
+                "bare": _figures(alone[desk.name][0]["served"]),
+                "alone": _figures(alone[desk.name][-1]["trained"]),
+                "federated": _figures(federation.scores[desk.name][-1]["final"]),
+            },
+        )
+        for desk in cast.helpdesks
     ]
-    return statistics.fmean(masses)
+    return Report(cast.seed, seconds, silos, federation, answers, cast.plan(FEDERATED))
 
 
-def write(report: Answer, folder: Path) -> Path:
-    """Write report.json and report.html, and give the page's path."""
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "report.json").write_text(json.dumps(report, indent=1) + "\n")
+def _figures(scores: Answer) -> Figures:
+    match = scores["exact_match"]
+    return Figures(scores["loss"]["value"], round(match["value"] * match["count"]), match["count"])
+
+
+def last_line(report: Report) -> str:
+    """Return the result in words."""
+    alone, federated = report.mean_loss("alone"), report.mean_loss("federated")
+    losses = f"mean loss {federated:.3f} against {alone:.3f}"
+    right = f"{report.right('federated')} of {report.tickets} tickets right against {report.right('alone')}"
+    ahead = f"a lower loss in {len(report.silos_ahead)} of {len(report.silos)} silos"
+    opening = {
+        "ahead": "On this draw federating is ahead of training alone",
+        "behind": "On this draw federating is BEHIND training alone: it did not help here",
+        "level": "On this draw federating and training alone are level: it made no difference here",
+        "mixed": "On this draw the figures disagree: loss and right tickets favour different sides",
+    }[report.verdict]
+    return f"{opening}: {losses}, {right}, {ahead}."
+
+
+def table(report: Report) -> Table:
+    """Return the figures as a table for a terminal."""
+    result = Table(title="held-out tickets: loss, and how many were routed and answered word for word")
+    result.add_column("silo")
+    for side in SIDES:
+        result.add_column(HEADINGS[side], justify="right")
+    for silo in report.silos:
+        result.add_row(label(silo.silo), *(cell(silo.by_side[side]) for side in SIDES))
+    result.add_section()
+    result.add_row("mean loss, sum of tickets", *(cell(total(report, side)) for side in SIDES))
+    return result
+
+
+def total(report: Report, side: Side) -> Figures:
+    """Return the mean loss of all silos, and the sums of their tickets."""
+    return Figures(report.mean_loss(side), report.right(side), report.tickets)
+
+
+def label(desk: Helpdesk) -> str:
+    return f"{desk.name} ({desk.scheme} scheme{', joins late' if desk.late else ''})"
+
+
+def cell(figures: Figures) -> str:
+    return f"{figures.loss:.3f}  {figures.right:2}/{figures.tickets}"
+
+
+def write(report: Report, drawings: Mapping[str, str], folder: Path) -> Path:
+    """Write report.json and report.html, and return the page's path."""
+    (folder / "report.json").write_text(json.dumps(report.document(), indent=1) + "\n")
     loader = jinja2.FileSystemLoader(Path(__file__).parent)
     template = jinja2.Environment(loader=loader, autoescape=True).get_template("report.html.j2")
     page = folder / "report.html"
     page.write_text(
         template.render(
             report=report,
-            methods=METHODS,
-            verdicts=verdicts(report),
-            cell=_cell,
-            pictures=pictures.draw(report),
+            sides=SIDES,
+            headings=HEADINGS,
+            label=label,
+            cell=cell,
+            total=total,
+            last_line=last_line(report),
+            drawings=drawings,
+            methods=(ALONE, FEDERATED),
         )
     )
     return page
 
 
-def show(report: Answer, console: Console) -> None:
-    """Print the table, and what it says in words."""
-    table = Table(title="loss and exact match on held-out examples, of what each silo ends with")
-    table.add_column("silo")
-    for method in METHODS:
-        table.add_column(method, justify="right")
-    for client in report["clients"]:
-        label = f"{client['client']} ({client['task']} on {client['architecture']}" + (
-            ", joins late)" if client["late_joiner"] else ")"
-        )
-        table.add_row(label, *(_cell(client["methods"][m]) for m in METHODS))
-    table.add_section()
-    for name in ("mean", "worst"):
-        table.add_row(f"{name} of the six", *(_cell(report[name][m]) for m in METHODS))
-    console.print(table)
-    for verdict in verdicts(report):
-        console.print(verdict, soft_wrap=True)
-
-
-def _cell(figures: Answer) -> str:
-    return f"{figures['loss']:.3f} ({figures['exact_match']:.2f})"
-
-
-def verdicts(report: Answer) -> list[str]:
-    """Return the results as text."""
-    mean, worst, late = report["mean"], report["worst"], report["late_joiner"]
-    best_local = min(LOCAL, key=lambda method: mean[method]["loss"])
-    ours, theirs = mean["fedmosaic"], mean[best_local]
-    worst_local = min(worst[method]["loss"] for method in LOCAL)
-    end_alone = min(late[method]["loss"] for method in LOCAL)
-    rounds = len(late["fedmosaic"]["loss_by_round"])
-    joined = late["fedmosaic"]["loss"]
-    control = "fedmosaic_random_frames"
-    to_mean = ours["loss"] - mean[control]["loss"]
-    to_worst = worst["fedmosaic"]["loss"] - worst[control]["loss"]
-    return [
-        f"Relevance: {report['in_cluster_mass']:.3f} of the weight lies on other clients of the same task.",
-        f"Alignment: against random frames a loss of {to_mean:+.3f} in the mean, {to_worst:+.3f} in the "
-        "worst client. Established clients listen to peers of the identical base model, whose frames "
-        "agree anyway.",
-        f"Bytes per client and round: {report['bytes_up_per_client_round']:,} up, "
-        f"{report['bytes_down_per_client_round']:,} down.",
-        f"Late joiner: a loss of {late['fedmosaic']['loss_at_start']:.2f} before its first step and "
-        f"{joined:.2f} after {rounds} rounds; alone {end_alone:.2f} after "
-        f"{len(late['local']['loss_by_round'])} rounds: "
-        f"{'ahead' if joined < end_alone else 'not ahead'} of local training's end.",
-        f"FedMosaic is {_beside(theirs['loss'] - ours['loss'])} the better local method ({best_local}) in "
-        f"mean loss, {ours['loss']:.3f} against {theirs['loss']:.3f}; worst client "
-        f"{worst['fedmosaic']['loss']:.3f} against {worst_local:.3f}; exact match "
-        f"{ours['exact_match']:.3f} against {theirs['exact_match']:.3f}. "
-        "One draw of the examples: `tessera compare` tells the noise.",
-    ]
-
-
-def _beside(ahead: float) -> str:
-    if round(ahead, 3) == 0:
-        return "level with"
-    return f"{abs(ahead):.3f} {'ahead of' if ahead > 0 else 'behind'}"
-
-
-def _of_client(rounds: list[Answer]) -> Answer:
-    return _end(rounds) | {
-        "loss_at_start": rounds[0]["served"]["loss"]["value"],
-        "loss_by_round": [scores["trained"]["loss"]["value"] for scores in rounds],
-        "exact_match_by_round": [scores["trained"]["exact_match"]["value"] for scores in rounds],
-    }
-
-
-def _end(rounds: list[Answer]) -> Answer:
-    """Return the figures of the final weights, or of the last trained adapter of a silo alone."""
-    last = rounds[-1]["final"] or rounds[-1]["trained"]
-    return {name: last[name]["value"] for name in ("loss", "exact_match")}
-
-
-def _over_founders(scores: Mapping[str, list[Answer]], gather: Callable[[list[float]], float]) -> Answer:
-    ends = [_end(scores[silo.name]) for silo in FOUNDERS]
-    return {name: gather([end[name] for end in ends]) for name in ("loss", "exact_match")}
-
-
-def _bytes(federation: FederatedResult, direction: str) -> int:
-    sizes = [c["bytes"][direction] for r in federation.rounds for c in r["clients"]]
-    return round(statistics.fmean(sizes))
+def show_answers(report: Report, console: Console) -> None:
+    """Print the ticket and its answers."""
+    answers = report.answers
+    console.print(f"\nA held-out ticket of {answers.silo}: {answers.ticket}", soft_wrap=True)
+    for side in SIDES:
+        text = " ".join(answers.by_side[side].split())
+        console.print(f"  {HEADINGS[side] + ':':<15} {text}", soft_wrap=True, markup=False, highlight=False)
+    console.print(f"  {'its scheme:':<15} {answers.expected}", soft_wrap=True, markup=False, highlight=False)

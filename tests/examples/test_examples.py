@@ -11,7 +11,7 @@ import torch
 from client_agent.model.loading import load_base_model
 from client_agent.training.data import load_data
 from client_agent.training.evaluate import evaluate
-from examples.demo.silos import EXAMPLES, FOUNDERS, LATECOMER, MODELS, SILOS
+from examples.demo_tiny.silos import EXAMPLES, FOUNDERS, LATECOMER, MODELS, SILOS
 
 SILO_DATA = {silo.name: load_data(EXAMPLES / "silos" / silo.name, validation_share=0) for silo in SILOS}
 

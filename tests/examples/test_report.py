@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from examples.demo import report
-from examples.demo.federated import FederatedResult
-from examples.demo.silos import FOUNDERS, SILOS
+from examples.demo_tiny import report
+from examples.demo_tiny.federated import FederatedResult
+from examples.demo_tiny.silos import FOUNDERS, SILOS
 
 
 def scored(loss: float) -> dict[str, Any]:

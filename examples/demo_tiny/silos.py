@@ -2,19 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
 from dataclasses import dataclass
 from pathlib import Path
-
-from client_agent.simulation.coordinator_process import TESSERA, quiet_environment
 
 EXAMPLES = Path(__file__).resolve().parent.parent
 MODELS = {"S": EXAMPLES / "models" / "tiny-s", "L": EXAMPLES / "models" / "tiny-l"}
 PIVOT = MODELS["S"]
-
-
-class DemoFailed(Exception):
-    """Something did not work; the message says where to look."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,14 +49,3 @@ def write_config(silo: SiloSetup, data: Path, folder: Path, url: str) -> Path:
         f"threads = 1\n"
     )
     return file
-
-
-def start_agent(arguments: list[str], folder: Path, token: str | None = None) -> subprocess.Popen[bytes]:
-    """Start `tessera agent ...`; what it says goes to agent.log in the folder, what it prints is a pipe."""
-    environment = quiet_environment(OMP_NUM_THREADS="1", HF_HUB_OFFLINE="1")
-    if token is not None:
-        environment["TESSERA_AGENT_TOKEN"] = token
-    with (folder / "agent.log").open("ab") as log:
-        return subprocess.Popen(
-            [*TESSERA, "agent", *arguments], stdout=subprocess.PIPE, stderr=log, env=environment
-        )

@@ -1,0 +1,198 @@
+"""Agents of a demo: each is a process of `tessera agent ...` with a folder of its own."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from client_agent.simulation.admin_client import Operator
+from client_agent.simulation.coordinator_process import TESSERA, quiet_environment
+
+MARK = ".tessera-demo"
+_GIVE_UP_SECONDS = 900.0
+
+
+class DemoFailed(Exception):
+    """Something did not work; the message names the file to look at."""
+
+
+def may_be_emptied(folder: Path) -> bool:
+    """Whether a folder does not exist, is empty, or was made by a demo."""
+    if not folder.exists():
+        return True
+    return folder.is_dir() and ((folder / MARK).is_file() or not any(folder.iterdir()))
+
+
+def start_agent(arguments: list[str], folder: Path, token: str | None = None) -> subprocess.Popen[bytes]:
+    """Start `tessera agent ...`; it logs to agent.log in the folder, and its output is a pipe."""
+    environment = quiet_environment(OMP_NUM_THREADS="1", HF_HUB_OFFLINE="1")
+    if token is not None:
+        environment["TESSERA_AGENT_TOKEN"] = token
+    with (folder / "agent.log").open("ab") as log:
+        return subprocess.Popen(
+            [*TESSERA, "agent", *arguments], stdout=subprocess.PIPE, stderr=log, env=environment
+        )
+
+
+def end_of(log: Path) -> str:
+    """Return the last line of an agent's log, and where the log is, as the end of a message."""
+    lines = log.read_text("utf-8", "replace").splitlines() if log.is_file() else []
+    return f" ({lines[-1] if lines else 'it logged nothing'}); see {log}"
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One command of the agent that ends by itself."""
+
+    name: str
+    arguments: list[str]
+    folder: Path
+
+
+def run_jobs(jobs: Sequence[Job], *, at_once: int) -> Iterator[tuple[Job, str]]:
+    """Run jobs, a few at a time, and yield each with its output, in order.
+
+    Raises:
+        DemoFailed: a job failed.
+    """
+    waiting = list(jobs)
+    running: list[tuple[Job, subprocess.Popen[bytes]]] = []
+    try:
+        while waiting or running:
+            while waiting and len(running) < at_once:
+                job = waiting.pop(0)
+                running.append((job, start_agent(job.arguments, job.folder)))
+            job, process = running[0]
+            printed, _ = process.communicate()
+            del running[0]
+            if process.returncode != 0:
+                raise DemoFailed(f"{job.name} failed{end_of(job.folder / 'agent.log')}")
+            yield job, printed.decode()
+    finally:
+        for _, process in running:
+            process.terminate()
+            process.wait()
+
+
+class Agents:
+    """The agents of a federation by the name of their silo."""
+
+    def __init__(
+        self, operator: Operator, federation: str, folder: Path, write_config: Callable[[str], Path]
+    ) -> None:
+        self._operator = operator
+        self._federation = federation
+        self._folder = folder
+        self._write_config = write_config
+        self._running: dict[str, subprocess.Popen[bytes]] = {}
+        self._enrolled: set[str] = set()
+
+    def start(self, name: str) -> None:
+        """Start a silo's agent, which enrols itself if it has not yet, unless it runs already."""
+        if name not in self._running:
+            config = self._write_config(name)
+            token = None if name in self._enrolled else self._token(name)
+            arguments = ["run", "--config", str(config), "--name", name]
+            self._running[name] = start_agent(arguments, self._folder / name, token)
+
+    def enrol(self, name: str) -> None:
+        """Enrol a silo without starting its agent.
+
+        Raises:
+            DemoFailed: the command failed.
+        """
+        arguments = ["enrol", "--config", str(self._write_config(name)), "--name", name]
+        process = start_agent(arguments, self._folder / name, self._token(name))
+        process.communicate()
+        if process.returncode != 0:
+            raise DemoFailed(f"{name} could not enrol{end_of(self._folder / name / 'agent.log')}")
+        self._enrolled.add(name)
+
+    def _token(self, name: str) -> str:
+        path = f"/v1/federations/{self._federation}/enrolment-tokens"
+        return str(self._operator.post(path, {"client_name": name})["token"])
+
+    def check(self) -> None:
+        """Raise if an agent stopped with an error.
+
+        Raises:
+            DemoFailed: it did.
+        """
+        for name, process in self._running.items():
+            if process.poll() not in (None, 0):
+                raise DemoFailed(f"agent {name} stopped{end_of(self._folder / name / 'agent.log')}")
+
+    def until(self, condition: Callable[[], bool]) -> None:
+        """Wait until something is the case.
+
+        Raises:
+            DemoFailed: an agent stopped, or nothing happened for too long.
+        """
+        began = time.monotonic()
+        while not condition():
+            self.check()
+            if time.monotonic() - began > _GIVE_UP_SECONDS:
+                raise DemoFailed(
+                    f"nothing moved for {_GIVE_UP_SECONDS:.0f} s: see */agent.log in {self._folder}"
+                )
+            time.sleep(0.3)
+
+    def wait(self) -> None:
+        """Wait until every agent has its final weights and exits.
+
+        Raises:
+            DemoFailed: an agent does not end, or failed.
+        """
+        for name, process in self._running.items():
+            try:
+                process.wait(timeout=300)
+            except subprocess.TimeoutExpired as error:
+                log = self._folder / name / "agent.log"
+                raise DemoFailed(f"agent {name} did not end with its federation: see {log}") from error
+        self.check()
+
+    def running(self) -> list[str]:
+        """Return the silos whose agents have not ended."""
+        return [name for name, process in self._running.items() if process.poll() is None]
+
+    def stop(self) -> None:
+        """End every agent that still runs."""
+        for process in self._running.values():
+            if process.poll() is None:
+                process.terminate()
+        for process in self._running.values():
+            try:
+                process.wait(timeout=60)
+            except subprocess.TimeoutExpired:
+                process.kill()
+
+
+@contextmanager
+def running_agents(
+    operator: Operator, federation: str, folder: Path, write_config: Callable[[str], Path]
+) -> Iterator[Agents]:
+    """Yield the agents of a federation, none of them started; all are ended at the end of the block."""
+    agents = Agents(operator, federation, folder, write_config)
+    try:
+        yield agents
+    finally:
+        agents.stop()
+
+
+def has_polled(operator: Operator, path: str, name: str) -> bool:
+    """Whether a client's agent has asked the coordinator for work since it enrolled."""
+    clients = operator.every(f"{path}/clients")
+    return any(c["name"] == name and c["last_seen_at"] != c["enrolled_at"] for c in clients)
+
+
+def is_published(newest_round: dict[str, object], number: int) -> bool:
+    """Whether a round is published, judged by the newest round; there may be none yet."""
+    if not newest_round:
+        return False
+    newest = newest_round["round"]
+    assert isinstance(newest, int)
+    return newest > number or (newest == number and newest_round["state"] == "published")

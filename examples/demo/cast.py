@@ -1,0 +1,91 @@
+"""The silos of the demo, their tickets and their plans: one draw of the study examples/studies/helpdesks.toml."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from client_agent.model.examples import Example
+from client_agent.simulation.methods import methods_of, plan_of
+from client_agent.simulation.partition import draw_examples
+from client_agent.simulation.study import Study, read_study
+from schemas.messages.federations import FederationPlan
+
+STUDY: Final = Path(__file__).resolve().parent.parent / "studies" / "helpdesks.toml"
+ALONE: Final = "local_lora"
+FEDERATED: Final = "fedmosaic_lora"
+NAME: Final = "Helpdesks"
+
+
+@dataclass(frozen=True, slots=True)
+class Helpdesk:
+    """A silo: its name, its scheme of routing and answering, and whether it joins late."""
+
+    name: str
+    scheme: str
+    late: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Cast:
+    """Everything that both sides of the comparison share: silos, model, plans and the draw of the tickets."""
+
+    study: Study
+    seed: int
+
+    @classmethod
+    def of(cls, models: Path, seed: int) -> Cast:
+        return cls(read_study(STUDY, models=models.absolute()), seed)
+
+    @property
+    def helpdesks(self) -> list[Helpdesk]:
+        return [Helpdesk(silo.name, silo.group or "", silo.joins_after > 0) for silo in self.study.silo]
+
+    @property
+    def founders(self) -> list[str]:
+        return [desk.name for desk in self.helpdesks if not desk.late]
+
+    @property
+    def latecomer(self) -> str:
+        return next(desk.name for desk in self.helpdesks if desk.late)
+
+    def plan(self, method: str) -> FederationPlan:
+        """Return the plan of a method, as `tessera compare` runs it."""
+        resolved = methods_of(self.study, [method])[0]
+        return plan_of(self.study, resolved, self.seed, None).model_copy(update={"name": NAME})
+
+    def write_data(self, folder: Path) -> None:
+        """Write every silo's training and test tickets: those that `tessera compare` draws with this seed."""
+        for name, data in draw_examples(self.study, self.seed).items():
+            (folder / name).mkdir(parents=True)
+            for side, examples in (("train", data.train), ("test", data.test)):
+                (folder / name / f"{side}.jsonl").write_text(_lines(examples))
+
+    def write_config(self, name: str, data: Path, folder: Path, url: str) -> Path:
+        """Write a silo's TOML file into its folder, and return its path."""
+        silo = next(silo for silo in self.study.silo if silo.name == name)
+        folder.mkdir(parents=True, exist_ok=True)
+        file = folder / "silo.toml"
+        file.write_text(
+            f'url = "{url}"\n'
+            f'folder = "state"\n'
+            f'model = "{silo.model}"\n'
+            f'train = "{data / name / "train.jsonl"}"\n'
+            f'test = "{data / name / "test.jsonl"}"\n'
+            f"metrics = {json.dumps(silo.metrics)}\n"
+            f"validation_share = 0.0\n"  # eight tickets are few: all of them train, and the plan has the rate
+            f"threads = 1\n"
+        )
+        return file
+
+
+def _lines(examples: Sequence[Example]) -> str:
+    return "".join(json.dumps(_row(example)) + "\n" for example in examples)
+
+
+def _row(example: Example) -> dict[str, object]:
+    turns = [(turn.role, turn.content) for turn in example.turns] + [("assistant", example.completion)]
+    return {"messages": [{"role": role, "content": content} for role, content in turns]}

@@ -1,0 +1,1 @@
+"""The main job, end to end: a coordinator, seven silos as processes, five methods, one report."""

@@ -1,0 +1,67 @@
+"""The two baselines without a federation: the same adapters alone, and an ordinary LoRA alone."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+from client_agent.simulation.admin_client import Answer
+from client_agent.simulation.methods import merge_tables
+from examples.agents import Job, run_jobs
+from examples.demo_tiny.silos import SILOS, SiloSetup, write_config
+from schemas.messages.recommended import FEDMOSAIC, LORA
+
+PQ_RATE = 0.01
+LORA_RATE = 0.003
+"""The rates that suit the tiny models, so that no silo of the demo has to search for one."""
+
+_AT_ONCE = 2
+
+
+def local_plan(rounds: int) -> Answer:
+    """Train what a client of the federation trains, without a federation."""
+    return {
+        "name": "local",
+        "strategy": {"name": "fedavg"},
+        "rounds": {"total": rounds},
+        **FEDMOSAIC,
+        "training": {"max_length": 64, "learning_rate": PQ_RATE},
+    }
+
+
+def local_lora_plan(rounds: int) -> Answer:
+    """Train an ordinary LoRA alone."""
+    named: Answer = {"name": "local_lora", "strategy": {"name": "fedavg"}, "rounds": {"total": rounds}}
+    training: Answer = {"training.max_length": 64, "training.learning_rate": LORA_RATE}
+    return merge_tables(LORA, {**named, **training})
+
+
+def run_alone(
+    plan: Answer,
+    data: Path,
+    folder: Path,
+    pack_of: Callable[[SiloSetup], Path | None],
+    report: Callable[[str], None],
+) -> dict[str, list[Answer]]:
+    """Train every silo alone with `tessera agent train`, and give its scores per round.
+
+    Raises:
+        DemoFailed: a training failed.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    plan_file = folder / "plan.json"
+    plan_file.write_text(json.dumps(plan))
+    jobs = [_job(silo, plan_file, data, folder, pack_of(silo)) for silo in SILOS]
+    scores: dict[str, list[Answer]] = {}
+    for job, printed in run_jobs(jobs, at_once=_AT_ONCE):
+        scores[job.name] = json.loads(printed)
+        report(f"{len(scores)} of {len(SILOS)} silos trained alone")
+    return scores
+
+
+def _job(silo: SiloSetup, plan_file: Path, data: Path, folder: Path, pack: Path | None) -> Job:
+    rows = folder / silo.name
+    config = write_config(silo, data, rows, "http://127.0.0.1:1")
+    arguments = ["train", "--json", "--config", str(config), "--plan", str(plan_file)]
+    return Job(silo.name, [*arguments, "--pack", str(pack)] if pack is not None else arguments, rows)

@@ -1,0 +1,156 @@
+"""The demo on a real model, without the model: tickets, plans, the table, the picture and the last line."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from itertools import combinations
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from client_agent.simulation.methods import methods_of, plan_of, require_equal_training
+from client_agent.training.data import load_data
+from examples.demo import pictures, report
+from examples.demo.cast import ALONE, FEDERATED, NAME, Cast
+from examples.demo.federated import FederatedResult
+from examples.demo.narration import logged
+from examples.demo.question import Answers
+from examples.demo.schemes import DATA, SCHEMES, read_tickets, rows
+from examples.demo_tiny.silos import MODELS
+
+FILES = [(scheme, side) for scheme in SCHEMES for side in ("train", "test")]
+
+
+@pytest.fixture
+def cast(tmp_path: Path) -> Cast:
+    (tmp_path / "smollm2").symlink_to(MODELS["S"])
+    return Cast.of(tmp_path, seed=0)
+
+
+def test_the_rows_are_those_of_the_tickets() -> None:
+    for scheme, side in FILES:
+        stored = (DATA / scheme / f"{side}.jsonl").read_text().splitlines()
+        assert [json.loads(line) for line in stored] == list(rows(scheme, side))
+
+
+def test_tickets_differ_and_are_in_one_file_each() -> None:
+    tickets = [ticket for subject in read_tickets().values() for ticket in subject]
+    assert len(tickets) == len(set(tickets)) == 240
+    by_file = {place: {str(row["messages"]) for row in rows(*place)} for place in FILES}
+    assert all(by_file[first].isdisjoint(by_file[second]) for first, second in combinations(FILES, 2))
+
+
+def test_silos_get_eight_tickets_of_their_own_and_are_scored_on_others(cast: Cast, tmp_path: Path) -> None:
+    cast.write_data(tmp_path / "data")
+    data = {
+        desk.name: load_data(tmp_path / "data" / desk.name, validation_share=0) for desk in cast.helpdesks
+    }
+    trained = [example.key for silo in data.values() for example in silo.train]
+    tested = {example.key for silo in data.values() for example in silo.test}
+    assert len(trained) == len(set(trained)) == 32
+    assert not set(trained) & tested
+    assert {len(silo.test) for silo in data.values()} == {cast.study.tests}
+
+
+def test_both_sides_train_the_same_amount_at_the_same_rate(cast: Cast) -> None:
+    alone, federated = cast.plan(ALONE), cast.plan(FEDERATED)
+    require_equal_training({ALONE: alone, FEDERATED: federated})
+    assert alone.training == federated.training
+    assert alone.adapter == federated.adapter
+    assert federated.strategy.name == "fedmosaic"
+    assert federated.rounds.min_clients == len(cast.founders) == 3
+
+
+def test_the_study_compares_what_the_demo_shows(cast: Cast) -> None:
+    assert cast.study.methods == [ALONE, FEDERATED]
+    assert cast.study.seeds == [0, 1, 2]
+    for method in methods_of(cast.study):
+        plan = plan_of(cast.study, method, cast.seed, None)
+        assert plan.model_copy(update={"name": NAME}) == cast.plan(method.name)
+
+
+def score(loss: float, right: float) -> dict[str, object]:
+    return {"loss": {"value": loss, "count": 16}, "exact_match": {"value": right / 16, "count": 16}}
+
+
+def built(cast: Cast, alone: tuple[float, int], federated: tuple[float, int]) -> report.Report:
+    names = [desk.name for desk in cast.helpdesks]
+    begun = {"served": score(4.3, 0), "trained": score(1.0, 1)}
+    scores = {name: [begun, {"trained": score(*alone)}] for name in names}
+    final = {name: [{"final": score(*federated)}] for name in names}
+    relevance = [[0.25] * 4 for _ in names]
+    result = FederatedResult("fed_1", final, names[::-1], relevance, 2e6, 3e6)
+    answers = Answers("elmford", "No <light>.", "Network control.", dict.fromkeys(report.SIDES, "Hm."))
+    return report.build(cast, scores, result, answers, 300.0)
+
+
+@pytest.mark.parametrize(
+    ("alone", "federated", "verdict", "words"),
+    [
+        ((0.8, 4), (0.4, 8), "ahead", "federating is ahead of training alone: mean loss 0.400 against 0.800"),
+        ((0.8, 4), (1.2, 2), "behind", "federating is BEHIND training alone: it did not help here"),
+        ((0.8, 4), (0.79, 9), "level", "level: it made no difference here"),
+        ((0.8, 4), (0.4, 2), "mixed", "the figures disagree"),
+        ((0.8, 4), (1.2, 6), "mixed", "the figures disagree"),
+    ],
+)
+def test_the_last_line_follows_from_the_figures(
+    cast: Cast, alone: tuple[float, int], federated: tuple[float, int], verdict: str, words: str
+) -> None:
+    figures = built(cast, alone, federated)
+    assert figures.verdict == verdict
+    line = report.last_line(figures)
+    assert words in line
+    assert f"{4 * federated[1]} of 64 tickets right against {4 * alone[1]}" in line
+    ahead = 4 if federated[0] < alone[0] else 0
+    assert f"a lower loss in {ahead} of 4 silos." in line
+
+
+def test_the_table_and_the_page_have_every_figure(cast: Cast, tmp_path: Path) -> None:
+    figures = built(cast, (0.8, 4), (0.4, 8))
+    console = Console(width=110, record=True)
+    console.print(report.table(figures))
+    rows_shown = [line for line in console.export_text().splitlines() if "scheme" in line]
+    assert len(rows_shown) == 4
+    assert all(re.search(r"4\.300 +0/16.*0\.800 +4/16.*0\.400 +8/16", row) for row in rows_shown)
+    page = report.write(figures, pictures.draw(figures), tmp_path)
+    assert report.last_line(figures) in page.read_text()
+    assert "No &lt;light&gt;." in page.read_text()
+    assert json.loads((tmp_path / "report.json").read_text())["verdict"] == "ahead"
+    pictures.save(figures, tmp_path / "demo.png")
+    assert (tmp_path / "demo.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_agents_logs_are_shortened() -> None:
+    lines = (
+        "2026-01-01 10:00:00,000 INFO     round 1: step 3/8, loss 2.0, 9 tokens/s, 5 s left\n"
+        "2026-01-01 10:00:01,000 INFO     round 1: step 4/8, loss 1.9, 9 tokens/s, 4 s left\n"
+        "error: something else\n"
+        "2026-01-01 10:00:02,000 WARNING  scores not sent\n"
+    )
+    assert logged(lines) == ["round 1: step 4/8, loss 1.9, 9 tokens/s, 4 s left", "scores not sent"]
+
+
+@pytest.mark.long
+def test_the_demo_runs_to_its_last_line_on_a_tiny_model(tmp_path: Path) -> None:
+    model = tmp_path / "models" / "smollm2"
+    shutil.copytree(MODELS["S"], model)
+    config = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 256}))
+    (model / "chat_template.jinja").write_text(
+        "{% for message in messages %}{{ message.role }}: {{ message.content }}{{ eos_token }}{% endfor %}"
+        "{% if add_generation_prompt %}assistant: {% endif %}"
+    )
+    out = tmp_path / "out"
+    command = [sys.executable, "-m", "examples.demo", "--models", str(model.parent), "--out", str(out)]
+    finished = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert finished.returncode == 0, finished.stdout + finished.stderr
+    figures = json.loads((out / "report.json").read_text())
+    assert f"mean loss {figures['mean_loss']['federated']:.3f}" in finished.stdout.splitlines()[-1]
+    assert set(figures["answers"]["by_side"]) == set(report.SIDES)
+    assert (out / "alone" / "saltmere" / "adapter.safetensors").is_file()
