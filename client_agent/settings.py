@@ -27,7 +27,11 @@ class AgentSettings(BaseSettings):
     """One silo: its coordinator, base model, data, and the folder of the agent's state."""
 
     model_config: ClassVar[SettingsConfigDict] = SettingsConfigDict(
-        env_prefix=_PREFIX, extra="forbid", frozen=True, env_ignore_empty=True
+        env_prefix=_PREFIX,
+        extra="forbid",
+        frozen=True,
+        env_ignore_empty=True,
+        use_attribute_docstrings=True,
     )
 
     url: HttpUrl

@@ -66,8 +66,8 @@ def get_weights(
     Weights are dense unless the client sends
     `Accept: application/vnd.tessera.adapter+safetensors;recipe=<name>` (docs/reference/wire-format.md)
     and has an accepted update; `Tessera-Weights` is then a signed statement of the dense weights' digest.
-    With `;fold=whole`, weights with a base delta carry the sum of all base deltas so far, if that is stored, with
-    the same statement. Rounds outside TESSERA_KEEP_ROUNDS have no weights.
+    With `;fold=whole`, weights with a base delta carry the sum of all base deltas so far, if that is stored,
+    with the same statement. Rounds outside TESSERA_KEEP_ROUNDS have no weights.
     """
     member, form, database = parsed.member, parsed.form, database_of(request)
     with database.read() as session:

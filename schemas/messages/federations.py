@@ -27,28 +27,38 @@ class StrategyPlan(Strict):
     """The strategy and its options. The options are defined by the strategy."""
 
     name: Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$", max_length=50)]
+    """The name of the strategy: a file of Tessera, or an installed package."""
     options: dict[str, JsonValue] = Field(default_factory=dict)
+    """The options of the strategy; the strategy defines and checks them."""
 
 
 class AdapterPlan(Strict):
     """The trainable tensors of a client.
 
-    `kind` `pq`: `P` (rank, rank) and `Q` (rank,) per (block, role) between frozen frames; `lora`: ordinary
-    `A` (rank, d_in), `B` (d_out, rank) per (layer, role). `scale` multiplies the adapter's output.
-
-    `target_modules` limits `P`, `Q` to some (block, role)s, such as `b0.v`; null = all. Beside them an
-    ordinary LoRA of every (layer, role) may train: `same_architecture_rank` ranks are shared with clients of
-    the identical base model, `private_rank` ranks never leave the client; 0 = none.
+    `pq`: `P` (rank, rank) and `Q` (rank,) per (block, role), between frozen frames. `lora`: `A` (rank, d_in)
+    and `B` (d_out, rank) per (layer, role).
     """
 
     kind: Literal["pq", "lora"] = "pq"
+    """`pq` can be shared across base models, `lora` only among clients of the identical base model."""
     rank: Annotated[int, Field(ge=1, le=1024)] = 32
+    """The rank of P and Q, or of the ordinary LoRA."""
     scale: Positive = 2.0
+    """The factor of the adapter's output."""
     blocks: Annotated[int, Field(ge=1, le=64)] = 4
+    """`pq`: the number of blocks into which each model's layers are divided; each block has one P and Q per
+    role.
+    """
     roles: Annotated[tuple[Role, ...], Field(min_length=1)] = ALL_ROLES
+    """The linear layers of a transformer block that get an adapter."""
     target_modules: Annotated[tuple[str, ...], Field(min_length=1)] | None = None
+    """`pq`: the (block, role)s with P and Q, such as `b0.v`; null = all of `blocks` and `roles`."""
     private_rank: Annotated[int, Field(ge=0, le=1024)] = 0
+    """`pq`: the rank of an ordinary LoRA of every (layer, role) that never leaves the client; 0 = none."""
     same_architecture_rank: Annotated[int, Field(ge=0, le=1024)] = 0
+    """`pq`: the rank of an ordinary LoRA of every (layer, role) that is shared with clients of the identical
+    base model; 0 = none.
+    """
 
     @model_validator(mode="after")
     def _roles_are_distinct(self) -> Self:
@@ -94,18 +104,20 @@ class AdapterPlan(Strict):
 
 
 class RoundsPlan(Strict):
-    """The number of rounds, the clients required, deadlines, and the decay of stale updates.
-
-    `quorum` (default `min_clients`) updates are needed to aggregate at the deadline, `collect_seconds` after
-    the start; an update counts for `max_staleness` more rounds, each time multiplied by `staleness_decay`.
-    """
+    """The number of rounds, the clients required, deadlines, and the decay of stale updates."""
 
     total: Count = 10
+    """The number of rounds after which the federation is finished."""
     min_clients: Count = 2
+    """The number of clients that a round waits for."""
     quorum: Count | None = None
+    """The number of updates that suffice at the deadline; null = `min_clients`."""
     collect_seconds: Annotated[float, Field(gt=0, le=30 * 86400)] = 3600.0
+    """The deadline of a round, in seconds after its start."""
     max_staleness: Annotated[int, Field(ge=0)] = 3
+    """For how many more rounds the last update of an absent client counts."""
     staleness_decay: Annotated[float, Field(gt=0, le=1)] = 0.5
+    """The factor by which the weight of an absent client's update falls per round."""
 
     @model_validator(mode="after")
     def _quorum_is_reachable(self) -> Self:
@@ -121,17 +133,18 @@ class RoundsPlan(Strict):
 
 
 class SignatureDpPlan(Strict):
-    """(epsilon, delta)-differential privacy of every record, against any reader of a client's sketches.
-
-    The budget `epsilon` is divided over `releases`, one per round, null = the number of rounds; once it is
-    spent, the last sketch is sent again. `minimum_sample` is the smallest expected number of records per
-    release: with fewer, a sketch is mostly noise.
-    """
+    """(epsilon, delta)-differential privacy of every record, against any reader of a client's sketches."""
 
     epsilon: Annotated[float, Field(ge=0.01, le=10)]
+    """The privacy budget of all sketches of a client together."""
     delta: Annotated[float, Field(ge=1e-8, le=1e-2)] = 1e-5
+    """The probability with which the guarantee of epsilon may fail."""
     releases: Annotated[int, Field(ge=1, le=100_000)] | None = None
+    """Over how many sketches the budget is divided, one per round; null = `rounds.total`. Once it is spent,
+    the last sketch is sent again.
+    """
     minimum_sample: Count = 64
+    """The smallest expected number of records per sketch: with fewer, a sketch is mostly noise."""
 
 
 _DIM_WITH_DP = 64
@@ -139,20 +152,31 @@ _SAMPLE_WITH_DP = 256
 
 
 class SignaturePlan(Strict):
-    """A client's sanitized gradient sketch: `dim` numbers, from `probe_examples` examples.
-
-    With `dp`, about `probe_examples` examples are sampled for each release; `dim` and `probe_examples` then
-    default to 64 and 256, and the mean over releases replaces `ema`.
-    """
+    """A client's sanitized gradient sketch, from which relevance is computed."""
 
     kind: SignatureKind = "gradient"
+    """`gradient`: of the gradients of the silo's examples in the shared model; `representation`: of hidden
+    states of the silo's model with its adapter, on the anchor texts.
+    """
     dim: Annotated[int, Field(ge=2, le=65536)] = 256
+    """The number of values of a sketch; with `dp` 64 by default."""
     probe_examples: Annotated[int, Field(ge=1, le=65536)] = 32
+    """The number of examples that a sketch is computed from; with `dp` the expected number, 256 by default.
+    """
     ema: Annotated[float, Field(gt=0, le=1)] = 0.5
+    """The weight of the newest sketch in the moving average over rounds; with `dp` the mean of all sketches
+    is used.
+    """
     clip: Positive = 1.0
+    """The largest L2 norm of one example's gradient, and of the sketch."""
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
+    """The seed of the random projection to `dim` values."""
     model: SharedModelSlug | None = None
+    """The slug of the model that computes sketches; null = the pivot of `alignment`, or each silo's own
+    model.
+    """
     dp: SignatureDpPlan | None = None
+    """Differential privacy of the sketches; null = none."""
 
     @model_validator(mode="after")
     def _dp_has_a_sample_of_its_own(self) -> Self:
@@ -173,61 +197,82 @@ class SignaturePlan(Strict):
 
 
 class AlignmentPlan(Strict):
-    """Alignment of P and Q across architectures; `pivot` is the base model that every agent loads.
+    """Alignment of P and Q across architectures.
 
-    The pivot's pack comes from an operator or a client of the pivot's base model;
-    `pivot_pack_by_any_client`: from any client that has waited for it in vain.
+    The pivot's pack comes from an operator or from a client of the pivot's base model.
     """
 
     pivot: SharedModelSlug
+    """The slug of the base model that every agent loads; `tessera agent check` prints it."""
     anchors: Annotated[int, Field(ge=1, le=100_000)] = 1024
+    """The number of public anchor texts that packs are fitted on."""
     frames: Literal["pca-tok", "random"] = "pca-tok"
+    """`pca-tok`: fitted on anchor texts; `random`: from `seed`, not aligned, as a control."""
     max_error: Positive = 0.85
+    """The largest error of a module, on pseudo-tasks that were not fitted, with which it is shared."""
     pivot_pack_by_any_client: bool = False
+    """Whether any client that has waited half an hour for the pivot's pack makes it."""
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
+    """The seed of random targets, pseudo-tasks and random frames."""
 
 
 class PrivacyPlan(Strict):
-    """Authentication of clients, and the minimum size of a mixture.
-
-    `allow_bearer_clients` admits clients without a key. `roster_policy`: agents trust the keys pinned in the
-    silo (`pinned`), the first key of a name (`tofu`), or the coordinator (`server`).
-
-    `min_voices` is the minimum number of other members in a served mixture; below it a client keeps its own
-    adapter. With 1, the mixture for a member with one peer is that peer's adapter.
-    """
+    """Authentication of clients, and the minimum size of a mixture."""
 
     allow_bearer_clients: bool = False
+    """Whether clients without a key may enrol; they send a bearer token instead of signatures."""
     roster_policy: RosterPolicy = "server"
+    """Which members' keys agents trust: those pinned in the silo (`pinned`), the first key of a name
+    (`tofu`), or those of the coordinator (`server`).
+    """
     min_voices: Count = 1
+    """The fewest other members in a served mixture; below it a client keeps its own adapter. With 1, a
+    member with one peer is served that peer's adapter.
+    """
 
 
 class LimitsPlan(Strict):
-    """Limits of an update: `max_norm` over all adapter tensors, `clip_norm` of the learnt change, both L2.
-
-    `max_examples` caps the weight of the number of examples, which clients report themselves.
-    """
+    """Limits of an update."""
 
     max_update_bytes: Annotated[int, Field(ge=1024, le=2**40)] = 64 * 2**20
+    """The largest encoded update, in bytes."""
     max_norm: Positive = 1e4
+    """The largest L2 norm over all adapter tensors; larger updates are refused."""
     clip_norm: Positive | None = None
+    """The largest L2 norm of the change since the seeded start; larger changes are scaled down to it. null =
+    none.
+    """
     max_examples: Count = 100_000
+    """The cap on the number of examples, which clients report themselves and by which some strategies weight
+    them.
+    """
 
 
 class FederationPlan(Strict):
     """The plan of a federation; everything except `name` and `strategy.name` has a default."""
 
     name: Name
+    """The name that people see."""
     strategy: StrategyPlan
+    """The federated method."""
     adapter: AdapterPlan = AdapterPlan()
+    """What clients train."""
     rounds: RoundsPlan = RoundsPlan()
+    """How many rounds there are, and when a round ends."""
     training: TrainingPlan = TrainingPlan()
+    """How clients train."""
     scores: ScoresPlan = ScoresPlan()
+    """How clients score their models."""
     signature: SignaturePlan = SignaturePlan()
+    """The gradient sketches."""
     alignment: AlignmentPlan | None = None
+    """Sharing across base models; null = none."""
     wire: WirePlan = WirePlan()
+    """How updates and weights are encoded."""
     privacy: PrivacyPlan = PrivacyPlan()
+    """Who may be a member, and how small a mixture may be."""
     limits: LimitsPlan = LimitsPlan()
+    """Which updates are refused or scaled down."""
 
     @model_validator(mode="after")
     def _releases_are_counted(self) -> Self:
