@@ -43,10 +43,10 @@ class Settings(BaseSettings):
     model_config = SettingsConfigDict(env_prefix=PREFIX, frozen=True, extra="ignore", env_ignore_empty=True)
 
     database_password: Annotated[
-        SecretStr | None, Field(description="password for a database_url that names only a user")
+        SecretStr | None, Field(description="password for a database URL that names only a user")
     ] = None
     database_url: Annotated[
-        str, Field(description="sqlite:///file.db or postgresql://user:password@host/name")
+        str, Field(description="the database: `sqlite:///file.db` or `postgresql://user:password@host/name`")
     ] = "sqlite:///tessera.db"
     database_wait_seconds: Annotated[
         float, Field(ge=0, description="seconds to wait for PostgreSQL at startup")
@@ -99,7 +99,8 @@ class Settings(BaseSettings):
         Literal["debug", "info", "warning", "error"], Field(description="lowest level that is logged")
     ] = "info"
     log_format: Annotated[
-        Literal["json", "console"], Field(description="json for machines, console for people")
+        Literal["json", "console"],
+        Field(description="format of the log: `json` for machines, `console` for people"),
     ] = "json"
     aggregation_block_mib: Annotated[
         int,

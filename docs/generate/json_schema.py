@@ -33,7 +33,9 @@ def _plain_type(schema: Schema, link: Link) -> str:
         case "array":
             return f"list of {type_text(schema['items'], link) if 'items' in schema else 'values'}"
         case "object" if isinstance(schema.get("additionalProperties"), Mapping):
-            return f"object of {type_text(schema['additionalProperties'], link)}"
+            return f"object of {type_text(schema['additionalProperties'], link)}".removesuffix(
+                " of JsonValue"
+            )
         case "integer" | "number" as kind:
             return " ".join(filter(None, (kind, limits(schema))))
         case "string" if schema.get("format") == "date-time":

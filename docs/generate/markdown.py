@@ -5,6 +5,12 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Final
+
+_DOCS: Final = Path(__file__).parent.parent
+_SECTION: Final = re.compile(r"^(?:Args|Attributes|Raises|Returns):$", re.MULTILINE)
+_DOCUMENT: Final = re.compile(r"docs/(?P<folder>[a-z-]+)/(?P<name>[\w-]+)(?:\.md)?")
 
 
 def page_of(title: str, source: str, *parts: str) -> str:
@@ -36,12 +42,30 @@ def block(language: str, text: str) -> str:
 def prose(docstring: str | None) -> str:
     """Return a docstring as Markdown, without its sections of arguments and errors."""
     text = inspect.cleandoc(docstring or "")
-    return re.split(r"^(?:Args|Attributes|Raises|Returns):$", text, maxsplit=1, flags=re.MULTILINE)[0].strip()
+    return linked(_SECTION.split(text, maxsplit=1)[0].strip())
+
+
+def linked(text: str) -> str:
+    """Escape what looks like HTML, and link documents that are named by their path."""
+    parts = re.split(r"(`[^`]*`)", text)  # code has an odd index
+    return "".join(part if index % 2 else _linked_words(part) for index, part in enumerate(parts))
+
+
+def _linked_words(text: str) -> str:
+    return _DOCUMENT.sub(_link, text.replace("<", "&lt;"))
+
+
+def _link(named: re.Match[str]) -> str:
+    folder, name = named["folder"], named["name"]
+    files = sorted((_DOCS / folder).glob(f"{name}*.md"))
+    if not files:
+        raise FileNotFoundError(f"{named[0]} is named in the code and does not exist; correct the name")
+    return f"[{name}](../{folder}/{files[0].name})"
 
 
 def sentence(text: str) -> str:
     """Return a phrase as a sentence: a capital at the beginning, a full stop at the end."""
-    phrase = " ".join(text.split())
+    phrase = linked(" ".join(text.split()))
     if not phrase:
         return ""
     opened = phrase if phrase.startswith("`") else phrase[0].upper() + phrase[1:]

@@ -9,13 +9,14 @@ from dataclasses import fields
 from typing import Any, Final
 
 from pydantic import BaseModel
+from pydantic.fields import FieldInfo
 
 from coordinator.strategies import opening
 from coordinator.strategies.capabilities import Traits
 from docs.generate.json_schema import Schema, default_text, type_text
 from docs.generate.markdown import block, code, page_of, prose, sentence, table
 from schemas.messages.federations import FederationPlan
-from schemas.messages.recipes import NAMED
+from schemas.messages.recipes import NAMED, Recipe
 from schemas.messages.recommended import recommended
 
 _INTRODUCTION = """\
@@ -108,23 +109,22 @@ def _fields(path: str, model: type[BaseModel], schema: Schema, definitions: Sche
         nested = _nested(field.annotation)
         place = f"{path}.{name}" if path else name
         target = f"[object](#{place.replace('.', '').lower()})" if nested is not None else None
-        optional = field.default is None and nested is not None
-        kind = f"{target} or null" if target and optional else target or type_text(described, _link)
-        default = _default(described, required=field.is_required(), nested=nested is not None)
+        kind = target or type_text(described)
+        if nested is Recipe:
+            kind = f"[name](#named-recipes) or {target}"
+        elif target and field.default is None:
+            kind = f"{target} or null"
+        default = "`{}`" if field.default_factory is dict else _default(field, described)
         rows.append((code(name), kind, default, sentence(field.description or "")))
     return table(("field", "type", "default", "meaning"), rows)
 
 
-def _link(name: str) -> str:
-    return name
-
-
-def _default(schema: Schema, *, required: bool, nested: bool) -> str:
-    return (
-        "its defaults"
-        if nested and schema.get("default") is not None
-        else default_text(schema, required=required)
-    )
+def _default(field: FieldInfo, schema: Schema) -> str:
+    if isinstance(field.default, Recipe):
+        return code(next(name for name, recipe in NAMED.items() if recipe == field.default))
+    if isinstance(field.default, BaseModel):
+        return "its defaults"
+    return default_text(schema, required=field.is_required())
 
 
 def _recipes() -> str:

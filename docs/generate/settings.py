@@ -131,5 +131,5 @@ def _of_commands() -> Mapping[str, str]:
             if isinstance(option, TyperOption):
                 names = [option.envvar] if isinstance(option.envvar, str) else option.envvar or []
                 for name in names:
-                    texts.setdefault(name, f"{command.name} {option.opts[0]}: {option.help}")
+                    texts.setdefault(name, f"`{command.name} {option.opts[0]}`: {option.help}")
     return texts
