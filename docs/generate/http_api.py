@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from typing import Any, Final
+from typing import Final
 
-from fastapi import FastAPI
+from fastapi.dependencies.models import Dependant
 from fastapi.routing import APIRoute
 
-from coordinator.app import create_app
+from coordinator.app import ROUTERS, create_app
 from coordinator.auth.permissions import CALLERS
 from coordinator.settings import Settings
 from docs.generate.json_schema import Schema, default_text, type_text
@@ -40,13 +40,26 @@ _TAGS: Final = {
 _ELSEWHERE: Final = {"FederationPlan": "plan.md", "Problem": "errors.md"}
 """Bodies that another page describes, and with them all that only they contain."""
 _PLAN_PART = re.compile(r"(Plan|Recipe)$")
+_CLIENT_OR_OPERATOR: Final = "a client of the federation, an operator or an admin"
+_BY_THEMSELVES: Final = {
+    ("/v1/federations/{fid}/rounds/current", "get"): "a client of the federation",
+    ("/v1/federations/{fid}/clients/{cid}/adapter", "get"): "the client itself, an operator or an admin",
+    ("/v1/federations/{fid}/alignments/{base_model}", "get"): _CLIENT_OR_OPERATOR,
+    ("/v1/federations/{fid}/alignments/{base_model}", "put"): _CLIENT_OR_OPERATOR,
+    ("/v1/federations/{fid}/alignments/{base_model}/acceptance", "put"): _CLIENT_OR_OPERATOR,
+    ("/v1/enrolments", "post"): "anybody with an enrolment token",
+    ("/metrics", "get"): "any person; anybody with TESSERA_PUBLIC_METRICS=true",
+    ("/healthz", "get"): "anybody",
+    ("/readyz", "get"): "anybody",
+    ("/v1/hello", "get"): "anybody",
+}
+"""Callers of routes that decide in their body, by path and method."""
 
 
 def page() -> str:
-    app = create_app(Settings(_env_file=None))
-    document = app.openapi()
+    document = create_app(Settings(_env_file=None)).openapi()
     groups = _groups(document)
-    callers = _callers(app)
+    callers = _callers()
     schemas: dict[str, Schema] = document["components"]["schemas"]
     sections = [
         part
@@ -91,30 +104,33 @@ def _overview(groups: dict[str, list[Operation]]) -> Iterator[str]:
     yield table(("method", "path", ""), rows)
 
 
-def _callers(app: FastAPI) -> dict[tuple[str, str], str]:
+def _callers() -> dict[tuple[str, str], str]:
     """Return who may call each route, by path and method."""
     texts: dict[tuple[str, str], str] = {}
-    for route in app.routes:
+    for route in (route for router in ROUTERS for route in router.routes):
         if isinstance(route, APIRoute):
-            who = _caller_of(route.dependant)
-            texts |= {(route.path, method.lower()): who for method in route.methods}
-    return texts
+            caller = _caller_of(route.dependant)
+            texts |= {(route.path, method.lower()): caller for method in route.methods if caller}
+    return texts | _BY_THEMSELVES
 
 
-def _caller_of(dependant: Any) -> str:
-    for inner in dependant.dependencies:
-        if inner.call in CALLERS:
-            return CALLERS[inner.call]
+def _caller_of(dependant: Dependant) -> str:
+    """Return the callers of the outermost permission among the dependencies of a route."""
+    level = list(dependant.dependencies)
+    while level:
+        for inner in level:
+            if inner.call in CALLERS:
+                return CALLERS[inner.call]
+        level = [deeper for inner in level for deeper in inner.dependencies]
     return ""
 
 
 def _operation(path: str, method: str, operation: Schema, callers: dict[tuple[str, str], str]) -> str:
-    who = callers.get((path, method), "")
     parts = (
         f"### {operation['summary']}",
         f"`{method.upper()} {path}`",
         linked(operation["description"]),
-        f"**Callers:** {sentence(who)}" if who else "",
+        f"**Callers:** {sentence(callers[path, method])}",
         table(("parameter", "in", "type", "meaning"), map(_parameter, operation.get("parameters", ()))),
         _request(operation),
         table(("status", "reply"), _replies(operation)),

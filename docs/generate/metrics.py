@@ -47,7 +47,10 @@ _LABELS = {
 
 def page() -> str:
     families = _families()
-    rows = [(*_described(name, family), _labels(family)) for name, family in families.items()]
+    rows = [
+        (code(name), family._type, _labels(family) or "none", sentence(family._documentation))
+        for name, family in families.items()
+    ]
     buckets = [
         (code(name), ", ".join(f"{bound:g}" for bound in family._upper_bounds[:-1]))
         for name, family in families.items()
@@ -57,7 +60,7 @@ def page() -> str:
         "Metrics",
         "coordinator/observability/metrics.py",
         _INTRODUCTION,
-        table(("metric", "type", "meaning", "labels"), rows),
+        table(("metric", "type", "labels", "meaning"), rows),
         "## Buckets",
         "Upper bounds of the histograms' buckets, in seconds.",
         table(("histogram", "seconds"), buckets),
@@ -76,10 +79,6 @@ def _families() -> dict[str, MetricWrapperBase]:
 
 def _sample_name(family: MetricWrapperBase) -> str:
     return f"{family._name}_total" if isinstance(family, Counter) else family._name
-
-
-def _described(name: str, family: MetricWrapperBase) -> tuple[str, str, str]:
-    return code(name), family._type, sentence(family._documentation)
 
 
 def _labels(family: MetricWrapperBase) -> str:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
 import griffe
+
+logging.getLogger("griffe").setLevel(logging.ERROR)  # one entry may describe two parameters
 
 _ROOT = Path(__file__).parent.parent.parent
 
