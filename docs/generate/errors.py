@@ -18,9 +18,10 @@ from schemas.wire.refusals import BodyRefused
 Problem = type[Refused] | type[BodyRefused]
 
 _INTRODUCTION = f"""\
-The coordinator answers what it refuses with a problem document ([RFC 9457](https://www.rfc-editor.org/rfc/rfc9457)) of
-the media type `{MEDIA_TYPE}`. Programs read `type`, whose last part is the slug below, and further members;
-people read `title` and `detail`. New slugs may be added: treat an unknown one by its status."""
+The coordinator answers what it refuses with a problem document ([RFC
+9457](https://www.rfc-editor.org/rfc/rfc9457)) of the media type `{MEDIA_TYPE}`. Programs read `type`, whose
+last part is the slug below, and further members; people read `title` and `detail`. New slugs may be added:
+treat an unknown one by its status."""
 
 _EXAMPLE = f"""\
 HTTP/1.1 409 Conflict
@@ -29,13 +30,14 @@ Content-Type: {MEDIA_TYPE}
 {{"type": "{PREFIX}round-closed", "title": "The round is closed for this; continue with the next round", "status": 409}}"""
 
 _DAEMON = """\
-`tessera agent run` reacts by itself: it **retries** until the request succeeds, goes on with the **next round**, or
-**stops** with exit status 1 because a person has to act. A client of your own should do the same."""
+`tessera agent run` reacts by itself: it **retries** until the request succeeds, goes on with the **next
+round**, or **stops** with exit status 1 because a person has to act. A client of your own should do the
+same."""
 
 _AGENT = """\
-Commands of `tessera agent` print an error in one line that begins with `error:` and says what to do next. The message
-depends on the facts; the classes below are what Python code can catch, all subclasses of `AgentError`. `tessera agent run`
-retries after some of them for as long as it runs."""
+Commands of `tessera agent` print an error in one line that begins with `error:` and says what to do next.
+The message depends on the facts; the classes below are what Python code can catch, all subclasses of
+`AgentError`. `tessera agent run` retries after some of them for as long as it runs."""
 
 _EXITS = (
     ("0", "The command succeeded, or `tessera agent run` was stopped and resumes at its next start."),

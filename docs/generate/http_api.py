@@ -16,14 +16,14 @@ from docs.generate.json_schema import Schema, default_text, type_text
 from docs.generate.markdown import anchor, code, linked, page_of, sentence, table
 
 _INTRODUCTION = """\
-Everything that commands, agents and the page do goes through this API. A running coordinator serves the same document for
-machines at `/openapi.json`, and a page to try it out at `/docs`.
+Everything that commands, agents and the page do goes through this API. A running coordinator serves the
+same document for machines at `/openapi.json`, and a page to try it out at `/docs`.
 
-People send `Authorization: Bearer TOKEN`. Clients sign every request
-([signed requests](wire-format.md#signed-requests)). Bodies are JSON, or tensors where a media type is named
-([wire format](wire-format.md)). What is refused is answered with a [problem document](errors.md), and any request may be
-answered with `rate-limited`, `busy` or `unavailable`. Lists come in pages: `next` of a page is `after` of the request for
-the following one, null at the end."""
+People send `Authorization: Bearer TOKEN`. Clients sign every request ([signed
+requests](wire-format.md#signed-requests)). Bodies are JSON, or tensors where a media type is named ([wire
+format](wire-format.md)). What is refused is answered with a [problem document](errors.md), and any request
+may be answered with `rate-limited`, `busy` or `unavailable`. Lists come in pages: `next` of a page is
+`after` of the request for the following one, null at the end."""
 
 _TAGS: Final = {
     "about": "The service",

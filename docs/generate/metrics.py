@@ -9,9 +9,10 @@ from coordinator.observability.metrics import Metrics
 from docs.generate.markdown import block, code, page_of, sentence, table
 
 _INTRODUCTION = """\
-`GET /metrics` answers in Prometheus' text format, to holders of a person's token. With `TESSERA_PUBLIC_METRICS=true`
-([settings](settings.md#coordinator)) it needs no token. Counters and histograms are those of the process that answers,
-since its start; add them up over replicas. The numbers of rounds come from the database and are the same for all."""
+`GET /metrics` answers in Prometheus' text format, to holders of a person's token. With
+`TESSERA_PUBLIC_METRICS=true` ([settings](settings.md#coordinator)) it needs no token. Counters and
+histograms are those of the process that answers, since its start; add them up over replicas. The numbers of
+rounds come from the database and are the same for all."""
 
 _SCRAPE = """\
 scrape_configs:

@@ -20,12 +20,13 @@ from schemas.messages.recipes import NAMED, Recipe
 from schemas.messages.recommended import recommended
 
 _INTRODUCTION = """\
-A plan is the JSON object that describes one federation: its method, its adapter, its rounds, and its limits. Operators
-create a federation from it (`tessera federation create --plan plan.json`, or `POST /v1/federations`). Agents receive it,
-check it, and refuse what they do not support; a plan is data and contains no code.
+A plan is the JSON object that describes one federation: its method, its adapter, its rounds, and its
+limits. Operators create a federation from it (`tessera federation create --plan plan.json`, or `POST
+/v1/federations`). Agents receive it, check it, and refuse what they do not support; a plan is data and
+contains no code.
 
-Only `name` and `strategy.name` are required. Unknown fields are refused, so that a misspelt one is an error. A plan cannot
-be changed after the federation has been created."""
+Only `name` and `strategy.name` are required. Unknown fields are refused, so that a misspelt one is an
+error. A plan cannot be changed after the federation has been created."""
 
 _EXAMPLE = {
     "name": "clinics",
@@ -35,13 +36,14 @@ _EXAMPLE = {
 }
 
 _RECOMMENDED = """\
-`tessera federation create --strategy NAME` fills in what is recommended for a strategy, unless it reads a plan from a
-file. With `--pivot`, `--same-architecture-rank` or `--target-modules` it fills in what is recommended for several base
-models. Everything else has the defaults above."""
+`tessera federation create --strategy NAME` fills in what is recommended for a strategy, unless it reads a
+plan from a file. With `--pivot`, `--same-architecture-rank` or `--target-modules` it fills in what is
+recommended for several base models. Everything else has the defaults above."""
 
 _STRATEGIES = """\
-`strategy.name` names the method, `strategy.options` its options. A strategy declares what it needs; these are its traits.
-Strategies of [installed packages](../how-to/write-a-strategy.md) have names of their own."""
+`strategy.name` names the method, `strategy.options` its options. A strategy declares what it needs; these
+are its traits. Strategies of [installed packages](../how-to/write-a-strategy.md) have names of their
+own."""
 
 _RECIPES = """\
 A recipe says which values of an update are sent, what they are differences to, and in which number format.

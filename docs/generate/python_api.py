@@ -25,8 +25,9 @@ class Part:
 
 
 _INTRODUCTION = """\
-What is on this page is the public Python API. Everything else may change between versions. Names are imported from the
-package that a heading names, and loaded when they are first used, so that `import client_agent` does not import PyTorch."""
+What is on this page is the public Python API. Everything else may change between versions. Names are
+imported from the package that a heading names, and loaded when they are first used, so that `import
+client_agent` does not import PyTorch."""
 
 _AGENT = """\
 An agent in a program of your own. Errors are subclasses of `client_agent.errors.AgentError`
@@ -36,11 +37,12 @@ Comparisons of methods on one machine, as `tessera compare` runs them ([studies]
 _COORDINATOR = """\
 The coordinator as an ASGI application, for a server or a test of your own."""
 _STRATEGY = """\
-The coordinator's side of a strategy, in `coordinator/strategies/<name>.py` or in the module `coordinator` of an installed
-package: `Options`, a pydantic model that forbids unknown members, and `Strategy`, made from them
-([write a strategy](../how-to/write-a-strategy.md))."""
+The coordinator's side of a strategy, in `coordinator/strategies/<name>.py` or in the module `coordinator`
+of an installed package: `Options`, a pydantic model that forbids unknown members, and `Strategy`, made from
+them ([write a strategy](../how-to/write-a-strategy.md))."""
 _AGENT_STRATEGY = """\
-The agent's side of the same strategy, in `client_agent/strategies/<name>.py` or in the module `agent` of the package."""
+The agent's side of the same strategy, in `client_agent/strategies/<name>.py` or in the module `agent` of
+the package."""
 
 _ANNOTATED: Final = re.compile(r"^Annotated\[(.+?), Field\(.*?\)\]")
 _FACTORY: Final = re.compile(r"default_factory=(.+)\)$")

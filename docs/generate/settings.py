@@ -16,19 +16,19 @@ from docs.generate.json_schema import Schema, type_text
 from docs.generate.markdown import block, code, page_of, sentence, table
 
 _INTRODUCTION = """\
-The coordinator is configured by environment variables, an agent by its `silo.toml`. What belongs to one federation is in
-its [plan](plan.md), not here."""
+The coordinator is configured by environment variables, an agent by its `silo.toml`. What belongs to one
+federation is in its [plan](plan.md), not here."""
 
 _COORDINATOR = """\
-Set in the environment. A file named like the variable in lower case, in the folder that `TESSERA_SECRETS_DIR` names, may
-take a variable's place, such as `tessera_admin_token`; the environment takes precedence. An empty variable counts as not
-set. Variables that begin with `TESSERA_` and are unknown are logged at start (`unknown-variables`), as they are most
-likely misspelt."""
+Set in the environment. A file named like the variable in lower case, in the folder that
+`TESSERA_SECRETS_DIR` names, may take a variable's place, such as `tessera_admin_token`; the environment
+takes precedence. An empty variable counts as not set. Variables that begin with `TESSERA_` and are unknown
+are logged at start (`unknown-variables`), as they are most likely misspelt."""
 
 _AGENT = """\
-Written in `silo.toml`; `tessera agent init` makes a commented one. Every option can also be set in the environment as
-`TESSERA_AGENT_<OPTION>`, which takes precedence. Paths are relative to `silo.toml`. Only `url`, `model` and `train` are
-required."""
+Written in `silo.toml`; `tessera agent init` makes a commented one. Every option can also be set in the
+environment as `TESSERA_AGENT_<OPTION>`, which takes precedence. Paths are relative to `silo.toml`. Only
+`url`, `model` and `train` are required."""
 
 _COMMANDS = """\
 Options of [commands](cli.md) that may also come from the environment, and the variables of
