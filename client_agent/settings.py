@@ -41,7 +41,7 @@ class AgentSettings(BaseSettings):
     folder: Path = Path(_FOLDER)
     """The folder of the private key, the rounds and the trained adapters; back it up."""
     model: str
-    """The base model: a folder, a .gguf file (converted once into `folder`), or the id of a model of the hub."""
+    """The base model: a folder, a .gguf file (converted once into `folder`), or a model's id on the hub."""
     pivot_model: str | None = None
     """The model that all silos share for gradient sketches and alignment; needed if it is not `model`."""
     roster: Path | None = None

@@ -27,7 +27,11 @@ _EXAMPLE = f"""\
 HTTP/1.1 409 Conflict
 Content-Type: {MEDIA_TYPE}
 
-{{"type": "{PREFIX}round-closed", "title": "The round is closed for this; continue with the next round", "status": 409}}"""
+{{
+  "type": "{PREFIX}round-closed",
+  "title": "The round is closed for this; continue with the next round",
+  "status": 409
+}}"""
 
 _DAEMON = """\
 `tessera agent run` reacts by itself: it **retries** until the request succeeds, goes on with the **next
@@ -58,7 +62,7 @@ _REACTIONS = {
 def page() -> str:
     return page_of(
         "Errors",
-        "coordinator/errors.py, schemas/wire/refusals.py, client_agent/errors.py and docs/generate/remedies.py",
+        "the error classes of both sides and docs/generate/remedies.py",
         _INTRODUCTION,
         block("http", _EXAMPLE),
         "## Coordinator",

@@ -110,7 +110,7 @@ def _callers() -> dict[tuple[str, str], str]:
     for route in (route for router in ROUTERS for route in router.routes):
         if isinstance(route, APIRoute):
             caller = _caller_of(route.dependant)
-            texts |= {(route.path, method.lower()): caller for method in route.methods if caller}
+            texts |= {(route.path, method.lower()): caller for method in route.methods or () if caller}
     return texts | _BY_THEMSELVES
 
 
@@ -119,7 +119,7 @@ def _caller_of(dependant: Dependant) -> str:
     level = list(dependant.dependencies)
     while level:
         for inner in level:
-            if inner.call in CALLERS:
+            if inner.call is not None and inner.call in CALLERS:
                 return CALLERS[inner.call]
         level = [deeper for inner in level for deeper in inner.dependencies]
     return ""

@@ -49,7 +49,7 @@ _LABELS = {
 def page() -> str:
     families = _families()
     rows = [
-        (code(name), family._type, _labels(family) or "none", sentence(family._documentation))
+        (code(name), str(family._type), _labels(family) or "none", sentence(family._documentation))
         for name, family in families.items()
     ]
     buckets = [

@@ -10,7 +10,10 @@ _ASK_FOR_TOKEN = "Ask an admin for a token of the role that the route needs."
 _WRITE_BODY_ANEW = (
     "Write the body as [wire format](wire-format.md) describes; the same bytes are refused again."
 )
-_ENCODE_AGAIN = "Encode the update anew from the [recipe](wire-format.md#recipes) of the plan; the same bytes are refused again."
+_ENCODE_AGAIN = (
+    "Encode the update anew from the [recipe](wire-format.md#recipes) of the plan; the same bytes "
+    "are refused again."
+)
 
 REMEDIES: Final[Mapping[str, str]] = {
     "anchors-missing": "Store the texts with `tessera anchors put` before you start the federation.",
@@ -20,7 +23,9 @@ REMEDIES: Final[Mapping[str, str]] = {
     "body-incomplete": _SEND_AGAIN,
     "body-too-large": "Send less; for updates the plan's `limits.max_update_bytes` is the limit.",
     "busy": "Wait for the seconds in `Retry-After`, then send the request again.",
-    "client-name-taken": "Choose another name, or pass `replace` to invalidate the unused token of this name.",
+    "client-name-taken": (
+        "Choose another name, or pass `replace` to invalidate the unused token of this name."
+    ),
     "clock-skew": "Synchronise the clock of the client (NTP). `server_time` is the coordinator's time.",
     "codec-corrupt": "Compress the body anew, with a checksum.",
     "codec-trailing": "Send exactly one zstd frame.",
@@ -32,11 +37,17 @@ REMEDIES: Final[Mapping[str, str]] = {
     "digest-mismatch": "Compute the digest of the bytes as sent, and send them again.",
     "digest-missing": "Send `Content-Digest: sha-256=:...:` (RFC 9530) with the body.",
     "enrolment-token-invalid": "Ask the operator for a new enrolment token; one is valid once, for one name.",
-    "federation-state": "Look at the state with `tessera federation show`, and start, resume or create a federation.",
+    "federation-state": (
+        "Look at the state with `tessera federation show`, and start, resume or create a federation."
+    ),
     "forbidden": _ASK_FOR_TOKEN,
     "head-too-large": "Send fewer or shorter header fields.",
-    "internal": "Send the request again; if it fails again, give the `incident` to the operator, whose log has it.",
-    "key-revoked": "Sign with the current key. If the client was revoked, ask the operator for an enrolment token.",
+    "internal": (
+        "Send the request again; if it fails again, give the `incident` to the operator, whose log has it."
+    ),
+    "key-revoked": (
+        "Sign with the current key. If the client was revoked, ask the operator for an enrolment token."
+    ),
     "malformed-json": "Send JSON without duplicate keys, comments or NaN.",
     "malformed-request": "Send a valid HTTP/1.1 request; check any proxy in between.",
     "media-type": "Use a media type of `accepts`.",
@@ -54,8 +65,13 @@ REMEDIES: Final[Mapping[str, str]] = {
     "rate-limited": "Wait for the seconds in `Retry-After`, then send the request again.",
     "recipe": "Encode the update in the plan's recipe, or dense.",
     "reference-mismatch": "Send the update dense; its reference is not what the coordinator stores.",
-    "replayed": "Sign the request anew, with a new nonce. If it was the first attempt, a proxy repeats requests.",
-    "request-timeout": "Send it again, faster than `TESSERA_UPLOAD_BYTES_PER_SECOND`; on slow lines the operator lowers that.",
+    "replayed": (
+        "Sign the request anew, with a new nonce. If it was the first attempt, a proxy repeats requests."
+    ),
+    "request-timeout": (
+        "Send it again, faster than `TESSERA_UPLOAD_BYTES_PER_SECOND`; on slow lines the operator "
+        "lowers that."
+    ),
     "round-closed": "Nothing; the agent goes on with the next round.",
     "signature-invalid": "Check the key and what is signed; enrol first.",
     "signature-profile": "Sign as [signed requests](wire-format.md#signed-requests) describes.",
@@ -68,7 +84,9 @@ REMEDIES: Final[Mapping[str, str]] = {
     "tensor-header": _WRITE_BODY_ANEW,
     "tensor-layout": _WRITE_BODY_ANEW,
     "tensor-nonfinite": "Train with a lower learning rate; values became infinite or NaN.",
-    "tensor-schema": "Send the tensors that the plan's adapter has, in its shapes; check that the agent runs this plan.",
+    "tensor-schema": (
+        "Send the tensors that the plan's adapter has, in its shapes; check that the agent runs this plan."
+    ),
     "unavailable": "Wait for the seconds in `Retry-After`. If it stays, the operator checks the database.",
     "upload-conflict": "Nothing; what was accepted first stays.",
     "validation": "Correct the fields in `errors`.",
