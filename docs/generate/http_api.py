@@ -184,7 +184,9 @@ def _link(name: str) -> str:
         return f"[{name}]({_ELSEWHERE[name]})"
     if _PLAN_PART.search(name):
         return f"[{name}](plan.md)"
-    return "any JSON" if name == "JsonValue" else f"[{name}](#{anchor(name)})"
+    if name == "JsonValue" or " " in name:  # FastAPI names an object without a model after its route
+        return "any JSON"
+    return f"[{name}](#{anchor(name)})"
 
 
 def _body(name: str, schema: Schema) -> str:

@@ -1,5 +1,9 @@
 """Rules of the documentation site that mkdocs calls: links to files of the repository outside docs/.
 
+In the repository such a link leads to the file. The site has only documents: with `repo_url` in mkdocs.yml
+the link leads to the web page of the repository, and without it the path is printed. A file that does not
+exist is an error either way.
+"""
 
 from __future__ import annotations
 
