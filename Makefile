@@ -92,7 +92,7 @@ reference: setup ## Rewrite the generated pages of docs/reference
 
 docs: setup ## Build the documentation site into build/docs, with all links checked
 	$(RUN) NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --strict
-	@echo "Open build/docs/index.html in a browser."
+	@echo "Open build/docs/index.html in a browser, or run make docs-serve, where the search works too."
 
 docs-serve: setup ## Show the documentation site on http://127.0.0.1:8001, and follow changes
 	$(RUN) NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs serve --dev-addr 127.0.0.1:8001
