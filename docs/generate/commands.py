@@ -112,7 +112,7 @@ def _option(option: TyperOption, value: str) -> tuple[str, str, str]:
     placeholder = "" if value == _BOOLEAN or option.is_flag else f" {code(value)}"
     variables = [option.envvar] if isinstance(option.envvar, str) else option.envvar or []
     environment = f"Environment: {', '.join(map(code, variables))}." if variables else ""
-    repeatable = "May be repeated." if option.multiple else ""
+    repeatable = "May be repeated." if option.multiple and "repeat" not in (option.help or "") else ""
     bounds = _bounds(option)
     meaning = " ".join(filter(None, (sentence(option.help or ""), bounds, repeatable, environment)))
     return flags + placeholder, _default(option), meaning

@@ -62,7 +62,7 @@ def limits(schema: Schema) -> str:
 def _number(value: float) -> str:
     if isinstance(value, float) and not value.is_integer():
         return f"{value:g}"
-    return f"{int(value):,}".replace(",", " ")
+    return str(int(value))
 
 
 def default_text(schema: Schema, *, required: bool) -> str:
