@@ -188,8 +188,10 @@ def _with_descriptions(
         if isinstance(section, griffe.DocstringSectionAttributes)
         for entry in section.value
     }
-    for name, kind, default, meaning in rows:
-        yield code(name), kind, default, sentence(meaning or listed.get(name, ""))
+    for name, kind, default, own_meaning in rows:
+        meaning = own_meaning or listed.get(name, "")
+        if meaning:  # the others are parts that a user need not know
+            yield code(name), kind, default, sentence(meaning)
 
 
 def _function(item: griffe.Object, owner: str) -> Iterator[str]:
