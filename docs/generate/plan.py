@@ -45,13 +45,13 @@ _STRATEGIES = """\
 are its traits. Strategies of [installed packages](../how-to/write-a-strategy.md) have names of their
 own.
 
-The table has the numbers of values of one module that travel per client and round, before the
-[recipe](#named-recipes): P = r (d_in + d_out) of an ordinary LoRA of rank r, K the number of clients."""
+The table has the values of one module that travel per client and round, before the
+[recipe](#named-recipes). P = r (d_in + d_out) of an ordinary LoRA of rank r; K is the number of clients."""
 
 _BASE_DELTA = """\
-A base delta stays beside the base model's weights, in a frozen branch, and is part of an exported adapter. Of K
-clients, one whose update was in the last round gets the increment; every other client gets the whole delta, at
-its lowest rank."""
+A base delta stays beside the base model's weights, in a frozen branch, and is part of an exported adapter.
+Of K clients, one whose update was in the last round gets the increment; every other client gets the whole
+delta, at its lowest rank."""
 
 _RECIPES = """\
 A recipe says which values of an update are sent, what they are differences to, and in which number format.

@@ -10,7 +10,7 @@ from typing import Final
 import griffe
 
 from docs.generate.markdown import block, code, page_of, prose, sentence, table
-from docs.generate.sources import package
+from docs.generate.sources import member
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +121,7 @@ def _part(part: Part) -> Iterator[str]:
     yield f"## {part.title}"
     yield part.text
     for module, name in part.names:
-        item = package(module.partition(".")[0])[f"{module.partition('.')[2]}.{name}"]
+        item = member(module, name)
         place = part.exported_by if "strategies" not in module and "maths" not in module else module
         yield (
             f"### {name}"
@@ -138,7 +138,7 @@ def _class(item: griffe.Class) -> Iterator[str]:
     if settings:
         yield "Its fields are the [settings](settings.md)."
     else:
-        rows = [_attribute(member) for member in item.attributes.values() if _is_public(member)]
+        rows = [_attribute(attribute) for attribute in item.attributes.values() if _is_public(attribute)]
         yield table(("attribute", "type", "default", "meaning"), _with_descriptions(item, rows))
     for method in item.functions.values():
         if (

@@ -1,9 +1,8 @@
-"""Read the packages without importing them: classes, signatures and docstrings, by griffe."""
+"""Read source files without importing them: classes, signatures and docstrings, by griffe."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -23,27 +22,25 @@ class FoundClass:
     docstring: str
 
 
-@cache
-def package(name: str) -> griffe.Module:
-    """Load a package with its submodules."""
-    loaded = griffe.load(name, search_paths=[str(_ROOT)], docstring_parser="google", resolve_aliases=False)
-    if not isinstance(loaded, griffe.Module):
-        raise TypeError(f"{name} is not a package")
-    return loaded
+def member(module: str, name: str) -> griffe.Object | griffe.Alias:
+    """Return a class or a function of a module."""
+    file = _ROOT.joinpath(*module.split(".")).with_suffix(".py")
+    return _visited(file)[name]
 
 
-def subclasses(name: str, base: str) -> list[FoundClass]:
+def subclasses(package: str, base: str) -> list[FoundClass]:
     """Return the classes of a package that name `base` as their base, in the order of the alphabet."""
+    files = [file for file in (_ROOT / package).rglob("*.py") if f"({base})" in file.read_text("utf-8")]
     found = [
         FoundClass(item.name, item.docstring.value if item.docstring else "")
-        for item in _classes(package(name))
-        if base in {str(parent) for parent in item.bases}
+        for file in files
+        for item in _visited(file).classes.values()
+        if isinstance(item, griffe.Class) and base in {str(parent) for parent in item.bases}
     ]
     return sorted(found, key=lambda item: item.name)
 
 
-def _classes(module: griffe.Module) -> Iterator[griffe.Class]:
-    yield from (member for member in module.classes.values() if isinstance(member, griffe.Class))
-    for inner in module.modules.values():
-        if isinstance(inner, griffe.Module):
-            yield from _classes(inner)
+@cache
+def _visited(file: Path) -> griffe.Module:
+    name = ".".join(file.relative_to(_ROOT).with_suffix("").parts)
+    return griffe.visit(name, filepath=file, code=file.read_text("utf-8"))
