@@ -194,9 +194,7 @@ def _with_descriptions(
             yield code(name), kind, default, sentence(meaning)
 
 
-def _function(item: griffe.Object, owner: str) -> Iterator[str]:
-    if not isinstance(item, griffe.Function):
-        return
+def _function(item: griffe.Function, owner: str) -> Iterator[str]:
     yield f"#### {owner}{item.name}" if owner else ""
     yield block("python", _signature(item))
     yield from _described(item)

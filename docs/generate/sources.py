@@ -22,10 +22,12 @@ class FoundClass:
     docstring: str
 
 
-def member(module: str, name: str) -> griffe.Object | griffe.Alias:
+def member(module: str, name: str) -> griffe.Class | griffe.Function:
     """Return a class or a function of a module."""
-    file = _ROOT.joinpath(*module.split(".")).with_suffix(".py")
-    return _visited(file)[name]
+    found = _visited(_ROOT.joinpath(*module.split(".")).with_suffix(".py")).members[name]
+    if not isinstance(found, griffe.Class | griffe.Function):
+        raise TypeError(f"{module}.{name} is neither a class nor a function")
+    return found
 
 
 def subclasses(package: str, base: str) -> list[FoundClass]:
