@@ -42,33 +42,13 @@ recommended for several base models. Everything else has the defaults above."""
 
 _STRATEGIES = """\
 `strategy.name` names the method, `strategy.options` its options. A strategy declares what it needs; these
-are its traits. Strategies of [installed packages](../how-to/write-a-strategy.md) have names of their
-own.
-
-The table has the values of one module that travel per client and round, before the
-[recipe](#named-recipes). P = r (d_in + d_out) of an ordinary LoRA of rank r; K is the number of clients."""
-
-_BASE_DELTA = """\
-A base delta stays beside the base model's weights, in a frozen branch, and is part of an exported adapter.
-Of K clients, one whose update was in the last round gets the increment; every other client gets the whole
-delta, at its lowest rank."""
+are its traits. [Strategies](../explanation/strategies.md) compares them: what a client is served, and how
+many values travel. Strategies of [installed packages](../how-to/write-a-strategy.md) have names of their own."""
 
 _RECIPES = """\
 A recipe says which values of an update are sent, what they are differences to, and in which number format.
-[Wire format](wire-format.md#recipes) has the bytes."""
+[Wire format](wire-format.md#recipes) has the encoding, [bytes](../explanation/bytes.md) what recipes save."""
 
-TRAFFIC: Final = {
-    "ca_pfl": "density × P, P; beside them 2 r of the prior",
-    "fedavg": "P, P",
-    "fedex_lora": "P, up to K P",
-    "fedmosaic": "r (r + 1) for P and Q; P for an ordinary LoRA; as many down",
-    "fedsa_lora": "r d_in, r d_in",
-    "ffa_lora": "r d_out, r d_out",
-    "flora": "P, up to K P",
-    "het_lora": "r_i (d_in + d_out) for client i, as many down",
-    "lora_fair": "P, P",
-}
-"""Values that travel per module and round, before the recipe."""
 _TRAITS: Final = {
     "needs_sketch": "needs gradient sketches",
     "gated": "the served weights are a frozen branch beside the client's own",
@@ -100,8 +80,6 @@ def page() -> str:
         *_recommended(),
         "## Strategies",
         _STRATEGIES,
-        table(("strategy", "values up, values down"), _traffic()),
-        _BASE_DELTA,
         *(_strategy(name) for name in opening.names()),
     )
 
@@ -172,10 +150,6 @@ def _recommended() -> Iterator[str]:
         for text, names in plans.items():
             yield f"{', '.join(map(code, names))}:"
             yield block("json", text)
-
-
-def _traffic() -> list[tuple[str, str]]:
-    return [(f"[`{name}`](#{name})", text) for name, text in TRAFFIC.items()]
 
 
 def _strategy(name: str) -> str:

@@ -17,12 +17,17 @@ from typing import Any, Final
 # A warning of this logger fails the build under `strict`.
 log = logging.getLogger("mkdocs.hooks.site")
 
+_LAB_NOTES: Final = "lab-notes/"
+_LAST: Final = 0.1
+"""Lab notes mention everything, and must not hide the page that explains it."""
 _LINK: Final = re.compile(r"(?<!!)\[(?P<text>[^\]\[]*)\]\((?P<target>\.\./[^)\s]*)\)")
 _FENCE: Final = re.compile(r"(^```.*?^```$)", re.MULTILINE | re.DOTALL)
 
 
 def on_page_markdown(markdown: str, *, page: Any, config: Any, **_: Any) -> str:
     """Replace links that lead out of the documents; called by mkdocs for each page."""
+    if page.file.src_uri.startswith(_LAB_NOTES):
+        page.meta["search"] = {"boost": _LAST}
     docs = Path(config["docs_dir"])
     return with_links_of_site(
         markdown,

@@ -7,12 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.strategies import opening
 from docs.generate.commands import commands
 from docs.generate.errors import problems
 from docs.generate.markdown import linked, sentence, table
 from docs.generate.pages import GENERATED
-from docs.generate.plan import TRAFFIC
 from docs.generate.remedies import REMEDIES
 
 REFERENCE = Path(__file__).parents[2] / "docs" / "reference"
@@ -26,10 +24,6 @@ def test_a_generated_page_is_up_to_date(name: str) -> None:
 
 def test_every_problem_has_a_remedy_and_no_remedy_is_left_over() -> None:
     assert REMEDIES.keys() == problems().keys()
-
-
-def test_the_traffic_of_every_strategy_is_named() -> None:
-    assert TRAFFIC.keys() == set(opening.names())
 
 
 def test_every_command_and_every_option_has_a_meaning() -> None:
