@@ -43,7 +43,7 @@ recommended for several base models. Everything else has the defaults above."""
 _STRATEGIES = """\
 `strategy.name` names the method, `strategy.options` its options. A strategy declares what it needs; these
 are its traits. [Strategies](../explanation/strategies.md) compares them: what a client is served, and how
-many values travel. Strategies of [installed packages](../how-to/write-a-strategy.md) have names of their own."""
+many values travel. Strategies of [installed packages](../how-to/write-a-strategy.md) have their own names."""
 
 _RECIPES = """\
 A recipe says which values of an update are sent, what they are differences to, and in which number format.

@@ -37,7 +37,7 @@ def test_every_command_and_every_option_has_a_meaning() -> None:
     assert all(command.described.help for command in commands())
 
 
-@pytest.mark.parametrize("name", ["settings.md", "plan.md", "metrics.md"])
+@pytest.mark.parametrize("name", ["settings.md", "plan.md", "http-api.md", "metrics.md"])
 def test_no_row_of_a_table_lacks_its_meaning(name: str) -> None:
     rows = [line for line in GENERATED[name]().splitlines() if re.match(r"\| `", line)]
     assert rows
