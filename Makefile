@@ -93,6 +93,16 @@ screenshots: setup ## Take the pictures of the dashboard page in docs/images (Ch
 openapi: setup ## Rewrite the OpenAPI snapshot that the tests compare with
 	$(BIN)/python -m tests.test_house
 
+reference: setup ## Rewrite the generated pages of docs/reference
+	$(RUN) $(BIN)/python -m docs.generate
+
+docs: setup ## Build the documentation site into build/docs, with all links checked
+	$(RUN) NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --strict
+	@echo "Open build/docs/index.html in a browser, or run make docs-serve, where the search works too."
+
+docs-serve: setup ## Show the documentation site on http://127.0.0.1:8001, and follow changes
+	$(RUN) NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs serve --dev-addr 127.0.0.1:8001
+
 lock: setup ## Renew requirements/: the newest versions that pyproject.toml allows, with hashes
 	$(BIN)/python requirements/lock.py
 
@@ -103,4 +113,4 @@ dist: setup ## Build dist/: sdist and wheel
 clean: ## Remove what was built, not what was trained
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
-.PHONY: help setup demo demo-tiny test test-slow test-long test-system fault-simulation stress load release-check test-gpu bench lint format models real-models screenshots openapi lock dist clean
+.PHONY: help setup demo demo-tiny test test-slow test-long test-system fault-simulation stress load release-check test-gpu bench lint format models real-models screenshots openapi reference docs docs-serve lock dist clean

@@ -9,16 +9,12 @@ from collections.abc import Callable
 from client_agent.alignment.pack_exchange import FramesInUse
 from client_agent.errors import (
     AgentError,
-    AnswerUnreadable,
     CoordinatorRefused,
-    CoordinatorUnreachable,
-    DownloadDamaged,
     FederationOver,
-    ManifestExpired,
     PivotPackAwaited,
-    RequestTooSlow,
 )
 from client_agent.identity.key_rotation import switch_to_accepted_key
+from client_agent.rounds.failure_policy import FATAL, TRANSIENT
 from client_agent.rounds.final_weights import finish
 from client_agent.rounds.participant import Participant
 from client_agent.rounds.steps import archive_trained, resume, take_part
@@ -28,18 +24,6 @@ from schemas.messages.rounds import FinishedBrief, RoundBrief
 
 log = logging.getLogger("tessera.agent")
 
-# By slug, not by status: a proxy in front of a restarting coordinator answers 404 and 403 too, without one.
-_FATAL = frozenset(
-    {"key-revoked", "signature-invalid", "signature-profile", "forbidden", "not-found", "protocol-version"}
-)
-_TRANSIENT = (
-    CoordinatorUnreachable,
-    DownloadDamaged,
-    AnswerUnreadable,
-    ManifestExpired,
-    PivotPackAwaited,
-    RequestTooSlow,
-)
 _PAUSE_SECONDS = 5.0
 _WAIT_SECONDS = 30  # a coordinator without long polling answers at once, with a time to ask again
 
@@ -72,10 +56,10 @@ def run(participant: Participant, sleep: Callable[[float], None] | None = None) 
                 return
             if not take_part(participant, answer):
                 sleep(_PAUSE_SECONDS)
-        except _TRANSIENT as trouble:
+        except TRANSIENT as trouble:
             _wait_out(trouble, sleep)
         except CoordinatorRefused as refusal:
-            if refusal.slug in _FATAL and not _has_new_key(participant, refusal):
+            if refusal.slug in FATAL and not _has_new_key(participant, refusal):
                 raise
             _wait_out(refusal, sleep)
 
@@ -86,10 +70,10 @@ def _has_new_key(participant: Participant, refusal: CoordinatorRefused) -> bool:
         return False
     try:
         return switch_to_accepted_key(participant.session.api, participant.workspace.folder)
-    except _TRANSIENT:
+    except TRANSIENT:
         return True  # checked again when this key is refused next
     except CoordinatorRefused as error:
-        return error.slug not in _FATAL
+        return error.slug not in FATAL
 
 
 def prepare(participant: Participant, sleep: Callable[[float], None] | None = None) -> str | None:

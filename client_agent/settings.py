@@ -27,7 +27,11 @@ class AgentSettings(BaseSettings):
     """One silo: its coordinator, base model, data, and the folder of the agent's state."""
 
     model_config: ClassVar[SettingsConfigDict] = SettingsConfigDict(
-        env_prefix=_PREFIX, extra="forbid", frozen=True, env_ignore_empty=True
+        env_prefix=_PREFIX,
+        extra="forbid",
+        frozen=True,
+        env_ignore_empty=True,
+        use_attribute_docstrings=True,
     )
 
     url: HttpUrl
@@ -37,13 +41,13 @@ class AgentSettings(BaseSettings):
     folder: Path = Path(_FOLDER)
     """The folder of the private key, the rounds and the trained adapters; back it up."""
     model: str
-    """The base model: a folder, a .gguf file (converted once into `folder`), or a hub id."""
+    """The base model: a folder, a .gguf file (converted once into `folder`), or a model's id on the hub."""
     pivot_model: str | None = None
     """The model that all silos share for gradient sketches and alignment; needed if it is not `model`."""
     roster: Path | None = None
     """A JSON file of the members' names and public keys, for plans with a pinned roster_policy."""
     train: str
-    """Training examples: a .jsonl, .json, .csv or .parquet file, a saved data set, or hub:<id>:<split>."""
+    """Training examples: a .jsonl, .json, .csv or .parquet file, a saved data set, or `hub:<id>:<split>`."""
     validation: str | None = None
     """Examples that choose the rate and the personal model; by default a share of `train`, by stable hash."""
     test: str | None = None
@@ -51,7 +55,7 @@ class AgentSettings(BaseSettings):
     format: str | None = None
     """The format of rows, or a task template (`tessera agent data --help`); by default found by columns."""
     columns: tuple[tuple[str, str], ...] = ()
-    """Names of columns, as {prompt = "question"}, where the data's are not those of the format."""
+    """Names of columns, as `{ prompt = "question" }`, where the data's are not those of the format."""
     metrics: tuple[MetricName, ...] | None = None
     """What answers are scored by beside the loss; by default what the task template names."""
     skip_bad_rows: bool = False
@@ -61,15 +65,15 @@ class AgentSettings(BaseSettings):
     validation_share: Annotated[float, Field(ge=0, lt=1)] = 0.1
     """The share of the other examples of `train` for validation without `validation`; 0 = none."""
     device: str = "auto"
-    """auto, cpu, cuda or cuda:<n>."""
+    """`auto`, `cpu`, `cuda` or `cuda:<n>`; auto is the GPU if there is one."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """The base model's type: auto is bfloat16 on a GPU or when quantised, else float32. Adapters: float32."""
     quantization: Quantization = "none"
     """The format of the base model's linear layers in memory: `dtype`, 4 bits or 8 bits."""
     chat_template: str | None = None
-    """plain, or a .jinja file, instead of the model's chat template; a base model may have none."""
+    """`plain`, or a .jinja file, instead of the model's chat template; a base model may have none."""
     optimizer: OptimizerName = "adamw"
-    """adamw8bit keeps the moments of large adapters in 8 bits."""
+    """`adamw8bit` keeps the moments of large adapters in 8 bits."""
     packing: bool = False
     """Whether several short texts share a row in training, each with its own attention: less padding."""
     threads: Annotated[int, Field(ge=1)] | None = None

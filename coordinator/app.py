@@ -56,7 +56,7 @@ UPDATES_PER_COMMIT = 16
 _DELIVERERS = 24
 
 # Routers are matched in order, so the most frequent come first.
-_ROUTERS = (
+ROUTERS = (
     rounds.router,
     aggregation.router,
     weights.router,
@@ -103,7 +103,7 @@ def create_app(settings: Settings) -> FastAPI:
     app.state.last_seen = LastSeenWriter()
     app.state.failure_delays = FailureDelays()
     problems.install(app)
-    for router in _ROUTERS:
+    for router in ROUTERS:
         app.include_router(router)
     openapi.install(app)
     app.add_middleware(BodyDeadline, bytes_per_second=settings.upload_bytes_per_second)

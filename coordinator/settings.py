@@ -6,10 +6,10 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import cache
 from ipaddress import ip_address, ip_network
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 from pydantic import Field, SecretStr, ValidationInfo, field_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
@@ -21,18 +21,19 @@ PREFIX = "TESSERA_"
 SECRETS_DIR = f"{PREFIX}SECRETS_DIR"
 _AGENT_PREFIX = "AGENT_"
 _ADMIN_TOKEN_CHARACTERS = 20
-_EXTERNAL = {
-    "SECRETS_DIR",
-    "URL",
-    "TOKEN",
-    "INSECURE",
-    "DOMAIN",
-    "MAX_BODY",
-    "SPOOL",
-    "HTTP_PORT",
-    "HTTPS_PORT",
+EXTERNAL: Final[Mapping[str, str]] = {
+    "SECRETS_DIR": "folder of files that may take the place of these variables: tessera_admin_token for"
+    " TESSERA_ADMIN_TOKEN; the environment takes precedence",
+    "URL": "operator commands: URL of the coordinator",
+    "TOKEN": "operator commands: token of a person",
+    "INSECURE": "operator commands: true allows sending the token over plain http:// to another machine",
+    "DOMAIN": "Compose: public host name of the coordinator, for which Caddy gets a certificate",
+    "MAX_BODY": "Compose: largest body that Caddy passes on",
+    "SPOOL": "Compose: size of the memory in which the coordinator collects bodies",
+    "HTTP_PORT": "Compose: port of the machine for plain HTTP, which Caddy redirects",
+    "HTTPS_PORT": "Compose: port of the machine for HTTPS",
 }
-"""Variables of the operator commands and of Compose."""
+"""Variables that are no settings: of the operator commands, of Compose, and the folder of secret files."""
 
 
 class Settings(BaseSettings):
@@ -42,10 +43,10 @@ class Settings(BaseSettings):
     model_config = SettingsConfigDict(env_prefix=PREFIX, frozen=True, extra="ignore", env_ignore_empty=True)
 
     database_password: Annotated[
-        SecretStr | None, Field(description="password for a database_url that names only a user")
+        SecretStr | None, Field(description="password for a database URL that names only a user")
     ] = None
     database_url: Annotated[
-        str, Field(description="sqlite:///file.db or postgresql://user:password@host/name")
+        str, Field(description="the database: `sqlite:///file.db` or `postgresql://user:password@host/name`")
     ] = "sqlite:///tessera.db"
     database_wait_seconds: Annotated[
         float, Field(ge=0, description="seconds to wait for PostgreSQL at startup")
@@ -98,7 +99,8 @@ class Settings(BaseSettings):
         Literal["debug", "info", "warning", "error"], Field(description="lowest level that is logged")
     ] = "info"
     log_format: Annotated[
-        Literal["json", "console"], Field(description="json for machines, console for people")
+        Literal["json", "console"],
+        Field(description="format of the log: `json` for machines, `console` for people"),
     ] = "json"
     aggregation_block_mib: Annotated[
         int,
@@ -210,7 +212,7 @@ class Settings(BaseSettings):
 def unread(variables: Iterable[str]) -> list[str]:
     """Return the `TESSERA_*` variables that no setting reads, most likely misspelt."""
     names = [name.upper().removeprefix(PREFIX) for name in variables if name.upper().startswith(PREFIX)]
-    read = _EXTERNAL | {field.upper() for field in Settings.model_fields}
+    read = {*EXTERNAL, *(field.upper() for field in Settings.model_fields)}
     return sorted(PREFIX + name for name in names if name not in read and not name.startswith(_AGENT_PREFIX))
 
 

@@ -16,7 +16,7 @@ from tempfile import TemporaryDirectory
 HERE = Path(__file__).parent
 PYPROJECT = HERE.parent / "pyproject.toml"
 FILES = {
-    "dev.txt": ("coordinator", "postgres", "agent", "data", "report", "dev"),
+    "dev.txt": ("coordinator", "postgres", "agent", "data", "report", "docs", "dev"),
     "coordinator.txt": ("coordinator", "postgres"),
     "agent.txt": ("agent", "data"),
     "fuzz.txt": ("fuzz",),

@@ -14,7 +14,7 @@ from coordinator.app import create_app
 from coordinator.settings import Settings
 
 ROOT = Path(__file__).parent.parent
-PACKAGES = ("coordinator", "client_agent", "schemas", "examples", "benchmarks")
+PACKAGES = ("coordinator", "client_agent", "schemas", "examples", "benchmarks", "docs")
 LONGEST_FILE = 300
 LONGEST_FUNCTION = 60
 UNWANTED_NAMES = ("utils", "common", "helpers", "misc")

@@ -1,28 +1,47 @@
-"""Failure policy of a round: retry, close the round without this client, or stop and report."""
+"""Failure policy of the agent: retry, close the round without this client, or stop and report."""
 
 from __future__ import annotations
 
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from client_agent.errors import (
     AgentError,
     AnswerUnreadable,
     CoordinatorRefused,
     CoordinatorUnreachable,
+    DownloadDamaged,
+    ManifestExpired,
     ManifestRefused,
+    PivotPackAwaited,
     RequestTooSlow,
 )
-from client_agent.rounds.participant import Session
 from client_agent.storage.round_folder import RECEIPT, SCORES_SENT, RoundFolder
 
+if TYPE_CHECKING:
+    from client_agent.rounds.participant import Session
+
+# By slug, not by status: a proxy in front of a restarting coordinator answers 404 and 403 too, without one.
+FATAL: Final = frozenset(
+    {"key-revoked", "signature-invalid", "signature-profile", "forbidden", "not-found", "protocol-version"}
+)
+"""Refusals outside a round's steps after which the agent stops: the same request would be refused again."""
+TRANSIENT: Final = (
+    CoordinatorUnreachable,
+    DownloadDamaged,
+    AnswerUnreadable,
+    ManifestExpired,
+    PivotPackAwaited,
+    RequestTooSlow,
+)
+"""Errors after which the agent tries again, for as long as it runs."""
 TROUBLE: Final = (CoordinatorRefused, CoordinatorUnreachable, AnswerUnreadable, RequestTooSlow)
 RECEIPT_LOST: Final = "receipt-lost"
 
 _NOT_JOINED, _NOT_FOUND = "not-joined", "not-found"
 # The round closed before the request; local training continues all the same.
-_TOO_LATE: Final = frozenset({"round-closed", _NOT_JOINED, _NOT_FOUND})
+TOO_LATE: Final = frozenset({"round-closed", _NOT_JOINED, _NOT_FOUND})
 # The content is refused: the same bytes would be refused again.
-_CONTENT_REFUSED: Final = frozenset({400, 409, 412, 413, 415, 422})
+CONTENT_REFUSED: Final = frozenset({400, 409, 412, 413, 415, 422})
 _ACCEPTS_UPDATES: Final = frozenset({"open", "collecting"})
 
 
@@ -41,8 +60,8 @@ def closing_reason(session: Session, folder: RoundFolder, file: str, trouble: Ag
             raise ManifestRefused(
                 f"its manifest proves that this client joined round {folder.number}, and it denies that"
             ) from trouble
-        refused = file in (RECEIPT, SCORES_SENT) and trouble.status in _CONTENT_REFUSED
-        if refused or trouble.slug in _TOO_LATE:
+        refused = file in (RECEIPT, SCORES_SENT) and trouble.status in CONTENT_REFUSED
+        if refused or trouble.slug in TOO_LATE:
             return trouble.slug
     return _outcome(session, folder.number) if file == RECEIPT else None
 
@@ -71,7 +90,7 @@ def _outcome(session: Session, round_number: int) -> str | None:
     try:
         view = session.api.round_view(session.federation_id, round_number)
     except CoordinatorRefused as refusal:
-        return "round-closed" if refusal.slug in _TOO_LATE else None
+        return "round-closed" if refusal.slug in TOO_LATE else None
     except (CoordinatorUnreachable, AnswerUnreadable, RequestTooSlow):
         return None
     if view.state in _ACCEPTS_UPDATES:

@@ -37,16 +37,27 @@ class Study(Strict):
     """
 
     silo: Annotated[list[StudySilo], Field(min_length=2)]
+    """The silos; at least two take part from the first round."""
     source: list[StudySource] = Field(default_factory=list)
+    """The sources of rows that `partition` divides."""
     partition: Partition | None = None
+    """How rows are divided among silos; None = each silo names its own sources."""
     pivot_model: str | None = None
+    """The model that all silos load; needed with several base models."""
     anchors: Path | None = None
+    """The file of public anchor texts, for alignment and for measuring forgetting."""
     tests: Count = 128
+    """The largest number of test examples per silo and seed."""
     validation: Annotated[int, Field(ge=0)] = 16
+    """The number of validation examples per silo."""
     seeds: Annotated[list[Seed], Field(min_length=1)] = Field(default_factory=lambda: [0, 1, 2])
+    """The seeds of data, adapters and order; methods are compared seed by seed."""
     methods: Annotated[list[MethodName], Field(min_length=1)] | None = None
+    """The methods that run by default; None = the built-in ones and those of `method`."""
     plan: Table = Field(default_factory=dict)
+    """The common fields of all methods' federation plans."""
     method: dict[MethodName, StudyMethod] = Field(default_factory=dict)
+    """Further methods, by name."""
     _name: str = PrivateAttr("study")
 
     @classmethod

@@ -4,7 +4,8 @@ end of this file.
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, Final
 
 from anyio import to_thread
 from fastapi import Depends, Request, Security
@@ -190,3 +191,18 @@ DownloadingMember = Annotated[Member, Depends(_downloading_member)]
 
 DownloadingReader = Annotated[Person | Member, Depends(_downloading_reader)]
 """Any person, or a client of the federation in the path; a signature is valid for one download."""
+
+CALLERS: Final[Mapping[Callable[..., object], str]] = {
+    _admin: "an admin",
+    _operator: "an operator or an admin",
+    _auditor: "any person",
+    _admin_of_client: "an admin",
+    _auditor_of_client: "any person",
+    _any_member: "a client",
+    _member_of: "a client of the federation",
+    _reader: "any person, or a client of the federation",
+    _downloading_member: "a client of the federation",
+    _downloading_reader: "any person, or a client of the federation",
+    _caller: "any person or client",
+}
+"""Who may call a route, by the dependency of the aliases above."""

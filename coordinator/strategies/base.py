@@ -219,6 +219,7 @@ class Strategy(ABC):
         return 1.0
 
     def combine(self, sources: Sequence[Source]) -> Factors:
+        """Return the A and B of one module that clients are served; by default the weighted means."""
         return weighted_mean(sources)
 
     def base_delta(self, sources: Sequence[Source]) -> BaseDelta:

@@ -21,11 +21,12 @@ from schemas.maths.factors import Factors, recompressed, side_by_side
 
 
 class Options(BaseModel):
-    """`truncate_rank`: serve R in this many ranks at most, the nearest approximation; None = R is exact."""
+    """The rank of the residual that is served."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
     truncate_rank: Annotated[int, Field(ge=1)] | None = None
+    """The largest rank of the residual, as the nearest approximation; null = the exact residual."""
 
 
 @dataclass(frozen=True, slots=True)

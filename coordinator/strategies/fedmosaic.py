@@ -38,26 +38,38 @@ _NO_DIVISION_BY_ZERO = 1e-9
 
 
 class Options(BaseModel):
-    """How relevance is computed, and how clients use the weights they are served.
+    """How relevance is computed, and how clients use the weights they are served."""
 
-    `sources` holds for established clients under `mix` average and gate: peers of the identical base model,
-    or all; with `mix` init, and for newcomers, it is always all. `min_relevance` is a floor on S. `centre`
-    subtracts the mean sketch first, and with it most of the direction that a majority shares; the cosine is
-    then not corrected for noise. `guard` limits the influence of peers (docs/explanation/poisoning.md), and
-    adds the weight that it cuts off to the client itself, whatever `include_self` says; off is as published.
-    """
-
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, use_attribute_docstrings=True)
 
     temperature: Annotated[float, Field(ge=1e-6)] = 0.1
+    """The temperature of the softmax over similarities: lower values concentrate on the most similar peers.
+    """
     include_self: bool = False
+    """Whether a client's own update is part of the mixture that it is served."""
     centre: bool = False
+    """Whether the mean sketch is subtracted first, and with it most of the direction that a majority shares;
+    the cosine is then not corrected for noise.
+    """
     top_k: Annotated[int, Field(ge=1)] | None = None
+    """The largest number of peers in a mixture; null = all eligible ones."""
     mix: Literal["init", "average", "gate"] = "average"
+    """How clients use the served weights G beside their own L: continue from (L + G) / 2 (`average`), start
+    with G once (`init`), or train L beside a frozen G with a learnt gate (`gate`).
+    """
     sources: Literal["same_architecture", "all"] = "same_architecture"
+    """Peers of established clients under `mix` average and gate: those of the identical base model, or all.
+    For newcomers, and with `mix` init, it is always all.
+    """
     min_relevance: Annotated[float, Field(ge=-1, le=1)] | None = 0.6
+    """The smallest similarity at which a peer counts; 1 is the same task, null = no floor."""
     weight_by_examples: bool = False
+    """Whether weights are multiplied by the number of examples."""
     guard: Literal["on", "strict", "off"] = "on"
+    """Limits on the influence of peers (docs/explanation/poisoning.md); `strict` holds them even if few
+    peers are left, `off` is as published. The weight that it cuts off goes to the client itself, whatever
+    `include_self` is.
+    """
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,17 +21,18 @@ from schemas.maths.factors import Factors
 
 
 class Options(BaseModel):
-    """The range of ranks, and how clients prune theirs.
+    """The range of ranks, and how clients prune theirs."""
 
-    `r_min` is the least rank, `adapter.rank` the largest. A client's last ranks, from `decay` times its rank
-    on, are drawn towards zero by `pruning` times their size, and go when they have become smaller in a round.
-    """
-
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, use_attribute_docstrings=True)
 
     r_min: Annotated[int, Field(ge=1, le=1024)] = 1
+    """The smallest rank of a client; the largest is `adapter.rank`."""
     decay: Annotated[float, Field(gt=0, lt=1)] = 0.99
+    """The share of a client's ranks that pruning never touches."""
     pruning: Annotated[float, Field(ge=0)] = 1e-3
+    """The strength with which the other ranks are drawn towards zero; they are removed after a round in
+    which they shrank.
+    """
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,11 +21,12 @@ from schemas.maths.factors import Factors
 
 
 class Options(BaseModel):
-    """`ridge` is lambda, the cost of a large correction relative to the error that remains."""
+    """The size of the correction."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, use_attribute_docstrings=True)
 
     ridge: Annotated[float, Field(gt=0)] = 0.01
+    """The cost lambda of a large correction, relative to the error that remains."""
 
 
 @dataclass(frozen=True, slots=True)

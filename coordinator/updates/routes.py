@@ -138,7 +138,9 @@ def get_adapter(
     client_id: ClientId,
     database: TheDatabase,
     metrics: TheMetrics,
-    round_number: Annotated[int | None, Query(alias="round", ge=1, lt=2**31)] = None,
+    round_number: Annotated[
+        int | None, Query(alias="round", ge=1, lt=2**31, description="Round number; by default the last.")
+    ] = None,
 ) -> StreamingResponse:
     """Download a client's stored adapter state of a round, or its last one, as the client or an operator.
 

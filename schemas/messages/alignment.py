@@ -18,30 +18,40 @@ class Anchor(Strict):
     """One public text. Random targets are placed at the positions of `answer`."""
 
     id: Name
+    """The id of the text, distinct in the federation."""
     prompt: Annotated[str, Field(min_length=1, max_length=20_000)]
+    """The beginning of the text."""
     answer: Annotated[str, Field(min_length=1, max_length=20_000)]
+    """The rest of the text, whose tokens get targets."""
 
 
 class Anchors(Strict):
     """The public texts that align the base models of a federation."""
 
     anchors: Annotated[list[Anchor], Field(min_length=1, max_length=100_000)]
+    """The texts."""
 
 
 class AnchorsView(Strict):
     """The stored anchor texts; `digest` is the digest of the JSON that `GET` returns."""
 
     digest: Digest
+    """The digest of the stored JSON."""
     bytes: int
+    """The size of the stored JSON."""
     count: int
+    """The number of texts."""
 
 
 class PackErrors(Strict):
     """Held-out relative errors of one (block, role): inputs `a`, gradients per token, gradients per task."""
 
     a: Annotated[FiniteFloat, Field(ge=0)]
+    """The error of the inputs."""
     b_token: Annotated[FiniteFloat, Field(ge=0)]
+    """The error of the gradients of single tokens."""
     b_task: Annotated[FiniteFloat, Field(ge=0)]
+    """The error of the mean gradients of pseudo-tasks."""
 
 
 class AlignmentManifest(Manifest):
@@ -78,9 +88,11 @@ class Ending(Strict):
     """
 
     loss: Annotated[list[Annotated[FiniteFloat, Field(ge=0)]], Field(min_length=FEWEST_TASKS, max_length=100)]
+    """Losses, one per pseudo-task."""
     exact_match: Annotated[
         list[Annotated[FiniteFloat, Field(ge=0, le=1)]], Field(min_length=FEWEST_TASKS, max_length=100)
     ]
+    """Shares of exact answers, one per pseudo-task."""
 
 
 class Direction(Strict):
@@ -91,9 +103,13 @@ class Direction(Strict):
     """
 
     source: BaseModelSlug
+    """The slug of the model in which P and Q were trained."""
     target: BaseModelSlug
+    """The slug of the model in which they are trained further."""
     learnt: Ending
+    """The quality in the source."""
     endings: dict[Start, Ending]
+    """The quality in the target, by start."""
 
     def lead_over(self, control: Start) -> Lead:
         """Compute the lead of the right start over a control in loss.
@@ -125,12 +141,19 @@ class Acceptance(Strict):
     """
 
     pack: Digest
+    """The digest of the tested pack."""
     verdict: Verdict
+    """Whether the right start beat every control in both directions."""
     directions: Annotated[list[Direction], Field(min_length=2, max_length=2)]
+    """Both directions."""
     taught: Annotated[int, Field(ge=1)]
+    """The number of training steps in the source."""
     steps: Annotated[int, Field(ge=1)]
+    """The number of further steps in the target."""
     learning_rate: Positive
+    """The learning rate in the target."""
     seed: Annotated[int, Field(ge=0, lt=2**63)]
+    """The seed of pseudo-tasks and random frames."""
 
     @model_validator(mode="after")
     def _figures_are_complete(self) -> Self:
@@ -154,13 +177,21 @@ class AcceptanceView(Strict):
     """A stored transfer test; `tested_by` is a client id, or null for an operator."""
 
     verdict: Verdict
+    """Whether the right start beat every control in both directions."""
     directions: list[Direction]
+    """Both directions."""
     taught: int
+    """The number of training steps in the source."""
     steps: int
+    """The number of further steps in the target."""
     learning_rate: float
+    """The learning rate in the target."""
     seed: int
+    """The seed of pseudo-tasks and random frames."""
     tested_by: str | None
+    """The id of the client that tested it; null = an operator."""
     tested_at: UtcTime
+    """The time at which it was stored."""
 
 
 class PackView(Strict):
@@ -171,27 +202,42 @@ class PackView(Strict):
     """
 
     base_model: str
+    """The slug of the base model."""
     digest: Digest
+    """The digest of the encoded pack."""
     bytes: int
+    """The size of the encoded pack."""
     alignment_set: Digest
+    """The set of packs that share P and Q with each other."""
     selected: list[str]
+    """The (block, role)s that are shared."""
     errors: dict[str, PackErrors]
+    """The held-out errors, by (block, role)."""
     stored_at: UtcTime
+    """The time at which it was stored."""
     acceptance: AcceptanceView | None
+    """The transfer test in effect; null = none."""
     verdicts: dict[Verdict, int] = Field(default_factory=dict)
+    """The number of clients' tests, by verdict."""
     sharing: str
+    """With whom the clients of this base model share."""
 
 
 class VoidedPack(Strict):
     """A pack that was replaced or deleted, or whose client was revoked."""
 
     base_model: str
+    """The slug of the base model."""
     digest: Digest
+    """The digest of the encoded pack."""
 
 
 class PackList(Strict):
     """All packs of a federation, one per base model, and the voided ones."""
 
     items: list[PackView]
+    """The packs in effect."""
     voided: list[VoidedPack] = Field(default_factory=list)
+    """Packs that no longer count."""
     next: str | None = None
+    """Always null: all packs are in one page."""

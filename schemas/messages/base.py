@@ -13,13 +13,13 @@ from pydantic_core import InitErrorDetails, PydanticCustomError
 class Strict(BaseModel):
     """A message that rejects unknown members, so that a misspelt option is an error."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, use_attribute_docstrings=True)
 
 
 class Lenient(BaseModel):
     """A message that ignores unknown members, so that older readers accept newer writers."""
 
-    model_config = ConfigDict(extra="ignore", frozen=True, allow_inf_nan=False)
+    model_config = ConfigDict(extra="ignore", frozen=True, allow_inf_nan=False, use_attribute_docstrings=True)
 
 
 def field_error(message: str, *field: str) -> ValidationError:

@@ -32,15 +32,23 @@ class Profile(Lenient):
     model_config = ConfigDict(extra="allow", frozen=True, allow_inf_nan=False)
 
     architecture: Annotated[str, Field(min_length=1, max_length=100)]
+    """The model class, such as `LlamaForCausalLM`."""
     base_model: BaseModelSlug
+    """The slug of the base model."""
     hidden_size: Annotated[int, Field(ge=1)]
+    """The width of the hidden states."""
     layers: Annotated[int, Field(ge=1, le=10_000)]
+    """The number of transformer layers."""
     roles: Annotated[tuple[Role, ...], Field(min_length=1, max_length=len(ALL_ROLES), fail_fast=True)] = (
         ALL_ROLES
     )
+    """The linear layers that the architecture has."""
     shapes: Annotated[dict[Role, Shape], BeforeValidator(_few)] | None = None
+    """(d_out, d_in) by role."""
     agent_version: Annotated[str, Field(max_length=100)]
+    """The version of the agent."""
     protocol_version: int
+    """The version of the protocol that it speaks."""
 
     @model_validator(mode="after")
     def _stays_small(self) -> Self:
@@ -61,18 +69,26 @@ class EnrolmentTokenRequest(Strict):
     """
 
     client_name: NewName
+    """The name that the client will have."""
     organisation: NewName | None = None
+    """The organisation of the client; the guard limits the clients of one organisation together."""
     cidr: Annotated[str, Field(max_length=50), AfterValidator(_network)] | None = None
+    """The network from which the token may be used."""
     base_model: BaseModelSlug | None = None
+    """The slug of the base model that the client must have."""
     expires_in_seconds: Annotated[int, Field(ge=1, le=7 * 86400)] = 86400
+    """The lifetime of the token."""
     replace: bool = False
+    """Whether an unused token of this name becomes invalid."""
 
 
 class EnrolmentToken(Strict):
     """A one-time token, returned once."""
 
     token: str
+    """The secret, `tsr1_...`."""
     expires_at: UtcTime
+    """The time at which it expires."""
 
 
 class EnrolmentRequest(Lenient):
@@ -84,12 +100,19 @@ class EnrolmentRequest(Lenient):
     """
 
     token: Annotated[str, Field(max_length=512)]
+    """The enrolment token."""
     name: NewName
+    """The name of the client, as the token has it."""
     profile: Profile
+    """The client's model and software."""
     public_key: Annotated[str, Field(max_length=64)] | None = None
+    """The client's Ed25519 public key."""
     nonce: Annotated[str, Field(max_length=64)] | None = None
+    """The nonce of `/v1/hello`."""
     proof: Annotated[str, Field(max_length=128)] | None = None
+    """The signature of `enrolment_statement` by this key."""
     retry_key: Annotated[str, Field(max_length=44, pattern=r"^[A-Za-z0-9_-]{43}=?$")] | None = None
+    """A bearer client's random value, with which it may repeat the request."""
 
     @model_validator(mode="after")
     def _is_one_or_the_other(self) -> Self:
@@ -110,9 +133,13 @@ class Enrolment(Strict):
     """A successful enrolment; `credential` is a bearer client's secret, null for a client with a key."""
 
     client_id: str
+    """The id of the client."""
     federation_id: str
+    """The id of its federation."""
     credential: str | None
+    """A bearer client's secret; null with a key."""
     protocol_version: int
+    """The version of the protocol that the coordinator speaks."""
 
 
 class KeyRotation(Strict):
@@ -122,9 +149,13 @@ class KeyRotation(Strict):
     """
 
     public_key: Annotated[str, Field(max_length=64)]
+    """The new public key."""
     proof: Annotated[str, Field(max_length=128)]
+    """The signature of `rotation_statement` by the new key."""
     endorsement: Annotated[str, Field(max_length=128)]
+    """The signature of `rotation_statement` by the old key."""
     overlap_seconds: Annotated[int, Field(ge=0, le=86400)] = 3600
+    """How long the old key stays valid."""
 
 
 def rotation_statement(
@@ -138,36 +169,52 @@ class KeyInUse(Strict):
     """A client's new key, and the time at which the old one expires."""
 
     public_key: str
+    """The current public key."""
     old_key_expires_at: UtcTime
+    """The time at which the old key expires."""
 
 
 class Traffic(Strict):
     """Encoded body bytes: `up` from clients, `down` to clients."""
 
     up: int = 0
+    """Bytes from clients."""
     down: int = 0
+    """Bytes to clients."""
 
 
 class Client(Strict):
     """A client as shown to people; `identity` is its authentication method."""
 
     client_id: str
+    """The id of the client."""
     name: str
+    """The name of the client."""
     organisation: str | None
+    """The organisation of the client; null = unknown."""
     profile: Profile
+    """The client's model and software."""
     state: Literal["enrolled", "revoked"]
+    """Whether it may take part."""
     identity: Literal["key", "bearer"]
+    """How it authenticates: by signatures or by a bearer token."""
     enrolled_at: UtcTime
+    """The time of its enrolment."""
     last_seen_at: UtcTime | None
+    """The time of its last request."""
     rounds: int
+    """The number of rounds in which its update counted."""
     bytes: Traffic
+    """Its encoded bytes in all rounds."""
 
 
 class ClientPage(Strict):
     """A page of clients; `next` is the cursor of the next page, null on the last."""
 
     items: list[Client]
+    """The clients."""
     next: str | None
+    """The cursor of the next page, to be sent as `after`; null on the last."""
 
 
 class RosterEntry(Lenient):
@@ -193,15 +240,23 @@ class RosterPage(Strict):
     """A page of roster entries in order; `next` is the cursor of the next page, null on the last."""
 
     items: list[dict[str, JsonValue]]
+    """The entries, oldest first."""
     next: str | None
+    """The cursor of the next page, to be sent as `after`; null on the last."""
 
 
 class Me(Strict):
     """A client's own record; `layout` is empty until its alignment pack is stored."""
 
     client_id: str
+    """The id of the client."""
     name: str
+    """The name of the client."""
     organisation: str | None
+    """The organisation of the client; null = unknown."""
     federation_id: str
+    """The id of its federation."""
     state: Literal["enrolled", "revoked"]
+    """Whether it may take part."""
     layout: dict[str, tuple[int, ...]]
+    """The shapes of the tensors that it sends, by name."""

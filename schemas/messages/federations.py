@@ -10,6 +10,9 @@ from pydantic import Field, JsonValue, model_validator
 from schemas.maths.adapter import block_modules
 from schemas.messages.base import Name, SharedModelSlug, Strict, field_error
 from schemas.messages.recipes import WirePlan
+from schemas.messages.sketches import SignatureDpPlan as SignatureDpPlan
+from schemas.messages.sketches import SignatureKind as SignatureKind
+from schemas.messages.sketches import SignaturePlan as SignaturePlan
 from schemas.messages.training import Count as Count
 from schemas.messages.training import Positive as Positive
 from schemas.messages.training import ScoresPlan as ScoresPlan
@@ -18,7 +21,6 @@ from schemas.messages.training import TrainingPlan as TrainingPlan
 Role = Literal["q", "k", "v", "o", "gate", "up", "down"]
 ALL_ROLES: tuple[Role, ...] = ("q", "k", "v", "o", "gate", "up", "down")
 
-SignatureKind = Literal["gradient", "representation"]
 RosterPolicy = Literal["pinned", "tofu", "server"]
 _SHOWN = 8
 
@@ -27,32 +29,42 @@ class StrategyPlan(Strict):
     """The strategy and its options. The options are defined by the strategy."""
 
     name: Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$", max_length=50)]
+    """The name of the strategy: a file of Tessera, or an installed package."""
     options: dict[str, JsonValue] = Field(default_factory=dict)
+    """The options of the strategy; the strategy defines and checks them."""
 
 
 class AdapterPlan(Strict):
     """The trainable tensors of a client.
 
-    `kind` `pq`: `P` (rank, rank) and `Q` (rank,) per (block, role) between frozen frames; `lora`: ordinary
-    `A` (rank, d_in), `B` (d_out, rank) per (layer, role). `scale` multiplies the adapter's output.
-
-    `bias` false: there is no `Q`, which acts as a bias of the layer's output and which servers of adapters
-    refuse. The default is true, because plans from before this field trained `Q`; with `lora` it is false.
-
-    `target_modules` limits `P`, `Q` to some (block, role)s, such as `b0.v`; null = all. Beside them an
-    ordinary LoRA of every (layer, role) may train: `same_architecture_rank` ranks are shared with clients of
-    the identical base model, `private_rank` ranks never leave the client; 0 = none.
+    `pq`: `P` (rank, rank) and `Q` (rank,) per (block, role), between frozen frames. `lora`: `A` (rank, d_in)
+    and `B` (d_out, rank) per (layer, role).
     """
 
     kind: Literal["pq", "lora"] = "pq"
+    """`pq` can be shared across base models, `lora` only among clients of the identical base model."""
     rank: Annotated[int, Field(ge=1, le=1024)] = 32
+    """The rank of P and Q, or of the ordinary LoRA."""
     scale: Positive = 2.0
+    """The factor of the adapter's output."""
     bias: bool = True
+    """`pq`: whether `Q` trains, which acts as a bias of the layer's output and which servers of adapters refuse.
+    True by default, because plans from before this field trained `Q`.
+    """
     blocks: Annotated[int, Field(ge=1, le=64)] = 4
+    """`pq`: the number of blocks into which each model's layers are divided; each block has one P and Q per
+    role.
+    """
     roles: Annotated[tuple[Role, ...], Field(min_length=1)] = ALL_ROLES
+    """The linear layers of a transformer block that get an adapter."""
     target_modules: Annotated[tuple[str, ...], Field(min_length=1)] | None = None
+    """`pq`: the (block, role)s with P and Q, such as `b0.v`; null = all of `blocks` and `roles`."""
     private_rank: Annotated[int, Field(ge=0, le=1024)] = 0
+    """`pq`: the rank of an ordinary LoRA of every (layer, role) that never leaves the client; 0 = none."""
     same_architecture_rank: Annotated[int, Field(ge=0, le=1024)] = 0
+    """`pq`: the rank of an ordinary LoRA of every (layer, role) that is shared with clients of the identical
+    base model; 0 = none.
+    """
 
     @model_validator(mode="after")
     def _roles_are_distinct(self) -> Self:
@@ -106,18 +118,20 @@ class AdapterPlan(Strict):
 
 
 class RoundsPlan(Strict):
-    """The number of rounds, the clients required, deadlines, and the decay of stale updates.
-
-    `quorum` (default `min_clients`) updates are needed to aggregate at the deadline, `collect_seconds` after
-    the start; an update counts for `max_staleness` more rounds, each time multiplied by `staleness_decay`.
-    """
+    """The number of rounds, the clients required, deadlines, and the decay of stale updates."""
 
     total: Count = 10
+    """The number of rounds after which the federation is finished."""
     min_clients: Count = 2
+    """The number of clients that a round waits for."""
     quorum: Count | None = None
+    """The number of updates that suffice at the deadline; null = `min_clients`."""
     collect_seconds: Annotated[float, Field(gt=0, le=30 * 86400)] = 3600.0
+    """The deadline of a round, in seconds after its start."""
     max_staleness: Annotated[int, Field(ge=0)] = 3
+    """For how many more rounds the last update of an absent client counts."""
     staleness_decay: Annotated[float, Field(gt=0, le=1)] = 0.5
+    """The factor by which the weight of an absent client's update falls per round."""
 
     @model_validator(mode="after")
     def _quorum_is_reachable(self) -> Self:
@@ -132,114 +146,83 @@ class RoundsPlan(Strict):
         return self.quorum if self.quorum is not None else self.min_clients
 
 
-class SignatureDpPlan(Strict):
-    """(epsilon, delta)-differential privacy of every record, against any reader of a client's sketches.
-
-    The budget `epsilon` is divided over `releases`, one per round, null = the number of rounds; once it is
-    spent, the last sketch is sent again. `minimum_sample` is the smallest expected number of records per
-    release: with fewer, a sketch is mostly noise.
-    """
-
-    epsilon: Annotated[float, Field(ge=0.01, le=10)]
-    delta: Annotated[float, Field(ge=1e-8, le=1e-2)] = 1e-5
-    releases: Annotated[int, Field(ge=1, le=100_000)] | None = None
-    minimum_sample: Count = 64
-
-
-_DIM_WITH_DP = 64
-_SAMPLE_WITH_DP = 256
-
-
-class SignaturePlan(Strict):
-    """A client's sanitized gradient sketch: `dim` numbers, from `probe_examples` examples.
-
-    With `dp`, about `probe_examples` examples are sampled for each release; `dim` and `probe_examples` then
-    default to 64 and 256, and the mean over releases replaces `ema`.
-    """
-
-    kind: SignatureKind = "gradient"
-    dim: Annotated[int, Field(ge=2, le=65536)] = 256
-    probe_examples: Annotated[int, Field(ge=1, le=65536)] = 32
-    ema: Annotated[float, Field(gt=0, le=1)] = 0.5
-    clip: Positive = 1.0
-    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
-    model: SharedModelSlug | None = None
-    dp: SignatureDpPlan | None = None
-
-    @model_validator(mode="after")
-    def _dp_has_a_sample_of_its_own(self) -> Self:
-        if self.dp is None:
-            return self
-        if self.kind != "gradient":
-            raise field_error("must be gradient with dp: representations cannot be clipped", "kind")
-        for field, value in (("dim", _DIM_WITH_DP), ("probe_examples", _SAMPLE_WITH_DP)):
-            if field not in self.model_fields_set:
-                object.__setattr__(self, field, value)
-        if self.probe_examples < self.dp.minimum_sample:
-            raise field_error(
-                f"must be at least dp.minimum_sample = {self.dp.minimum_sample}: with fewer records "
-                "a sketch is mostly noise",
-                "probe_examples",
-            )
-        return self
-
-
 class AlignmentPlan(Strict):
-    """Alignment of P and Q across architectures; `pivot` is the base model that every agent loads.
+    """Alignment of P and Q across architectures.
 
-    The pivot's pack comes from an operator or a client of the pivot's base model;
-    `pivot_pack_by_any_client`: from any client that has waited for it in vain.
+    The pivot's pack comes from an operator or from a client of the pivot's base model.
     """
 
     pivot: SharedModelSlug
+    """The slug of the base model that every agent loads; `tessera agent check` prints it."""
     anchors: Annotated[int, Field(ge=1, le=100_000)] = 1024
+    """The number of public anchor texts that packs are fitted on."""
     frames: Literal["pca-tok", "random"] = "pca-tok"
+    """`pca-tok`: fitted on anchor texts; `random`: from `seed`, not aligned, as a control."""
     max_error: Positive = 0.85
+    """The largest error of a module, on pseudo-tasks that were not fitted, with which it is shared."""
     pivot_pack_by_any_client: bool = False
+    """Whether any client that has waited half an hour for the pivot's pack makes it."""
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
+    """The seed of random targets, pseudo-tasks and random frames."""
 
 
 class PrivacyPlan(Strict):
-    """Authentication of clients, and the minimum size of a mixture.
-
-    `allow_bearer_clients` admits clients without a key. `roster_policy`: agents trust the keys pinned in the
-    silo (`pinned`), the first key of a name (`tofu`), or the coordinator (`server`).
-
-    `min_voices` is the minimum number of other members in a served mixture; below it a client keeps its own
-    adapter. With 1, the mixture for a member with one peer is that peer's adapter.
-    """
+    """Authentication of clients, and the minimum size of a mixture."""
 
     allow_bearer_clients: bool = False
+    """Whether clients without a key may enrol; they send a bearer token instead of signatures."""
     roster_policy: RosterPolicy = "server"
+    """Which members' keys agents trust: those pinned in the silo (`pinned`), the first key of a name
+    (`tofu`), or those of the coordinator (`server`).
+    """
     min_voices: Count = 1
+    """The fewest other members in a served mixture; below it a client keeps its own adapter. With 1, a
+    member with one peer is served that peer's adapter.
+    """
 
 
 class LimitsPlan(Strict):
-    """Limits of an update: `max_norm` over all adapter tensors, `clip_norm` of the learnt change, both L2.
-
-    `max_examples` caps the weight of the number of examples, which clients report themselves.
-    """
+    """Limits of an update."""
 
     max_update_bytes: Annotated[int, Field(ge=1024, le=2**40)] = 64 * 2**20
+    """The largest encoded update, in bytes."""
     max_norm: Positive = 1e4
+    """The largest L2 norm over all adapter tensors; larger updates are refused."""
     clip_norm: Positive | None = None
+    """The largest L2 norm of the change since the seeded start; larger changes are scaled down to it. null =
+    none.
+    """
     max_examples: Count = 100_000
+    """The cap on the number of examples, which clients report themselves and by which some strategies weight
+    them.
+    """
 
 
 class FederationPlan(Strict):
     """The plan of a federation; everything except `name` and `strategy.name` has a default."""
 
     name: Name
+    """The name that people see."""
     strategy: StrategyPlan
+    """The federated method."""
     adapter: AdapterPlan = AdapterPlan()
+    """What clients train."""
     rounds: RoundsPlan = RoundsPlan()
+    """How many rounds there are, and when a round ends."""
     training: TrainingPlan = TrainingPlan()
+    """How clients train."""
     scores: ScoresPlan = ScoresPlan()
+    """How clients score their models."""
     signature: SignaturePlan = SignaturePlan()
+    """The gradient sketches."""
     alignment: AlignmentPlan | None = None
+    """Sharing across base models; null = none."""
     wire: WirePlan = WirePlan()
+    """How updates and weights are encoded."""
     privacy: PrivacyPlan = PrivacyPlan()
+    """Who may be a member, and how small a mixture may be."""
     limits: LimitsPlan = LimitsPlan()
+    """Which updates are refused or scaled down."""
 
     @model_validator(mode="after")
     def _releases_are_counted(self) -> Self:

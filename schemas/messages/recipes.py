@@ -28,17 +28,19 @@ WeightsRecipeName = Literal["dense", "int8_own_last", "int4_own_last"]
 class Recipe(Strict):
     """The encoding of an update's values.
 
-    Values are differences to `reference`: `none`, the client's last counted update (`own_last`), or the
-    weights served for the round (`served`). `density` is the share of each tensor's values that is sent,
-    `values` their format; integer formats have one scale per `block` values.
-
     A recipe without reference, with density 1, in f32 or f16 is dense: a plain safetensors file.
     """
 
     reference: Reference = "none"
+    """What values are differences to: nothing, the client's last counted update, or the weights served for
+    the round.
+    """
     density: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """The share of each tensor's values that is sent, the largest first."""
     values: ValueFormat = "f32"
+    """The number format; integer formats have one scale per `block` values."""
     block: Literal[64, 128] = 64
+    """The number of values that share a scale."""
 
     @model_validator(mode="after")
     def _what_is_not_sent_is_somewhere(self) -> Self:
@@ -103,21 +105,24 @@ def _is_unset(value: int | None) -> bool:
 
 
 class WirePlan(Strict):
-    """The recipe and compression of updates; `recipe` is a name or an object.
+    """The recipes and the compression of updates and weights.
 
-    `weights_recipe` is the recipe in which agents request weights: by default `int8_own_last`, but dense if
-    updates are dense or differences to the weights, which both sides then need to the bit. Plans older than
-    recipes have `dtype`, float32 or float16, in place of `recipe`: dense bodies.
-
-    `max_bytes` limits the values of an update with their scales and positions, in bytes; null = no limit. The
-    density of a sparse recipe is lowered to fit; if that is not enough, clients are refused before training.
-    Updates that must be sent complete may exceed it.
+    Plans older than recipes have `dtype`, float32 or float16, in place of `recipe`: dense bodies.
     """
 
     recipe: NamedRecipe = NAMED["int4_own_last"]
+    """The recipe of updates: a name or an object. Dense updates are accepted under every plan."""
     weights_recipe: WeightsRecipeName | None = None
+    """The recipe in which agents request weights; null = `int8_own_last`, or `dense` where updates are dense
+    or differences to the weights, which both sides then need to the bit.
+    """
     compression: Literal["zstd", "none"] = "zstd"
+    """The compression of tensor bodies."""
     max_bytes: Annotated[int, Field(ge=1, le=2**40)] | None = Field(default=None, exclude_if=_is_unset)
+    """The most bytes of an update's values with their scales and positions; null = no limit. The density of
+    a sparse recipe is lowered to fit; where that is not enough, clients are refused before training.
+    Updates that must be sent complete may exceed it.
+    """
 
     @model_validator(mode="before")
     @classmethod

@@ -27,7 +27,9 @@ class WeightsReference(Strict):
     """The digest and size of the weights served to a client."""
 
     digest: Digest
+    """The digest of the encoded bytes."""
     bytes: int
+    """The size of the encoded bytes."""
 
 
 class RoundBrief(Strict):
@@ -37,18 +39,31 @@ class RoundBrief(Strict):
     """
 
     round: int
+    """The number of the round, from 1."""
     total_rounds: int
+    """The plan's number of rounds."""
     state: Literal["open", "collecting"]
+    """`open` until enough clients have joined, then `collecting`."""
     deadline: UtcTime | None
+    """The end of the round; null until collecting begins."""
     strategy: StrategyPlan
+    """The plan's strategy."""
     adapter: AdapterPlan
+    """The plan's adapter."""
     training: TrainingPlan
+    """The plan's training."""
     signature: SignaturePlan
+    """The plan's sketches."""
     alignment: AlignmentPlan | None
+    """The plan's alignment."""
     wire: WirePlan
+    """The plan's encoding."""
     scores: ScoresPlan
+    """The plan's scores."""
     weights: WeightsReference
+    """The weights that this client begins the round with."""
     server_time: UtcTime
+    """The coordinator's time."""
 
 
 SignedDocument = dict[str, JsonValue]
@@ -104,25 +119,35 @@ class FinishedBrief(Strict):
     """
 
     state: Literal["finished"]
+    """Always `finished`."""
     round: int
+    """The number after that of the last round."""
     weights: WeightsReference | None
+    """The client's final weights."""
     manifest: SignedDocument | None
+    """The signed manifest of the final weights."""
 
 
 class Joined(Strict):
     """The response to a join; `manifest` is a RoundManifest."""
 
     weights: WeightsReference
+    """The weights that this client begins the round with."""
     manifest: SignedDocument
+    """The signed manifest of the round."""
 
 
 class RoundCounts(Strict):
     """The number of clients of a round, by state."""
 
     joined: int
+    """All clients that joined."""
     arrived: int
+    """Clients whose update is counted."""
     late: int
+    """Clients whose update came after the deadline."""
     rejected: int
+    """Clients whose update was rejected."""
 
 
 class ParticipationView(Strict):
@@ -133,17 +158,29 @@ class ParticipationView(Strict):
     """
 
     client_id: str
+    """The id of the client."""
     name: str
+    """The name of the client."""
     state: ParticipationState
+    """The state of the participation."""
     joined_at: UtcTime
+    """The time of the join."""
     received_at: UtcTime | None
+    """The time at which the update was stored."""
     bytes: Traffic
+    """The client's encoded bytes in this round."""
     norm: float | None
+    """The L2 norm of the update."""
     epsilon: float | None = None
+    """The privacy budget spent on the client's sketches so far."""
     examples_capped: bool = False
+    """Whether the client reported more examples than `limits.max_examples`."""
     staleness: int | None
+    """Rounds since the client's last counted update; null without one."""
     scores: Scores | None
+    """The scores that the client sent."""
     reject_reason: str | None
+    """Why the update was rejected."""
 
 
 class RoundSummary(Strict):
@@ -154,29 +191,43 @@ class RoundSummary(Strict):
     """
 
     round: int
+    """The number of the round, from 1."""
     state: RoundState
+    """The state of the round."""
     reason: str | None
+    """Why the round was abandoned; null if it was not."""
     deadline: UtcTime | None
+    """The end of the round; null until collecting begins."""
     opened_at: UtcTime
+    """The time at which the round opened."""
     published_at: UtcTime | None
+    """The time at which its weights were published."""
     counts: RoundCounts
+    """Clients by the state of their participation."""
     seconds: dict[str, float]
+    """Durations of the round's phases, by name."""
     bytes: Traffic
+    """Encoded bytes of the round."""
     scores: ScoreSummary | None
+    """Mean and worst scores over clients."""
 
 
 class RoundView(RoundSummary):
     """A round with its clients; `claims` are the privacy claims that follow from plan and counts."""
 
     clients: list[ParticipationView]
+    """The participations of the round; for a client, its own."""
     claims: list[str]
+    """Privacy claims that follow from the plan and from counts."""
 
 
 class RoundPage(Strict):
     """A page of rounds, newest first; `next` is the cursor of the next page, null on the last."""
 
     items: list[RoundSummary]
+    """The rounds."""
     next: str | None
+    """The cursor of the next page, to be sent as `after`; null on the last."""
 
 
 HeldFor = Literal["large", "opposed", "copies", "capped", "few"]
@@ -195,11 +246,20 @@ class RelevanceView(Strict):
     """
 
     round: int
+    """The number of the round."""
     clients: list[str]
+    """The clients of the columns."""
     rows: list[str]
+    """The clients of the rows."""
     relevance: list[list[float]]
+    """The weight of each column's client for each row's client."""
     similarity: list[list[float | None]] | None
+    """The similarities of sketches; null = not compared."""
     entropy: list[float]
+    """The entropy of each row of `relevance`, in nats."""
     served: list[list[float]] | None
+    """The share of each client in what was served."""
     agreement: list[list[float | None]] | None
+    """The cosines between learnt changes."""
     held: list[list[list[HeldFor]]] | None
+    """Why a client counts for less than its relevance."""

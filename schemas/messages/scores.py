@@ -28,7 +28,9 @@ class Score(Strict):
     """
 
     value: Annotated[float, Field(ge=0, allow_inf_nan=False)]
+    """The number."""
     count: Annotated[int, Field(ge=1, lt=2**31)]
+    """The number of examples, or of clients in a mean."""
 
 
 ScoreSet = Annotated[dict[ScoreName, Score], Field(min_length=1, max_length=MOST_SCORES)]
@@ -45,19 +47,16 @@ def _number(value: float) -> str:
 
 
 class Scores(Strict):
-    """A client's scores of a round, on its test examples.
-
-    Attributes:
-        served: the weights that the round began with.
-        trained: the adapter after the local steps.
-        kept: which of both the client keeps as its personal model.
-        final: the federation's final weights; accepted once it is finished, for the last published round.
-    """
+    """A client's scores of a round, on its test examples."""
 
     served: ScoreSet
+    """Scores of the weights that the round began with."""
     trained: ScoreSet
+    """Scores of the adapter after the local steps."""
     kept: Literal["served", "trained"]
+    """Which of both the client keeps as its personal model."""
     final: ScoreSet | None = None
+    """Scores of the final weights; accepted once the federation is finished, for the last published round."""
 
     @model_validator(mode="after")
     def _sets_are_complete(self) -> Self:
@@ -93,4 +92,6 @@ class ScoreSummary(Strict):
     """
 
     mean: ScoreSet
+    """Means over clients, by name."""
     worst: dict[ScoreName, Score] | None
+    """The worst client's scores, by name; null for clients."""

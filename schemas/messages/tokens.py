@@ -16,36 +16,52 @@ class TokenRequest(Strict):
     """A request for a person's token; `expires_in_seconds` defaults to 90 days, null = never."""
 
     role: PersonRole
+    """What the token allows: `auditor` reads, `operator` runs federations, `admin` hands out tokens."""
     name: NewName
+    """Whose token it is."""
     expires_in_seconds: Annotated[int, Field(ge=1, le=10 * 365 * 86400)] | None = 90 * 86400
+    """The lifetime; null = it never expires."""
 
 
 class NewToken(Strict):
     """A person's token, returned once."""
 
     id: str
+    """The id of the token, by which it is revoked."""
     role: PersonRole
+    """The role of the token."""
     name: str
+    """Whose token it is."""
     token: str
+    """The secret."""
     expires_at: UtcTime | None
+    """The time at which it expires; null = never."""
 
 
 class TokenView(Strict):
     """A person's token in a listing, without its secret."""
 
     id: str
+    """The id of the token."""
     role: PersonRole
+    """The role of the token."""
     name: str
+    """Whose token it is."""
     created_at: UtcTime
+    """The time at which it was created."""
     expires_at: UtcTime | None
+    """The time at which it expires; null = never."""
     revoked_at: UtcTime | None
+    """The time at which it was revoked; null = it is valid."""
 
 
 class TokenPage(Strict):
     """A page of tokens; `next` is the cursor of the next page, null on the last."""
 
     items: list[TokenView]
+    """The tokens."""
     next: str | None
+    """The cursor of the next page, to be sent as `after`; null on the last."""
 
 
 class AuditEntry(Lenient):
@@ -67,17 +83,24 @@ class AuditHead(Strict):
     """
 
     number: int
+    """The number of the last entry."""
     hash: Digest
+    """The hash of the last entry."""
     at: UtcTime
+    """The coordinator's time."""
     signature: str
+    """The coordinator's signature of the other members."""
 
 
 class AuditPage(Strict):
     """A page of audit entries in order, the cursor of the next page, and the current end of the log."""
 
     items: list[dict[str, JsonValue]]
+    """The entries, oldest first."""
     next: str | None
+    """The cursor of the next page, to be sent as `after`; null on the last."""
     head: AuditHead | None
+    """The end of the log; null if it is empty."""
 
 
 class Hello(Strict):
@@ -88,9 +111,16 @@ class Hello(Strict):
     """
 
     name: str
+    """The name of the coordinator, `TESSERA_NAME`."""
     protocol_version: int
+    """The version of the protocol that it speaks."""
     server_time: UtcTime
+    """The coordinator's time."""
     signing_key: str
+    """The coordinator's public key, base64url."""
     nonce: str
+    """A value that a new client signs when it enrols."""
     challenge: str | None
+    """The value that the caller sent."""
     signature: str
+    """The coordinator's signature of the other members."""

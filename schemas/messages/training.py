@@ -13,32 +13,40 @@ Count = Annotated[int, Field(ge=1)]
 
 
 class TrainingPlan(Strict):
-    """Local training of every client in one round.
-
-    `learning_rate` `auto`: each client searches for its own rate before its first round. `schedule` and
-    `warmup_steps` count the steps of all rounds; the rate falls to `schedule_floor` times `learning_rate`.
-    """
+    """Local training of every client in one round."""
 
     steps: Annotated[int, Field(ge=1, le=1_000_000)] = 20
+    """The number of optimiser steps per round."""
     batch_size: Annotated[int, Field(ge=1, le=65536)] = 8
+    """The number of texts per forward pass."""
     learning_rate: Positive | Literal["auto"] = "auto"
+    """The learning rate of the optimiser; `auto`: each client searches for its own before its first round."""
     max_length: Annotated[int, Field(ge=2, le=1_048_576)] = 512
+    """The largest number of tokens of a text; longer ones are shortened."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """How the learning rate falls over the steps of all rounds."""
     schedule_floor: Annotated[float, Field(ge=0, le=1)] = 0.0
+    """The share of `learning_rate` at which the schedule ends."""
     warmup_steps: Annotated[int, Field(ge=0)] = 0
+    """The number of steps over which the rate rises at first, counted over all rounds."""
     accumulation: Annotated[int, Field(ge=1, le=65536)] = 1
+    """The number of batches whose gradients are added before a step."""
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
+    """AdamW's decoupled weight decay."""
     max_grad_norm: Positive | None = 1.0
+    """The L2 norm to which gradients are clipped; null = not clipped."""
     gradient_checkpointing: bool = False
+    """Whether activations are recomputed instead of stored: less memory, slower."""
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
+    """The seed of the adapter's first values and of the order of examples."""
 
 
 class ScoresPlan(Strict):
-    """How clients score their models on held-out examples.
-
-    At most `examples` examples are scored, chosen by digest. `new_tokens` limits generated answers, for the
-    scores that need them; 0 = nothing is generated.
-    """
+    """How clients score their models on held-out examples."""
 
     examples: Count = 256
+    """The largest number of examples that are scored, chosen by digest."""
     new_tokens: Annotated[int, Field(ge=0, le=4096)] = 64
+    """The largest number of tokens of a generated answer, for scores that need one; 0 = nothing is
+    generated.
+    """

@@ -84,8 +84,14 @@ class Receipt(Strict):
     """The receipt of an update: the coordinator has stored these bytes durably."""
 
     digest: Digest
+    """The digest of the stored bytes."""
     received_at: UtcTime
+    """The time at which they were stored."""
     bytes: int
+    """The size of the stored bytes."""
     round: int
+    """The number of the round."""
     client: str
+    """The id of the client."""
     clipped: bool
+    """Whether the learnt change was scaled down to `limits.clip_norm`."""

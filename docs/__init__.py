@@ -1,0 +1,1 @@
+"""The documentation; its only code is `docs.generate`."""

@@ -1,0 +1,175 @@
+"""The page of the plan: every field, the recommended plans, the named recipes, the strategies."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from collections.abc import Iterator
+from dataclasses import fields
+from typing import Any, Final
+
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+from coordinator.strategies import opening
+from coordinator.strategies.capabilities import Traits
+from docs.generate.json_schema import Schema, default_text, type_text
+from docs.generate.markdown import block, code, page_of, prose, sentence, table
+from schemas.messages.federations import FederationPlan
+from schemas.messages.recipes import NAMED, Recipe
+from schemas.messages.recommended import recommended
+
+_INTRODUCTION = """\
+A plan is the JSON object that describes one federation: its method, its adapter, its rounds, and its
+limits. Operators create a federation from it (`tessera federation create --plan plan.json`, or `POST
+/v1/federations`). Agents receive it, check it, and refuse what they do not support; a plan is data and
+contains no code.
+
+Only `name` and `strategy.name` are required. Unknown fields are refused, so that a misspelt one is an
+error. A plan cannot be changed after the federation has been created."""
+
+_EXAMPLE = {
+    "name": "clinics",
+    "strategy": {"name": "fedmosaic"},
+    "rounds": {"total": 20, "min_clients": 4, "quorum": 3},
+    "adapter": {"kind": "lora", "rank": 16},
+}
+
+_RECOMMENDED = """\
+`tessera federation create --strategy NAME` fills in what is recommended for a strategy, unless it reads a
+plan from a file. With `--pivot`, `--same-architecture-rank` or `--target-modules` it fills in what is
+recommended for several base models. Everything else has the defaults above."""
+
+_STRATEGIES = """\
+`strategy.name` names the method, `strategy.options` its options. A strategy declares what it needs; these
+are its traits. [Strategies](../explanation/strategies.md) compares them: what a client is served, and how
+many values travel. Strategies of [installed packages](../how-to/write-a-strategy.md) have their own names."""
+
+_RECIPES = """\
+A recipe says which values of an update are sent, what they are differences to, and in which number format.
+[Wire format](wire-format.md#recipes) has the encoding, [bytes](../explanation/bytes.md) what recipes save."""
+
+_TRAITS: Final = {
+    "needs_sketch": "needs gradient sketches",
+    "gated": "the served weights are a frozen branch beside the client's own",
+    "lora_only": "needs `adapter.kind` `lora`",
+    "part_travels": "some tensors never leave the client",
+    "extra_tensors": "sends tensors beyond the adapter's",
+    "combines": "combines A and B module by module",
+    "rescales": "scales each client's weight by the size of its update",
+    "base_delta": "part of a round joins the base model",
+    "least_rank": "clients may differ in rank",
+}
+
+
+def page() -> str:
+    schema = FederationPlan.model_json_schema()
+    return page_of(
+        "Plan",
+        "schemas/messages/federations.py and the strategies' options",
+        _INTRODUCTION,
+        block("json", json.dumps(_EXAMPLE, indent=2)),
+        "## Fields",
+        _fields("", FederationPlan, schema, schema["$defs"]),
+        *_sections(FederationPlan, schema["$defs"], ""),
+        "## Named recipes",
+        _RECIPES,
+        _recipes(),
+        "## Recommended plans",
+        _RECOMMENDED,
+        *_recommended(),
+        "## Strategies",
+        _STRATEGIES,
+        *(_strategy(name) for name in opening.names()),
+    )
+
+
+def _sections(model: type[BaseModel], definitions: Schema, path: str) -> Iterator[str]:
+    """Yield a section per nested model, in the order of the fields."""
+    for name, field in model.model_fields.items():
+        nested = _nested(field.annotation)
+        if nested is None:
+            continue
+        place = f"{path}.{name}" if path else name
+        yield f"## {place}"
+        yield prose(nested.__doc__)
+        yield _fields(place, nested, definitions[nested.__name__], definitions)
+        yield from _sections(nested, definitions, place)
+
+
+def _nested(annotation: Any) -> type[BaseModel] | None:
+    """Return the model of a field, also of an optional one."""
+    candidates = (annotation, *getattr(annotation, "__args__", ()))
+    models = [kind for kind in candidates if isinstance(kind, type) and issubclass(kind, BaseModel)]
+    return models[0] if models else None
+
+
+def _fields(path: str, model: type[BaseModel], schema: Schema, definitions: Schema) -> str:
+    rows = []
+    for name, field in model.model_fields.items():
+        described = schema["properties"][name]
+        nested = _nested(field.annotation)
+        place = f"{path}.{name}" if path else name
+        target = f"[object](#{place.replace('.', '').lower()})" if nested is not None else None
+        kind = target or type_text(described)
+        if nested is Recipe:
+            kind = f"[name](#named-recipes) or {target}"
+        elif target and field.default is None:
+            kind = f"{target} or null"
+        default = "`{}`" if field.default_factory is dict else _default(field, described)
+        rows.append((code(name), kind, default, sentence(field.description or "")))
+    return table(("field", "type", "default", "meaning"), rows)
+
+
+def _default(field: FieldInfo, schema: Schema) -> str:
+    if isinstance(field.default, Recipe):
+        return code(next(name for name, recipe in NAMED.items() if recipe == field.default))
+    if isinstance(field.default, BaseModel):
+        return "its defaults"
+    return default_text(schema, required=field.is_required())
+
+
+def _recipes() -> str:
+    rows = [
+        (code(name), code(recipe.reference), f"{recipe.density:g}", code(recipe.values))
+        for name, recipe in NAMED.items()
+    ]
+    return table(("name", "differences to", "density", "number format"), rows)
+
+
+def _recommended() -> Iterator[str]:
+    """Yield each recommended plan once, with the strategies that have it."""
+    for title, aligned in (("One base model", False), ("Several base models", True)):
+        yield f"### {title}"
+        plans: dict[str, list[str]] = {}
+        for name in opening.names():
+            if aligned and recommended(name, aligned=True) == recommended(name, aligned=False):
+                continue
+            text = json.dumps(recommended(name, aligned=aligned), indent=2)
+            plans.setdefault(text, []).append(name)
+        for text, names in plans.items():
+            yield f"{', '.join(map(code, names))}:"
+            yield block("json", text)
+
+
+def _strategy(name: str) -> str:
+    file = opening.load(name)
+    module = importlib.import_module(file.Options.__module__)
+    options = file.Options
+    schema = options.model_json_schema()
+    described = _fields("", options, schema, schema.get("$defs", {})) or "It has no options."
+    traits = _traits(opening.make(name, {}).traits)
+    parts = (
+        f"### {name}",
+        prose(module.__doc__),
+        f"Traits: {traits}.",
+        prose(options.__doc__) if options.model_fields else "",
+        described,
+    )
+    return "\n\n".join(part for part in parts if part)
+
+
+def _traits(traits: Traits) -> str:
+    defaults = Traits()
+    names = [f.name for f in fields(Traits) if getattr(traits, f.name) != getattr(defaults, f.name)]
+    return "; ".join(_TRAITS[name] for name in names) or "none, plain averaging of everything"

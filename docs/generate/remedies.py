@@ -1,0 +1,94 @@
+"""What to do after each error of the coordinator, by the slug of its problem type."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+_SEND_AGAIN = "Send the request again."
+_ASK_FOR_TOKEN = "Ask an admin for a token of the role that the route needs."
+_WRITE_BODY_ANEW = (
+    "Write the body as [wire format](wire-format.md) describes; the same bytes are refused again."
+)
+_ENCODE_AGAIN = (
+    "Encode the update anew from the [recipe](wire-format.md#recipes) of the plan; the same bytes "
+    "are refused again."
+)
+
+REMEDIES: Final[Mapping[str, str]] = {
+    "anchors-missing": "Store the texts with `tessera anchors put` before you start the federation.",
+    "auth-missing": "People send `Authorization: Bearer TOKEN`; clients sign the request.",
+    "authority-unknown": "Use a host name in `TESSERA_PUBLIC_NAMES`, or let the operator add yours.",
+    "base-mismatch": "Download the weights of this round and train from them.",
+    "body-incomplete": _SEND_AGAIN,
+    "body-too-large": "Send less; for updates the plan's `limits.max_update_bytes` is the limit.",
+    "busy": "Wait for the seconds in `Retry-After`, then send the request again.",
+    "client-name-taken": (
+        "Choose another name, or pass `replace` to invalidate the unused token of this name."
+    ),
+    "clock-skew": "Synchronise the clock of the client (NTP). `server_time` is the coordinator's time.",
+    "codec-corrupt": "Compress the body anew, with a checksum.",
+    "codec-trailing": "Send exactly one zstd frame.",
+    "codec-truncated": _SEND_AGAIN,
+    "codec-window": "Compress with a window of 8 MiB at most.",
+    "content-encoding": "Use an encoding of `accepts`.",
+    "credential-invalid": "Ask an admin for a new token; a revoked or expired one never becomes valid again.",
+    "decompressed-too-large": "Send less; the limit follows from the adapter's layout.",
+    "digest-mismatch": "Compute the digest of the bytes as sent, and send them again.",
+    "digest-missing": "Send `Content-Digest: sha-256=:...:` (RFC 9530) with the body.",
+    "enrolment-token-invalid": "Ask the operator for a new enrolment token; one is valid once, for one name.",
+    "federation-state": (
+        "Look at the state with `tessera federation show`, and start, resume or create a federation."
+    ),
+    "forbidden": _ASK_FOR_TOKEN,
+    "head-too-large": "Send fewer or shorter header fields.",
+    "internal": (
+        "Send the request again; if it fails again, give the `incident` to the operator, whose log has it."
+    ),
+    "key-revoked": (
+        "Sign with the current key. If the client was revoked, ask the operator for an enrolment token."
+    ),
+    "malformed-json": "Send JSON without duplicate keys, comments or NaN.",
+    "malformed-request": "Send a valid HTTP/1.1 request; check any proxy in between.",
+    "media-type": "Use a media type of `accepts`.",
+    "metadata": "Write the manifest of the body for this federation, round and client.",
+    "method-not-allowed": "Use a method of the `Allow` field.",
+    "norm-exceeded": "Train with a lower rate, or create a federation with a larger `limits.max_norm`.",
+    "not-found": "Check the ids. A client gets this answer for everything that is not its own.",
+    "not-joined": "Join the round first; the agent goes on with the next round.",
+    "pack-missing": "Run `tessera agent align`, which makes and stores the pack.",
+    "pivot-pack-missing": "Wait for a client of the pivot, or make it: `tessera agent make-pivot-pack`.",
+    "protocol-version": "Upgrade the older of coordinator and agent.",
+    "quant-code": _ENCODE_AGAIN,
+    "quant-scale": _ENCODE_AGAIN,
+    "range": "Ask for a range inside the size that `Content-Range` names.",
+    "rate-limited": "Wait for the seconds in `Retry-After`, then send the request again.",
+    "recipe": "Encode the update in the plan's recipe, or dense.",
+    "reference-mismatch": "Send the update dense; its reference is not what the coordinator stores.",
+    "replayed": (
+        "Sign the request anew, with a new nonce. If it was the first attempt, a proxy repeats requests."
+    ),
+    "request-timeout": (
+        "Send it again, faster than `TESSERA_UPLOAD_BYTES_PER_SECOND`; on slow lines the operator "
+        "lowers that."
+    ),
+    "round-closed": "Nothing; the agent goes on with the next round.",
+    "signature-invalid": "Check the key and what is signed; enrol first.",
+    "signature-profile": "Sign as [signed requests](wire-format.md#signed-requests) describes.",
+    "signature-vector": "Send a sketch of `signature.dim` finite values that are not all zero.",
+    "sparse-index": _ENCODE_AGAIN,
+    "storage-full": "The operator frees disk space, or lowers `TESSERA_KEEP_ROUNDS`; then it is accepted.",
+    "stream-length": _ENCODE_AGAIN,
+    "target-too-long": "Shorten path and query to `limit` bytes.",
+    "tensor-dtype": _WRITE_BODY_ANEW,
+    "tensor-header": _WRITE_BODY_ANEW,
+    "tensor-layout": _WRITE_BODY_ANEW,
+    "tensor-nonfinite": "Train with a lower learning rate; values became infinite or NaN.",
+    "tensor-schema": (
+        "Send the tensors that the plan's adapter has, in its shapes; check that the agent runs this plan."
+    ),
+    "unavailable": "Wait for the seconds in `Retry-After`. If it stays, the operator checks the database.",
+    "upload-conflict": "Nothing; what was accepted first stays.",
+    "validation": "Correct the fields in `errors`.",
+    "weak-public-key": "Make a new key: move the key file away, and repeat the command.",
+}

@@ -1,0 +1,61 @@
+"""The generated pages of docs/reference say what the code says."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from docs.generate.commands import commands
+from docs.generate.errors import problems
+from docs.generate.markdown import linked, sentence, table
+from docs.generate.pages import GENERATED
+from docs.generate.remedies import REMEDIES
+
+REFERENCE = Path(__file__).parents[2] / "docs" / "reference"
+
+
+@pytest.mark.parametrize("name", GENERATED)
+def test_a_generated_page_is_up_to_date(name: str) -> None:
+    stored = (REFERENCE / name).read_text("utf-8")
+    assert stored == GENERATED[name](), f"docs/reference/{name} is stale; run `make reference`"
+
+
+def test_every_problem_has_a_remedy_and_no_remedy_is_left_over() -> None:
+    assert REMEDIES.keys() == problems().keys()
+
+
+def test_every_command_and_every_option_has_a_meaning() -> None:
+    silent = [
+        f"{command.name} {parameter.name}"
+        for command in commands()
+        for parameter in command.described.params
+        if not getattr(parameter, "help", None)
+    ]
+    assert not silent
+    assert all(command.described.help for command in commands())
+
+
+@pytest.mark.parametrize("name", ["settings.md", "plan.md", "http-api.md", "metrics.md"])
+def test_no_row_of_a_table_lacks_its_meaning(name: str) -> None:
+    rows = [line for line in GENERATED[name]().splitlines() if re.match(r"\| `", line)]
+    assert rows
+    assert not [row for row in rows if row.endswith("|  |")]
+
+
+def test_a_cell_cannot_break_its_table() -> None:
+    assert table(("a",), [("x | y\nz",)]).splitlines()[-1] == "| x \\| y z |"
+
+
+def test_descriptions_link_documents_and_show_angle_brackets() -> None:
+    assert linked("see docs/decisions/0024, a <b> and `<c>`") == (
+        "see [0024](../decisions/0024-corrected-ca-pfl.md), a &lt;b> and `<c>`"
+    )
+    with pytest.raises(FileNotFoundError, match="correct the name"):
+        linked("docs/explanation/nothing.md")
+
+
+def test_a_phrase_becomes_a_sentence() -> None:
+    assert sentence("port to listen on") == "Port to listen on."
+    assert sentence("`auto`, or cpu") == "`auto`, or cpu."
