@@ -93,8 +93,19 @@ def encode_prompt(prompt: str, tokenizer: PreTrainedTokenizerFast, *, chat: bool
     Raises:
         TokenizerUnfit: `chat` is set and the tokenizer has no chat template, or there is no token.
     """
-    text = prompt_of((Turn("user", prompt),), tokenizer) if chat else prompt
-    return _prompt_tokens(text, tokenizer, special=not chat)
+    if chat:
+        return encode_chat((Turn("user", prompt),), tokenizer)
+    return _prompt_tokens(prompt, tokenizer, special=True)
+
+
+def encode_chat(turns: Sequence[Turn], tokenizer: PreTrainedTokenizerFast) -> list[int]:
+    """Tokenise the turns of a chat up to where the assistant's next answer begins.
+
+    Raises:
+        TokenizerUnfit: the tokenizer has no chat template.
+        DataInvalid: the template refuses the chat.
+    """
+    return _prompt_tokens(prompt_of(turns, tokenizer), tokenizer, special=False)
 
 
 def encode_question(example: Example, tokenizer: PreTrainedTokenizerFast, max_length: int) -> list[int]:

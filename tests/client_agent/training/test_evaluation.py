@@ -17,7 +17,7 @@ from client_agent.adapters.frames import random_frames
 from client_agent.adapters.inject import inject_pq
 from client_agent.errors import LossNotFinite, TextTooLong
 from client_agent.model.examples import Example, Turn, encode_for, encode_prompt, encode_question
-from client_agent.model.generation import completion, completions
+from client_agent.model.generation import Decoding, completion, completions
 from client_agent.model.loading import BaseModel
 from client_agent.model.token_budget import grouped_by_length
 from client_agent.training.evaluate import evaluate, mean_loss, teacher_forced
@@ -89,7 +89,7 @@ def test_generation_in_batches_is_that_of_each_prompt_alone(
     with inject_pq(base, ADAPTER, random_frames(base, ADAPTER, 0), gated=False) as adapter:
         adapter.load({n: 2.0 * rng.standard_normal(s).astype(np.float32) for n, s in adapter.layout.items()})
         together = completions(base, prompts, max_new_tokens=8)
-        alone = ["".join(completion(base, prompt, max_new_tokens=8)) for prompt in prompts]
+        alone = [completion(base, prompt, Decoding(8)).text for prompt in prompts]
     assert together == alone
     assert len(set(together)) > 1
     assert cast(Any, base.model).generation_config.repetition_penalty == 5.0
