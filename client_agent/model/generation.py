@@ -1,4 +1,4 @@
-"""Generate answers with transformers' `generate`, in the text format of training: one at a time or in batches."""
+"""Generate answers with transformers' `generate`, in the text format of training: one, or many in batches."""
 
 from __future__ import annotations
 
@@ -79,12 +79,12 @@ def completion(
     return Answer(stream.text, stream.tokens, _ending(stream, base.tokenizer))
 
 
-class AnswerStream(StoppingCriteria):  # type: ignore[misc]  # transformers has no types here
+class AnswerStream(StoppingCriteria):
     """Decode an answer while it is generated, and end it at a stop text.
 
-    This is a stopping criterion and not a streamer, since stop texts need the same text: a streamer receives a
-    token only after the criteria have been asked. transformers' own stop strings also match a text that begins
-    in the prompt. A character of several tokens is written whole, and what may become a stop text is held back.
+    This is a stopping criterion and not a streamer, which receives a token only after the criteria: stop
+    texts need the decoded text too. transformers' own stop strings match texts that begin in the prompt. A
+    character of several tokens is written whole, and what may become a stop text is held back.
     """
 
     def __init__(

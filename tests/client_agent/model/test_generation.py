@@ -120,3 +120,20 @@ def test_writing_ends_at_the_models_last_position(tiny: Callable[..., BaseModel]
     assert 0 < len(text) <= 12 - len(prompt) + 1
     with pytest.raises(TextTooLong, match="reads 12 at most; shorten the prompt"):
         completion(base, [*prompt, *prompt], Decoding(1))
+
+
+def test_a_stop_text_is_never_written() -> None:
+    tokenizer = character_tokenizer()
+    prompt = encode_prompt("ab<", tokenizer, chat=False)
+    answer = [i for i in encode_prompt("<cab<<cad", tokenizer, chat=False) if i != tokenizer.bos_token_id]
+    for stop, expected in (("<<c", "<cab"), ("ab<<ca", "<c"), ("<<<", "<cab<<cad"), ("d", "<cab<<ca")):
+        parts: list[str] = []
+        stream = AnswerStream(tokenizer, prompt, (stop, "zz"), parts.append)
+        for count in range(1, len(answer) + 1):
+            stream.read([*prompt, *answer[:count]])
+            assert expected.startswith("".join(parts))
+            if stream.stopped:
+                break
+        stream.close()
+        assert "".join(parts) == stream.text == expected
+        assert stream.stopped == (expected != "<cab<<cad")
