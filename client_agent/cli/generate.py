@@ -69,11 +69,9 @@ def generate(
     If the silo's data are chats, the prompt is the user's turn, and --interactive keeps the turns.
     """
     with clear_errors(), opened_settings(config) as settings:
-        _require_consistent(prompt, interactive=interactive, compare=compare, base=base, as_json=as_json)
-        if base and any(option is not None for option in (number, adapter, plan, pack)):
-            raise SettingsUnusable(
-                "--base uses no adapter; pass either --base or the options that select an adapter"
-            )
+        selects = any(option is not None for option in (number, adapter, plan, pack))
+        _require_model(base=base, compare=compare, selects=selects)
+        _require_prompt(prompt, interactive=interactive, as_json=as_json)
         _require_sampling(temperature, top_p, seed)
         stops = _stop_texts(stop or [])
         checkpoint = _checkpoint(number, adapter, plan, pack)
@@ -116,13 +114,18 @@ def _answer_once(silo: Silo, sides: list[Side], decoding: Decoding, prompt: str,
         print(json.dumps({"prompt": prompt, "answers": listed}, indent=1))
 
 
-def _require_consistent(
-    prompt: str | None, *, interactive: bool, compare: bool, base: bool, as_json: bool
-) -> None:
+def _require_model(*, base: bool, compare: bool, selects: bool) -> None:
+    if base and compare:
+        raise SettingsUnusable("--compare shows the base model and the adapter; leave out --base")
+    if base and selects:
+        raise SettingsUnusable(
+            "--base uses no adapter; pass either --base or the options that select an adapter"
+        )
+
+
+def _require_prompt(prompt: str | None, *, interactive: bool, as_json: bool) -> None:
     if prompt is None and not interactive:
         raise SettingsUnusable("there is no prompt; pass --prompt TEXT, or --interactive to type prompts")
-    if compare and base:
-        raise SettingsUnusable("--compare shows the base model and the adapter; leave out --base")
     if interactive and as_json:
         raise SettingsUnusable("--json prints the answers to one --prompt; leave out --interactive")
 

@@ -1,0 +1,127 @@
+"""How often a bare model finds the right option of multiple-choice questions likeliest.
+
+    python -m benchmarks.option_accuracy --data FOLDER --model MODEL [--rows 100] [--chat] [--out FILE.json]
+
+FOLDER holds a folder for each data set, named as its task template, with `test.jsonl` in the schema of the hub.
+The score is that of a round (`scores.option_accuracy`), so what this prints can be compared with published
+scores of the model, and with a silo's. Data sets whose answers have no options are left out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from itertools import batched
+from math import sqrt
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from rich.progress import track
+
+from benchmarks import figures
+from client_agent.data.load import RowOptions, load_examples
+from client_agent.data.templates import template_names
+from client_agent.model.examples import Example, Turn
+from client_agent.model.loading import BaseModel, load_base_model
+from client_agent.training.evaluate import evaluate
+from schemas.messages.federations import ScoresPlan
+
+_MAX_LENGTH = 1024
+_AT_ONCE = 10
+_METRIC = "option_accuracy"
+_COLUMNS = ["data set", "rows", "accuracy", "standard error", "chance", "most frequent option"]
+
+
+@dataclass(frozen=True, slots=True)
+class Accuracy:
+    """The score on one data set, beside those of guessing and of always the most frequent position."""
+
+    rows: int
+    accuracy: float
+    chance: float
+    most_frequent: float
+
+    @property
+    def standard_error(self) -> float:
+        return sqrt(self.accuracy * (1 - self.accuracy) / self.rows)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Measure the option accuracy of a model without an adapter.")
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--model", required=True)
+    parser.add_argument("--rows", type=int, default=100)
+    parser.add_argument("--only", nargs="*", help="The data sets; by default all that have options.")
+    parser.add_argument("--chat", action="store_true", help="Ask in the user's turn of the chat template.")
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args()
+    console = Console(stderr=True)
+    torch.set_num_threads(int(os.environ.get(figures.THREADS_VARIABLE, "0")) or torch.get_num_threads())
+    base = load_base_model(options.model, device=torch.device("cpu"))
+    measured: dict[str, Accuracy] = {}
+    for name, examples in multiple_choice(options.data, options.only).items():
+        asked = [as_chat(e) for e in examples[: options.rows]] if options.chat else examples[: options.rows]
+        measured[name] = measure(base, asked, name, console)
+    rows = [
+        [name, a.rows, a.accuracy, a.standard_error, a.chance, a.most_frequent]
+        for name, a in measured.items()
+    ]
+    form = "as a chat" if options.chat else "as plain text"
+    figures.show(Console(), f"option accuracy of {base.slug}, {form}", _COLUMNS, rows)
+    if options.out is not None:
+        scores = {name: asdict(a) | {"standard_error": a.standard_error} for name, a in measured.items()}
+        facts = {"machine": figures.machine(), "model": base.slug, "chat": options.chat, "scores": scores}
+        figures.write(options.out, facts)
+
+
+def multiple_choice(folder: Path, only: Sequence[str] | None = None) -> dict[str, list[Example]]:
+    """Load the held-out examples of every data set in a folder whose answers have options.
+
+    Raises:
+        SystemExit: there is none.
+    """
+    found = {}
+    for name in only or template_names():
+        file = folder / name / "test.jsonl"
+        if file.is_file():
+            examples = list(load_examples(str(file), RowOptions(format=name)).examples)
+            if _METRIC in examples[0].metrics:
+                found[name] = examples
+    if not found:
+        raise SystemExit(f"--data: {folder} has no <task template>/test.jsonl with options")
+    return found
+
+
+def as_chat(example: Example) -> Example:
+    """Return a plain example as a chat: its prompt is the user's turn, its options are answers."""
+    return replace(
+        example,
+        prompt="",
+        turns=(Turn("user", example.prompt),),
+        completion=example.completion.strip(),
+        options=tuple(option.strip() for option in example.options),
+    )
+
+
+def measure(base: BaseModel, examples: Sequence[Example], name: str, console: Console) -> Accuracy:
+    """Score examples, a few at a time, with their progress on the console."""
+    right = 0.0
+    plan = ScoresPlan(examples=_AT_ONCE, new_tokens=0)
+    groups = list(batched(examples, _AT_ONCE))
+    for group in track(groups, description=name, console=console):
+        score = evaluate(base, group, plan, max_length=_MAX_LENGTH).metrics[_METRIC]
+        right += score.value * len(group)
+    positions = [example.options.index(example.completion) for example in examples]
+    return Accuracy(
+        rows=len(examples),
+        accuracy=right / len(examples),
+        chance=sum(1 / len(example.options) for example in examples) / len(examples),
+        most_frequent=max(positions.count(p) for p in set(positions)) / len(examples),
+    )
+
+
+if __name__ == "__main__":
+    main()
