@@ -2,7 +2,7 @@
 
     python -m benchmarks.option_accuracy --data FOLDER --model MODEL [--rows 100] [--chat] [--out FILE.json]
 
-FOLDER holds a folder for each data set, named as its task template, with `test.jsonl` in the schema of the hub.
+FOLDER holds a folder for each data set, named as its task template, with a `test.jsonl` as on the hub.
 The score is that of a round (`scores.option_accuracy`), so what this prints can be compared with published
 scores of the model, and with a silo's. Data sets whose answers have no options are left out.
 """
@@ -13,7 +13,6 @@ import argparse
 import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from itertools import batched
 from math import sqrt
 from pathlib import Path
 
@@ -108,16 +107,16 @@ def as_chat(example: Example) -> Example:
 
 def measure(base: BaseModel, examples: Sequence[Example], name: str, console: Console) -> Accuracy:
     """Score examples, a few at a time, with their progress on the console."""
-    right = 0.0
     plan = ScoresPlan(examples=_AT_ONCE, new_tokens=0)
-    groups = list(batched(examples, _AT_ONCE))
-    for group in track(groups, description=name, console=console):
-        score = evaluate(base, group, plan, max_length=_MAX_LENGTH).metrics[_METRIC]
-        right += score.value * len(group)
+    scores = []
+    for start in track(range(0, len(examples), _AT_ONCE), description=name, console=console):
+        group = examples[start : start + _AT_ONCE]
+        scores.append(evaluate(base, group, plan, max_length=_MAX_LENGTH).metrics[_METRIC])
+    rows = sum(score.count for score in scores)
     positions = [example.options.index(example.completion) for example in examples]
     return Accuracy(
-        rows=len(examples),
-        accuracy=right / len(examples),
+        rows=rows,
+        accuracy=sum(score.value * score.count for score in scores) / rows,
         chance=sum(1 / len(example.options) for example in examples) / len(examples),
         most_frequent=max(positions.count(p) for p in set(positions)) / len(examples),
     )

@@ -16,7 +16,10 @@ def example(row: Row) -> Example:
     if sentence.count(_BLANK) != 1:
         raise row.invalid("sentence", f"has {sentence.count(_BLANK)} blanks instead of one")
     before, _, after = sentence.partition(_BLANK)
-    options = tuple(row.text(column) + after for column in ("option1", "option2"))
+    # A space is part of the token after it, so that it begins the option and does not end the prompt.
+    space = " " if before.endswith(" ") else ""
+    before = before.removesuffix(" ")
+    options = tuple(space + row.text(column) + after for column in ("option1", "option2"))
     correct = row.choice("answer", ("1", "2"))
     return question_with_options(f"Complete the sentence.\n{before}", options, correct)
 

@@ -18,8 +18,6 @@ from client_agent.cli.conversation import Conversation, Side
 from client_agent.model.examples import Turn, encode_chat, encode_prompt
 from client_agent.model.generation import Decoding, completion
 from client_agent.model.loading import BaseModel
-from client_agent.settings import read_settings
-from client_agent.training.silo import open_silo
 from tests.client_agent.model.test_generation import TEMPLATE
 from tests.client_agent.test_daemon import config
 
