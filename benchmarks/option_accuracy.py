@@ -111,7 +111,9 @@ def measure(base: BaseModel, examples: Sequence[Example], name: str, console: Co
     scores = []
     for start in track(range(0, len(examples), _AT_ONCE), description=name, console=console):
         group = examples[start : start + _AT_ONCE]
-        scores.append(evaluate(base, group, plan, max_length=_MAX_LENGTH).metrics[_METRIC])
+        scores.append(
+            evaluate(base, group, plan, max_length=min(_MAX_LENGTH, base.positions)).metrics[_METRIC]
+        )
     rows = sum(score.count for score in scores)
     positions = [example.options.index(example.completion) for example in examples]
     return Accuracy(

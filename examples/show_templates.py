@@ -2,8 +2,8 @@
 
     python -m examples.show_templates FOLDER --model MODEL [--examples 3]
 
-FOLDER holds a folder for each data set, named as its task template, with `train.jsonl` and `test.jsonl` in the
-schema of the hub. Each is shown by `tessera agent data`: what is learnt, counts, lengths and duplicates.
+FOLDER holds a folder for each data set, named as its task template, with `train.jsonl` and `test.jsonl`
+as on the hub. Each is shown by `tessera agent data`: what is learnt, counts, lengths and duplicates.
 """
 
 from __future__ import annotations
