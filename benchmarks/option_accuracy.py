@@ -107,13 +107,11 @@ def as_chat(example: Example) -> Example:
 
 def measure(base: BaseModel, examples: Sequence[Example], name: str, console: Console) -> Accuracy:
     """Score examples, a few at a time, with their progress on the console."""
-    plan = ScoresPlan(examples=_AT_ONCE, new_tokens=0)
+    plan, length = ScoresPlan(examples=_AT_ONCE, new_tokens=0), min(_MAX_LENGTH, base.positions)
     scores = []
     for start in track(range(0, len(examples), _AT_ONCE), description=name, console=console):
         group = examples[start : start + _AT_ONCE]
-        scores.append(
-            evaluate(base, group, plan, max_length=min(_MAX_LENGTH, base.positions)).metrics[_METRIC]
-        )
+        scores.append(evaluate(base, group, plan, max_length=length).metrics[_METRIC])
     rows = sum(score.count for score in scores)
     positions = [example.options.index(example.completion) for example in examples]
     return Accuracy(

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from client_agent.data.row import Row
 from client_agent.model.examples import Example
+from client_agent.settings import MetricName
 
 
 def question_and_choices(row: Row, question: str) -> Example:
@@ -24,7 +25,11 @@ def question_and_choices(row: Row, question: str) -> Example:
     return question_with_options(f"Question: {question}\nAnswer:", [f" {text}" for text in texts], correct)
 
 
-def question_with_options(prompt: str, options: Sequence[str], correct: int) -> Example:
-    """Return a question that is scored by which of its options the model finds likeliest."""
+def question_with_options(prompt: str, options: Sequence[str], correct: int, *, ending: str = "") -> Example:
+    """Return a question that is scored by which of its options the model finds likeliest.
+
+    If `ending` is not empty all options end with it, and the option after which it is likeliest counts.
+    """
     unique = tuple(dict.fromkeys(options))
-    return Example(prompt, options[correct], options=unique, metrics=("option_accuracy",))
+    metrics: tuple[MetricName, ...] = ("option_accuracy",)
+    return Example(prompt, options[correct], options=unique, ending=ending, metrics=metrics)

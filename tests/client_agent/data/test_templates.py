@@ -99,6 +99,12 @@ def test_prompt_and_completion_of_a_multiple_choice_question_are_as_a_person_wri
     assert row.prompt + row.completion == "Question: What boils water?\nAnswer: a kettle"
 
 
+def test_the_rest_of_a_winogrande_sentence_is_scored() -> None:
+    row = example("winogrande")
+    assert (row.options, row.ending) == ((" cup is small.", " tray is small."), " is small.")
+    assert example("winogrande", sentence="The cup fits on the _").ending == ""
+
+
 def test_the_first_answer_of_squad_is_learnt() -> None:
     assert example("squad").completion == " 1702"
 
