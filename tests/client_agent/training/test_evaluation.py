@@ -82,16 +82,16 @@ def test_the_likeliest_option_is_that_of_the_public_model(
 def test_options_with_one_ending_are_compared_by_it_alone(tiny: Callable[..., BaseModel]) -> None:
     """The right word may be a rare one: what counts is how well the rest follows it."""
     base, words, differ = tiny(), ("bb", "qa", "xy1"), 0
-    options = tuple(f"{word} is x." for word in words)
+    options = tuple(f"{word} is x" for word in words)
     for prompt in ("rev ", "k ", "x 1=", "|"):
         by_ending = [
-            np.mean(loss_of_public_model(base, prompt + word, " is x.", closed=False)) for word in words
+            np.mean(loss_of_public_model(base, prompt + word, " is x", closed=False)) for word in words
         ]
         whole = [np.mean(loss_of_public_model(base, prompt, o, closed=False)) for o in options]
         differ += int(np.argmin(by_ending) != np.argmin(whole))
         right = options[np.argmin(by_ending)]
         for option in options:
-            asked = Example(prompt, option, options=options, ending=" is x.", metrics=("option_accuracy",))
+            asked = Example(prompt, option, options=options, ending=" is x", metrics=("option_accuracy",))
             score = evaluate(base, [asked], max_length=64).scores()["option_accuracy"]
             assert score.value == float(option == right)
     assert differ > 0
