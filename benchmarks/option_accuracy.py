@@ -1,6 +1,7 @@
 """How often a bare model finds the right option of multiple-choice questions likeliest.
 
-    python -m benchmarks.option_accuracy --data FOLDER --model MODEL [--rows 100] [--chat] [--out FILE.json]
+    python -m benchmarks.option_accuracy --data FOLDER --model MODEL [--rows 100] [--form plain|chat|listed]
+        [--only NAME ...] [--out FILE.json]
 
 FOLDER holds a folder for each data set, named as its task template, with a `test.jsonl` as on the hub.
 The score is that of a round (`scores.option_accuracy`), so what this prints can be compared with published
@@ -11,10 +12,11 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from math import sqrt
 from pathlib import Path
+from string import ascii_uppercase
 
 import torch
 from rich.console import Console
@@ -54,7 +56,12 @@ def main() -> None:
     parser.add_argument("--model", required=True)
     parser.add_argument("--rows", type=int, default=100)
     parser.add_argument("--only", nargs="*", help="The data sets; by default all that have options.")
-    parser.add_argument("--chat", action="store_true", help="Ask in the user's turn of the chat template.")
+    parser.add_argument(
+        "--form",
+        choices=_FORMS,
+        default="plain",
+        help="The template's prompt; the same in a user's turn; or with the options listed in the prompt.",
+    )
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     console = Console(stderr=True)
@@ -62,17 +69,16 @@ def main() -> None:
     base = load_base_model(options.model, device=torch.device("cpu"))
     measured: dict[str, Accuracy] = {}
     for name, examples in multiple_choice(options.data, options.only).items():
-        asked = [as_chat(e) for e in examples[: options.rows]] if options.chat else examples[: options.rows]
+        asked = [_FORMS[options.form](example) for example in examples[: options.rows]]
         measured[name] = measure(base, asked, name, console)
     rows = [
         [name, a.rows, a.accuracy, a.standard_error, a.chance, a.most_frequent]
         for name, a in measured.items()
     ]
-    form = "as a chat" if options.chat else "as plain text"
-    figures.show(Console(), f"option accuracy of {base.slug}, {form}", _COLUMNS, rows)
+    figures.show(Console(), f"option accuracy of {base.slug}, {options.form}", _COLUMNS, rows)
     if options.out is not None:
         scores = {name: asdict(a) | {"standard_error": a.standard_error} for name, a in measured.items()}
-        facts = {"machine": figures.machine(), "model": base.slug, "chat": options.chat, "scores": scores}
+        facts = {"machine": figures.machine(), "model": base.slug, "form": options.form, "scores": scores}
         figures.write(options.out, facts)
 
 
@@ -103,6 +109,21 @@ def as_chat(example: Example) -> Example:
         completion=example.completion.strip(),
         options=tuple(option.strip() for option in example.options),
     )
+
+
+def as_listed(example: Example) -> Example:
+    """Return an example whose options are listed, by letters, before the last line of its prompt."""
+    question, _, last = example.prompt.rpartition("\n")
+    lettered = zip(ascii_uppercase, example.options, strict=False)
+    lines = [f"{letter}. {option.strip()}" for letter, option in lettered]
+    return replace(example, prompt="\n".join([question, *lines, last]))
+
+
+_FORMS: dict[str, Callable[[Example], Example]] = {
+    "plain": lambda example: example,
+    "chat": as_chat,
+    "listed": as_listed,
+}
 
 
 def measure(base: BaseModel, examples: Sequence[Example], name: str, console: Console) -> Accuracy:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks.option_accuracy import as_chat, main, multiple_choice
+from benchmarks.option_accuracy import as_chat, as_listed, main, multiple_choice
 from client_agent.model.chat import PLAIN, set_template
 from client_agent.model.examples import learnt_parts
 from client_agent.model.loading import load_base_model
@@ -45,6 +45,14 @@ def test_a_chat_asks_the_same_question_in_the_users_turn(tmp_path: Path) -> None
     example = multiple_choice(data, ["arc_easy"])["arc_easy"][0]
     text = learnt_parts(as_chat(example), tokenizer).text
     assert f"user: {example.prompt}\nassistant:" in text
+
+
+def test_a_listed_question_shows_its_options_before_the_answer(tmp_path: Path) -> None:
+    data, _ = write_folders(tmp_path)
+    example = multiple_choice(data, ["arc_easy"])["arc_easy"][0]
+    listed = "\nA. 97 stones\nB. 96 stones\nC. 98 stones\nAnswer:"
+    assert as_listed(example).prompt == example.prompt.removesuffix("\nAnswer:") + listed
+    assert as_listed(example).options == example.options
 
 
 def test_a_folder_without_options_is_refused(tmp_path: Path) -> None:
