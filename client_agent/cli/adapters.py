@@ -1,8 +1,8 @@
-"""Commands for a trained adapter: export it as a PEFT checkpoint, and generate text with it."""
+"""Export a trained adapter as a PEFT checkpoint; options that select an adapter."""
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, Protocol
@@ -175,71 +175,6 @@ def export(
         values = sum(factor.A.size + factor.B.size for factor in factors.values())
         print(f"{out}: LoRA of {len(factors)} modules, {values} values, for {settings.model}")
         print(precision_note(origin.precision if origin is not None else None))
-
-
-@adapters.command()
-def generate(
-    prompt: Annotated[str, typer.Option(help="The prompt, in the form of the prompts in the silo's data.")],
-    config: Config = None,
-    max_new_tokens: Annotated[int, typer.Option(min=1, help="The most tokens to generate.")] = 128,
-    number: Round = None,
-    variant: Which = "kept",
-    base: Annotated[bool, typer.Option("--base", help="Use the base model without an adapter.")] = False,
-    adapter: FileOrFolder = None,
-    plan: Plan = None,
-    pack: Pack = None,
-) -> None:
-    """Generate text with the silo's model and its latest kept adapter, by greedy decoding.
-
-    If the silo's data are chats, the prompt is the user's turn.
-    """
-    with clear_errors(), opened_settings(config) as settings:
-        if base and any(option is not None for option in (number, adapter, plan, pack)):
-            raise SettingsUnusable(
-                "--base uses no adapter; pass either --base or the options that select an adapter"
-            )
-        checkpoint = _checkpoint(number, adapter, plan, pack)
-        unused = base or checkpoint is not None
-        source = None if unused else _adapter_source(settings, number, adapter, plan, pack, variant)
-        from client_agent.model.examples import encode_prompt
-        from client_agent.model.generation import completion
-        from client_agent.training.silo import open_silo
-
-        silo = open_silo(settings)
-        chat = bool(silo.data.train[0].turns)
-        ids = encode_prompt(prompt, silo.base.tokenizer, chat=chat)
-        with _attached(silo, source, checkpoint):
-            for text in completion(silo.base, ids, max_new_tokens=max_new_tokens):
-                print(text, end="", flush=True)
-        print()
-
-
-def _checkpoint(
-    number: str | None, adapter: Path | None, plan: Path | None, pack: Path | None
-) -> Path | None:
-    """Return --adapter if it is the folder of a PEFT checkpoint, which needs no plan and no pack."""
-    if adapter is None or not adapter.is_dir():
-        return None
-    from client_agent.adapters.peft_export import require_checkpoint
-
-    _require_exists(adapter, number)
-    if plan is not None or pack is not None:
-        raise SettingsUnusable(
-            f"--plan and --pack belong to a file of `tessera agent train`, and {adapter} is a folder; leave "
-            "them out"
-        )
-    require_checkpoint(adapter)
-    return adapter
-
-
-def _attached(
-    silo: Silo, source: _AdapterSource | None, checkpoint: Path | None
-) -> AbstractContextManager[object]:
-    from client_agent.adapters.peft_export import checkpoint_in_place
-
-    if checkpoint is not None:
-        return checkpoint_in_place(silo.base, checkpoint)
-    return source.attach(silo) if source is not None else nullcontext()
 
 
 def _public_model_name(settings: AgentSettings) -> str:

@@ -29,6 +29,7 @@ class Example:
 
     Attributes:
         options: candidates for `completion`, which is among them.
+        ending: the end of every option; if it is not empty, options are compared by its likelihood alone.
         references: every text that is right as a generated answer; empty = `completion` alone.
         metrics: what the answer is scored by, beside its loss.
         place: the source and row that errors name; it is not part of the content.
@@ -38,6 +39,7 @@ class Example:
     completion: str
     turns: tuple[Turn, ...] = ()
     options: tuple[str, ...] = ()
+    ending: str = ""
     references: tuple[str, ...] = ()
     metrics: tuple[MetricName, ...] = ()
     place: str = field(default="", compare=False, repr=False)
@@ -50,7 +52,10 @@ class Example:
     @property
     def scored_by(self) -> tuple[str, ...]:
         """The digest, and what else the scores depend on."""
-        return (self.key, *(repr(part) for part in (self.metrics, self.options, self.references)))
+        return (
+            self.key,
+            *(repr(part) for part in (self.metrics, self.options, self.ending, self.references)),
+        )
 
     @property
     def is_raw_text(self) -> bool:
@@ -93,8 +98,19 @@ def encode_prompt(prompt: str, tokenizer: PreTrainedTokenizerFast, *, chat: bool
     Raises:
         TokenizerUnfit: `chat` is set and the tokenizer has no chat template, or there is no token.
     """
-    text = prompt_of((Turn("user", prompt),), tokenizer) if chat else prompt
-    return _prompt_tokens(text, tokenizer, special=not chat)
+    if chat:
+        return encode_chat((Turn("user", prompt),), tokenizer)
+    return _prompt_tokens(prompt, tokenizer, special=True)
+
+
+def encode_chat(turns: Sequence[Turn], tokenizer: PreTrainedTokenizerFast) -> list[int]:
+    """Tokenise the turns of a chat up to where the assistant's next answer begins.
+
+    Raises:
+        TokenizerUnfit: the tokenizer has no chat template.
+        DataInvalid: the template refuses the chat.
+    """
+    return _prompt_tokens(prompt_of(turns, tokenizer), tokenizer, special=False)
 
 
 def encode_question(example: Example, tokenizer: PreTrainedTokenizerFast, max_length: int) -> list[int]:

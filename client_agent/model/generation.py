@@ -1,23 +1,66 @@
-"""Greedy generation, in the text format of training: one text as it grows, or many in batches."""
+"""Generate answers with transformers' `generate`, in the text format of training: one, or many in batches."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, cast
+from dataclasses import dataclass
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor
-from transformers import GenerationConfig, PreTrainedTokenizerFast
+from transformers import GenerationConfig, PreTrainedTokenizerFast, StoppingCriteria
 
 from client_agent.errors import TextTooLong
 from client_agent.model.loading import BaseModel
 from client_agent.model.token_budget import grouped_by_length
 from client_agent.model.tokens import pad_id
 
+_INCOMPLETE = "\N{REPLACEMENT CHARACTER}"
+"""What a tokenizer writes for the first bytes of a character whose other bytes are in later tokens."""
 
-def completion(base: BaseModel, prompt: Sequence[int], *, max_new_tokens: int) -> Iterator[str]:
-    """Continue a tokenised prompt greedily; yield the text as it grows.
+
+@dataclass(frozen=True, slots=True)
+class Decoding:
+    """How the tokens of an answer are chosen, and where it ends.
+
+    Attributes:
+        temperature: 0 = the likeliest token each time; above 0 tokens are sampled, and a higher value makes
+            unlikely ones more frequent.
+        top_p: sample from the likeliest tokens that together have this probability.
+        seed: of the sampling; None = another sample each time.
+        stop: texts that end the answer; they are not part of it.
+    """
+
+    max_new_tokens: int
+    temperature: float = 0.0
+    top_p: float = 1.0
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A generated text, its number of tokens, and why it ended.
+
+    `end` is a special token of the model, `length` the limit or the end of the context, `stop` a stop text,
+    `interrupted` the caller's wish.
+    """
+
+    text: str
+    tokens: int
+    ended: Literal["end", "length", "stop", "interrupted"]
+
+
+def completion(
+    base: BaseModel,
+    prompt: Sequence[int],
+    decoding: Decoding,
+    *,
+    on_text: Callable[[str], object] = lambda _: None,
+    interrupted: Callable[[], bool] = lambda: False,
+) -> Answer:
+    """Continue a tokenised prompt; `on_text` receives the text in parts as it grows.
 
     It ends at any special token except unk, as answers do in training, or at the model's last position.
 
@@ -25,30 +68,87 @@ def completion(base: BaseModel, prompt: Sequence[int], *, max_new_tokens: int) -
         TextTooLong: the prompt exceeds the model's context.
     """
     _require_room(base, len(prompt))
-    max_new_tokens = min(max_new_tokens, base.positions - len(prompt) + 1)
-    return growing_text(base.tokenizer, prompt, _greedy_tokens(base, prompt, max_new_tokens))
+    count = min(decoding.max_new_tokens, base.positions - len(prompt) + 1)
+    stream = AnswerStream(base.tokenizer, prompt, decoding.stop, on_text, interrupted)
+    ids = torch.tensor([list(prompt)])  # (1, t)
+    with torch.random.fork_rng(enabled=decoding.seed is not None):
+        if decoding.seed is not None:
+            torch.manual_seed(decoding.seed)
+        _generate(base, ids, torch.ones_like(ids), count, decoding, [stream])
+    stream.close()
+    return Answer(stream.text, stream.tokens, _ending(stream, base.tokenizer))
 
 
-def growing_text(
-    tokenizer: PreTrainedTokenizerFast, prompt: Sequence[int], tokens: Iterable[int]
-) -> Iterator[str]:
-    """Decode tokens incrementally; a character of several tokens is yielded whole."""
-    # Decoded together with the prompt, since some tokenizers drop a leading space.
-    ids = list(prompt)
-    length = len(_text(tokenizer, ids))
-    for token in tokens:
-        ids.append(token)
-        text = _text(tokenizer, ids)
-        if not text.endswith("\N{REPLACEMENT CHARACTER}") and len(text) > length:
-            yield text[length:]
-            length = len(text)
-    remaining = _text(tokenizer, ids)[length:]
-    if remaining:
-        yield remaining
+class AnswerStream(StoppingCriteria):
+    """Decode an answer while it is generated, and end it at a stop text.
+
+    This is a stopping criterion and not a streamer, which receives a token only after the criteria: stop
+    texts need the decoded text too. transformers' own stop strings match texts that begin in the prompt. A
+    character of several tokens is written whole, and what may become a stop text is held back.
+    """
+
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerFast,
+        prompt: Sequence[int],
+        stop: Sequence[str] = (),
+        on_text: Callable[[str], object] = lambda _: None,
+        interrupted: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self.text = ""
+        self.tokens = 0
+        self.last_token: int | None = None
+        self.stopped = self.interrupted = False
+        self._written = 0
+        self._tokenizer, self._stop = tokenizer, tuple(stop)
+        self._on_text, self._is_interrupted = on_text, interrupted
+        self._prompt_tokens = len(prompt)
+        self._prompt_text = len(_text(tokenizer, prompt))
+
+    def __call__(self, input_ids: Tensor, scores: object, **_: object) -> Tensor:
+        """Read prompt and answer so far (1, t); return whether the answer has ended: (1,)."""
+        self.read(cast(list[int], input_ids[0].tolist()))
+        return torch.full((1,), self.stopped or self.interrupted, device=input_ids.device)
+
+    def read(self, ids: Sequence[int]) -> None:
+        """Decode the whole text, and write what is new and certain."""
+        self.tokens, self.last_token = len(ids) - self._prompt_tokens, ids[-1]
+        # Decoded together with the prompt, since some tokenizers drop a leading space.
+        self.text = _text(self._tokenizer, ids)[self._prompt_text :]
+        ends = [self.text.find(stop) for stop in self._stop if stop in self.text]
+        if ends:
+            self.text, self.stopped = self.text[: min(ends)], True
+        self.interrupted = self._is_interrupted()
+        if not self.text.endswith(_INCOMPLETE):
+            self._write(len(self.text) if self.stopped else len(self.text) - self._held_back())
+
+    def close(self) -> None:
+        """Write the remaining text; no token follows."""
+        self._write(len(self.text))
+
+    def _held_back(self) -> int:
+        """Return the length of the longest end of the text with which a stop text begins."""
+        lengths = (n for stop in self._stop for n in range(1, len(stop)) if self.text.endswith(stop[:n]))
+        return max(lengths, default=0)
+
+    def _write(self, end: int) -> None:
+        if end > self._written:
+            self._on_text(self.text[self._written : end])
+            self._written = end
+
+
+def _ending(
+    stream: AnswerStream, tokenizer: PreTrainedTokenizerFast
+) -> Literal["end", "length", "stop", "interrupted"]:
+    if stream.stopped:
+        return "stop"
+    if stream.last_token in ends_of(tokenizer):
+        return "end"
+    return "interrupted" if stream.interrupted else "length"
 
 
 def completions(base: BaseModel, prompts: Sequence[Sequence[int]], *, max_new_tokens: int) -> list[str]:
-    """Continue tokenised prompts greedily, in batches; each text is what `completion` yields.
+    """Continue tokenised prompts greedily, in batches; each text is that of `completion`.
 
     Raises:
         TextTooLong: a prompt and `max_new_tokens` exceed the model's context.
@@ -58,29 +158,51 @@ def completions(base: BaseModel, prompts: Sequence[Sequence[int]], *, max_new_to
     for group in grouped_by_length([len(prompt) + max_new_tokens for prompt in prompts]):
         batch = [prompts[index] for index in group]
         for index, tokens in zip(group, _greedy_batch(base, batch, max_new_tokens), strict=True):
-            texts[index] = "".join(growing_text(base.tokenizer, prompts[index], tokens))
+            start = len(_text(base.tokenizer, prompts[index]))
+            texts[index] = _text(base.tokenizer, [*prompts[index], *tokens])[start:]
     return texts
 
 
-@torch.inference_mode()
 def _greedy_batch(base: BaseModel, prompts: Sequence[Sequence[int]], count: int) -> list[list[int]]:
-    """Continue prompts by the public `generate`; padding is on the left, so all answers begin together."""
-    width, pad, ends = max(map(len, prompts)), pad_id(base.tokenizer), _ends(base.tokenizer)
+    """Continue prompts; padding is on the left, so all answers begin together."""
+    width, pad, ends = max(map(len, prompts)), pad_id(base.tokenizer), ends_of(base.tokenizer)
     ids = torch.tensor([[pad] * (width - len(prompt)) + list(prompt) for prompt in prompts])  # (n, t)
     read = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts])
-    config = _settings(
-        max_new_tokens=count, do_sample=False, eos_token_id=sorted(ends) or None, pad_token_id=pad
-    )
-    generate = cast(Callable[..., Tensor], cast(Any, base.model).generate)
-    with _no_settings_of_its_own(base):
-        whole = generate(
-            input_ids=ids.to(base.device), attention_mask=read.to(base.device), generation_config=config
-        )
+    whole = _generate(base, ids, read, count, Decoding(count), [])
     answers = cast(list[list[int]], whole[:, width:].tolist())
     return [
         answer[: next((i for i, token in enumerate(answer) if token in ends), len(answer))]
         for answer in answers
     ]
+
+
+def _generate(
+    base: BaseModel,
+    ids: Tensor,
+    read: Tensor,
+    count: int,
+    decoding: Decoding,
+    criteria: Sequence[StoppingCriteria],
+) -> Tensor:
+    """Continue the rows of `ids` (n, t), of which `read` marks the tokens that are no padding."""
+    options: dict[str, object] = {"do_sample": False}
+    if decoding.temperature > 0:
+        sampled = {"temperature": decoding.temperature, "top_p": decoding.top_p, "top_k": 0}
+        options = {"do_sample": True, **sampled}
+    config = _settings(
+        **options,
+        max_new_tokens=count,
+        eos_token_id=sorted(ends_of(base.tokenizer)) or None,
+        pad_token_id=pad_id(base.tokenizer),
+    )
+    generate = cast(Callable[..., Tensor], cast(Any, base.model).generate)
+    with torch.inference_mode(), _no_settings_of_its_own(base):
+        return generate(
+            input_ids=ids.to(base.device),
+            attention_mask=read.to(base.device),
+            generation_config=config,
+            stopping_criteria=list(criteria),
+        )
 
 
 @contextmanager
@@ -107,23 +229,10 @@ def _require_room(base: BaseModel, prompt: int, new: int = 1) -> None:
         )
 
 
-def _ends(tokenizer: PreTrainedTokenizerFast) -> set[int]:
+def ends_of(tokenizer: PreTrainedTokenizerFast) -> set[int]:
+    """Return the tokens that end an answer: the special ones except unk."""
     special = cast(Any, tokenizer)
     return set(special.all_special_ids) - {special.unk_token_id}
-
-
-@torch.inference_mode()
-def _greedy_tokens(base: BaseModel, prompt: Sequence[int], count: int) -> Iterator[int]:
-    model, ends = cast(Any, base.model), _ends(base.tokenizer)
-    ids = torch.tensor([list(prompt)], device=base.device)  # (1, t)
-    past = None
-    for _ in range(count):
-        output = model(input_ids=ids, past_key_values=past, use_cache=True)
-        token = int(output.logits[0, -1].argmax())
-        if token in ends:
-            return
-        yield token
-        past, ids = output.past_key_values, ids.new_tensor([[token]])
 
 
 def _text(tokenizer: PreTrainedTokenizerFast, ids: Sequence[int]) -> str:

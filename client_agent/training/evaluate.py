@@ -132,7 +132,8 @@ def _answers(base: BaseModel, texts: Sequence[Encoded]) -> list[_Answer]:
 def _option_accuracy(base: BaseModel, examples: Sequence[Example], max_length: int) -> dict[str, Score]:
     """Compute how often the right option is the likeliest, by mean log-likelihood of its tokens.
 
-    The mean, instead of the sum, prefers no short options (Brown et al. 2020, section 2.4).
+    The mean, instead of the sum, prefers no short options (Brown et al. 2020, section 2.4). Where all options
+    are one token, or have the same ending, it is the sum.
     """
     chosen = [example for example in examples if "option_accuracy" in example.metrics]
     texts = [text for example in chosen for text in _options(base, example, max_length)]
@@ -163,8 +164,14 @@ def _question(base: BaseModel, example: Example, max_length: int) -> tuple[int, 
 
 
 def _option(base: BaseModel, example: Example, option: str, max_length: int) -> Encoded:
-    """Tokenise an example with one of its options as answer, without the special tokens that close it."""
+    """Tokenise an example with one of its options as answer, without the special tokens that close it.
+
+    What is scored is the option, or its ending if the example has one.
+    """
     prompt, answer = rendered(replace(example, completion=option), base.tokenizer)
+    if example.ending:
+        before = answer.rindex(example.ending.rstrip())
+        prompt, answer = prompt + answer[:before], answer[before:]
     special = not example.turns
     text = encode(base.tokenizer, prompt, answer, max_length=max_length, special=special, closed=False)
     end, first = len(text.ids), text.answer.index(True)

@@ -1,4 +1,8 @@
-"""WinoGrande (Sakaguchi et al. 2020): two ways to fill a blank; the rest of the sentence is scored."""
+"""WinoGrande (Sakaguchi et al. 2020): two ways to fill a blank.
+
+The options are compared by the likelihood of the rest of the sentence after them (Trinh and Le 2018): the
+likelihood of an option itself depends on how frequent its words are.
+"""
 
 from __future__ import annotations
 
@@ -16,9 +20,13 @@ def example(row: Row) -> Example:
     if sentence.count(_BLANK) != 1:
         raise row.invalid("sentence", f"has {sentence.count(_BLANK)} blanks instead of one")
     before, _, after = sentence.partition(_BLANK)
-    options = tuple(row.text(column) + after for column in ("option1", "option2"))
+    # A space is part of the token after it, so that it begins the option and does not end the prompt.
+    space = " " if before.endswith(" ") else ""
+    before = before.removesuffix(" ")
+    options = tuple(space + row.text(column) + after for column in ("option1", "option2"))
     correct = row.choice("answer", ("1", "2"))
-    return question_with_options(f"Complete the sentence.\n{before}", options, correct)
+    prompt = f"Complete the sentence.\n{before}"
+    return question_with_options(prompt, options, correct, ending=after if after.strip() else "")
 
 
 examples = per_row(example)

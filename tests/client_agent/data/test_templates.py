@@ -80,19 +80,29 @@ def test_every_template_has_a_row_here() -> None:
         ("commonsense_qa", " a kettle"),
         ("mnli", " contradiction"),
         ("boolq", " yes"),
-        ("winogrande", "cup is small."),
+        ("winogrande", " cup is small."),
     ],
 )
 def test_the_completion_is_the_right_option(name: str, completion: str) -> None:
     assert example(name).completion == completion
 
 
+@pytest.mark.parametrize("name", ["arc_easy", "arc_challenge", "openbookqa", "commonsense_qa"])
+def test_a_question_does_not_list_its_options(name: str) -> None:
+    """A small model scores near chance if it must choose from a list, and published scores do without one."""
+    row = example(name)
+    assert not any(option.strip() in row.prompt for option in row.options)
+
+
 def test_prompt_and_completion_of_a_multiple_choice_question_are_as_a_person_writes_them() -> None:
     row = example("arc_easy")
-    assert (
-        row.prompt + row.completion
-        == "Question: What boils water?\nA. a kettle\nB. a ladder\nC. a lamp\nAnswer: a kettle"
-    )
+    assert row.prompt + row.completion == "Question: What boils water?\nAnswer: a kettle"
+
+
+def test_the_rest_of_a_winogrande_sentence_is_scored() -> None:
+    row = example("winogrande")
+    assert (row.options, row.ending) == ((" cup is small.", " tray is small."), " is small.")
+    assert example("winogrande", sentence="The cup fits on the _").ending == ""
 
 
 def test_the_first_answer_of_squad_is_learnt() -> None:

@@ -15,7 +15,7 @@ from client_agent.adapters.frames import random_frames
 from client_agent.adapters.inject import inject_pq
 from client_agent.errors import TextTooLong, TokenizerUnfit
 from client_agent.model.examples import Example, Turn, encode_example, encode_prompt
-from client_agent.model.generation import completion, growing_text
+from client_agent.model.generation import AnswerStream, Decoding, completion
 from client_agent.model.loading import BaseModel
 from schemas.messages.federations import AdapterPlan
 from tests.client_agent.conftest import character_tokenizer
@@ -74,8 +74,9 @@ def test_the_likeliest_tokens_are_those_of_public_generation(each_architecture: 
                 pad_token_id=0,
             )
             expected = tokenizer.decode(whole[0, len(ids) :], skip_special_tokens=True)
-            pieces = list(completion(base, ids, max_new_tokens=24))
-            assert "".join(pieces) == expected
+            parts: list[str] = []
+            answer = completion(base, ids, Decoding(24), on_text=parts.append)
+            assert "".join(parts) == answer.text == expected
             lengths.add(len(expected))
         assert max(lengths) > 0
 
@@ -83,8 +84,10 @@ def test_the_likeliest_tokens_are_those_of_public_generation(each_architecture: 
 def test_generation_stops_at_the_limit(tiny: Callable[..., BaseModel]) -> None:
     base = tiny()
     ids = encode_prompt("rev abc=", base.tokenizer, chat=False)
-    longest = "".join(completion(base, ids, max_new_tokens=9))
-    assert "".join(completion(base, ids, max_new_tokens=3)) == longest[:3]
+    longest = completion(base, ids, Decoding(9))
+    shorter = completion(base, ids, Decoding(3))
+    assert shorter.text == longest.text[:3]
+    assert (shorter.tokens, shorter.ended) == (3, "length")
 
 
 def test_characters_of_several_tokens_come_whole() -> None:
@@ -94,10 +97,17 @@ def test_characters_of_several_tokens_come_whole() -> None:
     tokenizer.decoder = decoders.ByteLevel()
     fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer)
     prompt, answer = cast(Any, fast)("né="), cast(Any, fast)("日本é a")
-    pieces = list(growing_text(fast, prompt["input_ids"], answer["input_ids"]))
-    assert pieces == ["日", "本", "é", " ", "a"]
-    cut = list(growing_text(fast, prompt["input_ids"], answer["input_ids"][:4]))
-    assert cut == ["日", "\N{REPLACEMENT CHARACTER}"]
+
+    def parts(tokens: list[int]) -> list[str]:
+        written: list[str] = []
+        stream = AnswerStream(fast, prompt["input_ids"], on_text=written.append)
+        for count in range(1, len(tokens) + 1):
+            stream.read([*prompt["input_ids"], *tokens[:count]])
+        stream.close()
+        return written
+
+    assert parts(answer["input_ids"]) == ["日", "本", "é", " ", "a"]
+    assert parts(answer["input_ids"][:4]) == ["日", "\N{REPLACEMENT CHARACTER}"]
 
 
 @pytest.mark.parametrize("model_type", ["gpt2", "llama"])
@@ -106,7 +116,24 @@ def test_writing_ends_at_the_models_last_position(tiny: Callable[..., BaseModel]
     cast(Any, base.tokenizer).eos_token = None  # nothing else shall end it
     cast(Any, base.tokenizer).bos_token = cast(Any, base.tokenizer).pad_token = None
     prompt = encode_prompt("abcdefghij", base.tokenizer, chat=False)
-    text = "".join(completion(base, prompt, max_new_tokens=500))
+    text = completion(base, prompt, Decoding(500)).text
     assert 0 < len(text) <= 12 - len(prompt) + 1
     with pytest.raises(TextTooLong, match="reads 12 at most; shorten the prompt"):
-        next(completion(base, [*prompt, *prompt], max_new_tokens=1))
+        completion(base, [*prompt, *prompt], Decoding(1))
+
+
+def test_a_stop_text_is_never_written() -> None:
+    tokenizer = character_tokenizer()
+    prompt = encode_prompt("ab<", tokenizer, chat=False)
+    answer = [i for i in encode_prompt("<cab<<cad", tokenizer, chat=False) if i != tokenizer.bos_token_id]
+    for stop, expected in (("<<c", "<cab"), ("ab<<ca", "<c"), ("<<<", "<cab<<cad"), ("d", "<cab<<ca")):
+        parts: list[str] = []
+        stream = AnswerStream(tokenizer, prompt, (stop, "zz"), parts.append)
+        for count in range(1, len(answer) + 1):
+            stream.read([*prompt, *answer[:count]])
+            assert expected.startswith("".join(parts))
+            if stream.stopped:
+                break
+        stream.close()
+        assert "".join(parts) == stream.text == expected
+        assert stream.stopped == (expected != "<cab<<cad")

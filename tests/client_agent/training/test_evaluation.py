@@ -17,7 +17,7 @@ from client_agent.adapters.frames import random_frames
 from client_agent.adapters.inject import inject_pq
 from client_agent.errors import LossNotFinite, TextTooLong
 from client_agent.model.examples import Example, Turn, encode_for, encode_prompt, encode_question
-from client_agent.model.generation import completion, completions
+from client_agent.model.generation import Decoding, completion, completions
 from client_agent.model.loading import BaseModel
 from client_agent.model.token_budget import grouped_by_length
 from client_agent.training.evaluate import evaluate, mean_loss, teacher_forced
@@ -79,6 +79,24 @@ def test_the_likeliest_option_is_that_of_the_public_model(
     assert score.value == right / len(asked)
 
 
+def test_options_with_one_ending_are_compared_by_it_alone(tiny: Callable[..., BaseModel]) -> None:
+    """The right word may be a rare one: what counts is how well the rest follows it."""
+    base, words, differ = tiny(), ("bb", "qa", "xy1"), 0
+    options = tuple(f"{word} is x" for word in words)
+    for prompt in ("rev ", "k ", "x 1=", "|"):
+        by_ending = [
+            np.mean(loss_of_public_model(base, prompt + word, " is x", closed=False)) for word in words
+        ]
+        whole = [np.mean(loss_of_public_model(base, prompt, o, closed=False)) for o in options]
+        differ += int(np.argmin(by_ending) != np.argmin(whole))
+        right = options[np.argmin(by_ending)]
+        for option in options:
+            asked = Example(prompt, option, options=options, ending=" is x", metrics=("option_accuracy",))
+            score = evaluate(base, [asked], max_length=64).scores()["option_accuracy"]
+            assert score.value == float(option == right)
+    assert differ > 0
+
+
 def test_generation_in_batches_is_that_of_each_prompt_alone(
     each_architecture: BaseModel, examples: list[Example], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -89,7 +107,7 @@ def test_generation_in_batches_is_that_of_each_prompt_alone(
     with inject_pq(base, ADAPTER, random_frames(base, ADAPTER, 0), gated=False) as adapter:
         adapter.load({n: 2.0 * rng.standard_normal(s).astype(np.float32) for n, s in adapter.layout.items()})
         together = completions(base, prompts, max_new_tokens=8)
-        alone = ["".join(completion(base, prompt, max_new_tokens=8)) for prompt in prompts]
+        alone = [completion(base, prompt, Decoding(8)).text for prompt in prompts]
     assert together == alone
     assert len(set(together)) > 1
     assert cast(Any, base.model).generation_config.repetition_penalty == 5.0
