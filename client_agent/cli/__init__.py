@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import typer
 
-from client_agent.cli import adapters, alignment, compare, data, pivot
+from client_agent.cli import adapters, alignment, compare, data, export, pivot
 from client_agent.cli import agent as cli_agent
 from schemas.private_files import close_umask
 
-_GROUPS = (cli_agent.agent, adapters.adapters, alignment.aligning, data.data, pivot.pivot)
+_GROUPS = (cli_agent.agent, adapters.adapters, export.exporting, alignment.aligning, data.data, pivot.pivot)
 
 
 def commands(app: typer.Typer) -> None:

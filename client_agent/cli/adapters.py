@@ -1,4 +1,4 @@
-"""Commands for a trained adapter: export it as a PEFT checkpoint, and generate text with it."""
+"""Select a trained adapter on disk, and generate text with it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, Protocol
 import typer
 
 from client_agent.cli.console import Config, clear_errors, opened_settings, read_file
-from client_agent.errors import AdapterUnreadable, OutputUnwritable, SettingsUnusable
+from client_agent.errors import AdapterUnreadable, SettingsUnusable
 
 if TYPE_CHECKING:
     from client_agent.rounds.checkpoints import Reopened, Variant
@@ -85,7 +85,7 @@ class _FileAdapter:
         return reopened(silo, self.plan, self.pack, self.trained, self.variant)
 
 
-def _adapter_source(
+def adapter_source(
     settings: AgentSettings,
     number: str | None,
     file: Path | None,
@@ -144,40 +144,6 @@ def _require_exists(adapter: Path, number: str | None) -> None:
 
 
 @adapters.command()
-def export(
-    out: Annotated[Path, typer.Option(help="The folder for adapter_config.json and the tensors.")],
-    config: Config = None,
-    number: Round = None,
-    variant: Which = "kept",
-    adapter: File = None,
-    plan: Plan = None,
-    pack: Pack = None,
-) -> None:
-    """Write a standard PEFT LoRA checkpoint, which the public peft library loads without Tessera.
-
-    It reproduces the scored adapter on the base model in the precision of its training. The command prints
-    that precision.
-    """
-    with clear_errors(), opened_settings(config) as settings:
-        blocking = next((path for path in (out, *out.parents) if path.exists() and not path.is_dir()), None)
-        if blocking is not None:
-            raise OutputUnwritable(
-                f"--out: {blocking} is not a folder; pass a folder, or the name of a new one"
-            )
-        source = _adapter_source(settings, number, adapter, plan, pack, variant)
-        from client_agent.adapters.peft_export import precision_note, write_checkpoint
-        from client_agent.training.silo import open_silo
-
-        silo = open_silo(settings)
-        with source.attach(silo) as (placed, origin):
-            factors = placed.as_lora()
-            write_checkpoint(out, factors, silo.base.model, _public_model_name(settings))
-        values = sum(factor.A.size + factor.B.size for factor in factors.values())
-        print(f"{out}: LoRA of {len(factors)} modules, {values} values, for {settings.model}")
-        print(precision_note(origin.precision if origin is not None else None))
-
-
-@adapters.command()
 def generate(
     prompt: Annotated[str, typer.Option(help="The prompt, in the form of the prompts in the silo's data.")],
     config: Config = None,
@@ -200,7 +166,7 @@ def generate(
             )
         checkpoint = _checkpoint(number, adapter, plan, pack)
         unused = base or checkpoint is not None
-        source = None if unused else _adapter_source(settings, number, adapter, plan, pack, variant)
+        source = None if unused else adapter_source(settings, number, adapter, plan, pack, variant)
         from client_agent.model.examples import encode_prompt
         from client_agent.model.generation import completion
         from client_agent.training.silo import open_silo
@@ -240,11 +206,3 @@ def _attached(
     if checkpoint is not None:
         return checkpoint_in_place(silo.base, checkpoint)
     return source.attach(silo) if source is not None else nullcontext()
-
-
-def _public_model_name(settings: AgentSettings) -> str:
-    """Return the base model's name as valid in any folder: an absolute path, or the hub id unchanged."""
-    from client_agent.model.gguf import model_folder
-
-    model = model_folder(settings.model, settings.folder)
-    return str(Path(model).resolve()) if Path(model).is_dir() else model
