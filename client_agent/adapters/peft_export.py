@@ -1,7 +1,7 @@
 """Write and load an adapter as a standard PEFT LoRA checkpoint, which public peft can load.
 
-All modules have one rank r, smaller ones with zeros, and lora_alpha = r: servers such as llama.cpp and vLLM know
-one rank and one alpha. An output shift has no place here, because they know no bias in an adapter either.
+All modules have one rank r, smaller ones with zeros, and lora_alpha = r: servers such as llama.cpp and vLLM
+know one rank and one alpha. An output shift has no place here, because they know no bias in an adapter.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _PREFIX = "base_model.model"
 def write_checkpoint(
     folder: Path, factors: Mapping[str, LoraFactors], model: nn.Module, model_name: str
 ) -> None:
-    """Write `adapter_config.json` and `adapter_model.safetensors` of an adapter's factors, which have no bias.
+    """Write `adapter_config.json` and `adapter_model.safetensors` of factors without bias.
 
     `model` is the base model, with or without the adapter; `model_name` is the folder or hub id from which
     peft loads it.

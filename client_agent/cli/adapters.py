@@ -13,6 +13,7 @@ from client_agent.cli.console import Config, clear_errors, opened_settings, read
 from client_agent.errors import AdapterUnreadable, SettingsUnusable
 
 if TYPE_CHECKING:
+    from client_agent.export.facts import TrainingFacts
     from client_agent.rounds.checkpoints import Reopened, Variant
     from client_agent.rounds.train import Trained
     from client_agent.settings import AgentSettings
@@ -55,6 +56,8 @@ class _AdapterSource(Protocol):
 
     def attach(self, silo: Silo) -> AbstractContextManager[Reopened]: ...
 
+    def facts(self) -> TrainingFacts: ...
+
 
 @dataclass(frozen=True, slots=True)
 class _RoundAdapter:
@@ -68,6 +71,11 @@ class _RoundAdapter:
         from client_agent.rounds.checkpoints import adapter_of_round
 
         return adapter_of_round(silo, self.home, self.number, self.variant)
+
+    def facts(self) -> TrainingFacts:
+        from client_agent.export.facts import facts_of_round
+
+        return facts_of_round(self.home, self.number, self.variant)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +91,11 @@ class _FileAdapter:
         from client_agent.rounds.checkpoints import reopened
 
         return reopened(silo, self.plan, self.pack, self.trained, self.variant)
+
+    def facts(self) -> TrainingFacts:
+        from client_agent.export.facts import facts_of_file
+
+        return facts_of_file(self.trained, self.plan, self.variant)
 
 
 def adapter_source(

@@ -78,7 +78,7 @@ class Artefact:
                 assert_never(self.target)
 
     def loss(self, folder: Path, silo: Silo, scoring: ScoresPlan, max_length: int) -> float:
-        """Load the files with the public libraries around the bare base model, and return the held-out loss."""
+        """Load the files with the public libraries and return the held-out loss; the base model is bare."""
         match self.target:
             case "peft" | "vllm":
                 return _loss_with_peft(folder, silo, scoring, max_length)

@@ -1,7 +1,7 @@
 """Find the shape of a chat template: the fixed text before and after every turn, by its role.
 
-Ollama's templates are written in Go, not in Jinja. A template that writes every turn as fixed text, content, fixed
-text can be written in both; the others are recognised by comparing rendered chats.
+Ollama's templates are written in Go, not in Jinja. A template that writes every turn as fixed text, content,
+fixed text can be written in both; the others are recognised by comparing rendered chats.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class ChatShape:
     system: str | None
 
     def render(self, chat: Sequence[Turn]) -> str:
-        """Return a chat as text, without the bos that servers add, up to where the assistant's answer begins."""
+        """Return a chat as text up to the assistant's next answer, without the bos that servers add."""
         if self.system is not None and chat[0].role != "system":
             chat = (Turn("system", self.system), *chat)
         texts = ((*self.turns[turn.role], turn.content) for turn in chat)

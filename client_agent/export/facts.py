@@ -1,4 +1,4 @@
-"""What is known about the training of an adapter on disk: its federation, its plan and its held-out scores."""
+"""What is known about the training of an adapter on disk: federation, plan and held-out scores."""
 
 from __future__ import annotations
 

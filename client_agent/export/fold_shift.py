@@ -1,7 +1,7 @@
 """Turn the output shift of PQ-LoRA into an ordinary rank, since no server knows a bias in an adapter.
 
-The shift s B Q is one more rank whose input row w is chosen so that w x = 1: least squares on the inputs x of the
-silo's own training texts, w = (X'X / n + ridge)^-1 mean(x).
+The shift s B Q is one more rank whose input row w is chosen so that w x = 1: least squares on the inputs x of
+the silo's own training texts, w = (X'X / n + ridge)^-1 mean(x).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from client_agent.model.token_budget import grouped_by_length
 from client_agent.model.tokens import Encoded, collate, hidden_states, pad_id
 
 RIDGE = 1e-3
-"""The ridge of the fit, as a share of the mean square of an input: 12 short texts do not fill 1,000 dimensions."""
+"""The ridge of the fit, as a share of the mean square of an input: short texts do not fill all dimensions."""
 
 
 @dataclass(slots=True)
@@ -46,9 +46,9 @@ class _Moments:
         return np.asarray(torch.linalg.solve(system, self.total / self.count).float().numpy())
 
 
-def has_shift(factors: Mapping[str, LoraFactors]) -> bool:
-    """Whether a module has an output shift."""
-    return any(_shifts(lora) for lora in factors.values())
+def shifted(factors: Mapping[str, LoraFactors]) -> list[str]:
+    """Return the paths of the modules with an output shift."""
+    return [path for path, lora in factors.items() if _shifts(lora)]
 
 
 def without_zero_shifts(factors: Mapping[str, LoraFactors]) -> dict[str, LoraFactors]:
@@ -65,8 +65,7 @@ def fold_shifts(
 
     The adapter is in place, so that the inputs of later layers are those of the trained model.
     """
-    shifted = [path for path, lora in factors.items() if _shifts(lora)]
-    moments = _moments(base, shifted, texts)
+    moments = _moments(base, shifted(factors), texts)
     return {
         path: _with_rank(lora, moments[path].row()) if path in moments else LoraFactors(lora.A, lora.B, None)
         for path, lora in factors.items()

@@ -1,8 +1,8 @@
 """Write an adapter as a GGUF file for llama.cpp and Ollama, and read one back.
 
-llama.cpp names tensors in its own way, and stores the query and key weights of Llama models with the two halves
-of every head interleaved, because it rotates neighbouring numbers where transformers rotates halves. The rows of
-B are put in the same order. One rank, and an alpha equal to it, make its factor alpha / rank = 1.
+llama.cpp names tensors in its own way, and stores the query and key weights of Llama models with the two
+halves of every head interleaved, because it rotates neighbouring numbers where transformers rotates halves.
+The rows of B are put in the same order. One rank, and an alpha equal to it, make its factor alpha / rank = 1.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ def require_supported(base: BaseModel) -> None:
     """
     if base.architecture not in _ARCHITECTURES:
         raise ExportUnsupported(
-            f"a GGUF adapter is written for {', '.join(sorted(_ARCHITECTURES))}, not for {base.architecture}; "
-            "export with `--for peft` or `--for merged`"
+            f"a GGUF adapter is written for {', '.join(sorted(_ARCHITECTURES))}, not for "
+            f"{base.architecture}; export with `--for peft` or `--for merged`"
         )
 
 

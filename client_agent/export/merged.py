@@ -23,7 +23,7 @@ from client_agent.model.loading import BaseModel
 _OPTIONAL_BIASES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "llama": {"attention_bias": ("q", "k", "v", "o"), "mlp_bias": ("gate", "up", "down")}
 }
-"""The roles that get a bias by a setting of config.json, where transformers, vLLM and llama.cpp all read it."""
+"""The roles that get a bias by a setting of config.json which transformers, vLLM and llama.cpp read."""
 
 
 def holds_shift(base: BaseModel, path: str) -> bool:

@@ -1,7 +1,8 @@
-"""Write the README.md of an export: a model card that the hub reads, and the commands that serve the model."""
+"""Write the README.md of an export: a model card, with the commands that serve the model."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,11 +10,14 @@ from pathlib import Path
 from huggingface_hub import ModelCardData, metadata_load
 
 from client_agent import __version__
+from client_agent.export.artefact import Artefact
 from client_agent.export.facts import TrainingFacts
+from client_agent.export.job import Losses
 from schemas.messages.scores import LOSS
 
 FILE = "README.md"
 _UNKNOWN = "unknown"
+_HUB_ID = re.compile(r"^[\w.-]+/[\w.-]+$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,27 +25,31 @@ class CardFacts:
     """What a model card says beside the facts of training.
 
     Attributes:
-        base: the folder or hub id of the base model.
+        base: the hub id of the base model, or the name of its file or folder.
         licence: the licence of the base model, as its own model card names it; None if it names none.
         precision: a sentence on the precision of the base model.
         commands: how to serve the export.
     """
 
-    name: str
-    target: str
+    artefact: Artefact
     base: str
     slug: str
     licence: str | None
-    exported_loss: float
-    reference_loss: float
-    bare_loss: float
+    losses: Losses
     precision: str
     commands: Sequence[str]
 
+    @property
+    def merged(self) -> bool:
+        return self.artefact.target == "merged"
 
-def licence_of(folder: Path, file: Path | None = None) -> str | None:
-    """Return the licence that a base model's own card names, or that its GGUF file names; None without one."""
-    card = folder / FILE
+
+def licence_of(source: str, file: Path | None) -> str | None:
+    """Return the licence that a base model's own card or its GGUF file names; None if neither does.
+
+    `source` is the model's folder or hub id; the card of a hub id is not on disk.
+    """
+    card = Path(source) / FILE
     head = metadata_load(card) if card.is_file() else None
     if head is not None and isinstance(head.get("license"), str):
         return str(head["license"])
@@ -60,12 +68,11 @@ def write_card(folder: Path, facts: TrainingFacts, card: CardFacts) -> None:
 
 
 def _head(card: CardFacts) -> str:
-    merged = card.target == "merged"
     data = ModelCardData(
-        base_model=card.base,
+        base_model=card.base if _HUB_ID.match(card.base) else None,
         license=card.licence or _UNKNOWN,
-        library_name="transformers" if merged else "peft",
-        tags=["tessera", "federated-learning", *([] if merged else ["lora"])],
+        library_name="transformers" if card.merged else "peft",
+        tags=["tessera", "federated-learning", *([] if card.merged else ["lora"])],
     )
     return f"---\n{data.to_yaml()}\n---"
 
@@ -73,14 +80,14 @@ def _head(card: CardFacts) -> str:
 def _description(facts: TrainingFacts, card: CardFacts) -> list[str]:
     kind = (
         "The weights of the base model with the adapter merged into them"
-        if card.target == "merged"
+        if card.merged
         else ("A LoRA adapter for the base model")
     )
     licence = card.licence or (
         "not named in the base model's files: look it up, and put it into the first lines of this file"
     )
     return [
-        f"# {card.name}",
+        f"# {card.artefact.name}",
         "",
         f"{kind}, trained with Tessera {__version__} on the examples of one organisation"
         + (", together with other organisations that shared no text." if facts.federation else "."),
@@ -101,9 +108,9 @@ def _description(facts: TrainingFacts, card: CardFacts) -> list[str]:
 def _scores(facts: TrainingFacts, card: CardFacts) -> list[str]:
     count = facts.scores[LOSS].count if facts.scores else facts.scoring.examples
     rows = [
-        ("base model", card.bare_loss),
-        ("in training", facts.scores[LOSS].value if facts.scores else card.reference_loss),
-        ("this export, loaded again", card.exported_loss),
+        ("base model", card.losses.bare),
+        ("in training", facts.scores[LOSS].value if facts.scores else card.losses.adapter),
+        ("this export, loaded again", card.losses.export),
     ]
     others = {name: s for name, s in (facts.scores or {}).items() if name != LOSS}
     return [

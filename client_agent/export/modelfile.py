@@ -1,4 +1,4 @@
-"""Write Ollama's Modelfile: the base model, the adapter, the prompt format of training, and the stop texts."""
+"""Write Ollama's Modelfile: base model, adapter, the prompt format of training, and stop texts."""
 
 from __future__ import annotations
 
