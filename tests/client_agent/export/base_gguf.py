@@ -32,12 +32,17 @@ def write_base(file: Path, base: BaseModel) -> None:
     writer.add_rope_freq_base(float(rope.get("full_attention", rope).get("rope_theta")))
     writer.add_vocab_size(config.vocab_size)
     writer.add_tokenizer_model("no_vocab")
-    if name.startswith("gemma"):
+    if name in ("gemma2", "gemma3"):
         writer.add_sliding_window(config.sliding_window)
+    if name == "gemma2":
+        writer.add_attn_logit_softcapping(config.attn_logit_softcapping)
+        writer.add_final_logit_softcapping(config.final_logit_softcapping)
     (known,) = (arch for arch, known_as in gguf.MODEL_ARCH_NAMES.items() if known_as == name)
     table = gguf.get_tensor_name_map(known, base.layers)
     for path, values in base.model.state_dict().items():
         stem, _, kind = path.rpartition(".")
+        if stem == base.parts.head and config.tie_word_embeddings:
+            continue
         weights = values.float().numpy()
         if name == "llama" and stem.endswith(("q_proj", "k_proj")):
             heads = config.num_attention_heads if stem.endswith("q_proj") else config.num_key_value_heads

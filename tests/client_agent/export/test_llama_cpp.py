@@ -21,7 +21,8 @@ from tests.client_agent.export.llama_cpp import llama_cpp
 def test_llama_cpp_gives_the_same_logits(
     tiny: Callable[..., BaseModel], tmp_path: Path, architecture: str
 ) -> None:
-    base = tiny(architecture, head_dim=32, hidden_size=128, intermediate_size=96)
+    gemma = {"tie_word_embeddings": True, "query_pre_attn_scalar": 32} if "gemma" in architecture else {}
+    base = tiny(architecture, head_dim=32, hidden_size=128, intermediate_size=96, **gemma)
     write_base(tmp_path / "base.gguf", base)
     bare = logits_of(base)[0]
     with trained(base, "lora") as adapter:
