@@ -59,6 +59,9 @@ def write_base(file: Path, base: BaseModel) -> None:
 def rotated_pairs(weights: np.ndarray, heads: int) -> np.ndarray:
     """Put the rows of both halves of a head beside each other, which llama.cpp rotates together."""
     ordered = [
-        half[i] for head in np.split(weights, heads) for i in range(len(head) // 2) for half in np.split(head, 2)
+        half[i]
+        for head in np.split(weights, heads)
+        for i in range(len(head) // 2)
+        for half in np.split(head, 2)
     ]
     return np.stack(ordered)

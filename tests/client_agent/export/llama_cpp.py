@@ -1,8 +1,8 @@
 """A real llama.cpp through ctypes: logits and greedy answers of a model with an adapter or without one.
 
-TESSERA_LLAMA_CPP names the folder of its shared libraries. The npm package @node-llama-cpp/linux-x64 3.22.1 ships
-them in bins/linux-x64: `npm pack @node-llama-cpp/linux-x64@3.22.1`, unpacked. The structures below are those of
-its release, v0.5.0.
+TESSERA_LLAMA_CPP names the folder of its shared libraries. The npm package @node-llama-cpp/linux-x64 3.22.1
+has them in bins/linux-x64: `npm pack @node-llama-cpp/linux-x64@3.22.1`, unpacked. The structures below are those
+of its release, v0.5.0.
 """
 
 from __future__ import annotations
@@ -27,7 +27,10 @@ _ints = [(name, ctypes.c_int32) for name in ("n_threads", "n_threads_batch", "ct
 
 class _ContextParams(ctypes.Structure):
     _fields_ = (
-        *((n, ctypes.c_uint32) for n in ("n_ctx", "n_batch", "n_ubatch", "n_seq_max", "n_rs_seq", "out", "out_seq")),
+        *(
+            (n, ctypes.c_uint32)
+            for n in ("n_ctx", "n_batch", "n_ubatch", "n_seq_max", "n_rs_seq", "out", "out_seq")
+        ),
         *_ints,
         ("attention_type", ctypes.c_int32),
         ("flash_attn_type", ctypes.c_int32),
@@ -56,7 +59,9 @@ def library() -> ctypes.CDLL:
     folder = os.environ.get("TESSERA_LLAMA_CPP")
     if folder is None:
         pytest.skip("TESSERA_LLAMA_CPP is not set")
-    release = json.loads(Path(folder, "_nlcBuildMetadata.json").read_text())["buildOptions"]["llamaCpp"]["release"]
+    release = json.loads(Path(folder, "_nlcBuildMetadata.json").read_text())["buildOptions"]["llamaCpp"][
+        "release"
+    ]
     assert release == RELEASE
     ggml = ctypes.CDLL(str(Path(folder, f"libggml.{RELEASE}.so")), ctypes.RTLD_GLOBAL)
     ggml.ggml_backend_load_all_from_path(folder.encode())

@@ -17,7 +17,9 @@ from tests.client_agent.export.llama_cpp import llama_cpp
 
 
 @pytest.mark.system
-@pytest.mark.parametrize("architecture", ["llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text"])
+@pytest.mark.parametrize(
+    "architecture", ["llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text"]
+)
 def test_llama_cpp_gives_the_same_logits(
     tiny: Callable[..., BaseModel], tmp_path: Path, architecture: str
 ) -> None:
