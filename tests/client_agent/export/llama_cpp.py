@@ -1,8 +1,8 @@
 """A real llama.cpp through ctypes: logits and greedy answers of a model with an adapter or without one.
 
 TESSERA_LLAMA_CPP names the folder of its shared libraries. The npm package @node-llama-cpp/linux-x64 3.22.1
-has them in bins/linux-x64: `npm pack @node-llama-cpp/linux-x64@3.22.1`, unpacked. The structures below are those
-of its release, v0.5.0.
+has them in bins/linux-x64: `npm pack @node-llama-cpp/linux-x64@3.22.1`, unpacked. The structures below are
+those of its release, v0.5.0.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The formats of an export: vLLM's ranks, GGUF rows, folded shifts, merged weights, and Ollama's Modelfile."""
+"""The formats of an export: vLLM's ranks, GGUF rows, folded shifts, merged weights, the Modelfile."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ from client_agent.model.loading import BaseModel, load_base_model
 from tests.client_agent.adapters.test_peft_export import logits_of, trained
 
 GEMMA = (
-    "{{ bos_token }}{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('no system') }}{% endif %}"
+    "{{ bos_token }}{% for m in messages %}"
+    "{% if m.role == 'system' %}{{ raise_exception('no system') }}{% endif %}"
     "<turn>{{ 'model' if m.role == 'assistant' else m.role }}\n{{ m.content | trim }}</turn>\n{% endfor %}"
     "{% if add_generation_prompt %}<turn>model\n{% endif %}"
 )
