@@ -103,18 +103,6 @@ class StudyUnusable(AgentError):
     """A study's file is missing or wrong."""
 
 
-class ExportUnsupported(AgentError):
-    """The format of an export cannot hold this adapter or this architecture."""
-
-
-class ExportInexact(AgentError):
-    """An exported model has another held-out loss than the model in training."""
-
-
-class UploadRefused(AgentError):
-    """The hub did not accept an export."""
-
-
 class OutputUnwritable(AgentError):
     """The output file or folder cannot be written."""
 

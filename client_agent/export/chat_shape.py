@@ -68,10 +68,10 @@ def _derived(tokenizer: PreTrainedTokenizerFast) -> ChatShape:
     prompt = _after(_rendered((_FIRST,), tokenizer, prompt=True), alone)
     _, user_after = _around(alone, _FIRST)
     whole = _rendered((_FIRST, _ANSWER, _SECOND), tokenizer)
-    head, rest = _around(whole, _FIRST)
-    answer, rest = _around(_after(rest, user_after), _ANSWER)
+    head, following = _around(whole, _FIRST)
+    answer, following = _around(_after(following, user_after), _ANSWER)
     _, answer_after = _around(_rendered((_FIRST, _ANSWER), tokenizer), _ANSWER)
-    user_before, _ = _around(_after(rest, answer_after), _SECOND)
+    user_before, _ = _around(_after(following, answer_after), _SECOND)
     turns = {"user": (user_before, user_after), "assistant": (answer, answer_after)}
     default = _before(head, user_before)
     system = _system_turn(user_before, tokenizer)
@@ -87,8 +87,8 @@ def _derived(tokenizer: PreTrainedTokenizerFast) -> ChatShape:
 def _system_turn(user_before: str, tokenizer: PreTrainedTokenizerFast) -> tuple[str, str] | None:
     """Return the text around a system turn; None if the model has none, or writes it into the user's turn."""
     try:
-        before, rest = _around(_rendered((_SYSTEM, _FIRST), tokenizer), _SYSTEM)
-        return before, _before(_around(rest, _FIRST)[0], user_before)
+        before, following = _around(_rendered((_SYSTEM, _FIRST), tokenizer), _SYSTEM)
+        return before, _before(_around(following, _FIRST)[0], user_before)
     except (TemplateError, ValueError):
         return None
 

@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 
 from client_agent.adapters.base import LoraFactors
 from client_agent.adapters.peft_export import layer_number, padded
-from client_agent.errors import AdapterUnreadable, ExportUnsupported
+from client_agent.errors import AdapterUnreadable
+from client_agent.export.refusals import ExportUnsupported
 from client_agent.model.loading import BaseModel
 
 FILE = "adapter.gguf"
@@ -123,8 +124,8 @@ def _tensor_names(base: BaseModel, paths: Mapping[str, LoraFactors] | list[str])
     import gguf
 
     architecture = _ARCHITECTURES[base.architecture].architecture
-    (known,) = (arch for arch, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
-    table = gguf.get_tensor_name_map(known, base.layers)
+    (number,) = (arch for arch, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
+    table = gguf.get_tensor_name_map(number, base.layers)
     names = {path: table.get_name(path) for path in paths}
     missing = [path for path, name in names.items() if name is None]
     if missing:

@@ -13,11 +13,11 @@ from typing import Protocol
 
 from client_agent.adapters.base import LoraFactors
 from client_agent.adapters.provenance import Origin
-from client_agent.errors import ExportInexact
 from client_agent.export.artefact import Artefact, held_out_loss
 from client_agent.export.facts import TrainingFacts
 from client_agent.export.fold_shift import fold_shifts, shifted, without_zero_shifts
 from client_agent.export.merged import holds_shift
+from client_agent.export.refusals import ExportInexact
 from client_agent.model.loading import BaseModel
 from client_agent.rounds.checkpoints import Reopened
 from client_agent.training.silo import Silo

@@ -112,7 +112,7 @@ def _scores(facts: TrainingFacts, card: CardFacts) -> list[str]:
         ("in training", facts.scores[LOSS].value if facts.scores else card.losses.adapter),
         ("this export, loaded again", card.losses.export),
     ]
-    others = {name: s for name, s in (facts.scores or {}).items() if name != LOSS}
+    further = {name: s for name, s in (facts.scores or {}).items() if name != LOSS}
     return [
         "## Scores",
         "",
@@ -124,7 +124,7 @@ def _scores(facts: TrainingFacts, card: CardFacts) -> list[str]:
         "",
         *(
             f"- {name} in training: {score.value:.4g} ({score.count} examples)"
-            for name, score in others.items()
+            for name, score in further.items()
         ),
         "",
     ]

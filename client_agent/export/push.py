@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from client_agent.errors import UploadRefused
+from client_agent.export.refusals import UploadRefused
 
 
 def upload(folder: Path, repository: str) -> str:

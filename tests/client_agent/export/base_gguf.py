@@ -37,8 +37,8 @@ def write_base(file: Path, base: BaseModel) -> None:
     if name == "gemma2":
         writer.add_attn_logit_softcapping(config.attn_logit_softcapping)
         writer.add_final_logit_softcapping(config.final_logit_softcapping)
-    (known,) = (arch for arch, known_as in gguf.MODEL_ARCH_NAMES.items() if known_as == name)
-    table = gguf.get_tensor_name_map(known, base.layers)
+    (number,) = (arch for arch, label in gguf.MODEL_ARCH_NAMES.items() if label == name)
+    table = gguf.get_tensor_name_map(number, base.layers)
     for path, values in base.model.state_dict().items():
         stem, _, kind = path.rpartition(".")
         if stem == base.parts.head and config.tie_word_embeddings:

@@ -10,12 +10,13 @@ import pytest
 import torch
 
 from client_agent.adapters.base import LoraFactors
-from client_agent.errors import ExportUnsupported
+from client_agent.errors import LayoutMismatch
 from client_agent.export.chat_shape import chat_shape
 from client_agent.export.fold_shift import fold_shifts, shifted
 from client_agent.export.gguf_lora import read_gguf, write_gguf
 from client_agent.export.merged import holds_shift, write_merged
 from client_agent.export.modelfile import write_modelfile
+from client_agent.export.refusals import ExportUnsupported
 from client_agent.export.vllm_rules import RANKS, require_served, served_rank
 from client_agent.model.chat import Turn, set_template
 from client_agent.model.examples import Example, encode_for
@@ -126,8 +127,7 @@ def test_a_template_of_fixed_texts_is_recognised(tiny: Callable[..., BaseModel])
 
 
 def test_padding_needs_a_module_without_bias(tiny: Callable[..., BaseModel], tmp_path: Path) -> None:
-    factors = {
-        "model.layers.0.self_attn.q_proj": LoraFactors(np.ones((2, 32)), np.ones((32, 2)), np.ones(32))
-    }
-    with pytest.raises(Exception, match="bias"):
+    ones = np.ones((2, 32), np.float32)
+    factors = {"model.layers.0.self_attn.q_proj": LoraFactors(ones, ones.T, ones[0])}
+    with pytest.raises(LayoutMismatch, match="bias"):
         write_gguf(tmp_path / "adapter.gguf", factors, tiny(), "tiny")
