@@ -1,15 +1,14 @@
 """Write and load an adapter as a standard PEFT LoRA checkpoint, which public peft can load.
 
-Exact (fedmosaic.md section 2): lora_A = A, lora_B = s B P, and the output bias s B Q as peft's `lora_bias`.
-peft multiplies A, B and the bias by lora_alpha / r, so lora_alpha = r for every path.
+All modules have one rank r, smaller ones with zeros, and lora_alpha = r: servers such as llama.cpp and vLLM
+know one rank and one alpha. An output shift has no place here, because they know no bias in an adapter.
 """
 
 from __future__ import annotations
 
 import json
 import warnings
-from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
@@ -21,7 +20,7 @@ from torch import nn
 from transformers.pytorch_utils import Conv1D
 
 from client_agent.adapters.base import LoraFactors, replace_module, require_bare
-from client_agent.errors import AdapterUnreadable
+from client_agent.errors import AdapterUnreadable, LayoutMismatch
 from client_agent.model.loading import BaseModel
 from client_agent.storage.files import write_durably
 
@@ -33,14 +32,32 @@ _PREFIX = "base_model.model"
 def write_checkpoint(
     folder: Path, factors: Mapping[str, LoraFactors], model: nn.Module, model_name: str
 ) -> None:
-    """Write `adapter_config.json` and `adapter_model.safetensors` of an adapter's factors.
+    """Write `adapter_config.json` and `adapter_model.safetensors` of factors without bias.
 
     `model` is the base model, with or without the adapter; `model_name` is the folder or hub id from which
-    peft loads it. With Q in use the checkpoint cannot be merged into layers without bias.
+    peft loads it.
     """
-    write_durably(folder / TENSORS, safetensors.numpy.save(_tensors(factors), metadata={"format": "pt"}))
-    config = _config(factors, model, model_name)
+    rank = max(len(lora.A) for lora in factors.values())
+    tensors = _tensors({path: padded(lora, rank) for path, lora in factors.items()})
+    write_durably(folder / TENSORS, safetensors.numpy.save(tensors, metadata={"format": "pt"}))
+    config = _config(factors, rank, model, model_name)
     write_durably(folder / CONFIG, f"{json.dumps(config, indent=2, sort_keys=True)}\n".encode())
+
+
+def padded(lora: LoraFactors, rank: int) -> LoraFactors:
+    """Return factors of a rank, with zeros in the ranks that `lora` lacks.
+
+    Raises:
+        LayoutMismatch: `lora` has a bias or a larger rank.
+    """
+    lacking = rank - len(lora.A)
+    if lora.bias is not None or lacking < 0:
+        raise LayoutMismatch(
+            f"a module has rank {len(lora.A)}{' and a bias' if lora.bias is not None else ''}, and the "
+            f"checkpoint has rank {rank} and no bias; fold the bias first, and choose the largest rank"
+        )
+    rows = np.pad(lora.A, ((0, lacking), (0, 0)))
+    return LoraFactors(A=rows, B=np.pad(lora.B, ((0, 0), (0, lacking))), bias=None)
 
 
 def precision_note(precision: str | None) -> str:
@@ -118,42 +135,57 @@ def _restore_modules(model: nn.Module) -> Iterator[None]:
             del model.peft_config
 
 
-def _config(factors: Mapping[str, LoraFactors], model: nn.Module, model_name: str) -> dict[str, object]:
-    """Return peft's LoraConfig as a dict, with `rank_pattern` for ranks other than the most frequent rank."""
+def _config(
+    factors: Mapping[str, LoraFactors], rank: int, model: nn.Module, model_name: str
+) -> dict[str, object]:
+    """Return peft's LoraConfig as a dict."""
     from peft import LoraConfig  # seconds to import
 
-    ranks = {path: len(lora.A) for path, lora in sorted(factors.items())}
-    rank = Counter(ranks.values()).most_common(1)[0][0]
-    exceptions = {path: r for path, r in ranks.items() if r != rank}
+    names, layers = _targets(model, factors)
     config = LoraConfig(
         task_type="CAUSAL_LM",
         base_model_name_or_path=model_name,
         inference_mode=True,
         r=rank,
         lora_alpha=rank,
-        rank_pattern=exceptions,
-        alpha_pattern=dict(exceptions),
-        lora_bias=_has_bias(factors),
+        layers_to_transform=layers,
         fan_in_fan_out=any(_is_transposed(model, path) for path in factors),
     )
-    return {**cast(Any, config).to_dict(), "target_modules": list(ranks)}
+    return {**cast(Any, config).to_dict(), "target_modules": names}
+
+
+def _targets(model: nn.Module, paths: Collection[str]) -> tuple[list[str], list[int] | None]:
+    """Return peft's target_modules and layers_to_transform: plain names of modules, as vLLM knows them.
+
+    Where these select other modules too, the names are whole paths.
+    """
+    names = {path.rpartition(".")[2] for path in paths}
+    layers = {layer_number(path) for path in paths}
+    selected = {
+        path
+        for path, _ in model.named_modules()
+        if path.rpartition(".")[2] in names and layer_number(path) in layers
+    }
+    return (sorted(names), sorted(layers)) if selected == set(paths) else (sorted(paths), None)
+
+
+def layer_number(path: str) -> int:
+    """Return the number of the layer of a module's path; -1 outside the layers."""
+    return next((int(part) for part in path.split(".") if part.isdecimal()), -1)
+
+
+def below_layer(path: str) -> str:
+    """Return a module's path below its layer, such as mlp.down_proj."""
+    return path.partition(f".{layer_number(path)}.")[2]
 
 
 def _tensors(factors: Mapping[str, LoraFactors]) -> dict[str, np.ndarray]:
-    """Map A (r, d_in), B (d_out, r) and, if any path has a bias, the bias (d_out,) to peft's tensor names."""
-    with_bias = _has_bias(factors)
+    """Map A (r, d_in) and B (d_out, r) to peft's tensor names."""
     tensors: dict[str, np.ndarray] = {}
     for path, lora in factors.items():
         tensors[f"{_PREFIX}.{path}.lora_A.weight"] = np.ascontiguousarray(lora.A)
         tensors[f"{_PREFIX}.{path}.lora_B.weight"] = np.ascontiguousarray(lora.B)
-        if with_bias:
-            bias = lora.bias if lora.bias is not None else np.zeros(len(lora.B), np.float32)
-            tensors[f"{_PREFIX}.{path}.lora_B.bias"] = np.ascontiguousarray(bias)
     return tensors
-
-
-def _has_bias(factors: Mapping[str, LoraFactors]) -> bool:
-    return any(lora.bias is not None and lora.bias.any() for lora in factors.values())
 
 
 def _is_transposed(model: nn.Module, path: str) -> bool:

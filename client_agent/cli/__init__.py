@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import typer
 
-from client_agent.cli import adapters, alignment, compare, data, generate, pivot
 from client_agent.cli import agent as cli_agent
+from client_agent.cli import alignment, compare, data, export, generate, pivot
 from schemas.private_files import close_umask
 
 _GROUPS = (
     cli_agent.agent,
-    adapters.adapters,
     generate.generating,
+    export.exporting,
     alignment.aligning,
     data.data,
     pivot.pivot,

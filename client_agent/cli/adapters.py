@@ -1,4 +1,4 @@
-"""Export a trained adapter as a PEFT checkpoint; options that select an adapter."""
+"""Options that select a trained adapter on disk."""
 
 from __future__ import annotations
 
@@ -9,17 +9,16 @@ from typing import TYPE_CHECKING, Annotated, Literal, Protocol
 
 import typer
 
-from client_agent.cli.console import Config, clear_errors, opened_settings, read_file
-from client_agent.errors import AdapterUnreadable, OutputUnwritable, SettingsUnusable
+from client_agent.cli.console import read_file
+from client_agent.errors import AdapterUnreadable, SettingsUnusable
 
 if TYPE_CHECKING:
+    from client_agent.export.facts import TrainingFacts
     from client_agent.rounds.checkpoints import Reopened, Variant
     from client_agent.rounds.train import Trained
     from client_agent.settings import AgentSettings
     from client_agent.training.silo import Silo
     from schemas.messages.federations import FederationPlan
-
-adapters = typer.Typer()
 
 Round = Annotated[
     str | None,
@@ -55,6 +54,8 @@ class _AdapterSource(Protocol):
 
     def attach(self, silo: Silo) -> AbstractContextManager[Reopened]: ...
 
+    def facts(self) -> TrainingFacts: ...
+
 
 @dataclass(frozen=True, slots=True)
 class _RoundAdapter:
@@ -68,6 +69,11 @@ class _RoundAdapter:
         from client_agent.rounds.checkpoints import adapter_of_round
 
         return adapter_of_round(silo, self.home, self.number, self.variant)
+
+    def facts(self) -> TrainingFacts:
+        from client_agent.export.facts import facts_of_round
+
+        return facts_of_round(self.home, self.number, self.variant)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +90,13 @@ class _FileAdapter:
 
         return reopened(silo, self.plan, self.pack, self.trained, self.variant)
 
+    def facts(self) -> TrainingFacts:
+        from client_agent.export.facts import facts_of_file
 
-def _adapter_source(
+        return facts_of_file(self.trained, self.plan, self.variant)
+
+
+def adapter_source(
     settings: AgentSettings,
     number: str | None,
     file: Path | None,
@@ -141,45 +152,3 @@ def _require_exists(adapter: Path, number: str | None) -> None:
             f"--adapter: {adapter} does not exist; pass a file of `tessera agent train --out`, or a folder "
             "of `tessera agent export`"
         )
-
-
-@adapters.command()
-def export(
-    out: Annotated[Path, typer.Option(help="The folder for adapter_config.json and the tensors.")],
-    config: Config = None,
-    number: Round = None,
-    variant: Which = "kept",
-    adapter: File = None,
-    plan: Plan = None,
-    pack: Pack = None,
-) -> None:
-    """Write a standard PEFT LoRA checkpoint, which the public peft library loads without Tessera.
-
-    It reproduces the scored adapter on the base model in the precision of its training. The command prints
-    that precision.
-    """
-    with clear_errors(), opened_settings(config) as settings:
-        blocking = next((path for path in (out, *out.parents) if path.exists() and not path.is_dir()), None)
-        if blocking is not None:
-            raise OutputUnwritable(
-                f"--out: {blocking} is not a folder; pass a folder, or the name of a new one"
-            )
-        source = _adapter_source(settings, number, adapter, plan, pack, variant)
-        from client_agent.adapters.peft_export import precision_note, write_checkpoint
-        from client_agent.training.silo import open_silo
-
-        silo = open_silo(settings)
-        with source.attach(silo) as (placed, origin):
-            factors = placed.as_lora()
-            write_checkpoint(out, factors, silo.base.model, _public_model_name(settings))
-        values = sum(factor.A.size + factor.B.size for factor in factors.values())
-        print(f"{out}: LoRA of {len(factors)} modules, {values} values, for {settings.model}")
-        print(precision_note(origin.precision if origin is not None else None))
-
-
-def _public_model_name(settings: AgentSettings) -> str:
-    """Return the base model's name as valid in any folder: an absolute path, or the hub id unchanged."""
-    from client_agent.model.gguf import model_folder
-
-    model = model_folder(settings.model, settings.folder)
-    return str(Path(model).resolve()) if Path(model).is_dir() else model

@@ -15,9 +15,9 @@ from client_agent.cli.adapters import (
     Plan,
     Round,
     Which,
-    _adapter_source,
     _AdapterSource,
     _require_exists,
+    adapter_source,
 )
 from client_agent.cli.console import Config, Json, clear_errors, opened_settings
 from client_agent.errors import SettingsUnusable
@@ -76,7 +76,7 @@ def generate(
         stops = _stop_texts(stop or [])
         checkpoint = _checkpoint(number, adapter, plan, pack)
         unused = base or checkpoint is not None
-        source = None if unused else _adapter_source(settings, number, adapter, plan, pack, variant)
+        source = None if unused else adapter_source(settings, number, adapter, plan, pack, variant)
         from client_agent.cli.conversation import Conversation, Side
         from client_agent.model.generation import Decoding
         from client_agent.training.silo import open_silo

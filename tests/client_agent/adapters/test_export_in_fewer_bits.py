@@ -16,7 +16,7 @@ from client_agent.adapters.peft_export import precision_note, write_checkpoint
 from client_agent.model.loading import load_base_model
 from client_agent.model.quantization import bits_and_bytes, keep_differentiable, precision_of
 from client_agent.settings import Quantization
-from tests.client_agent.adapters.test_peft_export import EVERYTHING, IDS, trained
+from tests.client_agent.adapters.test_peft_export import EVERYTHING, IDS, factors_of, trained, without_shifts
 
 ROUNDING = 0.03  # of the logits' own size; bfloat16 keeps 8 bits of each number, layer after layer
 HELD: dict[str, tuple[Quantization, torch.dtype]] = {
@@ -54,8 +54,9 @@ def test_on_the_same_base_loaded_the_same_way_only_rounding_differs(
     assert precision_of(base.model) == precision
     bare = logits(base.model)
     with trained(base, EVERYTHING) as adapter:
+        without_shifts(adapter)
         expected = logits(base.model)
-        write_checkpoint(tmp_path, adapter.as_lora(), base.model, source)
+        write_checkpoint(tmp_path, factors_of(adapter), base.model, source)
     same_way = size(by_peft(source, tmp_path, quantization, dtype) - expected)
     in_float32 = size(by_peft(source, tmp_path, "none", torch.float32) - expected)
     print(f"{same_way=:.4f} {in_float32=:.4f} effect={size(expected - bare):.4f} {size(expected)=:.4f}")

@@ -15,11 +15,12 @@ import pytest
 import safetensors.numpy
 import torch
 
-from client_agent.adapters.base import Adapter
+from client_agent.adapters.base import Adapter, LoraFactors
 from client_agent.adapters.frames import random_frames
 from client_agent.adapters.inject import inject
 from client_agent.adapters.peft_export import CONFIG, TENSORS, checkpoint_in_place, write_checkpoint
-from client_agent.errors import AdapterInPlace, AdapterUnreadable
+from client_agent.errors import AdapterInPlace, AdapterUnreadable, LayoutMismatch
+from client_agent.export.fold_shift import without_zero_shifts
 from client_agent.model.loading import BaseModel, load_base_model
 from schemas.maths.factors import Factors
 from schemas.messages.federations import AdapterPlan
@@ -91,8 +92,18 @@ def trained(base: BaseModel, name: str) -> Adapter:
         factors = (0.5 * rng.standard_normal(shape) for shape in ((4, d_in), (d_out, 4)))
         adapter.load_base_delta({"l1.v": Factors(*(values.astype(np.float32) for values in factors))})
     if gated:
-        adapter.load_global(noise(adapter.state(), 2))
+        shared = noise(adapter.state(), 2)
+        adapter.load_global({n: np.zeros_like(v) if n.endswith(".Q") else v for n, v in shared.items()})
     return adapter
+
+
+def without_shifts(adapter: Adapter) -> None:
+    """Set Q to zero, local and global: a checkpoint has no place for an output shift."""
+    adapter.load({n: np.zeros_like(v) if n.endswith(".Q") else v for n, v in adapter.state().items()})
+
+
+def factors_of(adapter: Adapter) -> dict[str, LoraFactors]:
+    return without_zero_shifts(adapter.as_lora())
 
 
 @pytest.fixture(scope="module")
@@ -109,8 +120,9 @@ def exported(
         base = load_base_model(source, device=torch.device("cpu"))
         bare = logits_of(base)
         with trained(base, name) as adapter:
+            without_shifts(adapter)
             export = Exported(folder / f"{i}", logits_of(base), bare, folder / f"{i}.npy")
-            write_checkpoint(export.checkpoint, adapter.as_lora(), base.model, source)
+            write_checkpoint(export.checkpoint, factors_of(adapter), base.model, source)
         exports[architecture, name] = export
         cases.append(
             {"model": source, "checkpoint": str(export.checkpoint), "ids": IDS, "logits": str(export.by_peft)}
@@ -143,23 +155,30 @@ def test_the_configuration_says_what_peft_must_know(exported: dict[tuple[str, st
 
     both = config("llama", EVERYTHING)
     assert (both["peft_type"], both["task_type"]) == ("LORA", "CAUSAL_LM")
-    assert both["lora_bias"] is True
+    assert both["lora_bias"] is False
     assert both["fan_in_fan_out"] is False
-    assert both["r"] == both["lora_alpha"] == 5  # half of the layers end no block
-    assert both["rank_pattern"] == both["alpha_pattern"]
-    assert set(dict(both["rank_pattern"]).values()) == {11}  # type: ignore[call-overload]
+    assert both["r"] == both["lora_alpha"] == 11
+    assert both["rank_pattern"] == both["alpha_pattern"] == {}
+    assert "q_proj" in both["target_modules"]  # type: ignore[operator]
     assert Path(str(both["base_model_name_or_path"]), "config.json").is_file()
     assert config("llama", "lora")["lora_bias"] is False
     assert config("gpt2", EVERYTHING)["fan_in_fan_out"] is True
 
 
-def test_a_pattern_of_one_layer_is_not_that_of_another(exported: dict[tuple[str, str], Exported]) -> None:
-    """Layer 1 must not take the rank of layers 10 and 11."""
+def test_all_modules_have_one_rank(exported: dict[tuple[str, str], Exported]) -> None:
     tensors = safetensors.numpy.load_file(exported["llama", "deep"].checkpoint / TENSORS)
     ranks = {n: v.shape[0] for n, v in tensors.items() if n.endswith("q_proj.lora_A.weight")}
-    assert {int(name.split(".")[4]): rank for name, rank in ranks.items()} == {
-        layer: 8 if layer in (2, 5, 10) else 2 for layer in range(11)
-    }
+    assert {int(name.split(".")[4]): rank for name, rank in ranks.items()} == dict.fromkeys(range(11), 8)
+    ends = tensors["base_model.model.model.layers.3.self_attn.q_proj.lora_A.weight"]
+    assert ends[:2].any()
+    assert not ends[2:].any()
+
+
+def test_a_bias_has_no_place_in_a_checkpoint(tiny: Callable[..., BaseModel], tmp_path: Path) -> None:
+    base = tiny()
+    with trained(base, "p and q") as adapter, pytest.raises(LayoutMismatch, match="bias"):
+        write_checkpoint(tmp_path, adapter.as_lora(), base.model, "somewhere")
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_checkpoint_comes_back_around_a_base_model_and_goes_again(
@@ -168,8 +187,9 @@ def test_a_checkpoint_comes_back_around_a_base_model_and_goes_again(
     base = tiny()
     bare, modules, attributes = logits_of(base), dict(base.model.named_modules()), set(vars(base.model))
     with trained(base, EVERYTHING) as adapter:
+        without_shifts(adapter)
         acting = logits_of(base)
-        write_checkpoint(tmp_path, adapter.as_lora(), base.model, "somewhere")
+        write_checkpoint(tmp_path, factors_of(adapter), base.model, "somewhere")
         with pytest.raises(AdapterInPlace), checkpoint_in_place(base, tmp_path):
             pass
     with checkpoint_in_place(base, tmp_path):
@@ -184,7 +204,7 @@ def test_what_is_no_checkpoint_or_one_of_another_model_is_refused(
 ) -> None:
     base, wider = tiny(), tiny(hidden_size=64)
     with trained(wider, "lora") as adapter:
-        write_checkpoint(tmp_path / "wider", adapter.as_lora(), wider.model, "somewhere")
+        write_checkpoint(tmp_path / "wider", factors_of(adapter), wider.model, "somewhere")
     (tmp_path / "empty").mkdir()
     before = dict(base.model.named_modules())
     for name, file, content in (

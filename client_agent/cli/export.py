@@ -1,0 +1,179 @@
+"""Export a trained adapter in a form that other software serves."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from client_agent.cli.adapters import File, Pack, Plan, Round, Which, adapter_source
+from client_agent.cli.console import Config, clear_errors, opened_settings
+from client_agent.errors import OutputUnwritable, SettingsUnusable
+
+if TYPE_CHECKING:
+    from client_agent.export.artefact import Artefact, Target
+    from client_agent.export.facts import TrainingFacts
+    from client_agent.export.job import Losses, Written
+    from client_agent.settings import AgentSettings
+    from client_agent.training.silo import Silo
+
+exporting = typer.Typer()
+
+_GGUF = ".gguf"
+
+
+@exporting.command()
+def export(
+    out: Annotated[Path, typer.Option(help="The folder for the files.")],
+    target: Annotated[
+        Literal["peft", "vllm", "gguf", "merged"],
+        typer.Option(
+            "--for",
+            help="peft: an adapter for transformers. vllm: the same, of a rank that vLLM serves. gguf: an "
+            "adapter for llama.cpp and Ollama. merged: whole weights.",
+        ),
+    ] = "peft",
+    config: Config = None,
+    number: Round = None,
+    variant: Which = "kept",
+    adapter: File = None,
+    plan: Plan = None,
+    pack: Pack = None,
+    base_gguf: Annotated[
+        Path | None,
+        typer.Option(
+            "--base-gguf", help="With --for gguf: the base model as a .gguf file, if the silo's is a folder."
+        ),
+    ] = None,
+    push: Annotated[
+        str | None,
+        typer.Option(help="Upload the files to this private repository of the Hugging Face hub: org/name."),
+    ] = None,
+) -> None:
+    """Write a trained adapter so that other software serves it, with a model card.
+
+    The files are loaded again with the public libraries and scored on the silo's held-out examples. If the
+    loss differs by more than 0.001 from that of the adapter, nothing is written.
+    """
+    with clear_errors(), opened_settings(config) as settings:
+        _require_writable(out)
+        base_file = _base_file(settings, base_gguf, target)
+        source = adapter_source(settings, number, adapter, plan, pack, variant)
+        facts = source.facts()
+        from client_agent.export.job import export_adapter
+        from client_agent.training.silo import open_silo
+
+        silo = open_silo(settings)
+        artefact = _artefact(target, push or out.resolve().name, settings, base_file, silo)
+        finish = _Finish(silo, facts, artefact, settings)
+        written = export_adapter(silo, source, facts, artefact, out, finish)
+        _report(out, settings, written, finish.precision(written))
+        if push is not None:
+            from client_agent.export.push import upload
+
+            print(upload(out, push))
+
+
+@dataclass(frozen=True, slots=True)
+class _Finish:
+    """Writes the model card, and the chat template where the format has none."""
+
+    silo: Silo
+    facts: TrainingFacts
+    artefact: Artefact
+    settings: AgentSettings
+
+    def precision(self, written: Written) -> str:
+        from client_agent.adapters.peft_export import precision_note
+
+        return precision_note(written.origin.precision if written.origin is not None else None)
+
+    def __call__(self, folder: Path, written: Written) -> None:
+        from client_agent.export.model_card import CardFacts, licence_of, write_card
+        from client_agent.export.serving import TEMPLATE, commands
+
+        template = self.silo.base.tokenizer.chat_template
+        if self.artefact.chat and self.artefact.target in ("peft", "vllm") and isinstance(template, str):
+            (folder / TEMPLATE).write_text(template, "utf-8")
+        model = Path(self.settings.model)
+        card = CardFacts(
+            artefact=self.artefact,
+            base=_shown_name(self.settings),
+            slug=self.silo.base.slug,
+            licence=licence_of(self.artefact.source, model if model.suffix == _GGUF else None),
+            losses=written.losses,
+            precision=self.precision(written),
+            commands=commands(self.artefact, written.factors),
+        )
+        write_card(folder, self.facts, card)
+
+
+def _artefact(
+    target: Target, name: str, settings: AgentSettings, base_file: Path | None, silo: Silo
+) -> Artefact:
+    from client_agent.export.artefact import Artefact
+
+    source = _public_model_name(settings)
+    return Artefact(
+        target=target,
+        name=name.rpartition("/")[2],
+        source=source,
+        base_file=base_file or Path(source),
+        chat=bool(silo.data.train[0].turns),
+    )
+
+
+def _require_writable(out: Path) -> None:
+    blocking = next((path for path in (out, *out.parents) if path.exists() and not path.is_dir()), None)
+    if blocking is not None:
+        raise OutputUnwritable(f"--out: {blocking} is not a folder; pass a folder, or the name of a new one")
+
+
+def _base_file(settings: AgentSettings, option: Path | None, target: str) -> Path | None:
+    """Return the base model's .gguf file: the option, or the silo's model if it is one."""
+    if option is not None and target != "gguf":
+        raise SettingsUnusable("--base-gguf belongs to --for gguf; leave it out")
+    file = option or (Path(settings.model) if settings.model.lower().endswith(_GGUF) else None)
+    if file is not None and not file.is_file():
+        raise SettingsUnusable(f"--base-gguf: {file} is not a file; pass the base model's .gguf file")
+    return file.resolve() if file is not None else None
+
+
+def _report(out: Path, settings: AgentSettings, written: Written, precision: str) -> None:
+    factors = written.factors.values()
+    values = sum(factor.A.size + factor.B.size for factor in factors)
+    print(f"{out}: LoRA of {len(factors)} modules, {values} values, for {settings.model}")
+    if written.folded:
+        print("the adapter's output shift (Q) is folded into one more rank, fitted on the training examples")
+    print(_loss_line(written.losses))
+    if written.losses.has_moved:
+        print(
+            "the adapter itself has another loss here than in training: the held-out examples or the base "
+            "model's precision have changed since"
+        )
+    print(precision)
+
+
+def _loss_line(losses: Losses) -> str:
+    training = (
+        f"{losses.training:.4f} in training" if losses.training is not None else "not scored in training"
+    )
+    return (
+        f"held-out loss: {losses.bare:.4f} base model, {training}, {losses.adapter:.4f} here, "
+        f"{losses.export:.4f} exported and loaded again"
+    )
+
+
+def _shown_name(settings: AgentSettings) -> str:
+    """Return the base model's hub id, or the name of its file or folder without this machine's paths."""
+    return Path(settings.model).name if Path(settings.model).exists() else settings.model
+
+
+def _public_model_name(settings: AgentSettings) -> str:
+    """Return the base model's name as valid in any folder: an absolute path, or the hub id unchanged."""
+    from client_agent.model.gguf import model_folder
+
+    model = model_folder(settings.model, settings.folder)
+    return str(Path(model).resolve()) if Path(model).is_dir() else model

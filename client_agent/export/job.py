@@ -1,0 +1,160 @@
+"""Export an adapter: score it, fold what the format cannot hold, write, load again, score again, compare."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Protocol
+
+from client_agent.adapters.base import LoraFactors
+from client_agent.adapters.provenance import Origin
+from client_agent.export.artefact import Artefact, held_out_loss
+from client_agent.export.facts import TrainingFacts
+from client_agent.export.fold_shift import fold_shifts, shifted, without_zero_shifts
+from client_agent.export.merged import holds_shift
+from client_agent.export.refusals import ExportInexact
+from client_agent.model.loading import BaseModel
+from client_agent.rounds.checkpoints import Reopened
+from client_agent.training.silo import Silo
+from schemas.messages.scores import LOSS
+
+LARGEST_DIFFERENCE = 1e-3
+"""The largest difference in held-out loss between an adapter and its export, in nats per answer token."""
+
+log = logging.getLogger(__name__)
+
+
+class AdapterSource(Protocol):
+    """An adapter on disk that can be injected into a silo's model."""
+
+    def attach(self, silo: Silo) -> AbstractContextManager[Reopened]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Losses:
+    """Held-out losses, in nats per answer token.
+
+    Attributes:
+        bare: of the base model.
+        training: as it was stored in training; None if it was not.
+        adapter: of the adapter as Tessera computes it, now.
+        export: of the files that were written, loaded by the public libraries.
+    """
+
+    bare: float
+    training: float | None
+    adapter: float
+    export: float
+
+    @property
+    def has_moved(self) -> bool:
+        """Whether the adapter no longer has its loss of training, since data or precision are others."""
+        return self.training is not None and abs(self.training - self.adapter) > LARGEST_DIFFERENCE
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """The factors of an export, whether an output shift was folded into them, and the losses."""
+
+    factors: Mapping[str, LoraFactors]
+    folded: bool
+    origin: Origin | None
+    losses: Losses
+
+
+class Finish(Protocol):
+    """Write further files into the folder of an export before it is moved to its place."""
+
+    def __call__(self, folder: Path, written: Written) -> None: ...
+
+
+def export_adapter(
+    silo: Silo, source: AdapterSource, facts: TrainingFacts, artefact: Artefact, out: Path, finish: Finish
+) -> Written:
+    """Export an adapter into a folder; nothing is written there if the export is not what was trained.
+
+    Raises:
+        ExportUnsupported: the format does not support the architecture or the rank.
+        ExportInexact: the export has another held-out loss.
+    """
+    base, scoring, longest = silo.base, facts.scoring, facts.max_length
+    artefact.require_possible(base)
+    log.info("export: scoring the base model and the adapter on the held-out examples")
+    bare = held_out_loss(base, silo, scoring, longest)
+    with source.attach(silo) as (placed, origin):
+        reference = held_out_loss(base, silo, scoring, longest)
+        trained = without_zero_shifts(placed.as_lora())
+        factors, folded = _folded(silo, trained, artefact, longest)
+    stored = facts.scores[LOSS].value if facts.scores is not None else None
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(dir=out.parent, prefix=f".{out.name}-") as place:
+        folder = Path(place)
+        artefact.write(folder, factors, base)
+        log.info("export: loading it again, and scoring it")
+        losses = Losses(bare, stored, reference, artefact.loss(folder, silo, scoring, longest))
+        written = Written(factors, folded, origin, losses)
+        _require_exact(written, trained, artefact, silo)
+        finish(folder, written)
+        _move(folder, out)
+    return written
+
+
+def _folded(
+    silo: Silo, trained: Mapping[str, LoraFactors], artefact: Artefact, max_length: int
+) -> tuple[Mapping[str, LoraFactors], bool]:
+    """Return factors that the format can hold, and whether a shift was folded; the adapter is in place."""
+    paths = shifted(trained)
+    if artefact.target == "merged":
+        paths = [path for path in paths if not holds_shift(silo.base, path)]
+    if not paths:
+        return trained, False
+    log.info("export: folding the output shift of %d modules, on the training examples", len(paths))
+    texts = silo.encoded(silo.data.train, max_length)
+    return {**trained, **fold_shifts(silo.base, {path: trained[path] for path in paths}, texts)}, True
+
+
+def _require_exact(
+    written: Written, trained: Mapping[str, LoraFactors], artefact: Artefact, silo: Silo
+) -> None:
+    losses = written.losses
+    if abs(losses.export - losses.adapter) <= LARGEST_DIFFERENCE:
+        return
+    raise ExportInexact(
+        f"the export has held-out loss {losses.export:.4f}, and the adapter {losses.adapter:.4f}; nothing "
+        f"was written. {_advice(written.folded, trained, artefact, silo)}"
+    )
+
+
+def _advice(folded: bool, trained: Mapping[str, LoraFactors], artefact: Artefact, silo: Silo) -> str:
+    if folded and artefact.target != "merged" and _all_held(trained, silo.base):
+        return (
+            "The adapter shifts outputs (Q), which this format cannot hold exactly; export with "
+            "`--for merged`, where the shift is a bias"
+        )
+    if folded:
+        return (
+            "The adapter shifts outputs (Q), which this architecture has no bias for; train with "
+            "`adapter.bias = false` in the plan, where there is no shift"
+        )
+    if artefact.target == "merged":
+        return (
+            "The merged weights are dense and rounded as the base model's files are, and the adapter was "
+            "scored on the base model as the silo loads it; export with `--for peft`, which changes no weight"
+        )
+    return "This is a defect of Tessera; please report it with the versions of peft and transformers"
+
+
+def _all_held(factors: Mapping[str, LoraFactors], base: BaseModel) -> bool:
+    return all(holds_shift(base, path) for path in shifted(factors))
+
+
+def _move(folder: Path, out: Path) -> None:
+    """Move all files to their place, readable as other files of the user are."""
+    out.mkdir(exist_ok=True)
+    for file in folder.iterdir():
+        os.replace(file, out / file.name)

@@ -1,0 +1,59 @@
+"""The commands that serve an export, for its model card."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from shlex import quote
+
+from client_agent.adapters.base import LoraFactors
+from client_agent.export.artefact import Artefact
+from client_agent.export.vllm_rules import served_rank
+
+TEMPLATE = "chat_template.jinja"
+_URL = "http://localhost:8000/v1"
+
+
+def commands(artefact: Artefact, factors: Mapping[str, LoraFactors]) -> list[str]:
+    """Return three commands, to be run in the folder of the export."""
+    name, base = quote(artefact.name), quote(artefact.source)
+    template = f" --chat-template {TEMPLATE}" if artefact.chat else ""
+    match artefact.target:
+        case "peft":
+            load = (
+                "from peft import AutoPeftModelForCausalLM as M; "
+                "from transformers import AutoTokenizer as T; "
+                f"m, t = M.from_pretrained('.'), T.from_pretrained({artefact.source!r}); "
+                "print(t.decode(m.generate(**t('PROMPT', return_tensors='pt'), max_new_tokens=64)[0]))"
+            )
+            return [
+                "pip install peft transformers torch",
+                f'python -c "{load}"',
+                "tessera agent export --for vllm --out SERVED   # in the silo: the same adapter for a server",
+            ]
+        case "vllm":
+            rank = served_rank(max(len(lora.A) for lora in factors.values()))
+            return [
+                "pip install vllm",
+                f"vllm serve {base} --enable-lora --max-lora-rank {rank} --lora-modules {name}=.{template}",
+                _request(artefact),
+            ]
+        case "gguf":
+            return [
+                f"ollama create {name} -f Modelfile",
+                f"ollama run {name}",
+                f"llama-server -m {quote(str(artefact.base_file))} --lora adapter.gguf   # without Ollama",
+            ]
+        case "merged":
+            return [
+                "pip install vllm",
+                f"vllm serve . --served-model-name {name}",
+                _request(artefact),
+            ]
+
+
+def _request(artefact: Artefact) -> str:
+    path = "chat/completions" if artefact.chat else "completions"
+    prompt = {"messages": [{"role": "user", "content": "PROMPT"}]} if artefact.chat else {"prompt": "PROMPT"}
+    body = json.dumps({"model": artefact.name, **prompt, "max_tokens": 64})
+    return f"curl {_URL}/{path} -H 'Content-Type: application/json' -d {quote(body)}"
