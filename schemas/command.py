@@ -11,7 +11,8 @@ import typer
 _DISTRIBUTION = "tessera-fl"
 
 
-def main() -> None:
+def application() -> typer.Typer:
+    """Build the command from all installed entry points."""
     app = typer.Typer(
         name="tessera",
         help="Personalised federated fine-tuning of language models, across organisations and architectures.",
@@ -21,8 +22,12 @@ def main() -> None:
     app.callback()(_root)
     for entry in sorted(entry_points(group="tessera.commands"), key=lambda entry: entry.name, reverse=True):
         entry.load()(app)
+    return app
+
+
+def main() -> None:
     try:
-        app()
+        application()()
     except ModuleNotFoundError as error:
         extra = _extra_with((error.name or "").partition(".")[0])
         if extra is None:
