@@ -3,9 +3,9 @@
 An instruction holds for the next block: `<!-- test: INSTRUCTION -->`.
 
     skip REASON            parse the block, and do not run it
-    needs COMMAND --OPTION run it only where the command line has the option
+    needs COMMAND --OPTION run it only where the command line has the options
     background             start it, and go on; the shown lines are awaited
-    instead NAME=VALUE     set a variable instead of running the block; a path below the repository becomes absolute
+    instead NAME=VALUE     set a variable instead of running the block; paths are those of the repository
     set NAME=VALUE REASON  set a variable for the block
     output any REASON      run it, and do not compare its output
     status N               the exit status of its last command

@@ -1,4 +1,4 @@
-"""Whether commands in pages exist: each command and option of `tessera`, each target of make, each service."""
+"""Whether commands in pages exist: commands and options of `tessera`, targets of make, services of Compose."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ def tessera() -> Any:
     return typer.main.get_command(application())
 
 
-def has_option(text: str) -> bool:
-    """Whether a command, such as `agent export --for`, and all its options exist."""
-    return not list(mistakes(f"tessera {text}"))
+def is_possible(block: Block) -> bool:
+    """Whether the command line has all that the block needs, such as `agent export --for`."""
+    return not [wrong for text in block.arguments("needs") for wrong in mistakes(f"tessera {text}")]
 
 
 def mistakes(script: str) -> Iterator[str]:
@@ -53,7 +53,7 @@ def syntax_error(script: str) -> str:
 def scripts(page: Path, found: list[Block]) -> Iterator[str]:
     """Yield all commands of a page: of its blocks, and inline."""
     for block in found:
-        if block.language in SHELL:
+        if block.language in SHELL and is_possible(block):
             yield from (command.text for command in block.commands)
     prose = re.sub(r"^```.*?^```$", "", page.read_text("utf-8"), flags=re.MULTILINE | re.DOTALL)
     yield from (match[1].replace("\n", " ").replace("...", "") for match in _INLINE.finditer(prose))

@@ -19,11 +19,7 @@ def _of(page: Path) -> str:
 
 @pytest.mark.parametrize("page", PAGES, ids=_of)
 def test_commands_of_a_page_exist(page: Path) -> None:
-    found = blocks(page)
-    needed = {argument for block in found for argument in block.arguments("needs")}
-    wrong = [mistake for script in scripts(page, found) for mistake in mistakes(script)]
-    # An option that a block declares to need may be missing: the block is not run then.
-    assert not [text for text in wrong if not any(text.split(":")[0].endswith(name) for name in needed)]
+    assert not [mistake for script in scripts(page, blocks(page)) for mistake in mistakes(script)]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=_of)
