@@ -1,4 +1,4 @@
-"""Whether commands in pages exist: commands and options of `tessera`, targets of make, services of Compose."""
+"""Whether what pages call exists: commands and options of `tessera`, targets of make, services of Compose."""
 
 from __future__ import annotations
 

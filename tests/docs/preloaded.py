@@ -2,8 +2,8 @@
 
     python -m tests.docs.preloaded SOCKET
 
-A command sends its arguments, folder, environment and standard streams, and gets a process id and an exit status.
-Each command still runs in a process of its own, through the program's entry point.
+A command sends its arguments, folder, environment and standard streams, and gets a process id and an exit
+status. Each command still runs in a process of its own, through the program's entry point.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def main() -> None:
     import torch  # noqa: F401
     import transformers  # noqa: F401
 
-    import client_agent.training.silo
+    import client_agent.training.silo  # noqa: F401
     import coordinator.cli  # noqa: F401
 
     with socket.socket(socket.AF_UNIX) as listening:
@@ -86,7 +86,7 @@ def _run(connection: socket.socket) -> None:
 
 
 def write_client(folder: Path, path: str) -> None:
-    """Write the program `tessera` to a folder: most commands through the server, those that serve by themselves."""
+    """Write the program `tessera`: `serve` and `compare` by themselves, all else through the server."""
     client = folder / "client.py"
     client.write_text(CLIENT.format(path=path))
     program = folder / "tessera"

@@ -18,7 +18,7 @@ _LONGEST = 120.0
 
 
 class Reader:
-    """Runs the blocks of a page in order; variables and the folder last from block to block, as in a shell."""
+    """Runs the blocks of a page in order; variables last from block to block, as in a shell."""
 
     def __init__(self, folder: Path, programs: Path, variables: Mapping[str, str]) -> None:
         self.folder = folder
@@ -98,10 +98,8 @@ class Reader:
         deadline = time.monotonic() + _LONGEST
         for line in (line for line in shown if line not in ("", "...")):
             while not has_line(line, log.read_text()):
-                ended = process.poll() is not None
-                assert not ended and time.monotonic() < deadline, (
-                    f"{command}: no line {line}\n{log.read_text()}"
-                )
+                assert process.poll() is None, f"{command} ended\n{log.read_text()}"
+                assert time.monotonic() < deadline, f"{command}: no line {line}\n{log.read_text()}"
                 time.sleep(0.05)
 
     def stop(self, command: str) -> None:

@@ -1,4 +1,4 @@
-"""States that a how-to guide begins in: a running coordinator, a federation, data, enrolled and trained silos."""
+"""States that a guide begins in: a running coordinator, a federation, data, enrolled and trained silos."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every command of tutorials and how-to guides, run in order in an empty folder, against a real coordinator."""
+"""Every command of tutorials and guides, run in order in an empty folder, against a real coordinator."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def programs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
             yield folder
         finally:
             server.kill()
-            server.wait()
+            server.communicate()
 
 
 @pytest.fixture
