@@ -11,7 +11,7 @@ An instruction holds for the next block: `<!-- test: INSTRUCTION -->`.
     status N               the exit status of its last command
     with STATE             prepare a state of tests/docs/states.py
     stop coordinator       stop it before the block
-    install package        put the page's package where entry points are found, instead of running the block
+    package NAME           put the page's package where entry points are found, instead of running the block
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 PAGES = sorted(path for folder in ("tutorials", "how-to") for path in (ROOT / "docs" / folder).glob("*.md"))
 SHELL = ("bash", "console")
-VERBS = ("skip", "needs", "background", "instead", "set", "output", "status", "with", "stop", "install")
+VERBS = ("skip", "needs", "background", "instead", "set", "output", "status", "with", "stop", "package")
 
 _COMMENT = re.compile(r"<!-- test: (.+?) -->")
 _FENCE = re.compile(r'```(\w*)(?: title="([^"]+)")?')

@@ -99,6 +99,9 @@ def write_client(folder: Path, path: str) -> None:
         "esac\n"
     )
     program.chmod(0o755)
+    for name in ("pip", "pip3"):  # pages install nothing in the environment of the tests
+        (folder / name).write_text("#!/bin/sh\necho 'tests of pages install nothing' >&2\nexit 1\n")
+        (folder / name).chmod(0o755)
 
 
 if __name__ == "__main__":

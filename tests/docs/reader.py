@@ -7,10 +7,11 @@ import signal
 import subprocess
 import sys
 import time
+import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 
-from tests.docs.blocks import ROOT, Block, Command
+from tests.docs.blocks import ROOT, SHELL, Block, Command
 from tests.docs.command_line import is_possible
 from tests.docs.shown import has_line, ids_of, with_ids
 
@@ -43,7 +44,9 @@ class Reader:
             file = self.folder / block.title
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_text(block.body)
-        elif block.instruction("instead") is None and block.language in ("bash", "console"):
+        elif (package := block.instruction("package")) is not None:
+            self._install(package)
+        elif block.instruction("instead") is None and block.language in SHELL:
             self._commands(block)
 
     def _commands(self, block: Block) -> None:
@@ -64,6 +67,19 @@ class Reader:
         ids = ids_of(command.output, output)
         assert ids is not None, f"line {block.line}: {command.text}\nprints\n{output}"
         self.ids |= ids
+
+    def _install(self, name: str) -> None:
+        """Put the package of the folder where programs find its entry points, as pip would."""
+        project = tomllib.loads((self.folder / "pyproject.toml").read_text("utf-8"))["project"]
+        installed = self.folder / f"{name}.dist-info"
+        installed.mkdir()
+        (installed / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1\n")
+        groups = (
+            f"[{group}]\n" + "".join(f"{key} = {value}\n" for key, value in entries.items())
+            for group, entries in project["entry-points"].items()
+        )
+        (installed / "entry_points.txt").write_text("".join(groups))
+        self.shell(f"export PYTHONPATH=$PYTHONPATH:{self.folder}")
 
     def shell(self, script: str, status: int = 0) -> subprocess.CompletedProcess[str]:
         """Run a script where the one before left off.

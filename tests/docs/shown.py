@@ -12,6 +12,7 @@ _ID = r"\b(?:fed|cli|tok|adm|tsr1|tsp1)_[A-Za-z0-9_-]+"
 _MASKED = re.compile(
     rf"(?P<id>{_ID})"
     r"|(?P<any>\.\.\.)"
+    r"|(?P<url>https?://[\w.:-]+)"
     r"|(?P<slug>\bllama-\d+x\d+-[0-9a-f]{12})"
     r"|(?P<time>\d{4}-\d\d-\d\dT[0-9:.]+(?:Z|[+-]\d\d:\d\d))"
     r"|(?P<key>(?<![\w-])[\w-]{43}(?![\w-]))"
@@ -20,6 +21,7 @@ _MASKED = re.compile(
 )
 _PATTERNS = {
     "any": ".*",
+    "url": r"https?://[\w.:-]+",
     "slug": r"llama-\d+x\d+-[0-9a-f]{12}",
     "time": r"\d{4}-\d\d-\d\dT[0-9:.]+(?:Z|[+-]\d\d:\d\d)",
     "key": r"[\w-]{43}",

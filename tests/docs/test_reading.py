@@ -63,7 +63,8 @@ def reader(tmp_path: Path, programs: Path) -> Iterator[Reader]:
     coordinates = {"TESSERA_PORT": str(port), "TESSERA_URL": url, "TESSERA_AGENT_URL": url}
     folder = tmp_path / "empty"
     folder.mkdir()
-    opened = Reader(folder, programs, _FAST | coordinates)
+    # Whatever a page's python installs goes to a folder of the test's own.
+    opened = Reader(folder, programs, _FAST | coordinates | {"PIP_TARGET": str(tmp_path / "packages")})
     yield opened
     opened.close()
 
