@@ -1,4 +1,7 @@
-"""Whether an output is what a page shows: numbers, times and ids may differ, `...` stands for anything."""
+"""Whether an output is what a page shows: numbers, times and ids may differ, `...` stands for anything.
+
+Words are compared, not lines: a table is wrapped elsewhere when a number is longer.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,7 @@ _ID = r"\b(?:fed|cli|tok|adm|tsr1|tsp1)_[A-Za-z0-9_-]+"
 _MASKED = re.compile(
     rf"(?P<id>{_ID})"
     r"|(?P<any>\.\.\.)"
+    r"|(?P<side>\b(?:served|trained)(?= kept\b))"
     r"|(?P<url>https?://[\w.:-]+)"
     r"|(?P<slug>\bllama-\d+x\d+-[0-9a-f]{12})"
     r"|(?P<time>\d{4}-\d\d-\d\dT[0-9:.]+(?:Z|[+-]\d\d:\d\d))"
@@ -21,6 +25,7 @@ _MASKED = re.compile(
 )
 _PATTERNS = {
     "any": ".*",
+    "side": "(?:served|trained)",
     "url": r"https?://[\w.:-]+",
     "slug": r"llama-\d+x\d+-[0-9a-f]{12}",
     "time": r"\d{4}-\d\d-\d\dT[0-9:.]+(?:Z|[+-]\d\d:\d\d)",
@@ -40,13 +45,13 @@ def ids_of(page: Sequence[str], output: str) -> dict[str, str] | None:
     """Return the ids of the output that stand for those of the page; None where the output is another one."""
     groups: dict[str, str] = {}
     expected = "".join(_line(line, groups) for line in plain("\n".join(page)))
-    match = re.fullmatch(expected, "".join(f"{line}\n" for line in plain(output)))
+    match = re.fullmatch(expected, "".join(f"{line} " for line in plain(output)))
     return None if match is None else {name: match[group] for name, group in groups.items()}
 
 
 def has_line(line: str, output: str) -> bool:
     """Whether a line of the output is the line of the page."""
-    return any(re.fullmatch(_line(text, {}), f"{found}\n") for text in plain(line) for found in plain(output))
+    return any(re.fullmatch(_line(text, {}), f"{found} ") for text in plain(line) for found in plain(output))
 
 
 def with_ids(command: str, ids: Mapping[str, str]) -> str:
@@ -57,9 +62,9 @@ def with_ids(command: str, ids: Mapping[str, str]) -> str:
 
 
 def _line(line: str, groups: dict[str, str]) -> str:
-    """Return the pattern of a line with its end; `...` alone is any number of lines."""
+    """Return the pattern of a line and the space behind it; `...` alone is any number of lines."""
     if line == "...":
-        return r"(?:[^\n]*\n)*?"
+        return "(?:.* )?"
     pattern, position = "", 0
     for match in _MASKED.finditer(line):
         pattern += re.escape(line[position : match.start()])
@@ -71,4 +76,4 @@ def _line(line: str, groups: dict[str, str]) -> str:
         else:
             groups[match[0]] = f"id{len(groups)}"
             pattern += f"(?P<{groups[match[0]]}>{_ID})"
-    return pattern + re.escape(line[position:]) + r"\n"
+    return pattern + re.escape(line[position:]) + " "

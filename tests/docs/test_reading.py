@@ -24,7 +24,7 @@ _FAST = {  # for coordinators that are looked at more often than by default
     "TESSERA_POLLS_PER_SECOND": "20",
     "OMP_NUM_THREADS": "1",
     "HF_HUB_OFFLINE": "1",
-    "COLUMNS": "100",
+    "COLUMNS": "90",
     "TERM": "dumb",
     "PYTHONPATH": str(ROOT),
 }
