@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from client_agent.cli.console import Config, Json, clear_errors, opened_settings
-from client_agent.errors import OutputUnwritable
+from client_agent.errors import OutputUnwritable, SettingsUnusable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -153,6 +153,13 @@ def init(
     row_format: Annotated[
         str | None, typer.Option("--format", help=f"{_FORMATS}; by default found by the columns.")
     ] = None,
+    column: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=COLUMN",
+            help="A column of the data under another name: prompt=question; repeatable.",
+        ),
+    ] = None,
     out: Annotated[Path, typer.Option(help="The file to write.")] = Path("silo.toml"),
 ) -> None:
     """Read the data once, and write a commented silo.toml for the other commands."""
@@ -162,21 +169,42 @@ def init(
         from client_agent.data.load import RowOptions, load_examples
         from client_agent.training.data import resolved
 
+        columns = _columns(column or [])
+        options = RowOptions(row_format, columns)
         sources = resolved(train, validation, test)
-        loaded = load_examples(sources.train, RowOptions(row_format))
+        loaded = load_examples(sources.train, options)
         held_out = {"validation": validation, "test": test}
         for source in (sources.validation, sources.test):
             if source is not None:
-                load_examples(source, RowOptions(row_format))
+                load_examples(source, options)
         out.parent.mkdir(parents=True, exist_ok=True)
-        text = _toml(model, train, held_out, url, loaded.format, is_found=row_format is None)
+        text = _toml(model, train, held_out, url, loaded.format, columns, is_found=row_format is None)
         out.write_text(text, "utf-8")
     print(f"{out}: {len(loaded.examples)} examples of the format {loaded.format} in {train}")
     print(f"next: tessera agent data --config {out}, then tessera agent check --config {out}")
 
 
+def _columns(options: list[str]) -> tuple[tuple[str, str], ...]:
+    """Return (name that the format expects, column of the data) of each `--column NAME=COLUMN`."""
+    pairs = [option.partition("=") for option in options]
+    for name, equals, column in pairs:
+        if not (name and equals and column):
+            raise SettingsUnusable(
+                f"--column: {name + equals + column!r} is not NAME=COLUMN; pass the name that the format "
+                "expects and the data's, such as prompt=question"
+            )
+    return tuple(sorted((name, column) for name, _, column in pairs))
+
+
 def _toml(
-    model: str, train: str, held_out: dict[str, str | None], url: str, row_format: str, *, is_found: bool
+    model: str,
+    train: str,
+    held_out: dict[str, str | None],
+    url: str,
+    row_format: str,
+    columns: tuple[tuple[str, str], ...],
+    *,
+    is_found: bool,
 ) -> str:
     def local(source: str) -> str:
         """Return a path, perhaps with a split behind a colon, that is right wherever the agent is started."""
@@ -192,6 +220,11 @@ def _toml(
         for name, source in held_out.items()
     )
     format_line = f'{"# " if is_found else ""}format = "{row_format}"'
+    named = ", ".join(
+        f"{json.dumps(name)} = {json.dumps(column, ensure_ascii=False)}" for name, column in columns
+    )
+    named = named or 'prompt = "question", completion = "answer"'
+    columns_line = f"{'' if columns else '# '}columns = {{ {named} }}"
     return f"""\
 # A silo of Tessera. `tessera agent check` verifies it; the environment overrides it (TESSERA_AGENT_<OPTION>).
 
@@ -210,7 +243,7 @@ train = {local(train)}
 {held_out_lines}
 # What a row is; found by its columns if it is not set. Columns with other names are mapped.
 {format_line}
-# columns = {{ prompt = "question", completion = "answer" }}
+{columns_line}
 # skip_bad_rows = true
 
 # A chat template for a base model without one: plain, or the path of a .jinja file.

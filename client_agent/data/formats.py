@@ -102,5 +102,6 @@ def detected(row: Row) -> str:
     listed = "; ".join(f"{name}: {', '.join(sorted(columns))}" for name, columns in _COLUMNS_OF.items())
     raise DataInvalid(
         f"{row.place}: the columns {', '.join(map(str, row.columns))} are those of no format ({listed}); "
-        "set format to a task template, or map columns in the settings"
+        "set format (--format) to a task template, or map columns: --column prompt=question of `agent init`, "
+        "columns in silo.toml"
     )

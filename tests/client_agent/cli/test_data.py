@@ -36,6 +36,20 @@ def test_init_writes_settings_that_the_agent_reads(table: Path, tmp_path: Path) 
     assert (settings.model, settings.train, settings.test) == (str(MODELS["S"]), str(table), None)
 
 
+def test_init_maps_columns(tmp_path: Path) -> None:
+    file, out = tmp_path / "faq.csv", tmp_path / "silo.toml"
+    file.write_text("question,answer\n" + "".join(f"what is {i},number {i}\n" for i in range(10)))
+    columns = ("--column", "prompt=question", "--column", "completion=answer")
+    unmapped = tessera("init", "--model", MODELS["S"], "--train", file, "--out", out)
+    assert "--column prompt=question" in unmapped.output
+    mistaken = tessera("init", "--model", MODELS["S"], "--train", file, "--column", "question", "--out", out)
+    assert "is not NAME=COLUMN" in mistaken.output
+    assert not out.exists()
+    mapped = tessera("init", "--model", MODELS["S"], "--train", file, *columns, "--out", out)
+    assert mapped.exit_code == 0, mapped.output
+    assert AgentSettings.from_toml(out).columns == (("completion", "answer"), ("prompt", "question"))
+
+
 def test_init_keeps_an_existing_file(table: Path, tmp_path: Path) -> None:
     out = tmp_path / "silo.toml"
     out.write_text("# mine\n")
