@@ -1,4 +1,4 @@
-"""The silos of the demo, their tickets and their plans: one draw of the study examples/studies/helpdesks.toml."""
+"""The silos of the demo, their tickets and their plans: a draw of examples/studies/helpdesks.toml."""
 
 from __future__ import annotations
 

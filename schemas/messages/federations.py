@@ -48,8 +48,8 @@ class AdapterPlan(Strict):
     scale: Positive = 2.0
     """The factor of the adapter's output."""
     bias: bool = True
-    """`pq`: whether `Q` trains, which acts as a bias of the layer's output and which servers of adapters refuse.
-    True by default, because plans from before this field trained `Q`.
+    """`pq`: whether `Q` trains. It acts as a bias of the layer's output, which inference servers refuse in
+    adapters. True by default, because plans from before this field trained `Q`; false with `lora`.
     """
     blocks: Annotated[int, Field(ge=1, le=64)] = 4
     """`pq`: the number of blocks into which each model's layers are divided; each block has one P and Q per
