@@ -27,6 +27,8 @@ def prepare(reader: Reader, state: str) -> None:
     match kind:
         case "data":
             _data(reader, names[0])
+        case "long-context":
+            _long_context(reader, names[0])
         case "coordinator":
             coordinator(reader)
         case "federation":
@@ -48,6 +50,14 @@ def prepare(reader: Reader, state: str) -> None:
 def coordinator(reader: Reader) -> None:
     reader.start("tessera serve", ("Tessera listens on http://127.0.0.1:8000",))
     reader.shell("export TESSERA_TOKEN=$(cat tessera.db-admin-token)")
+
+
+def _long_context(reader: Reader, variable: str) -> None:
+    """Set a variable to a copy of a tiny model that reads 512 tokens instead of 64."""
+    copy = shutil.copytree(_MODELS / "tiny-s", reader.folder.parent / "tiny-512")
+    file = copy / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"max_position_embeddings": 512}))
+    reader.shell(f"export {variable}={copy}")
 
 
 def _federation(reader: Reader) -> None:
