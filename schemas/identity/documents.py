@@ -22,6 +22,9 @@ Purpose = Literal[
     "tessera-rotation-v1",
     "tessera-weights-v1",
     "tessera-audit-v1",
+    "tessera-secure-sum-v1",
+    "tessera-secure-sum-keys-v1",
+    "tessera-secure-sum-confirm-v1",
 ]
 Document = Mapping[str, object]
 

@@ -1,0 +1,144 @@
+"""What a member knows of a round by itself, and the check of a session's terms against it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+
+from schemas.identity.documents import hash_of
+from schemas.messages.secure_sum import Segment, SumKind, SumTerms
+from schemas.secure_sum.encoding import modulus_for
+from schemas.secure_sum.errors import SecureSumError, TermsRefused
+from schemas.secure_sum.terms import is_signed_by_server, terms_hash, threshold_for
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """The outcome of a round's counts: how many members use each group, and how many members were counted."""
+
+    groups: Mapping[str, int]
+    members: int
+
+    def digest(self) -> str:
+        return hash_of({"groups": dict(self.groups), "members": self.members})
+
+
+@dataclass(frozen=True, slots=True)
+class Expectation:
+    """A member's own view of the session: its plan, its roster, its weights, and where it has taken part.
+
+    `spent` holds the kinds of sessions of this round in which this member has sent step 4: a second sum over
+    other members would reveal the difference. `roster` has the identity keys at `roster_version`.
+    """
+
+    federation: str
+    round: int
+    client: str
+    server_key: Ed25519PublicKey
+    roster: Mapping[str, str]
+    roster_version: int
+    roster_hash: str
+    weights: str
+    segments: tuple[Segment, ...]
+    bits: int
+    minimum: int
+    least_per_group: int = 1
+    counts: Counts | None = None
+    spent: frozenset[SumKind] = field(default_factory=frozenset)
+
+
+@dataclass(frozen=True, slots=True)
+class AcceptedTerms:
+    """Terms that a member has checked, their digest T, and its own position."""
+
+    terms: SumTerms
+    digest: str
+    position: int
+
+
+def accept_terms(terms: SumTerms, expectation: Expectation) -> AcceptedTerms:
+    """Check every field of a session's terms before the first key is made.
+
+    Raises:
+        TermsRefused: a field differs from the member's own plan, roster, weights or counts.
+    """
+    if not is_signed_by_server(terms, expectation.server_key):
+        raise TermsRefused("the terms are not signed by the coordinator's key")
+    for name, value in _own_fields(expectation).items():
+        if getattr(terms, name) != value:
+            raise TermsRefused(
+                f"`{name}` of the terms is not that of the plan, roster or weights of this member"
+            )
+    _check_members(terms, expectation)
+    _check_counts(terms, expectation)
+    if terms.kind in expectation.spent:
+        raise TermsRefused(f"this member has unmasked a session of kind {terms.kind} in this round already")
+    clients = [member.client for member in terms.members]
+    return AcceptedTerms(terms, terms_hash(terms), clients.index(expectation.client))
+
+
+def _own_fields(expectation: Expectation) -> dict[str, object]:
+    return {
+        "federation": expectation.federation,
+        "round": expectation.round,
+        "roster_version": expectation.roster_version,
+        "roster_hash": expectation.roster_hash,
+        "weights": expectation.weights,
+        "segments": list(expectation.segments),
+        "bits": expectation.bits,
+    }
+
+
+def _check_members(terms: SumTerms, expectation: Expectation) -> None:
+    for member in terms.members:
+        if expectation.roster.get(member.client) != member.key:
+            raise TermsRefused(f"the roster has another key for {member.client}, or no such client")
+    if len({member.key for member in terms.members}) != len(terms.members):
+        raise TermsRefused("two members have the same identity key")
+    if expectation.client not in {member.client for member in terms.members}:
+        raise TermsRefused("this member is not among the members of the session")
+    count = len(terms.members)
+    if terms.threshold != threshold_for(count):
+        raise TermsRefused(f"the threshold of {count} members is {threshold_for(count)}")
+    if terms.minimum < expectation.minimum or count < terms.minimum:
+        raise TermsRefused(f"a sum has at least {expectation.minimum} members here")
+    try:
+        smallest = modulus_for(count, terms.bits)
+    except SecureSumError as error:
+        raise TermsRefused(str(error)) from error
+    if terms.modulus < smallest.bits:
+        raise TermsRefused(f"a sum of {count} members needs a modulus of {smallest.bits} bits")
+
+
+def _check_counts(terms: SumTerms, expectation: Expectation) -> None:
+    counts = expectation.counts
+    if terms.kind == "counts":
+        if terms.counts is not None or terms.lost or any(segment.group for segment in terms.segments):
+            raise TermsRefused("counts come first: their terms refer to no counts and have no groups")
+        return
+    if terms.counts != (None if counts is None else counts.digest()):
+        raise TermsRefused("the terms refer to other counts than this member has seen")
+    if counts is None:
+        if terms.lost or any(segment.group for segment in terms.segments):
+            raise TermsRefused("segments of groups are summed only after counts")
+    elif terms.lost != counts.members - len(terms.members):
+        raise TermsRefused("`lost` is not the number of counted members who are absent from this session")
+
+
+def require_groups(accepted: AcceptedTerms, masked: int, expectation: Expectation) -> None:
+    """Check that every group has enough members even if all absent members belonged to it.
+
+    `masked` is the number of members of U3.
+
+    Raises:
+        TermsRefused: counts[k] - absent < k_min for the group of a segment.
+    """
+    absent = accepted.terms.lost + len(accepted.terms.members) - masked
+    groups = {} if expectation.counts is None else expectation.counts.groups
+    for segment in accepted.terms.segments:
+        if segment.group is not None and groups.get(segment.group, 0) - absent < expectation.least_per_group:
+            raise TermsRefused(
+                f"group {segment.group} may have fewer than {expectation.least_per_group} members in this sum"
+            )

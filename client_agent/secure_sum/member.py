@@ -1,0 +1,281 @@
+"""The five steps of a member: secure aggregation against an active adversary (Bonawitz et al. 2017, fig. 4).
+
+    0 keys     send c, s, signed                       receive U1 and its keys
+    1 shares   send shares of s and b, encrypted       receive U2 and the shares for this member
+    2 masked   send the masked vector                  receive U3
+    3 confirm  sign U2 and U3                          receive the confirmations
+    4 unmask   send shares of b for U3, of s for the others
+
+Every received set is checked before the next message is made, and a failed check ends the member's part:
+nothing that it has sent by then reveals its input.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+import numpy as np
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from numpy.typing import NDArray
+
+from client_agent.secure_sum.expectation import AcceptedTerms, Expectation, require_groups
+from schemas.identity.keys import decode, encode, public_key
+from schemas.messages.secure_sum import (
+    ConfirmAnswer,
+    ConfirmStep,
+    KeysAnswer,
+    KeysStep,
+    MaskedAnswer,
+    SharesAnswer,
+    SharesStep,
+    UnmaskShare,
+    UnmaskStep,
+)
+from schemas.secure_sum.agreement import (
+    SecretKey,
+    agreed_key,
+    derived_key,
+    new_secret_key,
+    require_usable,
+    seal,
+    unseal,
+)
+from schemas.secure_sum.encoding import Modulus
+from schemas.secure_sum.errors import SecureSumError, SessionAborted
+from schemas.secure_sum.masks import MaskKey, Masks
+from schemas.secure_sum.shamir import SHARE_BYTES, share_value, split
+from schemas.secure_sum.statements import (
+    are_keys_signed,
+    are_sets_signed,
+    commitment_to,
+    keys_digest,
+    masked_digest,
+    sharing_digest,
+    sign_keys,
+    sign_sets,
+)
+
+Value = TypeVar("Value")
+
+
+@dataclass(frozen=True, slots=True)
+class MemberSecrets:
+    """The secrets of one session: two private keys, and the seed `b` of the self mask."""
+
+    channel: SecretKey
+    mask: SecretKey
+    seed: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Keyed:
+    """U1: the keys of all members who answered step 0, by position."""
+
+    keys: dict[int, KeysStep]
+
+    @property
+    def digest(self) -> str:
+        return keys_digest(self.keys)
+
+
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """U2: commitments and the shares that this member holds, by position; its own among them."""
+
+    commitments: dict[int, str]
+    mask_shares: dict[int, bytes]
+    seed_shares: dict[int, bytes]
+
+    @property
+    def digest(self) -> str:
+        return sharing_digest(self.commitments)
+
+
+@dataclass(frozen=True, slots=True)
+class OwnShares:
+    """The message of step 1, and the shares of its own secrets that a member keeps."""
+
+    step: SharesStep
+    mask_share: bytes
+    seed_share: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """One member in one session, after it has accepted the terms."""
+
+    accepted: AcceptedTerms
+    secrets: MemberSecrets
+    identity: Ed25519PrivateKey
+    expectation: Expectation
+
+    @property
+    def position(self) -> int:
+        return self.accepted.position
+
+    def keys(self) -> KeysStep:
+        """Return the body of step 0."""
+        nonce = secrets.token_bytes(16)
+        c, s = self.secrets.channel.public, self.secrets.mask.public
+        return sign_keys(self.accepted.digest, c, s, nonce, self.identity)
+
+    def accept_keys(self, answer: KeysAnswer, step: KeysStep) -> Keyed:
+        """Check U1: enough members, signed by the keys of the terms, all distinct, own keys unchanged.
+
+        Raises:
+            SessionAborted: a check failed.
+        """
+        terms = self.accepted.terms
+        keys = _by_position(answer.members, answer.answers, len(terms.members))
+        _require(len(keys) >= max(terms.minimum, terms.threshold), "too few members sent keys")
+        _require(keys.get(self.position) == step, "this member's own keys are absent or changed")
+        advertised = [key for peer in keys.values() for key in (peer.c, peer.s)]
+        _require(len(set(advertised)) == len(advertised), "two public keys are equal")
+        for position, peer in keys.items():
+            signer = public_key(terms.members[position].key)
+            _require(are_keys_signed(self.accepted.digest, peer, signer), "keys without a valid signature")
+            for key in (peer.c, peer.s):
+                _usable(key)
+        return Keyed(keys)
+
+    def shares(self, keyed: Keyed) -> OwnShares:
+        """Return the body of step 1: both secrets shared among all members of the terms, encrypted for U1."""
+        terms = self.accepted.terms
+        mask_shares = split(self.secrets.mask.raw, terms.threshold, len(terms.members))
+        seed_shares = split(self.secrets.seed, terms.threshold, len(terms.members))
+        sealed = []
+        for peer in sorted(keyed.keys.keys() - {self.position}):
+            plain = mask_shares[peer] + seed_shares[peer]
+            context = self._context(self.position, peer, keyed)
+            sealed.append(encode(seal(self._channel(peer, keyed), plain, self.position, peer, context)))
+        step = SharesStep(commitment=commitment_to(self.secrets.seed), shares=sealed)
+        return OwnShares(step, mask_shares[self.position], seed_shares[self.position])
+
+    def accept_shares(self, answer: SharesAnswer, keyed: Keyed, shares: OwnShares) -> Shared:
+        """Check U2: enough members of U1, this one among them, and every share for this member decrypts.
+
+        Raises:
+            SessionAborted: a check failed.
+        """
+        terms = self.accepted.terms
+        commitments = _by_position(answer.members, answer.commitments, len(terms.members))
+        sealed = _by_position(answer.members, answer.shares, len(terms.members))
+        _require(commitments.keys() <= keyed.keys.keys(), "a member shared without keys")
+        _require(len(commitments) >= max(terms.threshold, terms.minimum), "too few members sent shares")
+        _require(
+            commitments.get(self.position) == shares.step.commitment,
+            "this member's own shares are absent or changed",
+        )
+        mask_shares, seed_shares = {self.position: shares.mask_share}, {self.position: shares.seed_share}
+        for peer in commitments.keys() - {self.position}:
+            plain = self._unsealed(peer, sealed[peer], keyed)
+            mask_shares[peer], seed_shares[peer] = plain[:SHARE_BYTES], plain[SHARE_BYTES:]
+        return Shared(commitments, mask_shares, seed_shares)
+
+    def masked(self, values: NDArray[np.int32], keyed: Keyed, shared: Shared) -> bytes:
+        """Return the body of step 2: encoded values (D,) plus the self mask and all pair masks, modulo 2^m.
+
+        Raises:
+            SecureSumError: the values are not as many as the terms say.
+        """
+        terms = self.accepted.terms
+        if len(values) != terms.values:
+            raise SecureSumError(f"the terms are for {terms.values} values, not {len(values)}")
+        modulus = Modulus(terms.modulus)
+        words = values.astype(np.int64).astype(modulus.word)  # two's complement
+        masks = [MaskKey(derived_key(self.secrets.seed, "self", self.accepted.digest), is_subtracted=False)]
+        for peer in sorted(shared.commitments.keys() - {self.position}):
+            key = agreed_key(self.secrets.mask, decode(keyed.keys[peer].s), "mask", self.accepted.digest)
+            masks.append(MaskKey(key, is_subtracted=self.position > peer))
+        Masks(masks, modulus.word).add_to(words)
+        return modulus.pack(words)
+
+    def accept_masked(self, answer: MaskedAnswer, shared: Shared) -> tuple[int, ...]:
+        """Check U3: enough members of U2, this one among them, and enough of every group.
+
+        Raises:
+            SessionAborted: too few members, or this one is absent.
+            TermsRefused: a group of the sum may have too few members.
+        """
+        terms = self.accepted.terms
+        members = tuple(sorted(_by_position(answer.members, answer.members, len(terms.members))))
+        _require(set(members) <= shared.commitments.keys(), "a member masked without shares")
+        _require(self.position in members, "this member's masked vector is not in the sum")
+        _require(len(members) >= max(terms.threshold, terms.minimum), "too few members sent masked vectors")
+        require_groups(self.accepted, len(members), self.expectation)
+        return members
+
+    def confirm(self, shared: Shared, masked: Sequence[int]) -> ConfirmStep:
+        """Return the body of step 3."""
+        return sign_sets(self.accepted.digest, shared.digest, masked_digest(masked), self.identity)
+
+    def unmask(self, answer: ConfirmAnswer, shared: Shared, masked: Sequence[int]) -> UnmaskStep:
+        """Check that at least t members of U3 confirmed the same sets; return the body of step 4.
+
+        From here on the member is spent: it takes part in no other session of this kind in the round.
+
+        Raises:
+            SessionAborted: too few confirmations, or one over other sets.
+        """
+        terms = self.accepted.terms
+        confirmations = _by_position(answer.members, answer.answers, len(terms.members))
+        _require(confirmations.keys() <= set(masked), "a member confirmed without a masked vector")
+        _require(len(confirmations) >= terms.threshold, "too few confirmations")
+        for position, confirmation in confirmations.items():
+            signer = public_key(terms.members[position].key)
+            is_same = are_sets_signed(
+                self.accepted.digest, shared.digest, masked_digest(masked), confirmation, signer
+            )
+            _require(is_same, "a member confirmed other sets of members")
+        counted = set(masked)
+        return UnmaskStep(
+            shares=[
+                UnmaskShare(position=peer, of="b", share=encode(shared.seed_shares[peer]))
+                if peer in counted
+                else UnmaskShare(position=peer, of="s", share=encode(shared.mask_shares[peer]))
+                for peer in sorted(shared.commitments)
+            ]
+        )
+
+    def _channel(self, peer: int, keyed: Keyed) -> bytes:
+        return agreed_key(self.secrets.channel, decode(keyed.keys[peer].c), "channel", self.accepted.digest)
+
+    def _context(self, source: int, destination: int, keyed: Keyed) -> bytes:
+        return f"{self.accepted.digest}|{source}|{destination}|{keyed.digest}".encode()
+
+    def _unsealed(self, peer: int, sealed: str | None, keyed: Keyed) -> bytes:
+        context = self._context(peer, self.position, keyed)
+        try:
+            plain = unseal(self._channel(peer, keyed), decode(sealed or ""), peer, self.position, context)
+            share_value(plain[:SHARE_BYTES])
+            share_value(plain[SHARE_BYTES:])
+        except ValueError as error:
+            raise SessionAborted(f"the shares of member {peer} do not decrypt") from error
+        return plain
+
+
+def new_secrets() -> MemberSecrets:
+    """Draw the secrets of a session; they are never used for another one."""
+    return MemberSecrets(new_secret_key(), new_secret_key(), secrets.token_bytes(32))
+
+
+def _by_position(positions: Sequence[int], values: Sequence[Value], members: int) -> dict[int, Value]:
+    _require(len(positions) == len(values), "positions and answers differ in number")
+    _require(len(set(positions)) == len(positions), "a member is named twice")
+    _require(all(0 <= position < members for position in positions), "a member is not in the terms")
+    return dict(zip(positions, values, strict=True))
+
+
+def _usable(key: str) -> None:
+    try:
+        require_usable(decode(key))
+    except ValueError as error:
+        raise SessionAborted("a public key is not usable") from error
+
+
+def _require(holds: bool, reason: str) -> None:
+    if not holds:
+        raise SessionAborted(reason)

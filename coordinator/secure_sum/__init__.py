@@ -1,0 +1,1 @@
+"""The coordinator's part in the secure sum: checks messages, closes phases, opens sums. Pure."""

@@ -1,0 +1,145 @@
+"""Checks of the members' messages, and the answer that each member is sent when a phase closes. Pure.
+
+A message that fails a check is rejected when it arrives, so that its sender can be told; nothing later has to
+distrust it. What only the members can check, they check.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+from schemas.identity.keys import decode, public_key
+from schemas.messages.secure_sum import (
+    ConfirmAnswer,
+    ConfirmStep,
+    KeysAnswer,
+    KeysStep,
+    MaskedAnswer,
+    SharesAnswer,
+    SharesStep,
+    SumTerms,
+    UnmaskStep,
+)
+from schemas.secure_sum.agreement import require_usable
+from schemas.secure_sum.encoding import Modulus
+from schemas.secure_sum.errors import MessageRefused
+from schemas.secure_sum.shamir import SHARE_BYTES, share_value
+from schemas.secure_sum.statements import are_keys_signed, are_sets_signed, masked_digest, sharing_digest
+from schemas.secure_sum.terms import terms_hash
+
+_SEALED_BYTES = 2 * SHARE_BYTES + 16  # two shares and the tag of AES-GCM
+_COMMITMENT_BYTES = 32
+
+
+def check_keys(terms: SumTerms, position: int, step: KeysStep, arrived: Collection[KeysStep]) -> None:
+    """Check step 0 of a member; `arrived` are the keys of others so far.
+
+    Raises:
+        MessageRefused: the signature is invalid, or a key is weak, or another member's.
+    """
+    identity = public_key(terms.members[position].key)
+    _require(are_keys_signed(terms_hash(terms), step, identity), position, "the keys are not signed by it")
+    used = {key for keys in arrived for key in (keys.c, keys.s)}
+    _require(step.c != step.s and not used & {step.c, step.s}, position, "a public key is used twice")
+    for key in (step.c, step.s):
+        try:
+            require_usable(decode(key))
+        except ValueError as error:
+            raise MessageRefused(position, "weak-public-key") from error
+
+
+def check_shares(keys: Collection[int], position: int, step: SharesStep) -> None:
+    """Check step 1: one ciphertext for every other member of U1.
+
+    Raises:
+        MessageRefused: another number of ciphertexts, or of another length.
+    """
+    _require(len(step.shares) == len(keys) - 1, position, "share-list: one ciphertext per other member of U1")
+    _require_bytes(step.commitment, _COMMITMENT_BYTES, position, "a commitment has 32 bytes")
+    for sealed in step.shares:
+        _require_bytes(sealed, _SEALED_BYTES, position, f"share-list: a ciphertext has {_SEALED_BYTES} bytes")
+
+
+def check_masked(terms: SumTerms, position: int, octets: bytes) -> None:
+    """Check step 2: exactly as many bytes as the packed vector has.
+
+    Raises:
+        MessageRefused: another length.
+    """
+    expected = Modulus(terms.modulus).packed_bytes(terms.values)
+    _require(len(octets) == expected, position, f"masked-vector: {expected} bytes are expected")
+
+
+def check_confirmation(
+    terms: SumTerms, position: int, step: ConfirmStep, commitments: Mapping[int, str], masked: Collection[int]
+) -> None:
+    """Check step 3: a signature over exactly the sets that this session has.
+
+    Raises:
+        MessageRefused: the member is not in U3, or signed something else.
+    """
+    _require(position in masked, position, "it is not in the sum")
+    identity = public_key(terms.members[position].key)
+    digests = sharing_digest(commitments), masked_digest(sorted(masked))
+    is_signed = are_sets_signed(terms_hash(terms), *digests, step, identity)
+    _require(is_signed, position, "statement-invalid: the confirmation is of other sets")
+
+
+def check_unmask(position: int, step: UnmaskStep, sharing: Collection[int], masked: Collection[int]) -> None:
+    """Check step 4: one share per member of U2, of `b` for U3 and of `s` for the others.
+
+    Raises:
+        MessageRefused: a share is missing, of the wrong secret, or malformed.
+    """
+    _require(position in masked, position, "it is not in the sum")
+    expected = [(peer, "b" if peer in masked else "s") for peer in sorted(sharing)]
+    actual = [(share.position, share.of) for share in step.shares]
+    _require(actual == expected, position, "share-invalid: one share per member, of b for those in the sum")
+    for share in step.shares:
+        try:
+            share_value(decode(share.share))
+        except ValueError as error:
+            raise MessageRefused(position, f"share-invalid: {error}") from error
+
+
+def keys_answer(keys: Mapping[int, KeysStep]) -> KeysAnswer:
+    members = sorted(keys)
+    return KeysAnswer(members=members, answers=[keys[position] for position in members])
+
+
+def shares_answer(reader: int, keys: Collection[int], steps: Mapping[int, SharesStep]) -> SharesAnswer:
+    """Return U2, and of each member's ciphertexts the one for `reader`."""
+    members = sorted(steps)
+    shares = [
+        None if source == reader else steps[source].shares[_place(reader, source, keys)] for source in members
+    ]
+    return SharesAnswer(
+        members=members, commitments=[steps[source].commitment for source in members], shares=shares
+    )
+
+
+def masked_answer(masked: Collection[int]) -> MaskedAnswer:
+    return MaskedAnswer(members=sorted(masked))
+
+
+def confirm_answer(steps: Mapping[int, ConfirmStep]) -> ConfirmAnswer:
+    members = sorted(steps)
+    return ConfirmAnswer(members=members, answers=[steps[position] for position in members])
+
+
+def _place(reader: int, source: int, keys: Collection[int]) -> int:
+    """Return the index of a reader's ciphertext in a source's list, which leaves the source out."""
+    return [position for position in sorted(keys) if position != source].index(reader)
+
+
+def _require(holds: bool, position: int, reason: str) -> None:
+    if not holds:
+        raise MessageRefused(position, reason)
+
+
+def _require_bytes(text: str, length: int, position: int, reason: str) -> None:
+    try:
+        octets = decode(text)
+    except ValueError as error:
+        raise MessageRefused(position, reason) from error
+    _require(len(octets) == length, position, reason)

@@ -1,0 +1,142 @@
+"""Messages of the secure sum: the terms of a session, and the bodies and answers of its five steps.
+
+Binary values are base64url without padding. Members are named by their position in the terms.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+from pydantic_core import PydanticCustomError
+
+from schemas.messages.base import Digest, Strict
+
+SumKind = Literal["counts", "sum"]
+Position = Annotated[int, Field(ge=0, lt=128)]
+Binary = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]+$", max_length=200)]
+
+MOST_MEMBERS = 128
+
+
+class SumMember(Strict):
+    """A member of a session, and the identity key that the roster has for it."""
+
+    client: str
+    key: Binary
+
+
+class Segment(Strict):
+    """Consecutive values of the summed vector with one clip, in units of 2^-20.
+
+    A segment with a `group` is summed only if enough members have counted themselves into the group.
+    """
+
+    name: Annotated[str, Field(min_length=1, max_length=200)]
+    values: Annotated[int, Field(ge=1)]
+    group: str | None = None
+    clip: Annotated[int, Field(ge=1, le=2**40)]
+
+
+class SumTerms(Strict):
+    """What all members of a session agree on before any key exists; the server signs it.
+
+    `weights` is the digest of the values that all members were served in common; `counts` that of the outcome
+    of the round's counts, and `lost` the number of its counted members who are not in this session.
+    """
+
+    federation: str
+    round: Annotated[int, Field(ge=1)]
+    session: Annotated[int, Field(ge=1)]
+    kind: SumKind
+    nonce: Binary
+    members: Annotated[list[SumMember], Field(min_length=2, max_length=MOST_MEMBERS)]
+    threshold: Annotated[int, Field(ge=2)]
+    minimum: Annotated[int, Field(ge=2)]
+    roster_version: Annotated[int, Field(ge=0)]
+    roster_hash: Digest
+    weights: Digest
+    segments: Annotated[list[Segment], Field(min_length=1)]
+    bits: Literal[8, 16]
+    modulus: Literal[16, 24, 32]
+    counts: Digest | None = None
+    lost: Annotated[int, Field(ge=0)] = 0
+    phase_seconds: Annotated[int, Field(ge=1)]
+    signature: Binary
+
+    @model_validator(mode="after")
+    def _is_consistent(self) -> SumTerms:
+        clients = [member.client for member in self.members]
+        names = [segment.name for segment in self.segments]
+        if clients != sorted(set(clients)) or len(set(names)) != len(names):
+            raise PydanticCustomError("wrong", "members are sorted by client, and no name is repeated")
+        return self
+
+    @property
+    def values(self) -> int:
+        """The length of the summed vector."""
+        return sum(segment.values for segment in self.segments)
+
+
+class KeysStep(Strict):
+    """Step 0: a member's public keys for the channel and for masks, signed by its identity key."""
+
+    c: Binary
+    s: Binary
+    nonce: Binary
+    signature: Binary
+
+
+class SharesStep(Strict):
+    """Step 1: the SHA-256 of the self mask's seed, and shares for the other members of U1, in order."""
+
+    commitment: Binary
+    shares: list[Binary]
+
+
+class ConfirmStep(Strict):
+    """Step 3: a signature over the terms, U2 and U3."""
+
+    signature: Binary
+
+
+class UnmaskShare(Strict):
+    """A share of a member's self-mask seed (`b`), or of its mask key (`s`)."""
+
+    position: Position
+    of: Literal["b", "s"]
+    share: Binary
+
+
+class UnmaskStep(Strict):
+    """Step 4: one share per member of U2: of `b` for members of U3, of `s` for the others; never both."""
+
+    shares: list[UnmaskShare]
+
+
+class KeysAnswer(Strict):
+    """U1 and its keys."""
+
+    members: list[Position]
+    answers: list[KeysStep]
+
+
+class SharesAnswer(Strict):
+    """U2, its commitments, and the ciphertexts for the reader; the reader's own place has none."""
+
+    members: list[Position]
+    commitments: list[Binary]
+    shares: list[Binary | None]
+
+
+class MaskedAnswer(Strict):
+    """U3: the members whose masked vectors are summed."""
+
+    members: list[Position]
+
+
+class ConfirmAnswer(Strict):
+    """The confirmations of the members of U3 who answered."""
+
+    members: list[Position]
+    answers: list[ConfirmStep]

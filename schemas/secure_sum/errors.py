@@ -1,0 +1,31 @@
+"""Reasons for which a side of the secure sum stops or rejects a message."""
+
+from __future__ import annotations
+
+
+class SecureSumError(ValueError):
+    """A message or a set of messages violates the protocol; the text says which rule."""
+
+
+class TermsRefused(SecureSumError):
+    """A member does not accept the terms of a session."""
+
+
+class MessageRefused(SecureSumError):
+    """A message of a member is not acceptable; `position` is the member's place in the terms."""
+
+    def __init__(self, position: int, reason: str) -> None:
+        super().__init__(f"member {position}: {reason}")
+        self.position = position
+
+
+class SessionAborted(SecureSumError):
+    """The session cannot go on; nothing was revealed that the next session could add to."""
+
+
+class SumOutOfRange(SessionAborted):
+    """A coordinate of the sum exceeds what members can send: somebody spoilt the sum."""
+
+
+class SharesInconsistent(SessionAborted):
+    """No tried set of shares gives the secret that its owner committed to."""

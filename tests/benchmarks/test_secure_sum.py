@@ -1,0 +1,14 @@
+"""The benchmark of the secure sum runs at a small size, and its sums are exact."""
+
+from __future__ import annotations
+
+from benchmarks.secure_sum import session_cost
+
+
+def test_a_session_is_measured_with_and_without_lost_members() -> None:
+    for lost in (0, 1):
+        cost = session_cost(5, 1000, lost)
+        assert cost.member_seconds > 0
+        assert cost.coordinator_seconds > 0
+        assert cost.bytes_up > 3 * 1000
+        assert cost.ratio_to_plain == cost.bytes_up / 2000
