@@ -50,7 +50,7 @@ def test_members_may_stop_at_a_step(members: int, step: int) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("step", range(5))
-@pytest.mark.parametrize("members", range(5, 11))
+@pytest.mark.parametrize("members", [5, 6, 7, *(pytest.param(n, marks=pytest.mark.long) for n in (8, 9, 10))])
 def test_any_tolerated_members_may_stop_at_a_step(members: int, step: int) -> None:
     tolerated = members - threshold_for(members)
     for count in range(1, tolerated + 2):
@@ -59,7 +59,7 @@ def test_any_tolerated_members_may_stop_at_a_step(members: int, step: int) -> No
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("members", [3, 4])
+@pytest.mark.parametrize("members", [3, pytest.param(4, marks=pytest.mark.long)])
 def test_each_member_may_stop_at_a_step_of_its_own(members: int) -> None:
     for steps in product(range(6), repeat=members):
         _play(members, {n: step for n, step in enumerate(steps) if step < 5})
