@@ -4,9 +4,9 @@
 
 Per number of members N and of values D, with all members and with 10 % of them lost after step 1:
 processor seconds of a member over its five steps, and of the coordinator from the masked vectors to the
-decoded sum; the bytes that a member sends and receives, and their ratio to D plain numbers of 16 bits. The goals
-at N = 100, D = 1e6: member 0.25 s, coordinator 0.2 s, and 2 s with lost members, 1.55 times the plain bytes.
-Every run checks that the sum is exact.
+decoded sum; the bytes that a member sends and receives, and their ratio to D plain numbers of 16 bits. The
+goals at N = 100, D = 1e6: member 0.25 s, coordinator 0.2 s, and 2 s with lost members, 1.55 times the plain
+bytes. Every run checks that the sum is exact.
 """
 
 from __future__ import annotations
