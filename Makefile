@@ -29,7 +29,7 @@ $(READY): pyproject.toml requirements/dev.txt requirements/cuda.txt
 	$(PIP) --no-deps --no-build-isolation -e .
 	touch $(READY)
 
-demo: setup ## Four helpdesks on a real model, alone and federated (8 minutes on two cores; SEED=0, OPEN=1)
+demo: setup ## Four helpdesks on a real model, alone and federated (10 minutes on two cores; SEED=0, OPEN=1)
 	$(RUN) $(BIN)/python -m examples.demo --seed $(SEED) $(if $(OPEN),--keep-open)
 
 demo-tiny: setup ## Seven silos on two tiny base models, five methods compared (SEED=0)
