@@ -166,7 +166,8 @@ class Session:
 
     def expected(self) -> NDArray[np.int64]:
         """Return the exact sum of the inputs that the server has counted."""
-        return np.sum([self.inputs[n].astype(np.int64) for n in self.masked], axis=0)
+        total: NDArray[np.int64] = np.sum([self.inputs[n].astype(np.int64) for n in self.masked], axis=0)
+        return total
 
     def _answering(self, step: int, members: Mapping[int, object]) -> list[int]:
         return [n for n in sorted(members) if self.stops.get(n, 5) > step]
