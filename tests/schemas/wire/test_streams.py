@@ -221,7 +221,7 @@ def test_empty_streams_are_left_out() -> None:
 
 
 def test_the_example_in_the_document_is_true() -> None:
-    document = (Path(__file__).parents[3] / "docs" / "wire-format.md").read_text("utf-8")
+    document = (Path(__file__).parents[3] / "docs" / "reference" / "wire-format.md").read_text("utf-8")
     values = {
         "b0.q.P": np.array([[0.75, -1.75], [0.1, 0]], np.float32),
         "b0.q.Q": np.array([0, 3.5], np.float32),
