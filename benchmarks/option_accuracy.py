@@ -69,8 +69,8 @@ def main() -> None:
     base = load_base_model(options.model, device=torch.device("cpu"))
     measured: dict[str, Accuracy] = {}
     for name, examples in multiple_choice(options.data, options.only).items():
-        asked = [_FORMS[options.form](example) for example in examples[: options.rows]]
-        measured[name] = measure(base, asked, name, console)
+        selected = [_FORMS[options.form](example) for example in examples[: options.rows]]
+        measured[name] = measure(base, selected, name, console)
     rows = [
         [name, a.rows, a.accuracy, a.standard_error, a.chance, a.most_frequent]
         for name, a in measured.items()
@@ -88,16 +88,16 @@ def multiple_choice(folder: Path, only: Sequence[str] | None = None) -> dict[str
     Raises:
         SystemExit: there is none.
     """
-    found = {}
+    by_name = {}
     for name in only or template_names():
         file = folder / name / "test.jsonl"
         if file.is_file():
             examples = list(load_examples(str(file), RowOptions(format=name)).examples)
             if _METRIC in examples[0].metrics:
-                found[name] = examples
-    if not found:
+                by_name[name] = examples
+    if not by_name:
         raise SystemExit(f"--data: {folder} has no <task template>/test.jsonl with options")
-    return found
+    return by_name
 
 
 def as_chat(example: Example) -> Example:

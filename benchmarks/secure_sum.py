@@ -109,15 +109,15 @@ def _member_seconds(session: Session) -> float:
 
 def _bytes(session: Session) -> tuple[int, int]:
     """Return the bytes of the bodies that member 0 sends and receives."""
-    sent = (session.keys[0], session.shares[0], session.confirmed[0], session.unmasked[0])
-    received = (
+    pushed = (session.keys[0], session.shares[0], session.confirmed[0], session.unmasked[0])
+    pulled = (
         intake.keys_answer(session.keys),
         intake.shares_answer(0, session.keys, session.shares),
         intake.masked_answer(session.masked),
         intake.confirm_answer(session.confirmed),
     )
-    up = sum(len(message.model_dump_json()) for message in sent) + len(session.masked[0])
-    return up, sum(len(message.model_dump_json()) for message in received)
+    up = sum(len(message.model_dump_json()) for message in pushed) + len(session.masked[0])
+    return up, sum(len(message.model_dump_json()) for message in pulled)
 
 
 def _timed(action: Callable[[], Result]) -> tuple[float, Result]:

@@ -76,11 +76,11 @@ def fitting_table(
             del by_name[name]
     while True:
         result = table([*by_name], zip(*by_name.values(), strict=True), title=title)
-        left = [name for name in optional if name in by_name]
+        removable = [name for name in optional if name in by_name]
         width = Measurement.get(console, console.options.update(width=1000), result).maximum
-        if width <= console.width or not left:
+        if width <= console.width or not removable:
             return result
-        del by_name[left[0]]
+        del by_name[removable[0]]
 
 
 def text(value: object) -> str:

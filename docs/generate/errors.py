@@ -122,7 +122,7 @@ def _fields(kind: Problem) -> str:
 
 def _agent_errors() -> Iterable[tuple[str, str, str]]:
     transient = {kind.__name__ for kind in TRANSIENT}
-    for found in subclasses("client_agent", "AgentError"):
-        meaning = prose(found.docstring).partition("\n\n")[0]
-        reaction = _REACTIONS.get(found.name, "retries" if found.name in transient else "stops, 1")
-        yield code(found.name), sentence(meaning), reaction
+    for error in subclasses("client_agent", "AgentError"):
+        meaning = prose(error.docstring).partition("\n\n")[0]
+        reaction = _REACTIONS.get(error.name, "retries" if error.name in transient else "stops, 1")
+        yield code(error.name), sentence(meaning), reaction

@@ -74,8 +74,8 @@ def page() -> str:
 
 def _families() -> dict[str, MetricWrapperBase]:
     metrics = Metrics()
-    found = [value for value in vars(metrics).values() if isinstance(value, MetricWrapperBase)]
-    return {_sample_name(family): family for family in found}
+    families = [value for value in vars(metrics).values() if isinstance(value, MetricWrapperBase)]
+    return {_sample_name(family): family for family in families}
 
 
 def _sample_name(family: MetricWrapperBase) -> str:

@@ -24,22 +24,22 @@ class FoundClass:
 
 def member(module: str, name: str) -> griffe.Class | griffe.Function:
     """Return a class or a function of a module."""
-    found = _visited(_ROOT.joinpath(*module.split(".")).with_suffix(".py")).members[name]
-    if not isinstance(found, griffe.Class | griffe.Function):
+    definition = _visited(_ROOT.joinpath(*module.split(".")).with_suffix(".py")).members[name]
+    if not isinstance(definition, griffe.Class | griffe.Function):
         raise TypeError(f"{module}.{name} is neither a class nor a function")
-    return found
+    return definition
 
 
 def subclasses(package: str, base: str) -> list[FoundClass]:
     """Return the classes of a package that name `base` as their base, in the order of the alphabet."""
     files = [file for file in (_ROOT / package).rglob("*.py") if f"({base})" in file.read_text("utf-8")]
-    found = [
+    classes = [
         FoundClass(item.name, item.docstring.value if item.docstring else "")
         for file in files
         for item in _visited(file).classes.values()
         if isinstance(item, griffe.Class) and base in {str(parent) for parent in item.bases}
     ]
-    return sorted(found, key=lambda item: item.name)
+    return sorted(classes, key=lambda item: item.name)
 
 
 @cache

@@ -25,7 +25,7 @@ def _survives(members: int, stops: dict[int, int]) -> bool:
     return True
 
 
-def _play(members: int, stops: dict[int, int]) -> None:
+def _require_exact_or_aborted(members: int, stops: dict[int, int]) -> None:
     session = Session(terms_of(members), inputs_of(members), stops)
     if _survives(members, stops):
         assert np.array_equal(session.run(), session.expected())
@@ -37,7 +37,7 @@ def _play(members: int, stops: dict[int, int]) -> None:
 
 @pytest.mark.parametrize("members", [3, 5, 8])
 def test_the_sum_is_exact(members: int) -> None:
-    _play(members, {})
+    _require_exact_or_aborted(members, {})
 
 
 @pytest.mark.parametrize("step", range(5))
@@ -45,7 +45,7 @@ def test_the_sum_is_exact(members: int) -> None:
 def test_members_may_stop_at_a_step(members: int, step: int) -> None:
     for count in range(members + 1):
         for stopping in combinations(range(members), count):
-            _play(members, dict.fromkeys(stopping, step))
+            _require_exact_or_aborted(members, dict.fromkeys(stopping, step))
 
 
 @pytest.mark.slow
@@ -55,14 +55,14 @@ def test_any_tolerated_members_may_stop_at_a_step(members: int, step: int) -> No
     tolerated = members - threshold_for(members)
     for count in range(1, tolerated + 2):
         for stopping in combinations(range(members), count):
-            _play(members, dict.fromkeys(stopping, step))
+            _require_exact_or_aborted(members, dict.fromkeys(stopping, step))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("members", [3, pytest.param(4, marks=pytest.mark.long)])
 def test_each_member_may_stop_at_a_step_of_its_own(members: int) -> None:
     for steps in product(range(6), repeat=members):
-        _play(members, {n: step for n, step in enumerate(steps) if step < 5})
+        _require_exact_or_aborted(members, {n: step for n, step in enumerate(steps) if step < 5})
 
 
 def test_a_plain_sum_is_the_same_to_the_bit() -> None:
