@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final, Literal
 
-import jinja2
 from rich.console import Console
 from rich.table import Table
 
@@ -17,6 +15,7 @@ from client_agent.simulation.admin_client import Answer
 from examples.demo.cast import ALONE, FEDERATED, Cast, Helpdesk
 from examples.demo.federated import FederatedResult
 from examples.demo.question import Answers
+from examples.report_page import write_report
 from schemas.messages.federations import FederationPlan
 
 Side = Literal["bare", "alone", "federated"]
@@ -174,24 +173,20 @@ def cell(figures: Figures) -> str:
 
 def write(report: Report, drawings: Mapping[str, str], folder: Path) -> Path:
     """Write report.json and report.html, and return the page's path."""
-    (folder / "report.json").write_text(json.dumps(report.document(), indent=1) + "\n")
-    loader = jinja2.FileSystemLoader(Path(__file__).parent)
-    template = jinja2.Environment(loader=loader, autoescape=True).get_template("report.html.j2")
-    page = folder / "report.html"
-    page.write_text(
-        template.render(
-            report=report,
-            sides=SIDES,
-            headings=HEADINGS,
-            label=label,
-            cell=cell,
-            total=total,
-            last_line=last_line(report),
-            drawings=drawings,
-            methods=(ALONE, FEDERATED),
-        )
+    return write_report(
+        folder,
+        report.document(),
+        Path(__file__).with_name("report.html.j2"),
+        report=report,
+        sides=SIDES,
+        headings=HEADINGS,
+        label=label,
+        cell=cell,
+        total=total,
+        last_line=last_line(report),
+        drawings=drawings,
+        methods=(ALONE, FEDERATED),
     )
-    return page
 
 
 def show_answers(report: Report, console: Console) -> None:

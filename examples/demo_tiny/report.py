@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import statistics
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-import jinja2
 from rich.console import Console
 from rich.table import Table
 
@@ -15,6 +13,7 @@ from client_agent.simulation.admin_client import Answer
 from examples.demo_tiny import pictures
 from examples.demo_tiny.federated import FederatedResult
 from examples.demo_tiny.silos import FOUNDERS, LATECOMER, SILOS
+from examples.report_page import write_report
 
 LOCAL = ("local", "local_lora")
 FEDERATED = ("fedavg", "fedmosaic_random_frames", "fedmosaic")
@@ -80,22 +79,17 @@ def in_cluster_mass(federation: FederatedResult) -> float:
 
 
 def write(report: Answer, folder: Path) -> Path:
-    """Write report.json and report.html, and give the page's path."""
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "report.json").write_text(json.dumps(report, indent=1) + "\n")
-    loader = jinja2.FileSystemLoader(Path(__file__).parent)
-    template = jinja2.Environment(loader=loader, autoescape=True).get_template("report.html.j2")
-    page = folder / "report.html"
-    page.write_text(
-        template.render(
-            report=report,
-            methods=METHODS,
-            verdicts=verdicts(report),
-            cell=_cell,
-            pictures=pictures.draw(report),
-        )
+    """Write report.json and report.html, and return the page's path."""
+    return write_report(
+        folder,
+        report,
+        Path(__file__).with_name("report.html.j2"),
+        report=report,
+        methods=METHODS,
+        verdicts=verdicts(report),
+        cell=_cell,
+        pictures=pictures.draw(report),
     )
-    return page
 
 
 def show(report: Answer, console: Console) -> None:
