@@ -49,6 +49,8 @@ class Profile(Lenient):
     """The version of the agent."""
     protocol_version: int
     """The version of the protocol that it speaks."""
+    capabilities: Annotated[tuple[Annotated[str, Field(max_length=50)], ...], Field(max_length=20)] = ()
+    """What the agent can do beyond the protocol's first version, such as `secure-sum-1`."""
 
     @model_validator(mode="after")
     def _stays_small(self) -> Self:

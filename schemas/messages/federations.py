@@ -13,6 +13,7 @@ from schemas.messages.recipes import WirePlan
 from schemas.messages.sketches import SignatureDpPlan as SignatureDpPlan
 from schemas.messages.sketches import SignatureKind as SignatureKind
 from schemas.messages.sketches import SignaturePlan as SignaturePlan
+from schemas.messages.sum_plan import SecureSumPlan as SecureSumPlan
 from schemas.messages.training import Count as Count
 from schemas.messages.training import Positive as Positive
 from schemas.messages.training import ScoresPlan as ScoresPlan
@@ -166,8 +167,13 @@ class AlignmentPlan(Strict):
     """The seed of random targets, pseudo-tasks and random frames."""
 
 
+def _is_plain(plan: SecureSumPlan | None) -> bool:
+    """Omit an absent secure sum from a plan, so that the digests of older plans stay."""
+    return plan is None
+
+
 class PrivacyPlan(Strict):
-    """Authentication of clients, and the minimum size of a mixture."""
+    """Authentication of clients, the minimum size of a mixture, and whether updates are summed."""
 
     allow_bearer_clients: bool = False
     """Whether clients without a key may enrol; they send a bearer token instead of signatures."""
@@ -179,6 +185,8 @@ class PrivacyPlan(Strict):
     """The fewest other members in a served mixture; below it a client keeps its own adapter. With 1, a
     member with one peer is served that peer's adapter.
     """
+    secure_sum: SecureSumPlan | None = Field(default=None, exclude_if=_is_plain)
+    """How updates are summed before the coordinator sees them; null = clients send their updates."""
 
 
 class LimitsPlan(Strict):

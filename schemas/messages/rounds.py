@@ -19,8 +19,9 @@ from schemas.messages.federations import (
 from schemas.messages.recipes import WirePlan
 from schemas.messages.scores import Scores, ScoreSummary
 
-RoundState = Literal["open", "collecting", "closing", "aggregating", "published", "abandoned"]
-ParticipationState = Literal["joined", "arrived", "late", "rejected", "revoked"]
+RoundState = Literal["open", "collecting", "summing", "closing", "aggregating", "published", "abandoned"]
+ParticipationState = Literal["joined", "arrived", "late", "dropped", "rejected", "revoked"]
+"""`dropped`: ready for a sum, and not in the one that was counted."""
 
 
 class WeightsReference(Strict):

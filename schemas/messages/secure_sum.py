@@ -10,13 +10,17 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from schemas.messages.base import Digest, Strict
+from schemas.messages.base import Digest, Strict, UtcTime
+from schemas.messages.sum_plan import Masking
 
 SumKind = Literal["counts", "sum"]
 Position = Annotated[int, Field(ge=0, lt=128)]
 Binary = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]+$", max_length=200)]
 
 MOST_MEMBERS = 128
+
+CAPABILITY = "secure-sum-1"
+"""What an agent's profile names if it can take part in sums: others would send their updates."""
 
 
 class SumMember(Strict):
@@ -49,6 +53,7 @@ class SumTerms(Strict):
     round: Annotated[int, Field(ge=1)]
     session: Annotated[int, Field(ge=1)]
     kind: SumKind
+    masking: Masking = "pairwise"
     nonce: Binary
     members: Annotated[list[SumMember], Field(min_length=2, max_length=MOST_MEMBERS)]
     threshold: Annotated[int, Field(ge=2)]
@@ -140,3 +145,72 @@ class ConfirmAnswer(Strict):
 
     members: list[Position]
     answers: list[ConfirmStep]
+
+
+class ReadyRequest(Strict):
+    """A client has trained, and waits for the sum.
+
+    `base` is the digest of the weights that it was served, `values` that of their values without the head:
+    the same for all members.
+    """
+
+    base: Digest
+    """The digest of the weights that the client began the round with, as in its manifest."""
+    values: Digest
+    """The digest of the values of these weights, dense float32 in layout order, without the head."""
+
+
+class ReadyReceipt(Strict):
+    """The client is counted on for the sum of the round."""
+
+    round: int
+    """The number of the round."""
+    client: str
+    """The id of the client."""
+    received_at: UtcTime
+    """The time at which the client became ready."""
+
+
+SumStep = Literal["keys", "shares", "masked", "confirm", "unmask", "opening"]
+"""The phases of a session; `masking: none` has `masked` and `opening` only."""
+
+STEPS: tuple[SumStep, ...] = ("keys", "shares", "masked", "confirm", "unmask")
+"""Steps in order: a step's number in paths is its place here."""
+
+
+class SumOutcome(Strict):
+    """How the sum of a round ended: `counted` members were summed, or the round was abandoned."""
+
+    state: Literal["summed", "abandoned"]
+    """`summed`, or `abandoned` with the reason of the round."""
+    counted: list[str] | None
+    """The ids of the clients whose inputs were summed; null if the round was abandoned."""
+    reason: str | None
+    """Why the round was abandoned; null if it was not."""
+
+
+class SumStatus(Strict):
+    """Where the sum of a round stands.
+
+    `phase` grows with every phase of every session of the federation; the next request sends it as `seen`.
+    Before the first session, `session` and what describes it are null.
+    """
+
+    round: int
+    """The number of the round."""
+    phase: Annotated[int, Field(ge=0)]
+    """A counter of phases, to be sent back as `seen`."""
+    session: int | None
+    """The number of the current session, from 1."""
+    kind: SumKind | None
+    """What the session sums."""
+    step: SumStep | None
+    """The step that is due, `opening` while the coordinator computes the sum; null between sessions."""
+    deadline: UtcTime | None
+    """The end of the step."""
+    terms: SumTerms | None
+    """The terms of the session, signed by the coordinator."""
+    outcome: SumOutcome | None
+    """How the sum ended; null while it goes on."""
+    server_time: UtcTime
+    """The coordinator's time."""
