@@ -78,3 +78,21 @@ def test_the_anchors_are_those_that_the_program_writes() -> None:
 def _cells(name: str, folders: tuple[Path, Path]) -> list[Cell]:
     read = opened(name, folders)
     return list(cells_of(read, methods_of(read), [0]))
+
+
+TWINS = ("local", "local_both", "fedmosaic_pq", "fedmosaic")
+
+
+def test_plans_without_q_differ_from_those_with_it_in_nothing_else(folders: tuple[Path, Path]) -> None:
+    read = opened("real_same_base", folders)
+    names = [name + end for name in TWINS for end in ("", "_no_q")]
+    plans = {cell.method: cell.plan for cell in cells_of(read, methods_of(read, names), [0])}
+    for name in TWINS:
+        without = plans[f"{name}_no_q"]
+        assert not without.adapter.bias
+        assert without.model_copy(update={"name": "", "adapter": None}) == plans[name].model_copy(
+            update={"name": "", "adapter": None}
+        )
+        assert without.adapter.model_copy(update={"bias": True}) == plans[name].adapter
+    assert control_of(read, "fedmosaic_no_q", plans["fedmosaic_no_q"]) == "local_both_no_q"
+    assert control_of(read, "fedmosaic_pq_no_q", plans["fedmosaic_pq_no_q"]) == "local_no_q"
