@@ -7,6 +7,7 @@ the sums of their losses follow as segments of their own.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from hashlib import sha256
 from math import ceil, prod
 
 import numpy as np
@@ -17,6 +18,7 @@ from schemas.messages.federations import FederationPlan
 from schemas.messages.secure_sum import Segment
 from schemas.messages.sum_plan import SecureSumPlan
 from schemas.secure_sum.encoding import CLIP_UNIT
+from schemas.wire.digests import digest_from_hash
 
 WEIGHT, SCORES = "weight", "scores"
 SUMMED_SCORES = ("served", "trained")
@@ -53,6 +55,17 @@ def values_of_factor(state: Mapping[str, Values], layout: Layout, factor: str) -
     """Return the values of all tensors of one factor, (n,), in layout order."""
     parts = [np.ravel(state[tensor]) for tensor in layout if factor_of(tensor) == factor]
     return np.concatenate(parts) if parts else np.zeros(0, np.float32)
+
+
+def values_digest(state: Mapping[str, Values], layout: Layout) -> str:
+    """Return the digest of an adapter's values: dense little-endian float32 in layout order, without a head.
+
+    It is the same for all clients that were served the same values.
+    """
+    hasher = sha256()
+    for tensor in layout:
+        hasher.update(np.ascontiguousarray(state[tensor], "<f4").tobytes())
+    return digest_from_hash(hasher.hexdigest())
 
 
 def _clip(plan: FederationPlan, summed: SecureSumPlan) -> float:
