@@ -99,14 +99,16 @@ def _added(vectors: Iterable[bytes | memoryview], modulus: Modulus) -> Words:
     128 octets of 255 fit in 16 bits, so that eight bytes are added at once: the four octets of even places,
     and the four of odd ones.
     """
-    even = odd = np.zeros(0, np.uint64)
+    even = odd = scratch = np.zeros(0, np.uint64)
     length = 0
     for vector in vectors:
         words = _whole_words(vector)
         if not length:
-            length, even, odd = len(vector), np.zeros(len(words), np.uint64), np.zeros(len(words), np.uint64)
-        even += words & _EVEN
-        odd += (words >> _OCTET) & _EVEN
+            length = len(vector)
+            even, odd, scratch = (np.zeros(len(words), np.uint64) for _ in range(3))
+        even += np.bitwise_and(words, _EVEN, out=scratch)
+        np.right_shift(words, _OCTET, out=scratch)
+        odd += np.bitwise_and(scratch, _EVEN, out=scratch)
     octets = np.stack([even.view("<u2"), odd.view("<u2")], axis=1).reshape(-1)[:length]
     columns = octets.reshape(-1, modulus.bits // 8)
     total = np.zeros(len(columns), modulus.word)
