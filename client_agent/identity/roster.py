@@ -92,12 +92,11 @@ class Roster:
         Raises:
             RosterRefused: a link is missing, or has a member that the policy does not accept.
         """
-        target, stored = _Target(federation_id, version, link_hash), _read(self.folder / ROSTER)
-        if stored.version > version:
-            state = self._follow_links(_RosterState(), target, api)
-        else:
-            state = self._follow_links(stored, target, api)
-            self._store(state)
+        stored = _read(self.folder / ROSTER)
+        if version < stored.version:
+            raise RosterRefused(f"it went back from version {stored.version} to {version}")
+        state = self._follow_links(stored, _Target(federation_id, version, link_hash), api)
+        self._store(state)
         return {
             client: member.keys[-1]
             for client, member in state.members.items()
