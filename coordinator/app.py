@@ -39,6 +39,7 @@ from coordinator.observability.metrics import Metrics
 from coordinator.rounds import admin_routes, reader_routes
 from coordinator.rounds import routes as rounds
 from coordinator.rounds.long_poll import LongPolls
+from coordinator.secure_sum import ready_routes
 from coordinator.settings import Settings
 from coordinator.storage import server_key
 from coordinator.updates import routes as updates
@@ -61,6 +62,7 @@ ROUTERS = (
     aggregation.router,
     weights.router,
     updates.router,
+    ready_routes.router,
     health.router,
     enrolment.router,
     person_tokens.router,

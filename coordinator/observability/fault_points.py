@@ -24,6 +24,8 @@ Place = Literal[
     "update-decoded",
     "update-written",
     "update-committed",
+    "ready-written",
+    "ready-committed",
     "claim-written",
     "claim-committed",
     "block-staged",
