@@ -123,6 +123,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
         stack.callback(database.close)
         stack.enter_context(only_replica(database))
         await to_thread.run_sync(migrate.prepare, database)
+        app.state.server_key = server_key.load(database, settings.signing_key)
         long_polls = LongPolls(database, app.state.stopping)
         ticker = Ticker(
             database,
@@ -131,12 +132,12 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
             block_bytes=settings.block_bytes,
             keep_rounds=settings.keep_rounds,
             metrics=app.state.metrics,
+            key=app.state.server_key,
             moved=long_polls.notify,
         )
         app.state.database = database
         app.state.long_polls = long_polls
         app.state.streams = streams = Streams(database, app.state.stopping)
-        app.state.server_key = server_key.load(database, settings.signing_key)
         app.state.ticker = ticker
         ticker.start()
         stack.callback(ticker.stop)
