@@ -25,7 +25,9 @@ from coordinator.rounds import retention, transitions
 from coordinator.rounds import store as rounds
 from coordinator.rounds.lifecycle import next_state
 from coordinator.rounds.notifications import Change, PendingNotifications
+from coordinator.secure_sum import sessions
 from coordinator.storage import event_log, garbage_collection
+from coordinator.storage.server_key import ServerKey
 
 _COLLECT_EVERY_SECONDS = 600.0
 log = logger(__name__)
@@ -49,6 +51,7 @@ class Ticker:
         tick_seconds: float,
         block_bytes: int,
         keep_rounds: int | None = None,
+        key: ServerKey,
         metrics: Metrics,
         moved: Callable[[], None],
     ) -> None:
@@ -56,6 +59,7 @@ class Ticker:
         self._lease_seconds = lease_seconds
         self._block_bytes = block_bytes
         self._keep_rounds = keep_rounds
+        self._key = key
         self._metrics = metrics
         self._moved = moved
         self._pending = PendingNotifications()
@@ -104,7 +108,8 @@ class Ticker:
 
     def _advance(self) -> bool:
         moved = drive(self._database)
-        if moved:
+        summed = sessions.drive(self._database, self._key)
+        if moved or summed:
             self.wake()
             self._moved()
         return False

@@ -24,6 +24,8 @@ Place = Literal[
     "update-decoded",
     "update-written",
     "update-committed",
+    "sum-message-written",
+    "sum-message-committed",
     "claim-written",
     "claim-committed",
     "block-staged",

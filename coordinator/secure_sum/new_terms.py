@@ -1,4 +1,4 @@
-"""Write the terms of a session: members and their keys, what they were served, and the vector to be summed."""
+"""Write the terms of a session: members and their keys, what they were served, and the summed vector."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class ReadyClient:
 
 
 def ready_clients(session: Session, round_id: int, *, but: Collection[str]) -> list[ReadyClient]:
-    """Return the ready clients of a round that are enrolled, without those of `but`, the first ready first."""
+    """Return the enrolled ready clients of a round, without those of `but`, the first ready first."""
     return [
         ReadyClient(client_id, base_model, Profile.model_validate(profile))
         for client_id, base_model, profile in run(session, _READY, {"round": round_id})
