@@ -39,6 +39,7 @@ from coordinator.observability.metrics import Metrics
 from coordinator.rounds import admin_routes, reader_routes
 from coordinator.rounds import routes as rounds
 from coordinator.rounds.long_poll import LongPolls
+from coordinator.secure_sum import ready_routes
 from coordinator.secure_sum import routes as secure_sum
 from coordinator.settings import Settings
 from coordinator.storage import server_key
@@ -62,6 +63,7 @@ ROUTERS = (
     aggregation.router,
     weights.router,
     updates.router,
+    ready_routes.router,
     secure_sum.router,
     health.router,
     enrolment.router,

@@ -24,6 +24,8 @@ Place = Literal[
     "update-decoded",
     "update-written",
     "update-committed",
+    "ready-written",
+    "ready-committed",
     "sum-message-written",
     "sum-message-committed",
     "claim-written",

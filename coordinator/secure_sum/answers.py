@@ -12,20 +12,18 @@ from coordinator.auth.authentication import Member
 from coordinator.db.engine import database_time
 from coordinator.db.tables.federations import RoundRow
 from coordinator.db.tables.secure_sum import SumSessionRow
+from coordinator.errors import NoSecureSum
 from coordinator.federations.store import federation
 from coordinator.rounds import store as rounds
 from coordinator.secure_sum import intake, store
 from coordinator.secure_sum.accept import closed_messages
 from coordinator.secure_sum.addresses import Place, StepAddress, find_place, mismatch, require_in
 from coordinator.secure_sum.phases import patience
-from coordinator.secure_sum.refusals import PhaseMismatch
 from coordinator.secure_sum.session_terms import once, terms_of
 from schemas.messages.secure_sum import ConfirmStep, KeysStep, SharesStep, SumOutcome, SumStatus
 
 ANSWERED_STEPS = 4
 """The last step has no answer: the outcome follows."""
-
-_NOT_SUMMED = "the plan of this federation has no privacy.secure_sum; send updates"
 
 
 def answer(session: Session, member: Member, address: StepAddress) -> bytes | None:
@@ -65,12 +63,12 @@ def status(session: Session, member: Member, round_number: int, seen: int | None
 
     Raises:
         NotFound: there is no such round.
-        PhaseMismatch: the federation does not sum.
+        NoSecureSum: the federation sums nothing.
     """
     federation_row = federation(session, member.federation_id)
     row = rounds.get_round(session, member.federation_id, round_number)
     if federation_row.plan["privacy"].get("secure_sum") is None:
-        raise PhaseMismatch(_NOT_SUMMED, session=None, step=None)
+        raise NoSecureSum
     summed = store.newest(session, row.id)
     outcome = _outcome(row, summed)
     if federation_row.sum_phase == seen and outcome is None:

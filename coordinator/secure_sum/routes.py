@@ -25,6 +25,7 @@ from coordinator.errors import (
     Invalid,
     JsonMalformed,
     MediaTypeRefused,
+    NoSecureSum,
     NotFound,
     RateLimited,
     RequestTimeout,
@@ -123,7 +124,7 @@ AsSigningMember = Annotated[Member, Depends(_signing_member)]
 @router.get(
     "",
     response_model=SumStatus,
-    responses={**_NOT_YET, **answers(AuthMissing, Forbidden, NotFound, PhaseMismatch, RateLimited)},
+    responses={**_NOT_YET, **answers(AuthMissing, Forbidden, NotFound, NoSecureSum, RateLimited)},
 )
 async def sum_status(
     request: Request,
