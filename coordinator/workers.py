@@ -52,17 +52,17 @@ class Ticker:
         tick_seconds: float,
         block_bytes: int,
         keep_rounds: int | None = None,
-        metrics: Metrics,
         key: ServerKey,
+        metrics: Metrics,
         moved: Callable[[], None],
     ) -> None:
         self._database = database
         self._lease_seconds = lease_seconds
         self._block_bytes = block_bytes
         self._keep_rounds = keep_rounds
+        self._key = key
         self._metrics = metrics
         self._moved = moved
-        self._key = key
         self._sums = SumWorker(
             database,
             key,
@@ -119,7 +119,8 @@ class Ticker:
 
     def _advance(self) -> bool:
         moved = drive(self._database)
-        if sessions.drive(self._database, self._key) or moved:
+        summed = sessions.drive(self._database, self._key)
+        if moved or summed:
             self.wake()
             self._moved()
         return False

@@ -26,6 +26,8 @@ Place = Literal[
     "update-committed",
     "ready-written",
     "ready-committed",
+    "sum-message-written",
+    "sum-message-committed",
     "sum-claim-written",
     "sum-claim-committed",
     "sum-block-staged",

@@ -32,9 +32,9 @@ _LATEST = select(func.max(_Latest.number)).where(_Latest.federation_id == Federa
 _REVOKED = select(func.count()).where(
     ClientRow.federation_id == FederationRow.id, ClientRow.state == "revoked"
 )
-_PROGRESS = select(FederationRow.id, FederationRow.state, _LATEST, _REVOKED.scalar_subquery()).where(
-    FederationRow.id.in_(bindparam("federation_ids", expanding=True))
-)
+_PROGRESS = select(
+    FederationRow.id, FederationRow.state, _LATEST, _REVOKED.scalar_subquery(), FederationRow.sum_phase
+).where(FederationRow.id.in_(bindparam("federation_ids", expanding=True)))
 _STATUS = (
     select(
         FederationRow.state,
@@ -144,11 +144,13 @@ class FederationProgress:
         state: state of the federation.
         round_number: its latest round; 0 = none yet.
         revoked: number of revoked clients: a waiting client may be one of them.
+        sum_phase: number of phases of secure sums so far.
     """
 
     state: str
     round_number: int
     revoked: int
+    sum_phase: int
 
 
 def fetch_status(connection: Session | Connection, federation_id: str, client_id: str) -> ClientRoundStatus:
@@ -168,8 +170,8 @@ def fetch_progress(
 ) -> dict[str, FederationProgress]:
     rows = run(connection, _PROGRESS, {"federation_ids": list(federation_ids)})
     return {
-        federation_id: FederationProgress(state, round_number or 0, revoked)
-        for federation_id, state, round_number, revoked in rows
+        federation_id: FederationProgress(state, round_number or 0, revoked, sum_phase)
+        for federation_id, state, round_number, revoked, sum_phase in rows
     }
 
 

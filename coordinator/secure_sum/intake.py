@@ -60,14 +60,14 @@ def check_shares(keys: Collection[int], position: int, step: SharesStep) -> None
         _require_bytes(sealed, _SEALED_BYTES, position, f"a ciphertext has {_SEALED_BYTES} bytes")
 
 
-def check_masked(terms: SumTerms, position: int, octets: bytes) -> None:
+def check_masked(terms: SumTerms, position: int, size: int) -> None:
     """Check step 2: exactly as many bytes as the packed vector has.
 
     Raises:
         MessageRefused: another length.
     """
     expected = Modulus(terms.modulus).packed_bytes(terms.values)
-    _require(len(octets) == expected, position, f"a masked vector has {expected} bytes")
+    _require(size == expected, position, f"a masked vector has {expected} bytes")
 
 
 def check_confirmation(

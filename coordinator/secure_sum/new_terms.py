@@ -1,4 +1,4 @@
-"""Write the terms of a session: members and their keys, what they were served, and the vector to be summed."""
+"""Write the terms of a session: members and their keys, what they were served, and the summed vector."""
 
 from __future__ import annotations
 
@@ -12,14 +12,13 @@ from sqlalchemy.orm import Session
 from coordinator.db.engine import run
 from coordinator.db.tables.federations import ClientRow, FederationRow, ParticipationRow, RoundRow
 from coordinator.db.tables.identity import RosterRow
-from coordinator.db.tables.secure_sum import JointModelRow
 from coordinator.enrolment import roster
 from coordinator.federations.store import plan_of
 from coordinator.rounds import base_weights
+from coordinator.secure_sum.joint_digest import joint_digest
 from coordinator.storage.server_key import ServerKey
 from coordinator.strategies.opening import open_plan
 from schemas.identity.keys import encode
-from schemas.maths.adapter import Layout, size
 from schemas.messages.enrolment import Profile
 from schemas.messages.federations import FederationPlan
 from schemas.messages.secure_sum import MOST_MEMBERS, SumTerms
@@ -29,7 +28,6 @@ from schemas.secure_sum.segments import segments_of
 from schemas.secure_sum.terms import signed_terms_by, threshold_for
 
 _NONCE_BYTES = 16
-_FLOAT32_BYTES = 4
 _READY = (
     select(ClientRow.id, ClientRow.base_model, ClientRow.profile)
     .join(ParticipationRow, ParticipationRow.client_id == ClientRow.id)
@@ -45,15 +43,6 @@ _KEYS = (
     .where(RosterRow.federation_id == bindparam("federation_id"), RosterRow.version <= bindparam("version"))
     .order_by(RosterRow.version)
 )
-_JOINT = (
-    select(JointModelRow.digest)
-    .where(
-        JointModelRow.federation_id == bindparam("federation_id"),
-        JointModelRow.round_number < bindparam("number"),
-    )
-    .order_by(JointModelRow.round_number.desc())
-    .limit(1)
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +55,7 @@ class ReadyClient:
 
 
 def ready_clients(session: Session, round_id: int, *, but: Collection[str]) -> list[ReadyClient]:
-    """Return the ready clients of a round that are enrolled, without those of `but`, the first ready first."""
+    """Return the enrolled ready clients of a round, without those of `but`, the first ready first."""
     return [
         ReadyClient(client_id, base_model, Profile.model_validate(profile))
         for client_id, base_model, profile in run(session, _READY, {"round": round_id})
@@ -122,21 +111,13 @@ def new_terms(
         "minimum": summed.minimum,
         "roster_version": link.version,
         "roster_hash": link.hash,
-        "weights": weights_digest(session, federation.id, row.number, layout),
+        "weights": joint_digest(session, federation.id, row.number),
         "segments": [segment.model_dump() for segment in segments_of(plan, layout)],
         "bits": summed.bits,
         "modulus": modulus_for(len(names), summed.bits).bits,
         "phase_seconds": summed.phase_seconds,
     }
     return signed_terms_by(fields, key.sign)
-
-
-def weights_digest(session: Session, federation_id: str, round_number: int, layout: Layout) -> str:
-    """Return the digest of the values that all clients are served in a round: zeros before a publication."""
-    stored = run(session, _JOINT, {"federation_id": federation_id, "number": round_number}).scalar()
-    if stored is not None:
-        return str(stored)
-    return base_weights.Zeros(b"", _FLOAT32_BYTES * size(layout)).digest
 
 
 def _keys(session: Session, federation_id: str, version: int) -> dict[str, str]:

@@ -133,10 +133,8 @@ def _read(session: Session, claim: SumClaim) -> _Material:
     summed = session.get(SumSessionRow, claim.session_id)
     if summed is None or summed.state != store.OPENING:
         raise LostRace
-    parameters = {"session": claim.session_id}
-    masked = {
-        position: payload_id for position, payload_id in run(session, _MASKED, parameters) if payload_id
-    }
+    vectors = run(session, _MASKED, {"session": claim.session_id})
+    masked = {position: payload_id for position, payload_id in vectors if payload_id is not None}
     keys, shares, unmask = (store.bodies(session, summed.id, step) for step in ("keys", "shares", "unmask"))
     return _Material(
         terms=SumTerms.model_validate(summed.terms),
@@ -157,11 +155,8 @@ def _opened(material: _Material) -> OpenedKeys:
     masked = frozenset(material.masked)
     opened = opened_keys(terms, material.keys, material.commitments, masked, material.shares)
     if opened.blamed:
-        log.warning(
-            "wrong-shares",
-            session=terms.session,
-            clients=[terms.members[n].client for n in sorted(opened.blamed)],
-        )
+        clients = [terms.members[position].client for position in sorted(opened.blamed)]
+        log.warning("wrong-shares", session=terms.session, clients=clients)
     return opened
 
 

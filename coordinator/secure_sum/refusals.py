@@ -1,4 +1,4 @@
-"""The errors of the secure sum: a message that came at the wrong time, and one per step that is not acceptable."""
+"""The errors of the secure sum: a message at the wrong time, and one of each step that is not acceptable."""
 
 from __future__ import annotations
 
@@ -7,10 +7,14 @@ from coordinator.secure_sum.phases import Phase
 
 
 class PhaseMismatch(Refused):
+    """The session or step of a request is not the one that goes on."""
+
     status, slug, title = 409, "phase-mismatch", "Another step is due, or none; see `session` and `step`"
 
 
 class ShareList(Refused):
+    """A message of step 1 is not acceptable."""
+
     status, slug, title = (
         422,
         "share-list",
@@ -19,6 +23,8 @@ class ShareList(Refused):
 
 
 class MaskedVector(Refused):
+    """A message of step 2 is not acceptable."""
+
     status, slug, title = (
         422,
         "masked-vector",
@@ -27,6 +33,8 @@ class MaskedVector(Refused):
 
 
 class StatementInvalid(Refused):
+    """A message of step 3 is not acceptable."""
+
     status, slug, title = (
         422,
         "statement-invalid",
@@ -35,6 +43,8 @@ class StatementInvalid(Refused):
 
 
 class ShareInvalid(Refused):
+    """A message of step 4 is not acceptable."""
+
     status, slug, title = (
         422,
         "share-invalid",

@@ -5,9 +5,8 @@ Each function needs the caller's write transaction with the federation's row loc
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import datetime
-from functools import partial
 
 from sqlalchemy.orm import Session
 
@@ -18,7 +17,6 @@ from coordinator.db.tables.secure_sum import SumSessionRow
 from coordinator.errors import StrategyUnavailable
 from coordinator.federations.store import federation as load_federation
 from coordinator.federations.store import plan_of
-from coordinator.observability.fault_points import may_crash
 from coordinator.observability.logs import logger
 from coordinator.rounds import store as rounds
 from coordinator.rounds import transitions

@@ -29,9 +29,7 @@ LIVE: tuple[SumStep, ...] = (*PHASES, OPENING)
 """States in which a session goes on."""
 
 _OF_ROUND = select(SumSessionRow).where(SumSessionRow.round_id == bindparam("round"))
-_NEWEST = (
-    _OF_ROUND.order_by(SumSessionRow.number.desc()).limit(1).execution_options(populate_existing=True)
-)
+_NEWEST = _OF_ROUND.order_by(SumSessionRow.number.desc()).limit(1).execution_options(populate_existing=True)
 _POSITION = select(SumMemberRow.position).where(
     SumMemberRow.session_id == bindparam("session"), SumMemberRow.client_id == bindparam("client")
 )
@@ -55,9 +53,7 @@ _MESSAGE = select(SumMessageRow.digest, SumMessageRow.received_at).where(
     _OF_STEP, SumMessageRow.position == bindparam("position")
 )
 _ANSWERED = select(SumMessageRow.position).where(_OF_STEP).order_by(SumMessageRow.position)
-_BODIES = (
-    select(SumMessageRow.position, SumMessageRow.body).where(_OF_STEP).order_by(SumMessageRow.position)
-)
+_BODIES = select(SumMessageRow.position, SumMessageRow.body).where(_OF_STEP).order_by(SumMessageRow.position)
 _INSERT_MESSAGE = insert(SumMessageRow)
 _INSERT_MEMBER = insert(SumMemberRow)
 _SPEND = (
@@ -216,7 +212,12 @@ def open_session(
 
 
 def close_phase(
-    session: Session, federation_id: str, row: SumSessionRow, to: SumStep, members: Sequence[int], now: datetime
+    session: Session,
+    federation_id: str,
+    row: SumSessionRow,
+    to: SumStep,
+    members: Sequence[int],
+    now: datetime,
 ) -> None:
     """Close the open phase with the members who answered it, and open the next one.
 

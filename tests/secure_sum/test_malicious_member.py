@@ -71,7 +71,7 @@ def test_a_masked_vector_has_exactly_its_bytes(change: int) -> None:
     session = _until(3)
     octets = session.masked[0]
     with pytest.raises(MessageRefused, match="a masked vector has"):
-        intake.check_masked(session.terms, 0, octets[:change] if change < 0 else octets + bytes(change))
+        intake.check_masked(session.terms, 0, len(octets) + change)
 
 
 def test_confirmations_of_other_sets_or_by_others_are_rejected() -> None:
