@@ -120,6 +120,18 @@ class UploadConflict(Refused):
     status, slug, title = 409, "upload-conflict", "Different content was accepted before and is not replaced"
 
 
+class SecureSumRequired(Refused):
+    status, slug, title = 409, "secure-sum-required", "Updates are summed; send no update, but `ready`"
+
+
+class NoSecureSum(Refused):
+    status, slug, title = 409, "no-secure-sum", "The plan of this federation sums nothing; send an update"
+
+
+class OrganisationTaken(Refused):
+    status, slug, title = 409, "organisation-taken", "Another client of your organisation is in the sum"
+
+
 class AnchorsMissing(Refused):
     status, slug, title = 409, "anchors-missing", "The anchor texts of the plan are missing; store them first"
 
