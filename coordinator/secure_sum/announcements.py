@@ -26,8 +26,8 @@ def opened(
     reason = (
         f"{_name(row, summed)}: {members} members, threshold {terms.threshold}, terms {summed.terms_hash}"
     )
-    audit_log.append(session, "sum-opened", actor=ACTOR, subject=federation_id, reason=reason)
-    log.info("sum-opened", federation=federation_id, **_numbers(row, summed), members=members)
+    audit_log.append(session, "sum-session-opened", actor=ACTOR, subject=federation_id, reason=reason)
+    log.info("sum-session-opened", federation=federation_id, **_numbers(row, summed), members=members)
 
 
 def aborted(session: Session, federation_id: str, row: RoundRow, summed: SumSessionRow) -> None:
@@ -35,8 +35,10 @@ def aborted(session: Session, federation_id: str, row: RoundRow, summed: SumSess
     members = len(summed.terms["members"])
     _event(session, federation_id, row, summed, members)
     reason = f"{_name(row, summed)}: {summed.reason}"
-    audit_log.append(session, "sum-aborted", actor=ACTOR, subject=federation_id, reason=reason)
-    log.warning("sum-aborted", federation=federation_id, **_numbers(row, summed), reason=summed.reason)
+    audit_log.append(session, "sum-session-aborted", actor=ACTOR, subject=federation_id, reason=reason)
+    log.warning(
+        "sum-session-aborted", federation=federation_id, **_numbers(row, summed), reason=summed.reason
+    )
 
 
 def done(session: Session, federation_id: str, row: RoundRow, summed: SumSessionRow) -> None:
@@ -45,8 +47,8 @@ def done(session: Session, federation_id: str, row: RoundRow, summed: SumSession
     _event(session, federation_id, row, summed, counted)
     members = len(summed.terms["members"])
     reason = f"{_name(row, summed)}: {counted} of {members} members, terms {summed.terms_hash}"
-    audit_log.append(session, "sum-done", actor=ACTOR, subject=federation_id, reason=reason)
-    log.info("sum-done", federation=federation_id, **_numbers(row, summed), counted=counted)
+    audit_log.append(session, "sum-session-done", actor=ACTOR, subject=federation_id, reason=reason)
+    log.info("sum-session-done", federation=federation_id, **_numbers(row, summed), counted=counted)
 
 
 def _event(session: Session, federation_id: str, row: RoundRow, summed: SumSessionRow, members: int) -> None:

@@ -18,6 +18,7 @@ from schemas.messages.federations import (
 )
 from schemas.messages.recipes import WirePlan
 from schemas.messages.scores import Scores, ScoreSummary
+from schemas.messages.secure_sum import SumView
 
 RoundState = Literal["open", "collecting", "summing", "closing", "aggregating", "published", "abandoned"]
 ParticipationState = Literal["joined", "ready", "arrived", "late", "dropped", "rejected", "revoked"]
@@ -222,6 +223,8 @@ class RoundView(RoundSummary):
     """The participations of the round; for a client, its own."""
     claims: list[str]
     """Privacy claims that follow from the plan and from counts."""
+    secure_sum: SumView | None = None
+    """The sessions of the round's sum; null if the plan has no secure sum."""
 
 
 class RoundPage(Strict):

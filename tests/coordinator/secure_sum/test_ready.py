@@ -96,15 +96,16 @@ def test_only_who_has_joined_an_open_round_is_ready(coordinator: Served) -> None
 
 
 def test_who_comes_after_the_deadline_is_late(coordinator: Served) -> None:
-    wanted = summed() | {"rounds": PLAN["rounds"] | {"quorum": 1, "collect_seconds": 1}}
-    federation_id, silos = running(coordinator, 2, **wanted)
+    wanted = summed() | {"rounds": PLAN["rounds"] | {"min_clients": 3, "quorum": 2, "collect_seconds": 1}}
+    federation_id, silos = running(coordinator, 3, **wanted)
     bases = [join(silo) for silo in silos]
-    assert put_ready(silos[0], bases[0]).status_code == 201
+    for silo, base in zip(silos[:2], bases, strict=False):
+        assert put_ready(silo, base).status_code == 201
     until(lambda: shown(coordinator, federation_id)["state"] == "summing")
     for _ in range(2):
-        late = put_ready(silos[1], bases[1])
+        late = put_ready(silos[2], bases[2])
         assert (late.status_code, slug(late)) == (409, "round-closed")
-    assert states(shown(coordinator, federation_id)) == ["late", "ready"]
+    assert states(shown(coordinator, federation_id)) == ["late", "ready", "ready"]
 
 
 def test_a_revoked_client_is_not_ready_any_more(coordinator: Served) -> None:
