@@ -80,7 +80,8 @@ def check_capability(plan: FederationPlan, profile: Profile) -> None:
     """
     if plan.privacy.secure_sum is not None and CAPABILITY not in profile.capabilities:
         raise CapabilityMissing(
-            "this federation sums updates (privacy.secure_sum), which this agent cannot; install a newer agent",
+            "this federation sums updates (privacy.secure_sum), which this agent cannot; install a newer "
+            "agent",
             needed=CAPABILITY,
         )
 

@@ -37,22 +37,17 @@ Refusal = tuple[str, str]
 
 
 def _clients(plan: FederationPlan, summed: SecureSumPlan) -> Refusal | None:
-    rounds = plan.rounds
+    rounds, least = plan.rounds, summed.minimum
+    too_few = f"a sum needs privacy.secure_sum.minimum = {least} members; use {least} or more"
     if plan.privacy.allow_bearer_clients:
         return (
             "privacy.allow_bearer_clients",
             "members of a secure sum sign with keys, which bearer clients do not have; set it to false",
         )
-    if rounds.min_clients < summed.minimum:
-        return (
-            "rounds.min_clients",
-            f"a sum needs privacy.secure_sum.minimum = {summed.minimum} members; use {summed.minimum} or more",
-        )
-    if rounds.needed_updates < summed.minimum:
-        return (
-            "rounds.quorum",
-            f"a sum needs privacy.secure_sum.minimum = {summed.minimum} members; use {summed.minimum} or more",
-        )
+    if rounds.min_clients < least:
+        return "rounds.min_clients", too_few
+    if rounds.needed_updates < least:
+        return "rounds.quorum", too_few
     if rounds.min_clients > MOST_MEMBERS:
         return "rounds.min_clients", f"a sum has at most {MOST_MEMBERS} members; use fewer"
     return None

@@ -39,8 +39,14 @@ def mean_of_all(cohort: Cohort, *, by_examples: bool = True, present_only: bool 
 
 
 def summed_mean(joint: Joint, total: Total) -> Iterator[Revised]:
-    """Add the mean of what members learnt, sum w_i x_i / sum w_i, to each segment of the joint model."""
+    """Add the mean of what members learnt, sum w_i x_i / sum w_i, to each segment of the joint model.
+
+    Raises:
+        ValueError: the weights sum to nothing, which honest members' do not.
+    """
     weight = total.number(WEIGHT)
+    if weight <= 0:
+        raise ValueError(f"the members' weights sum to {weight:.3g}: a member spoilt the sum")
     for segment in joint.segments:
         yield Revised(segment, partial(_moved, joint, total, weight, segment))
 

@@ -43,7 +43,8 @@ class Strategy(base.Strategy):
     """One mean, by examples, of the updates of this round."""
 
     traits: ClassVar[Traits] = Traits(
-        extra_tensors=True, per_client="lets each client choose the values that it sends by their importance to it"
+        extra_tensors=True,
+        per_client="lets each client choose the values that it sends by their importance to it",
     )
 
     options: Options
