@@ -14,7 +14,8 @@ from sqlalchemy.exc import InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolExhausted
 
 from coordinator.aggregation import job
-from coordinator.aggregation.job import Claim, Lease
+from coordinator.aggregation.claim import Claim
+from coordinator.aggregation.job import Lease
 from coordinator.auth import failure_limit, nonces
 from coordinator.db.engine import Database, database_time
 from coordinator.db.federation_lock import lock_federation
