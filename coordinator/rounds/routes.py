@@ -37,7 +37,7 @@ from coordinator.http.params import FederationId, RoundNumber, UncheckedFederati
 from coordinator.http.problems import answers
 from coordinator.rounds import base_weights, manifests, queries, store, transitions
 from coordinator.rounds import scores as scores_of_rounds
-from coordinator.rounds.lifecycle import ClientAction, client_action, retry_after
+from coordinator.rounds.lifecycle import DELIVERED, ClientAction, client_action, retry_after
 from coordinator.rounds.long_poll import MAX_WAIT_SECONDS, WaitOutcome, long_polls_of, seconds_of
 from coordinator.rounds.notifications import Change, Notify
 from coordinator.rounds.queries import FederationProgress
@@ -192,7 +192,7 @@ def _fetch_again(request: Request, member: Member) -> RoundBrief | FinishedBrief
 
 
 def _action(status: queries.ClientRoundStatus) -> ClientAction:
-    federation, delivered = transitions.parse_state(status.federation), status.participation == "arrived"
+    federation, delivered = transitions.parse_state(status.federation), status.participation in DELIVERED
     current = store.parse_state(status.state) if status.state is not None else None
     return client_action(federation, current, delivered=delivered)
 
