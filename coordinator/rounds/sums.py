@@ -52,11 +52,10 @@ def abort_sessions(session: Session, row: RoundRow, reason: str, now: datetime) 
 
 def settle_participations(session: Session, round_id: int, counted: Collection[str]) -> None:
     """Record whose inputs are in the sum: they have arrived, and all other ready clients were dropped."""
-    is_ready = (ParticipationRow.round_id == round_id) & (ParticipationRow.state == "ready")
-    for condition, state in ((ParticipationRow.client_id.in_(counted), "arrived"), (True, "dropped")):
-        session.execute(
-            update(ParticipationRow)
-            .where(is_ready, condition)
-            .values(state=state)
-            .execution_options(synchronize_session=False)
-        )
+    ready = (
+        update(ParticipationRow)
+        .where(ParticipationRow.round_id == round_id, ParticipationRow.state == "ready")
+        .execution_options(synchronize_session=False)
+    )
+    session.execute(ready.where(ParticipationRow.client_id.in_(counted)).values(state="arrived"))
+    session.execute(ready.values(state="dropped"))

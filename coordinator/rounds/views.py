@@ -18,6 +18,7 @@ from coordinator.federations.store import federation, plan_of
 from coordinator.rounds import queries
 from coordinator.rounds.lifecycle import DELIVERED, Participation, shown_state
 from coordinator.rounds.store import state_of
+from coordinator.rounds.sum_views import sum_view
 from coordinator.strategies.base import WeightReduction
 from schemas.messages.enrolment import Traffic
 from schemas.messages.rounds import (
@@ -86,10 +87,11 @@ def view_of(session: Session, row: RoundRow, shown: RoundSummary, *, only: str |
     plan = plan_of(federation(session, row.federation_id))
     if plan.privacy.secure_sum is None:
         last = queries.last_updates(session, row.federation_id, row.number)
-        counted = queries.count_updates(session, row.id)
+        counted, summed = queries.count_updates(session, row.id), None
     else:
         last = queries.last_summed(session, row.federation_id, row.number)
         counted = queries.count_summed(session, row.id)
+        summed = sum_view(session, row, database_time(session))
     clients = [
         ParticipationView(
             client_id=client.client_id,
@@ -111,6 +113,7 @@ def view_of(session: Session, row: RoundRow, shown: RoundSummary, *, only: str |
         **{name: getattr(shown, name) for name in RoundSummary.model_fields},
         clients=clients,
         claims=claims.of_stored_plan(plan, counted),
+        secure_sum=summed,
     )
 
 

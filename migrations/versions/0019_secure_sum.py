@@ -124,8 +124,8 @@ def downgrade() -> None:
             f"{summing} federations sum their updates, and an earlier version would receive them in clear:"
             " go on with this version, or restore the backup from before the upgrade"
         )
-    for table in ("joint_models", "sum_messages", "sum_members", "sum_sessions"):
-        op.drop_table(table)
+    for name in ("joint_models", "sum_messages", "sum_members", "sum_sessions"):
+        op.drop_table(name)
     with op.batch_alter_table("participations") as table:
         table.drop_column("ready_at")
     with op.batch_alter_table("rounds") as table:

@@ -29,6 +29,7 @@ from schemas.messages.secure_sum import (
 from schemas.secure_sum.encoding import Modulus, most
 from schemas.secure_sum.segments import values_digest
 from schemas.wire.digests import digest_of, to_field
+from tests.conftest import ask
 from tests.served import SIGNING_KEY, Served, Silo
 from tests.taking_part import plan, running, url, values
 
@@ -188,10 +189,23 @@ class Scene:
 
         return _until(found, seconds)
 
+    def rows(self, query: str) -> list[tuple[Any, ...]]:
+        """Read rows of the federation's sessions: `rows("SELECT ... FROM sum_sessions WHERE {ours}")`."""
+        ours = f"round_id IN (SELECT id FROM rounds WHERE federation_id = '{self.federation_id}')"
+        return ask(self.served.database_url, query.format(ours=ours))
+
+    def total(self) -> NDArray[np.int64]:
+        """Wait for the total of the round, and read it past the service."""
+        self.wait_for(lambda view: view["secure_sum"]["counted"] is not None)
+        query = "SELECT total_payload_id FROM sum_sessions WHERE state = 'done' AND {ours}"
+        ((payload_id,),) = self.rows(query)
+        chunks = self.rows(f"SELECT data FROM payload_chunks WHERE payload_id = {payload_id} ORDER BY begin")
+        return np.frombuffer(b"".join(bytes(data) for (data,) in chunks), "<i4").astype(np.int64)
+
     def expected(self, positions: Iterable[int] | None = None) -> NDArray[np.int64]:
         """Return the exact sum of the inputs of clients at some positions, or of all."""
-        wanted = range(len(self.clients)) if positions is None else set(positions)
-        inputs = [client.input for client in self.clients if client.position in wanted]
+        wanted = None if positions is None else set(positions)
+        inputs = [client.input for client in self.clients if wanted is None or client.position in wanted]
         total: NDArray[np.int64] = np.sum([x.astype(np.int64) for x in inputs if x is not None], axis=0)
         return total
 
