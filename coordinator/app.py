@@ -39,6 +39,8 @@ from coordinator.observability.metrics import Metrics
 from coordinator.rounds import admin_routes, reader_routes
 from coordinator.rounds import routes as rounds
 from coordinator.rounds.long_poll import LongPolls
+from coordinator.secure_sum import ready_routes
+from coordinator.secure_sum import routes as secure_sum
 from coordinator.settings import Settings
 from coordinator.storage import server_key
 from coordinator.updates import routes as updates
@@ -61,6 +63,8 @@ ROUTERS = (
     aggregation.router,
     weights.router,
     updates.router,
+    ready_routes.router,
+    secure_sum.router,
     health.router,
     enrolment.router,
     person_tokens.router,
@@ -96,6 +100,7 @@ def create_app(settings: Settings) -> FastAPI:
     app.state.metrics = Metrics()
     app.state.stopping = threading.Event()
     app.state.poll_rate = PollRate(settings.polls_per_second)
+    app.state.sum_poll_rate = PollRate(settings.polls_per_second, burst=secure_sum.SUM_POLLS_AT_ONCE)
     app.state.reads = ReadNonces()
     app.state.locks = KeyedLock()
     app.state.group_commit = GroupCommit(max_leaders=COMMITTERS, max_batch=UPDATES_PER_COMMIT)
@@ -122,19 +127,20 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
         stack.enter_context(only_replica(database))
         await to_thread.run_sync(migrate.prepare, database)
         long_polls = LongPolls(database, app.state.stopping)
+        app.state.server_key = key = server_key.load(database, settings.signing_key)
         ticker = Ticker(
             database,
             lease_seconds=settings.lease_seconds,
             tick_seconds=settings.tick_seconds,
             block_bytes=settings.block_bytes,
             keep_rounds=settings.keep_rounds,
+            key=key,
             metrics=app.state.metrics,
             moved=long_polls.notify,
         )
         app.state.database = database
         app.state.long_polls = long_polls
         app.state.streams = streams = Streams(database, app.state.stopping)
-        app.state.server_key = server_key.load(database, settings.signing_key)
         app.state.ticker = ticker
         ticker.start()
         stack.callback(ticker.stop)

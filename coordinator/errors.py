@@ -120,6 +120,18 @@ class UploadConflict(Refused):
     status, slug, title = 409, "upload-conflict", "Different content was accepted before and is not replaced"
 
 
+class SecureSumRequired(Refused):
+    status, slug, title = 409, "secure-sum-required", "Updates are summed; send no update, but `ready`"
+
+
+class NoSecureSum(Refused):
+    status, slug, title = 409, "no-secure-sum", "The plan of this federation sums nothing; send an update"
+
+
+class OrganisationTaken(Refused):
+    status, slug, title = 409, "organisation-taken", "Another client of your organisation is in the sum"
+
+
 class AnchorsMissing(Refused):
     status, slug, title = 409, "anchors-missing", "The anchor texts of the plan are missing; store them first"
 
@@ -201,6 +213,10 @@ class Invalid(Refused):
     status, slug, title = 422, "validation", "A field is missing or wrong; see `errors`"
 
 
+class LayoutMismatch(Refused):
+    status, slug, title = 422, "layout-mismatch", "This adapter cannot be summed with those of other members"
+
+
 class WeakPublicKey(Refused):
     status, slug, title = 422, "weak-public-key", "The public key is not acceptable, or its proof is wrong"
 
@@ -219,6 +235,11 @@ class SignatureRefused(Refused):
 
 class ProtocolVersionUnsupported(Refused):
     status, slug, title = 426, "protocol-version", "Unsupported protocol version; use one of `supported`"
+    headers: ClassVar[dict[str, str]] = {"Upgrade": "tessera/1"}
+
+
+class CapabilityMissing(Refused):
+    status, slug, title = 426, "capability-missing", "The agent lacks a capability; install a newer version"
     headers: ClassVar[dict[str, str]] = {"Upgrade": "tessera/1"}
 
 

@@ -1,6 +1,6 @@
-"""Background workers: advance due rounds, aggregate, clean up, publish events.
+"""Background workers: advance due rounds, open sums, aggregate, clean up, publish events.
 
-The first three query the database when woken and at every tick, so that they also find the work of other
+All but the last query the database when woken and at every tick, so that they also find the work of other
 replicas and of processes that died.
 """
 
@@ -14,7 +14,8 @@ from sqlalchemy.exc import InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolExhausted
 
 from coordinator.aggregation import job
-from coordinator.aggregation.job import Claim, Lease
+from coordinator.aggregation.claim import Claim
+from coordinator.aggregation.job import Lease
 from coordinator.auth import failure_limit, nonces
 from coordinator.db.engine import Database, database_time
 from coordinator.db.federation_lock import lock_federation
@@ -25,7 +26,10 @@ from coordinator.rounds import retention, transitions
 from coordinator.rounds import store as rounds
 from coordinator.rounds.lifecycle import next_state
 from coordinator.rounds.notifications import Change, PendingNotifications
+from coordinator.secure_sum import leases, sessions
+from coordinator.secure_sum.worker import SumWorker
 from coordinator.storage import event_log, garbage_collection
+from coordinator.storage.server_key import ServerKey
 
 _COLLECT_EVERY_SECONDS = 600.0
 log = logger(__name__)
@@ -49,6 +53,7 @@ class Ticker:
         tick_seconds: float,
         block_bytes: int,
         keep_rounds: int | None = None,
+        key: ServerKey,
         metrics: Metrics,
         moved: Callable[[], None],
     ) -> None:
@@ -56,8 +61,17 @@ class Ticker:
         self._lease_seconds = lease_seconds
         self._block_bytes = block_bytes
         self._keep_rounds = keep_rounds
+        self._key = key
         self._metrics = metrics
         self._moved = moved
+        self._sums = SumWorker(
+            database,
+            key,
+            lease_seconds=lease_seconds,
+            block_bytes=block_bytes,
+            check=self._check,
+            stopped=Stopped,
+        )
         self._pending = PendingNotifications()
         self._stopping = threading.Event()
         self._next_collection = time.monotonic() + _COLLECT_EVERY_SECONDS
@@ -65,6 +79,7 @@ class Ticker:
         self._publisher = _Loop("events", self._publish, self._pending.seconds_until_due, self._stopping)
         self._loops = [
             _Loop("rounds", self._advance, self._tick, self._stopping),
+            _Loop("sums", self._sum, self._tick, self._stopping),
             _Loop("aggregation", self._aggregate, self._tick, self._stopping),
             _Loop("cleanup", self._clean_up, self._tick, self._stopping),
             self._publisher,
@@ -75,6 +90,7 @@ class Ticker:
         if self._database.is_sqlite:  # no other process serves this file, so all leases are stale
             with self._database.write() as session:
                 rounds.expire_leases(session)
+                leases.expire_leases(session)
         for loop in self._loops:
             loop.start()
 
@@ -104,7 +120,8 @@ class Ticker:
 
     def _advance(self) -> bool:
         moved = drive(self._database)
-        if moved:
+        summed = sessions.drive(self._database, self._key)
+        if moved or summed:
             self.wake()
             self._moved()
         return False
@@ -133,6 +150,18 @@ class Ticker:
         self._next_collection = time.monotonic()
         return True
 
+    def _sum(self) -> bool:
+        """Open one sum; return whether there may be another."""
+        opened = self._sums.open_next()
+        if opened:
+            self.wake()  # the round is aggregated, or another session follows
+            self._moved()
+        return opened
+
+    def _check(self) -> None:
+        if self._stopping.is_set():
+            raise Stopped
+
     def _aggregate(self) -> bool:
         """Aggregate one round; return whether there may be another."""
         claim = job.claim_due(self._database, self._lease_seconds)
@@ -146,8 +175,7 @@ class Ticker:
         lease = Lease(self._database, claim, self._lease_seconds)
 
         def between() -> None:
-            if self._stopping.is_set():
-                raise Stopped
+            self._check()
             lease.extend()
 
         began = time.monotonic()

@@ -9,11 +9,11 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from datetime import timedelta
 
-from coordinator.aggregation import base_delta_store, store
+from coordinator.aggregation import base_delta_store, store, summed
 from coordinator.aggregation.base_delta import RoundOutput, write_base_deltas
+from coordinator.aggregation.claim import Claim
 from coordinator.aggregation.factor_combining import write_weights
 from coordinator.aggregation.output_writer import Receiver, Written, discard
 from coordinator.aggregation.weighting import SettledWeights, settle_weights
@@ -28,19 +28,7 @@ from coordinator.storage import payloads
 from coordinator.strategies.base import Cohort
 from coordinator.strategies.opening import open_plan
 from coordinator.weights.store import assign
-from schemas.messages.federations import FederationPlan
 from schemas.wire.envelope import head
-
-
-@dataclass(frozen=True, slots=True)
-class Claim:
-    """A round that this worker aggregates until its lease runs out."""
-
-    federation_id: str
-    number: int
-    round_id: int
-    token: rounds.LeaseToken
-    plan: FederationPlan
 
 
 class Lease:
@@ -98,15 +86,18 @@ def claim_due(database: Database, lease_seconds: float) -> Claim | None:
 
 
 def aggregate(database: Database, claim: Claim, *, block_bytes: int, between: Callable[[], None]) -> int:
-    """Weigh the round's clients, compute their weights and publish them.
+    """Weigh the round's clients, compute their weights and publish them; or add their sum to the joint model.
 
     Returns:
-        the number of clients whose only source is themselves.
+        the number of clients whose only source is themselves; 0 for a sum.
 
     Raises:
         LostRace: another worker has the round, or it has ended; nothing was published.
     """
     opened = open_plan(claim.plan)
+    if opened.plan.privacy.secure_sum is not None:
+        summed.publish_sum(database, claim, opened, block_bytes=block_bytes, between=between)
+        return 0
     with database.read() as session:
         clients = store.established(session, claim.federation_id, opened, claim.number)
     cohort = Cohort([client.facts for client in clients], opened.plan.rounds.staleness_decay)

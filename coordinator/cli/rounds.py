@@ -156,11 +156,12 @@ def _current_rounds(coordinator: Coordinator, federation: str, interval: float) 
 
 def _round(details: dict[str, Any]) -> RenderableType:
     counts = details["counts"]
+    dropped = f", {counts['dropped']} dropped" if counts.get("dropped") else ""
     title = (
         f"round {details['round']}: {_state(details)}, opened {ago(details['opened_at'])}, "
         f"deadline {until(details['deadline'])}\n"
         f"{counts['joined']} joined, {counts['arrived']} arrived, {counts['late']} late, "
-        f"{counts['rejected']} rejected; {traffic(details['bytes'])}"
+        f"{counts['rejected']} rejected{dropped}; {traffic(details['bytes'])}"
     )
     clients = details["clients"]
     of_kept = [c["scores"] and personal(c["scores"]) for c in clients]

@@ -12,7 +12,7 @@ export function roundSections({ federation, rounds }, round) {
   const steps = [round.round > 1 ? link(`round ${round.round - 1}`, href.round(round.round - 1)) : null, round.round < newest ? link(`round ${round.round + 1}`, href.round(round.round + 1)) : null];
   const { counts, bytes, scores } = round;
   const phases = Object.entries(round.seconds).map(([phase, seconds]) => `${phase} ${span(seconds)}`).join(", ");
-  const boxes = [[`${counts.arrived} of ${counts.joined}`, "updates", `${counts.late} late, ${counts.rejected} rejected`],
+  const boxes = [[`${counts.arrived} of ${counts.joined}`, "updates", `${counts.late} late, ${counts.rejected} rejected${counts.dropped ? `, ${counts.dropped} dropped` : ""}`],
     [size(bytes.up), "sent by clients"], [size(bytes.down), "sent to clients"]];
   if (scores) {
     boxes.push([number(value(scores.mean, "loss")), "mean loss of the personal models", scores.worst ? `worst client ${number(value(scores.worst, "loss"))}` : null]);

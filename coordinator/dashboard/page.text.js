@@ -79,4 +79,7 @@ export const REASONS = {
   finished: "the federation was finished before the round was published",
   "aggregation-failed": "aggregation failed; read the coordinator's log",
   "pack-ended": "an alignment pack was replaced; the next round begins anew",
+  "too-few-members": "fewer clients were ready than a sum needs; the next round begins anew",
+  "secure-sum-failed": "too few clients took part in the sum; the federation is paused",
+  "sum-out-of-range": "a client spoilt the sum; the federation is paused",
 };

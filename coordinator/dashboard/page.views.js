@@ -14,10 +14,10 @@ export const links = (fid) => ({
 });
 
 const DOING = {
-  open: "is open", collecting: "is collecting updates", closing: "is closing", aggregating: "is being aggregated",
+  open: "is open", collecting: "is collecting updates", summing: "is summing updates", closing: "is closing", aggregating: "is being aggregated",
   published: "is published", abandoned: "was abandoned",
 };
-const TONE = { arrived: "good", joined: "wait", late: "bad", rejected: "bad", revoked: "bad", abandoned: "bad", published: "good", open: "wait", collecting: "wait" };
+const TONE = { arrived: "good", ready: "good", joined: "wait", late: "bad", dropped: "bad", rejected: "bad", revoked: "bad", abandoned: "bad", published: "good", open: "wait", collecting: "wait" };
 export const state = (text, reason) =>
   element("span", reason ? `${text}: ${reason}` : text, { class: `state ${TONE[text] || ""}` });
 
@@ -43,6 +43,7 @@ function sentence({ federation, current, clients }) {
     const end = left > 0 ? `It closes in ${span(left)}, or as soon as all have delivered.` : "Its deadline has passed; it closes now.";
     return [...paused, `${counts.arrived} of ${count(counts.joined, "client")} have delivered. ${end} At the deadline ${count(rounds.quorum, "update")} suffice.`];
   }
+  if (current.state === "summing") return [...paused, `${count(counts.arrived, "client")} have trained, and send shares of a sum of their updates.`];
   if (current.state === "abandoned") return [...paused, `Reason: ${REASONS[current.reason] || current.reason}.`];
   if (current.state === "published") return [...paused, `Published ${ago(current.published_at)}. The next round opens by itself unless the federation is paused.`];
   return [...paused, `${count(counts.arrived, "update")} are being mixed; clients wait for their weights.`];
@@ -95,8 +96,8 @@ export function factsSection(data) {
   pairs.push([enrolled, "clients enrolled", revoked ? `${revoked} revoked` : null]);
   if (current) {
     const { counts, bytes } = current, up = rounds.reduce((sum, r) => sum + r.bytes.up, 0), down = rounds.reduce((sum, r) => sum + r.bytes.down, 0);
-    const lost = counts.late + counts.rejected;
-    pairs.push([`${counts.arrived} of ${counts.joined}`, `updates in round ${current.round}`, lost ? `${counts.late} late, ${counts.rejected} rejected` : null],
+    const lost = counts.late + counts.rejected + counts.dropped;
+    pairs.push([`${counts.arrived} of ${counts.joined}`, `updates in round ${current.round}`, lost ? `${counts.late} late, ${counts.rejected} rejected${counts.dropped ? `, ${counts.dropped} dropped` : ""}` : null],
       [size(bytes.up), `sent by clients in round ${current.round}`, isComplete ? `${size(up)} in all rounds` : null],
       [size(bytes.down), `sent to clients in round ${current.round}`, isComplete ? `${size(down)} in all rounds` : null]);
   }

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from coordinator.errors import FederationStateConflict, Forbidden, Invalid
+from coordinator.errors import CapabilityMissing, FederationStateConflict, Forbidden, Invalid
 from coordinator.strategies.opening import OpenedPlan
 from schemas.maths.adapter import SIGNATURE, Layout, in_order, lora_layout, pq_layout, size
 from schemas.messages.enrolment import Profile
 from schemas.messages.federations import AdapterPlan, FederationPlan, Role
+from schemas.messages.secure_sum import CAPABILITY
 from schemas.messages.updates import UpdateManifest
 from schemas.wire.budget import effective_recipe, shortfall
 from schemas.wire.envelope import head
@@ -29,12 +30,14 @@ def check_eligible(opened: OpenedPlan, state: str, profile: Profile, *, with_key
         FederationStateConflict: the federation is neither open nor running.
         Forbidden: the plan does not allow bearer clients.
         Invalid: the client's model cannot carry the plan's adapter.
+        CapabilityMissing: updates are summed, and the agent cannot take part in sums.
     """
     plan, strategy = opened.plan, opened.strategy
     if state not in ("open", "running"):
         raise FederationStateConflict(state=state)
     if not with_key and not plan.privacy.allow_bearer_clients:
         raise Forbidden("this federation does not allow bearer clients; enrol with a public_key")
+    check_capability(plan, profile)
     if plan.adapter.blocks > profile.layers:
         raise Invalid(
             f"a model of {profile.layers} layers cannot carry the plan's {plan.adapter.blocks} blocks; use a "
@@ -67,6 +70,20 @@ def check_eligible(opened: OpenedPlan, state: str, profile: Profile, *, with_key
         _check_size(plan, in_order(layout), field="profile.shapes")
         layout = {name: shape for name, shape in layout.items() if strategy.travels(name)}
         _check_budget(opened, in_order(layout), field="profile.shapes")
+
+
+def check_capability(plan: FederationPlan, profile: Profile) -> None:
+    """Raise if updates are summed and an agent cannot take part: it would send its updates in clear.
+
+    Raises:
+        CapabilityMissing: its profile does not name the capability.
+    """
+    if plan.privacy.secure_sum is not None and CAPABILITY not in profile.capabilities:
+        raise CapabilityMissing(
+            "this federation sums updates (privacy.secure_sum), which this agent cannot; install a newer "
+            "agent",
+            needed=CAPABILITY,
+        )
 
 
 def check_adapter(plan: FederationPlan) -> None:

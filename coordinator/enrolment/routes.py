@@ -19,6 +19,7 @@ from coordinator.enrolment import proof_of_possession, roster, store
 from coordinator.enrolment.eligibility import check_eligible
 from coordinator.enrolment.failure_delay import ENROLMENT_BYTES, enrolment_body
 from coordinator.errors import (
+    CapabilityMissing,
     ClientNameTaken,
     EnrolmentTokenInvalid,
     EnrolmentTokenMisused,
@@ -110,6 +111,7 @@ def make_enrolment_token(
         Invalid,
         WeakPublicKey,
         ProtocolVersionUnsupported,
+        CapabilityMissing,
         RateLimited,
     )
     | {200: {"model": Enrolment, "description": "Repeated request: the same answer as before"}},

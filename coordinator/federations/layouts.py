@@ -1,11 +1,12 @@
-"""The layout of a client's update under a federation's plan. Pure."""
+"""The layout of a client's update under a federation's plan, and whether two can be summed. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import dataclass
 
 from coordinator.strategies.opening import OpenedPlan
-from schemas.maths.adapter import Layout
+from schemas.maths.adapter import Layout, is_of_one_base_model, module_of
 from schemas.maths.layout import client_layout
 from schemas.messages.enrolment import Profile
 
@@ -22,3 +23,29 @@ def layout_of(opened: OpenedPlan, profile: Profile, pack_selected: Collection[st
     return client_layout(
         plan.adapter, profile, pack_selected, travels=strategy.travels, beside=strategy.beside
     )
+
+
+@dataclass(frozen=True, slots=True)
+class SummedLayout:
+    """What decides whether the updates of two clients can be summed.
+
+    `alignment_set` is that of the client's pack; None = it has none, or its acceptance test failed.
+    """
+
+    base_model: str
+    layout: Layout
+    alignment_set: str | None
+
+    def fits(self, other: SummedLayout) -> bool:
+        """Whether both have the same tensors, and these mean the same.
+
+        The tensors of (layer, role)s do for clients of the identical base model only, those of (block, role)s
+        also for clients with packs of one alignment set.
+        """
+        if self.layout != other.layout:
+            return False
+        if self.base_model == other.base_model:
+            return True
+        if any(is_of_one_base_model(module_of(tensor)) for tensor in self.layout):
+            return False
+        return self.alignment_set is not None and self.alignment_set == other.alignment_set

@@ -12,6 +12,7 @@ from coordinator.auth.permissions import AsAuditor, AsOperator
 from coordinator.enrolment.eligibility import check_adapter, check_budget
 from coordinator.errors import AuthMissing, Forbidden, Invalid, JsonMalformed, NotFound
 from coordinator.federations import store
+from coordinator.federations.sum_checks import check_sum
 from coordinator.http.dependencies import TheDatabase
 from coordinator.http.json_body import json_body, parse, takes
 from coordinator.http.params import DEFAULT_LIMIT, After, FederationId, Limit
@@ -72,7 +73,7 @@ def _resolved(plan: FederationPlan) -> FederationPlan:
 
     Raises:
         Invalid: an unprintable name, an unknown strategy or option, an adapter that cannot travel, meet a
-            budget or be mixed, or signatures that cannot be compared.
+            budget, be mixed or be summed, or signatures that cannot be compared.
     """
     if not is_printable(plan.name):
         raise Invalid("name: control and format characters are not allowed; remove them", field="name")
@@ -94,6 +95,7 @@ def _resolved(plan: FederationPlan) -> FederationPlan:
     if unfit is not None:
         raise Invalid(f"{unfit.field}: {plan.strategy.name} needs {unfit.fact}", field=unfit.field)
     check_budget(opened)
+    check_sum(opened)
     return opened.plan
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sqlalchemy import bindparam, func, select, update
+from sqlalchemy import bindparam, func, select, union_all, update
 from sqlalchemy.orm import Session
 
 from coordinator.db.engine import database_time, run
@@ -173,7 +173,8 @@ def client_details(session: Session, federation_id: str, client_id: str) -> Clie
 def revoke(session: Session, federation_id: str, client_id: str) -> bool:
     """Revoke a client, also in the rounds that wait for it; return False if it was revoked before.
 
-    Updates that it delivered still count. The caller holds the federation's lock.
+    Updates that it delivered still count; it is no longer ready for a sum. The caller holds the federation's
+    lock.
     """
     row = client(session, federation_id, client_id)
     if row.state == "revoked":
@@ -187,7 +188,7 @@ def revoke(session: Session, federation_id: str, client_id: str) -> bool:
         .where(
             ParticipationRow.client_id == client_id,
             ParticipationRow.round_id.in_(unfinished),
-            ParticipationRow.state == "joined",
+            ParticipationRow.state.in_(("joined", "ready")),
         )
         .values(state="revoked")
     )
@@ -203,11 +204,13 @@ def rounds_by_state(session: Session) -> dict[str, int]:
 
 
 def _rounds_of(session: Session, client_ids: list[str]) -> dict[str, int]:
-    rows = session.execute(
-        select(UpdateRow.client_id, func.count())
-        .where(UpdateRow.client_id.in_(client_ids))
-        .group_by(UpdateRow.client_id)
-    )
+    """Return the number of rounds in which each client sent an update, or was ready for a sum."""
+    summed = (ParticipationRow.client_id.in_(client_ids), ParticipationRow.ready_at.is_not(None))
+    sent = union_all(
+        select(UpdateRow.client_id).where(UpdateRow.client_id.in_(client_ids)),
+        select(ParticipationRow.client_id).where(*summed),
+    ).subquery()
+    rows = session.execute(select(sent.c.client_id, func.count()).group_by(sent.c.client_id))
     return {client_id: count for client_id, count in rows}
 
 

@@ -42,7 +42,7 @@ def json_body(message: type[Message], *, limit: int = LIMIT_BYTES) -> Callable[[
     """Return the dependency that reads a message; it follows the caller in a route's signature."""
 
     async def read(request: Request) -> Message:
-        received = await _received(request, limit)
+        received = await read_json(request, limit)
         if len(received) <= _INLINE_BYTES:
             return parse(message, received)
         return await to_thread.run_sync(parse, message, received)
@@ -101,7 +101,13 @@ def takes(
     }
 
 
-async def _received(request: Request, limit: int) -> bytes:
+async def read_json(request: Request, limit: int) -> bytes:
+    """Receive the bytes of a JSON body, which `parse` reads.
+
+    Raises:
+        MediaTypeRefused, ContentEncodingRefused: it is announced as something else.
+        BodyTooLarge, BodyIncomplete, DigestMissing, DigestMismatch: it is not what was announced.
+    """
     if request.headers.get("content-type", "").partition(";")[0].strip().lower() != MEDIA_TYPE:
         raise MediaTypeRefused(accepts=[MEDIA_TYPE])
     if request.headers.get("content-encoding", "identity").lower() != "identity":

@@ -1,4 +1,4 @@
-"""Compute the initial weights of a newcomer: weighed by its sketch if it sent one, or the mean."""
+"""Compute the initial weights of a newcomer: weighed by its sketch if it sent one, the mean, or the sum."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from threading import BoundedSemaphore
 
 from sqlalchemy.orm import Session
 
-from coordinator.aggregation import base_delta_store, store
+from coordinator.aggregation import base_delta_store, joint, store
 from coordinator.aggregation.factor_combining import write_weights
 from coordinator.aggregation.output_writer import Receiver, StagedOutput
 from coordinator.aggregation.weighting import settle_weights
@@ -80,13 +80,18 @@ def initial_weights(
 ) -> StagedOutput | Stored | None:
     """Return the initial weights of a newcomer as of the last published round; None = zeros.
 
-    With base deltas these are stored already: the weights of the newcomer's group.
+    With base deltas these are stored already: the weights of the newcomer's group. So is the model that all
+    clients of a summed federation have in common.
 
     Raises:
         Busy: too many newcomers at once.
     """
     if last_published is None:
         return None
+    if newcomer.opened.plan.privacy.secure_sum is not None:
+        return joint.newcomer_weights(
+            database, newcomer.member.federation_id, last_published, newcomer.layout, newcomer.manifest
+        )
     if newcomer.opened.traits.base_delta:
         member = newcomer.member
         group = group_of(member.base_model, newcomer.layout)

@@ -15,6 +15,7 @@ from coordinator.errors import PackMissing, RoundClosed
 from coordinator.http.downloads import Stored
 from coordinator.joining import cold_start
 from coordinator.joining.store import JoinContext, join_context
+from coordinator.joining.summed_layout import require_summable
 from coordinator.observability.fault_points import may_crash
 from coordinator.rounds import base_weights, lifecycle, manifests, participations, transitions
 from coordinator.rounds import store as rounds
@@ -62,6 +63,8 @@ def join(
         NotFound: there is no such round.
         RoundClosed: the round accepts no clients any more.
         PackMissing: the federation aligns its base models, and this one's pack is not stored.
+        CapabilityMissing: updates are summed, and the client's agent cannot take part.
+        LayoutMismatch: updates are summed, and the client's cannot be added to those of others.
     """
     with database.read() as session:
         context = join_context(session, member, round_number)
@@ -70,6 +73,8 @@ def join(
         return JoinOutcome(earlier)
     opened = open_plan(context.plan)
     _check(context, opened.plan, member)
+    with database.read() as session:
+        require_summable(session, opened, member, round_number)
     last_published = _weighed_as_of(context)
     weights: StagedOutput | Stored | None = None
     zeros: tuple[WeightsReference, Zeros] | None = None
@@ -91,6 +96,7 @@ def join(
             if earlier is not None:
                 return JoinOutcome(earlier)
             _check(context, opened.plan, member)
+            require_summable(session, opened, member, round_number)
             if zeros is not None and context.newest is not None:
                 stored = None  # a concurrent request assigned weights
             outcome = _join(session, row, member, context, stored, sketch_body, key, last_event)

@@ -12,9 +12,11 @@ from coordinator.errors import (
     AuthMissing,
     BodyTooLarge,
     Busy,
+    CapabilityMissing,
     ContentEncodingRefused,
     DigestMismatch,
     DigestMissing,
+    LayoutMismatch,
     MediaTypeRefused,
     MetadataRefused,
     NotFound,
@@ -61,7 +63,7 @@ async def _body(request: Request, _: AsMember) -> AsyncIterator[ReceivedBody | N
     responses={
         **answers(AuthMissing, NotFound, RoundClosed, PackMissing, Busy, DigestMissing, DigestMismatch),
         **answers(MediaTypeRefused, ContentEncodingRefused, BodyTooLarge, SignatureRefused, MetadataRefused),
-        **answers(TooManySigned),
+        **answers(TooManySigned, LayoutMismatch, CapabilityMissing),
     },
 )
 def join_round(

@@ -13,6 +13,9 @@ from schemas.messages.rounds import ParticipationState, RoundState
 ACCEPTING: frozenset[RoundState] = frozenset({"open", "collecting"})
 """States in which clients join and send updates."""
 
+DELIVERED: frozenset[ParticipationState] = frozenset({"arrived", "ready"})
+"""States of participations that count as an update: accepted, or ready to be summed."""
+
 ENDED: frozenset[RoundState] = frozenset({"published", "abandoned"})
 """States that a round never leaves."""
 
@@ -21,7 +24,10 @@ TRANSITIONS: frozenset[tuple[RoundState, RoundState]] = frozenset(
         ("open", "collecting"),
         ("open", "abandoned"),
         ("collecting", "closing"),
+        ("collecting", "summing"),  # if the plan has a secure sum: its sessions follow, then closing
         ("collecting", "abandoned"),
+        ("summing", "closing"),
+        ("summing", "abandoned"),
         ("closing", "aggregating"),
         ("closing", "abandoned"),
         ("aggregating", "aggregating"),  # another worker takes over when the lease has run out
@@ -34,6 +40,8 @@ TOO_FEW_UPDATES = "too-few-updates"
 FEDERATION_FINISHED = "finished"
 AGGREGATION_FAILED = "aggregation-failed"
 PACK_ENDED = "pack-ended"
+SUM_FAILED = "secure-sum-failed"
+SUM_OUT_OF_RANGE = "sum-out-of-range"
 
 _IDLE_ROUNDS = 2
 """A client that sent no update in so many consecutive rounds that it joined is not waited for."""
@@ -49,14 +57,15 @@ class RoundFacts:
 
     Attributes:
         joined: clients that joined and are not revoked.
-        expected: joined clients that are waited for, or whose update was accepted.
-        waiting: expected clients without an accepted update.
-        delivered: accepted updates, including those of clients that were revoked later.
+        expected: joined clients that are waited for, or have delivered: an update, or that they are ready.
+        waiting: expected clients that have not delivered.
+        delivered: clients that have, including those whose update was accepted before they were revoked.
         needed: number of clients that begins a round, and closes it before the deadline.
         quorum: number of updates that suffices at the deadline.
         collect_seconds: duration of collecting.
         deadline: end of collecting; None before it began.
         lease_expires_at: end of the aggregating worker's lease.
+        sums: whether updates are summed in sessions before the round closes.
     """
 
     state: RoundState
@@ -69,6 +78,7 @@ class RoundFacts:
     collect_seconds: float
     deadline: datetime | None
     lease_expires_at: datetime | None
+    sums: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,8 +103,8 @@ def next_state(facts: RoundFacts, now: datetime) -> Step | None:
         case "aggregating":
             if facts.lease_expires_at is None or now >= facts.lease_expires_at:
                 return Step("aggregating")
-        case "published" | "abandoned":
-            pass
+        case "summing" | "published" | "abandoned":
+            pass  # the sessions of a sum end `summing`
     return None
 
 
@@ -111,12 +121,13 @@ def is_waited_for(earlier_states: Sequence[str]) -> bool:
 
 
 def _collecting(facts: RoundFacts, now: datetime) -> Step | None:
+    collected = Step("summing" if facts.sums else "closing")
     if facts.waiting == 0 and facts.delivered >= facts.needed:
-        return Step("closing")
+        return collected
     if facts.deadline is None or now < facts.deadline:
         return None
     if facts.delivered >= facts.quorum:
-        return Step("closing")
+        return collected
     return Step("abandoned", reason=TOO_FEW_UPDATES)
 
 
@@ -137,7 +148,7 @@ ClientAction = Literal["take-part", "wait", "finished"]
 def client_action(
     federation: FederationState, current: RoundState | None, *, delivered: bool
 ) -> ClientAction:
-    """Return a client's next action; `delivered` = its update of the current round was accepted."""
+    """Return a client's next action; `delivered` = its update was accepted, or it is ready for the sum."""
     if federation == "finished":
         return "finished"
     if current in ACCEPTING and not delivered:

@@ -25,15 +25,16 @@ from coordinator.db.tables.federations import (
 from coordinator.enrolment.store import has_keys
 from coordinator.errors import NotFound
 from coordinator.federations.claims import Counted
+from coordinator.rounds.lifecycle import DELIVERED
 
 _Latest = aliased(RoundRow)
 _LATEST = select(func.max(_Latest.number)).where(_Latest.federation_id == FederationRow.id).scalar_subquery()
 _REVOKED = select(func.count()).where(
     ClientRow.federation_id == FederationRow.id, ClientRow.state == "revoked"
 )
-_PROGRESS = select(FederationRow.id, FederationRow.state, _LATEST, _REVOKED.scalar_subquery()).where(
-    FederationRow.id.in_(bindparam("federation_ids", expanding=True))
-)
+_PROGRESS = select(
+    FederationRow.id, FederationRow.state, _LATEST, _REVOKED.scalar_subquery(), FederationRow.sum_phase
+).where(FederationRow.id.in_(bindparam("federation_ids", expanding=True)))
 _STATUS = (
     select(
         FederationRow.state,
@@ -143,11 +144,13 @@ class FederationProgress:
         state: state of the federation.
         round_number: its latest round; 0 = none yet.
         revoked: number of revoked clients: a waiting client may be one of them.
+        sum_phase: number of phases of secure sums so far.
     """
 
     state: str
     round_number: int
     revoked: int
+    sum_phase: int
 
 
 def fetch_status(connection: Session | Connection, federation_id: str, client_id: str) -> ClientRoundStatus:
@@ -167,8 +170,8 @@ def fetch_progress(
 ) -> dict[str, FederationProgress]:
     rows = run(connection, _PROGRESS, {"federation_ids": list(federation_ids)})
     return {
-        federation_id: FederationProgress(state, round_number or 0, revoked)
-        for federation_id, state, round_number, revoked in rows
+        federation_id: FederationProgress(state, round_number or 0, revoked, sum_phase)
+        for federation_id, state, round_number, revoked, sum_phase in rows
     }
 
 
@@ -212,7 +215,7 @@ def participations(session: Session, round_id: int, client_id: str | None) -> li
             ParticipationRow.bytes_down,
             ParticipationRow.reject_reason,
             ClientRow.revoked_at,
-            UpdateRow.received_at,
+            func.coalesce(UpdateRow.received_at, ParticipationRow.ready_at),
             UpdateRow.norm,
             epsilon,
             UpdateRow.examples,
@@ -234,6 +237,14 @@ def participations(session: Session, round_id: int, client_id: str | None) -> li
         query = query.where(ParticipationRow.client_id == client_id)
     rows: Iterable[Any] = session.execute(query)
     return [ParticipationDetails(*row) for row in rows]
+
+
+def count_summed(session: Session, round_id: int) -> Counted:
+    """Count the clients in a round's sum; before its end, those that are ready for it. All have keys."""
+    query = select(func.count()).where(
+        ParticipationRow.round_id == round_id, ParticipationRow.state.in_(sorted(DELIVERED))
+    )
+    return Counted(updates=session.scalar(query) or 0, from_bearers=0)
 
 
 def count_updates(session: Session, round_id: int) -> Counted:
@@ -268,6 +279,21 @@ def last_updates(session: Session, federation_id: str, round_number: int) -> dic
             UpdateRow.reject_reason.is_(None),
         )
         .group_by(UpdateRow.client_id)
+    )
+    return {client_id: last for client_id, last in rows}
+
+
+def last_summed(session: Session, federation_id: str, round_number: int) -> dict[str, int]:
+    """Return the round of the last sum that each client was counted in, up to this round."""
+    rows = session.execute(
+        select(ParticipationRow.client_id, func.max(RoundRow.number))
+        .join(RoundRow, RoundRow.id == ParticipationRow.round_id)
+        .where(
+            RoundRow.federation_id == federation_id,
+            RoundRow.number <= round_number,
+            ParticipationRow.state == "arrived",
+        )
+        .group_by(ParticipationRow.client_id)
     )
     return {client_id: last for client_id, last in rows}
 

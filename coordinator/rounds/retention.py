@@ -1,7 +1,8 @@
 """Prune old rounds: delete their tensors and events, and keep the rows that views show.
 
-The tensors that a later round may read stay: each client's last counted update and last served weights, and
-the last base delta of each base model. `storage.garbage_collection` deletes payloads without a reference.
+The tensors that a later round may read stay: each client's last counted update and last served weights, the
+last base delta of each base model, and the last joint model. `storage.garbage_collection` deletes payloads
+without a reference.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from sqlalchemy.orm import Session, aliased
 from coordinator.db.engine import Database
 from coordinator.db.federation_lock import lock_federation
 from coordinator.db.tables.federations import FederationRow, FoldRow, RoundRow, UpdateRow, WeightsRow
+from coordinator.db.tables.secure_sum import JointModelRow, SumSessionRow
 from coordinator.db.tables.weights import CodedWeightsRow
 from coordinator.storage import event_log, payloads
 
@@ -44,8 +46,11 @@ def _prune_federation(session: Session, federation_id: str, keep_rounds: int, li
     weights = list(session.scalars(_old_weights(federation_id, oldest_kept).limit(limit)))
     base_deltas = list(session.scalars(_old_base_deltas(federation_id, oldest_kept).limit(limit)))
     coded_weights = list(session.scalars(_old_coded_weights(federation_id, oldest_kept).limit(limit)))
+    joint_models = list(session.scalars(_old_joint_models(federation_id, oldest_kept).limit(limit)))
+    summed = list(session.scalars(_old_totals(federation_id, oldest_kept).limit(limit)))
     payload_ids = {row.payload_id for row in updates} | {row.state_payload_id for row in updates}
     payload_ids |= {row.payload_id for rows in (weights, base_deltas, coded_weights) for row in rows}
+    payload_ids |= {row.payload_id for row in joint_models} | {row.total_payload_id for row in summed}
     payloads.start_grace(session, *(payload_id for payload_id in payload_ids if payload_id is not None))
     for update in updates:
         update.payload_id = update.state_payload_id = None
@@ -53,10 +58,15 @@ def _prune_federation(session: Session, federation_id: str, keep_rounds: int, li
         served.payload_id = served.head = None
     for base_delta in base_deltas:
         base_delta.payload_id = None
+    for joint_model in joint_models:
+        joint_model.payload_id = None
+    for of_sum in summed:
+        of_sum.total_payload_id = None
     for coded in coded_weights:  # whole rows: weights can be encoded again from those that stay
         session.delete(coded)
     events = event_log.delete_of_rounds(session, federation_id, oldest_kept, most=limit)
-    return len(updates) + len(weights) + len(base_deltas) + len(coded_weights) + events
+    tensors = (updates, weights, base_deltas, coded_weights, joint_models, summed)
+    return sum(len(rows) for rows in tensors) + events
 
 
 def _published(federation_id: str) -> Select[int]:
@@ -116,4 +126,29 @@ def _old_base_deltas(federation_id: str, oldest_kept: int) -> Select[FoldRow]:
         FoldRow.round_number < oldest_kept,
         FoldRow.payload_id.is_not(None),
         superseded,
+    )
+
+
+def _old_joint_models(federation_id: str, oldest_kept: int) -> Select[JointModelRow]:
+    newer = aliased(JointModelRow)
+    superseded = exists().where(
+        newer.federation_id == JointModelRow.federation_id, newer.round_number > JointModelRow.round_number
+    )
+    return select(JointModelRow).where(
+        JointModelRow.federation_id == federation_id,
+        JointModelRow.round_number < oldest_kept,
+        JointModelRow.payload_id.is_not(None),
+        superseded,
+    )
+
+
+def _old_totals(federation_id: str, oldest_kept: int) -> Select[SumSessionRow]:
+    return (
+        select(SumSessionRow)
+        .join(RoundRow, RoundRow.id == SumSessionRow.round_id)
+        .where(
+            RoundRow.federation_id == federation_id,
+            RoundRow.number < oldest_kept,
+            SumSessionRow.total_payload_id.is_not(None),
+        )
     )

@@ -26,6 +26,7 @@ from coordinator.errors import (
     NotJoined,
     RateLimited,
     RoundClosed,
+    SecureSumRequired,
     StorageFull,
 )
 from coordinator.federations import store as federations
@@ -37,7 +38,7 @@ from coordinator.http.params import FederationId, RoundNumber, UncheckedFederati
 from coordinator.http.problems import answers
 from coordinator.rounds import base_weights, manifests, queries, store, transitions
 from coordinator.rounds import scores as scores_of_rounds
-from coordinator.rounds.lifecycle import ClientAction, client_action, retry_after
+from coordinator.rounds.lifecycle import DELIVERED, ClientAction, client_action, retry_after
 from coordinator.rounds.long_poll import MAX_WAIT_SECONDS, WaitOutcome, long_polls_of, seconds_of
 from coordinator.rounds.notifications import Change, Notify
 from coordinator.rounds.queries import FederationProgress
@@ -132,7 +133,7 @@ def show_manifest(member: AsMember, n: RoundNumber, database: TheDatabase) -> Si
     openapi_extra=takes(Scores, example={"served": _SCORES, "trained": _SCORES, "kept": "trained"}),
     responses=answers(
         *(JsonMalformed, AuthMissing, Forbidden, NotFound, NotJoined, RoundClosed, Invalid),
-        *(RateLimited, StorageFull),
+        *(RateLimited, StorageFull, SecureSumRequired),
     ),
 )
 def put_scores(
@@ -148,7 +149,7 @@ def put_scores(
     `kept` names which of both is the client's personal model. The newest two published rounds and all later
     rounds accept scores. A client may replace its scores of a round ten times, and not after the federation
     is finished; then it may add `final`, the scores of the final weights, to its scores of the last published
-    round, once.
+    round, once. Where scores are summed (`privacy.secure_sum.scores`), none are accepted.
     """
     with database.write() as session:
         last_event = hold_federation(session, member.federation_id)
@@ -192,7 +193,7 @@ def _fetch_again(request: Request, member: Member) -> RoundBrief | FinishedBrief
 
 
 def _action(status: queries.ClientRoundStatus) -> ClientAction:
-    federation, delivered = transitions.parse_state(status.federation), status.participation == "arrived"
+    federation, delivered = transitions.parse_state(status.federation), status.participation in DELIVERED
     current = store.parse_state(status.state) if status.state is not None else None
     return client_action(federation, current, delivered=delivered)
 

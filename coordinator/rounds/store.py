@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import datetime
 from typing import Any, NewType
 
@@ -23,7 +24,7 @@ from sqlalchemy.orm.attributes import set_committed_value
 from coordinator.db.engine import database_time, run
 from coordinator.db.tables.federations import ClientRow, FederationRow, ParticipationRow, RoundRow, UpdateRow
 from coordinator.errors import NotFound
-from coordinator.rounds.lifecycle import ACCEPTING, TRANSITIONS, IllegalTransition, RoundFacts
+from coordinator.rounds.lifecycle import ACCEPTING, DELIVERED, TRANSITIONS, IllegalTransition, RoundFacts
 from schemas.messages.federations import FederationPlan, RoundsPlan
 from schemas.messages.rounds import RoundState
 
@@ -31,7 +32,7 @@ LeaseToken = NewType("LeaseToken", str)
 
 _STATES: dict[str, RoundState] = {state: state for pair in TRANSITIONS for state in pair}
 _IS_ENROLLED = ClientRow.state == "enrolled"
-_HAS_ARRIVED = ParticipationRow.state == "arrived"
+_HAS_DELIVERED = ParticipationRow.state.in_(sorted(DELIVERED))
 
 
 def _count(condition: ColumnElement[bool]) -> ColumnElement[int]:
@@ -41,9 +42,9 @@ def _count(condition: ColumnElement[bool]) -> ColumnElement[int]:
 # joined, expected, waiting, delivered, as RoundFacts defines them.
 _COUNTS = (
     _count(_IS_ENROLLED),
-    _count(_IS_ENROLLED & (ParticipationRow.is_waited_for | _HAS_ARRIVED)),
-    _count(_IS_ENROLLED & ParticipationRow.is_waited_for & ~_HAS_ARRIVED),
-    _count(_HAS_ARRIVED),
+    _count(_IS_ENROLLED & (ParticipationRow.is_waited_for | _HAS_DELIVERED)),
+    _count(_IS_ENROLLED & ParticipationRow.is_waited_for & ~_HAS_DELIVERED),
+    _count(_HAS_DELIVERED),
 )
 
 _OF_FEDERATION = select(RoundRow).where(RoundRow.federation_id == bindparam("federation_id"))
@@ -62,7 +63,7 @@ _FACTS = (
 _WAITS = select(
     exists().where(
         ParticipationRow.round_id == bindparam("round"),
-        ~_HAS_ARRIVED,
+        ~_HAS_DELIVERED,
         ParticipationRow.is_waited_for,
         ParticipationRow.client_id == ClientRow.id,
         _IS_ENROLLED,
@@ -113,7 +114,7 @@ def collecting(session: Session) -> list[tuple[RoundRow, RoundFacts]]:
     Only these become due without a request: at their deadline, or after a client was revoked.
     """
     return [
-        (row, _facts(row, RoundsPlan.model_validate(plan["rounds"]), *counts))
+        (row, _facts(row, RoundsPlan.model_validate(plan["rounds"]), _sums(plan), *counts))
         for row, plan, *counts in session.execute(_COLLECTING)
     ]
 
@@ -143,10 +144,11 @@ def published(session: Session, federation_id: str) -> tuple[int, int]:
 
 
 def facts(session: Session, row: RoundRow, plan: FederationPlan) -> RoundFacts:
-
+    """Return the facts of a round; counts of clients are those of rounds that accept updates."""
+    sums = plan.privacy.secure_sum is not None
     if row.state not in ACCEPTING:
-        return _facts(row, plan.rounds, 0, 0, 0, 0)
-    return _facts(row, plan.rounds, *run(session, _FACTS, {"round": row.id}).one())
+        return _facts(row, plan.rounds, sums, 0, 0, 0, 0)
+    return _facts(row, plan.rounds, sums, *run(session, _FACTS, {"round": row.id}).one())
 
 
 def is_waiting(session: Session, row: RoundRow, now: datetime) -> bool:
@@ -236,14 +238,19 @@ def reject_updates(session: Session, round_id: int, reason: str) -> None:
     )
     session.execute(
         update(ParticipationRow)
-        .where(ParticipationRow.round_id == round_id, ParticipationRow.state == "arrived")
+        .where(ParticipationRow.round_id == round_id, _HAS_DELIVERED)
         .values(state="rejected", reject_reason=reason)
         .execution_options(synchronize_session=False)
     )
 
 
+def _sums(plan: Mapping[str, Any]) -> bool:
+    """Whether a stored plan has a secure sum; plans without one do not have the member."""
+    return plan["privacy"].get("secure_sum") is not None
+
+
 def _facts(
-    row: RoundRow, plan: RoundsPlan, joined: int, expected: int, waiting: int, delivered: int
+    row: RoundRow, plan: RoundsPlan, sums: bool, joined: int, expected: int, waiting: int, delivered: int
 ) -> RoundFacts:
     return RoundFacts(
         state=state_of(row),
@@ -256,6 +263,7 @@ def _facts(
         collect_seconds=plan.collect_seconds,
         deadline=row.deadline,
         lease_expires_at=row.lease_expires_at,
+        sums=sums,
     )
 
 

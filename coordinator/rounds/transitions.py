@@ -5,6 +5,7 @@ Each function needs the caller's write transaction with the federation's row loc
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -15,10 +16,10 @@ from coordinator.db.tables.federations import FederationRow, RoundRow
 from coordinator.enrolment import roster
 from coordinator.errors import AnchorsMissing, FederationStateConflict
 from coordinator.federations.store import anchors_stored, federation, plan_of
-from coordinator.rounds import base_weights, store
+from coordinator.rounds import base_weights, store, sums
 from coordinator.rounds.lifecycle import ENDED, FEDERATION_FINISHED, Step, after_round, next_state
 from coordinator.rounds.views import summary
-from coordinator.storage import event_log
+from coordinator.storage import audit_log, event_log
 from schemas.messages.federation_views import FederationState
 
 ROUND_ABANDONED = "round-abandoned"
@@ -92,6 +93,9 @@ def apply_step(session: Session, federation: FederationRow, row: RoundRow, step:
         case "collecting":
             store.transition(session, row, "collecting", collecting_at=now, deadline=step.deadline)
             announce(session, row, now)
+        case "summing":
+            store.transition(session, row, "summing", summing_at=now)
+            announce(session, row, now)
         case "closing":
             store.transition(session, row, "closing", closing_at=now)
             announce(session, row, now)
@@ -122,8 +126,37 @@ def abandon(session: Session, federation: FederationRow, row: RoundRow, reason: 
         session, row, "abandoned", reason=reason, ended_at=now, lease_token=None, lease_expires_at=None
     )
     store.reject_updates(session, row.id, ROUND_ABANDONED)
+    if row.summing_at is not None:
+        sums.abort_sessions(session, row, reason, now)
     announce(session, row, now)
     open_next(session, federation)
+
+
+def close_sum(session: Session, row: RoundRow, counted: Collection[str]) -> None:
+    """Close a round whose total is committed in this transaction; `counted` are the clients in the sum."""
+    now = database_time(session)
+    sums.settle_participations(session, row.id, counted)
+    store.transition(session, row, "closing", closing_at=now)
+    announce(session, row, now)
+
+
+def abandon_sum(session: Session, federation: FederationRow, row: RoundRow, reason: str) -> None:
+    """Abandon a round that could not be summed, and pause its federation.
+
+    Clients would otherwise train round after round for nothing. A person resumes it.
+    """
+    paused = federation.state == "running"
+    if paused:
+        pause(session, federation)
+    abandon(session, federation, row, reason)
+    if paused:
+        audit_log.append(
+            session,
+            "federation-paused",
+            actor="coordinator",
+            subject=federation.id,
+            reason=f"round {row.number}: {reason}",
+        )
 
 
 def open_next(session: Session, federation: FederationRow) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
-from typing import TypeVar
+from typing import TypeVar, get_args
 
 import numpy as np
 from sqlalchemy.orm import Session
@@ -15,8 +15,8 @@ from coordinator.db.tables.federations import RoundRow
 from coordinator.errors import NotFound
 from coordinator.federations import claims
 from coordinator.federations.store import federation, plan_of
-from coordinator.rounds import queries
-from coordinator.rounds.lifecycle import Participation, shown_state
+from coordinator.rounds import queries, sum_views
+from coordinator.rounds.lifecycle import DELIVERED, Participation, shown_state
 from coordinator.rounds.store import state_of
 from coordinator.strategies.base import WeightReduction
 from schemas.messages.enrolment import Traffic
@@ -48,13 +48,14 @@ _HELD_NAMES: tuple[tuple[WeightReduction, HeldFor], ...] = (
     (WeightReduction.CAPPED, "capped"),
     (WeightReduction.FEW, "few"),
 )
-_STATES: tuple[ParticipationState, ...] = ("joined", "arrived", "late", "rejected", "revoked")
+_STATES: tuple[ParticipationState, ...] = get_args(ParticipationState)
 
 
 def summary(session: Session, row: RoundRow, now: datetime) -> RoundSummary:
     tallies = queries.tallies(session, row.id)
     none = queries.Tally(0, 0, 0, 0)
     scores = queries.scores(session, row.id) if any(tally.scores for tally in tallies.values()) else []
+    losses = sum_views.mean_losses(session, row, tallies.get("arrived", none).clients)
     return RoundSummary(
         round=row.number,
         state=state_of(row),
@@ -64,15 +65,20 @@ def summary(session: Session, row: RoundRow, now: datetime) -> RoundSummary:
         published_at=row.ended_at if row.state == "published" else None,
         counts=RoundCounts(
             joined=sum(tally.clients for tally in tallies.values()),
-            arrived=tallies.get("arrived", none).clients,
+            arrived=sum(tallies.get(state, none).clients for state in DELIVERED),
             late=tallies.get("late", none).clients,
+            dropped=tallies.get("dropped", none).clients,
             rejected=tallies.get("rejected", none).clients,
         ),
         seconds=_seconds(row, now),
         bytes=Traffic(
             up=sum(tally.up for tally in tallies.values()), down=sum(tally.down for tally in tallies.values())
         ),
-        scores=summarise([Scores.model_validate(stored).personal for stored in scores]),
+        scores=(
+            summarise([Scores.model_validate(stored).personal for stored in scores])
+            if losses is None
+            else sum_views.summary_of(losses)
+        ),
     )
 
 
@@ -82,8 +88,15 @@ def view(session: Session, row: RoundRow) -> RoundView:
 
 def view_of(session: Session, row: RoundRow, shown: RoundSummary, *, only: str | None) -> RoundView:
     """Return the view of a summarised round with all its clients, or with the client `only`."""
-    last = queries.last_updates(session, row.federation_id, row.number)
     plan = plan_of(federation(session, row.federation_id))
+    if plan.privacy.secure_sum is None:
+        last = queries.last_updates(session, row.federation_id, row.number)
+        counted, summed = queries.count_updates(session, row.id), None
+    else:
+        last = queries.last_summed(session, row.federation_id, row.number)
+        counted = queries.count_summed(session, row.id)
+        now = database_time(session)
+        summed = sum_views.sum_view(session, row, now, for_client=only is not None)
     clients = [
         ParticipationView(
             client_id=client.client_id,
@@ -104,7 +117,8 @@ def view_of(session: Session, row: RoundRow, shown: RoundSummary, *, only: str |
     return RoundView(
         **{name: getattr(shown, name) for name in RoundSummary.model_fields},
         clients=clients,
-        claims=claims.of_stored_plan(plan, queries.count_updates(session, row.id)),
+        claims=claims.of_stored_plan(plan, counted),
+        secure_sum=summed,
     )
 
 
@@ -179,6 +193,7 @@ def _seconds(row: RoundRow, now: datetime) -> dict[str, float]:
     begins = {
         "open": row.opened_at,
         "collecting": row.collecting_at,
+        "summing": row.summing_at,
         "closing": row.closing_at,
         "aggregating": row.aggregating_at,
     }

@@ -45,7 +45,7 @@ def check_keys(terms: SumTerms, position: int, step: KeysStep, arrived: Collecti
         try:
             require_usable(decode(key))
         except ValueError as error:
-            raise MessageRefused(position, "weak-public-key") from error
+            raise MessageRefused(position, "a public key is not usable") from error
 
 
 def check_shares(keys: Collection[int], position: int, step: SharesStep) -> None:
@@ -54,20 +54,20 @@ def check_shares(keys: Collection[int], position: int, step: SharesStep) -> None
     Raises:
         MessageRefused: another number of ciphertexts, or of another length.
     """
-    _require(len(step.shares) == len(keys) - 1, position, "share-list: one ciphertext per other member of U1")
+    _require(len(step.shares) == len(keys) - 1, position, "it has one ciphertext per other member of U1")
     _require_bytes(step.commitment, _COMMITMENT_BYTES, position, "a commitment has 32 bytes")
     for sealed in step.shares:
-        _require_bytes(sealed, _SEALED_BYTES, position, f"share-list: a ciphertext has {_SEALED_BYTES} bytes")
+        _require_bytes(sealed, _SEALED_BYTES, position, f"a ciphertext has {_SEALED_BYTES} bytes")
 
 
-def check_masked(terms: SumTerms, position: int, octets: bytes) -> None:
+def check_masked(terms: SumTerms, position: int, size: int) -> None:
     """Check step 2: exactly as many bytes as the packed vector has.
 
     Raises:
         MessageRefused: another length.
     """
     expected = Modulus(terms.modulus).packed_bytes(terms.values)
-    _require(len(octets) == expected, position, f"masked-vector: {expected} bytes are expected")
+    _require(size == expected, position, f"a masked vector has {expected} bytes")
 
 
 def check_confirmation(
@@ -82,7 +82,7 @@ def check_confirmation(
     identity = public_key(terms.members[position].key)
     digests = sharing_digest(commitments), masked_digest(sorted(masked))
     is_signed = are_sets_signed(terms_hash(terms), *digests, step, identity)
-    _require(is_signed, position, "statement-invalid: the confirmation is of other sets")
+    _require(is_signed, position, "the confirmation is not of the sets of this session")
 
 
 def check_unmask(position: int, step: UnmaskStep, sharing: Collection[int], masked: Collection[int]) -> None:
@@ -94,12 +94,12 @@ def check_unmask(position: int, step: UnmaskStep, sharing: Collection[int], mask
     _require(position in masked, position, "it is not in the sum")
     expected = [(peer, "b" if peer in masked else "s") for peer in sorted(sharing)]
     actual = [(share.position, share.of) for share in step.shares]
-    _require(actual == expected, position, "share-invalid: one share per member, of b for those in the sum")
+    _require(actual == expected, position, "it has one share per member of U2, of b for those in the sum")
     for share in step.shares:
         try:
             share_value(decode(share.share))
         except ValueError as error:
-            raise MessageRefused(position, f"share-invalid: {error}") from error
+            raise MessageRefused(position, str(error)) from error
 
 
 def keys_answer(keys: Mapping[int, KeysStep]) -> KeysAnswer:

@@ -33,6 +33,9 @@ Event = Literal[
     "anchors-set",
     "pack-stored",
     "acceptance-set",
+    "sum-session-opened",
+    "sum-session-aborted",
+    "sum-session-done",
 ]
 _LOCKED = select(ServerIdentityRow.id).where(ServerIdentityRow.id == 1).with_for_update()
 _LAST = select(AuditRow.number, AuditRow.hash).order_by(AuditRow.number.desc()).limit(1)

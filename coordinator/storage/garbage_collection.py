@@ -29,8 +29,8 @@ _REFERENCES = (
     SumSessionRow.total_payload_id,
     JointModelRow.payload_id,
 )
-# An unfinished payload may belong to a running aggregation, however long that takes.
-_UNFINISHED = PayloadRow.digest.is_(None) & exists().where(RoundRow.state == "aggregating")
+# An unfinished payload may belong to a running aggregation or sum, however long that takes.
+_UNFINISHED = PayloadRow.digest.is_(None) & exists().where(RoundRow.state.in_(("aggregating", "summing")))
 _UNREFERENCED = select(PayloadRow.id).where(
     ~or_(*(exists().where(column == PayloadRow.id) for column in _REFERENCES)), ~_UNFINISHED
 )
@@ -39,7 +39,7 @@ _UNREFERENCED = select(PayloadRow.id).where(
 def collect(database: Database, *, grace: timedelta = GRACE) -> int:
     """Delete a batch of unreferenced payloads older than `grace`; return their number, 0 when none are left.
 
-    Unfinished payloads stay while any round is being aggregated.
+    Unfinished payloads stay while any round is being summed or aggregated.
     """
     with database.read() as session:
         old = _UNREFERENCED.where(PayloadRow.created_at < database_time(session) - grace)

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 
 from coordinator.strategies.base import Cohort, Floats, Weighing
+from coordinator.totals import Joint, Revised, Total
+from schemas.secure_sum.segments import WEIGHT
 
 
 def mean_of_all(cohort: Cohort, *, by_examples: bool = True, present_only: bool = False) -> Weighing:
@@ -32,6 +36,23 @@ def mean_of_all(cohort: Cohort, *, by_examples: bool = True, present_only: bool 
             if facts.age is not None and place not in counted
         ),
     )
+
+
+def summed_mean(joint: Joint, total: Total) -> Iterator[Revised]:
+    """Add the mean of what members learnt, sum w_i x_i / sum w_i, to each segment of the joint model.
+
+    Raises:
+        ValueError: the weights sum to nothing, which honest members' do not.
+    """
+    weight = total.number(WEIGHT)
+    if weight <= 0:
+        raise ValueError(f"the members' weights sum to {weight:.3g}: a member spoilt the sum")
+    for segment in joint.segments:
+        yield Revised(segment, partial(_moved, joint, total, weight, segment))
+
+
+def _moved(joint: Joint, total: Total, weight: float, segment: str, begin: int, count: int) -> Floats:
+    return joint.read(segment, begin, count) + total.values(segment, begin, count) / weight
 
 
 def normalised(scores: Floats, eligible: NDArray[np.bool_]) -> Floats:

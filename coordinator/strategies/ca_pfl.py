@@ -42,7 +42,10 @@ class Options(ImportancePlan):
 class Strategy(base.Strategy):
     """One mean, by examples, of the updates of this round."""
 
-    traits: ClassVar[Traits] = Traits(extra_tensors=True)
+    traits: ClassVar[Traits] = Traits(
+        extra_tensors=True,
+        per_client="lets each client choose the values that it sends by their importance to it",
+    )
 
     options: Options
 

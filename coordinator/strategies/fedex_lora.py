@@ -33,7 +33,11 @@ class Options(BaseModel):
 class Strategy(base.Strategy):
     """One A, one B and one base model for all clients of a base model."""
 
-    traits: ClassVar[Traits] = Traits(lora_only=True, base_delta=True)
+    traits: ClassVar[Traits] = Traits(
+        lora_only=True,
+        base_delta=True,
+        per_client="needs the product B A of each client, which the sums of A and B do not give",
+    )
 
     options: Options
 

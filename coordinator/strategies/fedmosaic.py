@@ -80,7 +80,11 @@ class Strategy(base.Strategy):
 
     @property
     def traits(self) -> Traits:
-        return Traits(needs_sketch=True, gated=self.options.mix == "gate")
+        return Traits(
+            needs_sketch=True,
+            gated=self.options.mix == "gate",
+            per_client="serves each client a mixture of its own, and N mixtures of N updates reveal them all",
+        )
 
     @property
     def caps(self) -> Caps | None:

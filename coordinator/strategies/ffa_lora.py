@@ -6,15 +6,17 @@ compute A from the plan's seed, and it costs no byte. Absent clients decay as pl
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
 from pydantic import BaseModel, ConfigDict
 
 from coordinator.strategies import base
-from coordinator.strategies.averaging import mean_of_all
+from coordinator.strategies.averaging import mean_of_all, summed_mean
 from coordinator.strategies.base import Cohort, Weighing
 from coordinator.strategies.capabilities import Traits
+from coordinator.totals import Joint, Revised, Total
 from schemas.maths.adapter import factor_of
 
 
@@ -37,3 +39,6 @@ class Strategy(base.Strategy):
 
     def weigh(self, cohort: Cohort) -> Weighing:
         return mean_of_all(cohort)
+
+    def step(self, joint: Joint, total: Total) -> Iterator[Revised]:
+        return summed_mean(joint, total)

@@ -31,7 +31,9 @@ class Options(BaseModel):
 class Strategy(base.Strategy):
     """One changed base model for all clients of a base model, and no common adapter."""
 
-    traits: ClassVar[Traits] = Traits(lora_only=True, base_delta=True)
+    traits: ClassVar[Traits] = Traits(
+        lora_only=True, base_delta=True, per_client="stacks A and B of each client side by side"
+    )
 
     options: Options
 

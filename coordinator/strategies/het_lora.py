@@ -43,7 +43,13 @@ class Strategy(base.Strategy):
 
     @property
     def traits(self) -> Traits:
-        return Traits(lora_only=True, combines=True, rescales=True, least_rank=self.options.r_min)
+        return Traits(
+            lora_only=True,
+            combines=True,
+            rescales=True,
+            per_client="weights each adapter by its own norm, and ranks differ by client",
+            least_rank=self.options.r_min,
+        )
 
     def weigh(self, cohort: Cohort) -> Weighing:
         """Weight all clients equally; `combine` multiplies by strengths, which relevance cannot show."""

@@ -33,7 +33,11 @@ class Options(BaseModel):
 class Strategy(base.Strategy):
     """One mean of A and one corrected B for all clients of a base model; absent clients decay as planned."""
 
-    traits: ClassVar[Traits] = Traits(lora_only=True, combines=True)
+    traits: ClassVar[Traits] = Traits(
+        lora_only=True,
+        combines=True,
+        per_client="needs the product B A of each client, which the sums of A and B do not give",
+    )
 
     options: Options
 

@@ -20,12 +20,17 @@ from pydantic import BaseModel, JsonValue, ValidationError
 from coordinator.errors import StrategyUnavailable
 from coordinator.strategies.base import Strategy
 from coordinator.strategies.capabilities import Traits
+from coordinator.totals import Summed
 from schemas.messages.federations import FederationPlan
 from schemas.strategy_packages import StrategyPackageBroken, load_strategy_package, strategy_packages
 
 
 class UnknownStrategy(Exception):
     """There is no usable strategy of this name; the message says why."""
+
+
+class NotSummed(Exception):
+    """The strategy needs each client's update; the message says why, and which strategies do not."""
 
 
 class StrategyFile(Protocol):
@@ -92,6 +97,32 @@ def make(name: str, options: Mapping[str, JsonValue]) -> Strategy:
     """
     file = load(name)
     return file.Strategy(file.Options.model_validate(dict(options)))
+
+
+def require_summed(opened: OpenedPlan) -> Summed:
+    """Return the strategy of a plan as one that needs sums only.
+
+    Raises:
+        NotSummed: it needs each client's update.
+    """
+    if isinstance(opened.strategy, Summed):
+        return opened.strategy
+    raise NotSummed(
+        f"{opened.plan.strategy.name} {opened.traits.per_client}; with privacy.secure_sum choose "
+        f"{', '.join(_summed_names())}"
+    )
+
+
+def _summed_names() -> list[str]:
+    usable = []
+    for name in names():
+        try:
+            file = load(name)
+        except UnknownStrategy:
+            continue
+        if hasattr(file.Strategy, "step"):
+            usable.append(name)
+    return usable
 
 
 @cache

@@ -32,6 +32,7 @@ from coordinator.errors import (
     Refused,
     RequestTimeout,
     RoundClosed,
+    SecureSumRequired,
     SignatureRefused,
     StorageFull,
     UploadConflict,
@@ -65,8 +66,16 @@ class _ReceivedUpdate:
 
 
 def _expected(member: AsMember, n: RoundNumber, request: Request) -> ExpectedUpdate:
-    """Load the facts of the update once the client is authenticated, before its body is read."""
-    return load_expected(database_of(request), member, n)
+    """Load the facts of the update once the client is authenticated, before its body is read.
+
+    Raises:
+        SecureSumRequired: the federation must not see updates.
+    """
+    expected = load_expected(database_of(request), member, n)
+    if expected.context.plan.privacy.secure_sum is not None:
+        metrics_of(request).updates_refused.labels(SecureSumRequired.slug).inc()
+        raise SecureSumRequired
+    return expected
 
 
 # Each mention of a dependency is resolved anew, with its own dependencies, so these two are mentioned once.
@@ -95,7 +104,7 @@ async def _received(
         200: {"model": Receipt, "description": "The same bytes were accepted before"},
         **answers(AuthMissing, NotFound, DigestMissing, DigestMismatch, MediaTypeRefused, Busy),
         **answers(ContentEncodingRefused, BodyTooLarge, RoundClosed, NotJoined, UploadConflict),
-        **answers(BaseMismatch, ReferenceMismatch),
+        **answers(BaseMismatch, ReferenceMismatch, SecureSumRequired),
         **answers(NormExceeded, SignatureRefused, MetadataRefused, RequestTimeout, RateLimited, StorageFull),
     },
 )

@@ -37,6 +37,7 @@ def upgrade() -> None:
         sa.Column("layout", sa.JSON(), nullable=False),
         sa.Column("digest", sa.String(length=200), nullable=False),
         sa.Column("payload_id", sa.Integer(), nullable=True),
+        sa.Column("losses", sa.JSON(), nullable=False),
         sa.ForeignKeyConstraint(
             ["federation_id"], ["federations.id"], name=op.f("fk_joint_models_federation_id_federations")
         ),
@@ -123,8 +124,8 @@ def downgrade() -> None:
             f"{summing} federations sum their updates, and an earlier version would receive them in clear:"
             " go on with this version, or restore the backup from before the upgrade"
         )
-    for table in ("joint_models", "sum_messages", "sum_members", "sum_sessions"):
-        op.drop_table(table)
+    for name in ("joint_models", "sum_messages", "sum_members", "sum_sessions"):
+        op.drop_table(name)
     with op.batch_alter_table("participations") as table:
         table.drop_column("ready_at")
     with op.batch_alter_table("rounds") as table:

@@ -240,6 +240,13 @@ class FederationPlan(Strict):
         return self
 
     @model_validator(mode="after")
+    def _summed_updates_are_dense(self) -> Self:
+        if self.privacy.secure_sum is not None and "recipe" not in self.wire.model_fields_set:
+            given = {name: getattr(self.wire, name) for name in self.wire.model_fields_set}
+            object.__setattr__(self, "wire", WirePlan.model_validate(given | {"recipe": "dense"}))
+        return self
+
+    @model_validator(mode="after")
     def _alignment_belongs_to_pq(self) -> Self:
         if self.alignment is not None and self.adapter.kind != "pq":
             raise field_error("must be pq with alignment: ordinary LoRA has no frames", "adapter", "kind")

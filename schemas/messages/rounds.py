@@ -18,10 +18,11 @@ from schemas.messages.federations import (
 )
 from schemas.messages.recipes import WirePlan
 from schemas.messages.scores import Scores, ScoreSummary
+from schemas.messages.secure_sum import SumView
 
 RoundState = Literal["open", "collecting", "summing", "closing", "aggregating", "published", "abandoned"]
-ParticipationState = Literal["joined", "arrived", "late", "dropped", "rejected", "revoked"]
-"""`dropped`: ready for a sum, and not in the one that was counted."""
+ParticipationState = Literal["joined", "ready", "arrived", "late", "dropped", "rejected", "revoked"]
+"""`ready`: trained, and waiting for the sum; `dropped`: ready, and not in the sum that was counted."""
 
 
 class WeightsReference(Strict):
@@ -144,9 +145,11 @@ class RoundCounts(Strict):
     joined: int
     """All clients that joined."""
     arrived: int
-    """Clients whose update is counted."""
+    """Clients whose update is counted, and those that are ready for the sum."""
     late: int
     """Clients whose update came after the deadline."""
+    dropped: int = 0
+    """Clients that were ready for the sum, and are not in the one that was counted."""
     rejected: int
     """Clients whose update was rejected."""
 
@@ -167,7 +170,7 @@ class ParticipationView(Strict):
     joined_at: UtcTime
     """The time of the join."""
     received_at: UtcTime | None
-    """The time at which the update was stored."""
+    """The time at which the update was stored, or the client became ready for the sum."""
     bytes: Traffic
     """The client's encoded bytes in this round."""
     norm: float | None
@@ -220,6 +223,8 @@ class RoundView(RoundSummary):
     """The participations of the round; for a client, its own."""
     claims: list[str]
     """Privacy claims that follow from the plan and from counts."""
+    secure_sum: SumView | None = None
+    """The sessions of the round's sum; null if the plan has no secure sum."""
 
 
 class RoundPage(Strict):

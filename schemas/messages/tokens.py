@@ -65,7 +65,9 @@ class TokenPage(Strict):
 
 
 class AuditEntry(Lenient):
-    """One entry of the audit log; `actor` is the id of a person's token, a client or an enrolment token."""
+    """One entry of the audit log; `actor` is the id of a person's token, a client or an enrolment token, or
+    `coordinator` for what it does by itself.
+    """
 
     number: int
     at: UtcTime

@@ -12,11 +12,12 @@ class TermsRefused(SecureSumError):
 
 
 class MessageRefused(SecureSumError):
-    """A message of a member is not acceptable; `position` is the member's place in the terms."""
+    """A message of a member is not acceptable, for a `reason`; `position` is its place in the terms."""
 
     def __init__(self, position: int, reason: str) -> None:
         super().__init__(f"member {position}: {reason}")
         self.position = position
+        self.reason = reason
 
 
 class SessionAborted(SecureSumError):

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
-from schemas.identity.documents import Purpose, hash_of, is_signed, sign
+from schemas.identity.documents import Document, Purpose, hash_of, is_signed, sign
 from schemas.messages.secure_sum import SumTerms
 
 _PURPOSE: Purpose = "tessera-secure-sum-v1"
@@ -23,7 +24,12 @@ def threshold_for(members: int) -> int:
 
 def signed_terms(fields: Mapping[str, object], key: Ed25519PrivateKey) -> SumTerms:
     """Return terms with the server's signature; `fields` are those of `SumTerms` without `signature`."""
-    return SumTerms.model_validate({**fields, "signature": sign(_PURPOSE, _document(fields), key)})
+    return signed_terms_by(fields, partial(sign, key=key))
+
+
+def signed_terms_by(fields: Mapping[str, object], signer: Callable[[Purpose, Document], str]) -> SumTerms:
+    """Return terms with a signature that `signer` makes of a purpose and a document."""
+    return SumTerms.model_validate({**fields, "signature": signer(_PURPOSE, _document(fields))})
 
 
 def is_signed_by_server(terms: SumTerms, key: Ed25519PublicKey) -> bool:

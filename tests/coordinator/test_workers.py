@@ -20,6 +20,7 @@ from coordinator.observability.metrics import Metrics
 from coordinator.rounds import transitions
 from coordinator.rounds.store import LostRace
 from coordinator.storage import garbage_collection, payloads
+from coordinator.storage.server_key import ServerKey
 from coordinator.workers import Ticker
 from tests.coordinator.aggregation.closed_round import (
     BLOCK_BYTES,
@@ -174,6 +175,7 @@ def _ticker(database: Database) -> Ticker:
         lease_seconds=60.0,
         tick_seconds=0.02,
         block_bytes=BLOCK_BYTES,
+        key=ServerKey(bytes(32)),
         metrics=Metrics(),
         moved=lambda: None,
     )

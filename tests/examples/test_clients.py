@@ -51,6 +51,7 @@ def run(served: Served, folder: Path, command: list[str], **plan: Any) -> tuple[
             "joined": 2,
             "arrived": 2,
             "late": 0,
+            "dropped": 0,
             "rejected": 0,
         }
     return federation_id, said

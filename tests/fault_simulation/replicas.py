@@ -130,6 +130,7 @@ class Replica(Process):
             tick_seconds=TICK_SECONDS,
             block_bytes=_BLOCK_BYTES,
             keep_rounds=world.plan.keep_rounds,
+            key=server_key.ServerKey(_seed()),
             metrics=_metrics(self.number),
             moved=long_polls.notify,
         )

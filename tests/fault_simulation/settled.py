@@ -22,6 +22,8 @@ _REFERENCES = (
     "SELECT payload_id FROM updates UNION SELECT state_payload_id FROM updates"
     " UNION SELECT payload_id FROM weights"
     " UNION SELECT payload_id FROM coded_weights WHERE payload_id IS NOT NULL"
+    " UNION SELECT payload_id FROM folds UNION SELECT payload_id FROM joint_models"
+    " UNION SELECT payload_id FROM sum_messages UNION SELECT total_payload_id FROM sum_sessions"
     " UNION SELECT payload_id FROM anchors UNION SELECT payload_id FROM alignment_packs"
 )
 

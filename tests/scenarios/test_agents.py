@@ -55,7 +55,7 @@ def test_two_architectures_align_train_and_end_with_personal_weights(
     rounds = rounds_of(served, federation_id)
     assert [r["state"] for r in rounds] == ["published", "published"]
     for view in rounds:
-        assert view["counts"] == {"joined": 3, "arrived": 3, "late": 0, "rejected": 0}
+        assert view["counts"] == {"joined": 3, "arrived": 3, "late": 0, "dropped": 0, "rejected": 0}
         assert all(c["scores"]["trained"]["loss"]["count"] == 128 for c in view["clients"])
         assert view["bytes"]["up"] > 0
         assert view["bytes"]["down"] > 0

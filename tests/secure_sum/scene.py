@@ -136,7 +136,7 @@ class Session:
             answer = intake.shares_answer(n, self.keys, self.shares)
             self.shared[n] = self.members[n].accept_shares(answer, self.keyed[n], self.own[n])
             octets = self.members[n].masked(self.inputs[n], self.keyed[n], self.shared[n])
-            intake.check_masked(self.terms, n, octets)
+            intake.check_masked(self.terms, n, len(octets))
             self.masked[n] = octets
         self._close("masked", len(self.masked))
 

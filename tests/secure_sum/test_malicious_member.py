@@ -70,8 +70,8 @@ def test_lists_of_shares_have_the_right_number_and_lengths() -> None:
 def test_a_masked_vector_has_exactly_its_bytes(change: int) -> None:
     session = _until(3)
     octets = session.masked[0]
-    with pytest.raises(MessageRefused, match="masked-vector"):
-        intake.check_masked(session.terms, 0, octets[:change] if change < 0 else octets + bytes(change))
+    with pytest.raises(MessageRefused, match="a masked vector has"):
+        intake.check_masked(session.terms, 0, len(octets) + change)
 
 
 def test_confirmations_of_other_sets_or_by_others_are_rejected() -> None:
@@ -106,7 +106,7 @@ def test_shares_of_the_wrong_secret_are_rejected() -> None:
         list(reversed(honest.shares)),
     ]
     for lie in lies:
-        with pytest.raises(MessageRefused, match="share-invalid"):
+        with pytest.raises(MessageRefused, match="share"):
             intake.check_unmask(0, UnmaskStep(shares=lie), session.shares, session.masked)
     with pytest.raises(MessageRefused):
         intake.check_unmask(4, honest, session.shares, session.masked)

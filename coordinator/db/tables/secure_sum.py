@@ -73,7 +73,8 @@ class SumMessageRow(Table):
 class JointModelRow(Table):
     """The values that all clients have in common after a round: float32 in the order of `layout`.
 
-    `digest` is that of the values; retention clears the payloads of old rounds.
+    `digest` is that of the values; `losses` are the mean losses of the members of the sum, {} if they were
+    not summed. Retention clears the payloads of old rounds.
     """
 
     __tablename__ = "joint_models"
@@ -83,3 +84,4 @@ class JointModelRow(Table):
     layout: Mapped[list[Any]]
     digest: Mapped[str]
     payload_id: Mapped[int | None] = mapped_column(ForeignKey("payloads.id"), index=True)
+    losses: Mapped[dict[str, Any]]

@@ -22,8 +22,11 @@ _MAX_CLIENTS = 100_000
 class PollRate:
     """The buckets of this process; the least recently used are dropped, which refills them."""
 
-    def __init__(self, per_second: float, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, per_second: float, clock: Callable[[], float] = time.monotonic, *, burst: int = BURST
+    ) -> None:
         self._per_second = per_second
+        self._burst = float(burst)
         self._clock = clock
         self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()  # client id -> tokens, time
         self._lock = threading.Lock()
@@ -36,8 +39,8 @@ class PollRate:
         """
         with self._lock:
             now = self._clock()
-            tokens, since = self._buckets.get(client_id, (float(BURST), now))
-            tokens = min(float(BURST), tokens + (now - since) * self._per_second)
+            tokens, since = self._buckets.get(client_id, (self._burst, now))
+            tokens = min(self._burst, tokens + (now - since) * self._per_second)
             is_allowed = tokens >= 1.0
             self._buckets[client_id] = (tokens - 1.0 if is_allowed else tokens, now)
             self._buckets.move_to_end(client_id)

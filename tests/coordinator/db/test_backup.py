@@ -101,7 +101,9 @@ def test_a_backup_taken_while_clients_deliver_is_one_consistent_state(
         rounds = restored.admin.get(f"/v1/federations/{federation_id}/rounds").json()["items"]
         assert all(one["state"] == "published" for one in rounds[1:])
         counted = [show(restored, federation_id, one["round"])["counts"] for one in rounds[1:]]
-        assert counted == [{"joined": 2, "arrived": 2, "late": 0, "rejected": 0}] * (len(rounds) - 1)
+        assert counted == [{"joined": 2, "arrived": 2, "late": 0, "dropped": 0, "rejected": 0}] * (
+            len(rounds) - 1
+        )
         restored.stop()
 
 

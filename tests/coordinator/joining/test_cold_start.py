@@ -112,7 +112,7 @@ def test_a_newcomer_that_never_delivered_is_weighed_again_next_time(coordinator:
     for silo, fill, signature in zip(silos, (2.0, 7.0), (EAST, NORTH), strict=True):
         deliver(silo, 2, values(fill), signature=signature)
     shown = wait_for(coordinator, federation_id, 2, "published")
-    assert shown["counts"] == {"joined": 3, "arrived": 2, "late": 0, "rejected": 0}
+    assert shown["counts"] == {"joined": 3, "arrived": 2, "late": 0, "dropped": 0, "rejected": 0}
     join(newcomer, 3, EAST)
     assert first(newcomer, 3) == 2.0
 
@@ -123,7 +123,7 @@ def test_a_signature_of_an_earlier_join_counts_again(coordinator: Served) -> Non
     deliver(silos[0], 1, values(1.0), signature=EAST)
     deliver(silos[1], 1, values(5.0), signature=NORTH)
     shown = wait_for(coordinator, federation_id, 1, "published")
-    assert shown["counts"] == {"joined": 3, "arrived": 2, "late": 0, "rejected": 0}
+    assert shown["counts"] == {"joined": 3, "arrived": 2, "late": 0, "dropped": 0, "rejected": 0}
     join(silos[2], 2)  # without a signature it would get the mean
     assert first(silos[2], 2) == 5.0
 

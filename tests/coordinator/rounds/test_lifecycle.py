@@ -23,7 +23,15 @@ from coordinator.rounds.lifecycle import (
 from schemas.messages.rounds import RoundState
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
-STATES: list[RoundState] = ["open", "collecting", "closing", "aggregating", "published", "abandoned"]
+STATES: list[RoundState] = [
+    "open",
+    "collecting",
+    "summing",
+    "closing",
+    "aggregating",
+    "published",
+    "abandoned",
+]
 
 
 def facts(state: RoundState, **changes: object) -> RoundFacts:
@@ -52,6 +60,7 @@ any_facts = st.builds(
     collect_seconds=st.floats(1, 1e6),
     deadline=st.none() | st.datetimes(timezones=st.just(UTC)),
     lease_expires_at=st.none() | st.datetimes(timezones=st.just(UTC)),
+    sums=st.booleans(),
 )
 
 
@@ -111,6 +120,16 @@ def test_a_round_closes_early_when_all_expected_have_delivered() -> None:
     assert next_state(facts("collecting", waiting=0, delivered=3), NOW) == Step("closing")
     # everybody who is left has delivered, but they are fewer than the round needs: others may still join
     assert next_state(facts("collecting", waiting=0, delivered=2), NOW) is None
+
+
+def test_a_round_with_a_sum_is_summed_before_it_closes() -> None:
+    deadline = NOW + timedelta(seconds=60)
+    assert next_state(facts("collecting", waiting=0, delivered=3, sums=True), NOW) == Step("summing")
+    assert next_state(facts("collecting", sums=True), deadline) == Step("summing")
+    abandoned = next_state(facts("collecting", delivered=1, sums=True), deadline)
+    assert abandoned == Step("abandoned", reason="too-few-updates")
+    assert next_state(facts("summing", sums=True), NOW + timedelta(days=1)) is None
+    assert client_action("running", "summing", delivered=False) == "wait"
 
 
 def test_at_the_deadline_a_quorum_decides() -> None:

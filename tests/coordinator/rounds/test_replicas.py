@@ -48,7 +48,7 @@ def test_two_replicas_take_updates_and_publish_each_round_once(
             statuses = sorted(answer.result().status_code for answer in twice)
         assert statuses == [200] * 6 + [201] * 6
         shown = wait_for(replicas[1], federation_id, number, "published")
-        assert shown["counts"] == {"joined": 6, "arrived": 6, "late": 0, "rejected": 0}
+        assert shown["counts"] == {"joined": 6, "arrived": 6, "late": 0, "dropped": 0, "rejected": 0}
     for silo in silos:
         np.testing.assert_allclose(weights(silo, 7)["b0.q.P"], 8.5)
     rounds = rows(url, "SELECT number, state FROM rounds ORDER BY number")

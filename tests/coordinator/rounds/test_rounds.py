@@ -69,7 +69,7 @@ def test_a_round_collects_from_when_enough_clients_have_joined(coordinator: Serv
     shown = show(coordinator, federation_id, 1)
     assert shown["state"] == "collecting"
     assert shown["deadline"] is not None
-    assert shown["counts"] == {"joined": 2, "arrived": 0, "late": 0, "rejected": 0}
+    assert shown["counts"] == {"joined": 2, "arrived": 0, "late": 0, "dropped": 0, "rejected": 0}
 
 
 def test_joining_again_gets_the_same_answer_even_after_the_end(coordinator: Served) -> None:
@@ -85,7 +85,7 @@ def test_joining_again_gets_the_same_answer_even_after_the_end(coordinator: Serv
 def test_a_round_closes_when_everybody_has_delivered_and_the_next_opens_at_once(coordinator: Served) -> None:
     federation_id, silos = running(coordinator)
     shown = one_round(coordinator, federation_id, silos, 1, [1.0, 3.0])
-    assert shown["counts"] == {"joined": 2, "arrived": 2, "late": 0, "rejected": 0}
+    assert shown["counts"] == {"joined": 2, "arrived": 2, "late": 0, "dropped": 0, "rejected": 0}
     assert set(shown["seconds"]) == {"open", "collecting", "closing", "aggregating"}
     assert all(seconds >= 0 for seconds in shown["seconds"].values())
     assert shown["published_at"] is not None
@@ -127,7 +127,7 @@ def test_with_too_few_updates_a_round_is_abandoned_and_the_next_has_the_same_wei
     base = join(second, 1)
     shown = wait_for(coordinator, federation_id, 1, "abandoned")
     assert shown["reason"] == "too-few-updates"
-    assert shown["counts"] == {"joined": 2, "arrived": 0, "late": 0, "rejected": 1}
+    assert shown["counts"] == {"joined": 2, "arrived": 0, "late": 0, "dropped": 0, "rejected": 1}
     rejected = shown["clients"][0]
     assert (rejected["state"], rejected["reject_reason"]) == ("rejected", "round-abandoned")
     assert rejected["staleness"] is None
@@ -174,7 +174,7 @@ def test_an_update_of_a_client_revoked_later_is_kept_and_marked(coordinator: Ser
     shown = wait_for(coordinator, federation_id, 1, "published")
     assert [client["state"] for client in shown["clients"]][2] == "revoked"
     assert shown["clients"][2]["received_at"] is not None
-    assert shown["counts"] == {"joined": 3, "arrived": 3, "late": 0, "rejected": 0}
+    assert shown["counts"] == {"joined": 3, "arrived": 3, "late": 0, "dropped": 0, "rejected": 0}
     join(silos[0], 2)
     np.testing.assert_allclose(weights(silos[0], 2)["b0.q.P"], 2.0)
     # in the round after, it serves nobody any more

@@ -1,0 +1,58 @@
+"""The digest of the values that all clients of a round begin with."""
+
+from __future__ import annotations
+
+from sqlalchemy import bindparam, select
+from sqlalchemy.orm import Session
+
+from coordinator.db.engine import run
+from coordinator.db.tables.federations import ClientRow, ParticipationRow, RoundRow
+from coordinator.db.tables.secure_sum import JointModelRow
+from coordinator.errors import NotFound
+from coordinator.federations.store import plan
+from coordinator.rounds import base_weights
+from coordinator.strategies.opening import open_plan
+from schemas.messages.enrolment import Profile
+from schemas.messages.updates import WeightsManifest
+
+_LAST = (
+    select(JointModelRow.digest)
+    .where(
+        JointModelRow.federation_id == bindparam("federation_id"),
+        JointModelRow.round_number < bindparam("number"),
+    )
+    .order_by(JointModelRow.round_number.desc())
+    .limit(1)
+)
+_FIRST_CLIENT = (
+    select(ClientRow.base_model, ClientRow.profile)
+    .join(ParticipationRow, ParticipationRow.client_id == ClientRow.id)
+    .join(RoundRow, RoundRow.id == ParticipationRow.round_id)
+    .where(RoundRow.federation_id == bindparam("federation_id"), RoundRow.number == bindparam("number"))
+    .order_by(ClientRow.id)
+    .limit(1)
+)
+
+
+def joint_digest(session: Session, federation_id: str, round_number: int) -> str:
+    """Return what `values_digest` gives for the weights that every client of a round is served.
+
+    Publishing a summed round stores its values as a `JointModelRow` with this digest, and assigns them to
+    every client that begins a later round. Before the first one, clients are served zeros in the layout of
+    their base model: zeros as sent, which stand for the seeded start (`schemas.maths.start`). All clients of
+    a sum have one layout, so that of the round's first client counts.
+
+    Raises:
+        NotFound: no model was published before the round, and nobody has joined it.
+    """
+    parameters = {"federation_id": federation_id, "number": round_number}
+    stored = run(session, _LAST, parameters).scalar()
+    if stored is not None:
+        return stored
+    client = run(session, _FIRST_CLIENT, parameters).first()
+    if client is None:
+        raise NotFound
+    opened, profile = open_plan(plan(session, federation_id)), Profile.model_validate(client.profile)
+    layout = base_weights.layout(session, federation_id, opened, client.base_model, profile)
+    manifest = WeightsManifest(federation=federation_id, recipe={}, round=round_number, client="", pack=None)
+    return base_weights.zeros(layout, manifest)[1].digest

@@ -1,0 +1,130 @@
+"""Write the terms of a session: members and their keys, what they were served, and the summed vector."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+from sqlalchemy import bindparam, select
+from sqlalchemy.orm import Session
+
+from coordinator.db.engine import run
+from coordinator.db.tables.federations import ClientRow, FederationRow, ParticipationRow, RoundRow
+from coordinator.db.tables.identity import RosterRow
+from coordinator.enrolment import roster
+from coordinator.federations.store import plan_of
+from coordinator.rounds import base_weights
+from coordinator.secure_sum.joint_digest import joint_digest
+from coordinator.storage.server_key import ServerKey
+from coordinator.strategies.opening import open_plan
+from schemas.identity.keys import encode
+from schemas.messages.enrolment import Profile
+from schemas.messages.federations import FederationPlan
+from schemas.messages.secure_sum import MOST_MEMBERS, SumTerms
+from schemas.messages.sum_plan import SecureSumPlan
+from schemas.secure_sum.encoding import modulus_for
+from schemas.secure_sum.segments import segments_of
+from schemas.secure_sum.terms import signed_terms_by, threshold_for
+
+_NONCE_BYTES = 16
+_READY = (
+    select(ClientRow.id, ClientRow.base_model, ClientRow.profile)
+    .join(ParticipationRow, ParticipationRow.client_id == ClientRow.id)
+    .where(
+        ParticipationRow.round_id == bindparam("round"),
+        ParticipationRow.state == "ready",
+        ClientRow.state == "enrolled",
+    )
+    .order_by(ParticipationRow.ready_at, ClientRow.id)
+)
+_KEYS = (
+    select(RosterRow.client_id, RosterRow.document)
+    .where(RosterRow.federation_id == bindparam("federation_id"), RosterRow.version <= bindparam("version"))
+    .order_by(RosterRow.version)
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ReadyClient:
+    """A client that has trained, and waits for the sum."""
+
+    client_id: str
+    base_model: str
+    profile: Profile
+
+
+def ready_clients(session: Session, round_id: int, *, but: Collection[str]) -> list[ReadyClient]:
+    """Return the enrolled ready clients of a round, without those of `but`, the first ready first."""
+    return [
+        ReadyClient(client_id, base_model, Profile.model_validate(profile))
+        for client_id, base_model, profile in run(session, _READY, {"round": round_id})
+        if client_id not in but
+    ]
+
+
+def summed_plan(plan: FederationPlan) -> SecureSumPlan:
+    """Return how a plan sums.
+
+    Raises:
+        LookupError: the plan has no secure sum.
+    """
+    if plan.privacy.secure_sum is None:
+        raise LookupError("the plan has no privacy.secure_sum")
+    return plan.privacy.secure_sum
+
+
+def new_terms(
+    session: Session,
+    federation: FederationRow,
+    row: RoundRow,
+    number: int,
+    clients: Sequence[ReadyClient],
+    key: ServerKey,
+) -> SumTerms | None:
+    """Return signed terms for the first 128 of `clients`, or None if the plan requires more of them.
+
+    Raises:
+        StrategyUnavailable: the strategy of the plan is not installed any more.
+    """
+    plan = plan_of(federation)
+    summed = summed_plan(plan)
+    link = roster.newest(session, federation.id)
+    if link is None:
+        return None
+    keys = _keys(session, federation.id, link.version)
+    chosen = [client for client in clients if client.client_id in keys][:MOST_MEMBERS]
+    if len(chosen) < max(summed.minimum, 2):
+        return None
+    opened, first = open_plan(plan), chosen[0]
+    layout = base_weights.layout(session, federation.id, opened, first.base_model, first.profile)
+    names = sorted(client.client_id for client in chosen)
+    fields = {
+        "federation": federation.id,
+        "round": row.number,
+        "session": number,
+        "kind": "sum",
+        "masking": summed.masking,
+        "nonce": encode(secrets.token_bytes(_NONCE_BYTES)),
+        "members": [{"client": name, "key": keys[name]} for name in names],
+        "threshold": threshold_for(len(names)),
+        "minimum": summed.minimum,
+        "roster_version": link.version,
+        "roster_hash": link.hash,
+        "weights": joint_digest(session, federation.id, row.number),
+        "segments": [segment.model_dump() for segment in segments_of(plan, layout)],
+        "bits": summed.bits,
+        "modulus": modulus_for(len(names), summed.bits).bits,
+        "phase_seconds": summed.phase_seconds,
+    }
+    return signed_terms_by(fields, key.sign)
+
+
+def _keys(session: Session, federation_id: str, version: int) -> dict[str, str]:
+    """Return the identity key of each client by the roster up to a version; revoked clients have none."""
+    keys: dict[str, str] = {}
+    for client_id, document in run(session, _KEYS, {"federation_id": federation_id, "version": version}):
+        keys.pop(client_id, None)
+        if document["public_key"] is not None:
+            keys[client_id] = document["public_key"]
+    return keys

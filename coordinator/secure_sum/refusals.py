@@ -1,0 +1,62 @@
+"""The errors of the secure sum: a message at the wrong time, and one of each step that is not acceptable."""
+
+from __future__ import annotations
+
+from coordinator.errors import Refused, WeakPublicKey
+from coordinator.secure_sum.phases import Phase
+
+
+class PhaseMismatch(Refused):
+    """The session or step of a request is not the one that goes on."""
+
+    status, slug, title = 409, "phase-mismatch", "Another step is due, or none; see `session` and `step`"
+
+
+class ShareList(Refused):
+    """A message of step 1 is not acceptable."""
+
+    status, slug, title = (
+        422,
+        "share-list",
+        "The shares do not fit the members of step 0; make one ciphertext for each of them but yourself",
+    )
+
+
+class MaskedVector(Refused):
+    """A message of step 2 is not acceptable."""
+
+    status, slug, title = (
+        422,
+        "masked-vector",
+        "The masked vector has the wrong length; pack the values of all segments of the terms",
+    )
+
+
+class StatementInvalid(Refused):
+    """A message of step 3 is not acceptable."""
+
+    status, slug, title = (
+        422,
+        "statement-invalid",
+        "The confirmation is wrong; sign the sets that steps 1 and 2 of this session returned",
+    )
+
+
+class ShareInvalid(Refused):
+    """A message of step 4 is not acceptable."""
+
+    status, slug, title = (
+        422,
+        "share-invalid",
+        "The shares are wrong; send one per member of step 1: of `b` for members of step 2, else of `s`",
+    )
+
+
+NOT_ACCEPTABLE: dict[Phase, type[Refused]] = {
+    "keys": WeakPublicKey,
+    "shares": ShareList,
+    "masked": MaskedVector,
+    "confirm": StatementInvalid,
+    "unmask": ShareInvalid,
+}
+"""The error of a message of each step that fails a check."""

@@ -1,0 +1,53 @@
+"""Parse what a session has stored, once per process: its terms, and the messages of closed phases.
+
+Both never change, and parsing 128 lists of 127 ciphertexts for each of 128 readers would take seconds. Keys
+have the digest of the terms, which name one session of one coordinator.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from threading import Lock
+from typing import TypeVar
+
+from coordinator.db.tables.secure_sum import SumSessionRow
+from schemas.messages.secure_sum import SumTerms
+
+Value = TypeVar("Value")
+
+_MOST = 64
+
+
+class _Recent:
+    """The values of the most recently used keys."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._values: OrderedDict[Hashable, object] = OrderedDict()
+        self._lock = Lock()
+
+    def get(self, key: Hashable, make: Callable[[], Value]) -> Value:
+        """Return the value of a key, made if it is not stored; two threads may make it."""
+        with self._lock:
+            if key in self._values:
+                self._values.move_to_end(key)
+                return self._values[key]  # type: ignore[return-value]
+        value = make()
+        with self._lock:
+            self._values[key] = value
+            if len(self._values) > self._most:
+                self._values.popitem(last=False)
+        return value
+
+
+_RECENT = _Recent(_MOST)
+
+
+def terms_of(row: SumSessionRow) -> SumTerms:
+    return _RECENT.get((row.terms_hash, "terms"), lambda: SumTerms.model_validate(row.terms))
+
+
+def once(row: SumSessionRow, name: str, make: Callable[[], Value]) -> Value:
+    """Return what `make` derives from closed phases of a session, from memory if it was made before."""
+    return _RECENT.get((row.terms_hash, name), make)

@@ -1,0 +1,64 @@
+"""What a strategy is handed where the coordinator knows sums only. Pure.
+
+A `Summed` strategy changes the one model that all clients have in common, by the sum of what clients learnt.
+It never sees a client, an update or a session.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+
+
+class Total(Protocol):
+    """The sum of the inputs of `count` members; a segment is a run of summed values with a name."""
+
+    @property
+    def count(self) -> int:
+        """The number of members that were summed."""
+
+    def number(self, name: str) -> float:
+        """Return a summed scalar; `weight` is the sum of the members' weights, `count` if they are uniform.
+
+        Raises:
+            KeyError: no such number was summed.
+        """
+
+    def values(self, segment: str, begin: int, count: int) -> Floats:
+        """Return sum w_i x_i for `count` values of a segment from `begin` on, (count,).
+
+        x_i is what member i learnt: its trained values minus those that all members began with.
+        """
+
+
+class Joint(Protocol):
+    """The model that all clients began the round with."""
+
+    @property
+    def segments(self) -> Sequence[str]:
+        """The names of its segments, one for each factor of the adapter."""
+
+    def read(self, segment: str, begin: int, count: int) -> Floats:
+        """Return `count` values of a segment from `begin` on, (count,), with the start in place of zeros."""
+
+
+@dataclass(frozen=True, slots=True)
+class Revised:
+    """New values of a segment: `values(begin, count)` returns them, (count,), when the engine writes them."""
+
+    segment: str
+    values: Callable[[int, int], Floats]
+
+
+@runtime_checkable
+class Summed(Protocol):
+    """A strategy that needs sums only."""
+
+    def step(self, joint: Joint, total: Total) -> Iterator[Revised]:
+        """Yield the segments that a round changes, each once; the others stay as they are."""

@@ -1,0 +1,217 @@
+"""Sessions over real HTTP, with the agent's own protocol as members: complete, with drop-outs, aborted."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from schemas.messages.secure_sum import SumStatus
+from tests.coordinator.secure_sum.members import (
+    CONFIRM,
+    KEYS,
+    MASKED,
+    SHARES,
+    UNMASK,
+    Scene,
+    summing,
+)
+from tests.served import Served
+
+STEPS = (KEYS, SHARES, MASKED, CONFIRM, UNMASK)
+PHASES = ("keys", "shares", "masked", "confirm", "unmask")
+
+
+def play(scene: Scene, stops: dict[int, int] | None = None, *, first: int = KEYS) -> None:
+    """Let all clients send all steps; a client stops at the step that `stops` has for its position."""
+    for step in STEPS[first:]:
+        stopped = [position for position, at in (stops or {}).items() if at <= step]
+        scene.step(step, stop=stopped)
+        if stopped and step < UNMASK:
+            going = next(client for client in scene.clients if client.position not in stopped)
+            going.answer(step)  # the phase closes at its deadline
+
+
+def test_all_members_answer_and_the_total_is_exact(coordinator: Served) -> None:
+    scene = summing(coordinator)
+    scene.begin()
+    play(scene)
+    assert np.array_equal(scene.total(), scene.expected())
+    view = scene.view()
+    (session,) = view["secure_sum"]["sessions"]
+    assert session | {"seconds": 0} == {
+        "number": 1,
+        "kind": "sum",
+        "state": "done",
+        "members": 5,
+        "answered": dict.fromkeys(PHASES, 5),
+        "seconds": 0,
+        "reason": None,
+    }
+    assert view["secure_sum"]["counted"] == 5
+    assert {client["state"] for client in view["clients"]} == {"arrived"}
+    assert all(client["bytes"]["up"] > 0 for client in view["clients"])
+    assert not scene.rows(
+        "SELECT position FROM sum_messages WHERE session_id IN (SELECT id FROM sum_sessions WHERE {ours})"
+    )
+
+
+def test_people_see_sessions_in_events_and_audit(coordinator: Served) -> None:
+    scene = summing(coordinator)
+    scene.begin()
+    play(scene)
+    scene.total()
+    query = f"SELECT data FROM events WHERE federation_id = '{scene.federation_id}' AND kind = 'sum'"
+    states = [str(data) for (data,) in scene.rows(f"{query} ORDER BY number")]
+    assert len(states) == 2
+    assert "keys" in states[0]
+    assert "done" in states[1]
+    entries = coordinator.admin.get("/v1/audit?limit=500").json()["items"]
+    ours = [entry for entry in entries if entry["subject"] == scene.federation_id]
+    told = [(entry["event"], entry["actor"]) for entry in ours if entry["event"].startswith("sum-")]
+    assert told == [("sum-session-opened", "coordinator"), ("sum-session-done", "coordinator")]
+
+
+def test_without_masks_the_same_inputs_give_the_same_total(coordinator: Served) -> None:
+    masked, plain = summing(coordinator), summing(coordinator, masking="none")
+    masked.begin()
+    for client, other in zip(plain.clients, masked.clients, strict=True):
+        client.input = other.input
+    plain.begin()
+    status = plain.clients[0].status()
+    assert status is not None
+    assert status.step == "masked"
+    plain.step(MASKED)
+    play(masked)
+    assert np.array_equal(plain.total(), masked.total())
+    assert plain.view()["secure_sum"]["sessions"][0]["answered"] == {"masked": 5}
+
+
+# The others wait for deadlines as these do.
+_SLOW = pytest.mark.slow
+
+
+@pytest.mark.parametrize(
+    "step", [pytest.param(step, marks=[] if step == MASKED else _SLOW) for step in STEPS]
+)
+def test_a_member_may_stop_at_any_step(coordinator: Served, step: int) -> None:
+    scene = summing(coordinator, phase_seconds=1)
+    scene.begin()
+    play(scene, {2: step})
+    counted = range(5) if step > MASKED else (0, 1, 3, 4)
+    assert np.array_equal(scene.total(), scene.expected(counted))
+    states = {client["state"] for client in scene.view()["clients"]}
+    assert states == ({"arrived"} if step > MASKED else {"arrived", "dropped"})
+
+
+@pytest.mark.parametrize(
+    "step", [KEYS, pytest.param(MASKED, marks=_SLOW), pytest.param(CONFIRM, marks=_SLOW)]
+)
+def test_a_session_with_too_few_answers_is_followed_by_one_of_the_living(
+    coordinator: Served, step: int
+) -> None:
+    scene = summing(coordinator, phase_seconds=1)
+    scene.begin()
+    for earlier in STEPS[:step]:
+        scene.step(earlier)
+    scene.step(step, stop=[1, 3])
+    scene.wait_for(lambda view: len(view["secure_sum"]["sessions"]) == 2)
+    scene.clients = [client for client in scene.clients if client.position not in (1, 3)]
+    scene.begin()
+    play(scene)
+    assert np.array_equal(scene.total(), scene.expected())
+    first, second = scene.view()["secure_sum"]["sessions"]
+    assert (first["state"], first["reason"]) == ("aborted", f"too few members answered step {PHASES[step]}")
+    assert (second["state"], second["members"]) == ("done", 3)
+
+
+def test_who_was_too_slow_is_asked_once_more_if_the_living_are_too_few(coordinator: Served) -> None:
+    scene = summing(coordinator, minimum=5, phase_seconds=1)
+    scene.begin()
+    scene.step(KEYS, stop=[4])
+    scene.wait_for(lambda view: len(view["secure_sum"]["sessions"]) == 2)
+    scene.begin()
+    play(scene)
+    assert np.array_equal(scene.total(), scene.expected())
+
+
+def test_after_the_last_attempt_the_round_is_abandoned_and_the_federation_pauses(coordinator: Served) -> None:
+    scene = summing(coordinator, phase_seconds=1, attempts=2)
+    scene.begin()
+    view = scene.wait_for(lambda view: view["state"] == "abandoned")
+    assert view["reason"] == "secure-sum-failed"
+    assert [session["state"] for session in view["secure_sum"]["sessions"]] == ["aborted"] * 2
+    status = scene.clients[0].status(seen=0)
+    assert status is not None
+    assert status.outcome is not None
+    assert (status.outcome.state, status.outcome.reason) == ("abandoned", "secure-sum-failed")
+    federation = coordinator.admin.get(f"/v1/federations/{scene.federation_id}").json()
+    assert federation["state"] == "paused"
+
+
+@pytest.mark.slow
+def test_who_has_unmasked_takes_part_in_no_other_session(coordinator: Served) -> None:
+    scene = summing(coordinator, phase_seconds=1)
+    scene.begin()
+    play(scene, {0: UNMASK, 1: UNMASK, 2: UNMASK})  # two of five answered, four are needed
+    spent = scene.rows(
+        "SELECT client_id FROM sum_members WHERE spent AND session_id IN"
+        " (SELECT id FROM sum_sessions WHERE {ours}) ORDER BY position"
+    )
+    assert [client_id for (client_id,) in spent] == [client.silo.client_id for client in scene.clients[3:]]
+    scene.wait_for(lambda view: len(view["secure_sum"]["sessions"]) == 2)
+    status = scene.clients[0].status()
+    assert status is not None
+    assert status.terms is not None
+    assert [member.client for member in status.terms.members] == [
+        client.silo.client_id for client in scene.clients[:3]
+    ]
+    spent_status = scene.clients[3].status()
+    assert spent_status is not None
+    assert (spent_status.session, spent_status.terms) == (2, None)
+
+
+def test_a_revoked_member_is_not_waited_for(coordinator: Served) -> None:
+    scene = summing(coordinator, 7)
+    scene.begin()
+    for step in (KEYS, SHARES):
+        scene.step(step)
+    gone = scene.clients.pop(3)
+    before = gone.message(MASKED)
+    removed = coordinator.admin.delete(f"/v1/federations/{scene.federation_id}/clients/{gone.silo.client_id}")
+    assert removed.status_code == 204
+    assert gone.put(MASKED, before).status_code == 401
+    assert gone.get(SHARES).status_code == 401
+    play(scene, first=MASKED)
+    assert np.array_equal(scene.total(), scene.expected())
+
+
+def test_waiting_requests_end_with_the_phase(coordinator: Served) -> None:
+    scene = summing(coordinator)
+    scene.begin()
+    client = scene.clients[0]
+    found: list[SumStatus | None] = []
+    seen = client.seen
+    thread = threading.Thread(target=lambda: found.append(client.status(seen=seen, wait=20)))
+    thread.start()
+    time.sleep(0.3)
+    assert not found
+    scene.step(KEYS)
+    began = time.monotonic()
+    thread.join(timeout=5)
+    assert time.monotonic() - began < 2
+    (status,) = found
+    assert status is not None
+    assert (status.step, status.phase > (seen or 0)) == ("shares", True)
+    assert client.status(seen=status.phase) is None
+    assert client.get(SHARES).status_code == 204
+
+
+def test_a_round_without_enough_ready_clients_is_abandoned(coordinator: Served) -> None:
+    scene = summing(coordinator, 3, minimum=4)
+    view = scene.wait_for(lambda view: view["state"] == "abandoned")
+    assert view["reason"] == "too-few-members"
+    federation = coordinator.admin.get(f"/v1/federations/{scene.federation_id}").json()
+    assert federation["state"] == "running"

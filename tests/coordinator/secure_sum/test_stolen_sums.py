@@ -1,0 +1,264 @@
+"""A thief who has the whole database at every commit, and keeps all of it, opens the input of nobody."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from sqlalchemy import Connection, Engine, create_engine, event, inspect, text
+
+from schemas.identity.keys import decode, encode
+from schemas.messages.secure_sum import SharesStep, SumTerms, UnmaskStep
+from schemas.secure_sum.agreement import derived_key
+from schemas.secure_sum.encoding import Modulus
+from schemas.secure_sum.masks import MaskKey, Masks
+from schemas.secure_sum.shamir import combine, lagrange_weights
+from schemas.secure_sum.statements import commitment_to
+from schemas.secure_sum.terms import terms_hash
+from tests.conftest import ask
+from tests.coordinator.secure_sum.members import (
+    CONFIRM,
+    KEYS,
+    MASKED,
+    SHARES,
+    UNMASK,
+    Scene,
+    SumClient,
+    summing,
+)
+from tests.served import Served, slug
+
+STEPS = (KEYS, SHARES, MASKED, CONFIRM, UNMASK)
+Key = tuple[int, int, str]  # session, position and step of a message
+
+
+@dataclass
+class Thief:
+    """All messages that were stored in any committed state, and the shares in them."""
+
+    federation_id: str = ""
+    """The federation that it is interested in."""
+    messages: dict[Key, bytes] = field(default_factory=dict)
+    commits: int = 0
+    now: set[Key] = field(default_factory=set)
+    """The messages of the last commit."""
+
+    def see(self, connection: Connection) -> None:
+        """Read what the transaction that commits leaves."""
+        cursor = connection.connection.cursor()
+        try:
+            cursor.execute(
+                "SELECT m.session_id, m.position, m.step, m.body, m.payload_id FROM sum_messages m"
+                " JOIN sum_sessions s ON s.id = m.session_id JOIN rounds r ON r.id = s.round_id"
+                f" WHERE r.federation_id = '{self.federation_id}'"
+            )
+            rows = cursor.fetchall()
+            self.now = {(session, position, step) for session, position, step, *_ in rows}
+            for session, position, step, body, payload in rows:
+                if body is None:
+                    cursor.execute(
+                        f"SELECT data FROM payload_chunks WHERE payload_id = {int(payload)} ORDER BY begin"
+                    )
+                    body = b"".join(bytes(data) for (data,) in cursor.fetchall())
+                self.messages[session, position, step] = bytes(body)
+        finally:
+            cursor.close()
+        self.commits += 1
+
+    def sessions(self) -> set[int]:
+        return {session for session, _, _ in self.messages}
+
+    def of(self, session: int, step: str) -> dict[int, bytes]:
+        return {
+            place: body for (of, place, name), body in self.messages.items() if (of, name) == (session, step)
+        }
+
+    def shares(self, session: int) -> dict[tuple[int, str], dict[int, bytes]]:
+        """Return all shares in clear: by owner and secret, by holder."""
+        shares: dict[tuple[int, str], dict[int, bytes]] = {}
+        for holder, body in self.of(session, "unmask").items():
+            for share in UnmaskStep.model_validate_json(body).shares:
+                shares.setdefault((share.position, share.of), {})[holder] = decode(share.share)
+        return shares
+
+
+@contextmanager
+def thief_at_every_commit() -> Iterator[Thief]:
+    thief = Thief()
+    event.listen(Engine, "commit", thief.see)
+    try:
+        yield thief
+    finally:
+        event.remove(Engine, "commit", thief.see)
+
+
+def test_a_thief_of_every_state_of_a_sum_has_nobodys_input(coordinator: Served) -> None:
+    with thief_at_every_commit() as thief:
+        scene = summing(coordinator)
+        thief.federation_id = scene.federation_id
+        _play(scene, scene.clients, "done")
+    _check(thief, coordinator, scene.clients)
+
+
+def test_a_member_that_was_lost_is_not_opened_either(coordinator: Served) -> None:
+    """Shares of its mask key are stored, and never its vector: it comes too late, and is refused."""
+    with thief_at_every_commit() as thief:
+        scene = summing(coordinator, 8, phase_seconds=2)
+        thief.federation_id = scene.federation_id
+        scene.begin()
+        for step in (KEYS, SHARES):
+            scene.step(step)
+        lost = scene.clients[3]
+        vector = lost.message(MASKED)
+        scene.step(MASKED, stop=[lost.position])
+        scene.clients[0].answer(MASKED)
+        refused = lost.put(MASKED, vector)
+        assert (refused.status_code, slug(refused)) == (409, "phase-mismatch")
+        for step in (CONFIRM, UNMASK):
+            scene.step(step, stop=[lost.position])
+        _wait(scene, "done")
+    (session,) = thief.sessions()
+    assert lost.position not in thief.of(session, "masked")
+    assert {of for owner, of in thief.shares(session) if owner == lost.position} == {"s"}
+    _check(thief, coordinator, scene.clients)
+
+
+def test_two_sessions_of_the_same_inputs_open_nothing(coordinator: Served) -> None:
+    with thief_at_every_commit() as thief:
+        scene = summing(coordinator, phase_seconds=2)
+        thief.federation_id = scene.federation_id
+        scene.begin()
+        for step in (KEYS, SHARES, MASKED):
+            scene.step(step)
+        first = [_secrets(client) for client in scene.clients]
+        scene.step(CONFIRM, stop=[3, 4])
+        _wait(scene, "aborted", "keys")
+        living = scene.clients[:3]
+        _play(scene, living, "aborted", "done")
+    assert len(thief.sessions()) == 2
+    assert thief.of(min(thief.sessions()), "masked")
+    assert not thief.shares(min(thief.sessions()))
+    _check(thief, coordinator, living)
+    stored = _everything(thief)
+    assert not [secret for secrets in first for secret in secrets if secret in stored]
+
+
+def test_inputs_that_were_sent_in_clear_leave_with_the_session(coordinator: Served) -> None:
+    with thief_at_every_commit() as thief:
+        scene = summing(coordinator, masking="none")
+        thief.federation_id = scene.federation_id
+        scene.begin()
+        scene.step(MASKED)
+        _wait(scene, "done")
+    assert scene.clients[0].message(MASKED) in _everything(thief), "without masks, a thief reads them"
+    assert not thief.now
+
+
+def _play(scene: Scene, clients: list[SumClient], *states: str) -> None:
+    scene.begin(clients)
+    for step in STEPS:
+        for client in clients:
+            assert client.put(step).status_code == 201
+        if step != UNMASK:
+            stored = b"\0".join(_values(scene.served.database_url))
+            assert not [secret for client in clients for secret in _secrets(client) if secret in stored]
+    _wait(scene, *states)
+
+
+def _wait(scene: Scene, *states: str) -> None:
+    """Wait until the sessions of the round are in these states."""
+    query = (
+        "SELECT s.state FROM sum_sessions s JOIN rounds r ON r.id = s.round_id"
+        f" WHERE r.federation_id = '{scene.federation_id}' AND r.number = 1 ORDER BY s.number"
+    )
+    deadline = time.monotonic() + 20
+    while (found := tuple(state for (state,) in ask(scene.served.database_url, query))) != states:
+        assert time.monotonic() < deadline, found
+        time.sleep(0.05)
+
+
+def _check(thief: Thief, served: Served, clients: list[SumClient]) -> None:
+    """Check that no member is opened, by all messages of all sessions, and that none of them is left."""
+    assert thief.commits > 10
+    stored = _everything(thief)
+    assert not [secret for client in clients for secret in _secrets(client) if secret in stored]
+    for session in thief.sessions():
+        terms = _terms(served.database_url, session)
+        shares = thief.shares(session)
+        for owner in range(len(terms.members)):
+            known = {of: len(shares.get((owner, of), {})) for of in ("b", "s")}
+            assert min(known.values()) < terms.threshold, f"both secrets of member {owner} can be rebuilt"
+            assert min(known.values()) == 0
+    for client in clients:
+        _check_still_masked(thief, client)
+    sessions = ", ".join(map(str, thief.sessions()))
+    left = f"SELECT count(*) FROM sum_messages WHERE session_id IN ({sessions})"
+    assert ask(served.database_url, left) == [(0,)]
+
+
+def _check_still_masked(thief: Thief, client: SumClient) -> None:
+    """Remove the self mask, which the coordinator rebuilds too: pair masks are left on every value."""
+    assert client.terms is not None
+    assert client.input is not None
+    session, position, modulus = max(thief.sessions()), client.position, Modulus(client.terms.modulus)
+    shares = thief.shares(session).get((position, "b"))
+    if shares is None:
+        return
+    holders = sorted(shares)[: client.terms.threshold]
+    seed = combine({holder: shares[holder] for holder in holders}, lagrange_weights(holders))
+    commitment = SharesStep.model_validate_json(thief.of(session, "shares")[position]).commitment
+    assert commitment_to(seed) == commitment
+    words = modulus.unpack(thief.of(session, "masked")[position]).copy()
+    key = derived_key(seed, "self", terms_hash(client.terms))
+    Masks([MaskKey(key, is_subtracted=True)], modulus.word).add_to(words)
+    assert not np.array_equal(modulus.signed(words), client.input)
+
+
+def _secrets(client: SumClient) -> list[bytes]:
+    """Return what must not be stored: the secrets of a member as octets and as text, and its input."""
+    assert client.terms is not None
+    assert client.input is not None
+    secrets = client._member.secrets
+    modulus = Modulus(client.terms.modulus)
+    raw = [secrets.seed, secrets.mask.raw, secrets.channel.raw]
+    forms: list[Callable[[bytes], bytes]] = [
+        bytes,
+        lambda one: encode(one).encode(),
+        lambda one: one.hex().encode(),
+    ]
+    written = [form(one) for one in raw for form in forms]
+    values = client.input.astype(np.int64)
+    return [*written, modulus.pack(values.astype(modulus.word)), client.input.astype("<i4").tobytes()]
+
+
+def _everything(thief: Thief) -> bytes:
+    return b"\0".join(thief.messages.values())
+
+
+def _values(url: str) -> Iterator[bytes]:
+    """Yield every value of every row of every table."""
+    engine = create_engine(url)
+    with engine.connect() as connection:
+        for table in inspect(engine).get_table_names():
+            for row in connection.execute(text(f'SELECT * FROM "{table}"')):
+                for value in row:
+                    yield _octets(value)
+    engine.dispose()
+
+
+def _octets(value: Any) -> bytes:
+    return bytes(value) if isinstance(value, bytes | memoryview) else str(value).encode()
+
+
+def _terms(url: str, session: int) -> SumTerms:
+    engine = create_engine(url)
+    with engine.connect() as connection:
+        stored = connection.execute(text(f"SELECT terms FROM sum_sessions WHERE id = {session}")).scalar()
+    engine.dispose()
+    return (
+        SumTerms.model_validate_json(stored) if isinstance(stored, str) else SumTerms.model_validate(stored)
+    )
