@@ -6,6 +6,7 @@ import random
 import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Any, TypeVar
 
 from anyio import to_thread
@@ -249,7 +250,7 @@ async def _poll(
     outcome: WaitOutcome = "released"
     while True:
         notifications = long_polls.notifications
-        progress, found = await to_thread.run_sync(_fetch, request, member, fetch)
+        progress, found = await to_thread.run_sync(partial(_fetch, request, member, fetch))
         if found is not None:
             return found
         remaining = deadline - time.monotonic()

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, cast
+from typing import Any, Final, cast
 
 from sqlalchemy import bindparam, func, insert, select, update
 from sqlalchemy.orm import Session
@@ -22,7 +22,7 @@ from coordinator.rounds.store import LostRace
 from coordinator.secure_sum.phases import PHASES, Phase, first_phase
 from schemas.messages.secure_sum import SumKind, SumStep, SumTerms
 
-OPENING = "opening"
+OPENING: Final = "opening"
 """The state of a session whose phases have all closed, until its total is stored."""
 
 LIVE: tuple[SumStep, ...] = (*PHASES, OPENING)
