@@ -49,5 +49,5 @@ def terms_of(row: SumSessionRow) -> SumTerms:
 
 
 def once(row: SumSessionRow, name: str, compute: Callable[[], Value]) -> Value:
-    """Return what `compute` derives from closed phases of a session, from memory if it was computed before."""
+    """Return what `compute` derives from closed phases of a session, once per process."""
     return _RECENT.get((row.terms_hash, name), compute)
