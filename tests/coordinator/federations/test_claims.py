@@ -205,8 +205,8 @@ def test_a_sum_claims_what_it_hides_and_what_it_does_not(roster: str, masking: s
     assert of_round(open_plan(plan), Counted(0, 0)) == claims
     told = of_round(open_plan(plan), Counted(6, 0))[len(claims) :]
     assert told == [
-        "6 members are ready for the sum of this round or in it; all but one of them together can compute what "
-        "the remaining one sent."
+        "6 members are ready for the sum of this round or in it; all but one of them together can compute "
+        "what the remaining one sent."
     ]
     assert ("could invent members" in " ".join(claims)) is (masked and roster != "pinned")
 

@@ -8,50 +8,19 @@ import httpx
 import numpy as np
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from numpy.typing import NDArray
 
-from schemas.secure_sum.encoding import CLIP_UNIT, most, quantise
+from schemas.secure_sum.encoding import most
 from schemas.secure_sum.segments import values_digest
-from tests.coordinator.secure_sum.members import MASKED, SumClient, make_ready, roster_of
+from tests.coordinator.cli.test_rounds import output
+from tests.coordinator.secure_sum.sums_in_clear import CLIP, LOSSES, ORDER, sum_up, summed
 from tests.served import PROFILE, Served, Silo, enrolment, slug
-from tests.taking_part import plan, running, scored, show, try_join, url, values, wait_for, weights
-
-CLIP = 1.0
-LOSSES = [(2.0, 1.0), (4.0, 2.0), (3.0, 0.0), (1.0, 1.0)]
-ORDER = sorted(values(0.0))
-
-
-def summed(clients: int = 4, **secure_sum: Any) -> dict[str, Any]:
-    secure_sum = {"masking": "none", "minimum": 3, "clip": CLIP, **secure_sum}
-    return plan(privacy={"secure_sum": secure_sum}, rounds={"total": 3, "min_clients": clients})
-
-
-def encoded(change: float, losses: tuple[float, float]) -> NDArray[np.int32]:
-    """Encode four values of P, two of Q and two losses, as an agent does."""
-    unit = round(1 / CLIP_UNIT)
-    learnt = quantise(np.full(6, change, np.float32), round(CLIP * unit), 16)
-    return np.concatenate([learnt, quantise(np.array(losses, np.float32), 16 * unit, 16)])
-
-
-def sum_up(served: Served, federation_id: str, silos: list[Silo], changes: list[float]) -> None:
-    """Let clients that are ready send their inputs in clear."""
-    clients = [SumClient(silo, 1) for silo in silos]
-    keys, version, link = roster_of(served, federation_id)
-    for client, change, losses in zip(clients, changes, LOSSES, strict=True):
-        client.input = encoded(change, losses)
-        client.begin(keys, version, link)
-    for client in clients:
-        sent = client.put(MASKED)
-        assert sent.status_code == 201, sent.text
+from tests.taking_part import running, scored, show, try_join, url, weights
 
 
 def test_a_summed_round_is_published_and_newcomers_begin_with_it(coordinator: Served) -> None:
     federation_id, silos = running(coordinator, 4, **summed())
-    for silo in silos:
-        make_ready(silo)
     changes = [0.4, -0.2, 0.6, 0.1]
-    sum_up(coordinator, federation_id, silos, changes)
-    published = wait_for(coordinator, federation_id, 1, "published")
+    published = sum_up(coordinator, federation_id, silos, changes)
     late = coordinator.enrol(federation_id, "late")
     bodies = []
     for silo in [*silos, late]:
@@ -85,6 +54,10 @@ def _shows_means_only(
     own = silos[0].http.get(url(silos[0], 1)).json()
     assert own["scores"]["mean"]["loss"] == {"value": trained_loss, "count": 4}
     assert len(own["clients"]) == 1
+    told = " ".join(output(served, "round", "show", federation_id, "1"))
+    assert "sum session 1: done, 4 members; answered: masked 4" in told
+    assert "the sum has the updates of 4 members; mean loss: served 2.5" in told
+    assert "A member can add anything to a sum" in told
     relevance = served.admin.get(f"/v1/federations/{federation_id}/rounds/1/relevance")
     assert relevance.status_code == 404
     refused = silos[0].http.put(url(silos[0], 1, "/scores"), json=scored({"loss": 1.0}))
@@ -93,16 +66,7 @@ def _shows_means_only(
 
 def test_a_client_does_not_see_the_mean_of_two_others(coordinator: Served) -> None:
     federation_id, silos = running(coordinator, 3, **summed(3))
-    for silo in silos:
-        make_ready(silo)
-    sum_up_of_three = LOSSES[:3]
-    clients = [SumClient(silo, 1) for silo in silos]
-    keys, version, link = roster_of(coordinator, federation_id)
-    for client, losses in zip(clients, sum_up_of_three, strict=True):
-        client.input = encoded(0.1, losses)
-        client.begin(keys, version, link)
-        assert client.put(MASKED).status_code == 201
-    published = wait_for(coordinator, federation_id, 1, "published")
+    published = sum_up(coordinator, federation_id, silos, [0.1, 0.1, 0.1])
     assert published["scores"]["mean"]["loss"]["count"] == 3
     own = silos[0].http.get(url(silos[0], 1)).json()
     assert own["scores"] is None
