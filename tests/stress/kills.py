@@ -14,12 +14,17 @@ from pathlib import Path
 from coordinator.db.engine import Database
 from coordinator.observability.fault_points import PLACES, VARIABLE, Place
 from coordinator.storage import payloads
+from tests.stress import summed
 from tests.stress.one_hot import Trial, check, taking_part, wait_for_the_end
 from tests.stress.processes import Coordinator, Undertaker
+from tests.stress.summed import SummedTrial
 
 # Nothing is collected within an hour of its writing: at that place dies another process than a coordinator.
 _COLLECTING: Place = "collection-deleted"
-_WHILE_SERVING = [place for place in PLACES if place != _COLLECTING]
+OF_SUMS = [place for place in PLACES if place.startswith(("ready-", "sum-"))]
+"""Places that only a federation comes to whose updates are summed."""
+
+_WHILE_SERVING = [place for place in PLACES if place != _COLLECTING and place not in OF_SUMS]
 _LEFT_OVER = 4
 
 
@@ -54,6 +59,27 @@ def at_every_place(database_url: str, folder: Path, trial: Trial) -> Kills:
         coordinator.kill()
     assert coordinator.errors == []
     return Kills([*undertaker.died_at, _COLLECTING], undertaker.back_after)
+
+
+def at_every_place_of_a_sum(database_url: str, folder: Path, trial: SummedTrial) -> Kills:
+    """Die at each place of a sum in turn; every total is exact, and nothing of its inputs is left.
+
+    Raises:
+        AssertionError: a total is wrong, something was lost or left over, or a place was never come to.
+    """
+    coordinator = Coordinator(database_url, folder / "log")
+    undertaker = Undertaker(coordinator, OF_SUMS)
+    undertaker.start()
+    try:
+        with summed.summing(trial, coordinator.url) as (federation_id, agents, admin):
+            summed.go_on_to_the_end(federation_id, agents, admin)
+            assert undertaker.died_at == OF_SUMS, f"never died at {set(OF_SUMS) - {*undertaker.died_at}}"
+            summed.check(trial, database_url, federation_id, agents)
+    finally:
+        undertaker.finish()
+        coordinator.kill()
+    assert coordinator.errors == []
+    return Kills([*undertaker.died_at], undertaker.back_after)
 
 
 def at_random(database_url: str, folder: Path, trial: Trial, *, seed: int, every: float) -> Kills:

@@ -186,7 +186,7 @@ def taking_part(
     with httpx.Client(base_url=urls[0], headers=headers, timeout=60, verify=False) as admin:
         made = insist(lambda: admin.post("/v1/federations", json=trial.plan))
         federation_id = str(made.json()["id"])
-        silos = [_enrol(admin, federation_id, f"c{index}") for index in range(trial.clients)]
+        silos = [enrol(admin, federation_id, f"c{index}") for index in range(trial.clients)]
         started = insist(lambda: admin.post(f"/v1/federations/{federation_id}/start"))
         assert started.status_code == 200, started.text
     agents = [Agent(trial, silo, i, urls, go_on) for i, silo in enumerate(silos)]
@@ -199,7 +199,8 @@ def taking_part(
             silo.http.close()
 
 
-def _enrol(admin: httpx.Client, federation_id: str, name: str) -> Silo:
+def enrol(admin: httpx.Client, federation_id: str, name: str) -> Silo:
+    """Enrol a client with a new key, however often the coordinator dies meanwhile."""
     asked = {"client_name": name}
     token = insist(
         lambda: admin.post(f"/v1/federations/{federation_id}/enrolment-tokens", json=asked)

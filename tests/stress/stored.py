@@ -7,6 +7,8 @@ from collections.abc import Iterable, Mapping
 from datetime import timedelta
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
 from sqlalchemy import func, select
 from sqlalchemy.orm import InstrumentedAttribute, Session
 
@@ -15,6 +17,7 @@ from coordinator.db.tables.federations import (
     ChunkRow,
     ClientRow,
     EnrolmentTokenRow,
+    ParticipationRow,
     PayloadRow,
     RoundRow,
     Table,
@@ -22,6 +25,8 @@ from coordinator.db.tables.federations import (
     WeightsRow,
 )
 from coordinator.db.tables.identity import AuditRow, ClientKeyRow, ManifestRow, RosterRow, ServerIdentityRow
+from coordinator.db.tables.secure_sum import SumMessageRow, SumSessionRow
+from coordinator.secure_sum.totals import summed_total
 from coordinator.storage import payloads
 from coordinator.storage.garbage_collection import collect
 from schemas.identity.documents import hash_of, is_signed
@@ -68,6 +73,57 @@ def check_stored(database_url: str, federation_id: str, served: Served, *, round
             }
     finally:
         database.close()
+
+
+def check_sums(
+    database_url: str, federation_id: str, served: Served, totals: Mapping[int, NDArray[np.int64]]
+) -> None:
+    """Check what the sums of a federation have left: each total once and exact, and no message.
+
+    `totals` are the sums of the clients' inputs by round; the other rounds were abandoned.
+
+    Raises:
+        AssertionError: something is lost, doubled, changed or left over.
+    """
+    database = Database(database_url)
+    try:
+        while collect(database, grace=timedelta(0)):
+            pass
+        with database.read() as session:
+            members = _members(session, federation_id)
+            assert sorted(members) == sorted(served), "somebody else is a member, or a member is not"
+            _check_totals(session, federation_id, totals)
+            _check_tokens(session, federation_id, members.values())
+            _check_roster(session, federation_id)
+            _check_audit(session)
+            for key, client in members.items():
+                _check_manifests(session, federation_id, client, served[key])
+            _check_payloads(session)
+    finally:
+        database.close()
+
+
+def _check_totals(session: Session, federation_id: str, totals: Mapping[int, NDArray[np.int64]]) -> None:
+    assert not list(session.scalars(select(SumMessageRow))), "a message is left"
+    rounds = session.execute(
+        select(RoundRow.id, RoundRow.number, RoundRow.state).where(RoundRow.federation_id == federation_id)
+    ).all()
+    assert {number for _, number, state in rounds if state == "published"} == set(totals)
+    for round_id, number, state in rounds:
+        done = select(SumSessionRow.id).where(
+            SumSessionRow.round_id == round_id, SumSessionRow.state == "done"
+        )
+        assert len(list(session.scalars(done))) == (1 if state == "published" else 0)
+        states = set(
+            session.scalars(select(ParticipationRow.state).where(ParticipationRow.round_id == round_id))
+        )
+        assert states == ({"arrived"} if state == "published" else {"rejected"})
+        if state == "published":
+            total = summed_total(session, round_id)
+            octets = payloads.read(session, total.payload_id, 0, 4 * total.terms.values)
+            assert np.array_equal(np.frombuffer(octets, "<i4"), totals[number]), (
+                f"the total of round {number}"
+            )
 
 
 def _members(session: Session, federation_id: str) -> dict[str, str]:

@@ -12,13 +12,19 @@ import pytest
 from coordinator.observability.fault_points import PLACES
 from tests.stress import kills
 from tests.stress.one_hot import Trial
+from tests.stress.summed import SummedTrial
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
 
 
 def test_killed_at_every_place_where_it_matters(database_url: str, tmp_path: Path) -> None:
     found = kills.at_every_place(database_url, tmp_path, Trial(clients=4, rounds=8))
-    assert sorted(found.died_at) == sorted(PLACES)
+    assert sorted([*found.died_at, *kills.OF_SUMS]) == sorted(PLACES)
+
+
+def test_killed_at_every_place_of_a_sum(database_url: str, tmp_path: Path) -> None:
+    found = kills.at_every_place_of_a_sum(database_url, tmp_path, SummedTrial())
+    assert found.died_at == kills.OF_SUMS
 
 
 def test_killed_at_random_moments(database_url: str, tmp_path: Path) -> None:

@@ -97,6 +97,7 @@ def _publish(stored: Stored, number: int, *, has_model: bool = True) -> dict[int
                 layout=[],
                 digest=digest,
                 payload_id=payload_id,
+                losses={},
             )
         )
         return {number: payload_id}

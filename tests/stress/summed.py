@@ -1,0 +1,280 @@
+"""Clients whose updates are summed: every committed total says which inputs it counted how often."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+import numpy as np
+from numpy.typing import NDArray
+
+from client_agent.secure_sum.expectation import Expectation, accept_terms
+from client_agent.secure_sum.member import Member, new_secrets
+from schemas.identity.keys import name_of
+from schemas.maths.adapter import in_order
+from schemas.messages.secure_sum import SumOutcome, SumStatus
+from schemas.secure_sum.encoding import Modulus, most
+from schemas.secure_sum.segments import values_digest
+from schemas.wire.digests import digest_of
+from schemas.wire.envelope import unpack
+from schemas.wire.header import Slot
+from tests.coordinator.secure_sum.members import MASKED, SERVER_KEY, UNMASK, SumClient, roster_of
+from tests.served import ADMIN_TOKEN, Silo, slug
+from tests.stress.one_hot import PATIENCE_SECONDS, enrol, insist
+from tests.stress.stored import check_sums
+from tests.taking_part import url
+
+_ABANDONED = "sum-out-of-range"
+
+
+@dataclass(frozen=True)
+class SummedTrial:
+    """So many clients in so many published rounds; the first one spoils the sum of the round `spoilt`."""
+
+    clients: int = 4
+    rounds: int = 4
+    rank: int = 100
+    spoilt: int = 3
+
+    @property
+    def plan(self) -> dict[str, Any]:
+        return {
+            "name": "summed",
+            "strategy": {"name": "fedavg"},
+            "adapter": {"rank": self.rank, "blocks": 1, "roles": ["q"]},
+            "wire": {"recipe": "dense"},
+            "rounds": {"total": self.rounds, "min_clients": self.clients, "collect_seconds": 3600},
+            "privacy": {"secure_sum": {"minimum": 3, "phase_seconds": 120, "scores": "own"}},
+        }
+
+    @property
+    def slots(self) -> dict[str, Slot]:
+        return {"b0.q.P": Slot((self.rank, self.rank)), "b0.q.Q": Slot((self.rank,))}
+
+
+class Insisting:
+    """Asks until there is an answer, with a new signature each time."""
+
+    def __init__(self, client: httpx.Client) -> None:
+        self._client = client
+
+    def get(self, path: str, **request: Any) -> httpx.Response:
+        return insist(lambda: self._client.get(path, **request))
+
+    def put(self, path: str, **request: Any) -> httpx.Response:
+        return insist(lambda: self._client.put(path, **request))
+
+    def post(self, path: str, **request: Any) -> httpx.Response:
+        return insist(lambda: self._client.post(path, **request))
+
+    def close(self) -> None:
+        self._client.close()
+
+
+class SummedClient(SumClient):
+    """Waits for sessions and answers for as long as a coordinator may be away."""
+
+    weights = ""
+
+    def begin_with(self, status: SumStatus, admin: Insisting) -> None:
+        """Accept the terms of a session, and make secrets."""
+        assert status.terms is not None
+        self.terms, self.sent = status.terms, {}
+        if self.input is None:
+            rng = np.random.default_rng([self.round, *self.silo.client_id.encode()])
+            self.input = rng.integers(-most(16), most(16) + 1, self.terms.values).astype(np.int32)
+        keys, version, link = roster_of(_Served(admin), self.silo.federation_id)  # type: ignore[arg-type]
+        expectation = Expectation(
+            federation=self.silo.federation_id,
+            round=self.round,
+            client=self.silo.client_id,
+            server_key=SERVER_KEY,
+            roster=keys,
+            roster_version=version,
+            roster_hash=link,
+            weights=self.weights,
+            segments=tuple(self.terms.segments),
+            bits=16,
+            minimum=self.terms.minimum,
+        )
+        self._member = Member(
+            accept_terms(self.terms, expectation), new_secrets(), self.silo.key, expectation
+        )
+
+    def answer(self, step: int) -> bytes:
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while (found := self._answer(step)) is None:
+            assert time.monotonic() < deadline, f"step {step} has no answer"
+            time.sleep(0.02)
+        return found
+
+
+@dataclass
+class _Served:
+    admin: Insisting
+
+
+class SummedAgent(threading.Thread):
+    """Takes part until the federation is finished, whatever happens to the coordinator."""
+
+    def __init__(self, trial: SummedTrial, silo: Silo, index: int, admin: Insisting) -> None:
+        super().__init__(name=f"c{index}", daemon=True)
+        self.silo = silo
+        self.inputs: dict[int, NDArray[np.int32]] = {}  # by round
+        self.outcomes: dict[int, SumOutcome] = {}
+        self.digests: dict[int, str] = {}
+        self.fault: BaseException | None = None
+        self._trial = trial
+        self._spoils = index == 0
+        self._admin = admin
+
+    def run(self) -> None:
+        """Until the end, or until something is wrong: then `fault` says what."""
+        try:
+            while not self._turn():
+                time.sleep(0.02)
+        except BaseException as fault:
+            self.fault = fault
+
+    def _turn(self) -> bool:
+        current = self.silo.http.get(f"/v1/federations/{self.silo.federation_id}/rounds/current")
+        if current.status_code == 204:
+            return False
+        assert current.status_code == 200, current.text
+        brief = current.json()
+        number = brief["round"]
+        if brief["state"] == "finished":
+            self._pull(number, brief["weights"]["digest"])
+            return True
+        joined = self.silo.http.post(url(self.silo, number, "/join"))
+        if joined.status_code == 409:
+            return False
+        assert joined.status_code == 200, joined.text
+        base = joined.json()["weights"]["digest"]
+        values = self._pull(number, base)
+        ready = self.silo.http.put(url(self.silo, number, "/ready"), json={"base": base, "values": values})
+        assert ready.status_code in (200, 201), ready.text
+        self._sum(number, values)
+        return False
+
+    def _pull(self, number: int, digest: str) -> str:
+        """Return the digest of the values that are served."""
+        answer = self.silo.http.get(url(self.silo, number, "/weights"))
+        assert answer.status_code == 200, answer.text
+        assert digest_of(answer.content) == digest
+        assert self.digests.setdefault(number, digest) == digest, "published bytes have changed"
+        slots = self._trial.slots
+        with unpack(answer.content, encoding=None, expected=slots, max_bytes=2**22) as envelope:
+            state = {name: envelope.read_float32(name) for name in slots}
+        return values_digest(state, in_order({name: slot.shape for name, slot in slots.items()}))
+
+    def _sum(self, number: int, values: str) -> None:
+        """Take part in the session of a round, and wait for its outcome."""
+        client = SummedClient(self.silo, number)
+        client.weights = values
+        status = self._status(client, lambda found: found.terms is not None)
+        client.begin_with(status, self._admin)
+        assert client.input is not None
+        self.inputs[number] = client.input
+        for step in range(UNMASK + 1):
+            if step == MASKED and self._spoils and number == self._trial.spoilt:
+                client.sent[MASKED] = _spoilt(client)
+            answer = client.put(step)
+            if answer.status_code == 409 and slug(answer) == "phase-mismatch" and step == UNMASK:
+                break  # it was accepted, its answer was lost, and the sum has been opened since
+            assert answer.status_code in (200, 201), answer.text
+        outcome = self._status(client, lambda found: found.outcome is not None).outcome
+        assert outcome is not None
+        self.outcomes[number] = outcome
+
+    def _status(self, client: SummedClient, holds: Any) -> SumStatus:
+        deadline, seen = time.monotonic() + PATIENCE_SECONDS, None
+        while True:
+            status = client.status(seen=seen, wait=5)
+            if status is not None and holds(status):
+                return status
+            seen = status.phase if status is not None else seen
+            assert time.monotonic() < deadline, f"the sum does not go on: {status}"
+
+
+def _spoilt(client: SummedClient) -> bytes:
+    """Return a masked vector whose first value is far from every input."""
+    assert client.terms is not None
+    modulus = Modulus(client.terms.modulus)
+    words = modulus.unpack(client.message(MASKED)).copy()
+    words[0] += 20 * most(16)
+    return modulus.pack(words)
+
+
+@contextmanager
+def summing(trial: SummedTrial, coordinator: str) -> Iterator[tuple[str, list[SummedAgent], Insisting]]:
+    """Create a federation, enrol its clients, start it and them; their connections end with the block."""
+    headers = {"Authorization": f"Bearer {ADMIN_TOKEN}"}
+    with httpx.Client(base_url=coordinator, headers=headers, timeout=60, verify=False) as people:
+        admin = Insisting(people)
+        made = admin.post("/v1/federations", json=trial.plan)
+        assert made.status_code == 201, made.text
+        federation_id = str(made.json()["id"])
+        agents = []
+        for index in range(trial.clients):
+            silo = enrol(people, federation_id, f"c{index}")
+            silo.http.base_url = coordinator
+            asking: Any = Insisting(silo.http)
+            silo = Silo(silo.client_id, federation_id, silo.key, asking)
+            agents.append(SummedAgent(trial, silo, index, admin))
+        _start(admin, federation_id)
+        for agent in agents:
+            agent.start()
+        try:
+            yield federation_id, agents, admin
+        finally:
+            for agent in agents:
+                agent.silo.http.close()
+
+
+def _start(admin: Insisting, federation_id: str) -> None:
+    started = admin.post(f"/v1/federations/{federation_id}/start")
+    assert started.status_code == 200, started.text
+
+
+def go_on_to_the_end(federation_id: str, agents: Sequence[SummedAgent], admin: Insisting) -> None:
+    """Resume the federation whenever it has paused itself, until all agents have come to their end."""
+    deadline = time.monotonic() + 2 * PATIENCE_SECONDS
+    while any(agent.is_alive() for agent in agents):
+        for agent in agents:
+            if agent.fault is not None:
+                raise AssertionError(f"{agent.name}: {agent.fault}") from agent.fault
+        shown = admin.get(f"/v1/federations/{federation_id}").json()
+        if shown["state"] == "paused":
+            assert shown["round"]["state"] == "abandoned"
+            _start(admin, federation_id)
+        assert time.monotonic() < deadline, shown
+        time.sleep(0.2)
+    for agent in agents:
+        if agent.fault is not None:
+            raise AssertionError(f"{agent.name}: {agent.fault}") from agent.fault
+
+
+def check(trial: SummedTrial, database_url: str, federation_id: str, agents: Sequence[SummedAgent]) -> None:
+    """Compare what each client was told and sent with what is stored."""
+    every = range(1, trial.rounds + 2)  # one round more than are published
+    everybody = sorted(agent.silo.client_id for agent in agents)
+    for agent in agents:
+        assert set(agent.outcomes) == set(every)
+        for number, outcome in agent.outcomes.items():
+            if number == trial.spoilt:
+                assert (outcome.state, outcome.reason) == ("abandoned", _ABANDONED)
+            else:
+                assert (outcome.state, outcome.counted) == ("summed", everybody)
+    totals = {
+        number: np.sum([agent.inputs[number].astype(np.int64) for agent in agents], axis=0)
+        for number in every
+        if number != trial.spoilt
+    }
+    served = {name_of(agent.silo.key): agent.digests for agent in agents}
+    check_sums(database_url, federation_id, served, totals)
