@@ -84,6 +84,10 @@ POLICIES: dict[str, Policy] = {
     f"GET {_F}/rounds/{{n}}/manifest": OF_THE_FEDERATION,
     f"PUT {_F}/rounds/{{n}}/update": OF_THE_FEDERATION,
     f"PUT {_F}/rounds/{{n}}/scores": OF_THE_FEDERATION,
+    f"PUT {_F}/rounds/{{n}}/ready": OF_THE_FEDERATION,
+    f"GET {_F}/rounds/{{n}}/secure-sum": OF_THE_FEDERATION,
+    f"GET {_F}/rounds/{{n}}/secure-sum/{{session}}/{{step}}": OF_THE_FEDERATION,
+    f"PUT {_F}/rounds/{{n}}/secure-sum/{{session}}/{{step}}": OF_THE_FEDERATION,
     f"GET {_F}/anchors": READERS,
     f"PUT {_F}/anchors": OPERATORS,
     f"GET {_F}/alignments": READERS,
@@ -127,7 +131,8 @@ class World:
         if "{token_id}" in template:
             made = self.served.admin.post("/v1/tokens", json={"role": "auditor", "name": "passing"})
             token = made.json()["id"]
-        return template.format(fid=federation_id, cid=client_id, n=1, token_id=token, base_model=OTHER)
+        names = {"fid": federation_id, "cid": client_id, "token_id": token, "base_model": OTHER}
+        return template.format(**names, n=1, session=1, step=0)
 
     def with_packs(self, name: str) -> str:
         """Make a federation with an alignment pack of each base model."""
