@@ -35,13 +35,41 @@ _OVER_ROUNDS = (
 )
 
 
+_SUMMED = {
+    "fedsa_lora": "Members are served one model, changed by the weighted mean of the changes of A that the "
+    "members of a sum have learnt; B never leaves a member.",
+    "ffa_lora": "Members are served one model, changed by the weighted mean of the changes of B that the "
+    "members of a sum have learnt; A is the same for all.",
+}
+_SUMMED_WHOLE = (
+    "Members are served one model, changed by the weighted mean of the changes that the members of a sum "
+    "have learnt."
+)
+_OVER_SUMS = (
+    "Each member knows its own updates: a member that compares rounds, or colludes with others, can narrow "
+    "down the update of a member that took part in only one of them."
+)
+
+
 def of_members(plan: FederationPlan) -> list[str]:
     """Return what members can learn of each other's adapters, as sentences that hold in every round."""
+    summed = plan.privacy.secure_sum
+    if summed is not None:
+        others = summed.minimum - 1
+        colluding = "the other one" if others == 1 else f"the {others} others together"
+        return [
+            _SUMMED.get(plan.strategy.name, _SUMMED_WHOLE),
+            f"A sum has at least {summed.minimum} members (privacy.secure_sum.minimum): in the smallest, "
+            f"{colluding} can compute what a member sent.",
+            _OVER_SUMS,
+        ]
     return [_SERVED.get(plan.strategy.name, _OTHER.format(plan.strategy.name)), _voices(plan), _OVER_ROUNDS]
 
 
 def serves_fewer_than(min_voices: int, plan: FederationPlan) -> bool:
-    return plan.privacy.min_voices < min_voices
+    """Whether a plan allows that a client is served what fewer than `min_voices` others have sent."""
+    summed = plan.privacy.secure_sum
+    return (plan.privacy.min_voices if summed is None else summed.minimum - 1) < min_voices
 
 
 def _voices(plan: FederationPlan) -> str:

@@ -7,6 +7,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from coordinator.errors import StrategyUnavailable
+from coordinator.federations.sum_claims import OPERATOR_OF_SUMS, of_sum, of_sums
 from coordinator.strategies.capabilities import Caps
 from coordinator.strategies.opening import OpenedPlan, open_plan
 from schemas.messages.federations import FederationPlan, RosterPolicy, SignatureKind
@@ -52,7 +53,7 @@ class Counted:
     """Counts of the updates of a round.
 
     Attributes:
-        updates: number of accepted updates.
+        updates: number of accepted updates; of clients in the round's sum, or ready for it.
         from_bearers: number of accepted updates from bearer clients.
         private: number of updates that report the privacy cost of their signatures.
         spent: largest reported cost (epsilon) of a client so far; None without a report.
@@ -76,6 +77,15 @@ def of_stored_plan(plan: FederationPlan, counted: Counted | None = None) -> list
 def of_federation(opened: OpenedPlan) -> list[str]:
     """Return the claims that hold in every round under this plan."""
     plan = opened.plan
+    summed = plan.privacy.secure_sum
+    if summed is not None:
+        return [
+            OPERATOR_OF_SUMS if summed.masking == "pairwise" else _OPERATOR,
+            *of_members(plan),
+            _SIGNED,
+            _MEMBERS[plan.privacy.roster_policy],
+            *of_sums(plan, summed),
+        ]
     return [
         _OPERATOR,
         *of_members(plan),
@@ -93,6 +103,8 @@ def of_round(opened: OpenedPlan, counted: Counted) -> list[str]:
     claims = of_federation(opened)
     if not counted.updates:
         return claims
+    if plan.privacy.secure_sum is not None:
+        return [*claims, *of_sum(counted.updates)]
     claims += _voices(plan.privacy.min_voices, counted.updates)
     if counted.from_bearers:
         senders = f"Of {counted.updates} updates, {counted.from_bearers} came with bearer credentials."

@@ -15,7 +15,7 @@ from sqlalchemy.orm import Session
 
 from coordinator.db.engine import database_time, run
 from coordinator.db.tables.federations import ParticipationRow, RoundRow, ScoresRow
-from coordinator.rounds import scores, views
+from coordinator.rounds import scores, sum_views, views
 from schemas.messages.enrolment import Traffic
 from schemas.messages.rounds import RelevanceView, RoundSummary, RoundView
 from schemas.messages.scores import LOSS, PERPLEXITY, Score, Scores, ScoreSummary
@@ -40,12 +40,11 @@ _TRAFFIC = select(ParticipationRow.bytes_up, ParticipationRow.bytes_down).where(
 def summary(session: Session, row: RoundRow, now: datetime, client_id: str) -> RoundSummary:
     shown = views.summary(session, row, now)
     up, down = _traffic(session, row.id, client_id)
-    return shown.model_copy(
-        update={
-            "bytes": Traffic(up=up, down=down),
-            "scores": _scores(session, row, client_id) if shown.scores is not None else None,
-        }
-    )
+    own = {
+        "bytes": Traffic(up=up, down=down),
+        "scores": _shown_scores(session, row, client_id, shown.scores),
+    }
+    return shown.model_copy(update=own)
 
 
 def view(session: Session, row: RoundRow, client_id: str) -> RoundView:
@@ -73,6 +72,17 @@ def relevance(session: Session, row: RoundRow, client_id: str) -> RelevanceView:
             "agreement": None,
         }
     )
+
+
+def _shown_scores(
+    session: Session, row: RoundRow, client_id: str, all_scores: ScoreSummary | None
+) -> ScoreSummary | None:
+    if all_scores is None:
+        return None
+    if row.summing_at is None or all_scores.worst is not None:
+        return _scores(session, row, client_id)
+    mean = sum_views.for_clients(all_scores.mean)
+    return sum_views.summary_of({"trained": mean[LOSS]}) if mean is not None else None
 
 
 def _scores(session: Session, row: RoundRow, client_id: str) -> ScoreSummary | None:

@@ -26,6 +26,7 @@ from coordinator.errors import (
     NotJoined,
     RateLimited,
     RoundClosed,
+    SecureSumRequired,
     StorageFull,
 )
 from coordinator.federations import store as federations
@@ -132,7 +133,7 @@ def show_manifest(member: AsMember, n: RoundNumber, database: TheDatabase) -> Si
     openapi_extra=takes(Scores, example={"served": _SCORES, "trained": _SCORES, "kept": "trained"}),
     responses=answers(
         *(JsonMalformed, AuthMissing, Forbidden, NotFound, NotJoined, RoundClosed, Invalid),
-        *(RateLimited, StorageFull),
+        *(RateLimited, StorageFull, SecureSumRequired),
     ),
 )
 def put_scores(
@@ -148,7 +149,7 @@ def put_scores(
     `kept` names which of both is the client's personal model. The newest two published rounds and all later
     rounds accept scores. A client may replace its scores of a round ten times, and not after the federation
     is finished; then it may add `final`, the scores of the final weights, to its scores of the last published
-    round, once.
+    round, once. Where scores are summed (`privacy.secure_sum.scores`), none are accepted.
     """
     with database.write() as session:
         last_event = hold_federation(session, member.federation_id)

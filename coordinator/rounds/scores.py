@@ -11,7 +11,7 @@ from sqlalchemy.orm import Session
 from coordinator.db.clock import clock
 from coordinator.db.engine import run
 from coordinator.db.tables.federations import FederationRow, ParticipationRow, RoundRow, ScoresRow
-from coordinator.errors import NotFound, NotJoined, RoundClosed
+from coordinator.errors import NotFound, NotJoined, RoundClosed, SecureSumRequired
 from coordinator.rounds import queries
 from schemas.messages.scores import Scores
 
@@ -33,6 +33,7 @@ _CONTEXT = (
         ParticipationRow.client_id,
         ScoresRow.scores,
         ScoresRow.changes,
+        FederationRow.plan,
     )
     .join(FederationRow, FederationRow.id == RoundRow.federation_id)
     .outerjoin(
@@ -91,6 +92,7 @@ def store_scores(
 
     Raises:
         NotFound: the round does not exist.
+        SecureSumRequired: scores are summed, and none are stored by name.
         NotJoined: the client did not join it.
         RoundClosed: the round is too old, the federation is finished, or not yet for final scores, or the
             scores changed too often, or clients may see their mean.
@@ -101,7 +103,9 @@ def store_scores(
     ).first()
     if context is None:
         raise NotFound
-    now, round_id, round_state, state, joined, stored, changes = context
+    now, round_id, round_state, state, joined, stored, changes, plan = context
+    if (plan["privacy"].get("secure_sum") or {}).get("scores") == "summed":
+        raise SecureSumRequired("scores are summed (privacy.secure_sum.scores); send none by name")
     if joined is None:
         raise NotJoined
     if stored == scores:

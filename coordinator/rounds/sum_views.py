@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import datetime
 
 from sqlalchemy import bindparam, func, select
@@ -9,9 +10,17 @@ from sqlalchemy.orm import Session
 
 from coordinator.db.engine import run
 from coordinator.db.tables.federations import RoundRow
-from coordinator.db.tables.secure_sum import SumMessageRow, SumSessionRow
+from coordinator.db.tables.secure_sum import JointModelRow, SumMessageRow, SumSessionRow
+from coordinator.rounds.scores import LEAST_CLIENTS
 from coordinator.rounds.sums import ENDED_SESSIONS
+from schemas.messages.scores import LOSS, Score, ScoreSummary
 from schemas.messages.secure_sum import SumSessionView, SumView
+
+_SCORE_DECIMALS = 3
+_LOSSES = select(JointModelRow.losses).where(
+    JointModelRow.federation_id == bindparam("federation_id"),
+    JointModelRow.round_number == bindparam("number"),
+)
 
 _SESSIONS = (
     select(SumSessionRow).where(SumSessionRow.round_id == bindparam("round")).order_by(SumSessionRow.number)
@@ -23,13 +32,44 @@ _ANSWERED = (
 )
 
 
-def sum_view(session: Session, row: RoundRow, now: datetime) -> SumView:
+def sum_view(session: Session, row: RoundRow, now: datetime, *, for_client: bool) -> SumView:
     sessions = list(session.scalars(_SESSIONS, {"round": row.id}))
     done = [summed for summed in sessions if summed.kind == "sum" and summed.state == "done"]
+    counted = len(done[-1].closed["masked"]["members"]) if done else None
+    losses = mean_losses(session, row, counted or 0)
+    if for_client and losses is not None:
+        losses = for_clients(losses)
     return SumView(
         sessions=[_session_view(session, summed, now) for summed in sessions],
-        counted=len(done[-1].closed["masked"]["members"]) if done else None,
+        counted=counted,
+        losses=losses,
     )
+
+
+def mean_losses(session: Session, row: RoundRow, count: int) -> dict[str, Score] | None:
+    """Return the mean losses of the `count` members of a published sum, as `served` and as `trained`.
+
+    None = the round is not published, or scores are not summed.
+    """
+    if row.summing_at is None or row.state != "published":
+        return None
+    stored = run(session, _LOSSES, {"federation_id": row.federation_id, "number": row.number}).scalar()
+    return {model: Score(value=value, count=count) for model, value in stored.items()} if stored else None
+
+
+def summary_of(losses: Mapping[str, Score]) -> ScoreSummary:
+    """Return the mean loss of the members' trained models as a round's scores."""
+    return ScoreSummary(mean={LOSS: losses["trained"]}, worst=None)
+
+
+def for_clients(losses: Mapping[str, Score]) -> dict[str, Score] | None:
+    """Return mean losses for a client, who could subtract its own; None if the others are too few."""
+    if any(loss.count <= LEAST_CLIENTS for loss in losses.values()):
+        return None
+    return {
+        model: Score(value=round(loss.value, _SCORE_DECIMALS), count=loss.count)
+        for model, loss in losses.items()
+    }
 
 
 def _session_view(session: Session, summed: SumSessionRow, now: datetime) -> SumSessionView:

@@ -15,10 +15,9 @@ from coordinator.db.tables.federations import RoundRow
 from coordinator.errors import NotFound
 from coordinator.federations import claims
 from coordinator.federations.store import federation, plan_of
-from coordinator.rounds import counted, queries
+from coordinator.rounds import counted, queries, sum_views
 from coordinator.rounds.lifecycle import DELIVERED, Participation, shown_state
 from coordinator.rounds.store import state_of
-from coordinator.rounds.sum_views import sum_view
 from coordinator.strategies.base import WeightReduction
 from schemas.messages.enrolment import Traffic
 from schemas.messages.rounds import (
@@ -56,6 +55,7 @@ def summary(session: Session, row: RoundRow, now: datetime) -> RoundSummary:
     tallies = queries.tallies(session, row.id)
     none = queries.Tally(0, 0, 0, 0)
     scores = queries.scores(session, row.id) if any(tally.scores for tally in tallies.values()) else []
+    losses = sum_views.mean_losses(session, row, tallies.get("arrived", none).clients)
     return RoundSummary(
         round=row.number,
         state=state_of(row),
@@ -74,7 +74,11 @@ def summary(session: Session, row: RoundRow, now: datetime) -> RoundSummary:
         bytes=Traffic(
             up=sum(tally.up for tally in tallies.values()), down=sum(tally.down for tally in tallies.values())
         ),
-        scores=summarise([Scores.model_validate(stored).personal for stored in scores]),
+        scores=(
+            summarise([Scores.model_validate(stored).personal for stored in scores])
+            if losses is None
+            else sum_views.summary_of(losses)
+        ),
     )
 
 
@@ -91,7 +95,8 @@ def view_of(session: Session, row: RoundRow, shown: RoundSummary, *, only: str |
     else:
         last = counted.last_summed(session, row.federation_id, row.number)
         updates = counted.count_summed(session, row.id)
-        summed = sum_view(session, row, database_time(session))
+        now = database_time(session)
+        summed = sum_views.sum_view(session, row, now, for_client=only is not None)
     clients = [
         ParticipationView(
             client_id=client.client_id,

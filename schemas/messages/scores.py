@@ -88,10 +88,11 @@ class ScoreSummary(Strict):
     `count` is the number of clients with a score of that name; of more than 16 names, the commonest are
     shown. `worst` is the highest loss and perplexity, and the lowest of any other score; it is null for
     clients, since it is the value of a single client. Clients see means in three
-    decimals, of at least three other clients, and none of perplexity.
+    decimals, of at least three other clients, and none of perplexity. Where scores are summed
+    (`privacy.secure_sum.scores`), there is only the mean loss of the members' trained models, and no `worst`.
     """
 
     mean: ScoreSet
     """Means over clients, by name."""
     worst: dict[ScoreName, Score] | None
-    """The worst client's scores, by name; null for clients."""
+    """The worst client's scores, by name; null for clients, and where scores are summed."""

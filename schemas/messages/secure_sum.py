@@ -11,6 +11,7 @@ from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from schemas.messages.base import Digest, Strict, UtcTime
+from schemas.messages.scores import Score
 from schemas.messages.sum_plan import Masking
 
 SumKind = Literal["counts", "sum"]
@@ -272,9 +273,16 @@ class SumSessionView(Strict):
 
 
 class SumView(Strict):
-    """The secure sum of a round: its sessions, and the number of members in the sum, null before it."""
+    """The secure sum of a round: its sessions, and the number of members in the sum, null before it.
+
+    For a client, `losses` are present only if they are means over three other members, in three decimals.
+    """
 
     sessions: list[SumSessionView]
     """The sessions in order."""
     counted: int | None
     """The number of members whose inputs are in the sum."""
+    losses: dict[str, Score] | None = None
+    """Mean losses of the members, of the model as `served` and as `trained`; null before the round is
+    published, and if scores are not summed.
+    """

@@ -1,0 +1,214 @@
+"""Put a round whose sum is done straight into a database: members of any layout, and what they learnt."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from sqlalchemy import select
+
+from coordinator.aggregation import job
+from coordinator.db.engine import Database, database_time
+from coordinator.db.tables.federations import ClientRow, ParticipationRow, WeightsRow
+from coordinator.db.tables.secure_sum import JointModelRow, SumSessionRow
+from coordinator.federations import store as federations
+from coordinator.rounds import store as rounds
+from coordinator.storage import payloads
+from schemas.maths.adapter import Layout, size
+from schemas.messages.federations import FederationPlan
+from schemas.messages.updates import WeightsManifest
+from schemas.secure_sum.encoding import clamp_weight, concatenate, quantise
+from schemas.secure_sum.segments import SCORES, WEIGHT, segments_of, values_of_factor
+from schemas.wire.digests import digest_of
+from schemas.wire.envelope import head
+from tests.secure_sum.scene import terms_of
+from tests.served import PROFILE
+
+LORA_PROFILE = PROFILE | {"layers": 1, "roles": ["q"], "shapes": {"q": [6, 5]}}
+ADAPTERS: dict[str, dict[str, Any]] = {
+    "pq": {"rank": 2, "blocks": 2, "roles": ["q", "v"]},
+    "lora": {"kind": "lora", "rank": 2, "roles": ["q"]},
+}
+State = Mapping[str, NDArray[np.float32]]
+
+
+@dataclass(frozen=True)
+class Learnt:
+    """What one member learnt: the change of each tensor, the losses and the examples."""
+
+    change: State
+    losses: tuple[float, float] = (2.0, 1.0)
+    examples: int = 1
+
+
+def plan(strategy: str = "fedavg", adapter: str = "pq", **secure_sum: Any) -> FederationPlan:
+    return FederationPlan.model_validate(
+        {
+            "name": "summed",
+            "strategy": {"name": strategy},
+            "adapter": ADAPTERS[adapter],
+            "rounds": {"min_clients": 3, "total": 9},
+            "training": {"seed": 3, "steps": 10, "learning_rate": 0.1},
+            "privacy": {"secure_sum": {"minimum": 3, **secure_sum}},
+        }
+    )
+
+
+def federation(database: Database, wanted: FederationPlan, clients: int) -> str:
+    """Make a running federation with enrolled clients `<id>-0`, `<id>-1`, ..."""
+    with database.write() as session:
+        row = federations.create(session, wanted)
+        row.state = "running"
+        federation_id = row.id
+    for number in range(clients):
+        enrol(database, federation_id, number, PROFILE if wanted.adapter.kind == "pq" else LORA_PROFILE)
+    return federation_id
+
+
+def enrol(database: Database, federation_id: str, number: int, profile: Mapping[str, Any]) -> str:
+    client_id = f"{federation_id}-{number}"
+    with database.write() as session:
+        session.add(
+            ClientRow(
+                id=client_id,
+                federation_id=federation_id,
+                name=f"c{number}",
+                base_model=profile["base_model"],
+                profile=dict(profile),
+                state="enrolled",
+                credential_hash=client_id,
+                enrolled_at=database_time(session),
+            )
+        )
+    return client_id
+
+
+def sum_round(
+    database: Database,
+    federation_id: str,
+    wanted: FederationPlan,
+    layout: Layout,
+    members: Sequence[Learnt],
+    number: int = 1,
+) -> None:
+    """Store a round in state closing, with the total of what members learnt."""
+    assert wanted.privacy.secure_sum is not None
+    bits, segments = wanted.privacy.secure_sum.bits, segments_of(wanted, layout)
+    total = np.sum([_encoded(wanted, layout, member) for member in members], axis=0)
+    clients = [f"{federation_id}-{place}" for place in range(len(members))]
+    terms = terms_of(
+        len(members),
+        federation=federation_id,
+        round=number,
+        members=[{"client": client, "key": "a2V5"} for client in clients],
+        segments=[segment.model_dump() for segment in segments],
+        bits=bits,
+        masking=wanted.privacy.secure_sum.masking,
+    )
+    with database.write() as session:
+        now = database_time(session)
+        row = rounds.latest(session, federation_id)
+        if row is None or row.number != number:
+            row = rounds.open_round(session, federation_id, number, now)
+        row.state = "closing"
+        row.collecting_at = row.summing_at = row.closing_at = now
+        payload_id, _ = payloads.store_bytes(session, total.astype("<i4").tobytes())
+        session.add_all(
+            ParticipationRow(
+                round_id=row.id,
+                client_id=client,
+                state="arrived",
+                joined_at=now,
+                ready_at=now,
+                base_digest="x",
+            )
+            for client in clients
+        )
+        session.add(
+            SumSessionRow(
+                round_id=row.id,
+                number=1,
+                kind="sum",
+                state="done",
+                terms=terms.model_dump(mode="json"),
+                terms_hash=f"{federation_id}-{number}",
+                phase_opened_at=now,
+                closed={"masked": {"members": list(range(len(members))), "at": now.isoformat()}},
+                total_payload_id=payload_id,
+                opened_at=now,
+                ended_at=now,
+            )
+        )
+
+
+def _encoded(wanted: FederationPlan, layout: Layout, member: Learnt) -> NDArray[np.int32]:
+    """Encode as an agent does."""
+    summed = wanted.privacy.secure_sum
+    assert summed is not None
+    weight = clamp_weight(member.examples, summed.weigh_up_to)
+    parts = []
+    for segment in segments_of(wanted, layout):
+        if segment.name == WEIGHT:
+            values, own = np.array([weight], np.float32), 1.0
+        elif segment.name == SCORES:
+            values, own = np.array(member.losses, np.float32), 1.0
+        else:
+            values, own = values_of_factor(member.change, layout, segment.name), weight
+        parts.append(quantise(values, segment.clip, summed.bits, weight=own))
+    return concatenate(parts)
+
+
+def learnt(layout: Layout, count: int, *, seed: int = 0, largest: float = 0.5) -> list[Learnt]:
+    """Return random changes, the same for the same seed."""
+    rng = np.random.default_rng(seed)
+    return [
+        Learnt(
+            {
+                name: rng.uniform(-largest, largest, shape).astype(np.float32)
+                for name, shape in layout.items()
+            },
+            losses=(float(rng.uniform(1, 3)), float(rng.uniform(0, 1))),
+            examples=int(rng.integers(1, 40)),
+        )
+        for _ in range(count)
+    ]
+
+
+def publish(database: Database, block_bytes: int = 4096) -> None:
+    claim = job.claim_due(database, 60.0)
+    assert claim is not None
+    assert job.aggregate(database, claim, block_bytes=block_bytes, between=lambda: None) == 0
+
+
+def model(database: Database, federation_id: str, number: int = 1) -> JointModelRow:
+    with database.read() as session:
+        return session.get_one(JointModelRow, (federation_id, number))
+
+
+def served(
+    database: Database, federation_id: str, place: int, layout: Layout, number: int = 2
+) -> dict[str, NDArray[np.float32]]:
+    """Return what a client is served; its body is complete and of the digest that is named."""
+    client_id = f"{federation_id}-{place}"
+    with database.read() as session:
+        row = session.scalars(
+            select(WeightsRow).where(WeightsRow.client_id == client_id, WeightsRow.round_number == number)
+        ).one()
+        assert row.payload_id is not None
+        octets = payloads.read(session, row.payload_id, row.begin, row.begin + 4 * size(layout))
+    manifest = WeightsManifest(federation=federation_id, recipe={}, round=number, client=client_id, pack=None)
+    assert row.head == head(layout, manifest)
+    assert (row.digest, row.bytes) == (digest_of(row.head + octets), len(row.head) + len(octets))
+    return unflattened(np.frombuffer(octets, "<f4"), layout)
+
+
+def unflattened(values: NDArray[np.float32], layout: Layout) -> dict[str, NDArray[np.float32]]:
+    state, at = {}, 0
+    for name, shape in layout.items():
+        count = int(np.prod(shape))
+        state[name] = values[at : at + count].reshape(shape)
+        at += count
+    return state

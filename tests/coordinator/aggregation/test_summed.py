@@ -1,0 +1,274 @@
+"""A summed round is published: the mean of what members learnt, for all clients, and no update is read."""
+
+from __future__ import annotations
+
+import tracemalloc
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from sqlalchemy import select
+
+from coordinator.aggregation import job
+from coordinator.aggregation.joint import JointModel, newcomer_weights
+from coordinator.aggregation.summed import revised_values
+from coordinator.db.engine import Database
+from coordinator.db.tables.federations import RelevanceRow, WeightsRow
+from coordinator.federations.layouts import layout_of
+from coordinator.rounds.store import LostRace, get_round
+from coordinator.secure_sum.joint_digest import joint_digest
+from coordinator.strategies.opening import NotSummed, open_plan, require_summed
+from coordinator.totals import Revised
+from schemas.maths.adapter import Layout, size
+from schemas.maths.start import from_start
+from schemas.messages.enrolment import Profile
+from schemas.messages.federations import FederationPlan
+from schemas.messages.updates import WeightsManifest
+from schemas.secure_sum.encoding import CLIP_UNIT, clamp_weight, most
+from schemas.secure_sum.segments import segments_of, values_digest
+from tests.coordinator.aggregation.closed_round import Sent, close_round
+from tests.coordinator.aggregation.closed_round import served as served_plain
+from tests.coordinator.aggregation.summed_round import (
+    LORA_PROFILE,
+    Learnt,
+    State,
+    enrol,
+    federation,
+    learnt,
+    model,
+    plan,
+    publish,
+    served,
+    sum_round,
+    unflattened,
+)
+from tests.served import PROFILE
+
+MEMBERS = 5
+SUMMED = [("fedavg", "pq"), ("fedavg", "lora"), ("ffa_lora", "lora"), ("fedsa_lora", "lora")]
+every_summed = pytest.mark.parametrize(("strategy", "adapter"), SUMMED)
+
+
+def layout_under(wanted: FederationPlan) -> Layout:
+    profile = PROFILE if wanted.adapter.kind == "pq" else LORA_PROFILE
+    return layout_of(open_plan(wanted), Profile.model_validate(profile), None)
+
+
+def zeros(layout: Layout) -> dict[str, NDArray[np.float32]]:
+    return {name: np.zeros(shape, np.float32) for name, shape in layout.items()}
+
+
+def began_with(wanted: FederationPlan, layout: Layout, served_values: State) -> State:
+    seed = wanted.training.seed
+    return {name: from_start(name, served_values.__getitem__, seed, layout) for name in layout}
+
+
+def rounding(wanted: FederationPlan, layout: Layout) -> float:
+    """Return how far a mean may be off: each member rounds to the next integer."""
+    clip = segments_of(wanted, layout)[0].clip * CLIP_UNIT
+    return clip / most(16) + 1e-6
+
+
+def assert_close(actual: State, wanted: State, within: float) -> None:
+    assert actual.keys() == wanted.keys()
+    for name, values in wanted.items():
+        np.testing.assert_allclose(actual[name], values, atol=within, rtol=0, err_msg=name)
+
+
+@every_summed
+def test_all_clients_are_served_the_mean_of_what_members_learnt(
+    database: Database, strategy: str, adapter: str
+) -> None:
+    wanted = plan(strategy, adapter)
+    layout = layout_under(wanted)
+    federation_id = federation(database, wanted, MEMBERS + 1)
+    expected, before = zeros(layout), zeros(layout)
+    for number in (1, 2):
+        members = learnt(layout, MEMBERS, seed=number)
+        sum_round(database, federation_id, wanted, layout, members, number)
+        publish(database, block_bytes=1024)
+        start = began_with(wanted, layout, before)
+        expected = {
+            name: start[name] + np.mean([member.change[name] for member in members], axis=0)
+            for name in layout
+        }
+        bodies = [served(database, federation_id, place, layout, number + 1) for place in range(MEMBERS + 1)]
+        for body in bodies:
+            assert_close(body, expected, rounding(wanted, layout))
+        for name in layout:
+            assert all((body[name] == bodies[0][name]).all() for body in bodies)
+        stored = model(database, federation_id, number)
+        assert stored.digest == values_digest(bodies[0], layout)
+        with database.read() as session:
+            assert joint_digest(session, federation_id, number + 1) == stored.digest
+            assert session.scalars(select(RelevanceRow)).first() is None
+        losses = np.mean([member.losses for member in members], axis=0)
+        assert stored.losses == pytest.approx({"served": losses[0], "trained": losses[1]}, abs=16 / most(16))
+        before = bodies[0]
+
+
+def test_members_weigh_by_their_examples_up_to_a_number(database: Database) -> None:
+    wanted = plan(weigh_up_to=20)
+    layout = layout_under(wanted)
+    members = learnt(layout, MEMBERS, seed=7)
+    federation_id = federation(database, wanted, MEMBERS)
+    sum_round(database, federation_id, wanted, layout, members)
+    publish(database)
+    weights = [clamp_weight(member.examples, 20) for member in members]
+    assert len(set(weights)) > 2
+    expected = {
+        name: np.average([member.change[name] for member in members], axis=0, weights=weights)
+        for name in layout
+    }
+    within = rounding(wanted, layout) * MEMBERS / sum(weights) * 1.1
+    assert_close(served(database, federation_id, 0, layout), expected, within)
+
+
+def test_a_summed_round_gives_what_a_plain_one_gives(database: Database) -> None:
+    """Up to rounding, for uniform weights and no absent clients."""
+    wanted = plan()
+    layout = layout_under(wanted)
+    members = [Learnt(member.change) for member in learnt(layout, MEMBERS)]
+    federation_id = federation(database, wanted, MEMBERS)
+    sum_round(database, federation_id, wanted, layout, members)
+    publish(database)
+    privacy = wanted.privacy.model_copy(update={"secure_sum": None})
+    plain = wanted.model_copy(update={"privacy": privacy})
+    closed = close_round(database, plain, [Sent.of(member.change) for member in members])
+    claim = job.claim_due(database, 60.0)
+    assert claim is not None
+    job.aggregate(database, claim, block_bytes=4096, between=lambda: None)
+    for place in range(MEMBERS):
+        mean = unflattened(served_plain(database, closed.clients[place], layout), layout)
+        assert_close(served(database, federation_id, place, layout), mean, rounding(wanted, layout))
+
+
+def test_a_newcomer_gets_the_model_that_was_published_last(database: Database) -> None:
+    wanted = plan("fedavg", "lora")
+    layout = layout_under(wanted)
+    federation_id = federation(database, wanted, MEMBERS)
+    manifest = WeightsManifest(federation=federation_id, recipe={}, round=2, client="new", pack=None)
+    assert newcomer_weights(database, federation_id, 1, layout, manifest) is None
+    sum_round(database, federation_id, wanted, layout, learnt(layout, MEMBERS))
+    publish(database)
+    stored = newcomer_weights(database, federation_id, 1, layout, manifest)
+    assert stored is not None
+    assert stored.payload_id == model(database, federation_id).payload_id
+    manifest = manifest.model_copy(update={"client": f"{federation_id}-0"})
+    same = newcomer_weights(database, federation_id, 1, layout, manifest)
+    assert same is not None
+    with database.read() as session:
+        row = session.scalars(select(WeightsRow).where(WeightsRow.client_id == f"{federation_id}-0")).one()
+    assert (same.digest, same.size, same.head, same.begin) == (row.digest, row.bytes, row.head, row.begin)
+    with pytest.raises(LookupError, match="layout"):
+        newcomer_weights(database, federation_id, 1, {"b0.q.P": (2, 2)}, manifest)
+
+
+def test_clients_of_other_layouts_or_models_are_served_nothing(database: Database) -> None:
+    wanted = plan("fedavg", "lora")
+    layout = layout_under(wanted)
+    federation_id = federation(database, wanted, MEMBERS)
+    wider = enrol(database, federation_id, 7, LORA_PROFILE | {"shapes": {"q": [6, 7]}})
+    other = enrol(database, federation_id, 8, LORA_PROFILE | {"base_model": "other-s-3f0c9a1b2c3d"})
+    sum_round(database, federation_id, wanted, layout, learnt(layout, MEMBERS))
+    publish(database)
+    with database.read() as session:
+        receivers = set(session.scalars(select(WeightsRow.client_id)))
+    assert len(receivers) == MEMBERS
+    assert not receivers & {wider, other}
+
+
+def test_only_the_holder_of_the_lease_publishes(database: Database) -> None:
+    wanted = plan()
+    layout = layout_under(wanted)
+    federation_id = federation(database, wanted, MEMBERS)
+    sum_round(database, federation_id, wanted, layout, learnt(layout, MEMBERS))
+    late = job.claim_due(database, 0.0)
+    holder = job.claim_due(database, 60.0)
+    assert late is not None
+    assert holder is not None
+    with pytest.raises(LostRace):
+        job.aggregate(database, late, block_bytes=4096, between=lambda: None)
+    with database.read() as session:
+        assert session.scalars(select(WeightsRow)).first() is None
+    job.aggregate(database, holder, block_bytes=4096, between=lambda: None)
+    with database.read() as session:
+        assert get_round(session, federation_id, 1).state == "published"
+
+
+def test_memory_does_not_grow_with_the_model(fresh_database: Callable[[str], str]) -> None:
+    budget, peaks = 2**20, []
+    for rank in (100, 400):
+        database = Database(fresh_database("sqlite"))
+        wanted = plan()
+        adapter = wanted.adapter.model_copy(update={"rank": rank})
+        wanted = wanted.model_copy(update={"adapter": adapter})
+        layout = layout_under(wanted)
+        federation_id = federation(database, wanted, 3)
+        sum_round(database, federation_id, wanted, layout, learnt(layout, 3))
+        claim = job.claim_due(database, 600.0)
+        assert claim is not None
+        tracemalloc.start()
+        try:
+            job.aggregate(database, claim, block_bytes=budget, between=lambda: None)
+            peaks.append(tracemalloc.get_traced_memory()[1])
+        finally:
+            tracemalloc.stop()
+        assert model(database, federation_id).payload_id is not None
+        database.close()
+    assert size(layout) * 4 > 2 * budget
+    assert max(peaks) < budget + 2**20, peaks
+
+
+class Restricted:
+    """A total and a model of which a strategy may use what the protocols define, and nothing else."""
+
+    def __init__(self, **members: Any) -> None:
+        self._members = members
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_") or name not in self._members:
+            raise AssertionError(f"a summed strategy asked for {name}")
+        return self._members[name]
+
+
+@every_summed
+def test_a_strategy_uses_nothing_but_the_sum_and_the_model(strategy: str, adapter: str) -> None:
+    layout = layout_under(plan(strategy, adapter))
+    names = sorted({name.rpartition(".")[2] for name in layout})
+    total = Restricted(
+        count=4, number=lambda name: {"weight": 2.0}[name], values=lambda *part: np.full(part[2], 3.0)
+    )
+    joint = Restricted(segments=tuple(names), read=lambda *part: np.full(part[2], 1.0))
+    steps = list(require_summed(open_plan(plan(strategy, adapter))).step(joint, total))
+    assert [change.segment for change in steps] == names
+    for change in steps:
+        np.testing.assert_array_equal(change.values(1, 2), [2.5, 2.5])
+
+
+def test_weights_that_sum_to_nothing_are_not_divided_by() -> None:
+    total = Restricted(count=4, number=lambda name: 0.0)
+    joint = Restricted(segments=("P",))
+    with pytest.raises(ValueError, match="spoilt"):
+        list(require_summed(open_plan(plan())).step(joint, total))
+
+
+def test_other_strategies_say_why_they_cannot_be_summed() -> None:
+    wanted = plan().model_copy(update={"strategy": plan().strategy.model_copy(update={"name": "fedmosaic"})})
+    with pytest.raises(NotSummed, match=r"fedmosaic .* choose fedavg, fedsa_lora, ffa_lora"):
+        require_summed(open_plan(wanted))
+
+
+def test_segments_that_a_strategy_leaves_alone_stay(database: Database) -> None:
+    layout = {"b0.q.P": (2, 2), "b0.q.Q": (2,), "b0.v.P": (2, 2), "b0.v.Q": (2,)}
+    joint = JointModel(database, layout, None, 0)
+    revised = {"Q": Revised("Q", lambda begin, count: np.arange(begin, begin + count, dtype=np.float64))}
+    for block in (1, 3, 100):
+        blocks = list(revised_values(layout, joint, revised, block))
+        assert max(len(values) for values in blocks) <= block
+        assert np.concatenate(blocks).tolist() == [0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 2, 3]
+    for wrong in (lambda begin, count: np.full(count, np.nan), lambda begin, count: np.zeros(count + 1)):
+        with pytest.raises(ValueError, match="finite"):
+            list(revised_values(layout, joint, {"P": Revised("P", wrong)}, 100))
