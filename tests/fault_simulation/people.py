@@ -224,7 +224,7 @@ class Curious(_Member):
                 ("GET", f"/v1/federations/{federation_id}/clients"),
             ]
         )
-        agent.api._call(method, path)
+        agent.api.call(method, path)
 
 
 class Historian(_Member):
@@ -248,7 +248,7 @@ class Historian(_Member):
         if what == "weights":
             api.weights(federation_id, number)
         elif what == "adapter":
-            api._call("GET", f"/v1/federations/{federation_id}/clients/{client}/adapter?round={number}")
+            api.call("GET", f"/v1/federations/{federation_id}/clients/{client}/adapter?round={number}")
         elif body is not None:
             api.push_update(federation_id, number, body)
 
