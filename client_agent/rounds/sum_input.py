@@ -76,12 +76,19 @@ class RoundResult:
     base: str
 
     def change(self) -> Mapping[str, NDArray[np.float32]]:
-        """Return trained - served per tensor; served zeros that stand for the start are the start."""
-        seed = self.plan.training.seed
-        return {
+        """Return trained - served per tensor, scaled down to `limits.clip_norm`.
+
+        Served zeros that stand for the start are the start.
+        """
+        seed, limit = self.plan.training.seed, self.plan.limits.clip_norm
+        change = {
             name: self.trained[name] - from_start(name, self.served.__getitem__, seed, self.layout)
             for name in self.layout
         }
+        norm = float(np.sqrt(sum(float(np.square(x, dtype=np.float64).sum()) for x in change.values())))
+        if limit is None or norm <= limit:
+            return change
+        return {name: values * np.float32(limit / norm) for name, values in change.items()}
 
     def encode(self, round_number: int) -> bytes:
         """Return the file of the input; every call rounds anew, so that it is made once per round.

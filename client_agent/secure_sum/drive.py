@@ -81,7 +81,10 @@ def take_part_in_sum(task: SumTask, round_number: int) -> SumOutcome:
         phase = status.phase
         if status.session is None:
             continue
-        terms = _terms_of(status, round_number)
+        if status.terms is None:
+            _stand_aside(task, round_number, status.session)
+            continue
+        terms = _checked(status.terms, status, round_number)
         if session is None or session.terms != terms:
             session = _begin(task, terms)
         pause = session.advance(status.step)
@@ -90,10 +93,17 @@ def take_part_in_sum(task: SumTask, round_number: int) -> SumOutcome:
             phase = None
 
 
-def _terms_of(status: SumStatus, round_number: int) -> SumTerms:
-    if status.terms is None or status.terms.session != status.session or status.round != round_number:
-        raise SumRefused("the status of the sum has no terms of its session")
-    return status.terms
+def _checked(terms: SumTerms, status: SumStatus, round_number: int) -> SumTerms:
+    if terms.session != status.session or terms.round != round_number:
+        raise SumRefused("the status of the sum has the terms of another session")
+    return terms
+
+
+def _stand_aside(task: SumTask, round_number: int, session: int) -> None:
+    """Wait for the next session: the coordinator shows the terms of this one to its members only."""
+    task.journal.end(before=session)
+    log.debug("round %d: sum, session %d goes on among others", round_number, session)
+    task.report(SumProgress.now(session, None, None, "this client is not among its members"))
 
 
 def _begin(task: SumTask, terms: SumTerms) -> _Session:

@@ -30,7 +30,12 @@ class SumProgress(Strict):
             return "waiting for the sum to begin"
         if self.left is not None:
             return f"session {self.session} of the sum goes on without this client: {self.left}"
-        return f"session {self.session} of the sum, step {self.step}, {self.members} members"
+        members = f", {self.members} members" if self.members is not None else ""
+        return f"session {self.session} of the sum, step {self.step}{members}"
+
+    def seconds(self) -> float:
+        """Return the seconds since the step began."""
+        return max(0.0, (datetime.now(UTC) - self.began).total_seconds())
 
     @classmethod
     def now(

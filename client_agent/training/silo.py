@@ -24,6 +24,7 @@ from client_agent.training.options import DEFAULT_OPTIONS, TrainingOptions
 from client_agent.training.packing import require_packable
 from schemas import PROTOCOL_VERSION
 from schemas.messages.enrolment import Profile
+from schemas.messages.secure_sum import CAPABILITY
 
 _LARGE = 1_000_000_000
 
@@ -122,6 +123,7 @@ class Silo:
             shapes=dict(self.base.shapes),
             agent_version=__version__,
             protocol_version=PROTOCOL_VERSION,
+            capabilities=(CAPABILITY,),
         )
 
 

@@ -30,6 +30,7 @@ _LATEST = (
     .where(
         JointModelRow.federation_id == bindparam("federation_id"),
         JointModelRow.round_number <= bindparam("until"),
+        ~JointModelRow.is_void,
     )
     .order_by(JointModelRow.round_number.desc())
     .limit(1)
@@ -55,7 +56,7 @@ class PublishedJoint(StoredJoint):
 
 
 def latest(session: Session, federation_id: str, until: int) -> StoredJoint | None:
-    """Return the joint model that was published last, by round `until` or before; None = there is none yet.
+    """Return the joint model that was published last, by round `until` or before; None = none counts.
 
     Raises:
         LookupError: its payload was deleted by retention.

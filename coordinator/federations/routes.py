@@ -90,12 +90,12 @@ def _resolved(plan: FederationPlan) -> FederationPlan:
     options = parse(file.Options, json.dumps(plan.strategy.options).encode(), under="strategy.options")
     resolved = StrategyPlan(name=plan.strategy.name, options=options.model_dump(mode="json"))
     opened = open_plan(plan.model_copy(update={"strategy": resolved}))
+    check_sum(opened)
     _check_traits(opened)
     unfit = opened.strategy.unfit(opened.plan)
     if unfit is not None:
         raise Invalid(f"{unfit.field}: {plan.strategy.name} needs {unfit.fact}", field=unfit.field)
     check_budget(opened)
-    check_sum(opened)
     return opened.plan
 
 
