@@ -104,13 +104,14 @@ def test_the_command_writes_what_a_coordinator_takes(name: str, tmp_path: Path) 
     assert base.slug in done.stdout
     again = tessera(*command)
     assert again.exit_code == 1
-    assert "exists already" in again.output
+    assert "exists already; remove it" in again.output
+    assert "folder" not in again.output
 
 
 def test_no_such_model_or_folder_is_a_clear_error(tmp_path: Path) -> None:
     for model, out, expected in (
         (tmp_path / "none", tmp_path / "anchors.json", "none"),
-        (MODELS["S"], tmp_path / "none" / "anchors.json", "its folder does not"),
+        (MODELS["S"], tmp_path / "none" / "anchors.json", "there is no folder"),
     ):
         failed = tessera("write-anchors", model, "--out", out)
         assert failed.exit_code == 1, failed.output
