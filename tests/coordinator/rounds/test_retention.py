@@ -40,12 +40,13 @@ def served(serve: Callable[..., Served], database_url: str) -> Served:
 
 
 def _five_rounds(served: Served) -> tuple[str, list[Silo]]:
-    """Two of three clients deliver in every round, the third in the first only."""
+    """Two of three clients deliver in every round: the third in the first only, and the second from then on."""
     settings = plan(rounds={"total": 7, "min_clients": 2, "collect_seconds": 1, "max_staleness": 6})
     federation_id, silos = running(served, clients=3, **settings)
-    bases = [join(silo, 1) for silo in silos]  # all, before the first delivery closes the round
-    for i, (silo, base) in enumerate(zip(silos, bases, strict=True)):
-        assert put(silo, 1, update_body(silo, 1, base, values(1.0 + i))).status_code == 201
+    # Two deliveries, as many as close a round: a third one races the window of a second on a slow machine.
+    for silo, value in ((silos[2], 3.0), (silos[0], 1.0)):
+        base = join(silo, 1)
+        assert put(silo, 1, update_body(silo, 1, base, values(value))).status_code == 201
     wait_for(served, federation_id, 1, "published")
     for number in range(2, 6):
         for silo in silos[:2]:
