@@ -9,6 +9,7 @@ from sqlalchemy import delete, exists, or_, select
 from coordinator.db.engine import Database, database_time
 from coordinator.db.tables.alignment import AnchorsRow, PackRow
 from coordinator.db.tables.federations import FoldRow, PayloadRow, RoundRow, UpdateRow, WeightsRow
+from coordinator.db.tables.secure_sum import JointModelRow, SumMessageRow, SumSessionRow
 from coordinator.db.tables.weights import CodedWeightsRow
 from coordinator.observability.fault_points import may_crash
 
@@ -24,6 +25,9 @@ _REFERENCES = (
     FoldRow.payload_id,
     AnchorsRow.payload_id,
     PackRow.payload_id,
+    SumMessageRow.payload_id,
+    SumSessionRow.total_payload_id,
+    JointModelRow.payload_id,
 )
 # An unfinished payload may belong to a running aggregation, however long that takes.
 _UNFINISHED = PayloadRow.digest.is_(None) & exists().where(RoundRow.state == "aggregating")

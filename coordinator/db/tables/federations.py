@@ -60,6 +60,7 @@ class FederationRow(Table):
     state: Mapped[str] = mapped_column(index=True)
     plan: Mapped[dict[str, Any]]
     events: Mapped[int] = mapped_column(default=0)  # number of the last event
+    sum_phase: Mapped[int] = mapped_column(default=0, server_default="0")  # phases of secure sums so far
     created_at: Mapped[datetime]
     finished_at: Mapped[datetime | None]
 
@@ -119,6 +120,7 @@ class RoundRow(Table):
     opened_at: Mapped[datetime]
     collecting_at: Mapped[datetime | None]
     deadline: Mapped[datetime | None]
+    summing_at: Mapped[datetime | None]
     closing_at: Mapped[datetime | None]
     aggregating_at: Mapped[datetime | None]
     ended_at: Mapped[datetime | None]  # published or abandoned
@@ -129,7 +131,8 @@ class RoundRow(Table):
 class ParticipationRow(Table):
     """One client in one round; `base_digest` names the weights that it starts from.
 
-    `is_waited_for`: the round stays open for this client until the deadline.
+    `is_waited_for`: the round stays open for this client until the deadline. `ready_at`: it has trained and
+    waits for the sum.
     """
 
     __tablename__ = "participations"
@@ -143,6 +146,7 @@ class ParticipationRow(Table):
     bytes_down: Mapped[int] = mapped_column(BigInteger, default=0)
     reject_reason: Mapped[str | None]
     is_waited_for: Mapped[bool] = mapped_column(default=True, server_default=true())
+    ready_at: Mapped[datetime | None]
 
 
 class PayloadRow(Table):

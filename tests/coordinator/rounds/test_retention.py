@@ -40,7 +40,7 @@ def served(serve: Callable[..., Served], database_url: str) -> Served:
 
 
 def _five_rounds(served: Served) -> tuple[str, list[Silo]]:
-    """Two of three clients deliver in every round: the third in the first only, and the second from then on."""
+    """Two of three clients deliver in every round: the third in the first only, then the second."""
     settings = plan(rounds={"total": 7, "min_clients": 2, "collect_seconds": 1, "max_staleness": 6})
     federation_id, silos = running(served, clients=3, **settings)
     # Two deliveries, as many as close a round: a third one races the window of a second on a slow machine.
