@@ -84,6 +84,7 @@ def rotate_key(
             connect = partial(connection, settings)
             expires_at = replace_key(connect, settings.folder, at_once=at_once)
         print(f"the new key is in use; {_old_key(expires_at, at_once)}")
+        print("next: tessera agent run, as before")
 
 
 @agent.command("accept-restored")

@@ -115,3 +115,4 @@ def write_anchors(
         )
         write_durably(out, Anchors(anchors=texts).model_dump_json(indent=1).encode())
     print(f"{out}: {count} texts by {model.slug}, for example {texts[0].prompt!r} + {texts[0].answer!r}")
+    print(f"next: the operator stores them: tessera anchors put FEDERATION {out}")

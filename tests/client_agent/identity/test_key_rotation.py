@@ -185,6 +185,7 @@ def test_the_command_prints_what_becomes_of_the_old_key(
     done = tessera("rotate-key", "--config", config(tmp_path, url=scene.served.url), *options)
     assert done.exit_code == 0, done.output
     assert f"the new key is in use; {sentence}" in done.stdout
+    assert done.stdout.endswith("next: tessera agent run, as before\n")
     assert scene.is_let_in(scene.old) != bool(options)
 
 
