@@ -25,7 +25,6 @@ from tests.client_agent.simulation.studies import silo_table, study
 from tests.served import ADMIN_TOKEN, Served
 
 STUDY = """
-plan.strategy.options.by_examples = false
 [method.plain]
 like = "fedit"
 [method.masked]
