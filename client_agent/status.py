@@ -10,14 +10,18 @@ from pydantic import TypeAdapter
 
 from client_agent.errors import AgentError, RoundUnreadable
 from client_agent.identity.membership import Membership, connect_once, is_in_use, read_membership
+from client_agent.secure_sum.progress import read_progress
 from client_agent.settings import AgentSettings
 from client_agent.storage.final_scores import read_final_scores
 from client_agent.storage.rate_store import RATES, RateStore
 from client_agent.storage.round_files import read_brief, sent_scores
 from client_agent.storage.round_folder import (
     CLOSED,
+    INPUT,
+    READY,
     RECEIPT,
     SCORES_SENT,
+    SUMMED,
     TRAINED,
     UPDATE,
     WEIGHTS,
@@ -27,10 +31,14 @@ from client_agent.storage.round_folder import (
 from client_agent.storage.tensor_metadata import read_metadata
 from schemas.messages.rounds import FinishedBrief, RoundBrief
 from schemas.messages.scores import LOSS, Score
+from schemas.messages.secure_sum import SumOutcome
 from schemas.messages.updates import Receipt
 
 _STEPS: Final = (
     (SCORES_SENT, "update and scores delivered"),
+    (SUMMED, "summed, scores not delivered yet"),
+    (READY, "ready for the sum"),
+    (INPUT, "input of the sum encoded, not ready yet"),
     (RECEIPT, "update delivered"),
     (UPDATE, "update encoded, not delivered yet"),
     (TRAINED, "trained, update not encoded yet"),
@@ -138,9 +146,22 @@ def _learning_rate(folder: RoundFolder) -> float | None:
     return planned if planned != "auto" else None
 
 
+def _sum_state(folder: RoundFolder) -> str:
+    """Return where the sum of a round stands; once it is over, whether this client is counted in it."""
+    if folder.has(SUMMED):
+        counted = SumOutcome.model_validate_json(folder.read(SUMMED)).counted or []
+        return f"summed over {len(counted)} members"
+    progress = read_progress(folder)
+    if progress is None or folder.finished:
+        return "ready for the sum"
+    return f"ready for the sum; {progress}, for {progress.seconds():.0f} s"
+
+
 def _round(folder: RoundFolder) -> RoundStatus:
     state = next((text for file, text in _STEPS if folder.has(file)), "joining")
-    if folder.has(SCORES_SENT) and not folder.has(RECEIPT):
+    if folder.has(READY):
+        state = _sum_state(folder)
+    elif folder.has(SCORES_SENT) and not folder.has(RECEIPT):
         state = "scores delivered"
     if folder.has(CLOSED):
         state = f"{state}; closed: {json.loads(folder.read(CLOSED))['reason']}"

@@ -39,6 +39,19 @@ class _RosterState(Strict):
 
 
 @dataclass(frozen=True, slots=True)
+class _Target:
+    """The version and hash of a roster that the coordinator signed."""
+
+    federation: str
+    version: int
+    hash: str | None
+
+    @classmethod
+    def of(cls, manifest: RoundManifest) -> _Target:
+        return cls(manifest.federation, manifest.roster_version, manifest.roster_hash)
+
+
+@dataclass(frozen=True, slots=True)
 class Roster:
     """A federation's roster as this agent verified it.
 
@@ -63,9 +76,34 @@ class Roster:
                 "remove `roster` from silo.toml only if you trust the coordinator's roster"
             )
         if self.policy == "server":
+            if from_start:  # members of secure sums have stored it under this policy too
+                (self.folder / ROSTER).unlink(missing_ok=True)
             return
         start = _RosterState() if from_start else _read(self.folder / ROSTER)
-        state = self._follow_links(start, manifest, api)
+        self._store(self._follow_links(start, _Target.of(manifest), api))
+
+    def keys_at(
+        self, federation_id: str, version: int, link_hash: str, api: CoordinatorApi
+    ) -> dict[str, str]:
+        """Return the keys of all members at a version, verified link by link under any policy.
+
+        Members of a secure sum need each other's keys even where the policy trusts the coordinator's roster.
+
+        Raises:
+            RosterRefused: a link is missing, or has a member that the policy does not accept.
+        """
+        stored = _read(self.folder / ROSTER)
+        if version < stored.version:
+            raise RosterRefused(f"it went back from version {stored.version} to {version}")
+        state = self._follow_links(stored, _Target(federation_id, version, link_hash), api)
+        self._store(state)
+        return {
+            client: member.keys[-1]
+            for client, member in state.members.items()
+            if member.keys and not member.revoked
+        }
+
+    def _store(self, state: _RosterState) -> None:
         if self.policy == "pinned":
             self._check_pins(state)
         write_durably(self.folder / ROSTER, state.model_dump_json(indent=1).encode())
@@ -77,7 +115,7 @@ class Roster:
         trusted_keys = {
             member.name: {*member.keys} for member in _read(self.folder / ROSTER).members.values()
         }
-        members = self._follow_links(_RosterState(), manifest, api).members.values()
+        members = self._follow_links(_RosterState(), _Target.of(manifest), api).members.values()
         current_keys = {member.name: {*member.keys} for member in members if member.name in trusted_keys}
         return sorted(
             n
@@ -85,17 +123,15 @@ class Roster:
             if keys != trusted_keys[n] and keys.isdisjoint(trusted_keys[n])
         )
 
-    def _follow_links(
-        self, state: _RosterState, manifest: RoundManifest, api: CoordinatorApi
-    ) -> _RosterState:
-        while state.version < manifest.roster_version:
-            links = api.roster(manifest.federation, after=state.version)
+    def _follow_links(self, state: _RosterState, target: _Target, api: CoordinatorApi) -> _RosterState:
+        while state.version < target.version:
+            links = api.roster(target.federation, after=state.version)
             if not links:
-                raise RosterRefused("it is shorter than the version in the round's manifest")
-            for document in links[: manifest.roster_version - state.version]:
-                state = self._apply(state, document, manifest.federation)
-        if state.version == manifest.roster_version and state.hash != manifest.roster_hash:
-            raise RosterRefused("it is not the roster that the round's manifest names")
+                raise RosterRefused("it is shorter than the version that the coordinator signed")
+            for document in links[: target.version - state.version]:
+                state = self._apply(state, document, target.federation)
+        if state.version == target.version and state.hash != target.hash:
+            raise RosterRefused("it is not the roster that the coordinator signed")
         return state
 
     def _apply(self, state: _RosterState, document: SignedDocument, federation_id: str) -> _RosterState:

@@ -15,7 +15,7 @@ from client_agent.errors import (
     PivotPackAwaited,
     RequestTooSlow,
 )
-from client_agent.storage.round_folder import RECEIPT, SCORES_SENT, RoundFolder
+from client_agent.storage.round_folder import READY, RECEIPT, SCORES_SENT, RoundFolder
 
 if TYPE_CHECKING:
     from client_agent.rounds.participant import Session
@@ -60,7 +60,7 @@ def closing_reason(session: Session, folder: RoundFolder, file: str, trouble: Ag
             raise ManifestRefused(
                 f"its manifest proves that this client joined round {folder.number}, and it denies that"
             ) from trouble
-        refused = file in (RECEIPT, SCORES_SENT) and trouble.status in CONTENT_REFUSED
+        refused = file in (READY, RECEIPT, SCORES_SENT) and trouble.status in CONTENT_REFUSED
         if refused or trouble.slug in TOO_LATE:
             return trouble.slug
     return _outcome(session, folder.number) if file == RECEIPT else None

@@ -94,6 +94,10 @@ def _send(participant: Participant, final: FinalScores, last_published: int) -> 
     last = _newest(participant, SCORES_SENT)
     if sent.is_file():
         return
+    summed = session.manifests.plan.privacy.secure_sum
+    if summed is not None and summed.scores == "summed":
+        log.info("scores of the final weights not sent: this federation sums the scores of its clients")
+        return
     earlier = sent_scores(last) if last is not None else None
     if last is None or earlier is None or last.number != last_published:
         log.info(

@@ -59,6 +59,10 @@ class Session:
     def manifests(self) -> Manifests:
         return Manifests(self.home, self.federation_id, self.client_id, self.server_key, self.api.now)
 
+    @property
+    def roster(self) -> Roster:
+        return Roster(self.home, self.manifests.plan.privacy.roster_policy, self.pins)
+
     def accept_manifest(
         self,
         manifest: SignedDocument | None,
@@ -79,7 +83,7 @@ class Session:
         )
         if brief is not None:
             manifests.hold_to_plan(brief)
-        Roster(self.home, manifests.plan.privacy.roster_policy, self.pins).follow(accepted, self.api)
+        self.roster.follow(accepted, self.api)
 
     def check_brief(self, brief: RoundBrief) -> None:
         """Check a brief against the federation's plan and the silo's limits, before anything is computed.

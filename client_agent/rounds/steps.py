@@ -12,45 +12,42 @@ from typing import Final
 
 from client_agent.adapters.base import Adapter, State
 from client_agent.errors import CoordinatorRefused
-from client_agent.privacy.ledger import Ledger
 from client_agent.rounds.byte_budget import has_budget, require_affordable
 from client_agent.rounds.download import download_weights, download_whole
-from client_agent.rounds.encode_update import pack_dense, pack_update
 from client_agent.rounds.failure_policy import RECEIPT_LOST, TROUBLE, closing_reason
 from client_agent.rounds.opened_brief import OpenedBrief
 from client_agent.rounds.participant import Participant
+from client_agent.rounds.plain_steps import encode_update, newcomer_body, push_update, report_scores, sign
 from client_agent.rounds.served_weights import load_served
-from client_agent.rounds.sketch import join_body, update_sketch
+from client_agent.rounds.summed_steps import NotCounted, encode_input, report_ready, run_sum
 from client_agent.rounds.train import learning_rate, train_locally
 from client_agent.rounds.update_history import last_counted_state
 from client_agent.rounds.work import Work
-from client_agent.sketches.gradient import Sketch
 from client_agent.storage.archive import move_aside
 from client_agent.storage.base_delta import BaseDeltaMissing, require_whole
 from client_agent.storage.round_folder import (
     BRIEF,
     CLOSED,
     FOLD,
-    PARTIAL,
+    INPUT,
+    READY,
     RECEIPT,
     SCORES_SENT,
     SIGNATURE,
+    SUMMED,
     TRAINED,
     UPDATE,
     WEIGHTS,
     RoundFolders,
 )
 from schemas.messages.rounds import RoundBrief
-from schemas.messages.scores import LOSS, as_text
 from schemas.wire.digests import digest_of
 
 log = logging.getLogger(__name__)
 
-_REFERENCE_MISMATCH = "reference-mismatch"
 
-
-def take_part(participant: Participant, brief: RoundBrief) -> bool:
-    """Run the missing steps of a round; False if there were none.
+def take_part(participant: Participant, brief: RoundBrief, *, until: str | None = None) -> bool:
+    """Run the missing steps of a round, at most `until` the file of a step exists; False if there were none.
 
     Raises:
         Stopped: the agent was stopped; call again to resume.
@@ -65,15 +62,15 @@ def take_part(participant: Participant, brief: RoundBrief) -> bool:
         return folder.has(RECEIPT) and _deliver_again(Work(participant, OpenedBrief.of(brief), folder))
     if not folder.has(WEIGHTS):  # until then a newer brief may name other weights
         folder.write(BRIEF, brief.model_dump_json().encode())
-    _run(Work(participant, OpenedBrief.read(folder), folder))
+    _run(Work(participant, OpenedBrief.read(folder), folder), until)
     rounds.forget_old(participant.workspace.keep_rounds)
     return True
 
 
 def resume(participant: Participant) -> None:
-    """Deliver the update that an earlier run made and perhaps did not deliver."""
+    """Deliver the update, or finish the sum, that an earlier run made and perhaps did not deliver."""
     folder = next(participant.workspace.rounds.newest_first(), None)
-    if folder is not None and folder.has(UPDATE) and not folder.finished:
+    if folder is not None and (folder.has(UPDATE) or folder.has(INPUT)) and not folder.finished:
         log.info("round %d: resuming", folder.number)
         _run(Work(participant, OpenedBrief.read(folder), folder))
 
@@ -95,10 +92,11 @@ def _deliver_again(work: Work) -> bool:
     return True
 
 
-def _run(work: Work) -> None:
+def _run(work: Work, until: str | None = None) -> None:
     work.session.check_brief(work.brief)  # a newcomer's join carries a sketch, before any manifest
-    for file, step in _STEPS:
-        if work.folder.finished:
+    steps = _PLAIN if work.sum_plan is None else _SUMMED
+    for file, step in (*_BEGIN, *steps):
+        if work.folder.finished or (until is not None and work.folder.has(until)):
             return
         if work.folder.has(file):
             continue
@@ -109,6 +107,8 @@ def _run(work: Work) -> None:
             if reason is None:
                 raise
             _close(work, file, reason, trouble)
+        except NotCounted as outcome:
+            _close(work, file, outcome.reason, outcome)
 
 
 def _close(work: Work, file: str, reason: str, trouble: Exception) -> None:
@@ -118,9 +118,9 @@ def _close(work: Work, file: str, reason: str, trouble: Exception) -> None:
         log.warning(
             "round %d: update not counted (%s); continuing with the next round", work.brief.round, trouble
         )
-    if file == RECEIPT:
+    if file in (RECEIPT, SUMMED):
         try:
-            work.folder.write(SCORES_SENT, _send_scores(work))
+            work.folder.write(SCORES_SENT, report_scores(work))
         except TROUBLE as error:
             log.info("round %d: scores not accepted (%s)", work.brief.round, error)
     work.folder.write(CLOSED, json.dumps({"reason": reason}).encode())
@@ -135,7 +135,9 @@ def _pull(work: Work) -> bytes:
     trainer.silo.require_fit(brief.training.max_length)
     trainer.frames(brief)  # the coordinator must have the pack before a join: it determines the layout
     newcomer = work.rounds.newest_with(TRAINED, before=brief.round) is None
-    body = _join_body(work) if newcomer and brief.round > 1 else None
+    # Nothing of one client leaves it in a federation that sums: a newcomer starts from the common weights.
+    carries_sketch = newcomer and brief.round > 1 and work.sum_plan is None
+    body = newcomer_body(work) if carries_sketch else None
     try:
         joined = session.api.join(session.federation_id, brief.round, body)
     except CoordinatorRefused as refusal:
@@ -156,15 +158,6 @@ def archive_trained(rounds: RoundFolders) -> None:
     for folder in rounds.newest_first():
         if folder.has(TRAINED):
             move_aside(folder.path / TRAINED, "trained under an alignment pack that ended")
-
-
-def _join_body(work: Work) -> bytes:
-    if work.brief.signature.dp is None:
-        return join_body(work.session, work.trainer, work.opened, None)
-    if not work.folder.has(SIGNATURE):
-        work.folder.write(SIGNATURE, _sketch(work, None).to_bytes())
-    sketch = Sketch.from_bytes(work.folder.read(SIGNATURE))
-    return join_body(work.session, work.trainer, work.opened, sketch)
 
 
 def _train(work: Work) -> bytes:
@@ -221,73 +214,17 @@ def _load_served(work: Work, adapter: Adapter) -> State:
     return load_served(adapter, traits, rounds, folder)
 
 
-def _sign(work: Work) -> bytes:
-    return _sketch(work, work.trained.of(work.folder).adapter).to_bytes()
-
-
-def _sketch(work: Work, trained: State | None) -> Sketch:
-    previous = work.rounds.newest_with(SIGNATURE, before=work.brief.round)
-    last = Sketch.from_bytes(previous.read(SIGNATURE)) if previous is not None else None
-    ledger = Ledger(work.participant.workspace.folder)
-    return update_sketch(work.session, work.trainer, ledger, work.opened, trained, last)
-
-
-def _pack(work: Work) -> bytes:
-    work.folder.forget(PARTIAL)  # a private sketch exists before the training, so not in `_sign`
-    return pack_update(work.update_inputs)
-
-
-def _push(work: Work) -> bytes:
-    """Deliver the update; encode it again, and at last whole, if the coordinator lacks its reference."""
-    try:
-        return _deliver(work)
-    except CoordinatorRefused as refusal:
-        stored_digest = _stored_reference(work, refusal)
-    if stored_digest is not None:
-        work.folder.write(UPDATE, pack_update(work.update_inputs, stored_digest=stored_digest))
-        try:
-            return _deliver(work)
-        except CoordinatorRefused as refusal:
-            _stored_reference(work, refusal)
-    work.folder.write(UPDATE, pack_dense(work.update_inputs))
-    return _deliver(work)
-
-
-def _stored_reference(work: Work, refusal: CoordinatorRefused) -> str | None:
-    """Return the digest of the reference that the coordinator holds; None = it holds none.
-
-    Raises:
-        CoordinatorRefused: the update is refused for another reason.
-    """
-    if refusal.slug != _REFERENCE_MISMATCH:
-        raise refusal
-    log.warning("round %d: the coordinator lacks the update's reference; encoding it again", work.brief.round)
-    return refusal.expected
-
-
-def _deliver(work: Work) -> bytes:
-    body = work.folder.read(UPDATE)
-    receipt = work.session.api.push_update(work.session.federation_id, work.brief.round, body)
-    log.info("round %d: update of %d bytes delivered", work.brief.round, len(body))
-    return receipt.model_dump_json().encode()
-
-
-def _send_scores(work: Work) -> bytes:
-    scores = work.trained.of(work.folder).scores
-    work.session.api.send_scores(work.session.federation_id, work.brief.round, scores)
-    log.info(
-        "round %d: held-out loss %.3f served, %.3f trained; %s kept: %s",
-        *(work.brief.round, scores.served[LOSS].value, scores.trained[LOSS].value, scores.kept),
-        as_text(scores.of_kept),
-    )
-    return scores.model_dump_json().encode()
-
-
-_STEPS: Final[tuple[tuple[str, Callable[[Work], bytes]], ...]] = (
-    (WEIGHTS, _pull),
-    (TRAINED, _train),
-    (SIGNATURE, _sign),
-    (UPDATE, _pack),
-    (RECEIPT, _push),
-    (SCORES_SENT, _send_scores),
+_Step = tuple[str, Callable[[Work], bytes]]
+_BEGIN: Final[tuple[_Step, ...]] = ((WEIGHTS, _pull), (TRAINED, _train))
+_PLAIN: Final[tuple[_Step, ...]] = (
+    (SIGNATURE, sign),
+    (UPDATE, encode_update),
+    (RECEIPT, push_update),
+    (SCORES_SENT, report_scores),
+)
+_SUMMED: Final[tuple[_Step, ...]] = (
+    (INPUT, encode_input),
+    (READY, report_ready),
+    (SUMMED, run_sum),
+    (SCORES_SENT, report_scores),
 )

@@ -13,6 +13,7 @@ from client_agent.rounds.train import TrainedRounds
 from client_agent.storage.round_folder import PARTIAL, RoundFolder, RoundFolders
 from client_agent.training.checkpoint import TrainingCheckpoint
 from schemas.messages.rounds import RoundBrief
+from schemas.messages.sum_plan import SecureSumPlan
 
 
 @dataclass
@@ -38,6 +39,15 @@ class Work:
     @property
     def rounds(self) -> RoundFolders:
         return self.participant.workspace.rounds
+
+    @cached_property
+    def sum_plan(self) -> SecureSumPlan | None:
+        """How the federation sums updates; None if every client sends its own."""
+        return self.session.manifests.plan.privacy.secure_sum
+
+    @property
+    def scores_are_summed(self) -> bool:
+        return self.sum_plan is not None and self.sum_plan.scores == "summed"
 
     @cached_property
     def trained(self) -> TrainedRounds:

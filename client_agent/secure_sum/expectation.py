@@ -9,6 +9,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from schemas.identity.documents import hash_of
 from schemas.messages.secure_sum import Segment, SumKind, SumTerms
+from schemas.messages.sum_plan import Masking
 from schemas.secure_sum.encoding import modulus_for
 from schemas.secure_sum.errors import SecureSumError, TermsRefused
 from schemas.secure_sum.terms import is_signed_by_server, terms_hash, threshold_for
@@ -29,8 +30,10 @@ class Counts:
 class Expectation:
     """A member's own view of the session: its plan, its roster, its weights, and where it has taken part.
 
-    `spent` holds the kinds of sessions of this round in which this member has sent step 4: a second sum over
-    other members would reveal the difference. `roster` has the identity keys at `roster_version`.
+    `segments` are those of a session of this `kind`: the same values in a session of another kind would be a
+    second sum. `spent` holds the kinds of sessions of this round in which this member has sent step 4: a
+    second sum over other members would reveal the difference. `roster` has the identity keys at
+    `roster_version`.
     """
 
     federation: str
@@ -44,6 +47,8 @@ class Expectation:
     segments: tuple[Segment, ...]
     bits: int
     minimum: int
+    kind: SumKind = "sum"
+    masking: Masking = "pairwise"
     least_per_group: int = 1
     counts: Counts | None = None
     spent: frozenset[SumKind] = field(default_factory=frozenset)
@@ -83,11 +88,13 @@ def _own_fields(expectation: Expectation) -> dict[str, object]:
     return {
         "federation": expectation.federation,
         "round": expectation.round,
+        "kind": expectation.kind,
         "roster_version": expectation.roster_version,
         "roster_hash": expectation.roster_hash,
         "weights": expectation.weights,
         "segments": list(expectation.segments),
         "bits": expectation.bits,
+        "masking": expectation.masking,
     }
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -16,7 +17,7 @@ from client_agent.identity.membership import enrol, read_key
 from client_agent.rounds.checkpoints import adapter_of_round
 from client_agent.rounds.final_weights import finish
 from client_agent.rounds.participant import Participant
-from client_agent.rounds.steps import take_part
+from client_agent.rounds.steps import resume, take_part
 from client_agent.rounds.train import Trained
 from client_agent.simulation.admin_client import Operator
 from client_agent.simulation.forgetting import Forgetting
@@ -26,7 +27,7 @@ from client_agent.simulation.study import Study
 from client_agent.simulation.study_fields import StudySilo
 from client_agent.storage.final_scores import FinalScores, read_final_scores
 from client_agent.storage.rate_store import RateStore
-from client_agent.storage.round_folder import MEASURES, TRAINED, RoundFolders
+from client_agent.storage.round_folder import MEASURES, READY, TRAINED, RoundFolders
 from client_agent.training.silo import Silo
 from client_agent.transport.client import CoordinatorApi
 from schemas.messages.alignment import Anchors
@@ -139,7 +140,9 @@ def run_federated(
     noted = _Noted()
     for round_number in range(1, cell.plan.rounds.total + 1):
         report_progress(round_number - 1, "")
-        _run_round(federation, round_number, noted, partial(report_progress, round_number - 1))
+        activity = partial(report_progress, round_number - 1)
+        sums = cell.plan.privacy.secure_sum is not None
+        _run_round(federation, round_number, noted, activity, sums=sums)
     for name, participant in federation.members.items():
         report_progress(cell.plan.rounds.total, f"{name}: scoring the final weights")
         answer = participant.session.api.current_round(federation.id)
@@ -154,7 +157,12 @@ def run_federated(
 
 
 def _run_round(
-    federation: Federation, round_number: int, noted: _Noted, report_activity: Callable[[str], None]
+    federation: Federation,
+    round_number: int,
+    noted: _Noted,
+    report_activity: Callable[[str], None],
+    *,
+    sums: bool,
 ) -> None:
     """Run a round with all members, and wait until it is published."""
     established = dict(federation.members)
@@ -169,17 +177,35 @@ def _run_round(
         # all join before the first of them delivers, or the last would come too late.
         for participant in established.values():
             participant.session.api.join(federation.id, round_number, None)
-    for name, participant in (newcomers | established).items():
+    members = newcomers | established
+    for name, participant in members.items():
         report_activity(name)
         answer = participant.session.api.current_round(federation.id)
+        # Where updates are summed, members wait for each other: first all train, then all sum.
+        until = READY if sums else None
         if (
             not isinstance(answer, RoundBrief)
             or answer.round != round_number
-            or not take_part(participant, answer)
+            or not take_part(participant, answer, until=until)
         ):
             raise RoundMissed(f"{name} found round {round_number} closed; run the comparison again")
+    if sums:
+        report_activity("summing")
+        sum_at_once(members)
+    for name, participant in members.items():
         noted.note(name, participant, round_number)
     wait_until_published(federation, round_number)
+
+
+def sum_at_once(members: Mapping[str, Participant]) -> None:
+    """Let all members that are ready take part in the sum, each in a thread of its own. Needs no torch.
+
+    Raises:
+        AgentError: the first error of a member, in their order.
+    """
+    with ThreadPoolExecutor(len(members), thread_name_prefix="sum") as threads:
+        for summed in [threads.submit(resume, participant) for participant in members.values()]:
+            summed.result()
 
 
 def wait_until_published(federation: Federation, round_number: int) -> None:

@@ -96,6 +96,7 @@ def plan_of(study: Study, method: Method, seed: int, pivot: str | None) -> Feder
         plan.pop("alignment", None)
         if pivot is not None:
             plan["signature"] = merge_tables({"model": pivot}, _table(plan.get("signature")))
+    _score_by_client(method.name, plan)
     try:
         validated = FederationPlan.model_validate_json(json.dumps(plan))
     except ValidationError as error:
@@ -107,6 +108,20 @@ def plan_of(study: Study, method: Method, seed: int, pivot: str | None) -> Feder
             "lower joins_after, or raise plan.rounds.total"
         )
     return validated
+
+
+def _score_by_client(method: str, plan: Table) -> None:
+    """Let clients send their scores in a plan that sums updates: a comparison needs every client's."""
+    privacy = _table(plan.get("privacy"))
+    if not isinstance(privacy.get("secure_sum"), dict):
+        return
+    summed = {"scores": "own"} | _table(privacy["secure_sum"])
+    if summed["scores"] != "own":
+        raise StudyUnusable(
+            f"the plan of method {method} sums the scores of clients, which a comparison needs one by one; "
+            "leave privacy.secure_sum.scores out"
+        )
+    plan["privacy"] = privacy | {"secure_sum": summed}
 
 
 def control_of(study: Study, method: str, plan: FederationPlan) -> str | None:

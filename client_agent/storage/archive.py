@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import logging
 import os
+import shutil
 from itertools import count
 from pathlib import Path
 
 from client_agent.storage.files import fsync_folder, write_durably
-from client_agent.storage.round_folder import MANIFEST, WEIGHTS, RoundFolders
+from client_agent.storage.round_folder import MANIFEST, SECURE, WEIGHTS, RoundFolders
 from schemas.identity.documents import is_signed
 from schemas.identity.keys import public_key
 
@@ -25,11 +26,20 @@ def set_aside(home: Path, *, federation_id: str, client_id: str, server_key: str
 
 
 def move_aside(path: Path, reason: str = "left by an earlier client") -> None:
+    """Move a file or folder into `earlier/` beside it; secrets of secure sums are deleted first."""
+    delete_secrets(path)
     target = _free_name(path)
     os.rename(path, target)
     for folder in (target.parent, path.parent):
         fsync_folder(folder)
     log.warning("%s: moved to %s (%s); not used any more", path, target, reason)
+
+
+def delete_secrets(path: Path) -> None:
+    """Delete the secrets of all secure sums below a folder."""
+    for folder in [entry for entry in path.rglob(SECURE) if entry.is_dir()]:
+        shutil.rmtree(folder)
+        fsync_folder(folder.parent)
 
 
 def keep_copy(file: Path) -> None:

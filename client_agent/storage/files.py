@@ -25,6 +25,14 @@ def write_durably(path: Path, content: bytes) -> None:
     fsync_folder(path.parent)
 
 
+def make_folder(path: Path) -> None:
+    """Create a folder that its owner alone can read, and missing parents, durably."""
+    missing = [folder for folder in (path, *path.parents) if not folder.exists()]
+    for folder in reversed(missing):
+        folder.mkdir(mode=0o700, exist_ok=True)
+        fsync_folder(folder.parent)
+
+
 def fsync_folder(path: Path) -> None:
     """Sync a folder's entries to disk, so that a rename survives a crash."""
     directory = os.open(path, os.O_RDONLY)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
@@ -99,7 +100,7 @@ class CoordinatorApi:
 
     def hello(self) -> Hello:
         """Fetch the greeting, without proof of the coordinator's key."""
-        return read(Hello, self._call("GET", "/v1/hello"))
+        return read(Hello, self.call("GET", "/v1/hello"))
 
     def proved_hello(self, pin: str) -> Hello:
         """Fetch the greeting, and verify that its signing key has the thumbprint `pin`.
@@ -108,21 +109,21 @@ class CoordinatorApi:
             CoordinatorNotTrusted: another coordinator answered, or an old answer was replayed.
         """
         challenge = new_challenge()
-        answer = self._call("GET", f"/v1/hello?challenge={challenge}")
+        answer = self.call("GET", f"/v1/hello?challenge={challenge}")
         hello = read(Hello, answer)
         check_hello(answer.content, hello, challenge=challenge, pin=pin)
         return hello
 
     def enrol(self, request: EnrolmentRequest) -> Enrolment:
         """Enrol this client. Idempotent for the same key."""
-        return read(Enrolment, self._call("POST", "/v1/enrolments", json=request.model_dump(mode="json")))
+        return read(Enrolment, self.call("POST", "/v1/enrolments", json=request.model_dump(mode="json")))
 
     def replace_key(self, request: KeyRotation) -> KeyInUse:
         """Replace the client's key; the old key signs this call."""
-        return read(KeyInUse, self._call("PUT", "/v1/me/key", json=request.model_dump(mode="json")))
+        return read(KeyInUse, self.call("PUT", "/v1/me/key", json=request.model_dump(mode="json")))
 
     def me(self) -> Me:
-        return read(Me, self._call("GET", "/v1/me"))
+        return read(Me, self.call("GET", "/v1/me"))
 
     def current_round(
         self, federation_id: str, *, wait_seconds: int = 0
@@ -132,20 +133,9 @@ class CoordinatorApi:
         Raises:
             VersionMismatch: the answer is a brief of another version.
         """
-        path = f"/v1/federations/{federation_id}/rounds/current"
-        prefer = {"Prefer": f"wait={wait_seconds}"}
-        if wait_seconds:
-            answer = self._send_with_retries(
-                lambda extensions: interruptible(
-                    lambda: self._client.get(self._url + path, headers=prefer, extensions=extensions),
-                    self._sleep,
-                )
-            )
-        else:
-            answer = self._call("GET", path)
-        if answer.status_code == httpx.codes.NO_CONTENT:
-            server_pause = retry_after(answer)
-            return NothingYet(5.0 if server_pause is None else server_pause)
+        answer = self.poll(f"/v1/federations/{federation_id}/rounds/current", wait_seconds)
+        if isinstance(answer, NothingYet):
+            return answer
         try:
             return _brief.validate_json(answer.content, extra="ignore")
         except ValidationError as error:
@@ -157,16 +147,16 @@ class CoordinatorApi:
 
     def plan(self, federation_id: str) -> bytes:
         """Download the federation's plan as bytes; round manifests name their digest."""
-        return self._call("GET", f"/v1/federations/{federation_id}/plan").content
+        return self.call("GET", f"/v1/federations/{federation_id}/plan").content
 
     def roster(self, federation_id: str, *, after: int) -> list[SignedDocument]:
         """Download one page of roster links after a version."""
         path = f"/v1/federations/{federation_id}/roster?after={after}"
-        return read(RosterPage, self._call("GET", path)).items
+        return read(RosterPage, self.call("GET", path)).items
 
     def manifest(self, federation_id: str, round_number: int) -> SignedDocument:
         """Download this client's signed manifest of a round."""
-        answer = self._call("GET", f"/v1/federations/{federation_id}/rounds/{round_number}/manifest")
+        answer = self.call("GET", f"/v1/federations/{federation_id}/rounds/{round_number}/manifest")
         try:
             return _document.validate_json(answer.content)
         except ValidationError as error:
@@ -176,7 +166,7 @@ class CoordinatorApi:
         """Join a round; a new client sends its sketch as `signature`, for its first relevance."""
         path = f"/v1/federations/{federation_id}/rounds/{round_number}/join"
         headers = _upload_headers(signature) if signature is not None else None
-        return read(Joined, self._call("POST", path, content=signature, headers=headers))
+        return read(Joined, self.call("POST", path, content=signature, headers=headers))
 
     def weights(
         self, federation_id: str, round_number: int, recipe: WeightsRecipeName | None = None
@@ -194,19 +184,19 @@ class CoordinatorApi:
         """Upload this client's update. Idempotent for the same bytes."""
         path = f"/v1/federations/{federation_id}/rounds/{round_number}/update"
         headers = _upload_headers(body)
-        return read(Receipt, self._call("PUT", path, content=body, headers=headers))
+        return read(Receipt, self.call("PUT", path, content=body, headers=headers))
 
     def round_view(self, federation_id: str, round_number: int) -> RoundView:
         """Return the state of a round, without other clients."""
-        return read(RoundView, self._call("GET", f"/v1/federations/{federation_id}/rounds/{round_number}"))
+        return read(RoundView, self.call("GET", f"/v1/federations/{federation_id}/rounds/{round_number}"))
 
     def send_scores(self, federation_id: str, round_number: int, scores: Scores) -> None:
-        self._call(
+        self.call(
             "PUT", f"/v1/federations/{federation_id}/rounds/{round_number}/scores", json=scores.model_dump()
         )
 
     def anchors(self, federation_id: str) -> Anchors:
-        return read(Anchors, self._call("GET", f"/v1/federations/{federation_id}/anchors"))
+        return read(Anchors, self.call("GET", f"/v1/federations/{federation_id}/anchors"))
 
     def pack(self, federation_id: str, base_model: str) -> TensorBody | None:
         """Download a base model's alignment pack; None if none is stored."""
@@ -218,17 +208,17 @@ class CoordinatorApi:
             raise
 
     def packs(self, federation_id: str) -> PackList:
-        return read(PackList, self._call("GET", f"/v1/federations/{federation_id}/alignments"))
+        return read(PackList, self.call("GET", f"/v1/federations/{federation_id}/alignments"))
 
     def put_pack(self, federation_id: str, base_model: str, body: bytes) -> None:
         path = f"/v1/federations/{federation_id}/alignments/{base_model}"
-        self._call("PUT", path, content=body, headers=_upload_headers(body))
+        self.call("PUT", path, content=body, headers=_upload_headers(body))
 
     def put_acceptance(self, federation_id: str, base_model: str, tested: Acceptance) -> None:
         path = f"/v1/federations/{federation_id}/alignments/{base_model}/acceptance"
-        self._call("PUT", path, json=tested.model_dump(mode="json"))
+        self.call("PUT", path, json=tested.model_dump(mode="json"))
 
-    def _call(
+    def call(
         self,
         method: str,
         path: str,
@@ -237,6 +227,7 @@ class CoordinatorApi:
         json: object = None,
         headers: dict[str, str] | None = None,
     ) -> httpx.Response:
+        """Send a signed request until success, a permanent error or the deadline."""
         return self._send_with_retries(
             lambda extensions: self._client.request(
                 method,
@@ -248,6 +239,19 @@ class CoordinatorApi:
             ),
             size=len(content or b""),
         )
+
+    def poll(self, path: str, wait_seconds: int) -> httpx.Response | NothingYet:
+        """Return an answer with content, after a long poll of at most `wait_seconds`."""
+        get = partial(self._client.get, self._url + path, headers={"Prefer": f"wait={wait_seconds}"})
+
+        def wait(extensions: dict[str, Any]) -> httpx.Response:
+            return interruptible(partial(get, extensions=extensions), self._sleep)
+
+        answer = self._send_with_retries(wait) if wait_seconds else self.call("GET", path)
+        if answer.status_code == httpx.codes.NO_CONTENT:
+            server_pause = retry_after(answer)
+            return NothingYet(5.0 if server_pause is None else server_pause)
+        return answer
 
     def _send_with_retries(self, send: Send, size: int = 0) -> httpx.Response:
         return send_with_retries(

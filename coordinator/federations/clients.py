@@ -52,7 +52,9 @@ def show_roster(
     """Return the roster, entry by entry; clients see it only if the plan has them check it."""
     with database.read() as session:
         plan = store.plan_of(store.federation(session, federation_id))
-        if isinstance(caller, Member) and plan.privacy.roster_policy == "server":
+        # Members of a sum need each other's keys under any policy.
+        is_private = plan.privacy.roster_policy == "server" and plan.privacy.secure_sum is None
+        if isinstance(caller, Member) and is_private:
             raise NotFound
         if after is not None and not _CURSOR.fullmatch(after):
             raise Invalid("after: not a cursor of the roster; use `next` of the previous page", field="after")

@@ -20,6 +20,7 @@ _LAST = (
     .where(
         JointModelRow.federation_id == bindparam("federation_id"),
         JointModelRow.round_number < bindparam("number"),
+        ~JointModelRow.is_void,
     )
     .order_by(JointModelRow.round_number.desc())
     .limit(1)

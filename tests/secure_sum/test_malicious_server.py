@@ -25,6 +25,8 @@ GROUPED = [
 TERMS: dict[str, dict[str, object]] = {
     "another federation": {"federation": "fed_2"},
     "another round": {"round": 2},
+    "the same values as counts, so that a second sum can follow": {"kind": "counts"},
+    "no masks": {"masking": "none"},
     "other weights": {"weights": OTHER},
     "an older roster": {"roster_version": 8},
     "another roster": {"roster_hash": OTHER},
@@ -73,9 +75,9 @@ def test_terms_of_another_server_are_refused() -> None:
 @pytest.mark.parametrize("kind", ["sum", "counts"])
 def test_a_spent_member_refuses_a_second_session_of_the_kind(kind: str) -> None:
     terms = terms_of(5, session=2, kind=kind)
-    accept_terms(terms, expectation_of(terms, 0))
+    accept_terms(terms, expectation_of(terms, 0, kind=kind))
     with pytest.raises(TermsRefused, match="already"):
-        accept_terms(terms, expectation_of(terms, 0, spent=frozenset({kind})))
+        accept_terms(terms, expectation_of(terms, 0, kind=kind, spent=frozenset({kind})))
 
 
 def _keys(session: Session) -> KeysAnswer:
@@ -268,4 +270,4 @@ def test_lost_members_cannot_be_concealed() -> None:
 def test_counts_refer_to_no_counts() -> None:
     terms = terms_of(5, kind="counts", counts=DIGEST)
     with pytest.raises(TermsRefused, match="counts come first"):
-        accept_terms(terms, expectation_of(terms, 0))
+        accept_terms(terms, expectation_of(terms, 0, kind="counts"))

@@ -28,6 +28,10 @@ def test_plans_that_can_be_summed_are_stored_with_dense_updates(
 ) -> None:
     made = create(coordinator, strategy={"name": strategy}, adapter=adapter)
     assert made.status_code == 201, made.text
+    entries = coordinator.admin.get("/v1/audit").json()["items"]
+    (created,) = [entry for entry in entries if entry["subject"] == made.json()["id"]]
+    assert created["event"] == "federation-created"
+    assert created["reason"] == "updates are summed: masking pairwise, at least 5 members"
     stored = made.json()["plan"]
     assert stored["privacy"]["secure_sum"]["minimum"] == 5
     assert FederationPlan.model_validate(stored).wire.recipe.is_dense

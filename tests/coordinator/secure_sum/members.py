@@ -84,6 +84,7 @@ class SumClient:
             segments=tuple(self.terms.segments),
             bits=16,
             minimum=self.terms.minimum,
+            masking=self.terms.masking,
         )
         accepted = accept_terms(self.terms, expectation)
         self._member = Member(accepted, new_secrets(), self.silo.key, expectation)

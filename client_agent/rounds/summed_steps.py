@@ -1,0 +1,150 @@
+"""Steps of a round in which updates are summed: encode the input, report ready, take part in the sum."""
+
+from __future__ import annotations
+
+import logging
+
+from client_agent.errors import AgentError
+from client_agent.identity.membership import read_key
+from client_agent.rounds.served_weights import read_weights
+from client_agent.rounds.sum_input import RoundResult, SumInput
+from client_agent.rounds.work import Work
+from client_agent.secure_sum.calls import HttpSumCalls
+from client_agent.secure_sum.drive import SumTask, take_part_in_sum
+from client_agent.secure_sum.errors import SumRefused
+from client_agent.secure_sum.expectation import Expectation
+from client_agent.secure_sum.journal import SumJournal
+from client_agent.secure_sum.progress import SumProgress
+from client_agent.storage.round_folder import INPUT, PARTIAL, SUM_PROGRESS, WEIGHTS
+from schemas.identity.keys import public_key
+from schemas.maths.adapter import Layout, in_order
+from schemas.messages.secure_sum import Segment, SumTerms
+from schemas.messages.sum_plan import SecureSumPlan
+from schemas.secure_sum.segments import segments_of
+
+log = logging.getLogger(__name__)
+
+_EVIDENCE = "evidence"
+_LEFT_OUT = "left-out-of-sum"
+
+
+class NotCounted(AgentError):
+    """The sum of a round ended without this client's input; `reason` is a slug."""
+
+    def __init__(self, reason: str, explanation: str) -> None:
+        super().__init__(explanation)
+        self.reason = reason
+
+
+def encode_input(work: Work) -> bytes:
+    """Return the encoded input of the round. Later steps use this file: it is rounded at random, and once."""
+    layout, trained = _layout(work), work.trained.of(work.folder)
+    content = RoundResult(
+        plan=work.session.manifests.plan,
+        summed=_plan(work),
+        layout=layout,
+        served=read_weights(work.folder.read(WEIGHTS), layout),
+        trained=trained.adapter,
+        scores=trained.scores,
+        examples=len(work.trainer.silo.data.train),
+        base=work.folder.base,
+    ).encode(work.brief.round)
+    work.folder.forget(PARTIAL)
+    return content
+
+
+def report_ready(work: Work) -> bytes:
+    """Report that this client waits for the sum, and return the receipt."""
+    receipt = _calls(work).ready(_input(work).ready)
+    log.info("round %d: ready for the sum", work.brief.round)
+    return receipt.model_dump_json().encode()
+
+
+def run_sum(work: Work) -> bytes:
+    """Take part in the sum, and return its outcome.
+
+    Raises:
+        NotCounted: the sum has no input of this client, or the round was abandoned.
+        SumRefused: the coordinator contradicts what this silo knows.
+    """
+    encoded, session, folder = _input(work), work.session, work.folder
+    outcome = take_part_in_sum(
+        SumTask(
+            calls=_calls(work),
+            journal=SumJournal(folder.path, session.home / _EVIDENCE),
+            values=encoded.values,
+            input_digest=encoded.digest,
+            expect=lambda terms: _expectation(work, encoded, terms),
+            identity=read_key(work.participant.workspace.folder),
+            client=session.client_id,
+            report=lambda progress: _report(work, progress),
+            sleep=work.participant.sleep,
+        ),
+        work.brief.round,
+    )
+    if outcome.state == "abandoned":
+        raise NotCounted(outcome.reason or "abandoned", f"the round was abandoned: {outcome.reason}")
+    counted = outcome.counted or []
+    if session.client_id not in counted:
+        raise NotCounted(_LEFT_OUT, f"the sum of {len(counted)} members went on without this client")
+    log.info("round %d: the sum counts %d members, this client among them", work.brief.round, len(counted))
+    return outcome.model_dump_json().encode()
+
+
+def _report(work: Work, progress: SumProgress) -> None:
+    work.folder.write(SUM_PROGRESS, progress.model_dump_json().encode())
+
+
+def _expectation(work: Work, encoded: SumInput, terms: SumTerms) -> Expectation:
+    """Return this client's own view of a session, with the roster at the version of its terms.
+
+    Raises:
+        SumRefused: the terms go back behind the roster of the round's manifest.
+        RosterRefused: the roster at that version is not acceptable.
+    """
+    session, plan, manifests = work.session, _plan(work), work.session.manifests
+    manifest = manifests.read(manifests.last_accepted())
+    if terms.roster_version < manifest.roster_version:
+        raise SumRefused(
+            f"the terms are of version {terms.roster_version} of the roster, and the round's manifest of "
+            f"version {manifest.roster_version}"
+        )
+    keys = session.roster.keys_at(session.federation_id, terms.roster_version, terms.roster_hash, session.api)
+    return Expectation(
+        federation=session.federation_id,
+        round=work.brief.round,
+        client=session.client_id,
+        server_key=public_key(session.server_key),
+        roster=keys,
+        roster_version=terms.roster_version,
+        roster_hash=terms.roster_hash,
+        weights=encoded.ready.values,
+        segments=_segments(work),
+        bits=plan.bits,
+        minimum=plan.minimum,
+        masking=plan.masking,
+    )
+
+
+def _calls(work: Work) -> HttpSumCalls:
+    return HttpSumCalls(work.session.api, work.session.federation_id, work.brief.round)
+
+
+def _input(work: Work) -> SumInput:
+    return SumInput.from_bytes(work.folder.read(INPUT), _segments(work))
+
+
+def _segments(work: Work) -> tuple[Segment, ...]:
+    return segments_of(work.session.manifests.plan, _layout(work))
+
+
+def _layout(work: Work) -> Layout:
+    adapter = work.trained.of(work.folder).adapter
+    return in_order({name: values.shape for name, values in adapter.items()})
+
+
+def _plan(work: Work) -> SecureSumPlan:
+    plan = work.sum_plan
+    if plan is None:
+        raise SumRefused("the federation's plan has no privacy.secure_sum")
+    return plan

@@ -1,0 +1,232 @@
+"""Take part in the sum of a round: session after session, step by step, until its outcome is known.
+
+The journal decides what is sent: a stored message is sent again as it is, a missing one is made from stored
+answers and stored before it is sent. So the drive can be stopped and repeated at any point.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Final
+
+import numpy as np
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from numpy.typing import NDArray
+
+from client_agent.errors import CoordinatorRefused
+from client_agent.secure_sum.calls import SumCalls
+from client_agent.secure_sum.errors import SumRefused
+from client_agent.secure_sum.expectation import Expectation, accept_terms
+from client_agent.secure_sum.journal import SumJournal
+from client_agent.secure_sum.member import new_secrets
+from client_agent.secure_sum.progress import SumProgress
+from client_agent.secure_sum.session_steps import SessionSteps, steps_of
+from client_agent.transport.client import NothingYet
+from schemas.identity.keys import name_of
+from schemas.messages.secure_sum import STEPS, SumOutcome, SumStatus, SumStep, SumTerms
+from schemas.secure_sum.errors import SecureSumError, SessionAborted, TermsRefused
+
+log = logging.getLogger(__name__)
+
+_WAIT_SECONDS: Final = 30
+_PHASE_MISMATCH: Final = "phase-mismatch"
+_MESSAGE_REFUSED: Final = frozenset({400, 409, 413, 415, 422})
+
+
+@dataclass(frozen=True, slots=True)
+class SumTask:
+    """What a member brings to the sum of a round.
+
+    Attributes:
+        values: the encoded input (D,), and `input_digest` the digest of its file.
+        expect: returns this member's own view of a session; it may fetch the roster at the terms' version.
+        identity: the key that the roster has for this client.
+        report: stores the progress for `tessera agent status`.
+        sleep: waits between requests, and may raise Stopped.
+    """
+
+    calls: SumCalls
+    journal: SumJournal
+    values: NDArray[np.int32]
+    input_digest: str
+    expect: Callable[[SumTerms], Expectation]
+    identity: Ed25519PrivateKey
+    client: str
+    report: Callable[[SumProgress], None]
+    sleep: Callable[[float], None] = time.sleep
+
+
+def take_part_in_sum(task: SumTask, round_number: int) -> SumOutcome:
+    """Answer every step of every session until the sum has an outcome. Safe to interrupt and to repeat.
+
+    Raises:
+        Stopped: the agent was stopped.
+        SumRefused: the coordinator's terms contradict this silo's plan, roster, weights or earlier terms.
+        CoordinatorUnreachable, CoordinatorRefused, AnswerUnreadable: the connection failed.
+    """
+    phase: int | None = None
+    session: _Session | None = None
+    task.report(SumProgress.now(None, None, None))
+    while True:
+        status = task.calls.status(phase, _WAIT_SECONDS)
+        if isinstance(status, NothingYet):
+            task.sleep(status.seconds)
+            continue
+        if status.outcome is not None:
+            task.journal.end()
+            return status.outcome
+        phase = status.phase
+        if status.session is None:
+            continue
+        if status.terms is None:
+            _stand_aside(task, round_number, status.session)
+            continue
+        terms = _checked(status.terms, status, round_number)
+        if session is None or session.terms != terms:
+            session = _begin(task, terms)
+        pause = session.advance(status.step)
+        if pause is not None:
+            task.sleep(pause)
+            phase = None
+
+
+def _checked(terms: SumTerms, status: SumStatus, round_number: int) -> SumTerms:
+    if terms.session != status.session or terms.round != round_number:
+        raise SumRefused("the status of the sum has the terms of another session")
+    return terms
+
+
+def _stand_aside(task: SumTask, round_number: int, session: int) -> None:
+    """Wait for the next session: the coordinator shows the terms of this one to its members only."""
+    task.journal.end(before=session)
+    log.debug("round %d: sum, session %d goes on among others", round_number, session)
+    task.report(SumProgress.now(session, None, None, "this client is not among its members"))
+
+
+def _begin(task: SumTask, terms: SumTerms) -> _Session:
+    """Accept the terms of a session and make its keys, or stand aside.
+
+    Raises:
+        SumRefused: the terms contradict what this silo knows, or other terms of the same session.
+    """
+    task.journal.end(before=terms.session)
+    session = _Session(task, terms)
+    own = next((member for member in terms.members if member.client == task.client), None)
+    spent = task.journal.spent(without=terms.session)
+    if own is None:
+        session.leave("this client is not among its members")
+    elif own.key != name_of(task.identity):
+        session.leave("its terms have an earlier key of this client")
+    elif terms.kind in spent:
+        session.leave("this client has unmasked an earlier session of the round, and unmasks one only")
+    else:
+        session.open(replace(task.expect(terms), spent=spent))
+    return session
+
+
+class _Session:
+    """One session as this member takes part in it, from the step on that is due."""
+
+    def __init__(self, task: SumTask, terms: SumTerms) -> None:
+        self.terms = terms
+        self._task = task
+        self._journal = task.journal.open(terms.session)
+        self._steps: SessionSteps | None = None
+        self._began = time.monotonic()
+
+    def open(self, expectation: Expectation) -> None:
+        """Check the terms, and take up the journal of the session or begin it.
+
+        Raises:
+            SumRefused: the terms contradict what this silo knows, or other terms of the same session.
+        """
+        task, terms, journal = self._task, self.terms, self._journal
+        try:
+            accepted = accept_terms(terms, expectation)
+        except TermsRefused as refusal:
+            file = task.journal.keep_refused(terms)
+            raise SumRefused(f"{refusal} (stored in {file})") from refusal
+        task.journal.keep_terms(terms)
+        if not journal.exists:
+            journal.begin(terms, task.input_digest, new_secrets() if terms.masking == "pairwise" else None)
+            log.info(
+                "round %d: sum, session %d of %d members begins",
+                terms.round,
+                terms.session,
+                len(terms.members),
+            )
+        if (reason := journal.ended) is not None:
+            self._report(None, reason)
+            return
+        try:
+            self._steps = steps_of(
+                accepted, expectation, task.identity, journal, task.values, task.input_digest
+            )
+        except SessionAborted as refusal:
+            self.leave(str(refusal))
+
+    def leave(self, reason: str) -> None:
+        """End this member's part in the session: nothing more is sent in it."""
+        log.warning(
+            "round %d: sum, session %d goes on without this client: %s",
+            *(self.terms.round, self.terms.session, reason),
+        )
+        self._steps = None
+        if self._journal.exists:
+            self._journal.end(reason)
+        self._report(None, reason)
+
+    def advance(self, step: SumStep | None) -> float | None:
+        """Send the message of the step that is due; return seconds to wait before asking again, or None."""
+        if self._steps is None:
+            return None
+        if step is None or step == "opening":
+            self._report(step)
+            return None
+        try:
+            pause = self._fetch(self._steps.needed_answer(step))
+            if pause is not None:
+                return pause
+            body = self._steps.message(step)
+        except SecureSumError as refusal:
+            self.leave(f"step {step}: {refusal}")
+            return None
+        self._report(step)
+        self._send(step, body)
+        return None
+
+    def _fetch(self, needed: int | None) -> float | None:
+        """Store the answer to an earlier step, unless it is stored."""
+        if needed is None or self._journal.received(needed) is not None or self._steps is None:
+            return None
+        answer = self._task.calls.answer(self.terms.session, needed)
+        if isinstance(answer, NothingYet):
+            return answer.seconds
+        self._steps.require_readable(needed, answer)
+        self._journal.store_received(needed, answer)
+        return None
+
+    def _send(self, step: SumStep, body: bytes) -> None:
+        terms, began = self.terms, time.monotonic()
+        try:
+            self._task.calls.put(terms.session, STEPS.index(step), body)
+        except CoordinatorRefused as refusal:
+            if refusal.status not in _MESSAGE_REFUSED:
+                raise
+            if refusal.slug == _PHASE_MISMATCH:
+                log.warning("round %d: sum, step %s was over before this client's message", terms.round, step)
+            else:
+                self.leave(f"the coordinator refused step {step}: {refusal}")
+            return
+        log.info(
+            "round %d: sum, session %d, step %s: %d bytes sent in %.2f s (%.1f s since the session began)",
+            *(terms.round, terms.session, step, len(body)),
+            *(time.monotonic() - began, time.monotonic() - self._began),
+        )
+
+    def _report(self, step: SumStep | None, left: str | None = None) -> None:
+        members = self._steps.members if self._steps is not None else len(self.terms.members)
+        self._task.report(SumProgress.now(self.terms.session, step, members, left))

@@ -1,0 +1,263 @@
+"""A member's journal of one round's sums: what was sent is sent again byte for byte, or not at all.
+
+    terms-001.json       the terms of session 1, kept as evidence
+    secure/001/session.json   secrets and the digest of the input; without secrets once the session has ended
+    secure/001/put-N     the exact body of step N, stored before it is sent
+    secure/001/got-N     the coordinator's answer to step N, the first one that was read
+
+Every file is stored durably before anything that follows from it is sent. A message that was stored is never
+made anew, and the input of a session is bound to its keys by its digest: two inputs under one set of keys
+would show their difference. All files have access for their owner only.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from client_agent.secure_sum.errors import SumRefused
+from client_agent.secure_sum.member import MemberSecrets, OwnShares
+from client_agent.storage.files import fsync_folder, make_folder, write_durably
+from client_agent.storage.round_folder import SECURE
+from schemas.identity.keys import decode, encode
+from schemas.messages.base import Digest, Strict
+from schemas.messages.secure_sum import SharesStep, SumKind, SumTerms
+from schemas.secure_sum.agreement import SecretKey
+from schemas.secure_sum.errors import SessionAborted
+from schemas.secure_sum.terms import terms_hash
+
+_SESSION = "session.json"
+_OWN_SHARES = "own-shares.json"
+_UNMASK = 4
+
+
+class _Secrets(Strict):
+    """`MemberSecrets` in base64url."""
+
+    channel: str
+    mask: str
+    seed: str
+
+
+class _SessionState(Strict):
+    """The state of a session: `secrets` is null once it has ended.
+
+    `spent`: step 4 was stored, and perhaps sent. `reason`: why this member left the session.
+    """
+
+    kind: SumKind
+    terms: Digest
+    input: Digest
+    secrets: _Secrets | None
+    ended: bool = False
+    spent: bool = False
+    reason: str | None = None
+
+
+class _OwnShares(Strict):
+    """The body of step 1, and the shares of its own secrets that a member keeps."""
+
+    step: SharesStep
+    mask_share: str
+    seed_share: str
+
+
+@dataclass(frozen=True, slots=True)
+class SumJournal:
+    """The sessions of one round, below the round's folder; `evidence` is where contradictions are stored."""
+
+    folder: Path
+    evidence: Path
+
+    def open(self, session: int) -> SessionJournal:
+        return SessionJournal(self.folder / SECURE / f"{session:03d}")
+
+    def keep_terms(self, terms: SumTerms) -> None:
+        """Store the terms of a session as evidence.
+
+        Raises:
+            SumRefused: there are other terms of the same session; both are stored.
+        """
+        file = self.folder / f"terms-{terms.session:03d}.json"
+        if not file.exists():
+            write_durably(file, _document(terms))
+            return
+        stored = file.read_bytes()
+        if json.loads(stored) == json.loads(_document(terms)):
+            return
+        for document in (stored, _document(terms)):
+            self._keep_evidence(document)
+        raise SumRefused(
+            f"there are two terms of session {terms.session} of round {terms.round}; both are stored in "
+            f"{self.evidence}"
+        )
+
+    def keep_refused(self, terms: SumTerms) -> Path:
+        """Store terms that this member does not accept as evidence; return their file."""
+        return self._keep_evidence(_document(terms))
+
+    def spent(self, *, without: int) -> frozenset[SumKind]:
+        """Return the kinds of sessions but one in which step 4 was stored, and perhaps sent."""
+        others = (session for session in self._sessions() if session.number != without)
+        return frozenset(kind for session in others for kind in session.spent_kinds)
+
+    def end(self, *, before: int | None = None) -> None:
+        """End all sessions, or those with a lower number than `before`, and delete their secrets."""
+        for session in self._sessions():
+            if before is None or session.number < before:
+                session.end()
+
+    def _keep_evidence(self, document: bytes) -> Path:
+        fields = json.loads(document)
+        name = f"terms-{fields['round']:06d}-{fields['session']:03d}-{fields['signature'][:16]}.json"
+        write_durably(self.evidence / name, document)
+        return self.evidence / name
+
+    def _sessions(self) -> list[SessionJournal]:
+        folder = self.folder / SECURE
+        paths = sorted(folder.iterdir()) if folder.is_dir() else []
+        return [session for path in paths if (session := SessionJournal(path)).exists]
+
+
+@dataclass(frozen=True, slots=True)
+class SessionJournal:
+    """One session of a member."""
+
+    folder: Path
+
+    @property
+    def number(self) -> int:
+        return int(self.folder.name)
+
+    @property
+    def exists(self) -> bool:
+        return (self.folder / _SESSION).is_file()
+
+    @property
+    def spent_kinds(self) -> tuple[SumKind, ...]:
+        """The kinds of sums in which this member takes no part any more; all, if the file is damaged."""
+        state = self._state()
+        if state is None:
+            return "counts", "sum"
+        return (state.kind,) if state.spent or self.has_sent(_UNMASK) else ()
+
+    @property
+    def ended(self) -> str | None:
+        """Why the session has ended for this member; None while it goes on."""
+        state = self._state()
+        if state is None:
+            return f"{self.folder / _SESSION} is damaged"
+        return (state.reason or "the session is over") if state.ended else None
+
+    def begin(self, terms: SumTerms, input_digest: str, secrets: MemberSecrets | None) -> None:
+        """Store the secrets of a session before anything is sent; `masking: none` has none."""
+        raw = None
+        if secrets is not None:
+            raw = _Secrets(
+                channel=encode(secrets.channel.raw), mask=encode(secrets.mask.raw), seed=encode(secrets.seed)
+            )
+        make_folder(self.folder)
+        self._write(_SessionState(kind=terms.kind, terms=terms_hash(terms), input=input_digest, secrets=raw))
+
+    def secrets(self, terms: SumTerms, input_digest: str) -> MemberSecrets:
+        """Return the secrets of a session, for the terms and the input that they were made for.
+
+        Raises:
+            SessionAborted: the session has ended here, or is of other terms or of another input.
+        """
+        state = self.require(terms, input_digest)
+        if state.secrets is None:
+            raise SessionAborted("the secrets of this session are deleted")
+        return MemberSecrets(
+            SecretKey(decode(state.secrets.channel)),
+            SecretKey(decode(state.secrets.mask)),
+            decode(state.secrets.seed),
+        )
+
+    def require(self, terms: SumTerms, input_digest: str) -> _SessionState:
+        """Check that a session goes on, with these terms and this input.
+
+        Raises:
+            SessionAborted: it has ended here, or is of other terms or of another input.
+        """
+        state = self._state()
+        if state is None or state.ended:
+            raise SessionAborted(self.ended or "the session is over")
+        if state.terms != terms_hash(terms):
+            raise SessionAborted("the journal of this session is of other terms")
+        if state.input != input_digest:
+            raise SessionAborted("the input differs from the one that the keys of this session were made for")
+        return state
+
+    def has_sent(self, step: int) -> bool:
+        """Whether the body of a step is stored; it may have been sent."""
+        return self._put(step).is_file()
+
+    def sent(self, step: int) -> bytes:
+        return self._put(step).read_bytes()
+
+    def store_sent(self, step: int, body: bytes) -> None:
+        """Store the body of a step before it is sent for the first time.
+
+        Raises:
+            SessionAborted: another body is stored.
+        """
+        if self.has_sent(step):
+            if self.sent(step) != body:
+                raise SessionAborted(f"another message of step {step} was sent before")
+            return
+        write_durably(self._put(step), body)
+
+    def received(self, step: int) -> bytes | None:
+        """Return the coordinator's answer to a step as it was first read; None before."""
+        file = self.folder / f"got-{step}"
+        return file.read_bytes() if file.is_file() else None
+
+    def store_received(self, step: int, body: bytes) -> None:
+        write_durably(self.folder / f"got-{step}", body)
+
+    def store_own_shares(self, own: OwnShares) -> None:
+        stored = _OwnShares(
+            step=own.step, mask_share=encode(own.mask_share), seed_share=encode(own.seed_share)
+        )
+        write_durably(self.folder / _OWN_SHARES, stored.model_dump_json().encode())
+
+    def own_shares(self) -> OwnShares | None:
+        file = self.folder / _OWN_SHARES
+        if not file.is_file():
+            return None
+        stored = _OwnShares.model_validate_json(file.read_bytes())
+        return OwnShares(stored.step, decode(stored.mask_share), decode(stored.seed_share))
+
+    def end(self, reason: str | None = None) -> None:
+        """End the session for this member: delete its secrets and messages; `spent` stays."""
+        state = self._state()
+        if state is None:
+            write_durably(self.folder / _SESSION, b"")  # stays damaged, and holds no secrets any more
+        elif not state.ended:
+            changes = {"secrets": None, "ended": True, "spent": bool(self.spent_kinds), "reason": reason}
+            self._write(state.model_copy(update=changes))
+        for file in self.folder.iterdir():
+            if file.name != _SESSION:
+                file.unlink()
+        fsync_folder(self.folder)
+
+    def _put(self, step: int) -> Path:
+        return self.folder / f"put-{step}"
+
+    def _state(self) -> _SessionState | None:
+        """Read the state; None if the file is damaged, and nothing more is sent in this session."""
+        try:
+            return _SessionState.model_validate_json((self.folder / _SESSION).read_bytes())
+        except (OSError, ValidationError):
+            return None
+
+    def _write(self, state: _SessionState) -> None:
+        write_durably(self.folder / _SESSION, state.model_dump_json().encode())
+
+
+def _document(terms: SumTerms) -> bytes:
+    return json.dumps(terms.model_dump(mode="json"), indent=1, sort_keys=True).encode()

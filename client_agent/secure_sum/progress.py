@@ -1,0 +1,52 @@
+"""How far the sum of a round is, as a file beside its results. Needs no torch."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+from pydantic import ValidationError
+
+from client_agent.storage.round_folder import SUM_PROGRESS, RoundFolder
+from schemas.messages.base import Strict, UtcTime
+from schemas.messages.secure_sum import SumStep
+
+
+class SumProgress(Strict):
+    """Where a member stands in the sum of a round.
+
+    `members` is the number of members that have answered all steps before this one; `session`, `step` and
+    `members` are null before the first session. `began` is when this step began, on the local clock, and
+    `left` why this member left the session or was left out of it.
+    """
+
+    session: int | None = None
+    step: SumStep | None = None
+    members: int | None = None
+    began: UtcTime
+    left: str | None = None
+
+    def __str__(self) -> str:
+        if self.session is None:
+            return "waiting for the sum to begin"
+        if self.left is not None:
+            return f"session {self.session} of the sum goes on without this client: {self.left}"
+        members = f", {self.members} members" if self.members is not None else ""
+        return f"session {self.session} of the sum, step {self.step}{members}"
+
+    def seconds(self) -> float:
+        """Return the seconds since the step began."""
+        return max(0.0, (datetime.now(UTC) - self.began).total_seconds())
+
+    @classmethod
+    def now(
+        cls, session: int | None, step: SumStep | None, members: int | None, left: str | None = None
+    ) -> SumProgress:
+        return cls(session=session, step=step, members=members, began=datetime.now(UTC), left=left)
+
+
+def read_progress(folder: RoundFolder) -> SumProgress | None:
+    """Return how far a round's sum is; None before it, or if the file cannot be read."""
+    try:
+        return SumProgress.model_validate_json(folder.read(SUM_PROGRESS))
+    except (OSError, ValidationError):
+        return None

@@ -1,0 +1,149 @@
+"""Agents of a federation that sums, in this process: they share one silo, and train in turn."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+from numpy.typing import NDArray
+
+from client_agent.errors import Stopped
+from client_agent.identity.membership import enrol, read_key
+from client_agent.rounds.participant import Participant
+from client_agent.rounds.steps import resume, take_part
+from client_agent.rounds.sum_input import SumInput
+from client_agent.storage.round_folder import INPUT, READY, RoundFolder
+from client_agent.training.silo import Silo
+from client_agent.transport.client import CoordinatorApi
+from schemas.maths.adapter import in_order
+from schemas.messages.federations import FederationPlan
+from schemas.messages.rounds import RoundBrief
+from schemas.secure_sum.segments import segments_of
+from tests.served import Served
+
+PLAN: dict[str, Any] = {
+    "strategy": {"name": "fedavg"},
+    "adapter": {"kind": "lora", "rank": 2, "roles": ["v"]},
+    "training": {"steps": 2, "max_length": 64, "learning_rate": 0.01},
+}
+
+
+def plan(clients: int, *, total: int = 1, quorum: int | None = None, **secure_sum: Any) -> dict[str, Any]:
+    rounds = {"total": total, "min_clients": clients, "quorum": quorum or clients, "collect_seconds": 600}
+    return PLAN | {"rounds": rounds, "privacy": {"secure_sum": {"minimum": 3, **secure_sum}}}
+
+
+@dataclass
+class Agent:
+    """An enrolled agent; `stop` makes it stop at its next wait, or at its next request."""
+
+    name: str
+    participant: Participant
+    stop: threading.Event = field(default_factory=threading.Event)
+
+    @property
+    def client(self) -> str:
+        return self.participant.session.client_id
+
+    def folder(self, round_number: int = 1) -> RoundFolder:
+        return self.participant.workspace.rounds.open(round_number)
+
+    def train(self) -> None:
+        """Join the open round, train and report ready."""
+        session = self.participant.session
+        brief = session.api.current_round(session.federation_id)
+        assert isinstance(brief, RoundBrief), brief
+        assert take_part(self.participant, brief, until=READY)
+
+    def sum(self) -> None:
+        resume(self.participant)
+
+    def input(self, round_number: int = 1) -> NDArray[np.int64]:
+        """Return the encoded input in this agent's folder."""
+        wanted: FederationPlan = self.participant.session.manifests.plan
+        from client_agent.rounds.train import Trained
+
+        folder = self.folder(round_number)
+        adapter = Trained.from_bytes(folder.read("trained.safetensors")).adapter
+        layout = in_order({name: values.shape for name, values in adapter.items()})
+        return SumInput.from_bytes(folder.read(INPUT), segments_of(wanted, layout)).values.astype(np.int64)
+
+
+@dataclass
+class Agents:
+    """The agents of one federation."""
+
+    served: Served
+    federation_id: str
+    agents: list[Agent]
+
+    def start(self) -> None:
+        assert self.served.admin.post(f"/v1/federations/{self.federation_id}/start").status_code == 200
+
+    def train(self) -> None:
+        for agent in self.agents:
+            agent.train()
+
+    def sum(self, agents: list[Agent] | None = None) -> dict[str, BaseException]:
+        """Let agents take part in the sum at once; return the errors by name."""
+        errors: dict[str, BaseException] = {}
+
+        def run(agent: Agent) -> None:
+            try:
+                agent.sum()
+            except BaseException as error:
+                errors[agent.name] = error
+
+        threads = [threading.Thread(target=run, args=(agent,)) for agent in agents or self.agents]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(timeout=120)
+            assert not thread.is_alive()
+        return errors
+
+
+Transport = Callable[[str], httpx.BaseTransport | None]
+
+
+@contextmanager
+def agents_of(
+    served: Served,
+    silo: Silo,
+    folder: Path,
+    wanted: dict[str, Any],
+    clients: int,
+    transport: Transport = lambda name: None,
+) -> Iterator[Agents]:
+    """Enrol agents in a new federation."""
+    federation_id = served.federation(**wanted)
+    with ExitStack() as stack:
+
+        def api(key: Any = None, server_key: str | None = None, **options: Any) -> CoordinatorApi:
+            connection = CoordinatorApi(
+                served.url, key=key, server_key=server_key, deadline_seconds=30, **options
+            )
+            return stack.enter_context(connection)
+
+        agents = []
+        for number in range(clients):
+            name = f"silo-{number}"
+            token = served.enrolment_token(federation_id, name)
+            home, stop = folder / name, threading.Event()
+            member = enrol(api(), home, token=token, name=name, profile=silo.profile)
+
+            def sleep(seconds: float, stop: threading.Event = stop) -> None:
+                if stop.wait(min(seconds, 0.2)):
+                    raise Stopped
+
+            connection = api(read_key(home), member.server_key, sleep=sleep, transport=transport(name))
+            own = replace(silo, data=replace(silo.data, train=silo.data.train[number:]))
+            participant = Participant.of(own, connection, member, home, keep_rounds=2, sleep=sleep)
+            agents.append(Agent(name, participant, stop))
+        yield Agents(served, federation_id, agents)
