@@ -164,11 +164,7 @@ def train_locally(
     pruner = Pruner(adapter, traits.pruning) if traits.pruning is not None else None
     penalty = pruner.penalty if pruner else adapter.penalty(silo.data.train, plan.max_length, round_number)
     examiner = Examiner(silo, scores, plan.max_length, surroundings)
-    served = (
-        examiner.examine(adapter, _examined(earlier), is_end=False)
-        if earlier is not None
-        else examiner.examine_start(adapter)
-    )
+    served = examiner.examine_served(adapter, _examined(earlier) if earlier is not None else None)
     fallback: Side = "served" if federated and acts(adapter) else "trained"
     before = adapter.state(), adapter.private_state()
     with TrainingProgress(f"round {round_number}") as progress:
@@ -189,8 +185,7 @@ def train_locally(
         raise Stopped
     adapter.end_round()
     state = pruner.pruned() if pruner else adapter.state()
-    is_end = not federated and round_number == total_rounds
-    trained = examiner.examine(adapter, is_end=is_end)
+    trained = examiner.examine(adapter, is_end=not federated and round_number == total_rounds)
     exams: Mapping[Side, Exam] = {"served": served, "trained": trained}
     return Trained(
         *(state, adapter.private_state(), outcome.optimiser_state, *before),
