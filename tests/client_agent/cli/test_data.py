@@ -38,7 +38,7 @@ def test_init_writes_settings_that_the_agent_reads(table: Path, tmp_path: Path) 
 
 def test_init_maps_columns(tmp_path: Path) -> None:
     file, out = tmp_path / "faq.csv", tmp_path / "silo.toml"
-    file.write_text("question,answer\n" + "".join(f"what is {i},number {i}\n" for i in range(10)))
+    file.write_text("question,answer\n" + "".join(f"what is {i},number {i}\n" for i in range(40)))
     columns = ("--column", "prompt=question", "--column", "completion=answer")
     unmapped = tessera("init", "--model", MODELS["S"], "--train", file, "--out", out)
     assert "--column prompt=question" in unmapped.output
@@ -107,7 +107,7 @@ def test_init_writes_paths_that_are_right_in_another_folder(
 def test_init_keeps_the_split_of_a_saved_data_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     datasets = pytest.importorskip("datasets")
     monkeypatch.chdir(tmp_path)
-    rows = datasets.Dataset.from_list([{"prompt": "a", "completion": "b"}])
+    rows = datasets.Dataset.from_list([{"prompt": f"a{n}", "completion": "b"} for n in range(20)])
     datasets.DatasetDict({"train": rows}).save_to_disk("saved")
     out = tmp_path / "elsewhere" / "silo.toml"
     done = tessera("init", "--model", MODELS["S"], "--train", "saved:train", "--out", out)
