@@ -186,12 +186,11 @@ def train_locally(
     adapter.end_round()
     state = pruner.pruned() if pruner else adapter.state()
     trained = examiner.examine(adapter, is_end=not federated and round_number == total_rounds)
-    exams: Mapping[Side, Exam] = {"served": served, "trained": trained}
     return Trained(
         *(state, adapter.private_state(), outcome.optimiser_state, *before),
         origin=origin,
         learning_rate=learning_rate,
-        **_results(exams, fallback),
+        **_results(served, trained, fallback),
     )
 
 
@@ -201,9 +200,9 @@ class _Results(TypedDict):
     fingerprints: dict[str, str]
 
 
-def _results(exams: Mapping[Side, Exam], fallback: Side) -> _Results:
+def _results(served: Exam, trained: Exam, fallback: Side) -> _Results:
     """Return scores, validation losses and fingerprints of a round."""
-    served, trained = exams["served"], exams["trained"]
+    exams: Mapping[Side, Exam] = {"served": served, "trained": trained}
     better = better_of(served, trained, fallback=fallback)
     losses = {side: exam.validation for side, exam in exams.items()}
     return {
