@@ -245,10 +245,12 @@ class Member:
         )
 
     def _channel(self, peer: int, keyed: Keyed) -> bytes:
-        public, known = keyed.keys[peer].c, self.secrets.channels
-        if public not in known:
-            known[public] = agreed_key(self.secrets.channel, decode(public), "channel", self.accepted.digest)
-        return known[public]
+        public, channels = keyed.keys[peer].c, self.secrets.channels
+        if public not in channels:
+            channels[public] = agreed_key(
+                self.secrets.channel, decode(public), "channel", self.accepted.digest
+            )
+        return channels[public]
 
     def _context(self, source: int, destination: int, keyed: Keyed) -> bytes:
         return f"{self.accepted.digest}|{source}|{destination}|{keyed.digest}".encode()

@@ -151,7 +151,7 @@ def count_answered(session: Session, session_id: int, step: Phase) -> int:
     return run(session, _COUNT_ANSWERED, {"session": session_id, "step": step}).scalar_one()
 
 
-def gone(session: Session, session_id: int, step: Phase) -> set[int]:
+def revoked_before(session: Session, session_id: int, step: Phase) -> set[int]:
     """Return the positions of members that were revoked before they sent a step."""
     return set(run(session, _GONE, {"session": session_id, "step": step}).scalars())
 

@@ -72,7 +72,9 @@ def _after(world: World, number: int) -> NDArray[np.float64]:
 def _change(world: World, number: int) -> NDArray[np.float64]:
     total, terms = world.oracle.sums.totals[number], world.oracle.sums.terms[number]
     learnt = world.plan.values
-    steps = {segment.name: segment.clip * CLIP_UNIT / (2 ** (terms.bits - 1) - 1) for segment in terms.segments}
+    steps = {
+        segment.name: segment.clip * CLIP_UNIT / (2 ** (terms.bits - 1) - 1) for segment in terms.segments
+    }
     weight = float(len(world.oracle.sums.counted[number]))
     if "weight" in steps:
         weight = float(total[learnt]) * steps["weight"]

@@ -227,7 +227,11 @@ class Oracle:
 
     def _is_the_same(self, client: str, asked: Asked, answer: Answer) -> None:
         found = _ROUND.search(asked.path)
-        if found is None or found.group(2) not in ("join", "update", "weights", "ready") or answer.status == 206:
+        if (
+            found is None
+            or found.group(2) not in ("join", "update", "weights", "ready")
+            or answer.status == 206
+        ):
             return
         number, what = int(found.group(1)), found.group(2)
         body = bytes(answer.body)

@@ -201,7 +201,9 @@ class Sums:
 
     def _opened(self, connection: sqlite3.Connection, row: Summed) -> None:
         earlier = [one for one in self.sessions.values() if one.round_id == row.round_id]
-        if row.number != len(earlier) + 1 or any(one.state not in ENDED for one in self._now(connection, row)):
+        if row.number != len(earlier) + 1 or any(
+            one.state not in ENDED for one in self._now(connection, row)
+        ):
             self._broken("I4", f"session {row.number} was opened before the one before had ended")
         enrolled = {one for (one,) in connection.execute("SELECT id FROM clients WHERE state = 'enrolled'")}
         spent = set(
