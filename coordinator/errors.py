@@ -128,10 +128,6 @@ class NoSecureSum(Refused):
     status, slug, title = 409, "no-secure-sum", "The plan of this federation sums nothing; send an update"
 
 
-class OrganisationTaken(Refused):
-    status, slug, title = 409, "organisation-taken", "Another client of your organisation is in the sum"
-
-
 class AnchorsMissing(Refused):
     status, slug, title = 409, "anchors-missing", "The anchor texts of the plan are missing; store them first"
 

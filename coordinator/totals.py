@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -56,7 +56,6 @@ class Revised:
     values: Callable[[int, int], Floats]
 
 
-@runtime_checkable
 class Summed(Protocol):
     """A strategy that needs sums only."""
 

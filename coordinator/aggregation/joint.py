@@ -30,6 +30,7 @@ _LATEST = (
     .where(
         JointModelRow.federation_id == bindparam("federation_id"),
         JointModelRow.round_number <= bindparam("until"),
+        ~JointModelRow.is_void,
     )
     .order_by(JointModelRow.round_number.desc())
     .limit(1)
@@ -55,7 +56,7 @@ class PublishedJoint(StoredJoint):
 
 
 def latest(session: Session, federation_id: str, until: int) -> StoredJoint | None:
-    """Return the joint model that was published last, by round `until` or before; None = there is none yet.
+    """Return the joint model that was published last, by round `until` or before; None = none counts.
 
     Raises:
         LookupError: its payload was deleted by retention.
@@ -180,11 +181,11 @@ class JointModel:
     def _from_start(self, place: TensorPlace, stored: PayloadValues) -> Values:
         """Return a tensor in which zeros may stand for the start; the last one is remembered."""
         if self._started is None or self._started[0] != place.tensor:
-            places = {other.tensor: other for other in self._places}
+            places = {tensor.tensor: tensor for tensor in self._places}
 
             def read(name: str) -> Values:
-                other = places[name]
-                values: Values = stored.read(other.at, other.count)
+                source = places[name]
+                values: Values = stored.read(source.at, source.count)
                 return values.reshape(self._layout[name])
 
             values = from_start(place.tensor, read, self._seed, self._layout)

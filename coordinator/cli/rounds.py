@@ -12,6 +12,7 @@ import typer
 from coordinator.cli.client import DEFAULT_URL, AsJson, Coordinator, Token, Url, print_json
 from coordinator.cli.output import ago, fitting_table, print_table, text, traffic, until, wrapped
 from coordinator.cli.scores import losses, other_names, personal, score
+from coordinator.cli.sums import sum_lines
 from schemas.messages.scores import LOSS, PERPLEXITY
 
 if TYPE_CHECKING:
@@ -68,7 +69,7 @@ def show(
     token: Token = "",
     as_json: AsJson = False,
 ) -> None:
-    """Show a round: clients, states, bytes, scores and claims."""
+    """Show a round: clients, states, bytes, scores, the secure sum and claims."""
     details = Coordinator(url, token).get(f"/v1/federations/{federation}/rounds/{number}")
     if as_json:
         print_json(details)
@@ -163,6 +164,7 @@ def _round(details: dict[str, Any]) -> RenderableType:
         f"{counts['joined']} joined, {counts['arrived']} arrived, {counts['late']} late, "
         f"{counts['rejected']} rejected{dropped}; {traffic(details['bytes'])}"
     )
+    title = "\n".join([title, *sum_lines(details.get("secure_sum"))])
     clients = details["clients"]
     of_kept = [c["scores"] and personal(c["scores"]) for c in clients]
     more = other_names(of_kept)

@@ -7,6 +7,15 @@ import { byName, links, state } from "./page.views.js";
 
 const back = (federation, ...more) => element("nav", [link(`← ${federation.name}`, links(federation.id).home), ...more], { class: "back", id: "back", "aria-label": "Where you are" });
 
+// Sessions of the round's sum, and who answered each step.
+function sumSection({ sessions, counted }) {
+  const steps = (answered) => Object.entries(answered).map(([step, many]) => `${step} ${many}`).join(", ") || "–";
+  const columns = [{ name: "session", few: true }, { name: "state", few: true, text: true }, { name: "members", few: true }, { name: "answered", text: true }, { name: "duration", few: true }];
+  const rows = sessions.map((s) => [`${s.number} (${s.kind})`, state(s.state, s.reason), String(s.members), steps(s.answered), span(s.seconds)]);
+  return section("sum", "Sum of the updates", rows.length ? table("sessions", "Sessions of the sum", columns, rows) : note("No session yet: a sum begins once enough clients have trained."),
+    counted === null ? null : note(`The sum has the updates of ${count(counted, "member")}.`));
+}
+
 export function roundSections({ federation, rounds }, round) {
   const href = links(federation.id), newest = rounds.length ? rounds[0].round : round.round;
   const steps = [round.round > 1 ? link(`round ${round.round - 1}`, href.round(round.round - 1)) : null, round.round < newest ? link(`round ${round.round + 1}`, href.round(round.round + 1)) : null];
@@ -14,7 +23,9 @@ export function roundSections({ federation, rounds }, round) {
   const phases = Object.entries(round.seconds).map(([phase, seconds]) => `${phase} ${span(seconds)}`).join(", ");
   const boxes = [[`${counts.arrived} of ${counts.joined}`, "updates", `${counts.late} late, ${counts.rejected} rejected${counts.dropped ? `, ${counts.dropped} dropped` : ""}`],
     [size(bytes.up), "sent by clients"], [size(bytes.down), "sent to clients"]];
-  if (scores) {
+  const { losses } = round.secure_sum || {};
+  if (losses) boxes.push([number(losses.trained.value), "mean loss after training", `as served ${number(losses.served.value)}, of ${count(losses.trained.count, "member")}`]);
+  else if (scores) {
     boxes.push([number(value(scores.mean, "loss")), "mean loss of the personal models", scores.worst ? `worst client ${number(value(scores.worst, "loss"))}` : null]);
     for (const name of names([scores.mean]).filter((x) => x !== "loss" && x !== "perplexity")) {
       boxes.push([number(value(scores.mean, name)), `mean ${label(name)}`, scores.worst ? `worst client ${number(value(scores.worst, name))}` : null]);
@@ -35,6 +46,7 @@ export function roundSections({ federation, rounds }, round) {
     element("section", [element("h2", `Round ${round.round} of ${federation.plan.rounds.total}: ${round.state}`, { id: "headline" }),
       element("p", `Opened ${ago(round.opened_at)}${phases ? `; ${phases}` : ""}.${round.reason ? ` Reason: ${REASONS[round.reason] || round.reason}.` : ""}`, { class: "lead", id: "now" })], { id: "headline-part" }),
     element("section", facts(boxes), { id: "facts" }),
+    ...(round.secure_sum ? [sumSection(round.secure_sum)] : []),
     section("clients", "Clients in this round", rows.length ? table("clients", `Clients in round ${round.round}`, columns, rows) : note("No client has joined."),
       note("served: the weights that the round began with; trained: after the client's local steps; kept: which of both is its personal model.")),
   ];

@@ -107,7 +107,7 @@ async function loadFederation(fid, now) {
   await Promise.all([loadRounds(shown, path), loadSeldom(shown, path, federation, now)]);
   forgetChanged(shown, before);
   const published = shown.rounds.find((round) => round.state === "published");
-  if (published && (!shown.matrix || shown.matrix.round !== published.round)) shown.matrix = await fetchJson(`${path}/rounds/${published.round}/relevance`);
+  if (published && !federation.plan.privacy.secure_sum && (!shown.matrix || shown.matrix.round !== published.round)) shown.matrix = await fetchJson(`${path}/rounds/${published.round}/relevance`);
   return { path, shown, federation, published, rounds: shown.rounds, isComplete: shown.earlier === null, clients: shown.clients, packs: shown.packs, matrix: shown.matrix,
     clientNames: Object.fromEntries(shown.clients.map((client) => [client.client_id, client.name])) };
 }
@@ -123,7 +123,7 @@ async function overview(data) {
   Object.assign(data, { current, scored: shown, before: earlier, start: first });
   const name = (id) => clientNames[id] || id;
   return [headlineSection(data), factsSection(data), helpSection(data, ui), clientsSection(data), roundsSection(data),
-    relevanceSection(data.matrix, name, links(federation.id).client, data.published && data.published.round),
+    ...(federation.plan.privacy.secure_sum ? [] : [relevanceSection(data.matrix, name, links(federation.id).client, data.published && data.published.round)]),
     ...(data.packs.length ? [packsSection(data.packs)] : []), claimsSection((data.current || federation).claims), termsSection()];
 }
 
@@ -133,7 +133,7 @@ async function details(data, kind, id, mine) {
   if (kind === "rounds") {
     const round = /^[0-9]{1,9}$/.test(id) ? await view(data.shown, data.path, Number(id)) : null;
     if (!round) return absent(data, `Round ${id}`);
-    const matrix = round.state !== "published" ? null : data.matrix && data.matrix.round === round.round ? data.matrix : await fetchJson(`${data.path}/rounds/${round.round}/relevance`);
+    const matrix = round.state !== "published" || round.secure_sum ? null : data.matrix && data.matrix.round === round.round ? data.matrix : await fetchJson(`${data.path}/rounds/${round.round}/relevance`);
     const name = (client) => data.clientNames[client] || client;
     return [...roundSections(data, round), ...(matrix ? [relevanceSection(matrix, name, links(data.federation.id).client)] : []), claimsSection(round.claims), termsSection()];
   }

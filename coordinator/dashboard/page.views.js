@@ -110,18 +110,20 @@ export function helpSection(data, ui) {
   if (!scored) return section("help", "Does it help?", note("No scores yet. Each client scores its models on its own held-out examples after a round, and sends only the numbers.", { class: "empty" }));
   const all = [...changes(data).values()], { mean: means, worst } = scored.scores;
   const shown = names([means]), metric = shown.includes(ui.metric) ? ui.metric : "loss";
+  const summed = scored.secure_sum && scored.secure_sum.losses;
   const boxes = [
-    [number(value(means, "loss")), "mean loss of the personal models", `worst client ${number(value(worst, "loss"))}`],
+    summed ? [number(summed.trained.value), "mean loss after training", `as served ${number(summed.served.value)}`]
+      : [number(value(means, "loss")), "mean loss of the personal models", `worst client ${number(value(worst, "loss"))}`],
     change(all.map((x) => x.start), "mean change of loss since the start"),
     change(all.map((x) => x.mixing), "mean change of loss by mixing"),
   ].filter(Boolean);
   const buttons = shown.map((name) => element("button", label(name), { type: "button", "aria-pressed": String(name === metric), "data-metric": name, id: `metric-${name}` }));
   const points = (kind) => rounds.filter((r) => r.scores && r.round <= scored.round && value(r.scores[kind], metric) !== null).map((r) => [r.round, r.scores[kind][metric].value]).reverse();
   const better = isLowerBetter(metric) ? "lower is better" : "higher is better";
-  const lines = [{ name: "mean of the clients", style: "first", points: points("mean") }, { name: "worst client", style: "second", points: points("worst") }];
+  const lines = [{ name: "mean of the clients", style: "first", points: points("mean") }, ...(worst ? [{ name: "worst client", style: "second", points: points("worst") }] : [])];
   return section("help", "Does it help?",
-    note([`Held-out scores of round ${scored.round}, ${scored.published_at ? "the newest published round with them" : "which is not published yet"}, from ${scored.clients.filter((c) => c.scores).length} of ${count(scored.clients.length, "client")}. `
-      + "The changes compare a client with itself. What it would reach alone is not measured here; ", code("tessera compare"), " measures it."]),
+    note([`Held-out scores of round ${scored.round}, ${scored.published_at ? "the newest published round with them" : "which is not published yet"}, from ${summed ? summed.trained.count : scored.clients.filter((c) => c.scores).length} of ${count(scored.clients.length, "client")}. `
+      + (summed ? "They are summed like the updates: no client's own loss is known." : "The changes compare a client with itself.") + " What a client would reach alone is not measured here; ", code("tessera compare"), " measures it."]),
     facts(boxes),
     element("div", [
       element("div", [element("h3", `${label(metric)} by round (${better})`), element("div", buttons, { class: "metrics", role: "group", "aria-label": "Score shown in the chart" }),

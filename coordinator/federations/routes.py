@@ -47,7 +47,9 @@ def create_federation(
     with database.write() as session:
         still_person(session, person)
         row = store.create(session, resolved)
-        audit_log.append(session, "federation-created", actor=person.id, subject=row.id)
+        audit_log.append(
+            session, "federation-created", actor=person.id, subject=row.id, reason=_how_summed(resolved)
+        )
         log.info("federation-created", federation=row.id, strategy=plan.strategy.name)
         return store.view(session, row)
 
@@ -90,13 +92,21 @@ def _resolved(plan: FederationPlan) -> FederationPlan:
     options = parse(file.Options, json.dumps(plan.strategy.options).encode(), under="strategy.options")
     resolved = StrategyPlan(name=plan.strategy.name, options=options.model_dump(mode="json"))
     opened = open_plan(plan.model_copy(update={"strategy": resolved}))
+    check_sum(opened)
     _check_traits(opened)
     unfit = opened.strategy.unfit(opened.plan)
     if unfit is not None:
         raise Invalid(f"{unfit.field}: {plan.strategy.name} needs {unfit.fact}", field=unfit.field)
     check_budget(opened)
-    check_sum(opened)
     return opened.plan
+
+
+def _how_summed(plan: FederationPlan) -> str | None:
+    """Return for the audit log how updates are summed; None = clients send them in clear."""
+    summed = plan.privacy.secure_sum
+    if summed is None:
+        return None
+    return f"updates are summed: masking {summed.masking}, at least {summed.minimum} members"
 
 
 def _check_traits(opened: OpenedPlan) -> None:

@@ -25,7 +25,7 @@ _NO_NOISE = (
 
 def of_sums(plan: FederationPlan, summed: SecureSumPlan) -> list[str]:
     """Return what the coordinator sees of updates under a plan with `privacy.secure_sum`, and the limits."""
-    return [_seen(plan, summed), _UNBOUNDED, _NO_NOISE, _known(summed)]
+    return [_coordinator_sees(plan, summed), _UNBOUNDED, _NO_NOISE, _operator_knows(summed)]
 
 
 def of_sum(count: int) -> list[str]:
@@ -36,7 +36,7 @@ def of_sum(count: int) -> list[str]:
     ]
 
 
-def _seen(plan: FederationPlan, summed: SecureSumPlan) -> str:
+def _coordinator_sees(plan: FederationPlan, summed: SecureSumPlan) -> str:
     if summed.masking == "none":
         return _IN_CLEAR
     sums = f"The coordinator sees only sums over at least {summed.minimum} members"
@@ -48,7 +48,7 @@ def _seen(plan: FederationPlan, summed: SecureSumPlan) -> str:
     )
 
 
-def _known(summed: SecureSumPlan) -> str:
+def _operator_knows(summed: SecureSumPlan) -> str:
     scores = (
         "the mean losses of a sum's members" if summed.scores == "summed" else "the scores of each member"
     )

@@ -97,7 +97,7 @@ def join(
                 return JoinOutcome(earlier)
             _check(context, opened.plan, member)
             require_summable(session, opened, member, round_number)
-            if zeros is not None and context.newest is not None:
+            if zeros is not None and context.newest is not None and not _begins_anew(context):
                 stored = None  # a concurrent request assigned weights
             outcome = _join(session, row, member, context, stored, sketch_body, key, last_event)
             may_crash("join-written")
@@ -132,6 +132,11 @@ def _weighed_as_of(context: JoinContext) -> int | None:
     if context.is_established or last == 0:
         return None
     return last if context.newest is None or context.newest.round_number <= last else None
+
+
+def _begins_anew(context: JoinContext) -> bool:
+    """Whether a client of a summed federation gets zeros again: the joint model ended with its packs."""
+    return context.plan.privacy.secure_sum is not None and _weighed_as_of(context) is not None
 
 
 def _stored(

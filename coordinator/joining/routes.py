@@ -22,6 +22,7 @@ from coordinator.errors import (
     NotFound,
     PackMissing,
     RoundClosed,
+    SecureSumRequired,
     SignatureRefused,
     TooManySigned,
 )
@@ -63,7 +64,7 @@ async def _body(request: Request, _: AsMember) -> AsyncIterator[ReceivedBody | N
     responses={
         **answers(AuthMissing, NotFound, RoundClosed, PackMissing, Busy, DigestMissing, DigestMismatch),
         **answers(MediaTypeRefused, ContentEncodingRefused, BodyTooLarge, SignatureRefused, MetadataRefused),
-        **answers(TooManySigned, LayoutMismatch, CapabilityMissing),
+        **answers(TooManySigned, LayoutMismatch, CapabilityMissing, SecureSumRequired),
     },
 )
 def join_round(
@@ -77,13 +78,17 @@ def join_round(
 ) -> Joined:
     """Join a round, and return the weights to start from; a repeated request gets the same answer.
 
-    The body is a newcomer's gradient sketch, by which it is weighed before its first update.
+    The body is a newcomer's gradient sketch, by which it is weighed before its first update; where updates
+    are summed, there is none.
     """
     bind(round=n)
     sketch_body = None
     if body is not None:
         with database.read() as session:
-            plan = plan_of(federation(session, member.federation_id)).signature
+            whole = plan_of(federation(session, member.federation_id))
+            if whole.privacy.secure_sum is not None:
+                raise SecureSumRequired("updates are summed, and no sketch is used; join without a body")
+            plan = whole.signature
             pack = base_weights.pack_digest(session, member.federation_id, member.base_model)
         with codec_slot():
             sketch = _sketch(body, Address(member.federation_id, n, member.client_id, pack), plan)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import BindParameter, bindparam, exists, func, or_, select
+from sqlalchemy import BindParameter, bindparam, exists, func, select
 from sqlalchemy.orm import Session, aliased
 
 from coordinator.auth.authentication import Member
@@ -24,7 +24,6 @@ from schemas.messages.rounds import SignedDocument
 _CLIENT: BindParameter[str] = bindparam("client")
 _NUMBER: BindParameter[int] = bindparam("number")
 _Earlier = aliased(WeightsRow)
-_Summed = aliased(ParticipationRow)
 _NEWEST_WEIGHTS = (
     select(func.max(_Earlier.round_number))
     .where(
@@ -56,12 +55,7 @@ _CONTEXT = (
         RoundRow.state,
         ParticipationRow.client_id,
         ManifestRow.document,
-        or_(
-            exists().where(UpdateRow.client_id == _CLIENT, UpdateRow.reject_reason.is_(None)),
-            exists().where(
-                _Summed.client_id == _CLIENT, _Summed.ready_at.is_not(None), _Summed.state == "arrived"
-            ),
-        ),
+        exists().where(UpdateRow.client_id == _CLIENT, UpdateRow.reject_reason.is_(None)),
         _LAST_PUBLISHED,
         _LAST_ENDED,
         *SERVED_COLUMNS,
@@ -99,7 +93,8 @@ class JoinContext:
         state: the round's state.
         has_joined: whether the client takes part.
         manifest: the signed manifest of its join.
-        is_established: whether it has an accepted update, or was counted in a sum; not of an abandoned round.
+        is_established: whether it has an accepted update, not of an abandoned round. No client of a summed
+            federation is: all continue from the model that was published last.
         last_published: the last published round, 0 before the first.
         newest: its last weights, for this round or before; None = there are none, or they are void.
     """

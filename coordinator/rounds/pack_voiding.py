@@ -16,6 +16,7 @@ from coordinator.db.tables.federations import (
     UpdateRow,
     WeightsRow,
 )
+from coordinator.db.tables.secure_sum import JointModelRow
 from coordinator.federations.store import plan_of
 from coordinator.rounds import store, transitions
 from coordinator.rounds.lifecycle import ENDED, PACK_ENDED
@@ -28,8 +29,9 @@ def void(session: Session, federation: FederationRow, pack: PackRow) -> list[str
     The clients of these base models begin anew: P and Q have no meaning without the frames of the pack.
     """
     plan = plan_of(federation).alignment
+    is_pivot = plan is not None and plan.frames != "random" and pack.base_model == plan.pivot
     voided = [pack]
-    if plan is not None and plan.frames != "random" and pack.base_model == plan.pivot:
+    if is_pivot:
         voided = list(session.scalars(select(PackRow).where(PackRow.federation_id == federation.id)))
     for row in voided:
         session.merge(
@@ -40,6 +42,8 @@ def void(session: Session, federation: FederationRow, pack: PackRow) -> list[str
     session.flush()
     base_models = sorted(row.base_model for row in voided)
     _reject_updates(session, federation, base_models)
+    if is_pivot:
+        _void_joint_models(session, federation.id)
     for base_model in base_models:
         event_log.append(session, federation.id, "alignment", {"base_model": base_model, "digest": None})
     return base_models
@@ -124,6 +128,16 @@ def _reject_updates(session: Session, federation: FederationRow, base_models: li
             UpdateRow.reject_reason.is_(None),
         )
         .values(reject_reason=PACK_ENDED)
+        .execution_options(synchronize_session=False)
+    )
+
+
+def _void_joint_models(session: Session, federation_id: str) -> None:
+    """Void the models of sums whose values have lost their meaning: that of the frames of all packs."""
+    session.execute(
+        update(JointModelRow)
+        .where(JointModelRow.federation_id == federation_id)
+        .values(is_void=True)
         .execution_options(synchronize_session=False)
     )
 

@@ -15,7 +15,7 @@ from coordinator.db.tables.federations import RoundRow
 from coordinator.errors import NotFound
 from coordinator.federations import claims
 from coordinator.federations.store import federation, plan_of
-from coordinator.rounds import queries, sum_views
+from coordinator.rounds import counted, queries, sum_views
 from coordinator.rounds.lifecycle import DELIVERED, Participation, shown_state
 from coordinator.rounds.store import state_of
 from coordinator.strategies.base import WeightReduction
@@ -90,11 +90,11 @@ def view_of(session: Session, row: RoundRow, shown: RoundSummary, *, only: str |
     """Return the view of a summarised round with all its clients, or with the client `only`."""
     plan = plan_of(federation(session, row.federation_id))
     if plan.privacy.secure_sum is None:
-        last = queries.last_updates(session, row.federation_id, row.number)
-        counted, summed = queries.count_updates(session, row.id), None
+        last = counted.last_updates(session, row.federation_id, row.number)
+        updates, summed = counted.count_updates(session, row.id), None
     else:
-        last = queries.last_summed(session, row.federation_id, row.number)
-        counted = queries.count_summed(session, row.id)
+        last = counted.last_summed(session, row.federation_id, row.number)
+        updates = counted.count_summed(session, row.id)
         now = database_time(session)
         summed = sum_views.sum_view(session, row, now, for_client=only is not None)
     clients = [
@@ -117,7 +117,7 @@ def view_of(session: Session, row: RoundRow, shown: RoundSummary, *, only: str |
     return RoundView(
         **{name: getattr(shown, name) for name in RoundSummary.model_fields},
         clients=clients,
-        claims=claims.of_stored_plan(plan, counted),
+        claims=claims.of_stored_plan(plan, updates),
         secure_sum=summed,
     )
 

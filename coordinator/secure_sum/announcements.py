@@ -1,4 +1,4 @@
-"""Tell people and clients of the sessions of a sum: an event of the federation, the audit log, and the log.
+"""Announce the sessions of a sum: in an event of the federation, the audit log, and the log.
 
 None of them contains a message of a member.
 """
@@ -31,7 +31,7 @@ def opened(
 
 
 def aborted(session: Session, federation_id: str, row: RoundRow, summed: SumSessionRow) -> None:
-    """Tell that a session was aborted, for the reason that it has."""
+    """Announce that a session was aborted, for the reason that it has."""
     members = len(summed.terms["members"])
     _event(session, federation_id, row, summed, members)
     reason = f"{_name(row, summed)}: {summed.reason}"
@@ -42,7 +42,7 @@ def aborted(session: Session, federation_id: str, row: RoundRow, summed: SumSess
 
 
 def done(session: Session, federation_id: str, row: RoundRow, summed: SumSessionRow) -> None:
-    """Tell that the total of a session is stored."""
+    """Announce that the total of a session is stored."""
     counted = len(summed.closed["masked"]["members"])
     _event(session, federation_id, row, summed, counted)
     members = len(summed.terms["members"])

@@ -58,8 +58,8 @@ def _common_answer(session: Session, place: Place, address: StepAddress) -> byte
             raise LookupError(f"step {address.phase} has no answer that all members get")
 
 
-def status(session: Session, member: Member, round_number: int, seen: int | None) -> SumStatus | None:
-    """Return where the sum of a round stands; None while the phase is the one that was `seen`.
+def status(session: Session, member: Member, round_number: int, known_phase: int | None) -> SumStatus | None:
+    """Return where the sum of a round stands; None while the phase is `known_phase`.
 
     Raises:
         NotFound: there is no such round.
@@ -71,7 +71,7 @@ def status(session: Session, member: Member, round_number: int, seen: int | None
         raise NoSecureSum
     summed = store.newest(session, row.id)
     outcome = _outcome(row, summed)
-    if federation_row.sum_phase == seen and outcome is None:
+    if federation_row.sum_phase == known_phase and outcome is None:
         return None
     live = summed if row.state == "summing" and summed is not None and store.is_live(summed) else None
     is_member = live is not None and store.position_of(session, live.id, member.client_id) is not None

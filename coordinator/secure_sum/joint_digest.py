@@ -20,6 +20,7 @@ _LAST = (
     .where(
         JointModelRow.federation_id == bindparam("federation_id"),
         JointModelRow.round_number < bindparam("number"),
+        ~JointModelRow.is_void,
     )
     .order_by(JointModelRow.round_number.desc())
     .limit(1)
@@ -28,7 +29,11 @@ _FIRST_CLIENT = (
     select(ClientRow.base_model, ClientRow.profile)
     .join(ParticipationRow, ParticipationRow.client_id == ClientRow.id)
     .join(RoundRow, RoundRow.id == ParticipationRow.round_id)
-    .where(RoundRow.federation_id == bindparam("federation_id"), RoundRow.number == bindparam("number"))
+    .where(
+        RoundRow.federation_id == bindparam("federation_id"),
+        RoundRow.number == bindparam("number"),
+        ClientRow.state == "enrolled",
+    )
     .order_by(ClientRow.id)
     .limit(1)
 )
@@ -40,7 +45,7 @@ def joint_digest(session: Session, federation_id: str, round_number: int) -> str
     Publishing a summed round stores its values as a `JointModelRow` with this digest, and assigns them to
     every client that begins a later round. Before the first one, clients are served zeros in the layout of
     their base model: zeros as sent, which stand for the seeded start (`schemas.maths.start`). All clients of
-    a sum have one layout, so that of the round's first client counts.
+    a sum have one layout, so that of the round's first enrolled client counts.
 
     Raises:
         NotFound: no model was published before the round, and nobody has joined it.

@@ -12,13 +12,14 @@ from coordinator.auth.authentication import Member, still_member
 from coordinator.db.engine import Database, database_time, run
 from coordinator.db.federation_lock import hold_federation
 from coordinator.db.tables.federations import ClientRow, ParticipationRow, RoundRow
-from coordinator.errors import BaseMismatch, NoSecureSum, NotJoined, OrganisationTaken, RoundClosed
+from coordinator.errors import BaseMismatch, NoSecureSum, NotJoined, RoundClosed
 from coordinator.federations.store import plan
 from coordinator.observability.fault_points import may_crash
 from coordinator.rounds import participations, store, transitions
 from coordinator.rounds.lifecycle import ACCEPTING
 from coordinator.rounds.notifications import Change
 from coordinator.secure_sum.joint_digest import joint_digest
+from coordinator.secure_sum.refusals import OrganisationTaken
 from schemas.messages.secure_sum import ReadyReceipt, ReadyRequest
 
 _Peer = aliased(ClientRow)

@@ -16,7 +16,6 @@ from coordinator.errors import (
     NoSecureSum,
     NotFound,
     NotJoined,
-    OrganisationTaken,
     RateLimited,
     RoundClosed,
     StorageFull,
@@ -29,6 +28,7 @@ from coordinator.http.problems import answers
 from coordinator.observability.logs import bind, logger
 from coordinator.rounds.notifications import Notify, Wake
 from coordinator.secure_sum.ready import make_ready
+from coordinator.secure_sum.refusals import OrganisationTaken
 from schemas.messages.secure_sum import ReadyReceipt, ReadyRequest
 
 router = APIRouter(prefix="/v1/federations/{fid}", tags=["secure sum"])

@@ -12,6 +12,12 @@ class PhaseMismatch(Refused):
     status, slug, title = 409, "phase-mismatch", "Another step is due, or none; see `session` and `step`"
 
 
+class OrganisationTaken(Refused):
+    """Another client of the organisation was ready first."""
+
+    status, slug, title = 409, "organisation-taken", "Another client of your organisation is in the sum"
+
+
 class ShareList(Refused):
     """A message of step 1 is not acceptable."""
 

@@ -87,7 +87,7 @@ _EXAMPLE = {"signature": "c2lnbmF0dXJl"}
 _STEP_BODY = {
     "requestBody": {
         "required": True,
-        "description": f"Steps 0, 1, 3 and 4 as JSON; step 2, the masked vector, as `{OCTETS}` with"
+        "description": f"Steps 0, 1, 3 and 4 as strict JSON; step 2, the masked vector, as `{OCTETS}` with"
         " `Content-Digest`, of exactly the length that the terms give it.",
         "content": {
             "application/json": {
@@ -131,8 +131,9 @@ async def sum_status(
     request: Request,
     member: AsSigningMember,
     n: RoundNumber,
-    seen: Annotated[
-        int | None, Query(ge=0, lt=2**31, description="`phase` of the last answer; wait for another.")
+    known_phase: Annotated[
+        int | None,
+        Query(alias="seen", ge=0, lt=2**31, description="`phase` of the last answer; wait for another."),
     ] = None,
     prefer: Prefer = None,
 ) -> SumStatus | Response:
@@ -141,8 +142,10 @@ async def sum_status(
     The terms are those of the current session, for its members; `outcome` is set when the sum has ended.
     """
     bind(round=n)
-    found = await _poll(request, member, prefer, lambda session: status(session, member, n, seen))
-    return found if isinstance(found, SumStatus) else _not_yet(request, found)
+    answer_or_end = await _poll(
+        request, member, prefer, lambda session: status(session, member, n, known_phase)
+    )
+    return answer_or_end if isinstance(answer_or_end, SumStatus) else _not_yet(request, answer_or_end)
 
 
 @router.get(
@@ -165,10 +168,10 @@ async def step_answer(
     """Return what all members sent in a step, once the step has closed; of step 1, a member's own part."""
     bind(round=n)
     address = StepAddress(n, number, step)
-    found = await _poll(request, member, prefer, lambda session: answer(session, member, address))
-    if isinstance(found, bytes):
-        return Response(found, media_type="application/json")
-    return _not_yet(request, found)
+    answer_or_end = await _poll(request, member, prefer, lambda session: answer(session, member, address))
+    if isinstance(answer_or_end, bytes):
+        return Response(answer_or_end, media_type="application/json")
+    return _not_yet(request, answer_or_end)
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,7 +245,7 @@ async def put_step(
 async def _poll(
     request: Request, member: Member, prefer: str | None, fetch: Callable[[Session], Answer | None]
 ) -> Answer | WaitOutcome:
-    """Return what `fetch` finds, or why the wait for it ended."""
+    """Return what `fetch` returns once it is not None, or why the wait for it ended."""
     polls: PollRate = request.app.state.sum_poll_rate
     polls.take(member.client_id)
     long_polls = long_polls_of(request)
@@ -250,9 +253,9 @@ async def _poll(
     outcome: WaitOutcome = "released"
     while True:
         notifications = long_polls.notifications
-        progress, found = await to_thread.run_sync(partial(_fetch, request, member, fetch))
-        if found is not None:
-            return found
+        progress, fetched = await to_thread.run_sync(partial(_fetch, request, member, fetch))
+        if fetched is not None:
+            return fetched
         remaining = deadline - time.monotonic()
         if remaining <= 0:
             return outcome

@@ -27,13 +27,13 @@ class _Recent:
         self._values: OrderedDict[Hashable, object] = OrderedDict()
         self._lock = Lock()
 
-    def get(self, key: Hashable, make: Callable[[], Value]) -> Value:
-        """Return the value of a key, made if it is not stored; two threads may make it."""
+    def get(self, key: Hashable, compute: Callable[[], Value]) -> Value:
+        """Return the value of a key, computed if it is not stored; two threads may compute it."""
         with self._lock:
             if key in self._values:
                 self._values.move_to_end(key)
                 return self._values[key]  # type: ignore[return-value]
-        value = make()
+        value = compute()
         with self._lock:
             self._values[key] = value
             if len(self._values) > self._most:
@@ -48,6 +48,6 @@ def terms_of(row: SumSessionRow) -> SumTerms:
     return _RECENT.get((row.terms_hash, "terms"), lambda: SumTerms.model_validate(row.terms))
 
 
-def once(row: SumSessionRow, name: str, make: Callable[[], Value]) -> Value:
-    """Return what `make` derives from closed phases of a session, from memory if it was made before."""
-    return _RECENT.get((row.terms_hash, name), make)
+def once(row: SumSessionRow, name: str, compute: Callable[[], Value]) -> Value:
+    """Return what `compute` derives from closed phases of a session, once per process."""
+    return _RECENT.get((row.terms_hash, name), compute)

@@ -25,7 +25,7 @@ class Options(BaseModel):
 class Strategy(base.Strategy):
     """One mean for all clients that share a (block, role); absent clients decay as planned."""
 
-    traits: ClassVar[Traits] = Traits()
+    traits: ClassVar[Traits] = Traits(sums=True)
 
     options: Options
 

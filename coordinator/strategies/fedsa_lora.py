@@ -29,7 +29,7 @@ class Options(BaseModel):
 class Strategy(base.Strategy):
     """One mean of A for all clients of a base model."""
 
-    traits: ClassVar[Traits] = Traits(lora_only=True, part_travels=True)
+    traits: ClassVar[Traits] = Traits(lora_only=True, part_travels=True, sums=True)
 
     options: Options
 

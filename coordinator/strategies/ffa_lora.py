@@ -30,7 +30,7 @@ class Options(BaseModel):
 class Strategy(base.Strategy):
     """One mean of B for all clients of a base model, over the same frozen A."""
 
-    traits: ClassVar[Traits] = Traits(lora_only=True, part_travels=True)
+    traits: ClassVar[Traits] = Traits(lora_only=True, part_travels=True, sums=True)
 
     options: Options
 

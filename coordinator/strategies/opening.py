@@ -105,7 +105,7 @@ def require_summed(opened: OpenedPlan) -> Summed:
     Raises:
         NotSummed: it needs each client's update.
     """
-    if isinstance(opened.strategy, Summed):
+    if opened.traits.sums:
         return opened.strategy
     raise NotSummed(
         f"{opened.plan.strategy.name} {opened.traits.per_client}; with privacy.secure_sum choose "
@@ -120,7 +120,8 @@ def _summed_names() -> list[str]:
             file = load(name)
         except UnknownStrategy:
             continue
-        if hasattr(file.Strategy, "step"):
+        traits = getattr(file.Strategy, "traits", None)  # a property where options decide
+        if isinstance(traits, Traits) and traits.sums:
             usable.append(name)
     return usable
 

@@ -33,6 +33,7 @@ _TAGS: Final = {
     "rounds": "Rounds",
     "weights": "Weights",
     "updates": "Updates",
+    "secure sum": "Secure sum",
     "alignment": "Alignment",
 }
 """The groups of the page, in its order."""

@@ -23,6 +23,7 @@ REMEDIES: Final[Mapping[str, str]] = {
     "body-incomplete": _SEND_AGAIN,
     "body-too-large": "Send less; for updates the plan's `limits.max_update_bytes` is the limit.",
     "busy": "Wait for the seconds in `Retry-After`, then send the request again.",
+    "capability-missing": "Install a newer agent; this one would send its updates in clear.",
     "client-name-taken": (
         "Choose another name, or pass `replace` to invalidate the unused token of this name."
     ),
@@ -48,15 +49,23 @@ REMEDIES: Final[Mapping[str, str]] = {
     "key-revoked": (
         "Sign with the current key. If the client was revoked, ask the operator for an enrolment token."
     ),
+    "layout-mismatch": (
+        "Use the base model that the answer names, or one that an alignment pack aligns with it; all members "
+        "of a sum have the same tensors."
+    ),
     "malformed-json": "Send JSON without duplicate keys, comments or NaN.",
     "malformed-request": "Send a valid HTTP/1.1 request; check any proxy in between.",
+    "masked-vector": "Send the masked vector in exactly the bytes that the terms give it.",
     "media-type": "Use a media type of `accepts`.",
     "metadata": "Write the manifest of the body for this federation, round and client.",
     "method-not-allowed": "Use a method of the `Allow` field.",
+    "no-secure-sum": "Send an update; only a plan with `privacy.secure_sum` has sums.",
     "norm-exceeded": "Train with a lower rate, or create a federation with a larger `limits.max_norm`.",
     "not-found": "Check the ids. A client gets this answer for everything that is not its own.",
     "not-joined": "Join the round first; the agent goes on with the next round.",
+    "organisation-taken": "Nothing; the organisation takes part through its client that was ready first.",
     "pack-missing": "Run `tessera agent align`, which makes and stores the pack.",
+    "phase-mismatch": "Ask where the sum stands, and go on with the step that is due.",
     "pivot-pack-missing": "Wait for a client of the pivot, or make it: `tessera agent make-pivot-pack`.",
     "protocol-version": "Upgrade the older of coordinator and agent.",
     "quant-code": _ENCODE_AGAIN,
@@ -73,10 +82,14 @@ REMEDIES: Final[Mapping[str, str]] = {
         "lowers that."
     ),
     "round-closed": "Nothing; the agent goes on with the next round.",
+    "secure-sum-required": "Upgrade the agent; it says that it is ready, and takes part in the sum.",
+    "share-invalid": "Send the shares that the terms require; the same bytes are refused again.",
+    "share-list": "Make one ciphertext for each member of the answer to step 0 but yourself.",
     "signature-invalid": "Check the key and what is signed; enrol first.",
     "signature-profile": "Sign as [signed requests](wire-format.md#signed-requests) describes.",
     "signature-vector": "Send a sketch of `signature.dim` finite values that are not all zero.",
     "sparse-index": _ENCODE_AGAIN,
+    "statement-invalid": "Sign the sets that the coordinator answered; the same bytes are refused again.",
     "storage-full": "The operator frees disk space, or lowers `TESSERA_KEEP_ROUNDS`; then it is accepted.",
     "stream-length": _ENCODE_AGAIN,
     "target-too-long": "Shorten path and query to `limit` bytes.",

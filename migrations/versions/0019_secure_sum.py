@@ -38,6 +38,7 @@ def upgrade() -> None:
         sa.Column("digest", sa.String(length=200), nullable=False),
         sa.Column("payload_id", sa.Integer(), nullable=True),
         sa.Column("losses", sa.JSON(), nullable=False),
+        sa.Column("is_void", sa.Boolean(), nullable=False),
         sa.ForeignKeyConstraint(
             ["federation_id"], ["federations.id"], name=op.f("fk_joint_models_federation_id_federations")
         ),

@@ -261,7 +261,8 @@ class Agent(Process):
             return
         product = Participant.of(cast("Silo", silo), api, member, self.folder, keep_rounds=2)
         trainer = SimulatedTrainer(cast("Silo", silo), product.session, lambda: False)
-        run(replace(product, trainer=trainer), world.scheduler.sleep)
+        sleep = world.scheduler.sleep
+        run(replace(product, trainer=trainer, sleep=sleep), sleep)
 
     def _replace_key(self, connect: Connect) -> None:
         try:

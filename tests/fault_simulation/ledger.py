@@ -15,13 +15,15 @@ from typing import TYPE_CHECKING, Any
 from tests.fault_simulation import published
 from tests.fault_simulation.given import Given, Row
 from tests.fault_simulation.replicas import LEASE_SECONDS
+from tests.fault_simulation.sums import longest_seconds
 from tests.fault_simulation.weather import LAST_ROUND
 
 if TYPE_CHECKING:
     from tests.fault_simulation.world import World
 
-_ORDER = ("open", "collecting", "closing", "aggregating", "published", "abandoned")
+_ORDER = ("open", "collecting", "summing", "closing", "aggregating", "published", "abandoned")
 ENDED = ("published", "abandoned")
+_FAILED_SUMS = ("secure-sum-failed", "too-few-members")
 _ROUNDS = (
     "SELECT id, number, state, version, reason, deadline, lease_token, lease_expires_at"
     " FROM rounds ORDER BY id"
@@ -76,7 +78,7 @@ class Ledger:
 
     def holds_lease(self, actor: str) -> bool:
         """Whether somebody aggregates a round now."""
-        return any(
+        return self._world.oracle.sums.holds_lease(actor) or any(
             row.state == "aggregating" and self._owners.get(row.lease_token or "") == actor
             for row in self.rounds.values()
         )
@@ -86,15 +88,23 @@ class Ledger:
         """Whether the federation is over."""
         return bool(self.connection.execute("SELECT 1 FROM federations WHERE state = 'finished'").fetchall())
 
+    @property
+    def is_paused(self) -> bool:
+        """Whether no round follows the present one."""
+        return bool(self.connection.execute("SELECT 1 FROM federations WHERE state = 'paused'").fetchall())
+
     def awaits(self, client: str) -> int | None:
         """Which round could a client take part in now, and has not delivered for?"""
         number = self.newest_round
         is_open = self.rounds and max(self.rounds.items())[1].state in ("open", "collecting")
-        delivered = "SELECT 1 FROM updates WHERE client_id = ? AND round_number = ?"
+        delivered = "SELECT 1 FROM updates WHERE client_id = ? AND round_number = ?" + (
+            " UNION SELECT 1 FROM participations p JOIN rounds r ON r.id = p.round_id"
+            " WHERE p.client_id = ? AND r.number = ? AND p.ready_at IS NOT NULL"
+        )
         running = "SELECT 1 FROM federations WHERE state = 'running'"
         if not is_open or not self.connection.execute(running).fetchone():
             return None
-        return None if self.connection.execute(delivered, (client, number)).fetchone() else number
+        return None if self.connection.execute(delivered, (client, number) * 2).fetchone() else number
 
     def had_joined(self, client: str, number: int, moment: float) -> bool:
         """Whether a client takes part in a round that was there at a moment."""
@@ -113,7 +123,7 @@ class Ledger:
         """Whether a key was replaced, and its overlap has ended."""
         query = "SELECT expires_at FROM client_keys WHERE public_key = ?"
         found = self.connection.execute(query, (key,)).fetchone()
-        return found is not None and self._is_past(found[0])
+        return found is not None and self.is_past(found[0])
 
     def look(self, actor: str) -> None:
         """See what a commit of `actor` has changed."""
@@ -127,6 +137,7 @@ class Ledger:
         self._world.oracle.packs.look(self.connection)
         self._look_at_updates()
         self._look_at_parts()
+        self._world.oracle.sums.look(self.connection, actor)
         rows = self.connection.execute(_ROUNDS).fetchall()
         new_weights, ended = self.given.look(self.connection), len(self.counted)
         if rows != self._seen:
@@ -201,8 +212,10 @@ class Ledger:
             self._entered(before, row, actor, new_weights)
 
     def _entered(self, before: Round | None, row: Round, actor: str, new_weights: list[Row]) -> None:
-        if row.state == "closing":
+        if row.state == "summing" or (row.state == "closing" and self._world.plan.summed is None):
             self._may_close(row)
+        elif row.state == "closing" and row.number not in self._world.oracle.sums.totals:
+            self._broken("I21", f"round {row.number} closed without a total")
         if row.state == "abandoned":
             self._may_abandon(row)
         if row.state == "published":
@@ -215,29 +228,40 @@ class Ledger:
         expected, arrived = self._heads(row)
         plan = self._world.plan
         is_complete = expected == 0 and arrived >= plan.min_clients
-        if not is_complete and not (self._is_past(row.deadline) and arrived >= plan.quorum):
+        if not is_complete and not (self.is_past(row.deadline) and arrived >= plan.quorum):
             self._broken("I4", f"round {row.number} closed with {arrived} updates, waiting for {expected}")
 
     def _may_abandon(self, row: Round) -> None:
         _, arrived = self._heads(row)
         if row.reason == "too-few-updates":
-            if not self._is_past(row.deadline) or arrived >= self._world.plan.quorum:
+            if not self.is_past(row.deadline) or arrived >= self._world.plan.quorum:
                 self._broken("I4", f"round {row.number} was abandoned with {arrived} updates")
         elif row.reason == "pack-ended" and self._world.plan.aligned:
             self._world.count("rounds abandoned with a pack")
+        elif row.reason in _FAILED_SUMS and self._world.plan.summed is not None:
+            self._has_paused(row)
         elif row.reason != "finished" or not self._world.plan.finish_early:
             self._broken("no round is lost", f"round {row.number} was abandoned: {row.reason}")
+
+    def _has_paused(self, row: Round) -> None:
+        """I26: a round that could not be summed pauses its federation, lest it trains for nothing for ever."""
+        self._world.count(f"rounds abandoned: {row.reason}")
+        running = self.connection.execute("SELECT 1 FROM federations WHERE state = 'running'").fetchone()
+        if row.reason == "secure-sum-failed" and running:
+            self._broken("I26", f"round {row.number} could not be summed, and the federation goes on")
 
     def _heads(self, row: Round) -> tuple[int, int]:
         """How many are still expected to deliver, and how many have delivered?"""
         expected = self.connection.execute(
             "SELECT count(*) FROM participations p JOIN clients c ON c.id = p.client_id"
-            " WHERE p.round_id = ? AND c.state = 'enrolled'"
+            " WHERE p.round_id = ? AND c.state = 'enrolled' AND p.ready_at IS NULL"
             " AND NOT EXISTS (SELECT 1 FROM updates u WHERE u.round_id = p.round_id AND u.client_id = c.id)",
             (row.id,),
         ).fetchone()[0]
         arrived = self.connection.execute(
-            "SELECT count(*) FROM updates WHERE round_id = ?", (row.id,)
+            "SELECT (SELECT count(*) FROM updates WHERE round_id = :id) + (SELECT count(*)"
+            " FROM participations WHERE round_id = :id AND ready_at IS NOT NULL)",
+            {"id": row.id},
         ).fetchone()[0]
         return int(expected), int(arrived)
 
@@ -245,7 +269,7 @@ class Ledger:
         old, new = before.lease_token, row.lease_token
         if new is not None and new != old:
             self._owners[new] = actor
-            if old is not None and not self._is_past(before.lease_expires_at):
+            if old is not None and not self.is_past(before.lease_expires_at):
                 self._broken("leases", f"{actor} took the lease of round {row.number} while it was alive")
         elif new is not None and row.lease_expires_at != before.lease_expires_at:
             is_alone = self._world.plan.replicas == 1
@@ -259,11 +283,16 @@ class Ledger:
         limit = 3 * LEASE_SECONDS + world.turned_back
         if before.state == "collecting":
             limit += world.plan.collect_seconds
+        if before.state == "summing" and world.plan.summed is not None:
+            limit += longest_seconds(world.plan.summed.phase_seconds)
         if before.state != "open" and took > limit:
             self._broken("I12", f"round {row.number} was {before.state} for {took:.0f} s")
 
-    def _is_past(self, moment: str | None) -> bool:
-        if moment is None:
-            return False
+    def is_past(self, moment: str | None) -> bool:
+        """Whether the database's clock shows a moment that it has written, or a later one."""
+        return moment is not None and self.seconds_since(moment) >= -0.001
+
+    def seconds_since(self, moment: str) -> float:
+        """How long ago a moment was by the database's clock."""
         told = datetime.fromisoformat(moment).replace(tzinfo=UTC).timestamp()
-        return self._world.database_time() >= told - 0.001
+        return self._world.database_time() - told

@@ -97,22 +97,29 @@ class Meaning:
         self._layout = pq_layout(["b0.q"], world.plan.rank)
         self.states: dict[tuple[str, int], Values] = {}  # of accepted updates, by client and round
         self._learnt: dict[tuple[int, int], list[Values]] = {}  # by agent and round, every attempt
+        self._starts: dict[tuple[int, int], list[Values]] = {}  # from what every attempt began
         self._lost: dict[tuple[int, int], Values] = {}  # by agent and round: what its coded update left out
 
     def learnt(self, agent: int, number: int, values: Values, start: Values) -> None:
         """Note what an agent learns, and look from what it began."""
         self._learnt.setdefault((agent, number), []).append(values)
+        self._starts.setdefault((agent, number), []).append(start)
         client = self._client(agent)
         given = self._given(client, number)
         if given is None:
             return
         own = self._counted_before(client, number)
         slack = 0.0
-        if own is not None:
+        if own is not None and self._world.plan.summed is None:
             largest = float(np.abs(given - self.states[client, own]).max())
             slack = largest * _STEPS[self._world.plan.weights_recipe]
         if not np.allclose(start, given, rtol=0.0, atol=slack):
             self._world.violated("I16", f"{client} began round {number} from other weights than it was given")
+
+    def attempts(self, agent: int, number: int) -> list[tuple[Values, Values]]:
+        """Return what an agent learnt in a round, and from what it began: every attempt."""
+        place = (agent, number)
+        return list(zip(self._learnt.get(place, []), self._starts.get(place, []), strict=True))
 
     def sent(self, agent: int, number: int, body: bytes) -> None:
         """See what an agent sends for the first time: what the recipe leaves of what it learnt and lost."""

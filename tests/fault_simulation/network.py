@@ -113,6 +113,8 @@ class Network(httpx.BaseTransport):
                     f"{replica.name} {sent.method} {sent.target} {answer.status} {_slug(answer)}"
                 )
                 world.oracle.answered(asked, answer)
+                world.oracle.sums_sent.lie(sent, answer, self._dice)
+                world.oracle.sums_sent.told(self._number, sent, answer)
                 exchange.answer = answer
             except Exception as error:  # after the reply began: a server could only cut the connection
                 what = f"{sent.method} {sent.target}: {type(error).__name__}: {error}"

@@ -24,6 +24,8 @@ from tests.fault_simulation.meaning import Meaning, read_body
 from tests.fault_simulation.packs import Packs
 from tests.fault_simulation.replicas import Answer
 from tests.fault_simulation.storage import observer
+from tests.fault_simulation.sum_messages import SumsSent
+from tests.fault_simulation.sums import Sums
 from tests.fault_simulation.thinning import Thinned
 from tests.fault_simulation.waits import LOOK_SECONDS
 
@@ -35,6 +37,7 @@ _KEY = re.compile(r'keyid="([^"]+)"')
 _NONCE = re.compile(r'nonce="([^"]+)"')
 _PUBLIC = frozenset({"/v1/hello"})  # it needs no identity: an agent asks for the version before all else
 _ROUND = re.compile(r"/rounds/(\d+)/(\w+)$")
+_SUM_STEP = re.compile(r"/rounds/(\d+)/secure-sum/\d+/(\d)$")
 _ABOUT = re.compile(r"/clients/([^/]+)")
 _OWNER = re.compile(rb'"client\\*":\s*\\*"([^"\\]+)')
 _OURS = frozenset({0, 500})
@@ -66,6 +69,8 @@ class Oracle:
         self.meaning = Meaning(world)
         self.packs = Packs(world)
         self.thinned = Thinned(world)
+        self.sums = Sums(world)
+        self.sums_sent = SumsSent(world)
         self.acknowledged: dict[tuple[str, int], str] = {}
         self._pushed: dict[tuple[int, int], str] = {}
         self._updates: dict[str, bytes] = {}
@@ -113,15 +118,16 @@ class Oracle:
             sent.headers.get("accept", ""),
             self._world.scheduler.now,
         )
-        found = _ROUND.search(sent.target)
+        found = _ROUND.search(sent.target) or _SUM_STEP.search(sent.target)
         awaited = (str(self.newest_round), self._world.plan.revoked_while)
-        if found is not None and client is not None and found.groups() == awaited:
+        if found is not None and client is not None and sent.method != "GET" and found.groups() == awaited:
             self._world.operator.notice(client)
         return asked
 
     def sent(self, agent: int, sent: Sent) -> None:
         """Note an update or a pack as it leaves its agent, whether it arrives or not."""
         self.packs.sent(agent, sent.method, sent.target, sent.body)
+        self.sums_sent.sent(agent, sent)
         found = _ROUND.search(sent.target)
         if sent.method != "PUT" or found is None or found.group(2) != "update":
             return
@@ -221,7 +227,7 @@ class Oracle:
 
     def _is_the_same(self, client: str, asked: Asked, answer: Answer) -> None:
         found = _ROUND.search(asked.path)
-        if found is None or found.group(2) not in ("join", "update", "weights") or answer.status == 206:
+        if found is None or found.group(2) not in ("join", "update", "weights", "ready") or answer.status == 206:
             return
         number, what = int(found.group(1)), found.group(2)
         body = bytes(answer.body)

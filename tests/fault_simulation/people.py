@@ -17,7 +17,7 @@ from tests.fault_simulation.network import Network
 from tests.fault_simulation.packs import ANCHORS, PACK, PIVOT, made
 from tests.fault_simulation.replicas import AUTHORITY, LEASE_SECONDS
 from tests.fault_simulation.scheduler import Flag, Process
-from tests.fault_simulation.weather import LAST_ROUND
+from tests.fault_simulation.weather import ATTEMPTS, CLIP, LAST_ROUND, SumDrawn
 from tests.served import ADMIN_TOKEN
 from tests.taking_part import upload_headers
 
@@ -86,6 +86,8 @@ class Operator(Process):
             self._later(self._pause)
         if plan.aligned and plan.replaces_pack:
             self._later(lambda: self._put_pack("operator's last"))
+        if plan.summed is not None:
+            world.scheduler.spawn(self, self._start_after_failed_sums)
         if plan.finish_early:
             self._later(lambda: self._ask("POST", f"/v1/federations/{federation_id}/finish"))
 
@@ -129,6 +131,15 @@ class Operator(Process):
         self._world.scheduler.sleep(self._world.scheduler.dice.uniform(1.0, 30.0))
         self._ask("POST", f"/v1/federations/{self.federation}/start")
         self._start_if_paused_late()
+
+    def _start_after_failed_sums(self) -> None:
+        """Start the federation again whenever it has paused itself, as a round could not be summed."""
+        world = self._world
+        while not world.oracle.ledger.is_finished:
+            world.scheduler.sleep(world.scheduler.dice.uniform(4.0, 12.0))
+            if world.oracle.ledger.is_paused:
+                world.count("started after a failed sum")
+                self._ask("POST", f"/v1/federations/{self.federation}/start")
 
     def _start_if_paused_late(self) -> None:
         """See whether a replica that stood still has carried a pause out after the start that followed it."""
@@ -275,4 +286,16 @@ def _plan_of(world: World) -> dict[str, Any]:
             "weights_recipe": plan.weights_recipe,
             "compression": plan.compression,
         },
+    } | (_sums(plan.summed) if plan.summed is not None else {})
+
+
+def _sums(drawn: SumDrawn) -> dict[str, Any]:
+    summed = {
+        "masking": drawn.masking,
+        "minimum": drawn.minimum,
+        "phase_seconds": drawn.phase_seconds,
+        "attempts": ATTEMPTS,
+        "clip": CLIP,
+        "weigh_up_to": drawn.weigh_up_to,
     }
+    return {"privacy": {"secure_sum": summed}, "wire": {}}

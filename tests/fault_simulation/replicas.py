@@ -22,6 +22,7 @@ from coordinator.enrolment.failure_delay import FailureDelays
 from coordinator.http.limits.body_deadline import BodyDeadline
 from coordinator.observability.metrics import Metrics
 from coordinator.rounds.long_poll import LongPolls
+from coordinator.secure_sum import session_terms
 from coordinator.settings import Settings
 from coordinator.storage import server_key
 from coordinator.updates.group_commit import GroupCommit
@@ -147,6 +148,7 @@ class Replica(Process):
         state.reads = ReadNonces(lambda: world.scheduler.now)
         state.failure_delays = FailureDelays(lambda: world.scheduler.now)
         state.group_commit = _Crowded(world)
+        session_terms._RECENT._values.clear()  # a process has it in memory; so none has another's for long
         state.server_key = server_key.ServerKey(_seed())
         # The only replica of a database forgets the leases of its earlier life; one of several must not.
         self.database.is_sqlite = world.plan.replicas == 1

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from schemas.messages.recipes import NAMED, RecipeName, WeightsRecipeName
+from schemas.messages.sum_plan import Masking
 from tests.fault_simulation.replicas import LEASE_SECONDS
 
 LAST_ROUND = 15
@@ -24,6 +25,27 @@ _RECIPES: tuple[tuple[RecipeName, int], ...] = (
     ("top10_int8_served", 10),
 )
 _WEIGHTS: tuple[WeightsRecipeName, ...] = ("dense", "int8_own_last", "int4_own_last")
+
+
+SUMMED = 0.12
+"""The share of schedules whose updates are summed; each takes as long as several others."""
+
+CLIP = 4.0
+"""The largest change of a value that is summed; noise may be larger, and is clipped."""
+
+ATTEMPTS = 3
+"""Sessions of a sum in a round; a round with more failures is abandoned."""
+
+
+@dataclass(frozen=True)
+class SumDrawn:
+    """How the updates of a schedule are summed; `lies` is how often the coordinator lies to a member."""
+
+    masking: Masking
+    minimum: int
+    phase_seconds: int
+    weigh_up_to: int | None
+    lies: float
 
 
 @dataclass(frozen=True)
@@ -54,6 +76,7 @@ class Plan:
     packs_before: int
     replaces_pack: bool
     keep_rounds: int | None
+    summed: SumDrawn | None = None
 
     @property
     def is_exact(self) -> bool:
@@ -109,7 +132,7 @@ def plan_of(seed: int) -> Plan:
     rank = 1
     while rank * rank + rank < agents * LAST_ROUND + NOISE:
         rank += 1
-    return Plan(
+    plan = Plan(
         replicas=dice.choices([1, 2, 3], [25, 40, 35])[0],
         agents=agents,
         rounds=max(dice.choice([1, 2, 2, 3]), keep_rounds + more if keep_rounds is not None else 0),
@@ -134,6 +157,42 @@ def plan_of(seed: int) -> Plan:
         packs_before=packs.choice([0, 0, 1, 2]),
         replaces_pack=packs.random() < 0.5,
         keep_rounds=keep_rounds,
+    )
+    return _summed(seed, plan)
+
+
+def _summed(seed: int, plan: Plan) -> Plan:
+    """Make some plans ones of five to eight agents whose updates are summed."""
+    dice = random.Random(f"sums {seed}")
+    if dice.random() >= SUMMED:
+        return plan
+    agents = dice.choice([5, 5, 6, 7, 8])
+    minimum = dice.randint(3, 4)
+    rank = 1
+    while rank * rank + rank < agents * LAST_ROUND + NOISE:
+        rank += 1
+    drawn = SumDrawn(
+        masking=dice.choices(["pairwise", "none"], [85, 15])[0],
+        minimum=minimum,
+        phase_seconds=dice.choice([8, 15, 30]),
+        weigh_up_to=dice.choice([None, None, 40]),
+        lies=dice.choice([0.0, 0.0, 0.1]),
+    )
+    revoked = dice.choice([0, 1])
+    least = max(minimum, agents - dice.choice([0, 1, 2]) - revoked - plan.thief)
+    return replace(
+        plan,
+        agents=agents,
+        rounds=min(plan.rounds, 2) if plan.keep_rounds is None else plan.rounds,
+        min_clients=least,
+        quorum=dice.randint(minimum, least),
+        revoked=revoked,
+        revoked_while=dice.choice(["join", "ready", *"01234"]),
+        rank=rank,
+        recipe="dense",
+        weights_recipe="dense",
+        aligned=False,
+        summed=drawn,
     )
 
 

@@ -29,6 +29,7 @@ from tests.stress import kills, programs, real_agents, replicas
 from tests.stress.one_hot import Trial, check, taking_part, wait_for_the_end
 from tests.stress.processes import Coordinator
 from tests.stress.proxy import bad_network
+from tests.stress.summed import SummedTrial
 from tests.stress.targets import TARGETS
 
 OUT = Path("runs/torture.json")
@@ -74,6 +75,10 @@ class Rack:
         for backend in ("sqlite", "postgresql"):
             with _judged(Row(f"kill -9 at every place, {backend}", "", 0)) as row:
                 found = kills.at_every_place(*self.database(backend), Trial(clients=4, rounds=8))
+                row.done = f"{len(found.died_at)} kills, {_ready(found.back_after)}"
+            yield row
+            with _judged(Row(f"kill -9 at every place of a sum, {backend}", "", 0)) as row:
+                found = kills.at_every_place_of_a_sum(*self.database(backend), SummedTrial())
                 row.done = f"{len(found.died_at)} kills, {_ready(found.back_after)}"
             yield row
 

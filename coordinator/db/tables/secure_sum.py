@@ -74,7 +74,8 @@ class JointModelRow(Table):
     """The values that all clients have in common after a round: float32 in the order of `layout`.
 
     `digest` is that of the values; `losses` are the mean losses of the members of the sum, {} if they were
-    not summed. Retention clears the payloads of old rounds.
+    not summed. Retention clears the payloads of old rounds. A model `is_void` once all alignment packs were
+    replaced: clients begin anew.
     """
 
     __tablename__ = "joint_models"
@@ -85,3 +86,4 @@ class JointModelRow(Table):
     digest: Mapped[str]
     payload_id: Mapped[int | None] = mapped_column(ForeignKey("payloads.id"), index=True)
     losses: Mapped[dict[str, Any]]
+    is_void: Mapped[bool] = mapped_column(default=False)

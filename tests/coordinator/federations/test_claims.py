@@ -161,3 +161,66 @@ def test_a_round_says_who_was_in_fact_behind_its_updates(coordinator: Served) ->
 def _claims(coordinator: Served, federation_id: str) -> list[str]:
     found: list[str] = coordinator.admin.get(f"/v1/federations/{federation_id}/rounds/1").json()["claims"]
     return found
+
+
+SEEN = {
+    "pinned": "sees only sums over at least 5 members, even if it lies, while fewer than a third",
+    "tofu": "sees only sums over at least 5 members if it follows the protocol, while fewer than a third",
+    "server": "sees only sums over at least 5 members if it follows the protocol, while fewer than a third",
+}
+
+
+@pytest.mark.parametrize("roster", MEMBERS)
+@pytest.mark.parametrize("masking", ["pairwise", "none"])
+@pytest.mark.parametrize("scores", ["summed", "own"])
+def test_a_sum_claims_what_it_hides_and_what_it_does_not(roster: str, masking: str, scores: str) -> None:
+    plan = FederationPlan.model_validate(
+        {
+            "name": "a",
+            "strategy": {"name": "fedavg"},
+            "rounds": {"min_clients": 5},
+            "privacy": {
+                "roster_policy": roster,
+                "secure_sum": {"masking": masking, "scores": scores, "minimum": 5},
+            },
+        }
+    )
+    masked = masking == "pairwise"
+    allowed = [
+        "the server operator sees sums of updates" if masked else "The server operator is trusted",
+        "one model, changed by the weighted mean",
+        "at least 5 members (privacy.secure_sum.minimum): in the smallest, the 4 others together",
+        "a member that compares rounds",
+        IDENTITY[False],
+        MEMBERS[roster],
+        SEEN[roster] if masked else "without masks (privacy.secure_sum.masking none)",
+        "A member can add anything to a sum, without limit and without being named",
+        "Sums have no noise",
+        "sees who took part, when and with how many bytes, and the "
+        + ("mean losses of a sum's members" if scores == "summed" else "scores of each member"),
+    ]
+    claims = of_federation(open_plan(plan))
+    assert len(claims) == len(allowed)
+    assert all(fragment in claim for fragment, claim in zip(allowed, claims, strict=True)), claims
+    assert of_round(open_plan(plan), Counted(0, 0)) == claims
+    told = of_round(open_plan(plan), Counted(6, 0))[len(claims) :]
+    assert told == [
+        "6 members are ready for the sum of this round or in it; all but one of them together can compute "
+        "what the remaining one sent."
+    ]
+    assert ("could invent members" in " ".join(claims)) is (masked and roster != "pinned")
+
+
+@pytest.mark.parametrize(
+    ("strategy", "told"),
+    [
+        ("fedsa_lora", "changes of A that"),
+        ("ffa_lora", "changes of B that"),
+        ("fedavg", "of the changes that"),
+    ],
+)
+def test_a_sum_says_which_part_of_the_adapter_travels(strategy: str, told: str) -> None:
+    plan = FederationPlan.model_validate(
+        {"name": "a", "strategy": {"name": strategy}, "privacy": {"secure_sum": {}}}
+    )
+    assert told in of_federation(open_plan(plan))[1]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from datetime import timedelta
 from typing import Any
 
 import numpy as np
@@ -10,7 +12,7 @@ from numpy.typing import NDArray
 from sqlalchemy import select, update
 
 from coordinator.db.engine import Database, database_time
-from coordinator.db.tables.federations import ClientRow, FederationRow, ParticipationRow, RoundRow
+from coordinator.db.tables.federations import ClientRow, FederationRow, ParticipationRow, PayloadRow, RoundRow
 from coordinator.db.tables.secure_sum import SumMessageRow, SumSessionRow
 from coordinator.enrolment import roster
 from coordinator.federations import store as federations
@@ -18,11 +20,13 @@ from coordinator.rounds import store as rounds
 from coordinator.secure_sum import opening, store
 from coordinator.secure_sum.leases import SumClaim, claim_due
 from coordinator.secure_sum.phases import Phase
+from coordinator.secure_sum.worker import SumWorker
 from coordinator.storage import payloads
 from coordinator.storage.server_key import ServerKey
-from schemas.identity.keys import name_of
+from schemas.identity.keys import encode, name_of
 from schemas.messages.federations import FederationPlan
-from schemas.secure_sum.encoding import Modulus
+from schemas.messages.secure_sum import UnmaskStep
+from schemas.secure_sum.encoding import Modulus, most
 from schemas.secure_sum.terms import terms_hash
 from schemas.wire.digests import digest_of
 from tests.secure_sum.scene import Session, identity, inputs_of, terms_of
@@ -31,7 +35,14 @@ from tests.served import PROFILE
 KEY = ServerKey(bytes(range(32)))
 LEASE_SECONDS = 60.0
 ROUND = 3  # that of the terms
+AT_ONCE = timedelta(days=-1)
+"""A grace that spares nothing."""
+
 PHASES: tuple[Phase, ...] = ("keys", "shares", "masked", "confirm", "unmask")
+
+
+class Stopped(Exception):
+    """The service stops."""
 
 
 @dataclass
@@ -123,7 +134,7 @@ def stored_session(
         federation = federations.create(session, plan(masking=masking, **secure_sum))
         federation.state = "running"
     terms = terms_of(members, segments=segments, masking=masking, session=number)
-    played = Session(terms, inputs_of(members, values), stops or {})
+    played = Session(terms, inputs_of(members, values), stops or {}, {"masking": masking})
     _play(played)
     stored = Stored(database, federation.id, played)
     _store_round(stored)
@@ -206,3 +217,40 @@ def _store_session(stored: Stored) -> None:
                     store.mark_spent(session, row.id, position)
             to = phases[place + 1] if place + 1 < len(phases) else store.OPENING
             store.close_phase(session, stored.federation_id, row, to, sorted(sent[phase]), now)  # type: ignore[arg-type]
+
+
+def worker(database: Database, check: Callable[[], None] = lambda: None) -> SumWorker:
+    """Return a worker of this process; `check` may raise `Stopped`."""
+    return SumWorker(
+        database, KEY, lease_seconds=LEASE_SECONDS, block_bytes=2**20, check=check, stopped=Stopped
+    )
+
+
+def spoil(stored: Stored) -> None:
+    """Let member 0 send a vector whose first word is far from every input."""
+    modulus = Modulus(stored.played.terms.modulus)
+    words = modulus.unpack(stored.played.masked[0]).copy()
+    words[0] += 20 * most(16)
+    octets = modulus.pack(words)
+    with stored.database.write() as session:
+        message = session.get_one(SumMessageRow, (stored.session_id, 0, "masked"))
+        message.payload_id, message.digest = payloads.store_bytes(session, octets)
+
+
+def falsify(stored: Stored, holders: Iterable[int]) -> None:
+    """Let holders send other shares of the secrets of member 0."""
+    with stored.database.write() as session:
+        for holder in holders:
+            message = session.get_one(SumMessageRow, (stored.session_id, holder, "unmask"))
+            step = UnmaskStep.model_validate_json(message.body or b"")
+            false = step.shares[0].model_copy(update={"share": encode(bytes(32) + bytes([holder]))})
+            message.body = (
+                step.model_copy(update={"shares": [false, *step.shares[1:]]}).model_dump_json().encode()
+            )
+            message.digest = digest_of(message.body)
+
+
+def payload_ids(database: Database) -> set[int | None]:
+    """Return the ids of all payloads."""
+    with database.read() as session:
+        return set(session.scalars(select(PayloadRow.id)))

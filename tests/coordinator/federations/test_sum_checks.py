@@ -1,0 +1,96 @@
+"""A plan whose updates cannot be summed is refused; the answer names the field."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from schemas.messages.federations import FederationPlan
+from tests.served import Served, slug
+
+ROUNDS = {"min_clients": 5, "total": 3}
+LORA = {"kind": "lora", "rank": 2, "roles": ["q"]}
+
+
+def create(served: Served, summed: dict[str, Any] | None = None, **plan: Any) -> Any:
+    privacy = {"secure_sum": summed or {}} | plan.pop("privacy", {})
+    wanted = {"name": "a", "strategy": {"name": "fedavg"}, "rounds": ROUNDS, "privacy": privacy} | plan
+    return served.admin.post("/v1/federations", json=wanted)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "adapter"),
+    [("fedavg", {}), ("fedavg", LORA), ("ffa_lora", LORA), ("fedsa_lora", LORA)],
+)
+def test_plans_that_can_be_summed_are_stored_with_dense_updates(
+    coordinator: Served, strategy: str, adapter: dict[str, Any]
+) -> None:
+    made = create(coordinator, strategy={"name": strategy}, adapter=adapter)
+    assert made.status_code == 201, made.text
+    stored = made.json()["plan"]
+    assert stored["privacy"]["secure_sum"]["minimum"] == 5
+    assert FederationPlan.model_validate(stored).wire.recipe.is_dense
+    assert (
+        "secure_sum"
+        not in coordinator.admin.post(
+            "/v1/federations", json={"name": "b", "strategy": {"name": "fedavg"}}
+        ).json()["plan"]["privacy"]
+    )
+
+
+def test_the_audit_log_says_how_a_federation_sums(
+    serve: Callable[..., Served], fresh_database: Callable[[str], str]
+) -> None:
+    served = serve(fresh_database("sqlite"))
+    assert create(served).status_code == 201
+    entries = served.admin.get("/v1/audit").json()["items"]
+    (created,) = [entry for entry in entries if entry["event"] == "federation-created"]
+    assert created["reason"] == "updates are summed: masking pairwise, at least 5 members"
+
+
+@pytest.mark.parametrize("strategy", ["het_lora", "lora_fair", "fedex_lora", "flora", "ca_pfl", "fedmosaic"])
+def test_a_strategy_that_needs_each_update_names_those_that_do_not(
+    coordinator: Served, strategy: str
+) -> None:
+    adapter = {} if strategy == "fedmosaic" else LORA
+    _refuses(
+        create(coordinator, strategy={"name": strategy}, adapter=adapter),
+        "strategy.name",
+        "with privacy.secure_sum choose fedavg, fedsa_lora, ffa_lora",
+    )
+
+
+@pytest.mark.parametrize(
+    ("plan", "field", "told"),
+    [
+        ({"privacy": {"allow_bearer_clients": True}}, "privacy.allow_bearer_clients", "sign with keys"),
+        ({"rounds": {"min_clients": 4}}, "rounds.min_clients", "use 5 or more"),
+        ({"rounds": {"min_clients": 6, "quorum": 4}}, "rounds.quorum", "use 5 or more"),
+        ({"rounds": {"min_clients": 129}}, "rounds.min_clients", "at most 128"),
+        ({"wire": {"recipe": "int8"}}, "wire.recipe", "dense"),
+        ({"wire": {"max_bytes": 10**6}}, "wire.max_bytes", "fixed size"),
+        ({"alignment": {"pivot": "tiny-s-3f0c9a1b2c3d"}}, "adapter.target_modules", "all base models share"),
+        ({"signature": {"dp": {"epsilon": 4}}}, "signature.dp", "no signatures are sent"),
+        ({"privacy": {"min_voices": 5}}, "privacy.min_voices", "has 4 others"),
+        ({"summed": {"minimum": 2}}, "privacy.secure_sum.minimum", "at least 3 with pairwise masking"),
+        ({"summed": {"minimum": 129}}, "privacy.secure_sum.minimum", "128"),
+    ],
+)
+def test_a_plan_that_does_not_fit_a_sum_is_refused(
+    coordinator: Served, plan: dict[str, Any], field: str, told: str
+) -> None:
+    _refuses(create(coordinator, **plan), field, told)
+
+
+def test_a_small_sum_in_clear_is_allowed(coordinator: Served) -> None:
+    made = create(coordinator, {"masking": "none", "minimum": 2}, rounds={"min_clients": 2})
+    assert made.status_code == 201, made.text
+
+
+def _refuses(answer: Any, field: str, told: str) -> None:
+    assert (answer.status_code, slug(answer)) == (422, "validation"), answer.text
+    problem = answer.json()
+    assert problem["field"] == field, problem
+    assert told in problem["detail"]

@@ -1,0 +1,149 @@
+"""A total is committed once, by the holder of the lease, whoever dies when."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import numpy as np
+import pytest
+
+from coordinator.db.engine import Database, database_time
+from coordinator.db.federation_lock import lock_federation
+from coordinator.db.tables.secure_sum import SumSessionRow
+from coordinator.observability import fault_points
+from coordinator.observability.fault_points import Place
+from coordinator.rounds import transitions
+from coordinator.rounds.store import LostRace
+from coordinator.secure_sum import leases, opening
+from coordinator.secure_sum.leases import SumLease, claim_due
+from coordinator.storage import garbage_collection
+from tests.coordinator.secure_sum.stored import (
+    AT_ONCE,
+    KEY,
+    LEASE_SECONDS,
+    Stopped,
+    payload_ids,
+    spoil,
+    stored_session,
+    worker,
+)
+
+
+class Killed(Exception):
+    """The worker is gone."""
+
+
+def test_one_worker_at_a_time_has_a_session(database: Database) -> None:
+    stored = stored_session(database)
+    first = stored.claim()
+    assert claim_due(database, LEASE_SECONDS) is None
+    stored.expire()
+    second = stored.claim()
+    for late in (
+        lambda: stored.open(first),
+        lambda: opening.abort(database, first, "x", KEY),
+        lambda: opening.abandon(database, first),
+        lambda: SumLease(database, first, -1.0).extend(),
+    ):
+        with pytest.raises(LostRace):
+            late()
+    SumLease(database, first, 1.0).release()
+    assert claim_due(database, LEASE_SECONDS) is None
+    stored.open(second)
+    assert np.array_equal(stored.total(), stored.played.expected())
+    with pytest.raises(LostRace):
+        stored.open(second)
+    garbage_collection.collect(database, grace=AT_ONCE)
+    assert payload_ids(database) == {stored.session().total_payload_id}
+
+
+def test_a_lease_is_extended_by_work_and_ends_with_release(database: Database) -> None:
+    stored = stored_session(database)
+    claim = stored.claim(0.2)
+    lease = SumLease(database, claim, 90.0)
+    lease._last -= 100.0
+    lease.extend()
+    with database.read() as session:
+        row = session.get_one(SumSessionRow, stored.session_id)
+        assert row.lease_expires_at is not None
+        assert row.lease_expires_at > database_time(session) + timedelta(seconds=60)
+    lease.release()
+    assert stored.claim().token != claim.token
+
+
+def test_the_only_replica_forgets_leases_at_its_start(database: Database) -> None:
+    stored = stored_session(database)
+    stored.claim()
+    with database.write() as session:
+        leases.expire_leases(session)
+    stored.open(stored.claim())
+    assert stored.row().state == "closing"
+
+
+def test_a_service_that_stops_leaves_the_session_to_another(database: Database) -> None:
+    stored = stored_session(database)
+
+    def stop() -> None:
+        raise Stopped
+
+    assert worker(database, check=stop).open_next()
+    assert stored.session().state == "opening"
+    assert worker(database).open_next()
+    assert np.array_equal(stored.total(), stored.played.expected())
+
+
+PLACES: list[Place] = ["sum-claim-written", "sum-claim-committed", "sum-block-staged", "sum-total-written"]
+
+
+@pytest.mark.parametrize("place", [*PLACES, "sum-total-committed"])
+@pytest.mark.parametrize("masking", ["pairwise", "none"])
+def test_a_worker_that_dies_anywhere_is_followed_by_another(
+    database: Database, place: Place, masking: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stored = stored_session(database, masking=masking, stops={2: 2})
+    _die_at(monkeypatch, place)
+    with pytest.raises(Killed):
+        stored.open(block_bytes=160)
+    monkeypatch.undo()
+    if place == "sum-total-committed":
+        assert claim_due(database, LEASE_SECONDS) is None
+    else:
+        assert stored.session().state == "opening"
+        assert stored.row().state == "summing"
+        stored.expire()
+        stored.open(stored.claim())
+    assert stored.row().state == "closing"
+    assert np.array_equal(stored.total(), stored.played.expected())
+    assert not stored.messages()
+    garbage_collection.collect(database, grace=AT_ONCE)
+    with database.write() as session:
+        transitions.finish(session, lock_federation(session, stored.federation_id))
+    garbage_collection.collect(database, grace=AT_ONCE)
+    assert payload_ids(database) == {stored.session().total_payload_id}
+
+
+@pytest.mark.parametrize("place", ["sum-abort-written", "sum-abort-committed"])
+def test_an_abort_that_dies_is_repeated(
+    database: Database, place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stored = stored_session(database)
+    spoil(stored)
+    _die_at(monkeypatch, place)
+    with pytest.raises(Killed):
+        worker(database).open_next()
+    monkeypatch.undo()
+    stored.expire()
+    assert worker(database).open_next() == (place == "sum-abort-written")
+    assert stored.row().reason == "sum-out-of-range"
+    assert not stored.messages()
+
+
+def _die_at(monkeypatch: pytest.MonkeyPatch, place: Place) -> None:
+    def die(label: Place) -> None:
+        if label == place:
+            raise Killed
+
+    for module in (leases, opening):
+        monkeypatch.setattr(module, "may_crash", die)
+    monkeypatch.setattr(opening, "_discard", lambda *_: None)  # the dead discard nothing
+    assert place in fault_points.PLACES

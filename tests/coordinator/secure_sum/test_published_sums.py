@@ -1,0 +1,127 @@
+"""A summed round over real HTTP, from join to publication: who may take part, and what all are served."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from schemas.secure_sum.encoding import most
+from schemas.secure_sum.segments import values_digest
+from tests.coordinator.cli.test_rounds import output
+from tests.coordinator.secure_sum.sums_in_clear import CLIP, LOSSES, ORDER, sum_up, summed
+from tests.served import PROFILE, Served, Silo, enrolment, slug
+from tests.taking_part import running, scored, show, try_join, url, weights
+
+
+def test_a_summed_round_is_published_and_newcomers_begin_with_it(coordinator: Served) -> None:
+    federation_id, silos = running(coordinator, 4, **summed())
+    changes = [0.4, -0.2, 0.6, 0.1]
+    published = sum_up(coordinator, federation_id, silos, changes)
+    late = coordinator.enrol(federation_id, "late")
+    bodies = []
+    for silo in [*silos, late]:
+        assert try_join(silo, 2).status_code == 200
+        bodies.append(weights(silo, 2))
+    for body in bodies:
+        for name in ORDER:
+            np.testing.assert_allclose(body[name], np.mean(changes), atol=CLIP / most(16) + 1e-6)
+            np.testing.assert_array_equal(body[name], bodies[0][name])
+    digest = values_digest(bodies[-1], {name: bodies[-1][name].shape for name in ORDER})
+    for silo in (silos[0], late):
+        base = try_join(silo, 2).json()["weights"]["digest"]
+        ready = silo.http.put(url(silo, 2, "/ready"), json={"base": base, "values": digest})
+        assert ready.status_code == 201, ready.text
+    _shows_means_only(coordinator, federation_id, silos, published)
+
+
+def _shows_means_only(
+    served: Served, federation_id: str, silos: list[Silo], published: dict[str, Any]
+) -> None:
+    served_loss, trained_loss = (pytest.approx(mean, abs=1e-3) for mean in np.mean(LOSSES, axis=0))
+    assert published["scores"] == {"mean": {"loss": {"value": trained_loss, "count": 4}}, "worst": None}
+    assert published["secure_sum"]["losses"] == {
+        "served": {"value": served_loss, "count": 4},
+        "trained": {"value": trained_loss, "count": 4},
+    }
+    assert all(client["scores"] is None for client in published["clients"])
+    assert any("4 members are ready for the sum of this round or in it" in c for c in published["claims"])
+    listed = served.admin.get(f"/v1/federations/{federation_id}/rounds").json()["items"]
+    assert listed[-1]["scores"] == published["scores"]
+    own = silos[0].http.get(url(silos[0], 1)).json()
+    assert own["scores"]["mean"]["loss"] == {"value": trained_loss, "count": 4}
+    assert len(own["clients"]) == 1
+    told = " ".join(output(served, "round", "show", federation_id, "1"))
+    assert "sum session 1: done, 4 members; answered: masked 4" in told
+    assert "the sum has the updates of 4 members; mean loss: served 2.5" in told
+    assert "A member can add anything to a sum" in told
+    relevance = served.admin.get(f"/v1/federations/{federation_id}/rounds/1/relevance")
+    assert relevance.status_code == 404
+    refused = silos[0].http.put(url(silos[0], 1, "/scores"), json=scored({"loss": 1.0}))
+    assert (refused.status_code, slug(refused)) == (409, "secure-sum-required")
+
+
+def test_a_client_does_not_see_the_mean_of_two_others(coordinator: Served) -> None:
+    federation_id, silos = running(coordinator, 3, **summed(3))
+    published = sum_up(coordinator, federation_id, silos, [0.1, 0.1, 0.1])
+    assert published["scores"]["mean"]["loss"]["count"] == 3
+    own = silos[0].http.get(url(silos[0], 1)).json()
+    assert own["scores"] is None
+    assert own["secure_sum"]["losses"] is None
+
+
+def test_scores_of_ones_own_are_sent_if_the_plan_says_so(coordinator: Served) -> None:
+    federation_id, silos = running(coordinator, 3, **summed(3, scores="own"))
+    assert try_join(silos[0], 1).status_code == 200
+    sent = silos[0].http.put(url(silos[0], 1, "/scores"), json=scored({"loss": 1.0}))
+    assert sent.status_code == 204
+    assert show(coordinator, federation_id, 1)["scores"]["worst"] is not None
+
+
+@pytest.mark.parametrize(
+    "profile",
+    [{"roles": ["q"]}, {"base_model": "other-s-3f0c9a1b2c3d"}],
+    ids=["other modules", "another base model"],
+)
+def test_who_cannot_be_added_to_the_others_does_not_join(
+    coordinator: Served, profile: dict[str, Any]
+) -> None:
+    wanted = summed() | {"adapter": {"rank": 2, "blocks": 1, "roles": ["q", "v"]}}
+    federation_id, silos = running(coordinator, 2, **wanted)
+    other = coordinator.enrol(federation_id, "other", **profile)
+    assert try_join(silos[0], 1).status_code == 200
+    refused = try_join(other, 1)
+    assert (refused.status_code, slug(refused)) == (422, "layout-mismatch")
+    assert refused.json()["base_model"] == PROFILE["base_model"]
+    assert try_join(silos[1], 1).status_code == 200
+    # Who joined first decides only while it is a member.
+    for silo in silos:
+        coordinator.admin.delete(f"/v1/federations/{federation_id}/clients/{silo.client_id}")
+    assert try_join(other, 1).status_code == 200
+
+
+def test_an_agent_that_would_send_in_clear_is_not_enrolled(coordinator: Served) -> None:
+    federation_id = coordinator.federation(**summed())
+    refused = _enrol(coordinator, federation_id, capabilities=[])
+    assert (refused.status_code, slug(refused)) == (426, "capability-missing")
+    assert refused.json()["needed"] == "secure-sum-1"
+    assert "newer agent" in refused.json()["detail"].replace("\n", " ")
+    plain = coordinator.federation()
+    assert _enrol(coordinator, plain, capabilities=[]).status_code == 201
+
+
+def test_a_bearer_client_is_not_enrolled(coordinator: Served) -> None:
+    federation_id = coordinator.federation(**summed())
+    token = coordinator.enrolment_token(federation_id, "bearer")
+    request = {"token": token, "name": "bearer", "profile": PROFILE}
+    refused = coordinator.http().post("/v1/enrolments", json=request)
+    assert (refused.status_code, slug(refused)) == (403, "forbidden")
+
+
+def _enrol(served: Served, federation_id: str, **profile: Any) -> httpx.Response:
+    anyone, token = served.http(), served.enrolment_token(federation_id, "one")
+    request = enrolment(anyone, token, "one", Ed25519PrivateKey.generate(), **profile)
+    return anyone.post("/v1/enrolments", json=request)

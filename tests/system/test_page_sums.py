@@ -1,0 +1,41 @@
+"""The page of a summed federation: its sessions and mean losses, and no client's own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from playwright.sync_api import Page, expect
+
+from tests.coordinator.secure_sum.sums_in_clear import sum_up, summed
+from tests.served import ADMIN_TOKEN, Served
+from tests.taking_part import running
+
+pytestmark = [pytest.mark.system, pytest.mark.timeout(120)]
+
+
+def test_a_summed_round_is_shown_without_any_client_s_own_numbers(
+    page: Page, serve: Callable[..., Served], fresh_database: Callable[[str], str]
+) -> None:
+    served = serve(fresh_database("sqlite"), tick_seconds=0.05, retry_seconds=0.1, polls_per_second=20)
+    federation_id, silos = running(served, 4, **summed())
+    sum_up(served, federation_id, silos, [0.1, 0.2, 0.3, 0.4])
+    asked: list[str] = []
+    page.on("request", lambda request: asked.append(request.url))
+    page.goto(f"{served.url}/#/{federation_id}")
+    page.get_by_label("Token").fill(ADMIN_TOKEN)
+    page.get_by_role("button", name="Show").click()
+    expect(page.locator("#headline")).to_contain_text("Round 2 of 3")
+    mean = page.locator("#help-part .fact").filter(has_text="mean loss after training")
+    expect(mean.locator("b")).to_have_text("1.000")
+    expect(mean).to_contain_text("as served 2.500")
+    expect(page.locator("#help-part")).to_contain_text("no client's own loss is known")
+    expect(page.locator("#claims")).to_contain_text("A member can add anything to a sum")
+    page.goto(f"{served.url}/#/{federation_id}/rounds/1")
+    expect(page.locator("#sessions tbody tr")).to_have_count(1)
+    expect(page.locator("#sessions")).to_contain_text("masked 4")
+    expect(page.locator("#sum-part")).to_contain_text("The sum has the updates of 4 members.")
+    losses = page.locator("#facts .fact").filter(has_text="mean loss after training")
+    expect(losses).to_contain_text("as served 2.500, of 4 members")
+    expect(page.locator("#claims")).to_contain_text("4 members are ready for the sum of this round or in it")
+    assert not [url for url in asked if url.endswith("/relevance")]
