@@ -66,7 +66,20 @@ class Examiner:
         evaluation = evaluate(self._silo.base, self._test, plan, max_length=self._max_length)
         return Exam(fingerprint, evaluation.scores(), self.validation_loss())
 
-    def examine_start(self, adapter: Adapter) -> Exam:
+    def examine_served(self, adapter: Adapter, earlier: Iterable[Exam] | None) -> Exam:
+        """Score the state before the local steps; `earlier` is None if the silo begins with it."""
+        if earlier is not None:
+            return self.examine(adapter, earlier, is_end=False)
+        if len(self._validation) < MIN_VALIDATION:
+            log.info(
+                "%d validation examples are too few to choose between served and trained weights (%d are "
+                "needed): in a federation the served ones are kept, alone the trained ones",
+                len(self._validation),
+                MIN_VALIDATION,
+            )
+        return self._examine_start(adapter)
+
+    def _examine_start(self, adapter: Adapter) -> Exam:
         """Score the state that the silo begins with, unless its scores are in the agent's folder."""
         store = self._silo.start_scores
         if store is None:
@@ -76,9 +89,10 @@ class Examiner:
             log.info("scores: those of the start are known from an earlier run")
             return Exam(stored.fingerprint, dict(stored.scores), stored.validation_loss)
         exam = self.examine(adapter)
-        store.write(
-            StartScores(fingerprint=exam.fingerprint, scores=exam.scores, validation_loss=exam.validation)
+        scores = StartScores(
+            fingerprint=exam.fingerprint, scores=exam.scores, validation_loss=exam.validation
         )
+        store.write(scores)
         return exam
 
     def validation_loss(self) -> float | None:

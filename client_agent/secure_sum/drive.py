@@ -84,9 +84,14 @@ def take_part_in_sum(task: SumTask, round_number: int) -> SumOutcome:
         if status.terms is None:
             _stand_aside(task, round_number, status.session)
             continue
-        terms = _checked(status.terms, status, round_number)
-        if session is None or session.terms != terms:
-            session = _begin(task, terms)
+        try:
+            terms = _checked(status.terms, status, round_number)
+            if session is None or session.terms != terms:
+                session = _begin(task, terms)
+        except SumRefused as refusal:
+            log.error("round %d: sum, session %d: %s", round_number, status.session, refusal)
+            task.report(SumProgress.now(status.session, status.step, None, str(refusal)))
+            raise
         pause = session.advance(status.step)
         if pause is not None:
             task.sleep(pause)

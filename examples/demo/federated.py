@@ -54,11 +54,12 @@ def run_federation(
         for name in cast.founders:
             agents.start(name)
         follow = partial(_follow, operator, path, agents, narrator)
+        agents.enrol(cast.latecomer)
         follow(lambda newest: bool(newest) and newest["counts"]["joined"] >= len(cast.founders))
-        # Because of the pause the latecomer is there when round 2 opens, and misses none of it.
+        # The pause only makes sure that the latecomer is there when round 2 opens, and misses none of it.
         operator.post(f"{path}/pause")
         follow(lambda newest: is_published(newest, 1))
-        narrator.step(f"federation: {cast.latecomer} enrols and joins after round 1")
+        narrator.step(f"federation: {cast.latecomer} joins after round 1")
         agents.start(cast.latecomer)
         agents.until(lambda: has_polled(operator, path, cast.latecomer))
         operator.post(f"{path}/start")

@@ -88,6 +88,11 @@ class Ledger:
         """Whether the federation is over."""
         return bool(self.connection.execute("SELECT 1 FROM federations WHERE state = 'finished'").fetchall())
 
+    @property
+    def is_paused(self) -> bool:
+        """Whether no round follows the present one."""
+        return bool(self.connection.execute("SELECT 1 FROM federations WHERE state = 'paused'").fetchall())
+
     def awaits(self, client: str) -> int | None:
         """Which round could a client take part in now, and has not delivered for?"""
         number = self.newest_round

@@ -135,12 +135,9 @@ class Operator(Process):
     def _start_after_failed_sums(self) -> None:
         """Start the federation again whenever it has paused itself, as a round could not be summed."""
         world = self._world
-        while True:
+        while not world.oracle.ledger.is_finished:
             world.scheduler.sleep(world.scheduler.dice.uniform(4.0, 12.0))
-            shown = self._ask("GET", f"/v1/federations/{self.federation}").json()
-            if shown["state"] == "finished":
-                return
-            if shown["state"] == "paused":
+            if world.oracle.ledger.is_paused:
                 world.count("started after a failed sum")
                 self._ask("POST", f"/v1/federations/{self.federation}/start")
 

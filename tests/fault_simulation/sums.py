@@ -12,7 +12,7 @@ import json
 import sqlite3
 from collections import defaultdict
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -306,16 +306,22 @@ class Sums:
 
     def _steal(self, connection: sqlite3.Connection) -> None:
         """I25: look for both secrets of somebody in the whole database."""
-        held: dict[tuple[int, int, str], set[int]] = defaultdict(set)
+        held: dict[tuple[int, int], dict[str, set[int]]] = defaultdict(lambda: {"b": set(), "s": set()})
         for session_id, holder, body in connection.execute(
             "SELECT session_id, position, body FROM sum_messages WHERE step = 'unmask'"
         ):
-            for share in UnmaskStep.model_validate_json(body).shares:
-                held[session_id, share.position, share.of].add(holder)
-        for (session_id, owner, kind), holders in held.items():
-            least, row = self.sessions[session_id].terms.threshold, self.sessions[session_id]
-            if kind == "b" and min(len(holders), len(held[session_id, owner, "s"])) >= least:
+            for owner, kind in _shares(body):
+                held[session_id, owner][kind].add(holder)
+        for (session_id, owner), holders in held.items():
+            row = self.sessions[session_id]
+            if min(len(of) for of in holders.values()) >= row.terms.threshold:
                 self._broken("I25", f"a thief of the database can open the input of {row.client(owner)}")
 
     def _broken(self, promise: str, what: str) -> None:
         self._world.violated(promise, what)
+
+
+@lru_cache(maxsize=256)
+def _shares(body: bytes) -> list[tuple[int, str]]:
+    """Read whose shares of what a member reveals."""
+    return [(share.position, share.of) for share in UnmaskStep.model_validate_json(body).shares]

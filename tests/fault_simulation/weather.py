@@ -178,14 +178,15 @@ def _summed(seed: int, plan: Plan) -> Plan:
         weigh_up_to=dice.choice([None, None, 40]),
         lies=dice.choice([0.0, 0.0, 0.1]),
     )
-    least = max(minimum, agents - dice.choice([0, 1, 2]) - plan.revoked - plan.thief)
+    revoked = dice.choice([0, 1])
+    least = max(minimum, agents - dice.choice([0, 1, 2]) - revoked - plan.thief)
     return replace(
         plan,
         agents=agents,
         rounds=min(plan.rounds, 2) if plan.keep_rounds is None else plan.rounds,
         min_clients=least,
         quorum=dice.randint(minimum, least),
-        revoked=dice.choice([0, 1]),
+        revoked=revoked,
         revoked_while=dice.choice(["join", "ready", *"01234"]),
         rank=rank,
         recipe="dense",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -47,13 +48,6 @@ class DyingDisk:
             raise Crash
 
 
-class Inline:
-    """Members in one thread: all but the one that crashes are driven by its waiting."""
-
-    def __init__(self, members: list[DrivenMember]) -> None:
-        self.members = members
-
-
 def distinct_bodies(server: MemoryServer) -> dict[tuple[int, int, int], set[bytes]]:
     bodies: dict[tuple[int, int, int], set[bytes]] = {}
     for session, position, step, body in server.log:
@@ -89,8 +83,6 @@ def _crashing_run(folder: Path, monkeypatch: pytest.MonkeyPatch, at: int, *, aft
     members = members_of(folder, 3)
     server = members[0].calls.server
     victim, others = members[0], members[1:]
-    import threading
-
     started = [threading.Thread(target=member.run, daemon=True) for member in others]
     disk = DyingDisk(monkeypatch)
     owner = threading.get_ident()
@@ -175,8 +167,6 @@ def test_another_input_under_the_same_keys_is_impossible(tmp_path: Path) -> None
     member.input_digest = OTHER
     server = member.calls.server
     server.missing = {0: 2}
-    import threading
-
     waiting = threading.Thread(target=run_all, args=(members,), daemon=True)
     waiting.start()
     waiting.join(timeout=30)
