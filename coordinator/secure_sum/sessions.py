@@ -43,7 +43,7 @@ def facts_of(session: Session, row: SumSessionRow, terms: SumTerms) -> PhaseFact
     if row.state == store.OPENING or not store.is_live(row):
         return None
     phase = _phase_of(row)
-    expected = len(_invited(row, terms, phase) - store.revoked_before(session, row.id, phase))
+    expected = len(_invited(row, terms, phase) - store.revoked_unheard(session, row.id, phase))
     answered = store.count_answered(session, row.id, phase)
     return PhaseFacts(phase, expected, answered, row.phase_opened_at)
 

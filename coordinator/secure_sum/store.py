@@ -51,7 +51,7 @@ _MESSAGE = select(SumMessageRow.digest, SumMessageRow.received_at).where(
 )
 _ANSWERED = select(SumMessageRow.position).where(_OF_STEP).order_by(SumMessageRow.position)
 _COUNT_ANSWERED = select(func.count()).select_from(SumMessageRow).where(_OF_STEP)
-_GONE = (
+_REVOKED_UNHEARD = (
     select(SumMemberRow.position)
     .join(ClientRow, ClientRow.id == SumMemberRow.client_id)
     .where(
@@ -151,9 +151,9 @@ def count_answered(session: Session, session_id: int, step: Phase) -> int:
     return run(session, _COUNT_ANSWERED, {"session": session_id, "step": step}).scalar_one()
 
 
-def revoked_before(session: Session, session_id: int, step: Phase) -> set[int]:
+def revoked_unheard(session: Session, session_id: int, step: Phase) -> set[int]:
     """Return the positions of members that were revoked before they sent a step."""
-    return set(run(session, _GONE, {"session": session_id, "step": step}).scalars())
+    return set(run(session, _REVOKED_UNHEARD, {"session": session_id, "step": step}).scalars())
 
 
 def bodies(session: Session, session_id: int, step: Phase) -> dict[int, bytes]:
