@@ -61,10 +61,10 @@ def training_plan(settings: AgentSettings, file: Path | None) -> SiloPlan:
     except NotEnrolled:
         return _guessed("assumed; the federation's plan is known after enrolment")
     brief = _open_round(settings, membership) or _newest_on_disk(settings.folder / membership.federation_id)
-    plan = brief or _offered_plan(settings, membership)
-    if plan is None:
+    offered = brief or _offered_plan(settings, membership)
+    if offered is None:
         return _guessed("assumed; the federation's plan is known when the coordinator answers")
-    return SiloPlan(plan.adapter, plan.training, plan.signature, "the federation's plan")
+    return SiloPlan(offered.adapter, offered.training, offered.signature, "the federation's plan")
 
 
 def federation_plan(settings: AgentSettings, file: Path | None) -> FederationPlan | None:

@@ -104,10 +104,10 @@ def with_test(
     Raises:
         DataInvalid: one of both is empty; `source` names the data.
     """
-    others, tests = _split(examples, test_share, digits=slice(0, 8))
-    if others and tests:
-        return others, tests
-    missing = "hold one out for scores" if others else "leave one to train on"
+    training, tests = _split(examples, test_share, digits=slice(0, 8))
+    if training and tests:
+        return training, tests
+    missing = "hold one out for scores" if training else "leave one to train on"
     raise DataInvalid(
         f"{source} has too few examples ({len(examples)}) for a share of {test_share:.0%}, chosen by their "
         f"text, to {missing}; add examples, or name held-out ones: test in silo.toml, --test of "

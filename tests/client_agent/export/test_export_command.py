@@ -113,4 +113,6 @@ def test_every_form_gives_the_logits_of_the_final_weights(
         assert done.exit_code == 0, done.output
         assert "scored on float32 weights" in done.output
         assert (out / "README.md").is_file()
-        np.testing.assert_allclose(logits(loaded(out)), expected, rtol=1e-4, atol=1e-4, err_msg=form)
+        # Merged weights are rounded to the precision of the base model's files, float16.
+        error = 0.01 if form == "merged" else 1e-4
+        np.testing.assert_allclose(logits(loaded(out)), expected, rtol=1e-4, atol=error, err_msg=form)
