@@ -42,7 +42,7 @@ class Work:
 
     @cached_property
     def sum_plan(self) -> SecureSumPlan | None:
-        """How the federation sums updates; None if every client sends its own."""
+        """The settings of the secure sum; None if every client sends its own."""
         return self.session.manifests.plan.privacy.secure_sum
 
     @property
