@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from numpy.typing import NDArray
 
 from client_agent.errors import CoordinatorRefused
@@ -187,6 +188,7 @@ class DrivenMember:
     values: NDArray[np.int32]
     reports: list[SumProgress] = field(default_factory=list)
     input_digest: str | None = None
+    identity: Ed25519PrivateKey | None = None
     expected: Mapping[str, object] = field(default_factory=dict)
 
     @property
@@ -206,7 +208,7 @@ class DrivenMember:
             values=self.values,
             input_digest=self.input_digest or digest_of(self.values.tobytes()),
             expect=expect,
-            identity=identity(position),
+            identity=self.identity or identity(position),
             client=f"cli_{position:03}",
             report=self.reports.append,
             sleep=sleep or (lambda seconds: pause.wait(seconds) and None),

@@ -21,7 +21,7 @@ from tests.client_agent.secure_sum.memory_server import (
     run_all,
     until_left,
 )
-from tests.secure_sum.scene import terms_of
+from tests.secure_sum.scene import identity, terms_of
 
 OTHER = f"sha256:{'1' * 64}"
 
@@ -185,3 +185,10 @@ def test_a_client_that_is_shown_no_terms_waits_for_the_outcome(tmp_path: Path) -
     server.status = status  # type: ignore[method-assign]
     assert member.run().reason == "secure-sum-failed"
     assert not server.log
+
+
+def test_a_member_whose_key_was_replaced_since_stands_aside(tmp_path: Path) -> None:
+    member = members_of(tmp_path, 5)[0]
+    member.identity = identity(99)
+    assert "an earlier key" in left(member)
+    assert not member.calls.server.log
