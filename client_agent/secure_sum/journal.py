@@ -101,8 +101,9 @@ class SumJournal:
 
     def spent(self, *, without: int) -> frozenset[SumKind]:
         """Return the kinds of sessions but one in which step 4 was stored, and perhaps sent."""
-        sessions = (session for session in self._sessions() if session.number != without)
-        return frozenset(kind for session in sessions for kind in session.spent_kinds)
+        return frozenset(
+            kind for session in self._sessions() if session.number != without for kind in session.spent_kinds
+        )
 
     def end(self, *, before: int | None = None) -> None:
         """End all sessions, or those with a lower number than `before`, and delete their secrets."""

@@ -245,12 +245,10 @@ class Member:
         )
 
     def _channel(self, peer: int, keyed: Keyed) -> bytes:
-        public, channels = keyed.keys[peer].c, self.secrets.channels
-        if public not in channels:
-            channels[public] = agreed_key(
-                self.secrets.channel, decode(public), "channel", self.accepted.digest
-            )
-        return channels[public]
+        public, agreed = keyed.keys[peer].c, self.secrets.channels
+        if public not in agreed:
+            agreed[public] = agreed_key(self.secrets.channel, decode(public), "channel", self.accepted.digest)
+        return agreed[public]
 
     def _context(self, source: int, destination: int, keyed: Keyed) -> bytes:
         return f"{self.accepted.digest}|{source}|{destination}|{keyed.digest}".encode()

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from numpy.typing import NDArray
 
 from client_agent.errors import CoordinatorRefused
@@ -184,6 +188,7 @@ class DrivenMember:
     values: NDArray[np.int32]
     reports: list[SumProgress] = field(default_factory=list)
     input_digest: str | None = None
+    identity: Ed25519PrivateKey | None = None
     expected: Mapping[str, object] = field(default_factory=dict)
 
     @property
@@ -203,7 +208,7 @@ class DrivenMember:
             values=self.values,
             input_digest=self.input_digest or digest_of(self.values.tobytes()),
             expect=expect,
-            identity=identity(position),
+            identity=self.identity or identity(position),
             client=f"cli_{position:03}",
             report=self.reports.append,
             sleep=sleep or (lambda seconds: pause.wait(seconds) and None),
@@ -239,3 +244,34 @@ def run_all(members: list[DrivenMember]) -> dict[int, BaseException]:
 def expected_sum(members: list[DrivenMember]) -> NDArray[np.int64]:
     total: NDArray[np.int64] = np.sum([member.values.astype(np.int64) for member in members], axis=0)
     return total
+
+
+class _Over(Exception):
+    pass
+
+
+def until_left(member: DrivenMember) -> None:
+    """Run a member until it waits for a phase that does not come."""
+
+    def sleep(seconds: float) -> None:
+        if any(report.left for report in member.reports):
+            raise _Over
+
+    with contextlib.suppress(_Over):
+        member.run(sleep)
+        raise AssertionError("the sum ended")
+
+
+def left(member: DrivenMember) -> str:
+    until_left(member)
+    return next(report.left for report in member.reports if report.left)
+
+
+def change_answers(monkeypatch: pytest.MonkeyPatch, step: int, lie: Any) -> None:
+    honest = MemoryCalls.answer
+
+    def answer(self: MemoryCalls, session: int, number: int) -> bytes | NothingYet:
+        found = honest(self, session, number)
+        return lie(self, found) if number == step and isinstance(found, bytes) else found
+
+    monkeypatch.setattr(MemoryCalls, "answer", answer)

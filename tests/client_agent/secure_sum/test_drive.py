@@ -4,25 +4,24 @@ from __future__ import annotations
 
 import threading
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
 from client_agent.errors import AnswerUnreadable, CoordinatorRefused, CoordinatorUnreachable
-from client_agent.secure_sum.errors import SumRefused
-from client_agent.transport.client import NothingYet
-from coordinator.secure_sum import intake
 from schemas.messages.secure_sum import SumOutcome, SumStatus
 from tests.client_agent.secure_sum.memory_server import (
     DrivenMember,
     GoneAway,
     MemoryCalls,
+    change_answers,
     expected_sum,
+    left,
     members_of,
     run_all,
+    until_left,
 )
-from tests.secure_sum.scene import terms_of
+from tests.secure_sum.scene import identity, terms_of
 
 OTHER = f"sha256:{'1' * 64}"
 
@@ -85,7 +84,7 @@ def test_a_member_that_has_unmasked_takes_part_in_no_second_sum(tmp_path: Path) 
     server.open(terms_of(5, session=2))
     server.missing = {n: 0 for n in range(1, 5)}
     members[0].calls.stop_before = 1
-    waiting = [threading.Thread(target=_until_left, args=(member,)) for member in members[1:]]
+    waiting = [threading.Thread(target=until_left, args=(member,)) for member in members[1:]]
     for thread in waiting:
         thread.start()
     for thread in waiting:
@@ -95,141 +94,10 @@ def test_a_member_that_has_unmasked_takes_part_in_no_second_sum(tmp_path: Path) 
     assert all("unmasks one only" in (member.reports[-1].left or "") for member in members[1:])
 
 
-class _Over(Exception):
-    pass
-
-
-def _until_left(member: DrivenMember) -> None:
-    """Run a member until it waits for a phase that does not come."""
-
-    def sleep(seconds: float) -> None:
-        if any(report.left for report in member.reports):
-            raise _Over
-
-    with pytest.raises(_Over):
-        member.run(sleep)
-
-
-def left(member: DrivenMember) -> str:
-    _until_left(member)
-    return next(report.left for report in member.reports if report.left)
-
-
-LIES: dict[str, tuple[dict[str, Any], str]] = {
-    "other weights": ({"weights": OTHER}, "`weights` of the terms"),
-    "no masks": ({"masking": "none"}, "`masking` of the terms"),
-    "a lower threshold": ({"threshold": 3}, "the threshold of 5 members is 4"),
-    "a lower minimum": ({"minimum": 2}, "a sum has at least 3 members here"),
-    "other clips": ({"segments": [{"name": "lora", "values": 20, "clip": 1}]}, "`segments` of the terms"),
-    "a session of counts": ({"kind": "counts"}, "`kind` of the terms"),
-}
-
-
-@pytest.mark.parametrize("lie", LIES)
-def test_terms_that_contradict_the_plan_end_the_agents_run(lie: str, tmp_path: Path) -> None:
-    changes, reason = LIES[lie]
-    member = members_of(tmp_path, 5, terms_of(5, **changes))[0]
-    honest = terms_of(5)
-    member.expected = {"segments": tuple(honest.segments), "masking": "pairwise", "kind": "sum"}
-    with pytest.raises(SumRefused, match=reason):
-        member.run()
-    assert not member.calls.server.log
-    assert len(list(member.journal.evidence.iterdir())) == 1
-    assert not (member.folder / "secure").exists()
-
-
-def test_other_terms_of_a_session_that_goes_on_are_refused(tmp_path: Path) -> None:
-    members = members_of(tmp_path, 5)
-    server = members[0].calls.server
-    for member in members:
-        member.calls.stop_before = 1
-    assert len(run_all(members)) == 5
-    server.terms = terms_of(5, nonce="b3RoZXI")
-    with pytest.raises(SumRefused, match="two terms of session 1"):
-        members[0].run()
-    assert len(list(members[0].journal.evidence.iterdir())) == 2
-
-
-def test_terms_of_another_session_than_the_status_names_are_refused(tmp_path: Path) -> None:
-    member = members_of(tmp_path, 5)[0]
-    server = member.calls.server
-    honest = server.status
-    server.status = lambda: honest().model_copy(update={"session": 2})  # type: ignore[method-assign]
-    with pytest.raises(SumRefused, match="another session"):
-        member.run()
-
-
-def _answering(monkeypatch: pytest.MonkeyPatch, step: int, lie: Any) -> None:
-    honest = MemoryCalls.answer
-
-    def answer(self: MemoryCalls, session: int, number: int) -> bytes | NothingYet:
-        found = honest(self, session, number)
-        return lie(self, found) if number == step and isinstance(found, bytes) else found
-
-    monkeypatch.setattr(MemoryCalls, "answer", answer)
-
-
-def _without_self(calls: MemoryCalls, found: bytes) -> bytes:
-    closed = [n for n in calls.server.closed[1, 2] if n != calls.position]
-    return intake.masked_answer(closed).model_dump_json().encode()
-
-
-def _too_few(calls: MemoryCalls, found: bytes) -> bytes:
-    return intake.masked_answer([calls.position, (calls.position + 1) % 5]).model_dump_json().encode()
-
-
-def _split(calls: MemoryCalls, found: bytes) -> bytes:
-    """Show every member a set that lacks another one."""
-    closed = [n for n in range(5) if n != (calls.position + 1) % 5]
-    return intake.masked_answer(closed).model_dump_json().encode()
-
-
-@pytest.mark.parametrize(
-    ("lie", "reason"),
-    [
-        (_without_self, "this member's masked vector is not in the sum"),
-        (_too_few, "too few members sent masked vectors"),
-    ],
-)
-def test_a_false_set_of_members_ends_a_members_part(
-    lie: Any, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    _answering(monkeypatch, 2, lie)
-    members = members_of(tmp_path, 5)
-    server = members[0].calls.server
-    threads = [threading.Thread(target=_until_left, args=(member,)) for member in members]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(timeout=30)
-        assert not thread.is_alive()
-    assert not [entry for entry in server.log if entry[2] > 2]
-    for member in members:
-        reasons = [report.left for report in member.reports if report.left]
-        assert reason in reasons[0]
-        assert not list(member.folder.rglob("put-*"))
-
-
-def test_different_sets_for_different_members_reveal_no_share(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    _answering(monkeypatch, 2, _split)
-    members = members_of(tmp_path, 5)
-    threads = [threading.Thread(target=_until_left, args=(member,)) for member in members]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(timeout=30)
-        assert not thread.is_alive()
-    assert not [entry for entry in members[0].calls.server.log if entry[2] == 4]
-    reasons = [report.left or "" for member in members for report in member.reports if report.left]
-    assert any("a member confirmed" in reason for reason in reasons)
-
-
 def test_an_answer_that_is_no_answer_is_asked_for_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    _answering(monkeypatch, 0, lambda calls, found: b"<html>gateway</html>")
+    change_answers(monkeypatch, 0, lambda calls, found: b"<html>gateway</html>")
     members = members_of(tmp_path, 3)
     errors = run_all(members)
     assert all(isinstance(error, AnswerUnreadable) for error in errors.values())
@@ -317,3 +185,10 @@ def test_a_client_that_is_shown_no_terms_waits_for_the_outcome(tmp_path: Path) -
     server.status = status  # type: ignore[method-assign]
     assert member.run().reason == "secure-sum-failed"
     assert not server.log
+
+
+def test_a_member_whose_key_was_replaced_since_stands_aside(tmp_path: Path) -> None:
+    member = members_of(tmp_path, 5)[0]
+    member.identity = identity(99)
+    assert "an earlier key" in left(member)
+    assert not member.calls.server.log

@@ -56,6 +56,7 @@ def test_a_round_publishes_the_exact_sum(
 ) -> None:
     wire = Wire()
     wanted = plan(3, masking=masking) | {"strategy": {"name": strategy}}
+    wanted["privacy"]["roster_policy"] = "tofu" if strategy == "ffa_lora" else "server"
     with agents_of(served, silo, tmp_path, wanted, 3, wire.transport) as agents:
         agents.start()
         agents.train()
