@@ -1,6 +1,7 @@
 """What a summed round must have published: the model before it, moved by the mean of its members' inputs.
 
-I2: every value says whom the round counted, as every agent learns a vector of its own; all are served the same.
+I2: every value says whom the round counted, as every agent learns a vector of its own, and all clients are
+served the same.
 """
 
 from __future__ import annotations
@@ -72,7 +73,9 @@ def _after(world: World, number: int) -> NDArray[np.float64]:
 def _change(world: World, number: int) -> NDArray[np.float64]:
     total, terms = world.oracle.sums.totals[number], world.oracle.sums.terms[number]
     learnt = world.plan.values
-    steps = {segment.name: segment.clip * CLIP_UNIT / (2 ** (terms.bits - 1) - 1) for segment in terms.segments}
+    steps = {
+        segment.name: segment.clip * CLIP_UNIT / (2 ** (terms.bits - 1) - 1) for segment in terms.segments
+    }
     weight = float(len(world.oracle.sums.counted[number]))
     if "weight" in steps:
         weight = float(total[learnt]) * steps["weight"]

@@ -1,9 +1,9 @@
 """What agents send in sums, whether it arrives or not, and on what grounds.
 
 I22: in a session at most one kind of share of each peer ever leaves an agent. I23: of every step of a session
-one body leaves an agent, whatever killed it in between: above all, one masked vector. I24: in a round no agent
-unmasks twice. I27: an agent unmasks only after the threshold has confirmed the sets that it was shown, and if
-these are large enough, whatever a lying coordinator says.
+one body leaves an agent, whatever killed it in between: above all, one masked vector. I24: no agent unmasks
+twice in a round. I27: an agent unmasks only after the threshold has confirmed the sets that it was shown, and
+if these are large enough, whatever a lying coordinator says.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from schemas.secure_sum.encoding import CLIP_UNIT, Modulus
 from schemas.secure_sum.statements import are_sets_signed, masked_digest, sharing_digest
 from schemas.secure_sum.terms import terms_hash
 from schemas.wire.digests import digest_of
-from tests.fault_simulation.sums import PHASES, Summed
+from tests.fault_simulation.sum_rows import PHASES, Summed
 from tests.fault_simulation.weather import CLIP
 
 if TYPE_CHECKING:
@@ -77,17 +77,23 @@ class SumsSent:
         if step == _UNMASK:
             self._unmasks(place, row.terms, body)
         if self._bodies[place].setdefault(step, body) != body:
-            self._broken("I23", f"two messages of step {step} of agent {agent} in session {session} of {number}")
+            self._broken(
+                "I23", f"agent {agent} sent two messages of step {step} in session {session} of {number}"
+            )
         if step == _MASKED and place not in self._inputs:
             self._masks(place, row, body)
 
     def _unmasks(self, place: Place, terms: SumTerms, body: bytes) -> None:
         agent, number, session = place
         others = [
-            one for one, steps in self._bodies.items() if one[:2] == place[:2] and _UNMASK in steps and one != place
+            one
+            for one, steps in self._bodies.items()
+            if one[:2] == place[:2] and _UNMASK in steps and one != place
         ]
         if others:
-            self._broken("I24", f"agent {agent} has unmasked in sessions {others[0][2]} and {session} of {number}")
+            self._broken(
+                "I24", f"agent {agent} has unmasked in sessions {others[0][2]} and {session} of {number}"
+            )
         for share in UnmaskStep.model_validate_json(body).shares:
             kinds = self._kinds[place, share.position]
             kinds.add(share.of)
@@ -98,7 +104,9 @@ class SumsSent:
             if min(len(self._revealed[*owner, of]) for of in "bs") >= terms.threshold:
                 self._broken("I25", f"who reads all messages can open the input of member {share.position}")
         if not any(self._is_confirmed(place, terms)):
-            self._broken("I27", f"agent {agent} has unmasked in session {session} of {number} without grounds")
+            self._broken(
+                "I27", f"agent {agent} has unmasked in session {session} of {number} without grounds"
+            )
 
     def _is_confirmed(self, place: Place, terms: SumTerms) -> Iterator[bool]:
         """Yield for all that an agent was told whether it suffices to unmask."""
@@ -141,7 +149,9 @@ class SumsSent:
         modulus = Modulus(row.terms.modulus)
         is_clear = body == modulus.pack((values % 2**row.terms.modulus).astype(modulus.word))
         if is_clear != (row.terms.masking == "none"):
-            self._broken("I25", f"agent {agent} sent its input in clear" if is_clear else "a plain sum has masks")
+            self._broken(
+                "I25", f"agent {agent} sent its input in clear" if is_clear else "a plain sum has masks"
+            )
         if not any(self._is_learnt(row, values, one) for one in self._changes(agent, number)):
             self._broken("I21", f"the input of agent {agent} is not what it learnt in round {number}")
 
