@@ -1,6 +1,7 @@
 """What a summed round must have published: the model before it, moved by the mean of its members' inputs.
 
-I2: every value says whom the round counted, as every agent learns a vector of its own; all are served the same.
+I2: every value says whom the round counted, as every agent learns a vector of its own, and all clients are
+served the same.
 """
 
 from __future__ import annotations

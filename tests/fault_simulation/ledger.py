@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from tests.fault_simulation import published
 from tests.fault_simulation.given import Given, Row
 from tests.fault_simulation.replicas import LEASE_SECONDS
-from tests.fault_simulation.sums import longest_seconds
+from tests.fault_simulation.sum_rows import longest_seconds
 from tests.fault_simulation.weather import LAST_ROUND
 
 if TYPE_CHECKING:
@@ -244,7 +244,7 @@ class Ledger:
             self._broken("no round is lost", f"round {row.number} was abandoned: {row.reason}")
 
     def _has_paused(self, row: Round) -> None:
-        """I26: a round that could not be summed pauses its federation, lest it trains for nothing for ever."""
+        """I26: a federation whose round could not be summed pauses, so that nobody trains for nothing."""
         self._world.count(f"rounds abandoned: {row.reason}")
         running = self.connection.execute("SELECT 1 FROM federations WHERE state = 'running'").fetchone()
         if row.reason == "secure-sum-failed" and running:

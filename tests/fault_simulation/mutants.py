@@ -50,6 +50,7 @@ from tests.fault_simulation.receipt_mutants import (
     takes_updates_after_closing,
 )
 from tests.fault_simulation.recipe_mutants import RECIPE_MUTANTS
+from tests.fault_simulation.sum_mutants import SUM_MUTANTS
 from tests.fault_simulation.thinning_mutants import THINNING_MUTANTS
 from tests.fault_simulation.weather import Plan, Weather
 
@@ -260,7 +261,13 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     *(
         Mutant(name, plant, where)
-        for name, plant, where in (*AGENT_MUTANTS, *RECIPE_MUTANTS, *PACK_MUTANTS, *THINNING_MUTANTS)
+        for name, plant, where in (
+            *AGENT_MUTANTS,
+            *RECIPE_MUTANTS,
+            *PACK_MUTANTS,
+            *THINNING_MUTANTS,
+            *SUM_MUTANTS,
+        )
     ),
 )
 

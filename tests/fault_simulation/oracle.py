@@ -40,6 +40,7 @@ _ROUND = re.compile(r"/rounds/(\d+)/(\w+)$")
 _SUM_STEP = re.compile(r"/rounds/(\d+)/secure-sum/\d+/(\d)$")
 _ABOUT = re.compile(r"/clients/([^/]+)")
 _OWNER = re.compile(rb'"client\\*":\s*\\*"([^"\\]+)')
+_REPEATABLE = ("join", "update", "ready", "weights")
 _OURS = frozenset({0, 500})
 _MISMATCH, _NOTHING = ReferenceMismatch.status, 204
 _SOON_SECONDS = 3 * LOOK_SECONDS
@@ -227,11 +228,7 @@ class Oracle:
 
     def _is_the_same(self, client: str, asked: Asked, answer: Answer) -> None:
         found = _ROUND.search(asked.path)
-        if (
-            found is None
-            or found.group(2) not in ("join", "update", "weights", "ready")
-            or answer.status == 206
-        ):
+        if found is None or found.group(2) not in _REPEATABLE or answer.status == 206:
             return
         number, what = int(found.group(1)), found.group(2)
         body = bytes(answer.body)

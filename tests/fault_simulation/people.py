@@ -17,7 +17,8 @@ from tests.fault_simulation.network import Network
 from tests.fault_simulation.packs import ANCHORS, PACK, PIVOT, made
 from tests.fault_simulation.replicas import AUTHORITY, LEASE_SECONDS
 from tests.fault_simulation.scheduler import Flag, Process
-from tests.fault_simulation.weather import ATTEMPTS, CLIP, LAST_ROUND, SumDrawn
+from tests.fault_simulation.weather import LAST_ROUND
+from tests.fault_simulation.written_plan import written_plan
 from tests.served import ADMIN_TOKEN
 from tests.taking_part import upload_headers
 
@@ -59,7 +60,7 @@ class Operator(Process):
     def _work(self) -> None:
         world, plan = self._world, self._world.plan
         federation_id = self.federation = str(
-            self._ask("POST", "/v1/federations", _plan_of(world)).json()["id"]
+            self._ask("POST", "/v1/federations", written_plan(world.plan)).json()["id"]
         )
         if plan.aligned:
             self._ask("PUT", f"/v1/federations/{federation_id}/anchors", ANCHORS)
@@ -133,7 +134,7 @@ class Operator(Process):
         self._start_if_paused_late()
 
     def _start_after_failed_sums(self) -> None:
-        """Start the federation again whenever it has paused itself, as a round could not be summed."""
+        """Start the federation again when it has paused itself, as a round could not be summed."""
         world = self._world
         while not world.oracle.ledger.is_finished:
             world.scheduler.sleep(world.scheduler.dice.uniform(4.0, 12.0))
@@ -262,40 +263,3 @@ class Historian(_Member):
             api.call("GET", f"/v1/federations/{federation_id}/clients/{client}/adapter?round={number}")
         elif body is not None:
             api.push_update(federation_id, number, body)
-
-
-def _plan_of(world: World) -> dict[str, Any]:
-    plan = world.plan
-    return {
-        "name": "simulated",
-        "strategy": {"name": "fedavg"},
-        "adapter": {"rank": plan.rank, "blocks": 1, "roles": ["q"]},
-        "rounds": {
-            "total": plan.rounds,
-            "min_clients": plan.min_clients,
-            "quorum": plan.quorum,
-            "collect_seconds": plan.collect_seconds,
-            "max_staleness": 0,
-        },
-        "training": {"learning_rate": 0.01},  # a search needs a model
-        "scores": {"examples": 4, "new_tokens": 0},
-        "signature": {"dim": 4},
-        "alignment": {"pivot": PIVOT, "anchors": 1} if plan.aligned else None,
-        "wire": {
-            "recipe": plan.recipe,
-            "weights_recipe": plan.weights_recipe,
-            "compression": plan.compression,
-        },
-    } | (_sums(plan.summed) if plan.summed is not None else {})
-
-
-def _sums(drawn: SumDrawn) -> dict[str, Any]:
-    summed = {
-        "masking": drawn.masking,
-        "minimum": drawn.minimum,
-        "phase_seconds": drawn.phase_seconds,
-        "attempts": ATTEMPTS,
-        "clip": CLIP,
-        "weigh_up_to": drawn.weigh_up_to,
-    }
-    return {"privacy": {"secure_sum": summed}, "wire": {}}

@@ -1,9 +1,9 @@
 """What agents send in sums, whether it arrives or not, and on what grounds.
 
 I22: in a session at most one kind of share of each peer ever leaves an agent. I23: of every step of a session
-one body leaves an agent, whatever killed it in between: above all, one masked vector. I24: in a round no agent
-unmasks twice. I27: an agent unmasks only after the threshold has confirmed the sets that it was shown, and if
-these are large enough, whatever a lying coordinator says.
+one body leaves an agent, whatever killed it in between: above all, one masked vector. I24: no agent unmasks
+twice in a round. I27: an agent unmasks only after the threshold has confirmed the sets that it was shown, and
+if these are large enough, whatever a lying coordinator says.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from schemas.secure_sum.encoding import CLIP_UNIT, Modulus
 from schemas.secure_sum.statements import are_sets_signed, masked_digest, sharing_digest
 from schemas.secure_sum.terms import terms_hash
 from schemas.wire.digests import digest_of
-from tests.fault_simulation.sums import PHASES, Summed
+from tests.fault_simulation.sum_rows import PHASES, Summed
 from tests.fault_simulation.weather import CLIP
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ class SumsSent:
             self._unmasks(place, row.terms, body)
         if self._bodies[place].setdefault(step, body) != body:
             self._broken(
-                "I23", f"two messages of step {step} of agent {agent} in session {session} of {number}"
+                "I23", f"agent {agent} sent two messages of step {step} in session {session} of {number}"
             )
         if step == _MASKED and place not in self._inputs:
             self._masks(place, row, body)

@@ -1,98 +1,30 @@
 """The sessions of a round's sum, commit by commit: what is stored of them, and what may follow what.
 
-I21: a committed total is the sum of the inputs of U3, modulo 2^m, each of them once. I25: at no commit can who
-has the whole database open anybody's input: it never holds t shares of a member's `b` and t of its `s`, and
-nothing of a session that has ended. I26: without faults a sum ends within its attempts' phases and three
-leases, and a federation whose round could not be summed has paused.
+I21: a committed total is the sum of the inputs of U3, modulo 2^m, each of them once. I25: whoever has the
+whole database at any commit opens nobody's input: it never holds t shares of a member's `b` and t of its `s`,
+and nothing of a session that has ended. I26: without faults a sum ends within the phases of its attempts and
+three leases, and a federation whose round could not be summed has paused. I27: no phase closes, and no member
+unmasks, below the threshold of more than two thirds.
 """
 
 from __future__ import annotations
 
-import json
 import sqlite3
 from collections import defaultdict
-from dataclasses import dataclass
-from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from schemas.messages.secure_sum import SumTerms, UnmaskStep
-from tests.fault_simulation.replicas import LEASE_SECONDS
-from tests.fault_simulation.weather import ATTEMPTS
+from schemas.messages.secure_sum import SumTerms
+from tests.fault_simulation.sum_rows import ENDED, ORDER, SESSIONS, Summed, revealed
 
 if TYPE_CHECKING:
     from tests.fault_simulation.world import World
 
-PHASES = ("keys", "shares", "masked", "confirm", "unmask")
-ENDED = ("done", "aborted")
-_ORDER = (*PHASES, "opening", "done", "aborted")
-_PATIENCE = {"unmask": 5}
-_SESSIONS = (
-    "SELECT s.id, s.round_id, r.number, s.number, s.state, s.version, s.terms, s.phase_opened_at, s.closed,"
-    " s.lease_token, s.lease_expires_at, s.total_payload_id, s.reason"
-    " FROM sum_sessions s JOIN rounds r ON r.id = s.round_id ORDER BY s.id"
-)
 _MESSAGES = "SELECT session_id, position, step, digest, payload_id FROM sum_messages"
 _FAULTLESS = ("too few members", "finished")
 """How the reasons begin for which a session of honest members is aborted."""
-
-
-@dataclass(frozen=True)
-class Summed:
-    """A session's row; its terms and closed sets are JSON."""
-
-    id: int
-    round_id: int
-    round: int
-    number: int
-    state: str
-    version: int
-    written_terms: str
-    phase_opened_at: str
-    written_closed: str
-    lease_token: str | None
-    lease_expires_at: str | None
-    total_payload_id: int | None
-    reason: str | None
-
-    @cached_property
-    def terms(self) -> SumTerms:
-        return SumTerms.model_validate_json(self.written_terms)
-
-    @cached_property
-    def closed(self) -> dict[str, list[int]]:
-        """The positions of those who answered each phase that has closed."""
-        return {phase: one["members"] for phase, one in json.loads(self.written_closed).items()}
-
-    @property
-    def first_phase(self) -> str:
-        return "keys" if self.terms.masking == "pairwise" else "masked"
-
-    def client(self, position: int) -> str:
-        return self.terms.members[position].client
-
-    def invited(self, phase: str) -> set[int]:
-        """Who may answer a phase: those who answered the one before."""
-        if phase == self.first_phase:
-            return set(range(len(self.terms.members)))
-        return set(self.closed[PHASES[PHASES.index(phase) - 1]])
-
-    def least(self, phase: str) -> int:
-        terms = self.terms
-        is_late = phase in ("confirm", "unmask")
-        return terms.threshold if is_late else max(terms.threshold, terms.minimum)
-
-    def patience(self, phase: str) -> float:
-        terms = self.terms
-        upload = terms.values * terms.modulus / 8e6 if phase == "masked" else 0.0
-        return terms.phase_seconds * _PATIENCE.get(phase, 1) + upload
-
-
-def longest_seconds(phase_seconds: int) -> float:
-    """How long a round may be summed without faults: every attempt waits for every phase to its end."""
-    return ATTEMPTS * phase_seconds * sum(_PATIENCE.get(phase, 1) for phase in PHASES) + 3 * LEASE_SECONDS
 
 
 class Sums:
@@ -120,7 +52,7 @@ class Sums:
             return
         self._look_at_ready(connection)
         messages = {tuple(row[:3]): tuple(row[3:]) for row in connection.execute(_MESSAGES)}
-        rows = connection.execute(_SESSIONS).fetchall()
+        rows = connection.execute(SESSIONS).fetchall()
         if messages != self._messages:
             self._look_at_messages(connection, messages)
         if rows != self._rows:
@@ -201,9 +133,7 @@ class Sums:
 
     def _opened(self, connection: sqlite3.Connection, row: Summed) -> None:
         earlier = [one for one in self.sessions.values() if one.round_id == row.round_id]
-        if row.number != len(earlier) + 1 or any(
-            one.state not in ENDED for one in self._now(connection, row)
-        ):
+        if row.number != len(earlier) + 1 or any(one.state not in ENDED for one in self._others(row)):
             self._broken("I4", f"session {row.number} was opened before the one before had ended")
         enrolled = {one for (one,) in connection.execute("SELECT id FROM clients WHERE state = 'enrolled'")}
         spent = set(
@@ -213,6 +143,8 @@ class Sums:
                 (row.round_id,),
             )
         )
+        if row.terms.threshold != 2 * len(row.terms.members) // 3 + 1:
+            self._broken("I27", f"{row.terms.threshold} of {len(row.terms.members)} members suffice")
         for member in row.terms.members:
             if member.client not in enrolled:
                 self._broken("I6", f"{member.client} is a member of a session and was revoked")
@@ -223,14 +155,14 @@ class Sums:
             if self._world.oracle.ledger.client_of(member.key) != member.client:
                 self._broken("I5", f"the terms have another key than that of {member.client}")
 
-    def _now(self, connection: sqlite3.Connection, row: Summed) -> list[Summed]:
+    def _others(self, row: Summed) -> list[Summed]:
         """Return the other sessions of a session's round as they are now."""
         every = (Summed(*found) for found in self._rows)
         return [one for one in every if one.round_id == row.round_id and one.id != row.id]
 
     def _moved(self, connection: sqlite3.Connection, before: Summed, row: Summed, actor: str) -> None:
         name = f"session {row.number} of round {row.round}"
-        if before.state in ENDED or _ORDER.index(row.state) <= _ORDER.index(before.state):
+        if before.state in ENDED or ORDER.index(row.state) <= ORDER.index(before.state):
             self._broken("I4", f"{name} went from {before.state} to {row.state}")
             return
         if row.version <= before.version:
@@ -275,9 +207,10 @@ class Sums:
             self._owners[new] = actor
             if old is not None and not ledger.is_past(before.lease_expires_at):
                 self._broken("leases", f"{actor} took the lease of a sum while it was alive")
-        elif new is not None and row.lease_expires_at != before.lease_expires_at:
-            if self._owners[new] != actor and self._world.plan.replicas > 1:
-                self._broken("leases", f"{actor} changed the lease of {self._owners[new]}")
+            return
+        is_changed = new is not None and row.lease_expires_at != before.lease_expires_at
+        if is_changed and self._owners[new or ""] != actor and self._world.plan.replicas > 1:
+            self._broken("leases", f"{actor} changed the lease of {self._owners[new or '']}")
 
     def holds_lease(self, actor: str) -> bool:
         """Whether somebody opens a sum now."""
@@ -312,7 +245,7 @@ class Sums:
         for session_id, holder, body in connection.execute(
             "SELECT session_id, position, body FROM sum_messages WHERE step = 'unmask'"
         ):
-            for owner, kind in _shares(body):
+            for owner, kind in revealed(body):
                 held[session_id, owner][kind].add(holder)
         for (session_id, owner), holders in held.items():
             row = self.sessions[session_id]
@@ -321,9 +254,3 @@ class Sums:
 
     def _broken(self, promise: str, what: str) -> None:
         self._world.violated(promise, what)
-
-
-@lru_cache(maxsize=256)
-def _shares(body: bytes) -> list[tuple[int, str]]:
-    """Read whose shares of what a member reveals."""
-    return [(share.position, share.of) for share in UnmaskStep.model_validate_json(body).shares]

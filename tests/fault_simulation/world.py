@@ -176,7 +176,7 @@ class World:
                 process.stopped_until = self.scheduler.now + seconds
                 self.count("stalls")
                 self.scheduler.say(f"{process.name} stops for {seconds:.1f} s at {label}")
-        elif isinstance(process, Agent) and draw < weather.agent_crash:
+        elif isinstance(process, Agent) and draw < weather.agent_crash * (3.0 if process.is_summing else 1.0):
             self._crash_agent(process, label)
             raise Killed
 

@@ -1,0 +1,234 @@
+"""Faults planted in the secure sum: in the sessions of the coordinator, and in what both sides agree on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+from unittest.mock import patch
+
+from sqlalchemy import bindparam, or_, select, update
+from sqlalchemy.orm.attributes import set_committed_value
+
+from client_agent.secure_sum import expectation
+from coordinator import workers
+from coordinator.db.tables.federations import ClientRow, ParticipationRow, PayloadRow, RoundRow
+from coordinator.db.tables.identity import RosterRow
+from coordinator.db.tables.secure_sum import SumMessageRow, SumSessionRow
+from coordinator.rounds import sums, transitions
+from coordinator.secure_sum import accept, leases, new_terms, opening, phases, sessions, store
+from coordinator.storage import garbage_collection
+from schemas.secure_sum.terms import threshold_for
+from tests.fault_simulation.member_mutants import (
+    does_not_sync_its_sums,
+    rounds_its_input_again,
+    sends_both_shares,
+    unmasks_unconfirmed,
+)
+from tests.fault_simulation.weather import Plan, Weather
+
+
+@contextmanager
+def closes_phases_twice() -> Iterator[None]:
+    """Phases that were over when somebody looked are closed later, whatever happened in between."""
+
+    def drive(database: Any, key: Any) -> bool:
+        with database.read() as session:
+            now = sessions.database_time(session)
+            seen = store.summing(session)
+            due = [pair for pair in seen if sessions._is_due(session, pair[1], now)]
+            session.expunge_all()
+        for row, summed in due:
+            with database.write() as session:
+                federation = sessions.lock_federation(session, row.federation_id)
+                current = sessions.rounds.get_round(session, row.federation_id, row.number, lock=True)
+                if current.state != "summing":
+                    continue
+                if summed is None:
+                    if store.newest(session, row.id) is None:
+                        sessions.open_first(session, federation, current, now, key)
+                    continue
+                there = session.get(SumSessionRow, summed.id)
+                for name in ("state", "version", "closed", "phase_opened_at"):
+                    set_committed_value(there, name, getattr(summed, name))
+                sessions.advance(session, current, there, now, key)
+        return bool(due)
+
+    def transition(session: Any, row: SumSessionRow, changes: Any) -> None:
+        session.execute(
+            update(SumSessionRow)
+            .where(SumSessionRow.id == row.id)
+            .values(version=row.version + 1, **changes)
+            .execution_options(synchronize_session=False)
+        )
+        session.refresh(row)
+
+    with patch.object(sessions, "drive", drive), patch.object(store, "_transition", transition):
+        yield
+
+
+@contextmanager
+def sums_with_the_revoked() -> Iterator[None]:
+    """Who is shut out after it has trained is a member of the sum nevertheless."""
+
+    def ready(session: Any, round_id: int, *, but: Any) -> list[Any]:
+        query = (
+            select(ClientRow.id, ClientRow.base_model, ClientRow.profile)
+            .join(ParticipationRow, ParticipationRow.client_id == ClientRow.id)
+            .where(ParticipationRow.round_id == round_id, ParticipationRow.state == "ready")
+        )
+        found = session.execute(query.order_by(ParticipationRow.ready_at, ClientRow.id))
+        return [
+            new_terms.ReadyClient(client, model, new_terms.Profile.model_validate(profile))
+            for client, model, profile in found
+            if client not in but
+        ]
+
+    def keys(session: Any, federation_id: str, version: int) -> dict[str, str]:
+        query = select(RosterRow.client_id, RosterRow.document).where(
+            RosterRow.federation_id == federation_id, RosterRow.version <= version
+        )
+        links = session.execute(query.order_by(RosterRow.version))
+        return {client: link["public_key"] for client, link in links if link["public_key"] is not None}
+
+    with (
+        patch.object(sessions, "ready_clients", ready),
+        patch.object(new_terms, "_keys", keys),
+    ):
+        yield
+
+
+@contextmanager
+def commits_totals_without_lease() -> Iterator[None]:
+    commit = opening._commit
+
+    def unfenced(database: Any, claim: Any, material: Any, staged: Any) -> None:
+        with database.read() as session:
+            row = session.get(SumSessionRow, claim.session_id)
+        commit(database, replace(claim, token=row.lease_token), material, staged)
+
+    with patch.object(opening, "_commit", unfenced):
+        yield
+
+
+@contextmanager
+def takes_leases_of_sums() -> Iterator[None]:
+    anyone = or_(SumSessionRow.id > 0, SumSessionRow.lease_expires_at <= bindparam("now"))
+    everything = (
+        select(SumSessionRow.id, RoundRow.federation_id, RoundRow.number)
+        .join(RoundRow, RoundRow.id == SumSessionRow.round_id)
+        .where(SumSessionRow.state == store.OPENING, anyone)
+    )
+    with patch.object(leases, "_IS_FREE", anyone), patch.object(leases, "_FREE", everything):
+        yield
+
+
+@contextmanager
+def closes_below_the_threshold() -> Iterator[None]:
+    required = phases.required
+
+    with patch.object(phases, "required", lambda terms, phase: required(terms, phase) - 1):
+        yield
+
+
+@contextmanager
+def agrees_on_a_lower_threshold() -> Iterator[None]:
+    """Both sides take floor(2N/3) for the threshold."""
+
+    def lower(members: int) -> int:
+        return threshold_for(members) - 1
+
+    with patch.object(new_terms, "threshold_for", lower), patch.object(expectation, "threshold_for", lower):
+        yield
+
+
+@contextmanager
+def collects_masked_vectors() -> Iterator[None]:
+    """Masked vectors are payloads that nobody needs."""
+    collect = garbage_collection.collect
+    columns = [one for one in garbage_collection._REFERENCES if one is not SumMessageRow.payload_id]
+    unreferenced = select(PayloadRow.id).where(
+        ~garbage_collection.or_(
+            *(garbage_collection.exists().where(column == PayloadRow.id) for column in columns)
+        ),
+        PayloadRow.digest.is_not(None),
+    )
+    with (
+        patch.object(garbage_collection, "_UNREFERENCED", unreferenced),
+        patch.object(
+            garbage_collection, "collect", lambda database, **_: collect(database, grace=timedelta(0))
+        ),
+        patch.object(workers, "_COLLECT_EVERY_SECONDS", 0.0),
+    ):
+        yield
+
+
+def _nothing(*_: object, **__: object) -> None:
+    pass
+
+
+def _set(owner: object, name: str, value: object) -> Callable[[], AbstractContextManager[object]]:
+    return lambda: patch.object(owner, name, value)
+
+
+def _masked(plan: Plan, _: Weather) -> bool:
+    return plan.summed is not None and plan.summed.masking == "pairwise"
+
+
+def _asked_again(plan: Plan, weather: Weather) -> bool:
+    return _masked(plan, weather) and weather.lost_reply > 0.1 and weather.agent_crash > 0.01
+
+
+def _power_goes(plan: Plan, weather: Weather) -> bool:
+    return _asked_again(plan, weather) and weather.power == 1
+
+
+def _lied_to(plan: Plan, weather: Weather) -> bool:
+    return _masked(plan, weather) and plan.summed is not None and plan.summed.lies > 0
+
+
+def _phases_end(plan: Plan, weather: Weather) -> bool:
+    is_short = plan.summed is not None and plan.summed.phase_seconds < 10
+    return _masked(plan, weather) and is_short and weather.late > 0.1
+
+
+def _phases_are_contested(plan: Plan, weather: Weather) -> bool:
+    return _masked(plan, weather) and plan.replicas > 1 and weather.slow > 0.01
+
+
+def _workers_compete(plan: Plan, weather: Weather) -> bool:
+    is_late = weather.slow > 0.01 and weather.replica_stall > 0.005
+    return plan.summed is not None and plan.replicas > 1 and is_late
+
+
+def _revoked_when_ready(plan: Plan, _: Weather) -> bool:
+    return plan.summed is not None and plan.revoked > 0 and plan.revoked_while == "ready"
+
+
+def _revoked_in_a_step(plan: Plan, weather: Weather) -> bool:
+    is_slow = plan.replicas > 1 and weather.slow > 0.01
+    return _masked(plan, weather) and plan.revoked > 0 and plan.revoked_while in "01234" and is_slow
+
+
+SUM_MUTANTS: tuple[
+    tuple[str, Callable[[], AbstractContextManager[object]], Callable[[Plan, Weather], bool]], ...
+] = (
+    ("sends both shares of a member", sends_both_shares, _masked),
+    ("rounds its input again for a retry", rounds_its_input_again, _asked_again),
+    ("does not sync its journal of sums", does_not_sync_its_sums, _power_goes),
+    ("unmasks what nobody confirmed", unmasks_unconfirmed, _lied_to),
+    ("keeps the messages of sums", _set(sums, "delete_messages", _nothing), _masked),
+    ("takes messages after their phase", _set(accept, "_require_due", _nothing), _phases_end),
+    ("closes phases twice", closes_phases_twice, _phases_are_contested),
+    ("sums with the revoked", sums_with_the_revoked, _revoked_when_ready),
+    ("takes messages of the revoked", _set(accept, "still_member", _nothing), _revoked_in_a_step),
+    ("forgets who has unmasked", _set(store, "spent", lambda *_: set()), _lied_to),
+    ("commits totals without its lease", commits_totals_without_lease, _workers_compete),
+    ("takes leases of sums that are alive", takes_leases_of_sums, _workers_compete),
+    ("closes phases below the threshold", closes_below_the_threshold, _phases_end),
+    ("agrees on a lower threshold", agrees_on_a_lower_threshold, _masked),
+    ("collects masked vectors", collects_masked_vectors, _masked),
+    ("goes on after sums that failed", _set(transitions, "pause", _nothing), _phases_end),
+)

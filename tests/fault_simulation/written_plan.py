@@ -1,0 +1,45 @@
+"""The plan of a schedule's federation."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.fault_simulation.packs import PIVOT
+from tests.fault_simulation.weather import ATTEMPTS, CLIP, Plan, SumDrawn
+
+
+def written_plan(plan: Plan) -> dict[str, Any]:
+    """Write a drawn plan as the operator sends it."""
+    return {
+        "name": "simulated",
+        "strategy": {"name": "fedavg"},
+        "adapter": {"rank": plan.rank, "blocks": 1, "roles": ["q"]},
+        "rounds": {
+            "total": plan.rounds,
+            "min_clients": plan.min_clients,
+            "quorum": plan.quorum,
+            "collect_seconds": plan.collect_seconds,
+            "max_staleness": 0,
+        },
+        "training": {"learning_rate": 0.01},  # a search needs a model
+        "scores": {"examples": 4, "new_tokens": 0},
+        "signature": {"dim": 4},
+        "alignment": {"pivot": PIVOT, "anchors": 1} if plan.aligned else None,
+        "wire": {
+            "recipe": plan.recipe,
+            "weights_recipe": plan.weights_recipe,
+            "compression": plan.compression,
+        },
+    } | (_sums(plan.summed) if plan.summed is not None else {})
+
+
+def _sums(drawn: SumDrawn) -> dict[str, Any]:
+    summed = {
+        "masking": drawn.masking,
+        "minimum": drawn.minimum,
+        "phase_seconds": drawn.phase_seconds,
+        "attempts": ATTEMPTS,
+        "clip": CLIP,
+        "weigh_up_to": drawn.weigh_up_to,
+    }
+    return {"privacy": {"secure_sum": summed}, "wire": {}}
