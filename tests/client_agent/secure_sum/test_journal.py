@@ -21,6 +21,7 @@ from tests.client_agent.secure_sum.memory_server import (
     expected_sum,
     members_of,
     run_all,
+    until_left,
 )
 from tests.secure_sum.scene import terms_of
 
@@ -167,9 +168,7 @@ def test_another_input_under_the_same_keys_is_impossible(tmp_path: Path) -> None
     member.input_digest = OTHER
     server = member.calls.server
     server.missing = {0: 2}
-    waiting = threading.Thread(target=run_all, args=(members,), daemon=True)
-    waiting.start()
-    waiting.join(timeout=30)
+    until_left(member)
     assert all(body == masked for session, place, step, body in server.log if (place, step) == (0, 2))
     assert not [entry for entry in server.log if entry[1:3] == (0, 2)]
     left = [report.left for report in member.reports if report.left]
