@@ -77,6 +77,8 @@ class SumTerms(Strict):
     """The version of the roster that has the keys of the members."""
     roster_hash: Digest
     """The hash of the entry of this version."""
+    plan: Digest
+    """The digest of the plan: members with another plan would send other inputs."""
     weights: Digest
     """The digest of the values that all members were served."""
     segments: Annotated[list[Segment], Field(min_length=1)]

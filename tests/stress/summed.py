@@ -99,6 +99,7 @@ class SummedClient(SumClient):
             roster=keys,
             roster_version=version,
             roster_hash=link,
+            plan=self.terms.plan,
             weights=self.weights,
             segments=tuple(self.terms.segments),
             bits=16,

@@ -114,6 +114,8 @@ class MemoryServer:
         with self.lock:
             if (session, step) not in self.closed:
                 return NothingYet(0.001)
+            if reader not in self.closed[session, step]:
+                raise CoordinatorRefused(409, "phase-mismatch", "this client missed a step", "sum")
             match step:
                 case 0:
                     return _json(intake.keys_answer(self.parsed(0)))

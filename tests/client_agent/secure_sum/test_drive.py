@@ -39,6 +39,26 @@ def test_a_member_that_goes_away_drops_out(step: int, tmp_path: Path) -> None:
     assert members[0].reports[-1].members is not None
 
 
+@pytest.mark.parametrize("step", [0, 1, 2, 3])
+def test_a_member_that_is_late_leaves_the_session_and_learns_the_outcome(step: int, tmp_path: Path) -> None:
+    members = members_of(tmp_path, 5)
+    server, late = members[0].calls.server, members[2]
+    server.missing = {2: step}
+    put, patience = late.calls.put, threading.Event()
+
+    def put_late(session: int, number: int, body: bytes) -> None:
+        while number == step and (session, step) not in server.closed:
+            patience.wait(0.001)
+        put(session, number, body)
+
+    late.calls.put = put_late  # type: ignore[method-assign]
+    assert not run_all(members)
+    counted = [member for member in members if member is not late or step > 2]
+    assert server.total is not None
+    assert np.array_equal(server.total, expected_sum(counted))
+    assert any("was over" in (report.left or "") for report in late.reports)
+
+
 def test_without_masks_the_total_is_the_same(tmp_path: Path) -> None:
     masked = members_of(tmp_path / "pairwise", 4)
     plain = members_of(tmp_path / "none", 4, terms_of(4, masking="none"))

@@ -22,6 +22,7 @@ from tests.secure_sum.scene import terms_of
 OTHER = f"sha256:{'1' * 64}"
 
 LIES: dict[str, tuple[dict[str, Any], str]] = {
+    "another plan": ({"plan": OTHER}, "`plan` of the terms"),
     "other weights": ({"weights": OTHER}, "`weights` of the terms"),
     "no masks": ({"masking": "none"}, "`masking` of the terms"),
     "a lower threshold": ({"threshold": 3}, "the threshold of 5 members is 4"),

@@ -225,6 +225,7 @@ def _relied(change: dict[str, object]) -> Callable[[Exchange], bytes]:
     ("change", "reason"),
     [
         ({"weights": f"sha256:{'0' * 64}"}, "`weights` of the terms"),
+        ({"plan": f"sha256:{'0' * 64}"}, "`plan` of the terms"),
         ({"masking": "none"}, "`masking` of the terms"),
     ],
 )

@@ -80,6 +80,7 @@ class SumClient:
             roster=roster,
             roster_version=version,
             roster_hash=roster_hash,
+            plan=self.terms.plan,
             weights=self.values,
             segments=tuple(self.terms.segments),
             bits=16,
