@@ -12,7 +12,7 @@ _IN_CLEAR = (
     "Updates are summed without masks (privacy.secure_sum.masking none): the server operator is trusted, and "
     "the coordinator sees every update."
 )
-_THIRD = "while fewer than a third of its members collude with the coordinator"
+_THIRD = "while fewer than a third of the members of each sum collude with it"
 _UNBOUNDED = (
     "A member can add anything to a sum, without limit and without being named: no norm limit, clip or guard "
     "of the coordinator holds, and members are trusted not to poison a sum."
@@ -41,11 +41,19 @@ def _coordinator_sees(plan: FederationPlan, summed: SecureSumPlan) -> str:
         return _IN_CLEAR
     sums = f"The coordinator sees only sums over at least {summed.minimum} members"
     if plan.privacy.roster_policy == "pinned":
-        return f"{sums}, even if it lies, {_THIRD}."
+        return (
+            f"{sums}, even if it lies, {_THIRD}. It chooses who is in a sum: of {summed.minimum} members, "
+            f"{_colluders(summed.minimum)} at most may collude."
+        )
     return (
         f"{sums} if it follows the protocol, {_THIRD}; under roster_policy {plan.privacy.roster_policy} it "
         "could invent members, and subtract what it sent for them."
     )
+
+
+def _colluders(members: int) -> int:
+    """Return the largest number that is less than a third of the members."""
+    return (members - 1) // 3
 
 
 def _operator_knows(summed: SecureSumPlan) -> str:
