@@ -152,7 +152,7 @@ FIELDS: dict[str, set[str] | int] = {
     "/v1/me": {"client_id", "name", "organisation", "federation_id", "state", "layout"},
     "/v1/federations/{fid}/alignments": {"items", "next", "voided"},
     "/v1/federations/{fid}/rounds": {"items", "next"},
-    "/v1/federations/{fid}/rounds/{n}": SUMMARY | {"clients", "claims"},
+    "/v1/federations/{fid}/rounds/{n}": SUMMARY | {"clients", "claims", "secure_sum"},
     "/v1/federations/{fid}/rounds/{n}/relevance": {
         *("round", "clients", "rows", "relevance", "similarity", "entropy", "served", "agreement", "held")
     },
@@ -175,6 +175,8 @@ UNRELATED = {
     "/v1/federations/{fid}/rounds/current": "what the client has to do",
     "/v1/federations/{fid}/rounds/{n}/manifest": "the client's own",
     "/v1/federations/{fid}/rounds/{n}/weights": "the client's own",
+    "/v1/federations/{fid}/rounds/{n}/secure-sum": "the terms of a session, for its members only",
+    "/v1/federations/{fid}/rounds/{n}/secure-sum/{session}/{step}": "for members of a session",
 }
 
 

@@ -220,6 +220,6 @@ def test_the_command_line_shows_errors_figures_and_what_follows(coordinator: Ser
     figures_shown = ("0.860 ± 0.024", "0.720 ± 0.049", "6.2e-05")
     for part in ("b0.v", "0.9", "wrong task", *figures_shown, "identical base model only"):
         assert part in shown, part
-    assert "identical base model only" in tessera("federation", "show", federation_id)
+    assert "identical base model only" in tessera("federation", "show", federation_id, "--plan")
     assert tessera.json("alignment", "show", federation_id, OTHER)["acceptance"]["verdict"] == "failed"
     assert "has no pack of tiny-x" in tessera("alignment", "show", federation_id, "tiny-x", fails=True)
