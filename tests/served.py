@@ -134,7 +134,7 @@ def enrolment(
 
 def start(database_url: str, **settings: Any) -> Served:
     """Start a coordinator on a free loopback port."""
-    values = {
+    values: dict[str, Any] = {
         "admin_token": ADMIN_TOKEN,
         "signing_key": SIGNING_KEY,
         "failed_enrolments_per_minute": 1000,
