@@ -44,7 +44,7 @@ def test_a_deadline_is_seen_by_both_and_one_session_follows(
 ) -> None:
     url = fresh_database("postgres")
     replicas = [serve(url, tick_seconds=0.02, retry_seconds=0.1, polls_per_second=20) for _ in range(2)]
-    scene = summing(replicas[0], 5, phase_seconds=1)
+    scene = summing(replicas[0], 5, phase_seconds=3)
     scene.begin()
     scene.step(0, stop=[0, 1])
     view = scene.wait_for(lambda view: len(view["secure_sum"]["sessions"]) == 2)

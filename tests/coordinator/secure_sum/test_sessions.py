@@ -107,7 +107,7 @@ _SLOW = pytest.mark.slow
     "step", [pytest.param(step, marks=[] if step == MASKED else _SLOW) for step in STEPS]
 )
 def test_a_member_may_stop_at_any_step(coordinator: Served, step: int) -> None:
-    scene = summing(coordinator, phase_seconds=1)
+    scene = summing(coordinator, phase_seconds=3)
     scene.begin()
     play(scene, {2: step})
     counted = range(5) if step > MASKED else (0, 1, 3, 4)
@@ -122,7 +122,7 @@ def test_a_member_may_stop_at_any_step(coordinator: Served, step: int) -> None:
 def test_a_session_with_too_few_answers_is_followed_by_one_of_the_living(
     coordinator: Served, step: int
 ) -> None:
-    scene = summing(coordinator, phase_seconds=1)
+    scene = summing(coordinator, phase_seconds=3)
     scene.begin()
     for earlier in STEPS[:step]:
         scene.step(earlier)
@@ -138,7 +138,7 @@ def test_a_session_with_too_few_answers_is_followed_by_one_of_the_living(
 
 
 def test_who_was_too_slow_is_asked_once_more_if_the_living_are_too_few(coordinator: Served) -> None:
-    scene = summing(coordinator, minimum=5, phase_seconds=1)
+    scene = summing(coordinator, minimum=5, phase_seconds=3)
     scene.begin()
     scene.step(KEYS, stop=[4])
     scene.wait_for(lambda view: len(view["secure_sum"]["sessions"]) == 2)
@@ -148,7 +148,7 @@ def test_who_was_too_slow_is_asked_once_more_if_the_living_are_too_few(coordinat
 
 
 def test_after_the_last_attempt_the_round_is_abandoned_and_the_federation_pauses(coordinator: Served) -> None:
-    scene = summing(coordinator, phase_seconds=1, attempts=2)
+    scene = summing(coordinator, phase_seconds=3, attempts=2)
     scene.begin()
     view = scene.wait_for(lambda view: view["state"] == "abandoned")
     assert view["reason"] == "secure-sum-failed"
@@ -163,7 +163,7 @@ def test_after_the_last_attempt_the_round_is_abandoned_and_the_federation_pauses
 
 @pytest.mark.slow
 def test_who_has_unmasked_takes_part_in_no_other_session(coordinator: Served) -> None:
-    scene = summing(coordinator, phase_seconds=1)
+    scene = summing(coordinator, phase_seconds=3)
     scene.begin()
     play(scene, {0: UNMASK, 1: UNMASK, 2: UNMASK})  # two of five answered, four are needed
     spent = scene.rows(

@@ -70,7 +70,7 @@ def test_another_step_or_session_is_told_which_one_goes_on(coordinator: Served) 
 
 
 def test_a_masked_vector_that_comes_late_is_never_stored(coordinator: Served) -> None:
-    scene = summing(coordinator, 5, phase_seconds=1)
+    scene = summing(coordinator, 5, phase_seconds=3)
     scene.begin()
     scene.step(KEYS)
     scene.step(SHARES)
