@@ -119,8 +119,8 @@ def with_validation(
     examples: _Examples, validation_share: float = VALIDATION_SHARE
 ) -> tuple[_Examples, _Examples]:
     """Split training examples into training and validation set by digest; the training set is never empty."""
-    left, chosen = _split(examples, validation_share, digits=slice(8, 16))
-    return (left, chosen) if left else (examples, ())
+    training, validation = _split(examples, validation_share, digits=slice(8, 16))
+    return (training, validation) if training else (examples, ())
 
 
 def with_metrics(examples: _Examples, metrics: tuple[MetricName, ...] | None) -> _Examples:

@@ -63,7 +63,7 @@ def test_a_strategy_that_needs_each_update_names_those_that_do_not(
 
 
 @pytest.mark.parametrize(
-    ("plan", "field", "told"),
+    ("plan", "field", "detail"),
     [
         ({"privacy": {"allow_bearer_clients": True}}, "privacy.allow_bearer_clients", "sign with keys"),
         ({"rounds": {"min_clients": 4}}, "rounds.min_clients", "use 5 or more"),
@@ -79,9 +79,9 @@ def test_a_strategy_that_needs_each_update_names_those_that_do_not(
     ],
 )
 def test_a_plan_that_does_not_fit_a_sum_is_refused(
-    coordinator: Served, plan: dict[str, Any], field: str, told: str
+    coordinator: Served, plan: dict[str, Any], field: str, detail: str
 ) -> None:
-    _refuses(create(coordinator, **plan), field, told)
+    _refuses(create(coordinator, **plan), field, detail)
 
 
 def test_a_small_sum_in_clear_is_allowed(coordinator: Served) -> None:
@@ -89,8 +89,8 @@ def test_a_small_sum_in_clear_is_allowed(coordinator: Served) -> None:
     assert made.status_code == 201, made.text
 
 
-def _refuses(answer: Any, field: str, told: str) -> None:
+def _refuses(answer: Any, field: str, detail: str) -> None:
     assert (answer.status_code, slug(answer)) == (422, "validation"), answer.text
     problem = answer.json()
     assert problem["field"] == field, problem
-    assert told in problem["detail"]
+    assert detail in problem["detail"]
