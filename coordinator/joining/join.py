@@ -73,8 +73,9 @@ def join(
         return JoinOutcome(earlier)
     opened = open_plan(context.plan)
     _check(context, opened.plan, member)
-    with database.read() as session:
-        require_summable(session, opened, member, round_number)
+    if opened.plan.privacy.secure_sum is not None:
+        with database.read() as session:
+            require_summable(session, opened, member, round_number)
     last_published = _weighed_as_of(context)
     weights: StagedOutput | Stored | None = None
     zeros: tuple[WeightsReference, Zeros] | None = None

@@ -257,11 +257,11 @@ def test_a_round_goes_back_to_its_own_base_model_only(
         assert (done.exit_code, out.exists()) == (1, False), done.output
         assert "was trained on" in done.stderr
     done = tessera("export", "--config", config(tmp_path), "--out", out)
-    assert "is not known" in done.stdout
+    assert "scored on float32 weights" in done.stdout
     trained = rounds.home / "rounds/000002/trained.safetensors"
     trained.write_bytes(replace(rounds.trained(2), origin=None).to_bytes())
     done = tessera("export", "--config", config(tmp_path), "--round", 2, "--out", out)
-    assert (done.exit_code, "is not known" in done.stdout) == (0, True), done.output
+    assert (done.exit_code, "scored on float32 weights" in done.stdout) == (0, True), done.output
 
 
 def test_an_export_does_not_replace_a_file(folder: Path, tmp_path: Path) -> None:

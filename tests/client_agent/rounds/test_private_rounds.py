@@ -15,8 +15,7 @@ from client_agent.errors import ManifestRefused
 from client_agent.preflight import findings
 from client_agent.privacy.budget import BudgetSpent, NotPrivateEnough, TooFewRecords
 from client_agent.privacy.ledger import Ledger
-from client_agent.rounds import sketch
-from client_agent.rounds import steps as rounds
+from client_agent.rounds import plain_steps, sketch
 from client_agent.rounds.opened_brief import OpenedBrief
 from client_agent.rounds.participant import Participant
 from client_agent.rounds.sketch import join_body, mechanism_for, update_sketch
@@ -90,7 +89,7 @@ def test_a_crash_between_ledger_and_release_costs_budget_and_releases_once(
     run_until_killed(who, monkeypatch, sketch, "release")
     assert not who.workspace.rounds.open(1).has(SIGNATURE)
     (paid,) = Ledger(who.workspace.folder).read().releases
-    run_until_killed(who, monkeypatch, rounds, "pack_update")  # signed and kept, but not yet sent
+    run_until_killed(who, monkeypatch, plain_steps, "pack_update")  # signed and kept, but not yet sent
     first, second = Ledger(who.workspace.folder).read().releases
     assert (first, second.round) == (paid, 1)
     assert second.epsilon > first.epsilon
@@ -124,7 +123,7 @@ def test_a_newcomers_join_and_update_carry_one_release(served: Served, participa
     brief = who.session.api.current_round(federation_id)
     assert isinstance(brief, RoundBrief)
     work = Work(who, OpenedBrief.of(brief), who.workspace.rounds.open(1))
-    bodies = {rounds._join_body(work) for _ in range(2)}
+    bodies = {plain_steps.newcomer_body(work) for _ in range(2)}
     assert len(bodies) == 1
     assert len(Ledger(who.workspace.folder).read().releases) == 1
     assert kept(who, 1).vector.tobytes() in bodies.pop()

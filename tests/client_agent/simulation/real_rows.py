@@ -6,7 +6,8 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.scenarios.agents import MODELS
+from client_agent.simulation.study import Study, read_study
+from tests.scenarios.agents import EXAMPLES, MODELS
 
 REAL = (
     "obqa_boolq_winogrande_arc",
@@ -15,9 +16,13 @@ REAL = (
     "real_one_task",
     "real_same_base",
     "real_two_bases",
+    "real_two_silos",
     "ten_clients",
 )
 """The studies of real models, which need --data and --models."""
+
+REAL_MODEL_ONLY = ("helpdesks",)
+"""Studies of a real model on text of our own, which need --models."""
 
 TRAIN, TESTS = 96, 24
 Row = dict[str, object]
@@ -79,6 +84,13 @@ def write_folders(folder: Path) -> tuple[Path, Path]:
     for size, model in (("1B", "S"), ("3B", "L")):
         _link(models / "meta-llama" / f"Llama-3.2-{size}", model)
     return data, models
+
+
+def read_studies(folder: Path) -> list[Study]:
+    """Read the studies on text of our own, with the example models in place of real ones."""
+    _, models = write_folders(folder)
+    files = [file for file in sorted((EXAMPLES / "studies").glob("*.toml")) if file.stem not in REAL]
+    return [read_study(file, models=models if file.stem in REAL_MODEL_ONLY else None) for file in files]
 
 
 def _link(place: Path, model: str) -> None:

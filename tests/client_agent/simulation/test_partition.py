@@ -10,9 +10,8 @@ import pytest
 from client_agent.errors import StudyUnusable
 from client_agent.simulation.partition import draw_examples
 from client_agent.simulation.pools import open_pool, place_of
-from client_agent.simulation.study import read_study
 from client_agent.training.data import SiloData, load_data
-from tests.client_agent.simulation.real_rows import REAL
+from tests.client_agent.simulation.real_rows import read_studies
 from tests.client_agent.simulation.studies import silo_table, study
 from tests.scenarios.agents import EXAMPLES
 
@@ -131,9 +130,7 @@ def test_every_seed_has_test_items_of_its_own(tmp_path: Path) -> None:
 
 
 def test_the_pools_of_the_examples_leave_every_seed_other_test_items(tmp_path: Path) -> None:
-    files = [file for file in sorted((EXAMPLES / "studies").glob("*.toml")) if file.stem not in REAL]
-    for file in files:
-        read = read_study(file)
+    for read in read_studies(tmp_path):
         draws = [draw_examples(read, seed) for seed in read.seeds]
         for data in draws:
             trained = {e.key for silo_data in data.values() for e in silo_data.train}

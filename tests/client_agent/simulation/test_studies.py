@@ -21,7 +21,7 @@ from client_agent.simulation.study import read_study
 from coordinator.strategies.opening import make
 from schemas.messages.federations import ALL_ROLES, FederationPlan
 from schemas.messages.recommended import LORA_STRATEGIES
-from tests.client_agent.simulation.real_rows import REAL
+from tests.client_agent.simulation.real_rows import read_studies
 from tests.client_agent.simulation.studies import silo_table, study, write_study
 from tests.scenarios.agents import EXAMPLES, MODELS
 
@@ -73,11 +73,10 @@ def test_a_file_that_is_missing_or_no_toml_is_said(tmp_path: Path) -> None:
         read_study(tmp_path / "bad.toml")
 
 
-def test_the_studies_of_the_examples_can_be_run() -> None:
-    files = [file for file in sorted((EXAMPLES / "studies").glob("*.toml")) if file.stem not in REAL]
-    assert len(files) >= 7
-    for file in files:
-        read = read_study(file)
+def test_the_studies_of_the_examples_can_be_run(tmp_path: Path) -> None:
+    studies = read_studies(tmp_path)
+    assert len(studies) >= 7
+    for read in studies:
         plan_by_method = {method.name: plan_of(read, method, 0, PIVOT) for method in methods_of(read)}
         require_equal_training(plan_by_method)
         everything = methods_of(read, [*BUILT_IN, *read.method])
