@@ -8,7 +8,7 @@ import random
 import secrets
 import ssl
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 
@@ -45,7 +45,13 @@ class Agent:
 
 
 def enrol(
-    coordinator: Coordinator, federation_id: str, clients: int, *, layers: int, width: int
+    coordinator: Coordinator,
+    federation_id: str,
+    clients: int,
+    *,
+    layers: int,
+    width: int,
+    capabilities: Sequence[str] = (),
 ) -> list[Agent]:
     """Enrol clients one after the other."""
     profile = {
@@ -56,6 +62,7 @@ def enrol(
         "shapes": {"q": (width, width)},
         "agent_version": "0",
         "protocol_version": 2,
+        "capabilities": [*capabilities],
     }
     agents = []
     for place in track(range(clients), "enrolling", transient=True):

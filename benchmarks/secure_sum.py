@@ -27,6 +27,7 @@ from coordinator.secure_sum.unmasking import opened_keys, unmasked_sum
 from tests.secure_sum.scene import Session, inputs_of, terms_of
 
 LOST = 0.1
+_BLOCK_VALUES = 1 << 16
 Result = TypeVar("Result")
 
 
@@ -79,8 +80,13 @@ def session_cost(members: int, values: int, lost: int) -> Cost:
 
     def opened() -> np.ndarray:
         keys = opened_keys(terms, session.keys, session.commitments(), masked, session.unmasked)
-        (total,) = unmasked_sum(terms, keys, len(masked), [session.masked.values()])
-        return total
+        vectors = list(session.masked.values())
+        size = _BLOCK_VALUES * terms.modulus // 8
+        blocks = (
+            [memoryview(vector)[begin : begin + size] for vector in vectors]
+            for begin in range(0, len(vectors[0]), size)
+        )
+        return np.concatenate(list(unmasked_sum(terms, keys, len(masked), blocks)))
 
     coordinator, total = _timed(opened)
     if not np.array_equal(total, session.expected()):

@@ -141,8 +141,10 @@ def _data(settings: AgentSettings, plan: TrainingPlan) -> str:
 
 def _privacy(settings: AgentSettings, planned: SiloPlan) -> str:
     plan, most = planned.signature, settings.max_epsilon
-    if most is not None and planned.guessed:
-        return f"max_epsilon {most:g} is kept, whatever the federation's plan will say ({planned.source})"
+    if planned.guessed:
+        if most is None:
+            return "no max_epsilon is set: the federation's plan decides whether gradient sketches get noise"
+        return f"max_epsilon {most:g} is kept, whatever the federation's plan will say"
     require_private(plan, most)
     if plan.dp is None:
         return f"gradient sketches without noise ({planned.source}): the coordinator is trusted with them"

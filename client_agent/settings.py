@@ -21,6 +21,7 @@ _PREFIX = "TESSERA_AGENT_"
 _FOLDER = "tessera-agent"
 Quantization = Literal["none", "nf4", "int8"]
 OptimizerName = Literal["adamw", "adamw8bit"]
+GeneratedScores = Literal["rounds", "ends"]
 
 
 class AgentSettings(BaseSettings):
@@ -58,6 +59,10 @@ class AgentSettings(BaseSettings):
     """Names of columns, as `{ prompt = "question" }`, where the data's are not those of the format."""
     metrics: tuple[MetricName, ...] | None = None
     """What answers are scored by beside the loss; by default what the task template names."""
+    generated_scores: GeneratedScores = "rounds"
+    """Where answers are generated for scores that need them: in all `rounds`, or only for the state that the
+    silo begins with and for the one that it ends with, which takes less time.
+    """
     skip_bad_rows: bool = False
     """Whether rows that are no examples are counted and skipped instead of refused."""
     test_share: Annotated[float, Field(gt=0, lt=1)] = 0.2

@@ -55,8 +55,8 @@ def of_members(plan: FederationPlan) -> list[str]:
     """Return what members can learn of each other's adapters, as sentences that hold in every round."""
     summed = plan.privacy.secure_sum
     if summed is not None:
-        others = summed.minimum - 1
-        colluding = "the other one" if others == 1 else f"the {others} others together"
+        peers = summed.minimum - 1
+        colluding = "the other one" if peers == 1 else f"the {peers} others together"
         return [
             _SUMMED.get(plan.strategy.name, _SUMMED_WHOLE),
             f"A sum has at least {summed.minimum} members (privacy.secure_sum.minimum): in the smallest, "

@@ -60,23 +60,19 @@ def padded(lora: LoraFactors, rank: int) -> LoraFactors:
     return LoraFactors(A=rows, B=np.pad(lora.B, ((0, 0), (0, lacking))), bias=None)
 
 
-def precision_note(precision: str | None) -> str:
+def precision_note(precision: str, *, was: str = "trained") -> str:
     """Return a sentence on the base-model precision under which the exported adapter keeps its score.
 
-    `precision` None means unknown.
+    `was`: what was done on weights in this precision. Served and final weights are a mixture of adapters
+    from several silos, and are scored here.
     """
-    if precision is None:
-        return (
-            "the precision of the base model in training is not known: score the adapter on the base model "
-            "as you will load it"
-        )
     if precision == "float32":
         return (
-            "trained on float32 weights: public peft returns the same logits on float32 weights to 1e-5; on "
+            f"{was} on float32 weights: public peft returns the same logits on float32 weights to 1e-5; on "
             "weights in fewer bits they differ, as the base model's logits do"
         )
     return (
-        f"trained on weights in {precision}: public peft returns the same logits, up to rounding in that "
+        f"{was} on weights in {precision}: public peft returns the same logits, up to rounding in that "
         "precision, if it loads the base model in the same way; in another precision, float32 included, the "
         "model differs from the scored model: score it again before you use it"
     )

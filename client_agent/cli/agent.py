@@ -66,11 +66,16 @@ def rotate_key(
     at_once: Annotated[
         bool,
         typer.Option(
-            "--at-once", help="Revoke the old key and all earlier ones now: one may be compromised."
+            "--at-once",
+            help="Revoke the old key and all earlier ones immediately, without the hour of overlap: for a "
+            "key that may be compromised.",
         ),
     ] = False,
 ) -> None:
-    """Replace the agent's key; the old key stays valid for an hour. Stop the agent first. Safe to repeat."""
+    """Replace the agent's key. Stop the agent first. Safe to repeat.
+
+    The old key stays valid for an hour, so that requests under way still succeed.
+    """
     with clear_errors(), opened_settings(config) as settings:
         from client_agent.identity.key_rotation import replace_key
         from client_agent.identity.membership import exclusive
@@ -78,7 +83,8 @@ def rotate_key(
         with exclusive(settings.folder):
             connect = partial(connection, settings)
             expires_at = replace_key(connect, settings.folder, at_once=at_once)
-        print(f"the new key is in use; the old key expires: {expires_at}")
+        print(f"the new key is in use; {_old_key(expires_at, at_once)}")
+        print("next: tessera agent run, as before")
 
 
 @agent.command("accept-restored")
@@ -263,6 +269,12 @@ def _show(agent_status: AgentStatus) -> None:
     Console().print(facts)
     if agent_status.rounds:
         Console().print(rounds)
+
+
+def _old_key(expires_at: str | None, at_once: bool) -> str:
+    if expires_at is not None:
+        return f"the old key stays valid until {expires_at}"
+    return "the old key and all earlier ones are revoked" if at_once else "the old key is no longer valid"
 
 
 def _secret(token: str) -> str:

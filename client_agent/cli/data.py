@@ -167,12 +167,14 @@ def init(
         if out.exists():
             raise OutputUnwritable(f"--out: {out} exists already; remove it, or pass the name of a new file")
         from client_agent.data.load import RowOptions, load_examples
-        from client_agent.training.data import resolved
+        from client_agent.training.data import resolved, with_test
 
         columns = _columns(column or [])
         options = RowOptions(row_format, columns)
         sources = resolved(train, validation, test)
         loaded = load_examples(sources.train, options)
+        if sources.test is None:
+            with_test(loaded.examples, train)
         held_out = {"validation": validation, "test": test}
         for source in (sources.validation, sources.test):
             if source is not None:

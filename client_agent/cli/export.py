@@ -87,8 +87,11 @@ class _Finish:
 
     def precision(self, written: Written) -> str:
         from client_agent.adapters.peft_export import precision_note
+        from client_agent.model.quantization import precision_of
 
-        return precision_note(written.origin.precision if written.origin is not None else None)
+        if written.origin is not None:
+            return precision_note(written.origin.precision)
+        return precision_note(precision_of(self.silo.base.model), was="scored")
 
     def __call__(self, folder: Path, written: Written) -> None:
         from client_agent.export.model_card import CardFacts, licence_of, write_card

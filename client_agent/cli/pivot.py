@@ -62,6 +62,20 @@ def make_pivot_pack(
     print(f"the pack of {base.slug} is stored: {stored['digest']}")
 
 
+def _require_new(out: Path) -> None:
+    """Check that a file can be written without overwriting another.
+
+    Raises:
+        OutputUnwritable: it exists, or its folder does not.
+    """
+    if out.exists():
+        raise OutputUnwritable(f"--out: {out} exists already; remove it, or pass the name of a new file")
+    if not out.absolute().parent.is_dir():
+        raise OutputUnwritable(
+            f"--out: there is no folder {out.parent}; create it, or pass a file in another folder"
+        )
+
+
 @pivot.command("write-anchors")
 def write_anchors(
     model_source: Annotated[
@@ -84,10 +98,7 @@ def write_anchors(
     """
     with clear_errors(), Bars() as bars:
         configure_logging()
-        if out.exists() or not out.absolute().parent.is_dir():
-            raise OutputUnwritable(
-                f"--out: {out} exists already, or its folder does not exist; pass the name of a new file"
-            )
+        _require_new(out)
         from client_agent.alignment.generate_anchors import generate_anchors
         from client_agent.model.loading import load_base_model
         from client_agent.storage.files import write_durably
@@ -104,3 +115,4 @@ def write_anchors(
         )
         write_durably(out, Anchors(anchors=texts).model_dump_json(indent=1).encode())
     print(f"{out}: {count} texts by {model.slug}, for example {texts[0].prompt!r} + {texts[0].answer!r}")
+    print(f"next: the operator stores them: tessera anchors put FEDERATION {out}")

@@ -33,11 +33,12 @@ log = logging.getLogger("tessera.agent")
 Connect = Callable[[Ed25519PrivateKey], AbstractContextManager[CoordinatorApi]]
 
 
-def replace_key(connect: Connect, folder: Path, *, at_once: bool = False) -> str:
+def replace_key(connect: Connect, folder: Path, *, at_once: bool = False) -> str | None:
     """Create a key, endorse it with the old one, and return when the old key expires (RFC 3339).
 
     After a crash or a lost answer, a second call completes the rotation. `connect` opens a connection that
-    signs with a key. `at_once` revokes the old key and all earlier ones without overlap.
+    signs with a key. `at_once` revokes the old key and all earlier ones without overlap. Returns None if the
+    old key is no longer valid.
 
     Raises:
         NotEnrolled: there is no membership.
@@ -60,12 +61,13 @@ def replace_key(connect: Connect, folder: Path, *, at_once: bool = False) -> str
         request = request.model_copy(update={"overlap_seconds": 0})
     try:
         with connect(old) as api, name_refused_key(folder / NEXT_KEY):
-            expires_at = api.replace_key(request).old_key_expires_at.isoformat()
+            old_key_end = api.replace_key(request).old_key_expires_at.isoformat()
+        expires_at = None if at_once else old_key_end
     except CoordinatorRefused as refusal:
         # An earlier call succeeded, its answer was lost, and the overlap has passed since.
         if refusal.slug != "key-revoked" or not _is_accepted(connect, new, member):
             raise
-        expires_at = "expired already"
+        expires_at = None
     _take_up_next(folder)
     return expires_at
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -10,11 +11,14 @@ from client_agent.adapters.base import Adapter
 from client_agent.model.examples import encode_some, probe_set
 from client_agent.model.quantization import precision_of
 from client_agent.model.tokens import Encoded, digest_of_texts
+from client_agent.storage.start_scores import StartScores
 from client_agent.training.evaluate import evaluate, mean_loss
 from client_agent.training.rate_search import MIN_VALIDATION
 from client_agent.training.silo import Silo
 from schemas.messages.federations import ScoresPlan
 from schemas.messages.scores import Score
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,20 +44,56 @@ class Examiner:
         self._max_length = max_length
         self._test = probe_set(silo.data.test, plan.examples)
         self._validation = probe_set(silo.data.validation, max(plan.examples, MIN_VALIDATION))
-        facts = [silo.base.slug, precision_of(silo.base.model), plan.model_dump_json(), str(max_length)]
+        facts = [silo.base.slug, precision_of(silo.base.model), str(max_length)]
         facts += [surroundings, *(repr((e.key, e.options, e.references, e.metrics)) for e in self._test)]
         test_texts = encode_some(silo.base, self._test, plan.examples, max_length)
         facts += map(digest_of_texts, (test_texts, self._validation_texts()))  # the chat template's work, too
         self._facts = "\n".join(facts).encode()
 
-    def examine(self, adapter: Adapter, earlier: Iterable[Exam] = ()) -> Exam:
-        """Score the adapter, unless one of the earlier exams is of the same model and examples."""
-        fingerprint = self._fingerprint(adapter)
+    def examine(self, adapter: Adapter, earlier: Iterable[Exam] = (), *, is_end: bool = True) -> Exam:
+        """Score the adapter, unless one of the earlier exams is of the same model and examples.
+
+        `is_end`: the silo begins or ends with this state. Other states are scored without generated answers
+        if the silo's `generated_scores` is `ends`.
+        """
+        plan = self._plan
+        if self._silo.generated_scores == "ends" and not is_end:
+            plan = plan.model_copy(update={"new_tokens": 0})
+        fingerprint = self._fingerprint(adapter, plan)
         for exam in earlier:
             if exam.fingerprint == fingerprint:
                 return exam
-        evaluation = evaluate(self._silo.base, self._test, self._plan, max_length=self._max_length)
+        evaluation = evaluate(self._silo.base, self._test, plan, max_length=self._max_length)
         return Exam(fingerprint, evaluation.scores(), self.validation_loss())
+
+    def examine_served(self, adapter: Adapter, earlier: Iterable[Exam] | None) -> Exam:
+        """Score the state before the local steps; `earlier` is None if the silo begins with it."""
+        if earlier is not None:
+            return self.examine(adapter, earlier, is_end=False)
+        if len(self._validation) < MIN_VALIDATION:
+            log.info(
+                "%d validation examples are too few to choose between served and trained weights (%d are "
+                "needed): in a federation the served ones are kept, alone the trained ones",
+                len(self._validation),
+                MIN_VALIDATION,
+            )
+        return self._examine_start(adapter)
+
+    def _examine_start(self, adapter: Adapter) -> Exam:
+        """Score the state that the silo begins with, unless its scores are in the agent's folder."""
+        store = self._silo.start_scores
+        if store is None:
+            return self.examine(adapter)
+        stored = store.read(self._fingerprint(adapter, self._plan))
+        if stored is not None:
+            log.info("scores: those of the start are known from an earlier run")
+            return Exam(stored.fingerprint, dict(stored.scores), stored.validation_loss)
+        exam = self.examine(adapter)
+        scores = StartScores(
+            fingerprint=exam.fingerprint, scores=exam.scores, validation_loss=exam.validation
+        )
+        store.write(scores)
+        return exam
 
     def validation_loss(self) -> float | None:
         """Return the loss on the validation examples; None if they are too few to decide anything."""
@@ -65,8 +105,8 @@ class Examiner:
         most = max(self._plan.examples, MIN_VALIDATION)
         return encode_some(self._silo.base, self._validation, most, self._max_length)
 
-    def _fingerprint(self, adapter: Adapter) -> str:
-        digest = hashlib.sha256(self._facts)
+    def _fingerprint(self, adapter: Adapter, plan: ScoresPlan) -> str:
+        digest = hashlib.sha256(self._facts + plan.model_dump_json().encode())
         for tensors in (adapter.state(), adapter.private_state()):
             for name, values in sorted(tensors.items()):
                 digest.update(f"{name} {values.shape}".encode())

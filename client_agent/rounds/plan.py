@@ -1,4 +1,4 @@
-"""Find the plan that a silo trains with: a file's, its federation's, or the default one."""
+"""Find the plan that a silo trains with: a file's, its federation's, or the default one for want of it."""
 
 from __future__ import annotations
 
@@ -44,7 +44,9 @@ def read_plan(file: Path) -> FederationPlan:
 
 
 def training_plan(settings: AgentSettings, file: Path | None) -> SiloPlan:
-    """Return the plan of a file, else of the federation's round, open or on disk, else the default one.
+    """Return the plan of a file, else of the federation's round, open or on disk, else of the federation.
+
+    It is the default one, marked as guessed, before enrolment and without an answer.
 
     Raises:
         PlanUnusable: the file is not a plan.
@@ -57,11 +59,12 @@ def training_plan(settings: AgentSettings, file: Path | None) -> SiloPlan:
     try:
         membership = read_membership(settings.folder)
     except NotEnrolled:
-        return _guessed("the default plan: not enrolled yet")
+        return _guessed("assumed; the federation's plan is known after enrolment")
     brief = _open_round(settings, membership) or _newest_on_disk(settings.folder / membership.federation_id)
-    if brief is None:
-        return _guessed("the default plan: no round of the federation is known yet")
-    return SiloPlan(brief.adapter, brief.training, brief.signature, "the federation's plan")
+    offered = brief or _offered_plan(settings, membership)
+    if offered is None:
+        return _guessed("assumed; the federation's plan is known when the coordinator answers")
+    return SiloPlan(offered.adapter, offered.training, offered.signature, "the federation's plan")
 
 
 def federation_plan(settings: AgentSettings, file: Path | None) -> FederationPlan | None:
@@ -104,6 +107,15 @@ def _open_round(settings: AgentSettings, membership: Membership) -> RoundBrief |
     except AgentError:
         return None
     return answer if isinstance(answer, RoundBrief) else None
+
+
+def _offered_plan(settings: AgentSettings, membership: Membership) -> FederationPlan | None:
+    """Return the federation's plan from the coordinator, before its first round; None if that fails."""
+    try:
+        with connect_once(settings, membership) as api:
+            return whole_plan(api, membership.federation_id)
+    except AgentError:
+        return None
 
 
 def _newest_on_disk(home: Path) -> RoundBrief | None:

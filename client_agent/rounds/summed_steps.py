@@ -118,6 +118,7 @@ def _expectation(work: Work, encoded: SumInput, terms: SumTerms) -> Expectation:
         roster=keys,
         roster_version=terms.roster_version,
         roster_hash=terms.roster_hash,
+        plan=manifest.plan,
         weights=encoded.ready.values,
         segments=_segments(work),
         bits=plan.bits,

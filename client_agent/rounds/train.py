@@ -164,7 +164,7 @@ def train_locally(
     pruner = Pruner(adapter, traits.pruning) if traits.pruning is not None else None
     penalty = pruner.penalty if pruner else adapter.penalty(silo.data.train, plan.max_length, round_number)
     examiner = Examiner(silo, scores, plan.max_length, surroundings)
-    served = examiner.examine(adapter, _examined(earlier) if earlier else [])
+    served = examiner.examine_served(adapter, _examined(earlier) if earlier is not None else None)
     fallback: Side = "served" if federated and acts(adapter) else "trained"
     before = adapter.state(), adapter.private_state()
     with TrainingProgress(f"round {round_number}") as progress:
@@ -185,12 +185,12 @@ def train_locally(
         raise Stopped
     adapter.end_round()
     state = pruner.pruned() if pruner else adapter.state()
-    exams: Mapping[Side, Exam] = {"served": served, "trained": examiner.examine(adapter)}
+    trained = examiner.examine(adapter, is_end=not federated and round_number == total_rounds)
     return Trained(
         *(state, adapter.private_state(), outcome.optimiser_state, *before),
         origin=origin,
         learning_rate=learning_rate,
-        **_results(exams, fallback),
+        **_results(served, trained, fallback),
     )
 
 
@@ -200,9 +200,9 @@ class _Results(TypedDict):
     fingerprints: dict[str, str]
 
 
-def _results(exams: Mapping[Side, Exam], fallback: Side) -> _Results:
+def _results(served: Exam, trained: Exam, fallback: Side) -> _Results:
     """Return scores, validation losses and fingerprints of a round."""
-    served, trained = exams["served"], exams["trained"]
+    exams: Mapping[Side, Exam] = {"served": served, "trained": trained}
     better = better_of(served, trained, fallback=fallback)
     losses = {side: exam.validation for side, exam in exams.items()}
     return {

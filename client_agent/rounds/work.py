@@ -42,7 +42,7 @@ class Work:
 
     @cached_property
     def sum_plan(self) -> SecureSumPlan | None:
-        """How the federation sums updates; None if every client sends its own."""
+        """The plan of the federation's sums; None if every client sends its own update."""
         return self.session.manifests.plan.privacy.secure_sum
 
     @property

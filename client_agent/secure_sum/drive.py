@@ -83,10 +83,16 @@ def take_part_in_sum(task: SumTask, round_number: int) -> SumOutcome:
             continue
         if status.terms is None:
             _stand_aside(task, round_number, status.session)
+            session = None
             continue
-        terms = _checked(status.terms, status, round_number)
-        if session is None or session.terms != terms:
-            session = _begin(task, terms)
+        try:
+            terms = _checked(status.terms, status, round_number)
+            if session is None or session.terms != terms:
+                session = _begin(task, terms)
+        except SumRefused as refusal:
+            log.error("round %d: sum, session %d: %s", round_number, status.session, refusal)
+            task.report(SumProgress.now(status.session, status.step, None, str(refusal)))
+            raise
         pause = session.advance(status.step)
         if pause is not None:
             task.sleep(pause)
@@ -114,11 +120,11 @@ def _begin(task: SumTask, terms: SumTerms) -> _Session:
     """
     task.journal.end(before=terms.session)
     session = _Session(task, terms)
-    own = next((member for member in terms.members if member.client == task.client), None)
+    entry = next((member for member in terms.members if member.client == task.client), None)
     spent = task.journal.spent(without=terms.session)
-    if own is None:
+    if entry is None:
         session.leave("this client is not among its members")
-    elif own.key != name_of(task.identity):
+    elif entry.key != name_of(task.identity):
         session.leave("its terms have an earlier key of this client")
     elif terms.kind in spent:
         session.leave("this client has unmasked an earlier session of the round, and unmasks one only")
@@ -194,6 +200,11 @@ class _Session:
         except SecureSumError as refusal:
             self.leave(f"step {step}: {refusal}")
             return None
+        except CoordinatorRefused as refusal:
+            if refusal.slug != _PHASE_MISMATCH:
+                raise
+            self.leave(f"step {step}: the answer is for other members, or the session has ended")
+            return None
         self._report(step)
         self._send(step, body)
         return None
@@ -211,19 +222,22 @@ class _Session:
 
     def _send(self, step: SumStep, body: bytes) -> None:
         terms, began = self.terms, time.monotonic()
+        place = terms.round, terms.session
         try:
             self._task.calls.put(terms.session, STEPS.index(step), body)
         except CoordinatorRefused as refusal:
             if refusal.status not in _MESSAGE_REFUSED:
                 raise
-            if refusal.slug == _PHASE_MISMATCH:
-                log.warning("round %d: sum, step %s was over before this client's message", terms.round, step)
+            if refusal.slug == _PHASE_MISMATCH and step == STEPS[-1]:
+                log.info("round %d: sum, session %d ended before this client's shares", *place)
+            elif refusal.slug == _PHASE_MISMATCH:
+                self.leave(f"step {step} was over before this client's message")
             else:
                 self.leave(f"the coordinator refused step {step}: {refusal}")
             return
         log.info(
             "round %d: sum, session %d, step %s: %d bytes sent in %.2f s (%.1f s since the session began)",
-            *(terms.round, terms.session, step, len(body)),
+            *(*place, step, len(body)),
             *(time.monotonic() - began, time.monotonic() - self._began),
         )
 

@@ -33,7 +33,8 @@ class Expectation:
     `segments` are those of a session of this `kind`: the same values in a session of another kind would be a
     second sum. `spent` holds the kinds of sessions of this round in which this member has sent step 4: a
     second sum over other members would reveal the difference. `roster` has the identity keys at
-    `roster_version`.
+    `roster_version`. `plan` is the digest of the plan by which the input was made: members with another plan
+    may have sent zeros, and the sum would be this member's input.
     """
 
     federation: str
@@ -43,6 +44,7 @@ class Expectation:
     roster: Mapping[str, str]
     roster_version: int
     roster_hash: str
+    plan: str
     weights: str
     segments: tuple[Segment, ...]
     bits: int
@@ -91,6 +93,7 @@ def _own_fields(expectation: Expectation) -> dict[str, object]:
         "kind": expectation.kind,
         "roster_version": expectation.roster_version,
         "roster_hash": expectation.roster_hash,
+        "plan": expectation.plan,
         "weights": expectation.weights,
         "segments": list(expectation.segments),
         "bits": expectation.bits,

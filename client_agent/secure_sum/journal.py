@@ -101,8 +101,9 @@ class SumJournal:
 
     def spent(self, *, without: int) -> frozenset[SumKind]:
         """Return the kinds of sessions but one in which step 4 was stored, and perhaps sent."""
-        others = (session for session in self._sessions() if session.number != without)
-        return frozenset(kind for session in others for kind in session.spent_kinds)
+        return frozenset(
+            kind for session in self._sessions() if session.number != without for kind in session.spent_kinds
+        )
 
     def end(self, *, before: int | None = None) -> None:
         """End all sessions, or those with a lower number than `before`, and delete their secrets."""
@@ -219,9 +220,9 @@ class SessionJournal:
     def store_received(self, step: int, body: bytes) -> None:
         write_durably(self.folder / f"got-{step}", body)
 
-    def store_own_shares(self, own: OwnShares) -> None:
+    def store_own_shares(self, shares: OwnShares) -> None:
         stored = _OwnShares(
-            step=own.step, mask_share=encode(own.mask_share), seed_share=encode(own.seed_share)
+            step=shares.step, mask_share=encode(shares.mask_share), seed_share=encode(shares.seed_share)
         )
         write_durably(self.folder / _OWN_SHARES, stored.model_dump_json().encode())
 

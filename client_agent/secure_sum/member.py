@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TypeVar
 
 import numpy as np
@@ -63,25 +64,29 @@ Value = TypeVar("Value")
 
 @dataclass(frozen=True, slots=True)
 class MemberSecrets:
-    """The secrets of one session: two private keys, and the seed `b` of the self mask."""
+    """The secrets of one session: two private keys, and the seed `b` of the self mask.
+
+    `channels` keeps the keys that were agreed with peers, by their public key: each is needed twice.
+    """
 
     channel: SecretKey
     mask: SecretKey
-    seed: bytes
+    seed: bytes = field(repr=False)
+    channels: dict[str, bytes] = field(default_factory=dict, init=False, repr=False, compare=False)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Keyed:
     """U1: the keys of all members who answered step 0, by position."""
 
     keys: dict[int, KeysStep]
 
-    @property
+    @cached_property
     def digest(self) -> str:
         return keys_digest(self.keys)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Shared:
     """U2: commitments and the shares that this member holds, by position; its own among them."""
 
@@ -89,7 +94,7 @@ class Shared:
     mask_shares: dict[int, bytes]
     seed_shares: dict[int, bytes]
 
-    @property
+    @cached_property
     def digest(self) -> str:
         return sharing_digest(self.commitments)
 
@@ -224,11 +229,10 @@ class Member:
         confirmations = _by_position(answer.members, answer.answers, len(terms.members))
         _require(confirmations.keys() <= set(masked), "a member confirmed without a masked vector")
         _require(len(confirmations) >= terms.threshold, "too few confirmations")
+        sets = shared.digest, masked_digest(masked)
         for position, confirmation in confirmations.items():
             signer = public_key(terms.members[position].key)
-            is_same = are_sets_signed(
-                self.accepted.digest, shared.digest, masked_digest(masked), confirmation, signer
-            )
+            is_same = are_sets_signed(self.accepted.digest, *sets, confirmation, signer)
             _require(is_same, "a member confirmed other sets of members")
         counted = set(masked)
         return UnmaskStep(
@@ -241,7 +245,10 @@ class Member:
         )
 
     def _channel(self, peer: int, keyed: Keyed) -> bytes:
-        return agreed_key(self.secrets.channel, decode(keyed.keys[peer].c), "channel", self.accepted.digest)
+        public, agreed = keyed.keys[peer].c, self.secrets.channels
+        if public not in agreed:
+            agreed[public] = agreed_key(self.secrets.channel, decode(public), "channel", self.accepted.digest)
+        return agreed[public]
 
     def _context(self, source: int, destination: int, keyed: Keyed) -> bytes:
         return f"{self.accepted.digest}|{source}|{destination}|{keyed.digest}".encode()

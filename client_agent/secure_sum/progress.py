@@ -29,7 +29,7 @@ class SumProgress(Strict):
         if self.session is None:
             return "waiting for the sum to begin"
         if self.left is not None:
-            return f"session {self.session} of the sum goes on without this client: {self.left}"
+            return f"not in session {self.session} of the sum: {self.left}"
         members = f", {self.members} members" if self.members is not None else ""
         return f"session {self.session} of the sum, step {self.step}{members}"
 

@@ -112,7 +112,7 @@ class _MaskedSteps:
         if step == _KEYS:
             return _json(self.member.keys())
         if step == _SHARES:
-            return _json(self.own.step)
+            return _json(self.own_shares.step)
         if step == _MASKED:
             return self.member.masked(self.values, self.keyed, self.shared)
         if step == _CONFIRM:
@@ -128,17 +128,17 @@ class _MaskedSteps:
         return keyed
 
     @cached_property
-    def own(self) -> OwnShares:
+    def own_shares(self) -> OwnShares:
         """The shares of this member's secrets: drawn once, and stored with their ciphertexts."""
-        own = self.journal.own_shares()
-        if own is None:
-            own = self.member.shares(self.keyed)
-            self.journal.store_own_shares(own)
-        return own
+        shares = self.journal.own_shares()
+        if shares is None:
+            shares = self.member.shares(self.keyed)
+            self.journal.store_own_shares(shares)
+        return shares
 
     @cached_property
     def shared(self) -> Shared:
-        shared = self.member.accept_shares(self._answer(_SHARES, SharesAnswer), self.keyed, self.own)
+        shared = self.member.accept_shares(self._answer(_SHARES, SharesAnswer), self.keyed, self.own_shares)
         self._note(len(shared.commitments), "shares")
         return shared
 

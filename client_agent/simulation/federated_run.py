@@ -198,7 +198,7 @@ def _run_round(
 
 
 def sum_at_once(members: Mapping[str, Participant]) -> None:
-    """Let all members that are ready take part in the sum, each in a thread of its own. Needs no torch.
+    """Run the sum of all members that are ready, each in a thread of its own. Needs no torch.
 
     Raises:
         AgentError: the first error of a member, in their order.

@@ -111,7 +111,7 @@ def plan_of(study: Study, method: Method, seed: int, pivot: str | None) -> Feder
 
 
 def _score_by_client(method: str, plan: Table) -> None:
-    """Let clients send their scores in a plan that sums updates: a comparison needs every client's."""
+    """Set that clients send their own scores in a plan that sums updates: a comparison needs them."""
     privacy = _table(plan.get("privacy"))
     if not isinstance(privacy.get("secure_sum"), dict):
         return

@@ -89,16 +89,30 @@ def load_data(
         loaded = load_examples(sources.test, rows)
         tests, skipped = loaded.examples, skipped + loaded.skipped
     else:
-        examples, tests = _split(examples, test_share, digits=slice(0, 8))
-        if not examples or not tests:
-            raise DataInvalid(
-                f"{train}: {len(examples) + len(tests)} examples are too few to hold out {test_share:.0%}; "
-                "add examples, or set a test file"
-            )
+        examples, tests = with_test(examples, str(train), test_share)
     if sources.validation is not None:
         loaded = load_examples(sources.validation, rows)
         return SiloData(examples, loaded.examples, tests, skipped + loaded.skipped)
     return SiloData(*with_validation(examples, validation_share), tests, skipped)
+
+
+def with_test(
+    examples: _Examples, source: str, test_share: float = TEST_SHARE
+) -> tuple[_Examples, _Examples]:
+    """Split examples into the others and the test set, by digest.
+
+    Raises:
+        DataInvalid: one of both is empty; `source` names the data.
+    """
+    training, tests = _split(examples, test_share, digits=slice(0, 8))
+    if training and tests:
+        return training, tests
+    missing = "hold one out for scores" if training else "leave one to train on"
+    raise DataInvalid(
+        f"{source} has too few examples ({len(examples)}) for a share of {test_share:.0%}, chosen by their "
+        f"text, to {missing}; add examples, or name held-out ones: test in silo.toml, --test of "
+        "`tessera agent init`"
+    )
 
 
 def with_validation(

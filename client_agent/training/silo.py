@@ -17,7 +17,8 @@ from client_agent.model.examples import Example, encode_for, learnt_parts
 from client_agent.model.gguf import model_folder
 from client_agent.model.loading import BaseModel, base_model_slug, load_base_model, parameter_count
 from client_agent.model.tokens import Encoded
-from client_agent.settings import AgentSettings, Quantization
+from client_agent.settings import AgentSettings, GeneratedScores, Quantization
+from client_agent.storage.start_scores import StartScoreStore
 from client_agent.training.data import SiloData, load_data, with_metrics
 from client_agent.training.optimiser import require_optimiser
 from client_agent.training.options import DEFAULT_OPTIONS, TrainingOptions
@@ -48,6 +49,8 @@ class Silo:
     quantization: Quantization = "none"
     chat_template: str | None = None
     options: TrainingOptions = DEFAULT_OPTIONS
+    generated_scores: GeneratedScores = "rounds"
+    start_scores: StartScoreStore | None = None
 
     def encoded(self, examples: Sequence[Example], max_length: int) -> tuple[Encoded, ...]:
         """Tokenise examples for the base model, once for the life of the agent.
@@ -168,6 +171,8 @@ def open_silo(settings: AgentSettings) -> Silo:
         quantization=settings.quantization,
         chat_template=settings.chat_template,
         options=options,
+        generated_scores=settings.generated_scores,
+        start_scores=StartScoreStore(settings.folder),
     )
 
 

@@ -181,11 +181,11 @@ class JointModel:
     def _from_start(self, place: TensorPlace, stored: PayloadValues) -> Values:
         """Return a tensor in which zeros may stand for the start; the last one is remembered."""
         if self._started is None or self._started[0] != place.tensor:
-            places = {other.tensor: other for other in self._places}
+            places = {tensor.tensor: tensor for tensor in self._places}
 
             def read(name: str) -> Values:
-                other = places[name]
-                values: Values = stored.read(other.at, other.count)
+                source = places[name]
+                values: Values = stored.read(source.at, source.count)
                 return values.reshape(self._layout[name])
 
             values = from_start(place.tensor, read, self._seed, self._layout)

@@ -51,10 +51,10 @@ class StoredTotal:
             KeyError: no such segment was summed.
             LookupError: it has fewer values, or the total was deleted by retention.
         """
-        found, at, stored = self._segments[segment]
-        if begin < 0 or begin + count > found.values:
+        summed, at, stored = self._segments[segment]
+        if begin < 0 or begin + count > summed.values:
             raise LookupError(f"segment {segment} has no values {begin} to {begin + count}")
-        return dequantise(stored.read(at + begin, count).astype(np.int64), found.clip, self._bits)
+        return dequantise(stored.read(at + begin, count).astype(np.int64), summed.clip, self._bits)
 
     def mean_losses(self) -> dict[str, float]:
         """Return the mean loss of the members by model, `served` and `trained`; {} if none were summed."""

@@ -9,10 +9,9 @@ from typing import Annotated, Any
 import typer
 
 from coordinator.cli.client import DEFAULT_URL, AsJson, Coordinator, Token, Url, fail, print_json
-from coordinator.cli.output import ago, fitting_table, print_facts
-from schemas.messages.federations import SignaturePlan
+from coordinator.cli.federation_facts import print_federation, round_of
+from coordinator.cli.output import ago, fitting_table
 from schemas.messages.recommended import recommended
-from schemas.privacy import guarantee
 
 app = typer.Typer(help="Manage federations: plans, states, claims.", no_args_is_help=True)
 
@@ -52,6 +51,7 @@ def create(
     ] = None,
     target_modules: TargetModules = None,
     steps: Annotated[int | None, typer.Option(help="Local steps per round.")] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Print the id alone.")] = False,
     url: Url = DEFAULT_URL,
     token: Token = "",
     as_json: AsJson = False,
@@ -62,6 +62,8 @@ def create(
     fedavg an ordinary LoRA of rank 16, and with --pivot, --same-architecture-rank or --target-modules P and Q
     beside a LoRA of rank 8. Everything else gets its default; each client searches for its learning rate.
     """
+    if quiet and as_json:
+        fail("--quiet and --json exclude each other; use one of them")
     has_pq = {pivot, same_architecture_rank, target_modules} != {None}
     plan_fields = _read(plan) if plan is not None else recommended(strategy or "", aligned=has_pq)
     changes = {
@@ -81,7 +83,8 @@ def create(
     for path, value in changes.items():
         if value is not None:
             _put(plan_fields, path.split("."), value)
-    _show(Coordinator(url, token).post("/v1/federations", plan_fields), as_json)
+    created = Coordinator(url, token).post("/v1/federations", plan_fields)
+    typer.echo(created["id"]) if quiet else _print(created, as_json)
 
 
 @app.command("list")
@@ -101,7 +104,7 @@ def list_all(url: Url = DEFAULT_URL, token: Token = "", as_json: AsJson = False)
                 f["name"],
                 f["plan"]["strategy"]["name"],
                 f["state"],
-                _round(f),
+                round_of(f),
                 f["clients"]["enrolled"],
                 ago(f["created_at"]),
             )
@@ -113,21 +116,30 @@ def list_all(url: Url = DEFAULT_URL, token: Token = "", as_json: AsJson = False)
 
 
 @app.command("show")
-def show(federation: Federation, url: Url = DEFAULT_URL, token: Token = "", as_json: AsJson = False) -> None:
-    """Show a federation with its plan and claims."""
-    _show(Coordinator(url, token).get(f"/v1/federations/{federation}"), as_json)
+def show(
+    federation: Federation,
+    with_plan: Annotated[
+        bool, typer.Option("--plan", help="Print the plan, alignment packs and claims as well.")
+    ] = False,
+    url: Url = DEFAULT_URL,
+    token: Token = "",
+    as_json: AsJson = False,
+) -> None:
+    """Show a federation: state, next command, counts; with --plan or --json also its plan and claims."""
+    view = Coordinator(url, token).get(f"/v1/federations/{federation}")
+    print_json(view) if as_json else print_federation(view, with_plan=with_plan)
 
 
 @app.command("start")
 def start(federation: Federation, url: Url = DEFAULT_URL, token: Token = "", as_json: AsJson = False) -> None:
     """Open the first round, or resume after a pause."""
-    _show(Coordinator(url, token).post(f"/v1/federations/{federation}/start"), as_json)
+    _print(Coordinator(url, token).post(f"/v1/federations/{federation}/start"), as_json)
 
 
 @app.command("pause")
 def pause(federation: Federation, url: Url = DEFAULT_URL, token: Token = "", as_json: AsJson = False) -> None:
     """Complete the current round and open no further one."""
-    _show(Coordinator(url, token).post(f"/v1/federations/{federation}/pause"), as_json)
+    _print(Coordinator(url, token).post(f"/v1/federations/{federation}/pause"), as_json)
 
 
 @app.command("finish")
@@ -135,40 +147,11 @@ def finish(
     federation: Federation, url: Url = DEFAULT_URL, token: Token = "", as_json: AsJson = False
 ) -> None:
     """End a federation; an unpublished round is abandoned."""
-    _show(Coordinator(url, token).post(f"/v1/federations/{federation}/finish"), as_json)
+    _print(Coordinator(url, token).post(f"/v1/federations/{federation}/finish"), as_json)
 
 
-def _show(federation: dict[str, Any], as_json: bool) -> None:
-    if as_json:
-        print_json(federation)
-        return
-    plan = federation["plan"]
-    print_facts(
-        {
-            "id": federation["id"],
-            "name": federation["name"],
-            "state": federation["state"],
-            "round": f"{_round(federation)} of {plan['rounds']['total']}",
-            "clients": f"{federation['clients']['enrolled']} enrolled, "
-            f"{federation['clients']['revoked']} revoked",
-            "created": ago(federation["created_at"]),
-            **{key: _line(value) for key, value in plan.items() if key != "name"},
-            "privacy of a record": guarantee(SignaturePlan.model_validate(plan["signature"])) or "-",
-            **{pack["base_model"]: pack["sharing"] for pack in federation["alignment"]},
-            **{f"claim {n}": claim for n, claim in enumerate(federation["claims"], 1)},
-        }
-    )
-
-
-def _round(federation: dict[str, Any]) -> str:
-    current = federation["round"]
-    return f"{current['number']} ({current['state']})" if current else "-"
-
-
-def _line(value: object) -> str:
-    if not isinstance(value, dict):
-        return "-" if value is None else str(value)
-    return ", ".join(f"{key}={json.dumps(item)}" for key, item in value.items())
+def _print(federation: dict[str, Any], as_json: bool) -> None:
+    print_json(federation) if as_json else print_federation(federation)
 
 
 def _read(path: Path) -> dict[str, Any]:

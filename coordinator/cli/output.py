@@ -43,8 +43,10 @@ def table(columns: Sequence[str], rows: Iterable[Iterable[object]], *, title: st
     cells = [[text(value) for value in row] for row in rows]
     for position, column in enumerate(columns):
         is_numeric = _are_numbers(row[position] for row in cells)
-        # Ids and names must stay in one piece for copying.
-        result.add_column(column, no_wrap=position == 0, justify="right" if is_numeric else "left")
+        # Ids must stay in one piece for copying; other long words continue on the next line, uncut.
+        result.add_column(
+            column, no_wrap=position == 0, overflow="fold", justify="right" if is_numeric else "left"
+        )
     for line in cells:
         result.add_row(*line)
     return result

@@ -36,16 +36,16 @@ class SummedLayout:
     layout: Layout
     alignment_set: str | None
 
-    def fits(self, other: SummedLayout) -> bool:
+    def fits(self, peer: SummedLayout) -> bool:
         """Whether both have the same tensors, and these mean the same.
 
         The tensors of (layer, role)s do for clients of the identical base model only, those of (block, role)s
         also for clients with packs of one alignment set.
         """
-        if self.layout != other.layout:
+        if self.layout != peer.layout:
             return False
-        if self.base_model == other.base_model:
+        if self.base_model == peer.base_model:
             return True
         if any(is_of_one_base_model(module_of(tensor)) for tensor in self.layout):
             return False
-        return self.alignment_set is not None and self.alignment_set == other.alignment_set
+        return self.alignment_set is not None and self.alignment_set == peer.alignment_set

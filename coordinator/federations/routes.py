@@ -47,7 +47,9 @@ def create_federation(
     with database.write() as session:
         still_person(session, person)
         row = store.create(session, resolved)
-        audit_log.append(session, "federation-created", actor=person.id, subject=row.id)
+        audit_log.append(
+            session, "federation-created", actor=person.id, subject=row.id, reason=_how_summed(resolved)
+        )
         log.info("federation-created", federation=row.id, strategy=plan.strategy.name)
         return store.view(session, row)
 
@@ -97,6 +99,14 @@ def _resolved(plan: FederationPlan) -> FederationPlan:
         raise Invalid(f"{unfit.field}: {plan.strategy.name} needs {unfit.fact}", field=unfit.field)
     check_budget(opened)
     return opened.plan
+
+
+def _how_summed(plan: FederationPlan) -> str | None:
+    """Return for the audit log how updates are summed; None = clients send them in clear."""
+    summed = plan.privacy.secure_sum
+    if summed is None:
+        return None
+    return f"updates are summed: masking {summed.masking}, at least {summed.minimum} members"
 
 
 def _check_traits(opened: OpenedPlan) -> None:

@@ -28,8 +28,8 @@ def check_sum(opened: OpenedPlan) -> None:
         raise Invalid(f"strategy.name: {error}", field="strategy.name") from error
     for refusal in (_clients(plan, summed), _encoding(plan), _alignment(plan), _privacy(plan, summed)):
         if refusal is not None:
-            field, what = refusal
-            raise Invalid(f"{field}: {what}", field=field)
+            field, reason = refusal
+            raise Invalid(f"{field}: {reason}", field=field)
 
 
 Refusal = tuple[str, str]
@@ -84,11 +84,11 @@ def _alignment(plan: FederationPlan) -> Refusal | None:
 def _privacy(plan: FederationPlan, summed: SecureSumPlan) -> Refusal | None:
     if plan.signature.dp is not None:
         return "signature.dp", "no signatures are sent in a federation with a secure sum; leave it out"
-    others = summed.minimum - 1
-    if plan.privacy.min_voices > others:
+    peers = summed.minimum - 1
+    if plan.privacy.min_voices > peers:
         return (
             "privacy.min_voices",
-            f"a sum of privacy.secure_sum.minimum = {summed.minimum} members has {others} others; "
+            f"a sum of privacy.secure_sum.minimum = {summed.minimum} members has {peers} others; "
             "raise that minimum",
         )
     return None

@@ -50,13 +50,12 @@ def require_summable(session: Session, opened: OpenedPlan, member: Member, round
     first = run(session, _SUMMED_LAST, parameters).first() or run(session, _JOINED_FIRST, parameters).first()
     if first is None:
         return
-    theirs = _layout(session, member, opened, first.base_model, Profile.model_validate(first.profile))
-    own = _layout(session, member, opened, member.base_model, member.profile)
-    if not own.fits(theirs):
+    agreed = _layout(session, member, opened, first.base_model, Profile.model_validate(first.profile))
+    if not _layout(session, member, opened, member.base_model, member.profile).fits(agreed):
         raise LayoutMismatch(
-            f"all members of a sum have tensors of one meaning: those of {theirs.base_model}; use that base "
+            f"all members of a sum have tensors of one meaning: those of {agreed.base_model}; use that base "
             "model, or one that is aligned with it and has the same modules",
-            base_model=theirs.base_model,
+            base_model=agreed.base_model,
         )
 
 

@@ -40,11 +40,11 @@ _TRAFFIC = select(ParticipationRow.bytes_up, ParticipationRow.bytes_down).where(
 def summary(session: Session, row: RoundRow, now: datetime, client_id: str) -> RoundSummary:
     shown = views.summary(session, row, now)
     up, down = _traffic(session, row.id, client_id)
-    own = {
+    restricted = {
         "bytes": Traffic(up=up, down=down),
         "scores": _shown_scores(session, row, client_id, shown.scores),
     }
-    return shown.model_copy(update=own)
+    return shown.model_copy(update=restricted)
 
 
 def view(session: Session, row: RoundRow, client_id: str) -> RoundView:

@@ -14,7 +14,7 @@ from coordinator.db.tables.secure_sum import JointModelRow, SumMessageRow, SumSe
 from coordinator.rounds.scores import LEAST_CLIENTS
 from coordinator.rounds.sums import ENDED_SESSIONS
 from schemas.messages.scores import LOSS, Score, ScoreSummary
-from schemas.messages.secure_sum import SumSessionView, SumView
+from schemas.messages.sum_views import SumSessionView, SumView
 
 _SCORE_DECIMALS = 3
 _LOSSES = select(JointModelRow.losses).where(

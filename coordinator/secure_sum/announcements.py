@@ -11,7 +11,8 @@ from coordinator.db.tables.federations import RoundRow
 from coordinator.db.tables.secure_sum import SumSessionRow
 from coordinator.observability.logs import logger
 from coordinator.storage import audit_log, event_log
-from schemas.messages.secure_sum import SumEvent, SumTerms
+from schemas.messages.secure_sum import SumTerms
+from schemas.messages.sum_views import SumEvent
 
 ACTOR = "coordinator"
 

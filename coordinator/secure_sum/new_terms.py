@@ -15,6 +15,7 @@ from coordinator.db.tables.identity import RosterRow
 from coordinator.enrolment import roster
 from coordinator.federations.store import plan_of
 from coordinator.rounds import base_weights
+from coordinator.rounds.manifests import plan_bytes
 from coordinator.secure_sum.joint_digest import joint_digest
 from coordinator.storage.server_key import ServerKey
 from coordinator.strategies.opening import open_plan
@@ -26,6 +27,7 @@ from schemas.messages.sum_plan import SecureSumPlan
 from schemas.secure_sum.encoding import modulus_for
 from schemas.secure_sum.segments import segments_of
 from schemas.secure_sum.terms import signed_terms_by, threshold_for
+from schemas.wire.digests import digest_of
 
 _NONCE_BYTES = 16
 _READY = (
@@ -111,6 +113,7 @@ def new_terms(
         "minimum": summed.minimum,
         "roster_version": link.version,
         "roster_hash": link.hash,
+        "plan": digest_of(plan_bytes(federation.plan)),
         "weights": joint_digest(session, federation.id, row.number),
         "segments": [segment.model_dump() for segment in segments_of(plan, layout)],
         "bits": summed.bits,

@@ -43,11 +43,9 @@ def facts_of(session: Session, row: SumSessionRow, terms: SumTerms) -> PhaseFact
     if row.state == store.OPENING or not store.is_live(row):
         return None
     phase = _phase_of(row)
-    answered = set(store.answered(session, row.id, phase))
-    invited = _invited(row, terms, phase)
-    enrolled = {member.position for member in store.members(session, row.id) if member.is_enrolled}
-    expected = len((invited & enrolled) | answered)
-    return PhaseFacts(phase, expected, len(answered), row.phase_opened_at)
+    expected = len(_invited(row, terms, phase) - store.revoked_unheard(session, row.id, phase))
+    answered = store.count_answered(session, row.id, phase)
+    return PhaseFacts(phase, expected, answered, row.phase_opened_at)
 
 
 def open_first(
@@ -99,9 +97,8 @@ def abort(
     if summed.number < attempts:
         spent = store.spent(session, row.id, "sum")
         able = ready_clients(session, row.id, but=spent)
-        former = {member.client_id for member in everybody}
-        living = {member.client_id for member in everybody if member.position in set(alive)}
-        for names in (living, former):
+        living = {everybody[position] for position in alive}
+        for names in (living, set(everybody.values())):
             clients = [client for client in able if client.client_id in names]
             if _open(session, federation, row, summed.number + 1, clients, now, key):
                 return

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final, cast
 
-from sqlalchemy import bindparam, func, insert, select, update
+from sqlalchemy import bindparam, exists, func, insert, select, update
 from sqlalchemy.orm import Session
 from sqlalchemy.orm.attributes import set_committed_value
 
@@ -33,11 +33,8 @@ _NEWEST = _OF_ROUND.order_by(SumSessionRow.number.desc()).limit(1).execution_opt
 _POSITION = select(SumMemberRow.position).where(
     SumMemberRow.session_id == bindparam("session"), SumMemberRow.client_id == bindparam("client")
 )
-_MEMBERS = (
-    select(SumMemberRow.position, SumMemberRow.client_id, ClientRow.state == "enrolled")
-    .join(ClientRow, ClientRow.id == SumMemberRow.client_id)
-    .where(SumMemberRow.session_id == bindparam("session"))
-    .order_by(SumMemberRow.position)
+_MEMBERS = select(SumMemberRow.position, SumMemberRow.client_id).where(
+    SumMemberRow.session_id == bindparam("session")
 )
 _SPENT = (
     select(SumMemberRow.client_id)
@@ -53,6 +50,16 @@ _MESSAGE = select(SumMessageRow.digest, SumMessageRow.received_at).where(
     _OF_STEP, SumMessageRow.position == bindparam("position")
 )
 _ANSWERED = select(SumMessageRow.position).where(_OF_STEP).order_by(SumMessageRow.position)
+_COUNT_ANSWERED = select(func.count()).select_from(SumMessageRow).where(_OF_STEP)
+_REVOKED_UNHEARD = (
+    select(SumMemberRow.position)
+    .join(ClientRow, ClientRow.id == SumMemberRow.client_id)
+    .where(
+        SumMemberRow.session_id == bindparam("session"),
+        ClientRow.state != "enrolled",
+        ~exists().where(_OF_STEP, SumMessageRow.position == SumMemberRow.position),
+    )
+)
 _BODIES = select(SumMessageRow.position, SumMessageRow.body).where(_OF_STEP).order_by(SumMessageRow.position)
 _INSERT_MESSAGE = insert(SumMessageRow)
 _INSERT_MEMBER = insert(SumMemberRow)
@@ -74,15 +81,6 @@ _SUMMING = (
     .where(RoundRow.state == "summing")
     .order_by(RoundRow.id)
 )
-
-
-@dataclass(frozen=True, slots=True)
-class SessionMember:
-    """A member of a session; `is_enrolled`: it has not been revoked since."""
-
-    position: int
-    client_id: str
-    is_enrolled: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,8 +126,10 @@ def position_of(session: Session, session_id: int, client_id: str) -> int | None
     return run(session, _POSITION, {"session": session_id, "client": client_id}).scalar()
 
 
-def members(session: Session, session_id: int) -> list[SessionMember]:
-    return [SessionMember(*row) for row in run(session, _MEMBERS, {"session": session_id})]
+def members(session: Session, session_id: int) -> dict[int, str]:
+    """Return the client ids of a session's members by position."""
+    rows = run(session, _MEMBERS, {"session": session_id})
+    return {position: client_id for position, client_id in rows}
 
 
 def spent(session: Session, round_id: int, kind: SumKind) -> set[str]:
@@ -145,6 +145,15 @@ def message(session: Session, session_id: int, position: int, step: Phase) -> St
 def answered(session: Session, session_id: int, step: Phase) -> list[int]:
     """Return the positions of the members whose message of a step was accepted, in order."""
     return list(run(session, _ANSWERED, {"session": session_id, "step": step}).scalars())
+
+
+def count_answered(session: Session, session_id: int, step: Phase) -> int:
+    return run(session, _COUNT_ANSWERED, {"session": session_id, "step": step}).scalar_one()
+
+
+def revoked_unheard(session: Session, session_id: int, step: Phase) -> set[int]:
+    """Return the positions of members that were revoked before they sent a step."""
+    return set(run(session, _REVOKED_UNHEARD, {"session": session_id, "step": step}).scalars())
 
 
 def bodies(session: Session, session_id: int, step: Phase) -> dict[int, bytes]:

@@ -24,6 +24,8 @@ from schemas.secure_sum.statements import commitment_to
 from schemas.secure_sum.terms import terms_hash
 
 _MOST_SUBSETS = 64
+_OCTET = np.uint64(8)
+_EVEN = np.uint64(0x00FF00FF00FF00FF)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,19 +96,31 @@ def plain_sum(
 def _added(vectors: Iterable[bytes | memoryview], modulus: Modulus) -> Words:
     """Add packed vectors octet by octet; carries are resolved once, at the end.
 
-    128 octets of 255 fit in 16 bits, and adding octets costs a third of unpacking every vector first.
+    128 octets of 255 fit in 16 bits, so that eight bytes are added at once: the four octets of even places,
+    and the four of odd ones.
     """
-    octets: NDArray[np.uint16] | None = None
+    even = odd = scratch = np.zeros(0, np.uint64)
+    length = 0
     for vector in vectors:
-        added = np.frombuffer(vector, np.uint8)
-        octets = added.astype(np.uint16) if octets is None else np.add(octets, added, out=octets)
-    if octets is None:
-        return np.zeros(0, modulus.word)
+        words = _whole_words(vector)
+        if not length:
+            length = len(vector)
+            even, odd, scratch = (np.zeros(len(words), np.uint64) for _ in range(3))
+        even += np.bitwise_and(words, _EVEN, out=scratch)
+        np.right_shift(words, _OCTET, out=scratch)
+        odd += np.bitwise_and(scratch, _EVEN, out=scratch)
+    octets = np.stack([even.view("<u2"), odd.view("<u2")], axis=1).reshape(-1)[:length]
     columns = octets.reshape(-1, modulus.bits // 8)
-    total = columns[:, 0].astype(modulus.word)
-    for place in range(1, columns.shape[1]):
+    total = np.zeros(len(columns), modulus.word)
+    for place in range(columns.shape[1]):
         total += columns[:, place].astype(modulus.word) << (8 * place)
     return total
+
+
+def _whole_words(octets: bytes | memoryview) -> NDArray[np.uint64]:
+    """Return octets as little-endian words of 64 bits; zeros fill the last one."""
+    missing = -len(octets) % 8
+    return np.frombuffer(bytes(octets) + bytes(missing) if missing else octets, "<u8")
 
 
 def _shares_by_owner(steps: Mapping[int, UnmaskStep]) -> dict[int, dict[int, bytes]]:

@@ -9,6 +9,7 @@ from sqlalchemy.exc import InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolExhausted
 
 from coordinator.db.engine import Database
+from coordinator.errors import StrategyUnavailable
 from coordinator.observability.logs import logger, scope
 from coordinator.rounds.store import LostRace
 from coordinator.secure_sum import opening
@@ -49,6 +50,8 @@ class SumWorker:
                 self._open(claim)
             except LostRace:
                 log.info("sum-overtaken")
+            except StrategyUnavailable as unavailable:  # another session needs it: claimed again later
+                log.warning("sum-delayed", reason=str(unavailable))
         return True
 
     def _open(self, claim: SumClaim) -> None:

@@ -172,4 +172,5 @@ def _strategy(name: str) -> str:
 def _traits(traits: Traits) -> str:
     defaults = Traits()
     names = [f.name for f in fields(Traits) if getattr(traits, f.name) != getattr(defaults, f.name)]
-    return "; ".join(_TRAITS[name] for name in names) or "none, plain averaging of everything"
+    listed = [_TRAITS[name] for name in names if name in _TRAITS] or ["plain averaging of everything"]
+    return "; ".join([*listed, "sums are enough (`privacy.secure_sum`)"] if traits.sums else listed)

@@ -23,6 +23,7 @@ REMEDIES: Final[Mapping[str, str]] = {
     "body-incomplete": _SEND_AGAIN,
     "body-too-large": "Send less; for updates the plan's `limits.max_update_bytes` is the limit.",
     "busy": "Wait for the seconds in `Retry-After`, then send the request again.",
+    "capability-missing": "Install a newer agent; this one would send its updates in clear.",
     "client-name-taken": (
         "Choose another name, or pass `replace` to invalidate the unused token of this name."
     ),
@@ -47,6 +48,10 @@ REMEDIES: Final[Mapping[str, str]] = {
     ),
     "key-revoked": (
         "Sign with the current key. If the client was revoked, ask the operator for an enrolment token."
+    ),
+    "layout-mismatch": (
+        "Use the base model that the answer names, or one that an alignment pack aligns with it; all members "
+        "of a sum have the same tensors."
     ),
     "malformed-json": "Send JSON without duplicate keys, comments or NaN.",
     "malformed-request": "Send a valid HTTP/1.1 request; check any proxy in between.",

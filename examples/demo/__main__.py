@@ -79,7 +79,7 @@ def _run(arguments: argparse.Namespace, out: Path, console: Console) -> None:
         _introduce(cast, running, federation, token, narrator)
         result = run_federation(operator, federation, cast, data, federated, narrator)
         narrator.step("alone: the same silos train without a federation, two at a time")
-        scores = run_alone(cast, data, alone, narrator)
+        scores = run_alone(cast, federated, alone, narrator)
         narrator.step(
             "one held-out ticket, answered by the bare model, the silo alone and the federated silo"
         )

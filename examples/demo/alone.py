@@ -7,17 +7,19 @@ from pathlib import Path
 
 from client_agent.simulation.admin_client import Answer
 from examples.agents import Job, run_jobs
-from examples.demo.cast import ALONE, Cast
+from examples.demo.cast import ALONE, CONFIG, Cast
 from examples.demo.narration import Narrator
 
 PLAN = "plan.json"
 ADAPTER = "adapter.safetensors"
 _AT_ONCE = 2
-_NOWHERE = "http://127.0.0.1:1"
 
 
-def run_alone(cast: Cast, data: Path, folder: Path, narrator: Narrator) -> dict[str, list[Answer]]:
+def run_alone(cast: Cast, federated: Path, folder: Path, narrator: Narrator) -> dict[str, list[Answer]]:
     """Train with `tessera agent train`, and return the scores of every silo by round.
+
+    The silos have the settings and the folders of the federation, so that a bare model that was scored there
+    is not scored again.
 
     Raises:
         DemoFailed: a training failed.
@@ -29,15 +31,15 @@ def run_alone(cast: Cast, data: Path, folder: Path, narrator: Narrator) -> dict[
     scores: dict[str, list[Answer]] = {}
     with narrator.following(folder, names):
         for job, printed in run_jobs(
-            [_job(cast, n, plan, data, folder / n) for n in names], at_once=_AT_ONCE
+            [_job(n, plan, federated / n / CONFIG, folder / n) for n in names], at_once=_AT_ONCE
         ):
             scores[job.name] = json.loads(printed)
             narrator.step(f"alone: {len(scores)} of {len(names)} silos trained")
     return scores
 
 
-def _job(cast: Cast, name: str, plan: Path, data: Path, folder: Path) -> Job:
-    config = cast.write_config(name, data, folder, _NOWHERE)
+def _job(name: str, plan: Path, config: Path, folder: Path) -> Job:
+    folder.mkdir()
     out = folder / ADAPTER
     return Job(
         name, ["train", "--json", "--config", str(config), "--plan", str(plan), "--out", str(out)], folder

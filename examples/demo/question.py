@@ -32,9 +32,17 @@ def ask(silo: str, data: Path, alone: Path, federated: Path) -> Answers:
     first = (data / silo / "test.jsonl").read_text().splitlines()[0]
     ticket, expected = (message["content"] for message in json.loads(first)["messages"])
     config = federated / silo / "silo.toml"
-    common = ["generate", "--config", str(config), "--prompt", ticket, "--max-new-tokens", _NEW_TOKENS]
+    common = ["generate", "--json", "--config", str(config), "--prompt", ticket]
+    common += ["--max-new-tokens", _NEW_TOKENS]
     adapter = ["--adapter", str(alone / silo / ADAPTER), "--plan", str(alone / PLAN)]
-    options = {"bare": ["--base"], "alone": adapter, "federated": []}
-    jobs = [Job(side, [*common, *extra], federated / silo) for side, extra in options.items()]
-    by_side = {job.name: printed.strip() for job, printed in run_jobs(jobs, at_once=_AT_ONCE)}
-    return Answers(silo, ticket, expected, by_side)
+    jobs = [
+        Job("federated", [*common, "--compare"], federated / silo),
+        Job("alone", [*common, *adapter], federated / silo),
+    ]
+    texts = {job.name: _texts(printed) for job, printed in run_jobs(jobs, at_once=_AT_ONCE)}
+    (bare, with_weights), (trained_alone,) = texts["federated"], texts["alone"]
+    return Answers(silo, ticket, expected, {"bare": bare, "alone": trained_alone, "federated": with_weights})
+
+
+def _texts(printed: str) -> list[str]:
+    return [answer["text"].strip() for answer in json.loads(printed)["answers"]]

@@ -242,8 +242,8 @@ class FederationPlan(Strict):
     @model_validator(mode="after")
     def _summed_updates_are_dense(self) -> Self:
         if self.privacy.secure_sum is not None and "recipe" not in self.wire.model_fields_set:
-            given = {name: getattr(self.wire, name) for name in self.wire.model_fields_set}
-            object.__setattr__(self, "wire", WirePlan.model_validate(given | {"recipe": "dense"}))
+            fields = {name: getattr(self.wire, name) for name in self.wire.model_fields_set}
+            object.__setattr__(self, "wire", WirePlan.model_validate(fields | {"recipe": "dense"}))
         return self
 
     @model_validator(mode="after")

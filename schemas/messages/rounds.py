@@ -18,7 +18,7 @@ from schemas.messages.federations import (
 )
 from schemas.messages.recipes import WirePlan
 from schemas.messages.scores import Scores, ScoreSummary
-from schemas.messages.secure_sum import SumView
+from schemas.messages.sum_views import SumView
 
 RoundState = Literal["open", "collecting", "summing", "closing", "aggregating", "published", "abandoned"]
 ParticipationState = Literal["joined", "ready", "arrived", "late", "dropped", "rejected", "revoked"]

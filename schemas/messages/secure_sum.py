@@ -11,7 +11,6 @@ from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from schemas.messages.base import Digest, Strict, UtcTime
-from schemas.messages.scores import Score
 from schemas.messages.sum_plan import Masking
 
 SumKind = Literal["counts", "sum"]
@@ -28,7 +27,9 @@ class SumMember(Strict):
     """A member of a session, and the identity key that the roster has for it."""
 
     client: str
+    """The id of the client."""
     key: Binary
+    """Its Ed25519 public key."""
 
 
 class Segment(Strict):
@@ -38,9 +39,13 @@ class Segment(Strict):
     """
 
     name: Annotated[str, Field(min_length=1, max_length=200)]
+    """The name of the segment: a factor of the adapter, `weight` or `scores`."""
     values: Annotated[int, Field(ge=1)]
+    """The number of values."""
     group: str | None = None
+    """The group whose members add to the segment; null = all members."""
     clip: Annotated[int, Field(ge=1, le=2**40)]
+    """The largest value that is sent, in units of 2^-20."""
 
 
 class SumTerms(Strict):
@@ -51,24 +56,45 @@ class SumTerms(Strict):
     """
 
     federation: str
+    """The id of the federation."""
     round: Annotated[int, Field(ge=1)]
+    """The number of the round."""
     session: Annotated[int, Field(ge=1)]
+    """The number of the session, from 1."""
     kind: SumKind
+    """What the session sums."""
     masking: Masking = "pairwise"
+    """`pairwise`, or `none`: members send their values in clear."""
     nonce: Binary
+    """16 random bytes."""
     members: Annotated[list[SumMember], Field(min_length=2, max_length=MOST_MEMBERS)]
+    """The members, sorted by client; their places are their positions."""
     threshold: Annotated[int, Field(ge=2)]
+    """How many shares give a secret: floor(2 N / 3) + 1 of N members."""
     minimum: Annotated[int, Field(ge=2)]
+    """The fewest members of the sum."""
     roster_version: Annotated[int, Field(ge=0)]
+    """The version of the roster that has the keys of the members."""
     roster_hash: Digest
+    """The hash of the entry of this version."""
+    plan: Digest
+    """The digest of the plan: members with another plan would send other inputs."""
     weights: Digest
+    """The digest of the values that all members were served."""
     segments: Annotated[list[Segment], Field(min_length=1)]
+    """The segments of the summed vector, in order."""
     bits: Literal[8, 16]
+    """The bits of an encoded value."""
     modulus: Literal[16, 24, 32]
+    """The bits of a masked value."""
     counts: Digest | None = None
+    """The digest of the outcome of the round's counts; null without counts."""
     lost: Annotated[int, Field(ge=0)] = 0
+    """The number of counted members who are not in this session."""
     phase_seconds: Annotated[int, Field(ge=1)]
+    """How long a step waits for members."""
     signature: Binary
+    """The coordinator's signature of all other members of the terms."""
 
     @model_validator(mode="after")
     def _is_consistent(self) -> SumTerms:
@@ -88,64 +114,83 @@ class KeysStep(Strict):
     """Step 0: a member's public keys for the channel and for masks, signed by its identity key."""
 
     c: Binary
+    """The X25519 public key of the channel."""
     s: Binary
+    """The X25519 public key of the masks."""
     nonce: Binary
+    """Random bytes."""
     signature: Binary
+    """The signature of these keys and the terms."""
 
 
 class SharesStep(Strict):
     """Step 1: the SHA-256 of the self mask's seed, and shares for the other members of U1, in order."""
 
     commitment: Binary
+    """The SHA-256 of the self mask's seed."""
     shares: list[Binary]
+    """The ciphertexts for the other members of step 0, in the order of their positions."""
 
 
 class ConfirmStep(Strict):
     """Step 3: a signature over the terms, U2 and U3."""
 
     signature: Binary
+    """The signature of the terms and of the members of steps 1 and 2."""
 
 
 class UnmaskShare(Strict):
     """A share of a member's self-mask seed (`b`), or of its mask key (`s`)."""
 
     position: Position
+    """The position of the member whose secret is shared."""
     of: Literal["b", "s"]
+    """`b` for members of step 2, `s` for the others."""
     share: Binary
+    """The share, 33 bytes."""
 
 
 class UnmaskStep(Strict):
     """Step 4: one share per member of U2: of `b` for members of U3, of `s` for the others; never both."""
 
     shares: list[UnmaskShare]
+    """The shares, in the order of positions."""
 
 
 class KeysAnswer(Strict):
     """U1 and its keys."""
 
     members: list[Position]
+    """The members who sent keys in time."""
     answers: list[KeysStep]
+    """Their messages, in the same order."""
 
 
 class SharesAnswer(Strict):
     """U2, its commitments, and the ciphertexts for the reader; the reader's own place has none."""
 
     members: list[Position]
+    """The members who sent shares in time."""
     commitments: list[Binary]
+    """Their commitments, in the same order."""
     shares: list[Binary | None]
+    """Their ciphertexts for the reader, in the same order; null at its own place."""
 
 
 class MaskedAnswer(Strict):
     """U3: the members whose masked vectors are summed."""
 
     members: list[Position]
+    """The members whose masked vectors came in time."""
 
 
 class ConfirmAnswer(Strict):
     """The confirmations of the members of U3 who answered."""
 
     members: list[Position]
+    """The members who confirmed in time."""
     answers: list[ConfirmStep]
+    """Their messages, in the same order."""
 
 
 class ReadyRequest(Strict):
@@ -230,59 +275,3 @@ class StepReceipt(Strict):
     """The digest of the received bytes."""
     received_at: UtcTime
     """The time at which the message was stored."""
-
-
-SumState = Literal["keys", "shares", "masked", "confirm", "unmask", "opening", "done", "aborted"]
-"""The states of a session: its open phase, `opening`, then `done` or `aborted`."""
-
-
-class SumEvent(Strict):
-    """A session of a sum was opened, or has ended; `members` are those of the sum once it is done."""
-
-    round: int
-    """The number of the round."""
-    session: int
-    """The number of the session."""
-    kind: SumKind
-    """What the session sums."""
-    state: SumState
-    """The first phase, `done` or `aborted`."""
-    members: int
-    """The number of members; of those in the sum, if it is done."""
-    reason: str | None
-    """Why the session was aborted; null if it was not."""
-
-
-class SumSessionView(Strict):
-    """A session of a round's sum, for people."""
-
-    number: int
-    """The number of the session, from 1."""
-    kind: SumKind
-    """What the session sums."""
-    state: SumState
-    """The open phase, `opening`, `done` or `aborted`."""
-    members: int
-    """The number of members."""
-    answered: dict[str, int]
-    """The number of members who answered each phase, by its name."""
-    seconds: float
-    """The duration of the session so far."""
-    reason: str | None
-    """Why the session was aborted; null if it was not."""
-
-
-class SumView(Strict):
-    """The secure sum of a round: its sessions, and the number of members in the sum, null before it.
-
-    For a client, `losses` are present only if they are means over three other members, in three decimals.
-    """
-
-    sessions: list[SumSessionView]
-    """The sessions in order."""
-    counted: int | None
-    """The number of members whose inputs are in the sum."""
-    losses: dict[str, Score] | None = None
-    """Mean losses of the members, of the model as `served` and as `trained`; null before the round is
-    published, and if scores are not summed.
-    """

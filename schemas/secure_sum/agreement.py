@@ -7,7 +7,8 @@ keys are HKDF-SHA256 with the session's terms in `info`: the keys of another ses
 from __future__ import annotations
 
 import secrets
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Literal
 
 from cryptography.exceptions import InvalidTag
@@ -22,15 +23,35 @@ _SALT = b"tessera-secagg-v1"
 Label = Literal["channel", "mask", "self"]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class SecretKey:
     """An X25519 private key, as 32 bytes."""
 
-    raw: bytes
+    raw: bytes = field(repr=False)
 
-    @property
+    @cached_property
     def public(self) -> bytes:
-        return X25519PrivateKey.from_private_bytes(self.raw).public_key().public_bytes_raw()
+        return self._key.public_key().public_bytes_raw()
+
+    def exchange(self, peer: bytes) -> bytes:
+        """Return the 32 bytes that two keys have in common, before any derivation.
+
+        Raises:
+            SecureSumError: the peer's key is not 32 bytes, or of low order.
+        """
+        try:
+            return self._key.exchange(X25519PublicKey.from_public_bytes(peer))
+        except ValueError as error:
+            raise SecureSumError("a public key is not 32 bytes, or of low order") from error
+
+    @cached_property
+    def _key(self) -> X25519PrivateKey:
+        # Reading a private key computes its public one, which costs as much as an exchange.
+        return X25519PrivateKey.from_private_bytes(self.raw)
+
+
+_PROBE = SecretKey(b"\x01" * 32)
+"""Not a secret: any key fails to agree with one of low order."""
 
 
 def new_secret_key() -> SecretKey:
@@ -44,13 +65,7 @@ def agreed_key(secret: SecretKey, peer: bytes, label: Label, terms_hash: str) ->
     Raises:
         SecureSumError: the peer's key is not 32 bytes, or of low order.
     """
-    try:
-        shared = X25519PrivateKey.from_private_bytes(secret.raw).exchange(
-            X25519PublicKey.from_public_bytes(peer)
-        )
-    except ValueError as error:
-        raise SecureSumError("a public key is not 32 bytes, or of low order") from error
-    return derived_key(shared, label, terms_hash)
+    return derived_key(secret.exchange(peer), label, terms_hash)
 
 
 def derived_key(secret: bytes, label: Label, terms_hash: str) -> bytes:
@@ -65,7 +80,7 @@ def require_usable(public: bytes) -> None:
     Raises:
         SecureSumError: it is not 32 bytes, or of low order.
     """
-    agreed_key(SecretKey(b"\x01" * 32), public, "channel", "")
+    _PROBE.exchange(public)
 
 
 def seal(key: bytes, plain: bytes, source: int, destination: int, context: bytes) -> bytes:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
+
 from benchmarks.secure_sum import session_cost
+from benchmarks.summed_round import round_cost
 
 
 def test_a_session_is_measured_with_and_without_lost_members() -> None:
@@ -12,3 +15,12 @@ def test_a_session_is_measured_with_and_without_lost_members() -> None:
         assert cost.coordinator_seconds > 0
         assert cost.bytes_up > 3 * 1000
         assert cost.ratio_to_plain == cost.bytes_up / 2000
+
+
+@pytest.mark.slow
+def test_a_round_is_measured_over_http() -> None:
+    cost = round_cost(members=5, layers=1, processes=2)
+    assert cost.values == 65_536 + 2
+    assert list(cost.phases) == ["keys", "shares", "masked", "confirm", "unmask"]
+    assert sum(cost.phases.values()) + cost.opening_seconds == pytest.approx(cost.sum_seconds)
+    assert cost.bytes_up > 3 * 65_536

@@ -35,7 +35,7 @@ def found(file: Path, plan: Path | None = None) -> dict[str, str]:
 def test_a_plans_file_decides_what_a_step_needs(tmp_path: Path) -> None:
     file, plan = config(tmp_path), tmp_path / "plan.json"
     usual = found(file)["memory"]
-    assert "a step of 8 x 64 tokens (the default plan: not enrolled yet)" in usual
+    assert "a step of 8 x 64 tokens (assumed; the federation's plan is known after enrolment)" in usual
     plan.write_text(json.dumps({"name": "x", "strategy": {"name": "fedavg"}, "training": SMALL}))
     small = found(file, plan)["memory"]
     assert f"a step of 2 x 40 tokens ({plan})" in small
@@ -77,7 +77,7 @@ def test_an_enrolled_silo_is_checked_under_its_federations_plan(
     with connected(None) as api:
         token = served.enrolment_token(federation_id, "aster")
         member = enrol(api, folder, token=token, name="aster", profile=silo.profile)
-    assert "(the default plan: no round of the federation is known yet)" in found(file)["memory"]
+    assert "2 x 40 tokens (the federation's plan)" in found(file)["memory"]
     served.admin.post(f"/v1/federations/{federation_id}/start")
     assert "2 x 40 tokens (the federation's plan)" in found(file)["memory"]
     with connected(read_key(folder)) as api:

@@ -27,6 +27,7 @@ TERMS: dict[str, dict[str, object]] = {
     "another round": {"round": 2},
     "the same values as counts, so that a second sum can follow": {"kind": "counts"},
     "no masks": {"masking": "none"},
+    "another plan, by which other members send zeros": {"plan": OTHER},
     "other weights": {"weights": OTHER},
     "an older roster": {"roster_version": 8},
     "another roster": {"roster_hash": OTHER},

@@ -71,7 +71,7 @@ def at_every_place_of_a_sum(database_url: str, folder: Path, trial: SummedTrial)
     undertaker = Undertaker(coordinator, OF_SUMS)
     undertaker.start()
     try:
-        with summed.summing(trial, coordinator.url) as (federation_id, agents, admin):
+        with summed.summing(trial, [coordinator.url]) as (federation_id, agents, admin):
             summed.go_on_to_the_end(federation_id, agents, admin)
             assert undertaker.died_at == OF_SUMS, f"never died at {set(OF_SUMS) - {*undertaker.died_at}}"
             summed.check(trial, database_url, federation_id, agents)

@@ -8,14 +8,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from coordinator.observability.fault_points import Place
+from tests.stress import summed
 from tests.stress.one_hot import Trial, check, taking_part, wait_for_the_end
 from tests.stress.processes import Coordinator
 from tests.stress.stored import Published, published_in
+from tests.stress.summed import SummedTrial
 
 LEASE_SECONDS = 1.0
 _FROZEN_SECONDS = 2.5 * LEASE_SECONDS
 _TO_FREEZE: tuple[Place, ...] = ("claim-committed", "block-staged", "update-written")
 _OVERTAKEN = "aggregation-overtaken"
+_OPENED = "sum-session-done"
 _AGGREGATING = _TO_FREEZE[:2]
 _TO_KILL: tuple[Place | None, ...] = ("publication-written", "update-committed", None)
 
@@ -143,3 +146,39 @@ def undisturbed(database_url: str, folder: Path, trial: Trial) -> Published:
     finally:
         alone.kill()
     return published_in(database_url)
+
+
+def frozen_while_opening(database_url: str, folder: Path, trial: SummedTrial) -> int:
+    """Freeze a replica amid opening a sum, until the other one has opened it; return who was overtaken.
+
+    Raises:
+        AssertionError: a total is wrong, or something was lost, doubled or left over.
+    """
+    lease = {"TESSERA_LEASE_SECONDS": str(LEASE_SECONDS)}
+    frozen, other = (Coordinator(database_url, folder / f"log{i}", **lease) for i in (0, 1))
+    frozen.start("sum-block-staged", freeze=True)
+    other.start()
+    done = threading.Event()
+
+    def thaw() -> None:
+        while not done.wait(0.01):
+            if frozen.is_frozen():
+                opened = other.said(_OPENED)
+                while other.said(_OPENED) == opened and not done.wait(0.01):
+                    pass
+                frozen.thaw()
+                return
+
+    thawing = threading.Thread(target=thaw, name="thaw", daemon=True)
+    thawing.start()
+    try:
+        with summed.summing(trial, [frozen.url, other.url]) as (federation_id, agents, admin):
+            summed.go_on_to_the_end(federation_id, agents, admin)
+            summed.check(trial, database_url, federation_id, agents)
+    finally:
+        done.set()
+        thawing.join()
+        for replica in (frozen, other):
+            replica.kill()
+    assert [*frozen.errors, *other.errors] == []
+    return frozen.said("sum-overtaken")

@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import cycle
 from typing import Any
 
 import httpx
@@ -58,19 +59,20 @@ class SummedTrial:
 
 
 class Insisting:
-    """Asks until there is an answer, with a new signature each time."""
+    """Asks any coordinator until there is an answer, with a new signature each time."""
 
-    def __init__(self, client: httpx.Client) -> None:
+    def __init__(self, client: httpx.Client, urls: Sequence[str]) -> None:
         self._client = client
+        self._urls = cycle(urls)
 
     def get(self, path: str, **request: Any) -> httpx.Response:
-        return insist(lambda: self._client.get(path, **request))
+        return insist(lambda: self._client.get(next(self._urls) + path, **request))
 
     def put(self, path: str, **request: Any) -> httpx.Response:
-        return insist(lambda: self._client.put(path, **request))
+        return insist(lambda: self._client.put(next(self._urls) + path, **request))
 
     def post(self, path: str, **request: Any) -> httpx.Response:
-        return insist(lambda: self._client.post(path, **request))
+        return insist(lambda: self._client.post(next(self._urls) + path, **request))
 
     def close(self) -> None:
         self._client.close()
@@ -97,6 +99,7 @@ class SummedClient(SumClient):
             roster=keys,
             roster_version=version,
             roster_hash=link,
+            plan=self.terms.plan,
             weights=self.weights,
             segments=tuple(self.terms.segments),
             bits=16,
@@ -212,19 +215,19 @@ def _spoilt(client: SummedClient) -> bytes:
 
 
 @contextmanager
-def summing(trial: SummedTrial, coordinator: str) -> Iterator[tuple[str, list[SummedAgent], Insisting]]:
+def summing(trial: SummedTrial, urls: Sequence[str]) -> Iterator[tuple[str, list[SummedAgent], Insisting]]:
     """Create a federation, enrol its clients, start it and them; their connections end with the block."""
     headers = {"Authorization": f"Bearer {ADMIN_TOKEN}"}
-    with httpx.Client(base_url=coordinator, headers=headers, timeout=60, verify=False) as people:
-        admin = Insisting(people)
+    with httpx.Client(headers=headers, timeout=60, verify=False) as people:
+        admin = Insisting(people, urls)
         made = admin.post("/v1/federations", json=trial.plan)
         assert made.status_code == 201, made.text
         federation_id = str(made.json()["id"])
         agents = []
         for index in range(trial.clients):
-            silo = enrol(people, federation_id, f"c{index}")
-            silo.http.base_url = coordinator
-            asking: Any = Insisting(silo.http)
+            enrolling: Any = admin
+            silo = enrol(enrolling, federation_id, f"c{index}")
+            asking: Any = Insisting(silo.http, urls)
             silo = Silo(silo.client_id, federation_id, silo.key, asking)
             agents.append(SummedAgent(trial, silo, index, admin))
         _start(admin, federation_id)

@@ -9,6 +9,7 @@ import pytest
 
 from tests.stress import replicas
 from tests.stress.one_hot import Trial
+from tests.stress.summed import SummedTrial
 
 
 @pytest.mark.long
@@ -25,3 +26,12 @@ def test_replicas_that_freeze_and_die_lose_and_double_nothing(
     assert havoc.frozen_at == ["claim-committed", "block-staged", "update-written"]
     assert havoc.killed_at == ["publication-written", "update-committed"]
     assert havoc.overtaken >= 2, "who is frozen while it aggregates must find that another did its work"
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+def test_a_replica_that_freezes_while_it_opens_a_sum_is_overtaken(
+    fresh_database: Callable[[str], str], tmp_path: Path
+) -> None:
+    trial = SummedTrial(rounds=6)
+    assert replicas.frozen_while_opening(fresh_database("postgres"), tmp_path, trial) == 1

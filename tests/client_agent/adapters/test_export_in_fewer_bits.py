@@ -68,6 +68,7 @@ def test_on_the_same_base_loaded_the_same_way_only_rounding_differs(
 
 def test_what_is_said_of_a_precision_follows_what_was_measured() -> None:
     assert "1e-5" in precision_note("float32")
+    assert precision_note("float32", was="scored").startswith("scored on float32 weights")
     for precision in HELD:
         assert "if it loads the base model in the same way" in precision_note(precision)
         assert "float32 included" in precision_note(precision)

@@ -102,15 +102,17 @@ def test_the_command_writes_what_a_coordinator_takes(name: str, tmp_path: Path) 
     base = load_base_model(str(MODELS["S"].with_name(name)), device=torch.device("cpu"))
     assert anchors == generate_anchors(base, 64, seed=3, max_tokens=8)
     assert base.slug in done.stdout
+    assert f"next: the operator stores them: tessera anchors put FEDERATION {out}" in done.stdout
     again = tessera(*command)
     assert again.exit_code == 1
-    assert "exists already" in again.output
+    assert "exists already; remove it" in again.output
+    assert "folder" not in again.output
 
 
 def test_no_such_model_or_folder_is_a_clear_error(tmp_path: Path) -> None:
     for model, out, expected in (
         (tmp_path / "none", tmp_path / "anchors.json", "none"),
-        (MODELS["S"], tmp_path / "none" / "anchors.json", "its folder does not"),
+        (MODELS["S"], tmp_path / "none" / "anchors.json", "there is no folder"),
     ):
         failed = tessera("write-anchors", model, "--out", out)
         assert failed.exit_code == 1, failed.output

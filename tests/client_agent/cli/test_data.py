@@ -38,7 +38,7 @@ def test_init_writes_settings_that_the_agent_reads(table: Path, tmp_path: Path) 
 
 def test_init_maps_columns(tmp_path: Path) -> None:
     file, out = tmp_path / "faq.csv", tmp_path / "silo.toml"
-    file.write_text("question,answer\n" + "".join(f"what is {i},number {i}\n" for i in range(10)))
+    file.write_text("question,answer\n" + "".join(f"what is {i},number {i}\n" for i in range(40)))
     columns = ("--column", "prompt=question", "--column", "completion=answer")
     unmapped = tessera("init", "--model", MODELS["S"], "--train", file, "--out", out)
     assert "--column prompt=question" in unmapped.output
@@ -107,7 +107,7 @@ def test_init_writes_paths_that_are_right_in_another_folder(
 def test_init_keeps_the_split_of_a_saved_data_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     datasets = pytest.importorskip("datasets")
     monkeypatch.chdir(tmp_path)
-    rows = datasets.Dataset.from_list([{"prompt": "a", "completion": "b"}])
+    rows = datasets.Dataset.from_list([{"prompt": f"a{n}", "completion": "b"} for n in range(20)])
     datasets.DatasetDict({"train": rows}).save_to_disk("saved")
     out = tmp_path / "elsewhere" / "silo.toml"
     done = tessera("init", "--model", MODELS["S"], "--train", "saved:train", "--out", out)
@@ -141,3 +141,18 @@ def test_an_empty_validation_set_is_counted(table: Path, tmp_path: Path) -> None
     counts = json.loads(tessera("data", "--config", out, "--json").stdout)
     assert (counts["validation"]["examples"], counts["validation"]["longest"]) == (0, 0)
     assert counts["train"]["examples"] + counts["test"]["examples"] == 40
+
+
+def test_init_refuses_too_few_examples_to_hold_one_out(tmp_path: Path) -> None:
+    file, out = tmp_path / "few.jsonl", tmp_path / "silo.toml"
+    rows = [json.dumps({"prompt": f"what is {i}", "completion": f"number {i}"}) for i in range(2)]
+    file.write_text(rows[0] + "\n")
+    done = tessera("init", "--model", MODELS["S"], "--train", file, "--out", out)
+    assert done.exit_code == 1
+    assert "has too few examples (1) for a share of 20%" in done.output
+    assert "add examples, or name held-out ones" in done.output
+    assert not out.exists()
+    held_out = tmp_path / "held-out.jsonl"
+    held_out.write_text(rows[1] + "\n")
+    named = tessera("init", "--model", MODELS["S"], "--train", file, "--test", held_out, "--out", out)
+    assert named.exit_code == 0, named.output

@@ -22,6 +22,7 @@ from client_agent.settings import read_settings
 from client_agent.transport.client import CoordinatorApi
 from schemas.identity.keys import name_of
 from schemas.messages.enrolment import Profile
+from tests.client_agent.rounds.test_checkpoints import tessera
 from tests.client_agent.test_daemon import config, naps
 from tests.coordinator.enrolment.test_key_rotation import let_expire
 from tests.served import PROFILE, Served
@@ -169,6 +170,23 @@ def test_starting_the_agent_takes_up_the_new_key(scene: Scene, tmp_path: Path) -
     with open_participant(settings) as participant:
         assert participant.session.api.me().client_id == scene.member.client_id
     assert name_of(read_key(scene.folder)) == name_of(new)
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ((), "the old key stays valid until "),
+        (("--at-once",), "the old key and all earlier ones are revoked\n"),
+    ],
+)
+def test_the_command_prints_what_becomes_of_the_old_key(
+    scene: Scene, tmp_path: Path, options: tuple[str, ...], sentence: str
+) -> None:
+    done = tessera("rotate-key", "--config", config(tmp_path, url=scene.served.url), *options)
+    assert done.exit_code == 0, done.output
+    assert f"the new key is in use; {sentence}" in done.stdout
+    assert done.stdout.endswith("next: tessera agent run, as before\n")
+    assert scene.is_let_in(scene.old) != bool(options)
 
 
 class Delayed(httpx.HTTPTransport):

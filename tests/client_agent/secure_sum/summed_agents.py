@@ -18,13 +18,15 @@ from client_agent.identity.membership import enrol, read_key
 from client_agent.rounds.participant import Participant
 from client_agent.rounds.steps import resume, take_part
 from client_agent.rounds.sum_input import SumInput
-from client_agent.storage.round_folder import INPUT, READY, RoundFolder
+from client_agent.rounds.train import Trained
+from client_agent.storage.round_folder import INPUT, READY, TRAINED, RoundFolder
 from client_agent.training.silo import Silo
 from client_agent.transport.client import CoordinatorApi
-from schemas.maths.adapter import in_order
+from schemas.maths.adapter import Layout, in_order
 from schemas.messages.federations import FederationPlan
 from schemas.messages.rounds import RoundBrief
 from schemas.secure_sum.segments import segments_of
+from tests.conftest import ask
 from tests.served import Served
 
 PLAN: dict[str, Any] = {
@@ -64,15 +66,15 @@ class Agent:
     def sum(self) -> None:
         resume(self.participant)
 
+    def layout(self, round_number: int = 1) -> Layout:
+        adapter = Trained.from_bytes(self.folder(round_number).read(TRAINED)).adapter
+        return in_order({name: values.shape for name, values in adapter.items()})
+
     def input(self, round_number: int = 1) -> NDArray[np.int64]:
         """Return the encoded input in this agent's folder."""
         wanted: FederationPlan = self.participant.session.manifests.plan
-        from client_agent.rounds.train import Trained
-
-        folder = self.folder(round_number)
-        adapter = Trained.from_bytes(folder.read("trained.safetensors")).adapter
-        layout = in_order({name: values.shape for name, values in adapter.items()})
-        return SumInput.from_bytes(folder.read(INPUT), segments_of(wanted, layout)).values.astype(np.int64)
+        content, layout = self.folder(round_number).read(INPUT), self.layout(round_number)
+        return SumInput.from_bytes(content, segments_of(wanted, layout)).values.astype(np.int64)
 
 
 @dataclass
@@ -147,3 +149,17 @@ def agents_of(
             participant = Participant.of(own, connection, member, home, keep_rounds=2, sleep=sleep)
             agents.append(Agent(name, participant, stop))
         yield Agents(served, federation_id, agents)
+
+
+def total_of(served: Served, federation_id: str, round_number: int = 1) -> NDArray[np.int64]:
+    """Read the total of a round past the service."""
+    ((payload_id,),) = ask(
+        served.database_url,
+        "SELECT s.total_payload_id FROM sum_sessions s JOIN rounds r ON r.id = s.round_id"
+        f" WHERE r.federation_id = '{federation_id}' AND r.number = {round_number} AND s.state = 'done'",
+    )
+    chunks = ask(
+        served.database_url,
+        f"SELECT data FROM payload_chunks WHERE payload_id = {payload_id} ORDER BY begin",
+    )
+    return np.frombuffer(b"".join(bytes(data) for (data,) in chunks), "<i4").astype(np.int64)

@@ -6,43 +6,17 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import typer
-from typer.testing import CliRunner
 
-from coordinator.cli import commands
 from coordinator.strategies.opening import names
 from schemas.messages.federations import ALL_ROLES
+from tests.operating import Operator
 from tests.served import ADMIN_TOKEN, Served
 from tests.taking_part import PLAN, deliver, running, values, wait_for
-
-
-@dataclass
-class Operator:
-    """The command line, pointed at a coordinator."""
-
-    served: Served
-
-    def __call__(self, *arguments: str, fails: bool = False, token: str = ADMIN_TOKEN) -> str:
-        app = typer.Typer(pretty_exceptions_enable=False)
-        commands(app)
-        environment = {
-            "TESSERA_URL": self.served.url,
-            "TESSERA_TOKEN": token,
-            "COLUMNS": "250",
-            "TERM": "dumb",
-        }
-        done = CliRunner().invoke(app, list(arguments), env=environment, catch_exceptions=False)
-        assert done.exit_code == (1 if fails else 0), done.output
-        return done.stderr if fails else done.stdout
-
-    def json(self, *arguments: str) -> Any:
-        return json.loads(self(*arguments, "--json"))
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""`tessera round list` and `round show` in a terminal of 80 columns."""
+"""`tessera round list`, `round show` and `client list` in a terminal of 80 columns."""
 
 from __future__ import annotations
 
@@ -55,3 +55,13 @@ def test_a_round_shows_the_losses_of_each_client(coordinator: Served, federation
     at = head.index("served")
     shown = sorted((row[-len(head) :][at:][:4] for row in rows), key=str)
     assert [row[:3] for row in shown] == [["9.000", "0.500", "trained"]] * 2
+
+
+def test_clients_fit_with_long_names_whole_ids_and_their_state(coordinator: Served) -> None:
+    federation_id = coordinator.federation()
+    names = ["clinic-of-the-university-hospital-of-north-harbour", "aster"]
+    silos = [coordinator.enrol(federation_id, name) for name in names]
+    lines = output(coordinator, "client", "list", federation_id)
+    assert max(map(len, lines)) <= 80
+    for silo in silos:
+        assert any({silo.client_id, "enrolled"} <= set(line.split()) for line in lines)

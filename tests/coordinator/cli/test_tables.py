@@ -7,7 +7,7 @@ import io
 import pytest
 from rich.console import Console
 
-from coordinator.cli.output import fitting_table, wrapped
+from coordinator.cli.output import fitting_table, table, wrapped
 
 COLUMNS = ["round", "state", "opened", "bytes"]
 ROWS = [(12, "published", "3 min ago", "1.2 MiB up, 3.4 MiB down")]
@@ -52,3 +52,13 @@ def test_a_sentence_is_broken_at_spaces_and_a_token_is_not() -> None:
     content = wrapped(f"a token such as {token} stays in one piece", 40, indent="   ")
     assert token in content
     assert content.splitlines() == ["a token such as", f"   {token}", "   stays in one piece"]
+
+
+def test_a_long_name_continues_on_the_next_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    file = io.StringIO()
+    name = "clinic-of-the-university-hospital-of-north-harbour"
+    Console(file=file, width=60).print(table(["id", "name"], [("cli_" + "0" * 24, name)]))
+    lines = file.getvalue().splitlines()
+    assert max(map(len, lines)) <= 60
+    assert "".join(line.split()[-1] for line in lines[3:-1]) == name

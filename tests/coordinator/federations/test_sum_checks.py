@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -37,6 +38,16 @@ def test_plans_that_can_be_summed_are_stored_with_dense_updates(
             "/v1/federations", json={"name": "b", "strategy": {"name": "fedavg"}}
         ).json()["plan"]["privacy"]
     )
+
+
+def test_the_audit_log_says_how_a_federation_sums(
+    serve: Callable[..., Served], fresh_database: Callable[[str], str]
+) -> None:
+    served = serve(fresh_database("sqlite"))
+    assert create(served).status_code == 201
+    entries = served.admin.get("/v1/audit").json()["items"]
+    (created,) = [entry for entry in entries if entry["event"] == "federation-created"]
+    assert created["reason"] == "updates are summed: masking pairwise, at least 5 members"
 
 
 @pytest.mark.parametrize("strategy", ["het_lora", "lora_fair", "fedex_lora", "flora", "ca_pfl", "fedmosaic"])

@@ -50,6 +50,9 @@ class SumClient:
     terms: SumTerms | None = None
     seen: int | None = None
     sent: dict[int, bytes] = field(default_factory=dict)
+    values: str = VALUES
+    """The digest of the values that all clients were served."""
+    patience: float = 20.0
 
     def status(self, *, seen: int | None = None, wait: int = 0) -> SumStatus | None:
         """Ask where the sum stands; None = there is nothing new."""
@@ -62,7 +65,7 @@ class SumClient:
 
     def begin(self, roster: Mapping[str, str], version: int, roster_hash: str) -> None:
         """Accept the terms of the current session, once there is one, and make secrets."""
-        status = _until(lambda: self._with_session(), 20)
+        status = _until(self._with_session, self.patience)
         assert status.terms is not None
         self.terms, self.seen = status.terms, status.phase
         if self.input is None:
@@ -77,10 +80,12 @@ class SumClient:
             roster=roster,
             roster_version=version,
             roster_hash=roster_hash,
-            weights=VALUES,
+            plan=self.terms.plan,
+            weights=self.values,
             segments=tuple(self.terms.segments),
             bits=16,
             minimum=self.terms.minimum,
+            masking=self.terms.masking,
         )
         accepted = accept_terms(self.terms, expectation)
         self._member = Member(accepted, new_secrets(), self.silo.key, expectation)
@@ -113,7 +118,7 @@ class SumClient:
 
     def answer(self, step: int) -> bytes:
         """Wait for the answer of a step."""
-        return _until(lambda: self._answer(step), 20)
+        return _until(lambda: self._answer(step), self.patience)
 
     def _with_session(self) -> SumStatus | None:
         status = self.status()
@@ -220,11 +225,11 @@ def summing(served: Served, clients: int = 5, **secure_sum: Any) -> Scene:
     return Scene(served, federation_id, [SumClient(silo, 1) for silo in silos])
 
 
-def make_ready(silo: Silo, number: int = 1) -> None:
+def make_ready(silo: Silo, number: int = 1, *, values: str = VALUES) -> None:
     joined = silo.http.post(url(silo, number, "/join"))
     assert joined.status_code == 200, joined.text
     base = joined.json()["weights"]["digest"]
-    ready = silo.http.put(url(silo, number, "/ready"), json={"base": base, "values": VALUES})
+    ready = silo.http.put(url(silo, number, "/ready"), json={"base": base, "values": values})
     assert ready.status_code in (200, 201), ready.text
 
 

@@ -134,7 +134,7 @@ def stored_session(
         federation = federations.create(session, plan(masking=masking, **secure_sum))
         federation.state = "running"
     terms = terms_of(members, segments=segments, masking=masking, session=number)
-    played = Session(terms, inputs_of(members, values), stops or {})
+    played = Session(terms, inputs_of(members, values), stops or {}, {"masking": masking})
     _play(played)
     stored = Stored(database, federation.id, played)
     _store_round(stored)

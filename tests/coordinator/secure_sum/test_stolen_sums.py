@@ -107,7 +107,7 @@ def test_a_thief_of_every_state_of_a_sum_has_nobodys_input(coordinator: Served) 
 def test_a_member_that_was_lost_is_not_opened_either(coordinator: Served) -> None:
     """Shares of its mask key are stored, and never its vector: it comes too late, and is refused."""
     with thief_at_every_commit() as thief:
-        scene = summing(coordinator, 8, phase_seconds=2)
+        scene = summing(coordinator, 8, phase_seconds=6)
         thief.federation_id = scene.federation_id
         scene.begin()
         for step in (KEYS, SHARES):
@@ -129,7 +129,7 @@ def test_a_member_that_was_lost_is_not_opened_either(coordinator: Served) -> Non
 
 def test_two_sessions_of_the_same_inputs_open_nothing(coordinator: Served) -> None:
     with thief_at_every_commit() as thief:
-        scene = summing(coordinator, phase_seconds=2)
+        scene = summing(coordinator, phase_seconds=6)
         thief.federation_id = scene.federation_id
         scene.begin()
         for step in (KEYS, SHARES, MASKED):

@@ -1,0 +1,123 @@
+"""Members that are driven by a coordinator that lies: they stop before they have revealed anything."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from client_agent.secure_sum.errors import SumRefused
+from coordinator.secure_sum import intake
+from tests.client_agent.secure_sum.memory_server import (
+    MemoryCalls,
+    change_answers,
+    members_of,
+    run_all,
+    until_left,
+)
+from tests.secure_sum.scene import terms_of
+
+OTHER = f"sha256:{'1' * 64}"
+
+LIES: dict[str, tuple[dict[str, Any], str]] = {
+    "another plan": ({"plan": OTHER}, "`plan` of the terms"),
+    "other weights": ({"weights": OTHER}, "`weights` of the terms"),
+    "no masks": ({"masking": "none"}, "`masking` of the terms"),
+    "a lower threshold": ({"threshold": 3}, "the threshold of 5 members is 4"),
+    "a lower minimum": ({"minimum": 2}, "a sum has at least 3 members here"),
+    "other clips": ({"segments": [{"name": "lora", "values": 20, "clip": 1}]}, "`segments` of the terms"),
+    "a session of counts": ({"kind": "counts"}, "`kind` of the terms"),
+}
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_terms_that_contradict_the_plan_end_the_agents_run(lie: str, tmp_path: Path) -> None:
+    changes, reason = LIES[lie]
+    member = members_of(tmp_path, 5, terms_of(5, **changes))[0]
+    honest = terms_of(5)
+    member.expected = {"segments": tuple(honest.segments), "masking": "pairwise", "kind": "sum"}
+    with pytest.raises(SumRefused, match=reason):
+        member.run()
+    assert not member.calls.server.log
+    assert len(list(member.journal.evidence.iterdir())) == 1
+    assert not (member.folder / "secure").exists()
+
+
+def test_other_terms_of_a_session_that_goes_on_are_refused(tmp_path: Path) -> None:
+    members = members_of(tmp_path, 5)
+    server = members[0].calls.server
+    for member in members:
+        member.calls.stop_before = 1
+    assert len(run_all(members)) == 5
+    server.terms = terms_of(5, nonce="b3RoZXI")
+    with pytest.raises(SumRefused, match="two terms of session 1"):
+        members[0].run()
+    assert len(list(members[0].journal.evidence.iterdir())) == 2
+
+
+def test_terms_of_another_session_than_the_status_names_are_refused(tmp_path: Path) -> None:
+    member = members_of(tmp_path, 5)[0]
+    server = member.calls.server
+    honest = server.status
+    server.status = lambda: honest().model_copy(update={"session": 2})  # type: ignore[method-assign]
+    with pytest.raises(SumRefused, match="another session"):
+        member.run()
+
+
+def _without_self(calls: MemoryCalls, found: bytes) -> bytes:
+    closed = [n for n in calls.server.closed[1, 2] if n != calls.position]
+    return intake.masked_answer(closed).model_dump_json().encode()
+
+
+def _too_few(calls: MemoryCalls, found: bytes) -> bytes:
+    return intake.masked_answer([calls.position, (calls.position + 1) % 5]).model_dump_json().encode()
+
+
+def _split(calls: MemoryCalls, found: bytes) -> bytes:
+    """Show every member a set that lacks another one."""
+    closed = [n for n in range(5) if n != (calls.position + 1) % 5]
+    return intake.masked_answer(closed).model_dump_json().encode()
+
+
+@pytest.mark.parametrize(
+    ("lie", "reason"),
+    [
+        (_without_self, "this member's masked vector is not in the sum"),
+        (_too_few, "too few members sent masked vectors"),
+    ],
+)
+def test_a_false_set_of_members_ends_a_members_part(
+    lie: Any, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    change_answers(monkeypatch, 2, lie)
+    members = members_of(tmp_path, 5)
+    server = members[0].calls.server
+    threads = [threading.Thread(target=until_left, args=(member,)) for member in members]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=30)
+        assert not thread.is_alive()
+    assert not [entry for entry in server.log if entry[2] > 2]
+    for member in members:
+        reasons = [report.left for report in member.reports if report.left]
+        assert reason in reasons[0]
+        assert not list(member.folder.rglob("put-*"))
+
+
+def test_different_sets_for_different_members_reveal_no_share(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    change_answers(monkeypatch, 2, _split)
+    members = members_of(tmp_path, 5)
+    threads = [threading.Thread(target=until_left, args=(member,)) for member in members]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=30)
+        assert not thread.is_alive()
+    assert not [entry for entry in members[0].calls.server.log if entry[2] == 4]
+    reasons = [report.left or "" for member in members for report in member.reports if report.left]
+    assert any("a member confirmed" in reason for reason in reasons)

@@ -1,0 +1,62 @@
+"""What `tessera federation` prints: a summary with the next command, and the plan on request."""
+
+from __future__ import annotations
+
+import pytest
+
+from schemas.messages.federations import ALL_ROLES
+from tests.operating import Operator
+from tests.served import Served
+
+
+@pytest.fixture
+def tessera(coordinator: Served) -> Operator:
+    return Operator(coordinator)
+
+
+def test_a_federation_is_shown_in_short_with_the_next_command(tessera: Operator) -> None:
+    shown = tessera("federation", "create", "--name", "clinics", "--strategy", "fedavg", "--min-clients", "1")
+    facts = _facts(shown)
+    federation_id = facts["id"]
+    assert list(facts) == ["id", "name", "state", "next", "round", "clients", "created", "plan"]
+    assert facts["next"] == f"tessera enrolment create {federation_id} NAME"
+    assert facts["clients"] == "0 enrolled; a round waits for 1"
+    assert facts["plan"] == f"tessera federation show {federation_id} --plan"
+    tessera.served.enrol(federation_id, "a", shapes={role: [64, 64] for role in ALL_ROLES})
+    assert _facts(tessera("federation", "show", federation_id))["next"].startswith("tessera federation start")
+    assert _facts(tessera("federation", "start", federation_id))["next"].startswith("tessera round watch")
+    assert _facts(tessera("federation", "pause", federation_id))["next"].startswith(
+        "tessera federation start"
+    )
+    assert _facts(tessera("federation", "finish", federation_id))["next"].startswith("tessera round list")
+
+
+def test_the_plan_and_its_claims_are_shown_on_request(tessera: Operator) -> None:
+    made = tessera.json("federation", "create", "--name", "x", "--strategy", "fedmosaic")
+    short = _facts(tessera("federation", "show", made["id"]))
+    whole = _facts(tessera("federation", "show", made["id"], "--plan"))
+    assert "claim 1" not in short
+    assert {"strategy", "training", "privacy", "privacy of a record", "claim 1"} <= set(whole)
+    assert tessera.json("federation", "show", made["id"])["claims"] == made["claims"]
+
+
+def test_the_id_alone_can_be_had_of_a_new_federation(tessera: Operator) -> None:
+    create = ("federation", "create", "--name", "x", "--strategy", "fedavg", "--quiet")
+    federation_id = tessera(*create).removesuffix("\n")
+    assert tessera.json("federation", "show", federation_id)["state"] == "open"
+    before = tessera.json("federation", "list")
+    assert "exclude each other" in tessera(*create, "--json", fails=True)
+    assert tessera.json("federation", "list") == before
+
+
+def test_anchors_come_first_in_a_federation_with_a_pivot(tessera: Operator) -> None:
+    create = ("federation", "create", "--name", "x", "--strategy", "fedmosaic", "--pivot")
+    facts = _facts(tessera(*create, "llama-96x4-4e79db21c87f"))
+    assert facts["next"] == f"tessera anchors put {facts['id']} anchors.json"
+
+
+def _facts(shown: str) -> dict[str, str]:
+    """Return the printed facts by name, which two spaces at least separate from them."""
+    return {
+        name.strip(): fact.strip() for name, _, fact in (line.partition("  ") for line in shown.splitlines())
+    }

@@ -1,0 +1,36 @@
+"""The operator's commands, run in this process against a coordinator of the tests."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+import typer
+from typer.testing import CliRunner
+
+from coordinator.cli import commands
+from tests.served import ADMIN_TOKEN, Served
+
+
+@dataclass
+class Operator:
+    """The command line, pointed at a coordinator."""
+
+    served: Served
+
+    def __call__(self, *arguments: str, fails: bool = False, token: str = ADMIN_TOKEN) -> str:
+        app = typer.Typer(pretty_exceptions_enable=False)
+        commands(app)
+        environment = {
+            "TESSERA_URL": self.served.url,
+            "TESSERA_TOKEN": token,
+            "COLUMNS": "250",
+            "TERM": "dumb",
+        }
+        done = CliRunner().invoke(app, list(arguments), env=environment, catch_exceptions=False)
+        assert done.exit_code == (1 if fails else 0), done.output
+        return done.stderr if fails else done.stdout
+
+    def json(self, *arguments: str) -> Any:
+        return json.loads(self(*arguments, "--json"))
