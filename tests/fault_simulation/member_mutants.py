@@ -15,6 +15,7 @@ from client_agent.secure_sum import session_steps
 from client_agent.secure_sum.journal import SessionJournal
 from client_agent.secure_sum.member import Member
 from client_agent.storage.files import make_folder
+from client_agent.storage.round_folder import SECURE
 from schemas.identity.keys import encode
 from schemas.messages.secure_sum import STEPS, SumStep, UnmaskShare, UnmaskStep
 
@@ -39,9 +40,11 @@ def sends_both_shares() -> Iterator[None]:
 @contextmanager
 def rounds_its_input_again() -> Iterator[None]:
     """After a crash or a lost answer, another input is masked by the same keys."""
-    message, require = session_steps._MaskedSteps.message, SessionJournal.require
+    message, require, read = session_steps._MaskedSteps.message, SessionJournal.require, summed_steps._input
 
     def anew(work: Any) -> SumInput:
+        if not any(work.folder.path.glob(f"{SECURE}/*/put-{STEPS.index('masked')}")):
+            return read(work)
         return SumInput.from_bytes(summed_steps.encode_input(work), summed_steps._segments(work))
 
     def masks_anew(self: Any, step: SumStep) -> bytes:

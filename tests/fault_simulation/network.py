@@ -70,9 +70,11 @@ class Network(httpx.BaseTransport):
             httpx.Headers(request.headers),
             request.read(),
         )
-        world.scheduler.current().process.is_summing = "/secure-sum" in sent.target
+        is_summing = sent.method == "PUT" and "/secure-sum/" in sent.target
         world.oracle.sent(self._number, sent)
         world.point("send")
+        if is_summing:
+            world.die_in_sum("send")
         place = dice.randrange(world.plan.replicas)
         if world.is_cut_off(self._number, place) or not world.replicas[place].alive:
             raise httpx.ConnectError("nobody there")
@@ -83,6 +85,8 @@ class Network(httpx.BaseTransport):
         delay = dice.uniform(0.001, 0.05)
         if weather and dice.random() < weather.late:
             delay = dice.uniform(0.0, 2 * _TIMEOUT_SECONDS)
+        if is_summing:
+            delay += self._held_up()
         exchange = self._deliver(sent, place, delay)
         if weather and dice.random() < weather.twice:
             other = dice.randrange(world.plan.replicas)
@@ -92,7 +96,16 @@ class Network(httpx.BaseTransport):
         if weather and dice.random() < weather.lost_reply:
             raise httpx.ReadError("lost on the way back")
         world.point("received")
+        if is_summing:
+            world.die_in_sum("received")
         return self._response(exchange, dice.random() < weather.cut if weather else False)
+
+    def _held_up(self) -> float:
+        """Draw for how long a message of a sum is held up: sometimes until its phase is over."""
+        world, drawn = self._world, self._world.plan.summed
+        if drawn is None or not world.befalls_in_sum("is late", self._number, world.weather.sum_late):
+            return 0.0
+        return self._dice.uniform(0.5, 1.5) * drawn.phase_seconds
 
     def _deliver(self, sent: Sent, place: int, delay: float) -> Exchange:
         exchange = Exchange(Flag(self._world.scheduler))

@@ -111,10 +111,12 @@ class Operator(Process):
         self._somebody.set()
 
     def _revoke_somebody(self) -> None:
-        """Shut somebody out while it delivers or joins, or else anybody."""
+        """Shut somebody out while it delivers or joins, or waits for the sum, or else anybody."""
         world = self._world
         self._somebody.clear()
         self._somebody.wait(60.0)
+        if world.plan.revoked_while == "ready":  # soon after it was ready, when others are waited for
+            world.scheduler.sleep(world.scheduler.dice.uniform(0.2, 3.0))
         there = [agent.client for agent in world.agents if agent.client and not agent.thief]
         client = self._noticed or (world.scheduler.dice.choice(there) if there else None)
         if client is not None:

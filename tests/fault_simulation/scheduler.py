@@ -34,7 +34,6 @@ class Process:
         self.name = name
         self.alive = True
         self.stopped_until = 0.0
-        self.is_summing = False  # what an agent does in a sum is little, and more happens meanwhile
         self.tasks: list[Task] = []
 
 

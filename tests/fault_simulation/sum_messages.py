@@ -27,7 +27,7 @@ from schemas.secure_sum.statements import are_sets_signed, masked_digest, sharin
 from schemas.secure_sum.terms import terms_hash
 from schemas.wire.digests import digest_of
 from tests.fault_simulation.sum_rows import PHASES, Summed
-from tests.fault_simulation.weather import CLIP
+from tests.fault_simulation.weather import CLIP, MOST_LIES
 
 if TYPE_CHECKING:
     from tests.fault_simulation.network import Sent
@@ -49,6 +49,7 @@ class SumsSent:
         self._kinds: dict[tuple[Place, int], set[str]] = defaultdict(set)
         self._revealed: dict[tuple[int, int, int, str], set[int]] = defaultdict(set)
         self._inputs: dict[Place, NDArray[np.int64]] = {}
+        self._lies = 0
         self._told: dict[tuple[Place, int], list[bytes]] = defaultdict(list)
 
     def has_sent(self, client: str, row: Summed, step: str, digest: str) -> bool:
@@ -184,8 +185,9 @@ class SumsSent:
             return
         row = self._world.oracle.sums.session(int(found.group(1)), int(found.group(2)))
         change = {_MASKED: _too_few, _CONFIRM: dice.choice([_too_few, _forged])}.get(int(found.group(3)))
-        if row is None or change is None or not self._world.is_stormy or dice.random() >= drawn.lies:
+        if row is None or change is None or self._lies == MOST_LIES or dice.random() >= drawn.lies:
             return
+        self._lies += 1
         body = json.dumps(change(json.loads(bytes(answer.body)), row)).encode()
         answer.body[:] = body
         answer.headers = [

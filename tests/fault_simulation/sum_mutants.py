@@ -178,7 +178,7 @@ def _masked(plan: Plan, _: Weather) -> bool:
 
 
 def _asked_again(plan: Plan, weather: Weather) -> bool:
-    return _masked(plan, weather) and weather.lost_reply > 0.1 and weather.agent_crash > 0.01
+    return _masked(plan, weather) and weather.sum_crash > 0.1
 
 
 def _power_goes(plan: Plan, weather: Weather) -> bool:
@@ -190,8 +190,15 @@ def _lied_to(plan: Plan, weather: Weather) -> bool:
 
 
 def _phases_end(plan: Plan, weather: Weather) -> bool:
-    is_short = plan.summed is not None and plan.summed.phase_seconds < 10
-    return _masked(plan, weather) and is_short and weather.late > 0.1
+    """Enough members for a phase to close without some, and messages that are late."""
+    is_short = plan.summed is not None and plan.summed.phase_seconds < 10 and plan.agents > 6
+    return _masked(plan, weather) and is_short and weather.sum_late > 0.1
+
+
+def _sums_fail(plan: Plan, weather: Weather) -> bool:
+    """Too few members for a phase to close without two, and messages that are late."""
+    is_short = plan.summed is not None and plan.summed.phase_seconds < 10 and plan.agents < 7
+    return _masked(plan, weather) and is_short and weather.sum_late > 0.1
 
 
 def _phases_are_contested(plan: Plan, weather: Weather) -> bool:
@@ -227,8 +234,8 @@ SUM_MUTANTS: tuple[
     ("forgets who has unmasked", _set(store, "spent", lambda *_: set()), _lied_to),
     ("commits totals without its lease", commits_totals_without_lease, _workers_compete),
     ("takes leases of sums that are alive", takes_leases_of_sums, _workers_compete),
-    ("closes phases below the threshold", closes_below_the_threshold, _phases_end),
+    ("closes phases below the threshold", closes_below_the_threshold, _sums_fail),
     ("agrees on a lower threshold", agrees_on_a_lower_threshold, _masked),
     ("collects masked vectors", collects_masked_vectors, _masked),
-    ("goes on after sums that failed", _set(transitions, "pause", _nothing), _phases_end),
+    ("goes on after sums that failed", _set(transitions, "pause", _nothing), _sums_fail),
 )

@@ -18,6 +18,8 @@ from tests.fault_simulation.world import play
 
 ROOT = Path(__file__).parent.parent.parent
 FEW, MANY = 10, 60
+SUMMED = 15
+"""A seed whose schedule has sums."""
 
 
 def _play(first: int, number: int) -> Counter[str]:
@@ -43,6 +45,12 @@ def test_a_few_schedules_of_faults_break_no_promise() -> None:
     assert any(fact.startswith("agent dies") for fact in facts)
 
 
+def test_rounds_are_summed_and_break_no_promise() -> None:
+    facts = _play(SUMMED, 1)
+    assert facts["totals (pairwise)"]
+    assert facts["sum messages of step unmask"]
+
+
 @pytest.mark.long
 @pytest.mark.timeout(1800)
 def test_many_schedules_of_faults_break_no_promise() -> None:
@@ -54,6 +62,10 @@ def test_many_schedules_of_faults_break_no_promise() -> None:
     assert facts["packs stored"]
     assert facts["packs replaced"]
     assert facts["packs refused"]
+    assert facts["totals (pairwise)"]
+    assert facts["sum sessions aborted"]
+    assert any(fact.startswith("members dropped") for fact in facts)
+    assert any(fact.startswith("agent dies at a sum's") for fact in facts)
     assert {f"agent dies at {place}" for place in ("send", "received", "fsync", "replace")} <= places
 
 

@@ -33,6 +33,12 @@ SUMMED = 0.12
 CLIP = 4.0
 """The largest change of a value that is summed; noise may be larger, and is clipped."""
 
+FEW_IN_SUMS = 2
+"""How often an agent dies in a sum, and how often a message of it there is late."""
+
+MOST_LIES = 4
+"""Lies of a coordinator in a schedule: with more of them no sum would be opened."""
+
 ATTEMPTS = 3
 """Sessions of a sum in a round; a round with more failures is abandoned."""
 
@@ -95,7 +101,11 @@ class Plan:
 
 @dataclass(frozen=True)
 class Weather:
-    """How often what goes wrong, as chances per occasion, until `until`."""
+    """How often what goes wrong, as chances per occasion, until `until`.
+
+    `sum_crash` and `sum_late` are for a message of a sum, whenever it is sent: sums take a few seconds at the
+    end of a round. They happen to an agent FEW_IN_SUMS times in all.
+    """
 
     until: float
     replica_crash: float
@@ -112,6 +122,8 @@ class Weather:
     partitions: tuple[tuple[float, float, int, int], ...]
     jumps: tuple[tuple[float, float], ...]
     skews: tuple[float, ...]
+    sum_crash: float
+    sum_late: float
 
     @property
     def is_prompt(self) -> bool:
@@ -176,7 +188,7 @@ def _summed(seed: int, plan: Plan) -> Plan:
         minimum=minimum,
         phase_seconds=dice.choice([8, 15, 30]),
         weigh_up_to=dice.choice([None, None, 40]),
-        lies=dice.choice([0.0, 0.0, 0.1]),
+        lies=dice.choice([0.0, 0.0, 0.3]),
     )
     revoked = dice.choice([0, 1])
     least = max(minimum, agents - dice.choice([0, 1, 2]) - revoked - plan.thief)
@@ -211,7 +223,10 @@ def weather_of(seed: int, plan: Plan) -> Weather:
     def chance(*often: float) -> float:
         return dice.choice([0.0, *often])
 
+    in_sums = random.Random(f"sum weather {seed}")
     return Weather(
+        sum_crash=in_sums.choice([0.0, 0.05, 0.2]),
+        sum_late=in_sums.choice([0.0, 0.05, 0.2]),
         until=until,
         replica_crash=chance(0.002, 0.006, 0.015),
         replica_stall=chance(0.002, 0.006),

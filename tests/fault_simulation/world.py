@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import traceback
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from tests.fault_simulation.scheduler import Killed, Process, Scheduler, Violati
 from tests.fault_simulation.seams import EPOCH, taken
 from tests.fault_simulation.storage import begin_anew, workplace
 from tests.fault_simulation.waits import waits_taken
-from tests.fault_simulation.weather import Plan, Weather, plan_of, weather_of
+from tests.fault_simulation.weather import FEW_IN_SUMS, Plan, Weather, plan_of, weather_of
 
 _SETTLING_SECONDS = 900.0
 _WORKERS_SUFFER_SECONDS = 40.0
@@ -49,6 +50,7 @@ class World:
         self.ahead = 0.0  # how far the database's clock is before the schedule's
         self.turned_back = 0.0
         self.storm_begins: float | None = None
+        self.in_sums: Counter[tuple[str, int]] = Counter()  # what befell which agent in sums
         self.disks = Disks(workplace() / "agents", lambda label: self.point(label, inside=True))
         self.nature = Process("nature")
         self.replicas: list[Replica] = []
@@ -74,6 +76,19 @@ class World:
             self._strike(process, label, often=aggregates or task.is_rare)
         if not inside:
             self.scheduler.sleep(self._delay(process, suffers=suffers, is_worker=task.is_worker))
+
+    def befalls_in_sum(self, what: str, agent: int, chance: float) -> bool:
+        """Draw whether something befalls an agent in a sum, if that was not often enough before."""
+        befalls = self.in_sums[what, agent] < FEW_IN_SUMS and self.scheduler.dice.random() < chance
+        self.in_sums[what, agent] += befalls
+        return befalls
+
+    def die_in_sum(self, label: str) -> None:
+        """Let the running agent die now and then where it sends a message of a sum."""
+        process = self.scheduler.current().process
+        if isinstance(process, Agent) and self.befalls_in_sum("dies", process.number, self.weather.sum_crash):
+            self._crash_agent(process, f"a sum's {label}")
+            raise Killed
 
     def disk_is_full(self) -> bool:
         """Draw whether the next write finds no space."""
@@ -176,7 +191,7 @@ class World:
                 process.stopped_until = self.scheduler.now + seconds
                 self.count("stalls")
                 self.scheduler.say(f"{process.name} stops for {seconds:.1f} s at {label}")
-        elif isinstance(process, Agent) and draw < weather.agent_crash * (3.0 if process.is_summing else 1.0):
+        elif isinstance(process, Agent) and draw < weather.agent_crash:
             self._crash_agent(process, label)
             raise Killed
 
