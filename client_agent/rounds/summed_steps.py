@@ -15,6 +15,7 @@ from client_agent.secure_sum.errors import SumRefused
 from client_agent.secure_sum.expectation import Expectation
 from client_agent.secure_sum.journal import SumJournal
 from client_agent.secure_sum.progress import SumProgress
+from client_agent.secure_sum.unmask_marks import UnmaskMarks
 from client_agent.storage.round_folder import INPUT, PARTIAL, SUM_PROGRESS, WEIGHTS
 from schemas.identity.keys import public_key
 from schemas.maths.adapter import Layout, in_order
@@ -25,6 +26,7 @@ from schemas.secure_sum.segments import segments_of
 log = logging.getLogger(__name__)
 
 _EVIDENCE = "evidence"
+_UNMASKED = "unmasked"
 _LEFT_OUT = "left-out-of-sum"
 
 
@@ -71,7 +73,7 @@ def run_sum(work: Work) -> bytes:
     outcome = take_part_in_sum(
         SumTask(
             calls=_calls(work),
-            journal=SumJournal(folder.path, session.home / _EVIDENCE),
+            journal=SumJournal(folder.path, session.home / _EVIDENCE, UnmaskMarks(session.home / _UNMASKED)),
             values=encoded.values,
             input_digest=encoded.digest,
             expect=lambda terms: _expectation(work, encoded, terms),

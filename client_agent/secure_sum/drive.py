@@ -121,13 +121,13 @@ def _begin(task: SumTask, terms: SumTerms) -> _Session:
     task.journal.end(before=terms.session)
     session = _Session(task, terms)
     entry = next((member for member in terms.members if member.client == task.client), None)
-    spent = task.journal.spent(without=terms.session)
+    spent = task.journal.spent(without=terms)
     if entry is None:
         session.leave("this client is not among its members")
     elif entry.key != name_of(task.identity):
         session.leave("its terms have an earlier key of this client")
     elif terms.kind in spent:
-        session.leave("this client has unmasked an earlier session of the round, and unmasks one only")
+        session.leave("this client has unmasked another session of the round, and unmasks one only")
     else:
         session.open(replace(task.expect(terms), spent=spent))
     return session

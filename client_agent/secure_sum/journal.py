@@ -13,6 +13,7 @@ would show their difference. All files have access for their owner only.
 from __future__ import annotations
 
 import json
+import secrets as random
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from pydantic import ValidationError
 
 from client_agent.secure_sum.errors import SumRefused
 from client_agent.secure_sum.member import MemberSecrets, OwnShares
+from client_agent.secure_sum.unmask_marks import ALL_KINDS, UnmaskMarks
 from client_agent.storage.files import fsync_folder, make_folder, write_durably
 from client_agent.storage.round_folder import SECURE
 from schemas.identity.keys import decode, encode
@@ -45,7 +47,8 @@ class _Secrets(Strict):
 class _SessionState(Strict):
     """The state of a session: `secrets` is null once it has ended.
 
-    `spent`: step 4 was stored, and perhaps sent. `reason`: why this member left the session.
+    `spent`: step 4 was stored, and perhaps sent. `reason`: why this member left the session. `nonce` tells
+    these secrets from others for the same terms.
     """
 
     kind: SumKind
@@ -55,6 +58,7 @@ class _SessionState(Strict):
     ended: bool = False
     spent: bool = False
     reason: str | None = None
+    nonce: str = ""
 
 
 class _OwnShares(Strict):
@@ -67,13 +71,17 @@ class _OwnShares(Strict):
 
 @dataclass(frozen=True, slots=True)
 class SumJournal:
-    """The sessions of one round, below the round's folder; `evidence` is where contradictions are stored."""
+    """The sessions of one round, below the round's folder.
+
+    `evidence` is where contradictions are stored; `marks` are the sums that this member has unmasked.
+    """
 
     folder: Path
     evidence: Path
+    marks: UnmaskMarks
 
     def open(self, session: int) -> SessionJournal:
-        return SessionJournal(self.folder / SECURE / f"{session:03d}")
+        return SessionJournal(self.folder / SECURE / f"{session:03d}", self.marks)
 
     def keep_terms(self, terms: SumTerms) -> None:
         """Store the terms of a session as evidence.
@@ -99,11 +107,15 @@ class SumJournal:
         """Store terms that this member does not accept as evidence; return their file."""
         return self._keep_evidence(_document(terms))
 
-    def spent(self, *, without: int) -> frozenset[SumKind]:
-        """Return the kinds of sessions but one in which step 4 was stored, and perhaps sent."""
-        return frozenset(
-            kind for session in self._sessions() if session.number != without for kind in session.spent_kinds
-        )
+    def spent(self, *, without: SumTerms) -> frozenset[SumKind]:
+        """Return the kinds of sessions of this round but one in which step 4 was stored, and perhaps sent.
+
+        They include sessions of before a restored backup, whose journal is gone.
+        """
+        others = [session for session in self._sessions() if session.number != without.session]
+        kinds = {kind for session in others for kind in session.spent_kinds}
+        nonce = self.open(without.session).nonce
+        return frozenset(kinds | self.marks.kinds(without.round, without=nonce))
 
     def end(self, *, before: int | None = None) -> None:
         """End all sessions, or those with a lower number than `before`, and delete their secrets."""
@@ -120,7 +132,7 @@ class SumJournal:
     def _sessions(self) -> list[SessionJournal]:
         folder = self.folder / SECURE
         paths = sorted(folder.iterdir()) if folder.is_dir() else []
-        return [session for path in paths if (session := SessionJournal(path)).exists]
+        return [session for path in paths if (session := SessionJournal(path, self.marks)).exists]
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +140,7 @@ class SessionJournal:
     """One session of a member."""
 
     folder: Path
+    marks: UnmaskMarks
 
     @property
     def number(self) -> int:
@@ -142,8 +155,14 @@ class SessionJournal:
         """The kinds of sums in which this member takes no part any more; all, if the file is damaged."""
         state = self._state()
         if state is None:
-            return "counts", "sum"
+            return ALL_KINDS
         return (state.kind,) if state.spent or self.has_sent(_UNMASK) else ()
+
+    @property
+    def nonce(self) -> str | None:
+        """What tells these secrets from others for equal terms; None without a readable journal."""
+        state = self._state()
+        return None if state is None else state.nonce
 
     @property
     def ended(self) -> str | None:
@@ -161,7 +180,8 @@ class SessionJournal:
                 channel=encode(secrets.channel.raw), mask=encode(secrets.mask.raw), seed=encode(secrets.seed)
             )
         make_folder(self.folder)
-        self._write(_SessionState(kind=terms.kind, terms=terms_hash(terms), input=input_digest, secrets=raw))
+        fields = {"kind": terms.kind, "terms": terms_hash(terms), "input": input_digest, "secrets": raw}
+        self._write(_SessionState.model_validate({**fields, "nonce": random.token_hex(16)}))
 
     def secrets(self, terms: SumTerms, input_digest: str) -> MemberSecrets:
         """Return the secrets of a session, for the terms and the input that they were made for.
@@ -211,6 +231,18 @@ class SessionJournal:
                 raise SessionAborted(f"another message of step {step} was sent before")
             return
         write_durably(self._put(step), body)
+
+    def store_unmask(self, terms: SumTerms, body: bytes) -> None:
+        """Mark the round as unmasked, for good, and store the body of step 4.
+
+        Raises:
+            SessionAborted: another body is stored, or the journal is damaged.
+        """
+        state = self._state()
+        if state is None:
+            raise SessionAborted(f"{self.folder / _SESSION} is damaged")
+        self.marks.add(terms, state.nonce)
+        self.store_sent(_UNMASK, body)
 
     def received(self, step: int) -> bytes | None:
         """Return the coordinator's answer to a step as it was first read; None before."""

@@ -105,7 +105,11 @@ class _MaskedSteps:
     def message(self, step: SumStep) -> bytes:
         number = STEPS.index(step)
         if not self.journal.has_sent(number):
-            self.journal.store_sent(number, self._make(number))
+            body = self._make(number)
+            if number == _UNMASK:
+                self.journal.store_unmask(self.member.accepted.terms, body)
+            else:
+                self.journal.store_sent(number, body)
         return self.journal.sent(number)
 
     def _make(self, step: int) -> bytes:

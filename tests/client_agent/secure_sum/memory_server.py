@@ -20,6 +20,7 @@ from client_agent.secure_sum.drive import SumTask, take_part_in_sum
 from client_agent.secure_sum.expectation import Expectation
 from client_agent.secure_sum.journal import SumJournal
 from client_agent.secure_sum.progress import SumProgress
+from client_agent.secure_sum.unmask_marks import UnmaskMarks
 from client_agent.transport.client import NothingYet
 from coordinator.secure_sum import intake
 from coordinator.secure_sum.phases import first_phase, following
@@ -195,7 +196,7 @@ class DrivenMember:
 
     @property
     def journal(self) -> SumJournal:
-        return SumJournal(self.folder, self.folder / "evidence")
+        return SumJournal(self.folder, self.folder / "evidence", UnmaskMarks(self.folder / "unmasked"))
 
     def run(self, sleep: Callable[[float], None] | None = None) -> SumOutcome:
         position = self.calls.position

@@ -13,10 +13,11 @@ import pytest
 
 from client_agent.secure_sum.errors import SumRefused
 from client_agent.secure_sum.member import new_secrets
-from client_agent.storage.archive import move_aside
+from client_agent.storage.archive import delete_secrets, move_aside
 from schemas.secure_sum.errors import SessionAborted
 from tests.client_agent.secure_sum.memory_server import (
     DrivenMember,
+    MemoryCalls,
     MemoryServer,
     expected_sum,
     members_of,
@@ -75,7 +76,7 @@ def test_nothing_secret_stays_after_a_sum(tmp_path: Path) -> None:
         session = member.journal.open(1)
         assert session.ended
         assert '"secrets":null' in (session.folder / "session.json").read_text()
-        assert member.journal.spent(without=2) == {"sum"}
+        assert member.journal.spent(without=terms_of(3, session=2)) == {"sum"}
         assert (member.folder / "terms-001.json").is_file()
 
 
@@ -200,7 +201,7 @@ def test_a_damaged_session_sends_nothing_and_counts_as_spent(tmp_path: Path) -> 
     session = journal.open(1)
     session.begin(terms_of(3), DIGEST, new_secrets())
     (session.folder / "session.json").write_bytes(b"{")
-    assert journal.spent(without=2) == {"sum", "counts"}
+    assert journal.spent(without=terms_of(3, session=2)) == {"sum", "counts"}
     with pytest.raises(SessionAborted, match="damaged"):
         session.secrets(terms_of(3), DIGEST)
     session.end()
@@ -227,10 +228,26 @@ def test_a_session_without_step_4_is_not_spent(tmp_path: Path) -> None:
         session = journal.open(number)
         session.begin(terms_of(3, session=number), DIGEST, new_secrets())
         session.store_sent(step, b"{}")
-    assert journal.spent(without=9) == {"sum"}
-    assert journal.spent(without=2) == frozenset()
+    assert journal.spent(without=terms_of(3, session=9)) == {"sum"}
+    assert journal.spent(without=terms_of(3, session=2)) == frozenset()
     journal.end()
-    assert journal.spent(without=9) == {"sum"}
+    assert journal.spent(without=terms_of(3, session=9)) == {"sum"}
+
+
+def test_a_restored_round_is_not_unmasked_again(tmp_path: Path) -> None:
+    members = members_of(tmp_path, 3)
+    assert not run_all(members)
+    first = members[0]
+    terms = first.calls.server.terms
+    delete_secrets(first.folder)  # as `tessera agent accept-restored` does
+    assert first.journal.spent(without=terms) == {"sum"}
+    restored = MemoryServer(terms)  # the very terms of before: Ed25519 signs them with the same bytes
+    first.calls = MemoryCalls(restored, 0)
+    until_left(first)
+    assert not restored.log
+    left = next(report.left for report in first.reports if report.left)
+    assert "has unmasked another session of the round" in left
+    assert first.journal.spent(without=terms_of(3, round=4)) == frozenset()
 
 
 def test_folders_that_are_moved_aside_carry_no_secrets(tmp_path: Path) -> None:

@@ -1,0 +1,40 @@
+"""Durable marks of the sums that a member has unmasked, one empty file per session: `000007-sum-NONCE`.
+
+They outlive the folders of rounds. A coordinator restored from a backup runs a round again, and a second sum
+of the same round over other members would reveal the difference.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from client_agent.storage.files import make_folder, write_durably
+from schemas.messages.secure_sum import SumKind, SumTerms
+
+ALL_KINDS: Final[tuple[SumKind, ...]] = ("counts", "sum")
+
+
+@dataclass(frozen=True, slots=True)
+class UnmaskMarks:
+    """The marks of one federation's sums; a nonce tells the secrets of a session from others for equal terms."""
+
+    folder: Path
+
+    def add(self, terms: SumTerms, nonce: str) -> None:
+        """Record durably that a session is unmasked, before its step 4 is stored or sent."""
+        make_folder(self.folder)
+        write_durably(self._file(terms.round, terms.kind, nonce), b"")
+
+    def kinds(self, round_number: int, *, without: str | None) -> set[SumKind]:
+        """Return the kinds of sums unmasked in a round, by all sessions but the one with nonce `without`."""
+        found: set[SumKind] = set()
+        for kind in ALL_KINDS:
+            own = None if without is None else self._file(round_number, kind, without)
+            if any(mark != own for mark in self.folder.glob(self._file(round_number, kind, "*").name)):
+                found.add(kind)
+        return found
+
+    def _file(self, round_number: int, kind: SumKind, nonce: str) -> Path:
+        return self.folder / f"{round_number:06d}-{kind}-{nonce}"
