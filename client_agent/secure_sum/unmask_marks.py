@@ -18,7 +18,7 @@ ALL_KINDS: Final[tuple[SumKind, ...]] = ("counts", "sum")
 
 @dataclass(frozen=True, slots=True)
 class UnmaskMarks:
-    """The marks of one federation's sums; a nonce tells the secrets of a session from others for equal terms."""
+    """The marks of one federation; a nonce tells the secrets of a session from others for equal terms."""
 
     folder: Path
 
