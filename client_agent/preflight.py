@@ -30,6 +30,7 @@ from client_agent.training.silo import device_named, dtype_of, load_own_model, l
 from client_agent.transport.handshake import require_protocol
 from schemas.identity.keys import thumbprint
 from schemas.messages.federations import TrainingPlan
+from schemas.operator_claims import coordinator_sees
 from schemas.peers import of_members
 from schemas.privacy import budget_status, guarantee
 
@@ -72,7 +73,7 @@ def findings(config: Path | None, plan: Path | None = None) -> list[Finding]:
         "shared model": _shared_model,
         "data": lambda settings: _data(settings, silo_plan().training),
         "memory": lambda settings: _memory(settings, silo_plan()),
-        "privacy": lambda settings: _privacy(settings, silo_plan()),
+        "privacy": lambda settings: _privacy(settings, silo_plan(), plan),
         "other members": lambda settings: _members(settings, plan),
         "connection": _connection,
         "identity": _identity,
@@ -139,20 +140,23 @@ def _data(settings: AgentSettings, plan: TrainingPlan) -> str:
     )
 
 
-def _privacy(settings: AgentSettings, planned: SiloPlan) -> str:
-    plan, most = planned.signature, settings.max_epsilon
+def _privacy(settings: AgentSettings, planned: SiloPlan, file: Path | None) -> str:
+    signature, most = planned.signature, settings.max_epsilon
     if planned.guessed:
         if most is None:
             return "no max_epsilon is set: the federation's plan decides whether gradient sketches get noise"
         return f"max_epsilon {most:g} is kept, whatever the federation's plan will say"
-    require_private(plan, most)
-    if plan.dp is None:
+    whole = federation_plan(settings, file)
+    if whole is not None and whole.privacy.secure_sum is not None:
+        return f"{coordinator_sees(whole, whole.privacy.secure_sum)} No gradient sketches are sent."
+    require_private(signature, most)
+    if signature.dp is None:
         return f"gradient sketches without noise ({planned.source}): the coordinator is trusted with them"
-    mechanism = mechanism_for(_examples(settings).train, plan, plan.dp)
+    mechanism = mechanism_for(_examples(settings).train, signature, signature.dp)
     releases = Ledger(settings.folder).read().releases
-    so_far = budget_status(plan, max((entry.epsilon for entry in releases), default=0.0), len(releases))
+    so_far = budget_status(signature, max((entry.epsilon for entry in releases), default=0.0), len(releases))
     limit = "no max_epsilon is set: the plan decides" if most is None else f"max_epsilon {most:g} is kept"
-    return f"{guarantee(plan)}. Noise {mechanism.noise_multiplier:.2f}; {so_far}; {limit}"
+    return f"{guarantee(signature)}. Noise {mechanism.noise_multiplier:.2f}; {so_far}; {limit}"
 
 
 def _members(settings: AgentSettings, file: Path | None) -> str:

@@ -46,6 +46,7 @@ def enrol(
         from client_agent.rounds.plan import whole_plan
         from client_agent.training.silo import open_silo
         from schemas.identity.keys import name_of
+        from schemas.operator_claims import coordinator_sees
         from schemas.peers import of_members
 
         with exclusive(settings.folder), connection(settings, None) as api:
@@ -56,6 +57,8 @@ def enrol(
         print(f"its public key is {name_of(key)}")
         with connection(settings, key) as api:
             plan = whole_plan(api, membership.federation_id)
+        if (summed := plan.privacy.secure_sum) is not None:
+            print(coordinator_sees(plan, summed))
         print(*of_members(plan), sep="\n")
         require_voices(plan, settings.min_voices)
 

@@ -50,11 +50,15 @@ class NotPrivateEnough(AgentError):
 class TooFewVoices(AgentError):
     """The plan would serve mixtures of fewer members than the silo allows."""
 
-    def __init__(self, plan: int, least: int) -> None:
+    def __init__(self, plan: FederationPlan, least: int) -> None:
+        summed = plan.privacy.secure_sum
+        field, planned, enough = "privacy.min_voices", plan.privacy.min_voices, least
+        if summed is not None:  # a member of a sum learns at best what all others together have sent
+            field, planned, enough = "privacy.secure_sum.minimum", summed.minimum, least + 1
         super().__init__(
-            f"the plan's privacy.min_voices is {plan}, and this silo's min_voices is {least}; it does "
-            "not take part, and sends no update. Ask the operator for a federation with a "
-            f"privacy.min_voices of {least} or more, or lower min_voices here"
+            f"the plan's {field} is {planned}, and this silo's min_voices is {least}; it does not take part, "
+            f"and sends no update. Ask the operator for a federation with a {field} of {enough} or more, or "
+            "lower min_voices here"
         )
 
 
@@ -89,4 +93,4 @@ def require_voices(plan: FederationPlan, min_voices: int) -> None:
         TooFewVoices: the plan serves mixtures of fewer members.
     """
     if serves_fewer_than(min_voices, plan):
-        raise TooFewVoices(plan.privacy.min_voices, min_voices)
+        raise TooFewVoices(plan, min_voices)

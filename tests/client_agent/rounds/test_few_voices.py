@@ -59,6 +59,27 @@ def test_a_check_says_what_others_may_learn_and_holds_the_plan_to_it(
         assert (words in finding.detail) is good
 
 
+@pytest.mark.parametrize(
+    ("masking", "sees"),
+    [("pairwise", "sees only sums over at least 5 members"), ("none", "the coordinator sees every update")],
+)
+def test_a_check_says_what_the_coordinator_sees_of_summed_updates(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, masking: str, sees: str
+) -> None:
+    file, plan = config(tmp_path), tmp_path / "plan.json"
+    monkeypatch.setenv("TESSERA_AGENT_MAX_EPSILON", "2")  # no sketch is sent, so none can cost more
+    monkeypatch.setenv("TESSERA_AGENT_MIN_VOICES", "5")
+    summed = {"masking": masking, "minimum": 5}
+    said = {"name": "x", "strategy": {"name": "fedavg"}, "adapter": {"kind": "lora"}}
+    plan.write_text(json.dumps(said | {"privacy": {"secure_sum": summed}}))
+    found = {one.subject: one for one in findings(file, plan)}
+    assert found["privacy"].passed, found["privacy"]
+    assert sees in found["privacy"].detail
+    assert "No gradient sketches" in found["privacy"].detail
+    assert not found["other members"].passed
+    assert "privacy.secure_sum.minimum of 6 or more" in found["other members"].detail
+
+
 @pytest.mark.parametrize(("silo", "exit_code"), [(1, 0), (2, 1)])
 def test_enrolling_prints_what_others_may_learn(
     served: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, silo: int, exit_code: int
