@@ -15,7 +15,6 @@ from sqlalchemy.exc import TimeoutError as PoolExhausted
 
 from coordinator.aggregation import job
 from coordinator.aggregation.claim import Claim
-from coordinator.aggregation.job import Lease
 from coordinator.auth import failure_limit, nonces
 from coordinator.db.engine import Database, database_time
 from coordinator.db.federation_lock import lock_federation
@@ -172,7 +171,7 @@ class Ticker:
         return True
 
     def _work(self, claim: Claim) -> None:
-        lease = Lease(self._database, claim, self._lease_seconds)
+        lease = job.lease_of(self._database, claim, self._lease_seconds)
 
         def between() -> None:
             self._check()

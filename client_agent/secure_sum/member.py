@@ -260,7 +260,8 @@ class Member:
             share_value(plain[:SHARE_BYTES])
             share_value(plain[SHARE_BYTES:])
         except ValueError as error:
-            raise SessionAborted(f"the shares of member {peer} do not decrypt") from error
+            sender = self.accepted.terms.members[peer].client
+            raise SessionAborted(f"the shares of {sender} do not decrypt") from error
         return plain
 
 

@@ -7,7 +7,6 @@ publishing transaction checks the token of the lease, so that only its holder pu
 from __future__ import annotations
 
 import secrets
-import time
 from collections.abc import Callable
 from datetime import timedelta
 
@@ -23,6 +22,7 @@ from coordinator.federations.store import plan_of
 from coordinator.observability.fault_points import may_crash
 from coordinator.rounds import store as rounds
 from coordinator.rounds import transitions
+from coordinator.rounds.lease import Lease
 from coordinator.rounds.lifecycle import AGGREGATION_FAILED, next_state
 from coordinator.storage import payloads
 from coordinator.strategies.base import Cohort
@@ -31,36 +31,15 @@ from coordinator.weights.store import assign
 from schemas.wire.envelope import head
 
 
-class Lease:
-    """Extends a claim during the work, at the latest after a third of its time."""
+def lease_of(database: Database, claim: Claim, seconds: float) -> Lease:
+    """Return the lease of a claimed round."""
 
-    def __init__(self, database: Database, claim: Claim, seconds: float) -> None:
-        self._database = database
-        self._claim = claim
-        self._seconds = seconds
-        self._last = time.monotonic()
-
-    def extend(self) -> None:
-        """Extend the lease if a third of it has passed.
-
-        Raises:
-            LostRace: another worker has the round, or it has ended.
-        """
-        if time.monotonic() - self._last > self._seconds / 3:
-            self._extend_by(self._seconds)
-            self._last = time.monotonic()
-
-    def release(self) -> None:
-        """End the lease, so that another worker can claim the round; no effect after it was lost."""
-        try:
-            self._extend_by(0.0)
-        except rounds.LostRace:
-            return
-
-    def _extend_by(self, seconds: float) -> None:
-        with self._database.write() as session:
+    def extend_by(seconds: float) -> None:
+        with database.write() as session:
             until = database_time(session) + timedelta(seconds=seconds)
-            rounds.extend_lease(session, self._claim.round_id, self._claim.token, until)
+            rounds.extend_lease(session, claim.round_id, claim.token, until)
+
+    return Lease(extend_by, seconds)
 
 
 def claim_due(database: Database, lease_seconds: float) -> Claim | None:

@@ -6,7 +6,6 @@ The transaction that commits a total checks the token of the lease, so that only
 from __future__ import annotations
 
 import secrets
-import time
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
@@ -19,6 +18,7 @@ from coordinator.db.federation_lock import hold_federation
 from coordinator.db.tables.federations import RoundRow
 from coordinator.db.tables.secure_sum import SumSessionRow
 from coordinator.observability.fault_points import may_crash
+from coordinator.rounds.lease import Lease
 from coordinator.rounds.store import LeaseToken, LostRace
 from coordinator.secure_sum.store import OPENING
 
@@ -75,39 +75,18 @@ def expire_leases(session: Session) -> None:
     )
 
 
-class SumLease:
-    """Extends a claim during the work, at the latest after a third of its time."""
+def lease_of(database: Database, claim: SumClaim, seconds: float) -> Lease:
+    """Return the lease of a claimed session."""
 
-    def __init__(self, database: Database, claim: SumClaim, seconds: float) -> None:
-        self._database = database
-        self._claim = claim
-        self._seconds = seconds
-        self._last = time.monotonic()
-
-    def extend(self) -> None:
-        """Extend the lease if a third of it has passed.
-
-        Raises:
-            LostRace: another worker has the session, or it has ended.
-        """
-        if time.monotonic() - self._last > self._seconds / 3:
-            self._extend_by(self._seconds)
-            self._last = time.monotonic()
-
-    def release(self) -> None:
-        """End the lease, so that another worker can claim the session; no effect after it was lost."""
-        try:
-            self._extend_by(0.0)
-        except LostRace:
-            return
-
-    def _extend_by(self, seconds: float) -> None:
-        with self._database.write() as session:
+    def extend_by(seconds: float) -> None:
+        with database.write() as session:
             now = database_time(session)
-            is_ours = SumSessionRow.lease_token == self._claim.token
+            is_ours = SumSessionRow.lease_token == claim.token
             values = {"lease_expires_at": now + timedelta(seconds=seconds)}
-            if not _update(session, self._claim.session_id, is_ours, values, now):
+            if not _update(session, claim.session_id, is_ours, values, now):
                 raise LostRace
+
+    return Lease(extend_by, seconds)
 
 
 def _update(session: Session, session_id: int, condition: Any, values: dict[str, Any], now: datetime) -> bool:

@@ -13,7 +13,7 @@ from coordinator.errors import StrategyUnavailable
 from coordinator.observability.logs import logger, scope
 from coordinator.rounds.store import LostRace
 from coordinator.secure_sum import opening
-from coordinator.secure_sum.leases import SumClaim, SumLease, claim_due
+from coordinator.secure_sum.leases import SumClaim, claim_due, lease_of
 from coordinator.storage.server_key import ServerKey
 from schemas.secure_sum.errors import SharesInconsistent, SumOutOfRange
 
@@ -55,7 +55,7 @@ class SumWorker:
         return True
 
     def _open(self, claim: SumClaim) -> None:
-        lease = SumLease(self._database, claim, self._lease_seconds)
+        lease = lease_of(self._database, claim, self._lease_seconds)
 
         def between() -> None:
             self._check()

@@ -12,7 +12,7 @@ from sqlalchemy import update
 from sqlalchemy.exc import IntegrityError, OperationalError
 
 from coordinator.aggregation import job
-from coordinator.aggregation.job import Lease, claim_due
+from coordinator.aggregation.job import claim_due, lease_of
 from coordinator.db.engine import Database, database_time
 from coordinator.db.federation_lock import lock_federation
 from coordinator.db.tables.federations import ChunkRow, PayloadRow, RoundRow, WeightsRow
@@ -139,7 +139,7 @@ def test_a_lease_is_kept_alive_by_work(database: Database) -> None:
     simple(database)
     claim = claim_due(database, 0.2)
     assert claim is not None
-    lease = Lease(database, claim, 0.0)
+    lease = lease_of(database, claim, 0.0)
     lease._seconds = 60.0
     lease._last -= 100.0
     lease.extend()

@@ -14,8 +14,6 @@ import httpx
 import numpy as np
 from numpy.typing import NDArray
 
-from client_agent.secure_sum.expectation import Expectation, accept_terms
-from client_agent.secure_sum.member import Member, new_secrets
 from schemas.identity.keys import name_of
 from schemas.maths.adapter import in_order
 from schemas.messages.secure_sum import SumOutcome, SumStatus
@@ -24,7 +22,7 @@ from schemas.secure_sum.segments import values_digest
 from schemas.wire.digests import digest_of
 from schemas.wire.envelope import unpack
 from schemas.wire.header import Slot
-from tests.coordinator.secure_sum.members import MASKED, SERVER_KEY, UNMASK, SumClient, roster_of
+from tests.coordinator.secure_sum.members import MASKED, UNMASK, SumClient, roster_of
 from tests.served import ADMIN_TOKEN, Silo, slug
 from tests.stress.one_hot import PATIENCE_SECONDS, enrol, insist
 from tests.stress.stored import check_sums
@@ -81,33 +79,10 @@ class Insisting:
 class SummedClient(SumClient):
     """Waits for sessions and answers for as long as a coordinator may be away."""
 
-    weights = ""
-
     def begin_with(self, status: SumStatus, admin: Insisting) -> None:
         """Accept the terms of a session, and make secrets."""
         assert status.terms is not None
-        self.terms, self.sent = status.terms, {}
-        if self.input is None:
-            rng = np.random.default_rng([self.round, *self.silo.client_id.encode()])
-            self.input = rng.integers(-most(16), most(16) + 1, self.terms.values).astype(np.int32)
-        keys, version, link = roster_of(_Served(admin), self.silo.federation_id)  # type: ignore[arg-type]
-        expectation = Expectation(
-            federation=self.silo.federation_id,
-            round=self.round,
-            client=self.silo.client_id,
-            server_key=SERVER_KEY,
-            roster=keys,
-            roster_version=version,
-            roster_hash=link,
-            plan=self.terms.plan,
-            weights=self.weights,
-            segments=tuple(self.terms.segments),
-            bits=16,
-            minimum=self.terms.minimum,
-        )
-        self._member = Member(
-            accept_terms(self.terms, expectation), new_secrets(), self.silo.key, expectation
-        )
+        self.accept(status.terms, *roster_of(_Served(admin), self.silo.federation_id))  # type: ignore[arg-type]
 
     def answer(self, step: int) -> bytes:
         deadline = time.monotonic() + PATIENCE_SECONDS
@@ -178,8 +153,7 @@ class SummedAgent(threading.Thread):
 
     def _sum(self, number: int, values: str) -> None:
         """Take part in the session of a round, and wait for its outcome."""
-        client = SummedClient(self.silo, number)
-        client.weights = values
+        client = SummedClient(self.silo, number, values=values)
         status = self._status(client, lambda found: found.terms is not None)
         client.begin_with(status, self._admin)
         assert client.input is not None

@@ -67,9 +67,14 @@ class SumClient:
         """Accept the terms of the current session, once there is one, and make secrets."""
         status = _until(self._with_session, self.patience)
         assert status.terms is not None
-        self.terms, self.seen = status.terms, status.phase
+        self.seen = status.phase
+        self.accept(status.terms, roster, version, roster_hash)
+
+    def accept(self, terms: SumTerms, roster: Mapping[str, str], version: int, roster_hash: str) -> None:
+        """Accept the terms of a session, and make secrets; the input is drawn once."""
+        self.terms = terms
         if self.input is None:
-            rng = np.random.default_rng(int.from_bytes(self.silo.client_id.encode()[-4:]))
+            rng = np.random.default_rng([self.round, *self.silo.client_id.encode()])
             self.input = rng.integers(-most(16), most(16) + 1, self.terms.values).astype(np.int32)
         self.sent = {}
         expectation = Expectation(

@@ -15,7 +15,7 @@ from coordinator.observability.fault_points import Place
 from coordinator.rounds import transitions
 from coordinator.rounds.store import LostRace
 from coordinator.secure_sum import leases, opening
-from coordinator.secure_sum.leases import SumLease, claim_due
+from coordinator.secure_sum.leases import claim_due, lease_of
 from coordinator.storage import garbage_collection
 from tests.coordinator.secure_sum.stored import (
     AT_ONCE,
@@ -43,11 +43,11 @@ def test_one_worker_at_a_time_has_a_session(database: Database) -> None:
         lambda: stored.open(first),
         lambda: opening.abort(database, first, "x", KEY),
         lambda: opening.abandon(database, first),
-        lambda: SumLease(database, first, -1.0).extend(),
+        lambda: lease_of(database, first, -1.0).extend(),
     ):
         with pytest.raises(LostRace):
             late()
-    SumLease(database, first, 1.0).release()
+    lease_of(database, first, 1.0).release()
     assert claim_due(database, LEASE_SECONDS) is None
     stored.open(second)
     assert np.array_equal(stored.total(), stored.played.expected())
@@ -60,7 +60,7 @@ def test_one_worker_at_a_time_has_a_session(database: Database) -> None:
 def test_a_lease_is_extended_by_work_and_ends_with_release(database: Database) -> None:
     stored = stored_session(database)
     claim = stored.claim(0.2)
-    lease = SumLease(database, claim, 90.0)
+    lease = lease_of(database, claim, 90.0)
     lease._last -= 100.0
     lease.extend()
     with database.read() as session:
