@@ -33,9 +33,9 @@ from schemas.wire.digests import digest_of
 log = logging.getLogger(__name__)
 
 _UNKNOWN_CALLER = 401
-_CONFLICT = 409
 _UNFIT = 422
 _PIVOT_PACK_MISSING = "pivot-pack-missing"
+_UPLOAD_CONFLICT = "upload-conflict"
 _PACK = "pack.safetensors"
 _LOOK_SECONDS = 15.0
 """How often an agent that builds a pack asks whether another agent's is stored."""
@@ -222,6 +222,17 @@ class _PackBuilder:
                 log.info("alignment pack: another client's is stored and used instead (%s)", base_model)
                 return other.body
         body = file.read_bytes()
+        while (other := self._put(base_model, body)) is not None:
+            stored = self.api.pack(self.federation, base_model)
+            if stored is not None:
+                return stored.body
+            # The other pack has ended in between, so that this one may be stored now.
+            log.info("alignment pack: another client's has ended (%s): %s", base_model, other)
+        file.unlink()
+        return body
+
+    def _put(self, base_model: str, body: bytes) -> CoordinatorRefused | None:
+        """Deliver a pack; return the refusal if another one was stored before."""
         try:
             self.api.put_pack(self.federation, base_model, body)
         except CoordinatorRefused as refusal:
@@ -229,12 +240,10 @@ class _PackBuilder:
                 raise
             if refusal.slug == _PIVOT_PACK_MISSING or self._pivot_was_replaced(refusal, body):
                 raise PivotPackAwaited(self.federation, self.alignment.pivot) from refusal
-            stored = self.api.pack(self.federation, base_model) if refusal.status == _CONFLICT else None
-            if stored is None:
-                raise PackRefused(base_model, refusal) from refusal
-            return stored.body
-        file.unlink()
-        return body
+            if refusal.slug == _UPLOAD_CONFLICT:
+                return refusal
+            raise PackRefused(base_model, refusal) from refusal
+        return None
 
     def _pivot_was_replaced(self, refusal: CoordinatorRefused, body: bytes) -> bool:
         """Whether the pivot's current pack differs from the pack that a refused pack was fitted to."""

@@ -18,7 +18,7 @@ from client_agent.rounds.byte_budget import lacks_reference, marked
 from client_agent.rounds.opened_brief import OpenedBrief
 from client_agent.rounds.served_weights import read_weights
 from client_agent.rounds.train import Trained
-from client_agent.rounds.update_history import confirmed, store_values, stored_values
+from client_agent.rounds.update_history import confirmed, store_values, stored_residual, stored_values
 from client_agent.sketches.gradient import Sketch
 from client_agent.storage.round_folder import (
     RECEIPT,
@@ -105,9 +105,13 @@ def pack_update(inputs: UpdateInputs, *, stored_digest: str | None = None) -> by
     body = _body(inputs, coded.tensors, SentRecipe(**recipe.model_dump(), against=reference.digest))
     decoded = dict(decode(coded, layout, recipe))
     if _is_needed_later(opened):
-        store_values(folder, SENT, _sum(reference.values, decoded), inputs.federation_id, body)
+        store_values(
+            folder, SENT, _sum(reference.values, decoded), inputs.federation_id, body, inputs.pack_digest
+        )
     if recipe.feeds_back:
-        store_values(folder, RESIDUAL, _difference(delta, decoded), inputs.federation_id, body)
+        store_values(
+            folder, RESIDUAL, _difference(delta, decoded), inputs.federation_id, body, inputs.pack_digest
+        )
     if opened.traits.importance is not None and reference.values is not None:
         from client_agent.rounds.importance import store_measures  # imports the posterior
 
@@ -131,7 +135,7 @@ def pack_dense(inputs: UpdateInputs) -> bytes:
     body = _body(inputs, tensors, None)
     if _is_needed_later(inputs.opened):
         decoded = {name: values.astype(np.float32) for name, values in tensors.items()}
-        store_values(inputs.folder, SENT, decoded, inputs.federation_id, body)
+        store_values(inputs.folder, SENT, decoded, inputs.federation_id, body, inputs.pack_digest)
     return body
 
 
@@ -195,8 +199,9 @@ def _reference(inputs: UpdateInputs, layout: Layout, stored_digest: str | None) 
 def _with_residual(inputs: UpdateInputs, delta: Arrays, layout: Layout) -> Arrays:
     """Add what the last update lost in encoding (error feedback, Karimireddy et al., arXiv 1901.09847).
 
-    Only the residual of the round directly before counts, of an update that was counted. After an abandoned
-    round the same weights are served, from which everything is learnt again.
+    Only the residual of the round directly before counts, of an update that was counted, under the pack in
+    use. After an abandoned round the same weights are served, from which everything is learnt again; after a
+    pack has ended, none in its frames are.
     """
     folder = inputs.folder
     last = inputs.rounds.newest_with(RESIDUAL, before=folder.number)
@@ -205,7 +210,7 @@ def _with_residual(inputs: UpdateInputs, delta: Arrays, layout: Layout) -> Array
     residual = None
     if last.number == folder.number - 1 and last.has(RECEIPT) and last.base != folder.base:
         receipt = Receipt.model_validate_json(last.read(RECEIPT))
-        residual = stored_values(last, RESIDUAL, receipt.digest, layout)
+        residual = stored_residual(last, receipt.digest, layout, inputs.pack_digest)
     if residual is None:
         log.warning("round %d: residual of round %d dropped; it is out of date", folder.number, last.number)
         return delta

@@ -5,6 +5,7 @@ Every file names its update, so that values of another body are never mistaken f
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -12,7 +13,7 @@ from numpy.typing import NDArray
 
 from client_agent.adapters.base import State
 from client_agent.rounds.train import TrainedRounds
-from client_agent.storage.round_folder import RECEIPT, SENT, TRAINED, RoundFolder, RoundFolders
+from client_agent.storage.round_folder import RECEIPT, RESIDUAL, SENT, TRAINED, RoundFolder, RoundFolders
 from schemas.maths.adapter import Layout, in_order
 from schemas.messages.base import Digest
 from schemas.messages.updates import Manifest, Receipt
@@ -25,10 +26,11 @@ _LARGEST_FILE = 2**33
 
 
 class _StoredManifest(Manifest):
-    """The manifest of a file beside an update."""
+    """The manifest of a file beside an update; `pack` is the alignment pack that it was learnt under."""
 
     kind: Literal["kept"] = "kept"
     update: Digest
+    pack: Digest | None = None
 
 
 class CountedState(NamedTuple):
@@ -62,19 +64,39 @@ def confirmed(
     return None
 
 
-def store_values(folder: RoundFolder, file: str, values: State, federation_id: str, body: bytes) -> None:
-    manifest = _StoredManifest(federation=federation_id, recipe={}, update=digest_of(body))
+def store_values(
+    folder: RoundFolder, file: str, values: State, federation_id: str, body: bytes, pack_digest: str | None
+) -> None:
+    manifest = _StoredManifest(federation=federation_id, recipe={}, update=digest_of(body), pack=pack_digest)
     folder.write(file, pack(dict(values), manifest))
 
 
 def stored_values(folder: RoundFolder, file: str, update: str, layout: Layout) -> Arrays | None:
     """Read the values of an update; None if they are another's, damaged, or of another layout."""
+    return _values(folder, file, update, layout, lambda _: True)
+
+
+def stored_residual(
+    folder: RoundFolder, update: str, layout: Layout, pack_digest: str | None
+) -> Arrays | None:
+    """Read the residual of an update; None if it was learnt under another pack, whose frames differ, too."""
+    return _values(folder, RESIDUAL, update, layout, lambda manifest: manifest.pack == pack_digest)
+
+
+def _values(
+    folder: RoundFolder,
+    file: str,
+    update: str,
+    layout: Layout,
+    is_wanted: Callable[[_StoredManifest], bool],
+) -> Arrays | None:
     if not folder.has(file):
         return None
     content = folder.read(file)
     try:
         with unpack(content, encoding=None, expected=slots(layout), max_bytes=_LARGEST_FILE) as envelope:
-            if envelope.manifest(_StoredManifest).update != update:
+            manifest = envelope.manifest(_StoredManifest)
+            if manifest.update != update or not is_wanted(manifest):
                 return None
             return {name: envelope.read_float32(name) for name in layout}
     except BodyRefused:

@@ -98,6 +98,7 @@ class Meaning:
         self.states: dict[tuple[str, int], Values] = {}  # of accepted updates, by client and round
         self._learnt: dict[tuple[int, int], list[Values]] = {}  # by agent and round, every attempt
         self._starts: dict[tuple[int, int], list[Values]] = {}  # from what every attempt began
+        self._packs: dict[tuple[int, int], str | None] = {}  # by agent and round: of its last coded update
         self._lost: dict[tuple[int, int], Values] = {}  # by agent and round: what its coded update left out
 
     def learnt(self, agent: int, number: int, values: Values, start: Values) -> None:
@@ -128,6 +129,7 @@ class Meaning:
             return
         client = self._client(agent)
         given = self._given(client, number)
+        self._packs[agent, number] = pack_of(body, self._world.plan.rank)
         carried = self._carried(agent, client, number)
         for learnt in reversed(self._learnt.get((agent, number), [])):
             wanted = shaped(learnt - given if given is not None else learnt, self._layout)
@@ -161,7 +163,12 @@ class Meaning:
         return self.states[client, own] if own is not None else self._given(client, number)
 
     def _carried(self, agent: int, client: str, number: int) -> Values | None:
-        """Give what an agent has to make up for: what it lost in the round before, if it has its receipt."""
+        """Give what an agent has to make up for: what it lost in the round before, if it has its receipt.
+
+        What was learnt under another alignment pack is in other frames, and lost for good.
+        """
+        if self._packs.get((agent, number - 1)) != self._packs[agent, number]:
+            return None
         folder = self._world.disks.folder / f"agent-{agent}"
         has_receipt = any(folder.glob(f"*/rounds/{number - 1:06d}/{RECEIPT}"))
         was_counted = client in self._world.oracle.ledger.counted.get(number - 1, ())
