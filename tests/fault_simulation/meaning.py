@@ -99,6 +99,7 @@ class Meaning:
         self._learnt: dict[tuple[int, int], list[Values]] = {}  # by agent and round, every attempt
         self._starts: dict[tuple[int, int], list[Values]] = {}  # from what every attempt began
         self._packs: dict[tuple[int, int], str | None] = {}  # by agent and round: of its last coded update
+        self._accepted_packs: dict[tuple[str, int], str | None] = {}  # by client and round
         self._lost: dict[tuple[int, int], Values] = {}  # by agent and round: what its coded update left out
 
     def learnt(self, agent: int, number: int, values: Values, start: Values) -> None:
@@ -145,7 +146,9 @@ class Meaning:
 
     def accepted(self, client: str, number: int, digest: str, state: list[int]) -> None:
         """Compare what the service keeps of an update that it has just accepted with what its bytes mean."""
-        body = read_body(self._world.oracle.body(digest), self._world.plan.rank)
+        content = self._world.oracle.body(digest)
+        body = read_body(content, self._world.plan.rank)
+        self._accepted_packs[client, number] = pack_of(content, self._world.plan.rank)
         values = body.values
         if body.recipe is not None:
             self._world.count("coded updates")
@@ -160,6 +163,9 @@ class Meaning:
         if sent.reference == "none":
             return None
         own = self._counted_before(client, number) if sent.reference == "own_last" else None
+        packs = self._accepted_packs
+        if own is not None and packs.get((client, own)) != packs.get((client, number)):
+            own = None  # with its pack an update ends too
         return self.states[client, own] if own is not None else self._given(client, number)
 
     def _carried(self, agent: int, client: str, number: int) -> Values | None:

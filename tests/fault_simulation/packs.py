@@ -187,8 +187,9 @@ class Packs:
             if answer.status == 409:
                 self._world.count("packs refused")
             if answer.status in (200, 201):
-                self._acknowledged.setdefault(base_model, self._world.scheduler.now)
                 digest = digest_of(asked.body)
+                if known[-1:] == [digest]:  # else it has ended while the answer was on its way
+                    self._acknowledged.setdefault(base_model, self._world.scheduler.now)
                 if digest not in known or json.loads(bytes(answer.body))["digest"] != digest:
                     self._broken(f"another pack of {base_model} was acknowledged than is stored")
         elif answer.status == 404 and asked.at > self._acknowledged.get(base_model, asked.at):
