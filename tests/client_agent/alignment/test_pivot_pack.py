@@ -7,13 +7,15 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from client_agent.alignment import module_selection, pack_exchange
+from client_agent.alignment.pack import Pack
 from client_agent.alignment.pivot_wait import PivotWait
 from client_agent.daemon import prepare
-from client_agent.errors import PivotPackAwaited, Stopped
+from client_agent.errors import CoordinatorRefused, PivotPackAwaited, Stopped
 from client_agent.identity.membership import enrol, read_key
 from client_agent.model.loading import base_model_slug
 from client_agent.rounds.participant import Participant
@@ -180,6 +182,48 @@ def test_a_pack_that_arrives_while_another_is_built_is_used_instead(
     assert [*running.packs.values()] == digests
     assert "another client's is stored and used instead" in caplog.text
     assert not [*slow.workspace.home.glob("made-*")]
+
+
+def test_a_pack_is_delivered_again_if_the_one_stored_before_it_ends(
+    federation: Callable[..., Federation], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    running = federation()
+    slow, fast = running.join("slow", running.pivot), running.join("fast", running.pivot)
+    monkeypatch.setattr(pack_exchange, "_LOOK_SECONDS", 1e9)  # it does not see the other's pack as it builds
+    others: list[str | None] = []
+    build = pack_exchange.pivot_pack
+
+    def rounded_otherwise(*arguments: Any, **options: Any) -> Pack:  # as another processor would
+        pack = build(*arguments, **options)
+        errors = {name: error.model_copy(update={"a": 0.125}) for name, error in pack.manifest.errors.items()}
+        return replace(pack, manifest=pack.manifest.model_copy(update={"errors": errors}))
+
+    def stop() -> bool:
+        if not others:
+            others.append("")
+            with monkeypatch.context() as patched:
+                patched.setattr(pack_exchange, "pivot_pack", rounded_otherwise)
+                others[0] = prepare(fast)
+        return False
+
+    slow.trainer.stop = stop
+    deliver = slow.session.api.put_pack
+
+    def refused_and_then_free(federation_id: str, base_model: str, body: bytes) -> object:
+        try:
+            return deliver(federation_id, base_model, body)
+        except CoordinatorRefused:  # the other client is revoked before the agent asks for its pack
+            client = fast.session.client_id
+            revoked = running.served.admin.delete(f"/v1/federations/{running.id}/clients/{client}")
+            assert revoked.status_code == 204
+            raise
+
+    monkeypatch.setattr(slow.session.api, "put_pack", refused_and_then_free)
+    own = prepare(slow)
+    assert own != others[0]
+    assert [*running.packs.values()] == [own]
+    assert "another client's has ended" in caplog.text
 
 
 def test_reminders_become_rarer_and_name_the_operators_command_in_the_end(

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from client_agent.storage.round_folder import RECEIPT, RESIDUAL, WEIGHTS
+from client_agent.rounds.update_history import store_values
+from client_agent.storage.round_folder import RECEIPT, RESIDUAL, UPDATE, WEIGHTS
 from tests.client_agent.rounds.test_encode_update import (
     SERVED,
     Enrolled,
@@ -52,6 +53,20 @@ def test_what_an_older_or_an_unaccepted_update_lost_is_not_made_up_for(
         assert (still[name] == values - before[name] - said[name]).all()
     older = 2 if lost == RECEIPT else 1
     assert f"round 3: residual of round {older} dropped" in caplog.text
+
+
+def test_what_was_lost_under_another_alignment_pack_is_not_made_up_for(
+    served: Served, participant: Enrolled, caplog: pytest.LogCaptureFixture
+) -> None:
+    scene = Scene(served, participant, wire={"recipe": SERVED})
+    one = scene.play()
+    body, ended = one.read(UPDATE), "sha256:" + "0" * 64
+    store_values(one, RESIDUAL, kept(one, RESIDUAL), scene.federation_id, body, ended)
+    two = scene.play()
+    before, still, said = kept(two, WEIGHTS), kept(two, RESIDUAL), difference(two)
+    for name, values in trained(two).items():
+        assert (still[name] == values - before[name] - said[name]).all()
+    assert "round 2: residual of round 1 dropped" in caplog.text
 
 
 @pytest.mark.slow
