@@ -222,12 +222,12 @@ class _PackBuilder:
                 log.info("alignment pack: another client's is stored and used instead (%s)", base_model)
                 return other.body
         body = file.read_bytes()
-        while (other := self._put(base_model, body)) is not None:
+        while (conflict := self._put(base_model, body)) is not None:
             stored = self.api.pack(self.federation, base_model)
             if stored is not None:
                 return stored.body
             # The other pack has ended in between, so that this one may be stored now.
-            log.info("alignment pack: another client's has ended (%s): %s", base_model, other)
+            log.info("alignment pack: another client's has ended (%s): %s", base_model, conflict)
         file.unlink()
         return body
 
