@@ -11,6 +11,7 @@ from tests.scenarios.agents import EXAMPLES, MODELS
 
 REAL = (
     "obqa_boolq_winogrande_arc",
+    "real_ca_pfl",
     "real_four_peers",
     "real_one_round",
     "real_one_task",
