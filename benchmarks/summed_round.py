@@ -217,7 +217,7 @@ def _get_ready(url: str, enrolled: Sequence[Enrolled]) -> None:
 
 def _play(url: str, enrolled: Sequence[Enrolled], roster: Roster) -> Played:
     """Take part with some members, each step with all of them before the next."""
-    clients, sent, began = _clients(url, enrolled), 0, time.process_time()
+    clients, sent_bytes, began = _clients(url, enrolled), 0, time.process_time()
     for client in clients:
         client.begin(roster.keys, roster.version, roster.link)
     for step in range(KEYS, UNMASK + 1):
@@ -225,13 +225,13 @@ def _play(url: str, enrolled: Sequence[Enrolled], roster: Roster) -> Played:
             answer = client.put(step)
             if answer.status_code not in (200, 201):
                 raise AssertionError(f"step {step}: {answer.status_code} {answer.text}")
-            sent += len(client.sent[step])
+            sent_bytes += len(client.sent[step])
             if step == MASKED:
                 client.sent[step] = b""
     inputs = [client.input.astype(np.int64) for client in clients if client.input is not None]
     for client in clients:
         client.silo.http.close()
-    return Played(sent, time.process_time() - began, np.sum(inputs, axis=0))
+    return Played(sent_bytes, time.process_time() - began, np.sum(inputs, axis=0))
 
 
 def _stored(database_url: str) -> tuple[NDArray[np.int64], dict[str, datetime]]:

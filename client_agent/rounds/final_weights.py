@@ -90,9 +90,9 @@ def _final_scores(participant: Participant, newest: RoundFolder) -> FinalScores:
 
 def _send(participant: Participant, final: FinalScores, last_published: int) -> None:
     """Send the scores of the last round again, with those of the final weights, until it succeeded once."""
-    session, sent = participant.session, participant.workspace.home / FINAL_SCORES_SENT
+    session, record = participant.session, participant.workspace.home / FINAL_SCORES_SENT
     last = _newest(participant, SCORES_SENT)
-    if sent.is_file():
+    if record.is_file():
         return
     summed = session.manifests.plan.privacy.secure_sum
     if summed is not None and summed.scores == "summed":
@@ -108,7 +108,7 @@ def _send(participant: Participant, final: FinalScores, last_published: int) -> 
         return
     scores = earlier.model_copy(update={"final": final.scores})
     session.api.send_scores(session.federation_id, last.number, scores)
-    write_durably(sent, scores.model_dump_json().encode())
+    write_durably(record, scores.model_dump_json().encode())
 
 
 def _newest(participant: Participant, file: str) -> RoundFolder | None:

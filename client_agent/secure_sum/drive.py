@@ -241,6 +241,6 @@ class _Session:
             *(time.monotonic() - began, time.monotonic() - self._began),
         )
 
-    def _report(self, step: SumStep | None, left: str | None = None) -> None:
+    def _report(self, step: SumStep | None, reason: str | None = None) -> None:
         members = self._steps.members if self._steps is not None else len(self.terms.members)
-        self._task.report(SumProgress.now(self.terms.session, step, members, left))
+        self._task.report(SumProgress.now(self.terms.session, step, members, reason))

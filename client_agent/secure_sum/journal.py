@@ -112,8 +112,8 @@ class SumJournal:
 
         They include sessions of before a restored backup, whose journal is gone.
         """
-        others = [session for session in self._sessions() if session.number != without.session]
-        kinds = {kind for session in others for kind in session.spent_kinds}
+        earlier = [session for session in self._sessions() if session.number != without.session]
+        kinds = {kind for session in earlier for kind in session.spent_kinds}
         nonce = self.open(without.session).nonce
         return frozenset(kinds | self.marks.kinds(without.round, without=nonce))
 

@@ -16,20 +16,20 @@ class SumProgress(Strict):
 
     `members` is the number of members that have answered all steps before this one; `session`, `step` and
     `members` are null before the first session. `began` is when this step began, on the local clock, and
-    `left` why this member left the session or was left out of it.
+    `reason` why this member left the session or was left out of it.
     """
 
     session: int | None = None
     step: SumStep | None = None
     members: int | None = None
     began: UtcTime
-    left: str | None = None
+    reason: str | None = None
 
     def __str__(self) -> str:
         if self.session is None:
             return "waiting for the sum to begin"
-        if self.left is not None:
-            return f"not in session {self.session} of the sum: {self.left}"
+        if self.reason is not None:
+            return f"not in session {self.session} of the sum: {self.reason}"
         members = f", {self.members} members" if self.members is not None else ""
         return f"session {self.session} of the sum, step {self.step}{members}"
 
@@ -39,9 +39,9 @@ class SumProgress(Strict):
 
     @classmethod
     def now(
-        cls, session: int | None, step: SumStep | None, members: int | None, left: str | None = None
+        cls, session: int | None, step: SumStep | None, members: int | None, reason: str | None = None
     ) -> SumProgress:
-        return cls(session=session, step=step, members=members, began=datetime.now(UTC), left=left)
+        return cls(session=session, step=step, members=members, began=datetime.now(UTC), reason=reason)
 
 
 def read_progress(folder: RoundFolder) -> SumProgress | None:

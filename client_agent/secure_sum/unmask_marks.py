@@ -29,12 +29,13 @@ class UnmaskMarks:
 
     def kinds(self, round_number: int, *, without: str | None) -> set[SumKind]:
         """Return the kinds of sums unmasked in a round, by all sessions but the one with nonce `without`."""
-        found: set[SumKind] = set()
+        kinds: set[SumKind] = set()
         for kind in ALL_KINDS:
-            own = None if without is None else self._file(round_number, kind, without)
-            if any(mark != own for mark in self.folder.glob(self._file(round_number, kind, "*").name)):
-                found.add(kind)
-        return found
+            left_out = None if without is None else self._file(round_number, kind, without)
+            marks = self.folder.glob(self._file(round_number, kind, "*").name)
+            if any(mark != left_out for mark in marks):
+                kinds.add(kind)
+        return kinds
 
     def _file(self, round_number: int, kind: SumKind, nonce: str) -> Path:
         return self.folder / f"{round_number:06d}-{kind}-{nonce}"

@@ -257,7 +257,7 @@ def until_left(member: DrivenMember) -> None:
     """Run a member until it waits for a phase that does not come."""
 
     def sleep(seconds: float) -> None:
-        if any(report.left for report in member.reports):
+        if any(report.reason for report in member.reports):
             raise _Over
 
     with contextlib.suppress(_Over):
@@ -267,7 +267,7 @@ def until_left(member: DrivenMember) -> None:
 
 def left(member: DrivenMember) -> str:
     until_left(member)
-    return next(report.left for report in member.reports if report.left)
+    return next(report.reason for report in member.reports if report.reason)
 
 
 def change_answers(monkeypatch: pytest.MonkeyPatch, step: int, lie: Any) -> None:

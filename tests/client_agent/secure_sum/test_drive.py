@@ -56,7 +56,7 @@ def test_a_member_that_is_late_leaves_the_session_and_learns_the_outcome(step: i
     counted = [member for member in members if member is not late or step > 2]
     assert server.total is not None
     assert np.array_equal(server.total, expected_sum(counted))
-    assert any("was over" in (report.left or "") for report in late.reports)
+    assert any("was over" in (report.reason or "") for report in late.reports)
 
 
 def test_without_masks_the_total_is_the_same(tmp_path: Path) -> None:
@@ -111,7 +111,7 @@ def test_a_member_that_has_unmasked_takes_part_in_no_second_sum(tmp_path: Path) 
         thread.join(timeout=30)
         assert not thread.is_alive()
     assert not [entry for entry in server.log if entry[0] == 2]
-    assert all("unmasks one only" in (member.reports[-1].left or "") for member in members[1:])
+    assert all("unmasks one only" in (member.reports[-1].reason or "") for member in members[1:])
 
 
 def test_an_answer_that_is_no_answer_is_asked_for_again(

@@ -172,7 +172,7 @@ def test_another_input_under_the_same_keys_is_impossible(tmp_path: Path) -> None
     until_left(member)
     assert all(body == masked for session, place, step, body in server.log if (place, step) == (0, 2))
     assert not [entry for entry in server.log if entry[1:3] == (0, 2)]
-    left = [report.left for report in member.reports if report.left]
+    left = [report.reason for report in member.reports if report.reason]
     assert left
     assert "input differs" in left[0]
 
@@ -245,7 +245,7 @@ def test_a_restored_round_is_not_unmasked_again(tmp_path: Path) -> None:
     first.calls = MemoryCalls(restored, 0)
     until_left(first)
     assert not restored.log
-    left = next(report.left for report in first.reports if report.left)
+    left = next(report.reason for report in first.reports if report.reason)
     assert "has unmasked another session of the round" in left
     assert first.journal.spent(without=terms_of(3, round=4)) == frozenset()
 

@@ -102,7 +102,7 @@ def test_a_false_set_of_members_ends_a_members_part(
         assert not thread.is_alive()
     assert not [entry for entry in server.log if entry[2] > 2]
     for member in members:
-        reasons = [report.left for report in member.reports if report.left]
+        reasons = [report.reason for report in member.reports if report.reason]
         assert reason in reasons[0]
         assert not list(member.folder.rglob("put-*"))
 
@@ -119,5 +119,5 @@ def test_different_sets_for_different_members_reveal_no_share(
         thread.join(timeout=30)
         assert not thread.is_alive()
     assert not [entry for entry in members[0].calls.server.log if entry[2] == 4]
-    reasons = [report.left or "" for member in members for report in member.reports if report.left]
+    reasons = [report.reason or "" for member in members for report in member.reports if report.reason]
     assert any("a member confirmed" in reason for reason in reasons)
