@@ -160,7 +160,7 @@ class SessionJournal:
 
     @property
     def nonce(self) -> str | None:
-        """What tells these secrets from others for equal terms; None without a readable journal."""
+        """The random name that tells these secrets from others for equal terms; None if it is unreadable."""
         state = self._state()
         return None if state is None else state.nonce
 
