@@ -223,10 +223,8 @@ class _PackBuilder:
                 return other.body
         body = file.read_bytes()
         while (conflict := self._put(base_model, body)) is not None:
-            stored = self.api.pack(self.federation, base_model)
-            if stored is not None:
+            if (stored := self.api.pack(self.federation, base_model)) is not None:
                 return stored.body
-            # The other pack has ended in between, so that this one may be stored now.
             log.info("alignment pack: another client's has ended (%s): %s", base_model, conflict)
         file.unlink()
         return body
@@ -273,7 +271,6 @@ class _OtherIsStored(Exception):
     """Another agent's pack was stored while this one was built."""
 
     def __init__(self, body: bytes) -> None:
-        super().__init__()
         self.body = body
 
 
