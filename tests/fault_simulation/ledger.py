@@ -251,7 +251,7 @@ class Ledger:
             self._broken("I26", f"round {row.number} could not be summed, and the federation goes on")
 
     def _heads(self, row: Round) -> tuple[int, int]:
-        """How many are still expected to deliver, and how many have delivered?"""
+        """How many are still expected to deliver, and how many have delivered or can be summed?"""
         expected = self.connection.execute(
             "SELECT count(*) FROM participations p JOIN clients c ON c.id = p.client_id"
             " WHERE p.round_id = ? AND c.state = 'enrolled' AND p.ready_at IS NULL"
@@ -260,7 +260,8 @@ class Ledger:
         ).fetchone()[0]
         arrived = self.connection.execute(
             "SELECT (SELECT count(*) FROM updates WHERE round_id = :id) + (SELECT count(*)"
-            " FROM participations WHERE round_id = :id AND ready_at IS NOT NULL)",
+            " FROM participations p JOIN clients c ON c.id = p.client_id"
+            " WHERE p.round_id = :id AND p.ready_at IS NOT NULL AND c.state = 'enrolled')",
             {"id": row.id},
         ).fetchone()[0]
         return int(expected), int(arrived)
