@@ -18,7 +18,8 @@ from coordinator.db.tables.federations import ClientRow, ParticipationRow, Paylo
 from coordinator.db.tables.identity import RosterRow
 from coordinator.db.tables.secure_sum import SumMessageRow, SumSessionRow
 from coordinator.rounds import sums, transitions
-from coordinator.secure_sum import accept, leases, new_terms, opening, phases, sessions, store
+from coordinator.rounds.lease import Lease
+from coordinator.secure_sum import accept, leases, new_terms, opening, phases, sessions, store, worker
 from coordinator.storage import garbage_collection
 from schemas.secure_sum.terms import threshold_for
 from tests.fault_simulation.member_mutants import (
@@ -27,6 +28,7 @@ from tests.fault_simulation.member_mutants import (
     sends_both_shares,
     unmasks_unconfirmed,
 )
+from tests.fault_simulation.replicas import LEASE_SECONDS
 from tests.fault_simulation.weather import Plan, Weather
 
 
@@ -102,6 +104,7 @@ def sums_with_the_revoked() -> Iterator[None]:
 
 @contextmanager
 def commits_totals_without_lease() -> Iterator[None]:
+    """A worker neither extends its lease nor asks for it at the end."""
     commit = opening._commit
 
     def unfenced(database: Any, claim: Any, material: Any, staged: Any) -> None:
@@ -109,7 +112,10 @@ def commits_totals_without_lease() -> Iterator[None]:
             row = session.get(SumSessionRow, claim.session_id)
         commit(database, replace(claim, token=row.lease_token), material, staged)
 
-    with patch.object(opening, "_commit", unfenced):
+    with (
+        patch.object(opening, "_commit", unfenced),
+        patch.object(worker, "lease_of", lambda *_: Lease(lambda _: None, LEASE_SECONDS)),
+    ):
         yield
 
 
