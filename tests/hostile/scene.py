@@ -96,6 +96,20 @@ class Scene:
         finally:
             engine.dispose()
 
+    def settle(self, seconds: float = 30.0) -> None:
+        """Wait until nothing is written any more that was not asked for: events, and what has ended."""
+        deadline = time.monotonic() + seconds
+        before: dict[str, str] = {}
+        while (after := self.stored()) != before:
+            assert time.monotonic() < deadline, f"still written: {changed(before, after)}"
+            before = after
+            time.sleep(1.0)
+
+
+def changed(before: dict[str, str], after: dict[str, str]) -> set[str]:
+    """Name the tables whose contents differ."""
+    return {name for name in after if after[name] != before.get(name)}
+
 
 def told(answer: Answer | httpx.Response) -> Answer:
     """Read an answer."""
@@ -126,9 +140,11 @@ def set_up(served: ServedProcess) -> Scene:
         assert one.http.get("/v1/me").status_code == 200  # seen just now: nobody is noted as seen meanwhile
     wait_until_told(served, federation_id, joined=4, arrived=1)
     wait_until_told(served, private.federation_id, joined=1)
-    return Scene(
+    scene = Scene(
         served, silo, other, delivered, newcomer, revoked, elsewhere, late, private, base, private_base
     )
+    scene.settle()
+    return scene
 
 
 def _joined_and_closed(served: Served) -> Silo:
