@@ -174,7 +174,9 @@ def test_the_log_is_not_filled_with_casts(
         evaluate(base, examples, max_length=64)
         with injected(base) as adapter:
             train_examples(base, adapter, examples, PLAN, seed=0, round_number=1)
-    assert not caplog.records
+    # Coordinators of other tests may still write to the log of this process.
+    warnings = [record for record in caplog.records if not record.name.startswith("coordinator")]
+    assert not warnings
 
 
 @pytest.mark.parametrize("quantization", ["none", "nf4", "int8"])
