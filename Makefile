@@ -35,7 +35,7 @@ demo: setup ## Four helpdesks on a real model, alone and federated (10 minutes o
 demo-tiny: setup ## Seven silos on two tiny base models, five methods compared (SEED=0)
 	$(RUN) $(BIN)/python -m examples.demo_tiny --seed $(SEED)
 
-test: setup lint ## Lint, types, dependency rules and the fast tests (8 minutes on two cores)
+test: setup lint ## Lint, types, dependency rules and the fast tests (20 minutes on two cores)
 	$(PYTEST) -m "not slow and not long and not gpu and not system"
 
 test-slow: setup ## The same on PostgreSQL, every route as every kind of caller, and tests of some seconds
@@ -47,7 +47,7 @@ test-long: setup ## Tests that take minutes: kills, memory, transfer between arc
 test-system: setup ## The page in Chromium, replicas behind Caddy; on Debian `apt-get install chromium caddy`
 	$(RUN) $(BIN)/python -m pytest -m system
 
-fault-simulation: setup ## Play the whole system through schedules of faults (SCHEDULES=100: half a minute)
+fault-simulation: setup ## Play the whole system through schedules of faults (SCHEDULES=100: three minutes)
 	$(RUN) $(BIN)/python -m tests.fault_simulation --schedules $(SCHEDULES)
 
 stress: setup ## Kills, freezes, bad networks, hostile bytes and fuzzing at length, with a table (an hour)
