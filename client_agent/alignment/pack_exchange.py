@@ -203,13 +203,12 @@ class _PackBuilder:
     def _pivot_pack(self) -> bytes:
         slug = self.alignment.pivot
         pivot, anchors = self.silo.model_named(slug), self._anchors()
-        progress = self._progress(slug)
-        return self._deliver(
-            slug,
-            lambda: pivot_pack(
-                pivot, anchors, self.adapter, self.alignment, self.federation, progress=progress
-            ),
-        )
+        report = self._progress(slug)
+
+        def make() -> Pack:
+            return pivot_pack(pivot, anchors, self.adapter, self.alignment, self.federation, progress=report)
+
+        return self._deliver(slug, make)
 
     def _deliver(self, base_model: str, make: Callable[[], Pack]) -> bytes:
         """Build a pack once and deliver it; return the stored body, which may be another agent's."""

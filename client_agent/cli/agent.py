@@ -36,8 +36,9 @@ def enrol(
 ) -> None:
     """Create a key in the agent's folder and enrol it with an enrolment token. Safe to repeat.
 
-    Prints what the federation's plan reveals to other members. Exit 1 if that is more than the `min_voices`
-    setting of this silo allows; the coordinator then holds the client's name, profile and public key only.
+    Prints what the federation's plan reveals to other members and, where updates are summed, to the
+    coordinator. Exit 1 if members learn more than the `min_voices` setting of this silo allows; the
+    coordinator then holds the client's name, profile and public key only.
     """
     with clear_errors(), opened_settings(config) as settings:
         from client_agent.identity.membership import enrol as redeem_token

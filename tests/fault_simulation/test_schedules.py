@@ -137,4 +137,6 @@ def test_processes_side_by_side_play_what_one_plays() -> None:
 @pytest.mark.slow
 def test_weights_of_a_round_that_a_pack_ended_stay_when_another_pack_ends() -> None:
     """Seed 283: I19 was broken, as the weights of the abandoned round were deleted."""
-    _play(283, 1)
+    facts = _play(283, 1)
+    assert facts["rounds abandoned with a pack"]
+    assert facts["packs ended"]

@@ -162,6 +162,20 @@ def test_without_a_client_of_the_pivot_another_makes_its_pack_if_the_plan_allows
     assert "since 75 s" in lines(caplog)[-2]
 
 
+def while_building(slow: Participant, meanwhile: Callable[[], str | None]) -> list[str | None]:
+    """Let something happen once, at the first progress of a build; return where its result will be."""
+    results: list[str | None] = []
+
+    def stop() -> bool:  # asked at every progress
+        if not results:
+            results.append("")
+            results[0] = meanwhile()
+        return False
+
+    slow.trainer.stop = stop
+    return results
+
+
 def test_a_pack_that_arrives_while_another_is_built_is_used_instead(
     federation: Callable[..., Federation], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -169,15 +183,7 @@ def test_a_pack_that_arrives_while_another_is_built_is_used_instead(
     running = federation()
     slow, fast = running.join("slow", running.pivot), running.join("fast", running.pivot)
     monkeypatch.setattr(pack_exchange, "_LOOK_SECONDS", 0.0)
-    digests: list[str | None] = []
-
-    def stop() -> bool:  # asked at the first progress of the slow one
-        if not digests:
-            digests.append("")
-            digests[0] = prepare(fast)
-        return False
-
-    slow.trainer.stop = stop
+    digests = while_building(slow, lambda: prepare(fast))
     assert prepare(slow) == digests[0]
     assert [*running.packs.values()] == digests
     assert "another client's is stored and used instead" in caplog.text
@@ -191,7 +197,6 @@ def test_a_pack_is_delivered_again_if_the_one_stored_before_it_ends(
     running = federation()
     slow, fast = running.join("slow", running.pivot), running.join("fast", running.pivot)
     monkeypatch.setattr(pack_exchange, "_LOOK_SECONDS", 1e9)  # it does not see the other's pack as it builds
-    others: list[str | None] = []
     build = pack_exchange.pivot_pack
 
     def rounded_otherwise(*arguments: Any, **options: Any) -> Pack:  # as another processor would
@@ -199,15 +204,12 @@ def test_a_pack_is_delivered_again_if_the_one_stored_before_it_ends(
         errors = {name: error.model_copy(update={"a": 0.125}) for name, error in pack.manifest.errors.items()}
         return replace(pack, manifest=pack.manifest.model_copy(update={"errors": errors}))
 
-    def stop() -> bool:
-        if not others:
-            others.append("")
-            with monkeypatch.context() as patched:
-                patched.setattr(pack_exchange, "pivot_pack", rounded_otherwise)
-                others[0] = prepare(fast)
-        return False
+    def prepare_fast() -> str | None:
+        with monkeypatch.context() as patched:
+            patched.setattr(pack_exchange, "pivot_pack", rounded_otherwise)
+            return prepare(fast)
 
-    slow.trainer.stop = stop
+    others = while_building(slow, prepare_fast)
     deliver = slow.session.api.put_pack
 
     def refused_and_then_free(federation_id: str, base_model: str, body: bytes) -> object:

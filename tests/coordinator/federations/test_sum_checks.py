@@ -55,7 +55,7 @@ def test_a_strategy_that_needs_each_update_names_those_that_do_not(
     coordinator: Served, strategy: str
 ) -> None:
     adapter = {} if strategy == "fedmosaic" else LORA
-    _refuses(
+    _assert_refused(
         create(coordinator, strategy={"name": strategy}, adapter=adapter),
         "strategy.name",
         "with privacy.secure_sum choose fedavg, fedsa_lora, ffa_lora",
@@ -81,7 +81,7 @@ def test_a_strategy_that_needs_each_update_names_those_that_do_not(
 def test_a_plan_that_does_not_fit_a_sum_is_refused(
     coordinator: Served, plan: dict[str, Any], field: str, detail: str
 ) -> None:
-    _refuses(create(coordinator, **plan), field, detail)
+    _assert_refused(create(coordinator, **plan), field, detail)
 
 
 def test_a_small_sum_in_clear_is_allowed(coordinator: Served) -> None:
@@ -89,7 +89,7 @@ def test_a_small_sum_in_clear_is_allowed(coordinator: Served) -> None:
     assert made.status_code == 201, made.text
 
 
-def _refuses(answer: Any, field: str, detail: str) -> None:
+def _assert_refused(answer: Any, field: str, detail: str) -> None:
     assert (answer.status_code, slug(answer)) == (422, "validation"), answer.text
     problem = answer.json()
     assert problem["field"] == field, problem
