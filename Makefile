@@ -4,8 +4,12 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check
 READY := $(VENV)/.ready
+LINTED := build/linted
+SOURCES := $(shell find . -name '*.py' -not -path './.venv/*' -not -path './build/*' -not -path './runs/*')
 SEED ?= 0
 SCHEDULES ?= 100
+FIRST_SEED ?= auto
+SHARD ?= all
 # One thread per process: agents and test workers share the cores, and oversubscription costs more than it gives.
 RUN := OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1
 # Tests are handed out in order: the fault schedules, which replace clocks and threads in their process, come after
@@ -35,11 +39,11 @@ demo: setup ## Four helpdesks on a real model, alone and federated (10 minutes o
 demo-tiny: setup ## Seven silos on two tiny base models, five methods compared (SEED=0)
 	$(RUN) $(BIN)/python -m examples.demo_tiny --seed $(SEED)
 
-test: setup lint ## Lint, types, dependency rules and the fast tests (20 minutes on two cores)
+test: setup lint ## Lint, types, dependency rules and the fast tests (9 minutes on two cores)
 	$(PYTEST) -m "not slow and not long and not gpu and not system"
 
-test-slow: setup ## The same on PostgreSQL, every route as every kind of caller, and tests of some seconds
-	$(PYTEST) -m "slow and not long"
+test-slow: setup ## PostgreSQL, every route as every caller, stories; SHARD=auto runs this commit's fifth
+	$(PYTEST) -m "slow and not long" --shard $(SHARD)
 
 test-long: setup ## Tests that take minutes: kills, memory, transfer between architectures (half an hour)
 	$(PYTEST) -m long
@@ -47,8 +51,8 @@ test-long: setup ## Tests that take minutes: kills, memory, transfer between arc
 test-system: setup ## The page in Chromium, replicas behind Caddy; on Debian `apt-get install chromium caddy`
 	$(RUN) $(BIN)/python -m pytest -m system
 
-fault-simulation: setup ## Play the whole system through schedules of faults (SCHEDULES=100: three minutes)
-	$(RUN) $(BIN)/python -m tests.fault_simulation --schedules $(SCHEDULES)
+fault-simulation: setup ## Play schedules of faults (SCHEDULES=100: three minutes); the commit chooses FIRST_SEED
+	$(RUN) $(BIN)/python -m tests.fault_simulation --schedules $(SCHEDULES) --seed $(FIRST_SEED)
 
 stress: setup ## Kills, freezes, bad networks, hostile bytes and fuzzing at length, with a table (an hour)
 	$(PIP) --require-hashes -r requirements/fuzz.txt
@@ -71,11 +75,14 @@ bench: setup ## What rounds, aggregation and a training step cost (an hour; noth
 	$(RUN) $(BIN)/python -m benchmarks.aggregation
 	$(RUN) $(BIN)/python -m benchmarks.training_step
 
-lint: setup ## Style, types and dependency rules
+lint: setup $(LINTED) ## Style, types and dependency rules; nothing is done where nothing changed
+
+$(LINTED): $(READY) $(SOURCES) pyproject.toml .importlinter
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	mkdir -p $(@D) && touch $@
 
 format: setup ## Format the code
 	$(BIN)/ruff check --fix .

@@ -17,22 +17,52 @@ from sqlalchemy import create_engine, text
 from coordinator.db import migrate
 from coordinator.db.engine import Database
 from coordinator.observability import logs
+from tests.durations import Guard
 from tests.postgres_server import PostgresServer
+from tests.rotation import SHARDS, shard_of, shard_of_commit
 from tests.served import Served, start
 
 _numbers = itertools.count()
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark what runs on PostgreSQL as slow: the fast tests play the same on SQLite.
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--shard",
+        default="all",
+        choices=("all", "auto", *map(str, range(SHARDS))),
+        help="run one fifth of the selected tests: its number, or auto for the one whose turn it is",
+    )
 
-    A test that is `slow` or `long` by itself stays in its group.
+
+def pytest_configure(config: pytest.Config) -> None:
+    if not hasattr(config, "workerinput"):  # the workers of xdist report to the process that started them
+        config.pluginmanager.register(Guard(), "durations")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Mark what runs on PostgreSQL as slow, and keep the shard that was asked for.
+
+    The fast tests play the same on SQLite. A test that is `slow` or `long` by itself stays in its group.
     """
     for item in items:
         spec: Any = getattr(item, "callspec", None)
         runs_on_postgres = spec is not None and spec.params.get("backend") == "postgres"
         if runs_on_postgres and not item.get_closest_marker("long"):
             item.add_marker(pytest.mark.slow)
+    shard = config.getoption("shard")
+    if shard != "all":
+        turn = shard_of_commit() if shard == "auto" else int(shard)
+        others = [item for item in items if shard_of(item.nodeid) != turn]
+        items[:] = [item for item in items if shard_of(item.nodeid) == turn]
+        config.hook.pytest_deselected(items=others)
+
+
+def pytest_report_header(config: pytest.Config) -> str | None:
+    shard = config.getoption("shard")
+    if shard == "all":
+        return None
+    turn = shard_of_commit() if shard == "auto" else int(shard)
+    return f"shard {turn} of 0 to {SHARDS - 1}; repeat it with SHARD={turn}, run all with SHARD=all"
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:

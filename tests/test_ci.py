@@ -1,4 +1,4 @@
-"""What CI promises: pytest's closing line comes last, and every test is in one group that a target runs."""
+"""CI ends with pytest, every test is in one group, and five commits run every shard."""
 
 from __future__ import annotations
 
@@ -6,6 +6,10 @@ import os
 import re
 import subprocess
 from pathlib import Path
+
+import pytest
+
+from tests import rotation
 
 ROOT = Path(__file__).parent.parent
 
@@ -22,7 +26,7 @@ def last_command(target: str) -> str:
 
 def selected(target: str) -> str:
     """Return the expression by which a target selects tests."""
-    return re.sub(r'.* -m (?:"(.+)"|(\w+))$', r"\1\2", last_command(target))
+    return re.sub(r'.* -m (?:"(.+)"|(\w+))( --shard \w+)?$', r"\1\2", last_command(target))
 
 
 def test_ci_ends_with_pytest() -> None:
@@ -39,3 +43,31 @@ def test_every_group_of_tests_has_a_target() -> None:
         "long",
         "system",
     ]
+
+
+def test_five_commits_run_every_shard(monkeypatch: pytest.MonkeyPatch) -> None:
+    turns = set()
+    for number in range(700, 700 + rotation.SHARDS):
+        monkeypatch.setattr(rotation, "commit_number", lambda number=number: number)
+        turns.add(rotation.shard_of_commit())
+    assert turns == set(range(rotation.SHARDS))
+
+
+def test_shards_share_the_tests_evenly() -> None:
+    shards = [rotation.shard_of(f"tests/a/test_{number}.py::test_b") for number in range(1000)]
+    assert all(150 < shards.count(shard) < 250 for shard in range(rotation.SHARDS))
+
+
+def test_neighbouring_commits_play_other_seeds(monkeypatch: pytest.MonkeyPatch) -> None:
+    seeds = []
+    for number in range(700, 720):
+        monkeypatch.setattr(rotation, "commit_number", lambda number=number: number)
+        seeds.append(rotation.first_seed())
+    assert min(abs(a - b) for a in seeds for b in seeds if a is not b) > 40
+
+
+@pytest.mark.parametrize("history", ["", "true"])
+def test_checkout_without_history_has_a_shard(monkeypatch: pytest.MonkeyPatch, history: str) -> None:
+    answers = {"--is-shallow-repository": history, "HEAD": "ab12" if history else ""}
+    monkeypatch.setattr(rotation, "_git", lambda *arguments: answers[arguments[-1]])
+    assert rotation.shard_of_commit() in range(rotation.SHARDS)

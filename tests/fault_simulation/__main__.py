@@ -16,6 +16,7 @@ from rich.table import Table
 from tests.fault_simulation.campaign import hunts_by, schedules_by, workers
 from tests.fault_simulation.mutants import MUTANTS, planted
 from tests.fault_simulation.world import Outcome, play
+from tests.rotation import first_seed
 
 CORES = len(os.sched_getaffinity(0))
 console = Console()
@@ -29,6 +30,12 @@ def _progress() -> Progress:
         TimeRemainingColumn(),
         console=console,
     )
+
+
+def _number(seed: str) -> int:
+    if not seed.isdecimal():
+        raise typer.BadParameter(f"{seed!r} is neither auto nor a number from 0", param_hint="--seed")
+    return int(seed)
 
 
 def _replay(seed: int, mutant: str | None) -> None:
@@ -80,7 +87,7 @@ def _play(pool: ProcessPoolExecutor, first: int, number: int) -> bool:
 
 def main(
     number: Annotated[int, typer.Option("--schedules", min=0, help="how many seeds to play")] = 1000,
-    first: Annotated[int, typer.Option("--seed", min=0, help="the first seed")] = 0,
+    seed: Annotated[str, typer.Option(help="the first seed, or auto: the commit chooses it")] = "auto",
     processes: Annotated[int, typer.Option("--workers", min=1, help="how many at once")] = CORES,
     mutants: Annotated[bool, typer.Option("--mutants", help="hunt the planted faults too")] = False,
     replay: Annotated[int | None, typer.Option(min=0, help="tell what happens in one schedule")] = None,
@@ -89,6 +96,13 @@ def main(
     """Play the whole system through schedules of faults, and say which promises broke."""
     if replay is not None:
         _replay(replay, mutant)
+    first = first_seed() if seed == "auto" else _number(seed)
+    console.print(
+        f"seeds {first} to {first + number - 1}; repeat them with "
+        f"make fault-simulation SCHEDULES={number} FIRST_SEED={first}",
+        highlight=False,
+        soft_wrap=True,
+    )
     with workers(processes) as pool:
         is_well = _play(pool, first, number)
         if mutants:
