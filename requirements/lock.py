@@ -50,6 +50,7 @@ def main() -> None:
         for name, names in FILES.items():
             resolved = _resolved(PYPROJECT, Path(folder) / name, *_options(names), *constrained)
             _write(name, [entry for entry in resolved if not CUDA.match(entry)])
+        _write("uv.txt", [entry for entry in entries if entry.startswith("uv==")])
         _write("torch.txt", [entry for entry in entries if entry.startswith("torch==")])
         _write("torch-cpu.txt", [_with_hashes(f"torch=={CPU_BUILD}+cpu", CPU_BUILD_HASHES)])
         _write("cuda.txt", [entry for entry in entries if CUDA.match(entry)])
