@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from tests.fault_simulation.campaign import hunts_by, schedules_by, workers
+from tests.fault_simulation.campaign import ENOUGH, hunts_by, missing, schedules_by, workers
 from tests.fault_simulation.mutants import MUTANTS, planted
 from tests.fault_simulation.world import Outcome, play
 from tests.rotation import first_seed
@@ -82,7 +82,10 @@ def _play(pool: ProcessPoolExecutor, first: int, number: int) -> bool:
         table.add_row(fact, str(times))
     table.add_row("promises broken", f"[{'red' if broken else 'green'}]{len(broken)}")
     console.print(table)
-    return not broken
+    absent = missing(facts) if number >= ENOUGH else []
+    if absent:
+        console.print(f"[red]never happened:[/] {', '.join(absent)}; these schedules test too little")
+    return not (broken or absent)
 
 
 def main(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -18,6 +18,26 @@ from tests.fault_simulation.world import Outcome, play
 
 MOST_TRIES = 120
 """A mutant that lives through so many schedules in which it could show was not found."""
+
+
+FACTS = (
+    "clock jumps",
+    "disk full",
+    "coded updates",
+    "errors carried on",
+    "packs stored",
+    "replica dies",
+    "agent dies",
+)
+"""Beginnings of what happens in any forty schedules: a campaign without one of these plays too little."""
+ENOUGH = 40
+
+
+def missing(facts: Mapping[str, int]) -> list[str]:
+    """Return which of `FACTS` never happened."""
+    return [
+        fact for fact in FACTS if not any(name.startswith(fact) for name, times in facts.items() if times)
+    ]
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,8 @@ import pytest
 from tests.fault_simulation.campaign import prepared
 
 
-@pytest.fixture(scope="session", autouse=True)
-def everything_is_prepared() -> Iterator[None]:
+@pytest.fixture(scope="session")
+def prepared_process() -> Iterator[None]:
     """Pay once for what every schedule needs."""
     with prepared():
         yield

@@ -8,11 +8,7 @@ from tests.fault_simulation.campaign import MOST_TRIES, hunt
 from tests.fault_simulation.mutants import MUTANTS, Mutant
 
 
-def test_there_are_twenty_different_mutants_at_least() -> None:
-    assert len({mutant.name for mutant in MUTANTS}) == len(MUTANTS)
-    assert len(MUTANTS) >= 20
-
-
+@pytest.mark.usefixtures("prepared_process")
 @pytest.mark.long
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
