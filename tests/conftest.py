@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import shutil
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -23,6 +24,9 @@ from tests.rotation import SHARDS, shard_of, shard_of_commit
 from tests.served import Served, start
 
 _numbers = itertools.count()
+_MEMORY = Path("/dev/shm")
+_ENOUGH_MEMORY = 2**31
+_unused: list[Path] = []  # a coordinator may stop after its database's fixture has ended
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -89,23 +93,31 @@ def postgres() -> Iterator[PostgresServer]:
 
 
 @pytest.fixture(scope="session")
-def sqlite_template(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def databases() -> Iterator[Path]:
+    """A folder for SQLite files: in memory where there is enough, since every commit waits for the disk."""
+    is_roomy = _MEMORY.is_dir() and shutil.disk_usage(_MEMORY).free > _ENOUGH_MEMORY
+    with tempfile.TemporaryDirectory(prefix="tessera-tests-", dir=_MEMORY if is_roomy else None) as folder:
+        yield Path(folder)
+
+
+@pytest.fixture(scope="session")
+def sqlite_template(databases: Path) -> Path:
     """A migrated SQLite file to copy."""
-    path = tmp_path_factory.mktemp("template") / "tessera.db"
+    path = databases / "template.db"
     _migrate(f"sqlite:///{path}")
     return path
 
 
 @pytest.fixture(scope="session")
-def fresh_database(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Callable[[str], str]:
+def fresh_database(request: pytest.FixtureRequest, databases: Path) -> Callable[[str], str]:
     """Make a migrated database of a backend (sqlite, postgres) and give its URL."""
 
     def make(backend: str) -> str:
         if backend == "sqlite":
             template: Path = request.getfixturevalue("sqlite_template")
-            copy = tmp_path_factory.mktemp("database") / "tessera.db"
+            folder = databases / str(next(_numbers))
+            folder.mkdir()
+            copy = folder / "tessera.db"
             shutil.copy(template, copy)
             return f"sqlite:///{copy}"
         server: PostgresServer = request.getfixturevalue("postgres")
@@ -127,11 +139,15 @@ def database_url(
     request: pytest.FixtureRequest, backend: str, fresh_database: Callable[[str], str]
 ) -> Iterator[str]:
     """A migrated database that no other test has seen."""
+    while _unused:
+        shutil.rmtree(_unused.pop())
     url = fresh_database(backend)
     server: PostgresServer | None = request.getfixturevalue("postgres") if backend == "postgres" else None
     yield url
     if server is not None:
         server.drop(url.rpartition("/")[2])
+    else:
+        _unused.append(Path(url.removeprefix("sqlite:///")).parent)
 
 
 @pytest.fixture
@@ -172,6 +188,19 @@ def coordinator(backend: str, fresh_database: Callable[[str], str]) -> Iterator[
     served = start(fresh_database(backend), tick_seconds=0.05, retry_seconds=0.1, polls_per_second=20)
     yield served
     served.stop()
+
+
+@pytest.fixture(autouse=True)
+def _finish_federations(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Finish the federations that a test leaves open: a coordinator checks all open rounds at every tick."""
+    if "coordinator" not in request.fixturenames:
+        yield
+        return
+    served: Served = request.getfixturevalue("coordinator")
+    before = served.with_open_rounds()  # those of fixtures that serve more tests
+    yield
+    for federation_id in served.with_open_rounds() - before:
+        served.admin.post(f"/v1/federations/{federation_id}/finish")
 
 
 def _migrate(url: str) -> None:

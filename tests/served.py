@@ -9,9 +9,11 @@ from typing import Any
 
 import httpx
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from sqlalchemy import text
 
 from client_agent.transport.request_signing import SignedRequests
 from coordinator.app import create_app
+from coordinator.db.engine import Database
 from coordinator.server import Server
 from coordinator.settings import Settings
 from schemas.identity.documents import sign
@@ -21,6 +23,8 @@ from schemas.messages.enrolment import enrolment_statement
 
 ADMIN_TOKEN = "admin-token-of-the-tests"
 SIGNING_KEY = "c2lnbmluZy1rZXktb2YtdGhlLXRlc3RzLTMyLWJ5dGU"
+
+_WITH_OPEN_ROUNDS = text("SELECT federation_id FROM rounds WHERE state NOT IN ('published', 'abandoned')")
 
 PROFILE: dict[str, Any] = {
     "architecture": "LlamaForCausalLM",
@@ -53,6 +57,7 @@ class Served:
     _thread: threading.Thread
     _opened: list[httpx.Client] = field(default_factory=list)
     _admin: httpx.Client | None = None
+    _database: Database | None = None
 
     def http(self, token: str | None = None) -> httpx.Client:
         """Open an HTTP client, with a bearer token or without."""
@@ -110,10 +115,19 @@ class Served:
         found = [line.split()[-1] for line in lines if line.startswith(series + " ")]
         return float(found[0]) if found else 0.0
 
+    def with_open_rounds(self) -> set[str]:
+        """Return the federations whose rounds a coordinator checks at every tick."""
+        if self._database is None:
+            self._database = Database(self.database_url)
+        with self._database.autocommit() as connection:
+            return {federation_id for (federation_id,) in connection.execute(_WITH_OPEN_ROUNDS)}
+
     def stop(self) -> None:
         """Stop as on SIGTERM."""
         for opened in self._opened:
             opened.close()
+        if self._database is not None:
+            self._database.close()
         self._server.handle_exit(15, None)
         self._thread.join(timeout=30)
         assert not self._thread.is_alive(), "the coordinator did not stop"
