@@ -147,6 +147,13 @@ class CoordinatorNotTrusted(AgentError):
         )
 
 
+class AddressMismatch(AgentError):
+    """A proxy changes the path or the host that signatures cover, so that all of them would be refused."""
+
+    def __init__(self, url: str, difference: str) -> None:
+        super().__init__(f"`url` is {url}: {difference}. No enrolment token was used")
+
+
 class ManifestRefused(AgentError):
     """A round's manifest contradicts what the coordinator signed before."""
 

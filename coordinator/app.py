@@ -34,6 +34,7 @@ from coordinator.http.limits.concurrency import KeyedLock
 from coordinator.http.limits.poll_rate import PollRate
 from coordinator.http.limits.request_target import TargetCheck
 from coordinator.http.request_log import RequestLog
+from coordinator.http.root_path import RootPath
 from coordinator.joining import routes as aggregation
 from coordinator.observability.metrics import Metrics
 from coordinator.rounds import admin_routes, reader_routes
@@ -110,10 +111,11 @@ def create_app(settings: Settings) -> FastAPI:
     problems.install(app)
     for router in ROUTERS:
         app.include_router(router)
-    openapi.install(app)
+    openapi.install(app, settings.root_path)
     app.add_middleware(BodyDeadline, bytes_per_second=settings.upload_bytes_per_second)
     app.add_middleware(ReservedForPeople)
     app.add_middleware(TargetCheck, goes_by=settings.goes_by)
+    app.add_middleware(RootPath, root_path=settings.root_path)
     app.add_middleware(RequestLog, metrics=app.state.metrics, trusts=settings.trusts)
     return app
 

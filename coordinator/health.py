@@ -37,6 +37,7 @@ def is_ready(database: TheDatabase) -> str:
 
 @router.get("/v1/hello", responses=answers(Invalid))
 def hello(
+    request: Request,
     database: TheDatabase,
     settings: TheSettings,
     key: TheServerKey,
@@ -55,6 +56,8 @@ def hello(
         signing_key=key.public,
         nonce=key.nonce(now),
         challenge=challenge,
+        root_path=settings.root_path,
+        authority=request.headers["host"],
         signature="",
     )
     signature = key.sign("tessera-hello-v1", unsigned.model_dump(mode="json"))

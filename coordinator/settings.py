@@ -17,10 +17,16 @@ from pydantic_settings.sources import SecretsSettingsSource
 from sqlalchemy import make_url
 from sqlalchemy.exc import ArgumentError
 
+from schemas.identity.addresses import normal_root_path
+
 PREFIX = "TESSERA_"
 SECRETS_DIR = f"{PREFIX}SECRETS_DIR"
 _AGENT_PREFIX = "AGENT_"
 _ADMIN_TOKEN_CHARACTERS = 20
+SERVED = frozenset(
+    {"v1", "docs", "openapi.json", "healthz", "readyz", "metrics", "icon.svg", "page.css", "page.js"}
+)
+"""The first segments of the coordinator's paths, which a root path must not begin with."""
 EXTERNAL: Final[Mapping[str, str]] = {
     "SECRETS_DIR": "folder of files that may take the place of these variables: tessera_admin_token for"
     " TESSERA_ADMIN_TOKEN; the environment takes precedence",
@@ -63,6 +69,10 @@ class Settings(BaseSettings):
         str,
         Field(description="host names in the URLs that clients use, with or without port; comma-separated"),
     ] = "localhost,127.0.0.1,[::1]"
+    root_path: Annotated[
+        str,
+        Field(description="path in front of the coordinator's own in the URLs that clients use: `/tessera`"),
+    ] = ""
     trusted_proxies: Annotated[
         str,
         Field(description="addresses and networks whose X-Forwarded-For is trusted; comma-separated"),
@@ -173,6 +183,15 @@ class Settings(BaseSettings):
                     f"{name} is not a host name; give only the host, and port, of the URL that clients use"
                 )
         return names
+
+    @field_validator("root_path")
+    @classmethod
+    def _is_root_path(cls, text: str) -> str:
+        path = normal_root_path(text)
+        first = path.partition("/")[2].partition("/")[0]
+        if first in SERVED:
+            raise ValueError(f"the coordinator's own paths begin with /{first} too; choose another path")
+        return path
 
     @field_validator("trusted_proxies")
     @classmethod

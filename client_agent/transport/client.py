@@ -17,11 +17,12 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from pydantic import TypeAdapter, ValidationError
 
 from client_agent.errors import CoordinatorRefused, DownloadDamaged
-from client_agent.transport.handshake import check_hello, new_challenge
+from client_agent.transport.handshake import explain_refusal, fetch_hello
 from client_agent.transport.request_signing import SignedRequests
 from client_agent.transport.responses import read, retry_after, unreadable_answer, unreadable_brief
 from client_agent.transport.retry import RANGE_UNSATISFIABLE, Send, interruptible, send_with_retries
 from client_agent.transport.timeouts import DeadlineClient, extend_deadline
+from schemas.identity.addresses import root_path_of
 from schemas.messages.alignment import Acceptance, Anchors, PackList
 from schemas.messages.enrolment import Enrolment, EnrolmentRequest, KeyInUse, KeyRotation, Me, RosterPage
 from schemas.messages.recipes import WeightsRecipeName
@@ -76,7 +77,8 @@ class CoordinatorApi:
         transport: httpx.BaseTransport | None = None,
     ) -> None:
         self._url = url.rstrip("/")  # a base_url of httpx would be parsed again for every request
-        self._signing = SignedRequests(key, server_key) if key is not None else None
+        path = root_path_of(self._url)
+        self._signing = SignedRequests(key, server_key, root_path=path) if key is not None else None
         self._client = DeadlineClient(
             headers={"Accept-Encoding": "identity"},
             auth=self._signing,
@@ -99,20 +101,12 @@ class CoordinatorApi:
             self._signing.sign_with(key)
 
     def hello(self) -> Hello:
-        """Fetch the greeting, without proof of the coordinator's key."""
-        return read(Hello, self.call("GET", "/v1/hello"))
+        """Fetch the greeting, without proof of the coordinator's key. Raises as `fetch_hello`."""
+        return fetch_hello(self.call, self._url)
 
     def proved_hello(self, pin: str) -> Hello:
-        """Fetch the greeting, and verify that its signing key has the thumbprint `pin`.
-
-        Raises:
-            CoordinatorNotTrusted: another coordinator answered, or an old answer was replayed.
-        """
-        challenge = new_challenge()
-        answer = self.call("GET", f"/v1/hello?challenge={challenge}")
-        hello = read(Hello, answer)
-        check_hello(answer.content, hello, challenge=challenge, pin=pin)
-        return hello
+        """Fetch the greeting, signed by the key with the thumbprint `pin`. Raises as `fetch_hello`."""
+        return fetch_hello(self.call, self._url, pin=pin)
 
     def enrol(self, request: EnrolmentRequest) -> Enrolment:
         """Enrol this client. Idempotent for the same key."""
@@ -254,9 +248,14 @@ class CoordinatorApi:
         return answer
 
     def _send_with_retries(self, send: Send, size: int = 0) -> httpx.Response:
-        return send_with_retries(
-            send, url=self._url, deadline_seconds=self._deadline_seconds, sleep=self._sleep, size=size
-        )
+        try:
+            return send_with_retries(
+                send, url=self._url, deadline_seconds=self._deadline_seconds, sleep=self._sleep, size=size
+            )
+        except CoordinatorRefused as refusal:
+            if refusal.slug == "signature-invalid":
+                explain_refusal(self._client.get, self._url)
+            raise
 
     def _download(self, path: str, accept: str = MEDIA_TYPE) -> TensorBody:
         """Download a body, resume after a broken connection, and verify its digest.

@@ -33,7 +33,8 @@ class SignedRequests(httpx.Auth):
 
     After a `clock-skew` refusal it fetches the coordinator's time and accepts only a time signed with
     `server_key`: a proxy must not obtain signatures for a later time. The request is then repeated, and later
-    requests use the corrected clock. Without `server_key` the local clock is used.
+    requests use the corrected clock. Without `server_key` the local clock is used. `root_path` is the path of
+    the coordinator's URL.
     """
 
     requires_request_body = True
@@ -43,8 +44,10 @@ class SignedRequests(httpx.Auth):
         key: Ed25519PrivateKey,
         server_key: str | None = None,
         clock: Callable[[], float] = time.time,
+        root_path: str = "",
     ) -> None:
         self._key = key
+        self._root_path = root_path
         self._server_key = server_key
         self._clock = clock
         self._offset = 0.0  # coordinator's clock minus local clock, seconds
@@ -77,7 +80,7 @@ class SignedRequests(httpx.Auth):
     ) -> Generator[httpx.Request, httpx.Response, float | None]:
         """Fetch the clock offset in seconds; None if the answer does not prove it."""
         challenge, asked_at = new_challenge(), self._clock()
-        path = f"/v1/hello?challenge={challenge}".encode()
+        path = f"{self._root_path}/v1/hello?challenge={challenge}".encode()
         greeting = yield httpx.Request(
             "GET",
             request.url.copy_with(raw_path=path),

@@ -57,9 +57,10 @@ def require_success(answer: httpx.Response) -> httpx.Response:
     try:
         problem = Problem.model_validate_json(answer.content)
     except ValidationError:
-        raise CoordinatorRefused(
-            answer.status_code, "", answer.reason_phrase, answer.request.url.path
-        ) from None
+        reason = answer.reason_phrase
+        if answer.has_redirect_location:
+            reason += f": set `url` to the address that {answer.headers['Location']} is below"
+        raise CoordinatorRefused(answer.status_code, "", reason, answer.request.url.path) from None
     detail, expected = problem.detail or problem.title, (problem.model_extra or {}).get("expected")
     named = expected if isinstance(expected, str) else None
     raise CoordinatorRefused(answer.status_code, problem.slug, detail, answer.request.url.path, named)

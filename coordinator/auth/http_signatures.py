@@ -22,6 +22,7 @@ from coordinator.errors import (
     SignatureProfileBroken,
 )
 from coordinator.settings import Settings
+from schemas.identity.addresses import equivalent_authorities
 from schemas.identity.keys import public_key
 from schemas.identity.signed_requests import WHEN_PRESENT, ProfileBroken, SignedRequest, Target, read
 from schemas.wire.digests import from_field
@@ -85,8 +86,9 @@ def verify(
     now, client = principals.client_by_key(connection, signed.keyid)
     check_timely(signed, now)
     key = _UNKNOWN_KEY if client is None else public_key(signed.keyid)
-    if not signed.is_by(key, _target(request, host)) or client is None:
-        raise SignatureInvalid
+    targets = [_target(request, authority, settings.root_path) for authority in equivalent_authorities(host)]
+    if not any(signed.is_by(key, target) for target in targets) or client is None:
+        raise SignatureInvalid(_covered(settings.root_path))
     expires_at = client.key_expires_at
     if client.state != "enrolled" or (expires_at is not None and expires_at <= now):
         raise KeyRevoked
@@ -99,11 +101,21 @@ def check_timely(signed: SignedRequest, now: datetime) -> None:
         raise ClockSkew(server_time=now.isoformat().replace("+00:00", "Z"))
 
 
-def _target(request: Request, host: str) -> Target:
+def _covered(root_path: str) -> str:
+    """Describe what a signature must cover here, for clients behind a proxy that changes it."""
+    paths = f"paths begin with {root_path}/v1" if root_path else "paths begin with /v1, without a root path"
+    return (
+        "the signature is wrong, or its key is not enrolled; it covers host, path and query as the client "
+        f"sends them, and no proxy may change host or query; here {paths} (TESSERA_ROOT_PATH)"
+    )
+
+
+def _target(request: Request, authority: str, root_path: str) -> Target:
+    """Return what a client signed that asked for this request; the root path was removed on arrival."""
     return Target(
         method=request.method,
-        authority=host,
-        path=request.scope["raw_path"].decode("latin-1"),
+        authority=authority,
+        path=root_path + request.scope["raw_path"].decode("latin-1"),
         query=request.scope["query_string"].decode("latin-1"),
         content_digest=_digest(request),
         prefer=_field(request, "prefer"),

@@ -20,15 +20,15 @@ _PAGE = b"""<!doctype html>
 <html lang="en">
 <meta charset="utf-8">
 <title>Tessera: API</title>
-<link rel="icon" href="/icon.svg">
-<link rel="stylesheet" href="/docs/swagger-ui.css">
+<link rel="icon" href="icon.svg">
+<link rel="stylesheet" href="docs/swagger-ui.css">
 <div id="api"></div>
-<script src="/docs/swagger-ui-bundle.js"></script>
-<script src="/docs/start.js"></script>
+<script src="docs/swagger-ui-bundle.js"></script>
+<script src="docs/start.js"></script>
 </html>
 """
 _START = b"""SwaggerUIBundle({
-  url: "/openapi.json",
+  url: "openapi.json",
   dom_id: "#api",
   deepLinking: true,
   validatorUrl: null,

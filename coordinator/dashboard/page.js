@@ -9,10 +9,12 @@ import { claimsSection, clientsSection, factsSection, headlineSection, helpSecti
 
 const REFRESH_MS = 3000, SELDOM_MS = 15000, PAGE = 100, HISTORY = 20; // HISTORY: the rounds of the first view, and of a client's
 const CHANGING = 3; // so many of the newest rounds may still get updates or scores
+const ROOT = new URL(".", import.meta.url).pathname.slice(0, -1); // the path in front of the coordinator's own
+const KEY = `token${ROOT}`; // coordinators below paths of one host share the storage
 const token = {
-  get: () => sessionStorage.getItem("token"),
-  set: (value) => sessionStorage.setItem("token", value),
-  forget: () => sessionStorage.removeItem("token"),
+  get: () => sessionStorage.getItem(KEY),
+  set: (value) => sessionStorage.setItem(KEY, value),
+  forget: () => sessionStorage.removeItem(KEY),
 };
 const ui = { metric: "loss" };
 const known = { federations: [], listedAt: 0, shown: null }; // shown: what is loaded of one federation
@@ -23,7 +25,7 @@ class Refused extends Error {
 }
 
 async function fetchJson(path) {
-  const answer = await fetch(path, { headers: { Authorization: `Bearer ${token.get()}` } });
+  const answer = await fetch(ROOT + path, { headers: { Authorization: `Bearer ${token.get()}` } });
   if (answer.status === 404) return null;
   if (!answer.ok) throw new Refused(answer.status, await answer.json().then((problem) => problem.title, () => answer.statusText || `status ${answer.status}`));
   return answer.json();

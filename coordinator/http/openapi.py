@@ -16,13 +16,14 @@ _EXAMPLE = {
 }
 
 
-def install(app: FastAPI) -> None:
-    """Replace `app.openapi` by a function that returns the completed document."""
+def install(app: FastAPI, root_path: str) -> None:
+    """Replace `app.openapi` by a function that returns the completed document, with its root path."""
     generate = app.openapi
 
     def document() -> dict[str, Any]:
         if app.openapi_schema is None:
-            app.openapi_schema = completed(generate())
+            servers = {"servers": [{"url": root_path}]} if root_path else {}
+            app.openapi_schema = completed(generate()) | servers
         return app.openapi_schema
 
     app.openapi = document  # type: ignore[method-assign]

@@ -109,7 +109,7 @@ class Hello(Strict):
     """The coordinator's identity, signed with its key.
 
     `nonce` is signed by a new client within the hour; `challenge` repeats the caller's, which proves
-    freshness.
+    freshness. `root_path` and `authority` show a client whether a proxy changes what signatures cover.
     """
 
     name: str
@@ -124,5 +124,9 @@ class Hello(Strict):
     """A value that a new client signs when it enrols."""
     challenge: str | None
     """The value that the caller sent."""
+    root_path: str = ""
+    """The path in front of all paths in the URLs that clients use, which signatures cover; "" = none."""
+    authority: str | None = None
+    """The Host field with which this request arrived, which signatures cover."""
     signature: str
     """The coordinator's signature of the other members."""

@@ -1,5 +1,5 @@
 """Check the target of a request: exactly one Host field that names this server, against DNS rebinding,
-and no path whose percent-encoding would bypass a proxy's rules.
+and no path in a spelling that a proxy may change, which would bypass its rules or break signatures.
 """
 
 from __future__ import annotations
@@ -17,6 +17,9 @@ HEALTH_PATHS = frozenset({"/healthz", "/readyz"})
 
 _ENCODED = re.compile(rb"%(?:2[dDeEfF]|3[0-9]|[46][1-9a-fA-F]|[57][0-9aA]|5[fF]|7[eE])")
 """A percent-encoded slash or unreserved character (RFC 3986, section 2.3)."""
+
+_EMPTY = re.compile(rb"//|.+/$")
+"""An empty segment: no path of the coordinator has one, and proxies remove some."""
 
 
 class TargetCheck:
@@ -45,4 +48,6 @@ class TargetCheck:
             return NotFound(
                 "a slash, letter, digit or one of -._~ is percent-encoded in the path; send it unencoded"
             )
+        if _EMPTY.search(scope["raw_path"]):
+            return NotFound("the path has two slashes in a row or ends with one; send it without")
         return None
