@@ -36,8 +36,8 @@ $(READY): pyproject.toml requirements/dev.txt requirements/cuda.txt
 	$(PIP) --no-deps --no-build-isolation -e .
 	touch $(READY)
 
-demo: setup ## Four helpdesks on a real model, alone and federated (10 minutes on two cores; SEED=0, OPEN=1)
-	$(RUN) $(BIN)/python -m examples.demo --seed $(SEED) $(if $(OPEN),--keep-open)
+demo: setup ## Four helpdesks on a real model, alone and federated (10 minutes on two cores; SEED=0, OPEN=1, QUICK=1)
+	$(RUN) $(BIN)/python -m examples.demo --seed $(SEED) $(if $(QUICK),--quick) $(if $(OPEN),--keep-open)
 
 demo-tiny: setup ## Seven silos on two tiny base models, five methods compared (SEED=0)
 	$(RUN) $(BIN)/python -m examples.demo_tiny --seed $(SEED)

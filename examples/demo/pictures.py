@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from client_agent.simulation.report.charts import STYLE, svg
-from examples.demo.report import HEADINGS, SIDES, Report, Side
+from examples.demo.report import HEADINGS, Report, Side
 
 _COLOURS: Final[Mapping[Side, str]] = {"bare": "#c9c9c9", "alone": "#c9a227", "federated": "#1f4e79"}
 _INK = "#222222"
@@ -35,21 +35,21 @@ def save(report: Report, file: Path) -> None:
 def _overview(report: Report) -> Figure:
     figure = Figure(figsize=(11.0, 4.1), layout="constrained")
     losses, tickets, relevance = figure.subplots(1, 3, width_ratios=(1.15, 1.15, 1))
-    _bars(losses, report, {s: [silo.by_side[s].loss for silo in report.silos] for s in SIDES})
+    _bars(losses, report, {s: [silo.by_side[s].loss for silo in report.silos] for s in report.sides})
     losses.set(title="loss on held-out tickets", ylabel="nats per answer token (lower is better)")
-    of_tickets = report.silos[0].by_side["alone"].tickets
-    _bars(tickets, report, {s: [silo.by_side[s].right for silo in report.silos] for s in SIDES})
+    of_tickets = report.silos[0].by_side["federated"].tickets
+    _bars(tickets, report, {s: [silo.by_side[s].right for silo in report.silos] for s in report.sides})
     tickets.set(title=f"tickets right, of {of_tickets} (higher is better)", ylim=(0, of_tickets))
     _relevance(relevance, report)
     handles, names = losses.get_legend_handles_labels()
-    figure.legend(handles, names, frameon=False, ncols=len(SIDES), loc="outside lower left")
+    figure.legend(handles, names, frameon=False, ncols=len(report.sides), loc="outside lower left")
     return figure
 
 
 def _bars(axes: Axes, report: Report, heights: Mapping[Side, list[float]]) -> None:
-    width = 0.8 / len(SIDES)
-    for index, side in enumerate(SIDES):
-        places = [i + (index - (len(SIDES) - 1) / 2) * width for i in range(len(report.silos))]
+    width = 0.8 / len(report.sides)
+    for index, side in enumerate(report.sides):
+        places = [i + (index - (len(report.sides) - 1) / 2) * width for i in range(len(report.silos))]
         bars = axes.bar(places, heights[side], width, color=_COLOURS[side], label=HEADINGS[side])
         axes.bar_label(bars, fmt="%.3g", fontsize=7, padding=1)
     axes.set_xticks(range(len(report.silos)), _names(report), fontsize=8)

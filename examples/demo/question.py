@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from pathlib import Path
 
 from examples.agents import Job, run_jobs
 from examples.demo.alone import ADAPTER, PLAN
+from examples.demo.cast import CONFIG
+from examples.demo.setting import Setting
 
 _NEW_TOKENS = "48"
 _AT_ONCE = 2
@@ -23,25 +24,27 @@ class Answers:
     by_side: dict[str, str]
 
 
-def ask(silo: str, data: Path, alone: Path, federated: Path) -> Answers:
+def ask(setting: Setting, silo: str) -> Answers:
     """Ask the first held-out ticket of a silo with `tessera agent generate`.
 
     Raises:
         DemoFailed: a command failed.
     """
-    first = (data / silo / "test.jsonl").read_text().splitlines()[0]
+    first = (setting.data / silo / "test.jsonl").read_text().splitlines()[0]
     ticket, expected = (message["content"] for message in json.loads(first)["messages"])
-    config = federated / silo / "silo.toml"
-    common = ["generate", "--json", "--config", str(config), "--prompt", ticket]
+    folder = setting.federated / silo
+    common = ["generate", "--json", "--config", str(folder / CONFIG), "--prompt", ticket]
     common += ["--max-new-tokens", _NEW_TOKENS]
-    adapter = ["--adapter", str(alone / silo / ADAPTER), "--plan", str(alone / PLAN)]
-    jobs = [
-        Job("federated", [*common, "--compare"], federated / silo),
-        Job("alone", [*common, *adapter], federated / silo),
-    ]
-    texts = {job.name: _texts(printed) for job, printed in run_jobs(jobs, at_once=_AT_ONCE)}
-    (bare, with_weights), (trained_alone,) = texts["federated"], texts["alone"]
-    return Answers(silo, ticket, expected, {"bare": bare, "alone": trained_alone, "federated": with_weights})
+    jobs = [Job("federated", [*common, "--compare"], folder)]
+    trained_alone = setting.alone / silo / ADAPTER
+    if trained_alone.is_file():
+        adapter = ["--adapter", str(trained_alone), "--plan", str(setting.alone / PLAN)]
+        jobs.append(Job("alone", [*common, *adapter], folder))
+    printed = {job.name: _texts(text) for job, text in run_jobs(setting.tessera, jobs, at_once=_AT_ONCE)}
+    texts = dict(zip(("bare", "federated"), printed["federated"], strict=True))
+    if "alone" in printed:
+        (texts["alone"],) = printed["alone"]
+    return Answers(silo, ticket, expected, texts)
 
 
 def _texts(printed: str) -> list[str]:

@@ -19,6 +19,7 @@ from client_agent.simulation.coordinator_process import running_coordinator
 from examples.agents import MARK, DemoFailed, may_be_emptied
 from examples.demo_tiny import alone, federated, report
 from examples.demo_tiny.silos import EXAMPLES, SiloSetup
+from examples.preloaded import preloaded
 
 ROUNDS = 6
 
@@ -64,6 +65,7 @@ def _run(
     scores: dict[str, dict[str, list[Answer]]] = {}
     federations: dict[str, federated.FederatedResult] = {}
     with (
+        preloaded() as tessera,
         running_coordinator(out / "coordinator") as running,
         Operator(running.url, running.token) as operator,
         _Progress(console) as show,
@@ -74,7 +76,7 @@ def _run(
             ("fedavg", "fedavg", "pca-tok"),
         ):
             plan = federated.plan_of(method, strategy, frames, ROUNDS)
-            result = federated.run_federation(operator, plan, data, out / method, show(method))
+            result = federated.run_federation(tessera, operator, plan, data, out / method, show(method))
             federations[method] = result
             scores[method] = {name: [c["scores"] for c in rounds] for name, rounds in result.by_silo.items()}
 
@@ -83,10 +85,15 @@ def _run(
             return folder / "pack.safetensors"
 
         scores["local"] = alone.run_alone(
-            alone.local_plan(ROUNDS), data, out / "local", pack_of, show("local")
+            tessera, alone.local_plan(ROUNDS), data, out / "local", pack_of, show("local")
         )
         scores["local_lora"] = alone.run_alone(
-            alone.local_lora_plan(ROUNDS), data, out / "local_lora", lambda _: None, show("local_lora")
+            tessera,
+            alone.local_lora_plan(ROUNDS),
+            data,
+            out / "local_lora",
+            lambda _: None,
+            show("local_lora"),
         )
     return scores, federations
 

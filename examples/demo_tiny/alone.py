@@ -8,7 +8,7 @@ from pathlib import Path
 
 from client_agent.simulation.admin_client import Answer
 from client_agent.simulation.methods import merge_tables
-from examples.agents import Job, run_jobs
+from examples.agents import Job, Program, run_jobs
 from examples.demo_tiny.silos import SILOS, SiloSetup, write_config
 from schemas.messages.recommended import FEDMOSAIC, LORA
 
@@ -38,6 +38,7 @@ def local_lora_plan(rounds: int) -> Answer:
 
 
 def run_alone(
+    tessera: Program,
     plan: Answer,
     data: Path,
     folder: Path,
@@ -54,7 +55,7 @@ def run_alone(
     plan_file.write_text(json.dumps(plan))
     jobs = [_job(silo, plan_file, data, folder, pack_of(silo)) for silo in SILOS]
     scores: dict[str, list[Answer]] = {}
-    for job, printed in run_jobs(jobs, at_once=_AT_ONCE):
+    for job, printed in run_jobs(tessera, jobs, at_once=_AT_ONCE):
         scores[job.name] = json.loads(printed)
         report(f"{len(scores)} of {len(SILOS)} silos trained alone")
     return scores

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from client_agent.model.loading import base_model_slug
 from client_agent.simulation.admin_client import Answer, Operator
-from examples.agents import Agents, DemoFailed, has_polled, is_published, running_agents
+from examples.agents import Agents, DemoFailed, Program, has_polled, is_published, running_agents
 from examples.demo_tiny.alone import PQ_RATE
 from examples.demo_tiny.silos import (
     EXAMPLES,
@@ -52,7 +52,7 @@ def plan_of(name: str, strategy: str, frames: str, rounds: int) -> Answer:
 
 
 def run_federation(
-    operator: Operator, plan: Answer, data: Path, folder: Path, report: Report
+    tessera: Program, operator: Operator, plan: Answer, data: Path, folder: Path, report: Report
 ) -> FederatedResult:
     """Create a federation, run its agents to the end, and read what happened.
 
@@ -67,7 +67,7 @@ def run_federation(
         silo = next(silo for silo in SILOS if silo.name == name)
         return write_config(silo, data, folder / name, operator.url)
 
-    with running_agents(operator, federation, folder, configure) as agents:
+    with running_agents(tessera, operator, federation, folder, configure) as agents:
         operator.post(f"{path}/start")
         _align(operator, path, agents, report)
         for silo in FOUNDERS:

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import socket
-import subprocess
-import sys
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from examples.preloaded import preloaded
 from tests.docs.blocks import PAGES, ROOT, blocks
-from tests.docs.preloaded import write_client
+from tests.docs.programs import write_programs
 from tests.docs.reader import Reader
 from tests.docs.states import prepare
 
@@ -34,24 +31,9 @@ _FAST = {  # for coordinators that are looked at more often than by default
 def programs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """Return a folder with the program `tessera`."""
     folder = tmp_path_factory.mktemp("programs")
-    with tempfile.TemporaryDirectory() as place:  # a socket's path is short
-        path = f"{place}/s"
-        environment = os.environ | _FAST
-        server = subprocess.Popen(
-            [sys.executable, "-m", "tests.docs.preloaded", path],
-            cwd=ROOT,
-            env=environment,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        try:
-            assert server.stdout is not None
-            assert server.stdout.readline() == "ready\n"
-            write_client(folder, path)
-            yield folder
-        finally:
-            server.kill()
-            server.communicate()
+    with preloaded() as command:
+        write_programs(folder, command)
+        yield folder
 
 
 @pytest.fixture

