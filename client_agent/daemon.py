@@ -19,7 +19,7 @@ from client_agent.rounds.final_weights import finish
 from client_agent.rounds.participant import Participant
 from client_agent.rounds.steps import archive_trained, resume, take_part
 from client_agent.transport.client import NothingYet
-from client_agent.transport.handshake import require_protocol
+from client_agent.transport.handshake import require_protocol, require_sums
 from schemas.messages.rounds import FinishedBrief, RoundBrief
 
 log = logging.getLogger("tessera.agent")
@@ -44,7 +44,9 @@ def run(participant: Participant, sleep: Callable[[float], None] | None = None) 
     while True:
         try:
             if not is_checked:
-                require_protocol(session.api.hello())
+                hello = session.api.hello()
+                require_protocol(hello)
+                require_sums(hello, session.manifests.plan)
                 is_checked = True
             resume(participant)
             answer = session.api.current_round(session.federation_id, wait_seconds=_WAIT_SECONDS)

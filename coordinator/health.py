@@ -16,6 +16,7 @@ from coordinator.http.dependencies import TheDatabase, TheMetrics, TheServerKey,
 from coordinator.http.problems import answers
 from coordinator.observability.metrics import CONTENT_TYPE
 from schemas import PROTOCOL_VERSION
+from schemas.messages.secure_sum import CAPABILITY
 from schemas.messages.tokens import Hello
 
 router = APIRouter(tags=["about"])
@@ -52,6 +53,7 @@ def hello(
     unsigned = Hello(
         name=settings.name,
         protocol_version=PROTOCOL_VERSION,
+        capabilities=(CAPABILITY,),
         server_time=now,
         signing_key=key.public,
         nonce=key.nonce(now),

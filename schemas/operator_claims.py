@@ -9,7 +9,7 @@ _IN_CLEAR = (
     "Updates are summed without masks (privacy.secure_sum.masking none): the server operator is trusted, and "
     "the coordinator sees every update."
 )
-_THIRD = "while fewer than a third of the members of each sum collude with it"
+_THIRD = "while fewer than a third of the members of each session collude with it"
 
 
 def coordinator_sees(plan: FederationPlan, summed: SecureSumPlan) -> str:
@@ -19,8 +19,9 @@ def coordinator_sees(plan: FederationPlan, summed: SecureSumPlan) -> str:
     sums = f"The coordinator sees only sums over at least {summed.minimum} members"
     if plan.privacy.roster_policy == "pinned":
         return (
-            f"{sums}, even if it lies, {_THIRD}. It chooses who is in a sum: of {summed.minimum} members, "
-            f"{_colluders(summed.minimum)} at most may collude."
+            f"{sums}, even if it lies, {_THIRD}; with k colluders it learns the sum of at least "
+            f"{summed.minimum} - k other members, and no smaller one. It chooses who is in a session: of "
+            f"{summed.minimum} members, {_colluders(summed.minimum)} at most may collude."
         )
     return (
         f"{sums} if it follows the protocol, {_THIRD}; under roster_policy {plan.privacy.roster_policy} it "

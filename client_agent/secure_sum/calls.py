@@ -9,7 +9,7 @@ import httpx
 
 from client_agent.transport.client import CoordinatorApi, NothingYet
 from client_agent.transport.responses import read
-from schemas.messages.secure_sum import ReadyReceipt, ReadyRequest, SumStatus
+from schemas.messages.secure_sum import CAPABILITY, ReadyReceipt, ReadyRequest, SumStatus
 from schemas.wire.digests import digest_of, to_field
 
 _MASKED: Final = 2
@@ -38,8 +38,12 @@ class HttpSumCalls:
     round_number: int
 
     def ready(self, request: ReadyRequest) -> ReadyReceipt:
-        """Report that this client has trained. Idempotent."""
-        return read(ReadyReceipt, self.api.call("PUT", f"{self._round}/ready", json=request.model_dump()))
+        """Report that this client has trained, and which format of sessions it speaks. Idempotent.
+
+        The format is that of this agent: `request` may be stored by an earlier version.
+        """
+        body = request.model_dump() | {"format": CAPABILITY}
+        return read(ReadyReceipt, self.api.call("PUT", f"{self._round}/ready", json=body))
 
     def status(self, phase: int | None, wait_seconds: int) -> SumStatus | NothingYet:
         query = "" if phase is None else f"?seen={phase}"

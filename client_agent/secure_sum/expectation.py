@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from schemas.identity.documents import hash_of
-from schemas.messages.secure_sum import Segment, SumKind, SumTerms
+from schemas.messages.secure_sum import CAPABILITY, Segment, SumKind, SumTerms
 from schemas.messages.sum_plan import Masking
 from schemas.secure_sum.encoding import modulus_for
 from schemas.secure_sum.errors import SecureSumError, TermsRefused
@@ -71,6 +71,11 @@ def accept_terms(terms: SumTerms, expectation: Expectation) -> AcceptedTerms:
     Raises:
         TermsRefused: a field differs from the member's own plan, roster, weights or counts.
     """
+    if terms.format != CAPABILITY:
+        raise TermsRefused(
+            f"the coordinator sums in the format {terms.format}, this agent in {CAPABILITY}; install the "
+            "same version on both sides"
+        )
     if not is_signed_by_server(terms, expectation.server_key):
         raise TermsRefused("the terms are not signed by the coordinator's key")
     for name, value in _own_fields(expectation).items():

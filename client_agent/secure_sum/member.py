@@ -13,7 +13,7 @@ nothing that it has sent by then reveals its input.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TypeVar
@@ -36,12 +36,13 @@ from schemas.messages.secure_sum import (
     UnmaskStep,
 )
 from schemas.secure_sum.agreement import (
+    AdvertisedKeys,
     SecretKey,
     agreed_key,
-    derived_key,
     new_secret_key,
-    require_usable,
+    require_distinct,
     seal,
+    self_mask_key,
     unseal,
 )
 from schemas.secure_sum.encoding import Modulus
@@ -66,13 +67,13 @@ Value = TypeVar("Value")
 class MemberSecrets:
     """The secrets of one session: two private keys, and the seed `b` of the self mask.
 
-    `channels` keeps the keys that were agreed with peers, by their public key: each is needed twice.
+    `channels` keeps the keys that were agreed with peers: each is needed twice.
     """
 
     channel: SecretKey
     mask: SecretKey
     seed: bytes = field(repr=False)
-    channels: dict[str, bytes] = field(default_factory=dict, init=False, repr=False, compare=False)
+    channels: dict[AdvertisedKeys, bytes] = field(default_factory=dict, init=False, repr=False, compare=False)
 
 
 @dataclass(frozen=True)
@@ -84,6 +85,9 @@ class Keyed:
     @cached_property
     def digest(self) -> str:
         return keys_digest(self.keys)
+
+    def advertised(self, position: int) -> AdvertisedKeys:
+        return AdvertisedKeys.of(position, self.keys[position])
 
 
 @dataclass(frozen=True)
@@ -128,7 +132,7 @@ class Member:
         return sign_keys(self.accepted.digest, c, s, nonce, self.identity)
 
     def accept_keys(self, answer: KeysAnswer, step: KeysStep) -> Keyed:
-        """Check U1: enough members, signed by the keys of the terms, all distinct, own keys unchanged.
+        """Check U1: enough members, signed by the keys of the terms, canonical and distinct, own unchanged.
 
         Raises:
             SessionAborted: a check failed.
@@ -137,13 +141,10 @@ class Member:
         keys = _by_position(answer.members, answer.answers, len(terms.members))
         _require(len(keys) >= max(terms.minimum, terms.threshold), "too few members sent keys")
         _require(keys.get(self.position) == step, "this member's own keys are absent or changed")
-        advertised = [key for peer in keys.values() for key in (peer.c, peer.s)]
-        _require(len(set(advertised)) == len(advertised), "two public keys are equal")
         for position, peer in keys.items():
             signer = public_key(terms.members[position].key)
             _require(are_keys_signed(self.accepted.digest, peer, signer), "keys without a valid signature")
-            for key in (peer.c, peer.s):
-                _usable(key)
+        _require_distinct(keys.values())
         return Keyed(keys)
 
     def shares(self, keyed: Keyed) -> OwnShares:
@@ -191,9 +192,10 @@ class Member:
             raise SecureSumError(f"the terms are for {terms.values} values, not {len(values)}")
         modulus = Modulus(terms.modulus)
         words = values.astype(np.int64).astype(modulus.word)  # two's complement
-        masks = [MaskKey(derived_key(self.secrets.seed, "self", self.accepted.digest), is_subtracted=False)]
+        masks = [MaskKey(self_mask_key(self.secrets.seed, self.accepted.digest), is_subtracted=False)]
         for peer in sorted(shared.commitments.keys() - {self.position}):
-            key = agreed_key(self.secrets.mask, decode(keyed.keys[peer].s), "mask", self.accepted.digest)
+            pair = keyed.advertised(self.position), keyed.advertised(peer)
+            key = agreed_key(self.secrets.mask, "mask", self.accepted.digest, *pair)
             masks.append(MaskKey(key, is_subtracted=self.position > peer))
         Masks(masks, modulus.word).add_to(words)
         return modulus.pack(words)
@@ -245,10 +247,11 @@ class Member:
         )
 
     def _channel(self, peer: int, keyed: Keyed) -> bytes:
-        public, agreed = keyed.keys[peer].c, self.secrets.channels
-        if public not in agreed:
-            agreed[public] = agreed_key(self.secrets.channel, decode(public), "channel", self.accepted.digest)
-        return agreed[public]
+        advertised, agreed = keyed.advertised(peer), self.secrets.channels
+        if advertised not in agreed:
+            pair = keyed.advertised(self.position), advertised
+            agreed[advertised] = agreed_key(self.secrets.channel, "channel", self.accepted.digest, *pair)
+        return agreed[advertised]
 
     def _context(self, source: int, destination: int, keyed: Keyed) -> bytes:
         return f"{self.accepted.digest}|{source}|{destination}|{keyed.digest}".encode()
@@ -277,11 +280,11 @@ def _by_position(positions: Sequence[int], values: Sequence[Value], members: int
     return dict(zip(positions, values, strict=True))
 
 
-def _usable(key: str) -> None:
+def _require_distinct(steps: Iterable[KeysStep]) -> None:
     try:
-        require_usable(decode(key))
+        require_distinct(decode(key) for step in steps for key in (step.c, step.s))
     except ValueError as error:
-        raise SessionAborted("a public key is not usable") from error
+        raise SessionAborted(str(error)) from error
 
 
 def _require(holds: bool, reason: str) -> None:

@@ -19,6 +19,8 @@ from schemas import PROTOCOL_VERSION
 from schemas.identity.addresses import equivalent_authorities, root_path_of
 from schemas.identity.documents import is_signed
 from schemas.identity.keys import KeyUnusable, public_key, thumbprint
+from schemas.messages.federations import FederationPlan
+from schemas.messages.secure_sum import CAPABILITY
 from schemas.messages.tokens import Hello
 from schemas.wire.strict_json import MalformedJson, loads
 
@@ -99,4 +101,13 @@ def require_protocol(hello: Hello) -> None:
     if hello.protocol_version != PROTOCOL_VERSION:
         raise VersionMismatch(
             f"the coordinator speaks protocol {hello.protocol_version}, this agent {PROTOCOL_VERSION}"
+        )
+
+
+def require_sums(hello: Hello, plan: FederationPlan) -> None:
+    """Raise VersionMismatch if a plan sums updates and the coordinator has another format of sessions."""
+    if plan.privacy.secure_sum is not None and CAPABILITY not in hello.capabilities:
+        raise VersionMismatch(
+            f"the federation sums updates, and the coordinator's sessions are not of this agent's format "
+            f"{CAPABILITY}"
         )

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from coordinator.errors import CapabilityMissing, FederationStateConflict, Forbidden, Invalid
 from coordinator.strategies.opening import OpenedPlan
 from schemas.maths.adapter import SIGNATURE, Layout, in_order, lora_layout, pq_layout, size
 from schemas.messages.enrolment import Profile
 from schemas.messages.federations import AdapterPlan, FederationPlan, Role
-from schemas.messages.secure_sum import CAPABILITY
+from schemas.messages.secure_sum import CAPABILITY, FIRST_FORMAT
 from schemas.messages.updates import UpdateManifest
 from schemas.wire.budget import effective_recipe, shortfall
 from schemas.wire.envelope import head
@@ -76,12 +76,34 @@ def check_capability(plan: FederationPlan, profile: Profile) -> None:
     """Raise if updates are summed and an agent cannot take part: it would send its updates in clear.
 
     Raises:
-        CapabilityMissing: its profile does not name the capability.
+        CapabilityMissing: its profile does not name the format of sessions.
     """
-    if plan.privacy.secure_sum is not None and CAPABILITY not in profile.capabilities:
+    if plan.privacy.secure_sum is not None:
+        check_format(profile.capabilities)
+
+
+def check_enrolled_capability(profile: Profile) -> None:
+    """Raise unless a member's agent could take part in sums, in any format, when it enrolled.
+
+    It may have been upgraded since: its format is checked when it is ready.
+
+    Raises:
+        CapabilityMissing: its profile names no format of sessions.
+    """
+    if FIRST_FORMAT not in profile.capabilities:
+        check_format(profile.capabilities)
+
+
+def check_format(formats: Collection[str]) -> None:
+    """Raise unless an agent speaks the format of this coordinator's sessions.
+
+    Raises:
+        CapabilityMissing: it does not.
+    """
+    if CAPABILITY not in formats:
         raise CapabilityMissing(
-            "this federation sums updates (privacy.secure_sum), which this agent cannot; install a newer "
-            "agent",
+            f"this federation sums updates (privacy.secure_sum) in the format {CAPABILITY}, which this agent "
+            "cannot; install a newer agent",
             needed=CAPABILITY,
         )
 

@@ -9,7 +9,7 @@ from coordinator.aggregation.store import alignment_set
 from coordinator.auth.authentication import Member
 from coordinator.db.engine import run
 from coordinator.db.tables.federations import ClientRow, ParticipationRow, RoundRow
-from coordinator.enrolment.eligibility import check_capability
+from coordinator.enrolment.eligibility import check_enrolled_capability
 from coordinator.errors import LayoutMismatch
 from coordinator.federations.layouts import SummedLayout
 from coordinator.rounds import base_weights
@@ -45,7 +45,7 @@ def require_summable(session: Session, opened: OpenedPlan, member: Member, round
     """
     if opened.plan.privacy.secure_sum is None:
         return
-    check_capability(opened.plan, member.profile)
+    check_enrolled_capability(member.profile)
     parameters = {"federation_id": member.federation_id, "number": round_number, "client": member.client_id}
     first = run(session, _SUMMED_LAST, parameters).first() or run(session, _JOINED_FIRST, parameters).first()
     if first is None:

@@ -20,7 +20,7 @@ from schemas.messages.secure_sum import (
     SumTerms,
     UnmaskStep,
 )
-from schemas.secure_sum.agreement import require_usable
+from schemas.secure_sum.agreement import cleared_key
 from schemas.secure_sum.encoding import Modulus
 from schemas.secure_sum.errors import MessageRefused
 from schemas.secure_sum.shamir import SHARE_BYTES, share_value
@@ -35,17 +35,18 @@ def check_keys(terms: SumTerms, position: int, step: KeysStep, arrived: Collecti
     """Check step 0 of a member; `arrived` are the keys of others so far.
 
     Raises:
-        MessageRefused: the signature is invalid, or a key is weak, or another member's.
+        MessageRefused: the signature is invalid, or a key is not canonical, weak, or equal to another one up
+            to a point of small order.
     """
     identity = public_key(terms.members[position].key)
     _require(are_keys_signed(terms_hash(terms), step, identity), position, "the keys are not signed by it")
-    used = {key for keys in arrived for key in (keys.c, keys.s)}
-    _require(step.c != step.s and not used & {step.c, step.s}, position, "a public key is used twice")
-    for key in (step.c, step.s):
-        try:
-            require_usable(decode(key))
-        except ValueError as error:
-            raise MessageRefused(position, "a public key is not usable") from error
+    try:
+        sent = [cleared_key(decode(key)) for key in (step.c, step.s)]
+    except ValueError as error:
+        raise MessageRefused(position, "a public key is not canonical, or of low order") from error
+    used = {cleared_key(decode(key)) for keys in arrived for key in (keys.c, keys.s)}
+    is_new = len(set(sent)) == len(sent) and not used & set(sent)
+    _require(is_new, position, "a public key is used twice, or is another one plus a point of small order")
 
 
 def check_shares(keys: Collection[int], position: int, step: SharesStep) -> None:

@@ -22,7 +22,7 @@ from coordinator.strategies.opening import open_plan
 from schemas.identity.keys import encode
 from schemas.messages.enrolment import Profile
 from schemas.messages.federations import FederationPlan
-from schemas.messages.secure_sum import MOST_MEMBERS, SumTerms
+from schemas.messages.secure_sum import CAPABILITY, MOST_MEMBERS, SumTerms
 from schemas.messages.sum_plan import SecureSumPlan
 from schemas.secure_sum.encoding import modulus_for
 from schemas.secure_sum.segments import segments_of
@@ -102,6 +102,7 @@ def new_terms(
     layout = base_weights.layout(session, federation.id, opened, first.base_model, first.profile)
     names = sorted(client.client_id for client in chosen)
     fields = {
+        "format": CAPABILITY,
         "federation": federation.id,
         "round": row.number,
         "session": number,

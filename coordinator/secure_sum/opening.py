@@ -28,6 +28,7 @@ from coordinator.rounds.lifecycle import SUM_OUT_OF_RANGE
 from coordinator.rounds.store import LostRace
 from coordinator.secure_sum import announcements, sessions, store
 from coordinator.secure_sum.leases import SumClaim
+from coordinator.secure_sum.session_terms import is_of_earlier_version, terms_of
 from coordinator.secure_sum.unmasking import OpenedKeys, opened_keys, unmasked_sum
 from coordinator.storage import payloads
 from coordinator.storage.payloads import Staged
@@ -131,13 +132,13 @@ def abandon(database: Database, claim: SumClaim) -> None:
 
 def _read(session: Session, claim: SumClaim) -> _Material:
     summed = session.get(SumSessionRow, claim.session_id)
-    if summed is None or summed.state != store.OPENING:
+    if summed is None or summed.state != store.OPENING or is_of_earlier_version(terms_of(summed)):
         raise LostRace
     vectors = run(session, _MASKED, {"session": claim.session_id})
     masked = {position: payload_id for position, payload_id in vectors if payload_id is not None}
     keys, shares, unmask = (store.bodies(session, summed.id, step) for step in ("keys", "shares", "unmask"))
     return _Material(
-        terms=SumTerms.model_validate(summed.terms),
+        terms=terms_of(summed),
         masked=masked,
         keys={position: KeysStep.model_validate_json(body) for position, body in keys.items()},
         commitments={

@@ -12,6 +12,7 @@ from coordinator.auth.authentication import Member, still_member
 from coordinator.db.engine import Database, database_time, run
 from coordinator.db.federation_lock import hold_federation
 from coordinator.db.tables.federations import ClientRow, ParticipationRow, RoundRow
+from coordinator.enrolment.eligibility import check_format
 from coordinator.errors import BaseMismatch, NoSecureSum, NotJoined, RoundClosed
 from coordinator.federations.store import plan
 from coordinator.observability.fault_points import may_crash
@@ -65,6 +66,7 @@ def make_ready(database: Database, member: Member, round_number: int, sent: Read
     Raises:
         NotFound: the round does not exist.
         NoSecureSum: the federation sums nothing.
+        CapabilityMissing: the client speaks another format of sessions.
         NotJoined: the client has not joined the round.
         RoundClosed: the round accepts no clients any more; the client is marked late.
         BaseMismatch: it trained from other weights than it was served, or than all others were.
@@ -77,6 +79,7 @@ def make_ready(database: Database, member: Member, round_number: int, sent: Read
         summed = plan(session, member.federation_id).privacy.secure_sum
         if summed is None:
             raise NoSecureSum
+        check_format((sent.format,))
         now = database_time(session)
         outcome = _earlier_outcome(session, row, member, sent)
         if outcome is not None:

@@ -10,6 +10,7 @@ from coordinator.auth.permissions import AsMember
 from coordinator.errors import (
     AuthMissing,
     BaseMismatch,
+    CapabilityMissing,
     Forbidden,
     Invalid,
     JsonMalformed,
@@ -29,7 +30,7 @@ from coordinator.observability.logs import bind, logger
 from coordinator.rounds.notifications import Notify, Wake
 from coordinator.secure_sum.ready import make_ready
 from coordinator.secure_sum.refusals import OrganisationTaken
-from schemas.messages.secure_sum import ReadyReceipt, ReadyRequest
+from schemas.messages.secure_sum import CAPABILITY, ReadyReceipt, ReadyRequest
 
 router = APIRouter(prefix="/v1/federations/{fid}", tags=["secure sum"])
 log = logger(__name__)
@@ -40,11 +41,11 @@ _DIGEST = f"sha256:{'0' * 64}"
 @router.put(
     "/rounds/{n}/ready",
     status_code=201,
-    openapi_extra=takes(ReadyRequest, example={"base": _DIGEST, "values": _DIGEST}),
+    openapi_extra=takes(ReadyRequest, example={"base": _DIGEST, "values": _DIGEST, "format": CAPABILITY}),
     responses={
         200: {"model": ReadyReceipt, "description": "The client was ready before"},
         **answers(JsonMalformed, AuthMissing, Forbidden, NotFound, Invalid, RateLimited, StorageFull),
-        **answers(NotJoined, RoundClosed, NoSecureSum, OrganisationTaken, BaseMismatch),
+        **answers(NotJoined, RoundClosed, NoSecureSum, OrganisationTaken, BaseMismatch, CapabilityMissing),
     },
 )
 def put_ready(

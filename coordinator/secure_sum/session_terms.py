@@ -12,7 +12,7 @@ from threading import Lock
 from typing import TypeVar
 
 from coordinator.db.tables.secure_sum import SumSessionRow
-from schemas.messages.secure_sum import SumTerms
+from schemas.messages.secure_sum import CAPABILITY, SumTerms
 
 Value = TypeVar("Value")
 
@@ -46,6 +46,11 @@ _RECENT = _Recent(_MOST)
 
 def terms_of(row: SumSessionRow) -> SumTerms:
     return _RECENT.get((row.terms_hash, "terms"), lambda: SumTerms.model_validate(row.terms))
+
+
+def is_of_earlier_version(terms: SumTerms) -> bool:
+    """Whether a session was opened before an upgrade: its masks cannot be removed."""
+    return terms.format != CAPABILITY
 
 
 def once(row: SumSessionRow, name: str, compute: Callable[[], Value]) -> Value:

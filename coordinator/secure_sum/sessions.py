@@ -24,13 +24,16 @@ from coordinator.rounds.lifecycle import SUM_FAILED
 from coordinator.secure_sum import announcements, store
 from coordinator.secure_sum.new_terms import ReadyClient, new_terms, ready_clients, summed_plan
 from coordinator.secure_sum.phases import Phase, PhaseFacts, decide, following, preceding
-from coordinator.secure_sum.session_terms import terms_of
+from coordinator.secure_sum.session_terms import is_of_earlier_version, terms_of
 from coordinator.storage.server_key import ServerKey
 from schemas.messages.secure_sum import SumTerms
 from schemas.secure_sum.terms import terms_hash
 
 TOO_FEW_MEMBERS = "too-few-members"
 """Why a round is abandoned of whose ready clients fewer than the plan's minimum are left."""
+
+EARLIER_VERSION = "the coordinator was upgraded, and opens sums of its own format only"
+"""Why a session is aborted whose members derive their masks in another way."""
 
 log = logger(__name__)
 
@@ -59,6 +62,9 @@ def open_first(
 def advance(session: Session, row: RoundRow, summed: SumSessionRow, now: datetime, key: ServerKey) -> bool:
     """Close or abort the open phase of a session if that is due; return whether it was."""
     terms = terms_of(summed)
+    if is_of_earlier_version(terms):
+        _abandon(session, row, summed, now)
+        return True
     facts = facts_of(session, summed, terms)
     if facts is None:
         return False
@@ -139,8 +145,18 @@ def _is_due(session: Session, summed: SumSessionRow | None, now: datetime) -> bo
     if summed is None:
         return True
     terms = terms_of(summed)
+    if is_of_earlier_version(terms):
+        return True
     facts = facts_of(session, summed, terms)
     return facts is not None and decide(terms, facts, now) != "wait"
+
+
+def _abandon(session: Session, row: RoundRow, summed: SumSessionRow, now: datetime) -> None:
+    """Abandon a round whose sum began under another version of the coordinator."""
+    federation = load_federation(session, row.federation_id)
+    store.end(session, federation.id, summed, "aborted", now, reason=EARLIER_VERSION)
+    announcements.aborted(session, federation.id, row, summed)
+    transitions.abandon_sum(session, federation, row, SUM_FAILED)
 
 
 def _open(

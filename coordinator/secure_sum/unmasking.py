@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from schemas.identity.keys import decode
 from schemas.messages.secure_sum import KeysStep, SumTerms, UnmaskStep
-from schemas.secure_sum.agreement import SecretKey, agreed_key, derived_key
+from schemas.secure_sum.agreement import AdvertisedKeys, SecretKey, agreed_key, self_mask_key
 from schemas.secure_sum.encoding import Modulus, require_in_range
 from schemas.secure_sum.errors import SecureSumError, SharesInconsistent
 from schemas.secure_sum.masks import MaskKey, Masks, Words
@@ -51,16 +51,17 @@ def opened_keys(
     """
     digest = terms_hash(terms)
     shares = _shares_by_owner(steps)
+    advertised = {position: AdvertisedKeys.of(position, step) for position, step in keys.items()}
     rebuild = _Rebuild(terms.threshold)
     masks: list[MaskKey] = []
     for owner in sorted(commitments):
         if owner in masked:
             seed = rebuild(shares[owner], _seed_check(commitments[owner]), owner)
-            masks.append(MaskKey(derived_key(seed, "self", digest), is_subtracted=True))
+            masks.append(MaskKey(self_mask_key(seed, digest), is_subtracted=True))
             continue
-        raw = rebuild(shares[owner], _key_check(keys[owner].s), owner)
+        secret = SecretKey(rebuild(shares[owner], _key_check(advertised[owner].mask), owner))
         for peer in sorted(masked):
-            key = agreed_key(SecretKey(raw), decode(keys[peer].s), "mask", digest)
+            key = agreed_key(secret, "mask", digest, advertised[owner], advertised[peer])
             # The peer subtracted this mask if its position is the higher one; remove what it did.
             masks.append(MaskKey(key, is_subtracted=peer < owner))
     return OpenedKeys(tuple(masks), frozenset(rebuild.blamed))
@@ -135,8 +136,9 @@ def _seed_check(commitment: str) -> Callable[[bytes], bool]:
     return lambda seed: commitment_to(seed) == commitment
 
 
-def _key_check(public: str) -> Callable[[bytes], bool]:
-    return lambda raw: SecretKey(raw).public == decode(public)
+def _key_check(public: bytes) -> Callable[[bytes], bool]:
+    # The octets as sent: a private key has one canonical public key, so that a respelled one is no one's.
+    return lambda raw: SecretKey(raw).public == public
 
 
 class _Rebuild:

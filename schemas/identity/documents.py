@@ -22,9 +22,9 @@ Purpose = Literal[
     "tessera-rotation-v1",
     "tessera-weights-v1",
     "tessera-audit-v1",
-    "tessera-secure-sum-v1",
-    "tessera-secure-sum-keys-v1",
-    "tessera-secure-sum-confirm-v1",
+    "tessera-secure-sum-v2",
+    "tessera-secure-sum-keys-v2",
+    "tessera-secure-sum-confirm-v2",
 ]
 Document = Mapping[str, object]
 

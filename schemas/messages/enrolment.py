@@ -50,7 +50,7 @@ class Profile(Lenient):
     protocol_version: int
     """The version of the protocol that it speaks."""
     capabilities: Annotated[tuple[Annotated[str, Field(max_length=50)], ...], Field(max_length=20)] = ()
-    """What the agent can do beyond the protocol's first version, such as `secure-sum-1`."""
+    """What the agent can do beyond the protocol's first version, such as `secure-sum-2`."""
 
     @model_validator(mode="after")
     def _stays_small(self) -> Self:

@@ -19,8 +19,14 @@ Binary = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]+$", max_length=200)]
 
 MOST_MEMBERS = 128
 
-CAPABILITY = "secure-sum-1"
-"""What an agent's profile names if it can take part in sums: others would send their updates."""
+CAPABILITY = "secure-sum-2"
+"""The format of sessions. An agent's profile names it, and so do terms, ready clients and the greeting.
+
+`secure-sum-1` derived masks from the secret of two keys alone: a member that copied a key in another spelling
+could cancel masks. Both sides refuse it."""
+
+FIRST_FORMAT = "secure-sum-1"
+Format = Annotated[str, Field(max_length=50)]
 
 
 class SumMember(Strict):
@@ -55,6 +61,8 @@ class SumTerms(Strict):
     of the round's counts, and `lost` the number of its counted members who are not in this session.
     """
 
+    format: Format = FIRST_FORMAT
+    """The format of the session's messages and keys: `secure-sum-2`."""
     federation: str
     """The id of the federation."""
     round: Annotated[int, Field(ge=1)]
@@ -204,6 +212,8 @@ class ReadyRequest(Strict):
     """The digest of the weights that the client began the round with, as in its manifest."""
     values: Digest
     """The digest of the values of these weights, dense float32 in layout order, without the head."""
+    format: Format = FIRST_FORMAT
+    """The format of sessions that the client speaks: `secure-sum-2`."""
 
 
 class ReadyReceipt(Strict):

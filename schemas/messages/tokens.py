@@ -116,6 +116,8 @@ class Hello(Strict):
     """The name of the coordinator, `TESSERA_NAME`."""
     protocol_version: int
     """The version of the protocol that it speaks."""
+    capabilities: tuple[str, ...] = ()
+    """What it can do beyond the protocol's first version, such as `secure-sum-2`."""
     server_time: UtcTime
     """The coordinator's time."""
     signing_key: str

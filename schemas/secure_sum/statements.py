@@ -11,8 +11,8 @@ from schemas.identity.documents import Purpose, hash_of, is_signed, sign
 from schemas.identity.keys import encode
 from schemas.messages.secure_sum import ConfirmStep, KeysStep
 
-_KEYS: Purpose = "tessera-secure-sum-keys-v1"
-_CONFIRM: Purpose = "tessera-secure-sum-confirm-v1"
+_KEYS: Purpose = "tessera-secure-sum-keys-v2"
+_CONFIRM: Purpose = "tessera-secure-sum-confirm-v2"
 
 
 def sign_keys(terms: str, c: bytes, s: bytes, nonce: bytes, identity: Ed25519PrivateKey) -> KeysStep:

@@ -10,7 +10,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 from schemas.identity.documents import Document, Purpose, hash_of, is_signed, sign
 from schemas.messages.secure_sum import SumTerms
 
-_PURPOSE: Purpose = "tessera-secure-sum-v1"
+_PURPOSE: Purpose = "tessera-secure-sum-v2"
 
 
 def threshold_for(members: int) -> int:

@@ -12,10 +12,23 @@ import pytest
 from client_agent.daemon import run
 from client_agent.errors import VersionMismatch
 from client_agent.rounds.participant import Participant
+from client_agent.transport.handshake import require_sums
+from schemas.messages.federations import FederationPlan
+from schemas.messages.tokens import Hello
 from tests.client_agent.test_daemon import alone_plan, naps
 from tests.served import Served
+from tests.taking_part import plan
 
 Enrolled = Callable[..., Participant]
+HELLO = {
+    "name": "tessera",
+    "protocol_version": 2,
+    "server_time": "2026-01-01T00:00:00Z",
+    "signing_key": "",
+    "nonce": "",
+    "challenge": None,
+    "signature": "",
+}
 
 
 class Changed(httpx.HTTPTransport):
@@ -30,6 +43,14 @@ class Changed(httpx.HTTPTransport):
         if not request.url.path.endswith(self._path) or answer.status_code != httpx.codes.OK:
             return answer
         return httpx.Response(200, json=json.loads(answer.read()) | self._members, request=request)
+
+
+@pytest.mark.parametrize("capabilities", [[], ["secure-sum-1"], ["secure-sum-3"]])
+def test_sums_of_another_format_are_refused(capabilities: list[str]) -> None:
+    hello = Hello.model_validate(HELLO | {"capabilities": capabilities})
+    require_sums(hello, FederationPlan.model_validate(plan()))
+    with pytest.raises(VersionMismatch, match="not of this agent's format secure-sum-2; upgrade the older"):
+        require_sums(hello, FederationPlan.model_validate(plan(privacy={"secure_sum": {"minimum": 3}})))
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from coordinator.secure_sum import intake
 from coordinator.secure_sum.phases import Phase, required
 from coordinator.secure_sum.unmasking import opened_keys, unmasked_sum
 from schemas.identity.keys import name_of
-from schemas.messages.secure_sum import ConfirmStep, KeysStep, SharesStep, SumTerms, UnmaskStep
+from schemas.messages.secure_sum import CAPABILITY, ConfirmStep, KeysStep, SharesStep, SumTerms, UnmaskStep
 from schemas.secure_sum.encoding import modulus_for, most
 from schemas.secure_sum.errors import SessionAborted
 from schemas.secure_sum.terms import signed_terms, threshold_for
@@ -32,6 +32,7 @@ def identity(number: int) -> Ed25519PrivateKey:
 def terms_of(members: int, /, **changes: object) -> SumTerms:
     """Return terms for members 0 to `members` - 1 with one segment of 20 values."""
     fields: dict[str, object] = {
+        "format": CAPABILITY,
         "federation": "fed_1",
         "round": 3,
         "session": 1,

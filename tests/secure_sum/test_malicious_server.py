@@ -23,6 +23,7 @@ GROUPED = [
 ]
 
 TERMS: dict[str, dict[str, object]] = {
+    "another format": {"format": "secure-sum-1"},
     "another federation": {"federation": "fed_2"},
     "another round": {"round": 2},
     "the same values as counts, so that a second sum can follow": {"kind": "counts"},

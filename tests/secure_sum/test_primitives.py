@@ -15,12 +15,12 @@ from hypothesis import strategies as st
 from schemas.identity.keys import decode
 from schemas.secure_sum import encoding, shamir
 from schemas.secure_sum.agreement import (
+    AdvertisedKeys,
     SecretKey,
     agreed_key,
-    derived_key,
     new_secret_key,
-    require_usable,
     seal,
+    self_mask_key,
     unseal,
 )
 from schemas.secure_sum.encoding import Modulus, modulus_for, most, quantise, require_in_range
@@ -126,34 +126,52 @@ def test_masked_words_are_uniform() -> None:
     assert 170 < float(((observed - expected) ** 2 / expected).sum()) < 360  # 1e-5 on both sides
 
 
+T = f"sha256:{'ab' * 32}"
+
+
+def _member(position: int, channel: SecretKey, mask: SecretKey) -> AdvertisedKeys:
+    return AdvertisedKeys(position, channel.public, mask.public)
+
+
 def test_both_members_of_a_pair_derive_the_same_key_and_only_for_their_session() -> None:
-    first, second = new_secret_key(), new_secret_key()
-    key = agreed_key(first, second.public, "mask", "T")
-    assert key == agreed_key(second, first.public, "mask", "T")
-    others = {
-        agreed_key(first, second.public, "channel", "T"),
-        agreed_key(first, second.public, "mask", "T2"),
-        agreed_key(first, new_secret_key().public, "mask", "T"),
-        derived_key(first.raw, "self", "T"),
+    """Every part of what both have advertised changes the key."""
+    c, s, d, u, fresh = (new_secret_key() for _ in range(5))
+    first, second = _member(3, c, s), _member(7, d, u)
+    key = agreed_key(s, "mask", T, first, second)
+    assert key == agreed_key(u, "mask", T, second, first)
+    elsewhere = f"sha256:{'ac' * 32}"
+    changed = {
+        agreed_key(c, "channel", T, first, second),
+        agreed_key(s, "mask", elsewhere, first, second),
+        agreed_key(s, "mask", T, first, _member(7, d, fresh)),
+        agreed_key(s, "mask", T, first, _member(7, fresh, u)),
+        agreed_key(s, "mask", T, first, _member(8, d, u)),
+        agreed_key(s, "mask", T, _member(2, c, s), second),
+        agreed_key(s, "mask", T, _member(8, c, s), second),
+        agreed_key(s, "mask", T, _member(3, fresh, s), second),
+        self_mask_key(s.exchange(u.public), T),
     }
-    assert len(others | {key}) == 5
+    assert len(changed | {key}) == 10
 
 
 def test_a_derived_key_is_hkdf_of_the_shared_secret() -> None:
     """RFC 5869, spelt out: one block of HMAC(HMAC(salt, secret), info || 1)."""
-    first, second = SecretKey(b"\x01" * 32), SecretKey(b"\x02" * 32)
-    peer = X25519PublicKey.from_public_bytes(second.public)
-    shared = X25519PrivateKey.from_private_bytes(first.raw).exchange(peer)
-    extracted = hmac.new(b"tessera-secagg-v1", shared, hashlib.sha256).digest()
-    expanded = hmac.new(extracted, b"mask|T\x01", hashlib.sha256).hexdigest()
-    assert agreed_key(first, second.public, "mask", "T").hex() == expanded
-    assert expanded == "72d52ecfcb847f385270281eb5e8ca7c603b286b931207164710549583036292"
+    c, s, d, u = (SecretKey(bytes([n]) * 32) for n in range(1, 5))
+    peer = X25519PublicKey.from_public_bytes(u.public)
+    shared = X25519PrivateKey.from_private_bytes(s.raw).exchange(peer)
+    extracted = hmac.new(b"tessera-secagg-v2", shared, hashlib.sha256).digest()
+    pair = b"\x00\x03\x00\x07" + c.public + s.public + d.public + u.public
+    info = b"mask\0\0\0\0" + b"\xab" * 32 + pair
+    expanded = hmac.new(extracted, info + b"\x01", hashlib.sha256).hexdigest()
+    assert agreed_key(u, "mask", T, _member(7, d, u), _member(3, c, s)).hex() == expanded
+    assert expanded == "8fb37a4bc617f26d10ca788f4379c539a95de767b8c068c35aeb2ce60ccae82b"
 
 
-@pytest.mark.parametrize("public", [bytes(32), b"\x01" + bytes(31), bytes(31)])
-def test_weak_public_keys_are_refused(public: bytes) -> None:
-    with pytest.raises(SecureSumError):
-        require_usable(public)
+def test_a_self_mask_is_of_its_seed_and_session() -> None:
+    extracted = hmac.new(b"tessera-secagg-v2", b"b" * 32, hashlib.sha256).digest()
+    info = b"self\0\0\0\0" + b"\xab" * 32
+    expanded = hmac.new(extracted, info + b"\x01", hashlib.sha256).hexdigest()
+    assert self_mask_key(b"b" * 32, T).hex() == expanded
 
 
 def test_a_ciphertext_is_for_one_pair_and_context() -> None:

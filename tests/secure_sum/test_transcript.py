@@ -11,7 +11,7 @@ import pytest
 from client_agent.secure_sum.expectation import accept_terms
 from coordinator.secure_sum.phases import PhaseFacts, decide, required
 from schemas.identity.keys import decode
-from schemas.secure_sum.agreement import derived_key
+from schemas.secure_sum.agreement import self_mask_key
 from schemas.secure_sum.encoding import Modulus
 from schemas.secure_sum.errors import SecureSumError, SessionAborted, TermsRefused
 from schemas.secure_sum.masks import MaskKey, Masks
@@ -63,7 +63,7 @@ def test_a_masked_vector_is_no_input_under_any_known_mask() -> None:
         seed = combine({holder: shares[holder] for holder in range(4)}, weights)
         assert commitment_to(seed) == session.shares[owner].commitment
         words = modulus.unpack(session.masked[owner])
-        key = derived_key(seed, "self", session.members[owner].accepted.digest)
+        key = self_mask_key(seed, session.members[owner].accepted.digest)
         Masks([MaskKey(key, is_subtracted=True)], modulus.word).add_to(words)
         in_range = np.abs(modulus.signed(words)) <= 32_767
         assert in_range.mean() < 0.2  # 1 in 256 words of a uniform vector is in the range of an input

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from schemas.identity.keys import name_of
 from schemas.maths.adapter import in_order
-from schemas.messages.secure_sum import SumOutcome, SumStatus
+from schemas.messages.secure_sum import CAPABILITY, SumOutcome, SumStatus
 from schemas.secure_sum.encoding import Modulus, most
 from schemas.secure_sum.segments import values_digest
 from schemas.wire.digests import digest_of
@@ -135,7 +135,8 @@ class SummedAgent(threading.Thread):
         assert joined.status_code == 200, joined.text
         base = joined.json()["weights"]["digest"]
         values = self._pull(number, base)
-        ready = self.silo.http.put(url(self.silo, number, "/ready"), json={"base": base, "values": values})
+        body = {"base": base, "values": values, "format": CAPABILITY}
+        ready = self.silo.http.put(url(self.silo, number, "/ready"), json=body)
         assert ready.status_code in (200, 201), ready.text
         self._sum(number, values)
         return False

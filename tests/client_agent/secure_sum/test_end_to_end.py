@@ -25,7 +25,7 @@ from schemas.identity.keys import decode, encode
 from schemas.maths.start import from_start
 from schemas.messages.rounds import FinishedBrief
 from schemas.messages.secure_sum import SumTerms, UnmaskStep
-from schemas.secure_sum.agreement import derived_key
+from schemas.secure_sum.agreement import self_mask_key
 from schemas.secure_sum.encoding import CLIP_UNIT, Modulus, most
 from schemas.secure_sum.masks import MaskKey, Masks
 from schemas.secure_sum.segments import segments_of, values_of_factor
@@ -171,9 +171,9 @@ def _check_nobody_is_open(
             {holder: shares[position, "b"][holder] for holder in holders}, lagrange_weights(holders)
         )
         words = modulus.unpack(vector).copy()
-        Masks(
-            [MaskKey(derived_key(seed, "self", terms_hash(terms)), is_subtracted=True)], modulus.word
-        ).add_to(words)
+        Masks([MaskKey(self_mask_key(seed, terms_hash(terms)), is_subtracted=True)], modulus.word).add_to(
+            words
+        )
         own = by_client[terms.members[position].client].input()
         assert np.mean(modulus.signed(words) == own) < 0.01, "pair masks are left on every value"
     assert ask(served.database_url, "SELECT count(*) FROM sum_messages") == [(0,)]

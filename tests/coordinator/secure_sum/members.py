@@ -18,6 +18,7 @@ from schemas.identity.documents import hash_of
 from schemas.identity.keys import decode
 from schemas.maths.adapter import in_order
 from schemas.messages.secure_sum import (
+    CAPABILITY,
     ConfirmAnswer,
     KeysAnswer,
     KeysStep,
@@ -234,7 +235,9 @@ def make_ready(silo: Silo, number: int = 1, *, values: str = VALUES) -> None:
     joined = silo.http.post(url(silo, number, "/join"))
     assert joined.status_code == 200, joined.text
     base = joined.json()["weights"]["digest"]
-    ready = silo.http.put(url(silo, number, "/ready"), json={"base": base, "values": values})
+    ready = silo.http.put(
+        url(silo, number, "/ready"), json={"base": base, "values": values, "format": CAPABILITY}
+    )
     assert ready.status_code in (200, 201), ready.text
 
 

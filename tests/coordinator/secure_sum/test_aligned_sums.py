@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from schemas.messages.secure_sum import CAPABILITY
 from tests.coordinator.alignment.test_alignment import ANCHORS, OTHER, PIVOT, body, deliver, tensors
 from tests.coordinator.secure_sum.members import VALUES
 from tests.coordinator.secure_sum.sums_in_clear import sum_up, summed
@@ -57,7 +58,9 @@ def test_aligned_base_models_are_summed_and_begin_anew_without_the_pivots_pack(c
         assert joined.status_code == 200, joined.text
         assert not weights(silo, 3)["b0.q.P"].any()
         base = joined.json()["weights"]["digest"]
-        ready = silo.http.put(url(silo, 3, "/ready"), json={"base": base, "values": VALUES})
+        ready = silo.http.put(
+            url(silo, 3, "/ready"), json={"base": base, "values": VALUES, "format": CAPABILITY}
+        )
         assert ready.status_code == 201, ready.text
 
 

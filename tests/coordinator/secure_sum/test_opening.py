@@ -16,12 +16,13 @@ from coordinator.db.tables.secure_sum import SumMessageRow, SumSessionRow
 from coordinator.federations.store import revoke
 from coordinator.rounds import transitions
 from coordinator.rounds.store import LostRace
-from coordinator.secure_sum import opening, store
+from coordinator.secure_sum import opening, sessions, store
 from coordinator.secure_sum.leases import claim_due
 from coordinator.secure_sum.totals import summed_total
 from coordinator.storage import garbage_collection
 from tests.coordinator.secure_sum.stored import (
     AT_ONCE,
+    KEY,
     LEASE_SECONDS,
     ROUND,
     falsify,
@@ -202,3 +203,20 @@ def test_ending_a_federation_in_any_phase_deletes_the_messages(database: Databas
     assert not stored.messages()
     assert stored.federation().sum_phase > before, "members wait for another phase"
     assert claim_due(database, LEASE_SECONDS) is None
+
+
+def test_a_session_of_an_earlier_version_is_not_opened(database: Database) -> None:
+    """After an upgrade its masks could not be removed; the round is abandoned, and the federation pauses."""
+    stored = stored_session(database)
+    with database.write() as session:
+        row = session.get_one(SumSessionRow, stored.session_id)
+        row.terms = {name: value for name, value in row.terms.items() if name != "format"}
+        row.terms_hash = f"sha256:{'e' * 64}"
+    with pytest.raises(LostRace):
+        stored.open()
+    assert sessions.drive(database, KEY)
+    assert not sessions.drive(database, KEY)
+    assert (stored.session().state, stored.session().reason) == ("aborted", sessions.EARLIER_VERSION)
+    assert stored.row().state == "abandoned"
+    assert stored.federation().state == "paused"
+    assert not stored.messages()

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from schemas.messages.secure_sum import CAPABILITY
 from schemas.secure_sum.encoding import most
 from schemas.secure_sum.segments import values_digest
 from tests.coordinator.cli.test_rounds import output
@@ -33,7 +34,9 @@ def test_a_summed_round_is_published_and_newcomers_begin_with_it(coordinator: Se
     digest = values_digest(bodies[-1], {name: bodies[-1][name].shape for name in ORDER})
     for silo in (silos[0], late):
         base = try_join(silo, 2).json()["weights"]["digest"]
-        ready = silo.http.put(url(silo, 2, "/ready"), json={"base": base, "values": digest})
+        ready = silo.http.put(
+            url(silo, 2, "/ready"), json={"base": base, "values": digest, "format": CAPABILITY}
+        )
         assert ready.status_code == 201, ready.text
     _shows_means_only(coordinator, federation_id, silos, published)
 
@@ -107,7 +110,7 @@ def test_an_agent_that_would_send_in_clear_is_not_enrolled(coordinator: Served) 
     federation_id = coordinator.federation(**summed())
     refused = _enrol(coordinator, federation_id, capabilities=[])
     assert (refused.status_code, slug(refused)) == (426, "capability-missing")
-    assert refused.json()["needed"] == "secure-sum-1"
+    assert refused.json()["needed"] == "secure-sum-2"
     assert "newer agent" in refused.json()["detail"].replace("\n", " ")
     plain = coordinator.federation()
     assert _enrol(coordinator, plain, capabilities=[]).status_code == 201

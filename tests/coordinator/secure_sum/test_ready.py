@@ -11,9 +11,13 @@ import numpy as np
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from coordinator.enrolment.eligibility import check_enrolled_capability
+from coordinator.errors import CapabilityMissing
 from schemas.maths.adapter import in_order
+from schemas.messages.enrolment import Profile
+from schemas.messages.secure_sum import CAPABILITY
 from schemas.secure_sum.segments import values_digest
-from tests.served import Served, Silo, enrolment, slug
+from tests.served import PROFILE, Served, Silo, enrolment, slug
 from tests.taking_part import PLAN, plan, running, url
 
 ZEROS = {"b0.q.P": np.zeros((2, 2), np.float32), "b0.q.Q": np.zeros(2, np.float32)}
@@ -35,7 +39,9 @@ def join(silo: Silo, number: int = 1) -> str:
 
 
 def put_ready(silo: Silo, base: str, values: str = VALUES, number: int = 1) -> httpx.Response:
-    return silo.http.put(url(silo, number, "/ready"), json={"base": base, "values": values})
+    return silo.http.put(
+        url(silo, number, "/ready"), json={"base": base, "values": values, "format": CAPABILITY}
+    )
 
 
 def shown(served: Served, federation_id: str, number: int = 1) -> dict[str, Any]:
@@ -153,6 +159,25 @@ def test_an_update_to_a_sum_is_refused_before_its_body_is_read(coordinator: Serv
     join(silos[0])
     refused = silos[0].http.put(url(silos[0], 1, "/update"), content=b"not even an adapter")
     assert (refused.status_code, slug(refused)) == (409, "secure-sum-required")
+
+
+def test_a_client_of_another_format_is_refused(coordinator: Served) -> None:
+    _, silos = running(coordinator, 2, **summed())
+    base = join(silos[0])
+    for spoken in ({}, {"format": "secure-sum-1"}):
+        sent = {"base": base, "values": VALUES, **spoken}
+        refused = silos[0].http.put(url(silos[0], 1, "/ready"), json=sent)
+        assert (refused.status_code, slug(refused)) == (426, "capability-missing")
+        assert refused.json()["needed"] == CAPABILITY
+    assert put_ready(silos[0], base).status_code == 201
+
+
+def test_an_upgraded_member_may_join_with_the_profile_of_its_enrolment() -> None:
+    profile = Profile.model_validate(PROFILE)
+    for capabilities in (["secure-sum-1"], ["secure-sum-2"]):
+        check_enrolled_capability(profile.model_copy(update={"capabilities": capabilities}))
+    with pytest.raises(CapabilityMissing):
+        check_enrolled_capability(profile.model_copy(update={"capabilities": []}))
 
 
 @pytest.mark.parametrize("body", [{}, {"base": OTHER}, {"base": "x", "values": OTHER}])

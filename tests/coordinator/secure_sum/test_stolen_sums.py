@@ -13,7 +13,7 @@ from sqlalchemy import Connection, Engine, create_engine, event, inspect, text
 
 from schemas.identity.keys import decode, encode
 from schemas.messages.secure_sum import SharesStep, SumTerms, UnmaskStep
-from schemas.secure_sum.agreement import derived_key
+from schemas.secure_sum.agreement import self_mask_key
 from schemas.secure_sum.encoding import Modulus
 from schemas.secure_sum.masks import MaskKey, Masks
 from schemas.secure_sum.shamir import combine, lagrange_weights
@@ -213,7 +213,7 @@ def _check_still_masked(thief: Thief, client: SumClient) -> None:
     commitment = SharesStep.model_validate_json(thief.of(session, "shares")[position]).commitment
     assert commitment_to(seed) == commitment
     words = modulus.unpack(thief.of(session, "masked")[position]).copy()
-    key = derived_key(seed, "self", terms_hash(client.terms))
+    key = self_mask_key(seed, terms_hash(client.terms))
     Masks([MaskKey(key, is_subtracted=True)], modulus.word).add_to(words)
     assert not np.array_equal(modulus.signed(words), client.input)
 
