@@ -46,6 +46,7 @@ def run(participant: Participant, sleep: Callable[[float], None] | None = None) 
             if not is_checked:
                 hello = session.api.hello()
                 require_protocol(hello)
+                session.manifests.fetch_plan(session.api)  # an agent that has joined no round has none yet
                 require_sums(hello, session.manifests.plan)
                 is_checked = True
             resume(participant)
