@@ -12,11 +12,12 @@ from pathlib import Path
 
 from client_agent.adapters.frames import random_frames
 from client_agent.adapters.inject import inject
-from client_agent.errors import AgentError, CoordinatorRefused, NotEnrolled
+from client_agent.errors import AgentError, CoordinatorRefused, DataInvalid, NotEnrolled
 from client_agent.identity.membership import connect_once, pending_key_file, read_membership
-from client_agent.model.examples import encode_all, encode_for, encode_some
+from client_agent.model.examples import encode_all, encode_for, encode_some, learnt_end
 from client_agent.model.gguf import model_folder
 from client_agent.model.loading import BaseModel, base_model_slug
+from client_agent.model.template_facts import ending_fault
 from client_agent.model.tokens import collate, pad_id
 from client_agent.privacy.budget import require_private, require_voices
 from client_agent.privacy.ledger import Ledger
@@ -26,6 +27,7 @@ from client_agent.settings import AgentSettings, read_settings
 from client_agent.training.data import SiloData
 from client_agent.training.evaluate import mean_loss
 from client_agent.training.memory import held_bytes, step_memory
+from client_agent.training.remarks import remarks_on
 from client_agent.training.silo import device_named, dtype_of, load_own_model, load_silo_data, options_of
 from client_agent.transport.handshake import require_protocol
 from schemas.identity.keys import thumbprint
@@ -72,6 +74,7 @@ def findings(config: Path | None, plan: Path | None = None) -> list[Finding]:
         "model": _model,
         "shared model": _shared_model,
         "data": lambda settings: _data(settings, silo_plan().training),
+        "end of answers": _ends,
         "memory": lambda settings: _memory(settings, silo_plan()),
         "privacy": lambda settings: _privacy(settings, silo_plan(), plan),
         "other members": lambda settings: _members(settings, plan),
@@ -134,10 +137,24 @@ def _data(settings: AgentSettings, plan: TrainingPlan) -> str:
     length = min(_PROBE_LENGTH, base.positions)
     loss = mean_loss(base, encode_some(base, data.test[:_PROBE_EXAMPLES], _PROBE_EXAMPLES, length))
     skipped = f", {len(data.skipped)} rows skipped" if data.skipped else ""
-    return (
-        f"{len(data.train)} to train on, {len(data.validation)} for validation, {len(data.test)} held out"
-        f"{skipped}, loss now {loss:.2f}"
+    fault = ending_fault(base.tokenizer) if any(example.turns for example in data.all) else None
+    remarks = [remark for remark in remarks_on(data, base.tokenizer) if remark != fault]
+    return "; ".join(
+        [
+            f"{len(data.train)} to train on, {len(data.validation)} for validation, {len(data.test)} held out"
+            f"{skipped}, loss now {loss:.2f}",
+            *remarks,
+        ]
     )
+
+
+def _ends(settings: AgentSettings) -> str:
+    base, data = _loaded(settings), _examples(settings)
+    if not any(example.turns for example in data.all):
+        return f"with {base.tokenizer.eos_token}"
+    if fault := ending_fault(base.tokenizer):
+        raise DataInvalid(fault)
+    return f"with {learnt_end(next(e for e in data.all if e.turns), base.tokenizer)}"
 
 
 def _privacy(settings: AgentSettings, planned: SiloPlan, file: Path | None) -> str:

@@ -57,6 +57,8 @@ class AgentSettings(BaseSettings):
     """The format of rows, or a task template (`tessera agent data --help`); by default found by columns."""
     columns: tuple[tuple[str, str], ...] = ()
     """Names of columns, as `{ prompt = "question" }`, where the data's are not those of the format."""
+    ignore_columns: tuple[str, ...] = ()
+    """Columns of rows, and keys of turns in them, that are as if they were not there: `["label"]`."""
     metrics: tuple[MetricName, ...] | None = None
     """What answers are scored by beside the loss; by default what the task template names."""
     generated_scores: GeneratedScores = "rounds"

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from transformers import PreTrainedTokenizerFast
 
+    from client_agent.data.load import RowOptions
     from client_agent.model.examples import Example
     from client_agent.training.data import SiloData
 
@@ -56,14 +57,16 @@ def show_data(
         from client_agent.model.chat import set_template
         from client_agent.model.gguf import model_folder
         from client_agent.model.loading import load_tokenizer
+        from client_agent.training.remarks import remarks_on
         from client_agent.training.silo import load_silo_data
 
         silo_data = load_silo_data(settings)
         tokenizer = load_tokenizer(model_folder(settings.model, settings.folder))
         set_template(tokenizer, settings.chat_template)
         summary = _summary(silo_data, tokenizer, max_length)
+        remarks = remarks_on(silo_data, tokenizer)
         if as_json:
-            print(json.dumps(summary, indent=1))
+            print(json.dumps({**summary, "remarks": remarks}, indent=1))
             return
         console = Console(highlight=False)
         for example in silo_data.train[:count]:
@@ -71,18 +74,24 @@ def show_data(
             console.rule(style="dim")
         console.print("learnt text is [bold green]green[/], or between » and «")
         console.print(_table(summary))
+        for remark in remarks:
+            console.print(remark, soft_wrap=True, markup=False)
 
 
 def _marked(example: Example, tokenizer: PreTrainedTokenizerFast) -> Text:
-    """Return the text of an example with its learnt parts marked."""
-    from client_agent.model.examples import learnt_parts
+    """Return the text of an example with its learnt parts marked, control characters as escapes."""
+    from client_agent.data.printable import printable
+    from client_agent.model.examples import learnt_end, learnt_parts
 
     parts = learnt_parts(example, tokenizer)
-    marked, position = Text(), 0
+    marked, position, end_token = Text(), 0, learnt_end(example, tokenizer)
     for start, end in parts.spans:
-        marked.append(parts.text[position:start], "dim")
+        learnt = parts.text[start:end]
+        if end == len(parts.text) and not learnt.endswith(end_token):
+            learnt += end_token
+        marked.append(printable(parts.text[position:start]), "dim")
         marked.append("»")
-        marked.append(parts.text[start:end], "bold green")
+        marked.append(printable(learnt), "bold green")
         marked.append("«")
         position = end
     return marked
@@ -95,14 +104,17 @@ def _summary(
     sets = {"train": silo_data.train, "validation": silo_data.validation, "test": silo_data.test}
     members = Counter(key for examples in sets.values() for key in {example.key for example in examples})
     return {
-        **{name: _counts(examples, tokenizer, max_length) for name, examples in sets.items()},
+        **{
+            name: _counts(examples, len(silo_data.all), tokenizer, max_length)
+            for name, examples in sets.items()
+        },
         "in two sets": sum(count > 1 for count in members.values()),
         "skipped rows": len(silo_data.skipped),
     }
 
 
 def _counts(
-    examples: Sequence[Example], tokenizer: PreTrainedTokenizerFast, max_length: int
+    examples: Sequence[Example], whole_count: int, tokenizer: PreTrainedTokenizerFast, max_length: int
 ) -> dict[str, object]:
     from client_agent.model.examples import encode_example, encode_whole
 
@@ -116,6 +128,7 @@ def _counts(
     learnt = sum(sum(text.answer) for text in whole)
     return {
         "examples": len(examples),
+        "share": f"{len(examples) / whole_count:.0%}",
         "duplicates": len(examples) - len({example.key for example in examples}),
         "median tokens": int(statistics.median(lengths or [0])),
         "longest": max(lengths, default=0),
@@ -160,6 +173,13 @@ def init(
             help="A column of the data under another name: prompt=question; repeatable.",
         ),
     ] = None,
+    ignore: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="COLUMN",
+            help="A column, or a key of turns, that is as if it were not there; repeatable.",
+        ),
+    ] = None,
     out: Annotated[Path, typer.Option(help="The file to write.")] = Path("silo.toml"),
 ) -> None:
     """Read the data once, and write a commented silo.toml for the other commands."""
@@ -170,19 +190,22 @@ def init(
         from client_agent.training.data import resolved, with_test
 
         columns = _columns(column or [])
-        options = RowOptions(row_format, columns)
+        options = RowOptions(row_format, columns, ignored=tuple(ignore or ()))
         sources = resolved(train, validation, test)
         loaded = load_examples(sources.train, options)
+        unused = loaded.unused
         if sources.test is None:
             with_test(loaded.examples, train)
         held_out = {"validation": validation, "test": test}
         for source in (sources.validation, sources.test):
             if source is not None:
-                load_examples(source, options)
+                unused |= load_examples(source, options).unused
         out.parent.mkdir(parents=True, exist_ok=True)
-        text = _toml(model, train, held_out, url, loaded.format, columns, is_found=row_format is None)
+        text = _toml(model, train, held_out, url, loaded.format, options, is_found=row_format is None)
         out.write_text(text, "utf-8")
     print(f"{out}: {len(loaded.examples)} examples of the format {loaded.format} in {train}")
+    for sentence in unused.sentences():
+        print(sentence)
     print(f"next: tessera agent data --config {out}, then tessera agent check --config {out}")
 
 
@@ -204,7 +227,7 @@ def _toml(
     held_out: dict[str, str | None],
     url: str,
     row_format: str,
-    columns: tuple[tuple[str, str], ...],
+    options: RowOptions,
     *,
     is_found: bool,
 ) -> str:
@@ -223,10 +246,12 @@ def _toml(
     )
     format_line = f'{"# " if is_found else ""}format = "{row_format}"'
     named = ", ".join(
-        f"{json.dumps(name)} = {json.dumps(column, ensure_ascii=False)}" for name, column in columns
+        f"{json.dumps(name)} = {json.dumps(column, ensure_ascii=False)}" for name, column in options.columns
     )
     named = named or 'prompt = "question", completion = "answer"'
-    columns_line = f"{'' if columns else '# '}columns = {{ {named} }}"
+    columns_line = f"{'' if options.columns else '# '}columns = {{ {named} }}"
+    ignored = json.dumps(options.ignored or ["label"], ensure_ascii=False)
+    ignored_line = f"{'' if options.ignored else '# '}ignore_columns = {ignored}"
     return f"""\
 # A silo of Tessera. `tessera agent check` verifies it; the environment overrides it (TESSERA_AGENT_<OPTION>).
 
@@ -246,6 +271,8 @@ train = {local(train)}
 # What a row is; found by its columns if it is not set. Columns with other names are mapped.
 {format_line}
 {columns_line}
+# Columns, and keys of turns, that are as if they were not there.
+{ignored_line}
 # skip_bad_rows = true
 
 # A chat template for a base model without one: plain, or the path of a .jinja file.

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from client_agent.data.row import Row
-from client_agent.errors import DataInvalid
+from client_agent.data.mapping import unknown_columns
+from client_agent.data.printable import is_blank
+from client_agent.data.row import Row, shown
+from client_agent.data.turns import tools_of, turns_of
+from client_agent.model.chat import ASSISTANT
 from client_agent.model.examples import Example, Turn
 
 Format = Callable[[Iterable[Row]], Iterator[Example]]
 """Turns rows into examples, perhaps several rows into one."""
 
-_ROLE_OF_SHAREGPT = {
-    "system": "system",
-    "human": "user",
-    "user": "user",
-    "gpt": "assistant",
-    "assistant": "assistant",
-}
 _SEPARATOR = "\n\n"
 
 
@@ -32,35 +28,31 @@ def per_row(example_of: Callable[[Row], Example]) -> Format:
 
 
 def prompt_completion(row: Row) -> Example:
-    """Columns `prompt` and `completion`."""
-    return Example(row.text("prompt"), row.text("completion"))
+    """Columns `prompt` and `completion`: texts, or lists of messages; a chat with `system` or `history`."""
+    if all(_is_text(row.value(column)) for column in ("prompt", "completion")):
+        return _plain_or_chat(row, row.text("prompt"), "", row.text("completion"))
+    prompt = _side(row, "prompt", role="user", learnt=False)
+    return _chat(row, [*prompt, *_side(row, "completion", role=ASSISTANT, learnt=True)], "completion")
 
 
 def messages(row: Row) -> Example:
     """A column `messages` of objects with `role` and `content`; every turn of the assistant is learnt."""
-    turns = [Turn(turn.text("role"), turn.text("content")) for turn in row.objects("messages")]
-    return _chat(row, turns, "messages")
+    return _chat(row, turns_of(row, "messages"), "messages")
 
 
 def sharegpt(row: Row) -> Example:
     """A column `conversations` of objects with `from` (system, human, gpt) and `value`; as `messages`."""
-    turns = []
-    for turn in row.objects("conversations"):
-        role = turn.text("from")
-        if role not in _ROLE_OF_SHAREGPT:
-            raise turn.invalid("from", f"is {role!r}, and only {', '.join(_ROLE_OF_SHAREGPT)} are roles")
-        turns.append(Turn(_ROLE_OF_SHAREGPT[role], turn.text("value")))
-    return _chat(row, turns, "conversations")
+    return _chat(row, turns_of(row, "conversations"), "conversations")
 
 
 def alpaca(row: Row) -> Example:
-    """Columns `instruction`, `output` and, perhaps empty, `input`."""
+    """Columns `instruction`, `output` and perhaps `input`; a chat with `system` or `history`."""
     instruction = row.text("instruction")
-    context = (row.value("input") or "") if row.has(["input"]) else ""
+    context = row.optional("input") or ""
     if not isinstance(context, str):
         raise row.invalid("input", "is no text")
     prompt = _SEPARATOR.join(filter(None, (instruction, context)))
-    return Example(prompt + _SEPARATOR, row.text("output"))
+    return _plain_or_chat(row, prompt, _SEPARATOR, row.text("output"))
 
 
 def text(row: Row) -> Example:
@@ -68,10 +60,71 @@ def text(row: Row) -> Example:
     return Example("", row.text("text"))
 
 
+def _is_text(value: object) -> bool:
+    return isinstance(value, str) or not isinstance(value, Sequence)
+
+
+def _side(row: Row, column: str, *, role: str, learnt: bool) -> list[Turn]:
+    """Return the turns of a prompt or a completion, which may be a text instead."""
+    if _is_text(row.value(column)):
+        return [Turn(role, row.text(column))]
+    return turns_of(row, column, learnt=learnt)
+
+
+def _plain_or_chat(row: Row, prompt: str, separator: str, answer: str) -> Example:
+    """Return a prompt with its answer; a chat if the row has `system`, `history` or tools, even empty ones.
+
+    Rows of one source are then alike, whether a conversation has turns before the prompt or not.
+    """
+    if not any(row.has([column]) for column in ("system", "history", "tools")):
+        return Example(prompt + separator, answer)
+    turns = [*_history(row), Turn("user", prompt), Turn(ASSISTANT, answer)]
+    return _chat(row, turns, "completion")
+
+
+def _history(row: Row) -> Iterator[Turn]:
+    """Yield the turns of `history`, a list of pairs of a prompt and its answer."""
+    value = row.optional("history") or []
+    for pair in value if isinstance(value, Sequence) and not isinstance(value, str) else [None]:
+        texts = (
+            [t for t in pair if isinstance(t, str) and not is_blank(t)] if isinstance(pair, Sequence) else []
+        )
+        if len(texts) != 2 or texts != list(pair or ()):
+            raise row.invalid("history", f"is no list of pairs of a prompt and its answer: {shown(pair)}")
+        yield Turn("user", texts[0])
+        yield Turn(ASSISTANT, texts[1])
+
+
 def _chat(row: Row, turns: list[Turn], column: str) -> Example:
-    if len(turns) < 2 or turns[-1].role != "assistant":
+    turns = [*_system(row, turns), *turns]
+    if len(turns) < 2 or turns[-1].role != ASSISTANT:
         raise row.invalid(column, "does not end with an assistant's answer to a message before it")
-    return Example("", turns[-1].content, tuple(turns[:-1]), place=row.place)
+    *before, answer = turns
+    return Example(
+        "",
+        answer.content,
+        tuple(before),
+        place=row.place,
+        tools=tools_of(row),
+        answer_fields=answer.fields,
+    )
+
+
+def _system(row: Row, turns: Sequence[Turn]) -> Iterator[Turn]:
+    """Yield the system turn of a column `system`, unless the chat begins with the same.
+
+    Raises:
+        DataInvalid: the chat begins with another one.
+    """
+    if not row.optional("system"):
+        return
+    content = row.text("system")
+    if not turns or turns[0].role != "system":
+        yield Turn("system", content)
+    elif turns[0].content != content:
+        raise row.invalid(
+            "system", 'is not the system turn of the chat; remove one, or set ignore_columns = ["system"]'
+        )
 
 
 ROW_FORMATS: dict[str, Callable[[Row], Example]] = {
@@ -81,13 +134,14 @@ ROW_FORMATS: dict[str, Callable[[Row], Example]] = {
     "alpaca": alpaca,
     "text": text,
 }
-_COLUMNS_OF = {
+COLUMNS_OF = {
     "messages": {"messages"},
     "prompt_completion": {"prompt", "completion"},
     "sharegpt": {"conversations"},
     "alpaca": {"instruction", "output"},
     "text": {"text"},
 }
+"""The columns that a row of each format has; the first format whose columns a row has is taken."""
 
 
 def detected(row: Row) -> str:
@@ -96,12 +150,7 @@ def detected(row: Row) -> str:
     Raises:
         DataInvalid: it has those of none.
     """
-    for name, columns in _COLUMNS_OF.items():
+    for name, columns in COLUMNS_OF.items():
         if row.has(columns):
             return name
-    listed = "; ".join(f"{name}: {', '.join(sorted(columns))}" for name, columns in _COLUMNS_OF.items())
-    raise DataInvalid(
-        f"{row.place}: the columns {', '.join(map(str, row.columns))} are those of no format ({listed}); "
-        "set format (--format) to a task template, or map columns: --column prompt=question of `agent init`, "
-        "columns in silo.toml"
-    )
+    raise unknown_columns(row, COLUMNS_OF)

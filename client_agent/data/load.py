@@ -9,6 +9,7 @@ from client_agent.data.formats import ROW_FORMATS, Format, detected, per_row
 from client_agent.data.row import Row
 from client_agent.data.sources import rows
 from client_agent.data.templates import template, template_names
+from client_agent.data.unread import ALL_USED, Unused, unused_of
 from client_agent.errors import DataInvalid
 from client_agent.model.examples import Example
 
@@ -23,11 +24,13 @@ class RowOptions:
         format: a row format or a task template; None = found from the columns of each row.
         columns: (name that the format expects, name in the source), for columns with names of their own.
         skip_bad_rows: count rows that are no examples instead of refusing the source.
+        ignored: columns, and keys of turns, that are as if they were not there.
     """
 
     format: str | None = None
     columns: tuple[tuple[str, str], ...] = ()
     skip_bad_rows: bool = False
+    ignored: tuple[str, ...] = ()
 
 
 BY_COLUMNS = RowOptions()
@@ -36,12 +39,13 @@ BY_COLUMNS = RowOptions()
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """The examples of a source, and the errors of rows that were skipped."""
+    """The examples of a source, the errors of rows that were skipped, and what of the rows is not read."""
 
     examples: tuple[Example, ...]
     format: str
     rows: int
     skipped: tuple[str, ...] = ()
+    unused: Unused = ALL_USED
 
 
 def load_examples(source: str, options: RowOptions = BY_COLUMNS) -> Loaded:
@@ -50,18 +54,23 @@ def load_examples(source: str, options: RowOptions = BY_COLUMNS) -> Loaded:
     Raises:
         DataInvalid: the source cannot be read, has no examples, or has a bad row.
     """
-    found_formats: dict[str, None] = {}
-    convert = _format(options.format, found_formats)
+    convert = _format(options.format)
     errors: list[str] = []
     count = 0
+    unused = ALL_USED
+    formats: dict[str, None] = {}
 
     def accepted() -> Iterator[Row]:
-        nonlocal count
+        nonlocal count, unused
         for row in rows(source):
             count += 1
-            row = replace(row, names=dict(options.columns))
-            if not options.skip_bad_rows or _is_an_example(convert, row, errors):
-                yield row
+            row = replace(row, names=dict(options.columns), ignored=frozenset(options.ignored))
+            if options.skip_bad_rows and not _is_an_example(convert, row, options.format, errors):
+                continue
+            yield row  # the format reads it before it takes the next one
+            row_format = options.format or detected(row)
+            formats[row_format] = None
+            unused |= unused_of(row, row_format)
 
     examples = tuple(convert(accepted()))  # rows of one item reach the format together
     if not count:
@@ -69,19 +78,13 @@ def load_examples(source: str, options: RowOptions = BY_COLUMNS) -> Loaded:
     if not examples:
         listed = "\n  ".join(errors[:_LISTED])
         raise DataInvalid(f"{source}: none of its {count} rows is an example:\n  {listed}")
-    return Loaded(examples, options.format or ", ".join(found_formats), count, tuple(errors))
+    return Loaded(examples, ", ".join(formats), count, tuple(errors), unused)
 
 
-def _format(name: str | None, found_formats: dict[str, None]) -> Format:
-    """Return a format by its name; None finds every row's format, and notes it in `found_formats`."""
+def _format(name: str | None) -> Format:
+    """Return a format by its name; None finds every row's format from its columns."""
     if name is None:
-
-        def by_columns(row: Row) -> Example:
-            row_format = detected(row)
-            found_formats[row_format] = None
-            return ROW_FORMATS[row_format](row)
-
-        return per_row(by_columns)
+        return per_row(lambda row: ROW_FORMATS[detected(row)](row))
     if name in ROW_FORMATS:
         return per_row(ROW_FORMATS[name])
     if name in template_names():
@@ -90,9 +93,11 @@ def _format(name: str | None, found_formats: dict[str, None]) -> Format:
     raise DataInvalid(f"there is no data format {name!r}; there are {formats}")
 
 
-def _is_an_example(convert: Format, row: Row, errors: list[str]) -> bool:
+def _is_an_example(convert: Format, row: Row, row_format: str | None, errors: list[str]) -> bool:
     try:
-        return bool(list(convert([row])))
+        is_example = bool(list(convert([row])))
+        unused_of(row, row_format or detected(row))
     except DataInvalid as error:
         errors.append(str(error))
         return False
+    return is_example

@@ -1,12 +1,17 @@
-"""One row of a data set, with typed access to its columns; errors name file, row and column."""
+"""One row of a data set, with typed access to its columns; errors name file, row and column.
+
+A row remembers which of its columns were read, so that nothing that it says is dropped unnoticed.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from typing import cast
 
+from client_agent.data.printable import is_blank, printable
 from client_agent.errors import DataInvalid
 
 _SHOWN_CHARACTERS = 60
@@ -14,63 +19,74 @@ _SHOWN_CHARACTERS = 60
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One row of a source.
+    """One row of a source, or one object in a list of a row. A column that is null is absent.
 
     Attributes:
         place: where it is from, such as `train.csv row 3`.
         columns: its values by the names in the source.
         names: (name that a format expects -> name in the source), for columns with names of their own.
         fault: why the row could not be read; it then has no columns.
+        ignored: names that are absent, in the row and in its objects.
     """
 
     place: str
     columns: Mapping[str, object]
     names: Mapping[str, str] = field(default_factory=dict)
     fault: str | None = None
+    ignored: AbstractSet[str] = frozenset()
+    _read: set[str] = field(default_factory=set, compare=False, repr=False)
+    _inner: list[tuple[str, Row]] = field(default_factory=list, compare=False, repr=False)
 
     def invalid(self, column: str, fact: str) -> DataInvalid:
         """Return the error that a column is not as it has to be."""
         names = ", ".join(map(str, self.columns)) or "none"
-        return DataInvalid(f"{self.place}: column {column} {fact}; the columns are: {names}")
+        return DataInvalid(printable(f"{self.place}: column {column} {fact}; the columns are: {names}"))
 
     def has(self, columns: Iterable[str]) -> bool:
-        """Whether a row has all of these columns.
+        """Whether a row has all of these columns, and none of them is null.
 
         Raises:
             DataInvalid: the row could not be read.
         """
         if self.fault is not None:
             raise DataInvalid(f"{self.place}: {self.fault}")
-        return all(self.names.get(column, column) in self.columns for column in columns)
+        actual = [self.names.get(column, column) for column in columns]
+        return all(self.columns.get(name) is not None and name not in self.ignored for name in actual)
 
     def value(self, column: str) -> object:
         """Return a column's value, which may be in an object: `answers.text`.
 
         Raises:
-            DataInvalid: there is no such column, or the row could not be read.
+            DataInvalid: there is no such column, it is null, or the row could not be read.
         """
         first, *inner = column.split(".")
+        actual = self.names.get(first, first)
         if not self.has([first]):
-            actual = self.names.get(first, first)
-            raise self.invalid(actual, "is missing" + (f" (columns.{first})" if actual != first else ""))
-        value = self.columns[self.names.get(first, first)]
+            fact = "is null" if actual in self.columns and actual not in self.ignored else "is missing"
+            raise self.invalid(actual, fact + (f" (columns.{first})" if actual != first else ""))
+        self._read.add(actual)
+        value = self.columns[actual]
         for name in inner:
-            if not isinstance(value, Mapping) or name not in value:
+            if not isinstance(value, Mapping) or value.get(name) is None:
                 raise self.invalid(column, "is missing")
             value = value[name]
         return value
 
+    def optional(self, column: str) -> object:
+        """Return a column's value; None if it is absent."""
+        return self.value(column) if self.has([column]) else None
+
     def text(self, column: str) -> str:
-        """Return a text that is not empty.
+        """Return a text with something to read.
 
         Raises:
-            DataInvalid: it is missing, empty, or no text.
+            DataInvalid: it is missing, empty, blank, or no text.
         """
         value = self.value(column)
         if not isinstance(value, str):
-            raise self.invalid(column, f"is no text but {_shown(value)}")
-        if not value:
-            raise self.invalid(column, "is empty")
+            raise self.invalid(column, f"is no text but {shown(value)}")
+        if is_blank(value):
+            raise self.invalid(column, f"is empty{' (white space alone)' if value else ''}")
         return value
 
     def texts(self, column: str) -> tuple[str, ...]:
@@ -81,9 +97,9 @@ class Row:
         """
         values = self.value(column)
         if not isinstance(values, Sequence) or isinstance(values, str) or not values:
-            raise self.invalid(column, f"is no list of texts but {_shown(values)}")
+            raise self.invalid(column, f"is no list of texts but {shown(values)}")
         if not all(isinstance(value, str) for value in values):
-            raise self.invalid(column, f"has an entry that is no text: {_shown(values)}")
+            raise self.invalid(column, f"has an entry that is no text: {shown(values)}")
         return tuple(cast(Sequence[str], values))
 
     def objects(self, column: str) -> tuple[Row, ...]:
@@ -94,12 +110,14 @@ class Row:
         """
         values = self.value(column)
         if not isinstance(values, Sequence) or isinstance(values, str) or not values:
-            raise self.invalid(column, f"is no list of objects but {_shown(values)}")
+            raise self.invalid(column, f"is no list of objects but {shown(values)}")
         rows = []
         for index, value in enumerate(values):
             if not isinstance(value, Mapping):
-                raise self.invalid(f"{column}[{index}]", f"is no object but {_shown(value)}")
-            rows.append(Row(f"{self.place}, {column}[{index}]", cast(Mapping[str, object], value)))
+                raise self.invalid(f"{column}[{index}]", f"is no object but {shown(value)}")
+            columns = cast(Mapping[str, object], value)
+            rows.append(Row(f"{self.place}, {column}[{index}]", columns, ignored=self.ignored))
+        self._inner.extend((column, row) for row in rows)
         return tuple(rows)
 
     def choice(self, column: str, allowed: Sequence[object]) -> int:
@@ -113,10 +131,26 @@ class Row:
         for index, candidate in enumerate(allowed):
             if isinstance(value, str | type(candidate)) and text == str(candidate).lower():
                 return index
-        listed = ", ".join(_shown(candidate) for candidate in allowed)
-        raise self.invalid(column, f"is {_shown(value)}, and only these are labels: {listed}")
+        listed = ", ".join(shown(candidate) for candidate in allowed)
+        raise self.invalid(column, f"is {shown(value)}, and only these are labels: {listed}")
+
+    def unread(self) -> Iterator[tuple[str, object]]:
+        """Yield the columns that hold something and were not read, those of objects as `messages.id`."""
+        for name, value in self.columns.items():
+            if name not in self._read and name not in self.ignored and not _is_empty(value):
+                yield str(name), value
+        for column, row in self._inner:
+            for name, value in row.unread():
+                yield f"{column}.{name}", value
 
 
-def _shown(value: object) -> str:
+def _is_empty(value: object) -> bool:
+    if isinstance(value, str):
+        return is_blank(value)
+    return value is None or (isinstance(value, Sequence | Mapping) and not value)
+
+
+def shown(value: object) -> str:
+    """Return the beginning of a value as JSON, for messages."""
     text = json.dumps(value, ensure_ascii=False, default=str)
-    return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}..."
+    return printable(text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}...")

@@ -10,12 +10,15 @@ import json
 from codecs import BOM_UTF8
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TextIO, cast
 
 from client_agent.data.row import Row
 from client_agent.errors import DataInvalid
 
 HUB = "hub:"
+_DELIMITERS = (",", ";", "\t", "|")
+_LISTS_OF_ROWS = frozenset({"messages", "conversations", "prompt", "completion"})
+"""Columns of one row that hold lists of objects."""
 _LARGEST_CELL = 2**31 - 1
 
 
@@ -88,19 +91,21 @@ def _parsed(content: bytes) -> object:
 
 
 def _json(path: Path) -> Iterator[Row]:
-    """Read a list of objects; a file that does not begin with one is JSON lines."""
-    with path.open("rb") as file:
-        if file.read(4096).removeprefix(BOM_UTF8).lstrip()[:1] != b"[":
-            yield from _json_lines(path)
-            return
+    """Read a list of objects, perhaps in an object such as `{"data": [...]}`, or JSON lines."""
+    begins_a_list, several_objects = _beginning(path)
+    if several_objects:
+        yield from _json_lines(path)
+        return
     try:
-        records = _parsed(path.read_bytes())
+        content = _parsed(path.read_bytes())
     except (ValueError, RecursionError) as error:
+        if not begins_a_list:
+            yield from _json_lines(path)  # which finds the line at fault
+            return
         raise DataInvalid(
             f"{path}: not JSON in UTF-8 ({error}); write [{{...}}, ...], or JSON lines"
         ) from error
-    assert isinstance(records, list)
-    for number, record in enumerate(records, start=1):
+    for number, record in enumerate(_records(content), start=1):
         place = f"{path} row {number}"
         if isinstance(record, dict):
             yield Row(place, record)
@@ -108,19 +113,71 @@ def _json(path: Path) -> Iterator[Row]:
             yield Row(place, {}, fault="not a JSON object; write prompt and completion, or messages")
 
 
+def _beginning(path: Path) -> tuple[bool, bool]:
+    """Return whether a file begins with a list, and whether its first line of several is an object."""
+    with path.open("rb") as lines:
+        filled = (line for line in lines if line.removeprefix(BOM_UTF8).strip())
+        first = next(filled, b"").removeprefix(BOM_UTF8).strip()
+        try:
+            return first[:1] == b"[", isinstance(json.loads(first), dict) and next(filled, None) is not None
+        except (ValueError, RecursionError):
+            return first[:1] == b"[", False
+
+
+def _records(content: object) -> list[object]:
+    """Return the rows of a JSON file: a list, the list in an object around it, or one row."""
+    if isinstance(content, list):
+        return content
+    if isinstance(content, dict) and not content.keys() & _LISTS_OF_ROWS:
+        lists = [value for value in content.values() if _is_list_of_objects(value)]
+        if len(lists) == 1:
+            return cast(list[object], lists[0])
+    return [content]
+
+
+def _is_list_of_objects(value: object) -> bool:
+    return isinstance(value, list) and bool(value) and all(isinstance(entry, dict) for entry in value)
+
+
 def _csv(path: Path) -> Iterator[Row]:
     csv.field_size_limit(_LARGEST_CELL)
     with path.open(encoding="utf-8-sig", newline="") as lines:
-        table = csv.DictReader(lines, strict=True)
+        delimiter, skipped = _delimiter(lines)
+        table = csv.DictReader(lines, strict=True, delimiter=delimiter)
         try:
             for columns in table:
-                place = f"{path} row {table.line_num}"
+                place = f"{path} row {table.line_num + skipped}"
                 if None in columns or None in columns.values():
-                    yield Row(place, {}, fault="has another number of cells than the first line has names")
+                    yield Row(
+                        place,
+                        {},
+                        fault=f"has another number of cells than the first line has names (cells end with "
+                        f"{delimiter!r}); quote cells that contain it",
+                    )
                 else:
                     yield Row(place, columns)
         except (csv.Error, UnicodeDecodeError) as error:
-            raise DataInvalid(f"{path} row {table.line_num}: not CSV in UTF-8 ({error})") from error
+            raise DataInvalid(
+                f"{path} row {table.line_num + skipped}: not CSV in UTF-8 ({error}); save it as CSV UTF-8"
+            ) from error
+
+
+def _delimiter(lines: TextIO) -> tuple[str, int]:
+    """Return what separates the cells of a CSV file, and the number of lines before its names.
+
+    It is what the first line names (`sep=;`, as spreadsheets write it), else what divides the line of names
+    into most cells. `lines` stands at the names then.
+    """
+    try:
+        first = lines.readline()
+    except UnicodeDecodeError:
+        first = ""  # reading the names fails alike, and says where
+    content = first.rstrip("\r\n").strip('"')
+    if content.startswith("sep=") and len(content) == len("sep=") + 1:
+        return content[-1], 1
+    lines.seek(0)
+    counts = {delimiter: len(next(csv.reader([first], delimiter=delimiter), [])) for delimiter in _DELIMITERS}
+    return max(counts, key=counts.__getitem__), 0
 
 
 def _parquet(path: Path) -> Iterator[Row]:
@@ -152,7 +209,14 @@ _REFUSED = dict.fromkeys(
 
 def _numbered(table: Any, source: str) -> Iterator[Row]:
     for number, columns in enumerate(table, start=1):
-        yield Row(f"{source} row {number}", columns)
+        yield Row(f"{source} row {number}", cast(dict[str, object], _without_nulls(columns)))
+
+
+def _without_nulls(value: object) -> object:
+    """Return a value of a columnar file without the keys that only other rows have, which are null here."""
+    if isinstance(value, dict):
+        return {key: _without_nulls(entry) for key, entry in value.items() if entry is not None}
+    return [_without_nulls(entry) for entry in value] if isinstance(value, list) else value
 
 
 def _datasets() -> Any:

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import hashlib
 import json
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice, zip_longest
-from typing import cast
+from typing import Any, cast
 
 from transformers import PreTrainedTokenizerFast
 
 from client_agent.errors import TextTooLong, TokenizerUnfit
-from client_agent.model.chat import Learnt, Turn, prompt_of, rendered_chat
+from client_agent.model.chat import ASSISTANT, Learnt, Turn, prompt_of, rendered_chat
 from client_agent.model.loading import BaseModel
-from client_agent.model.tokens import Encoded, encode, encode_learnt, encode_pieces
+from client_agent.model.special_text import Span, special_spans
+from client_agent.model.tokens import Encoded, encode_learnt, pieces, tokens_of
 from client_agent.settings import MetricName
 
 __all__ = ["Example", "Turn"]
@@ -32,6 +34,8 @@ class Example:
         ending: the end of every option; if it is not empty, options are compared by its likelihood alone.
         references: every text that is right as a generated answer; empty = `completion` alone.
         metrics: what the answer is scored by, beside its loss.
+        tools: the tools of a chat, as JSON; empty = none.
+        answer_fields: further keys of the answer's message, as `Turn.fields`: calls of tools, reasoning.
         place: the source and row that errors name; it is not part of the content.
     """
 
@@ -42,12 +46,17 @@ class Example:
     ending: str = ""
     references: tuple[str, ...] = ()
     metrics: tuple[MetricName, ...] = ()
+    tools: str = ""
+    answer_fields: str = ""
     place: str = field(default="", compare=False, repr=False)
 
     @property
     def key(self) -> str:
-        turns = [[turn.role, turn.content] for turn in self.turns]
-        return hashlib.sha256(json.dumps([self.prompt, turns, self.completion]).encode()).hexdigest()
+        """The digest of everything that is learnt or read."""
+        content: list[object] = [self.prompt, [_content(turn) for turn in self.turns], self.completion]
+        if self.tools or self.answer_fields:
+            content += [self.tools, self.answer_fields]
+        return hashlib.sha256(json.dumps(content).encode()).hexdigest()
 
     @property
     def scored_by(self) -> tuple[str, ...]:
@@ -60,6 +69,16 @@ class Example:
     @property
     def is_raw_text(self) -> bool:
         return not self.prompt and not self.turns
+
+    @property
+    def chat(self) -> tuple[Turn, ...]:
+        """The turns with the answer as the last one."""
+        return (*self.turns, Turn(ASSISTANT, self.completion, self.answer_fields))
+
+
+def _content(turn: Turn) -> list[object]:
+    """Return what the digest of an example has of a turn; a plain turn's is role and content alone."""
+    return [turn.role, turn.content, *([] if not turn.fields and turn.learnt else [turn.fields, turn.learnt])]
 
 
 def probe_set(examples: Sequence[Example], count: int) -> list[Example]:
@@ -76,10 +95,15 @@ def encode_example(example: Example, tokenizer: PreTrainedTokenizerFast, max_len
         TokenizerUnfit: the example is a chat and the tokenizer has no chat template.
         DataInvalid: the template refuses the chat.
     """
-    if not example.turns:
-        return encode(tokenizer, example.prompt, example.completion, max_length=max_length)
-    text = learnt_parts(example, tokenizer)
-    return encode_learnt(tokenizer, text.text, text.spans, max_length=max_length, special=False)
+    parts = learnt_parts(example, tokenizer)
+    return encode_learnt(
+        tokenizer,
+        parts.text,
+        parts.spans,
+        max_length=max_length,
+        special=not example.turns,
+        as_text=parts.as_text,
+    )
 
 
 def encode_whole(example: Example, tokenizer: PreTrainedTokenizerFast, max_length: int) -> list[Encoded]:
@@ -88,7 +112,7 @@ def encode_whole(example: Example, tokenizer: PreTrainedTokenizerFast, max_lengt
     Raises: see `encode_example`.
     """
     if example.is_raw_text:
-        return encode_pieces(tokenizer, example.completion, max_length=max_length)
+        return pieces(encode_example(example, tokenizer, sys.maxsize), tokenizer, max_length)
     return [encode_example(example, tokenizer, max_length)]
 
 
@@ -100,7 +124,7 @@ def encode_prompt(prompt: str, tokenizer: PreTrainedTokenizerFast, *, chat: bool
     """
     if chat:
         return encode_chat((Turn("user", prompt),), tokenizer)
-    return _prompt_tokens(prompt, tokenizer, special=True)
+    return _prompt_tokens(Learnt(prompt, (), plain_as_text(prompt, tokenizer)), tokenizer, special=True)
 
 
 def encode_chat(turns: Sequence[Turn], tokenizer: PreTrainedTokenizerFast) -> list[int]:
@@ -119,7 +143,10 @@ def encode_question(example: Example, tokenizer: PreTrainedTokenizerFast, max_le
     Raises:
         TokenizerUnfit: see `encode_prompt`.
     """
-    prompt, _ = rendered(example, tokenizer)
+    parts = learnt_parts(example, tokenizer)
+    start = parts.spans[-1][0]
+    before = tuple((begin, end) for begin, end in parts.as_text if end <= start)
+    prompt = Learnt(parts.text[:start], (), before)
     ids = _prompt_tokens(prompt, tokenizer, special=not example.turns)
     if len(ids) <= max_length:
         return ids
@@ -127,10 +154,8 @@ def encode_question(example: Example, tokenizer: PreTrainedTokenizerFast, max_le
     return [*head, *ids[len(ids) - max_length + len(head) :]]
 
 
-def _prompt_tokens(text: str, tokenizer: PreTrainedTokenizerFast, *, special: bool) -> list[int]:
-    coded = tokenizer(text, add_special_tokens=special, return_offsets_mapping=True)
-    ids = [int(i) for i in cast(list[int], coded["input_ids"])]
-    spans = cast(list[tuple[int, int]], coded["offset_mapping"])
+def _prompt_tokens(prompt: Learnt, tokenizer: PreTrainedTokenizerFast, *, special: bool) -> list[int]:
+    ids, spans = tokens_of(tokenizer, prompt.text, special=special, as_text=prompt.as_text)
     while len(ids) > 1 and spans[len(ids) - 1][0] == spans[len(ids) - 1][1]:
         ids.pop()  # the tokenizer closes the text with a special token
     if not ids:
@@ -210,20 +235,26 @@ def learnt_parts(example: Example, tokenizer: PreTrainedTokenizerFast) -> Learnt
 
     Raises:
         TokenizerUnfit: the example is a chat and the tokenizer has no chat template.
-        DataInvalid: the template refuses the chat.
+        DataInvalid: the template refuses the chat, or does not render something of it.
     """
     if example.turns:
-        turns = (*example.turns, Turn("assistant", example.completion))
-        return rendered_chat(turns, tokenizer, example.place)
-    start = len(example.prompt)
-    return Learnt(example.prompt + example.completion, ((start, start + len(example.completion)),))
+        return rendered_chat(example.chat, tokenizer, example.place, example.tools)
+    start, text = len(example.prompt), example.prompt + example.completion
+    return Learnt(text, ((start, len(text)),), plain_as_text(text, tokenizer))
 
 
-def rendered(example: Example, tokenizer: PreTrainedTokenizerFast) -> tuple[str, str]:
-    """Return the text before the last answer, and the last answer.
+def plain_as_text(text: str, tokenizer: PreTrainedTokenizerFast) -> tuple[Span, ...]:
+    """Return the spans of a plain text that spell special tokens and are read as text.
 
-    Raises: see `learnt_parts`.
+    A text that begins or ends with a special token is a rendered chat, and its special tokens are tokens.
     """
-    parts = learnt_parts(example, tokenizer)
-    start = parts.spans[-1][0]
-    return parts.text[:start], parts.text[start:]
+    spans = special_spans(text, tokenizer)
+    if not spans or not text[: spans[0][0]].strip() or not text[spans[-1][1] :].strip():
+        return ()
+    return tuple(spans)
+
+
+def learnt_end(example: Example, tokenizer: PreTrainedTokenizerFast) -> str:
+    """Return the last token of an example, which is learnt and may be in no text: the tokenizer's eos."""
+    last = encode_example(example, tokenizer, sys.maxsize).ids[-1]
+    return str(cast(Any, tokenizer).convert_ids_to_tokens(last))

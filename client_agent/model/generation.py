@@ -13,6 +13,7 @@ from transformers import GenerationConfig, PreTrainedTokenizerFast, StoppingCrit
 
 from client_agent.errors import TextTooLong
 from client_agent.model.loading import BaseModel
+from client_agent.model.stop_tokens import ends_of
 from client_agent.model.token_budget import grouped_by_length
 from client_agent.model.tokens import pad_id
 
@@ -227,12 +228,6 @@ def _require_room(base: BaseModel, prompt: int, new: int = 1) -> None:
             f"the prompt has {prompt} tokens, and {base.slug} reads {base.positions - new + 1} at most; "
             "shorten the prompt"
         )
-
-
-def ends_of(tokenizer: PreTrainedTokenizerFast) -> set[int]:
-    """Return the tokens that end an answer: the special ones except unk."""
-    special = cast(Any, tokenizer)
-    return set(special.all_special_ids) - {special.unk_token_id}
 
 
 def _text(tokenizer: PreTrainedTokenizerFast, ids: Sequence[int]) -> str:

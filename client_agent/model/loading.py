@@ -20,6 +20,7 @@ from client_agent.errors import ModelNotFound, ModelTooLarge, TokenizerUnfit
 from client_agent.model.architectures import Architecture, architecture_of
 from client_agent.model.gguf import model_folder
 from client_agent.model.quantization import bits_and_bytes, keep_differentiable
+from client_agent.model.stop_tokens import read_configured_stops
 from client_agent.model.token_store import TokenStore
 from client_agent.settings import Quantization
 from schemas.messages.federations import Role
@@ -114,6 +115,7 @@ def load_base_model(
     except (OSError, ValueError, RuntimeError) as error:
         raise ModelNotFound(f"{source}: cannot be loaded ({error}); download the model again") from error
     _check(tokenizer, source)
+    read_configured_stops(tokenizer, folder)
     keep_differentiable(model)
     model.requires_grad_(False)
     cast(Any, model).eval()
@@ -259,11 +261,13 @@ def load_tokenizer(source: str) -> PreTrainedTokenizerFast:
         ModelNotFound: it cannot be loaded.
         TokenizerUnfit: the tokenizer has no character offsets or no end-of-sequence token.
     """
+    folder = _folder_of(source)
     try:
-        tokenizer = cast(Any, AutoTokenizer).from_pretrained(_folder_of(source), **_DATA_ONLY)
+        tokenizer = cast(Any, AutoTokenizer).from_pretrained(folder, **_DATA_ONLY)
     except (OSError, ValueError) as error:
         raise ModelNotFound(f"{source}: its tokenizer cannot be loaded ({error})") from error
     _check(tokenizer, source)
+    read_configured_stops(tokenizer, folder)
     return cast(PreTrainedTokenizerFast, tokenizer)
 
 

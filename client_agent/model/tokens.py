@@ -6,7 +6,6 @@ Answer tokens are identified by character offsets. Padding is on the right, is m
 from __future__ import annotations
 
 import hashlib
-import sys
 from array import array
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -18,6 +17,8 @@ from transformers import PreTrainedTokenizerFast
 
 from client_agent.errors import TokenizerUnfit
 from client_agent.model.architectures import Architecture
+from client_agent.model.special_text import Span, encode_as_text
+from client_agent.model.stop_tokens import ends_of
 
 NO_TARGET = -100
 
@@ -96,22 +97,24 @@ def encode_learnt(
     max_length: int,
     special: bool = True,
     closed: bool = True,
+    as_text: Sequence[Span] = (),
 ) -> Encoded:
     """Tokenise a text whose character spans `learnt` are answers; the last one ends the text.
 
     A token belongs to an answer if it ends inside it. `special` adds the tokenizer's special tokens (bos);
-    `closed` ends the last answer with eos, unless it ends with a special token. A text of more than
-    `max_length` tokens is truncated at its start, after bos; a last answer that leaves the text before it
-    less than half of `max_length` is truncated at its end.
+    `closed` ends the last answer with eos, unless it ends with a special token or one that ends generation. A
+    text of more than `max_length` tokens is truncated at its start, after bos; a last answer that leaves the
+    text before it less than half of `max_length` is truncated at its end. `as_text`: spans that spell special
+    tokens and are tokenised as the text that they are.
 
     Raises:
         TokenizerUnfit: the tokenizer has no end-of-sequence token, or yields no token to predict.
     """
-    ids, spans = _tokens(tokenizer, text, special=special)
+    ids, spans = tokens_of(tokenizer, text, special=special, as_text=as_text)
     is_answer = [any(begin < end <= stop for begin, stop in learnt) for _, end in spans]
     if closed:
         eos = _eos(tokenizer)
-        if ids and ids[-1] in tokenizer.all_special_ids and len(ids) > 1:
+        if len(ids) > 1 and ids[-1] in ends_of(tokenizer):
             is_answer[-1] = True
         else:
             ids, spans, is_answer = [*ids, eos], [*spans, (0, 0)], [*is_answer, True]
@@ -128,37 +131,36 @@ def encode_learnt(
     )
 
 
-def encode_pieces(tokenizer: PreTrainedTokenizerFast, text: str, *, max_length: int) -> list[Encoded]:
-    """Tokenise a raw text, all of which is learnt, in consecutive pieces of at most `max_length` tokens.
+def pieces(whole: Encoded, tokenizer: PreTrainedTokenizerFast, max_length: int) -> list[Encoded]:
+    """Divide a tokenised raw text, all of which is learnt, into pieces of at most `max_length` tokens.
 
     Every token is a target exactly once. A later piece begins with bos where the tokenizer adds it, else with
     the last token of the piece before, since something must come before the first token to predict.
-
-    Raises:
-        TokenizerUnfit: the tokenizer has no end-of-sequence token.
     """
-    whole = encode(tokenizer, "", text, max_length=sys.maxsize)
     starts_with_bos = whole.ids[0] == tokenizer.bos_token_id and whole.spans[0] == (0, 0)
-    pieces = []
+    parts = []
     for start in range(1, len(whole.ids), max_length - 1):
         lead, part = 0 if starts_with_bos else start - 1, slice(start, start + max_length - 1)
-        pieces.append(
+        parts.append(
             Encoded(
                 (whole.ids[lead], *whole.ids[part]),
                 (False, *whole.answer[part]),
                 (whole.spans[lead], *whole.spans[part]),
             )
         )
-    return pieces
+    return parts
 
 
-def _tokens(
-    tokenizer: PreTrainedTokenizerFast, text: str, *, special: bool
-) -> tuple[list[int], list[tuple[int, int]]]:
-    coded = tokenizer(text, add_special_tokens=special, return_offsets_mapping=True)
-    ids = [int(i) for i in cast(list[int], coded["input_ids"])]
-    spans = [(int(s), int(e)) for s, e in cast(list[tuple[int, int]], coded["offset_mapping"])]
-    return ids, [(start, end) if end > start else (0, 0) for start, end in spans]
+def tokens_of(
+    tokenizer: PreTrainedTokenizerFast, text: str, *, special: bool, as_text: Sequence[Span] = ()
+) -> tuple[list[int], list[Span]]:
+    """Return the ids of a text's tokens and their character spans, (0, 0) for tokens without text."""
+    if as_text:
+        ids, spans = encode_as_text(text, tokenizer, as_text, special=special)
+    else:
+        coded = tokenizer(text, add_special_tokens=special, return_offsets_mapping=True)
+        ids, spans = cast(list[int], coded["input_ids"]), cast(list[Span], coded["offset_mapping"])
+    return [int(i) for i in ids], [(int(s), int(e)) if e > s else (0, 0) for s, e in spans]
 
 
 def _eos(tokenizer: PreTrainedTokenizerFast) -> int:

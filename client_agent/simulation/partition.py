@@ -92,7 +92,7 @@ class _Draw:
             if together and places[together[0].name].rows != places[silo.name].rows:
                 raise StudyUnusable(
                     f"silos {together[0].name} and {silo.name} read {places[silo.name].train} with different "
-                    "format, columns or skip_bad_rows; use the same, or copies of the source"
+                    "format, columns, ignore_columns or skip_bad_rows; use the same, or copies of the source"
                 )
             together.append(silo)
         return cls({name: opened[place] for name, place in places.items()}, sharing)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -11,13 +12,13 @@ from pathlib import Path
 
 from client_agent.data.load import RowOptions, load_examples
 from client_agent.data.sources import HUB
-from client_agent.errors import DataInvalid
 from client_agent.model.examples import Example
 from client_agent.settings import MetricName
 from client_agent.simulation.study_fields import RowFields, StudySilo, StudySource
-from client_agent.training.data import TEST_SHARE, with_metrics
+from client_agent.training.data import with_metrics, with_test
 from schemas.maths.seeded_random import Key, permutation
 
+log = logging.getLogger(__name__)
 _SIDES = ("validation", "test")
 
 
@@ -36,7 +37,7 @@ class Place:
 class Pool:
     """The distinct examples of a place; without a source for validation there are none.
 
-    Without a test source, TEST_SHARE of the training source is held out by digest.
+    Without a test source, a share of the training source is held out (`with_test`).
     """
 
     place: Place
@@ -79,13 +80,7 @@ def open_pool(place: Place) -> Pool:
     validation = _read(place, place.validation) if place.validation is not None else None
     if place.test is not None:
         return Pool(place, examples, validation, _read(place, place.test))
-    test = tuple(example for example in examples if _is_held_out(example))
-    train = tuple(example for example in examples if not _is_held_out(example))
-    if not train or not test:
-        raise DataInvalid(
-            f"{place.train}: {len(examples)} examples are too few to hold out {TEST_SHARE:.0%}; add "
-            "examples, or set a test source"
-        )
+    train, test = with_test(examples, place.train)
     return Pool(place, train, validation, test)
 
 
@@ -103,15 +98,12 @@ def shuffled(examples: Sequence[Example], *key: Key) -> list[Example]:
 
 
 def _row_options(table: RowFields) -> RowOptions:
-    return RowOptions(table.format, tuple(sorted(table.columns.items())), table.skip_bad_rows)
+    columns, ignored = tuple(sorted(table.columns.items())), tuple(sorted(table.ignore_columns))
+    return RowOptions(table.format, columns, table.skip_bad_rows, ignored)
 
 
 def _resolved(source: str) -> str:
     return source if source.startswith(HUB) else str(Path(source).resolve())
-
-
-def _is_held_out(example: Example) -> bool:
-    return int(example.key[:8], 16) < TEST_SHARE * 2**32
 
 
 def _read(place: Place, source: str) -> tuple[Example, ...]:
@@ -123,8 +115,10 @@ def _read_once(
     source: str, rows: RowOptions, metrics: tuple[MetricName, ...] | None, version: tuple[int, int]
 ) -> tuple[Example, ...]:
     """Read a source once per version of its file: every seed and method of a study reads it."""
-    examples = distinct(load_examples(source, rows).examples)
-    return with_metrics(tuple(examples), metrics)
+    loaded = load_examples(source, rows)
+    for sentence in loaded.unused.sentences():
+        log.warning("%s: %s", source, sentence)
+    return with_metrics(tuple(distinct(loaded.examples)), metrics)
 
 
 def _version(source: str) -> tuple[int, int]:

@@ -17,12 +17,14 @@ Table = dict[str, JsonValue]
 class RowFields(Strict):
     """How rows become examples, as in silo.toml: `format` is a row format or a task template.
 
-    `columns` maps names that the format expects to names in the data. `metrics` replaces the template's; an
+    `columns` maps names that the format expects to names in the data; `ignore_columns` names those of the
+    data, and keys of turns, that are as if they were not there. `metrics` replaces the template's; an
     empty list scores the loss alone.
     """
 
     format: str | None = None
     columns: dict[str, str] = Field(default_factory=dict)
+    ignore_columns: list[str] = Field(default_factory=list)
     skip_bad_rows: bool = False
     metrics: list[MetricName] | None = None
 

@@ -6,15 +6,20 @@ The split depends on the examples' text only.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import reduce
+from operator import or_
 from pathlib import Path
 
 from client_agent.data.load import BY_COLUMNS, RowOptions, load_examples
+from client_agent.data.unread import ALL_USED, Unused
 from client_agent.errors import DataInvalid
 from client_agent.model.examples import Example
 from client_agent.settings import MetricName
 
 TEST_SHARE = 0.2
 VALIDATION_SHARE = 0.1
+
+_FEWEST_DIFFERENT = 5
 
 _Examples = tuple[Example, ...]
 
@@ -27,12 +32,18 @@ class SiloData:
         train: examples of the training steps.
         validation: examples that choose the learning rate and the personal model; may be empty.
         test: examples of the reported scores; nothing is chosen by them.
+        unused: what of the rows is not read.
     """
 
     train: _Examples
     validation: _Examples
     test: _Examples
     skipped: tuple[str, ...] = ()
+    unused: Unused = ALL_USED
+
+    @property
+    def all(self) -> tuple[Example, ...]:
+        return (*self.train, *self.validation, *self.test)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,23 +88,33 @@ def load_data(
 
     Without a test source, `test_share` of the training source is held out; without a validation source,
     `validation_share` of what is left. Both are chosen by digest: an example stays in its set when the source
-    changes, and duplicates are in the same set. The validation set may be empty.
+    grows, and duplicates are in the same set; `with_test` has the exception. The validation set may be empty.
 
     Raises:
         DataInvalid: a source cannot be read, is empty or has a bad row, or the training or test set is empty.
     """
     sources = resolved(train, validation, test)
-    loaded = load_examples(sources.train, rows)
-    examples, skipped = loaded.examples, loaded.skipped
-    if sources.test is not None:
-        loaded = load_examples(sources.test, rows)
-        tests, skipped = loaded.examples, skipped + loaded.skipped
+    loaded = {
+        name: load_examples(source, rows)
+        for name, source in (
+            ("train", sources.train),
+            ("validation", sources.validation),
+            ("test", sources.test),
+        )
+        if source is not None
+    }
+    examples = loaded["train"].examples
+    if "test" in loaded:
+        tests = loaded["test"].examples
     else:
         examples, tests = with_test(examples, str(train), test_share)
-    if sources.validation is not None:
-        loaded = load_examples(sources.validation, rows)
-        return SiloData(examples, loaded.examples, tests, skipped + loaded.skipped)
-    return SiloData(*with_validation(examples, validation_share), tests, skipped)
+    if "validation" in loaded:
+        validations = loaded["validation"].examples
+    else:
+        examples, validations = with_validation(examples, validation_share)
+    skipped = tuple(error for source in loaded.values() for error in source.skipped)
+    unused = reduce(or_, (source.unused for source in loaded.values()))
+    return SiloData(examples, validations, tests, skipped, unused)
 
 
 def with_test(
@@ -101,17 +122,26 @@ def with_test(
 ) -> tuple[_Examples, _Examples]:
     """Split examples into the others and the test set, by digest.
 
+    Of five different examples or more one at least is in either set: the one with the smallest digest is a
+    test example if no digest is below the share, and the one with the largest is not if all are.
+
     Raises:
         DataInvalid: one of both is empty; `source` names the data.
     """
     training, tests = _split(examples, test_share, digits=slice(0, 8))
+    keys = sorted({example.key for example in examples})
+    if len(keys) >= _FEWEST_DIFFERENT and not (training and tests):
+        moved = keys[:1] if training else keys[:-1]
+        training = tuple(example for example in examples if example.key not in moved)
+        tests = tuple(example for example in examples if example.key in moved)
     if training and tests:
         return training, tests
     missing = "hold one out for scores" if training else "leave one to train on"
+    different = "" if len(keys) > 1 or len(examples) == 1 else "; they are equal, so that all are in one set"
     raise DataInvalid(
         f"{source} has too few examples ({len(examples)}) for a share of {test_share:.0%}, chosen by their "
-        f"text, to {missing}; add examples, or name held-out ones: test in silo.toml, --test of "
-        "`tessera agent init`"
+        f"text, to {missing}{different}; add examples until {_FEWEST_DIFFERENT} are different, or name "
+        "held-out ones: test in silo.toml, --test of `tessera agent init`"
     )
 
 

@@ -8,17 +8,18 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import exp, isfinite
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 from torch.nn import functional as nnf
 
 from client_agent.errors import LossNotFinite
-from client_agent.model.examples import Example, encode_question, encode_some, probe_set, rendered
+from client_agent.model.examples import Example, encode_question, encode_some, learnt_parts, probe_set
 from client_agent.model.generation import completions
 from client_agent.model.loading import BaseModel
 from client_agent.model.token_budget import grouped_by_length
-from client_agent.model.tokens import NO_TARGET, Encoded, collate, encode, hidden_states, pad_id
+from client_agent.model.tokens import NO_TARGET, Encoded, collate, encode_learnt, hidden_states, pad_id
 from client_agent.training.metrics import GENERATED_METRICS, best
 from schemas.messages.federations import ScoresPlan
 from schemas.messages.scores import LOSS, PERPLEXITY, Score
@@ -168,12 +169,19 @@ def _option(base: BaseModel, example: Example, option: str, max_length: int) -> 
 
     What is scored is the option, or its ending if the example has one.
     """
-    prompt, answer = rendered(replace(example, completion=option), base.tokenizer)
+    parts = learnt_parts(replace(example, completion=option), base.tokenizer)
+    start, end = parts.spans[-1]
     if example.ending:
-        before = answer.rindex(example.ending.rstrip())
-        prompt, answer = prompt + answer[:before], answer[before:]
-    special = not example.turns
-    text = encode(base.tokenizer, prompt, answer, max_length=max_length, special=special, closed=False)
+        start = parts.text.rindex(example.ending.rstrip(), start)
+    text = encode_learnt(
+        base.tokenizer,
+        parts.text,
+        [(start, end)],
+        max_length=max_length,
+        special=not example.turns,
+        closed=False,
+        as_text=parts.as_text,
+    )
     end, first = len(text.ids), text.answer.index(True)
     while end > first + 1 and text.ids[end - 1] in base.tokenizer.all_special_ids:
         end -= 1
@@ -190,11 +198,24 @@ def _generated(
     prompts = [_question(base, example, longest) for example in chosen]
     values: dict[str, list[float]] = {}
     for example, text in zip(chosen, completions(base, prompts, max_new_tokens=new_tokens), strict=True):
-        references = example.references or (example.completion,)
+        references = example.references or (_reference(base, example),)
         for name in example.metrics:
             if name in GENERATED_METRICS:
                 values.setdefault(name, []).append(best(GENERATED_METRICS[name], text, references))
     return _means(values)
+
+
+def _reference(base: BaseModel, example: Example) -> str:
+    """Return the right answer as it is generated: a call of a tool as the chat template renders it."""
+    if not example.answer_fields:
+        return example.completion
+    parts = learnt_parts(example, base.tokenizer)
+    answer = parts.text[slice(*parts.spans[-1])]
+    decode, ids = (
+        cast(Any, base.tokenizer).decode,
+        base.tokenizer(answer, add_special_tokens=False)["input_ids"],
+    )
+    return str(decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False))
 
 
 def _means(values: Mapping[str, Sequence[float]]) -> dict[str, Score]:

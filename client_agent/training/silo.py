@@ -13,7 +13,7 @@ from client_agent import __version__
 from client_agent.data.load import RowOptions
 from client_agent.errors import ModelTooLarge, PivotMissing, SettingsUnusable
 from client_agent.model.chat import set_template
-from client_agent.model.examples import Example, encode_for, learnt_parts
+from client_agent.model.examples import Example, encode_for
 from client_agent.model.gguf import model_folder
 from client_agent.model.loading import BaseModel, base_model_slug, load_base_model, parameter_count
 from client_agent.model.tokens import Encoded
@@ -23,6 +23,7 @@ from client_agent.training.data import SiloData, load_data, with_metrics
 from client_agent.training.optimiser import require_optimiser
 from client_agent.training.options import DEFAULT_OPTIONS, TrainingOptions
 from client_agent.training.packing import require_packable
+from client_agent.training.remarks import remarks_on
 from schemas import PROTOCOL_VERSION
 from schemas.messages.enrolment import Profile
 from schemas.messages.secure_sum import CAPABILITY
@@ -148,7 +149,8 @@ def open_silo(settings: AgentSettings) -> Silo:
             machine does not support `packing` or `optimizer`.
         ModelNotFound, UnknownArchitecture, TokenizerUnfit: see `load_base_model`.
         DataInvalid: see `load_silo_data`.
-        TokenizerUnfit: the data are chats, and the tokenizer has no chat template.
+        TokenizerUnfit, DataInvalid: the chat template cannot render the data, which is refused before
+            anything long starts; see `remarks_on`.
     """
     if settings.threads is not None:
         torch.set_num_threads(settings.threads)
@@ -157,7 +159,8 @@ def open_silo(settings: AgentSettings) -> Silo:
     source = model_folder(settings.model, settings.folder)
     base = load_own_model(settings, source, device)
     options = options_of(settings, base)
-    _require_renderable(data, base)
+    for remark in remarks_on(data, base.tokenizer):
+        log.warning("data: %s", remark)
     log.info(
         "silo: %s on %s, %d training, %d validation and %d test examples",
         *(base.slug, device, len(data.train), len(data.validation), len(data.test)),
@@ -212,25 +215,13 @@ def allow_tf32(device: torch.device) -> None:
         torch.set_float32_matmul_precision("high")
 
 
-def _require_renderable(data: SiloData, base: BaseModel) -> None:
-    """Refuse chats that the tokenizer has no template for, before anything long starts.
-
-    Raises:
-        TokenizerUnfit, DataInvalid: see `learnt_parts`.
-    """
-    for examples in (data.train, data.validation, data.test):
-        for example in examples:
-            if example.turns:
-                learnt_parts(example, base.tokenizer)
-
-
 def load_silo_data(settings: AgentSettings) -> SiloData:
     """Load the data of the settings, and log how many rows were skipped.
 
     Raises:
         DataInvalid: see `load_data` and `with_metrics`.
     """
-    rows = RowOptions(settings.format, settings.columns, settings.skip_bad_rows)
+    rows = RowOptions(settings.format, settings.columns, settings.skip_bad_rows, settings.ignore_columns)
     data = load_data(
         settings.train,
         settings.test,

@@ -74,7 +74,7 @@ def test_data_shows_what_is_learnt_and_counts(table: Path, tmp_path: Path) -> No
     done = tessera("data", "--config", out, "--examples", "1")
     assert done.exit_code == 0, done.output
     assert "route 0" in done.output
-    assert "»desk 0«" in done.output
+    assert "»desk 0<eos>«" in done.output
     counts = json.loads(tessera("data", "--config", out, "--json").output)
     assert {counts[name]["examples"] for name in ("train", "validation", "test")} == {40}
     assert counts["in two sets"] == 40
@@ -150,9 +150,38 @@ def test_init_refuses_too_few_examples_to_hold_one_out(tmp_path: Path) -> None:
     done = tessera("init", "--model", MODELS["S"], "--train", file, "--out", out)
     assert done.exit_code == 1
     assert "has too few examples (1) for a share of 20%" in done.output
-    assert "add examples, or name held-out ones" in done.output
+    assert "add examples until 5 are different, or name held-out ones" in done.output
     assert not out.exists()
     held_out = tmp_path / "held-out.jsonl"
     held_out.write_text(rows[1] + "\n")
     named = tessera("init", "--model", MODELS["S"], "--train", file, "--test", held_out, "--out", out)
     assert named.exit_code == 0, named.output
+
+
+def test_what_is_not_used_is_printed(tmp_path: Path) -> None:
+    file, out = tmp_path / "rows.jsonl", tmp_path / "silo.toml"
+    rows = [{"prompt": f"what is {i}", "completion": f"{i}", "tone": "kind", "label": True} for i in range(9)]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    refused = tessera("init", "--model", MODELS["S"], "--train", file, "--out", out)
+    assert "column label changes what is learnt" in refused.output
+    done = tessera("init", "--model", MODELS["S"], "--train", file, "--ignore", "label", "--out", out)
+    assert done.exit_code == 0, done.output
+    assert "not used: tone" in done.output
+    assert AgentSettings.from_toml(out).ignore_columns == ("label",)
+    shown = tessera("data", "--config", out).output
+    assert "not used: tone" in shown
+    counts = json.loads(tessera("data", "--config", out, "--json").stdout)
+    assert counts["remarks"] == ["not used: tone"]
+    shares = [counts[name] for name in ("train", "validation", "test")]
+    assert [part["share"] for part in shares] == [f"{part['examples'] / 9:.0%}" for part in shares]
+
+
+def test_control_characters_are_printed_as_escapes(tmp_path: Path) -> None:
+    file, out = tmp_path / "rows.jsonl", tmp_path / "silo.toml"
+    rows = [{"prompt": f"\x1b[2J{i}\u202e", "completion": f"a\x07\x9b{i}"} for i in range(9)]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    tessera("init", "--model", MODELS["S"], "--train", file, "--out", out)
+    shown = tessera("data", "--config", out, "--examples", "9").output
+    assert not {"\x1b", "\u202e", "\x07", "\x9b"} & set(shown)
+    assert "\\x1b[2J" in shown
+    assert "a\\x07\\x9b" in shown

@@ -171,9 +171,60 @@ def test_rows_without_a_mapped_column_are_counted(tmp_path: Path) -> None:
     assert len(loaded.skipped) == 1
 
 
-def test_long_cells_and_texts_of_white_space_are_read(tmp_path: Path) -> None:
-    rows = [{"prompt": "x" * 200_000, "completion": "\n"}]
-    assert load_examples(write_csv(tmp_path / "rows.csv", rows)).examples[0].completion == "\n"
+def test_long_cells_are_read(tmp_path: Path) -> None:
+    rows = [{"prompt": "x" * 200_000, "completion": " y"}]
+    assert load_examples(write_csv(tmp_path / "rows.csv", rows)).examples[0].completion == " y"
+
+
+@pytest.mark.parametrize("blank", ["   ", "\n", "\u00a0", "\u200b", "\x07"])
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"prompt": "a", "completion": "BLANK"},
+        {"prompt": "BLANK", "completion": "b"},
+        {"instruction": "a", "output": "BLANK"},
+        {"text": "BLANK"},
+        {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "BLANK"}]},
+        {"conversations": [{"from": "human", "value": "BLANK"}, {"from": "gpt", "value": "b"}]},
+    ],
+)
+def test_a_text_without_anything_to_read_is_empty(tmp_path: Path, row: dict[str, Any], blank: str) -> None:
+    row = json.loads(json.dumps(row).replace('"BLANK"', json.dumps(blank)))
+    with pytest.raises(DataInvalid, match=r"is empty \(white space alone\)"):
+        load_examples(write_jsonl(tmp_path / "rows.jsonl", [row]))
+
+
+@pytest.mark.parametrize("delimiter", [",", ";", "\t", "|"])
+@pytest.mark.parametrize("first_line", ["", "sep={}\n", '"sep={}"\r\n'])
+def test_the_delimiter_of_a_csv_file_is_found(tmp_path: Path, delimiter: str, first_line: str) -> None:
+    file = tmp_path / "rows.csv"
+    cells = (("prompt", "completion"), ('"a,;|\t b"', "1"), ("c", '"2\n3"'))
+    lines = "".join(delimiter.join(row) + "\n" for row in cells)
+    file.write_text(first_line.format(delimiter) + lines)
+    assert load_examples(str(file)).examples == (Example("a,;|\t b", "1"), Example("c", "2\n3"))
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        {"data": ROWS},
+        {"version": "1.1", "data": ROWS},
+        {"train": ROWS, "note": ["a"]},
+        ROWS,
+    ],
+)
+@pytest.mark.parametrize("indent", [None, 2])
+def test_a_list_of_rows_may_be_in_an_object(tmp_path: Path, content: Any, indent: int | None) -> None:
+    file = tmp_path / "rows.json"
+    file.write_text("\ufeff" + json.dumps(content, indent=indent))
+    assert load_examples(str(file)).examples == tuple(Example(r["prompt"], r["completion"]) for r in ROWS)
+
+
+def test_a_json_file_may_be_one_row(tmp_path: Path) -> None:
+    file = tmp_path / "rows.json"
+    turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    file.write_text(json.dumps({"messages": turns}, indent=1))
+    assert load_examples(str(file)).examples == (Example("", "b", (Turn("user", "a"),)),)
 
 
 @pytest.mark.parametrize("source", ["none.jsonl", "none.csv", "none.json", "none.parquet", "hub:a:b:c:d"])

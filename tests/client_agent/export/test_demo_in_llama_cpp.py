@@ -10,7 +10,8 @@ import pytest
 from client_agent.cli.adapters import adapter_source
 from client_agent.export.gguf_lora import write_gguf
 from client_agent.model.examples import encode_prompt
-from client_agent.model.generation import Decoding, completion, ends_of
+from client_agent.model.generation import Decoding, completion
+from client_agent.model.stop_tokens import ends_of
 from client_agent.settings import read_settings
 from client_agent.training.silo import open_silo
 from tests.client_agent.export.base_gguf import write_base

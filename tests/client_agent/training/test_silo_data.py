@@ -12,7 +12,7 @@ from client_agent.data.load import load_examples
 from client_agent.errors import DataInvalid
 from client_agent.model.examples import Example, MetricName, Turn
 from client_agent.settings import AgentSettings
-from client_agent.training.data import load_data, with_validation
+from client_agent.training.data import load_data, with_test, with_validation
 from client_agent.training.silo import load_silo_data
 
 
@@ -112,9 +112,30 @@ def test_a_test_file_or_a_folder_with_one_is_taken_as_it_is(tmp_path: Path) -> N
         assert (len(data.train), len(data.validation), len(data.test)) == (5, 3, 2)
 
 
-def test_too_few_examples_to_hold_one_out_are_an_error(tmp_path: Path) -> None:
-    with pytest.raises(DataInvalid, match="too few"):
-        load_data(written(tmp_path / "one.jsonl", *rows(1)))
+def test_five_different_examples_give_a_test_example() -> None:
+    sources = [[Example("p", f"{source} {i}") for i in range(5)] for source in range(40)]
+    for examples in sources:
+        training, tests = with_test((*examples, *examples), "rows.jsonl")
+        assert training
+        assert tests
+        assert set(training) | set(tests) == set(examples)
+        assert not set(training) & set(tests)
+        if not any(int(e.key[:8], 16) < 0.2 * 2**32 for e in examples):
+            assert {e.key for e in tests} == {min(e.key for e in examples)}
+    assert all(with_test(tuple(examples), "rows.jsonl", 0.999)[0] for examples in sources)
+
+
+@pytest.mark.parametrize(
+    ("examples", "fact"),
+    [
+        ([Example("p", "c")], r"has too few examples \(1\)"),
+        ([Example("p", "c")] * 40, r"has too few examples \(40\).*they are equal"),
+        ([Example("p", str(i)) for i in (0, 1, 2, 4)], r"has too few examples \(4\).*until 5 are different"),
+    ],
+)
+def test_too_few_examples_to_hold_one_out_are_an_error(examples: list[Example], fact: str) -> None:
+    with pytest.raises(DataInvalid, match=fact):
+        with_test(tuple(examples), "rows.jsonl", 0.001)
 
 
 @pytest.mark.parametrize(

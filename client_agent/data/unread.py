@@ -1,0 +1,149 @@
+"""What a format does not read of a row: harmless, named, or a change of what is learnt, which is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from client_agent.data.formats import COLUMNS_OF
+from client_agent.data.printable import printable
+from client_agent.data.row import Row
+from client_agent.errors import DataInvalid
+
+_HARMLESS = frozenset(
+    (
+        *("id", "idx", "index", "uuid", "guid", "__index_level_0__", "hash"),
+        *("source", "dataset", "url", "license", "lang", "language"),
+        *("date", "timestamp", "created", "created_at", "updated_at", "parallel_tool_calls"),
+    )
+)
+_PREFERENCES = (
+    "rows with a label of true and false, or with rejected answers, are preferences: keep those that are "
+    "true, without the column"
+)
+_CLASS = "a class is learnt as an answer: write prompt and completion, or set format to a task template"
+_LABELS = ("label", "labels", "kto_tag")
+_ANOTHER_NAME = (
+    "the formats messages, sharegpt, alpaca and prompt_completion read {name}: map it with columns"
+)
+_MEDIA = "only text is learnt: leave such rows out"
+_TURN = "write it in the content of the turn, or as a turn of its own"
+_REMEDIES = {
+    **dict.fromkeys((*_LABELS, "rejected", "chosen"), _PREFERENCES),
+    **dict.fromkeys(("preferred_output", "non_preferred_output"), _PREFERENCES),
+    **dict.fromkeys(("system", "system_prompt", "system_message"), _ANOTHER_NAME.format(name="system")),
+    **dict.fromkeys(
+        ("tools", "functions", "function_calls"), "write tools as a column of messages or sharegpt"
+    ),
+    **dict.fromkeys(("tool_calls", "function_call"), "calls belong to the assistant's turns of a chat"),
+    "history": "the formats alpaca and prompt_completion read history",
+    **dict.fromkeys(("reasoning_content", "reasoning", "thinking", "reasoning_details"), _TURN),
+    "refusal": _TURN,
+    **dict.fromkeys(("image", "images", "video", "videos", "audio", "audios"), _MEDIA),
+    "suffix": "text after the answer is not read: write it in the prompt",
+    "documents": "write them in the prompt",
+    "chat_template_kwargs": "set chat_template to a .jinja file that has these values",
+    **dict.fromkeys(("weight", "mask", "loss_mask"), "every row counts once: leave rows out, or repeat them"),
+}
+"""Columns and keys that change what is learnt, and what to do where a format does not read them."""
+_REMEDIES_OF = {
+    ("alpaca", "context"): 'map it: columns = { input = "context" }',
+    ("prompt_completion", "context"): "write it in the prompt",
+    (
+        "prompt_completion",
+        "input",
+    ): "write it in the prompt, or map columns = { instruction = ..., output = ... }",
+}
+_READ_BY = {
+    "messages": {"system", "tools", "functions"},
+    "sharegpt": {"system", "tools", "functions"},
+    "alpaca": {"input", "system", "history", "tools", "functions"},
+    "prompt_completion": {"system", "history", "tools", "functions"},
+}
+"""What formats read beside the columns that a row of them has."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unused:
+    """What is not read of the rows of a source.
+
+    Attributes:
+        columns: columns and keys of objects in them, such as `messages.mood`, in order of name.
+        formats: (format that is taken, other format whose columns the same rows have too).
+    """
+
+    columns: frozenset[str] = frozenset()
+    formats: frozenset[tuple[str, str]] = frozenset()
+
+    def __or__(self, other: Unused) -> Unused:
+        return Unused(self.columns | other.columns, self.formats | other.formats)
+
+    def sentences(self) -> list[str]:
+        """Return what is not read, a line each; empty = nothing."""
+        lines = []
+        if self.columns:
+            lines.append(printable(f"not used: {', '.join(sorted(self.columns))}"))
+        for taken in sorted({taken for taken, _ in self.formats}):
+            others = [other for name, other in sorted(self.formats) if name == taken]
+            lines.append(
+                f"rows are read as {taken}, and have the columns of {' and '.join(others)} too; set format "
+                "to choose"
+            )
+        return lines
+
+
+ALL_USED = Unused()
+
+
+def unused_of(row: Row, row_format: str) -> Unused:
+    """Return what a format has not read of a row.
+
+    Raises:
+        DataInvalid: it changes what is learnt; the message says what to do.
+    """
+    others = _other_formats(row, row_format)
+    read_by_others = {column for name in others for column in COLUMNS_OF[name] | _READ_BY.get(name, set())}
+    columns = set()
+    for name, value in row.unread():
+        key = name.rpartition(".")[2]
+        remedy = _remedy(row_format, name, key, value)
+        if _is_neutral(key, value):
+            continue
+        if remedy is not None and name not in read_by_others:
+            raise DataInvalid(
+                printable(
+                    f"{row.place}: column {name} changes what is learnt, and is not read; {remedy}; or set "
+                    f'ignore_columns = ["{key}"] in silo.toml to train without it (--ignore {key} of '
+                    "`agent init`)"
+                )
+            )
+        if key not in _HARMLESS and not key.endswith("_id"):
+            columns.add(name)
+    return Unused(frozenset(columns), frozenset((row_format, name) for name in others))
+
+
+def _remedy(row_format: str, name: str, key: str, value: object) -> str | None:
+    if key in _LABELS and not isinstance(value, bool) and str(value).lower() not in ("true", "false"):
+        return _CLASS
+    return _REMEDIES_OF.get((row_format, name)) or _REMEDIES.get(key)
+
+
+def _other_formats(row: Row, row_format: str) -> list[str]:
+    """Return the formats whose columns a row has beside those of its own."""
+    if row_format not in COLUMNS_OF:
+        return []
+    taken = COLUMNS_OF[row_format]
+    return [
+        name
+        for name, columns in COLUMNS_OF.items()
+        if name != row_format and row.has(columns) and not _named(row, columns) & _named(row, taken)
+    ]
+
+
+def _named(row: Row, columns: Iterable[str]) -> set[str]:
+    return {row.names.get(column, column) for column in columns}
+
+
+def _is_neutral(key: str, value: object) -> bool:
+    """Whether a value changes nothing: a weight of 1 is that of every row."""
+    return key == "weight" and value == 1

@@ -1,0 +1,96 @@
+"""Remarks about how examples are read, for `agent data`, `agent check` and the log of an agent's start."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from transformers import PreTrainedTokenizerFast
+
+from client_agent.model.chat import ASSISTANT
+from client_agent.model.examples import Example, learnt_parts
+from client_agent.model.special_text import special_texts
+from client_agent.model.template_facts import ending_fault, facts_of
+from client_agent.training.data import SiloData
+
+_LISTED = 3
+
+
+def remarks_on(data: SiloData, tokenizer: PreTrainedTokenizerFast) -> list[str]:
+    """Return what an owner of the data may not expect of how they are read, a sentence each.
+
+    Raises:
+        TokenizerUnfit, DataInvalid: see `learnt_parts`.
+    """
+    chats = [example for example in data.all if example.turns]
+    plain = [example for example in data.all if not example.turns]
+    remarks = data.unused.sentences()
+    if chats and plain:
+        remarks.append(
+            f"{len(chats)} rows are chats and {len(plain)} are plain texts, without the chat template; write "
+            "all of them alike"
+        )
+    remarks += _special_texts(data.all, tokenizer)
+    if chats:
+        remarks += [*_endings(chats, tokenizer), *_not_learnt(chats, tokenizer)]
+    return remarks
+
+
+def _special_texts(examples: Sequence[Example], tokenizer: PreTrainedTokenizerFast) -> list[str]:
+    as_text: list[list[str]] = []
+    as_tokens: list[list[str]] = []
+    for example in examples:
+        spelled = special_texts(_content(example), tokenizer)
+        if spelled:
+            is_text = bool(example.turns) or bool(learnt_parts(example, tokenizer).as_text)
+            (as_text if is_text else as_tokens).append(spelled)
+    remarks = []
+    if as_text:
+        remarks.append(f"{_rows(as_text)}: encoded as text, not as the tokens")
+    if as_tokens:
+        remarks.append(
+            f"{_rows(as_tokens)} at their beginning or end: read as rendered chats, with the tokens"
+        )
+    return remarks
+
+
+def _content(example: Example) -> str:
+    parts = [(turn.content, turn.fields) for turn in example.chat]
+    return "\0".join(
+        (example.prompt + example.completion, example.tools, *(t for part in parts for t in part))
+    )
+
+
+def _rows(spelled: Sequence[Sequence[str]]) -> str:
+    counts = Counter(token for tokens in spelled for token in set(tokens))
+    listed = ", ".join(sorted(counts, key=lambda token: (-counts[token], token))[:_LISTED])
+    more = ", ..." if len(counts) > _LISTED else ""
+    verb = "row spells" if len(spelled) == 1 else "rows spell"
+    return f"{len(spelled)} {verb} special tokens ({listed}{more})"
+
+
+def _endings(chats: Sequence[Example], tokenizer: PreTrainedTokenizerFast) -> list[str]:
+    if fault := ending_fault(tokenizer):
+        return [fault]
+    answers = max(sum(turn.role == ASSISTANT for turn in example.chat) for example in chats)
+    if facts_of(tokenizer).ending.kind != "eos":
+        return []
+    earlier = "; earlier answers of a chat do not learn to stop" if answers > 1 else ""
+    return [
+        f"the chat template ends answers with no token that stops generation: {tokenizer.eos_token} is added "
+        f"after the last answer of each chat{earlier}. To change it, end answers with {{{{ eos_token }}}} "
+        "in a .jinja file of your own (chat_template)"
+    ]
+
+
+def _not_learnt(chats: Sequence[Example], tokenizer: PreTrainedTokenizerFast) -> list[str]:
+    missing = 0
+    for example in chats:
+        answers = sum(turn.role == ASSISTANT and turn.learnt for turn in example.chat)
+        missing += answers - len(learnt_parts(example, tokenizer).spans)
+    if not missing:
+        return []
+    return [
+        f"{missing} earlier answers are read and not learnt: the chat template writes them otherwise once a "
+        "turn follows"
+    ]

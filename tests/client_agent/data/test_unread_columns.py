@@ -1,0 +1,141 @@
+"""Columns that a format does not read: harmless, named, or refused with what to do."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from client_agent.data.load import Loaded, RowOptions, load_examples
+from client_agent.errors import DataInvalid
+from tests.client_agent.data.test_load import write_csv, write_parquet
+
+PLAIN = {"prompt": "a", "completion": "b"}
+CHAT = {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}
+
+
+def load(tmp_path: Path, *rows: dict[str, Any], **options: Any) -> Loaded:
+    file = tmp_path / "rows.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return load_examples(str(file), RowOptions(**options))
+
+
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [
+        ("label", True),
+        ("label", False),
+        ("label", 0),
+        ("kto_tag", "false"),
+        ("rejected", "c"),
+        ("tools", "[{}"),
+        ("images", ["a.png"]),
+        ("reasoning_content", "since"),
+        ("suffix", "c"),
+        ("weight", 0.5),
+        ("chat_template_kwargs", {"enable_thinking": False}),
+        ("system_prompt", "You sell pots."),
+    ],
+)
+@pytest.mark.parametrize("row", [{"text": "a"}, PLAIN, CHAT, {"instruction": "a", "output": "b"}])
+def test_a_column_that_changes_what_is_learnt_is_refused(
+    tmp_path: Path, row: dict[str, Any], column: str, value: object
+) -> None:
+    with pytest.raises(DataInvalid, match=column):
+        load(tmp_path, {**row, column: value})
+    ignored = load(tmp_path, {**row, column: value}, ignored=(column,))
+    assert ignored == load(tmp_path, row)
+    skipped = load(tmp_path, {**row, column: value}, row, skip_bad_rows=True)
+    assert (skipped.examples, len(skipped.skipped)) == (ignored.examples, 1)
+
+
+def test_the_refusal_says_what_to_do(tmp_path: Path) -> None:
+    with pytest.raises(
+        DataInvalid,
+        match=r"line 1: column label changes what is learnt.*keep those that are true.*"
+        r'ignore_columns = \["label"\] in silo.toml',
+    ):
+        load(tmp_path, {**PLAIN, "label": True})
+    with pytest.raises(DataInvalid, match=r'columns = \{ input = "context" \}'):
+        load(tmp_path, {"instruction": "a", "output": "b", "context": "c"})
+
+
+@pytest.mark.parametrize("key", ["tools", "refusal", "label", "images"])
+def test_a_key_of_a_turn_that_changes_what_is_learnt_is_refused(tmp_path: Path, key: str) -> None:
+    row = json.loads(json.dumps(CHAT))
+    row["messages"][1][key] = ["x"]
+    with pytest.raises(DataInvalid, match=rf"column messages.{key} changes what is learnt"):
+        load(tmp_path, row)
+    assert load(tmp_path, row, ignored=(key,)) == load(tmp_path, CHAT)
+
+
+def test_other_columns_are_named(tmp_path: Path) -> None:
+    row = json.loads(json.dumps(CHAT)) | {
+        "mood": "kind",
+        "id": 1,
+        "thread_id": 2,
+        "source": "web",
+        "tools": [],
+    }
+    row["messages"][0]["sticker"] = "cat"
+    row["messages"][1]["refusal"] = None
+    unused = load(tmp_path, row, {**PLAIN, "tone\x1b": "x"}, {**PLAIN, "weight": 1, "note": ""}).unused
+    assert unused.sentences() == ["not used: messages.sticker, mood, tone\\x1b"]
+
+
+def test_columns_that_a_template_does_not_read_are_named(tmp_path: Path) -> None:
+    row = {"question": "is it", "passage": "it is", "answer": True, "title": "x", "idx": 1}
+    assert load(tmp_path, row, format="boolq").unused.sentences() == ["not used: title"]
+
+
+def test_the_choice_between_two_formats_is_told(tmp_path: Path) -> None:
+    alpaca = {"instruction": "a", "input": "x", "output": "b", "text": "a x b"}
+    assert load(tmp_path, alpaca).unused.sentences() == [
+        "not used: text",
+        "rows are read as alpaca, and have the columns of text too; set format to choose",
+    ]
+    assert load(tmp_path, alpaca, format="text").unused.sentences() == [
+        "not used: input, instruction, output",
+        "rows are read as text, and have the columns of alpaca too; set format to choose",
+    ]
+
+
+def test_null_columns_of_parquet_are_absent(tmp_path: Path) -> None:
+    call = {"type": "function", "function": {"name": "price", "arguments": {"item": "pot"}}}
+    other = {"type": "function", "function": {"name": "stock", "arguments": {"shop": "x"}}}
+    rows = [
+        {**PLAIN, "messages": None},
+        {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "tool_calls": [call]}]},
+        {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "tool_calls": [other]}]},
+    ]
+    plain, first, second = load_examples(write_parquet(tmp_path / "rows.parquet", rows)).examples
+    assert (plain.prompt, first.completion) == ("a", "")
+    assert json.loads(first.answer_fields) == {"tool_calls": [call]}
+    assert json.loads(second.answer_fields) == {"tool_calls": [other]}
+
+
+@pytest.mark.parametrize(
+    ("columns", "advice"),
+    [
+        ("question,answer", 'columns = { prompt = "question", completion = "answer" }'),
+        ("source,Question,Answer", "--column prompt=Question --column completion=Answer"),
+        ("ticket,desk", 'columns = { prompt = "ticket", completion = "desk" }'),
+        ("the ticket,reply", "--column 'prompt=the ticket' --column completion=reply"),
+        ("instruction,context,response", 'columns = { output = "response", input = "context" }'),
+        ("prompt,response", 'columns = { completion = "response" }'),
+        ("prompt,chosen,rejected", 'columns = { completion = "chosen" } and ignore_columns = ["rejected"]'),
+        ("one,two,three", "or map columns: --column prompt=question"),
+    ],
+)
+def test_a_mapping_is_offered_for_columns_of_other_names(tmp_path: Path, columns: str, advice: str) -> None:
+    row = dict.fromkeys(columns.split(","), "x")
+    with pytest.raises(DataInvalid) as refused:
+        load_examples(write_csv(tmp_path / "rows.csv", [row]))
+    assert advice in str(refused.value)
+
+
+def test_a_chat_of_another_name_is_offered_as_messages(tmp_path: Path) -> None:
+    with pytest.raises(DataInvalid, match=r'columns = \{ messages = "dialogue" \}'):
+        load(tmp_path, {"dialogue": CHAT["messages"], "topic": "x"})
