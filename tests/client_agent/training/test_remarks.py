@@ -12,7 +12,10 @@ from client_agent.training.remarks import remarks_on
 from tests.client_agent.conftest import character_tokenizer
 
 CHAT = "{% for m in messages %}{{ m.content }}END{% endfor %}"
-SHORTENING = "{% for m in messages %}{{ m.content if loop.last or m.role == 'user' else m.content[:1] }}<eos>{% endfor %}"
+SHORTENING = (
+    "{% for m in messages %}"
+    "{{ m.content if loop.last or m.role == 'user' else m.content[:1] }}<eos>{% endfor %}"
+)
 QUESTION = Turn("user", "hi")
 PLAIN = Example("a", "b")
 SINGLE = Example("", "yes", (QUESTION,))
