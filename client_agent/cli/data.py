@@ -221,6 +221,19 @@ def _columns(options: list[str]) -> tuple[tuple[str, str], ...]:
     return tuple(sorted((name, column) for name, _, column in pairs))
 
 
+def _column_lines(options: RowOptions) -> tuple[str, str]:
+    """Return the lines of `columns` and `ignore_columns`, examples in comments where they are not set."""
+    named = ", ".join(
+        f"{json.dumps(name)} = {json.dumps(column, ensure_ascii=False)}" for name, column in options.columns
+    )
+    named = named or 'prompt = "question", completion = "answer"'
+    ignored = json.dumps(options.ignored or ["label"], ensure_ascii=False)
+    return (
+        f"{'' if options.columns else '# '}columns = {{ {named} }}",
+        f"{'' if options.ignored else '# '}ignore_columns = {ignored}",
+    )
+
+
 def _toml(
     model: str,
     train: str,
@@ -245,13 +258,7 @@ def _toml(
         for name, source in held_out.items()
     )
     format_line = f'{"# " if is_found else ""}format = "{row_format}"'
-    named = ", ".join(
-        f"{json.dumps(name)} = {json.dumps(column, ensure_ascii=False)}" for name, column in options.columns
-    )
-    named = named or 'prompt = "question", completion = "answer"'
-    columns_line = f"{'' if options.columns else '# '}columns = {{ {named} }}"
-    ignored = json.dumps(options.ignored or ["label"], ensure_ascii=False)
-    ignored_line = f"{'' if options.ignored else '# '}ignore_columns = {ignored}"
+    columns_line, ignored_line = _column_lines(options)
     return f"""\
 # A silo of Tessera. `tessera agent check` verifies it; the environment overrides it (TESSERA_AGENT_<OPTION>).
 

@@ -69,25 +69,25 @@ class Unused:
 
     Attributes:
         columns: columns and keys of objects in them, such as `messages.mood`, in order of name.
-        formats: (format that is taken, other format whose columns the same rows have too).
+        formats: (format of rows, another format whose columns they have too).
     """
 
     columns: frozenset[str] = frozenset()
     formats: frozenset[tuple[str, str]] = frozenset()
 
-    def __or__(self, other: Unused) -> Unused:
-        return Unused(self.columns | other.columns, self.formats | other.formats)
+    def __or__(self, more: Unused) -> Unused:
+        return Unused(self.columns | more.columns, self.formats | more.formats)
 
     def sentences(self) -> list[str]:
         """Return what is not read, a line each; empty = nothing."""
         lines = []
         if self.columns:
             lines.append(printable(f"not used: {', '.join(sorted(self.columns))}"))
-        for taken in sorted({taken for taken, _ in self.formats}):
-            others = [other for name, other in sorted(self.formats) if name == taken]
+        for row_format in sorted({row_format for row_format, _ in self.formats}):
+            also = [name for read_as, name in sorted(self.formats) if read_as == row_format]
             lines.append(
-                f"rows are read as {taken}, and have the columns of {' and '.join(others)} too; set format "
-                "to choose"
+                f"rows are read as {row_format}, and have the columns of {' and '.join(also)} too; set "
+                "format to choose"
             )
         return lines
 
@@ -101,15 +101,15 @@ def unused_of(row: Row, row_format: str) -> Unused:
     Raises:
         DataInvalid: it changes what is learnt; the message says what to do.
     """
-    others = _other_formats(row, row_format)
-    read_by_others = {column for name in others for column in COLUMNS_OF[name] | _READ_BY.get(name, set())}
+    also = _other_formats(row, row_format)
+    read_by_them = {column for name in also for column in COLUMNS_OF[name] | _READ_BY.get(name, set())}
     columns = set()
     for name, value in row.unread():
         key = name.rpartition(".")[2]
         remedy = _remedy(row_format, name, key, value)
         if _is_neutral(key, value):
             continue
-        if remedy is not None and name not in read_by_others:
+        if remedy is not None and name not in read_by_them:
             raise DataInvalid(
                 printable(
                     f"{row.place}: column {name} changes what is learnt, and is not read; {remedy}; or set "
@@ -119,7 +119,7 @@ def unused_of(row: Row, row_format: str) -> Unused:
             )
         if key not in _HARMLESS and not key.endswith("_id"):
             columns.add(name)
-    return Unused(frozenset(columns), frozenset((row_format, name) for name in others))
+    return Unused(frozenset(columns), frozenset((row_format, name) for name in also))
 
 
 def _remedy(row_format: str, name: str, key: str, value: object) -> str | None:
@@ -132,11 +132,11 @@ def _other_formats(row: Row, row_format: str) -> list[str]:
     """Return the formats whose columns a row has beside those of its own."""
     if row_format not in COLUMNS_OF:
         return []
-    taken = COLUMNS_OF[row_format]
+    own_columns = _named(row, COLUMNS_OF[row_format])
     return [
         name
         for name, columns in COLUMNS_OF.items()
-        if name != row_format and row.has(columns) and not _named(row, columns) & _named(row, taken)
+        if name != row_format and row.has(columns) and not _named(row, columns) & own_columns
     ]
 
 

@@ -114,8 +114,7 @@ def load_base_model(
         ) from error
     except (OSError, ValueError, RuntimeError) as error:
         raise ModelNotFound(f"{source}: cannot be loaded ({error}); download the model again") from error
-    _check(tokenizer, source)
-    read_configured_stops(tokenizer, folder)
+    _check(tokenizer, source, folder)
     keep_differentiable(model)
     model.requires_grad_(False)
     cast(Any, model).eval()
@@ -266,12 +265,12 @@ def load_tokenizer(source: str) -> PreTrainedTokenizerFast:
         tokenizer = cast(Any, AutoTokenizer).from_pretrained(folder, **_DATA_ONLY)
     except (OSError, ValueError) as error:
         raise ModelNotFound(f"{source}: its tokenizer cannot be loaded ({error})") from error
-    _check(tokenizer, source)
-    read_configured_stops(tokenizer, folder)
+    _check(tokenizer, source, folder)
     return cast(PreTrainedTokenizerFast, tokenizer)
 
 
-def _check(tokenizer: object, source: str) -> None:
+def _check(tokenizer: Any, source: str, folder: Path) -> None:
+    """Raise if training cannot use a tokenizer; else read where its model ends generation."""
     if not getattr(tokenizer, "is_fast", False):
         raise TokenizerUnfit(
             f"{source}: its tokenizer has no character offsets; save it as a fast tokenizer (tokenizer.json)"
@@ -280,3 +279,4 @@ def _check(tokenizer: object, source: str) -> None:
         raise TokenizerUnfit(
             f"{source}: its tokenizer has no eos token; set eos_token in tokenizer_config.json"
         )
+    read_configured_stops(tokenizer, folder)

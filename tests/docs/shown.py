@@ -1,5 +1,6 @@
-"""Whether an output is what a page shows: numbers, times and ids may differ, `...` stands for anything.
+"""Whether an output is what a page shows: `...` stands for anything.
 
+Numbers, times, ids and the token that ends answers may differ.
 Words are compared, not lines: a table is wrapped elsewhere when a number is longer.
 """
 
@@ -18,6 +19,7 @@ _MASKED = re.compile(
     r"|(?P<side>\b(?:served|trained)(?= kept\b))"
     r"|(?P<url>https?://[\w.:-]+)"
     r"|(?P<slug>\bllama-\d+x\d+-[0-9a-f]{12})"
+    r"|(?P<end><\|im_end\|>)"
     r"|(?P<time>\d{4}-\d\d-\d\dT[0-9:.]+(?:Z|[+-]\d\d:\d\d))"
     r"|(?P<key>(?<![\w-])[\w-]{43}(?![\w-]))"
     r"|(?P<quantity>[-+]?\d+(?:\.\d+)?(?: (?:ms|s|min|h|days?|B|kB|KiB|MiB|GiB)(?!\w))?)"
@@ -28,6 +30,7 @@ _PATTERNS = {
     "side": "(?:served|trained)",
     "url": r"https?://[\w.:-]+",
     "slug": r"llama-\d+x\d+-[0-9a-f]{12}",
+    "end": r"<(?:\|im_end\||eos)>",
     "time": r"\d{4}-\d\d-\d\dT[0-9:.]+(?:Z|[+-]\d\d:\d\d)",
     "key": r"[\w-]{43}",
     "quantity": r"[-+]?\d+(?:\.\d+)?(?: (?:ms|s|min|h|days?|B|kB|KiB|MiB|GiB)(?!\w))?",
