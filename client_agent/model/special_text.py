@@ -36,8 +36,8 @@ class _Spellings:
     private_pattern: re.Pattern[str]
 
 
-_spellings: WeakKeyDictionary[PreTrainedTokenizerFast, tuple[int, _Spellings]] = WeakKeyDictionary()
-_copies: WeakKeyDictionary[PreTrainedTokenizerFast, tuple[int, Tokenizer]] = WeakKeyDictionary()
+_spellings: WeakKeyDictionary[PreTrainedTokenizerFast, _Spellings] = WeakKeyDictionary()
+_copies: WeakKeyDictionary[PreTrainedTokenizerFast, Tokenizer] = WeakKeyDictionary()
 
 
 def special_texts(text: str, tokenizer: PreTrainedTokenizerFast) -> list[str]:
@@ -105,10 +105,9 @@ def encode_as_text(
 
 
 def _of(tokenizer: PreTrainedTokenizerFast) -> _Spellings:
-    size, spellings = _spellings.get(tokenizer, (0, None))
-    if spellings is None or size != len(tokenizer):
-        spellings = _build(tokenizer)
-        _spellings[tokenizer] = len(tokenizer), spellings
+    spellings = _spellings.get(tokenizer)
+    if spellings is None:
+        spellings = _spellings[tokenizer] = _build(tokenizer)
     return spellings
 
 
@@ -130,10 +129,9 @@ def _any_of(texts: Iterable[str]) -> re.Pattern[str]:
 
 
 def _copy(tokenizer: PreTrainedTokenizerFast) -> Tokenizer:
-    size, copy = _copies.get(tokenizer, (0, None))
-    if copy is None or size != len(tokenizer):
-        copy = _respelled(tokenizer, _of(tokenizer).private)
-        _copies[tokenizer] = len(tokenizer), copy
+    copy = _copies.get(tokenizer)
+    if copy is None:
+        copy = _copies[tokenizer] = _respelled(tokenizer, _of(tokenizer).private)
     return copy
 
 

@@ -21,9 +21,7 @@ _ENDS_BY_NAME = frozenset(
 """Special tokens at which servers stop by their name, as llama.cpp does, whatever the configuration says."""
 
 _configured: WeakKeyDictionary[PreTrainedTokenizerFast, frozenset[int]] = WeakKeyDictionary()
-_stops: WeakKeyDictionary[PreTrainedTokenizerFast, tuple[tuple[int, object], frozenset[int]]] = (
-    WeakKeyDictionary()
-)
+_stops: WeakKeyDictionary[PreTrainedTokenizerFast, frozenset[int]] = WeakKeyDictionary()
 
 
 def read_configured_stops(tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
@@ -34,14 +32,14 @@ def read_configured_stops(tokenizer: PreTrainedTokenizerFast, folder: Path) -> N
 
 def stop_ids(tokenizer: PreTrainedTokenizerFast) -> frozenset[int]:
     """Return the ids of the tokens that end generation."""
-    eos, size = tokenizer.eos_token_id, len(tokenizer)
-    key, ids = _stops.get(tokenizer, (None, frozenset()))
-    if key != (size, eos):
+    ids = _stops.get(tokenizer)
+    if ids is None:
         added = cast(dict[int, Any], tokenizer.added_tokens_decoder)
         by_name = {i for i, token in added.items() if token.special and token.content in _ENDS_BY_NAME}
         configured = _configured.get(tokenizer, frozenset())
+        eos = tokenizer.eos_token_id
         ids = frozenset(by_name | configured | ({eos} if isinstance(eos, int) else set()))
-        _stops[tokenizer] = (size, eos), ids
+        _stops[tokenizer] = ids
     return ids
 
 
