@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from importlib.metadata import entry_points, requires, version
 from typing import Annotated
 
 import typer
+from typer.core import TyperGroup
 
 _DISTRIBUTION = "tessera-fl"
 
@@ -18,11 +20,43 @@ def application() -> typer.Typer:
         help="Personalised federated fine-tuning of language models, across organisations and architectures.",
         no_args_is_help=True,
         pretty_exceptions_enable=False,
+        cls=_GroupsFirst,
     )
     app.callback()(_root)
     for entry in sorted(entry_points(group="tessera.commands"), key=lambda entry: entry.name, reverse=True):
         entry.load()(app)
+    _unwrap_help(app)
     return app
+
+
+class _GroupsFirst(TyperGroup):
+    """A group whose panels show groups before single commands."""
+
+    def list_commands(self, ctx: object) -> list[str]:
+        panels = {name: getattr(command, "rich_help_panel", None) for name, command in self.commands.items()}
+        order = list(dict.fromkeys(panels.values()))
+        return sorted(
+            self.commands,
+            key=lambda name: (order.index(panels[name]), not isinstance(self.commands[name], TyperGroup)),
+        )
+
+
+def unwrapped(docstring: str) -> str:
+    """Return a text with every paragraph on one line, so that a terminal wraps it at its own width.
+
+    Indented lines and items of lists stay lines of their own.
+    """
+    text = inspect.cleandoc(docstring)
+    return re.sub(r"(?<=\S)\n(?![\n ]|[-*] )", " ", text)
+
+
+def _unwrap_help(app: typer.Typer) -> None:
+    """Set the help of all commands, which rich would break where the docstring's lines end."""
+    for command in app.registered_commands:
+        command.help = unwrapped(command.help or getattr(command.callback, "__doc__", None) or "")
+    for group in app.registered_groups:
+        if group.typer_instance is not None:
+            _unwrap_help(group.typer_instance)
 
 
 def main() -> None:

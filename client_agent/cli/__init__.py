@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import typer
+from typer.models import CommandInfo
 
 from client_agent.cli import agent as cli_agent
 from client_agent.cli import alignment, compare, data, export, generate, pivot
@@ -16,6 +19,12 @@ _GROUPS = (
     data.data,
     pivot.pivot,
 )
+_PANELS = {
+    None: ("init", "data", "check", "enrol", "run", "status", "generate", "export", "train"),
+    "Identity": ("rotate-key", "accept-restored"),
+    "Alignment": ("align", "alignment-test", "write-anchors", "make-pivot-pack"),
+}
+"""The commands of `tessera agent --help`, in the order in which one meets them."""
 
 
 def commands(app: typer.Typer) -> None:
@@ -26,10 +35,23 @@ def commands(app: typer.Typer) -> None:
         no_args_is_help=True,
     )
     agent.callback()(_private_files)
-    for group in _GROUPS:
-        agent.add_typer(group)
+    agent.registered_commands = _ordered([c for group in _GROUPS for c in group.registered_commands])
     app.add_typer(agent)
     app.add_typer(compare.compare)
+
+
+def _ordered(commands: Sequence[CommandInfo]) -> list[CommandInfo]:
+    """Return commands by panel and in order; one that `_PANELS` does not name is the last without a panel."""
+    places = {name: (panel, index) for panel, names in _PANELS.items() for index, name in enumerate(names)}
+    panels = list(_PANELS)
+    placed: list[tuple[int, int, CommandInfo]] = []
+    for command in commands:
+        name = str(command.name or getattr(command.callback, "__name__", ""))
+        panel, index = places.get(name, (None, len(places)))
+        if panel is not None:
+            command.rich_help_panel = panel
+        placed.append((panels.index(panel), index, command))
+    return [command for _, _, command in sorted(placed, key=lambda entry: entry[:2])]
 
 
 def _private_files() -> None:

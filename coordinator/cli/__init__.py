@@ -16,10 +16,10 @@ def commands(app: typer.Typer) -> None:
 
     panel = "Operator"
     app.add_typer(all_over_http(federations.app), name="federation", rich_help_panel=panel)
-    app.add_typer(all_over_http(people.tokens), name="token", rich_help_panel=panel)
     app.add_typer(all_over_http(people.enrolments), name="enrolment", rich_help_panel=panel)
     app.add_typer(all_over_http(people.clients), name="client", rich_help_panel=panel)
     app.add_typer(all_over_http(rounds.app), name="round", rich_help_panel=panel)
-    app.command("audit", rich_help_panel=panel)(over_http(audit.audit))
+    app.add_typer(all_over_http(people.tokens), name="token", rich_help_panel=panel)
     app.add_typer(all_over_http(alignments.anchors), name="anchors", rich_help_panel=panel)
     app.add_typer(all_over_http(alignments.alignments), name="alignment", rich_help_panel=panel)
+    app.command("audit", rich_help_panel=panel)(over_http(audit.audit))

@@ -83,23 +83,6 @@ def _shared_modules(packs: Sequence[Mapping[str, Any]]) -> str:
     return f"Shared by all that have not failed: {','.join(shared)}"
 
 
-@alignments.command("delete")
-def delete(
-    federation: Federation,
-    base_model: Annotated[str, typer.Argument(help="Base model slug.")],
-    url: Url = DEFAULT_URL,
-    token: Token = "",
-    as_json: AsJson = False,
-) -> None:
-    """Delete a pack; deleting the pivot's deletes all others, and states trained under them no longer count.
-
-    The round in progress is abandoned. Agents of the base model create a new pack.
-    """
-    Coordinator(url, token).delete(f"/v1/federations/{federation}/alignments/{base_model}")
-    deleted = {"base_model": base_model, "deleted": True}
-    print_json(deleted) if as_json else typer.echo(f"The pack of {base_model} is deleted.")
-
-
 @alignments.command("show")
 def show(
     federation: Federation,
@@ -131,6 +114,23 @@ def show(
         )
         print_table(["start", "loss", "exact match", "right ahead by", "p"], _endings(direction))
     typer.echo(pack["sharing"])
+
+
+@alignments.command("delete")
+def delete(
+    federation: Federation,
+    base_model: Annotated[str, typer.Argument(help="Base model slug.")],
+    url: Url = DEFAULT_URL,
+    token: Token = "",
+    as_json: AsJson = False,
+) -> None:
+    """Delete a pack; deleting the pivot's deletes all others, and states trained under them no longer count.
+
+    The round in progress is abandoned. Agents of the base model create a new pack.
+    """
+    Coordinator(url, token).delete(f"/v1/federations/{federation}/alignments/{base_model}")
+    deleted = {"base_model": base_model, "deleted": True}
+    print_json(deleted) if as_json else typer.echo(f"The pack of {base_model} is deleted.")
 
 
 def _endings(direction: dict[str, Any]) -> Iterator[tuple[str, ...]]:

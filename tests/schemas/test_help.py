@@ -1,0 +1,91 @@
+"""The help of every command at 80 columns, and the order of the commands in it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import redirect_stdout
+from io import StringIO
+from itertools import pairwise
+
+import pytest
+import typer
+from typer.core import TyperGroup
+
+from schemas.command import application, unwrapped
+
+TESSERA = typer.main.get_command(application())
+WIDTH = 80
+
+
+@pytest.fixture(autouse=True)
+def eighty_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", str(WIDTH))
+    monkeypatch.setenv("TERM", "dumb")
+
+
+def paths(command: object, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    yield path
+    if isinstance(command, TyperGroup):
+        for name, child in command.commands.items():
+            yield from paths(child, (*path, name))
+
+
+def shown(*path: str) -> str:
+    output = StringIO()
+    with redirect_stdout(output):
+        TESSERA.main([*path, "--help"], prog_name="tessera", standalone_mode=False)
+    return output.getvalue()
+
+
+def broken_early(page: str) -> list[str]:
+    """Return the lines of the description that end although the next line's first word has room."""
+    description = re.split(r"\n *\n", page.partition("╭")[0], maxsplit=1)[-1].splitlines()[1:]
+    return [
+        line
+        for line, following in pairwise(text.strip() for text in description)
+        if line and following and len(f"{line} {following.split()[0]}") <= WIDTH - 2
+    ]
+
+
+def panels(*path: str) -> dict[str, list[str]]:
+    """Return the commands of a group by the title of their panel."""
+    parts = re.split(r"╭─ ([A-Z]\w+) ─+╮", shown(*path))
+    titles = dict(zip(parts[1::2], parts[2::2], strict=True))
+    return {
+        title: re.findall(r"^│ (\S+)", body, re.MULTILINE)
+        for title, body in titles.items()
+        if title != "Options"
+    }
+
+
+def test_paragraphs_of_help_fill_eighty_columns() -> None:
+    every = list(paths(TESSERA))
+    assert len(every) > 40
+    assert not {" ".join(path): lines for path in every if (lines := broken_early(shown(*path)))}
+
+
+@pytest.mark.parametrize(
+    ("docstring", "text"),
+    [
+        ("Do it.\n\n    First half\n    second half.\n    ", "Do it.\n\nFirst half second half."),
+        ("Choose:\n\n- a thing\n- another\n  thing", "Choose:\n\n- a thing\n- another\n  thing"),
+    ],
+)
+def test_paragraph_is_one_line_and_a_list_stays_a_list(docstring: str, text: str) -> None:
+    assert unwrapped(docstring) == text
+
+
+def test_agent_commands_come_as_one_meets_them() -> None:
+    shown_panels = panels("agent")
+    assert shown_panels["Commands"][:8] == [
+        *("init", "data", "check", "enrol", "run", "status", "generate", "export")
+    ]
+    assert set(shown_panels["Identity"]) == {"rotate-key", "accept-restored"}
+    assert set(shown_panels["Alignment"]) == {"align", "alignment-test", "write-anchors", "make-pivot-pack"}
+
+
+def test_operator_commands_come_as_one_meets_them() -> None:
+    assert panels()["Operator"] == [
+        *("federation", "enrolment", "client", "round", "token", "anchors", "alignment", "audit")
+    ]
