@@ -25,11 +25,11 @@ from schemas.messages.rounds import CodedWeights, RoundBrief, WeightsReference
 from schemas.messages.updates import WeightsManifest
 from schemas.wire.envelope import pack, unpack
 from schemas.wire.refusals import BodyRefused
-from schemas.wire.streams import decode, stream_slots
+from schemas.wire.streams import bound, decode, stream_slots
 
 log = logging.getLogger(__name__)
 
-_LARGEST_BODY = 2**33
+_BESIDE_STREAMS = 2**20  # the header, whose manifest and three tensors have less
 
 
 def download_weights(
@@ -113,9 +113,8 @@ def _decoded(body: TensorBody, brief: RoundBrief, last_update: CountedState) -> 
     values = last_update.values
     layout = in_order({name: tensor.shape for name, tensor in values.items()})
     recipe = NAMED[brief.wire.requested_recipe]
-    with unpack(
-        body.body, encoding="zstd", expected={}, max_bytes=_LARGEST_BODY, coded=stream_slots()
-    ) as envelope:
+    limit = bound(layout, recipe) + _BESIDE_STREAMS
+    with unpack(body.body, encoding="zstd", expected={}, max_bytes=limit, coded=stream_slots()) as envelope:
         manifest = envelope.manifest(WeightsManifest)
         sent_recipe = SentRecipe.model_validate(manifest.recipe)
         if sent_recipe.recipe != recipe or sent_recipe.against != last_update.digest:

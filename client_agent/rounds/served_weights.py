@@ -12,14 +12,12 @@ from client_agent.adapters.rank_pruning import resize_ranks
 from client_agent.errors import AdapterUnreadable
 from client_agent.storage.base_delta import read_served, round_base_delta
 from client_agent.storage.round_folder import WEIGHTS, RoundFolder, RoundFolders
+from client_agent.storage.stored_body import open_body
 from client_agent.strategies.base import Traits
 from schemas.maths.adapter import Layout
-from schemas.wire.compress import is_frame
-from schemas.wire.envelope import Encoding, slots, unpack
+from schemas.wire.envelope import slots
 from schemas.wire.ranks import any_rank
 from schemas.wire.refusals import BodyRefused
-
-_LARGEST_BODY = 2**33
 
 
 def read_weights(body: bytes, layout: Layout, *, mixed_ranks: bool = False) -> dict[str, NDArray[np.float32]]:
@@ -28,10 +26,8 @@ def read_weights(body: bytes, layout: Layout, *, mixed_ranks: bool = False) -> d
     Raises:
         AdapterUnreadable: the body is damaged or of another layout.
     """
-    encoding: Encoding | None = "zstd" if is_frame(body) else None
     try:
-        expected = any_rank(layout) if mixed_ranks else slots(layout)
-        with unpack(body, encoding=encoding, expected=expected, max_bytes=_LARGEST_BODY) as envelope:
+        with open_body(body, any_rank(layout) if mixed_ranks else slots(layout)) as envelope:
             weights = {name: envelope.read_float32(name) for name in layout}
             return resize_ranks(weights, next(iter(layout.values()))[0]) if mixed_ranks else weights
     except BodyRefused as refusal:

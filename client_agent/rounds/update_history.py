@@ -14,15 +14,15 @@ from numpy.typing import NDArray
 from client_agent.adapters.base import State
 from client_agent.rounds.train import TrainedRounds
 from client_agent.storage.round_folder import RECEIPT, RESIDUAL, SENT, TRAINED, RoundFolder, RoundFolders
+from client_agent.storage.stored_body import open_body
 from schemas.maths.adapter import Layout, in_order
 from schemas.messages.base import Digest
 from schemas.messages.updates import Manifest, Receipt
 from schemas.wire.digests import digest_of
-from schemas.wire.envelope import pack, slots, unpack
+from schemas.wire.envelope import pack, slots
 from schemas.wire.refusals import BodyRefused
 
 Arrays = dict[str, NDArray[np.float32]]
-_LARGEST_FILE = 2**33
 
 
 class _StoredManifest(Manifest):
@@ -94,7 +94,7 @@ def _values(
         return None
     content = folder.read(file)
     try:
-        with unpack(content, encoding=None, expected=slots(layout), max_bytes=_LARGEST_FILE) as envelope:
+        with open_body(content, slots(layout)) as envelope:
             manifest = envelope.manifest(_StoredManifest)
             if manifest.update != update or not is_wanted(manifest):
                 return None

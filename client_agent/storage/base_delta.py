@@ -15,15 +15,14 @@ from safetensors import SafetensorError
 
 from client_agent.errors import AdapterUnreadable, AgentError
 from client_agent.storage.round_folder import FOLD, RoundFolder, RoundFolders
-from schemas.maths.adapter import Layout, factor_of, module_of
+from client_agent.storage.stored_body import open_body
+from schemas.maths.adapter import Layout, delta_layout, factor_of, module_of
 from schemas.maths.factors import Factors, recompressed, side_by_side
 from schemas.messages.updates import FoldedWeightsManifest
-from schemas.wire.compress import is_frame
-from schemas.wire.envelope import Encoding, unpack
+from schemas.wire.envelope import slots
 from schemas.wire.header import Slot
 from schemas.wire.refusals import BodyRefused
 
-_LARGEST_BODY = 2**33
 _ROUND = "round"
 
 Arrays = dict[str, NDArray[np.float32]]
@@ -82,9 +81,8 @@ def read_served(body: bytes, layout: Layout) -> Served:
     Raises:
         AdapterUnreadable: the body is damaged or has another layout.
     """
-    encoding: Encoding | None = "zstd" if is_frame(body) else None
     try:
-        with unpack(body, encoding=encoding, expected=_expected(layout), max_bytes=_LARGEST_BODY) as weights:
+        with open_body(body, _expected(layout)) as weights:
             read = {name: np.array(weights.read_float32(name)) for name in weights.names}
             manifest = weights.manifest(FoldedWeightsManifest)
     except BodyRefused as refusal:
@@ -160,11 +158,10 @@ def newest_base_delta(rounds: RoundFolders, *, before: int) -> BaseDelta:
 
 def _expected(layout: Layout) -> dict[str, Slot]:
     """Return the tensors of a body: optional A and B, and optional RA (k, d_in), RB (d_out, k)."""
-    expected = {}
-    for name, shape in layout.items():
-        width = (None, shape[1]) if factor_of(name) == "A" else (shape[0], None)
-        expected[name] = Slot(shape, optional=True)
-        expected[f"{module_of(name)}.R{factor_of(name)}"] = Slot(width, optional=True)
+    expected = slots(layout, optional=True)
+    for name, shape in delta_layout(layout).items():
+        width = (None, shape[1]) if factor_of(name) == "RA" else (shape[0], None)
+        expected[name] = Slot(width, optional=True)
     return expected
 
 

@@ -46,7 +46,7 @@ from coordinator.rounds import pack_voiding, participations
 from coordinator.rounds.notifications import Wake
 from coordinator.rounds.participations import count_download
 from coordinator.storage import audit_log, event_log, payloads
-from schemas.messages.alignment import AlignmentManifest, PackList, PackView
+from schemas.messages.alignment import PACK_BYTES, AlignmentManifest, PackList, PackView
 from schemas.messages.federations import FederationPlan
 from schemas.wire.compress import is_frame
 from schemas.wire.digests import from_field
@@ -54,9 +54,6 @@ from schemas.wire.envelope import MEDIA_TYPE, unpack
 
 router = APIRouter(prefix="/v1/federations/{fid}", tags=["alignment"])
 log = logger(__name__)
-
-PACK_BYTES = 256 * 2**20
-"""Largest pack, encoded or decoded, including the pivot's responses."""
 
 
 @router.get("/alignments", responses=answers(AuthMissing, NotFound))

@@ -4,23 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
+from coordinator.enrolment.body_sizes import check_bodies, check_depth, check_pack
 from coordinator.errors import CapabilityMissing, FederationStateConflict, Forbidden, Invalid
 from coordinator.strategies.opening import OpenedPlan
-from schemas.maths.adapter import SIGNATURE, Layout, in_order, lora_layout, pq_layout, size
+from schemas.maths.adapter import Layout, pq_layout
+from schemas.maths.layout import client_layout
 from schemas.messages.enrolment import Profile
 from schemas.messages.federations import AdapterPlan, FederationPlan, Role
 from schemas.messages.secure_sum import CAPABILITY, FIRST_FORMAT
-from schemas.messages.updates import UpdateManifest
 from schemas.wire.budget import effective_recipe, shortfall
-from schemas.wire.envelope import head
-from schemas.wire.header import HEADER_LIMIT
-
-_FLOAT32_BYTES = 4
-# Smallest header entry of a tensor: its name, type, shape and offsets.
-_ENTRY_BYTES = 50
-_DIGEST = f"sha256:{0:064}"
-_LARGEST_COUNT = 2**31 - 1
-_LONGEST_ID = "x" * 64
 
 
 def check_eligible(opened: OpenedPlan, state: str, profile: Profile, *, with_key: bool) -> None:
@@ -58,18 +50,11 @@ def check_eligible(opened: OpenedPlan, state: str, profile: Profile, *, with_key
                 f"the profile has no shapes of {', '.join(missing)}; LoRA tensors need them",
                 field="profile.shapes",
             )
-        profile_shapes = profile.shapes or {}
-        shapes: dict[str, tuple[int, int]] = {role: profile_shapes[role] for role in roles}
-        _check_number(
-            (4 if opened.traits.base_delta else 2) * profile.layers * len(roles), field="profile.shapes"
-        )
-        layout = lora_layout(profile.layers, shapes, plan.adapter.travelling_lora_rank)
-        if plan.adapter.kind == "pq":
-            layout |= _pq(plan.adapter, roles)
-        layout |= strategy.beside(layout)
-        _check_size(plan, in_order(layout), field="profile.shapes")
-        layout = {name: shape for name, shape in layout.items() if strategy.travels(name)}
-        _check_budget(opened, in_order(layout), field="profile.shapes")
+        check_depth(opened, profile, field="profile.shapes")
+        layout = client_layout(plan.adapter, profile, None, travels=strategy.travels, beside=strategy.beside)
+        check_bodies(plan, layout, base_delta=opened.traits.base_delta, field="profile.shapes")
+        _check_budget(opened, layout, field="profile.shapes")
+    check_pack(plan, profile)
 
 
 def check_capability(plan: FederationPlan, profile: Profile) -> None:
@@ -117,7 +102,7 @@ def check_adapter(plan: FederationPlan) -> None:
     """
     if plan.adapter.kind == "pq":
         layout = _pq(plan.adapter, plan.adapter.roles)
-        _check_size(plan, layout, field="adapter")
+        check_bodies(plan, layout, base_delta=False, field="adapter")
 
 
 def check_budget(opened: OpenedPlan) -> None:
@@ -134,40 +119,6 @@ def check_budget(opened: OpenedPlan) -> None:
 
 def _pq(adapter: AdapterPlan, roles: Sequence[Role]) -> Layout:
     return pq_layout(adapter.modules(roles), adapter.rank, bias=adapter.bias)
-
-
-def _check_number(tensors: int, *, field: str) -> None:
-    if tensors * _ENTRY_BYTES > HEADER_LIMIT:
-        raise Invalid(
-            f"{tensors} tensors do not fit in a header of {HEADER_LIMIT} bytes; use fewer",
-            field=field,
-        )
-
-
-def _check_size(plan: FederationPlan, layout: Layout, *, field: str) -> None:
-    """Raise unless the largest body of a layout, a dense float32 update with a sketch, fits the limits."""
-    manifest = UpdateManifest(
-        federation=_LONGEST_ID,
-        recipe={},
-        round=_LARGEST_COUNT,
-        client=_LONGEST_ID,
-        base=_DIGEST,
-        pack=_DIGEST,
-        examples=_LARGEST_COUNT,
-    )
-    tensors = layout | {SIGNATURE: (plan.signature.dim,)}
-    beginning = len(head(tensors, manifest))
-    if beginning > HEADER_LIMIT:
-        raise Invalid(
-            f"{len(layout)} tensors do not fit in a header of {HEADER_LIMIT} bytes; use fewer",
-            field=field,
-        )
-    total, limit = beginning + size(tensors) * _FLOAT32_BYTES, plan.limits.max_update_bytes
-    if total > limit:
-        raise Invalid(
-            f"an update of {total} bytes exceeds limits.max_update_bytes {limit}; lower the rank",
-            field=field,
-        )
 
 
 def _check_budget(opened: OpenedPlan, layout: Layout, *, field: str) -> None:

@@ -49,6 +49,8 @@ _NEWEST = (
     .limit(1)
 )
 _NEWEST_UNTIL = _NEWEST.where(WeightsRow.round_number <= bindparam("number"))
+_NEWEST_REFERENCE = _NEWEST.with_only_columns(WeightsRow.digest, WeightsRow.bytes)
+_NEWEST_REFERENCE_UNTIL = _NEWEST_UNTIL.with_only_columns(WeightsRow.digest, WeightsRow.bytes)
 _PACK = select(PackRow.digest).where(
     PackRow.federation_id == bindparam("federation_id"), PackRow.base_model == bindparam("base_model")
 )
@@ -73,6 +75,18 @@ def newest(session: Session, client_id: str, round_number: int | None = None) ->
     else:
         row = run(session, _NEWEST_UNTIL, {"client": client_id, "number": round_number}).first()
     return ServedWeights(*row) if row is not None else None
+
+
+def newest_reference(
+    session: Session, client_id: str, round_number: int | None = None
+) -> WeightsReference | None:
+    """Return the reference of `newest`, without its head, which has hundreds of kilobytes in a deep model."""
+    if round_number is None:
+        row = run(session, _NEWEST_REFERENCE, {"client": client_id}).first()
+    else:
+        values = {"client": client_id, "number": round_number}
+        row = run(session, _NEWEST_REFERENCE_UNTIL, values).first()
+    return WeightsReference(digest=row.digest, bytes=row.bytes) if row is not None else None
 
 
 def reference(weights: ServedWeights) -> WeightsReference:

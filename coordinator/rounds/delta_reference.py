@@ -20,7 +20,7 @@ from schemas.maths.adapter import Layout
 from schemas.maths.start import from_start
 from schemas.messages import recipes
 from schemas.wire.envelope import slots
-from schemas.wire.header import read_header
+from schemas.wire.header import header_limits, read_header
 from schemas.wire.refusals import BodyRefused
 
 _VALUE_BYTES = 4
@@ -112,8 +112,10 @@ def _weights(
     served = base_weights.newest(session, client_id, round_number)
     if served is None or served.payload_id is None or served.head is None:
         return None
+    expected = slots(layout)
+    limits = header_limits(expected, max_bytes=served.size)
     try:
-        read_header(io.BytesIO(served.head), served.size, slots(layout))
+        read_header(io.BytesIO(served.head), served.size, expected, limits=limits)
     except BodyRefused:
         return None
     return Reference(served.digest, served.payload_id, served.begin, seed)

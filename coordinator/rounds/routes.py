@@ -245,9 +245,8 @@ def _base(
 
     The reference of zeros is a hash over megabytes, so it is computed after the transaction.
     """
-    newest = base_weights.newest(session, member.client_id, round_number)
-    if newest is not None:
-        served = base_weights.reference(newest)
+    served = base_weights.newest_reference(session, member.client_id, round_number)
+    if served is not None:
         return lambda: served
     federation_id = member.federation_id
     layout = base_weights.layout(session, federation_id, open_plan(plan), member.base_model, member.profile)
@@ -269,12 +268,12 @@ def _final_number(session: Session, row: FederationRow) -> int:
 
 def _finished(session: Session, row: FederationRow, member: Member, key: ServerKey) -> FinishedBrief:
     _, last = store.published(session, row.id)
-    newest = base_weights.newest(session, member.client_id)
+    newest = base_weights.newest_reference(session, member.client_id)
     if newest is None:
         return FinishedBrief(state="finished", round=last + 1, weights=None, manifest=None)
     return FinishedBrief(
         state="finished",
         round=last + 1,
-        weights=base_weights.reference(newest),
+        weights=newest,
         manifest=manifests.final(session, row, member, _final_number(session, row), newest.digest, key),
     )

@@ -32,6 +32,11 @@ def module_of(tensor: str) -> str:
     return tensor.rpartition(".")[0]
 
 
+def role_of(module: str) -> str:
+    """Return the role of a (block, role) or (layer, role): `b0.q` -> `q`."""
+    return module.rpartition(".")[2]
+
+
 def factor_of(tensor: str) -> str:
     """Return the factor of a tensor within its module: `l0.q.A` -> `A`."""
     return tensor.rpartition(".")[2]
@@ -73,6 +78,16 @@ def at_rank(layout: Layout, rank: int) -> Layout:
 def lora_modules(names: Iterable[str]) -> tuple[str, ...]:
     """Return the sorted (layer, role)s with an `A` among these tensors; row i belongs to the i-th."""
     return tuple(sorted(module_of(name) for name in names if name.endswith(".A")))
+
+
+def delta_layout(layout: Mapping[str, Shape]) -> Layout:
+    """Return `RA` (k, d_in), `RB` (d_out, k) per (layer, role) of a base delta of the largest rank k."""
+    shapes: Layout = {}
+    for module in lora_modules(layout):
+        d_in, d_out = layout[f"{module}.A"][1], layout[f"{module}.B"][0]
+        rank = min(d_in, d_out)
+        shapes |= {f"{module}.RA": (rank, d_in), f"{module}.RB": (d_out, rank)}
+    return in_order(shapes)
 
 
 def prior_name(module: str) -> str:

@@ -13,6 +13,9 @@ from schemas.messages.federations import AlignmentPlan, Positive
 from schemas.messages.updates import Manifest
 from schemas.wire.digests import digest_of
 
+PACK_BYTES = 256 * 2**20
+"""Largest alignment pack, encoded or decoded, including the pivot's responses."""
+
 
 class Anchor(Strict):
     """One public text. Random targets are placed at the positions of `answer`."""

@@ -29,7 +29,9 @@ from schemas.wire.header import (
     Entry,
     Expected,
     Header,
+    HeaderLimits,
     Slot,
+    header_limits,
     is_too_long,
     read_header,
     write_header,
@@ -94,24 +96,26 @@ def unpack(
     """Decode and validate a body: codec, header, names, shapes, dtypes, layout, finite values; in this order.
 
     `source` is read from its current position to its end. A file must outlive the envelope; bytes are not
-    copied, tensors are views of them. `max_bytes` bounds the decoded size. `coded` are streams accepted in
-    place of `expected`. The manifest is validated on access, so that tensor errors are reported first.
+    copied, tensors are views of them. `max_bytes` bounds the decoded size, and the expected tensors the size
+    of the header. `coded` are streams accepted in place of `expected`. The manifest is validated on access,
+    so that tensor errors are reported first.
 
     Raises:
         BodyRefused: one of its subclasses.
     """
     file: BinaryIO = io.BytesIO(source) if isinstance(source, bytes) else source
+    limits = header_limits({**expected, **(coded or {})}, max_bytes=max_bytes)
     if encoding is None:
         plain, start = file, file.tell()
         size = file.seek(0, io.SEEK_END) - start
         if size > max_bytes:
             raise DecompressedTooLarge(f"more than {max_bytes} bytes")
         memory = memoryview(source) if isinstance(source, bytes) else None
-        return _checked(plain, start, size, expected, coded, memory=memory)
+        return _checked(plain, start, size, expected, coded, limits=limits, memory=memory)
     spool = cast("BinaryIO", tempfile.SpooledTemporaryFile(max_size=_SPOOL_BYTES))  # noqa: SIM115 (the envelope closes it)
     try:
-        size = zstd.decompress(file, _Decoded(spool), max_bytes=max_bytes)
-        return _checked(spool, 0, size, expected, coded, owned=True)
+        size = zstd.decompress(file, _Decoded(spool, limits), max_bytes=max_bytes)
+        return _checked(spool, 0, size, expected, coded, limits=limits, owned=True)
     except BaseException:
         spool.close()
         raise
@@ -226,13 +230,14 @@ class Envelope:
 class _Decoded:
     """A sink for decoded bytes; after an oversized header length it drops the remainder."""
 
-    def __init__(self, file: BinaryIO) -> None:
+    def __init__(self, file: BinaryIO, limits: HeaderLimits) -> None:
         self._file = file
+        self._limits = limits
         self._beginning = b""
 
     def write(self, plain: bytes) -> int:
         missing = LENGTH_BYTES - len(self._beginning)
-        if missing <= 0 and is_too_long(self._beginning):
+        if missing <= 0 and is_too_long(self._beginning, self._limits):
             return len(plain)
         self._beginning += plain[: max(0, missing)]
         return self._file.write(plain)
@@ -245,11 +250,12 @@ def _checked(
     expected: Expected,
     coded: Expected | None,
     *,
+    limits: HeaderLimits,
     owned: bool = False,
     memory: memoryview | None = None,
 ) -> Envelope:
     file.seek(start)
-    header = read_header(file, size, expected, coded)
+    header = read_header(file, size, expected, coded, limits=limits)
     envelope = Envelope(file, start, header, owned=owned, memory=memory)
     envelope.check_finite()
     return envelope

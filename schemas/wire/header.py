@@ -14,9 +14,16 @@ from typing import BinaryIO, cast
 from schemas.wire.refusals import TensorDtype, TensorHeader, TensorLayout, TensorSchema
 from schemas.wire.strict_json import MalformedJson, loads
 
-HEADER_LIMIT = 64 * 1024
+HEADER_LIMIT = 2**20
+"""Largest header of any body, in bytes."""
+
+METADATA_LIMIT = 2**16
+"""Largest metadata of a header, in bytes."""
+
 LENGTH_BYTES = 8
 _METADATA = "__metadata__"
+_JSON_MARKS = (b",", b"[", b"{")  # each begins one JSON value, except the first of an array or object
+_ENTRY_MARKS = 6  # of an entry without its shape
 
 ITEM_BYTES = {"F32": 4, "F16": 2, "I32": 4, "U8": 1}
 DENSE = frozenset({"F32", "F16"})
@@ -58,17 +65,52 @@ class Header:
     metadata: Mapping[str, str]
 
 
+@dataclass(frozen=True, slots=True)
+class HeaderLimits:
+    """The largest header of a body of some tensors.
+
+    Attributes:
+        size: in bytes; a longer header is not read.
+        marks: commas and opening brackets, which bound the number of JSON values; more are not parsed.
+    """
+
+    size: int
+    marks: int
+
+
+def header_limits(expected: Expected, *, max_bytes: int) -> HeaderLimits:
+    """Return the limits of a body of at most `max_bytes`: what `write_header` needs for all tensors, and
+    METADATA_LIMIT for metadata and white space.
+    """
+    size = marks = METADATA_LIMIT
+    for name, slot in expected.items():
+        shape = tuple(max_bytes if extent is None else extent for extent in slot.shape)
+        size += len(_entry_text(name, max(slot.dtypes, key=len), shape, max_bytes, max_bytes)) + 1
+        marks += _ENTRY_MARKS + len(shape)
+    return HeaderLimits(min(size, HEADER_LIMIT), marks)
+
+
 def write_header(tensors: Mapping[str, tuple[str, tuple[int, ...]]], metadata: Mapping[str, str]) -> bytes:
     """Return the header of tensors {name: (dtype, shape)} whose data follow in this order."""
-    entries: dict[str, object] = {_METADATA: dict(metadata)}
+    entries = [f'"{_METADATA}":{json.dumps(dict(metadata), separators=(",", ":"))}']
     position = 0
     for name, (dtype, shape) in tensors.items():
         end = position + prod(shape) * ITEM_BYTES[dtype]
-        entries[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [position, end]}
+        entries.append(_entry_text(name, dtype, shape, position, end))
         position = end
-    text = json.dumps(entries, separators=(",", ":")).encode()
+    text = f"{{{','.join(entries)}}}".encode()
     text += b" " * (-len(text) % 8)  # the format aligns data to 8 bytes
     return len(text).to_bytes(LENGTH_BYTES, "little") + text
+
+
+def least_header_bytes(tensors: int) -> int:
+    """Return a lower bound of the header of so many tensors, for a check before they are laid out."""
+    return tensors * len(_entry_text("b0.q.P", "F32", (1,), 0, 4))
+
+
+def _entry_text(name: str, dtype: str, shape: tuple[int, ...], begin: int, end: int) -> str:
+    extents = ",".join(map(str, shape))
+    return f'{json.dumps(name)}:{{"dtype":"{dtype}","shape":[{extents}],"data_offsets":[{begin},{end}]}}'
 
 
 def read_own_head(head: bytes) -> tuple[dict[str, tuple[int, ...]], Mapping[str, str]]:
@@ -78,7 +120,9 @@ def read_own_head(head: bytes) -> tuple[dict[str, tuple[int, ...]], Mapping[str,
     return {name: tuple(entry["shape"]) for name, entry in raw.items()}, metadata
 
 
-def read_header(source: BinaryIO, size: int, expected: Expected, coded: Expected | None = None) -> Header:
+def read_header(
+    source: BinaryIO, size: int, expected: Expected, coded: Expected | None = None, *, limits: HeaderLimits
+) -> Header:
     """Read and validate the header of a file of `size` bytes, positioned at its start.
 
     A body with a tensor that appears only in `coded` is validated against `coded`.
@@ -86,7 +130,7 @@ def read_header(source: BinaryIO, size: int, expected: Expected, coded: Expected
     Raises:
         TensorHeader, TensorSchema, TensorDtype, TensorLayout: in this order of precedence.
     """
-    raw, data_begin = _raw_entries(source, size)
+    raw, data_begin = _raw_entries(source, size, limits)
     metadata = _metadata(raw.pop(_METADATA, {}))
     if coded is not None and raw.keys() & (coded.keys() - expected.keys()):
         expected = coded
@@ -106,22 +150,28 @@ def read_header(source: BinaryIO, size: int, expected: Expected, coded: Expected
     return Header(tuple(entries), metadata)
 
 
-def is_too_long(beginning: bytes) -> bool:
-    return int.from_bytes(beginning[:LENGTH_BYTES], "little") > HEADER_LIMIT
+def is_too_long(beginning: bytes, limits: HeaderLimits) -> bool:
+    return int.from_bytes(beginning[:LENGTH_BYTES], "little") > limits.size
 
 
-def _raw_entries(source: BinaryIO, size: int) -> tuple[dict[str, dict[str, object]], int]:
+def _raw_entries(
+    source: BinaryIO, size: int, limits: HeaderLimits
+) -> tuple[dict[str, dict[str, object]], int]:
     length_field = source.read(LENGTH_BYTES)
     if len(length_field) < LENGTH_BYTES:
         raise TensorHeader("the body is shorter than a header")
-    if is_too_long(length_field):
-        raise TensorHeader(f"the header is longer than {HEADER_LIMIT} bytes")
+    if is_too_long(length_field, limits):
+        raise TensorHeader(
+            f"the header is longer than {limits.size} bytes; send the tensors of the layout alone"
+        )
     length = int.from_bytes(length_field, "little")
     if LENGTH_BYTES + length > size:
         raise TensorHeader("the header is longer than the body")
     text = source.read(length)
     if not text.startswith(b"{"):
         raise TensorHeader("the header does not begin with an opening brace")
+    if sum(map(text.count, _JSON_MARKS)) > limits.marks:
+        raise TensorHeader("the header has more JSON values than the tensors of the layout need")
     try:
         raw = loads(text)
     except MalformedJson as error:
@@ -141,6 +191,8 @@ def _raw_entries(source: BinaryIO, size: int) -> tuple[dict[str, dict[str, objec
 def _metadata(raw: object) -> Mapping[str, str]:
     if not isinstance(raw, dict) or not all(isinstance(value, str) for value in raw.values()):
         raise TensorHeader("__metadata__ is not an object of strings")
+    if sum(len(key) + len(value) for key, value in raw.items()) > METADATA_LIMIT:
+        raise TensorHeader(f"__metadata__ is longer than {METADATA_LIMIT} bytes")
     return cast("dict[str, str]", raw)
 
 
