@@ -2,7 +2,7 @@
 
 A client with an update in the round is served the new delta; an absent one the sum of all deltas so far. A
 group with too few voices gets no delta, and its clients are served their own update to continue from. Memory
-is bounded by one module of every source.
+is bounded by one module of every source and a batch of results.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 from coordinator.aggregation import base_delta_store
 from coordinator.aggregation.base_delta_store import GroupDelta
 from coordinator.aggregation.factor_reader import StoredFactors, places, read_factors
-from coordinator.aggregation.output_writer import StagedOutput, discard
+from coordinator.aggregation.output_writer import BATCH_BYTES, StagedOutput, discard
 from coordinator.aggregation.state_reader import StoredState
 from coordinator.aggregation.store import Established
 from coordinator.db.engine import Database
@@ -59,19 +59,19 @@ class RoundOutput:
 
 @dataclass(slots=True)
 class _GrowingWeights:
-    """Staged weights whose layout is complete after the last module."""
+    """Staged weights whose layout is complete after the last module, and the part that is not written yet."""
 
     staged: Staged
     layout: Layout = field(default_factory=dict)
+    buffered: list[bytes] = field(default_factory=list)
 
-    def append(self, database: Database, module: Module, served: Factors | None, residual: Factors) -> None:
-        """Write a module: A, B, RA, RB in the order of a layout, without factors of rank 0."""
-        with database.write() as session:
-            for prefix, factors in (("", served), ("R", residual)):
-                if factors is not None and factors.rank:
-                    for name, values in ((f"{prefix}A", factors.A), (f"{prefix}B", factors.B)):
-                        self.layout[f"{module}.{name}"] = values.shape
-                        self.staged.append(session, np.ascontiguousarray(values, "<f4").tobytes())
+    def append(self, module: Module, served: Factors | None, residual: Factors) -> None:
+        """Add a module: A, B, RA, RB in the order of a layout, without factors of rank 0."""
+        for prefix, factors in (("", served), ("R", residual)):
+            if factors is not None and factors.rank:
+                for name, values in ((f"{prefix}A", factors.A), (f"{prefix}B", factors.B)):
+                    self.layout[f"{module}.{name}"] = values.shape
+                    self.buffered.append(np.ascontiguousarray(values, "<f4").tobytes())
 
 
 def write_base_deltas(
@@ -206,15 +206,29 @@ class _Work:
             else:
                 delta = self.strategy.base_delta(self.stored.sources(self.weights, module, row))
                 summed = recompressed(side_by_side([so_far, delta.residual]))
-            new.append(self.database, module, delta.served, delta.residual)
-            total.append(self.database, module, delta.served, summed)
+            new.append(module, delta.served, delta.residual)
+            total.append(module, delta.served, summed)
+            self._flush([new, total])
             self.between()
+        self._flush([new, total], at_least=0)
 
     def _write_own(self, member: GroupMember, growing: _GrowingWeights) -> None:
         for module, form in sorted(modules_of(member.layout).items()):
             factors = self.stored.of_client(member.client, module)
-            growing.append(self.database, module, factors, _no_rank(dict(form), module))
+            growing.append(module, factors, _no_rank(dict(form), module))
+            self._flush([growing])
             self.between()
+        self._flush([growing], at_least=0)
+
+    def _flush(self, growing: Sequence[_GrowingWeights], *, at_least: int = BATCH_BYTES) -> None:
+        """Write what is buffered in one transaction, unless it is less than `at_least` bytes."""
+        if sum(len(piece) for weights in growing for piece in weights.buffered) < at_least:
+            return
+        with self.database.write() as session:
+            for weights in growing:
+                for piece in weights.buffered:
+                    weights.staged.append(session, piece)
+                weights.buffered.clear()
 
 
 def _no_rank(form: Mapping[str, Shape], module: Module) -> Factors:

@@ -1,6 +1,6 @@
 """Write the weights of a round, for strategies that average values and for those that combine A and B.
 
-Combining goes module by module; its memory is bounded by one module of every source.
+Combining goes module by module; its memory is bounded by one module of every source and a batch of results.
 """
 
 from __future__ import annotations
@@ -12,7 +12,15 @@ import numpy as np
 
 from coordinator.aggregation.factor_reader import StoredFactors
 from coordinator.aggregation.mixing import mix
-from coordinator.aggregation.output_writer import Receiver, StagedOutput, append, begin, discard, outputs
+from coordinator.aggregation.output_writer import (
+    BATCH_BYTES,
+    Receiver,
+    StagedOutput,
+    Writer,
+    begin,
+    discard,
+    outputs,
+)
 from coordinator.aggregation.state_reader import StoredState, Values
 from coordinator.aggregation.voices import fall_back_to_own, rows_with_voices
 from coordinator.db.engine import Database
@@ -57,20 +65,25 @@ def _combine(
     bodies = begin(database, weights, receivers)
     forms = [modules_of(body.receivers[0].layout) for body in bodies]
     try:
-        for module in sorted({module for form in forms for module in form}):
-            of_module = weights.of_module(module)
-            by_row: dict[bytes, Factors] = {}
-            for body, form in zip(bodies, forms, strict=True):
-                if module in form:
-                    row = of_module[rows[body.receivers[0].client]]
-                    combined = by_row.get(row.tobytes())
-                    if combined is None:
-                        sources = stored.sources(weights, module, row)
-                        combined = strategy.combine(sources) if sources else zeros(dict(form[module]))
-                        by_row[row.tobytes()] = combined
-                    rank = dict(form[module])[f"{module}.A"][0]
-                    append(database, [body], in_a_row(combined.of_rank(rank))[None])
-            between()
+        with Writer(database, batch_bytes=BATCH_BYTES) as writer:
+            for module in sorted({module for form in forms for module in form}):
+                writer.wait()
+                of_module = weights.of_module(module)
+                by_row: dict[bytes, Factors] = {}
+                for body, form in zip(bodies, forms, strict=True):
+                    if module in form:
+                        row = of_module[rows[body.receivers[0].client]]
+                        combined = by_row.get(row.tobytes())
+                        if combined is None:
+                            sources = stored.sources(weights, module, row)
+                            combined = strategy.combine(sources) if sources else zeros(dict(form[module]))
+                            by_row[row.tobytes()] = combined
+                        rank = dict(form[module])[f"{module}.A"][0]
+                        writer.submit([body], in_a_row(combined.of_rank(rank))[None])
+                writer.flush()
+                between()
+            writer.flush(at_least=0)
+            writer.wait()
     except BaseException:
         discard(database, outputs(bodies).values())
         raise

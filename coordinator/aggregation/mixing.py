@@ -12,12 +12,18 @@ from dataclasses import dataclass
 import numpy as np
 
 from coordinator.aggregation.blocks import blocks
-from coordinator.aggregation.output_writer import Receiver, StagedOutput, Writer, begin, discard, outputs
+from coordinator.aggregation.output_writer import (
+    BATCH_BYTES,
+    Receiver,
+    StagedOutput,
+    Writer,
+    begin,
+    discard,
+    outputs,
+)
 from coordinator.aggregation.state_reader import StoredState, Values, read_columns, room
 from coordinator.db.engine import Database
 from coordinator.strategies.base import Floats, Weights
-
-_BATCH_BYTES = 8 * 2**20
 
 
 def mix(
@@ -35,7 +41,7 @@ def mix(
     """
     bodies = begin(database, weights, receivers)
     firsts = [body.receivers[0] for body in bodies]
-    batch_bytes = min(_BATCH_BYTES, block_bytes // 8)
+    batch_bytes = min(BATCH_BYTES, block_bytes // 8)
     try:
         with Writer(database, batch_bytes=batch_bytes) as writer:
             for columns in in_blocks(

@@ -28,6 +28,9 @@ from schemas.maths.adapter import Layout
 from schemas.wire.digests import digest_from_hash
 from schemas.wire.envelope import MEDIA_TYPE
 
+BATCH_BYTES = 8 * 2**20
+"""Bytes that are worth a transaction: a deep model has thousands of modules."""
+
 log = logger(__name__)
 
 
@@ -121,11 +124,6 @@ def begin(database: Database, weights: Weights, receivers: Sequence[Receiver]) -
 
 def outputs(bodies: Iterable[StagedBody]) -> dict[str, StagedOutput]:
     return {client: output for body in bodies for client, output in body.outputs().items()}
-
-
-def append(database: Database, bodies: Sequence[StagedBody], values: Values) -> None:
-    hash_rows(bodies, values)
-    write(database, [(bodies, values)])
 
 
 def hash_rows(bodies: Sequence[StagedBody], values: Values) -> None:

@@ -17,6 +17,7 @@ import httpx
 from sqlalchemy import create_engine, text, update
 
 from coordinator.db.tables.federations import RoundRow, Table
+from schemas.messages.federations import ALL_ROLES
 from schemas.messages.recipes import Recipe
 from tests.hostile.process import ServedProcess
 from tests.served import Served, Silo, slug
@@ -46,7 +47,8 @@ class Scene:
 
     `silo` and `other` have joined, `delivered` has done that too, `newcomer` has done nothing, `revoked` was
     shut out after it had joined. Of other federations, `elsewhere` has joined a round that ended with its
-    federation, `late` one that is being aggregated, and `private` one of a plan with differential privacy.
+    federation, `late` one that is being aggregated, `private` one of a plan with differential privacy, and
+    `deep` one whose adapter needs the longest header.
     `base` is what `silo` was told to start from, `private_base` what `private` was.
     """
 
@@ -59,6 +61,7 @@ class Scene:
     elsewhere: Silo
     late: Silo
     private: Silo
+    deep: Silo
     base: str
     private_base: str
 
@@ -136,15 +139,26 @@ def set_up(served: ServedProcess) -> Scene:
     late = _joined_and_closed(served)
     _, (private, _) = running(served, **plan(signature={"dim": 4, "dp": {"epsilon": 4}}))
     private_base = join(private, 1)
-    for one in (silo, other, newcomer, elsewhere, late, private):
+    deep = _of_many_layers(served)
+    for one in (silo, other, newcomer, elsewhere, late, private, deep):
         assert one.http.get("/v1/me").status_code == 200  # seen just now: nobody is noted as seen meanwhile
     wait_until_told(served, federation_id, joined=4, arrived=1)
     wait_until_told(served, private.federation_id, joined=1)
     scene = Scene(
-        served, silo, other, delivered, newcomer, revoked, elsewhere, late, private, base, private_base
+        *(served, silo, other, delivered, newcomer, revoked, elsewhere, late, private, deep),
+        *(base, private_base),
     )
     scene.settle()
     return scene
+
+
+def _of_many_layers(served: Served) -> Silo:
+    """Join a round with an adapter of 12,600 tensors."""
+    federation_id = served.federation(**plan(adapter={"kind": "lora", "rank": 1, "roles": [*ALL_ROLES]}))
+    deep = served.enrol(federation_id, "deep", layers=900, shapes={role: [1, 1] for role in ALL_ROLES})
+    assert served.admin.post(f"/v1/federations/{federation_id}/start").status_code == 200
+    join(deep, 1)
+    return deep
 
 
 def _joined_and_closed(served: Served) -> Silo:

@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 import zstandard
 
+from benchmarks.headers import HOSTILE
+from schemas.wire.header import HEADER_LIMIT
 from tests.hostile.attack import Case, attack
 from tests.hostile.scene import Scene, framed
 from tests.taking_part import SIGNATURE, put, try_join, update_body, upload_headers, url, values
@@ -74,6 +76,11 @@ def _header(text: bytes) -> Callable[[Scene], Any]:
     return body(lambda _: framed(text))
 
 
+def _long_header(make: Callable[[int], bytes]) -> Callable[[Scene], Any]:
+    """Send a header as long as any may be, for an adapter that needs one."""
+    return lambda scene: put(scene.deep, 1, framed(make(HEADER_LIMIT)))
+
+
 def _joins(scene: Scene) -> Any:
     sent = b"\xff" * 20
     return scene.newcomer.http.post(
@@ -84,7 +91,7 @@ def _joins(scene: Scene) -> Any:
 HEADERS = [
     Case(25, "empty", body(lambda _: b""), 422, "tensor-header"),
     Case(25, "7 bytes", body(lambda _: b"\x10" + bytes(6)), 422, "tensor-header"),
-    Case(25, "over 64 KiB", _header(b"{" + b" " * 2**16 + b"}"), 422, "tensor-header"),
+    Case(25, "longer than its layout needs", _header(b"{" + b" " * 2**17 + b"}"), 422, "tensor-header"),
     Case(25, "longer than the file", body(lambda _: framed(b"{}" + bytes(498))[:10]), 422, "tensor-header"),
     Case(25, "2^63", body(lambda _: (2**63).to_bytes(8, "little") + b"{}"), 422, "tensor-header"),
     Case(25, "2^64-1", body(lambda _: b"\xff" * 8 + b"{}"), 422, "tensor-header"),
@@ -97,6 +104,10 @@ HEADERS = [
     Case(26, "an integer of 5,000 digits", _header(b'{"a":' + b"9" * 5000 + b"}"), 422, "tensor-header"),
     Case(27, "100,000 empty tensors", body(lambda _: _empty_tensors(100_000)), 422, "tensor-header"),
     Case(27, "1,000,000 empty tensors", _million, 422, "tensor-header"),
+    *(
+        Case(26, f"1 MiB: {name}", _long_header(make), 422, "tensor-header", travels_mib=1)
+        for name, make in HOSTILE.items()
+    ),
 ]
 _ACCENTED = unicodedata.normalize("NFC", "b0.é.P")
 SCHEMAS = [

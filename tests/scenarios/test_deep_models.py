@@ -1,7 +1,8 @@
-"""Adapters of models with 80 and 126 layers, in their real shapes, through two rounds of a real coordinator."""
+"""Adapters of models with 80 and 126 layers, in their real shapes, in two rounds of a real coordinator."""
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -21,7 +22,7 @@ from schemas.messages.updates import WeightsManifest
 from schemas.wire.envelope import unpack
 from schemas.wire.header import HEADER_LIMIT
 from schemas.wire.streams import bound, decode, stream_slots
-from tests.served import Served, Silo
+from tests.served import Served, Silo, start
 from tests.taking_part import coded_body, update_body, wait_for
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -123,17 +124,23 @@ Enrol = Callable[[str, Model], list[Client]]
 
 
 @pytest.fixture
-def enrol(
-    fresh_database: Callable[[str], str], serve: Callable[..., Served]
-) -> Iterator[tuple[Enrol, list[Served]]]:
-    """Enrol two clients of a deep model in a federation that is started; the database goes with the test."""
-    served: list[Served] = []
+def served(sqlite_template: Path, tmp_path: Path) -> Iterator[Served]:
+    """A coordinator whose database of gigabytes is on disk, and deleted after the test."""
+    database = tmp_path / "tessera.db"
+    shutil.copy(sqlite_template, database)
+    coordinator = start(f"sqlite:///{database}", tick_seconds=0.05, retry_seconds=0.1, polls_per_second=20)
+    yield coordinator
+    coordinator.stop()
+    shutil.rmtree(tmp_path)
+
+
+@pytest.fixture
+def enrol(served: Served) -> Iterator[Enrol]:
+    """Start a federation and enrol two clients of a deep model."""
     with ExitStack() as stack:
-        url = fresh_database("sqlite")
 
         def begin(strategy: str, model: Model) -> list[Client]:
-            served.append(serve(url, tick_seconds=0.05, retry_seconds=0.1, polls_per_second=20))
-            federation_id = served[0].federation(
+            federation_id = served.federation(
                 strategy={"name": strategy},
                 adapter={"kind": "lora", "rank": 1},
                 rounds={"total": 2, "min_clients": 2, "collect_seconds": 3600},
@@ -141,21 +148,15 @@ def enrol(
                 wire={"recipe": "int8_own_last"} if strategy == "fedavg" else {"recipe": "dense"},
                 limits={"max_update_bytes": 2**28},
             )
-            silos = [
-                served[0].enrol(federation_id, name, layers=model.layers, shapes=dict(model.shapes))
-                for name in ("aster", "birch")
-            ]
-            assert served[0].admin.post(f"/v1/federations/{federation_id}/start").is_success
-            apis = [
-                stack.enter_context(CoordinatorApi(served[0].url, key=silo.key, deadline_seconds=600))
-                for silo in silos
-            ]
-            return [
-                Client(silo, api, model, i) for i, (silo, api) in enumerate(zip(silos, apis, strict=True))
-            ]
+            assert served.admin.post(f"/v1/federations/{federation_id}/start").is_success
+            clients = []
+            for seed, name in enumerate(("aster", "birch")):
+                silo = served.enrol(federation_id, name, layers=model.layers, shapes=dict(model.shapes))
+                api = CoordinatorApi(served.url, key=silo.key, deadline_seconds=600)
+                clients.append(Client(silo, stack.enter_context(api), model, seed))
+            return clients
 
-        yield begin, served
-    Path(url.removeprefix("sqlite:///")).unlink()
+        yield begin
 
 
 @pytest.fixture(params=list(MODELS))
@@ -181,15 +182,14 @@ def header_of(body: bytes) -> int:
     return int.from_bytes(body[:8], "little")
 
 
-def test_lora_of_a_deep_model_is_averaged(enrol: tuple[Enrol, list[Served]], model: Model) -> None:
-    begin, served = enrol
-    clients = begin("fedavg", model)
+def test_lora_of_a_deep_model_is_averaged(served: Served, enrol: Enrol, model: Model) -> None:
+    clients = enrol("fedavg", model)
     federation_id = clients[0].silo.federation_id
     for number in (1, 2):
         for client in clients:
             base = client.join(number)
             client.push_dense(number, base) if number == 1 else client.push_coded(number, base)
-        wait_for(served[0], federation_id, number, "published", seconds=300)
+        wait_for(served, federation_id, number, "published", seconds=300)
     last = [client.update(2) for client in clients]
     body = clients[0].body(3)
     assert 2**16 < header_of(body) < HEADER_LIMIT
@@ -203,10 +203,9 @@ def test_lora_of_a_deep_model_is_averaged(enrol: tuple[Enrol, list[Served]], mod
 
 @pytest.mark.parametrize("strategy", ["fedex_lora", "flora"])
 def test_base_deltas_of_a_deep_model_reach_every_client(
-    enrol: tuple[Enrol, list[Served]], model: Model, strategy: str
+    served: Served, enrol: Enrol, model: Model, strategy: str
 ) -> None:
-    begin, served = enrol
-    clients = begin(strategy, model)
+    clients = enrol(strategy, model)
     federation_id = clients[0].silo.federation_id
     wanted = {module: np.float32(0) for module in model.sampled}
     adapters: list[Mapping[str, Values]] = []
@@ -217,7 +216,7 @@ def test_base_deltas_of_a_deep_model_reach_every_client(
             update = client.update(number)
             for module in model.sampled:
                 learnt[module] = learnt.get(module, np.float32(0)) + acting(update, module) / 2
-        wait_for(served[0], federation_id, number, "published", seconds=300)
+        wait_for(served, federation_id, number, "published", seconds=300)
         adapters.clear()
         for client in clients:
             if number == 1:
@@ -233,5 +232,5 @@ def test_base_deltas_of_a_deep_model_reach_every_client(
     for client, adapter in zip(clients, adapters, strict=True):
         for module in model.sampled:
             delta = client.base.added[module]
-            served = acting(adapter, module)
-            close(acts(delta.A, delta.B) + served, wanted[module] + served)
+            of_adapter = acting(adapter, module)
+            close(acts(delta.A, delta.B) + of_adapter, wanted[module] + of_adapter)

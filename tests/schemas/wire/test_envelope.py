@@ -19,7 +19,7 @@ from schemas.messages.updates import UpdateManifest, WeightsManifest
 from schemas.wire import refusals
 from schemas.wire.digests import digest_of, from_field, to_field
 from schemas.wire.envelope import Array, head, pack, slots, unpack
-from schemas.wire.header import HEADER_LIMIT, Slot
+from schemas.wire.header import Slot
 
 LAYOUT = pq_layout(block_modules(2, ["q", "v"]), 3)
 EXPECTED = slots(LAYOUT)
@@ -144,7 +144,7 @@ TWO = {"x": Slot((2,)), "y": Slot((2,))}
     [
         (b"", ONE, refusals.TensorHeader),
         (b"1234567", ONE, refusals.TensorHeader),
-        ((HEADER_LIMIT + 1).to_bytes(8, "little") + b" " * (HEADER_LIMIT + 1), ONE, refusals.TensorHeader),
+        (body_of(b"{" + b" " * 2**17 + b"}"), ONE, refusals.TensorHeader),
         ((2**63).to_bytes(8, "little"), ONE, refusals.TensorHeader),
         ((2**64 - 1).to_bytes(8, "little"), ONE, refusals.TensorHeader),
         ((100).to_bytes(8, "little") + b"{}", ONE, refusals.TensorHeader),
