@@ -8,7 +8,7 @@ import hashlib
 import re
 
 _PREFIX = "sha256:"
-_FIELD_MEMBER = re.compile(r"sha-256\s*=\s*:([A-Za-z0-9+/=]+):")
+_FIELD_MEMBER = re.compile(r"\s*sha-256\s*=\s*:([A-Za-z0-9+/=]+):\s*")
 
 
 def digest_of(body: bytes | bytearray) -> str:
@@ -26,12 +26,18 @@ def to_field(digest: str) -> str:
 
 
 def from_field(value: str) -> str | None:
-    """Parse the sha-256 member of Content-Digest or Repr-Digest; None if absent or malformed."""
-    match = _FIELD_MEMBER.search(value)
-    if match is None:
+    """Parse the sha-256 member of Content-Digest or Repr-Digest.
+
+    None if it is absent, malformed, in no canonical base64, or there twice: a reader beside this one could
+    see another digest.
+    """
+    matches = [match for member in value.split(",") if (match := _FIELD_MEMBER.fullmatch(member))]
+    if len(matches) != 1:
         return None
+    text = matches[0].group(1)
     try:
-        raw = base64.b64decode(match.group(1), validate=True)
+        raw = base64.b64decode(text, validate=True)
     except binascii.Error:
         return None
-    return _PREFIX + raw.hex() if len(raw) == hashlib.sha256().digest_size else None
+    is_digest = len(raw) == hashlib.sha256().digest_size and base64.b64encode(raw).decode() == text
+    return _PREFIX + raw.hex() if is_digest else None

@@ -47,10 +47,11 @@ class Changed(httpx.HTTPTransport):
 
 @pytest.mark.parametrize("capabilities", [[], ["secure-sum-1"], ["secure-sum-3"]])
 def test_sums_of_another_format_are_refused(capabilities: list[str]) -> None:
+    summed = plan(privacy={"secure_sum": {"minimum": 3}})
     hello = Hello.model_validate(HELLO | {"capabilities": capabilities})
-    require_sums(hello, FederationPlan.model_validate(plan()))
+    require_sums(hello, FederationPlan.model_validate({"name": "x"} | plan()))
     with pytest.raises(VersionMismatch, match="not of this agent's format secure-sum-2; upgrade the older"):
-        require_sums(hello, FederationPlan.model_validate(plan(privacy={"secure_sum": {"minimum": 3}})))
+        require_sums(hello, FederationPlan.model_validate({"name": "x"} | summed))
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,6 @@ from hypothesis.extra import numpy as hnp
 from schemas.maths.adapter import block_modules, pq_layout
 from schemas.messages.updates import UpdateManifest, WeightsManifest
 from schemas.wire import refusals
-from schemas.wire.digests import digest_of, from_field, to_field
 from schemas.wire.envelope import Array, head, pack, slots, unpack
 from schemas.wire.header import Slot
 
@@ -291,10 +290,3 @@ def test_arbitrary_bytes_raise_only_refusals(body: bytes) -> None:
         for bytes_in in (body, b"\x28\xb5\x2f\xfd" + body, body_of(body[:50], body)):
             with pytest.raises(refusals.BodyRefused):
                 unpack(bytes_in, encoding="zstd" if encoding else None, expected=EXPECTED, max_bytes=LIMIT)
-
-
-def test_a_digest_survives_its_header_field() -> None:
-    digest = digest_of(b"body")
-    assert from_field(to_field(digest)) == digest
-    assert from_field("md5=:AAAA:") is None
-    assert from_field("sha-256=:AAAA:") is None
