@@ -8,7 +8,7 @@ from pathlib import Path
 from client_agent.simulation.admin_client import Answer
 from examples.agents import Job, run_jobs
 from examples.demo.cast import ALONE, CONFIG
-from examples.demo.setting import Setting
+from examples.demo.setting import TRAINING_ALONE, Setting
 
 PLAN = "plan.json"
 ADAPTER = "adapter.safetensors"
@@ -30,7 +30,9 @@ def run_alone(setting: Setting) -> dict[str, list[Answer]]:
     plan.write_text(setting.cast.plan(ALONE).model_dump_json(indent=1))
     jobs = [_job(name, plan, setting.federated / name / CONFIG, folder / name) for name in setting.names]
     scores: dict[str, list[Answer]] = {}
-    with narrator.following(folder, setting.names):
+    narrator.schedule.enter(TRAINING_ALONE)
+    narrator.step("alone: the same silos train without a federation, two at a time")
+    with narrator.following(folder, setting.names, setting.cast.plan(ALONE).rounds.total):
         for job, printed in run_jobs(setting.tessera, jobs, at_once=_AT_ONCE):
             scores[job.name] = json.loads(printed)
             narrator.step(f"alone: {len(scores)} of {len(jobs)} silos trained")

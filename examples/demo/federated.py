@@ -11,7 +11,7 @@ from client_agent.simulation.admin_client import Answer, Operator
 from examples.agents import Agents, DemoFailed, has_polled, is_published, running_agents
 from examples.demo.cast import FEDERATED, Cast
 from examples.demo.narration import Narrator
-from examples.demo.setting import Setting
+from examples.demo.setting import FEDERATION, Setting
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,14 +39,16 @@ def run_federation(setting: Setting, operator: Operator, federation: str) -> Fed
     """
     cast, narrator = setting.cast, setting.narrator
     path = f"/v1/federations/{federation}"
+    total = cast.plan(FEDERATED).rounds.total
 
     def configure(name: str) -> Path:
         return cast.write_config(name, setting.data, setting.federated / name, operator.url)
 
     with (
-        narrator.following(setting.federated, setting.names),
+        narrator.following(setting.federated, setting.names, total),
         running_agents(setting.tessera, operator, federation, setting.federated, configure) as agents,
     ):
+        narrator.schedule.enter(FEDERATION)
         operator.post(f"{path}/start")
         narrator.step(f"federation: {', '.join(cast.founders)} enrol; round 1 opens when all are there")
         for name in cast.founders:
@@ -62,7 +64,6 @@ def run_federation(setting: Setting, operator: Operator, federation: str) -> Fed
             agents.start(cast.latecomer)
             agents.until(lambda: has_polled(operator, path, str(cast.latecomer)))
             operator.post(f"{path}/start")
-        total = cast.plan(FEDERATED).rounds.total
         follow(lambda newest: is_published(newest, total))
         narrator.step("federation: every silo fetches and scores its final weights")
         agents.wait()

@@ -9,17 +9,23 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from client_agent.simulation.remaining import Schedule, every_minute
+
 _LOGGED = re.compile(r"^\S+ \S+ (?:INFO|WARNING|ERROR) +(?P<text>.+)$")
-_STEP = re.compile(r"step (?P<number>\d+)/(?P<total>\d+),")
+_STEP = re.compile(r"round (?P<round>\d+): step (?P<number>\d+)/(?P<total>\d+),")
+_OF_EVERY_SILO = re.compile(r"validation examples are too few")
+"""Messages that every silo logs alike, and that are printed once."""
 _LOOK_SECONDS = 0.5
 
 
 class Narrator:
-    """Prints lines with the minutes since the start."""
+    """Prints lines with the minutes since the start, and every minute how long the whole still takes."""
 
-    def __init__(self) -> None:
+    def __init__(self, schedule: Schedule) -> None:
+        self.schedule = schedule
         self._began = time.monotonic()
         self._last = ""
+        self._of_every_silo: set[str] = set()
 
     @property
     def seconds(self) -> float:
@@ -33,10 +39,17 @@ class Narrator:
         self._last = text
 
     @contextmanager
-    def following(self, folder: Path, names: Sequence[str]) -> Iterator[None]:
-        """Print what the agents of some silos log, while the block runs."""
+    def counting_down(self) -> Iterator[None]:
+        """Print every minute how long the whole still takes, while the block runs."""
+        self.step(self.schedule.opening())
+        with every_minute(lambda: self.step(self.schedule.line())):
+            yield
+
+    @contextmanager
+    def following(self, folder: Path, names: Sequence[str], rounds: int) -> Iterator[None]:
+        """Print what the agents of some silos log, while the block runs; each trains for some rounds."""
         done = threading.Event()
-        thread = threading.Thread(target=self._follow, args=(folder, names, done), daemon=True)
+        thread = threading.Thread(target=self._follow, args=(folder, names, rounds, done), daemon=True)
         thread.start()
         try:
             yield
@@ -44,9 +57,9 @@ class Narrator:
             done.set()
             thread.join()
 
-    def _follow(self, folder: Path, names: Sequence[str], done: threading.Event) -> None:
+    def _follow(self, folder: Path, names: Sequence[str], rounds: int, done: threading.Event) -> None:
         read = dict.fromkeys(names, 0)
-        width = max(map(len, names))
+        shares = dict.fromkeys(names, 0.0)
         while True:
             last = done.wait(_LOOK_SECONDS)
             for name in names:
@@ -54,10 +67,28 @@ class Narrator:
                 content = file.read_bytes()[read[name] :] if file.is_file() else b""
                 whole, newline, _ = content.rpartition(b"\n")
                 read[name] += len(whole) + len(newline)
-                for text in logged(whole.decode(errors="replace")):
-                    print(f"         {name:<{width}} | {text}", flush=True)
+                lines = whole.decode(errors="replace")
+                shares[name] = max([shares[name], *(share / rounds for share in rounds_done(lines))])
+                self.log(name, logged(lines), max(map(len, names)))
+            self.schedule.reach(sum(shares.values()) / len(shares))
             if last:
                 return
+
+    def log(self, name: str, texts: Sequence[str], width: int) -> None:
+        """Print messages of a silo; those that every silo logs only once."""
+        for text in texts:
+            if _OF_EVERY_SILO.search(text):
+                if text not in self._of_every_silo:
+                    print(f"         {'all silos':<{width}} | {text}", flush=True)
+                self._of_every_silo.add(text)
+            else:
+                print(f"         {name:<{width}} | {text}", flush=True)
+
+
+def rounds_done(lines: str) -> Iterator[float]:
+    """Yield after which share of how many rounds a silo logged each training step."""
+    for step in _STEP.finditer(lines):
+        yield int(step["round"]) - 1 + int(step["number"]) / int(step["total"])
 
 
 def logged(lines: str) -> list[str]:

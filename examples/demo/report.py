@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Final, Literal
 
+from pydantic import TypeAdapter
 from rich.console import Console
 from rich.table import Table
 
@@ -106,6 +108,12 @@ class Report:
         }
 
 
+def read(file: Path) -> Report:
+    """Read the report.json of a run."""
+    document = json.loads(file.read_bytes())
+    return TypeAdapter(Report).validate_python({field.name: document[field.name] for field in fields(Report)})
+
+
 def build(
     cast: Cast,
     alone: Mapping[str, Sequence[Answer]] | None,
@@ -193,6 +201,7 @@ def write(report: Report, drawings: Mapping[str, str], folder: Path) -> Path:
         sides=report.sides,
         headings=HEADINGS,
         label=label,
+        choice=choice(report.answers),
         cell=cell,
         total=total,
         last_line=last_line(report),
@@ -201,10 +210,22 @@ def write(report: Report, drawings: Mapping[str, str], folder: Path) -> Path:
     )
 
 
+def choice(answers: Answers) -> str:
+    """Return which ticket is shown."""
+    ticket = f"held-out ticket of {answers.silo}"
+    match answers.tried:
+        case None:
+            return f"The first {ticket}"
+        case 1:
+            return f"The first {ticket}; alone and federated name different departments"
+        case tried:
+            return f"The first {ticket} for which alone and federated name different departments (of {tried})"
+
+
 def show_answers(report: Report, console: Console) -> None:
     """Print the ticket and its answers."""
     answers = report.answers
-    console.print(f"\nA held-out ticket of {answers.silo}: {answers.ticket}", soft_wrap=True)
+    console.print(f"\n{choice(answers)}: {answers.ticket}", soft_wrap=True, markup=False, highlight=False)
     for side in report.sides:
         text = " ".join(answers.by_side[side].split())
         console.print(f"  {HEADINGS[side] + ':':<15} {text}", soft_wrap=True, markup=False, highlight=False)

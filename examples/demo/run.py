@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import time
+from contextlib import ExitStack
 from pathlib import Path
 
 from rich.console import Console
@@ -21,7 +22,7 @@ from examples.demo.checks import require_whole
 from examples.demo.federated import create_federation, run_federation
 from examples.demo.narration import Narrator
 from examples.demo.question import ask
-from examples.demo.setting import Setting
+from examples.demo.setting import Setting, schedule
 from schemas.private_files import FILE_MODE
 
 _MODEL = next(model for model in real_models.MODELS if model.name == "smollm2")
@@ -35,23 +36,25 @@ def run(arguments: argparse.Namespace, out: Path, tessera: Program, console: Con
     Raises:
         DemoFailed: something did not work.
     """
-    narrator = Narrator()
-    _fetch_model(arguments.models, narrator)
-    cast = Cast.of(arguments.models, arguments.seed)
-    setting = Setting(cast.quick() if arguments.quick else cast, out, tessera, narrator)
-    with (
-        running_coordinator(out / "coordinator") as running,
-        Operator(running.url, running.token) as operator,
-    ):
-        _play(setting, running, operator, console, arguments.image)
+    has_model = (arguments.models / _MODEL.name).exists()
+    narrator = Narrator(schedule(has_model=has_model, quick=arguments.quick))
+    with ExitStack() as opened:
+        with narrator.counting_down():
+            _fetch_model(arguments.models, narrator)
+            cast = Cast.of(arguments.models, arguments.seed)
+            setting = Setting(cast.quick() if arguments.quick else cast, out, tessera, narrator)
+            running = opened.enter_context(running_coordinator(out / "coordinator"))
+            operator = opened.enter_context(Operator(running.url, running.token))
+            built = _play(setting, running, operator)
+        _show(built, out, console, arguments.image)
+        _next_commands(out, built.answers.silo)
+        print(f"\n{report.last_line(built)}", flush=True)
         if arguments.keep_open:
             _wait_for_interrupt(running, out / _TOKEN)
 
 
-def _play(
-    setting: Setting, running: RunningCoordinator, operator: Operator, console: Console, image: Path | None
-) -> None:
-    """Run the federation and, unless it is a quick run, every silo alone; check the figures and show them."""
+def _play(setting: Setting, running: RunningCoordinator, operator: Operator) -> report.Report:
+    """Run the federation and, unless it is a quick run, every silo alone; check and return the figures."""
     cast, narrator, out = setting.cast, setting.narrator, setting.out
     cast.write_data(setting.data)
     for name in setting.names:
@@ -62,25 +65,17 @@ def _play(
     (out / _TOKEN).write_text(f"{token}\n")
     _introduce(cast, running, federation, out / _TOKEN, narrator)
     result = run_federation(setting, operator, federation)
-    scores = None
-    if cast.latecomer is not None:
-        narrator.step("alone: the same silos train without a federation, two at a time")
-        scores = run_alone(setting)
-    narrator.step("one held-out ticket, answered by every side")
-    answers = ask(setting, cast.helpdesks[0].name)
+    scores = run_alone(setting) if cast.latecomer is not None else None
+    answers = ask(setting)
     built = report.build(cast, scores, result, answers, narrator.seconds)
     require_whole(built)
-    _show(built, out, console, image)
-    _next_commands(out, cast.helpdesks[0].name)
-    print(f"\n{report.last_line(built)}", flush=True)
+    return built
 
 
 def _fetch_model(models: Path, narrator: Narrator) -> None:
     """Fetch and convert the base model, unless an earlier run has."""
     if not (models / _MODEL.name).exists():
-        narrator.step(
-            f"fetching SmolLM2-135M-Instruct into {models} (93 MB, once) and converting it: a minute or two"
-        )
+        narrator.step(f"fetching SmolLM2-135M-Instruct into {models} (93 MB, once) and converting it")
     try:
         real_models.fetch(_MODEL, models)
     except AgentError as error:

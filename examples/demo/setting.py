@@ -4,10 +4,25 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
+from client_agent.simulation.remaining import Schedule, Stage
 from examples.agents import Program
 from examples.demo.cast import Cast
 from examples.demo.narration import Narrator
+
+MODEL: Final = "base model"
+FEDERATION: Final = "federation"
+TRAINING_ALONE: Final = "training alone"
+ANSWERS: Final = "answers"
+
+
+def schedule(*, has_model: bool, quick: bool) -> Schedule:
+    """Return the stages of a run of the demo, with their seconds on two quiet cores."""
+    stages = [] if has_model else [Stage(MODEL, 30)]
+    if quick:
+        return Schedule([*stages, Stage(FEDERATION, 35), Stage(ANSWERS, 10)])
+    return Schedule([*stages, Stage(FEDERATION, 290), Stage(TRAINING_ALONE, 210), Stage(ANSWERS, 20)])
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,18 +14,21 @@ from math import nan
 from pathlib import Path
 
 import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.text import Text
 from rich.console import Console
 
 from client_agent.simulation.methods import methods_of, plan_of, require_equal_training
 from client_agent.training.data import load_data
 from examples.agents import DemoFailed
-from examples.demo import pictures, report
+from examples.demo import pictures, question, report
 from examples.demo.cast import ALONE, FEDERATED, NAME, Cast
 from examples.demo.checks import require_whole
 from examples.demo.federated import FederatedResult
-from examples.demo.narration import logged
+from examples.demo.narration import Narrator
 from examples.demo.question import Answers
 from examples.demo.schemes import DATA, SCHEMES, read_tickets, rows
+from examples.demo.setting import Setting, schedule
 from examples.demo_tiny.silos import MODELS
 
 FILES = [(scheme, side) for scheme in SCHEMES for side in ("train", "test")]
@@ -197,14 +200,49 @@ def _printed(figures: report.Report) -> str:
     return console.export_text()
 
 
-def test_the_agents_logs_are_shortened() -> None:
-    lines = (
-        "2026-01-01 10:00:00,000 INFO     round 1: step 3/8, loss 2.0, 9 tokens/s, 5 s left\n"
-        "2026-01-01 10:00:01,000 INFO     round 1: step 4/8, loss 1.9, 9 tokens/s, 4 s left\n"
-        "error: something else\n"
-        "2026-01-01 10:00:02,000 WARNING  scores not sent\n"
+def test_labels_of_the_picture_do_not_overlap(cast: Cast, tmp_path: Path) -> None:
+    figures = built(cast, (0.413, 16), (0.412, 0))
+    report.write(figures, {"overview": ""}, tmp_path)
+    figure = pictures.overview(report.read(tmp_path / "report.json"))
+    renderer = FigureCanvasAgg(figure).get_renderer()
+    figure.draw(renderer)
+    assert len({round(axes.get_window_extent(renderer).height) for axes in figure.axes}) == 1
+    boxes = [
+        (text.get_text(), text.get_window_extent(renderer))
+        for text in figure.findobj(Text)
+        if text.get_text() and text.get_window_extent(renderer).width > 1  # else a tick without a place
+    ]
+    assert len(boxes) > 40
+    assert not [label for label, box in boxes if not figure.bbox.fully_containsx(box.x1)]
+    assert not [(a, b) for (a, box), (b, beside) in combinations(boxes, 2) if box.overlaps(beside)]
+
+
+@pytest.mark.parametrize(
+    ("alone", "tried", "words"),
+    [
+        (["Billing. A", "Metering. A"], 1, "alone and federated name different departments"),
+        (["Metering. B", "Billing. A"], 2, "(of 2)"),
+        (["Metering. B"] * 4, None, "The first held-out ticket of elmford"),
+    ],
+)
+def test_ticket_is_shown_whose_answers_name_different_departments(
+    cast: Cast,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    alone: list[str],
+    tried: int | None,
+    words: str,
+) -> None:
+    texts = iter(alone)
+    monkeypatch.setattr(
+        question, "_by_side", lambda *_: {"bare": "Hm.", "alone": next(texts), "federated": "metering. C"}
     )
-    assert logged(lines) == ["round 1: step 4/8, loss 1.9, 9 tokens/s, 4 s left", "scores not sent"]
+    plan = schedule(has_model=True, quick=False)
+    setting = Setting(cast, tmp_path, (), Narrator(plan))
+    cast.write_data(setting.data)
+    answers = question.ask(setting)
+    assert answers.tried == tried
+    assert words in report.choice(answers)
 
 
 @pytest.mark.long

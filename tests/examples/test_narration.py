@@ -1,0 +1,65 @@
+"""The demo's lines: the minutes left, and what is shown of the agents' logs."""
+
+from __future__ import annotations
+
+from threading import Event
+
+import pytest
+
+from client_agent.simulation.remaining import Schedule, Stage, every_minute
+from examples.demo.narration import Narrator, logged, rounds_done
+
+
+def test_minutes_left_follow_the_pace_of_what_is_done() -> None:
+    now = [0.0]
+    schedule = Schedule([Stage("model", 60), Stage("training", 240)], lambda: now[0])
+    assert schedule.opening() == "2 stages (model, training), about 5 minutes on two cores"
+    now[0] = 10.0
+    assert schedule.line() == "stage 1 of 2 (model): about 5 minutes left"
+    now[0] = 120.0  # twice the time that was planned
+    schedule.enter("training")
+    assert schedule.line() == "stage 2 of 2 (training): about 8 minutes left"
+    schedule.reach(0.5)
+    schedule.reach(0.25)
+    now[0] = 360.0
+    assert schedule.line() == "stage 2 of 2 (training): about 4 minutes left"
+    schedule.reach(1.0)
+    assert schedule.line() == "stage 2 of 2 (training): about a minute left"
+
+
+def test_time_left_is_printed_again_and_again() -> None:
+    lines: list[str] = []
+    printed = Event()
+    with every_minute(lambda: (lines.append("left"), len(lines) > 1 and printed.set()), seconds=0.01):
+        assert printed.wait(5)
+
+
+def test_warning_of_every_silo_is_printed_once(capsys: pytest.CaptureFixture[str]) -> None:
+    narrator = Narrator(Schedule([Stage("training", 60)]))
+    for name in ("elmford", "greyhaven"):
+        narrator.log(name, ["0 validation examples are too few to choose", "round 1: delivered"], 9)
+    lines = [line.split(" | ") for line in capsys.readouterr().out.splitlines()]
+    assert [(name.strip(), text) for name, text in lines] == [
+        ("all silos", "0 validation examples are too few to choose"),
+        ("elmford", "round 1: delivered"),
+        ("greyhaven", "round 1: delivered"),
+    ]
+
+
+def test_the_agents_logs_are_shortened() -> None:
+    lines = (
+        "2026-01-01 10:00:00,000 INFO     round 1: step 3/8, loss 2.0, 9 tokens/s, 5 s left\n"
+        "2026-01-01 10:00:01,000 INFO     round 1: step 4/8, loss 1.9, 9 tokens/s, 4 s left\n"
+        "error: something else\n"
+        "2026-01-01 10:00:02,000 WARNING  scores not sent\n"
+    )
+    assert logged(lines) == ["round 1: step 4/8, loss 1.9, 9 tokens/s, 4 s left", "scores not sent"]
+
+
+def test_share_of_the_rounds_follows_from_the_logged_steps() -> None:
+    lines = (
+        "2026-01-01 10:00:00,000 INFO     round 1: step 4/8, loss 2.0, 9 tokens/s, 5 s left\n"
+        "2026-01-01 10:00:01,000 INFO     round 1: update of 9 bytes delivered\n"
+        "2026-01-01 10:00:02,000 INFO     round 2: step 2/8, loss 1.9, 9 tokens/s, 4 s left\n"
+    )
+    assert list(rounds_done(lines)) == [0.5, 1.25]
