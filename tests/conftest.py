@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import os
 import shutil
 import tempfile
@@ -12,6 +13,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import pytest
 from sqlalchemy import create_engine, text
 
@@ -26,7 +28,13 @@ from tests.served import Served, start
 _numbers = itertools.count()
 _MEMORY = Path("/dev/shm")
 _ENOUGH_MEMORY = 2**31
+_EXAMPLES = 40
+"""Of a property; the next run draws others."""
 _unused: list[Path] = []  # a coordinator may stop after its database's fixture has ended
+
+
+hypothesis.settings.register_profile("tests", max_examples=_EXAMPLES, deadline=None)
+hypothesis.settings.load_profile("tests")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -51,7 +59,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         spec: Any = getattr(item, "callspec", None)
         runs_on_postgres = spec is not None and spec.params.get("backend") == "postgres"
-        if runs_on_postgres and not item.get_closest_marker("long"):
+        runs_on_postgres |= "postgres" in getattr(item, "fixturenames", ())
+        if runs_on_postgres and not any(map(item.get_closest_marker, ("long", "system"))):
             item.add_marker(pytest.mark.slow)
     shard = config.getoption("shard")
     if shard != "all":
@@ -81,6 +90,7 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
 def _logs() -> None:
     """Log as the service does, where pytest looks."""
     logs.configure("info", "json")
+    logging.getLogger("httpx").setLevel("WARNING")  # the coordinator logs the same requests
 
 
 @pytest.fixture(scope="session")
@@ -126,6 +136,12 @@ def fresh_database(request: pytest.FixtureRequest, databases: Path) -> Callable[
         return server.url(name)
 
     return make
+
+
+@pytest.fixture
+def fresh_postgres(postgres: PostgresServer, fresh_database: Callable[[str], str]) -> Callable[[], str]:
+    """Make a migrated PostgreSQL database and give its URL; a test that asks for it is slow."""
+    return lambda: fresh_database("postgres")
 
 
 @pytest.fixture(scope="session", params=["sqlite", "postgres"])
@@ -183,9 +199,9 @@ def serve() -> Iterator[Callable[..., Served]]:
 def coordinator(backend: str, fresh_database: Callable[[str], str]) -> Iterator[Served]:
     """One coordinator for all tests that need nothing special: they make federations of their own.
 
-    Everything is twenty times as fast as by default, polling included.
+    Everything is five times as fast as by default, polling included.
     """
-    served = start(fresh_database(backend), tick_seconds=0.05, retry_seconds=0.1, polls_per_second=20)
+    served = start(fresh_database(backend), tick_seconds=0.2, retry_seconds=0.1, polls_per_second=20)
     yield served
     served.stop()
 

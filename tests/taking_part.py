@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -18,6 +17,7 @@ from schemas.wire.envelope import MEDIA_TYPE, Array, pack, unpack
 from schemas.wire.header import Slot
 from schemas.wire.streams import decode, encode
 from tests.served import Served, Silo
+from tests.waiting import wait_until
 
 Tensors = Mapping[str, NDArray[np.float32]]
 
@@ -182,16 +182,11 @@ def show(served: Served, federation_id: str, number: int) -> dict[str, Any]:
 
 
 def wait_for(
-    served: Served, federation_id: str, number: int, state: str, seconds: float = 20.0
+    served: Served, federation_id: str, number: int, state: str, seconds: float = 60.0
 ) -> dict[str, Any]:
-    """Wait until a round is in a state."""
-    deadline = time.monotonic() + seconds
-    while True:
-        shown = show(served, federation_id, number)
-        if shown["state"] == state:
-            return shown
-        assert time.monotonic() < deadline, shown
-        time.sleep(0.02)
+    """Wait until a round is in a state; give its view."""
+    wait_until(lambda: served.round_state(federation_id, number) == state, seconds)
+    return show(served, federation_id, number)
 
 
 def one_round(

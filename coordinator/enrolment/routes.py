@@ -162,7 +162,7 @@ def _admit(
     credential = tokens.credential_for(request)
     if token.client_id is not None:
         return _enrolment(token.client_id, token.federation_id, credential), False
-    client = _new_member(session, token, request, credential)
+    client = admit_member(session, token, request, credential)
     return _enrolment(client.id, client.federation_id, credential), True
 
 
@@ -226,9 +226,10 @@ def _is_repeat(session: Session, token: EnrolmentTokenRow, client_id: str, reque
     return repeat is not None and repeat == token.retry_key_hash
 
 
-def _new_member(
+def admit_member(
     session: Session, token: EnrolmentTokenRow, request: EnrolmentRequest, credential: str | None
 ) -> ClientRow:
+    """Store a new client of an eligible model, with its key, and use up its token."""
     federation = lock_federation(session, token.federation_id)
     plan = FederationPlan.model_validate(federation.plan)
     if token.base_model not in (None, request.profile.base_model):

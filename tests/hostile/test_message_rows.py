@@ -82,10 +82,10 @@ def test_a_hostile_message_is_refused(scene: Scene, case: Case) -> None:
 
 
 def test_the_same_update_twice_at_once_by_two_replicas_is_taken_once(
-    serve: Callable[..., Served], fresh_database: Callable[[str], str]
+    serve: Callable[..., Served], fresh_postgres: Callable[[], str]
 ) -> None:
     """Rows 42 and 43."""
-    database = fresh_database("postgres")
+    database = fresh_postgres()
     replicas = [serve(database), serve(database)]
     _, (silo, _) = running(replicas[0])
     base = join(silo, 1)

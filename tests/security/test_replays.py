@@ -80,9 +80,9 @@ def test_a_copied_download_is_refused_and_costs_its_client_nothing(coordinator: 
 
 
 def test_a_download_is_refused_on_another_replica_too(
-    serve: Callable[..., Served], fresh_database: Callable[[str], str]
+    serve: Callable[..., Served], fresh_postgres: Callable[[], str]
 ) -> None:
-    database = fresh_database("postgres")
+    database = fresh_postgres()
     first, second = serve(database), serve(database)
     _, (silo, _) = running(first)
     assert try_join(silo, 1).status_code == 200

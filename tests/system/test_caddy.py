@@ -21,8 +21,8 @@ ADMIN = {"Authorization": f"Bearer {ADMIN_TOKEN}"}
 
 
 @pytest.fixture
-def database_url(fresh_database: Callable[[str], str]) -> str:
-    return fresh_database("postgres")
+def database_url(fresh_postgres: Callable[[], str]) -> str:
+    return fresh_postgres()
 
 
 @pytest.fixture

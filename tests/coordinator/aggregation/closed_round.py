@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from sqlalchemy import func, select
+from sqlalchemy.orm import Session
 
 from coordinator.aggregation import job
 from coordinator.aggregation.job import claim_due
@@ -72,68 +73,68 @@ def close_round(database: Database, wanted: FederationPlan, sent: Sequence[Sent]
     with database.write() as session:
         federation = federations.create(session, wanted)
         federation.state = "running"
-        moment = database_time(session)
-        row = rounds.open_round(session, federation.id, 1, moment)
-        row.state, row.closing_at, row.collecting_at = "closing", moment, moment
-        closed = Closed(federation.id)
-        round_id = row.id
-    for i, one in enumerate(sent):
-        _deliver(database, closed, round_id, i, one)
-    return closed
-
-
-def _deliver(database: Database, closed: Closed, round_id: int, i: int, one: Sent) -> None:
-    client_id = f"{closed.federation_id}-{i:04}"
-    body = bytes(one.shift) + one.values.astype("<f4").tobytes()
-    assert one.values.size == size(one.layout)
-    with database.write() as session:
-        moment = database_time(session)
-        session.add(
+        now = database_time(session)
+        row = rounds.open_round(session, federation.id, 1, now)
+        row.state, row.closing_at, row.collecting_at = "closing", now, now
+        closed = Closed(federation.id, [f"{federation.id}-{place:04}" for place in range(len(sent))])
+        session.add_all(
             ClientRow(
                 id=client_id,
-                federation_id=closed.federation_id,
-                name=f"c{i}",
-                base_model=one.base_model,
+                federation_id=federation.id,
+                name=f"c{place}",
+                base_model=update.base_model,
                 profile={},
                 state="enrolled",
                 credential_hash=client_id,
-                enrolled_at=moment,
+                enrolled_at=now,
             )
+            for place, (client_id, update) in enumerate(zip(closed.clients, sent, strict=True))
         )
         session.flush()
-        payload_id, digest = payloads.store_bytes(session, body)
-        session.add_all(
-            [
-                ParticipationRow(
-                    round_id=round_id, client_id=client_id, state="arrived", joined_at=moment, base_digest="x"
-                ),
-                UpdateRow(
-                    federation_id=closed.federation_id,
-                    round_id=round_id,
-                    round_number=1,
-                    client_id=client_id,
-                    digest=digest,
-                    bytes=len(body),
-                    payload_id=payload_id,
-                    state_payload_id=payload_id,
-                    state_begin=one.shift,
-                    layout=[[name, list(shape)] for name, shape in one.layout.items()],
-                    norm=1.0,
-                    clipped=False,
-                    examples=one.examples,
-                    received_at=moment,
-                ),
-                SignatureRow(
-                    federation_id=closed.federation_id,
-                    round_id=round_id,
-                    round_number=1,
-                    client_id=client_id,
-                    origin="update",
-                    vector=np.asarray(one.signature, "<f4").tobytes(),
-                ),
-            ]
-        )
-    closed.clients.append(client_id)
+        for client_id, update in zip(closed.clients, sent, strict=True):
+            _deliver(session, row, client_id, update)
+    return closed
+
+
+def _deliver(session: Session, row: RoundRow, client_id: str, sent: Sent) -> None:
+    body = bytes(sent.shift) + sent.values.astype("<f4").tobytes()
+    assert sent.values.size == size(sent.layout)
+    payload_id, digest = payloads.store_bytes(session, body)
+    session.add_all(
+        [
+            ParticipationRow(
+                round_id=row.id,
+                client_id=client_id,
+                state="arrived",
+                joined_at=row.opened_at,
+                base_digest="x",
+            ),
+            UpdateRow(
+                federation_id=row.federation_id,
+                round_id=row.id,
+                round_number=1,
+                client_id=client_id,
+                digest=digest,
+                bytes=len(body),
+                payload_id=payload_id,
+                state_payload_id=payload_id,
+                state_begin=sent.shift,
+                layout=[[name, list(shape)] for name, shape in sent.layout.items()],
+                norm=1.0,
+                clipped=False,
+                examples=sent.examples,
+                received_at=row.opened_at,
+            ),
+            SignatureRow(
+                federation_id=row.federation_id,
+                round_id=row.id,
+                round_number=1,
+                client_id=client_id,
+                origin="update",
+                vector=np.asarray(sent.signature, "<f4").tobytes(),
+            ),
+        ]
+    )
 
 
 def served(database: Database, client_id: str, layout: Layout, number: int = 2) -> NDArray[np.float32]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from sqlalchemy import event, select, update
 
@@ -41,7 +41,6 @@ layouts = st.dictionaries(names, st.sampled_from([1, 2, 5]), min_size=1).map(
     receivers=st.sets(st.integers(0, 4)),
     block_bytes=st.integers(4, 200),
 )
-@settings(max_examples=100, deadline=None)
 def test_blocks_cover_every_value_of_every_client_once_and_in_order(
     layouts: list[Layout], receivers: set[int], block_bytes: int
 ) -> None:
@@ -117,39 +116,23 @@ def test_a_round_is_published_with_its_relevance_and_the_next_opened(database: D
     assert count(database, WeightsRow) == 3
 
 
-def test_what_is_served_does_not_depend_on_the_size_of_a_block(
-    fresh_database: Callable[[str], str],
-) -> None:
-    values = np.random.default_rng(1).normal(size=(4, 90)).astype(np.float32)
-    seen = []
-    for block_bytes in (16, 256, 2**20):
-        database = Database(fresh_database("sqlite"))
-        layout = {"b0.q.P": (9, 9), "b0.q.Q": (9,)}
-        closed = close_round(database, plan(), [Sent(layout, row) for row in values])
-        publish(database, block_bytes=block_bytes)
-        seen.append(np.stack([served(database, client, layout) for client in closed.clients]))
-        database.close()
-    np.testing.assert_allclose(seen[0], seen[1], atol=1e-7)
-    np.testing.assert_allclose(seen[0], seen[2], atol=1e-7)
-
-
 @pytest.mark.parametrize("strategy", ["fedavg", "fedmosaic"])
-def test_bodies_of_many_blocks_are_what_their_digests_say_in_fewer_transactions_than_blocks(
+def test_bodies_of_many_blocks_match_their_digests_in_fewer_transactions(
     fresh_database: Callable[[str], str], strategy: str
 ) -> None:
-    layout = {"b0.q.Q": (50_000,)}
-    values = np.random.default_rng(2).normal(size=(3, 50_000)).astype(np.float32)
+    layout = {"b0.q.Q": (20_000,)}
+    values = np.random.default_rng(2).normal(size=(3, 20_000)).astype(np.float32)
     signatures = [(1.0, 0.0), (0.8, 0.6), (0.0, 1.0)]
     sent = [Sent(layout, row, signature=one) for row, one in zip(values, signatures, strict=True)]
     seen = []
-    for block_bytes in (2**14, 2**20, 2**24):  # hundreds of short blocks, some of long rows, and one
+    for block_bytes in (2**13, 2**19, 2**24):  # many short blocks, some of long rows, and one
         database = Database(fresh_database("sqlite"))
         closed = close_round(database, plan(strategy), sent)
         blocks_done: list[None] = []
         commits: list[object] = []
         event.listen(database.engine, "commit", commits.append)
         publish(database, lambda done=blocks_done: done.append(None), block_bytes)
-        if strategy == "fedavg" and block_bytes == 2**14:
+        if strategy == "fedavg" and block_bytes == 2**13:
             assert len(commits) < len(blocks_done)
         with database.read() as session:
             rows = session.scalars(select(WeightsRow)).all()
@@ -167,9 +150,7 @@ def test_bodies_of_many_blocks_are_what_their_digests_say_in_fewer_transactions_
         np.testing.assert_allclose(seen[0], np.tile(values.mean(axis=0), (3, 1)), atol=1e-6)
 
 
-def test_an_update_accepted_before_its_client_was_revoked_counts_and_the_client_is_served_nothing(
-    database: Database,
-) -> None:
+def test_update_of_a_client_revoked_later_counts_and_it_is_served_nothing(database: Database) -> None:
     closed = simple(database)
     with database.write() as session:
         session.execute(

@@ -21,6 +21,7 @@ GATE = Caps(peer=0.2, peers=0.7, length=1.0, strict=False)
 STRICT = Caps(peer=0.2, peers=0.7, length=1.0, strict=True)
 every_caps = pytest.mark.parametrize("caps", [AVERAGE, GATE, STRICT], ids=["average", "gate", "strict"])
 Updates = dict[str, Floats]  # per module (N, size); clients without the module have zeros
+Scene = tuple[Cohort, Floats, Updates, list[int]]
 
 
 def client(i: int, **facts: Any) -> ClientFacts:
@@ -70,7 +71,7 @@ lengths = st.sampled_from([0.0, 1e-6, 0.1, 1.0, 1.0, 2.0, 20.0, 1e4])
 
 
 @st.composite
-def scenes(draw: st.DrawFn) -> tuple[Cohort, Floats, Updates, list[int]]:
+def scenes(draw: st.DrawFn) -> Scene:
     """Draw clients, of whom some are attackers that send anything, and a relevance that favours anybody."""
     n = draw(st.integers(2, 8))
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
@@ -107,52 +108,13 @@ def scenes(draw: st.DrawFn) -> tuple[Cohort, Floats, Updates, list[int]]:
 
 
 @every_caps
-@given(scene=scenes())
-@settings(max_examples=120, deadline=None)
-def test_attackers_contribute_no_more_than_their_number_of_caps(
-    caps: Caps, scene: tuple[Cohort, Floats, Updates, list[int]]
-) -> None:
+@given(scene=scenes(), seed=st.integers(0, 2**32 - 1))
+@settings(max_examples=60)
+def test_guarded_weights_obey_every_law(caps: Caps, scene: Scene, seed: int) -> None:
     cohort, relevance, updates, attackers = scene
     made = guard(cohort, relevance, updates, caps)
-    for i in range(len(cohort.clients)):
-        some = [j for j in attackers if j != i]
-        if not any(values[i].any() for values in updates.values()):
-            assert all(not made.of_module(module)[i, some].any() for module in updates)
-            continue
-        each = max(made.caps[cohort.kind(module)][i] for module in updates)
-        assert each == caps.peer or not caps.strict
-        most = min(each * len(some), caps.peers) * caps.length
-        contributed, moved = contribution(made, updates, i, some)
-        assert contributed <= most * (1 + 1e-9)
-        assert moved <= 2**0.5 * most * (1 + 1e-9)
-
-
-@every_caps
-@given(scene=scenes())
-@settings(max_examples=60, deadline=None)
-def test_rows_sum_to_one_and_are_not_negative(
-    caps: Caps, scene: tuple[Cohort, Floats, Updates, list[int]]
-) -> None:
-    cohort, relevance, updates, _ = scene
-    made = guard(cohort, relevance, updates, caps)
-    for module in updates:
-        weights = made.of_module(module)
-        has = [module in facts.modules for facts in cohort.clients]
-        np.testing.assert_allclose(weights.sum(axis=1), has, atol=1e-9)
-        assert (weights >= 0).all()
-        assert not weights[~cohort.shares(module) & ~np.eye(len(weights), dtype=bool)].any()
-    told = made.report()
-    np.testing.assert_allclose(told.served.sum(axis=1), 1.0, atol=1e-9)
-    assert (np.abs(told.agreement[~np.isnan(told.agreement)]) <= 1 + 1e-9).all()
-
-
-@every_caps
-@given(scene=scenes(), seed=st.integers(0, 2**32 - 1))
-@settings(max_examples=60, deadline=None)
-def test_the_order_in_which_clients_come_changes_nothing(
-    caps: Caps, scene: tuple[Cohort, Floats, Updates, list[int]], seed: int
-) -> None:
-    cohort, relevance, updates, _ = scene
+    attackers_contribute_no_more_than_their_number_of_caps(made, updates, attackers, caps)
+    rows_sum_to_one_and_are_not_negative(made, cohort, updates)
     order = np.random.default_rng(seed).permutation(len(relevance))
     renamed = [
         client(
@@ -164,13 +126,39 @@ def test_the_order_in_which_clients_come_changes_nothing(
         )
         for place, i in enumerate(order)
     ]
-    once = guard(cohort, relevance, updates, caps)
     shuffled = {module: values[order] for module, values in updates.items()}
     again = guard(Cohort(renamed, 1.0), relevance[np.ix_(order, order)], shuffled, caps)
     for module in updates:
-        np.testing.assert_allclose(
-            once.of_module(module)[np.ix_(order, order)], again.of_module(module), atol=1e-9
-        )
+        before, after = made.of_module(module)[np.ix_(order, order)], again.of_module(module)
+        np.testing.assert_allclose(before, after, atol=1e-9, err_msg="the order of clients matters")
+
+
+def attackers_contribute_no_more_than_their_number_of_caps(
+    made: GuardedWeights, updates: Updates, attackers: list[int], caps: Caps
+) -> None:
+    for i in range(len(made.cohort.clients)):
+        some = [j for j in attackers if j != i]
+        if not any(values[i].any() for values in updates.values()):
+            assert all(not made.of_module(module)[i, some].any() for module in updates)
+            continue
+        each = max(made.caps[made.cohort.kind(module)][i] for module in updates)
+        assert each == caps.peer or not caps.strict
+        most = min(each * len(some), caps.peers) * caps.length
+        contributed, moved = contribution(made, updates, i, some)
+        assert contributed <= most * (1 + 1e-9)
+        assert moved <= 2**0.5 * most * (1 + 1e-9)
+
+
+def rows_sum_to_one_and_are_not_negative(made: GuardedWeights, cohort: Cohort, updates: Updates) -> None:
+    for module in updates:
+        weights = made.of_module(module)
+        has = [module in facts.modules for facts in cohort.clients]
+        np.testing.assert_allclose(weights.sum(axis=1), has, atol=1e-9)
+        assert (weights >= 0).all()
+        assert not weights[~cohort.shares(module) & ~np.eye(len(weights), dtype=bool)].any()
+    report = made.report()
+    np.testing.assert_allclose(report.served.sum(axis=1), 1.0, atol=1e-9)
+    assert (np.abs(report.agreement[~np.isnan(report.agreement)]) <= 1 + 1e-9).all()
 
 
 def test_equal_updates_have_equal_weights() -> None:

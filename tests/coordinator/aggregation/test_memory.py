@@ -22,7 +22,7 @@ def test_the_block_bounds_what_is_read_made_and_written(
     fresh_database: Callable[[str], str], weights: str
 ) -> None:
     """Whether one body is made for all, or one for each."""
-    clients, values, budget = 24, 60_000, 2 * MIB  # 5.5 MiB of states
+    clients, values, budget = 16, 50_000, MIB  # 3 MiB of states
     database = Database(fresh_database("sqlite"))
     layout = {"b0.q.P": (values,)}
     signatures = np.random.default_rng(0).normal(size=(clients, 2))

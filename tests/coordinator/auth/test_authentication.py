@@ -178,9 +178,9 @@ def test_being_seen_is_written_down_at_most_every_fifteen_seconds(
 
 
 def test_who_was_seen_is_written_down_without_waiting_for_rows_that_others_hold(
-    fresh_database: Callable[[str], str], serve: Callable[..., Served]
+    fresh_postgres: Callable[[], str], serve: Callable[..., Served]
 ) -> None:
-    url = fresh_database("postgres")
+    url = fresh_postgres()
     served = serve(url)
     federation_id = served.federation()
     held, free = (served.enrol(federation_id, name).client_id for name in "ab")

@@ -76,8 +76,8 @@ def test_what_is_beyond_the_bound_is_not_even_written_down(served: Served) -> No
     assert events.count("enrolment-refused") == LIMIT
 
 
-def test_replicas_count_together(serve: Callable[..., Served], fresh_database: Callable[[str], str]) -> None:
-    url = fresh_database("postgres")
+def test_replicas_count_together(serve: Callable[..., Served], fresh_postgres: Callable[[], str]) -> None:
+    url = fresh_postgres()
     replicas = [serve(url, failed_enrolments_per_minute=LIMIT, trusted_proxies="127.0.0.1") for _ in range(2)]
     request = good(replicas[0], replicas[0].federation(), "a")
     for number in range(LIMIT):

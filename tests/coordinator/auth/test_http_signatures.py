@@ -102,9 +102,9 @@ def test_a_clock_that_is_a_little_wrong_is_good_enough(
 
 
 def test_a_revoked_key_is_told_so_at_once_by_every_replica(
-    serve: Callable[..., Served], fresh_database: Callable[[str], str]
+    serve: Callable[..., Served], fresh_postgres: Callable[[], str]
 ) -> None:
-    database = fresh_database("postgres")
+    database = fresh_postgres()
     one, other = serve(database), serve(database)
     federation_id = one.federation()
     silo = one.enrol(federation_id, "a")
@@ -115,9 +115,9 @@ def test_a_revoked_key_is_told_so_at_once_by_every_replica(
 
 
 def test_a_post_is_taken_once_whichever_replica_it_reaches(
-    serve: Callable[..., Served], fresh_database: Callable[[str], str]
+    serve: Callable[..., Served], fresh_postgres: Callable[[], str]
 ) -> None:
-    database = fresh_database("postgres")
+    database = fresh_postgres()
     one, other = serve(database), serve(database)
     _, (silo, _) = running(one)
     request = signed(one, silo, "POST", url(silo, 1, "/join"))

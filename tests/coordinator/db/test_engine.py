@@ -16,10 +16,8 @@ from coordinator.storage import payloads
 from tests.postgres_server import PostgresServer
 
 
-def test_on_postgresql_a_reader_sees_one_state_and_changes_nothing(
-    fresh_database: Callable[[str], str], postgres: object
-) -> None:
-    database = Database(fresh_database("postgres"))
+def test_on_postgresql_a_reader_sees_one_state_and_changes_nothing(fresh_postgres: Callable[[], str]) -> None:
+    database = Database(fresh_postgres())
     counted = select(func.count()).select_from(FederationRow)
 
     def row(name: str) -> FederationRow:

@@ -186,9 +186,9 @@ def test_what_another_process_changes_is_found(
 
 
 def test_a_round_that_another_replica_publishes_wakes_who_waits_here(
-    serve: Serve, fresh_database: Callable[[str], str]
+    serve: Serve, fresh_postgres: Callable[[], str]
 ) -> None:
-    url = fresh_database("postgres")
+    url = fresh_postgres()
     first, second = (serve(url, tick_seconds=3600.0) for _ in range(2))
     federation_id, (silo, peer) = running(first)
     deliver(silo, 1, values(1.0))

@@ -206,9 +206,9 @@ def test_a_round_of_which_nothing_can_be_told_is_let_go(database: Database, open
 
 
 def test_who_holds_one_federation_does_not_hold_up_the_others(
-    fresh_database: Callable[[str], str],
+    fresh_postgres: Callable[[], str],
 ) -> None:
-    database = Database(fresh_database("postgres"))
+    database = Database(fresh_postgres())
     locked, *free = (open_one(database) for _ in range(3))
     pending = PendingNotifications()
     for federation_id in (locked, *free):
@@ -228,9 +228,9 @@ def test_who_holds_one_federation_does_not_hold_up_the_others(
 
 
 def test_a_held_round_that_is_due_does_not_keep_others_from_being_told(
-    serve: Callable[..., Served], fresh_database: Callable[[str], str], rows: Rows
+    serve: Callable[..., Served], fresh_postgres: Callable[[], str], rows: Rows
 ) -> None:
-    served = serve(fresh_database("postgres"), tick_seconds=0.05)
+    served = serve(fresh_postgres(), tick_seconds=0.05)
     due, (late, *_) = running(served, 1, **plan(rounds={"min_clients": 1, "collect_seconds": 1}))
     free, silos = running(served, 3, **plan(rounds={"min_clients": 3}))
     database = Database(served.database_url)

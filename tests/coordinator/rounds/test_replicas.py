@@ -23,9 +23,9 @@ Rows = Callable[[str, str], list[tuple[Any, ...]]]
 
 @pytest.mark.slow
 def test_two_replicas_take_updates_and_publish_each_round_once(
-    serve: Callable[..., Served], fresh_database: Callable[[str], str], rows: Rows
+    serve: Callable[..., Served], fresh_postgres: Callable[[], str], rows: Rows
 ) -> None:
-    url = fresh_database("postgres")
+    url = fresh_postgres()
     replicas = [serve(url, tick_seconds=0.02, retry_seconds=0.1) for _ in range(2)]
     settings = PLAN | {"rounds": {"total": 6, "min_clients": 6}}
     federation_id, silos = running(replicas[0], clients=6, **settings)
@@ -58,9 +58,9 @@ def test_two_replicas_take_updates_and_publish_each_round_once(
 
 
 def test_who_joins_and_who_delivers_the_same_bytes_never_wait_for_each_other(
-    serve: Callable[..., Served], fresh_database: Callable[[str], str]
+    serve: Callable[..., Served], fresh_postgres: Callable[[], str]
 ) -> None:
-    url = fresh_database("postgres")
+    url = fresh_postgres()
     federation_id, (silo, _) = running(serve(url, tick_seconds=3600.0))
     database = Database(url)
     zeros = bytes(4 * sum(array.size for array in values(0.0).values()))

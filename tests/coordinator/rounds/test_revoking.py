@@ -60,10 +60,8 @@ def test_a_client_cannot_tell_another_client_from_none(coordinator: Served) -> N
     assert peer.http.get("/v1/me").status_code == 200
 
 
-def test_revoking_waits_for_who_counts_bytes_and_does_not_deadlock(
-    fresh_database: Callable[[str], str], postgres: object
-) -> None:
-    database = Database(fresh_database("postgres"))
+def test_revoking_waits_for_who_counts_bytes_and_does_not_deadlock(fresh_postgres: Callable[[], str]) -> None:
+    database = Database(fresh_postgres())
     closed = simple(database, clients=1)
     client_id = closed.clients[0]
     with database.write() as session:

@@ -18,9 +18,9 @@ PHASES_OF_A_SESSION = 7  # it opens, five phases close, it ends
 
 @pytest.mark.slow
 def test_all_messages_are_sent_to_both_at_once(
-    serve: Callable[..., Served], fresh_database: Callable[[str], str]
+    serve: Callable[..., Served], fresh_postgres: Callable[[], str]
 ) -> None:
-    url = fresh_database("postgres")
+    url = fresh_postgres()
     replicas = [serve(url, tick_seconds=0.02, retry_seconds=0.1, polls_per_second=20) for _ in range(2)]
     scene = summing(replicas[0], MEMBERS)
     scene.begin()
@@ -40,9 +40,9 @@ def test_all_messages_are_sent_to_both_at_once(
 
 @pytest.mark.slow
 def test_a_deadline_is_seen_by_both_and_one_session_follows(
-    serve: Callable[..., Served], fresh_database: Callable[[str], str]
+    serve: Callable[..., Served], fresh_postgres: Callable[[], str]
 ) -> None:
-    url = fresh_database("postgres")
+    url = fresh_postgres()
     replicas = [serve(url, tick_seconds=0.02, retry_seconds=0.1, polls_per_second=20) for _ in range(2)]
     scene = summing(replicas[0], 5, phase_seconds=3)
     scene.begin()

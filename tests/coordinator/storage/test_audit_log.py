@@ -82,9 +82,9 @@ def _is_chain(found: list[dict[str, Any]]) -> bool:
 
 @pytest.mark.parametrize("order", ["start", "pause", "finish", "revoke"])
 def test_who_is_shut_out_while_the_order_waits_orders_nothing(
-    serve: Callable[..., Served], fresh_database: Callable[[str], str], order: str
+    serve: Callable[..., Served], fresh_postgres: Callable[[], str], order: str
 ) -> None:
-    served = serve(fresh_database("postgres"))
+    served = serve(fresh_postgres())
     silo = served.enrol(served.federation(), "a")
     federation_id = silo.federation_id
     person = served.admin.post("/v1/tokens", json={"role": "admin", "name": "x"}).json()

@@ -41,8 +41,8 @@ def test_sqlite_gets_a_key_beside_it_that_only_its_owner_reads(sqlite: Database,
     sqlite.close()
 
 
-def test_postgres_must_be_given_one(fresh_database: Callable[[str], str]) -> None:
-    database = Database(fresh_database("postgres"))
+def test_postgres_must_be_given_one(fresh_postgres: Callable[[], str]) -> None:
+    database = Database(fresh_postgres())
     with pytest.raises(SettingsUnusable, match="TESSERA_SIGNING_KEY is not set"):
         load(database, None)
     database.close()

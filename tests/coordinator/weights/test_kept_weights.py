@@ -113,9 +113,9 @@ def test_a_client_that_asks_for_much_at_once_leaves_a_slot_to_others(
 
 
 def test_two_replicas_that_are_asked_at_once_answer_alike(
-    serve: Callable[..., Served], fresh_database: Callable[[str], str], rows: Rows
+    serve: Callable[..., Served], fresh_postgres: Callable[[], str], rows: Rows
 ) -> None:
-    place = fresh_database("postgres")
+    place = fresh_postgres()
     replicas = [serve(place, tick_seconds=0.05, retry_seconds=0.1) for _ in range(2)]
     _, (silo, _) = rounds_later(replicas[0], 2)
     with ThreadPoolExecutor(2) as pool:

@@ -1,0 +1,18 @@
+"""Wait for facts, not for time."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+Fact = TypeVar("Fact")
+
+
+def wait_until(find: Callable[[], Fact], seconds: float = 60.0) -> Fact:
+    """Return what `find` returns as soon as that is true; the limit is for machines under load."""
+    deadline = time.monotonic() + seconds
+    while not (fact := find()):
+        assert time.monotonic() < deadline, f"it did not happen in {seconds} s"
+        time.sleep(0.01)
+    return fact
