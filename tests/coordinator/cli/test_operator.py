@@ -3,10 +3,9 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,7 +14,7 @@ import pytest
 from coordinator.strategies.opening import names
 from schemas.messages.federations import ALL_ROLES
 from tests.operating import Operator
-from tests.served import ADMIN_TOKEN, Served
+from tests.served import Served
 from tests.taking_part import PLAN, deliver, running, values, wait_for
 
 
@@ -170,22 +169,20 @@ def test_who_was_held_back_is_shown_with_the_reason(tessera: Operator) -> None:
     assert tessera.json("round", "relevance", federation_id, "1")["served"] == [[1.0, 0.0], [0.0, 1.0]]
 
 
-def test_watch_follows_rounds_until_the_federation_is_finished(tessera: Operator) -> None:
+def test_watch_follows_rounds_until_the_federation_is_finished(
+    tessera: Operator, monkeypatch: pytest.MonkeyPatch
+) -> None:
     federation_id = tessera.served.federation()
-    tessera.served.admin.post(f"/v1/federations/{federation_id}/start")
+    path = f"/v1/federations/{federation_id}"
+    tessera.served.admin.post(f"{path}/start")
 
-    def finish() -> None:
-        time.sleep(0.5)
-        with tessera.served.http(ADMIN_TOKEN) as admin:
-            admin.post(f"/v1/federations/{federation_id}/finish")
+    def finish(_: float) -> None:
+        tessera.served.admin.post(f"{path}/finish")
 
-    ending = threading.Thread(target=finish)
-    ending.start()
-    lines = tessera("round", "watch", federation_id, "--interval", "0.1", "--json").splitlines()
-    ending.join()
-    states = [json.loads(line)["state"] for line in lines]
-    assert (states[0], states[-1]) == ("open", "abandoned")
-    assert "abandoned" in tessera("round", "watch", federation_id, "--interval", "0.1")
+    monkeypatch.setattr("coordinator.cli.rounds.time", SimpleNamespace(sleep=finish))  # after its first look
+    lines = tessera("round", "watch", federation_id, "--json").splitlines()
+    assert [json.loads(line)["state"] for line in lines] == ["open", "abandoned"]
+    assert "abandoned" in tessera("round", "watch", federation_id)
 
 
 def test_ready_says_nothing_of_a_coordinator_that_serves_and_why_another_does_not(tessera: Operator) -> None:
