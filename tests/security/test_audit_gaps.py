@@ -63,7 +63,7 @@ def test_what_people_do_with_alignment_is_written_down(served: Served) -> None:
 def test_what_a_client_does_with_alignment_is_no_persons_deed(served: Served) -> None:
     federation_id, pack = with_packs(served)
     before = len(entries(served))
-    silo = served.enrol(federation_id, "a", base_model=OTHER)
+    silo = served.enrol_over_http(federation_id, "a", base_model=OTHER)
     path = f"/v1/federations/{federation_id}/alignments/{OTHER}/acceptance"
     assert silo.http.put(path, json=figures(pack)).status_code == 201
     assert [entry[0] for entry in entries(served)[before:]] == ["enrolment-token-made", "client-enrolled"]

@@ -42,7 +42,7 @@ def test_every_deed_is_written_down_with_who_did_it(served: Served) -> None:
     anyone.post("/v1/enrolments", json=enrolment(anyone, token, "a", key))
     other = enrolment(anyone, token, "a", Ed25519PrivateKey.generate())
     assert anyone.post("/v1/enrolments", json=other).status_code == 401
-    silo = served.enrol(federation_id, "b")
+    silo = served.enrol_over_http(federation_id, "b")
     request = rotation(silo, Ed25519PrivateKey.generate())
     assert [silo.http.put("/v1/me/key", json=request).status_code for _ in range(2)] == [200, 200]
     for _ in range(2):
