@@ -41,8 +41,8 @@ def enrol(
     coordinator then holds the client's name, profile and public key only.
     """
     with clear_errors(), opened_settings(config) as settings:
+        from client_agent.identity.membership import checked_name, exclusive, read_key
         from client_agent.identity.membership import enrol as redeem_token
-        from client_agent.identity.membership import exclusive, read_key
         from client_agent.privacy.budget import require_voices
         from client_agent.rounds.plan import whole_plan
         from client_agent.training.silo import open_silo
@@ -50,6 +50,7 @@ def enrol(
         from schemas.operator_claims import coordinator_sees
         from schemas.peers import of_members
 
+        name = checked_name(name)  # before a model is loaded
         with exclusive(settings.folder), connection(settings, None) as api:
             profile = open_silo(settings).profile
             membership = redeem_token(api, settings.folder, token=_secret(token), name=name, profile=profile)
@@ -199,9 +200,11 @@ def run(
 ) -> None:
     """Participate in rounds until the federation is finished. Safe to stop at any time: it resumes."""
     with clear_errors(resumes=True), opened_settings(config) as settings:
+        from client_agent.identity.membership import checked_name
+
         if token and not name:
             raise SettingsUnusable("--token needs a name; add --name with the name that the operator issued")
-        enrolment = (_secret(token), name) if token and name else None
+        enrolment = (_secret(token), checked_name(name)) if token and name else None
         with open_participant(settings, enrolment, stop=stop_on_signal()) as participant:
             from client_agent.daemon import run as run_rounds
 

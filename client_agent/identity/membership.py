@@ -37,6 +37,7 @@ from schemas.identity.enrolment_token import TokenMalformed, read
 from schemas.identity.keys import name_of
 from schemas.messages.base import Strict
 from schemas.messages.enrolment import EnrolmentRequest, Profile, enrolment_statement
+from schemas.names.spelling import NameRefused, new_name
 
 log = logging.getLogger("tessera.agent")
 
@@ -100,6 +101,20 @@ def is_enrolled(folder: Path) -> bool:
     return (folder / _MEMBERSHIP).exists()
 
 
+def checked_name(name: str) -> str:
+    """Return a client's name in its normal form.
+
+    Raises:
+        SettingsUnusable: no client can have this name.
+    """
+    try:
+        return new_name(name)
+    except NameRefused as error:
+        raise SettingsUnusable(
+            f"the client's name is refused: {error}; use the name that the operator issued with the token"
+        ) from error
+
+
 def enrol(api: CoordinatorApi, folder: Path, *, token: str, name: str, profile: Profile) -> Membership:
     """Redeem an enrolment token. Idempotent: after a crash or a lost answer, repeat the same call.
 
@@ -108,6 +123,7 @@ def enrol(api: CoordinatorApi, folder: Path, *, token: str, name: str, profile: 
 
     Raises:
         AlreadyEnrolled: the folder holds a membership.
+        SettingsUnusable: no client can have this name.
         KeyRefused: the key in the folder belongs to a client already.
         TokenDamaged: the token is incomplete.
         CoordinatorNotTrusted: another coordinator answers.
@@ -115,6 +131,7 @@ def enrol(api: CoordinatorApi, folder: Path, *, token: str, name: str, profile: 
     """
     if is_enrolled(folder):
         raise AlreadyEnrolled(f"{folder} holds a membership already; use another folder for another client")
+    name = checked_name(name)
     try:
         token_text = read(token)
     except TokenMalformed as error:

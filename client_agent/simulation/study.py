@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tomllib
 from collections import Counter
+from itertools import combinations
 from pathlib import Path
 from typing import Annotated, Any, Self
 
@@ -23,6 +24,7 @@ from client_agent.simulation.study_fields import (
 )
 from schemas.messages.base import Strict, field_error
 from schemas.messages.federations import Count
+from schemas.names.spelling import is_resembling
 
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
 _OF_METHODS = frozenset({"like", "alone", "control"})
@@ -90,9 +92,9 @@ class Study(Strict):
 
     @model_validator(mode="after")
     def _is_one_federation(self) -> Self:
-        twice = _repeated([silo.name for silo in self.silo])
-        if twice is not None:
-            raise field_error(f"two silos are called {twice}", "silo")
+        for first, second in combinations([silo.name for silo in self.silo], 2):
+            if is_resembling(first, second):
+                raise field_error(f"two silos are called {first} and {second}, which look alike", "silo")
         if len(self.founders) < 2:
             raise field_error("at least two silos must be founders (joins_after = 0)", "silo")
         if len(set(self.seeds)) != len(self.seeds):

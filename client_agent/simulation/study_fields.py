@@ -9,6 +9,7 @@ from pydantic import Field, JsonValue, ValidationError, model_validator
 from client_agent.settings import MetricName
 from schemas.messages.base import Name, Strict, field_error
 from schemas.messages.federations import Count, Positive
+from schemas.messages.names import NewName
 
 MethodName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$", max_length=60)]
 Table = dict[str, JsonValue]
@@ -38,7 +39,7 @@ class StudySilo(RowFields):
     for the report, such as the silo's task.
     """
 
-    name: Name
+    name: NewName
     model: str
     train: str | None = None
     validation: str | None = None

@@ -32,14 +32,19 @@ def serve(
 
 
 def migrate() -> None:
-    """Migrate the database at TESSERA_DATABASE_URL to this version."""
+    """Migrate the database at TESSERA_DATABASE_URL to this version.
+
+    Prints names in use that look alike, from before such names were refused, and what to do about them.
+    """
     from coordinator.errors import SettingsUnusable
     from coordinator.server import migrate as run
 
     try:
-        run()
+        similar = run()
     except SettingsUnusable as error:
         _fail(error)
+    for sentence in similar:
+        typer.echo(f"warning: {sentence}", err=True)
     typer.echo("The database is up to date.")
 
 

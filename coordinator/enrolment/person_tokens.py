@@ -12,6 +12,7 @@ from coordinator.auth import tokens
 from coordinator.auth.authentication import hash_of, still_person
 from coordinator.auth.permissions import AsAdmin, AsAuditor
 from coordinator.enrolment import store
+from coordinator.enrolment.names import NameLooksAlike
 from coordinator.errors import AuthMissing, Forbidden, Invalid, JsonMalformed, NotFound
 from coordinator.http.dependencies import TheDatabase, TheServerKey
 from coordinator.http.json_body import json_body, takes
@@ -30,7 +31,7 @@ _CURSOR = re.compile(r"[0-9]{1,9}")
     "/v1/tokens",
     status_code=201,
     openapi_extra=takes(TokenRequest, example={"role": "auditor", "name": "dpo@hospital-a"}),
-    responses=answers(JsonMalformed, AuthMissing, Forbidden, Invalid),
+    responses=answers(JsonMalformed, AuthMissing, Forbidden, NameLooksAlike, Invalid),
 )
 def make_token(
     person: AsAdmin,

@@ -15,9 +15,10 @@ from coordinator.db.engine import Database, database_time
 from coordinator.db.federation_lock import lock_federation
 from coordinator.db.ids import new_id
 from coordinator.db.tables.federations import ClientRow, EnrolmentTokenRow
-from coordinator.enrolment import proof_of_possession, roster, store
+from coordinator.enrolment import names, proof_of_possession, roster, store
 from coordinator.enrolment.eligibility import check_eligible
 from coordinator.enrolment.failure_delay import ENROLMENT_BYTES, enrolment_body
+from coordinator.enrolment.names import NameLooksAlike
 from coordinator.errors import (
     CapabilityMissing,
     ClientNameTaken,
@@ -45,6 +46,7 @@ from schemas import PROTOCOL_VERSION
 from schemas.identity.enrolment_token import EnrolmentTokenText, TokenMalformed, read
 from schemas.messages.enrolment import Enrolment, EnrolmentRequest, EnrolmentToken, EnrolmentTokenRequest
 from schemas.messages.federations import FederationPlan
+from schemas.names.spelling import normal_name
 
 router = APIRouter(tags=["enrolment"])
 log = logger(__name__)
@@ -70,7 +72,9 @@ _EXAMPLE_ENROLMENT = {
     "/v1/federations/{fid}/enrolment-tokens",
     status_code=201,
     openapi_extra=takes(EnrolmentTokenRequest, example={"client_name": "hospital-a"}),
-    responses=answers(JsonMalformed, NotFound, FederationStateConflict, ClientNameTaken, Invalid),
+    responses=answers(
+        JsonMalformed, NotFound, FederationStateConflict, ClientNameTaken, NameLooksAlike, Invalid
+    ),
 )
 def make_enrolment_token(
     person: AsOperator,
@@ -88,10 +92,11 @@ def make_enrolment_token(
         if federation.state == "finished":
             raise FederationStateConflict(state=federation.state)
         if request.replace:
-            for token_id in store.expire_unused_tokens(session, federation_id, request.client_name):
+            for token_id in names.expire_unused_tokens(session, federation_id, request.client_name):
                 audit_log.append(session, "enrolment-token-ended", actor=person.id, subject=token_id)
-        if store.is_name_taken(session, federation_id, request.client_name):
-            raise ClientNameTaken
+        names.reserve(session, "client", request.client_name, federation_id)
+        if request.organisation is not None:
+            names.reserve(session, "organisation", request.organisation, federation_id)
         row_id = new_id(tokens.ENROLMENT_PREFIX.rstrip("_"))
         token = tokens.new_enrolment_token(row_id, key.id)
         row = store.add_enrolment_token(session, row_id, federation_id, request, hash_of(token.secret))
@@ -202,7 +207,7 @@ def _check_use(
     session: Session, token: EnrolmentTokenRow, request: EnrolmentRequest, caller: Request
 ) -> None:
     """Raise EnrolmentTokenMisused unless name, time, network and repetition allow this use."""
-    if token.client_name != request.name:
+    if normal_name(token.client_name) != request.name:
         raise EnrolmentTokenMisused(token.id, "another name")
     if store.is_expired(session, token):
         raise EnrolmentTokenMisused(token.id, "expired")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import datetime, timedelta
 
-from sqlalchemy import Select, or_, select, update
+from sqlalchemy import or_, select, update
 from sqlalchemy.orm import Session
 
 from coordinator.db.engine import database_time
@@ -12,6 +12,7 @@ from coordinator.db.ids import new_id
 from coordinator.db.tables.federations import ClientRow, EnrolmentTokenRow, PersonToken
 from coordinator.db.tables.identity import ClientKeyRow
 from coordinator.db.upsert import insert_new
+from coordinator.enrolment import names
 from coordinator.errors import NotFound
 from schemas.messages.enrolment import Client, EnrolmentRequest, EnrolmentTokenRequest
 from schemas.messages.tokens import TokenPage, TokenRequest, TokenView
@@ -24,6 +25,12 @@ def any_person_token(session: Session) -> bool:
 
 
 def add_person_token(session: Session, request: TokenRequest, digest: str) -> PersonToken:
+    """Store a person's token.
+
+    Raises:
+        NameLooksAlike: another person's name resembles this one.
+    """
+    names.reserve(session, "person", request.name)
     now = database_time(session)
     row = PersonToken(
         id=new_id("tok"),
@@ -74,31 +81,6 @@ def token_view(row: PersonToken) -> TokenView:
     return TokenView.model_validate(row, from_attributes=True)
 
 
-def is_name_taken(session: Session, federation_id: str, client_name: str) -> bool:
-    """Whether a client has this name, or an unused token reserves it."""
-    client = select(ClientRow.id).where(
-        ClientRow.federation_id == federation_id, ClientRow.name == client_name
-    )
-    token = _unused(session, federation_id, client_name).limit(1)
-    return session.scalar(client) is not None or session.scalar(token) is not None
-
-
-def expire_unused_tokens(session: Session, federation_id: str, client_name: str) -> list[str]:
-    rows = list(session.scalars(_unused(session, federation_id, client_name)))
-    for row in rows:
-        row.expires_at = database_time(session)
-    return [row.id for row in rows]
-
-
-def _unused(session: Session, federation_id: str, client_name: str) -> Select[EnrolmentTokenRow]:
-    return select(EnrolmentTokenRow).where(
-        EnrolmentTokenRow.federation_id == federation_id,
-        EnrolmentTokenRow.client_name == client_name,
-        EnrolmentTokenRow.used_at.is_(None),
-        EnrolmentTokenRow.expires_at > database_time(session),
-    )
-
-
 def add_enrolment_token(
     session: Session, row_id: str, federation_id: str, request: EnrolmentTokenRequest, digest: str
 ) -> EnrolmentTokenRow:
@@ -144,6 +126,9 @@ def use_token(
         federation_id=token.federation_id,
         name=request.name,
         organisation=token.organisation,
+        organisation_key=names.first_spelling(
+            session, "organisation", token.organisation, token.federation_id
+        ),
         base_model=request.profile.base_model,
         profile=request.profile.model_dump(mode="json"),
         state="enrolled",

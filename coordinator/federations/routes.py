@@ -10,6 +10,7 @@ from fastapi import APIRouter, Depends
 from coordinator.auth.authentication import still_person
 from coordinator.auth.permissions import AsAuditor, AsOperator
 from coordinator.enrolment.eligibility import check_adapter, check_budget
+from coordinator.enrolment.names import NameLooksAlike
 from coordinator.errors import AuthMissing, Forbidden, Invalid, JsonMalformed, NotFound
 from coordinator.federations import store
 from coordinator.federations.sum_checks import check_sum
@@ -22,7 +23,7 @@ from coordinator.storage import audit_log
 from coordinator.strategies.opening import OpenedPlan, UnknownStrategy, load, names, open_plan
 from schemas.messages.federation_views import Federation, FederationPage
 from schemas.messages.federations import FederationPlan, StrategyPlan
-from schemas.messages.names import is_printable
+from schemas.names.spelling import NameRefused, new_name
 
 router = APIRouter(prefix="/v1/federations", tags=["federations"])
 log = logger(__name__)
@@ -35,7 +36,7 @@ log = logger(__name__)
         FederationPlan,
         example={"name": "clinics", "strategy": {"name": "fedmosaic", "options": {}}, "rounds": {"total": 6}},
     ),
-    responses=answers(JsonMalformed, AuthMissing, Forbidden, Invalid),
+    responses=answers(JsonMalformed, AuthMissing, Forbidden, NameLooksAlike, Invalid),
 )
 def create_federation(
     person: AsOperator,
@@ -74,11 +75,13 @@ def _resolved(plan: FederationPlan) -> FederationPlan:
     """Return the plan with the strategy's defaults, after checking that its parts fit together.
 
     Raises:
-        Invalid: an unprintable name, an unknown strategy or option, an adapter that cannot travel, meet a
+        Invalid: an unusable name, an unknown strategy or option, an adapter that cannot travel, meet a
             budget, be mixed or be summed, or signatures that cannot be compared.
     """
-    if not is_printable(plan.name):
-        raise Invalid("name: control and format characters are not allowed; remove them", field="name")
+    try:
+        plan = plan.model_copy(update={"name": new_name(plan.name)})
+    except NameRefused as error:
+        raise Invalid(f"name: {error}", field="name") from error
     check_adapter(plan)
     if plan.signature.kind == "representation" and plan.alignment is None:
         raise Invalid(

@@ -9,7 +9,7 @@ from coordinator.db.engine import database_time, run
 from coordinator.db.ids import new_id
 from coordinator.db.tables.alignment import AnchorsRow, PackRow
 from coordinator.db.tables.federations import ClientRow, FederationRow, ParticipationRow, RoundRow, UpdateRow
-from coordinator.enrolment import roster
+from coordinator.enrolment import names, roster
 from coordinator.enrolment.store import client_view
 from coordinator.errors import NotFound
 from coordinator.federations import claims
@@ -36,7 +36,12 @@ _PLAN = select(FederationRow.plan).where(FederationRow.id == bindparam("federati
 
 
 def create(session: Session, plan: FederationPlan) -> FederationRow:
-    """Store a new federation with its resolved plan."""
+    """Store a new federation with its resolved plan.
+
+    Raises:
+        NameLooksAlike: another federation's name resembles this one.
+    """
+    names.reserve(session, "federation", plan.name)
     row = FederationRow(
         id=new_id("fed"),
         name=plan.name,

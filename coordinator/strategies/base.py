@@ -51,7 +51,7 @@ class ClientFacts:
         sketch: None = it sent none.
         sketch_model: the small model that made the sketch; only sketches of one model are comparable.
         is_source: whether its update may be served: recent enough, and the client not revoked.
-        organisation: the client's organisation; None = unknown, the client counts as one of its own.
+        organisation: the client's, in its first spelling; None = unknown, it counts as one of its own.
     """
 
     client: str

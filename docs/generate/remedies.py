@@ -25,7 +25,7 @@ REMEDIES: Final[Mapping[str, str]] = {
     "busy": "Wait for the seconds in `Retry-After`, then send the request again.",
     "capability-missing": "Install a newer agent; this one would send its updates in clear.",
     "client-name-taken": (
-        "Choose another name, or pass `replace` to invalidate the unused token of this name."
+        "Choose another name than `taken`, or pass `replace` to invalidate an unused token of this name."
     ),
     "clock-skew": "Synchronise the clock of the client (NTP). `server_time` is the coordinator's time.",
     "codec-corrupt": "Compress the body anew, with a checksum.",
@@ -59,6 +59,10 @@ REMEDIES: Final[Mapping[str, str]] = {
     "media-type": "Use a media type of `accepts`.",
     "metadata": "Write the manifest of the body for this federation, round and client.",
     "method-not-allowed": "Use a method of the `Allow` field.",
+    "name-looks-alike": (
+        "Write the name as `taken` has it if both are of one organisation, person or federation; otherwise "
+        "choose another."
+    ),
     "no-secure-sum": "Send an update; only a plan with `privacy.secure_sum` has sums.",
     "norm-exceeded": "Train with a lower rate, or create a federation with a larger `limits.max_norm`.",
     "not-found": "Check the ids. A client gets this answer for everything that is not its own.",

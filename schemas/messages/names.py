@@ -1,30 +1,27 @@
-"""Printable names: names with control or format characters are rejected, and escaped when displayed.
+"""Names in messages: new names follow the rule of `schemas.names`, stored ones are escaped when displayed.
 
-Names stored before this rule, some in signed plans, still load.
+Names stored before the rule, some in signed plans, still load.
 """
 
 from __future__ import annotations
 
 import unicodedata
+from functools import partial
 from typing import Annotated
 
 from pydantic import AfterValidator
 from pydantic_core import PydanticCustomError
 
 from schemas.messages.base import Name
+from schemas.names.spelling import NameRefused, new_name
 
 _UNPRINTABLE = frozenset({"Cc", "Cf", "Cs", "Co", "Zl", "Zp"})
 """Unicode categories: control, format (with bidi), surrogate, private use, line and paragraph separators."""
 
 
-def is_printable(text: str) -> bool:
-    """Whether a text has only visible characters, and none that changes the display of its neighbours."""
-    return not any(unicodedata.category(character) in _UNPRINTABLE for character in text)
-
-
 def printable(text: str) -> str:
     r"""Return a text with control characters escaped, such as `\\u202e`; line feeds stay."""
-    if is_printable(text):
+    if not any(unicodedata.category(character) in _UNPRINTABLE for character in text):
         return text
     return "".join(
         character
@@ -34,13 +31,15 @@ def printable(text: str) -> str:
     )
 
 
-def _checked(name: str) -> str:
-    if not is_printable(name):
-        raise PydanticCustomError(
-            "wrong", "control, format and private-use characters, and line separators, are not allowed"
-        )
-    return name
+def _checked(text: str, *, also: str = "") -> str:
+    try:
+        return new_name(text, also=also)
+    except NameRefused as error:
+        raise PydanticCustomError("wrong", "{reason}", {"reason": str(error)}) from None
 
 
 NewName = Annotated[Name, AfterValidator(_checked)]
-"""A new name: printable characters only."""
+"""A new name in its normal form: letters, digits, spaces, `-`, `_` and `.`, in one script."""
+
+PersonName = Annotated[Name, AfterValidator(partial(_checked, also="@"))]
+"""A person's name in its normal form, which may be a mail address."""

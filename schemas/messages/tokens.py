@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field, JsonValue
 
 from schemas.messages.base import Digest, Lenient, Strict, UtcTime
-from schemas.messages.names import NewName
+from schemas.messages.names import PersonName
 
 PersonRole = Literal["admin", "operator", "auditor"]
 
@@ -17,7 +17,7 @@ class TokenRequest(Strict):
 
     role: PersonRole
     """What the token allows: `auditor` reads, `operator` runs federations, `admin` hands out tokens."""
-    name: NewName
+    name: PersonName
     """Whose token it is."""
     expires_in_seconds: Annotated[int, Field(ge=1, le=10 * 365 * 86400)] | None = 90 * 86400
     """The lifetime; null = it never expires."""

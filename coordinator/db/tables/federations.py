@@ -94,6 +94,7 @@ class ClientRow(Table):
     federation_id: Mapped[str] = mapped_column(ForeignKey("federations.id"), index=True)
     name: Mapped[str]
     organisation: Mapped[str | None]
+    organisation_key: Mapped[str | None]  # its first spelling
     base_model: Mapped[str]
     profile: Mapped[dict[str, Any]]
     state: Mapped[str]
@@ -153,9 +154,8 @@ class PayloadRow(Table):
     """Bytes under their digest; a payload without a digest is unfinished and has no references."""
 
     __tablename__ = "payloads"
-    __table_args__ = (
-        {"sqlite_autoincrement": True},
-    )  # an id is never reused: a reader of a deleted payload finds nothing
+    # An id is never reused: a reader of a deleted payload finds nothing.
+    __table_args__ = ({"sqlite_autoincrement": True},)
 
     id: Mapped[int] = mapped_column(primary_key=True)
     digest: Mapped[str | None] = mapped_column(unique=True)

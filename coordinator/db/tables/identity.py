@@ -1,4 +1,4 @@
-"""Tables of keys, nonces, the roster and the audit log. No row holds a secret."""
+"""Tables of keys, names, nonces, the roster and the audit log. No row holds a secret."""
 
 from __future__ import annotations
 
@@ -39,6 +39,20 @@ class FailedEnrolmentRow(Table):
 
     origin: Mapped[str] = mapped_column(primary_key=True)
     failed_at: Mapped[datetime] = mapped_column(primary_key=True, index=True)
+
+
+class NameKeyRow(Table):
+    """A key of a name in use: names that can be taken for each other have one in common.
+
+    `scope` is the federation of clients and organisations, "" for names of federations and people.
+    """
+
+    __tablename__ = "name_keys"
+
+    scope: Mapped[str] = mapped_column(primary_key=True)
+    kind: Mapped[str] = mapped_column(primary_key=True)
+    key: Mapped[str] = mapped_column(primary_key=True)
+    name: Mapped[str]
 
 
 class ServerIdentityRow(Table):
