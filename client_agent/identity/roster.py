@@ -18,6 +18,7 @@ from schemas.messages.base import Strict
 from schemas.messages.enrolment import RosterEntry, rotation_statement
 from schemas.messages.federations import RosterPolicy
 from schemas.messages.rounds import RoundManifest, SignedDocument
+from schemas.names.spelling import normal_name
 
 ROSTER = "roster.json"
 
@@ -154,7 +155,7 @@ class Roster:
     def _check_pins(self, state: _RosterState) -> None:
         """Raise RosterRefused unless every member is pinned by its key, or by an earlier one."""
         for member in state.members.values():
-            if not member.revoked and self.pins.get(member.name) not in member.keys:
+            if not member.revoked and self.pins.get(normal_name(member.name)) not in member.keys:
                 key = member.keys[-1] if member.keys else "none"
                 raise RosterRefused(f"{member.name!r} with key {key} is not pinned in this silo")
 
@@ -204,7 +205,7 @@ def _rotated(state: _RosterState, link: RosterEntry) -> _Member:
 
 
 def read_pins(file: Path | None) -> dict[str, str]:
-    """Read the pinned members from a JSON object: client names to public keys.
+    """Read the pinned members from a JSON object: client names, in their normal form, to public keys.
 
     Raises:
         SettingsUnusable: the file is missing or malformed.
@@ -214,7 +215,10 @@ def read_pins(file: Path | None) -> dict[str, str]:
     try:
         pins = json.loads(file.read_text("utf-8"))
         if isinstance(pins, dict) and all(isinstance(key, str) for key in pins.values()):
-            return {name: key for name, key in pins.items() if public_key(key)}
+            normal = {normal_name(name): key for name, key in pins.items() if public_key(key)}
+            if len(normal) < len(pins):
+                raise ValueError("two of its names are spellings of one")
+            return normal
     except (OSError, ValueError) as error:
         raise SettingsUnusable(
             f"roster: {file} is unusable ({error}); write a JSON object of client names and public keys"

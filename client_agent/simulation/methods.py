@@ -86,7 +86,7 @@ def plan_of(study: Study, method: Method, seed: int, pivot: str | None) -> Feder
         table, _, field = path.rpartition(".")
         if field in (_table(plan.get(table)) if table else plan):
             raise StudyUnusable(f"the plan of method {method.name} must not set {path}: {setter}")
-    plan["name"] = f"{method.name}, seed {seed}"
+    plan["name"] = f"{method.name} seed {seed}"
     everybody: Table = {"min_clients": len(study.founders)}
     plan["rounds"] = {"collect_seconds": _PATIENCE_SECONDS} | _table(plan.get("rounds")) | everybody
     plan["training"] = _table(plan.get("training")) | {"seed": seed}

@@ -159,7 +159,8 @@ function show(sections) {
 
 function showChoice(chosen) {
   at("choice").hidden = known.federations.length === 0;
-  const options = known.federations.map((f) => element("option", `${f.name} (${f.state})`, { value: f.id }));
+  const isOnly = (name) => known.federations.filter((f) => f.name === name).length === 1;
+  const options = known.federations.map((f) => element("option", `${f.name} (${f.state}${isOnly(f.name) ? "" : `, ${f.id}`})`, { value: f.id }));
   if (options.length !== at("federation").children.length || options.some((option, i) => !option.isEqualNode(at("federation").children[i]))) at("federation").replaceChildren(...options);
   if (chosen && at("federation").value !== chosen) at("federation").value = chosen;
 }

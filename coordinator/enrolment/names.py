@@ -119,9 +119,9 @@ def is_unused(session: Session) -> tuple[ColumnElement[bool], ...]:
 
 def _taken(kind: Kind, name: str, existing: str) -> Refused:
     shown = printable(existing)
-    found = f"the {_NOUNS[kind]} {resemblance(name, existing)} {shown!r}, which is in use"
+    sentence = f"the {_NOUNS[kind]} {resemblance(name, existing)} {shown!r}, which is in use"
     if kind == "client":
         return ClientNameTaken(
-            f"{found}; choose another, or replace an unused token with `replace`", taken=shown
+            f"{sentence}; choose another, or replace an unused token with `replace`", taken=shown
         )
-    return NameLooksAlike(f"{found}; write it as {shown!r}, or choose another", taken=shown)
+    return NameLooksAlike(f"{sentence}; write it as {shown!r}, or choose another", taken=shown)

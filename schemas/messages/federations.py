@@ -210,7 +210,7 @@ class FederationPlan(Strict):
     """The plan of a federation; everything except `name` and `strategy.name` has a default."""
 
     name: Name
-    """The name that people see."""
+    """The name that people see: letters, digits, spaces, `-`, `_` and `.`, in one script."""
     strategy: StrategyPlan
     """The federated method."""
     adapter: AdapterPlan = AdapterPlan()

@@ -54,7 +54,7 @@ def _scripts(folder: Path) -> dict[int, str]:
     scripts = {number: short[row[1]] for row in _rows(folder / "Scripts.txt") for number in _span(row[0])}
     for row in _rows(folder / "ScriptExtensions.txt"):
         scripts |= dict.fromkeys(_span(row[0]), row[1])
-    kept = _characters(folder / "UnicodeData.txt") - {
+    visible = _characters(folder / "UnicodeData.txt") - {
         number
         for row in _rows(folder / "DerivedCoreProperties.txt")
         if row[1] == "Default_Ignorable_Code_Point"
@@ -65,7 +65,7 @@ def _scripts(folder: Path) -> dict[int, str]:
         number: "Common"
         if scripts[number] in ("Zyyy", "Zinh")
         else " ".join(long[code] for code in scripts[number].split())
-        for number in kept
+        for number in visible
         if number in scripts
     }
 

@@ -62,9 +62,9 @@ def new_name(text: str, *, also: str = "") -> str:
     return name
 
 
-def is_resembling(name: str, other: str) -> bool:
+def is_resembling(name: str, existing: str) -> bool:
     """Whether two names can be taken for each other; equal names resemble each other too."""
-    return not name_keys(name).isdisjoint(name_keys(other))
+    return not name_keys(name).isdisjoint(name_keys(existing))
 
 
 def resemblance(name: str, existing: str) -> str:
@@ -96,8 +96,8 @@ def _folded(name: str) -> str:
 
 def _skeleton(text: str) -> str:
     """Return what a text looks like (UTS 39, section 4); equal skeletons look the same."""
-    seen = unicodedata.normalize("NFD", text).translate(unicode_table().prototypes)
-    return unicodedata.normalize("NFD", seen)
+    look = unicodedata.normalize("NFD", text).translate(unicode_table().prototypes)
+    return unicodedata.normalize("NFD", look)
 
 
 def _is_latin(name: str) -> bool:

@@ -128,7 +128,10 @@ def test_a_revoked_client_is_not_ready_any_more(coordinator: Served) -> None:
 
 def test_an_organisation_has_one_client_in_a_sum(coordinator: Served) -> None:
     federation_id, silos = running(coordinator, 1, **summed())
-    colleagues = [_enrol_of(coordinator, federation_id, f"clinic-{n}", "clinic") for n in range(2)]
+    colleagues = [
+        _enrol_of(coordinator, federation_id, f"clinic-{n}", spelling)
+        for n, spelling in enumerate(("Clinic", " Ｃｌｉｎｉｃ "))
+    ]
     bases = [join(silo) for silo in colleagues]
     assert put_ready(colleagues[0], bases[0]).status_code == 201
     taken = put_ready(colleagues[1], bases[1])

@@ -1,0 +1,168 @@
+"""Names through HTTP: one spelling of a name is in use, on both databases."""
+
+from __future__ import annotations
+
+import secrets
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+
+import httpx
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from sqlalchemy import text
+
+from coordinator.cli import service
+from coordinator.db import migrate
+from coordinator.db.engine import Database
+from coordinator.observability import logs
+from tests.conftest import ask
+from tests.served import Served, enrolment, slug
+
+
+def request_token(served: Served, federation_id: str, name: str, **request: object) -> httpx.Response:
+    path = f"/v1/federations/{federation_id}/enrolment-tokens"
+    return served.admin.post(path, json={"client_name": name} | request)
+
+
+@pytest.mark.parametrize(
+    ("name", "how"),
+    [
+        ("scope ", "is the same as"),
+        ("ＳＣＯＰＥ", "differs only in upper and lower case from"),
+        ("ѕсоре", "looks like"),
+    ],
+    ids=ascii,
+)
+def test_a_client_name_is_taken_in_every_spelling(coordinator: Served, name: str, how: str) -> None:
+    federation_id = coordinator.federation()
+    coordinator.enrol(federation_id, "scope")
+    taken = request_token(coordinator, federation_id, name)
+    assert (taken.status_code, slug(taken), taken.json()["taken"]) == (409, "client-name-taken", "scope")
+    assert f"the name {how} 'scope', which is in use" in taken.json()["detail"]
+    assert request_token(coordinator, coordinator.federation(), name).status_code == 201
+
+
+def test_an_unused_token_of_another_spelling_is_replaced(coordinator: Served) -> None:
+    federation_id = coordinator.federation()
+    lost = coordinator.enrolment_token(federation_id, "Aster", organisation="Clinc")
+    assert request_token(coordinator, federation_id, "ASTER").status_code == 409
+    replaced = request_token(coordinator, federation_id, "aster", replace=True, organisation="clinc")
+    assert replaced.status_code == 201, "nothing uses the names of the lost token"
+    anyone = coordinator.http()
+    for token, name, status in ((lost, "Aster", 401), (replaced.json()["token"], " aster ", 201)):
+        answer = anyone.post(
+            "/v1/enrolments", json=enrolment(anyone, token, name, Ed25519PrivateKey.generate())
+        )
+        assert answer.status_code == status, answer.text
+    (client,) = coordinator.admin.get(f"/v1/federations/{federation_id}/clients").json()["items"]
+    assert (client["name"], client["organisation"]) == ("aster", "clinc")
+
+
+@pytest.mark.parametrize("name", ["../x", "..", "aster/1", "аster"], ids=ascii)
+def test_names_against_the_rule_are_refused_on_every_path(coordinator: Served, name: str) -> None:
+    federation_id = coordinator.federation()
+    tokens = f"/v1/federations/{federation_id}/enrolment-tokens"
+    anyone, token = coordinator.http(), coordinator.enrolment_token(federation_id, "a")
+    plan = {"name": name, "strategy": {"name": "fedavg"}}
+    requests: list[tuple[httpx.Client, str, dict[str, object], str]] = [
+        (coordinator.admin, tokens, {"client_name": name}, "client_name"),
+        (coordinator.admin, tokens, {"client_name": name, "replace": True}, "client_name"),
+        (coordinator.admin, tokens, {"client_name": "b", "organisation": name}, "organisation"),
+        (coordinator.admin, "/v1/federations", plan, "name"),
+        (coordinator.admin, "/v1/tokens", {"role": "auditor", "name": name}, "name"),
+        (anyone, "/v1/enrolments", enrolment(anyone, token, name, Ed25519PrivateKey.generate()), "name"),
+    ]
+    for http, path, body, field in requests:
+        answer = http.post(path, json=body)
+        assert (answer.status_code, slug(answer), answer.json()["field"]) == (422, "validation", field)
+        assert name not in answer.text
+
+
+def test_organisations_are_written_in_one_way(coordinator: Served) -> None:
+    federation_id = coordinator.federation()
+    assert request_token(coordinator, federation_id, "a", organisation="Scope").status_code == 201
+    assert request_token(coordinator, federation_id, "b", organisation=" Scope ").status_code == 201
+    for spelling in ("SCOPE", "Ѕсоре"):
+        refused = request_token(coordinator, federation_id, "c", organisation=spelling)
+        assert (refused.status_code, slug(refused)) == (409, "name-looks-alike")
+        assert refused.json()["taken"] == "Scope"
+        assert "write it as 'Scope'" in refused.json()["detail"]
+    assert request_token(coordinator, federation_id, "c").status_code == 201, "the refusal reserved no name"
+
+
+def test_federations_are_written_in_one_way(coordinator: Served) -> None:
+    name = f"Trial {secrets.token_hex(8)}"
+    assert coordinator.federation(name=name) != coordinator.federation(name=f"  {name} ")
+    plan = {"name": name.upper(), "strategy": {"name": "fedavg"}}
+    refused = coordinator.admin.post("/v1/federations", json=plan)
+    assert (refused.status_code, slug(refused), refused.json()["taken"]) == (409, "name-looks-alike", name)
+
+
+def test_people_who_ask_at_once_get_one_spelling(coordinator: Served) -> None:
+    name = f"dpo@clinic-{secrets.token_hex(4)}"
+    spellings = [name, name.upper(), name.title(), name.capitalize()] * 2
+    with ThreadPoolExecutor(len(spellings)) as threads:
+        answers = list(
+            threads.map(
+                lambda spelling: coordinator.admin.post(
+                    "/v1/tokens", json={"role": "auditor", "name": spelling}
+                ),
+                spellings,
+            )
+        )
+    created = [answer.json() for answer in answers if answer.status_code == 201]
+    assert len(created) == 2
+    assert len({token["name"] for token in created}) == 1
+    assert {slug(answer) for answer in answers if answer.status_code != 201} == {"name-looks-alike"}
+    for token in created:
+        assert coordinator.admin.delete(f"/v1/tokens/{token['id']}").status_code == 204
+    other = next(spelling for spelling in spellings if spelling != created[0]["name"])
+    answer = coordinator.admin.post("/v1/tokens", json={"role": "auditor", "name": other})
+    assert answer.status_code == 201, "a revoked token uses no name"
+
+
+CLIENTS = [
+    ("cli_1", "fed_a", "scope", "Clinic"),
+    ("cli_2", "fed_a", "SCOPE ", "CLINIC"),
+    ("cli_3", "fed_a", "../x", "Hospital"),
+    ("cli_4", "fed_a", "ѕсоре", None),
+    ("cli_5", "fed_b", "scope", "clinic"),
+]
+
+
+FEDERATION = (
+    "INSERT INTO federations (id, name, state, plan, events, created_at)"
+    " VALUES (:id, 'Trial', 'open', '{}', 0, CURRENT_TIMESTAMP)"
+)
+CLIENT = (
+    "INSERT INTO clients (id, federation_id, name, organisation, base_model, profile, state, credential_hash,"
+    " enrolled_at, bytes_up, bytes_down) VALUES (:id, :federation, :name, :organisation, 'tiny', '{}',"
+    " 'enrolled', :id, CURRENT_TIMESTAMP, 0, 0)"
+)
+
+
+def test_stored_look_alikes_survive_the_migration_and_are_reported(
+    database_url: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("TESSERA_DATABASE_URL", database_url)
+    monkeypatch.setattr(logs, "configure", lambda *_: None)  # it would log to this test's standard error
+    columns = ("id", "federation", "name", "organisation")
+    query = "SELECT id, federation_id, name, organisation FROM clients ORDER BY id"
+    with closing(Database(database_url)) as database:
+        migrate.downgrade(database, to="0019")
+        with database.write() as session:
+            session.execute(text(FEDERATION), [{"id": "fed_a"}, {"id": "fed_b"}])
+            session.execute(text(CLIENT), [dict(zip(columns, row, strict=True)) for row in CLIENTS])
+        service.migrate()
+        report = [line for line in capsys.readouterr().err.splitlines() if line.startswith("warning: ")]
+        assert [line.partition(" look alike")[0].removeprefix("warning: ") for line in report] == [
+            "federation 'Trial' (fed_a): clients 'scope' (cli_1) and 'SCOPE ' (cli_2)",
+            "federation 'Trial' (fed_a): clients 'scope' (cli_1) and 'ѕсоре' (cli_4)",
+            "federation 'Trial' (fed_a): the organisations of 'Clinic' (cli_1) and 'CLINIC' (cli_2)",
+        ]
+        assert "revoke one with `tessera client revoke`" in report[0]
+        assert ask(database_url, query) == CLIENTS
+        keys = ask(database_url, "SELECT organisation_key FROM clients ORDER BY id")
+        assert [key for (key,) in keys] == ["Clinic", "Clinic", "Hospital", None, "clinic"]
+        migrate.downgrade(database, to="0019")
+        assert ask(database_url, query) == CLIENTS
