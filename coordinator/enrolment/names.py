@@ -60,11 +60,11 @@ def reserve(session: Session, kind: Kind, name: str, scope: str = EVERYWHERE) ->
         return
     for existing in _in_use(session, kind, scope):
         if is_resembling(existing, name) and (kind == "client" or normal_name(existing) != name):
-            raise _taken(kind, name, existing)
+            raise _refusal(kind, name, existing)
     stale = NameKeyRow.scope == scope, NameKeyRow.kind == kind, NameKeyRow.name.in_(spellings)
     session.execute(delete(NameKeyRow).where(*stale))
     if not _insert(session, kind, name, scope):  # another request was faster
-        raise _taken(kind, name, min(_spellings(session, kind, name, scope), default=name))
+        raise _refusal(kind, name, min(_spellings(session, kind, name, scope), default=name))
 
 
 def first_spelling(session: Session, kind: Kind, name: str | None, scope: str) -> str | None:
@@ -117,7 +117,7 @@ def is_unused(session: Session) -> tuple[ColumnElement[bool], ...]:
     return EnrolmentTokenRow.used_at.is_(None), EnrolmentTokenRow.expires_at > database_time(session)
 
 
-def _taken(kind: Kind, name: str, existing: str) -> Refused:
+def _refusal(kind: Kind, name: str, existing: str) -> Refused:
     shown = printable(existing)
     sentence = f"the {_NOUNS[kind]} {resemblance(name, existing)} {shown!r}, which is in use"
     if kind == "client":
