@@ -91,7 +91,7 @@ def _run(comparison: Comparison, workers: int) -> None:
         signal.signal(number, _interrupt)
     console = Console(stderr=True)
     try:
-        with ProgressDisplay(console, comparison) as teller:
+        with ProgressDisplay(console, comparison, workers) as teller:
             comparison.run(workers, teller)
     except KeyboardInterrupt:
         done, planned = len(comparison.results()), len(comparison.cells)

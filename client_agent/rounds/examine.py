@@ -20,6 +20,19 @@ from schemas.messages.scores import Score
 
 log = logging.getLogger(__name__)
 
+OF_THE_DATA = "of_the_data"
+"""The attribute of log records that hold for all silos of a study: a comparison prints them once itself."""
+
+
+def few_validation(count: int) -> str | None:
+    """Return what too few validation examples mean; None if they are enough."""
+    if count >= MIN_VALIDATION:
+        return None
+    return (
+        f"{count} validation examples are too few to choose between served and trained weights "
+        f"({MIN_VALIDATION} are needed): in a federation the served ones are kept, alone the trained ones"
+    )
+
 
 @dataclass(frozen=True, slots=True)
 class Exam:
@@ -70,13 +83,8 @@ class Examiner:
         """Score the state before the local steps; `earlier` is None if the silo begins with it."""
         if earlier is not None:
             return self.examine(adapter, earlier, is_end=False)
-        if len(self._validation) < MIN_VALIDATION:
-            log.info(
-                "%d validation examples are too few to choose between served and trained weights (%d are "
-                "needed): in a federation the served ones are kept, alone the trained ones",
-                len(self._validation),
-                MIN_VALIDATION,
-            )
+        if (few := few_validation(len(self._validation))) is not None:
+            log.info(few, extra={OF_THE_DATA: True})
         return self._examine_start(adapter)
 
     def _examine_start(self, adapter: Adapter) -> Exam:

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
+from statistics import fmean
 from types import TracebackType
 from typing import Self
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
+from client_agent.rounds.examine import few_validation
 from client_agent.simulation import worker_protocol
 from client_agent.simulation.compare import Comparison
 from client_agent.simulation.outcomes import rules_of, state_by
+from client_agent.simulation.remaining import every_minute, minutes_of
 from client_agent.simulation.results import Cell, stored_result
 from schemas.messages.scores import LOSS
 
@@ -23,11 +28,17 @@ _QUIET_SECONDS = 15.0
 class ProgressDisplay:
     """A progress listener with one bar for all runs and one per active run."""
 
-    def __init__(self, console: Console, comparison: Comparison) -> None:
+    def __init__(self, console: Console, comparison: Comparison, workers: int = 1) -> None:
         self._console = console
         self._out = comparison.out
         self._cells = len(comparison.cells)
-        self._finished = self._cells - len(comparison.missing())
+        missing = comparison.missing()
+        self._finished = self._cells - len(missing)
+        self._opening = _opening(comparison, missing, workers)
+        self._rounds_planned = sum(cell.plan.rounds.total for cell in missing)
+        self._rounds_done = 0
+        self._opened = time.monotonic()
+        self._background = ExitStack()
         self._lock = threading.Lock()
         self._began: dict[str, float] = {}
         self._bars: dict[str, TaskID] = {}
@@ -47,13 +58,28 @@ class ProgressDisplay:
     def __enter__(self) -> Self:
         if self._finished:
             self._line(f"{self._finished} of {self._cells} runs were already finished")
+        for line in self._opening:
+            self._line(line)
         self._progress.start()
+        self._background.enter_context(every_minute(self.print_time_left))
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._background.close()
         self._progress.stop()
+
+    def print_time_left(self) -> None:
+        """Print which run this is, and how long all still take at the pace of the rounds so far."""
+        with self._lock:
+            done = self._rounds_done + sum(self._rounds[label] for label in self._bars)
+            place = f"run {min(self._finished + 1, self._cells)} of {self._cells}"
+            if not done:
+                self._line(f"{place}: no round has ended yet")
+                return
+            seconds = (time.monotonic() - self._opened) / done * (self._rounds_planned - done)
+            self._line(f"{place}: {minutes_of(seconds)} left")
 
     def started(self, cell: Cell) -> None:
         with self._lock:
@@ -87,6 +113,7 @@ class ProgressDisplay:
         """Remove the run's bar and print its result or failure."""
         with self._lock:
             self._progress.remove_task(self._bars.pop(cell.label))
+            self._rounds_done += cell.plan.rounds.total
             seconds = time.monotonic() - self._began[cell.label]
             if failure is not None:
                 self._line(f"{cell.label} failed: {failure}; see {cell.log(self._out)}")
@@ -100,6 +127,20 @@ class ProgressDisplay:
 
     def _line(self, text: str) -> None:
         self._console.print(text, soft_wrap=True, highlight=False, markup=False)
+
+
+def _opening(comparison: Comparison, missing: Sequence[Cell], workers: int) -> list[str]:
+    """Return what to expect of the missing runs: their time, and what the study's data do not allow."""
+    if not missing:
+        return []
+    rounds = sum(cell.plan.rounds.total for cell in missing)
+    paces = [result.wall_seconds / result.plan.rounds.total for result in comparison.results()]
+    measured = f"{minutes_of(fmean(paces) * rounds / workers)}, as the finished ones took" if paces else None
+    time_needed = measured or "the time left follows every minute, once a round has ended"
+    lines = [f"{len(missing)} runs, {rounds} rounds in all, on {workers} processes: {time_needed}"]
+    if (few := few_validation(comparison.study.validation)) is not None:
+        lines.append(f"every silo: {few}")
+    return lines
 
 
 def _loss(cell: Cell, out: Path) -> str:

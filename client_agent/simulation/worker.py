@@ -19,6 +19,7 @@ from typing import TextIO
 import torch
 
 from client_agent.errors import AgentError, StudyUnusable
+from client_agent.rounds.examine import OF_THE_DATA
 from client_agent.simulation.admin_client import Operator
 from client_agent.simulation.clients import SharedModels
 from client_agent.simulation.methods import methods_of
@@ -85,14 +86,14 @@ class Worker:
 
 
 class _Activity(logging.Handler):
-    """Passes on the log lines of training and rounds."""
+    """Passes on the log lines of training and rounds, without those that hold for every silo of the study."""
 
     def __init__(self, report: Callable[[str], None]) -> None:
         super().__init__(logging.INFO)
         self._report = report
 
     def emit(self, record: logging.LogRecord) -> None:
-        if record.name.startswith(_ACTIVITIES):
+        if record.name.startswith(_ACTIVITIES) and not hasattr(record, OF_THE_DATA):
             self._report(record.getMessage())
 
 

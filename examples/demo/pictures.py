@@ -48,7 +48,9 @@ def overview(report: Report) -> Figure:
     of_tickets = report.silos[0].by_side["federated"].tickets
     right = {s: [float(silo.by_side[s].right) for silo in report.silos] for s in report.sides}
     _bars(tickets, report, right, "{:.0f}")
-    tickets.set(title=f"Right answers to {of_tickets} tickets\n(higher is better)", xlim=(0, 1.12 * of_tickets))
+    tickets.set(
+        title=f"Right answers to {of_tickets} tickets\n(higher is better)", xlim=(0, 1.12 * of_tickets)
+    )
     _relevance(relevance, report)
     handles, names = losses.get_legend_handles_labels()
     figure.legend(handles, names, frameon=False, ncols=len(report.sides), loc="outside lower left")

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 
 from rich.console import Console
@@ -16,12 +17,21 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from client_agent.errors import AgentError
 from client_agent.simulation.admin_client import Answer, Operator
 from client_agent.simulation.coordinator_process import running_coordinator
+from client_agent.simulation.remaining import Schedule, Stage, every_minute
 from examples.agents import MARK, DemoFailed, may_be_emptied
 from examples.demo_tiny import alone, federated, report
+from examples.demo_tiny.alone import Report
 from examples.demo_tiny.silos import EXAMPLES, SiloSetup
 from examples.preloaded import preloaded
 
 ROUNDS = 6
+_STAGES = (
+    Stage("fedmosaic", 90),
+    Stage("fedmosaic_random_frames", 70),
+    Stage("fedavg", 70),
+    Stage("local", 60),
+    Stage("local_lora", 40),
+)
 
 
 def main() -> int:
@@ -112,25 +122,35 @@ class _Progress:
             console=console,
             disable=not console.is_terminal,
         )
+        self._schedule = Schedule(_STAGES)
+        self._background = ExitStack()
         self._all = self._bar.add_task("", total=len(report.METHODS), method="methods", start=True)
         self._finished = -1
 
-    def __enter__(self) -> Callable[[str], Callable[[str], None]]:
+    def __enter__(self) -> Callable[[str], Report]:
+        self._line(self._schedule.opening())
         self._bar.start()
+        self._background.enter_context(every_minute(lambda: self._line(self._schedule.line())))
         return self._method
 
     def __exit__(self, *_: object) -> None:
+        self._background.close()
         self._bar.stop()
 
-    def _method(self, name: str) -> Callable[[str], None]:
+    def _line(self, text: str) -> None:
+        self._console.print(text, soft_wrap=True, highlight=False)
+
+    def _method(self, name: str) -> Report:
         self._finished += 1
+        self._schedule.enter(name)
         last = ""
 
-        def show(label: str) -> None:
+        def show(label: str, share: float) -> None:
             nonlocal last
+            self._schedule.reach(share)
             self._bar.update(self._all, completed=self._finished, method=name, description=label)
             if label != last and not self._console.is_terminal:
-                self._console.print(f"{name}: {label}", soft_wrap=True, highlight=False)
+                self._line(f"{name}: {label}")
             last = label
 
         return show

@@ -18,6 +18,9 @@ LORA_RATE = 0.003
 
 _AT_ONCE = 2
 
+Report = Callable[[str, float], None]
+"""Called with the current activity, and the share of the method that is done."""
+
 
 def local_plan(rounds: int) -> Answer:
     """Train what a client of the federation trains, without a federation."""
@@ -43,7 +46,7 @@ def run_alone(
     data: Path,
     folder: Path,
     pack_of: Callable[[SiloSetup], Path | None],
-    report: Callable[[str], None],
+    report: Report,
 ) -> dict[str, list[Answer]]:
     """Train every silo alone with `tessera agent train`, and give its scores per round.
 
@@ -57,7 +60,7 @@ def run_alone(
     scores: dict[str, list[Answer]] = {}
     for job, printed in run_jobs(tessera, jobs, at_once=_AT_ONCE):
         scores[job.name] = json.loads(printed)
-        report(f"{len(scores)} of {len(SILOS)} silos trained alone")
+        report(f"{len(scores)} of {len(SILOS)} silos trained alone", len(scores) / len(SILOS))
     return scores
 
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from client_agent.model.loading import base_model_slug
 from client_agent.simulation.admin_client import Answer, Operator
 from examples.agents import Agents, DemoFailed, Program, has_polled, is_published, running_agents
-from examples.demo_tiny.alone import PQ_RATE
+from examples.demo_tiny.alone import PQ_RATE, Report
 from examples.demo_tiny.silos import (
     EXAMPLES,
     FOUNDERS,
@@ -22,8 +23,6 @@ from examples.demo_tiny.silos import (
 from schemas.messages.recommended import FEDMOSAIC
 
 JOINS_AFTER = 4
-
-Report = Callable[[str], None]
 
 
 @dataclass(slots=True)
@@ -70,17 +69,19 @@ def run_federation(
     with running_agents(tessera, operator, federation, folder, configure) as agents:
         operator.post(f"{path}/start")
         _align(operator, path, agents, report)
+        rounds = plan["rounds"]["total"]
+        follow = partial(_follow, operator, path, agents, report, rounds=rounds)
         for silo in FOUNDERS:
             agents.start(silo.name)
         agents.enrol(LATECOMER.name)
-        _follow(operator, path, agents, report, until=_published(JOINS_AFTER - 1))
+        follow(until=_published(JOINS_AFTER - 1))
         # The pause only makes sure that the latecomer is up when round 5 opens, and misses none of it.
         operator.post(f"{path}/pause")
-        _follow(operator, path, agents, report, until=_published(JOINS_AFTER))
+        follow(until=_published(JOINS_AFTER))
         agents.start(LATECOMER.name)
         agents.until(lambda: has_polled(operator, path, LATECOMER.name))
         operator.post(f"{path}/start")
-        _follow(operator, path, agents, report, until=_published(plan["rounds"]["total"]))
+        follow(until=_published(rounds))
         agents.wait()
     return _result(operator, federation)
 
@@ -89,12 +90,18 @@ def _align(operator: Operator, path: str, agents: Agents, report: Report) -> Non
     """Make one alignment pack per base model, the pivot's first: the others then find it stored."""
     for count, architecture in enumerate(("S", "L"), start=1):
         agents.start(next(silo.name for silo in FOUNDERS if silo.architecture == architecture))
-        report(f"aligning base model {architecture}")
+        report(f"aligning base model {architecture}", 0.0)
         agents.until(lambda: len(operator.get(f"{path}/alignments")["items"]) >= count)  # noqa: B023
 
 
 def _follow(
-    operator: Operator, path: str, agents: Agents, report: Report, *, until: Callable[[Answer], bool]
+    operator: Operator,
+    path: str,
+    agents: Agents,
+    report: Report,
+    *,
+    rounds: int,
+    until: Callable[[Answer], bool],
 ) -> None:
     """Show the current round's status until something is the case."""
 
@@ -105,7 +112,10 @@ def _follow(
             counts, scores = newest["counts"], newest["scores"]
             loss = f", loss {scores['mean']['loss']['value']:.2f}" if scores else ""
             delivered = f"{counts['arrived']} of {counts['joined']} delivered"
-            report(f"round {newest['round']} {newest['state']}, {delivered}{loss}")
+            done = (newest["round"] - 1 + counts["arrived"] / max(1, counts["joined"])) / newest[
+                "total_rounds"
+            ]
+            report(f"round {newest['round']} {newest['state']}, {delivered}{loss}", done)
         return until(newest)
 
     agents.until(look)
