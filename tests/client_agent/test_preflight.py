@@ -120,3 +120,18 @@ def test_texts_that_the_model_cannot_read_are_found_before_a_round(tmp_path: Pat
     said = found(config(tmp_path, model=model))
     assert "reads 8 at most" in said["data"]
     assert "set training.max_length to 8 or less" in said["data"]
+
+
+def test_answers_that_nothing_stops_fail_the_check(tmp_path: Path) -> None:
+    rows = [
+        {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": c}]} for c in "bcdef"
+    ]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row | {"mood": "kind"}) + "\n" for row in rows))
+    (tmp_path / "open.jinja").write_text("{% for m in messages %}{{ m.content }}<pad>{% endfor %}")
+    data, template = str(tmp_path / "rows.jsonl"), str(tmp_path / "open.jinja")
+    file = config(tmp_path, train=data, test=data, chat_template=template)
+    checks = {finding.subject: finding for finding in findings(file)}
+    assert not checks["end of answers"].passed
+    assert "no answer ends with a token that stops generation" in checks["end of answers"].detail
+    assert checks["data"].passed
+    assert checks["data"].detail.endswith("not used: mood")
