@@ -94,9 +94,6 @@ def make_enrolment_token(
         if request.replace:
             for token_id in names.expire_unused_tokens(session, federation_id, request.client_name):
                 audit_log.append(session, "enrolment-token-ended", actor=person.id, subject=token_id)
-        names.reserve(session, "client", request.client_name, federation_id)
-        if request.organisation is not None:
-            names.reserve(session, "organisation", request.organisation, federation_id)
         row_id = new_id(tokens.ENROLMENT_PREFIX.rstrip("_"))
         token = tokens.new_enrolment_token(row_id, key.id)
         row = store.add_enrolment_token(session, row_id, federation_id, request, hash_of(token.secret))

@@ -84,6 +84,15 @@ def token_view(row: PersonToken) -> TokenView:
 def add_enrolment_token(
     session: Session, row_id: str, federation_id: str, request: EnrolmentTokenRequest, digest: str
 ) -> EnrolmentTokenRow:
+    """Store an enrolment token, and reserve its names. The caller holds the federation's lock.
+
+    Raises:
+        ClientNameTaken: a client or an unused token has a name that resembles this one.
+        NameLooksAlike: the organisation has another spelling in this federation.
+    """
+    names.reserve(session, "client", request.client_name, federation_id)
+    if request.organisation is not None:
+        names.reserve(session, "organisation", request.organisation, federation_id)
     now = database_time(session)
     row = EnrolmentTokenRow(
         id=row_id,
