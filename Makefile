@@ -83,7 +83,7 @@ lint: setup $(LINTED) ## Style, types and dependency rules; nothing is done wher
 $(LINTED): $(READY) $(SOURCES) pyproject.toml .importlinter
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy --num-workers 2
+	$(BIN)/mypy
 	$(BIN)/lint-imports
 	mkdir -p $(@D) && touch $@
 
