@@ -24,6 +24,7 @@ from client_agent.adapters.base import (
 )
 from client_agent.adapters.frames import present_roles
 from client_agent.adapters.layers import BaseDeltaLinear, FusedLora
+from client_agent.adapters.peft_import import light_peft
 from client_agent.errors import AdapterInPlace, LayoutMismatch
 from client_agent.model.architectures import linear_shape, place_rows
 from client_agent.model.loading import BaseModel
@@ -75,16 +76,17 @@ class LoraAdapter(Removable):
 
     def _inject_single(self, plan: AdapterPlan) -> dict[str, nn.Parameter]:
         """Inject peft's layers around the linear layers that serve one role."""
-        from peft import LoraConfig, inject_adapter_in_model  # seconds to import
+        with light_peft():
+            from peft import LoraConfig, inject_adapter_in_model  # slow to import, and not needed for PQ-LoRA
 
-        config = LoraConfig(
-            r=plan.rank,
-            lora_alpha=cast(int, plan.scale * plan.rank),  # peft scales by lora_alpha / r; fractions work
-            target_modules=list(self._single),
-            init_lora_weights=False,
-            fan_in_fan_out=any(isinstance(self._base_layers[path], Conv1D) for path in self._single),
-        )
-        inject_adapter_in_model(config, self._model)
+            config = LoraConfig(
+                r=plan.rank,
+                lora_alpha=cast(int, plan.scale * plan.rank),  # peft scales by lora_alpha / r; fractions work
+                target_modules=list(self._single),
+                init_lora_weights=False,
+                fan_in_fan_out=any(isinstance(self._base_layers[path], Conv1D) for path in self._single),
+            )
+            inject_adapter_in_model(config, self._model)
         tensors: dict[str, nn.Parameter] = {}
         for path, name in self._single.items():
             layer = cast(Any, self._model.get_submodule(path))

@@ -20,6 +20,7 @@ from torch import nn
 from transformers.pytorch_utils import Conv1D
 
 from client_agent.adapters.base import LoraFactors, replace_module, require_bare
+from client_agent.adapters.peft_import import light_peft
 from client_agent.errors import AdapterUnreadable, LayoutMismatch
 from client_agent.model.loading import BaseModel
 from client_agent.storage.files import write_durably
@@ -100,13 +101,13 @@ def checkpoint_in_place(base: BaseModel, folder: Path) -> Iterator[None]:
         AdapterInPlace: the base model carries an adapter already.
         AdapterUnreadable: the folder holds no checkpoint of this base model.
     """
-    from peft import PeftModel  # seconds to import
-
     require_bare(base)
     require_checkpoint(folder)
     with _restore_modules(cast(nn.Module, base.model)):
         try:
-            with warnings.catch_warnings():
+            with light_peft(), warnings.catch_warnings():
+                from peft import PeftModel  # slow to import
+
                 warnings.simplefilter("ignore")  # about merging, and about how peft calls other libraries
                 cast(Any, PeftModel).from_pretrained(base.model, folder.resolve())
         except (OSError, ValueError, RuntimeError, KeyError, TypeError, SafetensorError) as error:
@@ -135,7 +136,8 @@ def _config(
     factors: Mapping[str, LoraFactors], rank: int, model: nn.Module, model_name: str
 ) -> dict[str, object]:
     """Return peft's LoraConfig as a dict."""
-    from peft import LoraConfig  # seconds to import
+    with light_peft():
+        from peft import LoraConfig  # slow to import
 
     names, layers = _targets(model, factors)
     config = LoraConfig(

@@ -7,8 +7,11 @@ import os
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TRANSFORMERS_OFFLINE", "1")
 
+import copy
+import json
 import random
 import string
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -21,6 +24,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
 
+from client_agent.adapters.base import require_bare
 from client_agent.identity.membership import enrol, read_key
 from client_agent.model.architectures import ARCHITECTURES as KNOWN
 from client_agent.model.examples import Example
@@ -30,12 +34,14 @@ from client_agent.settings import read_settings
 from client_agent.training.silo import Silo, open_silo
 from client_agent.transport.client import CoordinatorApi
 from tests.scenarios.agents import EXAMPLES, MODELS
-from tests.served import Served
+from tests.served import Served, start
 
 ARCHITECTURES = tuple(KNOWN)
 CHARACTERS = string.ascii_lowercase + string.digits + " =<>/|_\n"
 GPT2_SAYS = {"n_inner": 48, "attn_pdrop": 0, "embd_pdrop": 0, "resid_pdrop": 0}
 SPECIAL = ["<pad>", "<bos>", "<eos>", "<unk>"]
+HELD_OUT = 12
+"""Test examples of a silo: rounds score all of them before and after their training."""
 
 
 def character_tokenizer(pairs: bool = False) -> PreTrainedTokenizerFast:
@@ -115,10 +121,15 @@ def saved_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., str]:
 
 @pytest.fixture(scope="session")
 def tiny(saved_model: Callable[..., str]) -> Callable[..., BaseModel]:
-    """Load a tiny random model."""
+    """Give a tiny random model: a copy, since tests put adapters into it."""
+    loaded: dict[str, BaseModel] = {}
 
     def load(model_type: str = "llama", *, dtype: torch.dtype = torch.float32, **changes: Any) -> BaseModel:
-        return load_base_model(saved_model(model_type, **changes), device=torch.device("cpu"), dtype=dtype)
+        name = json.dumps([model_type, str(dtype), changes], sort_keys=True, default=repr)
+        if name not in loaded:
+            folder = saved_model(model_type, **changes)
+            loaded[name] = load_base_model(folder, device=torch.device("cpu"), dtype=dtype)
+        return copy.deepcopy(loaded[name])
 
     return load
 
@@ -137,13 +148,16 @@ def examples() -> list[Example]:
 
 
 def config(folder: Path, **changes: str) -> Path:
+    """Write a silo.toml, with the first test examples of a silo of the examples beside it."""
     data = EXAMPLES / "silos" / "aster"
+    test = folder / "test.jsonl"
+    test.write_text("".join((data / "test.jsonl").read_text().splitlines(keepends=True)[:HELD_OUT]))
     options = {
         "url": "http://127.0.0.1:1",
         "folder": "state",
         "model": str(MODELS["S"]),
         "train": str(data / "train.jsonl"),
-        "test": str(data / "test.jsonl"),
+        "test": str(test),
     } | changes
     file = folder / "silo.toml"
     lines = [f"{name} = '{value}'\n" for name, value in options.items()]
@@ -151,15 +165,40 @@ def config(folder: Path, **changes: str) -> Path:
     return file
 
 
-@pytest.fixture(scope="module")
-def silo(tmp_path_factory: pytest.TempPathFactory) -> Silo:
+@pytest.fixture(scope="session")
+def loaded_silo(tmp_path_factory: pytest.TempPathFactory) -> Silo:
     folder = tmp_path_factory.mktemp("silo")
     return open_silo(read_settings(config(folder)))
 
 
 @pytest.fixture
-def served(fresh_database: Callable[[str], str], serve: Callable[..., Served]) -> Served:
-    return serve(fresh_database("sqlite"), tick_seconds=0.05, retry_seconds=0.05)
+def silo(loaded_silo: Silo) -> Iterator[Silo]:
+    """The silo of all tests, which they leave without an adapter."""
+    yield loaded_silo
+    require_bare(loaded_silo.base)
+
+
+@pytest.fixture(scope="session")
+def agents_coordinator(fresh_database: Callable[[str], str]) -> Iterator[Served]:
+    served = start(fresh_database("sqlite"), tick_seconds=0.05, retry_seconds=0.05)
+    yield served
+    served.stop()
+
+
+@pytest.fixture
+def served(agents_coordinator: Served) -> Iterator[Served]:
+    """The coordinator of all tests: they make federations of their own, which end with them."""
+    before = agents_coordinator.with_open_rounds()
+    yield agents_coordinator
+    for federation_id in agents_coordinator.with_open_rounds() - before:
+        agents_coordinator.admin.post(f"/v1/federations/{federation_id}/finish")
+
+
+@pytest.fixture
+def tmp_path(databases: Path) -> Iterator[Path]:
+    """A folder in memory, where there is enough: agents wait for the disk at every file that they keep."""
+    with tempfile.TemporaryDirectory(dir=databases, ignore_cleanup_errors=True) as folder:
+        yield Path(folder)
 
 
 @pytest.fixture

@@ -102,6 +102,11 @@ class Scene:
 
 
 @pytest.fixture
+def served(serve: Serve, fresh_database: Callable[[str], str]) -> Served:
+    return serve(fresh_database("sqlite"), tick_seconds=0.05, retry_seconds=0.05)
+
+
+@pytest.fixture
 def scene(served: Served, participant: Enrolled, serve: Serve, tmp_path: Path) -> Iterator[Scene]:
     with ExitStack() as opened:
         yield Scene(served, participant, serve, tmp_path, opened)

@@ -53,8 +53,8 @@ class Scene:
 
 
 @pytest.fixture
-def scene(serve: Callable[..., Served], fresh_database: Callable[[str], str], tmp_path: Path) -> Scene:
-    return Scene(serve(fresh_database("sqlite")), tmp_path)
+def scene(served: Served, tmp_path: Path) -> Scene:
+    return Scene(served, tmp_path)
 
 
 def test_a_key_that_is_another_clients_is_named_by_its_file(scene: Scene) -> None:

@@ -22,11 +22,6 @@ Serve = Callable[..., Served]
 AGENT = Profile.model_validate(PROFILE)
 
 
-@pytest.fixture
-def served(serve: Serve, fresh_database: Callable[[str], str]) -> Served:
-    return serve(fresh_database("sqlite"))
-
-
 class Recording(httpx.HTTPTransport):
     """Records the requests; drops the answer of one path and stops."""
 

@@ -54,11 +54,9 @@ class Scene:
 
 
 @pytest.fixture
-def scene(
-    serve: Callable[..., Served], fresh_database: Callable[[str], str], tmp_path: Path
-) -> Iterator[Scene]:
+def scene(served: Served, tmp_path: Path) -> Iterator[Scene]:
     with ExitStack() as opened:
-        yield Scene(serve(fresh_database("sqlite")), tmp_path / "state", opened)
+        yield Scene(served, tmp_path / "state", opened)
 
 
 def _before_it_is_sent(scene: Scene, _: pytest.MonkeyPatch) -> Connect:

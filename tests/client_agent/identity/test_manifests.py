@@ -56,10 +56,7 @@ class Client:
 
 
 @pytest.fixture
-def playing(
-    serve: Callable[..., Served], fresh_database: Callable[[str], str], tmp_path: Path
-) -> Iterator[tuple[Client, Callable[[int], None]]]:
-    served = serve(fresh_database("sqlite"), tick_seconds=0.05)
+def playing(served: Served, tmp_path: Path) -> Iterator[tuple[Client, Callable[[int], None]]]:
     federation_id, silos = running(served, **plan(rounds={"total": 9, "min_clients": 2}))
     client = Client(served, silos[0], tmp_path)
     with client.api:

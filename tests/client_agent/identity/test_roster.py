@@ -74,11 +74,9 @@ class Scene:
 
 
 @pytest.fixture
-def scene(
-    serve: Callable[..., Served], fresh_database: Callable[[str], str], tmp_path: Path
-) -> Iterator[Scene]:
+def scene(served: Served, tmp_path: Path) -> Iterator[Scene]:
     with ExitStack() as opened:
-        yield Scene(serve(fresh_database("sqlite")), tmp_path, "pinned", opened)
+        yield Scene(served, tmp_path, "pinned", opened)
 
 
 def test_members_that_are_pinned_are_let_in_and_nobody_else(scene: Scene) -> None:

@@ -78,13 +78,10 @@ class Rounds:
 
 
 @pytest.fixture
-def taken_part(
-    silo: Silo, tmp_path: Path, fresh_database: Callable[[str], str], serve: Callable[..., Served]
-) -> Callable[..., Rounds]:
+def taken_part(silo: Silo, tmp_path: Path, served: Served) -> Callable[..., Rounds]:
     """Take part in the two rounds of a federation, alone."""
 
     def make(adapter: dict[str, Any], **options: Any) -> Rounds:
-        served = serve(fresh_database("sqlite"), tick_seconds=0.05, retry_seconds=0.05)
         federation_id = served.federation(
             strategy={"name": "fedmosaic", "options": options},
             rounds={"total": 2, "min_clients": 1},

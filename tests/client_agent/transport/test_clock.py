@@ -21,11 +21,6 @@ DAY = 86_400.0
 
 
 @pytest.fixture
-def served(serve: Callable[..., Served], fresh_database: Callable[[str], str]) -> Served:
-    return serve(fresh_database("sqlite"))
-
-
-@pytest.fixture
 def silo(served: Served) -> Silo:
     return served.enrol(served.federation(), "aster")
 
