@@ -17,7 +17,7 @@ from client_agent.preflight import findings
 from client_agent.rounds.participant import Participant
 from client_agent.storage.round_folder import CLOSED, RECEIPT, SCORES_SENT, UPDATE
 from tests.client_agent.bad_lines import Buffering, Deaf
-from tests.client_agent.conftest import config
+from tests.client_agent.conftest import HELD_OUT, config
 from tests.served import Served
 
 Enrolled = Callable[..., Participant]
@@ -65,7 +65,7 @@ def test_an_agent_takes_part_until_the_federation_is_finished(
     rounds = views(served, federation_id)
     assert [r["state"] for r in rounds] == ["published", "published"]
     for scores in (r["clients"][0]["scores"] for r in rounds):
-        assert scores["served"]["loss"]["count"] == scores["trained"]["loss"]["count"] == 128
+        assert scores["served"]["loss"]["count"] == scores["trained"]["loss"]["count"] == HELD_OUT
     assert (who.workspace.home / "final_weights.safetensors").is_file()
 
 
@@ -191,7 +191,7 @@ def test_preparing_without_alignment_needs_no_pack(served: Served, participant: 
 def test_a_check_finds_everything_good_and_names_the_next_step(served: Served, tmp_path: Path) -> None:
     found = {f.subject: f for f in findings(config(tmp_path, url=served.url))}
     assert all(f.passed for f in found.values())
-    assert "128 held out" in found["data"].detail
+    assert f"{HELD_OUT} held out" in found["data"].detail
     assert "tessera agent enrol" in found["identity"].detail
 
 
@@ -208,6 +208,6 @@ def test_a_check_says_what_is_wrong_and_goes_on(
     changes: dict[str, str], what: str, said: str, tmp_path: Path, served: Served
 ) -> None:
     found = {f.subject: f for f in findings(config(tmp_path, **({"url": served.url} | changes)))}
-    assert len(found) == 10
+    assert len(found) == 11
     assert not found[what].passed
     assert said in found[what].detail

@@ -17,7 +17,6 @@ from schemas.messages.federations import FederationPlan
 from schemas.messages.tokens import Hello
 from tests.client_agent.test_daemon import alone_plan, naps
 from tests.served import Served
-from tests.taking_part import plan
 
 Enrolled = Callable[..., Participant]
 HELLO = {
@@ -47,11 +46,12 @@ class Changed(httpx.HTTPTransport):
 
 @pytest.mark.parametrize("capabilities", [[], ["secure-sum-1"], ["secure-sum-3"]])
 def test_sums_of_another_format_are_refused(capabilities: list[str]) -> None:
-    summed = plan(privacy={"secure_sum": {"minimum": 3}})
     hello = Hello.model_validate(HELLO | {"capabilities": capabilities})
-    require_sums(hello, FederationPlan.model_validate({"name": "x"} | plan()))
+    unsummed = {"name": "x", "strategy": {"name": "fedavg"}, "adapter": {"kind": "lora"}}
+    summed = unsummed | {"privacy": {"secure_sum": {"minimum": 3}}}
+    require_sums(hello, FederationPlan.model_validate(unsummed))
     with pytest.raises(VersionMismatch, match="not of this agent's format secure-sum-2; upgrade the older"):
-        require_sums(hello, FederationPlan.model_validate({"name": "x"} | summed))
+        require_sums(hello, FederationPlan.model_validate(summed))
 
 
 @pytest.mark.parametrize(
