@@ -28,7 +28,7 @@ def light_peft() -> Iterator[None]:
 
 
 def _forget_absence() -> None:
-    """Let peft look for bitsandbytes again: a quantised model may be loaded later in this process."""
+    """Clear what peft has cached of the absence: a quantised model may be loaded later in this process."""
     from peft import import_utils
 
     import_utils.is_bnb_available.cache_clear()

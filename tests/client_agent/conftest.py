@@ -121,7 +121,7 @@ def saved_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., str]:
 
 @pytest.fixture(scope="session")
 def tiny(saved_model: Callable[..., str]) -> Callable[..., BaseModel]:
-    """Give a tiny random model: a copy, since tests put adapters into it."""
+    """Load a tiny random model: a copy, since tests put adapters into it."""
     loaded: dict[str, BaseModel] = {}
 
     def load(model_type: str = "llama", *, dtype: torch.dtype = torch.float32, **changes: Any) -> BaseModel:

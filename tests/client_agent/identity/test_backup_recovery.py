@@ -96,9 +96,8 @@ class Scene:
 
     @property
     def trained(self) -> bytes:
-        return next(f for f in self.participant.workspace.rounds.newest_first() if f.has(TRAINED)).read(
-            TRAINED
-        )
+        rounds = self.participant.workspace.rounds
+        return next(f for f in rounds.newest_first() if f.has(TRAINED)).read(TRAINED)
 
 
 @pytest.fixture
@@ -159,11 +158,9 @@ def test_a_backup_from_before_the_first_round_is_accepted_too(scene: Scene) -> N
 
 
 def test_an_alignment_pack_that_was_stored_after_the_backup_is_stored_again(scene: Scene, silo: Silo) -> None:
-    scene.federation_id = scene.served.federation(
-        **alone_plan(
-            rounds={"total": 2, "min_clients": 1}, alignment={"pivot": silo.base.slug, "frames": "random"}
-        )
-    )
+    alignment = {"pivot": silo.base.slug, "frames": "random"}
+    wanted = alone_plan(rounds={"total": 2, "min_clients": 1}, alignment=alignment)
+    scene.federation_id = scene.served.federation(**wanted)
     scene.begin()
     scene.back_up()
     scene.play()
@@ -176,9 +173,7 @@ def test_an_alignment_pack_that_was_stored_after_the_backup_is_stored_again(scen
     assert [r["state"] for r in views(scene.served, scene.federation_id)] == ["published"] * 2
 
 
-def test_a_sketch_released_at_the_join_is_stored_before_any_training(
-    tmp_path: Path,
-) -> None:
+def test_a_sketch_released_at_the_join_is_stored_before_any_training(tmp_path: Path) -> None:
     rounds = RoundFolders(tmp_path / "rounds")
     rounds.open(3).write(SIGNATURE, b"released")
     backup_recovery._carry_over(rounds, Manifests(tmp_path, "fed", "cli", "key"), before=2)
