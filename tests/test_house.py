@@ -39,6 +39,7 @@ def test_no_file_is_longer_than_three_hundred_lines() -> None:
     assert not long
 
 
+@pytest.mark.slow
 def test_no_function_is_longer_than_sixty_lines() -> None:
     long = {
         f"{path.relative_to(ROOT)}:{node.lineno} {node.name}": lines

@@ -43,10 +43,12 @@ def vague_docstrings(file: Path) -> list[str]:
     ]
 
 
+@pytest.mark.slow
 def test_no_name_is_a_pronoun() -> None:
     assert not [found for file in sources(HERE) for found in pronouns(file)]
 
 
+@pytest.mark.slow
 def test_no_docstring_begins_vaguely() -> None:
     assert not [found for file in sources(HERE) for found in vague_docstrings(file)]
 

@@ -18,6 +18,7 @@ from schemas.messages.federations import ScoresPlan
 from tests.client_agent.simulation.real_rows import write_folders
 
 
+@pytest.mark.slow
 def test_the_printed_score_is_that_of_a_round(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

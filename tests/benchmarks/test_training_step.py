@@ -35,6 +35,7 @@ def test_batches_are_full() -> None:
     assert [len(text.ids) for text in texts] == [SMALL.length] * SMALL.batch
 
 
+@pytest.mark.slow
 @every_number_of_bits
 def test_every_kind_of_adapter_is_measured_in_turn(quantization: Quantization) -> None:
     found = measure(

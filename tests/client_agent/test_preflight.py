@@ -61,6 +61,7 @@ def test_a_plan_that_is_none_is_said_and_hides_nothing_else(tmp_path: Path) -> N
     assert said["model"].startswith("llama-96x4-")
 
 
+@pytest.mark.slow
 def test_an_enrolled_silo_is_checked_under_its_federations_plan(
     tmp_path: Path, fresh_database: Callable[[str], str], serve: Callable[..., Served]
 ) -> None:

@@ -132,6 +132,7 @@ def test_a_strangers_request_id_is_not_taken(coordinator: Served) -> None:
     assert answer.headers["x-request-id"] != "trace-0001"
 
 
+@pytest.mark.slow
 def test_a_second_process_on_one_sqlite_file_is_refused(
     serve: Callable[..., Served], fresh_database: Callable[[str], str], tmp_path: Path
 ) -> None:
@@ -144,6 +145,7 @@ def test_a_second_process_on_one_sqlite_file_is_refused(
     assert said.count("\n") == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", ["no/such/folder/x.db", "notes.txt"])
 def test_a_file_that_cannot_be_served_is_said_in_one_line(tmp_path: Path, path: str) -> None:
     (tmp_path / "notes.txt").write_text("no database at all, but a text that is long enough to be one\n" * 99)
@@ -207,6 +209,7 @@ def test_serve_keeps_a_first_admin_token_in_a_file_once_and_ends_on_sigterm(tmp_
     _stopped(again)
 
 
+@pytest.mark.slow
 def test_a_port_in_use_is_said_in_one_line(tmp_path: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

@@ -70,6 +70,7 @@ def test_the_signing_client_needs_httpx_and_cryptography_alone() -> None:
     assert foreign == {"httpx", "cryptography"}
 
 
+@pytest.mark.slow
 def test_the_signing_client_enrols_and_takes_part_until_the_end(served: Served, tmp_path: Path) -> None:
     federation_id, said = run(served, tmp_path, [sys.executable, str(CLIENTS / "signed_client.py")])
     assert all("finished before round 3" in one for one in said)
@@ -80,6 +81,7 @@ def test_the_signing_client_enrols_and_takes_part_until_the_end(served: Served, 
     np.testing.assert_array_equal(np.frombuffer(state.content[-24:], "<f4"), np.full(6, 2.0))
 
 
+@pytest.mark.slow
 def test_the_signing_client_takes_part_where_a_lora_travels(served: Served, tmp_path: Path) -> None:
     plan = {"adapter": {"rank": 2, "same_architecture_rank": 2}, "strategy": {"name": "fedavg"}}
     _, said = run(served, tmp_path, [sys.executable, str(CLIENTS / "signed_client.py")], **plan)
@@ -95,6 +97,7 @@ def test_the_signing_client_ends_with_what_the_coordinator_says(served: Served, 
     assert "Traceback" not in ended.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(
     not all(map(shutil.which, ("curl", "jq", "openssl"))), reason="needs curl, jq and openssl"
 )

@@ -92,6 +92,7 @@ CASES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_a_hostile_frame_is_refused(scene: Scene, case: Case) -> None:
     attack(scene, case)

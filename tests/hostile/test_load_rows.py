@@ -43,6 +43,7 @@ Databases = Callable[[str], str]
 _SPACE = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c"]
 
 
+@pytest.mark.slow
 def test_a_client_that_polls_too_often_is_told_when_to_come_back_and_nobody_else_is(scene: Scene) -> None:
     """Row 51."""
     path = f"/v1/federations/{scene.delivered.federation_id}/rounds/current"

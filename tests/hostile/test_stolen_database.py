@@ -134,6 +134,7 @@ def test_no_secret_is_in_the_database_or_a_log(loot: Loot) -> None:
     assert [name for name, secret in loot.secrets.items() if secret in said] == []
 
 
+@pytest.mark.slow
 def test_nothing_that_is_stored_opens_a_door(loot: Loot) -> None:
     words = {word for value in loot.values for word in _WORD.findall(_text(value))}
     words |= {word for word in _WORD.findall(loot.log)}

@@ -198,6 +198,7 @@ def _two_faults(header: dict[str, Any]) -> None:
     header["b0.q.Q"]["dtype"] = "F64"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_a_hostile_body_is_refused(scene: Scene, case: Case) -> None:
     attack(scene, case)

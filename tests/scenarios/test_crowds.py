@@ -7,6 +7,7 @@ from collections import Counter
 from typing import Any
 
 import httpx
+import pytest
 
 from tests.served import ADMIN_TOKEN, Served
 
@@ -15,6 +16,7 @@ AT_ONCE = 150  # nearly four times as many as there are threads, and connections
 Call = tuple[str, str, dict[str, Any] | None]
 
 
+@pytest.mark.slow
 def test_a_crowd_that_looks_is_answered(coordinator: Served) -> None:
     about = f"/v1/federations/{coordinator.federation()}"
     paths = ["/v1/hello", "/v1/tokens", about, f"{about}/plan", f"{about}/rounds", f"{about}/clients"]
@@ -22,6 +24,7 @@ def test_a_crowd_that_looks_is_answered(coordinator: Served) -> None:
     assert _at_once(coordinator, calls * (AT_ONCE // len(calls))) == {200: AT_ONCE}
 
 
+@pytest.mark.slow
 def test_a_crowd_that_writes_and_looks_is_answered(coordinator: Served) -> None:
     federation_id = coordinator.federation()
     calls: list[Call] = []

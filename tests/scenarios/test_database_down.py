@@ -17,6 +17,7 @@ from tests.postgres_server import PostgresServer
 from tests.served import Served, slug
 
 
+@pytest.mark.slow
 def test_a_database_that_is_down_is_said_and_a_client_is_told_when_to_come_back(
     serve: Callable[..., Served],
 ) -> None:

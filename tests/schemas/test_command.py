@@ -43,6 +43,7 @@ def test_completion_is_installed_in_the_users_shell(shell: str, tmp_path: Path) 
     assert any("_TESSERA_COMPLETE" in text for text in written)
 
 
+@pytest.mark.slow
 def test_a_shell_is_told_commands_and_their_options() -> None:
     def completed(line: str) -> list[str]:
         words = line.split(" ")

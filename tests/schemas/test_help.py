@@ -59,6 +59,7 @@ def panels(*path: str) -> dict[str, list[str]]:
     }
 
 
+@pytest.mark.slow
 def test_paragraphs_of_help_fill_eighty_columns() -> None:
     every = list(paths(TESSERA))
     assert len(every) > 40

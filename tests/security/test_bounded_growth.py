@@ -39,6 +39,7 @@ def kept(rows: Rows, served: Served, federation_id: str) -> int:
     return int(count)
 
 
+@pytest.mark.slow
 def test_a_finished_federation_takes_each_clients_scores_once(coordinator: Served, rows: Rows) -> None:
     federation_id, silos = running(coordinator, **plan(rounds={"total": 1}))
     one_round(coordinator, federation_id, silos, 1, [1.0, 3.0])
@@ -50,6 +51,7 @@ def test_a_finished_federation_takes_each_clients_scores_once(coordinator: Serve
     assert kept(rows, coordinator, federation_id) == before + 1
 
 
+@pytest.mark.slow
 def test_scores_of_a_round_are_replaced_a_few_times_only(coordinator: Served, rows: Rows) -> None:
     federation_id, (silo, other) = running(coordinator)
     for one in (silo, other):
@@ -71,6 +73,7 @@ def test_rounds_that_ended_long_ago_take_no_scores(coordinator: Served) -> None:
     assert [score(silos[0], number, 0.5) for number in (2, 3)] == [(204, "")] * 2
 
 
+@pytest.mark.slow
 def test_acceptance_tests_are_told_together_and_replaced_once_a_minute(
     coordinator: Served, rows: Rows, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -129,6 +132,7 @@ def test_a_federation_keeps_its_newest_events_only(
         assert event_log.append(session, crowded, "round", {"round": 1}) == 26
 
 
+@pytest.mark.slow
 def test_the_events_of_a_round_go_with_its_tensors(coordinator: Served) -> None:
     federation_id, silos = running(coordinator, **plan(rounds={"total": 9}))
     for number in (1, 2, 3):

@@ -62,6 +62,7 @@ def test_a_caller_follows_four_streams_at_once(coordinator: Served) -> None:
         soon(is_let_in)
 
 
+@pytest.mark.slow
 def test_all_streams_of_a_process_cost_one_look(
     serve: Callable[..., Served], database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -95,6 +96,7 @@ def test_all_streams_of_a_process_cost_one_look(
         assert len(pages) == len(opened), "nor is anything looked up for each of them"
 
 
+@pytest.mark.slow
 def test_a_quiet_stream_shows_that_it_is_there_and_ends(
     coordinator: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -45,6 +45,7 @@ def tessera(folder: Path, *arguments: str, **variables: str) -> subprocess.Compl
     )
 
 
+@pytest.mark.slow
 def test_a_database_and_its_backup_are_their_owners_only(tmp_path: Path) -> None:
     tmp_path.chmod(0o755)
     assert tessera(tmp_path, "migrate").returncode == 0
@@ -53,6 +54,7 @@ def test_a_database_and_its_backup_are_their_owners_only(tmp_path: Path) -> None
     assert mode(tmp_path) == 0o755, "the folder is anybody's"
 
 
+@pytest.mark.slow
 def test_a_database_that_others_could_read_is_closed_and_the_log_says_so(tmp_path: Path) -> None:
     tmp_path.chmod(0o755)
     assert tessera(tmp_path, "migrate").returncode == 0
@@ -69,6 +71,7 @@ def test_a_database_that_others_could_read_is_closed_and_the_log_says_so(tmp_pat
     assert "files-were-open-to-others" not in tessera(tmp_path, "migrate").stderr
 
 
+@pytest.mark.slow
 def test_what_a_running_coordinator_writes_is_its_owners_only(tmp_path: Path) -> None:
     served = start_process(f"sqlite:///{tmp_path}/tessera.db", tmp_path)
     try:

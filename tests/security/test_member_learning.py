@@ -85,6 +85,7 @@ def test_a_guessed_signature_gets_one_members_adapter_only_where_the_plan_says_s
     assert ("newcomer that guesses the signature of one" in claims) is (least == 1)
 
 
+@pytest.mark.slow
 def test_whoever_only_joins_costs_the_others_two_deadlines_and_no_more(coordinator: Served) -> None:
     federation_id, silos, sent, spy = spied_on(coordinator, 1)
     waited = []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import pytest
 from sqlalchemy import create_engine, update
 
 from coordinator.cli.output import text
@@ -16,6 +17,7 @@ from tests.taking_part import join, running
 OLD = "clinic\u202e\x9b2J"
 
 
+@pytest.mark.slow
 def test_an_old_name_still_loads_and_is_escaped_in_the_terminal(coordinator: Served) -> None:
     operator = Operator(coordinator)
     federation_id, (silo, _) = running(coordinator)

@@ -255,6 +255,7 @@ def test_a_lora_served_as_zeros_can_still_learn(tiny: Callable[..., BaseModel]) 
             np.testing.assert_array_equal(values, start[name])
 
 
+@pytest.mark.slow
 def test_memory_is_flat_and_no_hook_is_left_over_many_rounds(tiny: Callable[..., BaseModel]) -> None:
     base = tiny()
 

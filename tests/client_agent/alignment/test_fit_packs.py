@@ -86,6 +86,7 @@ def test_packs_have_the_target_modules_only(tiny: Callable[..., BaseModel]) -> N
     assert different.manifest.errors.keys() == {"b0.v", "b1.o"}
 
 
+@pytest.mark.slow
 def test_the_same_inputs_give_the_same_bytes(tiny: Callable[..., BaseModel]) -> None:
     pivot, base = tiny(), tiny("qwen2", hidden_size=48, num_hidden_layers=6)
     packs = [of_pivot(pivot) for _ in range(2)]
@@ -117,6 +118,7 @@ def test_a_model_aligned_to_itself_agrees_with_itself(
     assert itself.manifest.alignment_set == pack.manifest.alignment_set
 
 
+@pytest.mark.slow
 def test_an_architecture_without_a_gate_is_aligned_in_the_roles_that_both_have(
     tiny: Callable[..., BaseModel],
 ) -> None:
@@ -190,6 +192,7 @@ def test_a_random_pack_selects_everything_and_trains_at_rate_one(tiny: Callable[
         assert len(adapter.layout) == 28
 
 
+@pytest.mark.slow
 def test_blocks_are_worked_on_one_by_one_when_memory_is_short(
     tiny: Callable[..., BaseModel], monkeypatch: pytest.MonkeyPatch
 ) -> None:

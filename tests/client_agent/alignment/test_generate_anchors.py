@@ -71,6 +71,7 @@ def test_a_model_without_bos_begins_after_eos(tiny: Callable[..., BaseModel]) ->
         written(base)
 
 
+@pytest.mark.slow
 def test_a_model_that_says_nothing_is_told_so(tiny: Callable[..., BaseModel]) -> None:
     base = tiny()
     opening = torch.tensor([[base.tokenizer.bos_token_id]])
@@ -81,6 +82,7 @@ def test_a_model_that_says_nothing_is_told_so(tiny: Callable[..., BaseModel]) ->
         written(base)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["tiny-s", "tiny-q"])
 def test_the_command_writes_what_a_coordinator_takes(name: str, tmp_path: Path) -> None:
     out = tmp_path / "anchors.json"

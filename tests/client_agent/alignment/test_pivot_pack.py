@@ -97,6 +97,7 @@ def built(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [line[len(before) : -1] for line in lines(caplog) if line.startswith(before)]
 
 
+@pytest.mark.slow
 def test_another_base_model_waits_for_the_pivots_pack_and_builds_its_own_only(
     federation: Callable[..., Federation], caplog: pytest.LogCaptureFixture
 ) -> None:

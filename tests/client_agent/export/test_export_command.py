@@ -85,6 +85,7 @@ def from_gguf(folder: Path, silo: Silo) -> nn.Module:
 
 
 # peft 0.21 reads the old name of transformers 5.
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
 @pytest.mark.parametrize("strategy", ["fedmosaic", "flora", "fedex_lora"])
 def test_every_form_gives_the_logits_of_the_final_weights(

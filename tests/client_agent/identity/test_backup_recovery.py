@@ -42,8 +42,8 @@ from schemas.messages.rounds import RoundBrief
 from tests.client_agent.test_daemon import alone_plan, naps, views
 from tests.served import Served
 
-Serve = Callable[..., Served]
-Enrolled = Callable[..., Participant]
+pytestmark = pytest.mark.slow
+Serve, Enrolled = Callable[..., Served], Callable[..., Participant]
 
 
 class Scene:
@@ -111,7 +111,6 @@ def scene(served: Served, participant: Enrolled, serve: Serve, tmp_path: Path) -
         yield Scene(served, participant, serve, tmp_path, opened)
 
 
-@pytest.mark.slow
 def test_a_silo_accepts_a_restored_coordinator_and_continues_from_its_own_adapter(scene: Scene) -> None:
     scene.begin()
     scene.play()

@@ -56,6 +56,7 @@ def test_an_end_token_that_the_tokenizer_adds_is_not_part_of_a_prompt() -> None:
     assert encode_prompt("", tokenizer, chat=False) == [tokenizer.bos_token_id]
 
 
+@pytest.mark.slow
 def test_the_likeliest_tokens_are_those_of_public_generation(each_architecture: BaseModel) -> None:
     base = each_architecture
     model, tokenizer = cast(Any, base.model), cast(Any, base.tokenizer)

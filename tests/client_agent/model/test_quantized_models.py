@@ -57,6 +57,7 @@ def learnt(base: BaseModel, adapter: Adapter, examples: list[Example], plan: Tra
     return losses[0] - losses[-1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("quantization", ["none", "nf4", "int8"])
 @pytest.mark.parametrize("model_type", ARCHITECTURES)
 def test_every_architecture_learns_in_every_number_of_bits_and_is_left_as_it_was(

@@ -45,6 +45,7 @@ def test_with_sampling_it_is_what_the_design_says(noise: float, published: float
     assert epsilon == pytest.approx(published, abs=0.005)
 
 
+@pytest.mark.slow
 def test_it_is_within_a_percent_of_what_the_library_says_and_below_its_renyi_bound() -> None:
     releases = [mechanism(3.0, 64, 200)] * 5 + [mechanism(2.5, 64, 220)] * 3
     library = PLDAccountant(NeighboringRelation.ADD_OR_REMOVE_ONE)
@@ -59,6 +60,7 @@ def test_it_is_within_a_percent_of_what_the_library_says_and_below_its_renyi_bou
     assert epsilon_of([], DELTA) == 0.0
 
 
+@pytest.mark.slow
 def test_the_noise_for_a_budget_is_enough_and_hardly_more() -> None:
     noise = noise_for(64, 64, 4, 1.0, DELTA)
     assert epsilon_of([mechanism(noise)] * 4, DELTA) <= 1.0

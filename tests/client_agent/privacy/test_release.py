@@ -43,6 +43,7 @@ def test_each_record_is_drawn_by_itself_with_the_same_probability() -> None:
     assert sample_records(everybody, below) == list(range(12))
 
 
+@pytest.mark.slow
 def test_a_release_is_the_clipped_mean_and_the_noise_that_is_accounted_for() -> None:
     mechanism = Mechanism(sampled=20, records=20, noise_multiplier=1.5, clip=2.0, dim=3)
     vectors = [np.array([4.0, 0.0, 0.0])] * 10 + [np.array([0.0, 0.5, 0.0])] * 10
@@ -67,6 +68,7 @@ def test_the_mean_over_releases_carries_the_noise_of_a_mean() -> None:
     assert (released.releases, released.epsilon) == (3, 0.3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("sampled", "releases"), [(64, 1), (64, 8), (16, 8)])
 def test_the_reliability_is_the_cosine_that_two_silos_of_one_task_have(sampled: int, releases: int) -> None:
     """From noise, sample and clip alone, which are no secret: the records are not looked at for it."""

@@ -123,6 +123,7 @@ def assert_close(one: Arrays, other: Arrays) -> None:
         np.testing.assert_allclose(values, other[name], atol=2e-6, err_msg=name)
 
 
+@pytest.mark.slow
 def test_what_was_sent_and_what_is_left_is_all_that_was_learnt_and_the_mean_is_that_of_what_was_sent(
     pair: Callable[..., Pair],
 ) -> None:

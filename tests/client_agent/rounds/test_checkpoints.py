@@ -114,6 +114,7 @@ def assert_like(found: ScoreSet, expected: ScoreSet) -> None:
     assert found[LOSS].value == pytest.approx(expected[LOSS].value, abs=LARGEST_DIFFERENCE)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("adapter", "options"),
     [
@@ -161,6 +162,7 @@ def test_private_ranks_go_on_from_round_to_round_and_never_leave(
     assert {"l0.v.A", "l3.down.B", "b0.v.P"} <= second.adapter.keys()
 
 
+@pytest.mark.slow
 def test_what_the_coordinator_served_is_exported_on_demand(
     silo: Silo, taken_part: Callable[..., Rounds], tmp_path: Path
 ) -> None:
@@ -177,6 +179,7 @@ def test_what_the_coordinator_served_is_exported_on_demand(
     assert_like(score(silo, tmp_path / "final"), final.scores)
 
 
+@pytest.mark.slow
 def test_a_model_trained_alone_is_exported_and_writes_what_scoring_said(
     silo: Silo, folder: Path, tmp_path: Path
 ) -> None:

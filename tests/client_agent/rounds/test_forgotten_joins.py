@@ -23,6 +23,7 @@ def served(serve: Callable[..., Served], fresh_database: Callable[[str], str]) -
     return serve(fresh_database("sqlite"), tick_seconds=0.05, retry_seconds=0.05)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("at", ["/rounds/2/weights", "/rounds/2/update"])
 def test_a_round_whose_join_the_backup_does_not_have_is_not_left_out_but_refused_until_accepted(
     served: Served,

@@ -172,6 +172,7 @@ def test_final_scores_that_are_refused_do_not_fail_the_agent(
     assert not (who.workspace.home / FINAL_SCORES_SENT).exists()
 
 
+@pytest.mark.slow
 def test_a_client_searches_its_rate_before_its_first_round_only(
     served: Served, participant: Enrolled
 ) -> None:
@@ -186,6 +187,7 @@ def test_a_client_searches_its_rate_before_its_first_round_only(
     assert len(list(who.workspace.rates.folder.iterdir())) == 1
 
 
+@pytest.mark.slow
 def test_a_client_that_pruned_its_rank_does_not_search_again(served: Served, participant: Enrolled) -> None:
     federation_id = served.federation(
         **alone_plan(

@@ -94,6 +94,7 @@ def test_a_client_that_lost_its_fold_goes_on_with_the_weights_of_one_that_lost_n
     assert read_served(folders["aster"].read(WEIGHTS), layout_of(folders["aster"])).manifest.fold_from == 4
 
 
+@pytest.mark.slow
 def test_a_coordinator_that_has_no_whole_any_more_leaves_the_client_its_error(
     pair: Callable[..., Pair], served: Served
 ) -> None:
@@ -114,6 +115,7 @@ def test_a_coordinator_that_has_no_whole_any_more_leaves_the_client_its_error(
         take_part(who, brief)
 
 
+@pytest.mark.slow
 def test_a_whole_that_the_coordinator_has_not_signed_for_is_not_used(
     pair: Callable[..., Pair], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -129,6 +131,7 @@ def test_a_whole_that_the_coordinator_has_not_signed_for_is_not_used(
     assert "round 3: whole base delta without a valid signature" in caplog.text
 
 
+@pytest.mark.slow
 @methods
 def test_final_weights_bring_all_that_was_folded(pair: Callable[..., Pair], strategy: str) -> None:
     two = pair(strategy, rounds={"total": 3, "min_clients": 2})

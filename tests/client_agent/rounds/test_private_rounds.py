@@ -82,6 +82,7 @@ def test_a_silo_releases_once_a_round_and_then_sends_the_last_one_again(
     assert np.linalg.norm(kept(who, 2).vector) <= 1 + 1e-6
 
 
+@pytest.mark.slow
 def test_a_crash_between_ledger_and_release_costs_budget_and_releases_once(
     served: Served, participant: Enrolled, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -100,6 +101,7 @@ def test_a_crash_between_ledger_and_release_costs_budget_and_releases_once(
     assert [view["clients"][0]["epsilon"] for view in views(served, federation_id)] == [second.epsilon] * 2
 
 
+@pytest.mark.slow
 def test_a_crash_that_costs_the_only_release_is_told_with_what_to_do(
     served: Served, participant: Enrolled, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -54,6 +54,7 @@ def stopped(served: Served, participant: Enrolled, line: Failing) -> tuple[Parti
     return who, federation_id
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", ["/rounds/2/update", "/rounds/2/weights"], ids=["trained", "between rounds"])
 def test_a_federation_goes_on_after_an_upgrade(
     served: Served, participant: Enrolled, tmp_path: Path, path: str
@@ -70,6 +71,7 @@ def test_a_federation_goes_on_after_an_upgrade(
     assert views(served, federation_id)[1]["clients"][0]["scores"]["final"] is not None
 
 
+@pytest.mark.slow
 def test_a_finished_federation_is_scored_and_read_after_an_upgrade(
     served: Served, participant: Enrolled, tmp_path: Path
 ) -> None:

@@ -71,6 +71,7 @@ def _free_port() -> int:
         return int(listener.getsockname()[1])
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_seven_agents_two_lost_and_a_restart(
     fresh_database: Callable[[str], str],

@@ -115,6 +115,7 @@ def _crashing_run(folder: Path, monkeypatch: pytest.MonkeyPatch, at: int, *, aft
     return disk.calls
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
 def test_a_crash_at_every_fsync_repeats_the_same_bytes(
     after: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

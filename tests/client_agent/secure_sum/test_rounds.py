@@ -49,6 +49,7 @@ from tests.taking_part import wait_for
 STEPS = (WEIGHTS, TRAINED, INPUT, READY, SUMMED, SCORES_SENT)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("masking", ["pairwise", "none"])
 @pytest.mark.parametrize("strategy", ["fedavg", "ffa_lora", "fedsa_lora"])
 def test_a_round_publishes_the_exact_sum(
@@ -75,6 +76,7 @@ def test_a_round_publishes_the_exact_sum(
     assert view["secure_sum"]["losses"]["trained"]["value"] == pytest.approx(np.mean(losses), abs=1e-2)
 
 
+@pytest.mark.slow
 def test_clients_send_their_own_scores_if_the_plan_wants_them(
     served: Served, silo: Silo, tmp_path: Path
 ) -> None:
@@ -86,6 +88,7 @@ def test_clients_send_their_own_scores_if_the_plan_wants_them(
         assert all(client["scores"] is not None for client in view["clients"])
 
 
+@pytest.mark.slow
 def test_an_agent_runs_until_the_end_and_sends_no_final_scores(
     served: Served, silo: Silo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -150,6 +153,7 @@ class _CrashingFolder:
         monkeypatch.setattr(RoundFolder, "write", crashing)
 
 
+@pytest.mark.slow
 def test_an_agent_that_is_killed_at_every_step_sums_the_input_that_it_encoded(
     served: Served, silo: Silo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -183,6 +187,7 @@ def test_an_agent_that_is_killed_at_every_step_sums_the_input_that_it_encoded(
         assert len({e.sent for e in sent if e.step == step}) == 1
 
 
+@pytest.mark.slow
 def test_a_member_that_drops_out_is_told_and_goes_on_with_the_next_round(
     served: Served, silo: Silo, tmp_path: Path
 ) -> None:
@@ -244,6 +249,7 @@ def test_an_agent_refuses_a_coordinator_that_lies(
         assert reason in _status(victim, served, tmp_path)
 
 
+@pytest.mark.slow
 def test_a_false_set_of_members_is_refused_and_told_in_the_status(
     served: Served, silo: Silo, tmp_path: Path
 ) -> None:

@@ -190,6 +190,7 @@ def test_two_comparisons_do_not_share_a_folder(tmp_path: Path) -> None:
         pass
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("finished_runs", [4, 3, 0])
 def test_the_exit_status_is_1_while_results_are_missing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, finished_runs: int

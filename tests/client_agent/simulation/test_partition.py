@@ -129,6 +129,7 @@ def test_every_seed_has_test_items_of_its_own(tmp_path: Path) -> None:
     assert {len(items) for items in sets} == {8}
 
 
+@pytest.mark.slow
 def test_the_pools_of_the_examples_leave_every_seed_other_test_items(tmp_path: Path) -> None:
     for read in read_studies(tmp_path):
         draws = [draw_examples(read, seed) for seed in read.seeds]

@@ -20,6 +20,7 @@ from client_agent.storage.rate_store import RateSearch
 from tests.client_agent.simulation.studies import study
 
 
+@pytest.mark.slow
 def test_the_run_that_searches_first_has_no_higher_costs(tmp_path: Path) -> None:
     read = study(tmp_path, more='[method.again]\nlike = "local"\n')
     read = read.model_copy(update={"plan": read.plan | {"training": {"steps": 2, "max_length": 64}}})

@@ -59,6 +59,7 @@ class Finals:
         self.weights[f"{self.run} {participant.workspace.folder.name}"] = load(content)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_plain_and_summed_fedavg_end_with_the_same_weights(
     tmp_path: Path, served: Served, monkeypatch: pytest.MonkeyPatch

@@ -84,6 +84,7 @@ def test_loss_and_gradients_do_not_depend_on_packing(
         torch.testing.assert_close(gradient, gradients[1][name], rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_training_does_not_depend_on_packing(tiny: Callable[..., BaseModel], examples: list[Example]) -> None:
     base, outcomes = tiny(), []
     plan = TrainingPlan(steps=3, batch_size=8, learning_rate=0.01, accumulation=2, max_length=64)

@@ -62,6 +62,7 @@ def test_a_rate_that_diverges_is_worse_than_any_other() -> None:
     assert walk(lambda rate: inf if rate > 1e-4 else 1.0) == [1e-3, 3e-3, 3e-4, 1e-4, 3e-5]
 
 
+@pytest.mark.slow
 def test_the_best_rate_is_kept_and_not_searched_again(silo: Silo, tmp_path: Path) -> None:
     store = RateStore(tmp_path)
     with inject_lora(silo.base, ADAPTER) as adapter:

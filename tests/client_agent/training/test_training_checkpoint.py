@@ -82,6 +82,7 @@ def trained(
         return outcome, safetensors.numpy.save(tensors)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [lora, pq, variational], ids=["lora", "gated pq", "variational"])
 def test_a_stopped_training_continues_with_the_same_bytes(
     tiny: Callable[..., BaseModel],
@@ -101,6 +102,7 @@ def test_a_stopped_training_continues_with_the_same_bytes(
     assert tensors == expected
 
 
+@pytest.mark.slow
 def test_a_position_of_another_training_is_ignored(
     tiny: Callable[..., BaseModel], examples: list[Example], tmp_path: Path
 ) -> None:
@@ -160,6 +162,7 @@ def killed_training(file: Path) -> None:
         )
 
 
+@pytest.mark.slow
 def test_a_killed_training_loses_one_interval_at_most(tmp_path: Path) -> None:
     file = tmp_path / "partial"
     process = subprocess.Popen(

@@ -41,6 +41,7 @@ def same(first: dict[str, np.ndarray], second: dict[str, np.ndarray]) -> bool:
     return first.keys() == second.keys() and all(np.array_equal(first[name], second[name]) for name in first)
 
 
+@pytest.mark.slow
 def test_both_kinds_of_adapter_learn(each_architecture: BaseModel, examples: list[Example]) -> None:
     base = each_architecture
     plan = PLAN.model_copy(update={"steps": 15})
@@ -230,6 +231,7 @@ def test_steps_are_reported_and_training_can_be_stopped(
     assert outcome.tokens == steps[-1].tokens
 
 
+@pytest.mark.slow
 def test_a_bfloat16_base_trains_float32_adapters(
     tiny: Callable[..., BaseModel], examples: list[Example]
 ) -> None:

@@ -14,6 +14,7 @@ from schemas.wire.digests import digest_of, to_field
 from tests.client_agent.transport.test_client import HELLO, answering, api_for, status
 
 
+@pytest.mark.slow
 def test_a_trickling_response_body_ends_at_the_deadline(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -36,6 +37,7 @@ def test_a_trickling_response_body_ends_at_the_deadline(
     assert 2 <= time.monotonic() - began < 20
 
 
+@pytest.mark.slow
 def test_a_trickling_response_head_ends_at_the_deadline(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -58,6 +60,7 @@ def test_a_trickling_response_head_ends_at_the_deadline(
     assert 3 <= time.monotonic() - began < 15
 
 
+@pytest.mark.slow
 def test_a_large_download_extends_the_deadline_at_the_minimum_rate(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

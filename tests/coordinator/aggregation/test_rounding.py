@@ -33,6 +33,7 @@ def test_the_product_is_within_a_millionth_of_the_largest_value(receivers: int) 
     assert (error <= 1e-6 * np.abs(values).max(axis=0)).all()
 
 
+@pytest.mark.slow
 def test_clients_that_all_sent_the_same_get_it_back(fresh_database: Callable[[str], str]) -> None:
     database = Database(fresh_database("sqlite"))
     draw = np.random.default_rng(1)

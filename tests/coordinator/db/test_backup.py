@@ -51,6 +51,7 @@ def _tessera_backup(url: str, file: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.slow
 def test_rounds_go_on_from_a_backup_as_if_nothing_had_happened(
     serve: Callable[..., Served], database_url: str, back_up_and_restore: Backup
 ) -> None:
@@ -107,6 +108,7 @@ def test_a_backup_taken_while_clients_deliver_is_one_consistent_state(
         restored.stop()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", ["sqlite"], indirect=True)
 def test_a_backup_overwrites_nothing(database_url: str, tmp_path: Path) -> None:
     there = tmp_path / "backup.db"
@@ -153,6 +155,7 @@ with Database(sys.argv[1]).write() as session:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", ["sqlite"], indirect=True)
 def test_a_backup_goes_where_a_process_died_while_writing_once_its_journal_is_removed(
     serve: Callable[..., Served], database_url: str, tmp_path: Path

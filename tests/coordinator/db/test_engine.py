@@ -81,6 +81,7 @@ def test_a_server_that_may_lose_commits_is_named(postgres: PostgresServer, datab
     assert unsafe == ([] if database.is_sqlite else ["fsync", "full_page_writes"])  # the tests' own server
 
 
+@pytest.mark.slow
 def test_nothing_is_said_against_a_server_that_writes_durably() -> None:
     with PostgresServer(durable=True) as server:
         server.create("safe")

@@ -72,6 +72,7 @@ def test_a_database_of_another_version_is_not_ready_and_postgres_is_not_touched(
             migrate.prepare(database)
 
 
+@pytest.mark.slow
 def test_weights_that_share_their_values_are_not_lost_by_going_back(database: Database) -> None:
     simple(database)
     publish(database)
@@ -179,6 +180,7 @@ def test_clients_from_before_the_roster_are_written_into_it(
     ]
 
 
+@pytest.mark.slow
 def test_a_running_service_says_when_its_tables_are_gone(
     serve: Callable[..., Served], database_url: str, database: Database
 ) -> None:

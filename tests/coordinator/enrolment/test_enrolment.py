@@ -149,6 +149,7 @@ def test_a_token_may_be_bound_to_a_network(coordinator: Served) -> None:
     assert (wrong.status_code, wrong.json()["field"]) == (422, "cidr")
 
 
+@pytest.mark.slow
 def test_only_a_trusted_proxy_says_where_a_newcomer_is(
     serve: Callable[..., Served], fresh_database: Callable[[str], str]
 ) -> None:

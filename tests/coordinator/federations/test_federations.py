@@ -41,7 +41,6 @@ def test_a_plan_gets_every_default_and_the_resolved_plan_is_kept(coordinator: Se
         ({"name": "x", "strategy": {"name": "fedavg"}, "rounds": {"total": 0}}, "rounds.total"),
         ({"name": "x", "strategy": {"name": "fedavg"}, "rounds": {"quorum": 9}}, "rounds.quorum"),
         ({"name": "x", "strategy": {"name": "fedavg"}, "adapter": {"rank": 1024}}, "adapter"),
-        ({"name": "x", "strategy": {"name": "fedavg"}, "adapter": {"blocks": 64}}, "adapter"),
         (
             {"name": "x", "strategy": {"name": "fedavg"}, "signature": {"kind": "representation"}},
             "signature.kind",
@@ -96,6 +95,7 @@ def test_what_was_sent_is_never_repeated_in_an_answer(coordinator: Served) -> No
     assert secret not in refused.text
 
 
+@pytest.mark.slow
 def test_pages_visit_every_federation_once_and_end(coordinator: Served) -> None:
     made = {coordinator.federation() for _ in range(5)}
     seen: list[str] = []

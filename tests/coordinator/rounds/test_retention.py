@@ -92,6 +92,7 @@ def test_rounds_go_on_with_everybodys_last_update(served: Served) -> None:
     np.testing.assert_allclose(weights(silos[0], 7)["b0.q.P"], mean, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_what_was_forgotten_cannot_be_migrated_back(served: Served) -> None:
     _five_rounds(served)
     _thin_out(served)
@@ -103,6 +104,7 @@ def test_what_was_forgotten_cannot_be_migrated_back(served: Served) -> None:
     database.close()
 
 
+@pytest.mark.slow
 def test_abandoned_rounds_do_not_count_among_those_that_are_kept(served: Served) -> None:
     settings = plan(rounds={"total": 5, "min_clients": 2, "quorum": 2, "collect_seconds": 2})
     federation_id, silos = running(served, **settings)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pytest
 
 from schemas.messages.secure_sum import CAPABILITY
 from tests.coordinator.alignment.test_alignment import ANCHORS, OTHER, PIVOT, body, deliver, tensors
@@ -37,6 +38,7 @@ def _federation(served: Served) -> str:
     return federation_id
 
 
+@pytest.mark.slow
 def test_aligned_base_models_are_summed_and_begin_anew_without_the_pivots_pack(coordinator: Served) -> None:
     federation_id = _federation(coordinator)
     silos = [coordinator.enrol(federation_id, f"s{i}", base_model=PIVOT) for i in range(2)]

@@ -172,6 +172,7 @@ def test_nothing_of_a_live_session_is_collected(database: Database) -> None:
     assert payload_ids(database) == {stored.session().total_payload_id}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("masking", ["pairwise", "none"])
 def test_memory_does_not_grow_with_members_and_values(
     fresh_database: Callable[[str], str], masking: str

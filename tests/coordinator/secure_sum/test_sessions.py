@@ -103,6 +103,7 @@ def test_without_masks_the_same_inputs_give_the_same_total(coordinator: Served) 
 _SLOW = pytest.mark.slow
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "step", [pytest.param(step, marks=[] if step == MASKED else _SLOW) for step in STEPS]
 )
@@ -116,6 +117,7 @@ def test_a_member_may_stop_at_any_step(coordinator: Served, step: int) -> None:
     assert states == ({"arrived"} if step > MASKED else {"arrived", "dropped"})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "step", [KEYS, pytest.param(MASKED, marks=_SLOW), pytest.param(CONFIRM, marks=_SLOW)]
 )
@@ -137,6 +139,7 @@ def test_a_session_with_too_few_answers_is_followed_by_one_of_the_living(
     assert (second["state"], second["members"]) == ("done", 3)
 
 
+@pytest.mark.slow
 def test_who_was_too_slow_is_asked_once_more_if_the_living_are_too_few(coordinator: Served) -> None:
     scene = summing(coordinator, minimum=5, phase_seconds=3)
     scene.begin()
@@ -147,6 +150,7 @@ def test_who_was_too_slow_is_asked_once_more_if_the_living_are_too_few(coordinat
     assert np.array_equal(scene.total(), scene.expected())
 
 
+@pytest.mark.slow
 def test_after_the_last_attempt_the_round_is_abandoned_and_the_federation_pauses(coordinator: Served) -> None:
     scene = summing(coordinator, phase_seconds=3, attempts=2)
     scene.begin()
@@ -183,6 +187,7 @@ def test_who_has_unmasked_takes_part_in_no_other_session(coordinator: Served) ->
     assert (spent_status.session, spent_status.terms) == (2, None)
 
 
+@pytest.mark.slow
 def test_a_revoked_member_is_not_waited_for(coordinator: Served) -> None:
     scene = summing(coordinator, 7)
     scene.begin()

@@ -69,6 +69,7 @@ def test_another_step_or_session_is_told_which_one_goes_on(coordinator: Served) 
         assert (refused.json()["session"], refused.json()["step"]) == (1, "shares")
 
 
+@pytest.mark.slow
 def test_a_masked_vector_that_comes_late_is_never_stored(coordinator: Served) -> None:
     scene = summing(coordinator, 5, phase_seconds=3)
     scene.begin()
@@ -143,6 +144,7 @@ WRONG: list[tuple[int, str, Callable[[Scene], bytes]]] = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("step", "problem", "make"), WRONG)
 def test_a_wrong_message_is_refused_and_the_right_one_still_counts(
     coordinator: Served, step: int, problem: str, make: Callable[[Scene], bytes]

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import pytest
 from sqlalchemy import Connection, Engine, create_engine, event, inspect, text
 
 from schemas.identity.keys import decode, encode
@@ -104,6 +105,7 @@ def test_a_thief_of_every_state_of_a_sum_has_nobodys_input(coordinator: Served) 
     _check(thief, coordinator, scene.clients)
 
 
+@pytest.mark.slow
 def test_a_member_that_was_lost_is_not_opened_either(coordinator: Served) -> None:
     """Shares of its mask key are stored, and never its vector: it comes too late, and is refused."""
     with thief_at_every_commit() as thief:
@@ -127,6 +129,7 @@ def test_a_member_that_was_lost_is_not_opened_either(coordinator: Served) -> Non
     _check(thief, coordinator, scene.clients)
 
 
+@pytest.mark.slow
 def test_two_sessions_of_the_same_inputs_open_nothing(coordinator: Served) -> None:
     with thief_at_every_commit() as thief:
         scene = summing(coordinator, phase_seconds=6)

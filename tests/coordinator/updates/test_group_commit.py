@@ -158,6 +158,7 @@ def test_queues_do_not_wait_for_each_other(pool: ThreadPoolExecutor) -> None:
     assert waiting.result(20) == 2
 
 
+@pytest.mark.slow
 def test_of_updates_that_are_kept_together_each_gets_its_own_answer(
     coordinator: Served, pool: ThreadPoolExecutor
 ) -> None:
@@ -185,6 +186,7 @@ def test_of_updates_that_are_kept_together_each_gets_its_own_answer(
     assert count == 11
 
 
+@pytest.mark.slow
 def test_two_who_keep_the_same_bytes_in_another_order_do_not_wait_for_each_other_for_ever(
     fresh_database: Callable[[str], str], pool: ThreadPoolExecutor
 ) -> None:

@@ -63,6 +63,7 @@ def test_the_bound_of_few_places_is_reached() -> None:
     assert write_places(mask).size == max_position_bytes(mask.size, 127) == 1 + 1 + 2 * 127
 
 
+@pytest.mark.slow
 @given(
     budget=st.integers(60, 1200),
     values=st.sampled_from(["int4", "int8", "bf16"]),

@@ -145,6 +145,7 @@ def test_the_same_values_have_the_same_bytes_and_no_more_than_was_foretold(
     assert size(coded) <= bound(layout_of(values), recipe)
 
 
+@pytest.mark.slow
 def test_integers_are_rounded_without_bias() -> None:
     values = {"b0.q.P": np.linspace(-1, 1, 64, dtype=np.float32)}
     for name in ("int4", "int8"):

@@ -203,6 +203,7 @@ def test_tables_and_page_carry_the_figures(tmp_path: Path) -> None:
         assert text in page
 
 
+@pytest.mark.slow
 def test_curves_differ_without_their_colours_and_start_before_training(tmp_path: Path) -> None:
     runs = [
         result(name, 0, {"aster": (0.875, 0.5), "birch": (0.875, 0.5)})

@@ -99,6 +99,7 @@ def test_only_founders_of_one_base_model_are_compared(tmp_path: Path) -> None:
     assert set(late.importance.measures) == set(NAMES)
 
 
+@pytest.mark.slow
 def test_figures_are_those_of_the_last_round_and_stand_in_the_table_and_on_the_page(tmp_path: Path) -> None:
     files = {
         "aster": measured(layers(4, 0.1), kl=(0.1, 0.3)),
@@ -124,6 +125,7 @@ def test_figures_are_those_of_the_last_round_and_stand_in_the_table_and_on_the_p
     assert Report.model_validate_json(summary.model_dump_json()) == summary
 
 
+@pytest.mark.slow
 def test_without_measures_there_are_no_pictures_of_importance(tmp_path: Path) -> None:
     summary = report(tmp_path, [run("local", 0, {}), run("fedavg", 0, {})])
     assert draw_measures(summary) is None
@@ -159,6 +161,7 @@ def test_a_result_without_measures_is_read(tmp_path: Path) -> None:
     assert [client.measures for client in CellResult.model_validate(old).clients] == [None] * 3
 
 
+@pytest.mark.slow
 def test_a_run_keeps_what_its_clients_measured(tmp_path: Path, served: Served) -> None:
     read = study(tmp_path)
     with Operator(served.url, ADMIN_TOKEN) as operator:
