@@ -235,24 +235,30 @@ def test_a_disk_that_is_full_is_said_and_the_round_goes_on_when_there_is_space(t
         storage_reserve_mib=0,
         lease_seconds=1,
     )
+    # SQLite follows the link to the file system of this process, so that the test asks over HTTP only.
     seen = Path(f"/proc/{served.process.pid}/root{disk}")
-    served.database_url = f"sqlite:///{seen / 'tessera.db'}"
     try:
         wide = plan(adapter={"rank": 512}, rounds={"total": 1})
-        federation_id, (silo, other) = running(served, **wide)
+        federation_id = served.federation(**wide)
+        silo, other = (served.enrol_over_http(federation_id, name) for name in ("silo-0", "silo-1"))
+        assert served.admin.post(f"/v1/federations/{federation_id}/start").status_code == 200
         deliver(other, 1, values(1.0, rank=512))
         body = update_body(silo, 1, join(silo, 1), values(2.0, rank=512))
+
+        def shown() -> dict[str, Any]:
+            round_view: dict[str, Any] = served.admin.get(f"/v1/federations/{federation_id}/rounds/1").json()
+            return round_view
+
         _leave(seen, 300_000)
         with at_a_bounded_cost(served):
             refused = put(silo, 1, body)
         assert (told(refused).status, told(refused).problem) == (507, "storage-full")
-        shown = served.admin.get(f"/v1/federations/{federation_id}/rounds/1").json()
-        assert shown["counts"]["arrived"] == 1
+        assert shown()["counts"]["arrived"] == 1
         _leave(seen, len(body) * 3 // 2)  # for the update, and not for what is made of it
         assert put(silo, 1, body).status_code == 201
         wait_until(lambda: "aggregation-interrupted" in served.log.read_text())
-        assert wait_for(served, federation_id, 1, "aggregating")["reason"] is None
+        assert (shown()["state"], shown()["reason"]) == ("aggregating", None)
         _leave(seen, 10**9)
-        wait_for(served, federation_id, 1, "published")
+        wait_until(lambda: shown()["state"] == "published")
     finally:
         served.stop()
