@@ -61,6 +61,7 @@ def proved_epsilon(mechanism: Mechanism, releases: int) -> float:
     return lower_bound(*statistics)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("sampled", "releases"), [(8, 1), pytest.param(4, 4, marks=pytest.mark.long)])
 def test_a_canary_is_betrayed_less_than_claimed(sampled: int, releases: int) -> None:
     epsilon = 4.0

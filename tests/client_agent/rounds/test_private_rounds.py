@@ -120,6 +120,7 @@ def test_a_crash_that_costs_the_only_release_is_told_with_what_to_do(
         sketch_of(who, brief, None, None)
 
 
+@pytest.mark.slow
 def test_a_newcomers_join_and_update_carry_one_release(served: Served, participant: Enrolled) -> None:
     federation_id, who = private(served, participant)
     brief = who.session.api.current_round(federation_id)

@@ -50,6 +50,7 @@ def take_part(served: Served, federation_id: str, folder: Path) -> dict[str, Par
         return agents
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mix", ["average", pytest.param("init", marks=pytest.mark.slow)])
 def test_agents_of_one_base_model_are_served_each_others_lora(
     mix: str, served: Served, tmp_path: Path
