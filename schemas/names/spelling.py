@@ -16,6 +16,7 @@ MAX_LENGTH = 100
 _PUNCTUATION = frozenset(" -_.")
 _MARKS = ("Mn", "Mc")
 _MOST_MARKS = 4
+_CONTROLS = frozenset({"Cc", "Zl", "Zp"})
 
 
 class NameRefused(ValueError):
@@ -33,6 +34,9 @@ def new_name(text: str, *, also: str = "") -> str:
     Raises:
         NameRefused: it is empty or too long, has other characters, or mixes scripts.
     """
+    for position, character in enumerate(text, 1):
+        if unicodedata.category(character) in _CONTROLS:  # some count as white space, which is normalised
+            raise NameRefused(f"character {position} is a control character or line separator; leave it out")
     name = normal_name(text)
     if len(name) > MAX_LENGTH:
         raise NameRefused(f"longer than {MAX_LENGTH} characters; shorten it")
