@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 
 from coordinator.errors import CapabilityMissing, FederationStateConflict, Forbidden, Invalid
 from coordinator.strategies.opening import OpenedPlan
-from schemas.maths.adapter import SIGNATURE, Layout, in_order, lora_layout, pq_layout, size
+from schemas.maths.adapter import SIGNATURE, Layout, in_order, lora_module_layout, pq_layout, size
+from schemas.maths.layout import block_roles, module_shapes, roles_of
 from schemas.messages.enrolment import Profile
-from schemas.messages.federations import AdapterPlan, FederationPlan, Role
+from schemas.messages.federations import AdapterPlan, FederationPlan
 from schemas.messages.secure_sum import CAPABILITY, FIRST_FORMAT
 from schemas.messages.updates import UpdateManifest
 from schemas.wire.budget import effective_recipe, shortfall
@@ -44,28 +45,27 @@ def check_eligible(opened: OpenedPlan, state: str, profile: Profile, *, with_key
             "deeper model, or ask the operator for a plan with fewer blocks",
             field="profile.layers",
         )
-    roles = [role for role in plan.adapter.roles if role in profile.roles]
+    roles = roles_of(plan.adapter, profile)
     if not roles:
         raise Invalid("the model has none of the plan's roles; use another model", field="profile.roles")
-    if plan.adapter.kind == "pq" and not plan.adapter.modules(roles):
+    framed = block_roles(plan.adapter, profile)
+    if plan.adapter.kind == "pq" and not framed:
         raise Invalid(
             "the model has none of the plan's target_modules; use another model", field="profile.roles"
         )
     if plan.adapter.travelling_lora_rank:
-        missing = [role for role in roles if role not in (profile.shapes or {})]
+        known = {*(profile.shapes or {}), *profile.layer_shapes}
+        missing = [role for role in roles if role not in known]
         if missing:
             raise Invalid(
                 f"the profile has no shapes of {', '.join(missing)}; LoRA tensors need them",
                 field="profile.shapes",
             )
-        profile_shapes = profile.shapes or {}
-        shapes: dict[str, tuple[int, int]] = {role: profile_shapes[role] for role in roles}
-        _check_number(
-            (4 if opened.traits.base_delta else 2) * profile.layers * len(roles), field="profile.shapes"
-        )
-        layout = lora_layout(profile.layers, shapes, plan.adapter.travelling_lora_rank)
+        shapes = module_shapes(plan.adapter, profile)
+        _check_number((4 if opened.traits.base_delta else 2) * len(shapes), field="profile.shapes")
+        layout = lora_module_layout(shapes, plan.adapter.travelling_lora_rank)
         if plan.adapter.kind == "pq":
-            layout |= _pq(plan.adapter, roles)
+            layout |= pq_layout(framed, plan.adapter.rank, bias=plan.adapter.bias)
         layout |= strategy.beside(layout)
         _check_size(plan, in_order(layout), field="profile.shapes")
         layout = {name: shape for name, shape in layout.items() if strategy.travels(name)}
@@ -116,7 +116,7 @@ def check_adapter(plan: FederationPlan) -> None:
         Invalid: it has too many tensors or values.
     """
     if plan.adapter.kind == "pq":
-        layout = _pq(plan.adapter, plan.adapter.roles)
+        layout = _pq(plan.adapter)
         _check_size(plan, layout, field="adapter")
 
 
@@ -128,12 +128,12 @@ def check_budget(opened: OpenedPlan) -> None:
     """
     adapter = opened.plan.adapter
     if adapter.kind == "pq":
-        layout = _pq(adapter, adapter.roles)
+        layout = _pq(adapter)
         _check_budget(opened, layout, field="wire.max_bytes")
 
 
-def _pq(adapter: AdapterPlan, roles: Sequence[Role]) -> Layout:
-    return pq_layout(adapter.modules(roles), adapter.rank, bias=adapter.bias)
+def _pq(adapter: AdapterPlan) -> Layout:
+    return pq_layout(adapter.modules(), adapter.rank, bias=adapter.bias)
 
 
 def _check_number(tensors: int, *, field: str) -> None:
