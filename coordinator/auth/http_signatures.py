@@ -5,6 +5,7 @@ An unknown key costs the same checks and gets the same error as a known one.
 from __future__ import annotations
 
 import hashlib
+import re
 from datetime import datetime
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -28,6 +29,7 @@ from schemas.identity.signed_requests import WHEN_PRESENT, ProfileBroken, Signed
 from schemas.wire.digests import from_field
 
 _UNKNOWN_KEY = Ed25519PrivateKey.from_private_bytes(hashlib.sha256(b"nobody").digest()).public_key()
+_KEYID = re.compile(r'keyid="([A-Za-z0-9_-]{1,64})"')
 
 
 def is_signed(request: Request) -> bool:
@@ -67,6 +69,15 @@ def read_signature(request: Request) -> SignedRequest:
                 f'the signature must cover "{name}" exactly when the request has this field'
             )
     return signed
+
+
+def presented_key(request: Request) -> str:
+    """Return the key or token that a request names, before anything is verified; empty without one.
+
+    Work is queued by it, and nothing is counted: whoever names another's key can delay that client a little.
+    """
+    match = _KEYID.search(request.headers.get("signature-input", ""))
+    return match.group(1) if match is not None else request.headers.get("authorization", "")
 
 
 def verify(

@@ -13,6 +13,7 @@ from fastapi import APIRouter, Depends, Header, Request, Response
 from sqlalchemy.orm import Session
 
 from coordinator.auth.authentication import Member, auth_connection, identify, record_seen, still_member
+from coordinator.auth.http_signatures import presented_key
 from coordinator.auth.permissions import IDENTIFIED, AsMember, AsReader, member_of, read_once
 from coordinator.db.engine import database_time
 from coordinator.db.federation_lock import hold_federation
@@ -32,8 +33,8 @@ from coordinator.errors import (
 from coordinator.federations import store as federations
 from coordinator.http.dependencies import TheDatabase, database_of, server_key_of, settings_of
 from coordinator.http.json_body import json_body, takes
-from coordinator.http.limits.concurrency import HasSpace
-from coordinator.http.limits.poll_rate import poll_rate_of
+from coordinator.http.limits.concurrency import HasSpace, locks_of
+from coordinator.http.limits.poll_rate import late_refusal, poll_rate_of
 from coordinator.http.params import FederationId, RoundNumber, UncheckedFederationId
 from coordinator.http.problems import answers
 from coordinator.rounds import base_weights, manifests, queries, store, transitions
@@ -85,7 +86,9 @@ async def current_round(
     deadline = time.monotonic() + wait
     outcome: WaitOutcome = "released"
     notifications = long_polls.notifications
-    member, brief = await to_thread.run_sync(_authenticate_and_fetch, request, federation_id, wait > 0)
+    # One thread at most for the polls of a key: a client with many connections slows itself.
+    async with late_refusal(), locks_of(request).hold(("poll", presented_key(request))):
+        member, brief = await to_thread.run_sync(_authenticate_and_fetch, request, federation_id, wait > 0)
     while isinstance(brief, FederationProgress):
         remaining = deadline - time.monotonic()
         outcome = await long_polls.wait_for_change(member, brief, notifications, remaining)

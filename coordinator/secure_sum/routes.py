@@ -37,7 +37,7 @@ from coordinator.errors import (
 from coordinator.http.dependencies import database_of, metrics_of, server_key_of, settings_of
 from coordinator.http.json_body import read_json
 from coordinator.http.limits.concurrency import locks_of, require_space
-from coordinator.http.limits.poll_rate import PollRate
+from coordinator.http.limits.poll_rate import PollRate, late_refusal
 from coordinator.http.params import RoundNumber
 from coordinator.http.problems import answers
 from coordinator.http.uploads import ReceivedBody, receive
@@ -247,13 +247,15 @@ async def _poll(
 ) -> Answer | WaitOutcome:
     """Return what `fetch` returns once it is not None, or why the wait for it ended."""
     polls: PollRate = request.app.state.sum_poll_rate
-    polls.take(member.client_id)
+    async with late_refusal():
+        polls.take(member.client_id)
     long_polls = long_polls_of(request)
     deadline = time.monotonic() + seconds_of(prefer)
     outcome: WaitOutcome = "released"
     while True:
         notifications = long_polls.notifications
-        progress, fetched = await to_thread.run_sync(partial(_fetch, request, member, fetch))
+        async with late_refusal(), locks_of(request).hold(("poll", member.client_id)):
+            progress, fetched = await to_thread.run_sync(partial(_fetch, request, member, fetch))
         if fetched is not None:
             return fetched
         remaining = deadline - time.monotonic()

@@ -1,5 +1,6 @@
 """Limit the polls of each client with a token bucket per process. Long polls, and polls after
-Retry-After, never empty it.
+Retry-After, never empty it. A refused poll is answered late, so that a client that asks again at once on many
+connections delays nobody else.
 """
 
 from __future__ import annotations
@@ -7,14 +8,19 @@ from __future__ import annotations
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 
+import anyio
 from fastapi import Request
 
 from coordinator.errors import RateLimited
 
 BURST = 10
 """Size of a bucket: polls that may come at once."""
+
+REFUSAL_SECONDS = 1.0
+"""Delay of the answer to a poll that is refused."""
 
 _MAX_CLIENTS = 100_000
 
@@ -48,6 +54,16 @@ class PollRate:
                 self._buckets.popitem(last=False)
         if not is_allowed:
             raise RateLimited((1.0 - tokens) / self._per_second)
+
+
+@asynccontextmanager
+async def late_refusal() -> AsyncIterator[None]:
+    """Delay the refusal of a poll in the block; the wait holds no thread and no database connection."""
+    try:
+        yield
+    except RateLimited:
+        await anyio.sleep(REFUSAL_SECONDS)
+        raise
 
 
 def poll_rate_of(request: Request) -> PollRate:
