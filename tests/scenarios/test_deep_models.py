@@ -26,7 +26,7 @@ from schemas.wire.streams import bound, decode, stream_slots
 from tests.served import Served, Silo, start
 from tests.taking_part import coded_body, update_body
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.long, pytest.mark.timeout(1800)]
 
 Values = NDArray[np.float32]
 RECIPE = NAMED["int8_own_last"]
