@@ -257,4 +257,8 @@ def _content(connection: Any, name: str) -> str:
     columns = [column.name for column in Table.metadata.tables[name].columns if column.name != left_out]
     chosen = ", ".join(f'"{column}"' for column in columns)
     rows = connection.execute(text(f'SELECT {chosen} FROM "{name}"'))
-    return hashlib.sha256(repr(sorted(repr(tuple(row)) for row in rows)).encode()).hexdigest()
+    return hashlib.sha256(repr(sorted(repr([*map(_named, row)]) for row in rows)).encode()).hexdigest()
+
+
+def _named(value: object) -> object:
+    return hashlib.sha256(value).digest() if isinstance(value, bytes) else value

@@ -10,7 +10,7 @@ import httpx
 import pytest
 import zstandard
 
-from tests.hostile.attack import Case, attack
+from tests.hostile.attack import Case, attack, by_row
 from tests.hostile.scene import Scene, told
 from tests.taking_part import put
 
@@ -42,18 +42,19 @@ def _bomb(*, sized: bool) -> bytes:
 
 
 def _cut(frame: bytes) -> Iterable[bytes]:
-    return (frame[:length] for length in range(len(frame)))
+    """Cut a frame off in its header, its blocks and its checksum; tests/schemas/wire does at every byte."""
+    return (frame[:length] for length in (0, 3, 6, _FRAME_HEADER, len(frame) // 2, len(frame) - 1))
 
 
 def _damaged_checksum(frame: bytes) -> Iterable[bytes]:
-    for bit in range(32):
+    for bit in (0, 7, 16, 31):
         yield frame[:-4] + (int.from_bytes(frame[-4:], "little") ^ 1 << bit).to_bytes(4, "little")
 
 
 def _damaged_values(frame: bytes) -> Iterable[bytes]:
     """Flip bits of the values, which lie in the frame as they are: they do not compress."""
     draw = random.Random(0)
-    for _ in range(32):
+    for _ in range(4):
         place, bit = draw.randrange(len(frame) - 44, len(frame) - 4), draw.randrange(8)
         yield frame[:place] + bytes([frame[place] ^ 1 << bit]) + frame[place + 1 :]
 
@@ -70,7 +71,7 @@ CASES = [
         422,
         "codec-window",
     ),
-    Case(22, "cut off at every byte", _each(_cut), 422, "codec-truncated"),
+    Case(22, "cut off", _each(_cut), 422, "codec-truncated"),
     Case(23, "two frames", _frame(lambda good: _zstd(good) * 2), 422, "codec-trailing"),
     Case(
         23, "a skippable frame before", _frame(lambda good: _SKIPPABLE + _zstd(good)), 422, "codec-trailing"
@@ -92,9 +93,9 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_a_hostile_frame_is_refused(scene: Scene, case: Case) -> None:
-    attack(scene, case)
+@pytest.mark.parametrize("cases", by_row(CASES))
+def test_a_hostile_frame_is_refused(scene: Scene, cases: list[Case]) -> None:
+    attack(scene, cases)
 
 
 def test_a_flipped_bit_is_refused_as_damage_of_one_kind_or_another(scene: Scene) -> None:

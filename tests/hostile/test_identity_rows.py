@@ -14,7 +14,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from schemas.identity.keys import name_of
 from schemas.messages.federations import FederationPlan
-from tests.hostile.attack import Case, attack
+from tests.hostile.attack import Case, attack, by_row
 from tests.hostile.scene import Scene
 from tests.served import Silo, enrolment
 from tests.signed import signed
@@ -217,9 +217,9 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_who_is_not_allowed_is_told_so_and_changes_nothing(scene: Scene, case: Case) -> None:
-    attack(scene, case)
+@pytest.mark.parametrize("cases", by_row(CASES))
+def test_who_is_not_allowed_is_told_so_and_changes_nothing(scene: Scene, cases: list[Case]) -> None:
+    attack(scene, cases)
 
 
 def test_all_ways_to_misuse_a_token_get_one_answer(scene: Scene) -> None:

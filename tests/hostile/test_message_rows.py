@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.hostile.attack import Case, attack
+from tests.hostile.attack import Case, attack, by_row
 from tests.hostile.scene import Scene, told
 from tests.served import Served, Silo
 from tests.taking_part import join, put, running, update_body, url, values
@@ -76,9 +76,9 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_a_hostile_message_is_refused(scene: Scene, case: Case) -> None:
-    attack(scene, case)
+@pytest.mark.parametrize("cases", by_row(CASES))
+def test_a_hostile_message_is_refused(scene: Scene, cases: list[Case]) -> None:
+    attack(scene, cases)
 
 
 def test_the_same_update_twice_at_once_by_two_replicas_is_taken_once(

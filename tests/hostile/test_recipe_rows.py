@@ -14,7 +14,7 @@ import pytest
 from schemas.messages.recipes import NAMED, Recipe
 from schemas.wire.compress import compress
 from schemas.wire.envelope import Array
-from tests.hostile.attack import Case, attack
+from tests.hostile.attack import Case, attack, by_row
 from tests.hostile.scene import RECIPE, Scene
 from tests.taking_part import coded_body, put, values
 
@@ -126,6 +126,6 @@ ABOUT = [
 CASES = [*PLACES, *NUMBERS, *ABOUT]
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_a_hostile_recipe_is_refused(scene: Scene, case: Case) -> None:
-    attack(scene, case)
+@pytest.mark.parametrize("cases", by_row(CASES))
+def test_a_hostile_recipe_is_refused(scene: Scene, cases: list[Case]) -> None:
+    attack(scene, cases)

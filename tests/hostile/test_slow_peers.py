@@ -131,7 +131,7 @@ def calm(fresh_database: Callable[[str], str], tmp_path: Path) -> Iterator[Scene
 @pytest.mark.long
 def test_a_body_of_a_byte_a_second_is_given_up_after_its_grace(calm: Scene) -> None:
     """Row 14."""
-    attack(calm, Case(14, "a byte a second", _trickling_bodies, 408, "request-timeout", closes=True))
+    attack(calm, [Case(14, "a byte a second", _trickling_bodies, 408, "request-timeout", closes=True)])
 
 
 @pytest.mark.long

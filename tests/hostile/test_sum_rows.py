@@ -20,7 +20,7 @@ from schemas.secure_sum.statements import sign_keys
 from schemas.secure_sum.terms import terms_hash
 from tests.coordinator.secure_sum.members import CONFIRM, KEYS, MASKED, SHARES, UNMASK, SumClient, summing
 from tests.coordinator.secure_sum.members import Scene as SumScene
-from tests.hostile.attack import Case, attack
+from tests.hostile.attack import Case, attack, by_row
 from tests.hostile.scene import Scene
 from tests.served import Served
 
@@ -223,13 +223,13 @@ def _sums(scene: Scene) -> None:
     assert keys.clients[1].put(KEYS).status_code == 201
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_a_hostile_message_of_a_sum_is_refused(scene: Scene, case: Case) -> None:
-    attack(scene, case)
+@pytest.mark.parametrize("cases", by_row(CASES))
+def test_a_hostile_message_of_a_sum_is_refused(scene: Scene, cases: list[Case]) -> None:
+    attack(scene, cases)
 
 
 def test_the_key_of_another_member_is_refused(scene: Scene) -> None:
-    attack(scene, Case(46, "a key of another", _key_of_another, 422, _WEAK))
+    attack(scene, [Case(46, "a key of another", _key_of_another, 422, _WEAK)])
 
 
 def test_the_sums_come_to_their_end_after_all_that(scene: Scene) -> None:

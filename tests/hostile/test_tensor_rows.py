@@ -12,11 +12,13 @@ import zstandard
 
 from benchmarks.headers import HOSTILE
 from schemas.wire.header import HEADER_LIMIT
-from tests.hostile.attack import Case, attack
+from tests.hostile.attack import Case, attack, by_row
 from tests.hostile.scene import Scene, framed
 from tests.taking_part import SIGNATURE, put, try_join, update_body, upload_headers, url, values
 
 Make = Callable[[Scene], bytes]
+DEAREST = ("arrays of depth 900", "entries that are numbers", "names with escapes", "many keys of metadata")
+"""The headers that take longest to refuse; tests/schemas/wire has all of them."""
 
 
 def body(make: Make) -> Callable[[Scene], Any]:
@@ -105,8 +107,8 @@ HEADERS = [
     Case(27, "100,000 empty tensors", body(lambda _: _empty_tensors(100_000)), 422, "tensor-header"),
     Case(27, "1,000,000 empty tensors", _million, 422, "tensor-header"),
     *(
-        Case(26, f"1 MiB: {name}", _long_header(make), 422, "tensor-header", travels_mib=1)
-        for name, make in HOSTILE.items()
+        Case(26, f"1 MiB: {name}", _long_header(HOSTILE[name]), 422, "tensor-header", travels_mib=1)
+        for name in DEAREST
     ),
 ]
 _ACCENTED = unicodedata.normalize("NFC", "b0.é.P")
@@ -198,6 +200,6 @@ def _two_faults(header: dict[str, Any]) -> None:
     header["b0.q.Q"]["dtype"] = "F64"
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_a_hostile_body_is_refused(scene: Scene, case: Case) -> None:
-    attack(scene, case)
+@pytest.mark.parametrize("cases", by_row(CASES))
+def test_a_hostile_body_is_refused(scene: Scene, cases: list[Case]) -> None:
+    attack(scene, cases)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.hostile.attack import Case, attack
+from tests.hostile.attack import Case, attack, by_row
 from tests.hostile.scene import CAP, Answer, Scene, connected, request_bytes, talk
 from tests.signed import signed
 from tests.taking_part import upload_headers
@@ -198,9 +198,9 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_what_is_no_proper_request_is_refused(scene: Scene, case: Case) -> None:
-    attack(scene, case)
+@pytest.mark.parametrize("cases", by_row(CASES))
+def test_what_is_no_proper_request_is_refused(scene: Scene, cases: list[Case]) -> None:
+    attack(scene, cases)
 
 
 def test_a_head_of_16_kib_less_a_little_is_accepted(scene: Scene) -> None:

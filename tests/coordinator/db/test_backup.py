@@ -13,10 +13,13 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+from click.testing import Result
+from typer.testing import CliRunner
 
 from coordinator.db.backup import copy
 from coordinator.db.engine import Database
 from coordinator.errors import SettingsUnusable
+from schemas.command import application
 from tests.postgres_server import PostgresServer
 from tests.served import Served
 from tests.taking_part import deliver, join, one_round, plan, running, show, values, wait_for, weights
@@ -30,7 +33,7 @@ def back_up_and_restore(request: pytest.FixtureRequest, backend: str, tmp_path: 
 
     def sqlite(url: str) -> str:
         done = _tessera_backup(url, tmp_path / "backup.db")
-        assert done.returncode == 0, done.stderr
+        assert done.exit_code == 0, done.stderr
         return f"sqlite:///{tmp_path / 'backup.db'}"
 
     def postgres(url: str) -> str:
@@ -44,11 +47,8 @@ def back_up_and_restore(request: pytest.FixtureRequest, backend: str, tmp_path: 
     return sqlite if backend == "sqlite" else postgres
 
 
-def _tessera_backup(url: str, file: Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", "from schemas.command import main; main()", "backup", str(file)]
-    return subprocess.run(
-        command, env={"TESSERA_DATABASE_URL": url}, capture_output=True, text=True, check=False
-    )
+def _tessera_backup(url: str, file: Path) -> Result:
+    return CliRunner().invoke(application(), ["backup", str(file)], env={"TESSERA_DATABASE_URL": url})
 
 
 def test_rounds_go_on_from_a_backup_as_if_nothing_had_happened(
@@ -94,7 +94,7 @@ def test_a_backup_taken_while_clients_deliver_is_one_consistent_state(
     enough.wait(20)
     for number in range(2):
         done = _tessera_backup(database_url, tmp_path / f"{number}.db")
-        assert done.returncode == 0, done.stderr
+        assert done.exit_code == 0, done.stderr
     delivering.join()
     for number in range(2):
         restored = serve(f"sqlite:///{tmp_path / f'{number}.db'}", tick_seconds=3600.0)
@@ -112,7 +112,7 @@ def test_a_backup_overwrites_nothing(database_url: str, tmp_path: Path) -> None:
     there = tmp_path / "backup.db"
     there.write_text("precious")
     done = _tessera_backup(database_url, there)
-    assert done.returncode == 1
+    assert done.exit_code == 1
     assert "write the backup to a new file" in done.stderr
     assert there.read_text() == "precious"
 
@@ -133,7 +133,7 @@ def test_a_damaged_database_is_not_taken_for_a_backup(database_url: str, tmp_pat
 @pytest.mark.parametrize("backend", ["postgres"], indirect=True)
 def test_postgresql_is_sent_to_its_own_tool(database_url: str, tmp_path: Path) -> None:
     done = _tessera_backup(database_url, tmp_path / "backup.db")
-    assert done.returncode == 1
+    assert done.exit_code == 1
     assert "pg_dump" in done.stderr
     assert list(tmp_path.iterdir()) == []
 
@@ -160,7 +160,7 @@ def test_a_backup_goes_where_a_process_died_while_writing_once_its_journal_is_re
     first = serve(database_url, tick_seconds=0.05, retry_seconds=0.1)
     federation_id, silos = running(first, **plan(rounds={"total": 3}))
     one_round(first, federation_id, silos, 1, [1.0, 2.0])
-    assert _tessera_backup(database_url, tmp_path / "backup.db").returncode == 0
+    assert _tessera_backup(database_url, tmp_path / "backup.db").exit_code == 0
     one_round(first, federation_id, silos, 2, [1.0, 2.0])
     first.stop()
     killed = subprocess.run([sys.executable, "-c", _KILLED_WHILE_WRITING, database_url], check=False)

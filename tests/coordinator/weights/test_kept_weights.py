@@ -23,11 +23,16 @@ from coordinator.http.limits.concurrency import codec_slot
 from coordinator.rounds import retention
 from coordinator.storage import garbage_collection
 from tests.coordinator.weights.test_compressed import PLAN, ask, drawn
-from tests.served import Served, Silo, slug
+from tests.served import Served, Silo, slug, start
 from tests.taking_part import deliver, join, plan, put, running, update_body, url, wait_for
 
 Rows = Callable[[str, str], list[tuple[Any, ...]]]
-KEPT = "SELECT round_number, recipe FROM coded_weights ORDER BY round_number, recipe"
+
+
+def kept(rows: Rows, url: str, silo: Silo) -> list[tuple[Any, ...]]:
+    """Return the rounds and recipes in which a federation's weights are stored."""
+    ours = f"FROM coded_weights WHERE federation_id = '{silo.federation_id}'"
+    return rows(url, f"SELECT round_number, recipe {ours} ORDER BY round_number, recipe")
 
 
 def rounds_later(served: Served, number: int) -> tuple[str, list[Silo]]:
@@ -42,9 +47,12 @@ def rounds_later(served: Served, number: int) -> tuple[str, list[Silo]]:
     return federation_id, silos
 
 
-@pytest.fixture
-def served(serve: Callable[..., Served], database_url: str) -> Served:
-    return serve(database_url, tick_seconds=0.05, retry_seconds=0.1, polls_per_second=20)
+@pytest.fixture(scope="module")
+def served(backend: str, fresh_database: Callable[[str], str]) -> Iterator[Served]:
+    """A coordinator of this module's own, whose old rounds and payloads its tests delete."""
+    coordinator = start(fresh_database(backend), tick_seconds=0.05, retry_seconds=0.1, polls_per_second=20)
+    yield coordinator
+    coordinator.stop()
 
 
 @contextmanager
@@ -109,7 +117,7 @@ def test_a_client_that_asks_for_much_at_once_leaves_a_slot_to_others(
         one, same, other = (future.result() for future in asked)
     assert one.content == same.content != other.content
     assert all("tessera-weights" in answer.headers for answer in (one, same, other))
-    assert rows(served.database_url, KEPT) == [(2, "bf16"), (2, "int8")]
+    assert kept(rows, served.database_url, silo) == [(2, "bf16"), (2, "int8")]
 
 
 def test_two_replicas_that_are_asked_at_once_answer_alike(
@@ -126,7 +134,7 @@ def test_two_replicas_that_are_asked_at_once_answer_alike(
         one, other = (future.result() for future in asked)
     assert (one.status_code, one.content) == (other.status_code, other.content)
     assert one.headers["tessera-weights"] == other.headers["tessera-weights"]
-    assert rows(place, KEPT) == [(2, "int4_own_last")]
+    assert kept(rows, place, silo) == [(2, "int4_own_last")]
 
 
 def test_what_is_kept_goes_with_the_rounds_weights_and_what_stays_is_whole(
@@ -136,12 +144,12 @@ def test_what_is_kept_goes_with_the_rounds_weights_and_what_stays_is_whole(
     named = {number: ask(silo, number, "int8").headers["etag"] for number in range(1, 6)}
     with closing(Database(served.database_url)) as database:
         assert retention.prune_rounds(database, 2) > 0
-        assert rows(served.database_url, KEPT) == [(number, "int8") for number in (3, 4, 5)]
+        assert kept(rows, served.database_url, silo) == [(number, "int8") for number in (3, 4, 5)]
         garbage_collection.collect(database, grace=timedelta(0))
         for number in (3, 4, 5):
             assert ask(silo, number, "int8").headers["etag"] == named[number]
         assert slug(ask(silo, 2, "int8")) == "not-found"
-        assert rows(served.database_url, KEPT) == [(number, "int8") for number in (3, 4, 5)]
+        assert kept(rows, served.database_url, silo) == [(number, "int8") for number in (3, 4, 5)]
         digests = {f'"{digest}"' for (digest,) in rows(served.database_url, "SELECT digest FROM payloads")}
         assert [number for number in named if named[number] in digests] == [3, 4, 5]
 
@@ -152,7 +160,7 @@ def test_what_was_kept_follows_from_the_weights_alone(served: Served) -> None:
     with closing(Database(served.database_url)) as database:
         with database.write() as session:
             session.execute(delete(CodedWeightsRow))
-        assert garbage_collection.collect(database, grace=timedelta(0)) == 1
+        assert garbage_collection.collect(database, grace=timedelta(0)) >= 1
     after = ask(silo, 2, "int4_own_last")
     assert after.content == before.content
     assert after.headers["tessera-weights"] == before.headers["tessera-weights"]
@@ -164,12 +172,12 @@ def test_nothing_is_written_for_who_asks_while_the_disk_is_nearly_full(
     place = fresh_database("sqlite")
     empty = serve(place, tick_seconds=0.05, retry_seconds=0.1)
     _, (silo, _) = rounds_later(empty, 2)
-    kept = ask(silo, 2, "int8").content
+    stored = ask(silo, 2, "int8").content
     empty.stop()
     full = serve(place, storage_reserve_mib=2 * shutil.disk_usage(tmp_path).free // 2**20)
-    assert asked_by(full, silo, "int8").content == kept
+    assert asked_by(full, silo, "int8").content == stored
     dense = asked_by(full, silo, "bf16")
     assert dense.status_code == 200
     assert "tessera-weights" not in dense.headers
     assert dense.content == full.signing(silo.key).get(url(silo, 2, "/weights")).content
-    assert rows(place, KEPT) == [(2, "int8")]
+    assert kept(rows, place, silo) == [(2, "int8")]

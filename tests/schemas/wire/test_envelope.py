@@ -57,7 +57,7 @@ def test_what_the_public_library_saves_is_let_in() -> None:
         assert envelope.float32_run(list(LAYOUT)) is not None
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=50)
 @given(
     st.dictionaries(
         st.sampled_from(list(LAYOUT)),
@@ -284,7 +284,7 @@ def test_a_plain_body_over_the_limit_is_refused() -> None:
         unpack(pack(tensors(), MANIFEST), encoding=None, expected=EXPECTED, max_bytes=100)
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=80)
 @given(st.binary(max_size=400))
 def test_arbitrary_bytes_raise_only_refusals(body: bytes) -> None:
     for encoding in (None, "zstd"):

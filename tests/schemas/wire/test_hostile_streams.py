@@ -119,7 +119,7 @@ def test_a_scale_of_zero_is_one_only_where_all_codes_are() -> None:
     assert refusal({CODES: coded, SCALES: scales}, Recipe(values="int8")) is refusals.QuantScale
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=80)
 @given(
     st.binary(max_size=60),
     st.binary(max_size=60),

@@ -122,7 +122,7 @@ def size(coded: Coded) -> int:
     return sum(stream.nbytes for stream in coded.tensors.values())
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=80)
 @given(adapters(), recipes, st.integers(0, 2**31))
 def test_what_is_decoded_is_what_was_meant(values: dict[str, Floats], recipe: Recipe, number: int) -> None:
     coded = encode(values, recipe, "fed", number)
@@ -133,7 +133,7 @@ def test_what_is_decoded_is_what_was_meant(values: dict[str, Floats], recipe: Re
         assert is_quantised(array, seen[name], recipe)
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=40)
 @given(adapters(), recipes, st.integers(0, 2**31))
 def test_the_same_values_have_the_same_bytes_and_no_more_than_was_foretold(
     values: dict[str, Floats], recipe: Recipe, number: int
@@ -146,12 +146,13 @@ def test_the_same_values_have_the_same_bytes_and_no_more_than_was_foretold(
 
 
 def test_integers_are_rounded_without_bias() -> None:
-    values = {"b0.q.P": np.linspace(-1, 1, 64, dtype=np.float32)}
+    block = np.linspace(-1, 1, 64, dtype=np.float32)
+    values = {"b0.q.P": np.tile(block, 4000)}  # every block has the same scale
     for name in ("int4", "int8"):
         recipe = Recipe(values=name)
-        mean = np.mean([decoded(encode(values, recipe, i), values, recipe)["b0.q.P"] for i in range(4000)], 0)
+        mean = decoded(encode(values, recipe, 1), values, recipe)["b0.q.P"].reshape(4000, 64).mean(axis=0)
         error = 1 / LEVELS[recipe.values] / 2 / np.sqrt(4000)
-        assert np.abs(mean - values["b0.q.P"]).max() < 4.5 * error + 1e-5
+        assert np.abs(mean - block).max() < 4.5 * error + 1e-5
 
 
 def test_another_round_rounds_otherwise() -> None:
