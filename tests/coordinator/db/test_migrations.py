@@ -51,6 +51,11 @@ def test_migrations_go_up_down_and_up_again(empty: Database) -> None:
     assert _tables(empty) == wanted | {"alembic_version"}
 
 
+def test_migrating_twice_changes_nothing(database: Database) -> None:
+    migrate.upgrade(database)
+    assert migrate.is_current(database)
+
+
 def test_a_database_of_another_version_is_not_ready_and_postgres_is_not_touched(
     database: Database, backend: str
 ) -> None:
