@@ -114,7 +114,7 @@ class Served:
         asked = EnrolmentTokenRequest(client_name=name, organisation=organisation)
         shown = {"public_key": name_of(key), "nonce": "", "proof": ""}
         request = EnrolmentRequest(token="", name=name, profile=PROFILE | profile, **shown)
-        with self._opened_database().write() as session:
+        with self.database.write() as session:
             lock_federation(session, federation_id)
             token = add_enrolment_token(session, token_id, federation_id, asked, digest=token_id)
             client = admit_member(session, token, request, None)
@@ -136,18 +136,24 @@ class Served:
 
     def with_open_rounds(self) -> set[str]:
         """Return the federations whose rounds a coordinator checks at every tick."""
-        with self._opened_database().autocommit() as connection:
+        with self.database.autocommit() as connection:
             return {federation_id for (federation_id,) in connection.execute(_WITH_OPEN_ROUNDS)}
 
     def round_state(self, federation_id: str, number: int) -> str | None:
         """Read the state of a round past the service; None while there is no such round."""
-        with self._opened_database().autocommit() as connection:
+        with self.database.autocommit() as connection:
             state: str | None = connection.scalar(
                 _ROUND_STATE, {"federation_id": federation_id, "number": number}
             )
             return state
 
-    def _opened_database(self) -> Database:
+    def is_waiting(self, client_id: str) -> bool:
+        """Whether a request of a client waits for a change."""
+        return client_id in self._server._app.state.long_polls._waiters
+
+    @property
+    def database(self) -> Database:
+        """Open the database, past the service."""
         if self._database is None:
             self._database = Database(self.database_url)
         return self._database

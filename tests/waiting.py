@@ -9,7 +9,7 @@ from typing import TypeVar
 Fact = TypeVar("Fact")
 
 
-def wait_until(find: Callable[[], Fact], seconds: float = 60.0) -> Fact:
+def wait_until(find: Callable[[], Fact | None], seconds: float = 60.0) -> Fact:
     """Return what `find` returns as soon as that is true; the limit is for machines under load."""
     deadline = time.monotonic() + seconds
     while not (fact := find()):

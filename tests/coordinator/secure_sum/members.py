@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from datetime import UTC, datetime
+from typing import Any
 
 import httpx
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from numpy.typing import NDArray
+from sqlalchemy import func, select, update
 
 from client_agent.secure_sum.expectation import Expectation, accept_terms
 from client_agent.secure_sum.member import Keyed, Member, OwnShares, Shared, new_secrets
+from coordinator.db.tables.federations import RoundRow
+from coordinator.db.tables.secure_sum import SumSessionRow
 from schemas.identity.documents import hash_of
 from schemas.identity.keys import decode
 from schemas.maths.adapter import in_order
@@ -33,12 +36,12 @@ from schemas.wire.digests import digest_of, to_field
 from tests.conftest import ask
 from tests.served import SIGNING_KEY, Served, Silo
 from tests.taking_part import plan, running, url, values
+from tests.waiting import wait_until
 
 SERVER_KEY = Ed25519PrivateKey.from_private_bytes(decode(SIGNING_KEY)).public_key()
 ZEROS = {name: np.zeros_like(tensor) for name, tensor in values(0.0).items()}
 VALUES = values_digest(ZEROS, in_order({name: zeros.shape for name, zeros in ZEROS.items()}))
 KEYS, SHARES, MASKED, CONFIRM, UNMASK = range(5)
-Found = TypeVar("Found")
 
 
 @dataclass
@@ -53,7 +56,7 @@ class SumClient:
     sent: dict[int, bytes] = field(default_factory=dict)
     values: str = VALUES
     """The digest of the values that all clients were served."""
-    patience: float = 20.0
+    patience: float = 60.0
 
     def status(self, *, seen: int | None = None, wait: int = 0) -> SumStatus | None:
         """Ask where the sum stands; None = there is nothing new."""
@@ -66,7 +69,7 @@ class SumClient:
 
     def begin(self, roster: Mapping[str, str], version: int, roster_hash: str) -> None:
         """Accept the terms of the current session, once there is one, and make secrets."""
-        status = _until(self._with_session, self.patience)
+        status = wait_until(self._with_session, self.patience)
         assert status.terms is not None
         self.seen = status.phase
         self.accept(status.terms, roster, version, roster_hash)
@@ -124,7 +127,7 @@ class SumClient:
 
     def answer(self, step: int) -> bytes:
         """Wait for the answer of a step."""
-        return _until(lambda: self._answer(step), self.patience)
+        return wait_until(lambda: self._answer(step), self.patience)
 
     def _with_session(self) -> SumStatus | None:
         status = self.status()
@@ -191,14 +194,21 @@ class Scene:
         assert shown.status_code == 200, shown.text
         return dict(shown.json())
 
-    def wait_for(self, holds: Callable[[dict[str, Any]], bool], seconds: float = 20.0) -> dict[str, Any]:
+    def wait_for(self, holds: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
         """Wait until the view of the round is as it should be."""
+        return wait_until(lambda: view if holds(view := self.view()) else {})
 
-        def found() -> dict[str, Any] | None:
-            view = self.view()
-            return view if holds(view) else None
-
-        return _until(found, seconds)
+    def pass_deadline(self) -> None:
+        """Let the seconds of the open phase be over."""
+        ours = select(RoundRow.id).where(RoundRow.federation_id == self.federation_id)
+        newest = select(func.max(SumSessionRow.id)).where(SumSessionRow.round_id.in_(ours)).scalar_subquery()
+        with self.served.database.write() as session:
+            session.execute(
+                update(SumSessionRow)
+                .where(SumSessionRow.id == newest)
+                .values(phase_opened_at=datetime(2000, 1, 1, tzinfo=UTC))
+                .execution_options(synchronize_session=False)
+            )
 
     def rows(self, query: str) -> list[tuple[Any, ...]]:
         """Read rows of the federation's sessions: `rows("SELECT ... FROM sum_sessions WHERE {ours}")`."""
@@ -255,11 +265,3 @@ def roster_of(served: Served, federation_id: str) -> tuple[dict[str, str], int, 
 
 def _prefer(wait: int) -> dict[str, str]:
     return {"Prefer": f"wait={wait}"} if wait else {}
-
-
-def _until(find: Callable[[], Found | None], seconds: float) -> Found:
-    deadline = time.monotonic() + seconds
-    while (found := find()) is None:
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.02)
-    return found

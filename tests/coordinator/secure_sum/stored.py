@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from datetime import timedelta
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -129,17 +130,27 @@ def stored_session(
     **secure_sum: Any,
 ) -> Stored:
     """Store a federation whose round is summed, with a session in state `opening`."""
-    segments = [{"name": "lora", "values": values, "clip": 1 << 20}]
     with database.write() as session:
         federation = federations.create(session, plan(masking=masking, **secure_sum))
         federation.state = "running"
-    terms = terms_of(members, segments=segments, masking=masking, session=number)
-    played = Session(terms, inputs_of(members, values), stops or {}, {"masking": masking})
-    _play(played)
+    play = _played if values < 1000 else _played.__wrapped__  # large vectors are not kept
+    played = play(members, values, tuple((stops or {}).items()), masking, number)
     stored = Stored(database, federation.id, played)
     _store_round(stored)
     _store_session(stored)
     return stored
+
+
+@cache
+def _played(
+    members: int, values: int, stops: tuple[tuple[int, int], ...], masking: str, number: int
+) -> Session:
+    """Play a session in memory, once for all tests: its keys and masks cost more than the tests."""
+    segments = [{"name": "lora", "values": values, "clip": 1 << 20}]
+    terms = terms_of(members, segments=segments, masking=masking, session=number)
+    played = Session(terms, inputs_of(members, values), dict(stops), {"masking": masking})
+    _play(played)
+    return played
 
 
 def _play(played: Session) -> None:

@@ -177,12 +177,12 @@ def test_memory_does_not_grow_with_members_and_values(
     fresh_database: Callable[[str], str], masking: str
 ) -> None:
     peaks = []
-    for members, values in ((4, 40_000), (8, 400_000)):
+    for members, values in ((3, 20_000), (6, 150_000)):
         database = Database(fresh_database("sqlite"))
         stored = stored_session(database, members, values=values, masking=masking)
         claim = stored.claim()
         tracemalloc.start()
-        stored.open(claim, block_bytes=2**18)
+        stored.open(claim, block_bytes=2**17)
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
         assert np.array_equal(stored.total(), stored.played.expected())

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
 from typing import Any
 
 import httpx
@@ -19,6 +17,7 @@ from schemas.messages.secure_sum import CAPABILITY
 from schemas.secure_sum.segments import values_digest
 from tests.served import PROFILE, Served, Silo, enrolment, slug
 from tests.taking_part import PLAN, plan, running, url
+from tests.waiting import wait_until
 
 ZEROS = {"b0.q.P": np.zeros((2, 2), np.float32), "b0.q.Q": np.zeros(2, np.float32)}
 VALUES = values_digest(ZEROS, in_order({name: zeros.shape for name, zeros in ZEROS.items()}))
@@ -102,12 +101,12 @@ def test_only_who_has_joined_an_open_round_is_ready(coordinator: Served) -> None
 
 
 def test_who_comes_after_the_deadline_is_late(coordinator: Served) -> None:
-    wanted = summed() | {"rounds": PLAN["rounds"] | {"min_clients": 3, "quorum": 2, "collect_seconds": 1}}
+    wanted = summed() | {"rounds": PLAN["rounds"] | {"min_clients": 3, "quorum": 2, "collect_seconds": 0.5}}
     federation_id, silos = running(coordinator, 3, **wanted)
     bases = [join(silo) for silo in silos]
     for silo, base in zip(silos[:2], bases, strict=False):
         assert put_ready(silo, base).status_code == 201
-    until(lambda: shown(coordinator, federation_id)["state"] == "summing")
+    wait_until(lambda: coordinator.round_state(federation_id, 1) == "summing")
     for _ in range(2):
         late = put_ready(silos[2], bases[2])
         assert (late.status_code, slug(late)) == (409, "round-closed")
@@ -189,13 +188,6 @@ def test_a_body_that_is_no_request_is_refused(coordinator: Served, body: dict[st
     join(silos[0])
     refused = silos[0].http.put(url(silos[0], 1, "/ready"), json=body)
     assert (refused.status_code, slug(refused)) == (422, "validation")
-
-
-def until(holds: Callable[[], bool], seconds: float = 10) -> None:
-    end = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < end, "it did not happen"
-        time.sleep(0.1)
 
 
 def _enrol_of(served: Served, federation_id: str, name: str, organisation: str) -> Silo:

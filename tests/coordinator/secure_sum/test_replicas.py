@@ -44,9 +44,10 @@ def test_a_deadline_is_seen_by_both_and_one_session_follows(
 ) -> None:
     url = fresh_postgres()
     replicas = [serve(url, tick_seconds=0.02, retry_seconds=0.1, polls_per_second=20) for _ in range(2)]
-    scene = summing(replicas[0], 5, phase_seconds=3)
+    scene = summing(replicas[0])
     scene.begin()
     scene.step(0, stop=[0, 1])
+    scene.pass_deadline()
     view = scene.wait_for(lambda view: len(view["secure_sum"]["sessions"]) == 2)
     assert [session["members"] for session in view["secure_sum"]["sessions"]] == [5, 3]
     scene.clients = scene.clients[2:]

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import pytest
 from sqlalchemy import Connection, Engine, create_engine, event, inspect, text
 
 from schemas.identity.keys import decode, encode
@@ -31,6 +31,7 @@ from tests.coordinator.secure_sum.members import (
     summing,
 )
 from tests.served import Served, slug
+from tests.waiting import wait_until
 
 STEPS = (KEYS, SHARES, MASKED, CONFIRM, UNMASK)
 Key = tuple[int, int, str]  # session, position and step of a message
@@ -86,6 +87,12 @@ class Thief:
         return shares
 
 
+@pytest.fixture
+def served(serve: Callable[..., Served], database_url: str) -> Served:
+    """Start a coordinator whose whole database is read often, and therefore small."""
+    return serve(database_url, tick_seconds=0.2, retry_seconds=0.1, polls_per_second=20)
+
+
 @contextmanager
 def thief_at_every_commit() -> Iterator[Thief]:
     thief = Thief()
@@ -96,18 +103,18 @@ def thief_at_every_commit() -> Iterator[Thief]:
         event.remove(Engine, "commit", thief.see)
 
 
-def test_a_thief_of_every_state_of_a_sum_has_nobodys_input(coordinator: Served) -> None:
+def test_a_thief_of_every_state_of_a_sum_has_nobodys_input(served: Served) -> None:
     with thief_at_every_commit() as thief:
-        scene = summing(coordinator)
+        scene = summing(served)
         thief.federation_id = scene.federation_id
         _play(scene, scene.clients, "done")
-    _check(thief, coordinator, scene.clients)
+    _check(thief, served, scene.clients)
 
 
-def test_a_member_that_was_lost_is_not_opened_either(coordinator: Served) -> None:
+def test_a_member_that_was_lost_is_not_opened_either(served: Served) -> None:
     """Shares of its mask key are stored, and never its vector: it comes too late, and is refused."""
     with thief_at_every_commit() as thief:
-        scene = summing(coordinator, 8, phase_seconds=6)
+        scene = summing(served)
         thief.federation_id = scene.federation_id
         scene.begin()
         for step in (KEYS, SHARES):
@@ -115,6 +122,7 @@ def test_a_member_that_was_lost_is_not_opened_either(coordinator: Served) -> Non
         lost = scene.clients[3]
         vector = lost.message(MASKED)
         scene.step(MASKED, stop=[lost.position])
+        scene.pass_deadline()
         scene.clients[0].answer(MASKED)
         refused = lost.put(MASKED, vector)
         assert (refused.status_code, slug(refused)) == (409, "phase-mismatch")
@@ -124,32 +132,33 @@ def test_a_member_that_was_lost_is_not_opened_either(coordinator: Served) -> Non
     (session,) = thief.sessions()
     assert lost.position not in thief.of(session, "masked")
     assert {of for owner, of in thief.shares(session) if owner == lost.position} == {"s"}
-    _check(thief, coordinator, scene.clients)
+    _check(thief, served, scene.clients)
 
 
-def test_two_sessions_of_the_same_inputs_open_nothing(coordinator: Served) -> None:
+def test_two_sessions_of_the_same_inputs_open_nothing(served: Served) -> None:
     with thief_at_every_commit() as thief:
-        scene = summing(coordinator, phase_seconds=6)
+        scene = summing(served)
         thief.federation_id = scene.federation_id
         scene.begin()
         for step in (KEYS, SHARES, MASKED):
             scene.step(step)
         first = [_secrets(client) for client in scene.clients]
         scene.step(CONFIRM, stop=[3, 4])
+        scene.pass_deadline()
         _wait(scene, "aborted", "keys")
         living = scene.clients[:3]
         _play(scene, living, "aborted", "done")
     assert len(thief.sessions()) == 2
     assert thief.of(min(thief.sessions()), "masked")
     assert not thief.shares(min(thief.sessions()))
-    _check(thief, coordinator, living)
+    _check(thief, served, living)
     stored = _everything(thief)
     assert not [secret for secrets in first for secret in secrets if secret in stored]
 
 
-def test_inputs_that_were_sent_in_clear_leave_with_the_session(coordinator: Served) -> None:
+def test_inputs_that_were_sent_in_clear_leave_with_the_session(served: Served) -> None:
     with thief_at_every_commit() as thief:
-        scene = summing(coordinator, masking="none")
+        scene = summing(served, masking="none")
         thief.federation_id = scene.federation_id
         scene.begin()
         scene.step(MASKED)
@@ -175,10 +184,7 @@ def _wait(scene: Scene, *states: str) -> None:
         "SELECT s.state FROM sum_sessions s JOIN rounds r ON r.id = s.round_id"
         f" WHERE r.federation_id = '{scene.federation_id}' AND r.number = 1 ORDER BY s.number"
     )
-    deadline = time.monotonic() + 20
-    while (found := tuple(state for (state,) in ask(scene.served.database_url, query))) != states:
-        assert time.monotonic() < deadline, found
-        time.sleep(0.05)
+    wait_until(lambda: tuple(state for (state,) in ask(scene.served.database_url, query)) == states)
 
 
 def _check(thief: Thief, served: Served, clients: list[SumClient]) -> None:
