@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from math import ceil
 
 _EVERY_SECONDS = 60.0
-_MEASURED_SHARE = 0.05
-"""Of the planned seconds: below it, the plan is a better estimate than what was measured."""
+_PRIOR_SHARE = 0.2
+"""Of the planned seconds: the pace begins at the plan's, with as much weight as this share has measured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,8 @@ class Schedule:
         planned = sum(stage.seconds for stage in self.stages)
         done = sum(stage.seconds for stage in self.stages[: self._index])
         done += self.stages[self._index].seconds * self._share
-        pace = (self.clock() - self._began) / done if done >= _MEASURED_SHARE * planned else 1.0
+        prior = _PRIOR_SHARE * planned
+        pace = (self.clock() - self._began + prior) / (done + prior)
         return (planned - done) * pace
 
     def opening(self) -> str:

@@ -34,15 +34,18 @@ class Narrator:
     def step(self, text: str) -> None:
         """Print a step of the demo, unless it is the one that was printed last."""
         if text != self._last:
-            minutes, seconds = divmod(int(self.seconds), 60)
-            print(f"[{minutes}:{seconds:02}] {text}", flush=True)
+            self._print(text)
         self._last = text
+
+    def _print(self, text: str) -> None:
+        minutes, seconds = divmod(int(self.seconds), 60)
+        print(f"[{minutes}:{seconds:02}] {text}", flush=True)
 
     @contextmanager
     def counting_down(self) -> Iterator[None]:
         """Print every minute how long the whole still takes, while the block runs."""
         self.step(self.schedule.opening())
-        with every_minute(lambda: self.step(self.schedule.line())):
+        with every_minute(lambda: self._print(self.schedule.line())):
             yield
 
     @contextmanager
