@@ -1,8 +1,8 @@
 """The demo's picture: losses and right answers by silo, and whose training each silo's weights are made of.
 
-    python -m examples.demo.pictures runs/demo/report.json docs/images/demo.png
+    python -m examples.demo.pictures docs/images/demo.json docs/images/demo.png
 
-draws it again from the recorded figures of a run.
+draws it from the recorded figures of a run; runs/demo/report.json of another run draws that one.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from client_agent.simulation.report.charts import STYLE, svg
-from examples.demo.report import HEADINGS, Report, Side, read
+from examples.demo.report import HEADINGS, Drawing, Side, read
 
 _COLOURS: Final[Mapping[Side, str]] = {"bare": "#c9c9c9", "alone": "#c9a227", "federated": "#1f4e79"}
 _INK = "#222222"
@@ -25,70 +25,73 @@ _DOTS_PER_INCH = 130
 _STYLE: Final = STYLE | {"axes.titlesize": 10}
 
 
-def draw(report: Report) -> dict[str, str]:
+def draw(drawing: Drawing) -> dict[str, str]:
     """Return the picture as SVG text, by name."""
     with mpl.rc_context(_STYLE):
-        return {"overview": svg(overview(report))}
+        return {"overview": svg(overview(drawing))}
 
 
-def save(report: Report, file: Path) -> None:
+def save(drawing: Drawing, file: Path) -> None:
     """Write the picture as a PNG file."""
     file.parent.mkdir(parents=True, exist_ok=True)
     with mpl.rc_context(_STYLE):
-        overview(report).savefig(file, dpi=_DOTS_PER_INCH, metadata={"Software": ""})
+        overview(drawing).savefig(file, dpi=_DOTS_PER_INCH, metadata={"Software": ""})
 
 
-def overview(report: Report) -> Figure:
+def overview(drawing: Drawing) -> Figure:
     figure = Figure(figsize=(11.0, 4.4), layout="constrained")
     losses, tickets, relevance = figure.subplots(1, 3)
     _bars(
-        losses, report, {s: [silo.by_side[s].loss for silo in report.silos] for s in report.sides}, "{:.3f}"
+        losses,
+        drawing,
+        {s: [silo.by_side[s].loss for silo in drawing.silos] for s in drawing.sides},
+        "{:.3f}",
     )
     losses.set(title="Loss on held-out tickets\n(lower is better)", xlabel="nats per answer token")
-    of_tickets = report.silos[0].by_side["federated"].tickets
-    right = {s: [float(silo.by_side[s].right) for silo in report.silos] for s in report.sides}
-    _bars(tickets, report, right, "{:.0f}")
+    of_tickets = drawing.silos[0].by_side["federated"].tickets
+    right = {s: [float(silo.by_side[s].right) for silo in drawing.silos] for s in drawing.sides}
+    _bars(tickets, drawing, right, "{:.0f}")
     tickets.set(
         title=f"Right answers to {of_tickets} tickets\n(higher is better)", xlim=(0, 1.12 * of_tickets)
     )
-    _relevance(relevance, report)
+    _relevance(relevance, drawing)
     handles, names = losses.get_legend_handles_labels()
-    figure.legend(handles, names, frameon=False, ncols=len(report.sides), loc="outside lower left")
+    figure.legend(handles, names, frameon=False, ncols=len(drawing.sides), loc="outside lower left")
     return figure
 
 
-def _bars(axes: Axes, report: Report, heights: Mapping[Side, list[float]], form: str) -> None:
+def _bars(axes: Axes, drawing: Drawing, heights: Mapping[Side, list[float]], form: str) -> None:
     """Draw a row per silo with a bar per side, so that labels stand beside the bars and never meet."""
-    width = 0.8 / len(report.sides)
-    for index, side in enumerate(report.sides):
-        places = [i + (index - (len(report.sides) - 1) / 2) * width for i in range(len(report.silos))]
+    width = 0.8 / len(drawing.sides)
+    for index, side in enumerate(drawing.sides):
+        places = [i + (index - (len(drawing.sides) - 1) / 2) * width for i in range(len(drawing.silos))]
         bars = axes.barh(places, heights[side], width, color=_COLOURS[side], label=HEADINGS[side])
         axes.bar_label(bars, fmt=form, fontsize=7, padding=2)
-    axes.set_yticks(range(len(report.silos)), _names(report), fontsize=8)
+    axes.set_yticks(range(len(drawing.silos)), _names(drawing), fontsize=8)
     axes.invert_yaxis()
     axes.margins(x=0.12)
     axes.grid(visible=False, axis="y")
 
 
-def _relevance(axes: Axes, report: Report) -> None:
-    order = [report.federation.silos.index(silo.silo.name) for silo in report.silos]
-    matrix = [[report.federation.relevance[i][j] for j in order] for i in order]
-    axes.imshow(matrix, cmap="Blues", vmin=0, vmax=1, aspect="auto")  # as high as the bars beside it
-    names = [silo.silo.name for silo in report.silos]
-    axes.set_xticks(range(len(order)), names, rotation=30, ha="right", fontsize=8)
-    axes.set_yticks(range(len(order)), names, fontsize=8)
+def _relevance(axes: Axes, drawing: Drawing) -> None:
+    names = [silo.silo.name for silo in drawing.silos]
+    axes.imshow(
+        drawing.relevance, cmap="Blues", vmin=0, vmax=1, aspect="auto"
+    )  # as high as the bars beside it
+    axes.set_xticks(range(len(names)), names, rotation=30, ha="right", fontsize=8)
+    axes.set_yticks(range(len(names)), names, fontsize=8)
     axes.grid(visible=False)
-    for row, weights in enumerate(matrix):
+    for row, weights in enumerate(drawing.relevance):
         for column, weight in enumerate(weights):
             colour = "white" if weight > 0.5 else _INK
             axes.text(column, row, f"{weight:.0%}", ha="center", va="center", color=colour, fontsize=9)
     axes.set(title="How much a silo (row)\nlearns from each silo (column)")
 
 
-def _names(report: Report) -> list[str]:
+def _names(drawing: Drawing) -> list[str]:
     return [
         f"{silo.silo.name}\n({silo.silo.scheme})" + ("\njoins late" if silo.silo.late else "")
-        for silo in report.silos
+        for silo in drawing.silos
     ]
 
 

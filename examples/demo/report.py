@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final, Literal
 
@@ -50,6 +50,25 @@ class SiloFigures:
 
 
 @dataclass(frozen=True, slots=True)
+class Drawing:
+    """The figures of the picture: of the silos, and how much each (row) learns from each."""
+
+    silos: Sequence[SiloFigures]
+    relevance: Sequence[Sequence[float]]
+
+    @property
+    def sides(self) -> tuple[Side, ...]:
+        """The sides of this run: a quick one trains no silo alone."""
+        return tuple(side for side in SIDES if side in self.silos[0].by_side)
+
+    @classmethod
+    def of(cls, silos: Sequence[SiloFigures], names: Sequence[str], relevance: list[list[float]]) -> Drawing:
+        """Return the figures with relevance in the order of the silos; `names` are of its rows."""
+        order = [names.index(silo.silo.name) for silo in silos]
+        return cls(silos, [[relevance[i][j] for j in order] for i in order])
+
+
+@dataclass(frozen=True, slots=True)
 class Report:
     """All figures of a run of the demo; each comes from the agents' own scores."""
 
@@ -61,9 +80,12 @@ class Report:
     plan: FederationPlan
 
     @property
+    def drawing(self) -> Drawing:
+        return Drawing.of(self.silos, self.federation.silos, self.federation.relevance)
+
+    @property
     def sides(self) -> tuple[Side, ...]:
-        """The sides of this run: a quick one trains no silo alone."""
-        return tuple(side for side in SIDES if side in self.silos[0].by_side)
+        return self.drawing.sides
 
     def mean_loss(self, side: Side) -> float:
         return statistics.fmean(silo.by_side[side].loss for silo in self.silos)
@@ -108,10 +130,11 @@ class Report:
         }
 
 
-def read(file: Path) -> Report:
-    """Read the report.json of a run."""
+def read(file: Path) -> Drawing:
+    """Read the figures of the picture from the report.json of a run."""
     document = json.loads(file.read_bytes())
-    return TypeAdapter(Report).validate_python({field.name: document[field.name] for field in fields(Report)})
+    silos = TypeAdapter(list[SiloFigures]).validate_python(document["silos"])
+    return Drawing.of(silos, document["federation"]["silos"], document["federation"]["relevance"])
 
 
 def build(

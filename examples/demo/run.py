@@ -106,10 +106,10 @@ def _introduce(
 
 def _show(built: report.Report, out: Path, console: Console, image: Path | None) -> None:
     """Write the report, and print the table and the answers."""
-    page = report.write(built, pictures.draw(built), out)
-    pictures.save(built, out / "demo.png")
+    page = report.write(built, pictures.draw(built.drawing), out)
+    pictures.save(built.drawing, out / "demo.png")
     if image is not None:
-        pictures.save(built, image)
+        pictures.save(built.drawing, image)
     print(flush=True)
     console.print(report.table(built))
     report.show_answers(built, console)

@@ -22,7 +22,7 @@ def schedule(*, has_model: bool, quick: bool) -> Schedule:
     stages = [] if has_model else [Stage(MODEL, 30)]
     if quick:
         return Schedule([*stages, Stage(FEDERATION, 35), Stage(ANSWERS, 10)])
-    return Schedule([*stages, Stage(FEDERATION, 290), Stage(TRAINING_ALONE, 210), Stage(ANSWERS, 20)])
+    return Schedule([*stages, Stage(FEDERATION, 300), Stage(TRAINING_ALONE, 215), Stage(ANSWERS, 25)])
 
 
 @dataclass(frozen=True, slots=True)

@@ -127,7 +127,7 @@ def test_quick_run_shows_every_figure_and_claims_no_benefit(cast: Cast, tmp_path
     figures = quick_report(cast)
     require_whole(figures)
     assert re.search(r"4\.300 +0/16.*2\.900 +0/16", _printed(figures))
-    page = report.write(figures, pictures.draw(figures), tmp_path).read_text()
+    page = report.write(figures, pictures.draw(figures.drawing), tmp_path).read_text()
     line = report.last_line(figures)
     assert "show nothing of what federating is worth" in line
     assert not re.search("ahead|behind|level|alone", line + _printed(figures), re.IGNORECASE)
@@ -186,11 +186,11 @@ def test_the_table_and_the_page_have_every_figure(cast: Cast, tmp_path: Path) ->
     rows_shown = [line for line in _printed(figures).splitlines() if "scheme" in line]
     assert len(rows_shown) == 4
     assert all(re.search(r"4\.300 +0/16.*0\.800 +4/16.*0\.400 +8/16", row) for row in rows_shown)
-    page = report.write(figures, pictures.draw(figures), tmp_path)
+    page = report.write(figures, pictures.draw(figures.drawing), tmp_path)
     assert report.last_line(figures) in page.read_text()
     assert "No &lt;light&gt;." in page.read_text()
     assert json.loads((tmp_path / "report.json").read_text())["verdict"] == "ahead"
-    pictures.save(figures, tmp_path / "demo.png")
+    pictures.save(figures.drawing, tmp_path / "demo.png")
     assert (tmp_path / "demo.png").read_bytes().startswith(b"\x89PNG")
 
 
