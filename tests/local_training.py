@@ -12,6 +12,7 @@ from client_agent.model.examples import Example, encode_for
 from client_agent.model.loading import BaseModel
 from client_agent.training.checkpoint import TrainingCheckpoint
 from client_agent.training.loop import Step, TrainingOutcome, train
+from client_agent.training.options import DEFAULT_OPTIONS, TrainingOptions
 from schemas.messages.federations import TrainingPlan
 
 RATE = 0.01
@@ -31,6 +32,7 @@ def train_examples(
     stop: Callable[[], bool] | None = None,
     penalty: Penalty | None = None,
     checkpoint: TrainingCheckpoint | None = None,
+    options: TrainingOptions = DEFAULT_OPTIONS,
 ) -> TrainingOutcome:
     """Train for the steps of a round; the schedule covers this round and those before it."""
     return train(
@@ -47,4 +49,5 @@ def train_examples(
         stop=stop,
         penalty=penalty,
         checkpoint=checkpoint,
+        options=options,
     )

@@ -15,13 +15,13 @@ from client_agent.model.architectures import ARCHITECTURES
 from client_agent.model.examples import Example
 from client_agent.model.loading import BaseModel, load_base_model
 from client_agent.settings import OptimizerName, Quantization
-from client_agent.training.loop import train
 from client_agent.training.options import TrainingOptions
 from client_agent.training.packing import require_packable
 from client_agent.training.silo import allow_tf32
 from schemas.messages.federations import AdapterPlan, TrainingPlan
 from tests.client_agent.conftest import save_model
 from tests.gpu.conftest import ONE_BILLION
+from tests.local_training import train_examples
 
 ADAPTER = AdapterPlan(kind="lora", rank=8, blocks=2)
 SHORT = [Example(f"rev {letter * n}=", letter * n) for n, letter in enumerate("abcdefgh", start=1)]
@@ -52,7 +52,8 @@ def test_packed_rows_learn_the_same(
     for packing in (False, True):
         with inject_lora(base, ADAPTER) as adapter:
             options = TrainingOptions(packing=packing)
-            losses.append(train(base, adapter, SHORT, plan, seed=0, round_number=1, options=options).losses)
+            trained = train_examples(base, adapter, SHORT, plan, seed=0, round_number=1, options=options)
+            losses.append(trained.losses)
     assert losses[1] == pytest.approx(losses[0], rel=0.02)
 
 
@@ -70,8 +71,8 @@ def test_eight_bit_moments_learn_in_less_memory(gpu: torch.device, one_billion: 
         with inject_lora(base, adapter_plan) as adapter:
             options = TrainingOptions(optimizer=name)
             examples = full_batch(ONE_BILLION)[:2]
-            first = train(base, adapter, examples, plan, seed=0, round_number=1, options=options)
-            again = train(
+            first = train_examples(base, adapter, examples, plan, seed=0, round_number=1, options=options)
+            again = train_examples(
                 *(base, adapter, examples, plan),
                 seed=0,
                 round_number=2,
