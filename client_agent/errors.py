@@ -18,7 +18,7 @@ class ModelTooLarge(AgentError):
 
 
 class UnknownArchitecture(AgentError):
-    """`client_agent/model/architectures.py` has no entry for this kind of model."""
+    """A base model is no decoder that carries adapters; the message names the reason."""
 
 
 class TokenizerUnfit(AgentError):

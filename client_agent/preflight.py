@@ -26,7 +26,7 @@ from client_agent.rounds.sketch import mechanism_for
 from client_agent.settings import AgentSettings, read_settings
 from client_agent.training.data import SiloData
 from client_agent.training.evaluate import mean_loss
-from client_agent.training.memory import held_bytes, step_memory
+from client_agent.training.memory import held_bytes, step_memory, unquantised_expert_bytes
 from client_agent.training.remarks import remarks_on
 from client_agent.training.silo import device_named, dtype_of, load_own_model, load_silo_data, options_of
 from client_agent.transport.handshake import require_protocol
@@ -100,7 +100,10 @@ def _device(settings: AgentSettings) -> str:
 def _model(settings: AgentSettings) -> str:
     base = _loaded(settings)
     options_of(settings, base)
-    return f"{base.slug}: {base.architecture}, {base.layers} layers, {base.hidden_size} wide"
+    size = f"{base.slug}: {base.architecture}, {base.layers} layers, {base.hidden_size} wide"
+    dense = unquantised_expert_bytes(base) if settings.quantization != "none" else 0
+    experts = [f"{_size(dense)} of routed experts are not in {settings.quantization}"] if dense else []
+    return "; ".join([size, *base.parts.frozen.sentences(), *experts])
 
 
 def _shared_model(settings: AgentSettings) -> str:

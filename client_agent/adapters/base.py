@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from client_agent.adapters.layers import BaseDeltaLinear, FusedLora, PQLinear
+from client_agent.adapters.layers import BaseDeltaLinear, LoraLinear, PQLinear
 from client_agent.errors import AdapterInPlace, LayoutMismatch
 from client_agent.model.examples import Example
 from client_agent.model.loading import BaseModel
@@ -136,7 +136,7 @@ def require_bare(base: BaseModel) -> None:
     Raises:
         AdapterInPlace: it carries one.
     """
-    adapter_layers = (PQLinear, FusedLora, BaseDeltaLinear)
+    adapter_layers = (PQLinear, LoraLinear, BaseDeltaLinear)
     if hasattr(base.model, "peft_config") or any(isinstance(m, adapter_layers) for m in base.model.modules()):
         raise AdapterInPlace(
             f"{base.slug} already carries an adapter, and the bare model is needed; remove that adapter first"

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from client_agent.errors import LayoutMismatch
 from client_agent.model.loading import BaseModel
-from schemas.maths.adapter import module_name
+from schemas.maths.adapter import layer_module_name, module_name
 from schemas.maths.blocks import block_ends
 from schemas.maths.seeded_random import signs
 from schemas.messages.federations import AdapterPlan, Role
@@ -55,8 +55,8 @@ def random_frames(base: BaseModel, plan: AdapterPlan, seed: int) -> dict[str, Fr
     Agents of the same base model draw the same frames; frames of different base models are unrelated.
     """
     frames: dict[str, Frame] = {}
-    for name, _, role in present_modules(base, plan):
-        d_out, d_in = base.shapes[role]
+    for name, layer, role in present_modules(base, plan):
+        d_out, d_in = base.parts.of(layer, role).shape
         a = signs((plan.rank, d_in), "frame", seed, name, "A") * np.float32(1 / sqrt(d_in))
         b = signs((d_out, plan.rank), "frame", seed, name, "B") * np.float32(1 / sqrt(d_out))
         frames[name] = Frame(a, b, rate=1.0)
@@ -79,15 +79,22 @@ def wrapped_layers(base: BaseModel, plan: AdapterPlan) -> tuple[int, ...]:
 
 
 def present_modules(base: BaseModel, plan: AdapterPlan) -> list[tuple[str, int, Role]]:
-    """List (name, block, role) of every module of the plan that this architecture has, blocks first."""
-    planned = plan.modules(base.shapes)
-    candidates = (
-        (module_name(block, role), block, role)
-        for block in range(plan.blocks)
-        for role in present_roles(base, plan)
-    )
-    return [module for module in candidates if module[0] in planned]
+    """List (name, layer, role) of every module of the plan that this architecture has, blocks first."""
+    ends = wrapped_layers(base, plan)
+    found = {
+        module_name(block, role): (layer, role)
+        for block, layer in enumerate(ends)
+        for role in plan.roles
+        if role in base.parts.roles[layer]
+    }
+    return [(name, *found[name]) for name in plan.modules(found)]
 
 
-def present_roles(base: BaseModel, plan: AdapterPlan) -> list[Role]:
-    return [role for role in plan.roles if role in base.shapes]
+def present_layers(base: BaseModel, plan: AdapterPlan) -> dict[str, tuple[int, Role]]:
+    """Return layer and role of every (layer, role) of the plan that this architecture has."""
+    return {
+        layer_module_name(layer, role): (layer, role)
+        for layer in range(base.layers)
+        for role in plan.roles
+        if role in base.parts.roles[layer]
+    }

@@ -90,30 +90,39 @@ class PQLinear(nn.Module):
         return y + h.to(y.dtype)
 
 
-class FusedLora(nn.Module):
-    """A linear layer with a LoRA of each role that it serves; `rows` are the output rows of each role.
+class LoraLinear(nn.Module):
+    """A linear layer with a LoRA of each role that it serves; `rows` are a role's output rows, None = all.
 
     Parameters are float32 in any precision of the base model.
     """
 
-    def __init__(self, base_layer: nn.Module, rows: Sequence[Tensor], rank: int, scale: float) -> None:
+    def __init__(
+        self, base_layer: nn.Module, rows: Sequence[Tensor | None], rank: int, scale: float, dropout: float
+    ) -> None:
         super().__init__()
         self.base_layer = base_layer
         device = next(base_layer.parameters()).device
-        self.rows = [role_rows.to(device) for role_rows in rows]
-        self.scale = scale
         self.out_features, self.in_features = linear_shape(base_layer)
+        self.rows = [None if own is None else own.to(device) for own in rows]
+        self.scale = scale
+        self.dropout = dropout
+        outputs = [self.out_features if own is None else len(own) for own in rows]
         self.A = nn.ParameterList(torch.zeros(rank, self.in_features, device=device) for _ in rows)
-        self.B = nn.ParameterList(torch.zeros(len(role_rows), rank, device=device) for role_rows in rows)
+        self.B = nn.ParameterList(torch.zeros(d_out, rank, device=device) for d_out in outputs)
 
     def factors(self) -> tuple[Tensor, Tensor]:
         """Return A (n r, d_in) and s B (d_out, n r) of all n roles."""
-        return torch.cat(list(self.A)), self.scale * place_rows(list(self.B), self.rows, self.out_features)
+        rows = [own for own in self.rows if own is not None]
+        if not rows:
+            return self.A[0], self.scale * self.B[0]
+        return torch.cat(list(self.A)), self.scale * place_rows(list(self.B), rows, self.out_features)
 
     def forward(self, x: Tensor) -> Tensor:
+        """Return the base layer's output plus the adapter's: (..., d_in) -> (..., d_out), base dtype."""
         y = cast(Tensor, self.base_layer(x))
         a, b = self.factors()
-        return y + nnf.linear(nnf.linear(x.float(), a), b).to(y.dtype)
+        read = nnf.dropout(x.float(), self.dropout, self.training)
+        return y + nnf.linear(nnf.linear(read, a), b).to(y.dtype)
 
 
 class BaseDeltaLinear(nn.Module):

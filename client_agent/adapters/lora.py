@@ -1,4 +1,4 @@
-"""Ordinary LoRA around every layer of a base model, in peft's layers where a linear layer serves one role."""
+"""Ordinary LoRA around the linear layers of a base model."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import nn
-from transformers.pytorch_utils import Conv1D
 
 from client_agent.adapters.base import (
     LoraFactors,
@@ -22,78 +21,52 @@ from client_agent.adapters.base import (
     require_fit,
     side_by_side,
 )
-from client_agent.adapters.frames import present_roles
-from client_agent.adapters.layers import BaseDeltaLinear, FusedLora
-from client_agent.adapters.peft_import import light_peft
+from client_agent.adapters.frames import present_layers
+from client_agent.adapters.layers import BaseDeltaLinear, LoraLinear
 from client_agent.errors import AdapterInPlace, LayoutMismatch
-from client_agent.model.architectures import linear_shape, place_rows
+from client_agent.model.architectures import place_rows
 from client_agent.model.loading import BaseModel
-from schemas.maths.adapter import Layout, layer_module_name, lora_layout
+from schemas.maths.adapter import Layout, lora_module_layout
 from schemas.maths.factors import Factors
 from schemas.maths.start import first_a
-from schemas.messages.federations import AdapterPlan, Role
+from schemas.messages.federations import AdapterPlan
 
 Arrays = dict[str, NDArray[np.float32]]
 
 
 class LoraAdapter(Removable):
-    """A and B of every (layer, role) of one base model: in peft's layers, or in `FusedLora` layers."""
+    """A and B of every (layer, role) of one base model."""
 
     def __init__(self, base: BaseModel, plan: AdapterPlan, *, seed: int) -> None:
         require_bare(base)
         self._model = cast(nn.Module, base.model)
         self._scale = plan.scale
-        roles = present_roles(base, plan)
-        served: dict[str, dict[str, Role]] = {}
-        for layer in range(base.layers):
-            for role in roles:
-                served.setdefault(base.parts.path(layer, role), {})[layer_module_name(layer, role)] = role
+        present = {name: base.parts.of(*place) for name, place in present_layers(base, plan).items()}
+        served: dict[str, list[str]] = {}
+        for name, linear in present.items():
+            served.setdefault(linear.path, []).append(name)
         self._served = served
         self._base_layers = {path: self._model.get_submodule(path) for path in served}
         self._base_delta: dict[str, LoraFactors] = {}
-        self._fused: dict[str, FusedLora] = {}
-        self._single: dict[str, str] = {}
-        self._rows: dict[str, torch.Tensor] = {}
-        for path, members in served.items():
-            if any(base.parts.is_fused(role) for role in members.values()):
-                rows = [base.parts.rows(self._model, role) for role in members.values()]
-                self._fused[path] = FusedLora(self._base_layers[path], rows, plan.rank, plan.scale)
-                self._rows |= dict(zip(members, rows, strict=True))
-            else:
-                (self._single[path],) = members
-        self._tensors = self._inject_single(plan) if self._single else {}
-        for path, wrapper in self._fused.items():
-            replace_module(self._model, path, wrapper)
-            for name, a, b in zip(served[path], wrapper.A, wrapper.B, strict=True):
+        self._rows = {name: linear.rows for name, linear in present.items()}
+        self._layers: dict[str, LoraLinear] = {}
+        self._tensors: dict[str, nn.Parameter] = {}
+        for path, names in served.items():
+            rows = [self._rows[name] for name in names]
+            layer = LoraLinear(self._base_layers[path], rows, plan.rank, plan.scale, 0.0)
+            replace_module(self._model, path, layer)
+            self._layers[path] = layer
+            for name, a, b in zip(names, layer.A, layer.B, strict=True):
                 self._tensors |= {f"{name}.A": a, f"{name}.B": b}
-        self.layout: Layout = lora_layout(base.layers, {role: base.shapes[role] for role in roles}, plan.rank)
+        self.layout: Layout = lora_module_layout(
+            {name: linear.shape for name, linear in present.items()}, plan.rank
+        )
         self._start = {
             name: first_a(name, shape, seed).reshape(shape)
             for name, shape in self.layout.items()
             if name.endswith(".A")
         }
         self.load({name: np.zeros(shape, np.float32) for name, shape in self.layout.items()})
-
-    def _inject_single(self, plan: AdapterPlan) -> dict[str, nn.Parameter]:
-        """Inject peft's layers around the linear layers that serve one role."""
-        with light_peft():
-            from peft import LoraConfig, inject_adapter_in_model  # slow to import, and not needed for PQ-LoRA
-
-            config = LoraConfig(
-                r=plan.rank,
-                lora_alpha=cast(int, plan.scale * plan.rank),  # peft scales by lora_alpha / r; fractions work
-                target_modules=list(self._single),
-                init_lora_weights=False,
-                fan_in_fan_out=any(isinstance(self._base_layers[path], Conv1D) for path in self._single),
-            )
-            inject_adapter_in_model(config, self._model)
-        tensors: dict[str, nn.Parameter] = {}
-        for path, name in self._single.items():
-            layer = cast(Any, self._model.get_submodule(path))
-            for side, linear in (("A", layer.lora_A["default"]), ("B", layer.lora_B["default"])):
-                linear.float()
-                tensors[f"{name}.{side}"] = linear.weight
-        return tensors
 
     def named_parameters(self) -> dict[str, nn.Parameter]:
         return dict(self._tensors)
@@ -137,9 +110,9 @@ class LoraAdapter(Removable):
                 continue
             a = torch.from_numpy(np.concatenate([base_delta[name].A for name in changed]))
             factors_b = [self._scale * torch.from_numpy(base_delta[name].B) for name in changed]
-            d_out = linear_shape(self._base_layers[path])[0]
-            rows = [self._rows.get(name, torch.arange(d_out)) for name in changed]
-            b = place_rows(factors_b, rows, d_out)
+            d_out = self._layers[path].out_features
+            rows = [own for name in changed if (own := self._rows[name]) is not None]
+            b = place_rows(factors_b, rows, d_out) if rows else factors_b[0]
             replace_module(self._model, path, BaseDeltaLinear(layer, a, b))
             self._base_delta[path] = LoraFactors(a.numpy(), b.numpy(), None)
 
@@ -160,12 +133,7 @@ class LoraAdapter(Removable):
 
         A module that serves n roles has n r ranks.
         """
-        state, scale = self.state(), np.float32(self._scale)
-        single = {
-            path: LoraFactors(state[f"{name}.A"], scale * state[f"{name}.B"], None)
-            for path, name in self._single.items()
-        }
-        trained = single | {path: _factors(wrapper) for path, wrapper in self._fused.items()}
+        trained = {path: _factors(layer) for path, layer in self._layers.items()}
         return {
             path: side_by_side([factors, self._base_delta[path]]) if path in self._base_delta else factors
             for path, factors in trained.items()
@@ -175,8 +143,6 @@ class LoraAdapter(Removable):
         for path, base_layer in self._base_layers.items():
             replace_module(self._model, path, base_layer)
         self._base_layers.clear()
-        if hasattr(self._model, "peft_config"):
-            del self._model.peft_config
 
 
 def initialize_zero_ranks(state: State, start: State) -> Arrays:
@@ -194,6 +160,6 @@ def initialize_zero_ranks(state: State, start: State) -> Arrays:
 
 
 @torch.no_grad()
-def _factors(wrapper: FusedLora) -> LoraFactors:
-    a, b = wrapper.factors()
+def _factors(layer: LoraLinear) -> LoraFactors:
+    a, b = layer.factors()
     return LoraFactors(np.array(a.cpu().numpy()), np.array(b.cpu().numpy()), None)

@@ -140,6 +140,10 @@ def _config(
         from peft import LoraConfig  # slow to import
 
     names, layers = _targets(model, factors)
+    lost = [name for name in names if _is_lost(name, model)]
+    weights = sorted(path for path in factors if any(f".{path}".endswith(f".{name}") for name in lost))
+    if weights:  # whole paths then, so that nothing else is selected
+        names, layers = sorted(factors.keys() - set(weights)), None
     config = LoraConfig(
         task_type="CAUSAL_LM",
         base_model_name_or_path=model_name,
@@ -148,8 +152,26 @@ def _config(
         lora_alpha=rank,
         layers_to_transform=layers,
         fan_in_fan_out=any(_is_transposed(model, path) for path in factors),
+        target_parameters=[f"{path}.weight" for path in weights] or None,
     )
     return {**cast(Any, config).to_dict(), "target_modules": names}
+
+
+def _is_lost(name: str, model: nn.Module) -> bool:
+    """Whether peft takes a target module for routed experts in the layout of an older transformers.
+
+    It replaces such a target by parameters of the experts, also if it is a linear layer of a dense layer or
+    of shared experts; as a target parameter it is found.
+    """
+    from peft import LoraConfig  # seconds to import
+    from peft.utils.transformers_weight_conversion import convert_peft_config_for_transformers
+
+    config = LoraConfig(target_modules=[name])
+    try:
+        convert_peft_config_for_transformers(config, model, None)
+    except ValueError:  # a part of fused experts without the others
+        return True
+    return name not in cast(Any, config).target_modules
 
 
 def _targets(model: nn.Module, paths: Collection[str]) -> tuple[list[str], list[int] | None]:

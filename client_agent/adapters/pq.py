@@ -14,13 +14,13 @@ from numpy.typing import NDArray
 from torch import nn
 
 from client_agent.adapters.base import LoraFactors, Removable, State, copy_in, copy_out, replace_module
-from client_agent.adapters.frames import Frame, Frames, present_modules, wrapped_layers
+from client_agent.adapters.frames import Frame, Frames, present_modules
 from client_agent.adapters.layers import PQCore, PQLinear
 from client_agent.errors import AdapterInPlace, LayoutMismatch
 from client_agent.model.architectures import linear_shape, place_rows
 from client_agent.model.loading import BaseModel
 from schemas.maths.adapter import Layout, pq_layout
-from schemas.messages.federations import AdapterPlan, Role
+from schemas.messages.federations import AdapterPlan
 
 Arrays = dict[str, NDArray[np.float32]]
 SomeTensor = TypeVar("SomeTensor", bound=torch.Tensor)
@@ -35,12 +35,13 @@ class PQAdapter(Removable):
         self._layers: dict[str, PQLinear] = {}
         self._cores: dict[str, PQCore] = {}
         self._rates: dict[str, float] = {}
-        placed: dict[str, dict[str, Role]] = {}
-        ends = wrapped_layers(base, plan)
-        for name, block, role in present_modules(base, plan):
+        placed: dict[str, list[str]] = {}
+        self._rows: dict[str, torch.Tensor] = {}
+        for name, number, role in present_modules(base, plan):
             if name in frames:
-                _check_frame(frames[name], name, plan.rank, base.shapes[role])
-                placed.setdefault(base.parts.path(ends[block], role), {})[name] = role
+                _check_frame(frames[name], name, plan.rank, base.parts.of(number, role).shape)
+                placed.setdefault(base.parts.path(number, role), []).append(name)
+                self._rows[name] = base.parts.row_numbers(number, role).to(base.device)
         if not placed:
             raise LayoutMismatch(
                 "no (block, role) of the plan has a frame: the alignment pack selects none; ask the "
@@ -59,7 +60,7 @@ class PQAdapter(Removable):
         self,
         base: BaseModel,
         path: str,
-        members: Mapping[str, Role],
+        members: Sequence[str],
         frames: Frames,
         scale: float,
         cores: Sequence[PQCore],
@@ -67,7 +68,7 @@ class PQAdapter(Removable):
         base_layer = self._model.get_submodule(path)
         a = torch.cat([torch.tensor(frames[name].A, device=base.device) for name in members])
         b = [torch.tensor(frames[name].B, device=base.device) for name in members]
-        rows = [base.parts.rows(self._model, role).to(base.device) for role in members.values()]
+        rows = [self._rows[name] for name in members]
         return PQLinear(base_layer, a, place_rows(b, rows, linear_shape(base_layer)[0]), scale, cores=cores)
 
     def named_parameters(self) -> dict[str, nn.Parameter]:

@@ -6,7 +6,7 @@ Target strings follow from a seed and are equal for all models (fedmosaic.md sec
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -18,7 +18,16 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from client_agent.adapters.frames import present_modules, wrapped_layers
 from client_agent.errors import AlignmentImpossible
 from client_agent.model.loading import BaseModel
-from client_agent.model.tokens import NO_TARGET, Batch, Encoded, answer_logits, collate, encode, pad_id
+from client_agent.model.tokens import (
+    NO_TARGET,
+    Batch,
+    Encoded,
+    answer_logits,
+    by_token,
+    collate,
+    encode,
+    pad_id,
+)
 from schemas.maths.adapter import module_name
 from schemas.maths.seeded_random import below, permutation
 from schemas.messages.alignment import Anchor
@@ -77,12 +86,11 @@ def sites_of(base: BaseModel, plan: AdapterPlan) -> list[Site]:
     """List the (block, role)s of a model that the plan adapts, blocks first, then the plan's order."""
     sites: list[Site] = []
     ends = wrapped_layers(base, plan)
-    for name, block, role in present_modules(base, plan):
-        group = next(group for group in base.parts.same_input if role in group)
-        source = module_name(block, "".join(group))
-        linear = base.parts.linear(base.model, ends[block], role)
-        rows = base.parts.rows(base.model, role).to(base.device)
-        sites.append(Site(name, source, block, linear, rows, *base.shapes[role]))
+    for name, layer, role in present_modules(base, plan):
+        found, block = base.parts.of(layer, role), ends.index(layer)
+        linear = base.parts.linear(base.model, layer, role)
+        rows = base.parts.row_numbers(layer, role).to(base.device)
+        sites.append(Site(name, module_name(block, "".join(found.reads)), block, linear, rows, *found.shape))
     return sites
 
 
@@ -178,27 +186,28 @@ def run_batch(base: BaseModel, sites: Sequence[Site], texts: Sequence[Text]) -> 
                 f"the loss of {base.slug} on the anchors is not finite; load it in float32 or bfloat16"
             )
         gradients = torch.autograd.grad(loss, list(outputs.values()))
-    of_module = dict(zip(outputs, gradients, strict=True))
+    of_module = {
+        linear: by_token(gradient, batch) for linear, gradient in zip(outputs, gradients, strict=True)
+    }
     return BatchResponses(
-        texts, batch, inputs, {site.name: of_module[site.linear][..., site.rows] for site in sites}
+        texts,
+        batch,
+        {site.source: by_token(inputs[site.linear], batch) for site in sites},
+        {site.name: of_module[site.linear][..., site.rows] for site in sites},
     )
 
 
 @contextmanager
-def _captured(sites: Sequence[Site]) -> Iterator[tuple[dict[str, Tensor], dict[nn.Module, Tensor]]]:
-    """Capture inputs by source and outputs by linear layer of all sites; outputs are part of the graph."""
-    inputs: dict[str, Tensor] = {}
+def _captured(sites: Sequence[Site]) -> Iterator[tuple[dict[nn.Module, Tensor], dict[nn.Module, Tensor]]]:
+    """Capture inputs and outputs of the linear layers of all sites; outputs are part of the graph."""
+    inputs: dict[nn.Module, Tensor] = {}
     outputs: dict[nn.Module, Tensor] = {}
 
-    def capture_of(source: str) -> Callable[[nn.Module, tuple[Tensor, ...], Tensor], None]:
-        def capture(linear: nn.Module, arguments: tuple[Tensor, ...], output: Tensor) -> None:
-            inputs[source] = arguments[0].detach()
-            outputs[linear] = output if output.requires_grad else output.requires_grad_()
+    def capture(linear: nn.Module, arguments: tuple[Tensor, ...], output: Tensor) -> None:
+        inputs[linear] = arguments[0].detach()
+        outputs[linear] = output if output.requires_grad else output.requires_grad_()
 
-        return capture
-
-    sources = {site.linear: site.source for site in sites}
-    hooks = [linear.register_forward_hook(capture_of(source)) for linear, source in sources.items()]
+    hooks = [linear.register_forward_hook(capture) for linear in {site.linear: None for site in sites}]
     try:
         yield inputs, outputs
     finally:

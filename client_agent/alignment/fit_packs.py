@@ -8,6 +8,7 @@ on one machine yield equal bytes.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -111,7 +112,8 @@ def aligned_pack(
     tensors: dict[str, Array] = {}
     errors: dict[str, PackErrors] = {}
     pivot_sites = {site.name: site for site in sites_of(pivot, adapter_plan)}
-    for group in _groups([s for s in sites_of(base, adapter_plan) if f"{s.name}.z" in of_pivot.tensors]):
+    sites = [s for s in sites_of(base, adapter_plan) if f"{s.name}.z" in of_pivot.tensors]
+    for group in _groups(_as_in_pivot(sites, pivot_sites)):
         a, b = _fit(base, group, fitting, responses, progress)
         residuals = {site.name: (Residual(), Residual()) for site in group}
         for rows in response_rows(base, group, held_out, progress, "measuring", responses):
@@ -156,6 +158,12 @@ def random_pack(base: BaseModel, adapter_plan: AdapterPlan, plan: AlignmentPlan,
         errors={},
     )
     return Pack(tensors, manifest)
+
+
+def _as_in_pivot(sites: Sequence[Site], pivot_sites: Mapping[str, Site]) -> list[Site]:
+    """Return sites that have one source only if those of the pivot do: one A is fitted per source."""
+    sources = ((site, pivot_sites[site.name].source) for site in sites)
+    return [replace(site, source=f"{site.source} {of_pivot}") for site, of_pivot in sources]
 
 
 def _fit(

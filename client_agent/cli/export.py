@@ -105,6 +105,7 @@ class _Finish:
             artefact=self.artefact,
             base=_shown_name(self.settings),
             slug=self.silo.base.slug,
+            frozen=self.silo.base.parts.frozen.sentences(),
             licence=licence_of(self.artefact.source, model if model.suffix == _GGUF else None),
             losses=written.losses,
             precision=self.precision(written),

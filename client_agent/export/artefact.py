@@ -23,6 +23,7 @@ from client_agent.export.gguf_lora import read_gguf, require_supported, write_gg
 from client_agent.export.merged import write_merged
 from client_agent.export.modelfile import write_modelfile
 from client_agent.export.vllm_rules import require_served, served_rank
+from client_agent.model.architectures import linear_shape
 from client_agent.model.loading import BaseModel, load_base_model
 from client_agent.training.evaluate import evaluate
 from client_agent.training.silo import Silo
@@ -109,11 +110,13 @@ def _loss_with_peft(folder: Path, silo: Silo, scoring: ScoresPlan, max_length: i
 def _for_vllm(factors: Mapping[str, LoraFactors], base: BaseModel) -> dict[str, LoraFactors]:
     """Return factors of a rank that vLLM serves; modules that plain names select too get zeros."""
     rank = served_rank(max(len(lora.A) for lora in factors.values()))
-    shapes = {below_layer(path): (len(lora.B), lora.A.shape[1]) for path, lora in factors.items()}
+    names = {below_layer(path) for path in factors}
+    layers = {layer_number(path) for path in factors}
     everywhere = {
-        f"{base.parts.layers}.{layer}.{below}": shape
-        for layer in {layer_number(path) for path in factors}
-        for below, shape in shapes.items()
+        linear.path: linear_shape(base.model.get_submodule(linear.path))
+        for layer in layers
+        for linear in base.parts.roles[layer].values()
+        if below_layer(linear.path) in names
     }
     zeros = {
         path: LoraFactors(np.zeros((0, d_in), np.float32), np.zeros((d_out, 0), np.float32), None)

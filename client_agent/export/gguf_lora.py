@@ -20,6 +20,7 @@ from client_agent.adapters.base import LoraFactors
 from client_agent.adapters.peft_export import layer_number, padded
 from client_agent.errors import AdapterUnreadable
 from client_agent.export.refusals import ExportUnsupported
+from client_agent.model.architectures import linear_shape
 from client_agent.model.loading import BaseModel
 
 FILE = "adapter.gguf"
@@ -116,7 +117,7 @@ def read_gguf(file: Path, base: BaseModel) -> dict[str, LoraFactors]:
 
 
 def _linear_paths(base: BaseModel) -> list[str]:
-    return [base.parts.path(layer, role) for layer in range(base.layers) for role in base.parts.roles]
+    return [linear.path for layer in base.parts.roles for linear in layer.values()]
 
 
 def _tensor_names(base: BaseModel, paths: Mapping[str, LoraFactors] | list[str]) -> dict[str, str]:
@@ -140,16 +141,11 @@ def _row_order(base: BaseModel, path: str) -> NDArray[np.intp]:
 
     With interleaved halves, row 2 i + j of a head is row j d/2 + i.
     """
-    role = next(
-        (role for role in base.parts.roles if base.parts.path(layer_number(path), role) == path), None
-    )
-    d_out = base.shapes[role][0] if role is not None else 0
+    layer = base.parts.roles[layer_number(path)]
+    role = next((role for role, linear in layer.items() if linear.path == path), None)
+    d_out = linear_shape(base.model.get_submodule(path))[0]
     if role not in ("q", "k") or not _ARCHITECTURES[base.architecture].interleaved:
-        return np.arange(_rows(base, path))
+        return np.arange(d_out)
     config = cast(Any, base.model.config)
     heads = config.num_attention_heads if role == "q" else config.num_key_value_heads
     return np.arange(d_out).reshape(heads, 2, -1).swapaxes(1, 2).reshape(-1)
-
-
-def _rows(base: BaseModel, path: str) -> int:
-    return int(cast(int, base.model.get_submodule(path).out_features))

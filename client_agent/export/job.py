@@ -146,7 +146,10 @@ def _advice(folded: bool, trained: Mapping[str, LoraFactors], artefact: Artefact
             "The merged weights are dense and rounded as the base model's files are, and the adapter was "
             "scored on the base model as the silo loads it; export with `--for peft`, which changes no weight"
         )
-    return "This is a defect of Tessera; please report it with the versions of peft and transformers"
+    return (
+        "Public peft does not load this adapter as it was trained; export with `--for merged`, and please "
+        "report it with the versions of peft and transformers"
+    )
 
 
 def _all_held(factors: Mapping[str, LoraFactors], base: BaseModel) -> bool:

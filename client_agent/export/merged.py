@@ -18,6 +18,7 @@ from transformers.pytorch_utils import Conv1D
 from transformers.utils import logging as transformers_logging
 
 from client_agent.adapters.base import LoraFactors
+from client_agent.adapters.peft_export import below_layer
 from client_agent.model.loading import BaseModel
 
 _OPTIONAL_BIASES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
@@ -50,7 +51,9 @@ def _settings(base: BaseModel) -> dict[str, tuple[str, ...]]:
     """Return the names of modules that can get a bias, by the setting of config.json that adds it."""
     by_setting = _OPTIONAL_BIASES.get(base.architecture, {})
     return {
-        setting: tuple(base.parts.roles[role] for role in base.parts.roles if role in roles)
+        setting: tuple(
+            below_layer(linear.path) for role, linear in base.parts.roles[0].items() if role in roles
+        )
         for setting, roles in by_setting.items()
     }
 

@@ -26,6 +26,7 @@ class CardFacts:
 
     Attributes:
         base: the hub id of the base model, or the name of its file or folder.
+        frozen: sentences on the parts of the base model that no adapter of it changes.
         licence: the licence of the base model, as its own model card names it; None if it names none.
         precision: a sentence on the precision of the base model.
         commands: how to serve the export.
@@ -34,6 +35,7 @@ class CardFacts:
     artefact: Artefact
     base: str
     slug: str
+    frozen: Sequence[str]
     licence: str | None
     losses: Losses
     precision: str
@@ -95,6 +97,7 @@ def _description(facts: TrainingFacts, card: CardFacts) -> list[str]:
         "| | |",
         "|---|---|",
         f"| base model | {card.base} (`{card.slug}`) |",
+        *(f"| not trained | {sentence} |" for sentence in card.frozen),
         f"| licence of the base model | {licence} |",
         f"| federation | {facts.federation or 'none: trained alone'} |",
         f"| rounds | {facts.rounds} |",

@@ -1,88 +1,124 @@
-"""Paths of the modules of a transformer by architecture; no other file contains module names.
+"""The parts of a causal language model: decoder, layers, head, and the linear layer of each role.
 
-To add an architecture, add an entry to `ARCHITECTURES` under the `model_type` of its config.json.
+Nothing is listed by `model_type`: roles follow from the names and shapes of the linear layers
+(`named_parts.py`), and what names cannot tell is measured on the loaded model (`measured.py`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from types import MappingProxyType
-from typing import Any, cast
+from dataclasses import dataclass, field
+from typing import cast
 
 import torch
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
-from client_agent.errors import UnknownArchitecture
 from schemas.messages.federations import Role
+
+Shape = tuple[int, int]
+_SHOWN = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Fusion:
-    """The output rows of roles that share a linear layer: `groups` times a part of each role, in order.
+class RoleLinear:
+    """The linear layer of a role in one transformer layer.
 
-    `widths` are the outputs of each role's part. Both are functions of the model's config.
+    Attributes:
+        path: its path in the model.
+        shape: (d_out, d_in); d_out counts the role's own rows.
+        rows: the role's output rows, int64 in order; None = all of them.
+        reads: the roles of this layer that read the same activation, this one included.
     """
 
-    roles: tuple[Role, ...]
-    widths: Callable[[Any], tuple[int, ...]]
-    groups: Callable[[Any], int] = lambda _: 1
+    path: str
+    shape: Shape
+    rows: Tensor | None
+    reads: tuple[Role, ...]
 
-    def rows(self, config: object, role: Role) -> Tensor:
-        """Return the role's output rows of the layer: (d_out of the role,) int64, in order."""
-        widths, position = self.widths(config), self.roles.index(role)
-        start, count = sum(widths[:position]), self.groups(config)
-        outputs = torch.arange(count * sum(widths)).view(count, -1)  # (groups, widths of all roles)
-        return outputs[:, start : start + widths[position]].reshape(-1)
+
+@dataclass(frozen=True, slots=True)
+class FrozenParts:
+    """What no adapter changes in the layers of a model.
+
+    Attributes:
+        expert_layers: how many layers have routed experts.
+        beside_experts: the roles in these layers, of attention and shared experts.
+        linears: the linear layers without a role, by path below a layer, with the number of their layers.
+    """
+
+    layers: int
+    expert_layers: int = 0
+    beside_experts: tuple[Role, ...] = ()
+    linears: Mapping[str, int] = field(default_factory=dict)
+
+    def sentences(self) -> list[str]:
+        """Return what a silo's owner should know, one sentence each."""
+        found = []
+        if self.expert_layers:
+            beside = ", ".join(self.beside_experts) or "nothing"
+            found.append(
+                f"mixture of experts: in {self.expert_layers} of {self.layers} layers the routed experts "
+                f"and their router stay frozen beside {beside}"
+            )
+        if self.linears:
+            found.append(f"no adapter on {listed(list(self.linears))}")
+        return found
 
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
-    """Paths of the parts of one kind of causal language model.
+    """Paths of the parts of one causal language model.
 
-    `closed_form` is true if the closed form of the gradient sketch holds: the final norm is an RMSNorm that
-    multiplies by its weight, logits are the head's outputs, and the output of `down` is added to the residual
-    stream unchanged.
+    Attributes:
+        decoder: embeddings to final norm, without the head.
+        roles: the linear layers of roles by layer; layers may differ.
+        frozen: what no adapter changes.
+        heads: the modules from hidden states to logits, in order; the last is the output layer.
+        scale: the factor of the head's outputs; softcap: c of c tanh(logits / c), None = none.
     """
 
-    decoder: str  # embeddings to final norm, without the head
+    decoder: str
     layers: str
-    norm: str
-    head: str
-    roles: Mapping[Role, str]  # below a layer
-    same_input: tuple[tuple[Role, ...], ...]  # roles with the same input activation
-    closed_form: bool
-    fused: Mapping[str, Fusion] = field(default_factory=dict)  # by path below a layer
+    heads: tuple[str, ...]
+    roles: tuple[Mapping[Role, RoleLinear], ...]
+    frozen: FrozenParts
+    scale: float = 1.0
+    softcap: float | None = None
+
+    @property
+    def output_layer(self) -> str:
+        return self.heads[-1]
+
+    def of(self, layer: int, role: Role) -> RoleLinear:
+        return self.roles[layer][role]
 
     def path(self, layer: int, role: Role) -> str:
-        return f"{self.layers}.{layer}.{self.roles[role]}"
+        return self.of(layer, role).path
 
     def linear(self, model: nn.Module, layer: int, role: Role) -> nn.Module:
         return model.get_submodule(self.path(layer, role))
 
-    def is_fused(self, role: Role) -> bool:
-        """Whether the role shares its linear layer with another role."""
-        return self.roles[role] in self.fused
+    def is_fused(self, layer: int, role: Role) -> bool:
+        """Whether the role shares its linear layer with another role, or has a part of its rows only."""
+        return self.of(layer, role).rows is not None
 
-    def rows(self, model: nn.Module, role: Role) -> Tensor:
+    def row_numbers(self, layer: int, role: Role) -> Tensor:
         """Return the role's output rows of its linear layer: (d_out of the role,) int64, in order."""
-        if self.is_fused(role):
-            return self.fused[self.roles[role]].rows(cast(Any, model).config, role)
-        return torch.arange(linear_shape(self.linear(model, 0, role))[0])
-
-    def shape(self, model: nn.Module, role: Role) -> tuple[int, int]:
-        """Return (d_out, d_in) of a role; d_out counts its own rows of a fused layer."""
-        return len(self.rows(model, role)), linear_shape(self.linear(model, 0, role))[1]
+        found = self.of(layer, role)
+        return found.rows if found.rows is not None else torch.arange(found.shape[0])
 
     def logits(self, model: nn.Module, hidden: Tensor) -> Tensor:
-        """Apply the head: (..., d) -> (..., V), with the softcap of Gemma 2 and 3."""
-        logits = cast(Tensor, model.get_submodule(self.head)(hidden))
-        softcap = getattr(cast(Any, model).config, "final_logit_softcapping", None)
-        return logits if softcap is None else torch.tanh(logits / softcap) * softcap
+        """Apply the head, its factor and its softcap: (..., d) -> (..., V)."""
+        logits = hidden
+        for path in self.heads:
+            logits = cast(Tensor, model.get_submodule(path)(logits))
+        if self.scale != 1:
+            logits = logits * self.scale
+        return logits if self.softcap is None else torch.tanh(logits / self.softcap) * self.softcap
 
 
-def linear_shape(linear: nn.Module) -> tuple[int, int]:
+def linear_shape(linear: nn.Module) -> Shape:
     """Return (d_out, d_in) of a linear layer, transposed (`Conv1D`) or not."""
     if isinstance(linear, Conv1D):
         return int(linear.nf), int(linear.nx)
@@ -104,143 +140,5 @@ def block_diagonal(blocks: Sequence[Tensor]) -> Tensor:
     return cast(Callable[..., Tensor], torch.block_diag)(*blocks)
 
 
-def _head_width(config: Any) -> int:
-    return int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
-
-
-def _grouped_heads(config: Any) -> tuple[int, int, int]:
-    width = _head_width(config)
-    shared = config.num_key_value_heads * width
-    return config.num_attention_heads * width, shared, shared
-
-
-_GATED_MLP = Architecture(
-    decoder="model",
-    layers="model.layers",
-    norm="model.norm",
-    head="lm_head",
-    roles=MappingProxyType(
-        {
-            "q": "self_attn.q_proj",
-            "k": "self_attn.k_proj",
-            "v": "self_attn.v_proj",
-            "o": "self_attn.o_proj",
-            "gate": "mlp.gate_proj",
-            "up": "mlp.up_proj",
-            "down": "mlp.down_proj",
-        }
-    ),
-    same_input=(("q", "k", "v"), ("o",), ("gate", "up"), ("down",)),
-    closed_form=True,
-)
-
-_GEMMA = replace(_GATED_MLP, closed_form=False)  # norms multiply by 1 + weight
-
-_PHI3 = Architecture(
-    decoder="model",
-    layers="model.layers",
-    norm="model.norm",
-    head="lm_head",
-    roles=MappingProxyType(
-        {
-            "q": "self_attn.qkv_proj",
-            "k": "self_attn.qkv_proj",
-            "v": "self_attn.qkv_proj",
-            "o": "self_attn.o_proj",
-            "gate": "mlp.gate_up_proj",
-            "up": "mlp.gate_up_proj",
-            "down": "mlp.down_proj",
-        }
-    ),
-    same_input=_GATED_MLP.same_input,
-    closed_form=True,
-    fused=MappingProxyType(
-        {
-            "self_attn.qkv_proj": Fusion(("q", "k", "v"), _grouped_heads),
-            "mlp.gate_up_proj": Fusion(("gate", "up"), lambda config: (config.intermediate_size,) * 2),
-        }
-    ),
-)
-
-_GPT_NEOX = Architecture(
-    decoder="gpt_neox",
-    layers="gpt_neox.layers",
-    norm="gpt_neox.final_layer_norm",
-    head="lm_head",
-    roles=MappingProxyType(
-        {
-            "q": "attention.query_key_value",
-            "k": "attention.query_key_value",
-            "v": "attention.query_key_value",
-            "o": "attention.dense",
-            "up": "mlp.dense_h_to_4h",
-            "down": "mlp.dense_4h_to_h",
-        }
-    ),
-    same_input=(("q", "k", "v"), ("o",), ("up",), ("down",)),
-    closed_form=False,
-    fused=MappingProxyType(
-        {
-            "attention.query_key_value": Fusion(  # q, k, v of one head, then of the next
-                ("q", "k", "v"),
-                lambda config: (config.hidden_size // config.num_attention_heads,) * 3,
-                lambda config: int(config.num_attention_heads),
-            )
-        }
-    ),
-)
-
-_GPT2 = Architecture(
-    decoder="transformer",
-    layers="transformer.h",
-    norm="transformer.ln_f",
-    head="lm_head",
-    roles=MappingProxyType(
-        {
-            "q": "attn.c_attn",
-            "k": "attn.c_attn",
-            "v": "attn.c_attn",
-            "o": "attn.c_proj",
-            "up": "mlp.c_fc",
-            "down": "mlp.c_proj",
-        }
-    ),
-    same_input=_GPT_NEOX.same_input,
-    closed_form=False,
-    fused=MappingProxyType(
-        {"attn.c_attn": Fusion(("q", "k", "v"), lambda config: (config.hidden_size,) * 3)}
-    ),
-)
-
-ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
-    {
-        "llama": _GATED_MLP,
-        "mistral": _GATED_MLP,
-        "qwen2": _GATED_MLP,
-        "qwen3": _GATED_MLP,
-        "gemma": _GEMMA,
-        "gemma2": _GEMMA,
-        "gemma3_text": _GEMMA,
-        "phi3": _PHI3,
-        "gpt_neox": _GPT_NEOX,
-        "gpt2": _GPT2,
-    }
-)
-
-
-def architecture_of(model_type: str) -> Architecture:
-    """Return the architecture of a `model_type`.
-
-    Raises:
-        UnknownArchitecture: `ARCHITECTURES` has no entry for it.
-    """
-    try:
-        return ARCHITECTURES[model_type]
-    except KeyError:
-        supported = ", ".join(sorted(ARCHITECTURES))
-        raise UnknownArchitecture(
-            f"model_type {model_type!r} is not supported; supported are {supported}. Use one of these, or "
-            f"add entry {model_type!r} to ARCHITECTURES in client_agent/model/architectures.py: the paths "
-            "of decoder, layers, norm and head, the linear layer of each role q, k, v, o, gate, up, down, "
-            "and the output rows of each role where roles share a layer."
-        ) from None
+def listed(names: Sequence[str]) -> str:
+    return ", ".join([*names[:_SHOWN], *(["..."] if len(names) > _SHOWN else [])])

@@ -5,33 +5,46 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 from math import prod
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import Any, cast
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerFast
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+)
+from transformers import __version__ as transformers_version
 from transformers.utils import logging as transformers_logging
 
-from client_agent.errors import ModelNotFound, ModelTooLarge, TokenizerUnfit
-from client_agent.model.architectures import Architecture, architecture_of
+from client_agent.errors import ModelNotFound, ModelTooLarge, TokenizerUnfit, UnknownArchitecture
+from client_agent.model.architectures import Architecture, linear_shape
 from client_agent.model.gguf import model_folder
+from client_agent.model.measured import measured
+from client_agent.model.named_parts import require_named
 from client_agent.model.quantization import bits_and_bytes, keep_differentiable
 from client_agent.model.stop_tokens import read_configured_stops
 from client_agent.model.token_store import TokenStore
+from client_agent.model.weight_files import read_header, stored_tensors, weight_files
 from client_agent.settings import Quantization
-from schemas.messages.federations import Role
+from schemas.messages.enrolment import LayerRun
+from schemas.messages.federations import ALL_ROLES, Role
 
-_CHUNK = 1 << 20
-_HEADER_LIMIT = 100 * 2**20  # the limit of the safetensors library
 _IGNORED_CONFIG_KEYS = frozenset(
     {"_name_or_path", "architectures", "dtype", "torch_dtype", "transformers_version", "use_cache"}
 )
 # Without the latter a folder that names code of its own causes a prompt.
 _DATA_ONLY: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
+_WIDTHS = ("hidden_size", "n_embd", "d_model")
+_DEPTHS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
+_CONTEXTS = ("max_position_embeddings", "max_seq_len", "seq_length")
+_UNLIMITED = 2**20  # of models without position embeddings, such as those with ALiBi
 _FILES = ["*.json", "model*.safetensors", "*.model", "*.txt", "*.jinja"]
 
 
@@ -40,7 +53,6 @@ class BaseModel:
     """A frozen base model.
 
     Attributes:
-        shapes: (d_out, d_in) of every role.
         tokens: the tokens of examples, each of which is tokenised once.
     """
 
@@ -49,20 +61,52 @@ class BaseModel:
     slug: str
     architecture: str
     hidden_size: int
-    layers: int
-    shapes: Mapping[Role, tuple[int, int]]
+    parts: Architecture
     device: torch.device
     tokens: TokenStore = field(default_factory=TokenStore, repr=False, compare=False)
 
     @property
-    def parts(self) -> Architecture:
-        return architecture_of(self.architecture)
+    def layers(self) -> int:
+        return len(self.parts.roles)
+
+    @property
+    def roles(self) -> tuple[Role, ...]:
+        """Return the roles that at least one layer has, in the order of `ALL_ROLES`."""
+        return tuple(role for role in ALL_ROLES if any(role in layer for layer in self.parts.roles))
+
+    @property
+    def vocabulary(self) -> int:
+        return linear_shape(self.model.get_submodule(self.parts.output_layer))[0]
+
+    @property
+    def shapes(self) -> dict[Role, tuple[int, int]]:
+        """Return (d_out, d_in) of the roles that every layer has in the same shape."""
+        return {role: shape for role in self.roles if (shape := self._shape_everywhere(role)) is not None}
+
+    @property
+    def layer_shapes(self) -> dict[Role, tuple[LayerRun, ...]]:
+        """Return the layers and shapes of the other roles, as in a profile."""
+        return {role: self._runs(role) for role in self.roles if role not in self.shapes}
+
+    def _shape_everywhere(self, role: Role) -> tuple[int, int] | None:
+        (first, *others) = (layer[role].shape if role in layer else None for layer in self.parts.roles)
+        return first if all(shape == first for shape in others) else None
+
+    def _runs(self, role: Role) -> tuple[LayerRun, ...]:
+        shapes = ((layer[role].shape if role in layer else None) for layer in self.parts.roles)
+        runs, start = [], 0
+        for shape, equal in groupby(shapes):
+            end = start + len(list(equal))
+            if shape is not None:
+                runs.append((start, end - 1, *shape))
+            start = end
+        return tuple(runs)
 
     @property
     def positions(self) -> int:
         """Return the length of the context in tokens, scaled rotary positions included."""
-        config = cast(Any, self.model.config)
-        stated = int(config.max_position_embeddings)
+        config = cast(Any, self.model.config).get_text_config()
+        stated = int(next((x for name in _CONTEXTS if (x := getattr(config, name, None))), _UNLIMITED))
         rope = getattr(config, "rope_parameters", None) or {}
         original = rope.get("original_max_position_embeddings") or stated
         return max(stated, int(original * (rope.get("factor") or 1)))
@@ -82,17 +126,17 @@ def load_base_model(
     Raises:
         ModelNotFound: config.json or safetensors weights are missing, or cannot be loaded.
         ModelTooLarge: `device` has too little memory.
-        UnknownArchitecture: `ARCHITECTURES` has no entry for its model type.
+        UnknownArchitecture: its architecture cannot carry adapters; see `measured`.
         TokenizerUnfit: the tokenizer has no character offsets or no end-of-sequence token.
     """
     folder = _folder_of(source)
     config = _config_of(folder)
-    parts = architecture_of(str(config.get("model_type")))
     if "quantization_config" in config:
         raise ModelNotFound(
             f"{source}: its weights are stored quantised, and no other client's model would equal it; set "
             "model to the dense model, and quantization to nf4 or int8"
         )
+    _require_known(folder, str(config.get("model_type")))
     slug = base_model_slug(source)
     cast(Any, transformers_logging).disable_progress_bar()  # one bar per tensor file clutters the log
     try:
@@ -107,6 +151,10 @@ def load_base_model(
             ),
         )
         tokenizer = cast(Any, AutoTokenizer).from_pretrained(folder, **_DATA_ONLY)
+        keep_differentiable(model)
+        model.requires_grad_(False)
+        cast(Any, model).eval()
+        parts = measured(model)
     except torch.OutOfMemoryError as error:
         raise ModelTooLarge(
             f"{source}: {device} has no room for it in {str(dtype).removeprefix('torch.')}; "
@@ -115,19 +163,31 @@ def load_base_model(
     except (OSError, ValueError, RuntimeError) as error:
         raise ModelNotFound(f"{source}: cannot be loaded ({error}); download the model again") from error
     _check(tokenizer, source, folder)
-    keep_differentiable(model)
-    model.requires_grad_(False)
-    cast(Any, model).eval()
     return BaseModel(
         model=model,
         tokenizer=tokenizer,
         slug=slug,
         architecture=str(model.config.model_type),
-        hidden_size=int(model.config.hidden_size),
-        layers=int(model.config.num_hidden_layers),
-        shapes={role: parts.shape(model, role) for role in parts.roles},
+        hidden_size=linear_shape(model.get_submodule(parts.output_layer))[1],
+        parts=parts,
         device=device,
     )
+
+
+def _require_known(folder: Path, kind: str) -> None:
+    """Check the architecture by names and shapes, before any weight is read.
+
+    Raises:
+        UnknownArchitecture: transformers has no config of this kind, or see `require_named`.
+    """
+    try:
+        config = cast(Any, AutoConfig).from_pretrained(folder, **_DATA_ONLY)
+    except (OSError, ValueError, KeyError) as error:
+        raise UnknownArchitecture(
+            f"model_type {kind!r} is unknown to transformers {transformers_version} ({error}); use a "
+            "decoder-only transformer (docs/reference/architectures.md), or a newer transformers"
+        ) from error
+    require_named(config)
 
 
 def base_model_slug(source: str) -> str:
@@ -144,14 +204,19 @@ def base_model_slug(source: str) -> str:
     digest = hashlib.sha256()
     config = {key: value for key, value in _config_of(folder).items() if key not in _IGNORED_CONFIG_KEYS}
     digest.update(json.dumps(config, sort_keys=True).encode())
-    for header, chunks in _stored_tensors(folder):
+    for header, chunks in stored_tensors(folder):
         digest.update(header.encode())
         for chunk in chunks:
             digest.update(chunk)
     kind = re.sub(r"[^A-Za-z0-9]+", "-", str(config.get("model_type", "model"))).strip("-")[:80]
-    width = config.get("hidden_size", config.get("n_embd", 0))  # GPT-2 has different keys
-    size = f"{width}x{config.get('num_hidden_layers', config.get('n_layer', 0))}"
-    return f"{kind}-{size}-{digest.hexdigest()[:12]}"
+    return f"{kind}-{_number(config, _WIDTHS)}x{_number(config, _DEPTHS)}-{digest.hexdigest()[:12]}"
+
+
+def _number(config: Mapping[str, object], names: Sequence[str]) -> object:
+    """Return the first of these numbers that config.json has, or its text_config; 0 = none."""
+    text = config.get("text_config")
+    sources = [config, *([cast(dict[str, object], text)] if isinstance(text, dict) else [])]
+    return next((source[name] for source in sources for name in names if name in source), 0)
 
 
 def parameter_count(source: str) -> int:
@@ -161,9 +226,9 @@ def parameter_count(source: str) -> int:
         ModelNotFound: the weights are missing or damaged.
     """
     count = 0
-    for file in _weight_files(_folder_of(source)):
+    for file in weight_files(_folder_of(source)):
         with file.open("rb") as stream:
-            _, header = _header(stream, file)
+            _, header = read_header(stream, file)
         count += sum(prod(entry["shape"]) for entry in header.values())
     return count
 
@@ -195,62 +260,6 @@ def _config_of(folder: Path) -> dict[str, object]:
     if not isinstance(config, dict):
         raise ModelNotFound(f"{folder}: config.json is not an object; set model to a model's folder")
     return cast(dict[str, object], config)
-
-
-def _weight_files(folder: Path) -> list[Path]:
-    index = folder / "model.safetensors.index.json"
-    names = _indexed_files(index) if index.is_file() else {"model.safetensors"}
-    files = [folder / name for name in sorted(names)]
-    missing = [file.name for file in files if not file.is_file()]
-    if missing:
-        raise ModelNotFound(
-            f"{folder}: {missing[0]} is missing, and only safetensors weights are loaded; "
-            "convert the weights with save_pretrained()"
-        )
-    return files
-
-
-def _indexed_files(index: Path) -> set[str]:
-    try:
-        return set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ModelNotFound(f"{index}: damaged index ({error!r}); download it again") from error
-
-
-def _stored_tensors(folder: Path) -> Iterator[tuple[str, Iterator[bytes]]]:
-    """Yield (name, dtype, shape as text; bytes in chunks) of every stored tensor, sorted by name."""
-    places: dict[str, tuple[Path, int, dict[str, Any]]] = {}
-    for file in _weight_files(folder):
-        with file.open("rb") as stream:
-            start, header = _header(stream, file)
-        places.update({name: (file, start, entry) for name, entry in header.items()})
-    for name in sorted(places):
-        file, start, entry = places[name]
-        begin, end = entry["data_offsets"]
-        yield f"{name} {entry['dtype']} {entry['shape']}", _bytes(file, start + begin, end - begin)
-
-
-def _header(stream: BinaryIO, file: Path) -> tuple[int, dict[str, dict[str, Any]]]:
-    try:
-        (size,) = struct.unpack("<Q", stream.read(8))
-        if size > _HEADER_LIMIT:
-            raise ValueError(f"a header of {size} bytes")
-        header = json.loads(stream.read(size))
-    except (struct.error, ValueError) as error:
-        raise ModelNotFound(f"{file}: damaged safetensors file ({error}); download it again") from error
-    header.pop("__metadata__", None)
-    return 8 + size, header
-
-
-def _bytes(file: Path, start: int, count: int) -> Iterator[bytes]:
-    with file.open("rb") as stream:
-        stream.seek(start)
-        while count:
-            chunk = stream.read(min(count, _CHUNK))
-            if not chunk:
-                raise ModelNotFound(f"{file}: shorter than its header says; download it again")
-            count -= len(chunk)
-            yield chunk
 
 
 def load_tokenizer(source: str) -> PreTrainedTokenizerFast:

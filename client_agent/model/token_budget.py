@@ -12,6 +12,9 @@ The key-value cache of a generated batch is the largest part: .4 GiB for a model
 its own.
 """
 
+LOGITS_AT_ONCE = 2**25
+"""Logits that are held at once, 128 MiB in float32: with 262,144 tokens in the vocabulary 128 positions."""
+
 
 def grouped_by_length(lengths: Sequence[int], budget: int = TOKENS_PER_BATCH) -> Iterator[list[int]]:
     """Yield groups of indices, longest texts first, whose padded size is at most `budget` where possible."""

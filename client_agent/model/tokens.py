@@ -232,6 +232,11 @@ def hidden_states(model: nn.Module, parts: Architecture, batch: Batch) -> Tensor
     return cast(Tensor, output.last_hidden_state)
 
 
+def by_token(activation: Tensor, batch: Batch) -> Tensor:
+    """Return an activation as (n, t, d); some layers of experts read the tokens of all texts in one row."""
+    return activation.reshape(*batch.ids.shape, activation.shape[-1])
+
+
 def answer_logits(model: nn.Module, parts: Architecture, batch: Batch) -> tuple[Tensor, Tensor]:
     """Compute the logits (m, V) float32 of the m answer tokens of a batch, row by row, and their ids (m,).
 

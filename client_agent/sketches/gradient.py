@@ -21,14 +21,16 @@ from client_agent.adapters.base import require_bare
 from client_agent.errors import SignatureUnusable
 from client_agent.model.examples import Example, encode_beginnings, probe_set
 from client_agent.model.loading import BaseModel
-from client_agent.model.tokens import NO_TARGET, Batch, answer_logits, collate, hidden_states, pad_id
+from client_agent.model.token_budget import LOGITS_AT_ONCE
+from client_agent.model.tokens import NO_TARGET, Batch, by_token, collate, hidden_states, pad_id
 from client_agent.privacy.release import Averaged
 from schemas.maths.seeded_random import stream
-from schemas.messages.federations import SignaturePlan
+from schemas.messages.federations import Role, SignaturePlan
 
 Vector = NDArray[np.float32]
 ENTRIES_AT_ONCE = 1 << 20
 _LEAST_RELIABILITY = 1e-3  # the estimate of a small reliability may be negative
+_LAST_ROLES: tuple[Role, ...] = ("down", "o")
 MAX_LENGTH = 512  # tokens per example, or the model's context if it is shorter
 
 
@@ -161,53 +163,43 @@ def require_direction(vector: Vector) -> Vector:
 
 
 def last_block_gradient(base: BaseModel, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
-    """Factor the gradient of the summed loss with respect to the last block's `down` weight (d_out, d_in).
+    """Factor the gradient of the summed loss with respect to the last layer's output weight (d_out, d_in).
 
-    Return g (m, d), u (m, d_ff) and each of the m answer tokens' row in the batch (m,);
-    dW = g^T u, with u the input of `down` and g the gradient at its output (fedmosaic.md section 4).
+    That is the weight of `down`, or of `o` where the last feed-forward layer is routed. Return g (m, d), u
+    (m, d_in) and each of the m answer tokens' row in the batch (m,); dW = g^T u, with u the input of the
+    linear layer and g the gradient at its output (fedmosaic.md section 4). No later position attends to that
+    output, so that the gradient at a position depends on its token only, and the layers below it need no
+    backward pass.
+
+    Raises:
+        SignatureUnusable: the last layer has neither role.
     """
     is_answer = batch.targets != NO_TARGET  # (n, t)
-    g, u = (_closed_form if base.parts.closed_form else _by_autograd)(base, batch)
+    last = base.parts.roles[-1]
+    role = next((role for role in _LAST_ROLES if role in last), None)
+    if role is None:
+        raise SignatureUnusable(
+            f"the last layer of {base.slug} has no linear layer of role down or o to take gradients of; the "
+            "operator must name another signature.model"
+        )
+    linear = base.model.get_submodule(last[role].path)
+    with _captured_input(linear) as inputs, _graph_from_output(linear) as cut, torch.enable_grad():
+        hidden = hidden_states(base.model, base.parts, batch)[is_answer]  # (m, d)
+        (g,) = torch.autograd.grad(hidden, cut, _gradient_of_hidden(base, hidden, batch.targets[is_answer]))
     rows = torch.arange(len(is_answer), device=is_answer.device)[:, None].expand_as(is_answer)  # (n, t)
+    g, u = (by_token(tensor, batch)[is_answer].float() for tensor in (g, inputs[0].detach()))
     return g, u, rows[is_answer]
 
 
-@torch.no_grad()
-def _closed_form(base: BaseModel, batch: Batch) -> tuple[Tensor, Tensor]:
-    """Compute g (m, d) and u (m, d_ff) without a backward pass:
-
-        delta = softmax(logits) - onehot         g_n = delta W_lmhead
-        g = s (w * g_n) - h s^3/d <w * g_n, h>   s = 1/sqrt(mean(h^2) + eps), the exact RMSNorm Jacobian
-
-    with h the input of the final norm. The one-hot is not materialised.
-    """
-    is_answer = batch.targets != NO_TARGET  # (n, t)
-    norm = cast(Any, base.model.get_submodule(base.parts.norm))
-    head = cast(Any, base.model.get_submodule(base.parts.head))
-    down = base.parts.linear(base.model, base.layers - 1, "down")
-    with _captured_inputs(norm, down) as inputs:
-        normed = hidden_states(base.model, base.parts, batch)[is_answer]  # (m, d)
-    h, u = (inputs[module][is_answer].float() for module in (norm, down))  # (m, d), (m, d_ff)
-    delta = torch.softmax(head(normed).float(), dim=-1)  # (m, V)
-    delta[torch.arange(len(delta), device=delta.device), batch.targets[is_answer]] -= 1
-    w = norm.weight.float()  # (d,)
-    s = torch.rsqrt(h.pow(2).mean(-1, keepdim=True) + norm.variance_epsilon)  # (m, 1)
-    wg = w * (delta @ head.weight.float())  # (m, d)
-    return s * wg - h * s**3 / h.shape[-1] * (wg * h).sum(-1, keepdim=True), u
-
-
-def _by_autograd(base: BaseModel, batch: Batch) -> tuple[Tensor, Tensor]:
-    """Compute g (m, d) and u (m, d_ff) by autograd from the loss to the output of `down`.
-
-    No later position attends to that output, so the gradient at a position depends on its token only.
-    """
-    is_answer = batch.targets != NO_TARGET  # (n, t)
-    down = base.parts.linear(base.model, base.layers - 1, "down")
-    with _captured_inputs(down) as inputs, _graph_from_output(down) as cut, torch.enable_grad():
-        logits, targets = answer_logits(base.model, base.parts, batch)
-        loss = nnf.cross_entropy(logits, targets, reduction="sum")
-        (g,) = torch.autograd.grad(loss, cut)
-    return g[is_answer].float(), inputs[down][is_answer].detach().float()
+def _gradient_of_hidden(base: BaseModel, hidden: Tensor, targets: Tensor) -> Tensor:
+    """Return the gradient of the summed loss with respect to hidden states (m, d), in parts."""
+    gradients: list[Tensor] = []
+    rows = max(1, LOGITS_AT_ONCE // base.vocabulary)
+    for part, expected in zip(torch.split(hidden.detach(), rows), torch.split(targets, rows), strict=True):
+        leaf = part.requires_grad_()
+        loss = nnf.cross_entropy(base.parts.logits(base.model, leaf).float(), expected, reduction="sum")
+        gradients += torch.autograd.grad(loss, leaf)
+    return torch.cat(gradients)
 
 
 def _mean_gradient(
@@ -245,18 +237,13 @@ def _mean_representation(base: BaseModel, batches: Sequence[Batch]) -> NDArray[n
 
 
 @contextmanager
-def _captured_inputs(*modules: nn.Module) -> Iterator[dict[nn.Module, Tensor]]:
-    inputs: dict[nn.Module, Tensor] = {}
-
-    def capture(module: nn.Module, arguments: tuple[Tensor, ...]) -> None:
-        inputs[module] = arguments[0]
-
-    hooks = [module.register_forward_pre_hook(capture) for module in modules]
+def _captured_input(module: nn.Module) -> Iterator[list[Tensor]]:
+    inputs: list[Tensor] = []
+    hook = module.register_forward_pre_hook(lambda _, arguments: inputs.append(arguments[0]))
     try:
         yield inputs
     finally:
-        for hook in hooks:
-            hook.remove()
+        hook.remove()
 
 
 @contextmanager

@@ -18,15 +18,13 @@ from client_agent.errors import LossNotFinite
 from client_agent.model.examples import Example, encode_question, encode_some, learnt_parts, probe_set
 from client_agent.model.generation import completions
 from client_agent.model.loading import BaseModel
-from client_agent.model.token_budget import grouped_by_length
+from client_agent.model.token_budget import LOGITS_AT_ONCE, grouped_by_length
 from client_agent.model.tokens import NO_TARGET, Encoded, collate, encode_learnt, hidden_states, pad_id
 from client_agent.training.metrics import GENERATED_METRICS, best
 from schemas.messages.federations import ScoresPlan
 from schemas.messages.scores import LOSS, PERPLEXITY, Score
 
 _LARGEST_EXPONENT = 700.0
-_LOGITS = 2**25
-"""Logits that are held at once, 128 MiB in float32: with 262,144 tokens in the vocabulary 128 positions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,10 +108,9 @@ class _Answer:
 
 @torch.inference_mode()
 def _answers(base: BaseModel, texts: Sequence[Encoded]) -> list[_Answer]:
-    """Compute the answers of texts; the head runs at answer tokens only, for `_LOGITS` logits at a time."""
+    """Compute the answers of texts; the head runs at answer tokens only, for `LOGITS_AT_ONCE` at a time."""
     answers: dict[int, _Answer] = {}
-    head = base.model.get_submodule(base.parts.head)
-    rows = max(1, _LOGITS // int(head.get_parameter("weight").shape[0]))
+    rows = max(1, LOGITS_AT_ONCE // base.vocabulary)
     for group in grouped_by_length([len(text.ids) for text in texts]):
         batch = collate([texts[index] for index in group], pad=pad_id(base.tokenizer)).to(base.device)
         is_answer = batch.targets != NO_TARGET  # (n, t)

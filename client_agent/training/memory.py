@@ -13,6 +13,7 @@ from torch.nn import functional as nnf
 
 from client_agent.adapters.base import Adapter
 from client_agent.model.loading import BaseModel
+from client_agent.model.role_names import is_routed
 from client_agent.model.tokens import NO_TARGET, Batch, hidden_states
 
 _GRADIENTS_OF_LOGITS = 2  # with respect to the log-probabilities and to the logits
@@ -51,6 +52,12 @@ class StepMemory:
 def held_bytes(base: BaseModel) -> int:
     """Return the bytes of parameters and buffers; for 4 bits, without their scales, which add 3 %."""
     return int(cast(Any, base.model).get_memory_footprint())
+
+
+def unquantised_expert_bytes(base: BaseModel) -> int:
+    """Return the bytes of routed experts that are no linear layers, which is why nothing quantises them."""
+    layers = base.model.get_submodule(base.parts.layers)
+    return sum(p.nbytes for name, p in layers.named_parameters() if is_routed(name) and p.is_floating_point())
 
 
 def step_memory(base: BaseModel, adapter: Adapter, batch: Batch) -> StepMemory:

@@ -8,7 +8,6 @@ that holds for a model, since it depends on its architecture and its attention k
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import cast
 
 import torch
 from torch import Tensor
@@ -79,8 +78,7 @@ def require_packable(base: BaseModel) -> None:
 
 
 def _text(base: BaseModel, length: int) -> Encoded:
-    vocabulary = int(cast(int, base.model.config.vocab_size))
-    ids = tuple((7 * length + 13 * i) % vocabulary for i in range(length))
+    ids = tuple((7 * length + 13 * i) % base.vocabulary for i in range(length))
     return Encoded(ids, (False,) + (True,) * (length - 1), ((0, 0),) * length)
 
 

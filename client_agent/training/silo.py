@@ -123,8 +123,9 @@ class Silo:
             base_model=self.base.slug,
             hidden_size=self.base.hidden_size,
             layers=self.base.layers,
-            roles=tuple(self.base.shapes),
-            shapes=dict(self.base.shapes),
+            roles=self.base.roles,
+            shapes=self.base.shapes,
+            layer_shapes=self.base.layer_shapes,
             agent_version=__version__,
             protocol_version=PROTOCOL_VERSION,
             capabilities=(CAPABILITY,),
@@ -165,6 +166,8 @@ def open_silo(settings: AgentSettings) -> Silo:
         "silo: %s on %s, %d training, %d validation and %d test examples",
         *(base.slug, device, len(data.train), len(data.validation), len(data.test)),
     )
+    for sentence in base.parts.frozen.sentences():
+        log.info("silo: %s", sentence)
     pivot = settings.pivot_model
     return Silo(
         base,

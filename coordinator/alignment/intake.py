@@ -26,7 +26,7 @@ def expected_tensors(plan: FederationPlan, *, with_responses: bool) -> Expected:
     """Return the tensors that a pack may have; the pivot's pack includes its responses to the anchors."""
     r = plan.adapter.rank
     tensors: dict[str, Slot] = {}
-    for module in plan.adapter.modules(plan.adapter.roles):
+    for module in plan.adapter.modules():
         tensors[f"{module}.A"] = Slot((r, None), _FRAMES, optional=True)
         tensors[f"{module}.B"] = Slot((None, r), _FRAMES, optional=True)
         if with_responses:

@@ -7,8 +7,18 @@ from __future__ import annotations
 
 from coordinator.errors import Invalid
 from coordinator.strategies.opening import OpenedPlan
-from schemas.maths.adapter import SIGNATURE, Layout, delta_layout, in_order, role_of, size
-from schemas.maths.layout import client_layout
+from schemas.maths.adapter import (
+    SIGNATURE,
+    Layout,
+    delta_layout,
+    in_order,
+    layer_module_name,
+    lora_module_layout,
+    module_name,
+    size,
+)
+from schemas.maths.blocks import block_ends
+from schemas.maths.layout import layers_with, roles_of, shape_in
 from schemas.messages.alignment import PACK_BYTES
 from schemas.messages.enrolment import Profile
 from schemas.messages.federations import FederationPlan
@@ -79,14 +89,13 @@ def check_depth(opened: OpenedPlan, profile: Profile, *, field: str) -> None:
         Invalid: it has.
     """
     strategy, base_delta = opened.strategy, opened.traits.base_delta
-    of_layer = client_layout(
-        opened.plan.adapter,
-        profile.model_copy(update={"layers": 1}),
-        (),
-        travels=strategy.travels,
-        beside=strategy.beside,
-    )
-    tensors = len(of_layer) * profile.layers * (2 if base_delta else 1)
+    adapter = opened.plan.adapter
+    tensors = 0
+    for role in roles_of(adapter, profile):
+        of_layer = lora_module_layout({layer_module_name(0, role): (1, 1)}, adapter.travelling_lora_rank)
+        travelling = {name: shape for name, shape in of_layer.items() if strategy.travels(name)}
+        tensors += len(travelling | strategy.beside(travelling)) * len(layers_with(role, profile))
+    tensors *= 2 if base_delta else 1
     least = least_header_bytes(tensors)
     if least > HEADER_LIMIT:
         raise _too_many(tensors, least, base_delta=base_delta, field=field)
@@ -101,8 +110,14 @@ def check_pack(plan: FederationPlan, profile: Profile) -> None:
     adapter = plan.adapter
     if plan.alignment is None:
         return
-    widths = {str(role): sum(shape) for role, shape in (profile.shapes or {}).items()}
-    width = sum(widths.get(role_of(module), 0) for module in adapter.modules(profile.roles))
+    ends = block_ends(profile.layers, adapter.blocks)
+    shapes = (
+        shape_in(ends[block], role, profile)
+        for block in range(adapter.blocks)
+        for role in roles_of(adapter, profile)
+        if module_name(block, role) in adapter.modules()
+    )
+    width = sum(sum(shape) for shape in shapes if shape is not None)
     frames = adapter.rank * width * _FLOAT32_BYTES
     if frames > PACK_BYTES:
         raise Invalid(

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 
 from coordinator.enrolment.body_sizes import check_bodies, check_depth, check_pack
 from coordinator.errors import CapabilityMissing, FederationStateConflict, Forbidden, Invalid
 from coordinator.strategies.opening import OpenedPlan
 from schemas.maths.adapter import Layout, pq_layout
-from schemas.maths.layout import client_layout
+from schemas.maths.layout import block_roles, client_layout, roles_of
 from schemas.messages.enrolment import Profile
-from schemas.messages.federations import AdapterPlan, FederationPlan, Role
+from schemas.messages.federations import AdapterPlan, FederationPlan
 from schemas.messages.secure_sum import CAPABILITY, FIRST_FORMAT
 from schemas.wire.budget import effective_recipe, shortfall
 
@@ -36,15 +36,16 @@ def check_eligible(opened: OpenedPlan, state: str, profile: Profile, *, with_key
             "deeper model, or ask the operator for a plan with fewer blocks",
             field="profile.layers",
         )
-    roles = [role for role in plan.adapter.roles if role in profile.roles]
+    roles = roles_of(plan.adapter, profile)
     if not roles:
         raise Invalid("the model has none of the plan's roles; use another model", field="profile.roles")
-    if plan.adapter.kind == "pq" and not plan.adapter.modules(roles):
+    if plan.adapter.kind == "pq" and not block_roles(plan.adapter, profile):
         raise Invalid(
             "the model has none of the plan's target_modules; use another model", field="profile.roles"
         )
     if plan.adapter.travelling_lora_rank:
-        missing = [role for role in roles if role not in (profile.shapes or {})]
+        known = {*(profile.shapes or {}), *profile.layer_shapes}
+        missing = [role for role in roles if role not in known]
         if missing:
             raise Invalid(
                 f"the profile has no shapes of {', '.join(missing)}; LoRA tensors need them",
@@ -101,8 +102,7 @@ def check_adapter(plan: FederationPlan) -> None:
         Invalid: it has too many tensors or values.
     """
     if plan.adapter.kind == "pq":
-        layout = _pq(plan.adapter, plan.adapter.roles)
-        check_bodies(plan, layout, base_delta=False, field="adapter")
+        check_bodies(plan, _pq(plan.adapter), base_delta=False, field="adapter")
 
 
 def check_budget(opened: OpenedPlan) -> None:
@@ -113,12 +113,12 @@ def check_budget(opened: OpenedPlan) -> None:
     """
     adapter = opened.plan.adapter
     if adapter.kind == "pq":
-        layout = _pq(adapter, adapter.roles)
+        layout = _pq(adapter)
         _check_budget(opened, layout, field="wire.max_bytes")
 
 
-def _pq(adapter: AdapterPlan, roles: Sequence[Role]) -> Layout:
-    return pq_layout(adapter.modules(roles), adapter.rank, bias=adapter.bias)
+def _pq(adapter: AdapterPlan) -> Layout:
+    return pq_layout(adapter.modules(), adapter.rank, bias=adapter.bias)
 
 
 def _check_budget(opened: OpenedPlan, layout: Layout, *, field: str) -> None:

@@ -57,13 +57,19 @@ def pq_layout(modules: Iterable[str], rank: int, *, bias: bool = True) -> Layout
 
 
 def lora_layout(layers: int, shapes: Mapping[str, tuple[int, int]], rank: int) -> Layout:
-    """Return `A` (r, d_in), `B` (d_out, r) per (layer, role); `shapes` holds (d_out, d_in) per role."""
+    """Return the layout of a LoRA where every layer has each role of `shapes`, (d_out, d_in) by role."""
+    modules = {
+        layer_module_name(layer, role): shape for layer in range(layers) for role, shape in shapes.items()
+    }
+    return lora_module_layout(modules, rank)
+
+
+def lora_module_layout(shapes: Mapping[str, tuple[int, int]], rank: int) -> Layout:
+    """Return `A` (r, d_in), `B` (d_out, r) per (layer, role); `shapes` has (d_out, d_in) of each."""
     tensors: Layout = {}
-    for layer in range(layers):
-        for role, (d_out, d_in) in shapes.items():
-            module = layer_module_name(layer, role)
-            tensors[f"{module}.A"] = (rank, d_in)
-            tensors[f"{module}.B"] = (d_out, rank)
+    for module, (d_out, d_in) in shapes.items():
+        tensors[f"{module}.A"] = (rank, d_in)
+        tensors[f"{module}.B"] = (d_out, rank)
     return in_order(tensors)
 
 

@@ -13,6 +13,14 @@ from schemas.messages.names import NewName
 
 Shape = tuple[Annotated[int, Field(ge=1)], Annotated[int, Field(ge=1)]]
 
+LayerRun = tuple[
+    Annotated[int, Field(ge=0)],
+    Annotated[int, Field(ge=0)],
+    Annotated[int, Field(ge=1)],
+    Annotated[int, Field(ge=1)],
+]
+"""The first and the last of some consecutive layers, and (d_out, d_in) of a role in each of them."""
+
 
 def _few(shapes: object) -> object:
     """Reject more shapes than roles before each is validated: every shape would be an error of its own.
@@ -26,8 +34,22 @@ def _few(shapes: object) -> object:
     return {role: tuple(shape) if isinstance(shape, list) else shape for role, shape in shapes.items()}
 
 
+def _few_runs(runs: object) -> object:
+    """Reject more roles than there are, as `_few`; lists become tuples."""
+    if not isinstance(runs, dict):
+        return runs
+    if len(runs) > len(ALL_ROLES):
+        raise ValueError(f"there are {len(ALL_ROLES)} roles")
+    return {
+        role: tuple(tuple(run) if isinstance(run, list) else run for run in of_role)
+        if isinstance(of_role, list)
+        else of_role
+        for role, of_role in runs.items()
+    }
+
+
 class Profile(Lenient):
-    """A client's model and software. `shapes` maps a role to (d_out, d_in); required for LoRA tensors."""
+    """A client's model and software. LoRA tensors need the shapes of every role."""
 
     model_config = ConfigDict(extra="allow", frozen=True, allow_inf_nan=False)
 
@@ -44,13 +66,30 @@ class Profile(Lenient):
     )
     """The linear layers that the architecture has."""
     shapes: Annotated[dict[Role, Shape], BeforeValidator(_few)] | None = None
-    """(d_out, d_in) by role."""
+    """(d_out, d_in) by role, of the roles that every layer has in the same shape."""
+    layer_shapes: Annotated[dict[Role, tuple[LayerRun, ...]], BeforeValidator(_few_runs)] = Field(
+        default_factory=dict
+    )
+    """Of the other roles: the layers that have one, as first and last layer, d_out and d_in."""
     agent_version: Annotated[str, Field(max_length=100)]
     """The version of the agent."""
     protocol_version: int
     """The version of the protocol that it speaks."""
     capabilities: Annotated[tuple[Annotated[str, Field(max_length=50)], ...], Field(max_length=20)] = ()
     """What the agent can do beyond the protocol's first version, such as `secure-sum-2`."""
+
+    @model_validator(mode="after")
+    def _runs_are_in_order(self) -> Self:
+        for role, runs in self.layer_shapes.items():
+            if role not in self.roles or role in (self.shapes or {}):
+                raise field_error(f"{role} must be one of roles, and not in shapes", "layer_shapes")
+            ends = [-1, *(end for run in runs for end in run[:2])]
+            rising = all(a < b for a, b in zip(ends[::2], ends[1::2], strict=False))
+            if not runs or not rising or any(first > last for first, last, *_ in runs):
+                raise field_error(f"{role} must have layers in rising order", "layer_shapes")
+            if ends[-1] >= self.layers:
+                raise field_error(f"{role} must have layers below {self.layers}", "layer_shapes")
+        return self
 
     @model_validator(mode="after")
     def _stays_small(self) -> Self:

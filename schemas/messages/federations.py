@@ -106,11 +106,13 @@ class AdapterPlan(Strict):
             raise field_error("must be distinct", "target_modules")
         return self
 
-    def modules(self, roles: Collection[str]) -> tuple[str, ...]:
-        """Return the (block, role)s with P and Q in a model with these roles, blocks first."""
-        everything = block_modules(self.blocks, [role for role in self.roles if role in roles])
-        targets = everything if self.target_modules is None else self.target_modules
-        return tuple(name for name in everything if name in targets)
+    def modules(self, available: Collection[str] | None = None) -> tuple[str, ...]:
+        """Return the (block, role)s with P and Q, blocks first, of those that a model has; None = all."""
+        everything = block_modules(self.blocks, self.roles)
+        chosen = everything if self.target_modules is None else self.target_modules
+        return tuple(
+            name for name in everything if name in chosen and (available is None or name in available)
+        )
 
     @property
     def travelling_lora_rank(self) -> int:
