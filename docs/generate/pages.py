@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
 
-from docs.generate import commands, errors, http_api, metrics, plan, python_api, settings
+from docs.generate import architectures, commands, errors, http_api, metrics, plan, python_api, settings
 
 GENERATED: Final[Mapping[str, Callable[[], str]]] = {
     "cli.md": commands.page,
@@ -15,6 +15,7 @@ GENERATED: Final[Mapping[str, Callable[[], str]]] = {
     "http-api.md": http_api.page,
     "errors.md": errors.page,
     "metrics.md": metrics.page,
+    "architectures.md": architectures.page,
     "python.md": python_api.page,
 }
 

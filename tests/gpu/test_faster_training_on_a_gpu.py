@@ -11,7 +11,6 @@ import torch
 
 from benchmarks.random_llama import full_batch
 from client_agent.adapters.inject import inject_lora
-from client_agent.model.architectures import ARCHITECTURES
 from client_agent.model.examples import Example
 from client_agent.model.loading import BaseModel, load_base_model
 from client_agent.settings import OptimizerName, Quantization
@@ -19,7 +18,7 @@ from client_agent.training.options import TrainingOptions
 from client_agent.training.packing import require_packable
 from client_agent.training.silo import allow_tf32
 from schemas.messages.federations import AdapterPlan, TrainingPlan
-from tests.client_agent.conftest import save_model
+from tests.client_agent.conftest import ARCHITECTURES, save_model
 from tests.gpu.conftest import ONE_BILLION
 from tests.local_training import train_examples
 

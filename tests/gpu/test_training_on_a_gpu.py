@@ -13,7 +13,6 @@ from benchmarks.random_llama import Size, full_batch
 from client_agent.adapters.base import Adapter
 from client_agent.adapters.frames import random_frames
 from client_agent.adapters.inject import inject_lora, inject_pq
-from client_agent.model.architectures import ARCHITECTURES
 from client_agent.model.examples import encode_all
 from client_agent.model.loading import BaseModel, load_base_model
 from client_agent.model.tokens import collate, pad_id
@@ -23,7 +22,7 @@ from client_agent.training.evaluate import evaluate
 from client_agent.training.loop import TrainingOutcome
 from client_agent.training.memory import held_bytes, step_memory
 from schemas.messages.federations import AdapterPlan, SignaturePlan, TrainingPlan
-from tests.client_agent.conftest import save_model
+from tests.client_agent.conftest import ARCHITECTURES, save_model
 from tests.gpu.conftest import ONE_BILLION, SEVEN_BILLION
 from tests.local_training import train_examples
 

@@ -49,7 +49,7 @@ def write_into(base: BaseModel, base_delta: dict[str, Factors]) -> None:
         linear: Any = base.parts.linear(model, int(layer), role)  # type: ignore[arg-type]
         with torch.no_grad():
             added = PLAN.scale * torch.from_numpy(factors.B @ factors.A)
-            rows = base.parts.rows(model, role)  # type: ignore[arg-type]
+            rows = base.parts.row_numbers(0, role)  # type: ignore[arg-type]
             if isinstance(linear, Conv1D):
                 linear.weight[:, rows] += added.T
             else:
@@ -81,7 +81,7 @@ def test_as_lora_says_what_adapter_and_base_delta_do_together(tiny: Callable[...
         base_delta = random_base_delta(base)
         adapter.load_base_delta(base_delta)
         together = adapter.as_lora()
-    rows = base.parts.rows(base.model, "v")
+    rows = base.parts.row_numbers(0, "v")
     path = base.parts.path(1, "v")
     added = together[path].B @ together[path].A - alone[path].B @ alone[path].A
     np.testing.assert_allclose(

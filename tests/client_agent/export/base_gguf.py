@@ -41,7 +41,7 @@ def write_base(file: Path, base: BaseModel) -> None:
     table = gguf.get_tensor_name_map(number, base.layers)
     for path, values in base.model.state_dict().items():
         stem, _, kind = path.rpartition(".")
-        if stem == base.parts.head and config.tie_word_embeddings:
+        if stem == base.parts.output_layer and config.tie_word_embeddings:
             continue
         weights = values.float().numpy()
         if name == "llama" and stem.endswith(("q_proj", "k_proj")):

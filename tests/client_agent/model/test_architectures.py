@@ -17,7 +17,7 @@ from client_agent.adapters.base import Adapter, LoraFactors
 from client_agent.adapters.frames import random_frames
 from client_agent.adapters.inject import inject_lora, inject_pq
 from client_agent.alignment.anchor_responses import random_targets, run_batch, sites_of, with_targets
-from client_agent.model.architectures import ARCHITECTURES, linear_shape
+from client_agent.model.architectures import linear_shape
 from client_agent.model.examples import Example, encode_all
 from client_agent.model.loading import BaseModel
 from client_agent.model.tokens import Batch, answer_logits, collate, pad_id
@@ -86,7 +86,7 @@ def test_the_roles_of_a_layer_own_all_its_outputs_and_none_twice(each_architectu
     base = each_architecture
     owned: dict[str, list[int]] = {}
     for role in base.shapes:
-        rows = base.parts.rows(base.model, role)
+        rows = base.parts.row_numbers(0, role)
         assert base.shapes[role][0] == len(rows)
         owned.setdefault(base.parts.path(0, role), []).extend(rows.tolist())
     for path, rows in owned.items():
@@ -115,7 +115,7 @@ def test_a_fused_layers_outputs_are_the_query_key_and_value_of_their_roles(
     hook.remove()
     roles: tuple[Role, ...] = ("q", "k", "v")
     for role, heads in zip(roles, attended[0], strict=True):  # (n, heads, t, head_dim)
-        role_outputs = fused[0][..., base.parts.rows(base.model, role)].unflatten(-1, (-1, heads.shape[-1]))
+        role_outputs = fused[0][..., base.parts.row_numbers(0, role)].unflatten(-1, (-1, heads.shape[-1]))
         lengths = heads.transpose(1, 2).norm(dim=-1)  # positions are rotations: they keep a head's length
         torch.testing.assert_close(role_outputs.norm(dim=-1), lengths)
         assert role != "v" or torch.equal(role_outputs, heads.transpose(1, 2))
@@ -140,8 +140,8 @@ def test_phi3s_gate_is_what_goes_through_the_activation(
     for hook in hooks:
         hook.remove()
     fused, gate, product = activations
-    assert torch.equal(fused[..., base.parts.rows(base.model, "gate")], gate)
-    up = fused[..., base.parts.rows(base.model, "up")]
+    assert torch.equal(fused[..., base.parts.row_numbers(0, "gate")], gate)
+    up = fused[..., base.parts.row_numbers(0, "up")]
     torch.testing.assert_close(up * nn.functional.silu(gate), product)
 
 
@@ -213,7 +213,7 @@ def test_a_role_of_a_fused_layer_changes_its_own_outputs_only(
         role_outputs = {name: values for name, values in noise.items() if name.split(".")[1] == "k"}
         adapter.load({**zeros, **start, **role_outputs})
         changed = base.parts.linear(base.model, 1, "k")(x) != bare
-    rows = base.parts.rows(base.model, "k")
+    rows = base.parts.row_numbers(0, "k")
     assert changed[:, rows].all()
     changed[:, rows] = False
     assert not changed.any()
@@ -275,8 +275,3 @@ def test_every_architecture_signs(each_architecture: BaseModel, examples: list[E
         signature = sketch_of(each_architecture, examples, SignaturePlan(dim=64, kind=kind)).vector
         assert np.isfinite(signature).all()
         assert np.linalg.norm(signature) > 1e-3
-
-
-def test_the_registry_and_the_battery_name_the_same_architectures(tiny: Callable[..., BaseModel]) -> None:
-    assert {tiny(name).architecture for name in ARCHITECTURES} == set(ARCHITECTURES)
-    assert {name for name, parts in ARCHITECTURES.items() if parts.fused} == set(FUSED)

@@ -17,7 +17,6 @@ from client_agent.adapters.base import Adapter
 from client_agent.adapters.frames import random_frames
 from client_agent.adapters.inject import inject_lora, inject_pq
 from client_agent.errors import MissingGradient, ModelNotFound
-from client_agent.model.architectures import ARCHITECTURES
 from client_agent.model.examples import Example, encode_all
 from client_agent.model.loading import BaseModel, base_model_slug, load_base_model
 from client_agent.model.tokens import answer_logits, collate, pad_id
@@ -26,6 +25,7 @@ from client_agent.sketches.gradient import sketch_of
 from client_agent.training.evaluate import evaluate
 from client_agent.training.memory import held_bytes, step_memory
 from schemas.messages.federations import AdapterPlan, SignaturePlan, TrainingPlan
+from tests.client_agent.conftest import ARCHITECTURES
 from tests.local_training import train_examples
 
 ADAPTER = AdapterPlan(rank=8, blocks=2)
@@ -84,7 +84,7 @@ def test_linear_layers_are_quantised_and_the_head_is_not(
     base = load(quantization, model_type)
     for role in base.shapes:
         assert isinstance(base.parts.linear(base.model, 0, role), LAYER[quantization])
-    head = base.model.get_submodule(base.parts.head)
+    head = base.model.get_submodule(base.parts.output_layer)
     assert head.weight.dtype == torch.bfloat16
     assert base.shapes == load("none", model_type).shapes
     assert held_bytes(base) < held_bytes(load("none", model_type)) / 2
