@@ -19,7 +19,7 @@ from client_agent.training.silo import open_silo
 from client_agent.transport.client import CoordinatorApi
 from schemas.maths.adapter import pq_layout, size
 from schemas.messages.enrolment import Profile
-from schemas.messages.federations import ALL_ROLES, AdapterPlan
+from schemas.messages.federations import AdapterPlan
 from tests.client_agent.conftest import save_model
 from tests.client_agent.model.test_few_bits import bytes_in
 from tests.client_agent.test_daemon import config, naps
