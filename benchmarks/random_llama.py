@@ -19,9 +19,9 @@ from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 
 from client_agent.model.examples import Example
 from client_agent.model.loading import BaseModel
+from client_agent.model.measured import measured
 from client_agent.model.quantization import keep_differentiable
 from client_agent.settings import Quantization
-from schemas.messages.federations import ALL_ROLES
 
 _SPREAD = 0.02
 _SPECIAL = ("<pad>", "<bos>", "<eos>", "<unk>")
@@ -70,16 +70,13 @@ def built(size: Size, *, device: torch.device, dtype: torch.dtype, quantization:
     keep_differentiable(model)
     model.requires_grad_(False)
     model.eval()
-    layer = model.model.layers[0]
-    linears = {role: _linear(layer, role) for role in ALL_ROLES}
     return BaseModel(
         model=model,
         tokenizer=_tokenizer(),
         slug=f"llama-{size.width}x{size.layers}-000000000000",
         architecture="llama",
         hidden_size=size.width,
-        layers=size.layers,
-        shapes={role: (linear.out_features, linear.in_features) for role, linear in linears.items()},
+        parts=measured(model),
         device=device,
     )
 
@@ -143,11 +140,6 @@ def _allocated(linear: nn.Linear, compute: torch.dtype, quantization: Quantizati
     # It quantises on its way from the CPU to the device, and only then.
     eight.weight = bnb.nn.Int8Params(weight.cpu(), requires_grad=False).to(weight.device)
     return cast(nn.Module, eight)
-
-
-def _linear(layer: nn.Module, role: str) -> Any:
-    part = "self_attn" if role in {"q", "k", "v", "o"} else "mlp"
-    return layer.get_submodule(f"{part}.{role}_proj")
 
 
 def _tokenizer() -> PreTrainedTokenizerFast:

@@ -122,7 +122,7 @@ class LoraLinear(nn.Module):
         y = cast(Tensor, self.base_layer(x))
         a, b = self.factors()
         read = nnf.dropout(x.float(), self.dropout, self.training)
-        return y + nnf.linear(nnf.linear(read, a), b).to(y.dtype)
+        return (y + nnf.linear(nnf.linear(read, a), b)).to(y.dtype)  # rounded once, as peft does
 
 
 class BaseDeltaLinear(nn.Module):

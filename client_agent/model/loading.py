@@ -14,6 +14,7 @@ from typing import Any, cast
 
 import torch
 from transformers import (
+    CONFIG_MAPPING,
     AutoConfig,
     AutoModelForCausalLM,
     AutoTokenizer,
@@ -134,7 +135,9 @@ def load_base_model(
     if "quantization_config" in config:
         raise ModelNotFound(
             f"{source}: its weights are stored quantised, and no other client's model would equal it; set "
-            "model to the dense model, and quantization to nf4 or int8"
+            "model to the dense model, and quantization to nf4 or int8. Where only quantised weights are "
+            "published (gpt-oss, DeepSeek), load them once with dequantize=True in the quantization "
+            "config of transformers, save the model, and set model to that folder"
         )
     _require_known(folder, str(config.get("model_type")))
     slug = base_model_slug(source)
@@ -180,12 +183,17 @@ def _require_known(folder: Path, kind: str) -> None:
     Raises:
         UnknownArchitecture: transformers has no config of this kind, or see `require_named`.
     """
+    if kind not in CONFIG_MAPPING:
+        raise UnknownArchitecture(
+            f"model_type {kind!r} is unknown to transformers {transformers_version}; use a decoder-only "
+            "transformer (docs/reference/architectures.md), or a newer transformers"
+        )
     try:
         config = cast(Any, AutoConfig).from_pretrained(folder, **_DATA_ONLY)
     except (OSError, ValueError, KeyError) as error:
         raise UnknownArchitecture(
-            f"model_type {kind!r} is unknown to transformers {transformers_version} ({error}); use a "
-            "decoder-only transformer (docs/reference/architectures.md), or a newer transformers"
+            f"transformers {transformers_version} cannot use the config.json of {folder} ({error}); download "
+            "the model again, or use a newer transformers"
         ) from error
     require_named(config)
 
