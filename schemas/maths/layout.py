@@ -30,7 +30,7 @@ def layers_with(role: Role, profile: Profile) -> list[int]:
 
 
 def shape_in(layer: int, role: Role, profile: Profile) -> tuple[int, int] | None:
-    """Return (d_out, d_in) of a role in a layer of a client's model; None if it has none, or none is known."""
+    """Return (d_out, d_in) of a role in a layer of a client's model; None = it has none, or it is unknown."""
     for first, last, d_out, d_in in profile.layer_shapes.get(role, ()):
         if first <= layer <= last:
             return d_out, d_in

@@ -21,30 +21,23 @@ LayerRun = tuple[
 ]
 """The first and the last of some consecutive layers, and (d_out, d_in) of a role in each of them."""
 
+LayerRuns = Annotated[tuple[LayerRun, ...], Field(max_length=500, fail_fast=True)]
+
 
 def _few(shapes: object) -> object:
     """Reject more shapes than roles before each is validated: every shape would be an error of its own.
 
-    After a validator the value is not JSON any more, so lists become tuples here.
+    After a validator the value is not JSON any more, so lists become tuples here, and lists in them.
     """
     if not isinstance(shapes, dict):
         return shapes
     if len(shapes) > len(ALL_ROLES):
         raise ValueError(f"there are {len(ALL_ROLES)} roles")
-    return {role: tuple(shape) if isinstance(shape, list) else shape for role, shape in shapes.items()}
-
-
-def _few_runs(runs: object) -> object:
-    """Reject more roles than there are, as `_few`; lists become tuples."""
-    if not isinstance(runs, dict):
-        return runs
-    if len(runs) > len(ALL_ROLES):
-        raise ValueError(f"there are {len(ALL_ROLES)} roles")
     return {
-        role: tuple(tuple(run) if isinstance(run, list) else run for run in of_role)
+        role: tuple(tuple(x) if isinstance(x, list) else x for x in of_role)
         if isinstance(of_role, list)
         else of_role
-        for role, of_role in runs.items()
+        for role, of_role in shapes.items()
     }
 
 
@@ -67,9 +60,7 @@ class Profile(Lenient):
     """The linear layers that the architecture has."""
     shapes: Annotated[dict[Role, Shape], BeforeValidator(_few)] | None = None
     """(d_out, d_in) by role, of the roles that every layer has in the same shape."""
-    layer_shapes: Annotated[dict[Role, tuple[LayerRun, ...]], BeforeValidator(_few_runs)] = Field(
-        default_factory=dict
-    )
+    layer_shapes: Annotated[dict[Role, LayerRuns], BeforeValidator(_few)] = Field(default_factory=dict)
     """Of the other roles: the layers that have one, as first and last layer, d_out and d_in."""
     agent_version: Annotated[str, Field(max_length=100)]
     """The version of the agent."""

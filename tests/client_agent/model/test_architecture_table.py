@@ -11,7 +11,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from tests.client_agent.model.architecture_table import outcome, stored
 from tests.client_agent.model.tiny_configs import MODEL_TYPES
 
-FAST = ("olmo2", "bloom", "qwen2_moe", "bart")  # dense, fused, experts, refused
+FAST = ("olmo2", "bloom", "qwen2_moe", "qwen3_moe", "gpt_oss", "bart")  # dense, fused, experts, refused
 
 
 @pytest.mark.parametrize(

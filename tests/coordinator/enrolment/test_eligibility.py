@@ -30,6 +30,12 @@ def _enrol(served: Served, token: str, **profile: Any) -> httpx.Response:
         ({"roles": ["q", "gate"], "target_modules": ["b0.gate"]}, {"roles": ["q"]}, "profile.roles"),
         ({"kind": "lora", "roles": ["q"]}, {"shapes": {"q": [2**22, 2**22]}}, "profile.shapes"),
         ({"kind": "lora", "roles": ["q"]}, {"shapes": {"q": [1, 1]}, "layers": 10_000}, "profile.shapes"),
+        (
+            {"kind": "lora", "roles": ["q"]},
+            {"layer_shapes": {"q": [[0, 9_999, 1, 1]]}, "layers": 10_000},
+            "profile.shapes",
+        ),
+        ({"roles": ["q"]}, {"layers": 8, "layer_shapes": {"q": [[0, 0, 1, 1]]}}, "profile.roles"),
     ],
 )
 def test_a_model_that_cannot_carry_the_adapter_is_refused(

@@ -9,6 +9,8 @@ from pydantic import ValidationError
 
 from schemas.maths.adapter import block_modules, lora_layout, module_of, pq_layout, size
 from schemas.maths.blocks import block_ends
+from schemas.maths.layout import block_roles, client_layout, shape_in
+from schemas.messages.enrolment import Profile
 from schemas.messages.federations import ALL_ROLES, AdapterPlan, FederationPlan
 
 
@@ -114,3 +116,38 @@ def test_a_plan_of_two_fields_has_the_defaults_of_the_contract() -> None:
         1e4,
         None,
     )
+
+
+MIXED: dict[str, object] = {
+    **{"architecture": "a", "base_model": "a-8x4-000000000000", "hidden_size": 8, "layers": 4},
+    **{"agent_version": "1", "protocol_version": 1, "roles": ("q", "up"), "shapes": {"q": (8, 8)}},
+}
+
+
+def test_layers_that_differ_have_the_tensors_of_their_own_shapes() -> None:
+    profile = Profile.model_validate(MIXED | {"layer_shapes": {"up": ((0, 0, 48, 8), (3, 3, 24, 8))}})
+    plan = AdapterPlan(kind="lora", rank=2, roles=("up", "q"), blocks=2)
+    layout = client_layout(plan, profile, None)
+    assert [name for name in layout if "up.B" in name] == ["l0.up.B", "l3.up.B"]
+    assert (layout["l0.up.B"], layout["l3.up.B"], layout["l3.up.A"]) == ((48, 2), (24, 2), (2, 8))
+    assert len(layout) == 2 * (4 + 2)
+    assert [shape_in(layer, "up", profile) for layer in range(4)] == [(48, 8), None, None, (24, 8)]
+    blocks = AdapterPlan(rank=2, roles=("up", "q"), blocks=2)  # they end in layers 1 and 3
+    assert block_roles(blocks, profile) == ("b0.q", "b1.up", "b1.q")
+
+
+@pytest.mark.parametrize(
+    "runs",
+    [
+        {"q": ((0, 0, 8, 8),)},  # in shapes too
+        {"up": ()},
+        {"up": ((2, 1, 8, 8),)},
+        {"up": ((0, 1, 8, 8), (1, 2, 8, 8))},
+        {"up": ((3, 4, 8, 8),)},
+        {"down": ((0, 0, 8, 8),)},  # not one of roles
+        {"up": ((0, 0, 8, 8),) * 501},
+    ],
+)
+def test_runs_of_layers_are_in_order_and_within_the_model(runs: dict[str, object]) -> None:
+    with pytest.raises(ValidationError, match="layer_shapes"):
+        Profile.model_validate(MIXED | {"layer_shapes": runs})
