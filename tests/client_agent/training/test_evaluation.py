@@ -51,7 +51,7 @@ def test_the_loss_in_batches_is_the_public_models_one_text_at_a_time(
     ).mean()
     assert mean_loss(base, texts) == pytest.approx(expected, rel=1e-5)
     monkeypatch.setattr(
-        "client_agent.training.evaluate._LOGITS", 3 * 48
+        "client_agent.training.evaluate.LOGITS_AT_ONCE", 3 * 48
     )  # the head in parts of few positions
     assert mean_loss(base, texts) == pytest.approx(expected, rel=1e-5)
 
