@@ -74,6 +74,7 @@ def running(folder: Path, database_url: str | None, settings: Mapping[str, str])
         "TESSERA_DATABASE_URL": database_url or f"sqlite:///{folder / 'tessera.db'}",
         "TESSERA_ADMIN_TOKEN": token,
         "TESSERA_SIGNING_KEY": secrets.token_urlsafe(32),
+        "PYTHONPATH": str(Path(__file__).parents[1]),  # this checkout, whichever is installed
         "TESSERA_POLLS_PER_SECOND": "1000",  # rounds without training follow each other faster than that
         **settings,
     }

@@ -33,7 +33,7 @@ from coordinator.federations import store as federations
 from coordinator.http.dependencies import TheDatabase, database_of, server_key_of, settings_of
 from coordinator.http.json_body import json_body, takes
 from coordinator.http.limits.concurrency import HasSpace
-from coordinator.http.limits.poll_rate import poll_rate_of
+from coordinator.http.limits.poll_rate import answered_in_turn, poll_rate_of
 from coordinator.http.params import FederationId, RoundNumber, UncheckedFederationId
 from coordinator.http.problems import answers
 from coordinator.rounds import base_weights, manifests, queries, store, transitions
@@ -85,7 +85,8 @@ async def current_round(
     deadline = time.monotonic() + wait
     outcome: WaitOutcome = "released"
     notifications = long_polls.notifications
-    member, brief = await to_thread.run_sync(_authenticate_and_fetch, request, federation_id, wait > 0)
+    async with answered_in_turn(request):
+        member, brief = await to_thread.run_sync(_authenticate_and_fetch, request, federation_id, wait > 0)
     while isinstance(brief, FederationProgress):
         remaining = deadline - time.monotonic()
         outcome = await long_polls.wait_for_change(member, brief, notifications, remaining)

@@ -37,7 +37,7 @@ from coordinator.errors import (
 from coordinator.http.dependencies import database_of, metrics_of, server_key_of, settings_of
 from coordinator.http.json_body import read_json
 from coordinator.http.limits.concurrency import locks_of, require_space
-from coordinator.http.limits.poll_rate import PollRate
+from coordinator.http.limits.poll_rate import PollRate, answered_in_turn
 from coordinator.http.params import RoundNumber
 from coordinator.http.problems import answers
 from coordinator.http.uploads import ReceivedBody, receive
@@ -247,7 +247,8 @@ async def _poll(
 ) -> Answer | WaitOutcome:
     """Return what `fetch` returns once it is not None, or why the wait for it ended."""
     polls: PollRate = request.app.state.sum_poll_rate
-    polls.take(member.client_id)
+    async with answered_in_turn(request):
+        polls.take(member.client_id)
     long_polls = long_polls_of(request)
     deadline = time.monotonic() + seconds_of(prefer)
     outcome: WaitOutcome = "released"
