@@ -93,7 +93,8 @@ class PQLinear(nn.Module):
 class LoraLinear(nn.Module):
     """A linear layer with a LoRA of each role that it serves; `rows` are a role's output rows, None = all.
 
-    Parameters are float32 in any precision of the base model.
+    Parameters are float32 in any precision of the base model. In training mode a share `dropout` of the
+    inputs of A is set to zero, and the rest is divided by 1 - `dropout`; roles of one layer read the same.
     """
 
     def __init__(
