@@ -81,13 +81,13 @@ def wrapped_layers(base: BaseModel, plan: AdapterPlan) -> tuple[int, ...]:
 def present_modules(base: BaseModel, plan: AdapterPlan) -> list[tuple[str, int, Role]]:
     """List (name, layer, role) of every module of the plan that this architecture has, blocks first."""
     ends = wrapped_layers(base, plan)
-    found = {
+    sites = {
         module_name(block, role): (layer, role)
         for block, layer in enumerate(ends)
         for role in plan.roles
         if role in base.parts.roles[layer]
     }
-    return [(name, *found[name]) for name in plan.modules(found)]
+    return [(name, *sites[name]) for name in plan.modules(sites)]
 
 
 def present_layers(base: BaseModel, plan: AdapterPlan) -> dict[str, tuple[int, Role]]:

@@ -103,16 +103,16 @@ class LoraLinear(nn.Module):
         self.base_layer = base_layer
         device = next(base_layer.parameters()).device
         self.out_features, self.in_features = linear_shape(base_layer)
-        self.rows = [None if own is None else own.to(device) for own in rows]
+        self.rows = [None if row_numbers is None else row_numbers.to(device) for row_numbers in rows]
         self.scale = scale
         self.dropout = dropout
-        outputs = [self.out_features if own is None else len(own) for own in rows]
+        outputs = [self.out_features if row_numbers is None else len(row_numbers) for row_numbers in rows]
         self.A = nn.ParameterList(torch.zeros(rank, self.in_features, device=device) for _ in rows)
         self.B = nn.ParameterList(torch.zeros(d_out, rank, device=device) for d_out in outputs)
 
     def factors(self) -> tuple[Tensor, Tensor]:
         """Return A (n r, d_in) and s B (d_out, n r) of all n roles."""
-        rows = [own for own in self.rows if own is not None]
+        rows = [row_numbers for row_numbers in self.rows if row_numbers is not None]
         if not rows:
             return self.A[0], self.scale * self.B[0]
         return torch.cat(list(self.A)), self.scale * place_rows(list(self.B), rows, self.out_features)

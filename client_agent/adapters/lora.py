@@ -111,7 +111,7 @@ class LoraAdapter(Removable):
             a = torch.from_numpy(np.concatenate([base_delta[name].A for name in changed]))
             factors_b = [self._scale * torch.from_numpy(base_delta[name].B) for name in changed]
             d_out = self._layers[path].out_features
-            rows = [own for name in changed if (own := self._rows[name]) is not None]
+            rows = [row_numbers for name in changed if (row_numbers := self._rows[name]) is not None]
             b = place_rows(factors_b, rows, d_out) if rows else factors_b[0]
             replace_module(self._model, path, BaseDeltaLinear(layer, a, b))
             self._base_delta[path] = LoraFactors(a.numpy(), b.numpy(), None)

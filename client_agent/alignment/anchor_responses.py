@@ -87,10 +87,12 @@ def sites_of(base: BaseModel, plan: AdapterPlan) -> list[Site]:
     sites: list[Site] = []
     ends = wrapped_layers(base, plan)
     for name, layer, role in present_modules(base, plan):
-        found, block = base.parts.of(layer, role), ends.index(layer)
+        placed, block = base.parts.of(layer, role), ends.index(layer)
         linear = base.parts.linear(base.model, layer, role)
         rows = base.parts.row_numbers(layer, role).to(base.device)
-        sites.append(Site(name, module_name(block, "".join(found.reads)), block, linear, rows, *found.shape))
+        sites.append(
+            Site(name, module_name(block, "".join(placed.reads)), block, linear, rows, *placed.shape)
+        )
     return sites
 
 

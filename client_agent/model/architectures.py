@@ -54,16 +54,16 @@ class FrozenParts:
 
     def sentences(self) -> list[str]:
         """Return what a silo's owner should know, one sentence each."""
-        found = []
+        notes = []
         if self.expert_layers:
             beside = ", ".join(self.beside_experts) or "nothing"
-            found.append(
+            notes.append(
                 f"mixture of experts: in {self.expert_layers} of {self.layers} layers the routed experts "
                 f"and their router stay frozen beside {beside}"
             )
         if self.linears:
-            found.append(f"no adapter on {listed(list(self.linears))}")
-        return found
+            notes.append(f"no adapter on {listed(list(self.linears))}")
+        return notes
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,8 +105,8 @@ class Architecture:
 
     def row_numbers(self, layer: int, role: Role) -> Tensor:
         """Return the role's output rows of its linear layer: (d_out of the role,) int64, in order."""
-        found = self.of(layer, role)
-        return found.rows if found.rows is not None else torch.arange(found.shape[0])
+        placed = self.of(layer, role)
+        return placed.rows if placed.rows is not None else torch.arange(placed.shape[0])
 
     def logits(self, model: nn.Module, hidden: Tensor) -> Tensor:
         """Apply the head, its factor and its softcap: (..., d) -> (..., V)."""

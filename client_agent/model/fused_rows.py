@@ -40,10 +40,10 @@ def measured_rows(
     """
     probe = _Probe(decoder, fused, reader, placed.linear.shape[0])
     rows = _gate_and_up(probe) if "up" in placed.roles else _queries_keys_and_values(probe)
-    found = {role: rows[role] for role in placed.roles if role in rows and len(rows[role])}
-    covered = torch.cat([*found.values(), torch.empty(0, dtype=torch.int64)])
+    rows_of_roles = {role: rows[role] for role in placed.roles if role in rows and len(rows[role])}
+    covered = torch.cat([*rows_of_roles.values(), torch.empty(0, dtype=torch.int64)])
     whole = sorted(cast(list[int], covered.tolist())) == list(range(probe.rows))
-    return found if whole and len(found) == len(placed.roles) else {}
+    return rows_of_roles if whole and len(rows_of_roles) == len(placed.roles) else {}
 
 
 class _Probe:
@@ -61,13 +61,13 @@ class _Probe:
 
     def output(self, z: Tensor) -> Tensor:
         """Return what `reader` reads: (texts, positions, d_in)."""
-        found: list[Tensor] = []
+        inputs: list[Tensor] = []
 
         def replace(_: nn.Module, arguments: tuple[Tensor, ...], output: Tensor) -> Tensor:
             return z.reshape(output.shape).to(output.dtype)
 
         def read(_: nn.Module, arguments: tuple[Tensor, ...]) -> None:
-            found.append(arguments[0])
+            inputs.append(arguments[0])
             raise _Stopped
 
         ids = torch.ones(_TEXTS, _POSITIONS, dtype=torch.int64, device=z.device)
@@ -76,7 +76,7 @@ class _Probe:
             suppress(_Stopped),
         ):
             self._decoder(input_ids=ids, use_cache=False)
-        return found[0].float().reshape(_TEXTS, _POSITIONS, -1)
+        return inputs[0].float().reshape(_TEXTS, _POSITIONS, -1)
 
     def gradient(self, position: int) -> Tensor:
         """Return the gradient of the sum of outputs at a position with respect to z: |dz| as z, float32."""
@@ -90,8 +90,8 @@ class _Probe:
 def _queries_keys_and_values(probe: _Probe) -> Mapping[Role, Tensor]:
     at_first, at_second = (probe.gradient(position)[:, 0].amax(dim=0).cpu() for position in (0, 1))
     value = at_first > _NO_VALUE * at_first.max()
-    others = at_second.masked_fill(value, 0)
-    key = others > _NO_KEY * others.max()
+    other_keys = at_second.masked_fill(value, 0)
+    key = other_keys > _NO_KEY * other_keys.max()
     masks: dict[Role, Tensor] = {"q": ~value & ~key, "k": key, "v": value}
     return {role: torch.nonzero(mask).flatten() for role, mask in masks.items()}
 
@@ -130,4 +130,4 @@ def _hooked(*handles: Any) -> Iterator[None]:
 def reader_of(placed: Sequence[Placed], fused: Placed) -> Placed | None:
     """Return the output layer beside a fused layer; None if there is none."""
     role: Role = "down" if "up" in fused.roles else "o"
-    return next((found for found in placed if found.roles == (role,)), None)
+    return next((linear for linear in placed if linear.roles == (role,)), None)

@@ -32,7 +32,7 @@ from client_agent.model.named_parts import require_named
 from client_agent.model.quantization import bits_and_bytes, keep_differentiable
 from client_agent.model.stop_tokens import read_configured_stops
 from client_agent.model.token_store import TokenStore
-from client_agent.model.weight_files import read_header, stored_tensors, weight_files
+from client_agent.model.weight_files import read_header, require_dense, stored_tensors, weight_files
 from client_agent.settings import Quantization
 from schemas.messages.enrolment import LayerRun
 from schemas.messages.federations import ALL_ROLES, Role
@@ -90,8 +90,8 @@ class BaseModel:
         return {role: self._runs(role) for role in self.roles if role not in self.shapes}
 
     def _shape_everywhere(self, role: Role) -> tuple[int, int] | None:
-        (first, *others) = (layer[role].shape if role in layer else None for layer in self.parts.roles)
-        return first if all(shape == first for shape in others) else None
+        (first, *further) = (layer[role].shape if role in layer else None for layer in self.parts.roles)
+        return first if all(shape == first for shape in further) else None
 
     def _runs(self, role: Role) -> tuple[LayerRun, ...]:
         shapes = ((layer[role].shape if role in layer else None) for layer in self.parts.roles)
@@ -132,13 +132,7 @@ def load_base_model(
     """
     folder = _folder_of(source)
     config = _config_of(folder)
-    if "quantization_config" in config:
-        raise ModelNotFound(
-            f"{source}: its weights are stored quantised, and no other client's model would equal it; set "
-            "model to the dense model, and quantization to nf4 or int8. Where only quantised weights are "
-            "published (gpt-oss, DeepSeek), load them once with dequantize=True in the quantization "
-            "config of transformers, save the model, and set model to that folder"
-        )
+    require_dense(source, config)
     _require_known(folder, str(config.get("model_type")))
     slug = base_model_slug(source)
     cast(Any, transformers_logging).disable_progress_bar()  # one bar per tensor file clutters the log

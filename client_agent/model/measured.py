@@ -38,19 +38,19 @@ def measured(model: PreTrainedModel) -> Architecture:
     parts = named_parts(model)
     roles = role_linears(parts, _fused_rows(model, parts))
     frozen = frozen_parts(model, parts, roles)
-    found = Architecture(parts.decoder, parts.layers, (parts.head,), roles, frozen)
+    architecture = Architecture(parts.decoder, parts.layers, (parts.head,), roles, frozen)
     kind = str(model.config.model_type)
     if not any(roles):
         raise UnknownArchitecture(f"{kind} fuses its linear layers in an order that cannot be measured")
-    hidden, logits = _probed(model, found)
+    hidden, logits = _probed(model, architecture)
     limit = _MOST_IN_FLOAT32 if model.dtype == torch.float32 else _MOST_IN_FEWER_BITS
     before, last = hidden[:, :-1], hidden[:, -1]
     if not _distance(before[0], before[1]) < limit * _distance(last[0], last[1]):
         raise UnknownArchitecture(f"{kind} lets a token see later ones, so it is no causal language model")
     with torch.inference_mode():
         candidates = [
-            replace(found, heads=heads, scale=scale, softcap=softcap)
-            for heads in _heads(model, found)
+            replace(architecture, heads=heads, scale=scale, softcap=softcap)
+            for heads in _heads(model, architecture)
             for scale, softcap in _adjustments(model)
         ]
         distances = [_distance(candidate.logits(model, hidden), logits) for candidate in candidates]
@@ -78,20 +78,21 @@ def _fused_rows(model: PreTrainedModel, parts: NamedParts) -> dict[tuple[str, in
 
 
 @torch.inference_mode()
-def _probed(model: PreTrainedModel, found: Architecture) -> tuple[Tensor, Tensor]:
+def _probed(model: PreTrainedModel, architecture: Architecture) -> tuple[Tensor, Tensor]:
     """Return hidden states (2, t, d) and logits (2, t, V) of two texts that differ in their last token.
 
     Raises:
         UnknownArchitecture: an adapted layer does not read each token once.
     """
-    vocabulary = int(model.get_submodule(found.output_layer).get_parameter("weight").shape[0])
+    vocabulary = int(model.get_submodule(architecture.output_layer).get_parameter("weight").shape[0])
     ids = torch.arange(_FIRST_TOKEN, _FIRST_TOKEN + _POSITIONS).remainder(vocabulary).repeat(2, 1)
     ids[1, -1] = (ids[1, -1] + 1) % vocabulary
     ids = ids.to(model.device)
     read = torch.ones_like(ids)
-    decoder = cast(Any, model.get_submodule(found.decoder))
+    decoder = cast(Any, model.get_submodule(architecture.decoder))
     layers = {
-        path: model.get_submodule(path) for path in {x.path for layer in found.roles for x in layer.values()}
+        path: model.get_submodule(path)
+        for path in {x.path for layer in architecture.roles for x in layer.values()}
     }
     with _tokens_read(layers) as tokens:
         try:
@@ -131,17 +132,17 @@ def _tokens_read(modules: Mapping[str, nn.Module]) -> Iterator[dict[str, list[in
             hook.remove()
 
 
-def _heads(model: PreTrainedModel, found: Architecture) -> list[tuple[str, ...]]:
+def _heads(model: PreTrainedModel, architecture: Architecture) -> list[tuple[str, ...]]:
     """Return the output layer alone, and behind each part of the model beside decoder and output layer."""
-    used = (found.decoder, found.output_layer)
-    width = model.get_submodule(found.output_layer).get_parameter("weight").shape[1]
-    others = [
+    used = (architecture.decoder, architecture.output_layer)
+    width = model.get_submodule(architecture.output_layer).get_parameter("weight").shape[1]
+    readers = [
         name
         for name, child in model.named_children()
         if not any(path == name or path.startswith(f"{name}.") for path in used)
         and any(linear_shape(x) == (width, width) for x in child.modules() if isinstance(x, nn.Linear))
     ]
-    return [found.heads, *((name, found.output_layer) for name in others)]
+    return [architecture.heads, *((name, architecture.output_layer) for name in readers)]
 
 
 def _adjustments(model: PreTrainedModel) -> Iterator[tuple[float, float | None]]:

@@ -94,9 +94,9 @@ def _decoder(model: PreTrainedModel, kind: str) -> tuple[nn.Module, nn.ModuleLis
         lists = [
             child for module in nested for child in module.children() if isinstance(child, nn.ModuleList)
         ]
-        transformers = [found for found in lists if any(_linears(layer) for layer in found)]
+        transformers = [layer_list for layer_list in lists if any(_linears(layer) for layer in layer_list)]
         if transformers:
-            return decoder, max(transformers, key=lambda found: sum(1 for _ in found.modules()))
+            return decoder, max(transformers, key=lambda layer_list: sum(1 for _ in layer_list.modules()))
     raise UnknownArchitecture(f"{kind} has no list of transformer layers; {_USE}")
 
 
@@ -110,14 +110,14 @@ def _linears(layer: nn.Module) -> list[NamedLinear]:
 
 def _require_one_of_each(placed: Sequence[Placed], kind: str, layer: int) -> None:
     paths: dict[Role, str] = {}
-    for found in placed:
-        for role in found.roles:
+    for linear_of_roles in placed:
+        for role in linear_of_roles.roles:
             if role in paths:
                 raise UnknownArchitecture(
                     f"layer {layer} of {kind} has two linear layers of role {role} ({paths[role]}, "
-                    f"{found.linear.path}); {_USE}"
+                    f"{linear_of_roles.linear.path}); {_USE}"
                 )
-            paths[role] = found.linear.path
+            paths[role] = linear_of_roles.linear.path
 
 
 def role_linears(
@@ -129,7 +129,7 @@ def role_linears(
     serves no role.
     """
     return tuple(
-        dict(sorted(_of_layer(parts, number, rows), key=lambda found: ALL_ROLES.index(found[0])))
+        dict(sorted(_of_layer(parts, number, rows), key=lambda pair: ALL_ROLES.index(pair[0])))
         for number in range(len(parts.placed))
     )
 
@@ -140,9 +140,9 @@ def _of_layer(
     readers: dict[str, list[Role]] = {}
     served: list[tuple[Role, Placed, Tensor | None]] = []
     for placed in parts.placed[number]:
-        own = {placed.roles[0]: None} if len(placed.roles) == 1 else rows.get(placed.key, {})
-        served += [(role, placed, own[role]) for role in own]
-        readers.setdefault(placed.activation, []).extend(own)
+        rows_of_roles = {placed.roles[0]: None} if len(placed.roles) == 1 else rows.get(placed.key, {})
+        served += [(role, placed, rows_of_roles[role]) for role in rows_of_roles]
+        readers.setdefault(placed.activation, []).extend(rows_of_roles)
     for role, placed, own_rows in served:
         d_out, d_in = placed.linear.shape
         shape = (d_out if own_rows is None else len(own_rows), d_in)
@@ -157,17 +157,17 @@ def frozen_parts(
     layers = [model.get_submodule(f"{parts.layers}.{number}") for number in range(len(roles))]
     experts = [number for number, layer in enumerate(layers) if _has_experts(layer)]
     beside = {role for number in experts for role in roles[number]}
-    adapted = {found.path for of_layer in roles for found in of_layer.values()}
-    others: dict[str, int] = {}
+    adapted = {placed.path for of_layer in roles for placed in of_layer.values()}
+    untrained: dict[str, int] = {}
     for number, layer in enumerate(layers):
         for linear in _linears(layer):
             if f"{parts.layers}.{number}.{linear.path}" not in adapted:
-                others[linear.path] = others.get(linear.path, 0) + 1
+                untrained[linear.path] = untrained.get(linear.path, 0) + 1
     return FrozenParts(
         layers=len(roles),
         expert_layers=len(experts),
         beside_experts=tuple(role for role in ALL_ROLES if role in beside),
-        linears=dict(sorted(others.items())),
+        linears=dict(sorted(untrained.items())),
     )
 
 

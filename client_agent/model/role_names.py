@@ -117,9 +117,9 @@ def placed_roles(linears: Iterable[NamedLinear], width: int) -> list[Placed]:
     An output layer counts only beside an input layer of the same kind: a state-space mixer has an output
     layer of the same name.
     """
-    found = [placed for linear in linears if (placed := _placed(linear, width)) is not None]
-    containers = {placed.linear.container for placed in found if not _outward(placed.roles)}
-    return [placed for placed in found if placed.linear.container in containers]
+    named = [placed for linear in linears if (placed := _placed(linear, width)) is not None]
+    containers = {placed.linear.container for placed in named if not _outward(placed.roles)}
+    return [placed for placed in named if placed.linear.container in containers]
 
 
 def is_cross_attention(path: str) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -12,6 +12,21 @@ from client_agent.errors import ModelNotFound
 
 _CHUNK = 1 << 20
 _HEADER_LIMIT = 100 * 2**20  # the limit of the safetensors library
+
+
+def require_dense(source: str, config: Mapping[str, object]) -> None:
+    """Check that a config.json does not say that its weights are quantised.
+
+    Raises:
+        ModelNotFound: it does.
+    """
+    if "quantization_config" in config:
+        raise ModelNotFound(
+            f"{source}: its weights are stored quantised, and no other client's model would equal it; set "
+            "model to the dense model, and quantization to nf4 or int8. Where only quantised weights are "
+            "published (gpt-oss, DeepSeek), load them once with dequantize=True in the quantization "
+            "config of transformers, save the model, and set model to that folder"
+        )
 
 
 def weight_files(folder: Path) -> list[Path]:

@@ -44,8 +44,8 @@ def check_eligible(opened: OpenedPlan, state: str, profile: Profile, *, with_key
             "the model has none of the plan's target_modules; use another model", field="profile.roles"
         )
     if plan.adapter.travelling_lora_rank:
-        known = {*(profile.shapes or {}), *profile.layer_shapes}
-        missing = [role for role in roles if role not in known]
+        with_shapes = {*(profile.shapes or {}), *profile.layer_shapes}
+        missing = [role for role in roles if role not in with_shapes]
         if missing:
             raise Invalid(
                 f"the profile has no shapes of {', '.join(missing)}; LoRA tensors need them",

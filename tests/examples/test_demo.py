@@ -181,6 +181,7 @@ def test_the_last_line_follows_from_the_figures(
     assert f"a lower loss in {ahead} of 4 silos." in line
 
 
+@pytest.mark.slow
 def test_the_table_and_the_page_have_every_figure(cast: Cast, tmp_path: Path) -> None:
     figures = built(cast, (0.8, 4), (0.4, 8))
     rows_shown = [line for line in _printed(figures).splitlines() if "scheme" in line]

@@ -135,13 +135,13 @@ def test_what_was_sent_and_what_is_left_is_all_that_was_learnt_and_the_mean_is_t
         left = kept(folders[-1][name], RESIDUAL)
         assert any(values.any() for values in left.values())
         assert_close(total([*sent, left]), total(learnt))
-    for now, after in pairwise(folders):
-        assert_close(beginning(now["aster"]), beginning(now["birch"]))  # one theta for all
+    for earlier, later in pairwise(folders):
+        assert_close(beginning(earlier["aster"]), beginning(earlier["birch"]))  # one theta for all
         mean = {
-            tensor: 0.6 * values + 0.4 * difference(now["birch"])[tensor]
-            for tensor, values in difference(now["aster"]).items()
+            tensor: 0.6 * values + 0.4 * difference(earlier["birch"])[tensor]
+            for tensor, values in difference(earlier["aster"]).items()
         }
-        assert_close(weights(after["aster"]), total([beginning(now["aster"]), mean]))
+        assert_close(weights(later["aster"]), total([beginning(earlier["aster"]), mean]))
 
 
 def test_the_prior_that_is_served_is_the_moving_average_of_what_the_clients_learnt(

@@ -183,6 +183,7 @@ def test_a_second_signature_is_refused() -> None:
         read(fields["Signature-Input"], twice)
 
 
+@pytest.mark.slow
 @given(st.text(max_size=400), st.text(max_size=150))
 def test_hostile_fields_end_in_the_one_error(signature_input: str, signature: str) -> None:
     with pytest.raises(ProfileBroken):
