@@ -93,7 +93,8 @@ class PQLinear(nn.Module):
 class LoraLinear(nn.Module):
     """A linear layer with a LoRA of each role that it serves; `rows` are a role's output rows, None = all.
 
-    Parameters are float32 in any precision of the base model.
+    Parameters are float32 in any precision of the base model. In training mode a share `dropout` of the
+    inputs of A is set to zero, and the rest is divided by 1 - `dropout`; roles of one layer read the same.
     """
 
     def __init__(
@@ -109,6 +110,7 @@ class LoraLinear(nn.Module):
         outputs = [self.out_features if row_numbers is None else len(row_numbers) for row_numbers in rows]
         self.A = nn.ParameterList(torch.zeros(rank, self.in_features, device=device) for _ in rows)
         self.B = nn.ParameterList(torch.zeros(d_out, rank, device=device) for d_out in outputs)
+        self.train(base_layer.training)  # a new module is in training mode, and would drop inputs
 
     def factors(self) -> tuple[Tensor, Tensor]:
         """Return A (n r, d_in) and s B (d_out, n r) of all n roles."""

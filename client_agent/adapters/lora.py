@@ -40,7 +40,7 @@ class LoraAdapter(Removable):
     def __init__(self, base: BaseModel, plan: AdapterPlan, *, seed: int) -> None:
         require_bare(base)
         self._model = cast(nn.Module, base.model)
-        self._scale = plan.scale
+        self._factor = plan.factor
         present = {name: base.parts.of(*place) for name, place in present_layers(base, plan).items()}
         served: dict[str, list[str]] = {}
         for name, linear in present.items():
@@ -53,7 +53,7 @@ class LoraAdapter(Removable):
         self._tensors: dict[str, nn.Parameter] = {}
         for path, names in served.items():
             rows = [self._rows[name] for name in names]
-            layer = LoraLinear(self._base_layers[path], rows, plan.rank, plan.scale, 0.0)
+            layer = LoraLinear(self._base_layers[path], rows, plan.rank, plan.factor, plan.dropout)
             replace_module(self._model, path, layer)
             self._layers[path] = layer
             for name, a, b in zip(names, layer.A, layer.B, strict=True):
@@ -87,7 +87,7 @@ class LoraAdapter(Removable):
 
     @torch.no_grad()
     def load_base_delta(self, base_delta: Mapping[str, Factors]) -> None:
-        """Put the base delta, frozen and times the scale, beside A and B of each (layer, role).
+        """Put the base delta, frozen and times the factor, beside A and B of each (layer, role).
 
         Raises:
             LayoutMismatch: a module is not adapted here, or has other widths.
@@ -109,7 +109,7 @@ class LoraAdapter(Removable):
             if not changed:
                 continue
             a = torch.from_numpy(np.concatenate([base_delta[name].A for name in changed]))
-            factors_b = [self._scale * torch.from_numpy(base_delta[name].B) for name in changed]
+            factors_b = [self._factor * torch.from_numpy(base_delta[name].B) for name in changed]
             d_out = self._layers[path].out_features
             rows = [row_numbers for name in changed if (row_numbers := self._rows[name]) is not None]
             b = place_rows(factors_b, rows, d_out) if rows else factors_b[0]
@@ -129,7 +129,7 @@ class LoraAdapter(Removable):
         return self.state()
 
     def as_lora(self) -> dict[str, LoraFactors]:
-        """Return A and scale * B by module path, without bias and with the base delta's ranks appended.
+        """Return A and factor * B by module path, without bias and with the base delta's ranks appended.
 
         A module that serves n roles has n r ranks.
         """

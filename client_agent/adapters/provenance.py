@@ -88,9 +88,10 @@ def require_same(origin: Origin, current: Origin) -> None:
 
 
 def _fields(plan: AdapterPlan) -> dict[str, object]:
-    """Return the fields of a plan, with roles and modules sorted, since their order has no effect."""
+    """Return the fields that determine the function; roles and modules sorted, as their order does not."""
     modules = ", ".join(sorted(plan.target_modules)) if plan.target_modules is not None else None
-    return {**plan.model_dump(), "roles": ", ".join(sorted(plan.roles)), "target_modules": modules}
+    fields = {name: getattr(plan, name) for name in type(plan).model_fields if name != "dropout"}
+    return {**fields, "roles": ", ".join(sorted(plan.roles)), "target_modules": modules}
 
 
 def _digest(frames: Frames) -> str:

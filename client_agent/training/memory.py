@@ -63,11 +63,12 @@ def unquantised_expert_bytes(base: BaseModel) -> int:
 def step_memory(base: BaseModel, adapter: Adapter, batch: Batch) -> StepMemory:
     """Measure the memory that a backward pass through model, adapter and loss of this batch would need.
 
-    Layers below the first adapter save nothing.
+    Layers below the first adapter save nothing. The model is in training mode, as dropout saves its masks.
     """
     model = cast(Any, base.model)
     frozen = {t.untyped_storage().data_ptr() for t in (*model.parameters(), *model.buffers())}
     model.enable_input_require_grads()
+    model.train()
     try:
         with torch.enable_grad(), _saved_tensors(model, frozen) as (saved, eight_bit):
             hidden = hidden_states(base.model, base.parts, batch)  # (n, t, d)
@@ -78,6 +79,7 @@ def step_memory(base: BaseModel, adapter: Adapter, batch: Batch) -> StepMemory:
             head = sum((saved | eight_bit).values()) - layers + _GRADIENTS_OF_LOGITS * logits.nbytes
             del loss  # frees the graph, so not earlier
     finally:
+        model.eval()
         model.disable_input_require_grads()
     tokens = batch.ids.numel()
     return StepMemory(

@@ -126,6 +126,12 @@ def _check_traits(opened: OpenedPlan) -> None:
             f"adapter.kind: {plan.strategy.name} needs ordinary LoRA factors; use lora, without an alignment",
             field="adapter.kind",
         )
+    if plan.adapter.rslora and traits.mixed_ranks:
+        raise Invalid(
+            f"adapter.rslora: clients of {plan.strategy.name} differ in rank, so that their factors "
+            "would differ and their A and B could not be combined; leave it out, and set adapter.scale",
+            field="adapter.rslora",
+        )
     if traits.least_rank is not None and traits.least_rank > plan.adapter.rank:
         raise Invalid(
             f"strategy.options: the least rank is {traits.least_rank}, and adapter.rank is the largest",

@@ -83,7 +83,7 @@ class BaseDelta:
 
     Attributes:
         served: the A and B from which clients continue; None = each starts with a new A and B = 0.
-        residual: factors that every client adds to the base model, times `adapter.scale`.
+        residual: factors that every client adds to the base model, times `AdapterPlan.factor`.
     """
 
     served: Factors | None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from math import sqrt
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, JsonValue, model_validator
@@ -24,6 +25,11 @@ ALL_ROLES: tuple[Role, ...] = ("q", "k", "v", "o", "gate", "up", "down")
 
 RosterPolicy = Literal["pinned", "tofu", "server"]
 _SHOWN = 8
+
+
+def _is_off(value: float) -> bool:
+    """Omit an option that is off from a plan, so that the digests of older plans stay."""
+    return not value
 
 
 class StrategyPlan(Strict):
@@ -48,6 +54,14 @@ class AdapterPlan(Strict):
     """The rank of P and Q, or of the ordinary LoRA."""
     scale: Positive = 2.0
     """The factor of the adapter's output."""
+    rslora: bool = Field(default=False, exclude_if=_is_off)
+    """`lora`: whether the factor is `scale` times the square root of `rank`, as in rsLoRA: alpha / sqrt(rank)
+    instead of alpha / rank, with alpha = `scale` times `rank`.
+    """
+    dropout: Annotated[float, Field(ge=0, lt=1)] = Field(default=0.0, exclude_if=_is_off)
+    """`lora`: the share of A's inputs that a training step sets to zero, drawn from `training.seed` and the
+    round.
+    """
     bias: bool = True
     """`pq`: whether `Q` trains. It acts as a bias of the layer's output, which inference servers refuse in
     adapters. True by default, because plans from before this field trained `Q`; false with `lora`.
@@ -78,6 +92,16 @@ class AdapterPlan(Strict):
         for field in ("same_architecture_rank", "private_rank"):
             if self.kind == "lora" and getattr(self, field):
                 raise field_error("must be 0 with kind lora; set rank", field)
+        return self
+
+    @model_validator(mode="after")
+    def _options_of_lora(self) -> Self:
+        if self.kind == "pq" and self.rslora:
+            raise field_error(
+                "must be false with kind pq: frames set the size of its output; set scale", "rslora"
+            )
+        if self.kind == "pq" and self.dropout:
+            raise field_error("must be 0 with kind pq: its frozen A is fitted to whole inputs", "dropout")
         return self
 
     @model_validator(mode="after")
@@ -113,6 +137,11 @@ class AdapterPlan(Strict):
         return tuple(
             name for name in everything if name in chosen and (available is None or name in available)
         )
+
+    @property
+    def factor(self) -> float:
+        """Return the factor of the adapter's output: `scale`, times the root of `rank` with `rslora`."""
+        return self.scale * sqrt(self.rank) if self.rslora else self.scale
 
     @property
     def travelling_lora_rank(self) -> int:

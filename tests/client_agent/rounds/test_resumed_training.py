@@ -27,16 +27,21 @@ LORA = AdapterPlan(kind="lora", rank=4)
 
 
 def trained(
-    silo: Silo, folder: Path, stop: Callable[[], bool], traits: Traits, served: str = "served"
+    silo: Silo,
+    folder: Path,
+    stop: Callable[[], bool],
+    traits: Traits,
+    served: str = "served",
+    adapter_plan: AdapterPlan = LORA,
 ) -> bytes:
     checkpoint = TrainingCheckpoint(folder / PARTIAL, 3600.0, belongs_to=served)
-    with inject_lora(silo.base, LORA) as adapter:
+    with inject_lora(silo.base, adapter_plan) as adapter:
         return train_locally(
             silo,
             adapter,
             PLAN,
             learning_rate=0.01,
-            origin=origin_of(silo.base, LORA, {}, gated=False, seed=0),
+            origin=origin_of(silo.base, adapter_plan, {}, gated=False, seed=0),
             round_number=2,
             total_rounds=3,
             start={name: np.full(shape, 0.01, np.float32) for name, shape in adapter.layout.items()},
@@ -50,21 +55,31 @@ def trained(
 
 
 @pytest.mark.parametrize(
-    "pruning", [None, Pruning(least=1, decay=0.5, strength=0.1)], ids=["plain", "pruned"]
+    ("plan", "pruning"),
+    [
+        (LORA, None),
+        (LORA, Pruning(least=1, decay=0.5, strength=0.1)),
+        (LORA.model_copy(update={"dropout": 0.2, "rslora": True}), None),
+    ],
+    ids=["plain", "pruned", "dropout"],
 )
 def test_a_stopped_round_resumes_to_the_same_file(
-    tiny: Callable[..., BaseModel], examples: Sequence[Example], tmp_path: Path, pruning: Pruning | None
+    tiny: Callable[..., BaseModel],
+    examples: Sequence[Example],
+    tmp_path: Path,
+    plan: AdapterPlan,
+    pruning: Pruning | None,
 ) -> None:
     silo = Silo(tiny(), SiloData(train=tuple(examples[:20]), validation=(), test=tuple(examples[20:])), None)
     traits = Traits(pruning=pruning)
-    whole = trained(silo, tmp_path / "whole", lambda: False, traits)
+    whole = trained(silo, tmp_path / "whole", lambda: False, traits, adapter_plan=plan)
     assert not (tmp_path / "whole" / PARTIAL).exists()  # no interval has passed
     calls = count()
     with pytest.raises(Stopped):
-        trained(silo, tmp_path, lambda: next(calls) >= 3, traits)
+        trained(silo, tmp_path, lambda: next(calls) >= 3, traits, adapter_plan=plan)
     assert (tmp_path / PARTIAL).is_file()
     resumed_steps = count()
-    assert trained(silo, tmp_path, lambda: next(resumed_steps) < 0, traits) == whole
+    assert trained(silo, tmp_path, lambda: next(resumed_steps) < 0, traits, adapter_plan=plan) == whole
     assert next(resumed_steps) == PLAN.steps - 3  # `stop` is called before each step
 
 

@@ -29,6 +29,7 @@ from tests.local_training import train_examples
 
 PLAN = TrainingPlan(steps=10, batch_size=4, max_length=64, learning_rate=0.01, accumulation=2)
 LORA = AdapterPlan(kind="lora", rank=4)
+DROPOUT = LORA.model_copy(update={"dropout": 0.2})
 PQ = AdapterPlan(rank=8, blocks=2)
 HOUR = 3600.0
 MODEL = Path("examples/models/tiny-s")
@@ -149,7 +150,7 @@ def killed_training(file: Path) -> None:
         time.sleep(0.05)
         return False
 
-    with lora(base) as adapter:
+    with inject_lora(base, DROPOUT) as adapter:
         train_examples(
             base,
             adapter,
@@ -177,7 +178,7 @@ def test_a_killed_training_loses_one_interval_at_most(tmp_path: Path) -> None:
     steps: list[int] = []
     results = []
     for checkpoint in (TrainingCheckpoint(file, HOUR), None):
-        with lora(base) as adapter:
+        with inject_lora(base, DROPOUT) as adapter:
             outcome = train_examples(
                 base,
                 adapter,

@@ -98,6 +98,13 @@ def test_an_update_of_two_ranks_is_refused(coordinator: Served) -> None:
     assert put(silo, 1, update_body(silo, 1, join(silo, 1), adapter(4, 0))).status_code == 201
 
 
+def test_rslora_is_refused_where_ranks_differ(coordinator: Served) -> None:
+    plan = PLAN | {"name": "x", "adapter": {"kind": "lora", "rank": 4, "rslora": True}}
+    refused = coordinator.admin.post("/v1/federations", json=plan)
+    assert (refused.status_code, refused.json()["field"]) == (422, "adapter.rslora")
+    assert "differ in rank" in refused.json()["detail"]
+
+
 def test_the_least_rank_is_no_larger_than_the_largest(coordinator: Served) -> None:
     plan = PLAN | {"name": "x", "strategy": {"name": "het_lora", "options": {"r_min": 5}}}
     refused = coordinator.admin.post("/v1/federations", json=plan)
