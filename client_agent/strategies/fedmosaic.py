@@ -15,9 +15,9 @@ from client_agent.strategies.base import AgentOptions, AgentStrategy, State, Tra
 
 
 class Options(AgentOptions):
-    """`mix`: continue from L (`init`), from the mean of L and G (`average`), or from L beside G (`gate`)."""
+    """`mix`: continue from L (`init`), mean of L and G (`average`), G (`replace`), L beside G (`gate`)."""
 
-    mix: Literal["init", "average", "gate"] = "average"
+    mix: Literal["init", "average", "replace", "gate"] = "average"
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,12 +31,12 @@ class Strategy(AgentStrategy):
         return Traits(gated=self.options.mix == "gate")
 
     def start(self, local: State | None, served: State, *, newcomer: bool) -> State:
-        """L <- G for a newcomer; else L <- (L + G) / 2 with `average`, L with `init` and `gate`.
+        """L <- G for a newcomer and with `replace`; L <- (L + G) / 2 with `average`; else L.
 
         Raises:
             LayoutMismatch: L and G do not have the same tensors.
         """
-        if newcomer or local is None:
+        if newcomer or local is None or self.options.mix == "replace":
             return served
         if self.options.mix != "average":
             return local

@@ -46,20 +46,21 @@ class Options(BaseModel):
     """The temperature of the softmax over similarities: lower values concentrate on the most similar peers.
     """
     include_self: bool = False
-    """Whether a client's own update is part of the mixture that it is served."""
+    """Whether a client's own update is part of the mixture that it is served; always with `mix` replace."""
     centre: bool = False
     """Whether the mean sketch is subtracted first, and with it most of the direction that a majority shares;
     the cosine is then not corrected for noise.
     """
     top_k: Annotated[int, Field(ge=1)] | None = None
-    """The largest number of peers in a mixture; null = all eligible ones."""
-    mix: Literal["init", "average", "gate"] = "average"
+    """The largest number of peers in a mixture, without the client itself; null = all eligible ones."""
+    mix: Literal["init", "average", "replace", "gate"] = "average"
     """How clients use the served weights G beside their own L: continue from (L + G) / 2 (`average`), start
-    with G once (`init`), or train L beside a frozen G with a learnt gate (`gate`).
+    with G once (`init`), train L beside a frozen G with a learnt gate (`gate`), or continue from G in every
+    round (`replace`), in which a client's own update counts as that of a peer with similarity 1.
     """
     sources: Literal["same_architecture", "all"] = "same_architecture"
-    """Peers of established clients under `mix` average and gate: those of the identical base model, or all.
-    For newcomers, and with `mix` init, it is always all.
+    """Peers of established clients, unless `mix` is init: those of the identical base model, or all. For
+    newcomers, and with `mix` init, it is always all.
     """
     min_relevance: Annotated[float, Field(ge=-1, le=1)] | None = 0.6
     """The smallest similarity at which a peer counts; 1 is the same task, null = no floor."""
@@ -102,8 +103,8 @@ class Strategy(base.Strategy):
         return Caps(peer=_MOST_OF_ONE / reaching / length, peers=peers, length=length, strict=strict)
 
     def unfit(self, plan: FederationPlan) -> Unfit | None:
-        """Reject error feedback: clients continue from their own adapters, which have the unsent values."""
-        if not plan.wire.recipe.feeds_back:
+        """Reject error feedback if clients continue from their own adapters, which have the unsent values."""
+        if self.options.mix == "replace" or not plan.wire.recipe.feeds_back:
             return None
         return Unfit(
             "wire.recipe",
@@ -134,18 +135,19 @@ class Strategy(base.Strategy):
         if self.options.mix != "init" and self.options.sources == "same_architecture":
             newcomer = np.array([facts.age is None for facts in cohort.clients], bool)
             reachable &= newcomer[:, None] | equal_pairs([facts.base_model for facts in cohort.clients])
-        if not self.options.include_self:
-            np.fill_diagonal(reachable, False)
+        # A client's own state counts however old it is: without it, `replace` would discard it.
+        itself = self.options.include_self or self.options.mix == "replace"
+        np.fill_diagonal(reachable, [itself and facts.age is not None for facts in cohort.clients])
         return reachable
 
     def _eligible(self, reachable: NDArray[np.bool_], similarity: Floats) -> NDArray[np.bool_]:
-        """Return the reachable pairs above the floor, the `top_k` of each row (ties: the smaller id)."""
+        """Return the reachable pairs above the floor, at most `top_k` peers of each row (ties: lower id)."""
         eligible = reachable & ~np.isnan(similarity)
         if self.options.min_relevance is not None:
             eligible &= np.nan_to_num(similarity, nan=-np.inf) > self.options.min_relevance
         if self.options.top_k is not None:
-            ranked = np.argsort(np.where(eligible, -similarity, np.inf), axis=1, kind="stable")
-            best = np.zeros_like(eligible)
+            best = np.eye(len(eligible), dtype=bool)
+            ranked = np.argsort(np.where(eligible & ~best, -similarity, np.inf), axis=1, kind="stable")
             np.put_along_axis(best, ranked[:, : self.options.top_k], True, axis=1)
             eligible &= best
         return eligible

@@ -58,6 +58,12 @@ def test_fedmosaic_goes_on_from_its_own_with_init_and_gate() -> None:
         assert strategy.traits.gated is gated
 
 
+def test_fedmosaic_continues_from_what_it_is_served_with_replace() -> None:
+    strategy = load_strategy("fedmosaic", {"mix": "replace"})
+    assert strategy.start(LOCAL, SERVED, newcomer=False) == SERVED
+    assert not strategy.traits.gated
+
+
 def test_an_unknown_strategy_is_answered_with_those_there_are() -> None:
     with pytest.raises(UnknownStrategy, match="fedavg, fedex_lora, fedmosaic"):
         load_strategy("base")

@@ -26,6 +26,7 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
     "fedmosaic": [
         {},
         {"include_self": True, "centre": False, "min_relevance": None, "sources": "all"},
+        {"mix": "replace", "top_k": 3},
         {"mix": "init", "top_k": 2, "weight_by_examples": True, "temperature": 1e-6},
     ]
 }

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
+from coordinator.aggregation.guard import guard_weights
 from coordinator.strategies.base import ClientFacts, Cohort, Sketch, Weighing
 from coordinator.strategies.opening import make
 
@@ -210,7 +211,9 @@ def test_private_sketches_that_are_mostly_noise_are_compared_with_nobody(centre:
 
 
 @pytest.mark.parametrize(
-    ("mix", "reaching"), [("average", 0.5), ("init", 1.0), ("gate", 1.0)], ids=["average", "init", "gate"]
+    ("mix", "reaching"),
+    [("average", 0.5), ("replace", 1.0), ("init", 1.0), ("gate", 1.0)],
+    ids=["average", "replace", "init", "gate"],
 )
 def test_the_caps_are_those_of_what_a_client_goes_on_from(mix: str, reaching: float) -> None:
     for guard in ("on", "strict"):
@@ -219,6 +222,51 @@ def test_the_caps_are_those_of_what_a_client_goes_on_from(mix: str, reaching: fl
         assert caps.peer * caps.length * reaching == pytest.approx(0.2)
         assert caps.peers * caps.length * reaching <= 0.7 + 1e-12
         assert caps.strict == (guard == "strict")
+
+
+def test_replace_serves_the_mean_of_the_group_itself_included() -> None:
+    group = [client(0, examples=8), client(1, examples=128), client(2, examples=128), client(3, NORTH)]
+    plain = weigh(*group, mix="replace", top_k=2)
+    np.testing.assert_allclose(plain.relevance[:3], np.tile([1 / 3, 1 / 3, 1 / 3, 0], (3, 1)))
+    assert plain.relevance[3].tolist() == [0, 0, 0, 1]
+    weighted = weigh(*group, mix="replace", weight_by_examples=True)
+    np.testing.assert_allclose(weighted.relevance[:3], np.tile([8 / 264, 128 / 264, 128 / 264, 0], (3, 1)))
+
+
+def test_replace_does_not_discard_the_state_of_a_returning_client() -> None:
+    weighing = weigh(client(0), client(1, age=5, is_source=False), newcomer(2), mix="replace")
+    assert weighing.relevance[0].tolist() == [1, 0, 0]
+    np.testing.assert_allclose(weighing.relevance[1], [32 / 33, 1 / 33, 0])
+    assert weighing.relevance[2].tolist() == [1, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("mix", "guard", "shares"),
+    [
+        ("average", "off", (0.5, 0.5, 0.5)),
+        ("average", "on", (0.5, 0.5, 0.5)),
+        ("average", "strict", (0.6, 0.5, 0.5)),
+        ("replace", "off", (1 / 3, 1 / 4, 1 / 6)),
+        ("replace", "on", (1 / 3, 0.3, 0.3)),
+        ("replace", "strict", (0.6, 0.4, 0.3)),
+    ],
+)
+def test_shares_of_the_own_state_are_those_of_the_docs(
+    mix: str, guard: str, shares: tuple[float, ...]
+) -> None:
+    strategy = make("fedmosaic", {"mix": mix, "guard": guard})
+    for size, share in zip((3, 4, 6), shares, strict=True):
+        weighing = strategy.weigh(Cohort([client(i) for i in range(size)], 0.5))
+        served = weighing.relevance[0]
+        if strategy.caps is not None:
+            # Of one length and nearly one direction: `strict` multiplies by the cosine.
+            products = np.full((size, size), 1.0) + 1e-4 * np.eye(size)
+            kinds = dict.fromkeys(weighing.cohort.kinds(), products)
+            served = guard_weights(weighing, kinds, strategy.caps).of_module("b0.q")[0]
+        itself = 0.5 + 0.5 * served[0] if mix == "average" else served[0]
+        assert itself == pytest.approx(share, abs=1e-3)
+        peers = served[1:] * (0.5 if mix == "average" else 1)
+        np.testing.assert_allclose(peers, (1 - share) / (size - 1), atol=1e-3)
 
 
 def test_the_guard_is_on_unless_a_plan_says_otherwise() -> None:
