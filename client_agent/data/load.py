@@ -6,12 +6,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from client_agent.data.formats import ROW_FORMATS, Format, detected, per_row
+from client_agent.data.own_template import by_template
 from client_agent.data.row import Row
 from client_agent.data.sources import rows
 from client_agent.data.templates import template, template_names
 from client_agent.data.unread import ALL_USED, Unused, unused_of
 from client_agent.errors import DataInvalid
 from client_agent.model.examples import Example
+from client_agent.row_template import OWN_TEMPLATE, RowTemplate
 
 _LISTED = 5
 
@@ -21,16 +23,23 @@ class RowOptions:
     """How rows become examples.
 
     Attributes:
-        format: a row format or a task template; None = found from the columns of each row.
+        format: a row format or a task template; None = `template`, or found from the columns of each row.
         columns: (name that the format expects, name in the source), for columns with names of their own.
         skip_bad_rows: count rows that are no examples instead of refusing the source.
         ignored: columns, and keys of turns, that are as if they were not there.
+        template: a template of one's own.
     """
 
     format: str | None = None
     columns: tuple[tuple[str, str], ...] = ()
     skip_bad_rows: bool = False
     ignored: tuple[str, ...] = ()
+    template: RowTemplate | None = None
+
+    @property
+    def name(self) -> str | None:
+        """The name of the format of all rows; None = every row has its own."""
+        return OWN_TEMPLATE if self.template is not None else self.format
 
 
 BY_COLUMNS = RowOptions()
@@ -54,7 +63,7 @@ def load_examples(source: str, options: RowOptions = BY_COLUMNS) -> Loaded:
     Raises:
         DataInvalid: the source cannot be read, has no examples, or has a bad row.
     """
-    convert = _format(options.format)
+    convert = by_template(options.template) if options.template is not None else _format(options.format)
     errors: list[str] = []
     count = 0
     unused = ALL_USED
@@ -65,10 +74,10 @@ def load_examples(source: str, options: RowOptions = BY_COLUMNS) -> Loaded:
         for row in rows(source):
             count += 1
             row = replace(row, names=dict(options.columns), ignored=frozenset(options.ignored))
-            if options.skip_bad_rows and not _is_an_example(convert, row, options.format, errors):
+            if options.skip_bad_rows and not _is_an_example(convert, row, options.name, errors):
                 continue
             yield row  # the format reads it before it takes the next one
-            row_format = options.format or detected(row)
+            row_format = options.name or detected(row)
             formats[row_format] = None
             unused |= unused_of(row, row_format)
 

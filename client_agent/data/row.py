@@ -9,6 +9,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from typing import cast
 
 from client_agent.data.printable import is_blank, printable
@@ -59,10 +60,12 @@ class Row:
         Raises:
             DataInvalid: there is no such column, it is null, or the row could not be read.
         """
-        first, *inner = column.split(".")
+        first, *inner = [column] if column in self.columns else column.split(".")
         actual = self.names.get(first, first)
         if not self.has([first]):
-            fact = "is null" if actual in self.columns and actual not in self.ignored else "is missing"
+            fact = (
+                "is null" if actual in self.columns and actual not in self.ignored else self._missing(actual)
+            )
             raise self.invalid(actual, fact + (f" (columns.{first})" if actual != first else ""))
         self._read.add(actual)
         value = self.columns[actual]
@@ -71,6 +74,12 @@ class Row:
                 raise self.invalid(column, "is missing")
             value = value[name]
         return value
+
+    def _missing(self, column: str) -> str:
+        """Return that a column is missing, and which one has a similar name."""
+        names = {str(name).casefold(): str(name) for name in self.columns if name not in self.ignored}
+        similar = get_close_matches(column.casefold(), names, n=1)
+        return f"is missing, and {names[similar[0]]} is similar" if similar else "is missing"
 
     def optional(self, column: str) -> object:
         """Return a column's value; None if it is absent."""

@@ -9,6 +9,7 @@ from client_agent.data.formats import COLUMNS_OF
 from client_agent.data.printable import printable
 from client_agent.data.row import Row
 from client_agent.errors import DataInvalid
+from client_agent.row_template import OWN_TEMPLATE
 
 _HARMLESS = frozenset(
     (
@@ -123,6 +124,8 @@ def unused_of(row: Row, row_format: str) -> Unused:
 
 
 def _remedy(row_format: str, name: str, key: str, value: object) -> str | None:
+    if row_format == OWN_TEMPLATE:
+        return None  # it names what is read, so that the rest is left out by intention
     if key in _LABELS and not isinstance(value, bool) and str(value).lower() not in ("true", "false"):
         return _CLASS
     return _REMEDIES_OF.get((row_format, name)) or _REMEDIES.get(key)

@@ -99,7 +99,7 @@ def shuffled(examples: Sequence[Example], *key: Key) -> list[Example]:
 
 def _row_options(table: RowFields) -> RowOptions:
     columns, ignored = tuple(sorted(table.columns.items())), tuple(sorted(table.ignore_columns))
-    return RowOptions(table.format, columns, table.skip_bad_rows, ignored)
+    return RowOptions(table.format, columns, table.skip_bad_rows, ignored, table.template)
 
 
 def _resolved(source: str) -> str:

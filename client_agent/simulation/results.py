@@ -113,7 +113,7 @@ def cells_of(study: Study, methods: list[Method], seeds: list[int]) -> Iterator[
             [
                 *(silo.name, slugs[silo.model], silo.joins_after),
                 *map(digest_of_examples, _sides(data[silo.name])),
-                sorted({name for example in data[silo.name].test for name in example.metrics}),
+                _digest_of_scoring(data[silo.name].test),
             ]
             for silo in study.silo
         ]
@@ -125,6 +125,11 @@ def cells_of(study: Study, methods: list[Method], seeds: list[int]) -> Iterator[
             facts = [method.alone, plan.model_dump(mode="json"), silos, anchors, code_of_runs()]
             digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
             yield Cell(method.name, seed, method.alone, plan, digest)
+
+
+def _digest_of_scoring(tests: Sequence[Example]) -> str:
+    """Return the digest of what scores depend on beside the model: metrics, options, references."""
+    return hashlib.sha256(repr([example.scored_by for example in tests]).encode()).hexdigest()
 
 
 def _sides(data: SiloData) -> tuple[Sequence[Example], ...]:

@@ -6,6 +6,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, JsonValue, ValidationError, model_validator
 
+from client_agent.row_template import RowTemplate, require_no_names
 from client_agent.settings import MetricName
 from schemas.messages.base import Name, Strict, field_error
 from schemas.messages.federations import Count, Positive
@@ -18,6 +19,7 @@ Table = dict[str, JsonValue]
 class RowFields(Strict):
     """How rows become examples, as in silo.toml: `format` is a row format or a task template.
 
+    `template` is one of the study's own instead: its prompt, its answer and perhaps the answer's options.
     `columns` maps names that the format expects to names in the data; `ignore_columns` names those of the
     data, and keys of turns, that are as if they were not there. `metrics` replaces the template's; an
     empty list scores the loss alone.
@@ -28,6 +30,13 @@ class RowFields(Strict):
     ignore_columns: list[str] = Field(default_factory=list)
     skip_bad_rows: bool = False
     metrics: list[MetricName] | None = None
+    template: RowTemplate | None = None
+
+    @model_validator(mode="after")
+    def _reads_rows_in_one_way(self) -> Self:
+        if self.template is not None:
+            require_no_names(self.format, self.columns)
+        return self
 
 
 class StudySilo(RowFields):

@@ -69,6 +69,14 @@ ROWS: dict[str, Callable[[int], Row]] = {
         "question": f"Ann has {n} pears and buys 2. How many has she?",
         "answer": f"{n} + 2 = {n + 2}\n#### {n + 2}",
     },
+    "trec": lambda n: {"text": f"How many ropes has ship {n}?", "coarse_label": n % 6},
+    "sick": lambda n: {
+        "id": str(n),
+        "sentence_A": f"Ship {n} is sailing",
+        "sentence_B": f"Ship {n} is in the harbour ",
+        "label": n % 3,
+    },
+    "ag_news": lambda n: {"text": f"Ship {n} reaches the new harbour", "label": n % 4},
 }
 
 

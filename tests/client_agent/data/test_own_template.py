@@ -1,0 +1,147 @@
+"""A template of one's own, on rows of our own writing in the schemas of trec, sick and ag_news."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from client_agent.data.own_template import by_template
+from client_agent.data.row import Row
+from client_agent.errors import DataInvalid
+from client_agent.model.examples import Example
+from client_agent.row_template import RowTemplate
+
+KINDS = ["abbreviation", "entity", "description", "person", "place", "number"]
+TREC = {"text": "Who brewed the first tea?", "coarse_label": 3}
+SICK = {"id": "7", "sentence_A": "A cat sits", "sentence_B": "No cat sits ", "label": 2}
+NEWS = {"text": "The harbour town opens its new market", "label": 0}
+
+
+def template(prompt: str = "{text}", answer: str = "{coarse_label}", options: Any = KINDS) -> RowTemplate:
+    return RowTemplate.model_validate({"prompt": prompt, "answer": answer, "options": options})
+
+
+def example(own: RowTemplate, row: dict[str, Any]) -> Example:
+    (read,) = by_template(own)([Row("rows.jsonl line 3", row)])
+    return read
+
+
+@pytest.mark.parametrize(
+    ("own", "row", "text"),
+    [
+        (
+            template("Question: {text}\nIt asks for a"),
+            TREC,
+            "Question: Who brewed the first tea?\nIt asks for a person",
+        ),
+        (
+            template(
+                "{sentence_A}. Then: {sentence_B}.\nThat is",
+                "{label}",
+                ["entailment", "neutral", "contradiction"],
+            ),
+            SICK,
+            "A cat sits. Then: No cat sits.\nThat is contradiction",
+        ),
+        (
+            template("{text}\nTopic: ", "{label}", ["world", "sports", "business", "science"]),
+            NEWS,
+            "The harbour town opens its new market\nTopic: world",
+        ),
+    ],
+)
+def test_a_question_with_options_reads_as_a_person_writes_it(
+    own: RowTemplate, row: dict[str, Any], text: str
+) -> None:
+    read = example(own, row)
+    assert read.prompt + read.completion == text
+    assert not read.prompt.endswith(" ")
+    assert read.metrics == ("option_accuracy",)
+    assert read.options == tuple(f" {option}" for option in own.texts)
+
+
+BY_VALUE = {"true": "yes", "false": "no"}
+
+
+@pytest.mark.parametrize(
+    ("options", "value", "answer"),
+    [
+        (KINDS, 0, "abbreviation"),
+        (KINDS, "5", "number"),
+        (KINDS, 2.0, "description"),
+        (KINDS, " Place ", "place"),
+        (["0", "1"], 1, "1"),
+        (["true", "false"], True, "true"),
+        (BY_VALUE, True, "yes"),
+        (BY_VALUE, "False", "no"),
+        ({"1": "bad", "2": "bad", "3": "good"}, 2, "bad"),
+    ],
+)
+def test_a_value_is_looked_up_in_the_options(options: Any, value: object, answer: str) -> None:
+    assert example(template(options=options), TREC | {"coarse_label": value}).completion == f" {answer}"
+
+
+@pytest.mark.parametrize(
+    ("prompt", "answer", "row", "text", "references"),
+    [
+        ("{q}\n", "{a}", {"q": "2 + 2?", "a": 4}, "2 + 2?\n4", ("4",)),
+        ("{{{q}}} {ok}:", "<{a}>", {"q": "x", "a": "b", "ok": True}, "{x} true: <b>", ("<b>",)),
+        ("问：{q}\n答：", "{a}", {"q": "茶", "a": "热"}, "问：茶\n答：热", ("热",)),
+        ("{q.a}:", "{a.text}", {"q": {"a": "w"}, "a": {"text": ["b", "c"]}}, "w: b", ("b", "c")),
+        ("{a.b}:", "{c: d}", {"a.b": "{c: d}", "c: d": "e"}, "{c: d}: e", ("e",)),
+    ],
+)
+def test_an_answer_without_options_is_free_text(
+    prompt: str, answer: str, row: dict[str, Any], text: str, references: tuple[str, ...]
+) -> None:
+    read = example(template(prompt, answer, None), row)
+    assert read.prompt + read.completion == text
+    assert (read.references, read.options, read.metrics) == (references, (), ("exact_match",))
+
+
+def test_the_digest_of_an_example_follows_the_template() -> None:
+    same, changed = template("{text}?"), template("{text}!")
+    assert example(same, TREC) == example(template("{text}?"), TREC)
+    assert example(same, TREC).key != example(changed, TREC).key
+    more = example(template("{text}?", options=[*KINDS, "time"]), TREC)
+    assert more.key == example(same, TREC).key  # it is learnt in the same way, and stays in its split
+    assert more.scored_by != example(same, TREC).scored_by
+
+
+@pytest.mark.parametrize(
+    ("own", "row", "error"),
+    [
+        (
+            template("{txt}"),
+            TREC,
+            r"column txt is missing, and text is similar; the columns are: text, coarse",
+        ),
+        (template("{TEXT}"), TREC, "column TEXT is missing, and text is similar"),
+        (template("{text.__class__}"), TREC, "column text.__class__ is missing"),
+        (template("{text}"), TREC | {"text": None}, "column text is null"),
+        (template("{text}"), TREC | {"text": " "}, "column text is empty; set skip_bad_rows"),
+        (template("{text}"), TREC | {"text": ["a"]}, "column text is no text but .*in the data"),
+        (template("{text}"), TREC | {"text": {"a": 1}}, "column text is no text but .*key of it by a dot"),
+        (template(), TREC | {"coarse_label": 6}, r"is 6, neither an option \(abb.* nor an index from 0 to 5"),
+        (template(), TREC | {"coarse_label": -1}, "is -1, neither an option"),
+        (template(), TREC | {"coarse_label": 0.5}, "is 0.5, neither an option"),
+        (
+            template(),
+            TREC | {"coarse_label": True},
+            r"is true, neither .* options = { \"true\" = \"number\" }",
+        ),
+        (
+            template(),
+            TREC | {"coarse_label": "LOC"},
+            r"is \"LOC\", neither .* options = { LOC = \"number\" }",
+        ),
+        (template(), {"text": "a"}, "column coarse_label is missing"),
+        (template(options=BY_VALUE), TREC, "is 3, and options names the values true, false; add it"),
+    ],
+)
+def test_a_row_that_does_not_fit_is_refused_with_its_place(
+    own: RowTemplate, row: dict[str, Any], error: str
+) -> None:
+    with pytest.raises(DataInvalid, match=rf"^rows\.jsonl line 3: .*{error}"):
+        example(own, row)
