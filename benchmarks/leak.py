@@ -36,8 +36,9 @@ from torch import Tensor
 
 from benchmarks import figures
 from client_agent.model.examples import Example, encode_example
+from client_agent.model.forward import answer_logits
 from client_agent.model.loading import BaseModel, load_base_model
-from client_agent.model.tokens import Batch, Encoded, answer_logits, collate, pad_id
+from client_agent.model.tokens import Batch, Encoded, collate, pad_id
 from client_agent.privacy.accountant import noise_for
 from client_agent.privacy.release import Mechanism, release
 from client_agent.sketches.gradient import buckets_and_signs, last_block_gradient
@@ -111,7 +112,7 @@ class Attacker:
     def says(self, context: tuple[int, ...]) -> int:
         """Return the token that the model itself thinks likeliest."""
         batch = collate([_continued(context, self.letters[0])], pad=pad_id(self.base.tokenizer))
-        logits, _ = answer_logits(self.base.model, self.base.parts, batch)
+        logits, _ = answer_logits(self.base, batch)
         return int(logits[0, list(self.letters)].argmax())
 
 

@@ -81,6 +81,10 @@ class AgentSettings(BaseSettings):
     """`plain`, or a .jinja file, instead of the model's chat template; a base model may have none."""
     optimizer: OptimizerName = "adamw"
     """`adamw8bit` keeps the moments of large adapters in 8 bits."""
+    prefix_cache_mib: Annotated[int, Field(ge=0)] = 4096
+    """The most MiB in `folder` for what the layers below the first adapter put out, computed once per text if
+    they are half of all or more; 0 = compute it in each step. It can be turned back into the text.
+    """
     packing: bool = False
     """Whether several short texts share a row in training, each with its own attention: less padding."""
     threads: Annotated[int, Field(ge=1)] | None = None

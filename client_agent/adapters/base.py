@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Any, Protocol, Self, cast
 
 import numpy as np
 import torch
@@ -130,14 +130,27 @@ class Removable(ABC):
         self.remove()
 
 
+_ADAPTER_LAYERS = (PQLinear, LoraLinear, BaseDeltaLinear)
+
+
+def lowest_adapted_layer(base: BaseModel) -> int:
+    """Return the lowest layer with an adapter in place; without one, the number of layers."""
+    layers = cast(nn.ModuleList, base.model.get_submodule(base.parts.layers))
+    adapted = (n for n, layer in enumerate(layers) if _is_adapted(layer))
+    return next(adapted, base.layers)
+
+
+def _is_adapted(module: nn.Module) -> bool:
+    return any(isinstance(child, _ADAPTER_LAYERS) for child in module.modules())
+
+
 def require_bare(base: BaseModel) -> None:
     """Check that the base model carries no adapter.
 
     Raises:
         AdapterInPlace: it carries one.
     """
-    adapter_layers = (PQLinear, LoraLinear, BaseDeltaLinear)
-    if hasattr(base.model, "peft_config") or any(isinstance(m, adapter_layers) for m in base.model.modules()):
+    if hasattr(base.model, "peft_config") or _is_adapted(base.model):
         raise AdapterInPlace(
             f"{base.slug} already carries an adapter, and the bare model is needed; remove that adapter first"
         )

@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 from client_agent.errors import LayoutMismatch
 from client_agent.model.loading import BaseModel
 from schemas.maths.adapter import layer_module_name, module_name
-from schemas.maths.blocks import block_ends
+from schemas.maths.blocks import adapted_layers
+from schemas.maths.layout import block_layers
 from schemas.maths.seeded_random import signs
 from schemas.messages.federations import AdapterPlan, Role
 
@@ -67,15 +68,19 @@ def wrapped_layers(base: BaseModel, plan: AdapterPlan) -> tuple[int, ...]:
     """Return the index of the layer that carries each block's adapter: the last layer of the block.
 
     Raises:
-        LayoutMismatch: the model has fewer layers than the plan has blocks.
+        LayoutMismatch: the model lacks a layer of the plan, or has fewer than blocks.
     """
     try:
-        return block_ends(base.layers, plan.blocks)
+        return block_layers(plan, base.layers)
     except ValueError as error:
-        raise LayoutMismatch(
-            f"{base.slug} has {base.layers} layers, and the plan has {plan.blocks} blocks; "
-            "use a deeper model, or a plan with fewer blocks"
-        ) from error
+        raise _too_few(base, plan, error) from error
+
+
+def _too_few(base: BaseModel, plan: AdapterPlan, error: ValueError) -> LayoutMismatch:
+    return LayoutMismatch(
+        f"{base.slug} cannot carry the plan's adapter ({error}); use a deeper model, or a plan with fewer "
+        "adapter.blocks or other adapter.layers"
+    )
 
 
 def present_modules(base: BaseModel, plan: AdapterPlan) -> list[tuple[str, int, Role]]:
@@ -90,11 +95,29 @@ def present_modules(base: BaseModel, plan: AdapterPlan) -> list[tuple[str, int, 
     return [(name, *sites[name]) for name in plan.modules(sites)]
 
 
+def first_adapted_layer(base: BaseModel, plan: AdapterPlan, frames: Frames) -> int:
+    """Return the lowest layer of a model that the plan's adapter changes."""
+    layers: list[int] = []
+    if plan.kind == "pq":
+        layers += (layer for name, layer, _ in present_modules(base, plan) if name in frames)
+    if plan.kind == "lora" or plan.same_architecture_rank or plan.private_rank:
+        layers += (layer for layer, _ in present_layers(base, plan).values())
+    return min(layers, default=0)
+
+
 def present_layers(base: BaseModel, plan: AdapterPlan) -> dict[str, tuple[int, Role]]:
-    """Return layer and role of every (layer, role) of the plan that this architecture has."""
+    """Return layer and role of every (layer, role) of the plan that this architecture has.
+
+    Raises:
+        LayoutMismatch: the model lacks a layer of the plan.
+    """
+    try:
+        layers = adapted_layers(plan.layers, base.layers)
+    except ValueError as error:
+        raise _too_few(base, plan, error) from error
     return {
         layer_module_name(layer, role): (layer, role)
-        for layer in range(base.layers)
+        for layer in layers
         for role in plan.roles
         if role in base.parts.roles[layer]
     }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from client_agent.adapters.base import Adapter, require_bare
-from client_agent.adapters.frames import Frames
+from client_agent.adapters.frames import Frames, first_adapted_layer
 from client_agent.adapters.lora import LoraAdapter
 from client_agent.adapters.partial_lora import PartialLora, Parts
 from client_agent.adapters.pq import PQAdapter
@@ -41,6 +41,7 @@ def inject_pq(base: BaseModel, plan: AdapterPlan, frames: Frames, *, gated: bool
         LayoutMismatch: a frame does not match the plan's rank or the model's widths, or there is no frame.
     """
     require_bare(base)
+    base.prefix.split_at(base, first_adapted_layer(base, plan, frames))
     if not plan.same_architecture_rank and not plan.private_rank:
         return PQAdapter(base, plan, frames, gated=gated)
     wrap = (lambda: PQAdapter(base, plan, frames, gated=gated)) if frames else None
@@ -48,11 +49,14 @@ def inject_pq(base: BaseModel, plan: AdapterPlan, frames: Frames, *, gated: bool
 
 
 def inject_lora(base: BaseModel, plan: AdapterPlan, *, seed: int = 0) -> LoraAdapter:
-    """Wrap the linear layers of the plan's roles in ordinary LoRA, in every layer; B = 0, A from the seed.
+    """Wrap the linear layers of the plan's roles and layers in ordinary LoRA; B = 0, A from the seed.
 
     Raises:
         AdapterInPlace: the base model carries an adapter already.
+        LayoutMismatch: the model lacks a layer of the plan.
     """
+    require_bare(base)
+    base.prefix.split_at(base, first_adapted_layer(base, plan, {}))
     return LoraAdapter(base, plan, seed=seed)
 
 

@@ -17,17 +17,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from client_agent.adapters.frames import present_modules, wrapped_layers
 from client_agent.errors import AlignmentImpossible
+from client_agent.model.forward import answer_logits
 from client_agent.model.loading import BaseModel
-from client_agent.model.tokens import (
-    NO_TARGET,
-    Batch,
-    Encoded,
-    answer_logits,
-    by_token,
-    collate,
-    encode,
-    pad_id,
-)
+from client_agent.model.tokens import NO_TARGET, Batch, Encoded, by_token, collate, encode, pad_id
 from schemas.maths.adapter import module_name
 from schemas.maths.seeded_random import below, permutation
 from schemas.messages.alignment import Anchor
@@ -181,7 +173,7 @@ def run_batch(base: BaseModel, sites: Sequence[Site], texts: Sequence[Text]) -> 
         targets=[text.targets for text in texts],
     ).to(base.device)
     with _captured(sites) as (inputs, outputs), torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):
-        logits, targets = answer_logits(base.model, base.parts, batch)
+        logits, targets = answer_logits(base, batch)
         loss = nnf.cross_entropy(logits, targets, reduction="sum")
         if not loss.isfinite():
             raise AlignmentImpossible(

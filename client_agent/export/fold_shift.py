@@ -16,9 +16,10 @@ import torch
 from torch import Tensor, nn
 
 from client_agent.adapters.base import LoraFactors
+from client_agent.model.forward import hidden_states
 from client_agent.model.loading import BaseModel
 from client_agent.model.token_budget import grouped_by_length
-from client_agent.model.tokens import Encoded, by_token, collate, hidden_states, pad_id
+from client_agent.model.tokens import Encoded, by_token, collate, pad_id
 
 RIDGE = 1e-3
 """The ridge of the fit, as a share of the mean square of an input: short texts do not fill all dimensions."""
@@ -90,7 +91,7 @@ def _moments(base: BaseModel, paths: Sequence[str], texts: Sequence[Encoded]) ->
     with _inputs_of(base.model, paths) as inputs:
         for group in grouped_by_length([len(text.ids) for text in texts]):
             batch = collate([texts[index] for index in group], pad=pad_id(base.tokenizer)).to(base.device)
-            hidden_states(base.model, base.parts, batch)
+            hidden_states(base, batch)
             for path, x in inputs.items():
                 width = x.shape[-1]
                 empty = torch.zeros(width, width + 1, dtype=torch.float64)

@@ -26,6 +26,7 @@ from transformers.utils import logging as transformers_logging
 
 from client_agent.errors import ModelNotFound, ModelTooLarge, TokenizerUnfit, UnknownArchitecture
 from client_agent.model.architectures import Architecture, linear_shape
+from client_agent.model.frozen_prefix import FrozenPrefix
 from client_agent.model.gguf import model_folder
 from client_agent.model.measured import measured
 from client_agent.model.named_parts import require_named
@@ -55,6 +56,7 @@ class BaseModel:
 
     Attributes:
         tokens: the tokens of examples, each of which is tokenised once.
+        prefix: what the layers below the first adapter put out, once it has a store.
     """
 
     model: PreTrainedModel
@@ -65,6 +67,7 @@ class BaseModel:
     parts: Architecture
     device: torch.device
     tokens: TokenStore = field(default_factory=TokenStore, repr=False, compare=False)
+    prefix: FrozenPrefix = field(default_factory=FrozenPrefix, repr=False, compare=False)
 
     @property
     def layers(self) -> int:

@@ -1,4 +1,4 @@
-"""Tokenise texts into batches, and compute the logits of a batch's answer tokens.
+"""Tokenise texts into batches.
 
 Answer tokens are identified by character offsets. Padding is on the right, is masked and has no target.
 """
@@ -7,16 +7,15 @@ from __future__ import annotations
 
 import hashlib
 from array import array
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import cast
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
 from client_agent.errors import TokenizerUnfit
-from client_agent.model.architectures import Architecture
 from client_agent.model.special_text import Span, encode_as_text
 from client_agent.model.stop_tokens import ends_of
 
@@ -222,26 +221,6 @@ def pad_id(tokenizer: PreTrainedTokenizerFast) -> int:
     return 0
 
 
-def hidden_states(model: nn.Module, parts: Architecture, batch: Batch) -> Tensor:
-    """Run the model up to its final norm, included: (n, t, d)."""
-    decoder = cast(Callable[..., Any], model.get_submodule(parts.decoder))
-    if batch.positions is None:
-        output = decoder(input_ids=batch.ids, attention_mask=batch.attention, use_cache=False)
-    else:  # texts of a row are told apart by their positions, which a mask would override
-        output = decoder(input_ids=batch.ids, position_ids=batch.positions, use_cache=False)
-    return cast(Tensor, output.last_hidden_state)
-
-
 def by_token(activation: Tensor, batch: Batch) -> Tensor:
     """Return an activation as (n, t, d); some layers of experts read the tokens of all texts in one row."""
     return activation.reshape(*batch.ids.shape, activation.shape[-1])
-
-
-def answer_logits(model: nn.Module, parts: Architecture, batch: Batch) -> tuple[Tensor, Tensor]:
-    """Compute the logits (m, V) float32 of the m answer tokens of a batch, row by row, and their ids (m,).
-
-    The head runs at these positions only, without an (n, t, V) tensor.
-    """
-    is_answer = batch.targets != NO_TARGET  # (n, t)
-    hidden = hidden_states(model, parts, batch)[is_answer]  # (m, d)
-    return parts.logits(model, hidden).float(), batch.targets[is_answer]

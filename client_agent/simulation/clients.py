@@ -6,14 +6,19 @@ import torch
 
 from client_agent.model.loading import BaseModel, load_base_model
 from client_agent.simulation.study import Study
+from client_agent.storage.prefix_store import PrefixStore
 from client_agent.training.data import SiloData
 from client_agent.training.silo import Silo, allow_tf32
 
 
 class SharedModels:
-    """Base models by folder or hub id. Clients use them in turn, each with its own adapter."""
+    """Base models by folder or hub id. Clients use them in turn, each with its own adapter.
 
-    def __init__(self) -> None:
+    `prefixes`: where what the layers below the first adapter put out is stored, for all clients and methods.
+    """
+
+    def __init__(self, prefixes: PrefixStore | None = None) -> None:
+        self._prefixes = prefixes
         self._loaded: dict[str, BaseModel] = {}
         on_gpu = torch.cuda.is_available()
         self._device = torch.device("cuda" if on_gpu else "cpu")
@@ -27,7 +32,9 @@ class SharedModels:
             ModelNotFound, UnknownArchitecture, TokenizerUnfit: see `load_base_model`.
         """
         if source not in self._loaded:
-            self._loaded[source] = load_base_model(source, device=self._device, dtype=self._dtype)
+            base = load_base_model(source, device=self._device, dtype=self._dtype)
+            base.prefix.store = self._prefixes
+            self._loaded[source] = base
         return self._loaded[source]
 
 

@@ -26,8 +26,11 @@ from client_agent.simulation.methods import methods_of
 from client_agent.simulation.results import Cell, cells_of, store_result
 from client_agent.simulation.run_cell import WorkerContext, run_cell
 from client_agent.simulation.worker_protocol import Done, Failed, Order, Progress, Setup
+from client_agent.storage.prefix_store import PREFIXES, PrefixStore
 
 log = logging.getLogger(__name__)
+
+_PREFIX_BYTES = 8 * 2**30
 
 _ACTIVITIES = (
     "client_agent.training",
@@ -65,7 +68,7 @@ class Worker:
             store_result(cell, self.setup.out, result)
         except Exception as error:
             log.exception("%s failed", cell.label)
-            self.context.models = SharedModels()  # an adapter may still be attached to a loaded model
+            self.context.models = _models(self.setup)  # an adapter may still be attached to a loaded model
             is_agent_error = isinstance(error, AgentError)
             self._send(Failed(reason=str(error) if is_agent_error else f"{type(error).__name__}: {error}"))
         else:
@@ -104,12 +107,16 @@ def main() -> None:
     setup = Setup.model_validate_json(sys.stdin.readline())
     torch.set_num_threads(1)
     operator = Operator(setup.url, setup.token) if setup.url is not None else None
-    context = WorkerContext(setup.study, setup.out, operator, SharedModels())
+    context = WorkerContext(setup.study, setup.out, operator, _models(setup))
     worker = Worker(setup, context, answers)
     orders: queue.SimpleQueue[Order] = queue.SimpleQueue()
     threading.Thread(target=_listen, args=(orders, setup), daemon=True).start()
     while True:
         worker.run(orders.get())
+
+
+def _models(setup: Setup) -> SharedModels:
+    return SharedModels(PrefixStore(setup.out / PREFIXES, _PREFIX_BYTES))
 
 
 def _listen(orders: queue.SimpleQueue[Order], setup: Setup) -> None:

@@ -20,9 +20,10 @@ from torch.nn import functional as nnf
 from client_agent.adapters.base import require_bare
 from client_agent.errors import SignatureUnusable
 from client_agent.model.examples import Example, encode_beginnings, probe_set
+from client_agent.model.forward import hidden_states
 from client_agent.model.loading import BaseModel
 from client_agent.model.token_budget import LOGITS_AT_ONCE
-from client_agent.model.tokens import NO_TARGET, Batch, by_token, collate, hidden_states, pad_id
+from client_agent.model.tokens import NO_TARGET, Batch, by_token, collate, pad_id
 from client_agent.privacy.release import Averaged
 from schemas.maths.seeded_random import stream
 from schemas.messages.federations import Role, SignaturePlan
@@ -184,7 +185,7 @@ def last_block_gradient(base: BaseModel, batch: Batch) -> tuple[Tensor, Tensor, 
         )
     linear = base.model.get_submodule(last[role].path)
     with _captured_input(linear) as inputs, _graph_from_output(linear) as cut, torch.enable_grad():
-        hidden = hidden_states(base.model, base.parts, batch)[is_answer]  # (m, d)
+        hidden = hidden_states(base, batch)[is_answer]  # (m, d)
         (g,) = torch.autograd.grad(hidden, cut, _gradient_of_hidden(base, hidden, batch.targets[is_answer]))
     rows = torch.arange(len(is_answer), device=is_answer.device)[:, None].expand_as(is_answer)  # (n, t)
     g, u = (by_token(tensor, batch)[is_answer].float() for tensor in (g, inputs[0].detach()))
@@ -231,7 +232,7 @@ def _mean_gradient(
 def _mean_representation(base: BaseModel, batches: Sequence[Batch]) -> NDArray[np.float32]:
     total = torch.zeros(base.hidden_size, device=base.device)
     for batch in batches:
-        total += hidden_states(base.model, base.parts, batch)[batch.attention.bool()].float().sum(0)
+        total += hidden_states(base, batch)[batch.attention.bool()].float().sum(0)
     mean = total / sum(batch.tokens for batch in batches)
     return (mean - mean.mean())[None].cpu().numpy()
 

@@ -16,10 +16,11 @@ from torch.nn import functional as nnf
 
 from client_agent.errors import LossNotFinite
 from client_agent.model.examples import Example, encode_question, encode_some, learnt_parts, probe_set
+from client_agent.model.forward import hidden_states
 from client_agent.model.generation import completions
 from client_agent.model.loading import BaseModel
 from client_agent.model.token_budget import LOGITS_AT_ONCE, grouped_by_length
-from client_agent.model.tokens import NO_TARGET, Encoded, collate, encode_learnt, hidden_states, pad_id
+from client_agent.model.tokens import NO_TARGET, Encoded, collate, encode_learnt, pad_id
 from client_agent.training.metrics import GENERATED_METRICS, best
 from schemas.messages.federations import ScoresPlan
 from schemas.messages.scores import LOSS, PERPLEXITY, Score
@@ -114,7 +115,7 @@ def _answers(base: BaseModel, texts: Sequence[Encoded]) -> list[_Answer]:
     for group in grouped_by_length([len(text.ids) for text in texts]):
         batch = collate([texts[index] for index in group], pad=pad_id(base.tokenizer)).to(base.device)
         is_answer = batch.targets != NO_TARGET  # (n, t)
-        hidden, targets = hidden_states(base.model, base.parts, batch)[is_answer], batch.targets[is_answer]
+        hidden, targets = hidden_states(base, batch)[is_answer], batch.targets[is_answer]
         losses, right = [], []
         for part, expected in zip(torch.split(hidden, rows), torch.split(targets, rows), strict=True):
             logits = base.parts.logits(base.model, part).float()  # (rows, V)

@@ -20,8 +20,9 @@ from torch.nn import functional as nnf
 
 from client_agent.adapters.base import Adapter, Penalty, copy_in, copy_out
 from client_agent.errors import LossNotFinite, MissingGradient
+from client_agent.model.forward import answer_logits
 from client_agent.model.loading import BaseModel
-from client_agent.model.tokens import Batch, Encoded, answer_logits, collate, pad_id
+from client_agent.model.tokens import Batch, Encoded, collate, pad_id
 from client_agent.training.batches import iterate_batches
 from client_agent.training.checkpoint import Position, TrainingCheckpoint, owner_of
 from client_agent.training.optimiser import OptimiserState, build_optimiser, restore_state, saved_state
@@ -200,7 +201,7 @@ class _Run:
 
 def answer_loss(base: BaseModel, batch: Batch) -> Tensor:
     """Sum the cross-entropy over the answer tokens of a batch, in nats: () float32."""
-    logits, targets = answer_logits(base.model, base.parts, batch)
+    logits, targets = answer_logits(base, batch)
     return nnf.cross_entropy(logits, targets, reduction="sum")
 
 

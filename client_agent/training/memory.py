@@ -11,10 +11,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as nnf
 
-from client_agent.adapters.base import Adapter
+from client_agent.adapters.base import Adapter, lowest_adapted_layer
+from client_agent.model.forward import hidden_states
 from client_agent.model.loading import BaseModel
 from client_agent.model.role_names import is_routed
-from client_agent.model.tokens import NO_TARGET, Batch, hidden_states
+from client_agent.model.tokens import NO_TARGET, Batch
 
 _GRADIENTS_OF_LOGITS = 2  # with respect to the log-probabilities and to the logits
 _BACKWARD_FACTOR = 2
@@ -23,7 +24,7 @@ _GRADIENT_AND_MOMENTS = 3
 
 @dataclass(frozen=True, slots=True)
 class StepMemory:
-    """Bytes per token, padding included, that a step of a model of `depth` layers saves for backward.
+    """Bytes per token, padding included, that a step saves for the backward pass through `depth` layers.
 
     The backward pass begins at the head while all other tensors are still saved, so the head's gradients
     count as well. `trained` is the size of gradients and of Adam's two moments, independent of tokens.
@@ -67,11 +68,10 @@ def step_memory(base: BaseModel, adapter: Adapter, batch: Batch) -> StepMemory:
     """
     model = cast(Any, base.model)
     frozen = {t.untyped_storage().data_ptr() for t in (*model.parameters(), *model.buffers())}
-    model.enable_input_require_grads()
     model.train()
     try:
         with torch.enable_grad(), _saved_tensors(model, frozen) as (saved, eight_bit):
-            hidden = hidden_states(base.model, base.parts, batch)  # (n, t, d)
+            hidden = hidden_states(base, batch)  # (n, t, d)
             layers = sum((saved | eight_bit).values())
             is_answer = batch.targets != NO_TARGET
             logits = base.parts.logits(base.model, hidden[is_answer]).float()  # (m, V)
@@ -80,14 +80,13 @@ def step_memory(base: BaseModel, adapter: Adapter, batch: Batch) -> StepMemory:
             del loss  # frees the graph, so not earlier
     finally:
         model.eval()
-        model.disable_input_require_grads()
     tokens = batch.ids.numel()
     return StepMemory(
         layers=layers / tokens,
         eight_bit=sum(eight_bit.values()) / tokens,
         head=head / tokens,
         hidden=hidden.shape[-1] * hidden.element_size(),
-        depth=base.layers,
+        depth=base.layers - lowest_adapted_layer(base),
         trained=_GRADIENT_AND_MOMENTS * sum(p.nbytes for p in adapter.named_parameters().values()),
     )
 

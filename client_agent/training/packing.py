@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 
 from client_agent.errors import SettingsUnusable
+from client_agent.model.forward import hidden_states
 from client_agent.model.loading import BaseModel
-from client_agent.model.tokens import NO_TARGET, Batch, Encoded, collate, hidden_states, pad_id
+from client_agent.model.tokens import NO_TARGET, Batch, Encoded, collate, pad_id
 
 _LONG, _FIRST, _SECOND = 9, 5, 3
 # The most that hidden states in a packed row may differ from those alone, as a share of the difference
@@ -62,7 +63,7 @@ def require_packable(base: BaseModel) -> None:
     pad = pad_id(base.tokenizer)
 
     def states(batch: Batch) -> Tensor:
-        return hidden_states(base.model, base.parts, batch.to(base.device)).float()
+        return hidden_states(base, batch.to(base.device)).float()
 
     span = slice(_FIRST, _FIRST + _SECOND)
     apart = states(collate([second], pad=pad))[0]

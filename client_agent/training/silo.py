@@ -18,6 +18,7 @@ from client_agent.model.gguf import model_folder
 from client_agent.model.loading import BaseModel, base_model_slug, load_base_model, parameter_count
 from client_agent.model.tokens import Encoded
 from client_agent.settings import AgentSettings, GeneratedScores, Quantization
+from client_agent.storage.prefix_store import PREFIXES, PrefixStore
 from client_agent.storage.start_scores import StartScoreStore
 from client_agent.training.data import SiloData, load_data, with_metrics
 from client_agent.training.optimiser import require_optimiser
@@ -159,6 +160,8 @@ def open_silo(settings: AgentSettings) -> Silo:
     data = load_silo_data(settings)
     source = model_folder(settings.model, settings.folder)
     base = load_own_model(settings, source, device)
+    if settings.prefix_cache_mib:
+        base.prefix.store = PrefixStore(settings.folder / PREFIXES, settings.prefix_cache_mib << 20)
     options = options_of(settings, base)
     for remark in remarks_on(data, base.tokenizer):
         log.warning("data: %s", remark)

@@ -17,8 +17,7 @@ from schemas.maths.adapter import (
     module_name,
     size,
 )
-from schemas.maths.blocks import block_ends
-from schemas.maths.layout import layers_with, roles_of, shape_in
+from schemas.maths.layout import block_layers, layers_with, roles_of, shape_in
 from schemas.messages.alignment import PACK_BYTES
 from schemas.messages.enrolment import Profile
 from schemas.messages.federations import FederationPlan
@@ -94,7 +93,7 @@ def check_depth(opened: OpenedPlan, profile: Profile, *, field: str) -> None:
     for role in roles_of(adapter, profile):
         of_layer = lora_module_layout({layer_module_name(0, role): (1, 1)}, adapter.travelling_lora_rank)
         travelling = {name: shape for name, shape in of_layer.items() if strategy.travels(name)}
-        tensors += len(travelling | strategy.beside(travelling)) * len(layers_with(role, profile))
+        tensors += len(travelling | strategy.beside(travelling)) * len(layers_with(role, profile, adapter))
     tensors *= 2 if base_delta else 1
     least = least_header_bytes(tensors)
     if least > HEADER_LIMIT:
@@ -110,7 +109,7 @@ def check_pack(plan: FederationPlan, profile: Profile) -> None:
     adapter = plan.adapter
     if plan.alignment is None:
         return
-    ends = block_ends(profile.layers, adapter.blocks)
+    ends = block_layers(adapter, profile.layers)
     shapes = (
         shape_in(ends[block], role, profile)
         for block in range(adapter.blocks)

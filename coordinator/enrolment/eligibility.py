@@ -8,6 +8,7 @@ from coordinator.enrolment.body_sizes import check_bodies, check_depth, check_pa
 from coordinator.errors import CapabilityMissing, FederationStateConflict, Forbidden, Invalid
 from coordinator.strategies.opening import OpenedPlan
 from schemas.maths.adapter import Layout, pq_layout
+from schemas.maths.blocks import adapted_layers
 from schemas.maths.layout import block_roles, client_layout, roles_of
 from schemas.messages.enrolment import Profile
 from schemas.messages.federations import AdapterPlan, FederationPlan
@@ -30,12 +31,7 @@ def check_eligible(opened: OpenedPlan, state: str, profile: Profile, *, with_key
     if not with_key and not plan.privacy.allow_bearer_clients:
         raise Forbidden("this federation does not allow bearer clients; enrol with a public_key")
     check_capability(plan, profile)
-    if plan.adapter.blocks > profile.layers:
-        raise Invalid(
-            f"a model of {profile.layers} layers cannot carry the plan's {plan.adapter.blocks} blocks; use a "
-            "deeper model, or ask the operator for a plan with fewer blocks",
-            field="profile.layers",
-        )
+    _check_layers(plan.adapter, profile)
     roles = roles_of(plan.adapter, profile)
     if not roles:
         raise Invalid("the model has none of the plan's roles; use another model", field="profile.roles")
@@ -56,6 +52,23 @@ def check_eligible(opened: OpenedPlan, state: str, profile: Profile, *, with_key
         check_bodies(plan, layout, base_delta=opened.traits.base_delta, field="profile.shapes")
         _check_budget(opened, layout, field="profile.shapes")
     check_pack(plan, profile)
+
+
+def _check_layers(adapter: AdapterPlan, profile: Profile) -> None:
+    try:
+        layers = len(adapted_layers(adapter.layers, profile.layers))
+    except ValueError as error:
+        raise Invalid(
+            f"{error}, and the plan's adapter.layers has; use a deeper model, or ask the operator for a plan "
+            "with other adapter.layers",
+            field="profile.layers",
+        ) from error
+    if adapter.kind == "pq" and adapter.blocks > layers:
+        raise Invalid(
+            f"a model of {profile.layers} layers cannot carry the plan's {adapter.blocks} blocks; use a "
+            "deeper model, or ask the operator for a plan with fewer blocks",
+            field="profile.layers",
+        )
 
 
 def check_capability(plan: FederationPlan, profile: Profile) -> None:

@@ -12,7 +12,7 @@ from schemas.maths.adapter import (
     module_name,
     pq_layout,
 )
-from schemas.maths.blocks import block_ends
+from schemas.maths.blocks import adapted_layers, block_ends
 from schemas.messages.enrolment import Profile
 from schemas.messages.federations import AdapterPlan, Role
 
@@ -22,11 +22,27 @@ def roles_of(plan: AdapterPlan, profile: Profile) -> tuple[Role, ...]:
     return tuple(role for role in plan.roles if role in profile.roles)
 
 
-def layers_with(role: Role, profile: Profile) -> list[int]:
-    """Return the layers of a client's model that have a role."""
+def block_layers(plan: AdapterPlan, depth: int) -> tuple[int, ...]:
+    """Return the layer of each block of a model of `depth` layers that carries P and Q: its last one.
+
+    Raises:
+        ValueError: the model lacks a layer of the plan, or has fewer than blocks.
+    """
+    chosen = adapted_layers(plan.layers, depth)
+    return tuple(chosen[end] for end in block_ends(len(chosen), plan.blocks))
+
+
+def layers_with(role: Role, profile: Profile, plan: AdapterPlan) -> list[int]:
+    """Return the layers of a client's model that have a role and are the plan's.
+
+    Raises:
+        ValueError: the model lacks a layer of the plan.
+    """
+    chosen = adapted_layers(plan.layers, profile.layers)
     if role not in profile.layer_shapes:
-        return list(range(profile.layers))
-    return [layer for first, last, *_ in profile.layer_shapes[role] for layer in range(first, last + 1)]
+        return list(chosen)
+    runs = [range(first, last + 1) for first, last, *_ in profile.layer_shapes[role]]
+    return [layer for layer in chosen if any(layer in run for run in runs)]
 
 
 def shape_in(layer: int, role: Role, profile: Profile) -> tuple[int, int] | None:
@@ -42,15 +58,15 @@ def module_shapes(plan: AdapterPlan, profile: Profile) -> dict[str, tuple[int, i
 
     Raises:
         KeyError: the profile has no shapes of a role.
+        ValueError: the model lacks a layer of the plan.
     """
     shapes: dict[str, tuple[int, int]] = {}
     for role in roles_of(plan, profile):
-        if role in profile.layer_shapes:
-            for first, last, d_out, d_in in profile.layer_shapes[role]:
-                shapes |= {layer_module_name(n, role): (d_out, d_in) for n in range(first, last + 1)}
-        else:
-            shape = (profile.shapes or {})[role]
-            shapes |= {layer_module_name(n, role): shape for n in range(profile.layers)}
+        for layer in layers_with(role, profile, plan):
+            shape = shape_in(layer, role, profile)
+            if shape is None:
+                raise KeyError(role)
+            shapes[layer_module_name(layer, role)] = shape
     return shapes
 
 
@@ -58,10 +74,10 @@ def block_roles(plan: AdapterPlan, profile: Profile) -> tuple[str, ...]:
     """Return the plan's (block, role)s whose layer has the role in a client's model, blocks first.
 
     Raises:
-        ValueError: the model has fewer layers than the plan has blocks.
+        ValueError: the model lacks a layer of the plan, or has fewer than blocks.
     """
-    ends = block_ends(profile.layers, plan.blocks)
-    layers = {role: set(layers_with(role, profile)) for role in roles_of(plan, profile)}
+    ends = block_layers(plan, profile.layers)
+    layers = {role: set(layers_with(role, profile, plan)) for role in roles_of(plan, profile)}
     return plan.modules(
         {
             module_name(block, role)
@@ -84,9 +100,12 @@ def client_layout(
 
     Args:
         framed: the (block, role)s that the client's alignment pack selects; None = every one of the plan. It
-            does not limit LoRA tensors, which are those of every layer.
+            does not limit LoRA tensors, which are those of every layer of the plan.
         travels: the strategy's choice of the tensors that are sent.
         beside: the tensors that the strategy adds to those.
+
+    Raises:
+        ValueError: the model lacks a layer of the plan, or has fewer than blocks.
     """
     tensors: Layout = {}
     if plan.kind == "pq":

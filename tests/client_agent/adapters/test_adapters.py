@@ -14,8 +14,9 @@ from client_agent.adapters.frames import frame_of, random_frames
 from client_agent.adapters.inject import inject_lora, inject_pq
 from client_agent.adapters.layers import PQLinear
 from client_agent.errors import AdapterInPlace, LayoutMismatch
+from client_agent.model.forward import answer_logits
 from client_agent.model.loading import BaseModel
-from client_agent.model.tokens import answer_logits, collate, encode, pad_id
+from client_agent.model.tokens import collate, encode, pad_id
 from schemas.maths.adapter import lora_layout
 from schemas.messages.federations import AdapterPlan
 
@@ -25,7 +26,7 @@ PLAN = AdapterPlan(rank=8, blocks=2)
 def logits_of(base: BaseModel) -> torch.Tensor:
     batch = collate([encode(base.tokenizer, "rev abc=", "cba", max_length=64)], pad=pad_id(base.tokenizer))
     with torch.no_grad():
-        return answer_logits(base.model, base.parts, batch)[0]
+        return answer_logits(base, batch)[0]
 
 
 def noise_for(adapter: Adapter) -> dict[str, np.ndarray]:

@@ -34,6 +34,9 @@ PLANS = {
     "gated, private lora": AdapterPlan(rank=6, blocks=2, private_rank=2),
     "lora": AdapterPlan(kind="lora", rank=3, scale=0.5),
     "folded lora": AdapterPlan(kind="lora", rank=3, scale=0.5),
+    "last lora": AdapterPlan(kind="lora", rank=3, layers=2),
+    "lora of two layers": AdapterPlan(kind="lora", rank=3, layers=(1, 3)),
+    "last p and q": AdapterPlan(rank=6, blocks=2, same_architecture_rank=2, layers=2),
     "deep": AdapterPlan(rank=6, blocks=3, same_architecture_rank=2),
 }
 CASES = [(architecture, EVERYTHING) for architecture in ARCHITECTURES]

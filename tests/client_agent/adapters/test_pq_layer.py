@@ -12,8 +12,9 @@ from torch.nn import functional as nnf
 from client_agent.adapters.frames import random_frames
 from client_agent.adapters.inject import inject_pq
 from client_agent.adapters.layers import PQCore, PQLinear
+from client_agent.model.forward import answer_logits
 from client_agent.model.loading import BaseModel
-from client_agent.model.tokens import answer_logits, collate, encode, pad_id
+from client_agent.model.tokens import collate, encode, pad_id
 from schemas.maths.adapter import block_modules, pq_layout
 from schemas.messages.federations import ALL_ROLES, AdapterPlan
 
@@ -39,9 +40,9 @@ def test_the_output_is_exactly_the_bases_at_the_start_and_the_gradient_is_not_ze
     base = each_architecture
     texts = [encode(base.tokenizer, "rev abc=", "cba", max_length=64)]
     batch = collate(texts, pad=pad_id(base.tokenizer))
-    bare, _ = answer_logits(base.model, base.parts, batch)
+    bare, _ = answer_logits(base, batch)
     with inject_pq(base, PLAN, random_frames(base, PLAN, 0), gated=False) as adapter:
-        logits, targets = answer_logits(base.model, base.parts, batch)
+        logits, targets = answer_logits(base, batch)
         assert torch.equal(logits, bare)
         nnf.cross_entropy(logits, targets).backward()  # type: ignore[no-untyped-call]
         for name, parameter in adapter.named_parameters().items():

@@ -13,8 +13,9 @@ from client_agent.adapters.frames import frame_of, random_frames
 from client_agent.adapters.inject import inject_lora, inject_pq
 from client_agent.errors import AdapterInPlace, LayoutMismatch
 from client_agent.model.examples import Example
+from client_agent.model.forward import answer_logits
 from client_agent.model.loading import BaseModel
-from client_agent.model.tokens import answer_logits, collate, encode, pad_id
+from client_agent.model.tokens import collate, encode, pad_id
 from schemas.maths.adapter import block_modules, lora_layout, pq_layout
 from schemas.messages.federations import ALL_ROLES, AdapterPlan, TrainingPlan
 from tests.local_training import train_examples
@@ -37,7 +38,7 @@ def noise(like: dict[str, np.ndarray], seed: int = 0) -> dict[str, np.ndarray]:
 def logits_of(base: BaseModel) -> torch.Tensor:
     batch = collate([encode(base.tokenizer, "rev abc=", "cba", max_length=64)], pad=pad_id(base.tokenizer))
     with torch.no_grad():
-        return answer_logits(base.model, base.parts, batch)[0]
+        return answer_logits(base, batch)[0]
 
 
 @each_plan

@@ -17,8 +17,9 @@ from client_agent.alignment.fit_packs import aligned_pack, pivot_pack, random_pa
 from client_agent.alignment.least_squares import Moments, Residual
 from client_agent.alignment.pack import Pack
 from client_agent.errors import AdapterInPlace, AlignmentImpossible
+from client_agent.model.forward import answer_logits
 from client_agent.model.loading import BaseModel
-from client_agent.model.tokens import NO_TARGET, answer_logits
+from client_agent.model.tokens import NO_TARGET
 from schemas.messages.alignment import Anchor
 from schemas.messages.federations import AdapterPlan, AlignmentPlan
 
@@ -220,7 +221,7 @@ def test_gradients_are_those_of_the_outputs_and_leave_nothing_behind(tiny: Calla
     result = run_batch(base, sites, texts)
     site = next(site for site in sites if site.name == "b0.v")
     weight = site.linear.get_parameter("weight").requires_grad_(True)
-    logits, targets = answer_logits(base.model, base.parts, result.batch)
+    logits, targets = answer_logits(base, result.batch)
     (expected,) = torch.autograd.grad(
         torch.nn.functional.cross_entropy(logits, targets, reduction="sum"), weight
     )

@@ -47,12 +47,15 @@ def test_what_vllm_does_not_serve_is_refused(tiny: Callable[..., BaseModel]) -> 
         require_served(tiny("gpt2"))
 
 
-@pytest.mark.parametrize("architecture", ["llama", "gemma3_text", "phi3"])
+@pytest.mark.parametrize(
+    ("architecture", "plan"),
+    [("llama", "lora"), ("gemma3_text", "lora"), ("phi3", "lora"), ("llama", "last lora")],
+)
 def test_a_gguf_adapter_comes_back_as_it_was(
-    tiny: Callable[..., BaseModel], tmp_path: Path, architecture: str
+    tiny: Callable[..., BaseModel], tmp_path: Path, architecture: str, plan: str
 ) -> None:
     base = tiny(architecture)
-    with trained(base, "lora") as adapter:
+    with trained(base, plan) as adapter:
         factors = adapter.as_lora()
     write_gguf(tmp_path / "adapter.gguf", factors, base, "tiny")
     back = read_gguf(tmp_path / "adapter.gguf", base)

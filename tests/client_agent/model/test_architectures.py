@@ -19,8 +19,9 @@ from client_agent.adapters.inject import inject_lora, inject_pq
 from client_agent.alignment.anchor_responses import random_targets, run_batch, sites_of, with_targets
 from client_agent.model.architectures import linear_shape
 from client_agent.model.examples import Example, encode_all
+from client_agent.model.forward import answer_logits
 from client_agent.model.loading import BaseModel
-from client_agent.model.tokens import Batch, answer_logits, collate, pad_id
+from client_agent.model.tokens import Batch, collate, pad_id
 from client_agent.sketches.gradient import sketch_of
 from schemas.maths.adapter import block_modules, lora_layout, pq_layout
 from schemas.messages.alignment import Anchor
@@ -59,12 +60,12 @@ def batch_for(base: BaseModel, examples: list[Example]) -> Batch:
 
 def logits_of(base: BaseModel, batch: Batch) -> Tensor:
     with torch.no_grad():
-        return answer_logits(base.model, base.parts, batch)[0]
+        return answer_logits(base, batch)[0]
 
 
 def loss_of(base: BaseModel, batch: Batch) -> float:
     with torch.no_grad():
-        return float(nn.functional.cross_entropy(*answer_logits(base.model, base.parts, batch)))
+        return float(nn.functional.cross_entropy(*answer_logits(base, batch)))
 
 
 @contextmanager
@@ -259,7 +260,7 @@ def test_alignment_sees_every_roles_own_gradient_and_input(each_architecture: Ba
     )
     for site in sites:
         weight = site.linear.get_parameter("weight").requires_grad_(True)
-        logits, targets = answer_logits(base.model, base.parts, result.batch)
+        logits, targets = answer_logits(base, result.batch)
         loss = nn.functional.cross_entropy(logits, targets, reduction="sum")
         (gradient,) = torch.autograd.grad(loss, weight)
         weight.requires_grad_(False)

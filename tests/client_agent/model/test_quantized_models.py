@@ -18,8 +18,9 @@ from client_agent.adapters.frames import random_frames
 from client_agent.adapters.inject import inject_lora, inject_pq
 from client_agent.errors import MissingGradient, ModelNotFound
 from client_agent.model.examples import Example, encode_all
+from client_agent.model.forward import answer_logits
 from client_agent.model.loading import BaseModel, base_model_slug, load_base_model
-from client_agent.model.tokens import answer_logits, collate, pad_id
+from client_agent.model.tokens import collate, pad_id
 from client_agent.settings import Quantization
 from client_agent.sketches.gradient import sketch_of
 from client_agent.training.evaluate import evaluate
@@ -208,7 +209,7 @@ def test_a_quantised_model_computes_nearly_what_the_dense_one_does(
     for base in (load("none"), load(quantization)):
         batch = collate(encode_all(examples, base.tokenizer, 64), pad=pad_id(base.tokenizer))
         with torch.no_grad():
-            probabilities.append(nnf.log_softmax(answer_logits(base.model, base.parts, batch)[0], dim=-1))
+            probabilities.append(nnf.log_softmax(answer_logits(base, batch)[0], dim=-1))
     dense, quantized = probabilities
     divergence = nnf.kl_div(quantized, dense, log_target=True, reduction="batchmean")
     assert divergence < {"nf4": 0.5, "int8": 0.05}[quantization]

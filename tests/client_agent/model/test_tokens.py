@@ -12,8 +12,9 @@ from torch.nn import functional as nnf
 
 from client_agent.errors import TokenizerUnfit
 from client_agent.model.examples import Example, Turn, encode_all, encode_example
+from client_agent.model.forward import answer_logits
 from client_agent.model.loading import BaseModel
-from client_agent.model.tokens import NO_TARGET, answer_logits, collate, encode, pad_id
+from client_agent.model.tokens import NO_TARGET, collate, encode, pad_id
 
 CHAT = (
     "{% for m in messages %}<|{{ m['role'] }}|>\n{{ m['content'] }}<eos>\n{% endfor %}"
@@ -68,12 +69,12 @@ def test_padding_changes_neither_loss_nor_gradient(
     results = []
     for length in (None, 50):
         batch = collate(texts, pad=pad_id(base.tokenizer), length=length)
-        loss = nnf.cross_entropy(*answer_logits(base.model, base.parts, batch), reduction="sum")
+        loss = nnf.cross_entropy(*answer_logits(base, batch), reduction="sum")
         results.append((loss, *torch.autograd.grad(loss, weight)))
     torch.testing.assert_close(results[0], results[1], rtol=1e-5, atol=1e-5)
     alone = sum(
         nnf.cross_entropy(
-            *answer_logits(base.model, base.parts, collate([text], pad=pad_id(base.tokenizer))),
+            *answer_logits(base, collate([text], pad=pad_id(base.tokenizer))),
             reduction="sum",
         )
         for text in texts

@@ -15,8 +15,9 @@ from client_agent.adapters.frames import random_frames
 from client_agent.adapters.inject import inject_pq
 from client_agent.errors import AdapterInPlace, SignatureUnusable
 from client_agent.model.examples import Example, encode_all, probe_set
+from client_agent.model.forward import answer_logits
 from client_agent.model.loading import BaseModel
-from client_agent.model.tokens import Encoded, answer_logits, collate, pad_id
+from client_agent.model.tokens import Encoded, collate, pad_id
 from client_agent.sketches.gradient import (
     Sketch,
     count_sketch,
@@ -39,7 +40,7 @@ def by_autograd(base: BaseModel, texts: Sequence[Encoded]) -> Tensor:
     """The gradient of the summed loss with respect to the last block's `down` weight: (d_out, d_in)."""
     weight = base.parts.linear(base.model, base.layers - 1, "down").get_parameter("weight")
     weight.requires_grad_(True)
-    logits, targets = answer_logits(base.model, base.parts, collate(texts, pad=pad_id(base.tokenizer)))
+    logits, targets = answer_logits(base, collate(texts, pad=pad_id(base.tokenizer)))
     (gradient,) = torch.autograd.grad(nnf.cross_entropy(logits, targets, reduction="sum"), weight)
     weight.requires_grad_(False)
     return gradient if tuple(gradient.shape) == base.shapes["down"] else gradient.T

@@ -25,6 +25,7 @@ PLANS = {
     "pq": AdapterPlan(rank=16, blocks=4),
     "recommended": AdapterPlan(same_architecture_rank=8, roles=("v", "o", "gate", "up", "down")),
     "lora": AdapterPlan(kind="lora", rank=16),
+    "last layers": AdapterPlan(kind="lora", rank=16, layers=2),
 }
 
 

@@ -12,8 +12,9 @@ import torch
 from client_agent.adapters.inject import inject_lora
 from client_agent.errors import SettingsUnusable
 from client_agent.model.examples import Example, encode_all, encode_for
+from client_agent.model.forward import answer_logits
 from client_agent.model.loading import BaseModel
-from client_agent.model.tokens import Batch, answer_logits, collate, pad_id
+from client_agent.model.tokens import Batch, collate, pad_id
 from client_agent.settings import read_settings
 from client_agent.training.loop import answer_loss, train
 from client_agent.training.options import TrainingOptions
@@ -45,7 +46,7 @@ def test_texts_fill_the_rows_that_the_longest_needs(
 
 def by_token(base: BaseModel, batch: Batch) -> torch.Tensor:
     """Return the logits of all answer tokens, in an order that does not depend on rows."""
-    logits, targets = answer_logits(base.model, base.parts, batch)
+    logits, targets = answer_logits(base, batch)
     losses = logits.logsumexp(-1) - logits.gather(1, targets[:, None])[:, 0]
     return logits[losses.argsort()]
 

@@ -21,6 +21,7 @@ from client_agent.adapters.inject import inject_lora, inject_pq
 from client_agent.adapters.variational.adapter import VariationalAdapter
 from client_agent.model.examples import Example
 from client_agent.model.loading import BaseModel, load_base_model
+from client_agent.storage.prefix_store import PrefixStore
 from client_agent.training.checkpoint import TrainingCheckpoint
 from client_agent.training.loop import TrainingOutcome
 from schemas.messages.federations import AdapterPlan, TrainingPlan
@@ -29,7 +30,7 @@ from tests.local_training import train_examples
 
 PLAN = TrainingPlan(steps=10, batch_size=4, max_length=64, learning_rate=0.01, accumulation=2)
 LORA = AdapterPlan(kind="lora", rank=4)
-DROPOUT = LORA.model_copy(update={"dropout": 0.2})
+DROPOUT = LORA.model_copy(update={"dropout": 0.2, "layers": 2})
 PQ = AdapterPlan(rank=8, blocks=2)
 HOUR = 3600.0
 MODEL = Path("examples/models/tiny-s")
@@ -144,6 +145,7 @@ def chat(count: int = 24) -> list[Example]:
 def killed_training(file: Path) -> None:
     """Train slowly, and print each finished step."""
     base = load_base_model(str(MODEL), device=torch.device("cpu"))
+    base.prefix.store = PrefixStore(file.parent / "prefixes", 2**24)
 
     def announce() -> bool:
         print("step", flush=True)
@@ -177,7 +179,8 @@ def test_a_killed_training_loses_one_interval_at_most(tmp_path: Path) -> None:
     base = load_base_model(str(MODEL), device=torch.device("cpu"))
     steps: list[int] = []
     results = []
-    for checkpoint in (TrainingCheckpoint(file, HOUR), None):
+    for checkpoint, prefixes in ((TrainingCheckpoint(file, HOUR), "prefixes"), (None, "fresh")):
+        base.prefix.store = PrefixStore(tmp_path / prefixes, 2**24)
         with inject_lora(base, DROPOUT) as adapter:
             outcome = train_examples(
                 base,

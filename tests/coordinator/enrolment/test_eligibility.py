@@ -21,6 +21,13 @@ def _enrol(served: Served, token: str, **profile: Any) -> httpx.Response:
     ("adapter", "profile", "field"),
     [
         ({"blocks": 5}, {}, "profile.layers"),
+        ({"layers": 5}, {}, "profile.layers"),
+        ({"layers": [1, 4], "blocks": 1}, {}, "profile.layers"),
+        (
+            {"kind": "lora", "layers": 2, "roles": ["q"]},
+            {"shapes": {"q": [2**21, 2**21]}},
+            "profile.shapes",
+        ),
         ({"kind": "lora"}, {}, "profile.shapes"),
         ({"kind": "lora", "roles": ["q", "up"]}, {"shapes": {"q": [96, 96]}}, "profile.shapes"),
         ({"same_architecture_rank": 1}, {}, "profile.shapes"),
