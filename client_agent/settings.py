@@ -5,12 +5,13 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import Field, HttpUrl, ValidationError, ValidationInfo, field_validator
+from pydantic import Field, HttpUrl, ValidationError, ValidationInfo, field_validator, model_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from client_agent.errors import SettingsUnusable
+from client_agent.row_template import RowTemplate, require_no_names
 from schemas.identity.plain_http import is_exposed
 
 MetricName = Literal["option_accuracy", "exact_match", "f1", "rouge_l", "number"]
@@ -55,6 +56,8 @@ class AgentSettings(BaseSettings):
     """Held-out examples for scores; by default a share of `train`, chosen by a stable hash."""
     format: str | None = None
     """The format of rows, or a task template (`tessera agent data --help`); by default found by columns."""
+    template: RowTemplate | None = None
+    """A template of one's own instead of `format`: `{ prompt = "Q: {text}\\nA:", answer = "{label}" }`."""
     columns: tuple[tuple[str, str], ...] = ()
     """Names of columns, as `{ prompt = "question" }`, where the data's are not those of the format."""
     ignore_columns: tuple[str, ...] = ()
@@ -111,6 +114,12 @@ class AgentSettings(BaseSettings):
     @classmethod
     def _pairs(cls, columns: object) -> object:
         return tuple(sorted(columns.items())) if isinstance(columns, Mapping) else columns
+
+    @model_validator(mode="after")
+    def _reads_rows_in_one_way(self) -> Self:
+        if self.template is not None:
+            require_no_names(self.format, self.columns)
+        return self
 
     @field_validator("insecure")
     @classmethod

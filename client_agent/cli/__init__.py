@@ -8,7 +8,7 @@ import typer
 from typer.models import CommandInfo
 
 from client_agent.cli import agent as cli_agent
-from client_agent.cli import alignment, compare, data, export, generate, pivot
+from client_agent.cli import alignment, compare, data, export, generate, init, pivot
 from schemas.private_files import close_umask
 
 _GROUPS = (
@@ -16,6 +16,7 @@ _GROUPS = (
     generate.generating,
     export.exporting,
     alignment.aligning,
+    init.beginning,
     data.data,
     pivot.pivot,
 )

@@ -1,4 +1,4 @@
-"""Commands for a silo's data: show it as the model sees it, and write a first silo.toml."""
+"""The command `tessera agent data`: show a silo's data as the model sees it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import json
 import statistics
 import sys
 from collections import Counter
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -15,14 +14,12 @@ from rich.table import Table
 from rich.text import Text
 
 from client_agent.cli.console import Config, Json, clear_errors, opened_settings
-from client_agent.errors import OutputUnwritable, SettingsUnusable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from transformers import PreTrainedTokenizerFast
 
-    from client_agent.data.load import RowOptions
     from client_agent.model.examples import Example
     from client_agent.training.data import SiloData
 
@@ -30,10 +27,6 @@ data = typer.Typer()
 
 _SHOWN = 3
 _MAX_LENGTH = 512
-_FORMATS = (
-    "messages, prompt_completion, sharegpt, alpaca, text, or a task template: natural_instructions, mnli, "
-    "commonsense_qa, squad, gsm8k, openbookqa, boolq, winogrande, arc_easy, arc_challenge"
-)
 
 
 @data.command("data")
@@ -51,7 +44,8 @@ def show_data(
 
     Loads the tokenizer and no model; a .gguf file is converted first. `format` in silo.toml names what a row
     is: messages, prompt_completion, sharegpt, alpaca, text, or a task template (natural_instructions, mnli,
-    commonsense_qa, squad, gsm8k, openbookqa, boolq, winogrande, arc_easy, arc_challenge).
+    commonsense_qa, squad, gsm8k, openbookqa, boolq, winogrande, arc_easy, arc_challenge). `template` there,
+    or `tessera agent init --template`, is a template of one's own instead.
     """
     with clear_errors(), opened_settings(config) as settings:
         from client_agent.model.chat import set_template
@@ -152,143 +146,3 @@ def _table(summary: dict[str, dict[str, object] | int]) -> Table:
         if isinstance(counts, int):
             table.add_row(name, str(counts))
     return table
-
-
-@data.command("init")
-def init(
-    model: Annotated[str, typer.Option(help="The base model: a folder, a .gguf file or a hub id.")],
-    train: Annotated[str, typer.Option(help="Training data: a file, a saved data set, or hub:<id>:<split>.")],
-    test: Annotated[str | None, typer.Option(help="Held-out data; by default a fifth of --train.")] = None,
-    validation: Annotated[
-        str | None, typer.Option(help="Validation data; by default a tenth of the rest of --train.")
-    ] = None,
-    url: Annotated[str, typer.Option(help="The coordinator's URL.")] = "http://127.0.0.1:8000",
-    row_format: Annotated[
-        str | None, typer.Option("--format", help=f"{_FORMATS}; by default found by the columns.")
-    ] = None,
-    column: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="NAME=COLUMN",
-            help="A column of the data under another name: prompt=question; repeatable.",
-        ),
-    ] = None,
-    ignore: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="COLUMN",
-            help="A column, or a key of turns, that is as if it were not there; repeatable.",
-        ),
-    ] = None,
-    out: Annotated[Path, typer.Option(help="The file to write.")] = Path("silo.toml"),
-) -> None:
-    """Read the data once, and write a commented silo.toml for the other commands."""
-    with clear_errors():
-        if out.exists():
-            raise OutputUnwritable(f"--out: {out} exists already; remove it, or pass the name of a new file")
-        from client_agent.data.load import RowOptions, load_examples
-        from client_agent.training.data import resolved, with_test
-
-        columns = _columns(column or [])
-        options = RowOptions(row_format, columns, ignored=tuple(ignore or ()))
-        sources = resolved(train, validation, test)
-        loaded = load_examples(sources.train, options)
-        unused = loaded.unused
-        if sources.test is None:
-            with_test(loaded.examples, train)
-        held_out = {"validation": validation, "test": test}
-        for source in (sources.validation, sources.test):
-            if source is not None:
-                unused |= load_examples(source, options).unused
-        out.parent.mkdir(parents=True, exist_ok=True)
-        text = _toml(model, train, held_out, url, loaded.format, options, is_found=row_format is None)
-        out.write_text(text, "utf-8")
-    print(f"{out}: {len(loaded.examples)} examples of the format {loaded.format} in {train}")
-    for sentence in unused.sentences():
-        print(sentence)
-    print(f"next: tessera agent data --config {out}, then tessera agent check --config {out}")
-
-
-def _columns(options: list[str]) -> tuple[tuple[str, str], ...]:
-    """Return (name that the format expects, column of the data) of each `--column NAME=COLUMN`."""
-    pairs = [option.partition("=") for option in options]
-    for name, equals, column in pairs:
-        if not (name and equals and column):
-            raise SettingsUnusable(
-                f"--column: {name + equals + column!r} is not NAME=COLUMN; pass the name that the format "
-                "expects and the data's, such as prompt=question"
-            )
-    return tuple(sorted((name, column) for name, _, column in pairs))
-
-
-def _column_lines(options: RowOptions) -> tuple[str, str]:
-    """Return the lines of `columns` and `ignore_columns`, examples in comments where they are not set."""
-    named = ", ".join(
-        f"{json.dumps(name)} = {json.dumps(column, ensure_ascii=False)}" for name, column in options.columns
-    )
-    named = named or 'prompt = "question", completion = "answer"'
-    ignored = json.dumps(options.ignored or ["label"], ensure_ascii=False)
-    return (
-        f"{'' if options.columns else '# '}columns = {{ {named} }}",
-        f"{'' if options.ignored else '# '}ignore_columns = {ignored}",
-    )
-
-
-def _toml(
-    model: str,
-    train: str,
-    held_out: dict[str, str | None],
-    url: str,
-    row_format: str,
-    options: RowOptions,
-    *,
-    is_found: bool,
-) -> str:
-    def local(source: str) -> str:
-        """Return a path, perhaps with a split behind a colon, that is right wherever the agent is started."""
-        folder, colon, split = source.rpartition(":")
-        if Path(source).exists():
-            source = str(Path(source).absolute())
-        elif colon and Path(folder).is_dir():
-            source = f"{Path(folder).absolute()}:{split}"
-        return json.dumps(source, ensure_ascii=False)
-
-    held_out_lines = "\n".join(
-        f"{name} = {local(source)}" if source is not None else f'# {name} = "{name}.jsonl"'
-        for name, source in held_out.items()
-    )
-    format_line = f'{"# " if is_found else ""}format = "{row_format}"'
-    columns_line, ignored_line = _column_lines(options)
-    return f"""\
-# A silo of Tessera. `tessera agent check` verifies it; the environment overrides it (TESSERA_AGENT_<OPTION>).
-
-# The coordinator.
-url = {json.dumps(url)}
-
-# The base model: a folder, a .gguf file or a hub id. On a GPU, quantization = "nf4" holds it in 4 bits.
-model = {local(model)}
-# quantization = "nf4"
-# The model that all silos of the federation share, if it is not this one.
-# pivot_model = "..."
-
-# Training data. Without `test`, a fifth of `train` is held out for scores; without `validation`, a tenth of
-# the rest chooses the learning rate and the better model.
-train = {local(train)}
-{held_out_lines}
-# What a row is; found by its columns if it is not set. Columns with other names are mapped.
-{format_line}
-{columns_line}
-# Columns, and keys of turns, that are as if they were not there.
-{ignored_line}
-# skip_bad_rows = true
-
-# A chat template for a base model without one: plain, or the path of a .jinja file.
-# chat_template = "plain"
-# Several short texts in one row, and the moments of large adapters in 8 bits.
-# packing = true
-# optimizer = "adamw8bit"
-
-# Limits of this silo, whatever a plan allows.
-# max_epsilon = 8.0
-# min_voices = 2
-"""

@@ -50,8 +50,8 @@ def unknown_columns(row: Row, formats: Mapping[str, AbstractSet[str]]) -> DataIn
         fact += ", or set format (--format) to a task template"
     else:
         fact += (
-            "set format (--format) to a task template, or map columns: --column prompt=question of "
-            "`agent init`, columns in silo.toml"
+            "set format (--format) to a task template, map columns (--column prompt=question of "
+            "`agent init`, columns in silo.toml), or write a template of your own (--template, template)"
         )
     return DataInvalid(printable(fact))
 

@@ -22,7 +22,10 @@ _PREFERENCES = (
     "rows with a label of true and false, or with rejected answers, are preferences: keep those that are "
     "true, without the column"
 )
-_CLASS = "a class is learnt as an answer: write prompt and completion, or set format to a task template"
+_CLASS = (
+    "a class is learnt as an answer: write a template with options in silo.toml (--template, --answer and "
+    "--options of `agent init`), or set format to a built-in task template"
+)
 _LABELS = ("label", "labels", "kto_tag")
 _ANOTHER_NAME = (
     "the formats messages, sharegpt, alpaca and prompt_completion read {name}: map it with columns"

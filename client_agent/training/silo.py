@@ -227,7 +227,13 @@ def load_silo_data(settings: AgentSettings) -> SiloData:
     Raises:
         DataInvalid: see `load_data` and `with_metrics`.
     """
-    rows = RowOptions(settings.format, settings.columns, settings.skip_bad_rows, settings.ignore_columns)
+    rows = RowOptions(
+        settings.format,
+        settings.columns,
+        settings.skip_bad_rows,
+        settings.ignore_columns,
+        settings.template,
+    )
     data = load_data(
         settings.train,
         settings.test,

@@ -97,6 +97,8 @@ def _single_type(schema: Schema) -> str:
             return _SECRET
         case "uri":
             return "URL"
+    if "$ref" in schema:
+        return "table"
     if schema.get("type") == "array" and "items" in schema:
         items = schema["items"]
         return "table of names" if items.get("type") == "array" else f"list of {type_text(items)}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -185,3 +186,56 @@ def test_control_characters_are_printed_as_escapes(tmp_path: Path) -> None:
     assert not {"\x1b", "\u202e", "\x07", "\x9b"} & set(shown)
     assert "\\x1b[2J" in shown
     assert "a\\x07\\x9b" in shown
+
+
+@pytest.fixture
+def questions(tmp_path: Path) -> Path:
+    file = tmp_path / "questions.jsonl"
+    rows = [{"text": f"Who built mill {n}?", "kind": n % 3} for n in range(20)]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return file
+
+
+@pytest.mark.parametrize(
+    ("choices", "answers"),
+    [
+        (("--options", "person,place,number"), {"person", "place", "number"}),
+        (("--options", "0=human,1=place,2=human"), {"human", "place"}),
+        ((), {"0", "1", "2"}),
+    ],
+)
+def test_init_writes_a_template_that_data_shows(
+    questions: Path, tmp_path: Path, choices: tuple[str, ...], answers: set[str]
+) -> None:
+    out = tmp_path / "silo.toml"
+    own = ("--template", r"Question: {text}\nIt asks for a", "--answer", "{kind}", *choices)
+    done = tessera("init", "--model", MODELS["S"], "--train", questions, *own, "--out", out)
+    assert done.exit_code == 0, done.output
+    assert "20 examples of this template" in done.output
+    shown = tessera("data", "--config", out, "--examples", "20").output
+    assert set(re.findall(r"Question: Who built mill \d+\?\nIt asks for a» (.+)<eos>«", shown)) == answers
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        (("--template", "mnli"), "mnli is a built-in template; pass it as --format mnli"),
+        (("--template", "{text}"), "--template needs --answer"),
+        (("--answer", "{kind}"), "add --template PROMPT"),
+        (
+            ("--template", "{text}", "--answer", "{kind}", "--format", "text"),
+            "leave --format and --column out",
+        ),
+        (("--template", "What?", "--answer", "{kind}"), "--template is the same for every row"),
+        (("--template", "{text}", "--answer", "{kind}", "--options", "yes"), "--options needs two different"),
+        (("--template", "{texts}", "--answer", "{kind}"), "column texts is missing, and text is similar"),
+    ],
+)
+def test_init_refuses_a_template_that_is_unclear(
+    questions: Path, tmp_path: Path, arguments: tuple[str, ...], error: str
+) -> None:
+    out = tmp_path / "silo.toml"
+    done = tessera("init", "--model", MODELS["S"], "--train", questions, *arguments, "--out", out)
+    assert done.exit_code == 1
+    assert error in " ".join(done.output.split())
+    assert not out.exists()

@@ -126,7 +126,7 @@ def test_null_columns_of_parquet_are_absent(tmp_path: Path) -> None:
         ("instruction,context,response", 'columns = { output = "response", input = "context" }'),
         ("prompt,response", 'columns = { completion = "response" }'),
         ("prompt,chosen,rejected", 'columns = { completion = "chosen" } and ignore_columns = ["rejected"]'),
-        ("one,two,three", "or map columns: --column prompt=question"),
+        ("one,two,three", "map columns (--column prompt=question"),
     ],
 )
 def test_a_mapping_is_offered_for_columns_of_other_names(tmp_path: Path, columns: str, advice: str) -> None:

@@ -1,0 +1,166 @@
+"""The command `tessera agent init`: read the data once, and write a first silo.toml."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from client_agent.cli.console import clear_errors
+from client_agent.errors import OutputUnwritable, SettingsUnusable
+
+if TYPE_CHECKING:
+    from client_agent.row_template import RowTemplate
+
+beginning = typer.Typer()
+
+_FORMATS = (
+    "messages, prompt_completion, sharegpt, alpaca, text, or a task template: natural_instructions, mnli, "
+    "commonsense_qa, squad, gsm8k, openbookqa, boolq, winogrande, arc_easy, arc_challenge"
+)
+_OPTION_OF = {"prompt": "--template", "answer": "--answer", "options": "--options"}
+_Columns = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="NAME=COLUMN",
+        help="A column of the data under another name: prompt=question; repeatable.",
+    ),
+]
+_Ignored = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="COLUMN",
+        help="A column, or a key of turns, that is as if it were not there; repeatable.",
+    ),
+]
+_Prompt = Annotated[
+    str | None,
+    typer.Option(
+        metavar="PROMPT",
+        help="Instead of --format: the prompt of a template of one's own, with columns in braces and "
+        "\\n for a line break, such as 'Question: {text}\\nIt asks for a'; needs --answer.",
+    ),
+]
+_Answer = Annotated[
+    str | None, typer.Option(help="With --template: what is learnt, such as '{coarse_label}'.")
+]
+_Choices = Annotated[
+    str | None,
+    typer.Option(
+        "--options",
+        help="With --template: the possible answers by index from 0, as person,place,number, or by the "
+        "column's values, as 1=bad,2=good. Without them the answer is free text.",
+    ),
+]
+
+
+@beginning.command("init")
+def init(
+    model: Annotated[str, typer.Option(help="The base model: a folder, a .gguf file or a hub id.")],
+    train: Annotated[str, typer.Option(help="Training data: a file, a saved data set, or hub:<id>:<split>.")],
+    test: Annotated[str | None, typer.Option(help="Held-out data; by default a fifth of --train.")] = None,
+    validation: Annotated[
+        str | None, typer.Option(help="Validation data; by default a tenth of the rest of --train.")
+    ] = None,
+    url: Annotated[str, typer.Option(help="The coordinator's URL.")] = "http://127.0.0.1:8000",
+    row_format: Annotated[
+        str | None, typer.Option("--format", help=f"{_FORMATS}; by default found by the columns.")
+    ] = None,
+    column: _Columns = None,
+    ignore: _Ignored = None,
+    template: _Prompt = None,
+    answer: _Answer = None,
+    choices: _Choices = None,
+    out: Annotated[Path, typer.Option(help="The file to write.")] = Path("silo.toml"),
+) -> None:
+    """Read the data once, and write a commented silo.toml for the other commands.
+
+    A row's format is found by its columns, named by --format, or written as a template of one's own:
+    --template 'Review: {text}\\nIt is' --answer '{label}' --options bad,good.
+    """
+    with clear_errors():
+        if out.exists():
+            raise OutputUnwritable(f"--out: {out} exists already; remove it, or pass the name of a new file")
+        from client_agent.cli.silo_file import silo_toml
+        from client_agent.data.load import RowOptions, load_examples
+        from client_agent.training.data import resolved, with_test
+
+        columns = _columns(column or [])
+        row_template = _template(template, answer, choices, row_format, columns)
+        options = RowOptions(row_format, columns, ignored=tuple(ignore or ()), template=row_template)
+        sources = resolved(train, validation, test)
+        loaded = load_examples(sources.train, options)
+        unused = loaded.unused
+        if sources.test is None:
+            with_test(loaded.examples, train)
+        held_out = {"validation": validation, "test": test}
+        for source in (sources.validation, sources.test):
+            if source is not None:
+                unused |= load_examples(source, options).unused
+        out.parent.mkdir(parents=True, exist_ok=True)
+        text = silo_toml(model, train, held_out, url, loaded.format, options)
+        out.write_text(text, "utf-8")
+    of = "this template" if row_template is not None else f"the format {loaded.format}"
+    print(f"{out}: {len(loaded.examples)} examples of {of} in {train}")
+    for sentence in unused.sentences():
+        print(sentence)
+    print(f"next: tessera agent data --config {out}, then tessera agent check --config {out}")
+
+
+def _template(
+    prompt: str | None,
+    answer: str | None,
+    choices: str | None,
+    row_format: str | None,
+    columns: tuple[tuple[str, str], ...],
+) -> RowTemplate | None:
+    """Return the template of the options; None = there is none.
+
+    Raises:
+        SettingsUnusable: it is incomplete, or unclear, or beside --format or --column.
+    """
+    if prompt is None:
+        if answer is not None or choices is not None:
+            raise SettingsUnusable("--answer and --options are parts of a template; add --template PROMPT")
+        return None
+    from pydantic import ValidationError
+
+    from client_agent.data.templates import template_names
+    from client_agent.row_template import RowTemplate
+
+    if prompt in template_names():
+        raise SettingsUnusable(f"--template: {prompt} is a built-in template; pass it as --format {prompt}")
+    if row_format is not None or columns:
+        raise SettingsUnusable(
+            "--template says what a row is, and its braces name the columns; leave --format and --column out"
+        )
+    if answer is None:
+        raise SettingsUnusable("--template needs --answer, such as --answer '{label}'")
+    written = {"prompt": prompt.replace("\\n", "\n"), "answer": answer.replace("\\n", "\n")}
+    try:
+        return RowTemplate.model_validate(written | {"options": _choices(choices)})
+    except ValidationError as error:
+        lines = [f"{_OPTION_OF[str(fault['loc'][0])]} {fault['msg']}" for fault in error.errors()]
+        raise SettingsUnusable("; ".join(lines)) from error
+
+
+def _choices(written: str | None) -> list[str] | list[tuple[str, str]] | None:
+    """Return the options of `a,b`, or of `1=a,2=b` with the values that they stand for."""
+    if written is None:
+        return None
+    entries = written.split(",")
+    pairs = [entry.partition("=") for entry in entries]
+    return [(value, text) for value, _, text in pairs] if all(equals for _, equals, _ in pairs) else entries
+
+
+def _columns(options: list[str]) -> tuple[tuple[str, str], ...]:
+    """Return (name that the format expects, column of the data) of each `--column NAME=COLUMN`."""
+    pairs = [option.partition("=") for option in options]
+    for name, equals, column in pairs:
+        if not (name and equals and column):
+            raise SettingsUnusable(
+                f"--column: {name + equals + column!r} is not NAME=COLUMN; pass the name that the format "
+                "expects and the data's, such as prompt=question"
+            )
+    return tuple(sorted((name, column) for name, _, column in pairs))

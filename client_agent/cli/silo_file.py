@@ -1,0 +1,102 @@
+"""The text of a first silo.toml."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from client_agent.data.load import RowOptions
+from client_agent.row_template import RowTemplate
+
+
+def silo_toml(
+    model: str,
+    train: str,
+    held_out: dict[str, str | None],
+    url: str,
+    row_format: str,
+    options: RowOptions,
+) -> str:
+    """Return the commented text of a first silo.toml; `row_format` is that of the rows."""
+
+    def local(source: str) -> str:
+        """Return a path, perhaps with a split behind a colon, that is right wherever the agent is started."""
+        folder, colon, split = source.rpartition(":")
+        if Path(source).exists():
+            source = str(Path(source).absolute())
+        elif colon and Path(folder).is_dir():
+            source = f"{Path(folder).absolute()}:{split}"
+        return json.dumps(source, ensure_ascii=False)
+
+    held_out_lines = "\n".join(
+        f"{name} = {local(source)}" if source is not None else f'# {name} = "{name}.jsonl"'
+        for name, source in held_out.items()
+    )
+    ignored = _quoted(list(options.ignored) or ["label"])
+    return f"""\
+# A silo of Tessera. `tessera agent check` verifies it; the environment overrides it (TESSERA_AGENT_<OPTION>).
+
+# The coordinator.
+url = {json.dumps(url)}
+
+# The base model: a folder, a .gguf file or a hub id. On a GPU, quantization = "nf4" holds it in 4 bits.
+model = {local(model)}
+# quantization = "nf4"
+# The model that all silos of the federation share, if it is not this one.
+# pivot_model = "..."
+
+# Training data. Without `test`, a fifth of `train` is held out for scores; without `validation`, a tenth of
+# the rest chooses the learning rate and the better model.
+train = {local(train)}
+{held_out_lines}
+{_row_lines(options, row_format)}
+# Columns, and keys of turns, that are as if they were not there.
+{"" if options.ignored else "# "}ignore_columns = {ignored}
+# skip_bad_rows = true
+
+# A chat template for a base model without one: plain, or the path of a .jinja file.
+# chat_template = "plain"
+# Several short texts in one row, and the moments of large adapters in 8 bits.
+# packing = true
+# optimizer = "adamw8bit"
+
+# Limits of this silo, whatever a plan allows.
+# max_epsilon = 8.0
+# min_voices = 2
+"""
+
+
+def _row_lines(options: RowOptions, row_format: str) -> str:
+    """Return the lines that say what a row is, examples in comments where they are not set."""
+    if options.template is not None:
+        return _template_lines(options.template)
+    named = ", ".join(f"{_quoted(name)} = {_quoted(column)}" for name, column in options.columns)
+    named = named or 'prompt = "question", completion = "answer"'
+    return f'''\
+# What a row is; found by its columns if it is not set. Columns with other names are mapped.
+{"" if options.format is not None else "# "}format = "{row_format}"
+{"" if options.columns else "# "}columns = {{ {named} }}
+# A template of one's own instead of both.
+# template.prompt = "Question: {{text}}\\nAnswer:"
+# template.answer = "{{label}}"
+# template.options = ["no", "yes"]'''
+
+
+def _template_lines(template: RowTemplate) -> str:
+    """Return the lines of a template of one's own."""
+    lines = [
+        "# A row's prompt and answer, with columns in braces, and the answers that are possible.",
+        f"template.prompt = {_quoted(template.prompt)}",
+        f"template.answer = {_quoted(template.answer)}",
+    ]
+    if template.is_table:
+        named = ", ".join(f"{_quoted(value)} = {_quoted(text)}" for value, text in template.pairs)
+        lines.append(f"template.options = {{ {named} }}")
+    elif template.options is not None:
+        lines.append(f"template.options = {_quoted(template.texts)}")
+    return "\n".join(lines)
+
+
+def _quoted(value: object) -> str:
+    """Return a text, or a list of texts, as TOML."""
+    return json.dumps(value, ensure_ascii=False)
