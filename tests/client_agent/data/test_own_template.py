@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from client_agent.data.load import RowOptions, load_examples
 from client_agent.data.own_template import by_template
 from client_agent.data.row import Row
 from client_agent.errors import DataInvalid
@@ -145,3 +148,13 @@ def test_a_row_that_does_not_fit_is_refused_with_its_place(
 ) -> None:
     with pytest.raises(DataInvalid, match=rf"^rows\.jsonl line 3: .*{error}"):
         example(own, row)
+
+
+def test_columns_outside_a_template_are_named_and_bad_rows_can_be_skipped(tmp_path: Path) -> None:
+    file = tmp_path / "rows.jsonl"
+    rows = [TREC | {"label": 1, "weight": 2}, TREC | {"coarse_label": 9}]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    loaded = load_examples(str(file), RowOptions(template=template(), skip_bad_rows=True))
+    assert (loaded.format, loaded.rows, len(loaded.examples)) == ("template", 2, 1)
+    assert loaded.unused.sentences() == ["not used: label, weight"]
+    assert "line 2: column coarse_label is 9" in loaded.skipped[0]
