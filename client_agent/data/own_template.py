@@ -99,7 +99,6 @@ def _unlisted(value: object, template: RowTemplate) -> str:
         return f"is {shown(value)}, and options names the values {listed}; add it, or leave such rows out"
     last = len(template.texts) - 1
     fact = f"is {shown(value)}, neither an option ({', '.join(template.texts)}) nor an index from 0 to {last}"
-    key = value if isinstance(value, str) and value.isidentifier() else shown(str(value).lower())
-    return (
-        f'{fact}; write which value stands for which, such as options = {{ {key} = "{template.texts[-1]}" }}'
-    )
+    key = shown(str(value).lower() if isinstance(value, bool) else str(value))
+    table = f'options = {{ {key} = "{template.texts[-1]}" }}'
+    return f"{fact}; add the missing answer, or write which value stands for which: {table}"

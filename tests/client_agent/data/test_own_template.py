@@ -137,7 +137,7 @@ def test_the_digest_of_an_example_follows_the_template() -> None:
         (
             template(),
             TREC | {"coarse_label": "LOC"},
-            r"is \"LOC\", neither .* options = { LOC = \"number\" }",
+            r"is \"LOC\", neither .* options = { \"LOC\" = \"number\" }",
         ),
         (template(), {"text": "a"}, "column coarse_label is missing"),
         (template(options=BY_VALUE), TREC, "is 3, and options names the values true, false; add it"),
