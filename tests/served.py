@@ -114,7 +114,7 @@ class Served:
         asked = EnrolmentTokenRequest(client_name=name, organisation=organisation)
         shown = {"public_key": name_of(key), "nonce": "", "proof": ""}
         request = EnrolmentRequest(token="", name=name, profile=PROFILE | profile, **shown)
-        with self._opened_database().write() as session:
+        with self.database.write() as session:
             lock_federation(session, federation_id)
             token = add_enrolment_token(session, token_id, federation_id, asked, digest=token_id)
             client = admit_member(session, token, request, None)
@@ -122,11 +122,18 @@ class Served:
 
     def enrol_over_http(self, federation_id: str, name: str, **profile: Any) -> Silo:
         """Enrol a client as an agent does, with a token of an admin."""
-        key, anyone = Ed25519PrivateKey.generate(), self.http()
-        request = enrolment(anyone, self.enrolment_token(federation_id, name), name, key, **profile)
-        made = anyone.post("/v1/enrolments", json=request)
+        key, token = Ed25519PrivateKey.generate(), self.enrolment_token(federation_id, name)
+        made = self.try_enrol(token, name, key, **profile)
         assert made.status_code == 201, made.text
         return Silo(made.json()["client_id"], federation_id, key, self.signing(key))
+
+    def try_enrol(
+        self, token: str, name: str, key: Ed25519PrivateKey | None = None, **profile: Any
+    ) -> httpx.Response:
+        """Ask to become a member, with a new key unless one is named."""
+        anyone = self.http()
+        request = enrolment(anyone, token, name, key or Ed25519PrivateKey.generate(), **profile)
+        return anyone.post("/v1/enrolments", json=request)
 
     def counted(self, series: str) -> float:
         """Read one series of the metrics; 0 while it has none."""
@@ -136,18 +143,26 @@ class Served:
 
     def with_open_rounds(self) -> set[str]:
         """Return the federations whose rounds a coordinator checks at every tick."""
-        with self._opened_database().autocommit() as connection:
+        with self.database.autocommit() as connection:
             return {federation_id for (federation_id,) in connection.execute(_WITH_OPEN_ROUNDS)}
+
+    def rounds(self, federation_id: str) -> list[dict[str, Any]]:
+        """Look at all rounds of a federation as an admin, the first one first."""
+        path = f"/v1/federations/{federation_id}/rounds"
+        numbers = [shown["round"] for shown in self.admin.get(path).json()["items"]]
+        return [self.admin.get(f"{path}/{number}").json() for number in sorted(numbers)]
 
     def round_state(self, federation_id: str, number: int) -> str | None:
         """Read the state of a round past the service; None while there is no such round."""
-        with self._opened_database().autocommit() as connection:
+        with self.database.autocommit() as connection:
             state: str | None = connection.scalar(
                 _ROUND_STATE, {"federation_id": federation_id, "number": number}
             )
             return state
 
-    def _opened_database(self) -> Database:
+    @property
+    def database(self) -> Database:
+        """The database, past the service."""
         if self._database is None:
             self._database = Database(self.database_url)
         return self._database

@@ -9,10 +9,12 @@ from typing import TypeVar
 Fact = TypeVar("Fact")
 
 
-def wait_until(find: Callable[[], Fact], seconds: float = 60.0) -> Fact:
+def wait_until(
+    find: Callable[[], Fact | None], seconds: float = 120.0, what: str = "it", pause: float = 0.02
+) -> Fact:
     """Return what `find` returns as soon as that is true; the limit is for machines under load."""
     deadline = time.monotonic() + seconds
     while not (fact := find()):
-        assert time.monotonic() < deadline, f"it did not happen in {seconds} s"
-        time.sleep(0.01)
+        assert time.monotonic() < deadline, f"{what} did not happen in {seconds} s"
+        time.sleep(pause)
     return fact

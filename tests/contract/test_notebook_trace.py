@@ -15,9 +15,10 @@ from typing import Any
 
 import httpx
 import numpy as np
-import pytest
 from numpy.typing import NDArray
 from safetensors import numpy as safetensors
+
+from tests.waiting import wait_until
 
 MEDIA_TYPE = "application/vnd.tessera.adapter+safetensors"
 TRACE: dict[str, Any] = json.loads((Path(__file__).parent / "notebook_trace.json").read_text())
@@ -161,12 +162,8 @@ def _check_served(served: dict[str, NDArray[np.float32]], wanted: dict[str, Any]
 
 
 def _published(operator: httpx.Client, federation: str, number: int) -> dict[str, Any]:
-    deadline = time.monotonic() + 30
     url = f"/v1/federations/{federation}/rounds/{number}"
-    while operator.get(url).json()["state"] != "published":
-        if time.monotonic() > deadline:
-            pytest.fail("the round was not published")
-        time.sleep(0.02)
+    wait_until(lambda: operator.get(url).json()["state"] == "published")
     return dict(operator.get(f"{url}/relevance").json())
 
 

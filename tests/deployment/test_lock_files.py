@@ -37,13 +37,6 @@ ENVIRONMENTS = [
     for platform in PLATFORMS
     for python in ("3.11", "3.12", "3.13")
 ]
-IN_EVERY_ENVIRONMENT = pytest.mark.parametrize(
-    "environment",
-    ENVIRONMENTS,
-    ids=lambda environment: "-".join(
-        environment[name] for name in ("sys_platform", "platform_machine", "python_version")
-    ),
-)
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.name)

@@ -6,8 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -75,14 +73,6 @@ def prepare_agent(
         f'train = "{data / "train.jsonl"}"\ntest = "{data / "test.jsonl"}"\nthreads = 1\n'
     )
     return AgentProcess(name, mine, token)
-
-
-def wait_until(condition: Callable[[], object], seconds: float = 120, what: str = "it") -> None:
-    """Look until something is the case."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, f"{what} did not happen within {seconds} s"
-        time.sleep(0.02)
 
 
 def _environment() -> dict[str, str]:

@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 from client_agent.model.loading import base_model_slug
-from tests.scenarios.agents import EXAMPLES, MODELS, prepare_agent, wait_until
+from tests.scenarios.agents import EXAMPLES, MODELS, prepare_agent
 from tests.scenarios.forwarder import forwarding
 from tests.served import Served
+from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
 
@@ -26,13 +27,6 @@ def plan(**changes: Any) -> dict[str, Any]:
         "training": {"steps": 20, "max_length": 64, "learning_rate": 0.01},
         "signature": {"probe_examples": 12},
     } | changes
-
-
-def rounds_of(served: Served, federation_id: str) -> list[dict[str, Any]]:
-    items = served.admin.get(f"/v1/federations/{federation_id}/rounds").json()["items"]
-    return [served.admin.get(f"/v1/federations/{federation_id}/rounds/{r['round']}").json() for r in items][
-        ::-1
-    ]
 
 
 def test_two_architectures_align_train_and_end_with_personal_weights(
@@ -52,7 +46,7 @@ def test_two_architectures_align_train_and_end_with_personal_weights(
         agent.start()
     for agent in agents:
         agent.wait()
-    rounds = rounds_of(served, federation_id)
+    rounds = served.rounds(federation_id)
     assert [r["state"] for r in rounds] == ["published", "published"]
     for view in rounds:
         assert view["counts"] == {"joined": 3, "arrived": 3, "late": 0, "dropped": 0, "rejected": 0}
@@ -102,7 +96,7 @@ def test_an_agent_killed_while_training_and_after_pushing_is_counted_once_in_eve
         assert pushed.read_bytes() == body, "a retry must send the same bytes"
         steady.wait()
         victim.wait()
-    rounds = rounds_of(served, federation_id)
+    rounds = served.rounds(federation_id)
     assert [(r["round"], r["state"]) for r in rounds] == [(n, "published") for n in (1, 2, 3)]
     assert all(c["state"] == "arrived" and c["scores"] for r in rounds for c in r["clients"])
     counted = rows(database_url, "SELECT round_number, client_id FROM updates")
@@ -124,7 +118,7 @@ def test_a_stopped_agent_says_so_and_resumes(database_url: str, serve: Serve, tm
     assert "the next start resumes" in agent.log
     agent.start()
     agent.wait()
-    assert rounds_of(served, federation_id)[0]["state"] == "published"
+    assert served.rounds(federation_id)[0]["state"] == "published"
 
 
 def test_a_revoked_agent_stops_and_says_why(database_url: str, serve: Serve, tmp_path: Path) -> None:

@@ -12,8 +12,9 @@ import pytest
 
 from client_agent.rounds.served_weights import read_weights
 from client_agent.rounds.train import Trained
-from tests.scenarios.agents import AgentProcess, prepare_agent, wait_until
+from tests.scenarios.agents import AgentProcess, prepare_agent
 from tests.served import Served
+from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
 

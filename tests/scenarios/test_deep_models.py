@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -25,6 +24,7 @@ from schemas.wire.header import HEADER_LIMIT
 from schemas.wire.streams import bound, decode, stream_slots
 from tests.served import Served, Silo, start
 from tests.taking_part import coded_body, update_body
+from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(1800)]
 
@@ -181,10 +181,10 @@ def close(values: Values, wanted: Values, tolerance: float = 1e-4) -> None:
 
 def wait_until_published(client: Client, number: int) -> None:
     """Wait as a client does, which tries again while the database is busy with gigabytes."""
-    deadline = time.monotonic() + 800
-    while client.api.round_view(client.silo.federation_id, number).state != "published":
-        assert time.monotonic() < deadline
-        time.sleep(0.5)
+    federation_id = client.silo.federation_id
+    wait_until(
+        lambda: client.api.round_view(federation_id, number).state == "published", seconds=800, pause=0.5
+    )
 
 
 def header_of(body: bytes) -> int:

@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.scenarios.agents import TESSERA, AgentProcess, prepare_agent, wait_until
-from tests.scenarios.test_agents import plan, rounds_of
+from tests.scenarios.agents import TESSERA, AgentProcess, prepare_agent
+from tests.scenarios.test_agents import plan
 from tests.served import Served
+from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
 
@@ -68,7 +69,7 @@ def test_agents_refuse_a_restored_coordinator_until_their_people_accept_it(
         ended.start()
     for agent in agents:
         agent.wait()
-    rounds = rounds_of(restored, federation_id)
+    rounds = restored.rounds(federation_id)
     assert [r["state"] for r in rounds] == ["published"] * ROUNDS
     assert all(r["counts"]["arrived"] == 2 for r in rounds)
 

@@ -13,6 +13,7 @@ from tests.served import ADMIN_TOKEN
 from tests.stress.one_hot import Trial, check, taking_part, wait_for_the_end
 from tests.stress.processes import Coordinator
 from tests.system.caddy import PORT_BEHIND, URL, Caddy, caddy
+from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(300)]
 
@@ -61,9 +62,9 @@ def test_both_replicas_take_part_and_nothing_is_lost_when_each_is_killed_in_turn
     go_on.set()
     with taking_part(trial, [URL], go_on) as (federation_id, agents):
         for replica, after in zip(replicas, (3, 7), strict=True):
-            _until(lambda number=after: min(len(agent.receipts) for agent in agents) >= number)
+            wait_until(lambda number=after: min(len(agent.receipts) for agent in agents) >= number)
             replica.kill()
-            _until(lambda number=after: min(len(agent.receipts) for agent in agents) >= number + 2)
+            wait_until(lambda number=after: min(len(agent.receipts) for agent in agents) >= number + 2)
             replica.start()
         wait_for_the_end(agents)
         check(trial, database_url, federation_id, agents)
@@ -108,12 +109,3 @@ def test_a_body_above_its_limit_never_reaches_a_coordinator(
         assert refused.status_code in (413, 502)  # 502 is what Caddy said before it had a better word
         assert "server" in refused.headers, "it was not Caddy who refused"
         assert admin.get("/v1/federations").json()["items"] == []
-
-
-def _until(condition: Callable[[], bool]) -> None:
-    waiting = threading.Event()
-    for _ in range(1200):
-        if condition():
-            return
-        waiting.wait(0.1)
-    raise AssertionError("it did not come to that")

@@ -25,13 +25,14 @@ from client_agent.transport.client import CoordinatorApi, NothingYet
 from schemas.identity.signed_requests import Target, sign
 from schemas.messages.enrolment import Profile
 from tests.served import ADMIN_TOKEN, PROFILE, Served
+from tests.stress.processes import free_port
 from tests.system.programs import program
+from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(120)]
 
 PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "deploy.md"
 AGENT = Profile.model_validate(PROFILE)
-_READY_SECONDS = 30.0
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,7 @@ def lines_of(language: str, served: Served) -> str:
 
 @contextmanager
 def _nginx(served: Served, folder: Path) -> Iterator[Front]:
-    port = _free_port()
+    port = free_port()
     temporary = "".join(
         f"{kind}_temp_path {folder}/{kind};\n"
         for kind in ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
@@ -79,7 +80,7 @@ def _nginx(served: Served, folder: Path) -> Iterator[Front]:
 
 @contextmanager
 def _caddy(served: Served, folder: Path) -> Iterator[Front]:
-    port = _free_port()
+    port = free_port()
     (folder / "Caddyfile").write_text(
         "{\nadmin off\nauto_https disable_redirects\nskip_install_trust\n}\n"
         f"https://localhost:{port} {{\ntls internal\n{lines_of('caddy', served)}}}\n"
@@ -87,7 +88,7 @@ def _caddy(served: Served, folder: Path) -> Iterator[Front]:
     command = [program("caddy"), "run", "--config", f"{folder}/Caddyfile", "--adapter", "caddyfile"]
     with _running(command, folder, port):
         authority = folder / "caddy" / "pki" / "authorities" / "local" / "root.crt"
-        _until(authority.exists)
+        wait_until(authority.exists)
         yield Front(f"https://localhost:{port}/tessera", authority)
 
 
@@ -104,25 +105,11 @@ def _running(command: list[str], folder: Path, port: int) -> Iterator[None]:
             return probe.connect_ex(("127.0.0.1", port)) == 0
 
     try:
-        _until(listens)
+        wait_until(listens)
         yield
     finally:
         process.terminate()
         process.wait(timeout=30)
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
-def _until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + _READY_SECONDS
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 def test_an_agent_enrols_and_sends_signed_requests(
