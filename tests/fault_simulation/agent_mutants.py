@@ -2,61 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from unittest.mock import patch
+from typing import Any
 
+from client_agent.alignment import pack_exchange
 from client_agent.identity import key_rotation, membership
 from client_agent.storage import round_folder
 from client_agent.storage.round_folder import RECEIPT, TRAINED, UPDATE, RoundFolder
+from tests.fault_simulation.planting import omits, replaces
 from tests.fault_simulation.weather import Plan, Weather
-
-
-@contextmanager
-def does_not_sync_its_journal() -> Iterator[None]:
-    """What was written is there, until the power goes."""
-
-    def write(path: Path, content: bytes) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(content)
-
-    with patch.object(round_folder, "write_durably", write):
-        yield
-
-
-@contextmanager
-def trains_again_for_a_retry() -> Iterator[None]:
-    """What was trained and not yet acknowledged is made anew."""
-    has = RoundFolder.has
-
-    def forgetful(self: RoundFolder, name: str) -> bool:
-        return has(self, name) and (name not in (TRAINED, UPDATE) or has(self, RECEIPT))
-
-    with patch.object(RoundFolder, "has", forgetful):
-        yield
-
-
-@contextmanager
-def sends_a_key_before_it_is_safe() -> Iterator[None]:
-    """The next key is there, until the power goes."""
-    write = membership.write_durably
-
-    def careless(path: Path, content: bytes) -> None:
-        if path.name == "next.key":
-            path.write_bytes(content)
-        else:
-            write(path, content)
-
-    with patch.object(membership, "write_durably", careless):
-        yield
-
-
-@contextmanager
-def takes_up_a_key_unseen() -> Iterator[None]:
-    """A new key that is there is used, whether the coordinator has heard of it or not."""
-    with patch.object(key_rotation, "_is_accepted", lambda *_: True):
-        yield
 
 
 def _keys_are_replaced(plan: Plan, weather: Weather) -> bool:
@@ -75,11 +29,39 @@ def _replies_are_lost(plan: Plan, weather: Weather) -> bool:
     return weather.lost_reply > 0 and weather.agent_crash > 0
 
 
-AGENT_MUTANTS: tuple[
-    tuple[str, Callable[[], AbstractContextManager[object]], Callable[[Plan, Weather], bool]], ...
-] = (
-    ("does not sync its journal", does_not_sync_its_journal, _power_goes),
-    ("trains again for a retry", trains_again_for_a_retry, _replies_are_lost),
-    ("sends a key before it is safe", sends_a_key_before_it_is_safe, _keys_are_replaced),
-    ("takes up a key unseen", takes_up_a_key_unseen, _replacing_is_cut_short),
-)
+def packs_are_contested(plan: Plan, weather: Weather) -> bool:
+    return plan.aligned and plan.packs_before == 0
+
+
+@replaces(round_folder, "write_durably", _power_goes)
+def does_not_sync_its_journal(_: Any, path: Path, content: bytes) -> None:
+    """What was written is there, until the power goes."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content)
+
+
+@replaces(RoundFolder, "has", _replies_are_lost)
+def trains_again_for_a_retry(has: Any, folder: RoundFolder, name: str) -> bool:
+    """What was trained and not yet acknowledged is made anew."""
+    return has(folder, name) and (name not in (TRAINED, UPDATE) or has(folder, RECEIPT))
+
+
+@replaces(membership, "write_durably", _keys_are_replaced)
+def sends_a_key_before_it_is_safe(write: Any, path: Path, content: bytes) -> None:
+    """The next key is there, until the power goes."""
+    if path.name == "next.key":
+        path.write_bytes(content)
+    else:
+        write(path, content)
+
+
+# A new key that is there is used, whether the coordinator has heard of it or not.
+omits("takes up a key unseen", key_rotation, "_is_accepted", _replacing_is_cut_short, value=lambda *_: True)
+
+
+@replaces(pack_exchange._PackBuilder, "_deliver", packs_are_contested)
+def keeps_to_the_pack_it_made(deliver: Any, builder: Any, base_model: str, make: Any) -> bytes:
+    """An agent uses its own pack, though the coordinator has a faster agent's."""
+    stored: bytes = deliver(builder, base_model, make)
+    file: Path = builder.folder / f"made-{base_model}.safetensors"  # it stays when another was stored
+    return file.read_bytes() if file.exists() else stored

@@ -1,4 +1,7 @@
-"""Faults planted in how replicas share their work: rounds that move, and leases."""
+"""Faults planted in how replicas share their work: rounds that move, and leases.
+
+Without a second replica nobody takes a lease.
+"""
 
 from __future__ import annotations
 
@@ -17,9 +20,28 @@ from coordinator.db.tables.federations import RoundRow
 from coordinator.rounds import store as rounds
 from coordinator.rounds import transitions
 from coordinator.rounds.lifecycle import Step, next_state
+from tests.fault_simulation.planting import mutant, replaces
 from tests.fault_simulation.storage import replicas_database
+from tests.fault_simulation.weather import Plan, Weather
 
 
+def workers_die(plan: Plan, weather: Weather) -> bool:
+    return weather.replica_crash > 0.005
+
+
+def _workers_compete(plan: Plan, weather: Weather) -> bool:
+    return plan.replicas > 1 and weather.slow > 0.01 and weather.replica_stall > 0.005
+
+
+def _replicas_are_slow(plan: Plan, weather: Weather) -> bool:
+    return plan.replicas > 1 and weather.slow > 0.01 and plan.sluggish and plan.collect_seconds < 30
+
+
+def _deadlines_are_contested(plan: Plan, weather: Weather) -> bool:
+    return plan.replicas == 3 and weather.slow > 0.01 and plan.sluggish and plan.collect_seconds < 10
+
+
+@mutant(_deadlines_are_contested)
 @contextmanager
 def moves_rounds_without_comparing() -> Iterator[None]:
     """Steps that were due when somebody looked are taken later, on rounds that have moved on meanwhile."""
@@ -59,6 +81,7 @@ def drives_on_what_it_saw() -> Iterator[None]:
         yield
 
 
+@mutant(_replicas_are_slow)
 @contextmanager
 def takes_leases_that_are_alive() -> Iterator[None]:
     def awaiting(session: Any, _: Any) -> list[tuple[str, int]]:
@@ -74,76 +97,41 @@ def takes_leases_that_are_alive() -> Iterator[None]:
         yield
 
 
-@contextmanager
-def leaves_the_dead_their_leases() -> Iterator[None]:
-    def awaiting(session: Any, _: Any) -> list[tuple[str, int]]:
-        closing = select(RoundRow.federation_id, RoundRow.number).where(RoundRow.state == "closing")
-        return [(federation_id, number) for federation_id, number in session.execute(closing)]
-
-    with patch.object(rounds, "awaiting_worker", awaiting):
-        yield
+@replaces(rounds, "awaiting_worker", workers_die)
+def leaves_the_dead_their_leases(_: Any, session: Any, __: Any) -> list[tuple[str, int]]:
+    closing = select(RoundRow.federation_id, RoundRow.number).where(RoundRow.state == "closing")
+    return [(federation_id, number) for federation_id, number in session.execute(closing)]
 
 
-@contextmanager
-def publishes_without_its_lease() -> Iterator[None]:
-    publish = job._publish
-
-    def unfenced(database: Any, claim: Any, weighing: Any, made: Any) -> None:
-        with database.read() as session:
-            row = rounds.get_round(session, claim.federation_id, claim.number)
-        publish(database, replace(claim, token=row.lease_token), weighing, made)
-
-    with patch.object(job, "_publish", unfenced):
-        yield
+@replaces(job, "_publish", _workers_compete)
+def publishes_without_its_lease(publish: Any, database: Any, claim: Any, weighing: Any, made: Any) -> None:
+    with database.read() as session:
+        row = rounds.get_round(session, claim.federation_id, claim.number)
+    publish(database, replace(claim, token=row.lease_token), weighing, made)
 
 
-@contextmanager
-def extends_anybodys_lease() -> Iterator[None]:
-    def extend(session: Any, round_id: int, _: Any, until: Any) -> None:
-        session.execute(
-            update(RoundRow)
-            .where(RoundRow.id == round_id, RoundRow.state == "aggregating")
-            .values(lease_expires_at=until)
-        )
-
-    with patch.object(rounds, "extend_lease", extend):
-        yield
+@replaces(rounds, "extend_lease", _workers_compete)
+def extends_leases_of_others(_: Any, session: Any, round_id: int, __: Any, until: Any) -> None:
+    aggregating = update(RoundRow).where(RoundRow.id == round_id, RoundRow.state == "aggregating")
+    session.execute(aggregating.values(lease_expires_at=until))
 
 
-@contextmanager
-def releases_anybodys_lease() -> Iterator[None]:
-    work = workers.Ticker._work
-
-    def release(self: Any, claim: Any) -> None:
-        work(self, claim)
-        with self._database.write() as session:
-            rounds.expire_leases(session)
-
-    with patch.object(workers.Ticker, "_work", release):
-        yield
+@replaces(workers.Ticker, "_work", _workers_compete)
+def releases_leases_of_others(work: Any, ticker: Any, claim: Any) -> None:
+    work(ticker, claim)
+    with ticker._database.write() as session:
+        rounds.expire_leases(session)
 
 
-@contextmanager
-def forgets_leases_when_it_starts() -> Iterator[None]:
-    start = workers.Ticker.start
-
-    def forget(self: Any) -> None:
-        with self._database.write() as session:
-            rounds.expire_leases(session)
-        start(self)
-
-    with patch.object(workers.Ticker, "start", forget):
-        yield
+@replaces(workers.Ticker, "start", _workers_compete)
+def forgets_leases_when_it_starts(start: Any, ticker: Any) -> None:
+    with ticker._database.write() as session:
+        rounds.expire_leases(session)
+    start(ticker)
 
 
-@contextmanager
-def goes_by_its_own_clock() -> Iterator[None]:
-    now = job.database_time
-
-    def own(session: Any) -> Any:
-        world: Any = replicas_database(0).host
-        running = world.scheduler.current().process
-        return now(session) + timedelta(seconds=90.0 * getattr(running, "number", 0))
-
-    with patch.object(job, "database_time", own):
-        yield
+@replaces(job, "database_time", _replicas_are_slow)
+def goes_by_its_own_clock(now: Any, session: Any) -> Any:
+    world: Any = replicas_database(0).host
+    running = world.scheduler.current().process
+    return now(session) + timedelta(seconds=90.0 * getattr(running, "number", 0))

@@ -18,27 +18,40 @@ from client_agent.storage.files import make_folder
 from client_agent.storage.round_folder import SECURE
 from schemas.identity.keys import encode
 from schemas.messages.secure_sum import STEPS, SumStep, UnmaskShare, UnmaskStep
+from tests.fault_simulation.planting import mutant, replaces
+from tests.fault_simulation.weather import Plan, Weather
 
 
-@contextmanager
-def sends_both_shares() -> Iterator[None]:
+def masked(plan: Plan, _: Weather) -> bool:
+    return plan.summed is not None and plan.summed.masking == "pairwise"
+
+
+def lied_to(plan: Plan, weather: Weather) -> bool:
+    return masked(plan, weather) and plan.summed is not None and plan.summed.lies > 0
+
+
+def _asked_again(plan: Plan, weather: Weather) -> bool:
+    return masked(plan, weather) and weather.sum_crash > 0.1
+
+
+def _power_goes(plan: Plan, weather: Weather) -> bool:
+    return _asked_again(plan, weather) and weather.power == 1
+
+
+@replaces(Member, "unmask", masked)
+def sends_both_shares_of_a_member(unmask: Any, *args: Any) -> UnmaskStep:
     """Whoever has a member's two shares of everybody can open every input."""
-    unmask = Member.unmask
-
-    def everything(self: Member, answer: Any, shared: Any, masked: Any) -> UnmaskStep:
-        step = unmask(self, answer, shared, masked)
-        others = [
-            UnmaskShare(position=share.position, of="s" if share.of == "b" else "b", share=share.share)
-            for share in step.shares
-        ]
-        return UnmaskStep(shares=[*step.shares, *others])
-
-    with patch.object(Member, "unmask", everything):
-        yield
+    step = unmask(*args)
+    others = [
+        UnmaskShare(position=share.position, of="s" if share.of == "b" else "b", share=share.share)
+        for share in step.shares
+    ]
+    return UnmaskStep(shares=[*step.shares, *others])
 
 
+@mutant(_asked_again)
 @contextmanager
-def rounds_its_input_again() -> Iterator[None]:
+def rounds_its_input_again_for_a_retry() -> Iterator[None]:
     """After a crash or a lost answer, another input is masked by the same keys."""
     message, require, read = session_steps._MaskedSteps.message, SessionJournal.require, summed_steps._input
 
@@ -64,8 +77,9 @@ def rounds_its_input_again() -> Iterator[None]:
         yield
 
 
+@mutant(_power_goes)
 @contextmanager
-def does_not_sync_its_sums() -> Iterator[None]:
+def does_not_sync_its_journal_of_sums() -> Iterator[None]:
     """What was sent is in the journal, until the power goes."""
 
     def write(path: Path, content: bytes) -> None:
@@ -79,15 +93,10 @@ def does_not_sync_its_sums() -> Iterator[None]:
         yield
 
 
-@contextmanager
-def unmasks_unconfirmed() -> Iterator[None]:
+@replaces(Member, "unmask", lied_to)
+def unmasks_what_nobody_confirmed(_: Any, __: Member, ___: Any, shared: Any, summed: Any) -> UnmaskStep:
     """A member reveals its shares whoever has confirmed which sets."""
-
-    def unmask(self: Member, answer: Any, shared: Any, masked: Any) -> UnmaskStep:
-        held = {"b": shared.seed_shares, "s": shared.mask_shares}
-        kinds = {peer: "b" if peer in masked else "s" for peer in sorted(shared.commitments)}
-        shares = [{"position": peer, "of": of, "share": encode(held[of][peer])} for peer, of in kinds.items()]
-        return UnmaskStep.model_validate({"shares": shares})
-
-    with patch.object(Member, "unmask", unmask):
-        yield
+    held = {"b": shared.seed_shares, "s": shared.mask_shares}
+    kinds = {peer: "b" if peer in summed else "s" for peer in sorted(shared.commitments)}
+    shares = [{"position": peer, "of": of, "share": encode(held[of][peer])} for peer, of in kinds.items()]
+    return UnmaskStep.model_validate({"shares": shares})

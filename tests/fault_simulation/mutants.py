@@ -1,29 +1,24 @@
-"""Faults planted in the coordinator, each without one real safeguard. The simulation must find every one.
-
-`where` says in which schedules the safeguard is needed at all: without a second replica nobody takes a lease.
-"""
+"""Faults planted in the coordinator, each without one real safeguard. The simulation must find every one."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import dataclass, replace
-from datetime import timedelta
+from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
-from sqlalchemy import delete, select
+from sqlalchemy import delete, select, true
 
-from coordinator import workers
 from coordinator.aggregation import job
 from coordinator.aggregation import store as aggregation_store
 from coordinator.auth import nonces
 from coordinator.db.engine import database_time
-from coordinator.db.tables.federations import ChunkRow, PayloadRow, UpdateRow, WeightsRow
+from coordinator.db.tables.federations import ChunkRow, UpdateRow, WeightsRow
 from coordinator.enrolment import routes as enrolment
 from coordinator.enrolment import store
 from coordinator.joining import join
-from coordinator.rounds import base_weights, lifecycle
+from coordinator.rounds import base_weights, lifecycle, retention
 from coordinator.rounds import store as rounds
 from coordinator.rounds.lifecycle import Step
 from coordinator.storage import garbage_collection
@@ -31,59 +26,29 @@ from coordinator.strategies.base import Cohort
 from coordinator.updates import commit
 from coordinator.updates import store as updates
 from coordinator.weights import store as weights
-from tests.fault_simulation.agent_mutants import AGENT_MUTANTS
-from tests.fault_simulation.lease_mutants import (
-    extends_anybodys_lease,
-    forgets_leases_when_it_starts,
-    goes_by_its_own_clock,
-    leaves_the_dead_their_leases,
-    moves_rounds_without_comparing,
-    publishes_without_its_lease,
-    releases_anybodys_lease,
-    takes_leases_that_are_alive,
+from tests.fault_simulation import (  # noqa: F401 - they register their faults
+    agent_mutants,
+    lease_mutants,
+    member_mutants,
+    receipt_mutants,
+    recipe_mutants,
+    sum_mutants,
 )
-from tests.fault_simulation.pack_mutants import PACK_MUTANTS
-from tests.fault_simulation.receipt_mutants import (
-    acknowledges_other_bytes,
-    answers_before_the_commit,
-    keeps_only_the_first_of_several,
-    takes_updates_after_closing,
+from tests.fault_simulation.planting import (
+    MUTANTS,
+    Mutant,
+    Where,
+    collecting_at_once,
+    mutant,
+    omits,
+    replaces,
 )
-from tests.fault_simulation.recipe_mutants import RECIPE_MUTANTS
-from tests.fault_simulation.sum_mutants import SUM_MUTANTS
-from tests.fault_simulation.thinning_mutants import THINNING_MUTANTS
+from tests.fault_simulation.receipt_mutants import rounds_end_early
 from tests.fault_simulation.weather import Plan, Weather
 
-Where = Callable[[Plan, Weather], bool]
+__all__ = ["MUTANTS", "Mutant", "planted"]
 
-
-@dataclass(frozen=True)
-class Mutant:
-    """A planted fault."""
-
-    name: str
-    plant: Callable[[], AbstractContextManager[object]]
-    where: Where
-
-
-def _always(plan: Plan, weather: Weather) -> bool:
-    return True
-
-
-def _workers_die(plan: Plan, weather: Weather) -> bool:
-    return weather.replica_crash > 0.005
-
-
-def _workers_compete(plan: Plan, weather: Weather) -> bool:
-    return plan.replicas > 1 and weather.slow > 0.01 and weather.replica_stall > 0.005
-
-
-def _replicas_are_slow(plan: Plan, weather: Weather) -> bool:
-    return plan.replicas > 1 and weather.slow > 0.01 and plan.sluggish and plan.collect_seconds < 30
-
-
-def _deadlines_are_contested(plan: Plan, weather: Weather) -> bool:
-    return plan.replicas == 3 and weather.slow > 0.01 and plan.sluggish and plan.collect_seconds < 10
+_LATER = 2**31 - 1
 
 
 def _revoked_while(what: str) -> Where:
@@ -94,88 +59,51 @@ def _revoked_while(what: str) -> Where:
     return where
 
 
-def _rounds_end_early(plan: Plan, weather: Weather) -> bool:
-    return plan.collect_seconds < 30 and plan.rounds > 1 and plan.sluggish
+def _rounds_are_thinned_out(plan: Plan, weather: Weather) -> bool:
+    return plan.keep_rounds is not None
 
 
-def _set(owner: object, name: str, value: object) -> Callable[[], AbstractContextManager[object]]:
-    return lambda: patch.object(owner, name, value)
+def _rounds_are_missed(plan: Plan, weather: Weather) -> bool:
+    return plan.keep_rounds == 1 and plan.rounds > 2 and plan.sluggish and plan.quorum < plan.agents
 
 
-def _nothing(*_: object, **__: object) -> None:
-    pass
+@replaces(job, "_publish")
+def publishes_in_two_transactions(publish: Any, database: Any, claim: Any, weighing: Any, done: Any) -> None:
+    with database.write() as session:
+        for client, body in sorted(done.bodies.items()):
+            stored = body.adopted(body.staged.adopt(session))
+            weights.assign(
+                session, claim.federation_id, client, claim.number + 1, stored, database_time(session)
+            )
+    publish(database, claim, weighing, replace(done, bodies={}))
 
 
-@contextmanager
-def publishes_in_two_transactions() -> Iterator[None]:
-    publish = job._publish
-
-    def twice(database: Any, claim: Any, weighing: Any, done: Any) -> None:
-        with database.write() as session:
-            for client, body in sorted(done.bodies.items()):
-                stored = body.adopted(body.staged.adopt(session))
-                weights.assign(
-                    session, claim.federation_id, client, claim.number + 1, stored, database_time(session)
-                )
-        publish(database, claim, weighing, replace(done, bodies={}))
-
-    with patch.object(job, "_publish", twice):
-        yield
-
-
-@contextmanager
-def collects_what_is_served() -> Iterator[None]:
+@replaces(garbage_collection, "collect")
+def collects_what_is_served(_: Any, database: Any, **__: Any) -> int:
     """A row that is referred to cannot be deleted; its bytes can."""
-
-    def collect(database: Any, **_: Any) -> int:
-        with database.write() as session:
-            kept = select(UpdateRow.payload_id).union(select(UpdateRow.state_payload_id))
-            session.execute(delete(ChunkRow).where(ChunkRow.payload_id.not_in(kept)))
-        return 0
-
-    with patch.object(garbage_collection, "collect", collect):
-        yield
+    with database.write() as session:
+        kept = select(UpdateRow.payload_id).union(select(UpdateRow.state_payload_id))
+        session.execute(delete(ChunkRow).where(ChunkRow.payload_id.not_in(kept)))
+    return 0
 
 
-@contextmanager
-def collects_what_is_in_the_making() -> Iterator[None]:
-    collect, every = garbage_collection.collect, garbage_collection._REFERENCES
-    unreferenced = select(PayloadRow.id).where(
-        ~garbage_collection.or_(
-            *(garbage_collection.exists().where(column == PayloadRow.id) for column in every)
-        )
-    )
-    with (
-        patch.object(garbage_collection, "_UNREFERENCED", unreferenced),
-        patch.object(
-            garbage_collection, "collect", lambda database, **_: collect(database, grace=timedelta(0))
-        ),
-        patch.object(workers, "_COLLECT_EVERY_SECONDS", 0.0),
-    ):
-        yield
+@mutant()
+def collects_what_is_in_the_making() -> AbstractContextManager[None]:
+    return collecting_at_once(true(), garbage_collection._REFERENCES)
 
 
-@contextmanager
-def counts_earlier_rounds_again() -> Iterator[None]:
-    made = aggregation_store._established
-
-    def counted(*args: Any) -> Any:
-        one = made(*args)
-        return replace(one, facts=replace(one.facts, is_source=True))
-
-    with patch.object(aggregation_store, "_established", counted):
-        yield
+@replaces(aggregation_store, "_established", rounds_end_early)
+def counts_earlier_rounds_again(established: Any, *args: Any) -> Any:
+    row = established(*args)
+    return replace(row, facts=replace(row.facts, is_source=True))
 
 
-@contextmanager
-def aggregates_in_any_order() -> Iterator[None]:
-    def by_chance(self: Any) -> None:
-        object.__setattr__(self, "clients", tuple(sorted(self.clients, key=lambda one: one.client[-6:])))
-
-    with patch.object(Cohort, "__post_init__", by_chance):
-        yield
+@replaces(Cohort, "__post_init__")
+def aggregates_in_any_order(_: Any, cohort: Any) -> None:
+    object.__setattr__(cohort, "clients", tuple(sorted(cohort.clients, key=lambda one: one.client[-6:])))
 
 
+@mutant()
 @contextmanager
 def counts_who_has_only_joined() -> Iterator[None]:
     facts = rounds._facts
@@ -187,20 +115,14 @@ def counts_who_has_only_joined() -> Iterator[None]:
         yield
 
 
+@replaces(lifecycle, "_collecting", rounds_end_early)
+def closes_with_too_few_updates(collecting: Any, facts: Any, now: Any) -> Any:
+    return Step("closing") if collecting(facts, now) is not None else None
+
+
+@mutant()
 @contextmanager
-def closes_with_too_few() -> Iterator[None]:
-    collecting = lifecycle._collecting
-
-    def close(facts: Any, now: Any) -> Any:
-        step = collecting(facts, now)
-        return Step("closing") if step is not None else None
-
-    with patch.object(lifecycle, "_collecting", close):
-        yield
-
-
-@contextmanager
-def serves_anybodys_weights() -> Iterator[None]:
+def serves_weights_of_others() -> Iterator[None]:
     class Bases:
         @staticmethod
         def newest(session: Any, _: str, number: int | None = None) -> Any:
@@ -214,62 +136,42 @@ def serves_anybodys_weights() -> Iterator[None]:
         yield
 
 
-MUTANTS: tuple[Mutant, ...] = (
-    Mutant("moves rounds without comparing", moves_rounds_without_comparing, _deadlines_are_contested),
-    Mutant("takes leases that are alive", takes_leases_that_are_alive, _replicas_are_slow),
-    Mutant("leaves the dead their leases", leaves_the_dead_their_leases, _workers_die),
-    Mutant("publishes without its lease", publishes_without_its_lease, _workers_compete),
-    Mutant("extends anybody's lease", extends_anybodys_lease, _workers_compete),
-    Mutant("releases anybody's lease", releases_anybodys_lease, _workers_compete),
-    Mutant("forgets leases when it starts", forgets_leases_when_it_starts, _workers_compete),
-    Mutant("goes by its own clock", goes_by_its_own_clock, _replicas_are_slow),
-    Mutant("publishes in two transactions", publishes_in_two_transactions, _always),
-    Mutant("collects what is served", collects_what_is_served, _always),
-    Mutant("collects what is in the making", collects_what_is_in_the_making, _always),
-    Mutant("counts earlier rounds again", counts_earlier_rounds_again, _rounds_end_early),
-    Mutant("aggregates in any order", aggregates_in_any_order, _always),
-    Mutant("counts who has only joined", counts_who_has_only_joined, _always),
-    Mutant("closes with too few updates", closes_with_too_few, _rounds_end_early),
-    Mutant("serves anybody's weights", serves_anybodys_weights, _always),
-    Mutant(
-        "takes updates after closing began",
-        takes_updates_after_closing,
-        _rounds_end_early,
-    ),
-    Mutant("takes updates of the revoked", _set(commit, "still_member", _nothing), _revoked_while("update")),
-    Mutant("lets the revoked join", _set(join, "still_member", _nothing), _revoked_while("join")),
-    Mutant("forgets that a join was answered", _set(join, "_earlier_answer", _nothing), _always),
-    Mutant("forgets that an update is there", _set(updates, "_as_receipt", _nothing), _always),
-    Mutant("answers before the commit", answers_before_the_commit, _workers_die),
-    Mutant("acknowledges other bytes", acknowledges_other_bytes, lambda plan, _: plan.two_mouthed),
-    Mutant("keeps only the first of several", keeps_only_the_first_of_several, _always),
-    Mutant("keeps quiet of rejected updates", _set(rounds, "reject_updates", _nothing), _rounds_end_early),
-    Mutant(
-        "lets a token be used twice",
-        _set(enrolment, "_is_repeat", lambda *_: True),
-        lambda plan, _: plan.thief,
-    ),
-    Mutant(
-        "answers a signed request twice",
-        _set(nonces, "insert_new", lambda *_: True),
-        lambda _, weather: weather.twice > 0,
-    ),
-    Mutant(
-        "lets replaced keys live",
-        _set(store, "expire_keys", _nothing),
-        lambda plan, _: plan.rotations > 0 and plan.at_once,
-    ),
-    *(
-        Mutant(name, plant, where)
-        for name, plant, where in (
-            *AGENT_MUTANTS,
-            *RECIPE_MUTANTS,
-            *PACK_MUTANTS,
-            *THINNING_MUTANTS,
-            *SUM_MUTANTS,
-        )
-    ),
-)
+@replaces(retention, "_prune_federation", _rounds_are_thinned_out)
+def thins_out_a_round_too_many(
+    thin_out: Any, session: Any, federation_id: str, keep_rounds: int, most: int
+) -> int:
+    """The last round that should keep its tensors is taken for old."""
+    return int(thin_out(session, federation_id, keep_rounds - 1, most))
+
+
+@replaces(retention, "_old_updates", _rounds_are_missed)
+def forgets_what_an_open_round_may_need(old: Any, federation_id: str, oldest_kept: int, _: int) -> Any:
+    """An update is superseded once its client delivers another, whether that comes to count."""
+    return old(federation_id, oldest_kept, _LATER)
+
+
+@replaces(retention, "_old_weights", _rounds_are_thinned_out)
+def never_forgets_weights(old: Any, federation_id: str, _: int) -> Any:
+    """Updates go; weights, of which there are as many, stay."""
+    return old(federation_id, 0)
+
+
+def _keys_end_at_once(plan: Plan, weather: Weather) -> bool:
+    return plan.rotations > 0 and plan.at_once
+
+
+def _is_true(*_: object) -> bool:
+    return True
+
+
+omits("takes updates of the revoked", commit, "still_member", _revoked_while("update"))
+omits("lets the revoked join", join, "still_member", _revoked_while("join"))
+omits("forgets that a join was answered", join, "_earlier_answer")
+omits("forgets that an update is there", updates, "_as_receipt")
+omits("keeps quiet of rejected updates", rounds, "reject_updates", rounds_end_early)
+omits("lets a token be used twice", enrolment, "_is_repeat", lambda plan, _: plan.thief, value=_is_true)
+omits("answers a signed request twice", nonces, "insert_new", lambda _, air: air.twice > 0, value=_is_true)
+omits("lets replaced keys live", store, "expire_keys", _keys_end_at_once)
 
 
 @contextmanager

@@ -16,6 +16,13 @@ from coordinator.updates.commit import CommitResult, ValidatedUpdate
 from coordinator.updates.group_commit import GroupCommit
 from coordinator.updates.ingest import ExpectedUpdate
 from schemas.messages.updates import Receipt
+from tests.fault_simulation.lease_mutants import workers_die
+from tests.fault_simulation.planting import mutant, replaces
+from tests.fault_simulation.weather import Plan, Weather
+
+
+def rounds_end_early(plan: Plan, weather: Weather) -> bool:
+    return plan.collect_seconds < 30 and plan.rounds > 1 and plan.sluggish
 
 
 class _Undo(Exception):
@@ -38,87 +45,70 @@ class _Rehearsal:
             raise _Undo
 
 
-@contextmanager
-def answers_before_the_commit() -> Iterator[None]:
+@replaces(routes, "ingest_update", workers_die)
+def answers_before_the_commit(
+    deliver: Any, database: Any, expected: ExpectedUpdate, body: ReceivedBody, _: GroupCommit
+) -> CommitResult:
     """The receipt leaves, and soon after the update is kept, if the replica lives that long."""
-    deliver = routes.ingest_update
+    body.file.seek(0)
+    content = body.file.read()
+    alone = GroupCommit(max_leaders=1, max_batch=1)
+    told: CommitResult = deliver(_Rehearsal(database), expected, body, alone)
+    world = database.host
 
-    def early(database: Any, expected: ExpectedUpdate, body: ReceivedBody, _: GroupCommit) -> CommitResult:
-        body.file.seek(0)
-        content = body.file.read()
-        told = deliver(_Rehearsal(database), expected, body, GroupCommit(max_leaders=1, max_batch=1))  # type: ignore[arg-type]
-        world = database.host
+    def keep() -> None:
+        with suppress(Exception), SpooledTemporaryFile[bytes](max_size=2**20) as copy:
+            copy.write(content)
+            again = ReceivedBody(copy, body.digest, body.bytes, body.encoding)
+            deliver(database, expected, again, alone)
 
-        def keep() -> None:
-            with suppress(Exception), SpooledTemporaryFile[bytes](max_size=2**20) as copy:
-                copy.write(content)
-                again = ReceivedBody(copy, body.digest, body.bytes, body.encoding)
-                deliver(database, expected, again, GroupCommit(max_leaders=1, max_batch=1))
-
-        if told.is_new:
-            world.scheduler.spawn(world.scheduler.current().process, keep, delay=0.2)
-        return told
-
-    with patch.object(routes, "ingest_update", early):
-        yield
+    if told.is_new:
+        world.scheduler.spawn(world.scheduler.current().process, keep, delay=0.2)
+    return told
 
 
-@contextmanager
-def acknowledges_other_bytes() -> Iterator[None]:
+@replaces(routes, "ingest_update", lambda plan, _: plan.two_mouthed)
+def acknowledges_other_bytes(
+    deliver: Any, database: Any, expected: ExpectedUpdate, body: ReceivedBody, group_commit: GroupCommit
+) -> CommitResult:
     """Whoever delivers a second time is told that it is well."""
-    deliver = routes.ingest_update
-
-    def polite(
-        database: Any, expected: ExpectedUpdate, body: ReceivedBody, group_commit: GroupCommit
-    ) -> CommitResult:
-        try:
-            return deliver(database, expected, body, group_commit)
-        except UploadConflict:
-            with database.read() as session:
-                moment = federation(session, expected.member.federation_id).created_at
-            return CommitResult(
-                Receipt(
-                    digest=body.digest,
-                    received_at=moment,
-                    bytes=body.bytes,
-                    round=expected.round_number,
-                    client=expected.member.client_id,
-                    clipped=False,
-                )
+    try:
+        result: CommitResult = deliver(database, expected, body, group_commit)
+    except UploadConflict:
+        with database.read() as session:
+            moment = federation(session, expected.member.federation_id).created_at
+        return CommitResult(
+            Receipt(
+                digest=body.digest,
+                received_at=moment,
+                bytes=body.bytes,
+                round=expected.round_number,
+                client=expected.member.client_id,
+                clipped=False,
             )
+        )
+    return result
 
-    with patch.object(routes, "ingest_update", polite):
-        yield
 
-
+@mutant(rounds_end_early)
 @contextmanager
-def takes_updates_after_closing() -> Iterator[None]:
+def takes_updates_after_closing_began() -> Iterator[None]:
     """Updates count until the round is over."""
     until_the_end = frozenset({"open", "collecting", "closing", "aggregating", "published"})
-    with (
-        patch.object(ingest, "ACCEPTING", until_the_end),
-        patch.object(commit, "ACCEPTING", until_the_end),
-    ):
+    with patch.object(ingest, "ACCEPTING", until_the_end), patch.object(commit, "ACCEPTING", until_the_end):
         yield
 
 
-@contextmanager
-def keeps_only_the_first_of_several() -> Iterator[None]:
+@replaces(ingest, "commit_updates")
+def keeps_only_the_first_of_several(
+    _: Any, database: Any, updates: Sequence[ValidatedUpdate]
+) -> list[CommitResult]:
     """Of updates that are kept together one is written, and all get receipts."""
-
-    def first(database: Any, updates: Sequence[ValidatedUpdate]) -> list[CommitResult]:
-        (kept,) = commit.commit_updates(database, updates[:1])
-        others = [
-            kept.receipt.model_copy(
-                update={
-                    "digest": one.received.digest,
-                    "bytes": one.received.size,
-                    "client": one.member.client_id,
-                }
-            )
-            for one in updates[1:]
-        ]
-        return [kept, *(CommitResult(receipt, is_new=True) for receipt in others)]
-
-    with patch.object(ingest, "commit_updates", first):
-        yield
+    (kept,) = commit.commit_updates(database, updates[:1])
+    others = [
+        kept.receipt.model_copy(
+            update={"digest": one.received.digest, "bytes": one.received.size, "client": one.member.client_id}
+        )
+        for one in updates[1:]
+    ]
+    return [kept, *(CommitResult(receipt, is_new=True) for receipt in others)]

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
-from datetime import timedelta
 from typing import Any
 from unittest.mock import patch
 
@@ -13,7 +12,6 @@ from sqlalchemy import bindparam, or_, select, update
 from sqlalchemy.orm.attributes import set_committed_value
 
 from client_agent.secure_sum import expectation
-from coordinator import workers
 from coordinator.db.tables.federations import ClientRow, ParticipationRow, PayloadRow, RoundRow
 from coordinator.db.tables.identity import RosterRow
 from coordinator.db.tables.secure_sum import SumMessageRow, SumSessionRow
@@ -22,16 +20,43 @@ from coordinator.rounds.lease import Lease
 from coordinator.secure_sum import accept, leases, new_terms, opening, phases, sessions, store, worker
 from coordinator.storage import garbage_collection
 from schemas.secure_sum.terms import threshold_for
-from tests.fault_simulation.member_mutants import (
-    does_not_sync_its_sums,
-    rounds_its_input_again,
-    sends_both_shares,
-    unmasks_unconfirmed,
-)
+from tests.fault_simulation.member_mutants import lied_to, masked
+from tests.fault_simulation.planting import collecting_at_once, mutant, omits, replaces
 from tests.fault_simulation.replicas import LEASE_SECONDS
 from tests.fault_simulation.weather import Plan, Weather
 
 
+def _phases_end(plan: Plan, weather: Weather) -> bool:
+    """Enough members for a phase to close without some, and messages that are late."""
+    is_short = plan.summed is not None and plan.summed.phase_seconds < 10 and plan.agents > 6
+    return masked(plan, weather) and is_short and weather.sum_late > 0.1
+
+
+def _sums_fail(plan: Plan, weather: Weather) -> bool:
+    """Too few members for a phase to close without two, and messages that are late."""
+    is_short = plan.summed is not None and plan.summed.phase_seconds < 10 and plan.agents < 7
+    return masked(plan, weather) and is_short and weather.sum_late > 0.1
+
+
+def _phases_are_contested(plan: Plan, weather: Weather) -> bool:
+    return masked(plan, weather) and plan.replicas > 1 and weather.slow > 0.01
+
+
+def _workers_compete(plan: Plan, weather: Weather) -> bool:
+    is_late = weather.slow > 0.01 and weather.replica_stall > 0.005
+    return plan.summed is not None and plan.replicas > 1 and is_late
+
+
+def _revoked_when_ready(plan: Plan, _: Weather) -> bool:
+    return plan.summed is not None and plan.revoked > 0 and plan.revoked_while == "ready"
+
+
+def _revoked_in_a_step(plan: Plan, weather: Weather) -> bool:
+    is_slow = plan.replicas > 1 and weather.slow > 0.01
+    return masked(plan, weather) and plan.revoked > 0 and plan.revoked_while in "01234" and is_slow
+
+
+@mutant(_phases_are_contested)
 @contextmanager
 def closes_phases_twice() -> Iterator[None]:
     """Phases that were over when somebody looked are closed later, whatever happened in between."""
@@ -71,6 +96,7 @@ def closes_phases_twice() -> Iterator[None]:
         yield
 
 
+@mutant(_revoked_when_ready)
 @contextmanager
 def sums_with_the_revoked() -> Iterator[None]:
     """Who is shut out after it has trained is a member of the sum nevertheless."""
@@ -95,15 +121,13 @@ def sums_with_the_revoked() -> Iterator[None]:
         links = session.execute(query.order_by(RosterRow.version))
         return {client: link["public_key"] for client, link in links if link["public_key"] is not None}
 
-    with (
-        patch.object(sessions, "ready_clients", ready),
-        patch.object(new_terms, "_keys", keys),
-    ):
+    with patch.object(sessions, "ready_clients", ready), patch.object(new_terms, "_keys", keys):
         yield
 
 
+@mutant(_workers_compete)
 @contextmanager
-def commits_totals_without_lease() -> Iterator[None]:
+def commits_totals_without_its_lease() -> Iterator[None]:
     """A worker neither extends its lease nor asks for it at the end."""
     commit = opening._commit
 
@@ -119,8 +143,9 @@ def commits_totals_without_lease() -> Iterator[None]:
         yield
 
 
+@mutant(_workers_compete)
 @contextmanager
-def takes_leases_of_sums() -> Iterator[None]:
+def takes_leases_of_sums_that_are_alive() -> Iterator[None]:
     anyone = or_(SumSessionRow.id > 0, SumSessionRow.lease_expires_at <= bindparam("now"))
     everything = (
         select(SumSessionRow.id, RoundRow.federation_id, RoundRow.number)
@@ -131,14 +156,12 @@ def takes_leases_of_sums() -> Iterator[None]:
         yield
 
 
-@contextmanager
-def closes_below_the_threshold() -> Iterator[None]:
-    required = phases.required
-
-    with patch.object(phases, "required", lambda terms, phase: required(terms, phase) - 1):
-        yield
+@replaces(phases, "required", _sums_fail)
+def closes_phases_below_the_threshold(required: Any, terms: Any, phase: Any) -> int:
+    return int(required(terms, phase)) - 1
 
 
+@mutant(masked)
 @contextmanager
 def agrees_on_a_lower_threshold() -> Iterator[None]:
     """Both sides take floor(2N/3) for the threshold."""
@@ -150,98 +173,15 @@ def agrees_on_a_lower_threshold() -> Iterator[None]:
         yield
 
 
-@contextmanager
-def collects_masked_vectors() -> Iterator[None]:
+@mutant(masked)
+def collects_masked_vectors() -> AbstractContextManager[None]:
     """Masked vectors are payloads that nobody needs."""
-    collect = garbage_collection.collect
-    columns = [one for one in garbage_collection._REFERENCES if one is not SumMessageRow.payload_id]
-    unreferenced = select(PayloadRow.id).where(
-        ~garbage_collection.or_(
-            *(garbage_collection.exists().where(column == PayloadRow.id) for column in columns)
-        ),
-        PayloadRow.digest.is_not(None),
-    )
-    with (
-        patch.object(garbage_collection, "_UNREFERENCED", unreferenced),
-        patch.object(
-            garbage_collection, "collect", lambda database, **_: collect(database, grace=timedelta(0))
-        ),
-        patch.object(workers, "_COLLECT_EVERY_SECONDS", 0.0),
-    ):
-        yield
+    needed = [column for column in garbage_collection._REFERENCES if column is not SumMessageRow.payload_id]
+    return collecting_at_once(PayloadRow.digest.is_not(None), needed)
 
 
-def _nothing(*_: object, **__: object) -> None:
-    pass
-
-
-def _set(owner: object, name: str, value: object) -> Callable[[], AbstractContextManager[object]]:
-    return lambda: patch.object(owner, name, value)
-
-
-def _masked(plan: Plan, _: Weather) -> bool:
-    return plan.summed is not None and plan.summed.masking == "pairwise"
-
-
-def _asked_again(plan: Plan, weather: Weather) -> bool:
-    return _masked(plan, weather) and weather.sum_crash > 0.1
-
-
-def _power_goes(plan: Plan, weather: Weather) -> bool:
-    return _asked_again(plan, weather) and weather.power == 1
-
-
-def _lied_to(plan: Plan, weather: Weather) -> bool:
-    return _masked(plan, weather) and plan.summed is not None and plan.summed.lies > 0
-
-
-def _phases_end(plan: Plan, weather: Weather) -> bool:
-    """Enough members for a phase to close without some, and messages that are late."""
-    is_short = plan.summed is not None and plan.summed.phase_seconds < 10 and plan.agents > 6
-    return _masked(plan, weather) and is_short and weather.sum_late > 0.1
-
-
-def _sums_fail(plan: Plan, weather: Weather) -> bool:
-    """Too few members for a phase to close without two, and messages that are late."""
-    is_short = plan.summed is not None and plan.summed.phase_seconds < 10 and plan.agents < 7
-    return _masked(plan, weather) and is_short and weather.sum_late > 0.1
-
-
-def _phases_are_contested(plan: Plan, weather: Weather) -> bool:
-    return _masked(plan, weather) and plan.replicas > 1 and weather.slow > 0.01
-
-
-def _workers_compete(plan: Plan, weather: Weather) -> bool:
-    is_late = weather.slow > 0.01 and weather.replica_stall > 0.005
-    return plan.summed is not None and plan.replicas > 1 and is_late
-
-
-def _revoked_when_ready(plan: Plan, _: Weather) -> bool:
-    return plan.summed is not None and plan.revoked > 0 and plan.revoked_while == "ready"
-
-
-def _revoked_in_a_step(plan: Plan, weather: Weather) -> bool:
-    is_slow = plan.replicas > 1 and weather.slow > 0.01
-    return _masked(plan, weather) and plan.revoked > 0 and plan.revoked_while in "01234" and is_slow
-
-
-SUM_MUTANTS: tuple[
-    tuple[str, Callable[[], AbstractContextManager[object]], Callable[[Plan, Weather], bool]], ...
-] = (
-    ("sends both shares of a member", sends_both_shares, _masked),
-    ("rounds its input again for a retry", rounds_its_input_again, _asked_again),
-    ("does not sync its journal of sums", does_not_sync_its_sums, _power_goes),
-    ("unmasks what nobody confirmed", unmasks_unconfirmed, _lied_to),
-    ("keeps the messages of sums", _set(sums, "delete_messages", _nothing), _masked),
-    ("takes messages after their phase", _set(accept, "_require_due", _nothing), _phases_end),
-    ("closes phases twice", closes_phases_twice, _phases_are_contested),
-    ("sums with the revoked", sums_with_the_revoked, _revoked_when_ready),
-    ("takes messages of the revoked", _set(accept, "still_member", _nothing), _revoked_in_a_step),
-    ("forgets who has unmasked", _set(store, "spent", lambda *_: set()), _lied_to),
-    ("commits totals without its lease", commits_totals_without_lease, _workers_compete),
-    ("takes leases of sums that are alive", takes_leases_of_sums, _workers_compete),
-    ("closes phases below the threshold", closes_below_the_threshold, _sums_fail),
-    ("agrees on a lower threshold", agrees_on_a_lower_threshold, _masked),
-    ("collects masked vectors", collects_masked_vectors, _masked),
-    ("goes on after sums that failed", _set(transitions, "pause", _nothing), _sums_fail),
-)
+omits("keeps the messages of sums", sums, "delete_messages", masked)
+omits("takes messages after their phase", accept, "_require_due", _phases_end)
+omits("takes messages of the revoked", accept, "still_member", _revoked_in_a_step)
+omits("forgets who has unmasked", store, "spent", lied_to, value=lambda *_: set())
+omits("goes on after sums that failed", transitions, "pause", _sums_fail)
