@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import closing, contextmanager
 from datetime import timedelta
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -50,29 +52,10 @@ def check_stored(database_url: str, federation_id: str, served: Served, *, round
     Raises:
         AssertionError: something is lost, doubled, changed or left over.
     """
-    database = Database(database_url)
-    try:
-        while collect(database, grace=timedelta(0)):
-            pass
-        with database.read() as session:
-            members = _members(session, federation_id)
-            assert sorted(members) == sorted(served), "somebody else is a member, or a member is not"
-            _check_rounds(session, federation_id, len(served), rounds)
-            _check_tokens(session, federation_id, members.values())
-            _check_roster(session, federation_id)
-            _check_audit(session)
-            for key, client in members.items():
-                _check_manifests(session, federation_id, client, served[key])
-            _check_payloads(session)
-            assert set(published(session)) == {
-                (name, number)
-                for name in session.scalars(
-                    select(ClientRow.name).where(ClientRow.federation_id == federation_id)
-                )
-                for number in range(1, rounds + 2)
-            }
-    finally:
-        database.close()
+    with _checked(database_url, federation_id, served) as session:
+        _check_rounds(session, federation_id, len(served), rounds)
+        names = session.scalars(select(ClientRow.name).where(ClientRow.federation_id == federation_id))
+        assert set(published(session)) == set(product(names, range(1, rounds + 2)))
 
 
 def check_sums(
@@ -85,22 +68,26 @@ def check_sums(
     Raises:
         AssertionError: something is lost, doubled, changed or left over.
     """
-    database = Database(database_url)
-    try:
+    with _checked(database_url, federation_id, served) as session:
+        _check_totals(session, federation_id, totals)
+
+
+@contextmanager
+def _checked(database_url: str, federation_id: str, served: Served) -> Iterator[Session]:
+    """Check what every federation leaves, and let the block look at more."""
+    with closing(Database(database_url)) as database:
         while collect(database, grace=timedelta(0)):
             pass
         with database.read() as session:
             members = _members(session, federation_id)
             assert sorted(members) == sorted(served), "somebody else is a member, or a member is not"
-            _check_totals(session, federation_id, totals)
             _check_tokens(session, federation_id, members.values())
             _check_roster(session, federation_id)
             _check_audit(session)
             for key, client in members.items():
                 _check_manifests(session, federation_id, client, served[key])
             _check_payloads(session)
-    finally:
-        database.close()
+            yield session
 
 
 def _check_totals(session: Session, federation_id: str, totals: Mapping[int, NDArray[np.int64]]) -> None:
@@ -254,12 +241,8 @@ def published(session: Session) -> Published:
 
 def published_in(database_url: str) -> Published:
     """Read the same from a database that nobody has open here."""
-    database = Database(database_url)
-    try:
-        with database.read() as session:
-            return published(session)
-    finally:
-        database.close()
+    with closing(Database(database_url)) as database, database.read() as session:
+        return published(session)
 
 
 def values_of(body: bytes) -> bytes:

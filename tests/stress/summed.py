@@ -76,27 +76,6 @@ class Insisting:
         self._client.close()
 
 
-class SummedClient(SumClient):
-    """Waits for sessions and answers for as long as a coordinator may be away."""
-
-    def begin_with(self, status: SumStatus, admin: Insisting) -> None:
-        """Accept the terms of a session, and make secrets."""
-        assert status.terms is not None
-        self.accept(status.terms, *roster_of(_Served(admin), self.silo.federation_id))  # type: ignore[arg-type]
-
-    def answer(self, step: int) -> bytes:
-        deadline = time.monotonic() + PATIENCE_SECONDS
-        while (found := self._answer(step)) is None:
-            assert time.monotonic() < deadline, f"step {step} has no answer"
-            time.sleep(0.02)
-        return found
-
-
-@dataclass
-class _Served:
-    admin: Insisting
-
-
 class SummedAgent(threading.Thread):
     """Takes part until the federation is finished, whatever happens to the coordinator."""
 
@@ -154,9 +133,10 @@ class SummedAgent(threading.Thread):
 
     def _sum(self, number: int, values: str) -> None:
         """Take part in the session of a round, and wait for its outcome."""
-        client = SummedClient(self.silo, number, values=values)
+        client = SumClient(self.silo, number, values=values, patience=PATIENCE_SECONDS)
         status = self._status(client, lambda found: found.terms is not None)
-        client.begin_with(status, self._admin)
+        assert status.terms is not None
+        client.accept(status.terms, *roster_of(self._admin, self.silo.federation_id))
         assert client.input is not None
         self.inputs[number] = client.input
         for step in range(UNMASK + 1):
@@ -170,7 +150,7 @@ class SummedAgent(threading.Thread):
         assert outcome is not None
         self.outcomes[number] = outcome
 
-    def _status(self, client: SummedClient, holds: Any) -> SumStatus:
+    def _status(self, client: SumClient, holds: Any) -> SumStatus:
         deadline, seen = time.monotonic() + PATIENCE_SECONDS, None
         while True:
             status = client.status(seen=seen, wait=5)
@@ -180,7 +160,7 @@ class SummedAgent(threading.Thread):
             assert time.monotonic() < deadline, f"the sum does not go on: {status}"
 
 
-def _spoilt(client: SummedClient) -> bytes:
+def _spoilt(client: SumClient) -> bytes:
     """Return a masked vector whose first value is far from every input."""
     assert client.terms is not None
     modulus = Modulus(client.terms.modulus)
@@ -224,15 +204,17 @@ def go_on_to_the_end(federation_id: str, agents: Sequence[SummedAgent], admin: I
     """Resume the federation whenever it has paused itself, until all agents have come to their end."""
     deadline = time.monotonic() + 2 * PATIENCE_SECONDS
     while any(agent.is_alive() for agent in agents):
-        for agent in agents:
-            if agent.fault is not None:
-                raise AssertionError(f"{agent.name}: {agent.fault}") from agent.fault
+        _raise_faults(agents)
         shown = admin.get(f"/v1/federations/{federation_id}").json()
         if shown["state"] == "paused":
             assert shown["round"]["state"] == "abandoned"
             _start(admin, federation_id)
         assert time.monotonic() < deadline, shown
         time.sleep(0.2)
+    _raise_faults(agents)
+
+
+def _raise_faults(agents: Sequence[SummedAgent]) -> None:
     for agent in agents:
         if agent.fault is not None:
             raise AssertionError(f"{agent.name}: {agent.fault}") from agent.fault
