@@ -14,7 +14,7 @@ from client_agent.secure_sum.member import Keyed, Member, OwnShares, Shared, new
 from coordinator.secure_sum import intake
 from coordinator.secure_sum.phases import Phase, required
 from coordinator.secure_sum.unmasking import opened_keys, unmasked_sum
-from schemas.identity.keys import name_of
+from schemas.identity.keys import decode, name_of
 from schemas.messages.secure_sum import CAPABILITY, ConfirmStep, KeysStep, SharesStep, SumTerms, UnmaskStep
 from schemas.secure_sum.encoding import modulus_for, most
 from schemas.secure_sum.errors import SessionAborted
@@ -112,12 +112,14 @@ class Session:
         Raises:
             SessionAborted: too few members answered a step.
         """
-        self.step_keys()
-        self.step_shares()
-        self.step_masked()
-        self.step_confirm()
-        self.step_unmask()
-        return self.open()
+        return self.play().open()
+
+    def play(self, steps: int = 5) -> Session:
+        """Run the first steps; return the session."""
+        every = (self.step_keys, self.step_shares, self.step_masked, self.step_confirm, self.step_unmask)
+        for step in every[:steps]:
+            step()
+        return self
 
     def step_keys(self) -> None:
         for n in self._answering(0, self.members):
@@ -178,3 +180,21 @@ class Session:
     def _close(self, phase: Phase, answered: int) -> None:
         if answered < required(self.terms, phase):
             raise SessionAborted(f"too few answers: {phase}")
+
+
+def session_until(step: int, members: int = 5, stops: Mapping[int, int] | None = None) -> Session:
+    """Return a session whose open step is `step`."""
+    return Session(terms_of(members), inputs_of(members), stops or {}).play(step)
+
+
+Shares = dict[tuple[int, str], dict[int, bytes]]
+"""Shares in clear: by owner and secret, by holder."""
+
+
+def shares_in(unmasked: Mapping[int, UnmaskStep]) -> Shares:
+    """Return all shares that members have revealed."""
+    shares: Shares = {}
+    for holder, step in unmasked.items():
+        for share in step.shares:
+            shares.setdefault((share.position, share.of), {})[holder] = decode(share.share)
+    return shares

@@ -19,7 +19,7 @@ from schemas.secure_sum.errors import MessageRefused, SecureSumError, SessionAbo
 from schemas.secure_sum.statements import sign_keys
 from schemas.secure_sum.terms import terms_hash
 from tests.secure_sum.lying_server import Colluder, Copy, LyingServer, Scene
-from tests.secure_sum.scene import Session, identity, inputs_of, terms_of
+from tests.secure_sum.scene import Session, identity, inputs_of, session_until, terms_of
 from tests.secure_sum.x25519_points import PRIME, spellings
 
 SCENES = {
@@ -115,8 +115,7 @@ def test_one_key_of_two_identities_is_noticed() -> None:
 
 
 def test_a_key_of_an_earlier_session_opens_nothing() -> None:
-    earlier = Session(terms_of(7, session=2), inputs_of(7))
-    earlier.step_keys()
+    earlier = Session(terms_of(7, session=2), inputs_of(7)).play(1)
     copied = decode(earlier.keys[0].s)
     played = Scene(7, 5, {6: 0}, [4, 5])
     server = LyingServer(played, lambda _, own: (own.channel.public, copied))
@@ -171,10 +170,7 @@ def test_the_coordinator_refuses_a_copied_key_at_once(copy: str) -> None:
 
 def test_a_secret_is_checked_against_the_key_as_sent() -> None:
     """A respelled key has no private key: nothing is rebuilt for a member that advertised it."""
-    session = Session(terms_of(5), inputs_of(5), {4: 2})
-    for step in (session.step_keys, session.step_shares, session.step_masked, session.step_confirm):
-        step()
-    session.step_unmask()
+    session = session_until(5, stops={4: 2})
     sent: KeysStep = session.keys[4]
     session.keys[4] = sign_keys(
         terms_hash(session.terms), decode(sent.c), _torsion(sent.s), bytes(16), identity(4)

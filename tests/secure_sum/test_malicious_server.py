@@ -14,7 +14,15 @@ from schemas.secure_sum.agreement import new_secret_key
 from schemas.secure_sum.errors import SessionAborted, TermsRefused
 from schemas.secure_sum.statements import sign_keys
 from schemas.secure_sum.terms import terms_hash
-from tests.secure_sum.scene import DIGEST, Session, expectation_of, identity, inputs_of, terms_of
+from tests.secure_sum.scene import (
+    DIGEST,
+    Session,
+    expectation_of,
+    identity,
+    inputs_of,
+    session_until,
+    terms_of,
+)
 
 OTHER = f"sha256:{'1' * 64}"
 GROUPED = [
@@ -104,8 +112,7 @@ def _swapped(session: Session) -> KeysAnswer:
 
 
 def _of_another_session(session: Session) -> KeysAnswer:
-    other = Session(terms_of(5, session=2), inputs_of(5))
-    other.step_keys()
+    other = Session(terms_of(5, session=2), inputs_of(5)).play(1)
     return intake.keys_answer({**session.keys, 4: other.keys[4]})
 
 
@@ -139,8 +146,7 @@ def _named_twice(session: Session) -> KeysAnswer:
     [_without_own, _too_few, _swapped, _of_another_session, _own_changed, _repeated, _weak, _named_twice],
 )
 def test_wrong_keys_end_a_members_part(lie: Callable[[Session], KeysAnswer]) -> None:
-    session = Session(terms_of(5), inputs_of(5))
-    session.step_keys()
+    session = session_until(1)
     session.members[0].accept_keys(_keys(session), session.keys[0])
     with pytest.raises(SessionAborted):
         session.members[0].accept_keys(lie(session), session.keys[0])
@@ -148,8 +154,7 @@ def test_wrong_keys_end_a_members_part(lie: Callable[[Session], KeysAnswer]) -> 
 
 def test_shares_shown_under_other_keys_do_not_decrypt() -> None:
     """Members who were shown different sets of keys cannot exchange shares."""
-    session = Session(terms_of(5), inputs_of(5))
-    session.step_keys()
+    session = session_until(1)
     subset = {n: step for n, step in session.keys.items() if n != 4}
     for n in range(4):
         keys = subset if n == 3 else session.keys
@@ -164,9 +169,7 @@ def test_shares_shown_under_other_keys_do_not_decrypt() -> None:
 
 
 def test_wrong_shares_end_a_members_part() -> None:
-    session = Session(terms_of(5), inputs_of(5))
-    session.step_keys()
-    session.step_shares()
+    session = session_until(2)
     answer = intake.shares_answer(0, session.keys, session.shares)
     member, keyed, own = session.members[0], session.keyed[0], session.own[0]
     member.accept_shares(answer, keyed, own)
@@ -190,20 +193,14 @@ def test_wrong_shares_end_a_members_part() -> None:
 
 @pytest.mark.parametrize("members", [[1, 2, 3, 4], [0, 1], [0, 1, 2, 3, 5], [0, 1, 2, 2, 3]])
 def test_wrong_sets_of_masked_vectors_are_refused(members: list[int]) -> None:
-    session = Session(terms_of(5), inputs_of(5))
-    session.step_keys()
-    session.step_shares()
-    session.step_masked()
+    session = session_until(3)
     with pytest.raises(SessionAborted):
         session.members[0].accept_masked(MaskedAnswer(members=members), session.shared[0])
 
 
 def test_members_who_were_shown_different_sums_do_not_unmask() -> None:
     """The server says to half of them that member 4 is lost, to obtain shares of both of its secrets."""
-    session = Session(terms_of(5), inputs_of(5))
-    session.step_keys()
-    session.step_shares()
-    session.step_masked()
+    session = session_until(3)
     for n in range(5):
         shown = [0, 1, 2, 3] if n < 2 else [0, 1, 2, 3, 4]
         masked = session.members[n].accept_masked(MaskedAnswer(members=shown), session.shared[n])
@@ -216,9 +213,7 @@ def test_members_who_were_shown_different_sums_do_not_unmask() -> None:
 
 
 def test_too_few_confirmations_do_not_unmask() -> None:
-    session = Session(terms_of(5), inputs_of(5))
-    for step in (session.step_keys, session.step_shares, session.step_masked, session.step_confirm):
-        step()
+    session = session_until(4)
     whole = intake.confirm_answer(session.confirmed)
     few = ConfirmAnswer(members=whole.members[:3], answers=whole.answers[:3])
     repeated = ConfirmAnswer(members=[0, 1, 2, 2], answers=[*whole.answers[:3], whole.answers[2]])
@@ -241,8 +236,7 @@ def test_a_group_that_may_have_too_few_members_is_not_unmasked(masked: int, is_r
     session = Session(
         terms, inputs_of(5), {4: 2} if masked == 4 else {}, {"counts": counts, "least_per_group": 3}
     )
-    for step in (session.step_keys, session.step_shares, session.step_masked):
-        step()
+    session.play(3)
     if is_refused:
         with pytest.raises(TermsRefused, match="expert-1"):
             session.step_confirm()
@@ -254,8 +248,7 @@ def test_members_lost_since_the_counts_are_members_that_a_group_may_lack() -> No
     counts = Counts({"expert-0": 6, "expert-1": 3}, 6)
     terms = _grouped(5, 1, counts)
     session = Session(terms, inputs_of(5), {}, {"counts": counts, "least_per_group": 3})
-    for step in (session.step_keys, session.step_shares, session.step_masked):
-        step()
+    session.play(3)
     with pytest.raises(TermsRefused, match="expert-1"):
         session.step_confirm()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -24,7 +25,7 @@ from client_agent.secure_sum.unmask_marks import UnmaskMarks
 from client_agent.transport.client import NothingYet
 from coordinator.secure_sum import intake
 from coordinator.secure_sum.phases import first_phase, following
-from coordinator.secure_sum.unmasking import opened_keys, plain_sum, unmasked_sum
+from coordinator.secure_sum.unmasking import opened_keys, unmasked_sum
 from schemas.messages.secure_sum import (
     STEPS,
     ConfirmStep,
@@ -108,7 +109,7 @@ class MemoryServer:
         self.step, self.phase = next_phase, self.phase + 1
         if next_phase is None:
             self._open()
-        elif next_phase is not None:
+        else:
             self.close_if_complete()
 
     def answer(self, reader: int, session: int, step: int) -> bytes | NothingYet:
@@ -138,12 +139,9 @@ class MemoryServer:
         session = self.terms.session
         masked = self.closed[session, 2]
         vectors = [[self.bodies[session, n, 2] for n in masked]]
-        if self.terms.masking == "none":
-            (self.total,) = plain_sum(self.terms, len(masked), vectors)
-        else:
-            commitments = {n: step.commitment for n, step in self.parsed(1).items()}
-            opened = opened_keys(self.terms, self.parsed(0), commitments, frozenset(masked), self.parsed(4))
-            (self.total,) = unmasked_sum(self.terms, opened, len(masked), vectors)
+        commitments = {n: step.commitment for n, step in self.parsed(1).items()}
+        opened = opened_keys(self.terms, self.parsed(0), commitments, frozenset(masked), self.parsed(4))
+        (self.total,) = unmasked_sum(self.terms, opened, len(masked), vectors)
         counted = [self.terms.members[n].client for n in masked]
         self.outcome = SumOutcome(state="summed", counted=counted, reason=None)
 
@@ -263,6 +261,12 @@ def until_left(member: DrivenMember) -> None:
     with contextlib.suppress(_Over):
         member.run(sleep)
         raise AssertionError("the sum ended")
+
+
+def until_all_left(members: list[DrivenMember]) -> None:
+    """Run members at once until each waits for a phase that does not come."""
+    with ThreadPoolExecutor(len(members)) as pool:
+        list(pool.map(until_left, members))
 
 
 def left(member: DrivenMember) -> str:

@@ -19,11 +19,9 @@ from tests.client_agent.secure_sum.memory_server import (
     left,
     members_of,
     run_all,
-    until_left,
+    until_all_left,
 )
 from tests.secure_sum.scene import identity, terms_of
-
-OTHER = f"sha256:{'1' * 64}"
 
 
 @pytest.mark.parametrize("step", [0, 1, 2, 3, 4])
@@ -69,19 +67,6 @@ def test_a_member_that_is_late_leaves_the_session_and_learns_the_outcome(step: i
     assert any("was over" in (report.reason or "") for report in late.reports)
 
 
-def test_without_masks_the_total_is_the_same(tmp_path: Path) -> None:
-    masked = members_of(tmp_path / "pairwise", 4)
-    plain = members_of(tmp_path / "none", 4, terms_of(4, masking="none"))
-    for member in plain:
-        member.expected = {"masking": "none"}
-    assert not run_all(masked)
-    assert not run_all(plain)
-    totals = [members[0].calls.server.total for members in (masked, plain)]
-    assert totals[0] is not None
-    assert totals[1] is not None
-    assert np.array_equal(totals[0], totals[1])
-
-
 def test_the_next_session_has_new_keys_and_the_same_input(tmp_path: Path) -> None:
     members = members_of(tmp_path, 5)
     server = members[0].calls.server
@@ -114,12 +99,7 @@ def test_a_member_that_has_unmasked_takes_part_in_no_second_sum(tmp_path: Path) 
     server.open(terms_of(5, session=2))
     server.missing = {n: 0 for n in range(1, 5)}
     members[0].calls.stop_before = 1
-    waiting = [threading.Thread(target=until_left, args=(member,)) for member in members[1:]]
-    for thread in waiting:
-        thread.start()
-    for thread in waiting:
-        thread.join(timeout=30)
-        assert not thread.is_alive()
+    until_all_left(members[1:])
     assert not [entry for entry in server.log if entry[0] == 2]
     assert all("unmasks one only" in (member.reports[-1].reason or "") for member in members[1:])
 

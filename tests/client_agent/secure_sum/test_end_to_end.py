@@ -7,7 +7,6 @@ seven two. So seven agents take part; five of them to the end.
 from __future__ import annotations
 
 import json
-import socket
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -21,7 +20,7 @@ from client_agent.secure_sum.journal import SessionJournal
 from client_agent.secure_sum.member import MemberSecrets
 from client_agent.storage.round_folder import CLOSED, SUMMED
 from client_agent.training.silo import Silo
-from schemas.identity.keys import decode, encode
+from schemas.identity.keys import encode
 from schemas.maths.start import from_start
 from schemas.messages.rounds import FinishedBrief
 from schemas.messages.secure_sum import SumTerms, UnmaskStep
@@ -35,7 +34,9 @@ from tests.client_agent.secure_sum.summed_agents import Agent, Agents, agents_of
 from tests.client_agent.secure_sum.wires import Exchange, Killed, Wire
 from tests.conftest import ask
 from tests.coordinator.secure_sum.test_stolen_sums import Thief, _values, thief_at_every_commit
+from tests.secure_sum.scene import shares_in
 from tests.served import Served
+from tests.stress.processes import free_port
 from tests.taking_part import wait_for
 
 AGENTS, LOST_BEFORE_MASKED, LOST_BEFORE_CONFIRM = 7, "silo-2", "silo-5"
@@ -65,12 +66,6 @@ class Secrets:
         return [form for octets in raw for form in (octets, encode(octets).encode(), octets.hex().encode())]
 
 
-def _free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_seven_agents_two_lost_and_a_restart(
@@ -82,7 +77,7 @@ def test_seven_agents_two_lost_and_a_restart(
 ) -> None:
     url, settings = (
         fresh_database("sqlite"),
-        {"port": _free_port(), "tick_seconds": 0.05, "retry_seconds": 0.1},
+        {"port": free_port(), "tick_seconds": 0.05, "retry_seconds": 0.1},
     )
     served, secrets, half_masked = serve(url, **settings), Secrets(), threading.Event()
     secrets.record(monkeypatch)
@@ -159,7 +154,8 @@ def _check_nobody_is_open(
         for form in (modulus.pack(values.astype(modulus.word)), values.astype("<i4").tobytes())
     ]
     assert not [secret for secret in (*secrets.forms(), *packed) if secret in seen]
-    shares = _shares(_sent(wire, agents, terms, 4))
+    unmasked = _sent(wire, agents, terms, 4)
+    shares = shares_in({n: UnmaskStep.model_validate_json(body) for n, body in unmasked.items()})
     assert shares == thief.shares(next(iter(thief.sessions())))
     for owner in range(len(terms.members)):
         assert not {(owner, "b"), (owner, "s")} <= shares.keys(), "both secrets of a member are open"
@@ -204,15 +200,6 @@ def _sent(wire: Wire, agents: Agents, terms: SumTerms, step: int) -> dict[int, b
             bodies.setdefault(names[exchange.agent], set()).add(exchange.sent)
     assert all(len(sent) == 1 for sent in bodies.values())
     return {place: sent.pop() for place, sent in bodies.items()}
-
-
-def _shares(unmasked: dict[int, bytes]) -> dict[tuple[int, str], dict[int, bytes]]:
-    """Return all shares that members have sent in clear: by owner and secret, by holder."""
-    shares: dict[tuple[int, str], dict[int, bytes]] = {}
-    for holder, body in unmasked.items():
-        for share in UnmaskStep.model_validate_json(body).shares:
-            shares.setdefault((share.position, share.of), {})[holder] = decode(share.share)
-    return shares
 
 
 def _terms(served: Served) -> SumTerms:

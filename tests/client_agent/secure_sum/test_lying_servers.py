@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from tests.client_agent.secure_sum.memory_server import (
     change_answers,
     members_of,
     run_all,
-    until_left,
+    until_all_left,
 )
 from tests.secure_sum.scene import terms_of
 
@@ -94,12 +93,7 @@ def test_a_false_set_of_members_ends_a_members_part(
     change_answers(monkeypatch, 2, lie)
     members = members_of(tmp_path, 5)
     server = members[0].calls.server
-    threads = [threading.Thread(target=until_left, args=(member,)) for member in members]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(timeout=30)
-        assert not thread.is_alive()
+    until_all_left(members)
     assert not [entry for entry in server.log if entry[2] > 2]
     for member in members:
         reasons = [report.reason for report in member.reports if report.reason]
@@ -112,12 +106,7 @@ def test_different_sets_for_different_members_reveal_no_share(
 ) -> None:
     change_answers(monkeypatch, 2, _split)
     members = members_of(tmp_path, 5)
-    threads = [threading.Thread(target=until_left, args=(member,)) for member in members]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(timeout=30)
-        assert not thread.is_alive()
+    until_all_left(members)
     assert not [entry for entry in members[0].calls.server.log if entry[2] == 4]
     reasons = [report.reason or "" for member in members for report in member.reports if report.reason]
     assert any("a member confirmed" in reason for reason in reasons)
