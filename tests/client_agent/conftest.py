@@ -32,8 +32,10 @@ from client_agent.rounds.participant import Participant
 from client_agent.settings import read_settings
 from client_agent.training.silo import Silo, open_silo
 from client_agent.transport.client import CoordinatorApi
+from schemas.messages.rounds import FinishedBrief, RoundBrief
 from tests.scenarios.agents import EXAMPLES, MODELS
 from tests.served import Served, start
+from tests.waiting import wait_until
 
 ARCHITECTURES = (
     *("llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text"),
@@ -203,34 +205,62 @@ def tmp_path(databases: Path) -> Iterator[Path]:
         yield Path(folder)
 
 
+def enrolled(
+    served: Served,
+    federation_id: str,
+    silo: Silo,
+    folder: Path,
+    stack: ExitStack,
+    *,
+    name: str = "aster",
+    keep_rounds: int = 2,
+    transport: httpx.BaseTransport | None = None,
+) -> Participant:
+    """Enrol a silo, and connect it until the stack ends."""
+
+    def connect(key: Ed25519PrivateKey | None, **options: Any) -> CoordinatorApi:
+        api = CoordinatorApi(served.url, key=key, deadline_seconds=20, sleep=lambda _: None, **options)
+        return stack.enter_context(api)
+
+    token = served.enrolment_token(federation_id, name)
+    member = enrol(connect(None), folder, token=token, name=name, profile=silo.profile)
+    api = connect(read_key(folder), server_key=member.server_key, transport=transport)
+    return Participant.of(silo, api, member, folder, keep_rounds=keep_rounds)
+
+
 @pytest.fixture
 def participant(served: Served, silo: Silo, tmp_path: Path) -> Iterator[Callable[..., Participant]]:
     """Enrol the silo in a federation: `participant(federation_id)`, perhaps with a transport of its own."""
     with ExitStack() as stack:
 
-        def api(
-            key: Ed25519PrivateKey | None,
-            transport: httpx.BaseTransport | None,
-            server_key: str | None = None,
-        ) -> CoordinatorApi:
-            return stack.enter_context(
-                CoordinatorApi(
-                    served.url,
-                    key=key,
-                    server_key=server_key,
-                    deadline_seconds=20,
-                    sleep=lambda _: None,
-                    transport=transport,
-                )
-            )
-
         def make(federation_id: str, transport: httpx.BaseTransport | None = None) -> Participant:
-            token = served.enrolment_token(federation_id, "aster")
-            member = enrol(api(None, None), tmp_path, token=token, name="aster", profile=silo.profile)
-            connection = api(read_key(tmp_path), transport, member.server_key)
-            return Participant.of(silo, connection, member, tmp_path, keep_rounds=2)
+            return enrolled(served, federation_id, silo, tmp_path, stack, transport=transport)
 
         yield make
+
+
+@pytest.fixture
+def started(served: Served, participant: Callable[..., Participant]) -> Callable[..., Participant]:
+    """Start a federation of the silo alone: `started(**plan)`, perhaps with a transport."""
+
+    def start(transport: httpx.BaseTransport | None = None, **plan: Any) -> Participant:
+        federation_id = served.federation(**plan)
+        who = participant(federation_id, transport)
+        served.admin.post(f"/v1/federations/{federation_id}/start")
+        return who
+
+    return start
+
+
+def next_brief(who: Participant) -> RoundBrief:
+    """Wait for a round in which a silo may take part."""
+
+    def find() -> RoundBrief | None:
+        brief = who.session.api.current_round(who.session.federation_id)
+        assert not isinstance(brief, FinishedBrief)
+        return brief if isinstance(brief, RoundBrief) else None
+
+    return wait_until(find)
 
 
 @pytest.fixture(autouse=True)

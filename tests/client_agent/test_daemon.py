@@ -45,24 +45,15 @@ def alone_plan(**changes: Any) -> dict[str, Any]:
     } | changes
 
 
-def views(served: Served, federation_id: str) -> list[dict[str, Any]]:
-    items = served.admin.get(f"/v1/federations/{federation_id}/rounds").json()["items"]
-    return [served.admin.get(f"/v1/federations/{federation_id}/rounds/{r['round']}").json() for r in items][
-        ::-1
-    ]
-
-
 @pytest.mark.parametrize("kind", ["pq", "lora"])
 @pytest.mark.parametrize("strategy", ["fedmosaic", "fedavg"])
 def test_an_agent_takes_part_until_the_federation_is_finished(
-    kind: str, strategy: str, served: Served, participant: Enrolled
+    kind: str, strategy: str, served: Served, started: Enrolled
 ) -> None:
     adapter = {"kind": kind, "rank": 4, "roles": ["v", "down"]}
-    federation_id = served.federation(**alone_plan(adapter=adapter, strategy={"name": strategy}))
-    who = participant(federation_id)
-    served.admin.post(f"/v1/federations/{federation_id}/start")
+    who = started(**alone_plan(adapter=adapter, strategy={"name": strategy}))
     run(who, naps(500))
-    rounds = views(served, federation_id)
+    rounds = served.rounds(who.session.federation_id)
     assert [r["state"] for r in rounds] == ["published", "published"]
     for scores in (r["clients"][0]["scores"] for r in rounds):
         assert scores["served"]["loss"]["count"] == scores["trained"]["loss"]["count"] == HELD_OUT
@@ -71,13 +62,11 @@ def test_an_agent_takes_part_until_the_federation_is_finished(
 
 @pytest.mark.slow
 def test_an_update_that_is_refused_is_given_up_and_the_next_round_is_played(
-    served: Served, participant: Enrolled
+    served: Served, started: Enrolled
 ) -> None:
     limits = {"max_norm": 1e-9}
     rounds = {"total": 1, "min_clients": 1, "collect_seconds": 6.0}
-    federation_id = served.federation(**alone_plan(limits=limits, rounds=rounds))
-    who = participant(federation_id)
-    served.admin.post(f"/v1/federations/{federation_id}/start")
+    who = started(**alone_plan(limits=limits, rounds=rounds))
 
     def sleep(_: float) -> None:
         if any(folder.number > 1 and folder.has(CLOSED) for folder in who.workspace.rounds.newest_first()):
@@ -91,11 +80,11 @@ def test_an_update_that_is_refused_is_given_up_and_the_next_round_is_played(
     assert closed.has(UPDATE)
     assert not closed.has(RECEIPT)
     assert b"norm-exceeded" in closed.read(CLOSED)
-    assert views(served, federation_id)[0]["clients"][0]["scores"] is not None
+    assert served.rounds(who.session.federation_id)[0]["clients"][0]["scores"] is not None
 
 
 def test_what_was_made_and_not_delivered_is_delivered_byte_for_byte_after_a_restart(
-    served: Served, participant: Enrolled
+    served: Served, started: Enrolled
 ) -> None:
     pushed: list[bytes] = []
 
@@ -110,9 +99,7 @@ def test_what_was_made_and_not_delivered_is_delivered_byte_for_byte_after_a_rest
                     raise Stopped
             return answer
 
-    federation_id = served.federation(**alone_plan(rounds={"total": 1, "min_clients": 1}))
-    who = participant(federation_id, Lossy())
-    served.admin.post(f"/v1/federations/{federation_id}/start")
+    who = started(Lossy(), **alone_plan(rounds={"total": 1, "min_clients": 1}))
     with pytest.raises(Stopped):
         run(who, naps(50))
     assert not who.workspace.rounds.open(1).has(RECEIPT)
@@ -120,45 +107,41 @@ def test_what_was_made_and_not_delivered_is_delivered_byte_for_byte_after_a_rest
     assert who.workspace.rounds.open(1).has(SCORES_SENT)
     assert len(pushed) == 2
     assert pushed[0] == pushed[1]
-    assert views(served, federation_id)[0]["counts"]["arrived"] == 1
+    assert served.rounds(who.session.federation_id)[0]["counts"]["arrived"] == 1
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("is_late", [True, False])
 def test_an_update_that_never_gets_through_is_given_up_with_its_round(
-    served: Served, participant: Enrolled, caplog: pytest.LogCaptureFixture, is_late: bool
+    served: Served, started: Enrolled, caplog: pytest.LogCaptureFixture, is_late: bool
 ) -> None:
     rounds = {"total": 1, "min_clients": 1, "collect_seconds": 6.0}
-    federation_id = served.federation(**alone_plan(rounds=rounds))
-    who = participant(federation_id, Buffering(is_late))
-    served.admin.post(f"/v1/federations/{federation_id}/start")
+    who = started(Buffering(is_late), **alone_plan(rounds=rounds))
     run(who, naps(500))
     first = who.workspace.rounds.open(1)
     assert (first.has(UPDATE), first.has(RECEIPT)) == (True, False)
     assert json.loads(first.read(CLOSED)) == {"reason": "round-closed"}
     assert "round 1: update not counted" in caplog.text
     assert ("proxy_request_buffering" in caplog.text) == is_late
-    states = [r["state"] for r in views(served, federation_id)]
+    states = [r["state"] for r in served.rounds(who.session.federation_id)]
     assert (states[0], states[-1]) == ("abandoned", "published")
     assert (who.workspace.home / "final_weights.safetensors").is_file()
 
 
 def test_an_update_that_counted_is_not_called_lost_when_its_receipt_is(
-    served: Served, participant: Enrolled, caplog: pytest.LogCaptureFixture
+    served: Served, started: Enrolled, caplog: pytest.LogCaptureFixture
 ) -> None:
-    federation_id = served.federation(**alone_plan(rounds={"total": 1, "min_clients": 1}))
-    who = participant(federation_id, Deaf())
-    served.admin.post(f"/v1/federations/{federation_id}/start")
+    who = started(Deaf(), **alone_plan(rounds={"total": 1, "min_clients": 1}))
     run(who, naps(500))
     first = who.workspace.rounds.open(1)
     assert json.loads(first.read(CLOSED)) == {"reason": "receipt-lost"}
     assert "round 1: receipt lost (the update was counted)" in caplog.text
     assert "update not counted" not in caplog.text
-    assert views(served, federation_id)[0]["counts"]["arrived"] == 1
+    assert served.rounds(who.session.federation_id)[0]["counts"]["arrived"] == 1
     assert (who.workspace.home / "final_weights.safetensors").is_file()
 
 
-def test_an_error_page_of_a_proxy_does_not_end_the_agent(served: Served, participant: Enrolled) -> None:
+def test_an_error_page_of_a_proxy_does_not_end_the_agent(served: Served, started: Enrolled) -> None:
     pages = iter([404, 403, 401, 502])
 
     class Proxy(httpx.HTTPTransport):
@@ -166,11 +149,9 @@ def test_an_error_page_of_a_proxy_does_not_end_the_agent(served: Served, partici
             status = next(pages, None) if request.url.path.endswith("/current") else None
             return httpx.Response(status, text="no backend") if status else super().handle_request(request)
 
-    federation_id = served.federation(**alone_plan(rounds={"total": 1, "min_clients": 1}))
-    who = participant(federation_id, Proxy())
-    served.admin.post(f"/v1/federations/{federation_id}/start")
+    who = started(Proxy(), **alone_plan(rounds={"total": 1, "min_clients": 1}))
     run(who, naps(500))
-    assert views(served, federation_id)[0]["state"] == "published"
+    assert served.rounds(who.session.federation_id)[0]["state"] == "published"
 
 
 def test_our_own_refusal_of_the_credential_ends_it(served: Served, participant: Enrolled) -> None:
@@ -181,10 +162,8 @@ def test_our_own_refusal_of_the_credential_ends_it(served: Served, participant: 
         run(who, naps(5))
 
 
-def test_preparing_without_alignment_needs_no_pack(served: Served, participant: Enrolled) -> None:
-    federation_id = served.federation(**alone_plan())
-    who = participant(federation_id)
-    served.admin.post(f"/v1/federations/{federation_id}/start")
+def test_preparing_without_alignment_needs_no_pack(started: Enrolled) -> None:
+    who = started(**alone_plan())
     assert prepare(who, naps(5)) is None
 
 

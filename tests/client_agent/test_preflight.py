@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -11,16 +12,15 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from client_agent.daemon import run
 from client_agent.identity.key_rotation import replace_key
-from client_agent.identity.membership import enrol, read_key
+from client_agent.identity.membership import enrol
 from client_agent.preflight import findings
-from client_agent.rounds.participant import Participant
 from client_agent.settings import read_settings
 from client_agent.training.silo import open_silo
 from client_agent.transport.client import CoordinatorApi
 from schemas.maths.adapter import pq_layout, size
 from schemas.messages.enrolment import Profile
 from schemas.messages.federations import AdapterPlan
-from tests.client_agent.conftest import save_model
+from tests.client_agent.conftest import enrolled, save_model
 from tests.client_agent.model.test_few_bits import bytes_in
 from tests.client_agent.test_daemon import config, naps
 from tests.served import PROFILE, Served
@@ -71,18 +71,11 @@ def test_an_enrolled_silo_is_checked_under_its_federations_plan(
     )
     file = config(tmp_path, url=served.url)
     silo, folder = open_silo(read_settings(file)), read_settings(file).folder
-
-    def connected(key: Ed25519PrivateKey | None) -> CoordinatorApi:
-        return CoordinatorApi(served.url, key=key, deadline_seconds=20, sleep=lambda _: None)
-
-    with connected(None) as api:
-        token = served.enrolment_token(federation_id, "aster")
-        member = enrol(api, folder, token=token, name="aster", profile=silo.profile)
-    assert "2 x 40 tokens (the federation's plan)" in found(file)["memory"]
-    served.admin.post(f"/v1/federations/{federation_id}/start")
-    assert "2 x 40 tokens (the federation's plan)" in found(file)["memory"]
-    with connected(read_key(folder)) as api:
-        who = Participant.of(silo, api, member, folder, keep_rounds=2)
+    with ExitStack() as stack:
+        who = enrolled(served, federation_id, silo, folder, stack)
+        assert "2 x 40 tokens (the federation's plan)" in found(file)["memory"]
+        served.admin.post(f"/v1/federations/{federation_id}/start")
+        assert "2 x 40 tokens (the federation's plan)" in found(file)["memory"]
         run(who, naps(500))
     # The federation is over and its coordinator gone: the rounds on disk still say it.
     served.stop()

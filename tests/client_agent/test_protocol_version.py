@@ -16,7 +16,6 @@ from client_agent.transport.handshake import require_sums
 from schemas.messages.federations import FederationPlan
 from schemas.messages.tokens import Hello
 from tests.client_agent.test_daemon import alone_plan, naps
-from tests.served import Served
 
 Enrolled = Callable[..., Participant]
 HELLO = {
@@ -59,18 +58,13 @@ def test_sums_of_another_format_are_refused(capabilities: list[str]) -> None:
     [
         (Changed("/hello", protocol_version=1), "speaks protocol 1, this agent 2; upgrade the older"),
         (Changed("/hello", protocol_version=3), "speaks protocol 3, this agent 2; upgrade the older"),
-        (
-            Changed("/current", training={"learning_rate": "warm"}),
-            r"training\.learning_rate.*; upgrade",
-        ),
+        (Changed("/current", training={"learning_rate": "warm"}), r"training\.learning_rate.*; upgrade"),
     ],
     ids=["older", "newer", "unknown brief"],
 )
 def test_an_agent_of_another_version_than_its_coordinator_ends(
-    served: Served, participant: Enrolled, line: Changed, said: str
+    started: Enrolled, line: Changed, said: str
 ) -> None:
-    federation_id = served.federation(**alone_plan())
-    who = participant(federation_id, line)
-    served.admin.post(f"/v1/federations/{federation_id}/start")
+    who = started(line, **alone_plan())
     with pytest.raises(VersionMismatch, match=said):
         run(who, naps(5))

@@ -82,12 +82,10 @@ def test_an_agents_standing_follows_it_from_enrolment_to_the_end(
 
 
 def test_a_round_that_went_on_without_this_client_says_why(
-    served: Served, participant: Enrolled, tmp_path: Path
+    served: Served, started: Enrolled, tmp_path: Path
 ) -> None:
     rounds = {"total": 1, "min_clients": 1, "collect_seconds": 3.0}
-    federation_id = served.federation(**alone_plan(limits={"max_norm": 1e-9}, rounds=rounds))
-    who = participant(federation_id)
-    served.admin.post(f"/v1/federations/{federation_id}/start")
+    who = started(**alone_plan(limits={"max_norm": 1e-9}, rounds=rounds))
 
     def sleep(_: float) -> None:
         if any(folder.has(CLOSED) for folder in who.workspace.rounds.newest_first()):

@@ -16,14 +16,12 @@ from client_agent.alignment.pack import Pack
 from client_agent.alignment.pivot_wait import PivotWait
 from client_agent.daemon import prepare
 from client_agent.errors import CoordinatorRefused, PivotPackAwaited, Stopped
-from client_agent.identity.membership import enrol, read_key
 from client_agent.model.loading import base_model_slug
 from client_agent.rounds.participant import Participant
 from client_agent.settings import read_settings
 from client_agent.training.silo import open_silo
-from client_agent.transport.client import CoordinatorApi
 from tests.client_agent.alignment.test_fit_packs import anchors_for
-from tests.client_agent.conftest import config
+from tests.client_agent.conftest import config, enrolled
 from tests.served import Served
 
 ANCHORS = {"anchors": [anchor.model_dump() for anchor in anchors_for()]}
@@ -44,15 +42,7 @@ class Federation:
         folder = self.folder / name
         folder.mkdir()
         silo = open_silo(read_settings(config(folder, model=model, pivot_model=self.pivot)))
-        token = self.served.enrolment_token(self.id, name)
-
-        def api(**options: object) -> CoordinatorApi:
-            connection = CoordinatorApi(self.served.url, deadline_seconds=20, sleep=lambda _: None, **options)  # type: ignore[arg-type]
-            return self.stack.enter_context(connection)
-
-        member = enrol(api(key=None), folder, token=token, name=name, profile=silo.profile)
-        connection = api(key=read_key(folder), server_key=member.server_key)
-        return Participant.of(silo, connection, member, folder, keep_rounds=2)
+        return enrolled(self.served, self.id, silo, folder, self.stack, name=name)
 
     @property
     def packs(self) -> dict[str, str]:

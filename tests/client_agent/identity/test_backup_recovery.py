@@ -34,12 +34,13 @@ from client_agent.storage.round_folder import (
     RoundFolders,
 )
 from client_agent.training.silo import Silo
-from client_agent.transport.client import CoordinatorApi, NothingYet
+from client_agent.transport.client import CoordinatorApi
 from coordinator.db.backup import copy
 from coordinator.db.engine import Database
 from schemas.identity.documents import hash_of
 from schemas.messages.rounds import RoundBrief
-from tests.client_agent.test_daemon import alone_plan, naps, views
+from tests.client_agent.conftest import next_brief
+from tests.client_agent.test_daemon import alone_plan, naps
 from tests.served import Served
 
 pytestmark = pytest.mark.slow
@@ -63,10 +64,7 @@ class Scene:
         self.served.admin.post(f"/v1/federations/{self.federation_id}/start")
 
     def play(self) -> int:
-        nap = naps(500)
-        while isinstance(brief := self.participant.session.api.current_round(self.federation_id), NothingYet):
-            nap(0)
-        assert isinstance(brief, RoundBrief)
+        brief = next_brief(self.participant)
         assert take_part(self.participant, brief)
         return brief.round
 
@@ -133,7 +131,7 @@ def test_a_silo_accepts_a_restored_coordinator_and_continues_from_its_own_adapte
     assert before_it.read(TRAINED) == adapter
     assert (scene.participant.workspace.home / "earlier" / f"{MANIFEST}-1").is_file()
     run(scene.participant, naps(500))
-    assert [r["state"] for r in views(scene.served, scene.federation_id)] == ["published"] * 4
+    assert [r["state"] for r in scene.served.rounds(scene.federation_id)] == ["published"] * 4
     assert (scene.participant.workspace.home / "final_weights.safetensors").is_file()
     with pytest.raises(NothingWasRestored, match="nothing was lost"):
         scene.compare_state()
@@ -153,7 +151,7 @@ def test_a_backup_from_before_the_first_round_is_accepted_too(scene: Scene) -> N
     set_aside_other_clients_files(scene)
     assert scene.trained == adapter
     run(scene.participant, naps(500))
-    assert [r["state"] for r in views(scene.served, scene.federation_id)] == ["published"] * 4
+    assert [r["state"] for r in scene.served.rounds(scene.federation_id)] == ["published"] * 4
 
 
 def test_an_alignment_pack_that_was_stored_after_the_backup_is_stored_again(scene: Scene, silo: Silo) -> None:
@@ -169,7 +167,7 @@ def test_an_alignment_pack_that_was_stored_after_the_backup_is_stored_again(scen
     scene.accept()
     run(scene.participant, naps(500))
     assert packs(scene) == [stored]
-    assert [r["state"] for r in views(scene.served, scene.federation_id)] == ["published"] * 2
+    assert [r["state"] for r in scene.served.rounds(scene.federation_id)] == ["published"] * 2
 
 
 def test_a_sketch_released_at_the_join_is_stored_before_any_training(tmp_path: Path) -> None:
@@ -233,7 +231,7 @@ def test_an_update_that_was_lost_with_its_receipt_here_is_sent_again_byte_for_by
     assert folder.has(RECEIPT)
     assert not folder.has(CLOSED)
     run(scene.participant, naps(500))
-    assert [r["counts"]["arrived"] for r in views(scene.served, scene.federation_id)] == [1] * 4
+    assert [r["counts"]["arrived"] for r in scene.served.rounds(scene.federation_id)] == [1] * 4
 
 
 def test_an_interrupted_acceptance_still_refuses_rounds_and_can_be_repeated(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,25 +13,23 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from numpy.typing import NDArray
 from transformers import AutoModelForCausalLM
 
 from client_agent.alignment.fit_packs import aligned_pack, pivot_pack
 from client_agent.alignment.pack import Pack
+from client_agent.alignment.pivot_wait import PivotWait
 from client_agent.daemon import prepare
 from client_agent.errors import ModelTooLarge, SettingsUnusable
-from client_agent.identity.membership import enrol, read_key
 from client_agent.model.loading import base_model_slug, load_base_model, parameter_count
 from client_agent.model.quantization import precision_of
 from client_agent.preflight import findings
-from client_agent.rounds.participant import Participant
 from client_agent.settings import read_settings
 from client_agent.sketches.gradient import sketch_of
 from client_agent.training.silo import dtype_of, open_silo, shared_dtype
-from client_agent.transport.client import CoordinatorApi
 from schemas.messages.alignment import Anchors
 from schemas.messages.federations import AdapterPlan, AlignmentPlan, SignaturePlan
+from tests.client_agent.conftest import enrolled
 from tests.client_agent.test_daemon import config, naps
 from tests.scenarios.agents import EXAMPLES, MODELS
 from tests.served import Served
@@ -141,25 +140,20 @@ def test_a_quantised_silo_makes_the_pack_that_a_dense_one_makes(
     other, pivot = str(MODELS["L"]), str(MODELS["S"])
     file = config(tmp_path, model=other, pivot_model=pivot, quantization="nf4")
     silo = open_silo(read_settings(file))
-    alignment = AlignmentPlan(pivot=base_model_slug(pivot), anchors=64)
+    alignment = AlignmentPlan(pivot=base_model_slug(pivot), anchors=64, pivot_pack_by_any_client=True)
     federation_id = served.federation(
         strategy={"name": "fedmosaic"}, alignment=alignment.model_dump(), training={"max_length": 64}
     )
     content = json.loads((EXAMPLES / "anchors.json").read_bytes())
     served.admin.put(f"/v1/federations/{federation_id}/anchors", json=content)
     served.admin.post(f"/v1/federations/{federation_id}/start")
-
-    def connected(key: Ed25519PrivateKey | None) -> CoordinatorApi:
-        return CoordinatorApi(served.url, key=key, deadline_seconds=60, sleep=lambda _: None)
-
-    with connected(None) as api:
-        token = served.enrolment_token(federation_id, "aster")
-        member = enrol(api, tmp_path, token=token, name="aster", profile=silo.profile)
-    with connected(read_key(tmp_path)) as api:
-        who = Participant.of(silo, api, member, tmp_path, keep_rounds=2)
+    with ExitStack() as stack:
+        who = enrolled(served, federation_id, silo, tmp_path, stack)
+        who = replace(who, trainer=replace(who.trainer, pivot_wait=PivotWait(patience_seconds=0)))
         prepare(who, naps(500))
-        stored = {slug: api.pack(federation_id, slug) for slug in (silo.base.slug, alignment.pivot)}
-    found, of_pivot = (Pack.from_body(body.body) for body in stored.values() if body is not None)
+        slugs = (silo.base.slug, alignment.pivot)
+        stored = [who.session.api.pack(federation_id, slug) for slug in slugs]
+    found, of_pivot = (Pack.from_body(body.body) for body in stored if body is not None)
     anchors = Anchors.model_validate(content).anchors[:64]
     dense = [load_base_model(source, device=CPU, dtype=torch.bfloat16) for source in (other, pivot)]
     expected = aligned_pack(*dense, of_pivot, anchors, AdapterPlan(), alignment, federation_id)

@@ -13,9 +13,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from client_agent.identity.membership import enrol, read_key
 from client_agent.rounds.checkpoints import adapter_of_round
-from client_agent.rounds.participant import Participant
 from client_agent.rounds.steps import take_part
 from client_agent.rounds.train import Trained
 from client_agent.storage import files as storage_files
@@ -34,11 +32,11 @@ from client_agent.storage.round_folder import (
 )
 from client_agent.training.data import SiloData
 from client_agent.training.silo import Silo
-from client_agent.transport.client import CoordinatorApi, NothingYet
 from schemas.maths.start import from_start
 from schemas.messages.rounds import RoundBrief
+from tests.client_agent.conftest import enrolled, next_brief
 from tests.client_agent.rounds.test_encode_update import Killed, difference, kept, layout_of, trained
-from tests.client_agent.test_daemon import QUICK, naps
+from tests.client_agent.test_daemon import QUICK
 from tests.served import Served
 
 Arrays = dict[str, NDArray[np.float32]]
@@ -59,29 +57,21 @@ class Pair:
         self.federation_id = served.federation(**(PLAN | plan))
         halves = {"aster": silo.data.train[:6], "birch": silo.data.train[6:10]}
         self.members = {
-            name: self._enrolled(
-                Silo(silo.base, SiloData(train, (), silo.data.test[:4]), None), folder / name, name, stack
+            name: enrolled(
+                served,
+                self.federation_id,
+                Silo(silo.base, SiloData(train, (), silo.data.test[:4]), None),
+                folder / name,
+                stack,
+                name=name,
+                keep_rounds=9,
             )
             for name, train in halves.items()
         }
         served.admin.post(f"/v1/federations/{self.federation_id}/start")
 
-    def _enrolled(self, silo: Silo, folder: Path, name: str, stack: ExitStack) -> Participant:
-        token = self.served.enrolment_token(self.federation_id, name)
-        anyone = stack.enter_context(CoordinatorApi(self.served.url, key=None, deadline_seconds=20))
-        member = enrol(anyone, folder, token=token, name=name, profile=silo.profile)
-        key = read_key(folder)
-        api = stack.enter_context(
-            CoordinatorApi(self.served.url, key=key, server_key=member.server_key, deadline_seconds=20)
-        )
-        return Participant.of(silo, api, member, folder, keep_rounds=9)
-
     def brief(self, name: str) -> RoundBrief:
-        nap, who = naps(500), self.members[name]
-        while isinstance(brief := who.session.api.current_round(self.federation_id), NothingYet):
-            nap(0)
-        assert isinstance(brief, RoundBrief)
-        return brief
+        return next_brief(self.members[name])
 
     def play(self, *names: str) -> dict[str, RoundFolder]:
         """Let these clients take part in the next round: all join before the first delivers."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
@@ -20,20 +21,17 @@ from client_agent.alignment.pack import Pack
 from client_agent.cli import commands
 from client_agent.daemon import run
 from client_agent.export.job import LARGEST_DIFFERENCE
-from client_agent.identity.membership import enrol, read_key
-from client_agent.rounds.participant import Participant
 from client_agent.rounds.train import Trained
 from client_agent.settings import read_settings
 from client_agent.storage.final_scores import read_final_scores
 from client_agent.training.evaluate import evaluate
 from client_agent.training.silo import Silo, open_silo
-from client_agent.transport.client import CoordinatorApi
 from schemas.maths.adapter import SIGNATURE
 from schemas.messages.federations import AdapterPlan, AlignmentPlan
 from schemas.messages.scores import LOSS, ScoreSet
 from schemas.wire.envelope import unpack
 from schemas.wire.header import DENSE, Slot
-from tests.client_agent.conftest import save_model
+from tests.client_agent.conftest import enrolled, save_model
 from tests.client_agent.test_daemon import config, naps
 from tests.served import Served
 
@@ -91,14 +89,9 @@ def taken_part(silo: Silo, tmp_path: Path, served: Served) -> Callable[..., Roun
         )
         file = config(tmp_path)
         folder = read_settings(file).folder
-        with CoordinatorApi(served.url, key=None, deadline_seconds=20, sleep=lambda _: None) as api:
-            token = served.enrolment_token(federation_id, "aster")
-            member = enrol(api, folder, token=token, name="aster", profile=silo.profile)
-        served.admin.post(f"/v1/federations/{federation_id}/start")
-        with CoordinatorApi(
-            served.url, key=read_key(folder), deadline_seconds=20, sleep=lambda _: None
-        ) as api:
-            who = Participant.of(silo, api, member, folder, keep_rounds=2)
+        with ExitStack() as stack:
+            who = enrolled(served, federation_id, silo, folder, stack)
+            served.admin.post(f"/v1/federations/{federation_id}/start")
             run(who, naps(500))
         return Rounds(file, who.workspace.home, served)
 
@@ -141,9 +134,7 @@ def test_what_was_trained_and_scored_in_a_round_is_exported(
     assert not np.isclose(*(rounds.trained(n).scores.trained[LOSS].value for n in (1, 2)), atol=1e-3)
 
 
-def test_private_ranks_go_on_from_round_to_round_and_never_leave(
-    taken_part: Callable[..., Rounds],
-) -> None:
+def test_private_ranks_go_on_from_round_to_round_and_never_leave(taken_part: Callable[..., Rounds]) -> None:
     rounds = taken_part(RANKS | {"private_rank": 2, "same_architecture_rank": 3})
     first, second = rounds.trained(1), rounds.trained(2)
     for name in ("private.l0.v.B", "private.l3.down.B"):

@@ -24,7 +24,7 @@ from tests.served import Served
 @pytest.mark.parametrize("name", ["train", "validation", "test"])
 def test_a_round_whose_texts_exceed_the_context_is_refused_before_its_download(
     served: Served,
-    participant: Callable[..., Participant],
+    started: Callable[..., Participant],
     silo: Silo,
     monkeypatch: pytest.MonkeyPatch,
     name: str,
@@ -34,10 +34,8 @@ def test_a_round_whose_texts_exceed_the_context_is_refused_before_its_download(
     monkeypatch.setattr(silo, "data", replace(silo.data, **changes))
     plan = {"strategy": {"name": "fedavg"}, "adapter": {"kind": "lora", "rank": 2}}
     training = {"steps": 1, "max_length": 4 * silo.base.positions, "learning_rate": 0.01}
-    federation_id = served.federation(**plan, training=training, rounds={"total": 1, "min_clients": 1})
-    who = participant(federation_id)
-    served.admin.post(f"/v1/federations/{federation_id}/start")
-    brief = who.session.api.current_round(federation_id)
+    who = started(**plan, training=training, rounds={"total": 1, "min_clients": 1})
+    brief = who.session.api.current_round(who.session.federation_id)
     assert isinstance(brief, RoundBrief)
     with pytest.raises(TextTooLong, match=r"training\.max_length"):
         take_part(who, brief)

@@ -16,7 +16,6 @@ from client_agent.transport.client import CoordinatorApi
 from schemas.wire.digests import digest_of, to_field
 from schemas.wire.envelope import slots, unpack
 from tests.client_agent.rounds.test_encode_update import LORA, PQ, SERVED, Scene
-from tests.client_agent.test_daemon import views
 from tests.served import Served
 
 Enrolled = Callable[..., Participant]
@@ -32,7 +31,7 @@ def layout(scene: Scene) -> dict[str, tuple[int, ...]]:
 
 
 def bytes_down(scene: Scene) -> list[int]:
-    return [view["bytes"]["down"] for view in views(scene.served, scene.federation_id)]
+    return [view["bytes"]["down"] for view in scene.served.rounds(scene.federation_id)]
 
 
 @pytest.mark.parametrize("adapter", [PQ | {"rank": 32}, LORA], ids=["pq", "lora"])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -34,8 +33,7 @@ from client_agent.storage.round_folder import (
     WEIGHTS,
     RoundFolder,
 )
-from client_agent.transport.client import NothingYet
-from coordinator.db.engine import Database, database_time
+from coordinator.db.engine import database_time
 from coordinator.db.tables.federations import RoundRow
 from schemas.maths.adapter import Layout
 from schemas.messages.recipes import SentRecipe
@@ -46,7 +44,8 @@ from schemas.wire.digests import digest_of
 from schemas.wire.envelope import Envelope, slots, unpack
 from schemas.wire.header import Slot
 from schemas.wire.streams import decode, stream_slots
-from tests.client_agent.test_daemon import alone_plan, naps
+from tests.client_agent.conftest import next_brief
+from tests.client_agent.test_daemon import alone_plan
 from tests.served import Served
 from tests.taking_part import join, put, update_body, wait_for
 
@@ -72,11 +71,7 @@ class Scene:
         served.admin.post(f"/v1/federations/{self.federation_id}/start")
 
     def brief(self) -> RoundBrief:
-        nap = naps(500)
-        while isinstance(brief := self.who.session.api.current_round(self.federation_id), NothingYet):
-            nap(0)
-        assert isinstance(brief, RoundBrief)
-        return brief
+        return next_brief(self.who)
 
     def play(self, rounds: int = 1) -> RoundFolder:
         """Take part in the next rounds; give the last one's folder."""
@@ -257,7 +252,7 @@ def test_after_a_round_came_to_nothing_an_update_is_the_difference_to_what_the_c
     wait_for(served, scene.federation_id, 1, "published")
     join(other, 2)
     nothing = scene.play()
-    with closing(Database(served.database_url)) as database, database.write() as session:
+    with served.database.write() as session:
         session.execute(update(RoundRow).where(RoundRow.number == 2).values(deadline=database_time(session)))
     wait_for(served, scene.federation_id, 2, "abandoned")
     join(other, 3)

@@ -25,11 +25,10 @@ from tests.served import Served
 
 @pytest.mark.parametrize(("plan", "ours", "joins"), [(1, 1, True), (1, 2, False), (2, 2, True), (3, 2, True)])
 def test_a_round_is_joined_only_under_a_plan_with_enough_voices(
-    served: Served, participant: Callable[..., Participant], plan: int, ours: int, joins: bool
+    served: Served, started: Callable[..., Participant], plan: int, ours: int, joins: bool
 ) -> None:
-    federation_id = served.federation(**alone_plan(privacy={"min_voices": plan}))
-    who = participant(federation_id)
-    served.admin.post(f"/v1/federations/{federation_id}/start")
+    who = started(**alone_plan(privacy={"min_voices": plan}))
+    federation_id = who.session.federation_id
     who.session.min_voices = ours
     brief = who.session.api.current_round(federation_id)
     assert isinstance(brief, RoundBrief)

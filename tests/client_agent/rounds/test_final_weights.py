@@ -26,19 +26,14 @@ from client_agent.storage.round_folder import (
 )
 from schemas.messages.scores import Score
 from tests.client_agent.test_daemon import alone_plan, naps
-from tests.served import Served
 
 Enrolled = Callable[..., Participant]
 RANKS = {"rank": 4, "roles": ["v", "down"]}
 
 
-def finished(
-    served: Served, participant: Enrolled, transport: httpx.BaseTransport | None = None, **changes: Any
-) -> Participant:
+def finished(started: Enrolled, transport: httpx.BaseTransport | None = None, **changes: Any) -> Participant:
     """Take part in a federation to its end, alone."""
-    federation_id = served.federation(**alone_plan(**changes))
-    who = participant(federation_id, transport)
-    served.admin.post(f"/v1/federations/{federation_id}/start")
+    who = started(transport, **alone_plan(**changes))
     run(who, naps(500))
     return who
 
@@ -59,10 +54,10 @@ def assert_same(found: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -
 
 @pytest.mark.parametrize("options", [{}, {"mix": "gate"}], ids=["plain", "gated"])
 def test_private_ranks_of_the_last_local_steps_are_beside_the_final_weights(
-    served: Served, participant: Enrolled, options: dict[str, Any]
+    started: Enrolled, options: dict[str, Any]
 ) -> None:
     who = finished(
-        *(served, participant),
+        started,
         adapter=RANKS | {"private_rank": 2},
         strategy={"name": "fedmosaic", "options": options},
     )
@@ -72,12 +67,8 @@ def test_private_ranks_of_the_last_local_steps_are_beside_the_final_weights(
         assert_same(placed.adapter.private_state(), trained.private)
 
 
-def test_a_gated_client_ends_with_its_own_branch_beside_the_final_weights(
-    served: Served, participant: Enrolled
-) -> None:
-    who = finished(
-        *(served, participant), adapter=RANKS, strategy={"name": "fedmosaic", "options": {"mix": "gate"}}
-    )
+def test_a_gated_client_ends_with_its_own_branch_beside_the_final_weights(started: Enrolled) -> None:
+    who = finished(started, adapter=RANKS, strategy={"name": "fedmosaic", "options": {"mix": "gate"}})
     trained = last_trained(who)
     final = final_weights(who, trained)
     with adapter_of_round(who.trainer.silo, who.workspace.home, None, "kept") as placed:
@@ -93,8 +84,8 @@ def test_a_gated_client_ends_with_its_own_branch_beside_the_final_weights(
         assert np.allclose(values, final[name], atol=1e-6)
 
 
-def test_scores_of_other_final_weights_are_forgotten(served: Served, participant: Enrolled) -> None:
-    who = finished(served, participant)
+def test_scores_of_other_final_weights_are_forgotten(started: Enrolled) -> None:
+    who = finished(started)
     home = who.workspace.home
     scores = (home / FINAL_SCORES).read_bytes()
     stale = FinalScores(scores={"loss": Score(value=9.0, count=1)}, validation_loss=None)
@@ -104,10 +95,8 @@ def test_scores_of_other_final_weights_are_forgotten(served: Served, participant
     assert (home / FINAL_SCORES).read_bytes() == scores
 
 
-def test_a_restored_coordinator_ends_the_final_weights_and_their_scores(
-    served: Served, participant: Enrolled
-) -> None:
-    who = finished(served, participant)
+def test_a_restored_coordinator_ends_the_final_weights_and_their_scores(started: Enrolled) -> None:
+    who = finished(started)
     home, manifests = who.workspace.home, who.session.manifests
     document = manifests.last_accepted()
     assert document is not None
@@ -118,9 +107,7 @@ def test_a_restored_coordinator_ends_the_final_weights_and_their_scores(
         assert (home / "earlier" / f"{name}-1").is_file()
 
 
-def test_a_client_whose_last_update_was_not_counted_sends_its_final_scores(
-    served: Served, participant: Enrolled
-) -> None:
+def test_a_client_whose_last_update_was_not_counted_sends_its_final_scores(started: Enrolled) -> None:
     class Late(httpx.HTTPTransport):
         """A proxy that says of the last update that it came too late."""
 
@@ -131,7 +118,7 @@ def test_a_client_whose_last_update_was_not_counted_sends_its_final_scores(
             problem = {"type": "urn:tessera:problem:round-closed", "title": "too late", "status": 409}
             return httpx.Response(409, json=problem, request=request)
 
-    who = finished(served, participant, transport=Late())
+    who = finished(started, transport=Late())
     folder = who.workspace.rounds.open(2)
     assert folder.has(CLOSED)
     assert not folder.has(RECEIPT)

@@ -14,7 +14,7 @@ from client_agent.errors import ManifestRefused
 from client_agent.rounds.participant import Participant
 from client_agent.storage.round_folder import CLOSED
 from tests.client_agent.identity.test_backup_recovery import Scene
-from tests.client_agent.test_daemon import naps, views
+from tests.client_agent.test_daemon import naps
 from tests.served import Served
 
 
@@ -53,4 +53,4 @@ def test_a_round_whose_join_the_backup_does_not_have_is_not_left_out_but_refused
         assert not scene.participant.workspace.rounds.open(2).has(CLOSED)
         scene.accept()
         run(scene.participant, naps(500))
-        assert [r["counts"]["arrived"] for r in views(scene.served, scene.federation_id)] == [1] * 4
+        assert [r["counts"]["arrived"] for r in scene.served.rounds(scene.federation_id)] == [1] * 4

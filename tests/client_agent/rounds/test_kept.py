@@ -30,7 +30,7 @@ from client_agent.training.data import SiloData
 from client_agent.training.silo import Silo
 from schemas.messages.federations import AdapterPlan, FederationPlan, ScoresPlan, TrainingPlan
 from schemas.messages.scores import LOSS
-from tests.client_agent.test_daemon import QUICK, alone_plan, naps, views
+from tests.client_agent.test_daemon import QUICK, alone_plan, naps
 from tests.served import Served
 
 ADAPTER = AdapterPlan(kind="lora", rank=4, roles=["v", "down"])
@@ -135,13 +135,12 @@ def test_what_has_not_changed_is_not_scored_again(tiny: Callable[..., BaseModel]
     assert (read.learning_rate, read.validation) == (0.01, rounds[-1].validation)
 
 
-def test_final_weights_are_scored_and_sent_once(served: Served, participant: Enrolled) -> None:
-    federation_id = served.federation(**alone_plan())
-    who = participant(federation_id)
-    served.admin.post(f"/v1/federations/{federation_id}/start")
+def test_final_weights_are_scored_and_sent_once(served: Served, started: Enrolled) -> None:
+    who = started(**alone_plan())
     run(who, naps(500))
     home = who.workspace.home
-    final, shown = read_final_scores(home), views(served, federation_id)[-1]["clients"][0]["scores"]
+    final = read_final_scores(home)
+    shown = served.rounds(who.session.federation_id)[-1]["clients"][0]["scores"]
     assert final is not None
     assert shown["final"] == {name: score.model_dump() for name, score in final.scores.items()}
     # A client alone is served what it trained, in fewer bits.
@@ -152,7 +151,7 @@ def test_final_weights_are_scored_and_sent_once(served: Served, participant: Enr
 
 
 def test_final_scores_that_are_refused_do_not_fail_the_agent(
-    served: Served, participant: Enrolled, caplog: pytest.LogCaptureFixture
+    started: Enrolled, caplog: pytest.LogCaptureFixture
 ) -> None:
     class Refusing(httpx.HTTPTransport):
         """A proxy that lets no scores of final weights pass."""
@@ -162,9 +161,7 @@ def test_final_scores_that_are_refused_do_not_fail_the_agent(
                 return httpx.Response(403, json={"title": "no"}, request=request)
             return super().handle_request(request)
 
-    federation_id = served.federation(**alone_plan(rounds={"total": 1, "min_clients": 1}))
-    who = participant(federation_id, Refusing())
-    served.admin.post(f"/v1/federations/{federation_id}/start")
+    who = started(Refusing(), **alone_plan(rounds={"total": 1, "min_clients": 1}))
     with caplog.at_level(logging.WARNING):
         run(who, naps(500))
     assert "scores of the final weights not sent" in caplog.text
@@ -173,12 +170,8 @@ def test_final_scores_that_are_refused_do_not_fail_the_agent(
 
 
 @pytest.mark.slow
-def test_a_client_searches_its_rate_before_its_first_round_only(
-    served: Served, participant: Enrolled
-) -> None:
-    federation_id = served.federation(**alone_plan(training=QUICK | {"learning_rate": "auto"}))
-    who = participant(federation_id)
-    served.admin.post(f"/v1/federations/{federation_id}/start")
+def test_a_client_searches_its_rate_before_its_first_round_only(started: Enrolled) -> None:
+    who = started(**alone_plan(training=QUICK | {"learning_rate": "auto"}))
     run(who, naps(500))
     search = who.workspace.rates.newest()
     assert search is not None
@@ -188,8 +181,8 @@ def test_a_client_searches_its_rate_before_its_first_round_only(
 
 
 @pytest.mark.slow
-def test_a_client_that_pruned_its_rank_does_not_search_again(served: Served, participant: Enrolled) -> None:
-    federation_id = served.federation(
+def test_a_client_that_pruned_its_rank_does_not_search_again(started: Enrolled) -> None:
+    who = started(
         **alone_plan(
             training=QUICK | {"learning_rate": "auto"},
             adapter={"kind": "lora", "rank": 4, "roles": ["v", "down"]},
@@ -197,8 +190,6 @@ def test_a_client_that_pruned_its_rank_does_not_search_again(served: Served, par
             rounds={"total": 3, "min_clients": 1},
         )
     )
-    who = participant(federation_id)
-    served.admin.post(f"/v1/federations/{federation_id}/start")
     run(who, naps(500))
     trained = [Trained.read(folder.path / TRAINED) for folder in who.workspace.rounds.newest_first()]
     assert rank_of(trained[0].adapter) < 4

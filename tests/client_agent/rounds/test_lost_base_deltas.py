@@ -29,7 +29,6 @@ from client_agent.storage.base_delta import (
 )
 from client_agent.storage.round_folder import FINAL_WEIGHTS, FOLD, WEIGHTS, RoundFolder
 from client_agent.training.silo import Silo
-from coordinator.db.engine import Database
 from coordinator.db.tables.federations import FoldRow
 from schemas.identity.keys import name_of
 from schemas.messages.rounds import FinishedBrief
@@ -107,7 +106,7 @@ def test_a_coordinator_that_has_no_whole_any_more_leaves_the_client_its_error(
     )  # it is the whole already
     for folder in who.workspace.rounds.newest_first():
         folder.forget(FOLD)
-    with closing(Database(served.database_url)) as database, database.write() as session:
+    with served.database.write() as session:
         session.execute(
             update(FoldRow).where(FoldRow.federation_id == two.federation_id).values(payload_id=None)
         )

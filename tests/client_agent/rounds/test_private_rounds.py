@@ -26,7 +26,7 @@ from client_agent.storage.round_folder import SIGNATURE, WEIGHTS
 from schemas.messages.federations import FederationPlan, SignatureDpPlan, SignaturePlan
 from schemas.messages.rounds import RoundBrief
 from tests.client_agent.conftest import config
-from tests.client_agent.test_daemon import alone_plan, naps, views
+from tests.client_agent.test_daemon import alone_plan, naps
 from tests.served import Served
 
 Enrolled = Callable[..., Participant]
@@ -52,12 +52,10 @@ def sketch_of(who: Participant, brief: RoundBrief, trained: None, last: None) ->
     return update_sketch(who.session, who.trainer, ledger, OpenedBrief.of(brief), trained, last)
 
 
-def private(served: Served, participant: Enrolled, **rounds_plan: int) -> tuple[str, Participant]:
+def private(started: Enrolled, **rounds_plan: int) -> tuple[str, Participant]:
     plan = alone_plan(signature={"dp": DP}, rounds={"total": 3, "min_clients": 1} | rounds_plan)
-    federation_id = served.federation(**plan)
-    who = participant(federation_id)
-    served.admin.post(f"/v1/federations/{federation_id}/start")
-    return federation_id, who
+    who = started(**plan)
+    return who.session.federation_id, who
 
 
 def kept(who: Participant, number: int) -> Sketch:
@@ -66,15 +64,15 @@ def kept(who: Participant, number: int) -> Sketch:
 
 @pytest.mark.slow
 def test_a_silo_releases_once_a_round_and_then_sends_the_last_one_again(
-    served: Served, participant: Enrolled
+    served: Served, started: Enrolled
 ) -> None:
-    federation_id, who = private(served, participant)
+    federation_id, who = private(started)
     run(who, naps(500))
     book = Ledger(who.workspace.folder).read()
     assert [entry.round for entry in book.releases] == [1, 2]
     spent = [entry.epsilon for entry in book.releases]
     assert 0 < spent[0] < spent[1] <= 2.0
-    seen = views(served, federation_id)
+    seen = served.rounds(federation_id)
     assert [view["state"] for view in seen] == ["published"] * 3
     assert [view["clients"][0]["epsilon"] for view in seen] == [*spent, spent[1]]
     assert kept(who, 2).to_bytes() == kept(who, 3).to_bytes()
@@ -84,9 +82,9 @@ def test_a_silo_releases_once_a_round_and_then_sends_the_last_one_again(
 
 @pytest.mark.slow
 def test_a_crash_between_ledger_and_release_costs_budget_and_releases_once(
-    served: Served, participant: Enrolled, monkeypatch: pytest.MonkeyPatch
+    served: Served, started: Enrolled, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    federation_id, who = private(served, participant, total=2)
+    federation_id, who = private(started, total=2)
     run_until_killed(who, monkeypatch, sketch, "release")
     assert not who.workspace.rounds.open(1).has(SIGNATURE)
     (paid,) = Ledger(who.workspace.folder).read().releases
@@ -98,14 +96,14 @@ def test_a_crash_between_ledger_and_release_costs_budget_and_releases_once(
     run(who, naps(500))
     assert who.workspace.rounds.open(1).read(SIGNATURE) == signed
     assert len(Ledger(who.workspace.folder).read().releases) == 2
-    assert [view["clients"][0]["epsilon"] for view in views(served, federation_id)] == [second.epsilon] * 2
+    assert [view["clients"][0]["epsilon"] for view in served.rounds(federation_id)] == [second.epsilon] * 2
 
 
 @pytest.mark.slow
 def test_a_crash_that_costs_the_only_release_is_told_with_what_to_do(
-    served: Served, participant: Enrolled, monkeypatch: pytest.MonkeyPatch
+    started: Enrolled, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    federation_id, who = private(served, participant)
+    federation_id, who = private(started)
     brief = who.session.api.current_round(federation_id)
     assert isinstance(brief, RoundBrief)
     once = SignatureDpPlan(epsilon=2.0, releases=1, minimum_sample=12)
@@ -121,8 +119,8 @@ def test_a_crash_that_costs_the_only_release_is_told_with_what_to_do(
 
 
 @pytest.mark.slow
-def test_a_newcomers_join_and_update_carry_one_release(served: Served, participant: Enrolled) -> None:
-    federation_id, who = private(served, participant)
+def test_a_newcomers_join_and_update_carry_one_release(started: Enrolled) -> None:
+    federation_id, who = private(started)
     brief = who.session.api.current_round(federation_id)
     assert isinstance(brief, RoundBrief)
     work = Work(who, OpenedBrief.of(brief), who.workspace.rounds.open(1))
@@ -134,9 +132,9 @@ def test_a_newcomers_join_and_update_carry_one_release(served: Served, participa
 
 @pytest.mark.parametrize("dp", [None, SignatureDpPlan(epsilon=9.0, releases=2, minimum_sample=12)])
 def test_a_newcomer_makes_no_signature_for_a_brief_that_asks_for_less_privacy_than_the_plan(
-    served: Served, participant: Enrolled, monkeypatch: pytest.MonkeyPatch, dp: SignatureDpPlan | None
+    started: Enrolled, monkeypatch: pytest.MonkeyPatch, dp: SignatureDpPlan | None
 ) -> None:
-    federation_id, who = private(served, participant)
+    federation_id, who = private(started)
     brief = who.session.api.current_round(federation_id)
     assert isinstance(brief, RoundBrief)
     less = brief.signature.model_copy(update={"dp": dp})
@@ -162,9 +160,9 @@ def test_a_newcomer_makes_no_signature_for_a_brief_that_asks_for_less_privacy_th
     ],
 )
 def test_a_silo_makes_no_signature_that_is_less_private_than_it_allows(
-    served: Served, participant: Enrolled, dp: SignatureDpPlan | None, said: str
+    started: Enrolled, dp: SignatureDpPlan | None, said: str
 ) -> None:
-    federation_id, who = private(served, participant)
+    federation_id, who = private(started)
     who.session.max_epsilon = 1.0
     brief = who.session.api.current_round(federation_id)
     assert isinstance(brief, RoundBrief)
@@ -206,8 +204,8 @@ def test_a_check_holds_a_plan_to_what_the_silo_allows(
     assert "asks for sketches without differential privacy" in finding.detail
 
 
-def test_without_any_budget_left_a_newcomer_says_what_to_do(served: Served, participant: Enrolled) -> None:
-    federation_id, who = private(served, participant)
+def test_without_any_budget_left_a_newcomer_says_what_to_do(started: Enrolled) -> None:
+    federation_id, who = private(started)
     brief = who.session.api.current_round(federation_id)
     assert isinstance(brief, RoundBrief)
     for number in (1, 2):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -10,16 +10,14 @@ import numpy as np
 import pytest
 
 from client_agent.daemon import run
-from client_agent.identity.membership import enrol, read_key
 from client_agent.rounds.participant import Participant
 from client_agent.rounds.served_weights import read_weights
 from client_agent.rounds.train import Trained
 from client_agent.settings import read_settings
 from client_agent.storage.round_folder import TRAINED, WEIGHTS
 from client_agent.training.silo import open_silo
-from client_agent.transport.client import CoordinatorApi
 from schemas.messages.recommended import recommended
-from tests.client_agent.conftest import config
+from tests.client_agent.conftest import config, enrolled
 from tests.served import Served
 
 NAMES = ("aster", "birch")
@@ -32,21 +30,9 @@ def take_part(served: Served, federation_id: str, folder: Path) -> dict[str, Par
         for name in NAMES:
             (folder / name).mkdir()
             silo = open_silo(read_settings(config(folder / name)))
-
-            def api(**options: object) -> CoordinatorApi:
-                opened = CoordinatorApi(served.url, deadline_seconds=20, **options)  # type: ignore[arg-type]
-                return stack.enter_context(opened)
-
-            token = served.enrolment_token(federation_id, name)
-            member = enrol(api(key=None), folder / name, token=token, name=name, profile=silo.profile)
-            connection = api(key=read_key(folder / name), server_key=member.server_key)
-            agents[name] = Participant.of(silo, connection, member, folder / name, keep_rounds=2)
-        threads = [threading.Thread(target=run, args=(agent,), daemon=True) for agent in agents.values()]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(60)
-            assert not thread.is_alive()
+            agents[name] = enrolled(served, federation_id, silo, folder / name, stack, name=name)
+        with ThreadPoolExecutor(len(agents)) as pool:
+            list(pool.map(run, agents.values()))
         return agents
 
 

@@ -22,7 +22,7 @@ from client_agent.storage.round_folder import BRIEF, FINAL_SCORES, SCORES_SENT, 
 from client_agent.training.evaluate import evaluate
 from schemas.messages.scores import LOSS
 from tests.client_agent.rounds.old_folders import age
-from tests.client_agent.test_daemon import alone_plan, naps, views
+from tests.client_agent.test_daemon import alone_plan, naps
 from tests.client_agent.test_status import beside, status
 from tests.coordinator.db.test_score_migration import NEW, OLD
 from tests.served import Served
@@ -43,39 +43,37 @@ class Failing(httpx.HTTPTransport):
         return super().handle_request(request)
 
 
-def stopped(served: Served, participant: Enrolled, line: Failing) -> tuple[Participant, str]:
-    federation_id = served.federation(**alone_plan())
-    who = participant(federation_id, line)
-    served.admin.post(f"/v1/federations/{federation_id}/start")
+def stopped(started: Enrolled, line: Failing) -> tuple[Participant, str]:
+    who = started(line, **alone_plan())
     with pytest.raises(Stopped):
         run(who, naps(500))
     age(who.workspace.home)
     line.on = False
-    return who, federation_id
+    return who, who.session.federation_id
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("path", ["/rounds/2/update", "/rounds/2/weights"], ids=["trained", "between rounds"])
 def test_a_federation_goes_on_after_an_upgrade(
-    served: Served, participant: Enrolled, tmp_path: Path, path: str
+    served: Served, started: Enrolled, tmp_path: Path, path: str
 ) -> None:
-    who, federation_id = stopped(served, participant, Failing(path))
+    who, federation_id = stopped(started, Failing(path))
     first = who.workspace.rounds.open(1)
     assert read_brief(first).total_rounds == 2
     shown = status(beside(tmp_path, url=served.url), exit_code=1)["rounds"][-1]
-    scores = views(served, federation_id)[0]["clients"][0]["scores"]
+    scores = served.rounds(federation_id)[0]["clients"][0]["scores"]
     assert shown["trained"] == scores["trained"]["loss"]["value"]
     assert (shown["personal"], shown["learning_rate"]) == ("trained", 0.01)
     run(who, naps(500))
-    assert [r["state"] for r in views(served, federation_id)] == ["published"] * 2
-    assert views(served, federation_id)[1]["clients"][0]["scores"]["final"] is not None
+    assert [r["state"] for r in served.rounds(federation_id)] == ["published"] * 2
+    assert served.rounds(federation_id)[1]["clients"][0]["scores"]["final"] is not None
 
 
 @pytest.mark.slow
 def test_a_finished_federation_is_scored_and_read_after_an_upgrade(
-    served: Served, participant: Enrolled, tmp_path: Path
+    served: Served, started: Enrolled, tmp_path: Path
 ) -> None:
-    who, _ = stopped(served, participant, Failing("/scores", b'"final":{'))
+    who, _ = stopped(started, Failing("/scores", b'"final":{'))
     home, silo = who.workspace.home, who.trainer.silo
     trained = Trained.read(who.workspace.rounds.open(2).path / TRAINED)
     assert (trained.scores.kept, trained.validation, trained.start) == ("trained", {}, {})
@@ -98,10 +96,8 @@ def test_old_scores_are_read_as_the_coordinator_migrates_them() -> None:
     assert parse_scores(json.dumps(OLD)).model_dump() == NEW
 
 
-def test_files_that_cannot_be_read_are_absent_or_name_what_to_do(
-    served: Served, participant: Enrolled
-) -> None:
-    who, _ = stopped(served, participant, Failing("/rounds/2/weights"))
+def test_files_that_cannot_be_read_are_absent_or_name_what_to_do(started: Enrolled) -> None:
+    who, _ = stopped(started, Failing("/rounds/2/weights"))
     first = who.workspace.rounds.open(1)
     for damaged in (b"", b"[]", b'{"before": 3}'):
         first.write(SCORES_SENT, damaged)

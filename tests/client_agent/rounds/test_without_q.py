@@ -11,7 +11,6 @@ from sqlalchemy import update
 from client_agent.rounds.served_weights import read_weights
 from client_agent.rounds.train import Trained
 from client_agent.storage.round_folder import TRAINED, WEIGHTS
-from coordinator.db.engine import Database
 from coordinator.db.tables.federations import FederationRow
 from coordinator.federations import store
 from schemas.maths.adapter import pq_layout
@@ -59,10 +58,8 @@ def test_agents_train_send_and_are_served_p_alone(mix: str, served: Served, tmp_
 
 def test_a_stored_plan_from_before_trains_q(served: Served, tmp_path: Path) -> None:
     federation_id = federation(served, "average")
-    database = Database(served.database_url)
-    with database.write() as session:
+    with served.database.write() as session:
         plan = dict(store.federation(session, federation_id).plan)
         plan["adapter"] = {name: value for name, value in plan["adapter"].items() if name != "bias"}
         session.execute(update(FederationRow).where(FederationRow.id == federation_id).values(plan=plan))
-    database.close()
     require_shared(served, federation_id, tmp_path, bias=True)

@@ -29,7 +29,8 @@ from client_agent.simulation.study import read_study
 from client_agent.simulation.worker_pool import Pool
 from client_agent.storage.rate_store import RateSearch
 from tests.client_agent.simulation.studies import result, silo_table, write_pools, write_study
-from tests.scenarios.agents import TESSERA, wait_until
+from tests.scenarios.agents import TESSERA
+from tests.waiting import wait_until
 
 THREE = (silo_table("aster"), silo_table("birch", model="L"), silo_table("late", joins_after=1))
 
