@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from datetime import timedelta
 
@@ -24,7 +23,6 @@ from coordinator.storage.server_key import ServerKey
 from coordinator.workers import Ticker
 from tests.coordinator.aggregation.closed_round import (
     BLOCK_BYTES,
-    Closed,
     count,
     nothing,
     publish,
@@ -32,6 +30,7 @@ from tests.coordinator.aggregation.closed_round import (
     served,
     simple,
 )
+from tests.waiting import wait_until
 
 
 def test_only_one_worker_claims_a_round(database: Database) -> None:
@@ -181,14 +180,6 @@ def _ticker(database: Database) -> Ticker:
     )
 
 
-def _until(database: Database, closed: Closed, state: str) -> RoundRow:
-    deadline = time.monotonic() + 20
-    while (row := round_row(database, closed)).state != state:
-        assert time.monotonic() < deadline, row.state
-        time.sleep(0.02)
-    return row
-
-
 def test_a_round_that_cannot_be_aggregated_is_abandoned_and_the_next_opens(database: Database) -> None:
     closed = simple(database)
     with database.write() as session:
@@ -196,10 +187,10 @@ def test_a_round_that_cannot_be_aggregated_is_abandoned_and_the_next_opens(datab
     ticker = _ticker(database)
     ticker.start()
     try:
-        row = _until(database, closed, "abandoned")
+        wait_until(lambda: round_row(database, closed).state == "abandoned")
     finally:
         ticker.stop()
-    assert row.reason == "aggregation-failed"
+    assert round_row(database, closed).reason == "aggregation-failed"
     assert round_row(database, closed, 2).state == "open"
     assert count(database, WeightsRow) == 0
 
@@ -235,7 +226,7 @@ def test_a_service_that_starts_again_goes_on_at_once_when_it_is_the_only_one(
     ticker = _ticker(database)
     ticker.start()
     try:
-        _until(database, closed, "published")
+        wait_until(lambda: round_row(database, closed).state == "published")
     finally:
         ticker.stop()
         database.close()

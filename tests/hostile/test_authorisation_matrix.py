@@ -14,8 +14,7 @@ import pytest
 
 from coordinator.app import create_app
 from coordinator.settings import Settings
-from tests.coordinator.alignment.test_alignment import OTHER, PIVOT, aligned, deliver
-from tests.coordinator.alignment.test_alignment import body as pack_body
+from tests.coordinator.alignment.test_alignment import OTHER, PIVOT, aligned, put_pack
 from tests.coordinator.alignment.test_transfer_test import figures
 from tests.served import Served, Silo, slug
 from tests.taking_part import join, put, update_body, values, wait_for
@@ -138,12 +137,7 @@ class World:
         """Make a federation with an alignment pack of each base model."""
         federation_id = aligned(self.served, name=name)
         for base_model in (PIVOT, OTHER):
-            assert (
-                deliver(
-                    self.served.admin, federation_id, base_model, pack_body(federation_id, base_model)
-                ).status_code
-                == 201
-            )
+            assert put_pack(self.served.admin, federation_id, base_model).status_code == 201
         return federation_id
 
     def body(self, operation: str) -> dict[str, Any] | None:
@@ -161,7 +155,7 @@ def world(coordinator: Served) -> World:
     privacy = {"roster_policy": "tofu"}  # otherwise the roster is nobody's but people's
     federation_id = aligned(coordinator, privacy=privacy, rounds={"total": 3, "min_clients": 2})
     for base_model in (PIVOT, OTHER):
-        stored = deliver(coordinator.admin, federation_id, base_model, pack_body(federation_id, base_model))
+        stored = put_pack(coordinator.admin, federation_id, base_model)
         assert stored.status_code == 201, stored.text
     pack = str(stored.json()["digest"])
     names = ("client", "neighbour", "revoked")

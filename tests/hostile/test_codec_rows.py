@@ -15,7 +15,6 @@ from tests.hostile.scene import Scene, told
 from tests.taking_part import put
 
 _SKIPPABLE = b"\x50\x2a\x4d\x18\x04\x00\x00\x00abcd"
-_FRAME_HEADER = 18
 _BOMB_MIB = 256
 
 

@@ -6,12 +6,14 @@ import base64
 import statistics
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import httpx
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from schemas.identity.enrolment_token import read
 from schemas.identity.keys import name_of
 from schemas.messages.federations import FederationPlan
 from tests.hostile.attack import Case, attack
@@ -112,6 +114,10 @@ def _guessed(_: Scene, request: dict[str, Any]) -> dict[str, Any]:
     return request | {"token": token[:-8] + ("A" if token[-8] != "A" else "B") + token[-7:]}
 
 
+def _respelt(**parts: str) -> Callable[[Scene, dict[str, Any]], dict[str, Any]]:
+    return lambda _, request: request | {"token": str(replace(read(request["token"]), **parts))}
+
+
 FEDERATION = "/v1/federations/{scene.silo.federation_id}"
 ELSEWHERE = "/v1/federations/{scene.elsewhere.federation_id}"
 OTHER = FEDERATION + "/clients/{scene.other.client_id}"
@@ -126,9 +132,7 @@ def _tokens(scene: Scene) -> Iterator[None]:
     served, federation_id = scene.served, scene.silo.federation_id
     made = {name: served.enrolment_token(federation_id, name) for name in ("intruder", "used")}
     made["expired"] = served.enrolment_token(federation_id, "expired", expires_in_seconds=1)
-    anyone = served.http()
-    first = enrolment(anyone, made["used"], "used", Ed25519PrivateKey.generate())
-    assert anyone.post("/v1/enrolments", json=first).status_code == 201
+    assert served.try_enrol(made["used"], "used").status_code == 201
     time.sleep(1.1)
     TOKENS[served.url] = made
     yield
@@ -159,6 +163,7 @@ CASES = [
     Case(7, "a second label", _changed(_second_label), 401, "signature-profile"),
     Case(8, "another's state", _asks("silo", "GET", OTHER + "/adapter"), 404, "not-found"),
     Case(8, "another's profile", _asks("silo", "GET", OTHER), 404, "not-found"),
+    Case(8, "nobody's profile", _asks("silo", "GET", FEDERATION + "/clients/cli_0"), 404, "not-found"),
     Case(8, "revokes another", _asks("silo", "DELETE", OTHER), 404, "not-found"),
     Case(8, "another's round", _asks("silo", "GET", ELSEWHERE + "/rounds/1"), 404, "not-found"),
     Case(8, "joins elsewhere", _asks("silo", "POST", ELSEWHERE + "/rounds/1/join"), 404, "not-found"),
@@ -204,6 +209,8 @@ CASES = [
     ),
     Case(10, "a used token", _enrols(lambda _, r: r, "used"), 401, "enrolment-token-invalid", writes=AUDIT),
     Case(10, "a misspelt token", _enrols(_guessed), 401, "enrolment-token-invalid"),
+    Case(10, "another id", _enrols(_respelt(id="0" * 24)), 401, "enrolment-token-invalid"),
+    Case(10, "another secret", _enrols(_respelt(secret="A" * 43)), 401, "enrolment-token-invalid"),
     Case(11, "a key of small order", _enrols(_key(_IDENTITY)), 422, "weak-public-key"),
     Case(11, "a key that is not canonical", _enrols(_key(_NOT_CANONICAL)), 422, "weak-public-key"),
     Case(11, "a key of 31 bytes", _enrols(_key(_IDENTITY[:31])), 422, "weak-public-key"),

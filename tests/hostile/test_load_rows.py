@@ -23,7 +23,6 @@ from tests.hostile.attack import at_a_bounded_cost
 from tests.hostile.process import start_process
 from tests.hostile.scene import Answer, Scene, connected, listen, request_bytes, set_up, told, wait_until_told
 from tests.postgres_server import PostgresServer
-from tests.scenarios.agents import wait_until
 from tests.served import Served, Silo
 from tests.signed import signed
 from tests.taking_part import (
@@ -38,6 +37,7 @@ from tests.taking_part import (
     values,
     wait_for,
 )
+from tests.waiting import wait_until
 
 Databases = Callable[[str], str]
 _SPACE = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c"]

@@ -47,7 +47,9 @@ def _other_bytes(scene: Scene) -> Any:
 
 
 CASES = [
+    Case(38, "nothing", _plan(b""), 400, "malformed-json"),
     Case(38, "NaN", _plan(_named("NaN")), 400, "malformed-json"),
+    Case(38, "a number beyond float64", _plan(_named("1e400")), 400, "malformed-json"),
     Case(38, "a duplicate key", _plan(b'{"name": "x", "name": "y"}'), 400, "malformed-json"),
     Case(38, "a lone surrogate", _plan(_named('"\\ud800"')), 400, "malformed-json"),
     Case(38, "not UTF-8", _plan(b'{"name": "\xff"}'), 400, "malformed-json"),

@@ -22,7 +22,6 @@ from tests.signed import signed
 from tests.taking_part import deliver, join, plan, running, scored, url, wait_for
 
 READERS = 100
-WEIGHTS_BYTES = 64 * 2**20
 _WINDOW = 4096
 _ESTABLISHED = 1  # of tcp(7), as TCP_INFO begins
 GET = b"GET /v1/hello HTTP/1.1\r\nHost: localhost\r\n\r\n"

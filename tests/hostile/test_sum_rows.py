@@ -173,15 +173,16 @@ CASES = [
     Case(48, "a byte short", _sends(MASKED, lambda c: c.message(MASKED)[:-1]), 422, "masked-vector"),
     Case(48, "empty", _sends(MASKED, lambda _: b""), 422, "masked-vector"),
     Case(48, "after U3 froze", _late_vector, 409, _MISMATCH),
-    Case(
-        49,
-        "both shares",
-        _sends(UNMASK, _unmask(lambda s: [_with(s[0], of="s"), *s])),
-        422,
-        _SHARE,
-    ),
+    Case(49, "both shares", _sends(UNMASK, _unmask(lambda s: [_with(s[0], of="s"), *s])), 422, _SHARE),
     Case(
         49, "the other share", _sends(UNMASK, _unmask(lambda s: [_with(s[0], of="s"), *s[1:]])), 422, _SHARE
+    ),
+    Case(
+        49,
+        "the other share of who was lost",
+        _sends(UNMASK, _unmask(lambda s: [*s[:-1], _with(s[-1], of="b")])),
+        422,
+        _SHARE,
     ),
     Case(49, "one missing", _sends(UNMASK, _unmask(lambda s: s[1:])), 422, _SHARE),
     Case(49, "another order", _sends(UNMASK, _unmask(lambda s: s[::-1])), 422, _SHARE),
@@ -196,8 +197,7 @@ CASES = [
         49,
         "at least p",
         _sends(
-            UNMASK,
-            _unmask(lambda s: [_with(s[0], share=encode(PRIME.to_bytes(SHARE_BYTES, "big"))), *s[1:]]),
+            UNMASK, _unmask(lambda s: [_with(s[0], share=encode(PRIME.to_bytes(SHARE_BYTES, "big"))), *s[1:]])
         ),
         422,
         _SHARE,

@@ -61,12 +61,8 @@ def test_wrong_tokens_are_counted_where_clients_poll_as_well(served: Served) -> 
 def test_wrong_tokens_beyond_the_limit_write_nothing(served: Served) -> None:
     for _ in range(3 * LIMIT):
         ask(served, "guess")
-    database = Database(served.database_url)
-    try:
-        with database.read() as session:
-            assert session.scalar(text("SELECT count(*) FROM failed_enrolments")) == LIMIT
-    finally:
-        database.close()
+    with served.database.read() as session:
+        assert session.scalar(text("SELECT count(*) FROM failed_enrolments")) == LIMIT
 
 
 def test_a_token_ends_after_ninety_days_unless_it_says_otherwise(served: Served) -> None:

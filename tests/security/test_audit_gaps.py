@@ -13,7 +13,6 @@ from typer import Typer
 from typer.testing import CliRunner
 
 from coordinator import cli
-from coordinator.db.engine import Database
 from schemas.identity.documents import hash_of, is_signed
 from schemas.identity.keys import public_key
 from tests.coordinator.alignment.test_alignment import OTHER
@@ -92,9 +91,8 @@ def audit(served: Served, *arguments: str) -> tuple[int, str]:
 
 
 def rewrite(served: Served) -> None:
-    """Make another chain in the database, every link of it right."""
-    database = Database(served.database_url)
-    with database.write() as session:
+    """Make another chain in the served.database, every link of it right."""
+    with served.database.write() as session:
         rows = session.execute(text("SELECT number, document FROM audit ORDER BY number")).all()
         previous: str | None = None
         for number, stored in rows:
@@ -105,7 +103,6 @@ def rewrite(served: Served) -> None:
                 text("UPDATE audit SET document = :document, hash = :hash WHERE number = :number"),
                 {"document": json.dumps(entry), "hash": previous, "number": number},
             )
-    database.close()
 
 
 def test_a_log_that_was_made_anew_is_not_the_one_that_was_kept(served: Served, tmp_path: Path) -> None:

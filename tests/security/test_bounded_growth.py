@@ -138,20 +138,16 @@ def test_the_events_of_a_round_go_with_its_tensors(coordinator: Served) -> None:
     for number in (1, 2, 3):
         one_round(coordinator, federation_id, silos, number, [1.0, 3.0])
     wait_for(coordinator, federation_id, 4, "open")
-    database = Database(coordinator.database_url)
-    try:
-        with database.write() as session:
-            event_log.append(session, federation_id, "alignment", {"base_model": "b", "digest": "d"})
-        while retention.prune_rounds(database, 2):
-            pass
-        with database.read() as session:
-            left = session.scalars(select(EventRow.data).where(EventRow.federation_id == federation_id)).all()
-            newest = session.scalar(select(FederationRow.events).where(FederationRow.id == federation_id))
-            last = session.scalar(
-                select(func.max(EventRow.number)).where(EventRow.federation_id == federation_id)
-            )
-    finally:
-        database.close()
+    with coordinator.database.write() as session:
+        event_log.append(session, federation_id, "alignment", {"base_model": "b", "digest": "d"})
+    while retention.prune_rounds(coordinator.database, 2):
+        pass
+    with coordinator.database.read() as session:
+        left = session.scalars(select(EventRow.data).where(EventRow.federation_id == federation_id)).all()
+        newest = session.scalar(select(FederationRow.events).where(FederationRow.id == federation_id))
+        last = session.scalar(
+            select(func.max(EventRow.number)).where(EventRow.federation_id == federation_id)
+        )
     assert {data["round"] for data in left if "round" in data} == {2, 3, 4}
     assert {"base_model": "b", "digest": "d"} in left
     assert newest == last

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from typing import Any
@@ -17,6 +16,7 @@ from coordinator.http.limits.connections import reserved
 from tests.hostile.scene import request_bytes
 from tests.served import Served, Silo, slug
 from tests.signed import signed
+from tests.waiting import wait_until
 
 MOST = 40
 
@@ -33,13 +33,6 @@ def lines_of(
     answer = stack.enter_context(client.stream("GET", path_of(federation_id), headers=headers))
     assert answer.status_code == 200
     return answer.iter_lines()
-
-
-def soon(is_so: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 20
-    while not is_so():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 def test_a_caller_follows_four_streams_at_once(coordinator: Served) -> None:
@@ -59,7 +52,7 @@ def test_a_caller_follows_four_streams_at_once(coordinator: Served) -> None:
             with silo.http.stream("GET", path_of(federation_id)) as answer:
                 return answer.status_code == 200
 
-        soon(is_let_in)
+        wait_until(is_let_in)
 
 
 @pytest.mark.slow
@@ -87,7 +80,7 @@ def test_all_streams_of_a_process_cost_one_look(
         opened = [lines_of(stack, silo.http, silo.federation_id) for silo in silos for _ in range(4)]
         state: Streams = served._server._app.state.streams
         polls = state.polls + 1
-        soon(lambda: state.polls > polls + 2)
+        wait_until(lambda: state.polls > polls + 2)
         assert asked[-1] == federation_ids
         assert len(pages) == len(opened), "who is quiet asks once, when it begins"
         served.admin.post(f"/v1/federations/{silos[0].federation_id}/start")
@@ -138,12 +131,12 @@ def crowded(
     served._opened.clear()
     served._admin = None
     held = served._server.server_state.connections
-    soon(lambda: not held)
+    wait_until(lambda: not held)
     place = httpx.URL(served.url)
     with ExitStack() as stack:
         for _ in range(MOST - reserved(MOST)):
             stack.enter_context(socket.create_connection((place.host, place.port)))
-        soon(lambda: len(held) == MOST - reserved(MOST))
+        wait_until(lambda: len(held) == MOST - reserved(MOST))
         yield served, silo
 
 

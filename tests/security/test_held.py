@@ -3,27 +3,20 @@
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from threading import Barrier
 
 import httpx
 import pytest
-import zstandard
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 import coordinator.dashboard
-from schemas.identity.keys import name_of
 from schemas.wire.envelope import MEDIA_TYPE
 from tests.hostile.scene import connected, listen, request_bytes
-from tests.served import ADMIN_TOKEN, Served, Silo, enrolment, slug, start
+from tests.served import ADMIN_TOKEN, Served, Silo, slug, start
 from tests.signed import signed
-from tests.taking_part import join, running, show, update_body, upload_headers, url, values
+from tests.taking_part import join, running, url
 
 PAGE = Path(coordinator.dashboard.__file__ or "").parent
-AT_ONCE = 20
 
 
 @pytest.fixture(scope="module")
@@ -38,46 +31,6 @@ def silo(served: Served) -> Silo:
     _, (one, _) = running(served)
     join(one, 1)
     return one
-
-
-def test_of_twenty_keys_that_enrol_at_once_with_one_token_one_becomes_the_member(served: Served) -> None:
-    federation_id = served.federation()
-    token = served.enrolment_token(federation_id, "aster")
-    keys = [Ed25519PrivateKey.generate() for _ in range(AT_ONCE)]
-    requests = [enrolment(served.http(), token, "aster", key) for key in keys]
-    barrier = Barrier(AT_ONCE)
-
-    def send(request: dict[str, object]) -> httpx.Response:
-        anyone = served.http()
-        barrier.wait()
-        return anyone.post("/v1/enrolments", json=request)
-
-    with ThreadPoolExecutor(AT_ONCE) as pool:
-        answers = list(pool.map(send, requests))
-    assert sorted(answer.status_code for answer in answers) == [201] + [401] * (AT_ONCE - 1)
-    assert len(served.admin.get(f"/v1/federations/{federation_id}/clients").json()["items"]) == 1
-    first = next(i for i, answer in enumerate(answers) if answer.status_code == 201)
-    again = served.http().post("/v1/enrolments", json=requests[first])
-    assert again.json()["client_id"] == answers[first].json()["client_id"]
-    for key, answer in zip(keys, answers, strict=True):
-        assert (served.signing(key).get("/v1/me").status_code == 200) == (answer.status_code == 201)
-
-
-def test_a_client_that_is_revoked_while_its_body_travels_leaves_nothing(served: Served) -> None:
-    federation_id, (silo, _) = running(served)
-    body = update_body(silo, 1, join(silo, 1), values(1.0))
-    request = signed(served, silo, "PUT", url(silo, 1, "/update"), body, **{"Content-Type": MEDIA_TYPE})
-    with connected(served) as line:
-        line.sendall(request_bytes(request, body=body[:100]))
-        time.sleep(0.2)  # recognised, and its body is waited for
-        assert (
-            served.admin.delete(f"/v1/federations/{federation_id}/clients/{silo.client_id}").status_code
-            == 204
-        )
-        line.sendall(body[100:])
-        answer = listen(line)
-    assert (answer.status, answer.problem) == (401, "key-revoked")
-    assert show(served, federation_id, 1)["counts"]["arrived"] == 0
 
 
 SIGNED = {
@@ -173,20 +126,6 @@ def test_what_a_client_accepts_changes_nothing_of_what_it_is(served: Served, sil
     assert answer.is_error or answer.headers["content-type"].startswith(MEDIA_TYPE.partition(";")[0])
 
 
-def test_a_pack_that_expands_without_end_is_refused_early(served: Served) -> None:
-    pivot = {"pivot": "tiny-s-3f0c9a1b2c3d"}
-    federation_id = served.federation(strategy={"name": "fedmosaic"}, alignment=pivot)
-    writer = zstandard.ZstdCompressor(level=3, write_checksum=True).compressobj()
-    bomb = b"".join([*(writer.compress(bytes(2**20)) for _ in range(300)), writer.flush()])
-    answer = served.admin.put(
-        f"/v1/federations/{federation_id}/alignments/{pivot['pivot']}",
-        content=bomb,
-        headers=upload_headers(bomb, "zstd"),
-    )
-    assert answer.status_code in (413, 422), answer.text
-    assert served.admin.get(f"/v1/federations/{federation_id}/alignments").json()["items"] == []
-
-
 def test_a_foreign_page_gets_and_does_nothing(served: Served) -> None:
     foreign = {"Origin": "https://example.org", "Content-Type": "text/plain"}
     posted = served.http().post("/v1/federations", content=b"{}", headers=foreign)
@@ -211,10 +150,3 @@ def test_the_page_runs_its_own_script_alone_and_is_framed_by_nobody(served: Serv
     )
     assert not re.search(unsafe, script)
     assert "sessionStorage" in script
-
-
-def test_a_key_nobody_knows_costs_a_look_and_gets_the_same_answer(served: Served, silo: Silo) -> None:
-    unknown = Ed25519PrivateKey.generate()
-    answers = [served.http().send(signed(served, silo, "GET", "/v1/me", key=unknown)) for _ in range(3)]
-    assert {answer.status_code for answer in answers} == {401}
-    assert all(name_of(unknown) not in answer.text for answer in answers)

@@ -5,9 +5,8 @@ from __future__ import annotations
 import re
 
 import pytest
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from tests.served import Served, enrolment
+from tests.served import Served
 
 
 @pytest.mark.parametrize("path", ["/", "/docs"])
@@ -34,7 +33,6 @@ def test_answers_with_a_new_secret_are_not_stored(coordinator: Served) -> None:
         coordinator.admin.post("/v1/tokens", json={"role": "auditor", "name": "x"}),
         coordinator.admin.post(f"/v1/federations/{federation_id}/enrolment-tokens", json=asked),
     ]
-    request = enrolment(coordinator.http(), answers[1].json()["token"], "a", Ed25519PrivateKey.generate())
-    answers.append(coordinator.http().post("/v1/enrolments", json=request))
+    answers.append(coordinator.try_enrol(answers[1].json()["token"], "a"))
     assert [answer.status_code for answer in answers] == [201] * 3
     assert {answer.headers["cache-control"] for answer in answers} == {"no-store"}

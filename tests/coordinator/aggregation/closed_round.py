@@ -14,20 +14,13 @@ from sqlalchemy.orm import Session
 from coordinator.aggregation import job
 from coordinator.aggregation.job import claim_due
 from coordinator.db.engine import Database, database_time
-from coordinator.db.tables.federations import (
-    ClientRow,
-    ParticipationRow,
-    RoundRow,
-    SignatureRow,
-    UpdateRow,
-    WeightsRow,
-)
+from coordinator.db.tables.federations import RoundRow, SignatureRow, UpdateRow, WeightsRow
 from coordinator.federations import store as federations
-from coordinator.federations.store import plan_of
 from coordinator.rounds import store as rounds
 from coordinator.storage import payloads
 from schemas.maths.adapter import Layout, in_order, size
 from schemas.messages.federations import FederationPlan
+from tests.coordinator.rows import client_row, participation_row
 
 
 @dataclass
@@ -78,17 +71,8 @@ def close_round(database: Database, wanted: FederationPlan, sent: Sequence[Sent]
         row.state, row.closing_at, row.collecting_at = "closing", now, now
         closed = Closed(federation.id, [f"{federation.id}-{place:04}" for place in range(len(sent))])
         session.add_all(
-            ClientRow(
-                id=client_id,
-                federation_id=federation.id,
-                name=f"c{place}",
-                base_model=update.base_model,
-                profile={},
-                state="enrolled",
-                credential_hash=client_id,
-                enrolled_at=now,
-            )
-            for place, (client_id, update) in enumerate(zip(closed.clients, sent, strict=True))
+            client_row(federation.id, client_id, now, base_model=update.base_model)
+            for client_id, update in zip(closed.clients, sent, strict=True)
         )
         session.flush()
         for client_id, update in zip(closed.clients, sent, strict=True):
@@ -102,13 +86,7 @@ def _deliver(session: Session, row: RoundRow, client_id: str, sent: Sent) -> Non
     payload_id, digest = payloads.store_bytes(session, body)
     session.add_all(
         [
-            ParticipationRow(
-                round_id=row.id,
-                client_id=client_id,
-                state="arrived",
-                joined_at=row.opened_at,
-                base_digest="x",
-            ),
+            participation_row(row.id, client_id, "arrived", row.opened_at),
             UpdateRow(
                 federation_id=row.federation_id,
                 round_id=row.id,
@@ -152,12 +130,6 @@ def round_row(database: Database, closed: Closed, number: int = 1) -> RoundRow:
     """Look at a round."""
     with database.read() as session:
         return rounds.get_round(session, closed.federation_id, number)
-
-
-def resolved(database: Database, closed: Closed) -> FederationPlan:
-    """Read the plan back."""
-    with database.read() as session:
-        return plan_of(federations.federation(session, closed.federation_id))
 
 
 BLOCK_BYTES = 4096

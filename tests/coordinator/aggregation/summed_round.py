@@ -12,7 +12,7 @@ from sqlalchemy import select
 
 from coordinator.aggregation import job
 from coordinator.db.engine import Database, database_time
-from coordinator.db.tables.federations import ClientRow, ParticipationRow, WeightsRow
+from coordinator.db.tables.federations import WeightsRow
 from coordinator.db.tables.secure_sum import JointModelRow, SumSessionRow
 from coordinator.federations import store as federations
 from coordinator.rounds import store as rounds
@@ -24,6 +24,7 @@ from schemas.secure_sum.encoding import clamp_weight, concatenate, quantise
 from schemas.secure_sum.segments import SCORES, WEIGHT, segments_of, values_of_factor
 from schemas.wire.digests import digest_of
 from schemas.wire.envelope import head
+from tests.coordinator.rows import client_row, participation_row
 from tests.secure_sum.scene import terms_of
 from tests.served import PROFILE
 
@@ -71,18 +72,8 @@ def federation(database: Database, wanted: FederationPlan, clients: int) -> str:
 def enrol(database: Database, federation_id: str, number: int, profile: Mapping[str, Any]) -> str:
     client_id = f"{federation_id}-{number}"
     with database.write() as session:
-        session.add(
-            ClientRow(
-                id=client_id,
-                federation_id=federation_id,
-                name=f"c{number}",
-                base_model=profile["base_model"],
-                profile=dict(profile),
-                state="enrolled",
-                credential_hash=client_id,
-                enrolled_at=database_time(session),
-            )
-        )
+        facts = {"base_model": profile["base_model"], "profile": dict(profile)}
+        session.add(client_row(federation_id, client_id, database_time(session), **facts))
     return client_id
 
 
@@ -116,17 +107,7 @@ def sum_round(
         row.state = "closing"
         row.collecting_at = row.summing_at = row.closing_at = now
         payload_id, _ = payloads.store_bytes(session, total.astype("<i4").tobytes())
-        session.add_all(
-            ParticipationRow(
-                round_id=row.id,
-                client_id=client,
-                state="arrived",
-                joined_at=now,
-                ready_at=now,
-                base_digest="x",
-            )
-            for client in clients
-        )
+        session.add_all(participation_row(row.id, client, "arrived", now, ready_at=now) for client in clients)
         session.add(
             SumSessionRow(
                 round_id=row.id,

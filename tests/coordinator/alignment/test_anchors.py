@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from schemas.wire.digests import digest_of
-from tests.coordinator.alignment.test_alignment import ANCHORS, PIVOT, aligned, body, deliver, refused
+from tests.coordinator.alignment.test_alignment import ANCHORS, PIVOT, aligned, put_pack, refused
 from tests.served import Served
 
 
@@ -69,7 +69,4 @@ def test_a_federation_without_alignment_takes_neither(coordinator: Served) -> No
     federation_id = coordinator.federation()
     answer = coordinator.admin.put(f"/v1/federations/{federation_id}/anchors", json=ANCHORS)
     assert refused(answer) == (409, "federation-state")
-    assert refused(deliver(coordinator.admin, federation_id, PIVOT, body(federation_id, PIVOT))) == (
-        409,
-        "federation-state",
-    )
+    assert refused(put_pack(coordinator.admin, federation_id, PIVOT)) == (409, "federation-state")

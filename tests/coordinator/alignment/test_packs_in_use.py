@@ -9,7 +9,7 @@ import pytest
 from sqlalchemy import select, update
 
 from coordinator.alignment import store
-from coordinator.db.engine import Database, database_time
+from coordinator.db.engine import database_time
 from coordinator.db.tables.federations import PayloadRow
 from coordinator.storage import garbage_collection
 from tests.coordinator.alignment.test_alignment import (
@@ -22,6 +22,7 @@ from tests.coordinator.alignment.test_alignment import (
     aligned,
     body,
     deliver,
+    put_pack,
     refused,
     tensors,
 )
@@ -33,11 +34,8 @@ from tests.taking_part import join, put, try_join, update_body, upload_headers, 
 
 def test_a_newcomer_whose_pack_selects_nothing_joins_with_nothing(coordinator: Served) -> None:
     federation_id = aligned(coordinator)
-    pack = deliver(coordinator.admin, federation_id, PIVOT, body(federation_id, PIVOT)).json()["digest"]
-    assert (
-        deliver(coordinator.admin, federation_id, OTHER, body(federation_id, OTHER, selected=[])).status_code
-        == 201
-    )
+    pack = put_pack(coordinator.admin, federation_id, PIVOT).json()["digest"]
+    assert put_pack(coordinator.admin, federation_id, OTHER, selected=[]).status_code == 201
     silos = [coordinator.enrol(federation_id, name) for name in ("a", "b")]
     coordinator.admin.post(f"/v1/federations/{federation_id}/start")
     for silo, base in [(silo, join(silo, 1)) for silo in silos]:
@@ -55,9 +53,7 @@ def test_a_slower_agent_hears_of_the_pivots_pack_though_others_were_made_on_it(c
     fast, slow = (coordinator.enrol(federation_id, name) for name in ("fast", "slow"))
     second = coordinator.enrol(federation_id, "other", base_model=OTHER)
     for silo, base_model in ((fast, PIVOT), (second, OTHER)):
-        assert (
-            deliver(silo.http, federation_id, base_model, body(federation_id, base_model)).status_code == 201
-        )
+        assert put_pack(silo.http, federation_id, base_model).status_code == 201
     made_by_itself = body(federation_id, PIVOT, alignment_set="sha256:" + "6" * 64)
     assert refused(deliver(slow.http, federation_id, PIVOT, made_by_itself)) == (409, "upload-conflict")
 
@@ -109,30 +105,24 @@ def test_packs_and_anchors_are_counted_as_traffic(coordinator: Served) -> None:
 
 def test_who_reads_what_is_replaced_may_finish(coordinator: Served) -> None:
     federation_id = aligned(coordinator)
-    assert deliver(coordinator.admin, federation_id, PIVOT, body(federation_id, PIVOT)).status_code == 201
-    database = Database(coordinator.database_url)
+    assert put_pack(coordinator.admin, federation_id, PIVOT).status_code == 201
+    database = coordinator.database
     with database.write() as session:
         rows = store.anchors(session, federation_id), store.pack(session, federation_id, PIVOT)
         before = [row.payload_id for row in rows if row is not None]
         long_ago = database_time(session) - timedelta(days=9)
         session.execute(update(PayloadRow).where(PayloadRow.id.in_(before)).values(created_at=long_ago))
-    assert (
-        deliver(
-            coordinator.admin, federation_id, PIVOT, body(federation_id, PIVOT, selected=["b0.v"])
-        ).status_code
-        == 201
-    )
+    assert put_pack(coordinator.admin, federation_id, PIVOT, selected=["b0.v"]).status_code == 201
     garbage_collection.collect(database)
     with database.read() as session:
         remaining = session.scalars(select(PayloadRow.id).where(PayloadRow.id.in_(before))).all()
-    database.close()
     assert sorted(remaining) == sorted(before)
 
 
 def test_a_pack_that_cannot_be_kept_is_refused_before_it_is_sent(coordinator: Served) -> None:
     federation_id = aligned(coordinator)
     silo = coordinator.enrol(federation_id, "a")
-    assert deliver(silo.http, federation_id, PIVOT, body(federation_id, PIVOT)).status_code == 201
+    assert put_pack(silo.http, federation_id, PIVOT).status_code == 201
     path = f"/v1/federations/{federation_id}/alignments/{PIVOT}"
     second = body(federation_id, PIVOT, selected=["b0.v"])
     request = signed(coordinator, silo, "PUT", path, second, **upload_headers(second))

@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterator
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
 
-import httpx
 import pytest
 from sqlalchemy import select, update
 
@@ -16,20 +15,11 @@ from coordinator.settings import Settings
 from tests.served import Served, slug
 
 
-def test_without_a_credential_nothing_is_shown(coordinator: Served) -> None:
-    anyone = coordinator.http()
-    for method, path in [
-        ("GET", "/v1/federations"),
-        ("POST", "/v1/federations"),
-        ("GET", "/v1/me"),
-        ("GET", "/v1/tokens"),
-        ("GET", "/v1/federations/fed_x/events"),
-        ("GET", "/v1/federations/fed_x/rounds/current"),
-        ("GET", "/v1/federations/no%20id/rounds/current"),
-    ]:
-        refused = anyone.request(method, path)
-        assert (refused.status_code, slug(refused)) == (401, "auth-missing")
-        assert refused.headers["www-authenticate"] == "Bearer"
+def test_a_caller_without_credential_is_refused_before_its_body_is_read(coordinator: Served) -> None:
+    json = {"Content-Type": "application/json"}
+    refused = coordinator.http().post("/v1/federations", content=b"{not json", headers=json)
+    assert (refused.status_code, slug(refused)) == (401, "auth-missing")
+    assert refused.headers["www-authenticate"] == "Bearer"
 
 
 @pytest.mark.parametrize(
@@ -39,13 +29,6 @@ def test_an_unknown_credential_is_invalid(coordinator: Served, header: str) -> N
     refused = coordinator.http().get("/v1/me", headers={"Authorization": header.encode("latin-1")})
     assert (refused.status_code, slug(refused)) == (401, "credential-invalid")
     assert "invalid_token" in refused.headers["www-authenticate"]
-
-
-def test_a_caller_is_recognised_before_its_body_is_read(coordinator: Served) -> None:
-    refused = coordinator.http().post(
-        "/v1/federations", content=b"{not json", headers={"Content-Type": "application/json"}
-    )
-    assert slug(refused) == "auth-missing"
 
 
 def test_tokens_are_made_shown_once_listed_and_revoked(coordinator: Served) -> None:
@@ -91,29 +74,6 @@ def test_an_expired_token_is_invalid(coordinator: Served) -> None:
     assert auditor.get("/v1/federations").status_code == 200
     time.sleep(1.1)
     assert slug(auditor.get("/v1/federations")) == "credential-invalid"
-
-
-def test_each_role_may_do_what_the_roles_below_it_may(coordinator: Served) -> None:
-    federation_id = coordinator.federation()
-    operator, auditor = coordinator.person("operator"), coordinator.person("auditor")
-    silo = coordinator.enrol(federation_id, "a")
-    client = silo.http
-    calls: list[tuple[Callable[[httpx.Client], httpx.Response], list[bool]]] = [
-        (lambda c: c.get("/v1/tokens"), [False, False, False]),
-        (
-            lambda c: c.delete(f"/v1/federations/{federation_id}/clients/{silo.client_id}"),
-            [False, False, False],
-        ),
-        (lambda c: c.post(f"/v1/federations/{federation_id}/pause"), [True, False, False]),
-        (lambda c: c.get(f"/v1/federations/{federation_id}/clients"), [True, True, False]),
-        (lambda c: c.get(f"/v1/federations/{federation_id}"), [True, True, False]),
-        (lambda c: c.get("/v1/me"), [False, False, True]),
-    ]
-    for call, allowed in calls:
-        for caller, may in zip((operator, auditor, client), allowed, strict=True):
-            answer = call(caller)
-            assert (answer.status_code != 403) is may
-            assert may or slug(answer) == "forbidden"
 
 
 def test_a_client_cannot_tell_another_federation_from_none(coordinator: Served) -> None:

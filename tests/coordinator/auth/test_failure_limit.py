@@ -11,7 +11,6 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from sqlalchemy import select
 
-from coordinator.db.engine import Database
 from coordinator.db.tables.identity import FailedEnrolmentRow
 from schemas.identity.enrolment_token import EnrolmentTokenText, read
 from tests.served import Served, enrolment, slug
@@ -89,13 +88,9 @@ def test_replicas_count_together(serve: Callable[..., Served], fresh_postgres: C
 def test_a_minute_later_it_may_be_tried_again_and_what_was_is_forgotten(served: Served, rows: Rows) -> None:
     request = guess(good(served, served.federation(), "a"))
     assert [post(served, request).status_code for _ in range(LIMIT + 1)] == [401] * LIMIT + [429]
-    database = Database(served.database_url)
-    try:
-        with database.write() as session:
-            for row in session.scalars(select(FailedEnrolmentRow)):
-                row.failed_at -= timedelta(minutes=1)
-    finally:
-        database.close()
+    with served.database.write() as session:
+        for row in session.scalars(select(FailedEnrolmentRow)):
+            row.failed_at -= timedelta(minutes=1)
     assert post(served, request).status_code == 401
     assert rows(served.database_url, "SELECT count(*) FROM failed_enrolments") == [(1,)]
 

@@ -9,7 +9,7 @@ import pytest
 from sqlalchemy import insert
 
 from coordinator.auth.nonces import MAX_REQUESTS_PER_KEY
-from coordinator.db.engine import Database, database_time
+from coordinator.db.engine import database_time
 from coordinator.db.tables.identity import UsedNonceRow
 from schemas.identity.keys import name_of
 from tests.coordinator.auth.test_http_signatures import send, signed
@@ -62,15 +62,11 @@ def test_no_post_that_a_client_may_send_is_taken_twice(served: Served, rows: Row
 
 def test_a_member_cannot_fill_the_table(served: Served, rows: Rows) -> None:
     _, (silo, other) = running(served)
-    database = Database(served.database_url)
-    try:
-        with database.write() as session:
-            key, moment = name_of(silo.key), database_time(session)
-            said = {"public_key": key, "used_at": moment}
-            full = [said | {"nonce": f"n{number}"} for number in range(MAX_REQUESTS_PER_KEY)]
-            session.execute(insert(UsedNonceRow), full)
-    finally:
-        database.close()
+    with served.database.write() as session:
+        key, moment = name_of(silo.key), database_time(session)
+        said = {"public_key": key, "used_at": moment}
+        full = [said | {"nonce": f"n{number}"} for number in range(MAX_REQUESTS_PER_KEY)]
+        session.execute(insert(UsedNonceRow), full)
     refused = try_join(silo, 1)
     assert (refused.status_code, slug(refused)) == (429, "rate-limited")
     assert 290 <= int(refused.headers["retry-after"]) <= 306

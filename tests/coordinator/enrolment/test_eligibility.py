@@ -4,17 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import httpx
 import pytest
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from tests.served import Served, enrolment, slug
-
-
-def _enrol(served: Served, token: str, **profile: Any) -> httpx.Response:
-    anyone = served.http()
-    request = enrolment(anyone, token, "a", Ed25519PrivateKey.generate(), **profile)
-    return anyone.post("/v1/enrolments", json=request)
+from tests.served import Served, slug
 
 
 @pytest.mark.parametrize(
@@ -49,15 +41,15 @@ def test_a_model_that_cannot_carry_the_adapter_is_refused(
     coordinator: Served, adapter: dict[str, Any], profile: dict[str, Any], field: str
 ) -> None:
     token = coordinator.enrolment_token(coordinator.federation(adapter=adapter), "a")
-    refused = _enrol(coordinator, token, **profile)
+    refused = coordinator.try_enrol(token, "a", **profile)
     assert (refused.status_code, slug(refused)) == (422, "validation")
     assert refused.json()["field"] == field
 
 
 def test_a_refused_profile_does_not_use_the_token_up(coordinator: Served) -> None:
     token = coordinator.enrolment_token(coordinator.federation(), "a")
-    assert _enrol(coordinator, token, layers=2).status_code == 422
-    assert _enrol(coordinator, token).status_code == 201
+    assert coordinator.try_enrol(token, "a", layers=2).status_code == 422
+    assert coordinator.try_enrol(token, "a").status_code == 201
 
 
 def test_lora_tensors_take_the_shapes_that_the_client_reports(coordinator: Served) -> None:
@@ -109,5 +101,5 @@ def test_a_finished_or_paused_federation_enrols_nobody(coordinator: Served) -> N
     federation_id = coordinator.federation()
     token = coordinator.enrolment_token(federation_id, "a")
     assert coordinator.admin.post(f"/v1/federations/{federation_id}/finish").status_code == 200
-    refused = _enrol(coordinator, token)
+    refused = coordinator.try_enrol(token, "a")
     assert (refused.status_code, slug(refused)) == (409, "federation-state")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import closing
 from datetime import timedelta
 from typing import Any
 
@@ -77,7 +76,7 @@ def test_a_key_that_is_over_at_once_stays_over_though_the_clock_be_set_back(
     request = rotation(silo, Ed25519PrivateKey.generate(), overlap_seconds=0)
     answer = silo.http.put("/v1/me/key", json=request)
     assert answer.json()["old_key_expires_at"] > "2026", "people are told when it ended"
-    with closing(Database(coordinator.database_url)) as database, database.read() as session:
+    with coordinator.database.read() as session:
         old = session.get_one(ClientKeyRow, name_of(silo.key))
         assert old.expires_at is not None
         assert old.expires_at < old.created_at - timedelta(days=365)
@@ -136,7 +135,7 @@ def test_a_client_gets_so_many_keys_a_day_and_then_is_told_when_to_come_again(
     assert 86000 < int(refused.headers["retry-after"]) <= 86410
     assert f"{MAX_KEYS_PER_DAY} keys a day" in refused.json()["detail"]
     assert silo.http.get("/v1/me").status_code == 200
-    with closing(Database(coordinator.database_url)) as database, database.write() as session:
+    with coordinator.database.write() as session:
         earlier = text("UPDATE client_keys SET created_at = '2020-01-01 00:00:00+00:00' WHERE client_id = :c")
         session.execute(earlier, {"c": silo.client_id})
     assert silo.http.put("/v1/me/key", json=request).status_code == 200

@@ -48,11 +48,8 @@ def test_an_unused_token_of_another_spelling_is_replaced(coordinator: Served) ->
     assert request_token(coordinator, federation_id, "ASTER").status_code == 409
     replaced = request_token(coordinator, federation_id, "aster", replace=True, organisation="clinc")
     assert replaced.status_code == 201, "nothing uses the names of the lost token"
-    anyone = coordinator.http()
     for token, name, status in ((lost, "Aster", 401), (replaced.json()["token"], " aster ", 201)):
-        answer = anyone.post(
-            "/v1/enrolments", json=enrolment(anyone, token, name, Ed25519PrivateKey.generate())
-        )
+        answer = coordinator.try_enrol(token, name)
         assert answer.status_code == status, answer.text
     (client,) = coordinator.admin.get(f"/v1/federations/{federation_id}/clients").json()["items"]
     assert (client["name"], client["organisation"]) == ("aster", "clinc")

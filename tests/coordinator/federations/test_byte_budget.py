@@ -5,11 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from pydantic import ValidationError
 
 from coordinator.strategies.opening import make
-from tests.served import PROFILE, Served, enrolment
+from tests.served import Served
 
 PQ = {"rank": 4, "blocks": 1, "roles": ["q", "v"]}  # 40 values
 LORA = {"kind": "lora", "rank": 2, "blocks": 1, "roles": ["q", "v"]}
@@ -53,10 +52,8 @@ def test_a_silo_whose_adapter_cannot_keep_to_the_budget_is_not_enrolled(
 ) -> None:
     wire = {"recipe": recipe, "max_bytes": budget - 1}
     federation_id = coordinator.federation(strategy={"name": strategy}, adapter=LORA, wire=wire)
-    anyone, token = coordinator.http(), coordinator.enrolment_token(federation_id, "one")
-    profile = PROFILE | {"shapes": SHAPES}
-    key = Ed25519PrivateKey.generate()
-    refused = anyone.post("/v1/enrolments", json=enrolment(anyone, token, "one", key, **profile))
+    token = coordinator.enrolment_token(federation_id, "one")
+    refused = coordinator.try_enrol(token, "one", shapes=SHAPES)
     assert (refused.status_code, refused.json()["field"]) == (422, "profile.shapes")
     assert told in refused.json()["detail"]
 

@@ -120,19 +120,6 @@ def test_a_federation_that_is_not_there_is_not_found(coordinator: Served, path: 
     assert slug(missing) == "not-found"
 
 
-@pytest.mark.parametrize(("role", "may"), [("admin", True), ("operator", True), ("auditor", False)])
-def test_operators_create_federations_and_auditors_only_look(
-    coordinator: Served, role: str, may: bool
-) -> None:
-    person = coordinator.person(role)
-    plan = {"name": "x", "strategy": {"name": "fedavg"}}
-    made = person.post("/v1/federations", json=plan)
-    assert made.status_code == (201 if may else 403)
-    assert person.get("/v1/federations").status_code == 200
-    if not may:
-        assert slug(made) == "forbidden"
-
-
 def test_json_that_is_nested_too_deeply_is_malformed(coordinator: Served) -> None:
     deep = "[" * 300 + "]" * 300
     plan = '{"name": "x", "strategy": {"name": "fedavg", "options": {"a": ' + deep + "}}}"

@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pytest
+from numpy.typing import NDArray
 
-from tests.served import Served, Silo, slug
+from tests.served import PROFILE, Served, Silo, slug
 from tests.taking_part import (
     deliver,
     join,
@@ -23,9 +25,6 @@ from tests.taking_part import (
 
 EAST = np.array([1, 0, 0, 0], np.float32)
 NORTH = np.array([0, 1, 0, 0], np.float32)
-WEST = -EAST
-
-
 COLLECT_SECONDS = 1.5
 """Long enough for two clients to deliver, short enough to wait for one that never does."""
 
@@ -56,18 +55,32 @@ def first(silo: Silo, number: int) -> float:
     return float(weights(silo, number)["b0.q.P"][0, 0])
 
 
-def test_a_newcomer_with_a_signature_is_weighed_at_join(coordinator: Served) -> None:
-    federation_id, _ = after_one_round(coordinator)
-    newcomer = coordinator.enrol(federation_id, "new")
-    join(newcomer, 2, NORTH * np.float32(0.7))
-    assert first(newcomer, 2) == 5.0
+@pytest.fixture(scope="module")
+def played(coordinator: Served) -> str:
+    """A federation after its first round."""
+    return after_one_round(coordinator)[0]
 
 
-def test_a_newcomer_without_a_signature_gets_the_mean(coordinator: Served) -> None:
-    federation_id, _ = after_one_round(coordinator)
-    newcomer = coordinator.enrol(federation_id, "new")
-    join(newcomer, 2)
-    assert first(newcomer, 2) == 3.0
+@pytest.mark.parametrize(
+    ("name", "signature", "base_model", "value"),
+    [
+        ("like-one", NORTH * np.float32(0.7), PROFILE["base_model"], 5.0),
+        ("unsigned", None, PROFILE["base_model"], 3.0),
+        ("like-nobody", -EAST - NORTH, PROFILE["base_model"], 0.0),
+        ("other-model", NORTH, "tiny-l-000000000000", 0.0),
+    ],
+)
+def test_a_newcomer_is_weighed_at_join(
+    coordinator: Served,
+    played: str,
+    name: str,
+    signature: NDArray[np.float32] | None,
+    base_model: str,
+    value: float,
+) -> None:
+    newcomer = coordinator.enrol(played, name, base_model=base_model)
+    join(newcomer, 2, signature)
+    assert first(newcomer, 2) == value
 
 
 def test_a_newcomer_learns_nothing_from_a_revoked_client(coordinator: Served) -> None:
@@ -76,20 +89,6 @@ def test_a_newcomer_learns_nothing_from_a_revoked_client(coordinator: Served) ->
     newcomer = coordinator.enrol(federation_id, "new")
     join(newcomer, 2)
     assert first(newcomer, 2) == 5.0
-
-
-def test_a_newcomer_like_nobody_gets_zeros(coordinator: Served) -> None:
-    federation_id, _ = after_one_round(coordinator)
-    newcomer = coordinator.enrol(federation_id, "new")
-    join(newcomer, 2, -EAST - NORTH)
-    assert first(newcomer, 2) == 0.0
-
-
-def test_a_newcomer_of_another_base_model_shares_nothing_without_alignment(coordinator: Served) -> None:
-    federation_id, _ = after_one_round(coordinator)
-    newcomer = coordinator.enrol(federation_id, "new", base_model="tiny-l-000000000000")
-    join(newcomer, 2, NORTH)
-    assert first(newcomer, 2) == 0.0
 
 
 def test_joining_again_with_another_signature_changes_nothing(coordinator: Served) -> None:

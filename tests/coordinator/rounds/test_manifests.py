@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from sqlalchemy import select, update
 
-from coordinator.db.engine import Database, database_time
+from coordinator.db.engine import database_time
 from coordinator.db.tables.identity import RosterRow
 from schemas.identity.documents import hash_of, is_signed
 from schemas.identity.keys import name_of, public_key
@@ -72,8 +72,7 @@ def test_manifests_are_a_chain_to_the_final_weights(coordinator: Served) -> None
 
 def test_final_manifests_name_the_roster_of_the_end_though_the_clock_went_back(coordinator: Served) -> None:
     federation_id, silos = running(coordinator, 3, **plan(rounds={"total": 1, "min_clients": 2}))
-    database = Database(coordinator.database_url)
-    with database.write() as session:  # when they were enrolled the clock was an hour ahead
+    with coordinator.database.write() as session:  # when they were enrolled the clock was an hour ahead
         ahead = database_time(session) + timedelta(hours=1)
         session.execute(update(RosterRow).where(RosterRow.federation_id == federation_id).values(at=ahead))
     one_round(coordinator, federation_id, silos[:2], 1, [1.0, 3.0])
@@ -89,12 +88,11 @@ def test_final_manifests_name_the_roster_of_the_end_though_the_clock_went_back(c
     deleted = coordinator.admin.delete(f"/v1/federations/{federation_id}/clients/{silos[2].client_id}")
     assert deleted.status_code == 204
     assert final() == before, "what comes after the end changes nothing"
-    with database.read() as session:
+    with coordinator.database.read() as session:
         links = select(RosterRow.at).where(RosterRow.federation_id == federation_id)
         times = list(session.scalars(links.order_by(RosterRow.version)))
     assert times == sorted(times)
     assert len(times) == 4
-    database.close()
 
 
 def test_the_plan_is_served_in_the_bytes_that_manifests_name(coordinator: Served) -> None:

@@ -21,6 +21,7 @@ from coordinator.rounds.notifications import Change, PendingNotifications
 from schemas.messages.federations import FederationPlan
 from tests.served import Served, Silo
 from tests.taking_part import deliver, join, plan, running, scored, url, values, wait_for
+from tests.waiting import wait_until
 
 Rows = Callable[[str, str], list[tuple[Any, ...]]]
 
@@ -36,13 +37,12 @@ def round_events(rows: Rows, served: Served, federation_id: str) -> list[dict[st
 
 def until_counted(rows: Rows, served: Served, federation_id: str, **counts: int) -> list[dict[str, Any]]:
     """Wait, not long, until the last event shows these counts."""
-    deadline = time.monotonic() + 10
-    while True:
+
+    def counted() -> list[dict[str, Any]] | None:
         events = round_events(rows, served, federation_id)
-        if {name: events[-1]["counts"][name] for name in counts} == counts:
-            return events
-        assert time.monotonic() < deadline, events[-1]
-        time.sleep(0.02)
+        return events if events[-1]["counts"].items() >= counts.items() else None
+
+    return wait_until(counted)
 
 
 def score(silo: Silo, number: int) -> None:
@@ -73,11 +73,9 @@ def test_late_scores_of_a_round_that_has_ended_are_told(
         deliver(silo, 1, values(1.0))
     wait_for(served, federation_id, 1, "published")
     score(silos[0], 1)
-    deadline = time.monotonic() + 10
-    while (last := round_events(rows, served, federation_id)[-1])["scores"] is None:
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-    assert (last["state"], last["scores"]["mean"]["loss"]["value"]) == ("published", 0.7)
+    scores = wait_until(lambda: round_events(rows, served, federation_id)[-1]["scores"])
+    last = round_events(rows, served, federation_id)[-1]
+    assert (last["state"], scores["mean"]["loss"]["value"]) == ("published", 0.7)
 
 
 def test_a_service_that_stops_has_told_everything(
@@ -205,9 +203,7 @@ def test_a_round_of_which_nothing_can_be_told_is_let_go(database: Database, open
     assert pending.seconds_until_due() is None
 
 
-def test_who_holds_one_federation_does_not_hold_up_the_others(
-    fresh_postgres: Callable[[], str],
-) -> None:
+def test_who_holds_one_federation_does_not_hold_up_the_others(fresh_postgres: Callable[[], str]) -> None:
     database = Database(fresh_postgres())
     locked, *free = (open_one(database) for _ in range(3))
     pending = PendingNotifications()
@@ -233,13 +229,11 @@ def test_a_held_round_that_is_due_does_not_keep_others_from_being_told(
     served = serve(fresh_postgres(), tick_seconds=0.05)
     due, (late, *_) = running(served, 1, **plan(rounds={"min_clients": 1, "collect_seconds": 1}))
     free, silos = running(served, 3, **plan(rounds={"min_clients": 3}))
-    database = Database(served.database_url)
     join(late, 1)
-    with database.write() as session:
+    with served.database.write() as session:
         lock_federation(session, due)
         time.sleep(1.5)  # its deadline is over, and who moves rounds waits for the lock
         began = time.monotonic()
         join(silos[0], 1)
         until_counted(rows, served, free, joined=1)
         assert time.monotonic() - began < 5
-    database.close()

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 import pytest
-from sqlalchemy import select, text
+from sqlalchemy import select
 
 from coordinator.db.engine import Database
 from coordinator.db.federation_lock import lock_federation
 from coordinator.db.tables.federations import PayloadRow
 from coordinator.storage import payloads
+from tests.conftest import ask
 from tests.served import Served, Silo
 from tests.taking_part import PLAN, join, put, running, try_join, update_body, values, wait_for, weights
+from tests.waiting import wait_until
 
 Rows = Callable[[str, str], list[tuple[Any, ...]]]
 
@@ -68,20 +69,9 @@ def test_who_joins_and_who_delivers_the_same_bytes_never_wait_for_each_other(
         with database.write() as session:  # as a delivery does: bytes, then the federation
             payloads.store_bytes(session, zeros)
             joining = pool.submit(try_join, silo, 1)
-            _wait_until_somebody_waits(database)
+            wait_until(lambda: ask(url, "SELECT count(*) FROM pg_locks WHERE NOT granted") != [(0,)])
             lock_federation(session, federation_id)
         assert joining.result().status_code == 200
     with database.read() as session:
         assert len(session.scalars(select(PayloadRow.id)).all()) == 1
     database.close()
-
-
-def _wait_until_somebody_waits(database: Database) -> None:
-    deadline = time.monotonic() + 20
-    waiting = text("SELECT count(*) FROM pg_locks WHERE NOT granted")
-    while True:
-        with database.read() as session:
-            if session.scalar(waiting):
-                return
-        assert time.monotonic() < deadline
-        time.sleep(0.02)

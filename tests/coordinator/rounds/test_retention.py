@@ -11,7 +11,6 @@ import pytest
 from alembic.util import CommandError
 
 from coordinator.db import migrate
-from coordinator.db.engine import Database
 from coordinator.rounds import retention
 from coordinator.storage import garbage_collection
 from tests.served import Served, Silo, slug
@@ -57,13 +56,9 @@ def _five_rounds(served: Served) -> tuple[str, list[Silo]]:
 
 
 def _thin_out(served: Served) -> int:
-    database = Database(served.database_url)
-    try:
-        forgotten = retention.prune_rounds(database, KEPT)
-        garbage_collection.collect(database, grace=timedelta(0))
-        return forgotten
-    finally:
-        database.close()
+    forgotten = retention.prune_rounds(served.database, KEPT)
+    garbage_collection.collect(served.database, grace=timedelta(0))
+    return forgotten
 
 
 def test_old_rounds_lose_their_tensors_and_keep_what_was_said_of_them(served: Served, rows: Rows) -> None:
@@ -99,11 +94,9 @@ def test_what_was_forgotten_cannot_be_migrated_back(served: Served) -> None:
     _five_rounds(served)
     _thin_out(served)
     served.stop()
-    database = Database(served.database_url)
     with pytest.raises(CommandError, match="were forgotten"):
-        migrate.downgrade(database)
-    assert migrate.is_current(database)
-    database.close()
+        migrate.downgrade(served.database)
+    assert migrate.is_current(served.database)
 
 
 @pytest.mark.slow

@@ -144,23 +144,6 @@ def receipt_base(silo: Silo) -> str:
     return str(try_join(silo, 1).json()["weights"]["digest"])
 
 
-def test_a_revoked_client_is_no_longer_waited_for(coordinator: Served) -> None:
-    federation_id, silos = running(coordinator, clients=3)
-    for silo in silos[:2]:
-        deliver(silo, 1, values(1.0))
-    # a third joined before the first two were all in? it cannot have: the round would wait for it
-    assert wait_for(coordinator, federation_id, 1, "published")["counts"]["joined"] == 2
-    for silo in silos:
-        join(silo, 2)
-    for silo in silos[:2]:
-        put(silo, 2, update_body(silo, 2, join(silo, 2), values(2.0)))
-    assert show(coordinator, federation_id, 2)["state"] == "collecting"
-    revoked = coordinator.admin.delete(f"/v1/federations/{federation_id}/clients/{silos[2].client_id}")
-    assert revoked.status_code == 204
-    shown = wait_for(coordinator, federation_id, 2, "published")
-    assert [client["state"] for client in shown["clients"]] == ["arrived", "arrived", "revoked"]
-
-
 def test_an_update_of_a_client_revoked_later_is_kept_and_marked(coordinator: Served) -> None:
     federation_id, silos = running(coordinator, clients=3, **plan(rounds={"min_clients": 3}))
     for silo in silos:
@@ -238,15 +221,6 @@ def test_a_federation_that_was_never_started_can_be_finished(coordinator: Served
     federation_id = coordinator.federation()
     assert slug(order(coordinator, federation_id, "pause")) == "federation-state"
     assert order(coordinator, federation_id, "finish").json()["state"] == "finished"
-
-
-def test_clients_do_not_order_rounds(coordinator: Served) -> None:
-    federation_id, (silo, _) = running(coordinator)
-    for action in ("start", "pause", "finish"):
-        assert slug(silo.http.post(f"/v1/federations/{federation_id}/{action}")) == "forbidden"
-    auditor = coordinator.person("auditor")
-    assert slug(auditor.post(f"/v1/federations/{federation_id}/start")) == "forbidden"
-    assert slug(coordinator.admin.post(url(silo, 1, "/join"))) == "forbidden"
 
 
 def test_two_deliveries_of_the_last_updates_at_once_publish_once(coordinator: Served, rows: Rows) -> None:

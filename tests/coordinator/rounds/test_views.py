@@ -30,15 +30,6 @@ from tests.taking_part import (
 Rows = Callable[[str, str], list[tuple[Any, ...]]]
 
 
-def test_a_round_of_another_federation_is_not_found(coordinator: Served) -> None:
-    _, (silo, _) = running(coordinator)
-    second, _ = running(coordinator)
-    for path in ("current", "1", "1/weights", "1/relevance"):
-        answer = silo.http.get(f"/v1/federations/{second}/rounds/{path}")
-        assert (answer.status_code, slug(answer)) == (404, "not-found")
-    assert slug(silo.http.get(f"/v1/federations/{second}/rounds")) == "not-found"
-
-
 def test_rounds_are_listed_newest_first_in_pages(coordinator: Served) -> None:
     federation_id, silos = running(coordinator)
     for number in (1, 2):

@@ -8,12 +8,13 @@ from itertools import product
 import pytest
 
 from coordinator.db.engine import Database, database_time
-from coordinator.db.tables.federations import ClientRow, FederationRow, ParticipationRow
+from coordinator.db.tables.federations import FederationRow
 from coordinator.federations import store as federations
 from coordinator.federations.store import plan_of
 from coordinator.rounds import store as rounds
 from coordinator.rounds.lifecycle import next_state
 from schemas.messages.federations import FederationPlan
+from tests.coordinator.rows import client_row, participation_row
 
 
 @pytest.fixture
@@ -25,18 +26,7 @@ def federation(database: Database) -> FederationRow:
     with database.write() as session:
         row = federations.create(session, plan)
         for i, standing in enumerate(("enrolled", "enrolled", "revoked")):
-            session.add(
-                ClientRow(
-                    id=f"{row.id}-{i}",
-                    federation_id=row.id,
-                    name=f"c{i}",
-                    base_model="m",
-                    profile={},
-                    state=standing,
-                    credential_hash=f"{row.id}-{i}",
-                    enrolled_at=database_time(session),
-                )
-            )
+            session.add(client_row(row.id, f"{row.id}-{i}", database_time(session), state=standing))
         return row
 
 
@@ -58,15 +48,7 @@ def test_a_round_that_waits_has_no_step_to_take_and_one_that_does_not_wait_is_lo
             row.deadline = moment + timedelta(seconds=60)
             for i, part in enumerate(parts):
                 if part is not None:
-                    session.add(
-                        ParticipationRow(
-                            round_id=row.id,
-                            client_id=f"{federation.id}-{i}",
-                            state=part,
-                            joined_at=moment,
-                            base_digest="d",
-                        )
-                    )
+                    session.add(participation_row(row.id, f"{federation.id}-{i}", part, moment))
             session.flush()
             facts = rounds.facts(session, row, plan_of(federation))
             waits = rounds.is_waiting(session, row, moment)
@@ -84,14 +66,6 @@ def test_only_a_round_that_collects_waits(database: Database, federation: Federa
         moment = database_time(session)
         row = rounds.open_round(session, federation.id, 1, moment)
         row.state, row.deadline = state, moment + timedelta(seconds=60)
-        session.add(
-            ParticipationRow(
-                round_id=row.id,
-                client_id=f"{federation.id}-0",
-                state="joined",
-                joined_at=moment,
-                base_digest="d",
-            )
-        )
+        session.add(participation_row(row.id, f"{federation.id}-0", "joined", moment))
         session.flush()
         assert not rounds.is_waiting(session, row, moment)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any
 
 import httpx
 import numpy as np
@@ -33,12 +32,12 @@ from schemas.wire.digests import digest_of, to_field
 from tests.conftest import ask
 from tests.served import SIGNING_KEY, Served, Silo
 from tests.taking_part import plan, running, url, values
+from tests.waiting import wait_until
 
 SERVER_KEY = Ed25519PrivateKey.from_private_bytes(decode(SIGNING_KEY)).public_key()
 ZEROS = {name: np.zeros_like(tensor) for name, tensor in values(0.0).items()}
 VALUES = values_digest(ZEROS, in_order({name: zeros.shape for name, zeros in ZEROS.items()}))
 KEYS, SHARES, MASKED, CONFIRM, UNMASK = range(5)
-Found = TypeVar("Found")
 
 
 @dataclass
@@ -66,7 +65,7 @@ class SumClient:
 
     def begin(self, roster: Mapping[str, str], version: int, roster_hash: str) -> None:
         """Accept the terms of the current session, once there is one, and make secrets."""
-        status = _until(self._with_session, self.patience)
+        status = wait_until(self._with_session, self.patience)
         assert status.terms is not None
         self.seen = status.phase
         self.accept(status.terms, roster, version, roster_hash)
@@ -124,7 +123,7 @@ class SumClient:
 
     def answer(self, step: int) -> bytes:
         """Wait for the answer of a step."""
-        return _until(lambda: self._answer(step), self.patience)
+        return wait_until(lambda: self._answer(step), self.patience)
 
     def _with_session(self) -> SumStatus | None:
         status = self.status()
@@ -175,7 +174,7 @@ class Scene:
 
     def begin(self, clients: Iterable[SumClient] | None = None) -> None:
         """Let clients accept the terms of the session that goes on."""
-        keys, version, link = roster_of(self.served, self.federation_id)
+        keys, version, link = roster_of(self.served.admin, self.federation_id)
         for client in self.clients if clients is None else clients:
             client.begin(keys, version, link)
 
@@ -198,7 +197,7 @@ class Scene:
             view = self.view()
             return view if holds(view) else None
 
-        return _until(found, seconds)
+        return wait_until(found, seconds)
 
     def rows(self, query: str) -> list[tuple[Any, ...]]:
         """Read rows of the federation's sessions: `rows("SELECT ... FROM sum_sessions WHERE {ours}")`."""
@@ -241,9 +240,9 @@ def make_ready(silo: Silo, number: int = 1, *, values: str = VALUES) -> None:
     assert ready.status_code in (200, 201), ready.text
 
 
-def roster_of(served: Served, federation_id: str) -> tuple[dict[str, str], int, str]:
+def roster_of(admin: Any, federation_id: str) -> tuple[dict[str, str], int, str]:
     """Return the identity keys by client, and the version and hash of the roster."""
-    page = served.admin.get(f"/v1/federations/{federation_id}/roster?limit=500").json()
+    page = admin.get(f"/v1/federations/{federation_id}/roster?limit=500").json()
     keys: dict[str, str] = {}
     for entry in page["items"]:
         keys.pop(entry["client"], None)
@@ -255,11 +254,3 @@ def roster_of(served: Served, federation_id: str) -> tuple[dict[str, str], int, 
 
 def _prefer(wait: int) -> dict[str, str]:
     return {"Prefer": f"wait={wait}"} if wait else {}
-
-
-def _until(find: Callable[[], Found | None], seconds: float) -> Found:
-    deadline = time.monotonic() + seconds
-    while (found := find()) is None:
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.02)
-    return found

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from sqlalchemy import select, update
 
 from coordinator.db.engine import Database, database_time
-from coordinator.db.tables.federations import ClientRow, FederationRow, ParticipationRow, PayloadRow, RoundRow
+from coordinator.db.tables.federations import FederationRow, ParticipationRow, PayloadRow, RoundRow
 from coordinator.db.tables.secure_sum import SumMessageRow, SumSessionRow
 from coordinator.enrolment import roster
 from coordinator.federations import store as federations
@@ -29,6 +29,7 @@ from schemas.messages.secure_sum import UnmaskStep
 from schemas.secure_sum.encoding import Modulus, most
 from schemas.secure_sum.terms import terms_hash
 from schemas.wire.digests import digest_of
+from tests.coordinator.rows import client_row, participation_row
 from tests.secure_sum.scene import Session, identity, inputs_of, terms_of
 from tests.served import PROFILE
 
@@ -144,10 +145,7 @@ def stored_session(
 
 def _play(played: Session) -> None:
     if played.terms.masking == "pairwise":
-        for step in (played.step_keys, played.step_shares, played.step_masked):
-            step()
-        played.step_confirm()
-        played.step_unmask()
+        played.play()
         return
     modulus = Modulus(played.terms.modulus)
     for position, values in played.inputs.items():
@@ -162,29 +160,12 @@ def _store_round(stored: Stored) -> None:
         row.state, row.collecting_at, row.summing_at = "summing", now, now
         stored.round_id = row.id
         for position, member in enumerate(stored.played.terms.members):
-            client = ClientRow(
-                id=member.client,
-                federation_id=stored.federation_id,
-                name=f"c{position}",
-                base_model=PROFILE["base_model"],
-                profile=PROFILE,
-                state="enrolled",
-                credential_hash=member.client,
-                enrolled_at=now,
-            )
+            facts = {"base_model": PROFILE["base_model"], "profile": PROFILE}
+            client = client_row(stored.federation_id, member.client, now, **facts)
             session.add(client)
             session.flush()
             roster.append(session, client, "enrolled", name_of(identity(position)), now)
-            session.add(
-                ParticipationRow(
-                    round_id=row.id,
-                    client_id=member.client,
-                    state="ready",
-                    joined_at=now,
-                    ready_at=now,
-                    base_digest="x",
-                )
-            )
+            session.add(participation_row(row.id, member.client, "ready", now, ready_at=now))
 
 
 def _store_session(stored: Stored) -> None:

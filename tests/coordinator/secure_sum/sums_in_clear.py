@@ -34,7 +34,7 @@ def sum_up(served: Served, federation_id: str, silos: list[Silo], changes: list[
     for silo in silos:
         make_ready(silo)
     clients = [SumClient(silo, 1) for silo in silos]
-    keys, version, link = roster_of(served, federation_id)
+    keys, version, link = roster_of(served.admin, federation_id)
     for client, change, losses in zip(clients, changes, LOSSES, strict=False):
         client.input = encoded(change, losses)
         client.begin(keys, version, link)

@@ -52,17 +52,6 @@ def test_the_total_is_the_sum_of_the_inputs(database: Database, masking: str, bl
     assert total.payload_id == stored.session().total_payload_id
 
 
-def test_both_maskings_give_the_same_total(fresh_database: Callable[[str], str]) -> None:
-    totals = []
-    for masking in ("pairwise", "none"):
-        database = Database(fresh_database("sqlite"))
-        stored = stored_session(database, masking=masking, stops={1: 2})
-        stored.open()
-        totals.append(stored.total())
-        database.close()
-    assert np.array_equal(*totals)
-
-
 def test_members_who_stopped_are_dropped_or_counted_by_the_step_that_they_reached(database: Database) -> None:
     stops = {0: 1, 1: 2, 2: 3, 3: 4}
     stored = stored_session(database, 14, stops=stops)

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-import httpx
 import numpy as np
 import pytest
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from schemas.messages.secure_sum import CAPABILITY
 from schemas.secure_sum.encoding import most
 from schemas.secure_sum.segments import values_digest
 from tests.coordinator.cli.test_rounds import output
 from tests.coordinator.secure_sum.sums_in_clear import CLIP, LOSSES, ORDER, sum_up, summed
-from tests.served import PROFILE, Served, Silo, enrolment, slug
+from tests.served import PROFILE, Served, Silo, slug
 from tests.taking_part import running, scored, show, try_join, url, weights
 
 
@@ -108,12 +106,12 @@ def test_who_cannot_be_added_to_the_others_does_not_join(
 
 def test_an_agent_that_would_send_in_clear_is_not_enrolled(coordinator: Served) -> None:
     federation_id = coordinator.federation(**summed())
-    refused = _enrol(coordinator, federation_id, capabilities=[])
+    token = coordinator.enrolment_token(federation_id, "one")
+    refused = coordinator.try_enrol(token, "one", capabilities=[])
     assert (refused.status_code, slug(refused)) == (426, "capability-missing")
     assert refused.json()["needed"] == "secure-sum-2"
     assert "newer agent" in refused.json()["detail"].replace("\n", " ")
-    plain = coordinator.federation()
-    assert _enrol(coordinator, plain, capabilities=[]).status_code == 201
+    coordinator.enrol_over_http(coordinator.federation(), "one", capabilities=[])
 
 
 def test_a_bearer_client_is_not_enrolled(coordinator: Served) -> None:
@@ -122,9 +120,3 @@ def test_a_bearer_client_is_not_enrolled(coordinator: Served) -> None:
     request = {"token": token, "name": "bearer", "profile": PROFILE}
     refused = coordinator.http().post("/v1/enrolments", json=request)
     assert (refused.status_code, slug(refused)) == (403, "forbidden")
-
-
-def _enrol(served: Served, federation_id: str, **profile: Any) -> httpx.Response:
-    anyone, token = served.http(), served.enrolment_token(federation_id, "one")
-    request = enrolment(anyone, token, "one", Ed25519PrivateKey.generate(), **profile)
-    return anyone.post("/v1/enrolments", json=request)

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
 from typing import Any
 
 import httpx
 import numpy as np
 import pytest
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from coordinator.enrolment.eligibility import check_enrolled_capability
 from coordinator.errors import CapabilityMissing
@@ -17,8 +14,9 @@ from schemas.maths.adapter import in_order
 from schemas.messages.enrolment import Profile
 from schemas.messages.secure_sum import CAPABILITY
 from schemas.secure_sum.segments import values_digest
-from tests.served import PROFILE, Served, Silo, enrolment, slug
+from tests.served import PROFILE, Served, Silo, slug
 from tests.taking_part import PLAN, plan, running, url
+from tests.waiting import wait_until
 
 ZEROS = {"b0.q.P": np.zeros((2, 2), np.float32), "b0.q.Q": np.zeros(2, np.float32)}
 VALUES = values_digest(ZEROS, in_order({name: zeros.shape for name, zeros in ZEROS.items()}))
@@ -107,7 +105,7 @@ def test_who_comes_after_the_deadline_is_late(coordinator: Served) -> None:
     bases = [join(silo) for silo in silos]
     for silo, base in zip(silos[:2], bases, strict=False):
         assert put_ready(silo, base).status_code == 201
-    until(lambda: shown(coordinator, federation_id)["state"] == "summing")
+    wait_until(lambda: shown(coordinator, federation_id)["state"] == "summing")
     for _ in range(2):
         late = put_ready(silos[2], bases[2])
         assert (late.status_code, slug(late)) == (409, "round-closed")
@@ -129,7 +127,7 @@ def test_a_revoked_client_is_not_ready_any_more(coordinator: Served) -> None:
 def test_an_organisation_has_one_client_in_a_sum(coordinator: Served) -> None:
     federation_id, silos = running(coordinator, 1, **summed())
     colleagues = [
-        _enrol_of(coordinator, federation_id, f"clinic-{n}", spelling)
+        coordinator.enrol(federation_id, f"clinic-{n}", organisation=spelling)
         for n, spelling in enumerate(("Clinic", " Ｃｌｉｎｉｃ "))
     ]
     bases = [join(silo) for silo in colleagues]
@@ -144,7 +142,7 @@ def test_an_organisation_has_one_client_in_a_sum(coordinator: Served) -> None:
 
 def test_an_organisation_may_have_several_clients_if_the_plan_says_so(coordinator: Served) -> None:
     federation_id = coordinator.federation(**summed(one_per_organisation=False))
-    colleagues = [_enrol_of(coordinator, federation_id, f"clinic-{n}", "clinic") for n in range(2)]
+    colleagues = [coordinator.enrol(federation_id, f"clinic-{n}", organisation="clinic") for n in range(2)]
     coordinator.admin.post(f"/v1/federations/{federation_id}/start")
     bases = [join(silo) for silo in colleagues]
     for silo, base in zip(colleagues, bases, strict=True):
@@ -189,18 +187,3 @@ def test_a_body_that_is_no_request_is_refused(coordinator: Served, body: dict[st
     join(silos[0])
     refused = silos[0].http.put(url(silos[0], 1, "/ready"), json=body)
     assert (refused.status_code, slug(refused)) == (422, "validation")
-
-
-def until(holds: Callable[[], bool], seconds: float = 10) -> None:
-    end = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < end, "it did not happen"
-        time.sleep(0.1)
-
-
-def _enrol_of(served: Served, federation_id: str, name: str, organisation: str) -> Silo:
-    key, anyone = Ed25519PrivateKey.generate(), served.http()
-    token = served.enrolment_token(federation_id, name, organisation=organisation)
-    made = anyone.post("/v1/enrolments", json=enrolment(anyone, token, name, key))
-    assert made.status_code == 201, made.text
-    return Silo(made.json()["client_id"], federation_id, key, served.signing(key))

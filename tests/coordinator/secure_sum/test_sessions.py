@@ -15,15 +15,7 @@ from coordinator.db.tables.secure_sum import SumMemberRow, SumMessageRow, SumSes
 from coordinator.federations.store import revoke
 from coordinator.secure_sum import sessions
 from schemas.messages.secure_sum import SumStatus
-from tests.coordinator.secure_sum.members import (
-    CONFIRM,
-    KEYS,
-    MASKED,
-    SHARES,
-    UNMASK,
-    Scene,
-    summing,
-)
+from tests.coordinator.secure_sum.members import CONFIRM, KEYS, MASKED, SHARES, UNMASK, Scene, summing
 from tests.coordinator.secure_sum.stored import KEY, stored_session
 from tests.served import Served
 
@@ -75,10 +67,8 @@ def test_people_see_sessions_in_events_and_audit(coordinator: Served) -> None:
     assert len(states) == 2
     assert "keys" in states[0]
     assert "done" in states[1]
-    database = Database(coordinator.database_url)
-    with database.read() as session:
+    with coordinator.database.read() as session:
         entries = list(session.scalars(select(AuditRow.document).order_by(AuditRow.number)))
-    database.close()
     of_federation = [entry for entry in entries if entry["subject"] == scene.federation_id]
     shown = [(entry["event"], entry["actor"]) for entry in of_federation if entry["event"].startswith("sum-")]
     assert shown == [("sum-session-opened", "coordinator"), ("sum-session-done", "coordinator")]
@@ -99,14 +89,8 @@ def test_without_masks_the_same_inputs_give_the_same_total(coordinator: Served) 
     assert plain.view()["secure_sum"]["sessions"][0]["answered"] == {"masked": 5}
 
 
-# The others wait for deadlines as these do.
-_SLOW = pytest.mark.slow
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "step", [pytest.param(step, marks=[] if step == MASKED else _SLOW) for step in STEPS]
-)
+@pytest.mark.parametrize("step", STEPS)
 def test_a_member_may_stop_at_any_step(coordinator: Served, step: int) -> None:
     scene = summing(coordinator, phase_seconds=3)
     scene.begin()
@@ -118,9 +102,7 @@ def test_a_member_may_stop_at_any_step(coordinator: Served, step: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "step", [KEYS, pytest.param(MASKED, marks=_SLOW), pytest.param(CONFIRM, marks=_SLOW)]
-)
+@pytest.mark.parametrize("step", [KEYS, MASKED, CONFIRM])
 def test_a_session_with_too_few_answers_is_followed_by_one_of_the_living(
     coordinator: Served, step: int
 ) -> None:

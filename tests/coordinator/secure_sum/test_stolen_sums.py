@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -12,7 +11,7 @@ import numpy as np
 import pytest
 from sqlalchemy import Connection, Engine, create_engine, event, inspect, text
 
-from schemas.identity.keys import decode, encode
+from schemas.identity.keys import encode
 from schemas.messages.secure_sum import SharesStep, SumTerms, UnmaskStep
 from schemas.secure_sum.agreement import self_mask_key
 from schemas.secure_sum.encoding import Modulus
@@ -31,7 +30,9 @@ from tests.coordinator.secure_sum.members import (
     SumClient,
     summing,
 )
+from tests.secure_sum.scene import Shares, shares_in
 from tests.served import Served, slug
+from tests.waiting import wait_until
 
 STEPS = (KEYS, SHARES, MASKED, CONFIRM, UNMASK)
 Key = tuple[int, int, str]  # session, position and step of a message
@@ -78,13 +79,9 @@ class Thief:
             place: body for (of, place, name), body in self.messages.items() if (of, name) == (session, step)
         }
 
-    def shares(self, session: int) -> dict[tuple[int, str], dict[int, bytes]]:
-        """Return all shares in clear: by owner and secret, by holder."""
-        shares: dict[tuple[int, str], dict[int, bytes]] = {}
-        for holder, body in self.of(session, "unmask").items():
-            for share in UnmaskStep.model_validate_json(body).shares:
-                shares.setdefault((share.position, share.of), {})[holder] = decode(share.share)
-        return shares
+    def shares(self, session: int) -> Shares:
+        unmasked = self.of(session, "unmask")
+        return shares_in({n: UnmaskStep.model_validate_json(body) for n, body in unmasked.items()})
 
 
 @contextmanager
@@ -178,10 +175,7 @@ def _wait(scene: Scene, *states: str) -> None:
         "SELECT s.state FROM sum_sessions s JOIN rounds r ON r.id = s.round_id"
         f" WHERE r.federation_id = '{scene.federation_id}' AND r.number = 1 ORDER BY s.number"
     )
-    deadline = time.monotonic() + 20
-    while (found := tuple(state for (state,) in ask(scene.served.database_url, query))) != states:
-        assert time.monotonic() < deadline, found
-        time.sleep(0.05)
+    wait_until(lambda: tuple(state for (state,) in ask(scene.served.database_url, query)) == states)
 
 
 def _check(thief: Thief, served: Served, clients: list[SumClient]) -> None:

@@ -20,8 +20,8 @@ from schemas.identity.documents import hash_of
 from schemas.identity.enrolment_token import read
 from tests.conftest import ask
 from tests.coordinator.enrolment.test_key_rotation import rotation
-from tests.scenarios.agents import wait_until
-from tests.served import ADMIN_TOKEN, Served, enrolment, slug
+from tests.served import ADMIN_TOKEN, Served, slug
+from tests.waiting import wait_until
 
 
 @pytest.fixture
@@ -37,11 +37,9 @@ def entries(served: Served) -> list[dict[str, Any]]:
 def test_every_deed_is_written_down_with_who_did_it(served: Served) -> None:
     federation_id = served.federation()
     token = served.enrolment_token(federation_id, "a")
-    key, anyone = Ed25519PrivateKey.generate(), served.http()
-    client_id = anyone.post("/v1/enrolments", json=enrolment(anyone, token, "a", key)).json()["client_id"]
-    anyone.post("/v1/enrolments", json=enrolment(anyone, token, "a", key))
-    other = enrolment(anyone, token, "a", Ed25519PrivateKey.generate())
-    assert anyone.post("/v1/enrolments", json=other).status_code == 401
+    key = Ed25519PrivateKey.generate()
+    client_id, _ = (served.try_enrol(token, "a", key).json()["client_id"] for _ in range(2))
+    assert served.try_enrol(token, "a").status_code == 401
     silo = served.enrol_over_http(federation_id, "b")
     request = rotation(silo, Ed25519PrivateKey.generate())
     assert [silo.http.put("/v1/me/key", json=request).status_code for _ in range(2)] == [200, 200]
@@ -146,9 +144,7 @@ def test_the_command_finds_what_was_changed(served: Served) -> None:
 
     assert audit()[0] == 0
     assert "6 entries, chain intact" in audit()[1]
-    database = Database(served.database_url)
-    with database.write() as session:
+    with served.database.write() as session:
         session.execute(text("DELETE FROM audit WHERE number = 3"))
-    database.close()
     code, said = audit()
     assert (code, "broken at entry 3" in said) == (1, True)

@@ -12,13 +12,14 @@ from sqlalchemy import delete, func, select
 
 from coordinator.db.engine import Database, database_time
 from coordinator.db.tables.alignment import AnchorsRow
-from coordinator.db.tables.federations import ChunkRow, ClientRow, FederationRow, PayloadRow, WeightsRow
+from coordinator.db.tables.federations import ChunkRow, PayloadRow, WeightsRow
 from coordinator.errors import Unavailable
 from coordinator.http.downloads import Stored
 from coordinator.storage import garbage_collection, payloads
 from coordinator.storage.payloads import Staged
 from coordinator.weights.store import assign
 from schemas.wire.digests import digest_of
+from tests.coordinator.rows import client_row, federation_row
 
 BODY = os.urandom(2 * 2**20 + 77)
 LONG_AGO = timedelta(seconds=-5)
@@ -134,11 +135,7 @@ def test_only_what_nobody_refers_to_is_collected_and_only_when_old(database: Dat
     with database.write() as session:
         kept, digest = payloads.store_bytes(session, b"kept")
         payloads.store_bytes(session, b"orphan")
-        session.add(
-            FederationRow(
-                id="f", name="f", state="open", plan={}, events=0, created_at=database_time(session)
-            )
-        )
+        session.add(federation_row("f", database_time(session)))
         session.flush()
         session.add(AnchorsRow(federation_id="f", payload_id=kept, digest=digest, bytes=4, count=1))
     staged(database, BODY, 2**20)
@@ -155,29 +152,15 @@ def shared(database: Database) -> tuple[int, list[bytes]]:
     """Values that two clients share, each behind a head of its own; old enough to be collected."""
     values, heads = os.urandom(1000), [b"first", b"the second"]
     with database.write() as session:
-        session.add(
-            FederationRow(
-                id="f", name="f", state="open", plan={}, events=0, created_at=database_time(session)
-            )
-        )
+        now = database_time(session)
+        session.add(federation_row("f", now))
         session.flush()
         payload_id, digest = payloads.store_bytes(session, heads[0] + values)
         for i, head in enumerate(heads):
-            session.add(
-                ClientRow(
-                    id=f"c{i}",
-                    federation_id="f",
-                    name=f"c{i}",
-                    base_model="s",
-                    profile={},
-                    state="enrolled",
-                    credential_hash=f"c{i}",
-                    enrolled_at=database_time(session),
-                )
-            )
+            session.add(client_row("f", f"c{i}", now))
             session.flush()
             stored = Stored(payload_id, digest, len(head) + 1000, "x", head=head, begin=len(heads[0]))
-            assign(session, "f", f"c{i}", 1, stored, database_time(session))
+            assign(session, "f", f"c{i}", 1, stored, now)
     return payload_id, [head + values for head in heads]
 
 
@@ -202,11 +185,7 @@ def test_what_shared_weights_need_is_not_collected(
 def test_what_is_stored_while_it_is_collected_stays_whole(database: Database) -> None:
     bodies = [os.urandom(100) for _ in range(20)]
     with database.write() as session:
-        session.add(
-            FederationRow(
-                id="f", name="f", state="open", plan={}, events=0, created_at=database_time(session)
-            )
-        )
+        session.add(federation_row("f", database_time(session)))
         for body in bodies:
             payloads.store_bytes(session, body)
 

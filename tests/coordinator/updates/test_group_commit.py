@@ -22,6 +22,7 @@ from coordinator.updates.group_commit import GroupCommit
 from schemas.wire.digests import digest_of
 from tests.served import Served
 from tests.taking_part import join, plan, put, running, update_body, values
+from tests.waiting import wait_until
 
 
 class Counter:
@@ -52,21 +53,14 @@ def pool() -> Iterator[ThreadPoolExecutor]:
         yield threads
 
 
-def _until(is_so: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 20
-    while not is_so():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
-
-
 def _run_all(
     group_commit: GroupCommit, counter: Counter, pool: ThreadPoolExecutor, numbers: Sequence[int]
 ) -> list[Future[int]]:
     """Double numbers, one thread each; the first batch has begun before the others arrive."""
     first = pool.submit(group_commit.run, "line", numbers[0], counter.double)
-    _until(lambda: bool(counter.batches))
+    wait_until(lambda: bool(counter.batches))
     later = [pool.submit(group_commit.run, "line", number, counter.double) for number in numbers[1:]]
-    _until(lambda: len(group_commit._queues["line"].waiting) == len(later))
+    wait_until(lambda: len(group_commit._queues["line"].waiting) == len(later))
     counter.may_go_on.set()
     return [first, *later]
 
@@ -107,7 +101,7 @@ def test_who_is_alone_and_fails_leaves_the_line_to_the_next(pool: ThreadPoolExec
 def test_several_serve_at_the_same_time_but_no_more_than_may(pool: ThreadPoolExecutor) -> None:
     counter, group_commit = Counter(), GroupCommit(max_leaders=3, max_batch=2)
     answers = [pool.submit(group_commit.run, "line", number, counter.double) for number in range(20, 40)]
-    _until(lambda: counter.at_once == 3 and len(group_commit._queues["line"].waiting) == 17)
+    wait_until(lambda: counter.at_once == 3 and len(group_commit._queues["line"].waiting) == 17)
     counter.may_go_on.set()
     assert [answer.result(20) for answer in answers] == [2 * number for number in range(20, 40)]
     assert counter.most_at_once == 3
@@ -120,7 +114,7 @@ def test_whose_turn_does_not_come_is_sent_away_and_the_others_are_served(
     monkeypatch.setattr(group_commit_module, "_MAX_WAIT_SECONDS", 0.2)
     counter, group_commit = Counter(), GroupCommit(max_leaders=1, max_batch=2)
     first = pool.submit(group_commit.run, "line", 1, counter.double)
-    _until(lambda: bool(counter.batches))
+    wait_until(lambda: bool(counter.batches))
     with pytest.raises(Busy):
         group_commit.run("line", 2, counter.double)
     counter.may_go_on.set()
@@ -141,7 +135,7 @@ def test_who_is_being_served_is_not_sent_away(
         return [2 * number for number in batch]
 
     first = pool.submit(group_commit.run, "line", 1, slowly)
-    _until(lambda: bool(numbers.batches))
+    wait_until(lambda: bool(numbers.batches))
     later = [pool.submit(group_commit.run, "line", number, slowly) for number in (2, 3)]
     assert first.result(20) == 2
     assert sorted(answer.result(20) for answer in later) == [4, 6]
@@ -152,7 +146,7 @@ def test_queues_do_not_wait_for_each_other(pool: ThreadPoolExecutor) -> None:
     group_commit, slow, quick = GroupCommit(max_leaders=1, max_batch=2), Counter(), Counter()
     quick.may_go_on.set()
     waiting = pool.submit(group_commit.run, "slow", 1, slow.double)
-    _until(lambda: bool(slow.batches))
+    wait_until(lambda: bool(slow.batches))
     assert group_commit.run("quick", 2, quick.double) == 4
     slow.may_go_on.set()
     assert waiting.result(20) == 2
@@ -165,8 +159,7 @@ def test_of_updates_that_are_kept_together_each_gets_its_own_answer(
     federation_id, silos = running(coordinator, 12, **plan(rounds={"min_clients": 12, "total": 1}))
     bodies = [update_body(silo, 1, join(silo, 1), values(float(place))) for place, silo in enumerate(silos)]
     revoked = silos[5].client_id
-    database = Database(coordinator.database_url)
-    with database.write() as session:  # all of them wait for it
+    with coordinator.database.write() as session:  # all of them wait for it
         hold_federation(session, federation_id)
         session.execute(update(ClientRow).where(ClientRow.id == revoked).values(state="revoked"))
         answers = [pool.submit(put, silo, 1, body) for silo, body in zip(silos, bodies, strict=True)]
@@ -178,11 +171,10 @@ def test_of_updates_that_are_kept_together_each_gets_its_own_answer(
         else:
             assert (response.status_code, response.json()["digest"]) == (201, digest_of(body)), response.text
             assert response.json()["client"] == silo.client_id
-    with database.read() as session:
+    with coordinator.database.read() as session:
         count = session.scalar(
             select(func.count()).select_from(UpdateRow).where(UpdateRow.federation_id == federation_id)
         )
-    database.close()
     assert count == 11
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from tests.served import Served
-from tests.taking_part import join, plan, put, running, show, try_join, update_body, values
+from tests.taking_part import join, plan, put, running, show, update_body, values
 
 SHORT = np.array([0.6, 0.0, 0.0, 0.8], np.float32)
 PRIVATE = plan(
@@ -39,9 +39,3 @@ def test_what_clients_have_spent_is_shown_and_need_not_be_said(coordinator: Serv
             put(silo, 1, update_body(silo, 1, base, values(1.0), signature=SHORT, **spent)).status_code == 201
         )
     assert [client["epsilon"] for client in show(coordinator, federation_id, 1)["clients"]] == [0.75, None]
-
-
-def test_a_joining_signature_is_held_to_the_clip_too(coordinator: Served) -> None:
-    _, silos = running(coordinator, **PRIVATE)
-    assert try_join(silos[0], 1, SHORT * 2).json()["type"] == "urn:tessera:problem:signature-vector"
-    assert try_join(silos[0], 1, SHORT).status_code == 200

@@ -50,8 +50,8 @@ def served(serve: Callable[..., Served], database_url: str) -> Served:
 @contextmanager
 def nothing_is_kept_yet(served: Served) -> Iterator[None]:
     """Keep everybody from writing down what weights are in a recipe."""
-    with closing(Database(served.database_url)) as database, database.write() as session:
-        lock = "SELECT 1" if database.is_sqlite else "LOCK TABLE coded_weights IN SHARE MODE"
+    with served.database.write() as session:
+        lock = "SELECT 1" if served.database.is_sqlite else "LOCK TABLE coded_weights IN SHARE MODE"
         session.execute(text(lock))  # SQLite's lock comes with the transaction, which begins now
         yield
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 from sqlalchemy import func, select
 
-from coordinator.db.engine import Database
 from coordinator.db.tables.federations import ChunkRow, WeightsRow
 from tests.served import Served, Silo
 from tests.taking_part import (
@@ -46,10 +45,9 @@ def second_round(coordinator: Served) -> list[Silo]:
 
 
 def test_equal_values_are_kept_once(coordinator: Served, second_round: list[Silo]) -> None:
-    database = Database(coordinator.database_url)
     federation_id = second_round[0].federation_id
     for number in (1, 2):
-        with database.read() as session:
+        with coordinator.database.read() as session:
             kept = set(
                 session.scalars(
                     select(WeightsRow.payload_id).where(
@@ -62,7 +60,6 @@ def test_equal_values_are_kept_once(coordinator: Served, second_round: list[Silo
             )
         assert len(kept) == 1
         assert STATE_BYTES <= size < STATE_BYTES + 2000
-    database.close()
 
 
 def test_each_client_has_a_body_of_its_own(second_round: list[Silo]) -> None:
@@ -88,12 +85,10 @@ def test_a_range_may_begin_and_end_in_the_head_or_in_the_values(second_round: li
 def test_clients_that_listen_to_different_peers_share_nothing(coordinator: Served) -> None:
     federation_id, silos = running(coordinator, 2, **plan(strategy={"name": "fedmosaic"}))
     one_round(coordinator, federation_id, silos, 1, [1.0, 2.0])
-    database = Database(coordinator.database_url)
-    with database.read() as session:
+    with coordinator.database.read() as session:
         kept = session.scalars(
             select(WeightsRow.payload_id).where(
                 WeightsRow.federation_id == federation_id, WeightsRow.round_number == 2
             )
         ).all()
-    database.close()
     assert len(set(kept)) == 2

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import io
 import json
 import random
 
 import numpy as np
 import pytest
 import safetensors.numpy
-import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
@@ -181,13 +179,6 @@ def test_a_malformed_body_is_refused_for_what_is_wrong(
     assert refusal(body, expected=expected) is why
 
 
-def test_values_that_are_not_ordinary_numbers_are_refused() -> None:
-    for value in (np.nan, np.inf, -np.inf, 1e-40):
-        values = tensors()
-        values["b0.q.P"] = np.full((3, 3), value, np.float32)
-        assert refusal(pack(values, MANIFEST)) is refusals.TensorNonfinite
-
-
 def test_zeros_and_a_few_denormals_are_ordinary() -> None:
     values = {name: np.zeros(shape, np.float32) for name, shape in LAYOUT.items()}
     values["b0.q.P"][0, 0] = 1e-40
@@ -206,23 +197,10 @@ def test_a_missing_tensor_is_named_unless_it_is_optional() -> None:
         assert "b0.q.P" not in envelope.names
 
 
-def test_a_manifest_of_another_kind_or_with_wrong_members_is_refused() -> None:
+def test_a_manifest_of_another_kind_is_refused() -> None:
     other = unpack(pack(tensors(), MANIFEST), encoding=None, expected=EXPECTED, max_bytes=LIMIT)
     with other, pytest.raises(refusals.ManifestRefused, match="base"):
         other.manifest(UpdateManifest)
-    for examples in ("0", "-1", str(2**63), "1e400", "NaN", "true", '"5"'):
-        text = MANIFEST.model_dump_json().replace('"weights"', '"update"')[:-1]
-        text += f',"base":"sha256:{"0" * 64}","examples":{examples}}}'
-        body = safetensors.numpy.save(tensors(), metadata={"tessera": text})
-        envelope = unpack(body, encoding=None, expected=EXPECTED, max_bytes=LIMIT)
-        with envelope, pytest.raises(refusals.ManifestRefused):
-            envelope.manifest(UpdateManifest)
-
-
-def test_a_frame_cut_off_at_any_byte_is_refused() -> None:
-    frame = pack(tensors(), MANIFEST, compress=True)
-    for length in range(len(frame)):
-        assert refusal(frame[:length], encoding="zstd") is refusals.CodecTruncated
 
 
 def test_a_flipped_bit_is_never_let_in_silently() -> None:
@@ -237,45 +215,6 @@ def test_a_flipped_bit_is_never_let_in_silently() -> None:
         except refusals.BodyRefused:
             pass
         frame[position // 8] ^= 1 << position % 8
-
-
-def test_whatever_follows_the_frame_is_refused() -> None:
-    frame = pack(tensors(), MANIFEST, compress=True)
-    skippable = b"\x50\x2a\x4d\x18" + (4).to_bytes(4, "little") + b"abcd"
-    for body in (frame + frame, frame + b"x", frame + skippable, skippable + frame):
-        assert refusal(body, encoding="zstd") is refusals.CodecTrailing
-
-
-def test_a_frame_without_checksum_is_refused() -> None:
-    bare = zstandard.ZstdCompressor(write_checksum=False).compress(pack(tensors(), MANIFEST))
-    assert refusal(bare, encoding="zstd") is refusals.CodecCorrupt
-
-
-@pytest.mark.parametrize("announced", [True, False])
-def test_a_bomb_is_refused_without_unfolding_it(announced: bool) -> None:
-    compressor = zstandard.ZstdCompressor(level=3, write_checksum=True, write_content_size=announced)
-    if announced:
-        bomb = compressor.compress(b"\0" * 2**28)
-    else:
-        target = io.BytesIO()
-        with compressor.stream_writer(target, closefd=False) as writer:
-            for _ in range(256):
-                writer.write(b"\0" * 2**20)
-        bomb = target.getvalue()
-    assert len(bomb) < 16_000
-    assert refusal(bomb, encoding="zstd") is refusals.DecompressedTooLarge
-
-
-def test_a_giant_window_is_refused() -> None:
-    parameters = zstandard.ZstdCompressionParameters(
-        window_log=30, write_checksum=True, write_content_size=False, enable_ldm=False
-    )
-    target = io.BytesIO()
-    with zstandard.ZstdCompressor(compression_params=parameters).stream_writer(
-        target, closefd=False
-    ) as writer:
-        writer.write(pack(tensors(), MANIFEST))
-    assert refusal(target.getvalue(), encoding="zstd") is refusals.CodecWindow
 
 
 def test_a_plain_body_over_the_limit_is_refused() -> None:

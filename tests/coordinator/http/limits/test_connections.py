@@ -14,6 +14,7 @@ import uvicorn
 
 from coordinator.http.limits import connections as limits
 from coordinator.http.limits.connections import connections
+from tests.waiting import wait_until
 
 Send = Callable[[dict[str, Any]], Awaitable[None]]
 App = Callable[[dict[str, Any], Callable[[], Awaitable[dict[str, Any]]], Send], Awaitable[None]]
@@ -47,19 +48,11 @@ def running(server: Answering) -> Iterator[None]:
     thread = threading.Thread(target=server.run)
     thread.start()
     try:
-        soon(lambda: server.started)
+        wait_until(lambda: server.started)
         yield
     finally:
         server.should_exit = server.force_exit = True
         thread.join()
-
-
-def soon(is_so: Callable[[], bool], seconds: float = 10.0) -> None:
-    """Wait until something is so."""
-    deadline = time.monotonic() + seconds
-    while not is_so():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 @pytest.mark.slow
@@ -84,7 +77,7 @@ def test_who_is_refused_amid_an_answer_and_does_not_take_the_rest_is_cut_off(
         time.sleep(2.5)
         assert server.server_state.connections, "nobody is in a hurry while the answer goes on"
         line.sendall(b"no request\r\n\r\n")
-        soon(lambda: not server.server_state.connections)
+        wait_until(lambda: not server.server_state.connections)
 
 
 @pytest.mark.long

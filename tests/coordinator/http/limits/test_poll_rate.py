@@ -23,8 +23,8 @@ from coordinator.http.limits.poll_rate import (
     answered_in_turn,
 )
 from coordinator.secure_sum.routes import SUM_POLLS_AT_ONCE
-from tests.scenarios.agents import wait_until
 from tests.served import Served, slug
+from tests.waiting import wait_until
 
 POLLS = 60
 
