@@ -1,8 +1,9 @@
 """The layers below the first adapter, whose output per text never changes and is computed once.
 
 The hidden states that enter the first adapted layer are stored by the digest of a text's tokens, in the
-precision of the model. Each text is computed alone, so that the stored bits do not depend on the batch that
-needed it first: a training that was killed resumes to the same bytes.
+precision of the model. On a CPU each text is computed alone, so that the stored bits do not depend on the
+batch that needed it first: a training that was killed resumes to the same bytes. On a GPU, whose sums vary in
+any case, the texts of a batch are computed together.
 """
 
 from __future__ import annotations
@@ -100,22 +101,28 @@ class FrozenPrefix:
         rows = [ids[:length] for ids, length in zip(batch.ids.tolist(), lengths, strict=True)]
         dtype, width = base.model.dtype, base.hidden_size
         entering = torch.zeros(*batch.ids.shape, width, dtype=dtype)
-        for row, ids in enumerate(rows):
-            name = hashlib.sha256(array("q", ids).tobytes()).hexdigest()
+        names = [hashlib.sha256(array("q", ids).tobytes()).hexdigest() for ids in rows]
+        missing: list[int] = []
+        for row, (ids, name) in enumerate(zip(rows, names, strict=True)):
             content = store.get(name, len(ids) * width * dtype.itemsize)
-            if content is not None:
-                hidden = torch.frombuffer(content, dtype=dtype).view(len(ids), width)
+            if content is None:
+                missing.append(row)
             else:
-                hidden = computed(base, split, ids).to("cpu", dtype)
-                store.put(name, hidden.contiguous().view(torch.uint8).numpy().tobytes())
-            entering[row, : len(ids)] = hidden
+                entering[row, : len(ids)] = torch.frombuffer(content, dtype=dtype).view(len(ids), width)
+        for group in [missing] if base.device.type == "cuda" and missing else [[row] for row in missing]:
+            computed = _computed(base, split, [rows[row] for row in group])
+            for row, hidden in zip(group, computed, strict=True):
+                hidden = hidden.to("cpu", dtype).contiguous()
+                store.put(names[row], hidden.view(torch.uint8).numpy().tobytes())
+                entering[row, : len(rows[row])] = hidden
         return entering.to(base.device)
 
 
 @torch.no_grad()
-def computed(base: BaseModel, split: _Split, ids: Sequence[int]) -> Tensor:
-    """Compute the hidden states (t, d) of one text that enter the first adapted layer."""
-    tokens = torch.tensor([ids], device=base.device)
+def _computed(base: BaseModel, split: _Split, texts: Sequence[Sequence[int]]) -> list[Tensor]:
+    """Compute the hidden states (t, d) of texts that enter the first adapted layer, in one batch."""
+    tokens = _padded(texts).to(base.device)
+    read = _padded([[1] * len(ids) for ids in texts]).to(base.device)
     entered: list[Tensor] = []
 
     def enter(hidden: Tensor) -> Tensor:
@@ -127,8 +134,12 @@ def computed(base: BaseModel, split: _Split, ids: Sequence[int]) -> Tensor:
         torch.autocast(base.device.type, enabled=False),
         _replaced(split, above | {split.first: enter}),
     ):
-        _decoded(base, tokens, torch.ones_like(tokens))
-    return entered[0][0]
+        _decoded(base, tokens, read)
+    return [hidden[: len(ids)] for hidden, ids in zip(entered[0], texts, strict=True)]
+
+
+def _padded(rows: Sequence[Sequence[int]]) -> Tensor:
+    return nn.utils.rnn.pad_sequence([torch.tensor(row) for row in rows], batch_first=True)  # (n, t)
 
 
 def _serving(split: _Split, entering: Tensor) -> Any:
@@ -191,7 +202,8 @@ def _tested(base: BaseModel, first: int) -> _Split | None:
     below = tuple(id(module) for layer in layers[:first] for module in layer.modules())
     split = _Split(layers, first, [types.get(number, False) for number in range(len(layers))], below)
     try:
-        rows = [computed(base, split, row[:length]) for row, length in zip(ids.tolist(), (6, 4), strict=True)]
+        texts = [row[:length] for row, length in zip(ids.tolist(), read.sum(dim=1).tolist(), strict=True)]
+        rows = [_computed(base, split, [text])[0] for text in texts]
         entering = nn.utils.rnn.pad_sequence(rows, batch_first=True)
         with torch.no_grad(), _serving(split, entering):
             served = _decoded(base, ids, read)
