@@ -16,6 +16,7 @@ _SERVED = {
     "from all updates.",
     "fedmosaic": "Members are served mixtures of the updates of members relevant to them.",
     "fedavg": _MEAN,
+    "ditto": _MEAN,
     "het_lora": _MEAN,
     "ca_pfl": _MEAN,
 }

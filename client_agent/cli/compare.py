@@ -77,9 +77,7 @@ def compare_methods(
                 _report(comparison, comparison.reported(), as_json)
             missing = comparison.missing()
     if missing:
-        message = (
-            f"{len(missing)} of {len(comparison.cells)} runs are missing; repeat the command to run them"
-        )
+        message = f"{len(missing)} of {len(comparison.runs)} runs are missing; repeat the command to run them"
         Console(stderr=True).print(message, soft_wrap=True, highlight=False)
         raise typer.Exit(1)
 
@@ -94,7 +92,8 @@ def _run(comparison: Comparison, workers: int) -> None:
         with ProgressDisplay(console, comparison, workers) as teller:
             comparison.run(workers, teller)
     except KeyboardInterrupt:
-        done, planned = len(comparison.results()), len(comparison.cells)
+        planned = len(comparison.runs)
+        done = planned - len(comparison.missing())
         console.print(
             f"interrupted: {done} of {planned} runs are finished and stored in {comparison.out}; "
             "repeat the command to run the remaining ones",

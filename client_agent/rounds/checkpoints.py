@@ -9,6 +9,7 @@ from typing import Literal, NamedTuple
 
 from client_agent.adapters.base import Adapter, State
 from client_agent.adapters.inject import inject, parts_of
+from client_agent.adapters.personal_lora import with_personal
 from client_agent.adapters.provenance import Origin, origin_of, require_plan, require_same
 from client_agent.adapters.rank_pruning import rank_of
 from client_agent.adapters.variational.adapter import with_importance
@@ -76,6 +77,7 @@ def adapter_of_round(
     earlier = _trained_before(rounds, folder.number + is_final) if stored is None else None
     gated = traits.gated and (stored is not None or earlier is not None)
     injected = inject(silo.base, plan, frames, gated=gated, seed=seed, parts=parts_of(opened.strategy))
+    injected = with_personal(injected, opened.strategy)
     with with_importance(injected, silo.base, opened.strategy, seed=seed) as adapter:
         if stored is None:
             weights = _load_downloaded(adapter, traits, home, folder, is_final=is_final)

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from client_agent.adapters.base import Adapter
+from client_agent.adapters.personal_lora import PersonalLora
 from client_agent.model.examples import encode_some, probe_set
 from client_agent.model.quantization import precision_of
 from client_agent.model.tokens import Encoded, digest_of_texts
@@ -115,7 +116,8 @@ class Examiner:
 
     def _fingerprint(self, adapter: Adapter, plan: ScoresPlan) -> str:
         digest = hashlib.sha256(self._facts + plan.model_dump_json().encode())
-        for tensors in (adapter.state(), adapter.private_state()):
+        common = {} if isinstance(adapter, PersonalLora) else adapter.state()
+        for tensors in (common, adapter.private_state()):
             for name, values in sorted(tensors.items()):
                 digest.update(f"{name} {values.shape}".encode())
                 digest.update(values.tobytes())

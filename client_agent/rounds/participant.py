@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from client_agent.adapters.base import Adapter, State
 from client_agent.adapters.inject import inject, parts_of
+from client_agent.adapters.personal_lora import with_personal
 from client_agent.adapters.provenance import Origin, origin_of
 from client_agent.adapters.rank_pruning import rank_of
 from client_agent.adapters.variational.adapter import with_importance
@@ -192,6 +193,7 @@ class Trainer:
             seed=opened.start_seed,
             parts=parts_of(opened.strategy),
         )
+        adapter = with_personal(adapter, opened.strategy)
         return with_importance(adapter, self.silo.base, opened.strategy, seed=opened.brief.training.seed)
 
     def layout(self, opened: OpenedBrief, state: State | None) -> Layout:

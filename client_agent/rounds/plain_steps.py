@@ -11,7 +11,7 @@ from client_agent.rounds.encode_update import pack_dense, pack_update
 from client_agent.rounds.sketch import join_body, update_sketch
 from client_agent.rounds.work import Work
 from client_agent.sketches.gradient import Sketch
-from client_agent.storage.round_folder import PARTIAL, SIGNATURE, UPDATE
+from client_agent.storage.round_folder import PARTIAL, PARTIAL_COMMON, SIGNATURE, UPDATE
 from schemas.messages.scores import LOSS, as_text
 
 log = logging.getLogger(__name__)
@@ -40,7 +40,8 @@ def private_sketch(work: Work, trained: State | None) -> Sketch:
 
 
 def encode_update(work: Work) -> bytes:
-    work.folder.forget(PARTIAL)  # a private sketch exists before the training, so not in `sign`
+    # A private sketch exists before the training, so not in `sign`.
+    work.folder.forget(PARTIAL, PARTIAL_COMMON)
     return pack_update(work.update_inputs)
 
 

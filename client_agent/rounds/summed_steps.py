@@ -16,7 +16,7 @@ from client_agent.secure_sum.expectation import Expectation
 from client_agent.secure_sum.journal import SumJournal
 from client_agent.secure_sum.progress import SumProgress
 from client_agent.secure_sum.unmask_marks import UnmaskMarks
-from client_agent.storage.round_folder import INPUT, PARTIAL, SUM_PROGRESS, WEIGHTS
+from client_agent.storage.round_folder import INPUT, PARTIAL, PARTIAL_COMMON, SUM_PROGRESS, WEIGHTS
 from schemas.identity.keys import public_key
 from schemas.maths.adapter import Layout, in_order
 from schemas.messages.secure_sum import Segment, SumTerms
@@ -51,7 +51,7 @@ def encode_input(work: Work) -> bytes:
         examples=len(work.trainer.silo.data.train),
         base=work.folder.base,
     ).encode(work.brief.round)
-    work.folder.forget(PARTIAL)
+    work.folder.forget(PARTIAL, PARTIAL_COMMON)
     return content
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Literal, TypedDict
 
@@ -14,17 +15,18 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError
 
 from client_agent.adapters.base import Adapter, State
+from client_agent.adapters.personal_lora import PersonalLora
 from client_agent.adapters.provenance import Origin
 from client_agent.adapters.rank_pruning import Pruner
-from client_agent.errors import AdapterUnreadable, Stopped
+from client_agent.errors import AdapterUnreadable
 from client_agent.rounds.examine import Exam, Examiner
+from client_agent.rounds.personal import run_steps
 from client_agent.storage.round_files import parse_scores
 from client_agent.storage.round_folder import TRAINED, RoundFolder, RoundFolders
 from client_agent.storage.tensor_metadata import metadata_of, save_tensors
 from client_agent.strategies.base import Traits
 from client_agent.training.checkpoint import TrainingCheckpoint
 from client_agent.training.loop import train
-from client_agent.training.progress import TrainingProgress
 from client_agent.training.rate_search import RateStore, search_key, search_rate
 from client_agent.training.silo import Silo
 from schemas.messages.federations import AdapterPlan, ScoresPlan, TrainingPlan
@@ -165,24 +167,24 @@ def train_locally(
     penalty = pruner.penalty if pruner else adapter.penalty(silo.data.train, plan.max_length, round_number)
     examiner = Examiner(silo, scores, plan.max_length, surroundings)
     served = examiner.examine_served(adapter, _examined(earlier) if earlier is not None else None)
-    fallback: Side = "served" if federated and acts(adapter) else "trained"
+    fallback: Side = "served" if federated and _is_common(adapter) and acts(adapter) else "trained"
     before = adapter.state(), adapter.private_state()
-    with TrainingProgress(f"round {round_number}") as progress:
-        outcome = train(
-            *(silo.base, adapter, silo.encoded(silo.data.train, plan.max_length), plan),
-            learning_rate=learning_rate,
-            seed=plan.seed,
-            round_number=round_number,
-            total_rounds=total_rounds,
-            optimiser_state=_optimiser_state(earlier, adapter, traits),
-            on_step=progress,
-            stop=stop,
-            penalty=penalty,
-            checkpoint=checkpoint,
-            options=silo.options,
-        )
-    if len(outcome.losses) < plan.steps:
-        raise Stopped
+    training = partial(
+        train,
+        *(silo.base, adapter, silo.encoded(silo.data.train, plan.max_length), plan),
+        learning_rate=learning_rate,
+        seed=plan.seed,
+        round_number=round_number,
+        total_rounds=total_rounds,
+        stop=stop,
+        options=silo.options,
+    )
+    outcome = run_steps(
+        *(adapter, training, plan.steps, f"round {round_number}"),
+        optimiser_state=_optimiser_state(earlier, adapter, traits),
+        penalty=penalty,
+        checkpoint=checkpoint,
+    )
     adapter.end_round()
     state = pruner.pruned() if pruner else adapter.state()
     trained = examiner.examine(adapter, is_end=not federated and round_number == total_rounds)
@@ -256,6 +258,11 @@ def acts(adapter: Adapter) -> bool:
         (factors.A.any() and factors.B.any()) or (factors.bias is not None and factors.bias.any())
         for factors in adapter.as_lora().values()
     )
+
+
+def _is_common(adapter: Adapter) -> bool:
+    """Whether the adapter in the model is the one that peers have made."""
+    return not isinstance(adapter, PersonalLora)
 
 
 def _examined(earlier: Trained) -> list[Exam]:

@@ -78,9 +78,14 @@ class Comparison:
         for cell in self.cells:
             shutil.rmtree(cell.folder(self.out), ignore_errors=True)
 
+    @property
+    def runs(self) -> list[Cell]:
+        """The cells without those that share the run of an earlier one."""
+        return list({cell.digest: cell for cell in reversed(self.cells)}.values())[::-1]
+
     def missing(self) -> list[Cell]:
-        """Return the cells without a result of exactly this study and code."""
-        return [cell for cell in self.cells if stored_result(cell, self.out) is None]
+        """Return the runs without a result of exactly this study and code."""
+        return [cell for cell in self.runs if stored_result(cell, self.out) is None]
 
     def results(self) -> list[CellResult]:
         results = (stored_result(cell, self.out) for cell in self.cells)

@@ -14,7 +14,7 @@ from pydantic import JsonValue, ValidationError
 
 from client_agent.errors import StudyUnusable
 from client_agent.simulation.study import Study
-from client_agent.simulation.study_fields import StudyMethod, Table, faults
+from client_agent.simulation.study_fields import States, StudyMethod, Table, faults
 from schemas.messages.federations import FederationPlan
 from schemas.messages.recommended import CA_PFL, LORA, LORA_STRATEGIES, SAME_ARCHITECTURE_RANK
 
@@ -31,7 +31,10 @@ _SET_BY: Final[Mapping[str, str]] = {
 
 _BOTH: Final[Table] = {"adapter": {"same_architecture_rank": SAME_ARCHITECTURE_RANK}}
 
-ON_REQUEST: Final = ("fedit", *LORA_STRATEGIES, "ca_pfl", "ca_pfl_unmodulated")
+ON_REQUEST: Final = (
+    *("fedit", "fedit_local", "fedmosaic_lora_replace"),
+    *(*LORA_STRATEGIES, "ca_pfl", "ca_pfl_unmodulated"),
+)
 """Methods that a study compares only where it, or --methods, names them."""
 
 BUILT_IN: Final[Mapping[str, StudyMethod]] = {
@@ -47,8 +50,13 @@ BUILT_IN: Final[Mapping[str, StudyMethod]] = {
     "fedmosaic": StudyMethod(alone=False, plan={"strategy": {"name": "fedmosaic"}, **_BOTH}),
     # Relevance over an ordinary LoRA, shared between clients of one base model.
     "fedmosaic_lora": StudyMethod(alone=False, plan={"strategy": {"name": "fedmosaic"}, **LORA}),
-    # Plain averages of an ordinary LoRA (Zhang et al. 2024).
-    "fedit": StudyMethod(alone=False, plan={"strategy": {"name": "fedavg"}, **LORA}),
+    # The same, where a client's own update is part of the mixture.
+    "fedmosaic_lora_replace": StudyMethod(
+        like="fedmosaic_lora", plan={"strategy": {"options": {"mix": "replace"}}}
+    ),
+    # Plain averages of an ordinary LoRA (Zhang et al. 2024), without a client's own steps; and with them.
+    "fedit": StudyMethod(alone=False, states="served", plan={"strategy": {"name": "fedavg"}, **LORA}),
+    "fedit_local": StudyMethod(like="fedit", states="trained"),
     **{name: StudyMethod(alone=False, plan={"strategy": {"name": name}, **LORA}) for name in LORA_STRATEGIES},
     "ca_pfl": StudyMethod(alone=False, plan=CA_PFL),
     "ca_pfl_unmodulated": StudyMethod(like="ca_pfl", plan={"strategy": {"options": {"modulator": False}}}),
@@ -57,11 +65,16 @@ BUILT_IN: Final[Mapping[str, StudyMethod]] = {
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """A method with its `like` chain resolved."""
+    """A method with its `like` chain resolved; `run` is the method whose runs it shares, often itself."""
 
     name: str
     alone: bool
     plan: Table
+    states: States = "all"
+    run: str = ""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "run", self.run or self.name)
 
 
 def methods_of(study: Study, requested: list[str] | None = None) -> list[Method]:
@@ -72,7 +85,7 @@ def methods_of(study: Study, requested: list[str] | None = None) -> list[Method]
     """
     default_methods = [name for name in dict.fromkeys([*BUILT_IN, *study.method]) if name not in ON_REQUEST]
     names = next((names for names in (requested, study.methods) if names is not None), default_methods)
-    return [Method(name, *_resolve(study, name, ())) for name in dict.fromkeys(names)]
+    return [_resolve(study, name, ()) for name in dict.fromkeys(names)]
 
 
 def plan_of(study: Study, method: Method, seed: int, pivot: str | None) -> FederationPlan:
@@ -86,7 +99,7 @@ def plan_of(study: Study, method: Method, seed: int, pivot: str | None) -> Feder
         table, _, field = path.rpartition(".")
         if field in (_table(plan.get(table)) if table else plan):
             raise StudyUnusable(f"the plan of method {method.name} must not set {path}: {setter}")
-    plan["name"] = f"{method.name} seed {seed}"
+    plan["name"] = f"{method.run} seed {seed}"
     everybody: Table = {"min_clients": len(study.founders)}
     plan["rounds"] = {"collect_seconds": _PATIENCE_SECONDS} | _table(plan.get("rounds")) | everybody
     plan["training"] = _table(plan.get("training")) | {"seed": seed}
@@ -186,7 +199,7 @@ def merge_tables(below: Mapping[str, JsonValue], above: Mapping[str, JsonValue])
     return merged
 
 
-def _resolve(study: Study, name: str, above: tuple[str, ...]) -> tuple[bool, Table]:
+def _resolve(study: Study, name: str, above: tuple[str, ...]) -> Method:
     if name in above:
         raise StudyUnusable(f"method {name} is like itself ({' -> '.join((*above, name))}); break the circle")
     layers = [entry for entry in (BUILT_IN.get(name), study.method.get(name)) if entry is not None]
@@ -194,11 +207,14 @@ def _resolve(study: Study, name: str, above: tuple[str, ...]) -> tuple[bool, Tab
         available = ", ".join(dict.fromkeys([*BUILT_IN, *study.method]))
         raise StudyUnusable(f"unknown method {name}; choose from {available}")
     like = next((entry.like for entry in reversed(layers) if entry.like is not None), None)
-    alone, plan = _resolve(study, like, (*above, name)) if like is not None else (False, {})
+    parent = _resolve(study, like, (*above, name)) if like is not None else Method(name, False, {})
+    alone, plan, states = parent.alone, parent.plan, parent.states
     for entry in layers:
         alone = entry.alone if entry.alone is not None else alone
+        states = entry.states if entry.states is not None else states
         plan = merge_tables(plan, entry.plan)
-    return alone, plan
+    shares_runs = any(entry.states is not None for entry in layers) and plan == parent.plan
+    return Method(name, alone, plan, states, parent.run if shares_runs else name)
 
 
 def _table(value: JsonValue | None) -> Table:

@@ -14,6 +14,7 @@ from client_agent.simulation.results import CellResult, ClientResult
 from schemas.messages.scores import Score
 
 Rule = Literal["best", "end"]
+_STAGES = ("served", "trained", "final")
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,9 +28,10 @@ class HeldState:
 
 
 def states(client: ClientResult) -> list[HeldState]:
-    """Return all states that a client had, in order: served and trained of each round, and the final one.
+    """Return the states of a client that its method counts, in order: of each round, and the final one.
 
-    Alone, a round begins with the trained state of the round before, so `served` adds only the bare model.
+    The first one is the bare model, or what a latecomer is served, and always counts. Alone, a round begins
+    with the trained state of the round before, so `served` adds only the bare model.
     """
     history: list[HeldState] = []
     for entry in client.rounds:
@@ -40,11 +42,12 @@ def states(client: ClientResult) -> list[HeldState]:
         history.append(
             HeldState(client.rounds[-1].round + 1, "final", client.final.scores, client.final.validation_loss)
         )
-    return history
+    stages = {"all": _STAGES, "served": ("served", "final"), "trained": ("trained",)}[client.states]
+    return [state for state in history if state is history[0] or state.stage in stages]
 
 
 def end_state(client: ClientResult) -> HeldState:
-    """Return the final published weights; the last trained state of a client that trained alone."""
+    """Return the final published weights, or the last trained state if they do not count or are not there."""
     return states(client)[-1]
 
 

@@ -31,7 +31,7 @@ class ProgressDisplay:
     def __init__(self, console: Console, comparison: Comparison, workers: int = 1) -> None:
         self._console = console
         self._out = comparison.out
-        self._cells = len(comparison.cells)
+        self._cells = len(comparison.runs)
         missing = comparison.missing()
         self._finished = self._cells - len(missing)
         self._opening = _opening(comparison, missing, workers)

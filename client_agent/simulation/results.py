@@ -17,6 +17,7 @@ from client_agent.simulation.code_fingerprint import code_of_runs
 from client_agent.simulation.methods import Method, control_of, plan_of, require_equal_training
 from client_agent.simulation.partition import digest_of_examples, draw_examples
 from client_agent.simulation.study import Study
+from client_agent.simulation.study_fields import States
 from client_agent.storage.files import write_durably
 from client_agent.storage.final_scores import FinalScores
 from client_agent.training.data import SiloData
@@ -46,6 +47,7 @@ class ClientResult(Strict):
         learning_rate: the rate of its training, searched or from the plan.
         forgetting: loss on the study's anchor texts of the model that it ends with, minus the bare model's.
         measures: its importance measures, if its method learns them.
+        states: those that may be its result, by its method.
     """
 
     name: str
@@ -56,13 +58,15 @@ class ClientResult(Strict):
     learning_rate: float
     forgetting: float | None = None
     measures: MeasuresFile | None = None
+    states: States = "all"
 
 
 class CellResult(Strict):
     """One method with one seed. Times cover training and rounds only.
 
     `cpu_seconds` are the clients' alone; the coordinator serves several runs. `search_cpu_seconds` are those
-    of the rate searches that this run happened to do first, and that other runs share.
+    of the rate searches that this run happened to do first, and that other runs share. `adapters` is how many
+    a client trains, each in all steps of a round.
     """
 
     digest: str
@@ -74,24 +78,35 @@ class CellResult(Strict):
     wall_seconds: float
     cpu_seconds: float
     search_cpu_seconds: float
+    adapters: int = 1
+
+    def of(self, cell: Cell) -> CellResult:
+        """Return it as the result of a cell of the same run."""
+        clients = [client.model_copy(update={"states": cell.states}) for client in self.clients]
+        return self.model_copy(update={"method": cell.method, "clients": clients})
 
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One method with one seed, to run; `digest` covers all inputs of its results."""
+    """One method with one seed, to run; `digest` covers all inputs of its results.
+
+    `run` is the method whose runs it shares, if it is not itself, `states` are those that count by it.
+    """
 
     method: str
     seed: int
     alone: bool
     plan: FederationPlan
     digest: str
+    run: str = ""
+    states: States = "all"
 
     @property
     def label(self) -> str:
         return f"{self.method}, seed {self.seed}"
 
     def folder(self, out: Path) -> Path:
-        return out / "cells" / f"{self.method}-seed-{self.seed}"
+        return out / "cells" / f"{self.run or self.method}-seed-{self.seed}"
 
     def log(self, out: Path) -> Path:
         return self.folder(out) / "log.txt"
@@ -124,7 +139,7 @@ def cells_of(study: Study, methods: list[Method], seeds: list[int]) -> Iterator[
             control_of(study, method.name, plan)  # raises before any run
             facts = [method.alone, plan.model_dump(mode="json"), silos, anchors, code_of_runs()]
             digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
-            yield Cell(method.name, seed, method.alone, plan, digest)
+            yield Cell(method.name, seed, method.alone, plan, digest, method.run, method.states)
 
 
 def _digest_of_scoring(tests: Sequence[Example]) -> str:
@@ -142,7 +157,7 @@ def stored_result(cell: Cell, out: Path) -> CellResult | None:
         result = CellResult.model_validate_json((cell.folder(out) / "result.json").read_bytes())
     except (FileNotFoundError, ValidationError):
         return None
-    return result if result.digest == cell.digest else None
+    return result.of(cell) if result.digest == cell.digest else None
 
 
 def store_result(cell: Cell, out: Path, result: CellResult) -> None:

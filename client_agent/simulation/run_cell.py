@@ -22,6 +22,7 @@ from client_agent.simulation.partition import draw_examples
 from client_agent.simulation.results import Cell, CellResult, ClientResult, ClientRound
 from client_agent.simulation.shared_rates import SharedRates
 from client_agent.simulation.study import Study
+from client_agent.strategies.base import load_strategy
 from client_agent.training.silo import Silo
 
 
@@ -58,7 +59,16 @@ def run_cell(context: WorkerContext, cell: Cell, report_progress: ReportProgress
         wall_seconds=time.monotonic() - began - rates.spent.wall,
         cpu_seconds=time.process_time() - cpu - rates.spent.cpu,
         search_cpu_seconds=rates.spent.cpu,
-    )
+        adapters=_adapters(cell),
+    ).of(cell)
+
+
+def _adapters(cell: Cell) -> int:
+    """Return how many adapters a client trains, each in all steps of a round."""
+    if cell.alone:
+        return 1
+    strategy = cell.plan.strategy
+    return 1 if load_strategy(strategy.name, strategy.options).traits.pull is None else 2
 
 
 def _packs(

@@ -27,7 +27,7 @@ from schemas.messages.federations import Count
 from schemas.names.spelling import is_resembling
 
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
-_OF_METHODS = frozenset({"like", "alone", "control"})
+_OF_METHODS = frozenset({"like", "alone", "control", "states"})
 _SOURCES = ("train", "validation", "test")
 
 

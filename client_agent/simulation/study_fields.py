@@ -12,6 +12,7 @@ from schemas.messages.base import Name, Strict, field_error
 from schemas.messages.federations import Count, Positive
 from schemas.messages.names import NewName
 
+States = Literal["all", "served", "trained"]
 MethodName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$", max_length=60)]
 Table = dict[str, JsonValue]
 
@@ -117,12 +118,16 @@ class StudyMethod(Strict):
     """The changes of a method to the one it is `like`; `plan` overrides that method's plan.
 
     An `alone` method trains every silo without a federation. `control` is the alone method that a federated
-    one is compared with; by default the built-in one with its adapter.
+    one is compared with; by default the built-in one with its adapter. `states` are those of a client that
+    may be its result, with the one that it begins with: all, as an agent keeps them, those that it is
+    served, or those after its own steps. A method that changes nothing else shares the runs of the one it
+    is like.
     """
 
     like: MethodName | None = None
     alone: bool | None = None
     control: MethodName | None = None
+    states: States | None = None
     plan: Table = Field(default_factory=dict)
 
 

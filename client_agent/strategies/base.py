@@ -58,6 +58,8 @@ class Traits:
         part_travels: `AgentStrategy.travels` and `.trains` select the tensors that are sent and trained.
         pruning: clients choose their rank, up to the plan's, and prune it; None = all have the plan's rank.
         importance: clients learn the importance of each rank and send by it; None = they do not.
+        pull: clients train an adapter of their own beside the common one, pulled to it by this weight; None =
+            they do not.
     """
 
     gated: bool = False
@@ -66,6 +68,7 @@ class Traits:
     part_travels: bool = False
     pruning: Pruning | None = None
     importance: ImportancePlan | None = None
+    pull: float | None = None
 
     @property
     def mixed_ranks(self) -> bool:

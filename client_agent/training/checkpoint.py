@@ -49,14 +49,23 @@ class TrainingCheckpoint:
     """A file with the position of one training; `every_seconds` is what a kill loses at most.
 
     The owner is a digest of everything that determines the training. A file of another owner is ignored.
-    `belongs_to` is what `train` cannot see of it: the served weights, the frames.
+    `belongs_to` is what `train` cannot see of it: the served weights, the frames. With `keeps_end` a finished
+    training is stored too, because the round has another one after it.
     """
 
-    def __init__(self, file: Path, every_seconds: float, belongs_to: str = "") -> None:
+    def __init__(
+        self, file: Path, every_seconds: float, belongs_to: str = "", *, keeps_end: bool = False
+    ) -> None:
         self.belongs_to = belongs_to
+        self.keeps_end = keeps_end
         self._file = file
         self._every_seconds = every_seconds
         self._stored_at = time.monotonic()
+
+    def beside(self, name: str) -> TrainingCheckpoint:
+        """Return the checkpoint of an earlier training of the same round, in a file of its own."""
+        file = self._file.with_stem(f"{self._file.stem}_{name}")
+        return TrainingCheckpoint(file, self._every_seconds, self.belongs_to, keeps_end=True)
 
     @property
     def is_due(self) -> bool:

@@ -181,7 +181,9 @@ class _Run:
 
     def store(self, checkpoint: TrainingCheckpoint | None, *, at_end: bool = False) -> None:
         """Store the position if that is due, or at the end of a training that was stopped."""
-        if checkpoint is None or not self.losses or len(self.losses) == self._plan.steps:
+        if checkpoint is None or not self.losses:
+            return
+        if len(self.losses) == self._plan.steps and not checkpoint.keeps_end:
             return
         if at_end or checkpoint.is_due:
             generators = {"cpu": torch.get_rng_state().numpy()}

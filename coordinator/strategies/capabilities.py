@@ -18,7 +18,7 @@ class Traits:
     Attributes:
         needs_sketch: every update must carry a gradient sketch.
         gated: clients use the served P and Q as a frozen global branch beside their own.
-        lora_only: adapters must be ordinary LoRA, because the strategy knows A and B.
+        lora_only: adapters must be ordinary LoRA, because the strategy, or its agent, knows A and B.
         part_travels: some tensors never leave the client; `Strategy.travels` selects the ones that do.
         extra_tensors: tensors beyond the adapter's travel; `Strategy.beside` lays them out.
         combines: A and B are combined module by module, by `Strategy.combine`, instead of averaged.

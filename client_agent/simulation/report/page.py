@@ -19,6 +19,7 @@ from client_agent.simulation.report.tables import (
     losing,
     passing,
     rates,
+    remarks,
     searches,
     seeds_of,
 )
@@ -50,5 +51,6 @@ def write_page(report: Report, file: Path) -> None:
         searches=searches(report),
         seeds_of=seeds_of,
         amounts=amounts(report),
+        remarks=remarks(report),
     )
     write_durably(file, page.encode())

@@ -25,6 +25,7 @@ from client_agent.simulation.report.runs import Runs, ScoreFigures, compare, fig
 from client_agent.simulation.report.transfer import Transfer, transfer_of
 from client_agent.simulation.results import CellResult
 from client_agent.simulation.study import Study
+from client_agent.simulation.study_fields import States
 from schemas.messages.base import Strict
 from schemas.messages.scores import LOSS
 
@@ -58,7 +59,8 @@ class MethodSummary(Strict):
 
     `served` and `trained` are losses before and after local steps; `bytes_by_round` is the cumulative traffic
     of a founder, up and down. `forgetting` is a mean over founders, None without anchor texts. `rates` are
-    the learning rates of each client, by seed. `importance` is None if the method learns none.
+    the learning rates of each client, by seed. `importance` is None if the method learns none. `states` are
+    those of a client that may be its result; `adapters` is how many it trains, each in all steps.
     """
 
     method: str
@@ -67,6 +69,8 @@ class MethodSummary(Strict):
     rounds: int
     steps_per_round: int
     batch_size: int
+    states: States
+    adapters: int
     scores: dict[Rule, dict[str, ScoreFigures]]
     transfer: dict[Rule, Transfer]
     forgetting: Estimate | None
@@ -139,7 +143,7 @@ def summarise(
         tests=study.tests,
         examples=sizes_of(study),
         models={client.name: client.base_model for client in results[0].clients},
-        search_cpu_seconds=sum(result.search_cpu_seconds for result in results),
+        search_cpu_seconds=sum({result.digest: result.search_cpu_seconds for result in results}.values()),
         methods=[_summary(method, runs, rules) for method in order],
         missing=list(missing),
     )
@@ -160,6 +164,8 @@ def _summary(method: str, all_runs: dict[str, Runs], rules: list[Rule]) -> Metho
         rounds=plan.rounds.total,
         steps_per_round=steps,
         batch_size=plan.training.batch_size * plan.training.accumulation,
+        states=results[0].clients[0].states,
+        adapters=results[0].adapters,
         scores={
             by: {
                 score: figures(score, by, method, runs, baselines) for score in runs.score_names(by, founders)

@@ -92,6 +92,20 @@ def explain(rule: Rule) -> str:
     return "the state at the end: the final weights, or after the last step alone"
 
 
+def remarks(report: Report) -> list[str]:
+    """Return what is particular to methods: states that do not count, and adapters trained beside."""
+    about = {
+        "served": "what it is served counts, and not what its own steps make of it",
+        "trained": "its states after its own steps count, and not what it is served",
+    }
+    lines = [f"{m.method}: of each client, {about[m.states]}" for m in report.methods if m.states != "all"]
+    return lines + [
+        f"{m.method}: each client trains {m.adapters} adapters in all steps, {m.adapters} times the work"
+        for m in report.methods
+        if m.adapters > 1
+    ]
+
+
 def amount(count: float) -> str:
     return f"{count / 1000:,.1f} kB" if count else "-"
 
@@ -129,7 +143,7 @@ def amounts(report: Report) -> str:
 def _main(report: Report) -> Table:
     paired = len(report.paired_seeds)
     title = f"{report.study}: test loss of {explain(report.rules[0])}; n = seeds of the means"
-    table = Table("method", title=title, caption=amounts(report))
+    table = Table("method", title=title, caption="\n".join([amounts(report), *remarks(report)]))
     against = (f"against {name} (n = {paired})" for name in report.baselines)
     for name in ("n", "mean", "worst client", *against):
         table.add_column(name, justify="right")

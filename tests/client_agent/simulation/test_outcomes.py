@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
+
 from client_agent.simulation.outcomes import best_state, end_state, rules_of, state_by, states
 from client_agent.simulation.results import CellResult, ClientResult
+from client_agent.simulation.study_fields import States
 from client_agent.storage.final_scores import FinalScores
 from tests.client_agent.simulation.studies import result, scored
 
@@ -31,6 +34,24 @@ def test_the_best_state_has_the_least_validation_loss_of_all_and_its_test_scores
     assert best is not None
     assert (best.stage, best.scores) == ("final", scored(9.0))
     assert state_by("end", federated).stage == "final"
+
+
+@pytest.mark.parametrize(
+    ("counted", "stages", "best", "end"),
+    [
+        ("all", ["served", "trained", "served", "trained", "final"], 0.5, 0.6),
+        ("served", ["served", "served", "final"], 0.5, 0.6),
+        ("trained", ["served", "trained", "trained"], 0.5, 0.7),
+    ],
+)
+def test_states_that_count_begin_with_the_bare_model(
+    counted: States, stages: list[str], best: float, end: float
+) -> None:
+    federated = client(result("fedavg", 0, LOSSES, final={"aster": 0.6}, validated=True))
+    federated = federated.model_copy(update={"states": counted})
+    assert [state.stage for state in states(federated)] == stages
+    assert state_by("best", federated).scores == scored(best)
+    assert state_by("end", federated).scores == scored(end)
 
 
 def test_of_equal_states_the_earlier_one_counts() -> None:

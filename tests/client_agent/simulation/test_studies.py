@@ -106,14 +106,21 @@ def test_the_ordinary_lora_is_not_held_to_the_roles_of_p_and_q(tmp_path: Path) -
     assert lora.alignment is None
 
 
+LORA_NAMES = {
+    "fedit": "fedavg",
+    "fedit_local": "fedavg",
+    "fedmosaic_lora": "fedmosaic",
+    "fedmosaic_lora_replace": "fedmosaic",
+}
+
+
 def test_the_baselines_share_the_ordinary_lora_that_is_trained_alone_beside_them(tmp_path: Path) -> None:
     read = study(tmp_path)
     local = plans(tmp_path)["local_lora"]
-    for method in methods_of(read, [*LORA_STRATEGIES, "fedit", "fedmosaic_lora"]):
+    for method in methods_of(read, [*LORA_STRATEGIES, *LORA_NAMES]):
         plan = plan_of(read, method, 0, PIVOT)
         assert (plan.adapter, plan.training) == (local.adapter, local.training)
-        strategy = {"fedit": "fedavg", "fedmosaic_lora": "fedmosaic"}.get(method.name, method.name)
-        assert plan.strategy.name == strategy
+        assert plan.strategy.name == LORA_NAMES.get(method.name, method.name)
         assert control_of(read, method.name, plan) == "local_lora"
 
 

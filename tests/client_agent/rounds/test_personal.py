@@ -1,0 +1,173 @@
+"""Ditto in the agent: what is sent, what is kept, and what a killed round resumes to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import count
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from client_agent.adapters.inject import inject_lora
+from client_agent.adapters.personal_lora import with_personal
+from client_agent.adapters.provenance import origin_of
+from client_agent.daemon import run
+from client_agent.errors import Stopped
+from client_agent.model.examples import Example
+from client_agent.model.loading import BaseModel
+from client_agent.rounds.checkpoints import adapter_of_round
+from client_agent.rounds.participant import Participant
+from client_agent.rounds.train import Arrays, Trained, train_locally, zeros_like
+from client_agent.storage.final_scores import read_final_scores
+from client_agent.storage.round_folder import PARTIAL, PARTIAL_COMMON, TRAINED, UPDATE
+from client_agent.strategies.base import load_strategy
+from client_agent.training.checkpoint import TrainingCheckpoint
+from client_agent.training.data import SiloData
+from client_agent.training.silo import Silo
+from schemas.maths.adapter import SIGNATURE
+from schemas.messages.federations import AdapterPlan, ScoresPlan, TrainingPlan
+from schemas.wire.envelope import unpack
+from schemas.wire.header import DENSE, Slot
+from tests.client_agent.test_daemon import alone_plan, naps
+from tests.served import Served
+
+LORA = AdapterPlan(kind="lora", rank=4, roles=["v", "down"])
+PLAN = TrainingPlan(steps=4, batch_size=4, max_length=64, learning_rate=0.01, weight_decay=0.0)
+SCORES = ScoresPlan(examples=8, new_tokens=0)
+
+
+@pytest.fixture
+def small_silo(tiny: Callable[..., BaseModel]) -> Silo:
+    rows = tuple(Example(f"rev {i}=", f"{i}"[::-1]) for i in range(100, 148))
+    return Silo(tiny(), SiloData(rows[:16], rows[16:32], rows[32:]), None)
+
+
+def rounds(
+    silo: Silo,
+    strategy: str | None,
+    *,
+    plan: TrainingPlan = PLAN,
+    number: int = 2,
+    served: Arrays | None = None,
+    checkpoint: TrainingCheckpoint | None = None,
+    stop: Callable[[], bool] = lambda: False,
+    **options: float,
+) -> list[Trained]:
+    """Train rounds in which a client is served its own update, or `served` from the second one on."""
+    opened = load_strategy(strategy or "fedavg", options)
+    results: list[Trained] = []
+    with with_personal(inject_lora(silo.base, LORA), opened) as adapter:
+        for round_number in range(1, number + 1):
+            earlier = results[-1] if results else None
+            start = zeros_like(adapter) if earlier is None else served or earlier.adapter
+            results.append(
+                train_locally(
+                    silo,
+                    adapter,
+                    plan,
+                    learning_rate=0.01,
+                    origin=origin_of(silo.base, LORA, {}, gated=False, seed=0),
+                    round_number=round_number,
+                    total_rounds=number,
+                    start=start,
+                    earlier=earlier,
+                    federated=strategy is not None,
+                    scores=SCORES,
+                    traits=opened.traits,
+                    stop=stop,
+                    checkpoint=checkpoint,
+                )
+            )
+    return results
+
+
+def personal(trained: Trained) -> Arrays:
+    return {name.removeprefix("private."): values for name, values in trained.private.items()}
+
+
+def distance(left: Arrays, right: Arrays) -> float:
+    return float(np.sqrt(sum(np.square(left[name] - right[name]).sum() for name in left)))
+
+
+def assert_equal(left: Arrays, right: Arrays) -> None:
+    assert left.keys() == right.keys()
+    for name in left:
+        np.testing.assert_array_equal(left[name], right[name], name)
+
+
+def test_without_a_pull_the_own_adapter_is_the_one_that_trains_alone(small_silo: Silo) -> None:
+    drawn = np.random.default_rng(5)
+    alone = rounds(small_silo, None)
+    served = {n: drawn.normal(0, 0.1, v.shape).astype(np.float32) for n, v in alone[0].adapter.items()}
+    ditto, fedavg = (
+        rounds(small_silo, "ditto", served=served, pull=0.0),
+        rounds(small_silo, "fedavg", served=served),
+    )
+    for ours, apart, common in zip(ditto, alone, fedavg, strict=True):
+        assert_equal(personal(ours), apart.adapter)
+        assert_equal(ours.adapter, common.adapter)
+        assert ours.scores.trained == apart.scores.trained
+        assert ours.validation == apart.validation
+    assert ditto[1].scores.served == ditto[0].scores.trained  # not what it is served
+
+
+def test_a_strong_pull_brings_the_own_adapter_to_the_served_one(small_silo: Silo) -> None:
+    drawn = np.random.default_rng(5)
+    started = rounds(small_silo, "ditto", number=1)[0].start
+    served = {n: (v + drawn.normal(0, 0.02, v.shape)).astype(np.float32) for n, v in started.items()}
+    falling = PLAN.model_copy(update={"schedule": "linear"})
+    distances = [
+        distance(
+            personal(rounds(small_silo, "ditto", plan=falling, number=4, served=served, pull=pull)[-1]),
+            served,
+        )
+        for pull in (0.0, 100.0)
+    ]
+    assert distances == sorted(distances, reverse=True)
+    assert distances[-1] < 0.15 * distances[0]
+
+
+@pytest.mark.parametrize("steps", [2, 6], ids=["common", "own"])
+def test_a_killed_round_resumes_to_the_same_file(small_silo: Silo, tmp_path: Path, steps: int) -> None:
+    def checkpoint() -> TrainingCheckpoint:
+        return TrainingCheckpoint(tmp_path / PARTIAL, 3600.0)
+
+    (whole,) = rounds(small_silo, "ditto", number=1)
+    calls, resumed = count(), count()
+    with pytest.raises(Stopped):
+        rounds(small_silo, "ditto", number=1, checkpoint=checkpoint(), stop=lambda: next(calls) >= steps)
+    assert (tmp_path / PARTIAL_COMMON).is_file()
+    assert (tmp_path / PARTIAL).is_file() == (steps > PLAN.steps)
+    (again,) = rounds(small_silo, "ditto", number=1, checkpoint=checkpoint(), stop=lambda: next(resumed) < 0)
+    assert again.to_bytes() == whole.to_bytes()
+    assert next(resumed) == 2 * PLAN.steps - steps
+
+
+def test_the_own_adapter_never_leaves_and_is_what_a_client_ends_with(
+    served: Served, participant: Callable[..., Participant]
+) -> None:
+    plan = alone_plan(
+        strategy={"name": "ditto", "options": {"pull": 1.0}},
+        adapter=LORA.model_dump(mode="json"),
+        wire={"recipe": "dense", "weights_recipe": "dense"},
+    )
+    federation_id = served.federation(**plan)
+    member = participant(federation_id)
+    served.admin.post(f"/v1/federations/{federation_id}/start")
+    run(member, naps(500))
+    folder = member.workspace.rounds.open(2)
+    trained = Trained.from_bytes(folder.read(TRAINED))
+    slots = {name: Slot(values.shape, DENSE) for name, values in trained.adapter.items()}
+    sent_signature = {SIGNATURE: Slot((None,), DENSE)}
+    with unpack(
+        folder.read(UPDATE), encoding="zstd", expected=slots | sent_signature, max_bytes=2**30
+    ) as body:
+        for name, values in trained.adapter.items():
+            np.testing.assert_array_equal(body.read_float32(name), values)
+    assert distance(personal(trained), trained.adapter) > 0.01
+    final = read_final_scores(member.workspace.home)
+    assert final is not None
+    assert final.scores == trained.scores.trained
+    with adapter_of_round(member.trainer.silo, member.workspace.home, None, "kept") as placed:
+        assert_equal(placed.adapter.private_state(), trained.private)
