@@ -10,11 +10,12 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from client_agent.adapters.frames import random_frames
+from client_agent.adapters.frames import first_adapted_layer, random_frames
 from client_agent.adapters.inject import inject
 from client_agent.errors import AgentError, CoordinatorRefused, DataInvalid, NotEnrolled
 from client_agent.identity.membership import connect_once, pending_key_file, read_membership
 from client_agent.model.examples import encode_all, encode_for, encode_some, learnt_end
+from client_agent.model.frozen_prefix import is_worth_storing
 from client_agent.model.gguf import model_folder
 from client_agent.model.loading import BaseModel, base_model_slug
 from client_agent.model.template_facts import ending_fault
@@ -25,7 +26,7 @@ from client_agent.rounds.plan import SiloPlan, federation_plan, training_plan
 from client_agent.rounds.sketch import mechanism_for
 from client_agent.settings import AgentSettings, read_settings
 from client_agent.training.data import SiloData
-from client_agent.training.evaluate import mean_loss
+from client_agent.training.evaluate import mean_loss, options_of_examples
 from client_agent.training.memory import held_bytes, step_memory, unquantised_expert_bytes
 from client_agent.training.remarks import remarks_on
 from client_agent.training.silo import device_named, dtype_of, load_own_model, load_silo_data, options_of
@@ -76,6 +77,7 @@ def findings(config: Path | None, plan: Path | None = None) -> list[Finding]:
         "data": lambda settings: _data(settings, silo_plan().training),
         "end of answers": _ends,
         "memory": lambda settings: _memory(settings, silo_plan()),
+        "frozen prefix": lambda settings: _prefix(settings, silo_plan()),
         "privacy": lambda settings: _privacy(settings, silo_plan(), plan),
         "other members": lambda settings: _members(settings, plan),
         "connection": _connection,
@@ -126,6 +128,28 @@ def _memory(settings: AgentSettings, planned: SiloPlan) -> str:
         f"{_size(held_bytes(base))} of weights; a step of {batch} x {length} tokens ({planned.source}) up to "
         f"{_size(needed.step(batch * length))} more, {_size(needed.recomputing_step(batch * length))} with "
         f"checkpointing{suffix}"
+    )
+
+
+def _prefix(settings: AgentSettings, planned: SiloPlan) -> str:
+    """Return what storing the layers below the first adapter takes and saves; see `FrozenPrefix`."""
+    base = _loaded(settings)
+    frames = random_frames(base, planned.adapter, 0) if planned.adapter.kind == "pq" else {}
+    first = first_adapted_layer(base, planned.adapter, frames)
+    if not settings.prefix_cache_mib:
+        return "nothing is stored, as prefix_cache_mib is 0: all layers are computed in each step"
+    if not is_worth_storing(first, base.layers):
+        return f"nothing is stored: adapters begin in layer {first} of {base.layers} ({planned.source})"
+    data, length = _examples(settings), planned.training.max_length
+    sides = (data.train, data.validation, data.test)
+    texts = [text for side in sides for text in encode_for(base, side, length)]
+    texts += options_of_examples(base, data.test, length)
+    needed = sum(len(text.ids) for text in texts) * base.hidden_size * base.model.dtype.itemsize
+    packed = "; with packing, training computes all layers" if settings.packing else ""
+    return (
+        f"{first} of {base.layers} layers are computed once per text ({planned.source}): {len(texts)} texts, "
+        f"options included, take {_size(needed)} of at most {_size(settings.prefix_cache_mib << 20)}; a step "
+        f"computes {base.layers - first} layers{packed}"
     )
 
 

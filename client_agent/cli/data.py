@@ -6,7 +6,7 @@ import json
 import statistics
 import sys
 from collections import Counter
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 from rich.console import Console
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
     from client_agent.model.examples import Example
+    from client_agent.settings import AgentSettings
     from client_agent.training.data import SiloData
 
 data = typer.Typer()
@@ -59,8 +60,9 @@ def show_data(
         set_template(tokenizer, settings.chat_template)
         summary = _summary(silo_data, tokenizer, max_length)
         remarks = remarks_on(silo_data, tokenizer)
+        size = _prefix_size(settings, summary)
         if as_json:
-            print(json.dumps({**summary, "remarks": remarks}, indent=1))
+            print(json.dumps({**summary, "remarks": remarks, "size": size}, indent=1))
             return
         console = Console(highlight=False)
         for example in silo_data.train[:count]:
@@ -68,8 +70,27 @@ def show_data(
             console.rule(style="dim")
         console.print("learnt text is [bold green]green[/], or between » and «")
         console.print(_table(summary))
-        for remark in remarks:
+        for remark in (*remarks, size):
             console.print(remark, soft_wrap=True, markup=False)
+
+
+def _prefix_size(settings: AgentSettings, summary: dict[str, dict[str, object] | int]) -> str:
+    """Return what the texts take on disk if a plan has adapters in the last layers; see `FrozenPrefix`."""
+    from transformers import AutoConfig
+
+    from client_agent.model.gguf import model_folder
+    from client_agent.training.silo import device_named, dtype_of
+
+    tokens = sum(cast(int, counts["tokens"]) for counts in summary.values() if isinstance(counts, dict))
+    folder = model_folder(settings.model, settings.folder)
+    config = cast(Any, AutoConfig).from_pretrained(folder, trust_remote_code=False)
+    width = int(config.get_text_config().hidden_size)
+    size = tokens * width * dtype_of(settings, device_named(settings.device)).itemsize / 2**20
+    return (
+        f"{tokens} tokens take {size:.1f} MiB where a plan has adapters in the last layers only "
+        "(adapter.layers) and the others are computed once per text; prefix_cache_mib is "
+        f"{settings.prefix_cache_mib}"
+    )
 
 
 def _marked(example: Example, tokenizer: PreTrainedTokenizerFast) -> Text:
@@ -124,6 +145,7 @@ def _counts(
         "examples": len(examples),
         "share": f"{len(examples) / whole_count:.0%}",
         "duplicates": len(examples) - len({example.key for example in examples}),
+        "tokens": sum(len(text.ids) for text in encoded),
         "median tokens": int(statistics.median(lengths or [0])),
         "longest": max(lengths, default=0),
         "learnt tokens": learnt,

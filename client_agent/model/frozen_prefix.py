@@ -54,6 +54,11 @@ class _Split:
         return not hooked and tuple(map(id, modules)) == self.modules
 
 
+def is_worth_storing(first: int, layers: int) -> bool:
+    """Whether the output of the layers below `first` is stored: of less than half of them it saves little."""
+    return 2 * first >= layers
+
+
 class FrozenPrefix:
     """The stored hidden states of one base model; without a store, or at layer 0, everything is computed."""
 
@@ -70,10 +75,9 @@ class FrozenPrefix:
     def split_at(self, base: BaseModel, first: int) -> None:
         """Store the hidden states that enter layer `first` from now on, where the model allows it.
 
-        With less than half of the layers below it, nothing is stored: that would save too little. While there
-        is an adapter or a hook below it, all layers are computed.
+        While there is an adapter or a hook below it, all layers are computed.
         """
-        if self.store is None or 2 * first < base.layers:
+        if self.store is None or not is_worth_storing(first, base.layers):
             self._split = None
             return
         if first not in self._splits:

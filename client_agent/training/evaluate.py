@@ -134,8 +134,8 @@ def _option_accuracy(base: BaseModel, examples: Sequence[Example], max_length: i
     The mean, instead of the sum, prefers no short options (Brown et al. 2020, section 2.4). Where all options
     are one token, or have the same ending, it is the sum.
     """
-    chosen = [example for example in examples if "option_accuracy" in example.metrics]
-    texts = [text for example in chosen for text in _options(base, example, max_length)]
+    chosen = _with_options(examples)
+    texts = options_of_examples(base, examples, max_length)
     means = iter([float(answer.losses.double().mean()) for answer in _answers(base, texts)])
     right = [
         min(example.options, key={option: next(means) for option in example.options}.__getitem__)
@@ -143,6 +143,15 @@ def _option_accuracy(base: BaseModel, examples: Sequence[Example], max_length: i
         for example in chosen
     ]
     return _means({"option_accuracy": [float(value) for value in right]})
+
+
+def _with_options(examples: Sequence[Example]) -> list[Example]:
+    return [example for example in examples if "option_accuracy" in example.metrics]
+
+
+def options_of_examples(base: BaseModel, examples: Sequence[Example], max_length: int) -> list[Encoded]:
+    """Tokenise examples that are scored by their options, once with each of these."""
+    return [text for example in _with_options(examples) for text in _options(base, example, max_length)]
 
 
 def _options(base: BaseModel, example: Example, max_length: int) -> tuple[Encoded, ...]:

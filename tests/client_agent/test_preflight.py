@@ -53,6 +53,22 @@ def test_a_lora_in_every_layer_needs_more_than_p_and_q(tmp_path: Path) -> None:
     assert lora[1] > usual[1]
 
 
+@pytest.mark.parametrize(
+    ("layers", "mib", "expected"),
+    [
+        (1, 4096, "3 of 4 layers are computed once per text"),
+        (3, 4096, "adapters begin in layer 1 of 4"),
+        (1, 0, "prefix_cache_mib is 0"),
+    ],
+)
+def test_what_stored_layers_take_is_printed(tmp_path: Path, layers: int, mib: int, expected: str) -> None:
+    file, plan = config(tmp_path), tmp_path / "plan.json"
+    file.write_text(f"{file.read_text()}\nprefix_cache_mib = {mib}\n")
+    adapter = {"kind": "lora", "layers": layers}
+    plan.write_text(json.dumps({"name": "x", "strategy": {"name": "fedavg"}, "adapter": adapter}))
+    assert expected in found(file, plan)["frozen prefix"]
+
+
 def test_a_plan_that_is_none_is_said_and_hides_nothing_else(tmp_path: Path) -> None:
     plan = tmp_path / "plan.json"
     plan.write_text("{}")
