@@ -95,10 +95,10 @@ def explain(rule: Rule) -> str:
 def remarks(report: Report) -> list[str]:
     """Return what is particular to methods: states that do not count, and adapters trained beside."""
     about = {
-        "served": "what it is served counts, and not what its own steps make of it",
-        "trained": "its states after its own steps count, and not what it is served",
+        "served": "what clients are served counts, not what their own steps make of it",
+        "trained": "what clients' own steps make of it counts, not what they are served",
     }
-    lines = [f"{m.method}: of each client, {about[m.states]}" for m in report.methods if m.states != "all"]
+    lines = [f"{m.method}: {about[m.states]}" for m in report.methods if m.states != "all"]
     return lines + [
         f"{m.method}: each client trains {m.adapters} adapters in all steps, {m.adapters} times the work"
         for m in report.methods
