@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 import time
 from dataclasses import dataclass, field
@@ -77,6 +78,11 @@ class Served:
         opened = httpx.Client(base_url=self.url, timeout=30, verify=False, trust_env=False, **options)
         self._opened.append(opened)
         return opened
+
+    def line(self, seconds: float = 10.0) -> socket.socket:
+        """Open a bare connection, for what no HTTP library sends."""
+        place = httpx.URL(self.url)
+        return socket.create_connection((place.host, place.port or 80), timeout=seconds)
 
     @property
     def admin(self) -> httpx.Client:

@@ -9,12 +9,11 @@ import httpx
 import numpy as np
 from numpy.typing import NDArray
 
-from schemas.maths.adapter import in_order
+from schemas.maths.adapter import Layout, in_order
 from schemas.messages.recipes import Recipe, SentRecipe
 from schemas.messages.updates import SignatureManifest, UpdateManifest
 from schemas.wire.digests import digest_of, to_field
-from schemas.wire.envelope import MEDIA_TYPE, Array, pack, unpack
-from schemas.wire.header import Slot
+from schemas.wire.envelope import MEDIA_TYPE, Array, pack, slots, unpack
 from schemas.wire.streams import decode, encode
 from tests.served import Served, Silo
 from tests.waiting import wait_until
@@ -29,6 +28,8 @@ PLAN: dict[str, Any] = {
 }
 """Two clients, three rounds, six values."""
 
+LAYOUT: Layout = {"b0.q.P": (2, 2), "b0.q.Q": (2,)}
+
 SIGNATURE = np.array([1.0, 0.0, 0.0, 0.0], np.float32)
 
 
@@ -39,10 +40,7 @@ def plan(**changes: Mapping[str, Any]) -> dict[str, Any]:
 
 def values(fill: float, rank: int = 2) -> dict[str, NDArray[np.float32]]:
     """Make an adapter of one block and role q, all values alike."""
-    return {
-        "b0.q.P": np.full((rank, rank), fill, np.float32),
-        "b0.q.Q": np.full(rank, fill, np.float32),
-    }
+    return {"b0.q.P": np.full((rank, rank), fill, np.float32), "b0.q.Q": np.full(rank, fill, np.float32)}
 
 
 def scored(trained: Mapping[str, float], count: int = 96, **others: Any) -> dict[str, Any]:
@@ -159,19 +157,31 @@ def deliver(silo: Silo, number: int, tensors: Tensors, **said: Any) -> httpx.Res
     return answer
 
 
-def weights(silo: Silo, number: int, rank: int = 2) -> dict[str, NDArray[np.float32]]:
-    """Download weights."""
-    answer = silo.http.get(url(silo, number, "/weights"))
+def layout_for(silo: Silo) -> Layout:
+    """Ask which tensors a client sends and is served."""
+    shown = silo.http.get("/v1/me").json()["layout"]
+    return in_order({name: tuple(shape) for name, shape in shown.items()})
+
+
+def tensors_of(answer: httpx.Response, layout: Layout = LAYOUT) -> dict[str, NDArray[np.float32]]:
+    """Read the tensors of a downloaded body."""
     assert answer.status_code == 200, answer.text
-    assert from_bytes_digest(answer) == answer.headers["etag"].strip('"')
-    expected = {"b0.q.P": Slot((rank, rank)), "b0.q.Q": Slot((rank,))}
-    with unpack(answer.content, encoding=None, expected=expected, max_bytes=2**20) as envelope:
+    with unpack(answer.content, encoding=None, expected=slots(layout), max_bytes=2**24) as envelope:
         return {name: envelope.read_float32(name) for name in envelope.names}
 
 
-def from_bytes_digest(answer: httpx.Response) -> str:
-    """Name what was received."""
-    return digest_of(answer.content)
+def weights(silo: Silo, number: int, layout: Layout = LAYOUT) -> dict[str, NDArray[np.float32]]:
+    """Download weights."""
+    answer = silo.http.get(url(silo, number, "/weights"))
+    read = tensors_of(answer, layout)
+    assert digest_of(answer.content) == answer.headers["etag"].strip('"')
+    return read
+
+
+def last_update(silo: Silo, layout: Layout = LAYOUT) -> dict[str, NDArray[np.float32]]:
+    """Read back what the coordinator keeps of a client's last update."""
+    path = f"/v1/federations/{silo.federation_id}/clients/{silo.client_id}/adapter"
+    return tensors_of(silo.http.get(path), layout)
 
 
 def show(served: Served, federation_id: str, number: int) -> dict[str, Any]:

@@ -5,14 +5,12 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
@@ -22,6 +20,7 @@ from tests.deployment.composition import ROOT, argv_of, stage_of
 from tests.deployment.containers import Host
 from tests.deployment.tls_front import tls_front
 from tests.postgres_server import PostgresServer
+from tests.stress.processes import free_port
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -38,9 +37,7 @@ def host(postgres: PostgresServer, tmp_path: Path) -> Iterator[Host]:
     host = Host(tmp_path)
     postgres.create_role(ROLE, (host.secrets / "tessera_database_password").read_text())
     postgres.create(NAME, owner=ROLE)
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     host.addresses = {
         "postgres/tessera": postgres.url(NAME).rpartition("@")[2],
         "http://coordinator:8000": f"http://127.0.0.1:{port}",
@@ -79,9 +76,20 @@ def _tokens(host: Host) -> list[str]:
     return [name for name, files in left.items() if files == ["token"]]
 
 
-def _wait(condition: Callable[[], Any], host: Host) -> None:
+@contextmanager
+def over_tls(host: Host) -> Iterator[None]:
+    """Migrate, serve, and let agents reach the coordinator as they reach Caddy."""
+    root = host.volume("certificates") / "pki" / "authorities" / "local" / "root.crt"
+    assert host.run("migrate") == 0, host.log("migrate")
+    with running(host, "coordinator"), tls_front(int(host.extra["TESSERA_PORT"]), root) as url:
+        host.addresses["https://caddy:8443"] = url
+        _wait_until_healthy(host)
+        yield
+
+
+def _wait_until_healthy(host: Host, service: str = "coordinator") -> None:
     deadline = time.monotonic() + 60
-    while not condition():
+    while not _healthy(host, service):
         assert time.monotonic() < deadline, host.log("coordinator")
         time.sleep(0.3)
 
@@ -100,7 +108,7 @@ def test_the_coordinator_starts_after_migrations_with_secrets_from_files(host: H
     assert not _healthy(host)
     assert host.run("migrate") == 0, host.log("migrate")
     with running(host, "coordinator"):
-        _wait(lambda: _healthy(host), host)
+        _wait_until_healthy(host)
         url = host.addresses["http://coordinator:8000"]
         with _admin(host, url) as admin:
             assert admin.get("/v1/federations").json()["items"] == []
@@ -126,18 +134,13 @@ def test_a_wrong_password_is_refused_and_not_shown(host: Host) -> None:
 
 @pytest.mark.long
 def test_the_example_agents_finish_their_federation_over_tls(host: Host) -> None:
-    port = int(host.extra["TESSERA_PORT"])
-    root = host.volume("certificates") / "pki" / "authorities" / "local" / "root.crt"
-    assert host.run("migrate") == 0, host.log("migrate")
-    with running(host, "coordinator"), tls_front(port, root) as url:
-        host.addresses["https://caddy:8443"] = url
-        _wait(lambda: _healthy(host), host)
+    with over_tls(host):
         for _ in range(2):  # as `up` does when it is repeated
             assert host.run("trust") == 0, host.log("trust")
             assert host.run("setup") == 0, host.log("setup")
         assert not _healthy(host, "aster"), "it is not enrolled"
         agents = [host.start(name) for name in ("aster", "cedar")]
-        _wait(lambda: _healthy(host, "aster"), host)
+        _wait_until_healthy(host, "aster")
         for name, agent in zip(("aster", "cedar"), agents, strict=True):
             assert agent.wait(timeout=400) == 0, host.log(name)
         assert host.run("setup") == 0, host.log("setup")
@@ -156,12 +159,7 @@ def test_the_example_agents_finish_their_federation_over_tls(host: Host) -> None
 
 @pytest.mark.long
 def test_an_agent_that_does_not_trust_the_certificate_sends_nothing(host: Host) -> None:
-    port = int(host.extra["TESSERA_PORT"])
-    root = host.volume("certificates") / "pki" / "authorities" / "local" / "root.crt"
-    assert host.run("migrate") == 0, host.log("migrate")
-    with running(host, "coordinator"), tls_front(port, root) as url:
-        host.addresses["https://caddy:8443"] = url
-        _wait(lambda: _healthy(host), host)
+    with over_tls(host):
         assert host.run("trust") == 0, host.log("trust")
         assert host.run("setup") == 0, host.log("setup")
         trustme.CA().cert_pem.write_to_path(host.volume("authority") / "root.crt")
@@ -175,9 +173,6 @@ def test_an_agent_that_does_not_trust_the_certificate_sends_nothing(host: Host) 
 
 @pytest.mark.long
 def test_setup_that_was_killed_with_a_token_in_its_hands_may_be_repeated(host: Host) -> None:
-    port = int(host.extra["TESSERA_PORT"])
-    root = host.volume("certificates") / "pki" / "authorities" / "local" / "root.crt"
-    assert host.run("migrate") == 0, host.log("migrate")
     shadow = host.folder / "shadow"
     shadow.mkdir()
     real = Path(sys.executable).with_name("tessera")
@@ -185,10 +180,8 @@ def test_setup_that_was_killed_with_a_token_in_its_hands_may_be_repeated(host: H
         f'#!/bin/sh\n{real} "$@" || exit\n[ "$1 $4" != "enrolment cedar" ] || kill -KILL $PPID\n'
     )
     (shadow / "tessera").chmod(0o755)
-    with running(host, "coordinator"), tls_front(port, root) as url:
-        host.addresses["https://caddy:8443"] = url
+    with over_tls(host):
         assert host.run("trust") == 0, host.log("trust")
-        _wait(lambda: _healthy(host), host)
         path = f"PATH={shadow}{os.pathsep}{real.parent}{os.pathsep}{os.defpath}"
         assert host.run("setup", ["env", path, *argv_of("setup")]) == -signal.SIGKILL
         assert _tokens(host) == ["aster"]

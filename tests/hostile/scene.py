@@ -11,10 +11,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
-from urllib.parse import urlsplit
 
 import httpx
-from sqlalchemy import create_engine, text, update
+from sqlalchemy import text, update
 
 from coordinator.db.tables.federations import RoundRow, Table
 from schemas.messages.federations import ALL_ROLES
@@ -92,12 +91,8 @@ class Scene:
 
     def stored(self) -> dict[str, str]:
         """Name every table's content."""
-        engine = create_engine(self.served.database_url)
-        try:
-            with engine.connect() as connection:
-                return {name: _content(connection, name) for name in Table.metadata.tables}
-        finally:
-            engine.dispose()
+        with self.served.database.autocommit() as connection:
+            return {name: _content(connection, name) for name in Table.metadata.tables}
 
     def settle(self, seconds: float = 30.0) -> None:
         """Wait until nothing is written any more that was not asked for: events, and what has ended."""
@@ -168,12 +163,10 @@ def _joined_and_closed(served: Served) -> Silo:
         assert try_join(one, 1).status_code == 200
     deliver(others[0], 1, values(1.0))
     wait_until_told(served, federation_id, joined=3, arrived=1)
-    engine = create_engine(served.database_url)
-    with engine.begin() as connection:  # as another process' claim leaves it: this one would be done at once
+    with served.database.write() as session:  # as another process' claim leaves it
         moment = datetime.now(UTC) + timedelta(seconds=_A_DAY)
         held = update(RoundRow).where(RoundRow.federation_id == federation_id)
-        connection.execute(held.values(state="aggregating", lease_token="another's", lease_expires_at=moment))
-    engine.dispose()
+        session.execute(held.values(state="aggregating", lease_token="another's", lease_expires_at=moment))
     return late
 
 
@@ -204,7 +197,7 @@ def framed(header: bytes, data: bytes = b"") -> bytes:
 
 def talk(scene: Scene, *sent: bytes, seconds: float = 15.0, pause: float = 0.0) -> Answer:
     """Send bytes as they are on a connection of their own, and read one answer, or nothing at all."""
-    with connected(scene.served, seconds) as line:
+    with scene.served.line(seconds) as line:
         try:
             for piece in sent:
                 line.sendall(piece)
@@ -212,12 +205,6 @@ def talk(scene: Scene, *sent: bytes, seconds: float = 15.0, pause: float = 0.0) 
         except OSError:
             pass  # refused before everything was sent
         return listen(line)
-
-
-def connected(served: Served, seconds: float = 15.0) -> socket.socket:
-    """Open a connection to a coordinator."""
-    place = urlsplit(served.url)
-    return socket.create_connection((place.hostname or "", place.port or 0), timeout=seconds)
 
 
 def listen(line: socket.socket) -> Answer:
@@ -241,13 +228,6 @@ def listen(line: socket.socket) -> Answer:
             return Answer(0, "", is_closed=True)
     answer = httpx.Response(int(first.split()[1]), headers=headers, content=body)
     return Answer(answer.status_code, slug(answer), headers, closed)
-
-
-def request_bytes(request: httpx.Request, *, body: bytes | None = None) -> bytes:
-    """Write a request as it travels."""
-    fields = "".join(f"{name}: {value}\r\n" for name, value in request.headers.items())
-    head = f"{request.method} {request.url.raw_path.decode()} HTTP/1.1\r\n{fields}\r\n".encode()
-    return head + (request.content if body is None else body)
 
 
 def _content(connection: Any, name: str) -> str:

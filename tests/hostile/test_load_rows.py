@@ -21,10 +21,10 @@ from coordinator.db.engine import Database
 from coordinator.http.limits.poll_rate import BURST
 from tests.hostile.attack import at_a_bounded_cost
 from tests.hostile.process import start_process
-from tests.hostile.scene import Answer, Scene, connected, listen, request_bytes, set_up, told, wait_until_told
+from tests.hostile.scene import Answer, Scene, listen, set_up, told, wait_until_told
 from tests.postgres_server import PostgresServer
 from tests.served import Served, Silo
-from tests.signed import signed
+from tests.signed import request_bytes, signed
 from tests.taking_part import (
     deliver,
     join,
@@ -67,7 +67,7 @@ def test_one_upload_of_a_client_is_under_way_at_a_time(scene: Scene) -> None:
     silo, body = scene.silo, scene.good()
     request = signed(scene.served, silo, "PUT", scene.update, body, **_typed(body))
     before = scene.stored()
-    with connected(scene.served) as line:
+    with scene.served.line() as line:
         line.sendall(request_bytes(request, body=body[:100]))
         time.sleep(0.2)
         second = put(silo, 1, scene.manifest(examples=0))

@@ -20,8 +20,8 @@ import pytest
 from coordinator.http.limits.body_deadline import GRACE_SECONDS, HEAD_SECONDS, IDLE_SECONDS
 from tests.hostile.attack import Case, attack
 from tests.hostile.process import start_process
-from tests.hostile.scene import Answer, Scene, connected, listen, request_bytes, set_up
-from tests.signed import signed
+from tests.hostile.scene import Answer, Scene, listen, set_up
+from tests.signed import request_bytes, signed
 from tests.taking_part import upload_headers
 
 GET = b"GET /v1/hello HTTP/1.1\r\nHost: localhost\r\n"
@@ -46,7 +46,7 @@ def _waits(sent: bytes) -> Callable[[Scene], tuple[Answer, float]]:
 
     def run(scene: Scene) -> tuple[Answer, float]:
         began = time.monotonic()
-        with connected(scene.served, 60) as line:
+        with scene.served.line(60) as line:
             line.sendall(sent)
             return listen(line), time.monotonic() - began
 
@@ -66,7 +66,7 @@ def _typed(body: bytes) -> dict[str, str]:
 def _refused_and_goes_on(scene: Scene) -> tuple[Answer, float]:
     """Trickle the rest of a body whose refusal has long been sent."""
     began = time.monotonic()
-    with connected(scene.served, 60) as line:
+    with scene.served.line(60) as line:
         line.sendall(b"POST /v1/tokens HTTP/1.1\r\nHost: localhost\r\nContent-Length: 5000\r\n\r\n")
         answer = listen(line)
         try:
@@ -79,7 +79,7 @@ def _refused_and_goes_on(scene: Scene) -> tuple[Answer, float]:
 
 def _trickles(scene: Scene, request: bytes) -> Answer:
     """Send a byte a second behind a request's beginning, until there is an answer."""
-    with connected(scene.served, 60) as line:
+    with scene.served.line(60) as line:
         line.sendall(request)
         while not select.select([line], [], [], 1.0)[0]:
             line.sendall(b"x")
@@ -138,7 +138,7 @@ def test_a_body_of_a_byte_a_second_is_given_up_after_its_grace(calm: Scene) -> N
 def test_who_waits_for_us_or_is_idle_for_a_moment_is_left_alone(scene: Scene) -> None:
     """Longer than any deadline: a round that is waited for, and events that are followed."""
     federation_id = scene.delivered.federation_id
-    with connected(scene.served, 60) as line, ThreadPoolExecutor(2) as pool:
+    with scene.served.line(60) as line, ThreadPoolExecutor(2) as pool:
         current = f"/v1/federations/{federation_id}/rounds/current"
         waiting = pool.submit(scene.delivered.http.get, current, headers={"Prefer": "wait=14"}, timeout=60)
         events = pool.submit(_follow, scene, 14.0)
@@ -205,7 +205,7 @@ class Tricklers:
 def _trickling(scene: Scene) -> Iterator[Tricklers]:
     """Half of them amid a head, half amid a body that nobody has to be known for."""
     with ExitStack() as stack:
-        lines = [stack.enter_context(connected(scene.served, 60)) for _ in range(SLOW_PEERS)]
+        lines = [stack.enter_context(scene.served.line(60)) for _ in range(SLOW_PEERS)]
         for place, line in enumerate(lines):
             line.sendall(POST if place % 2 else GET + b"A: ")
         peers = Tricklers(lines)

@@ -16,10 +16,9 @@ from coordinator.http.limits.body_deadline import ANSWER_BYTES_PER_SECOND, GRACE
 from schemas.wire.envelope import MEDIA_TYPE
 from tests.hostile.attack import MEMORY_BYTES
 from tests.hostile.process import ServedProcess, start_process
-from tests.hostile.scene import connected, request_bytes
 from tests.served import Served, Silo
-from tests.signed import signed
-from tests.taking_part import deliver, join, plan, running, scored, url, wait_for
+from tests.signed import request_bytes, signed
+from tests.taking_part import deliver, join, layout_for, plan, running, scored, url, wait_for
 
 READERS = 100
 _WINDOW = 4096
@@ -95,7 +94,7 @@ def test_slow_readers_of_weights_in_a_recipe_hold_little(
     try:
         federation_id, silos = running(served, **plan(adapter={"rank": 512, "blocks": 4, "roles": ["q"]}))
         random = np.random.default_rng(0)
-        shapes = silos[0].http.get("/v1/me").json()["layout"].items()
+        shapes = layout_for(silos[0]).items()
         for silo in silos:
             deliver(silo, 1, {name: random.normal(size=shape).astype(np.float32) for name, shape in shapes})
         wait_for(served, federation_id, 1, "published")
@@ -121,7 +120,7 @@ def test_a_reader_with_a_pace_gets_all_of_a_download(large: tuple[ServedProcess,
     served, (silo, _) = large
     request = request_bytes(signed(served, silo, "GET", url(silo, 1, "/weights")))
     received = 0
-    with connected(served, 60) as line:
+    with served.line(60) as line:
         line.sendall(request)
         while received < 48 * 2**20:
             piece = line.recv(2**20)
@@ -137,7 +136,7 @@ def test_more_connections_than_there_may_be_are_told_to_come_again(
         pytest.skip("connections are the same on both databases")
     served = serve(fresh_database("sqlite"), connections=20)
     with ExitStack() as stack:
-        lines = [stack.enter_context(connected(served)) for _ in range(30)]
+        lines = [stack.enter_context(served.line()) for _ in range(30)]
         for line in lines:
             line.sendall(GET)
         answers = [line.recv(65536) for line in lines]

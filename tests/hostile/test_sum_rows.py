@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from sqlalchemy import create_engine, update
+from sqlalchemy import update
 
 from coordinator.db.tables.secure_sum import SumSessionRow
 from schemas.identity.keys import decode, encode
@@ -55,12 +55,10 @@ _SERVED: dict[str, Served] = {}
 def _let_the_phase_end(scene: SumScene) -> None:
     """Move the beginning of the phase into the past: its deadline is over."""
     ((session_id,),) = scene.rows("SELECT id FROM sum_sessions WHERE {ours}")
-    engine = create_engine(scene.served.database_url)
-    with engine.begin() as connection:
+    with scene.served.database.write() as session:
         past = datetime.now(UTC) - timedelta(seconds=2 * _A_DAY)
         late = update(SumSessionRow).where(SumSessionRow.id == session_id)
-        connection.execute(late.values(phase_opened_at=past))
-    engine.dispose()
+        session.execute(late.values(phase_opened_at=past))
     scene.wait_for(lambda view: view["secure_sum"]["sessions"][0]["state"] == "confirm")
 
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from tests.hostile.attack import Case, attack
-from tests.hostile.scene import CAP, Answer, Scene, connected, request_bytes, talk
-from tests.signed import signed
+from tests.hostile.scene import CAP, Answer, Scene, talk
+from tests.signed import request_bytes, signed
 from tests.taking_part import upload_headers
 from tests.waiting import wait_until
 
@@ -76,7 +76,7 @@ def _hangs_up(scene: Scene) -> Answer:
     body = scene.good()
     request = signed(scene.served, scene.silo, "PUT", scene.update, body, **_typed(body))
     said = len(_noticed(scene))
-    with connected(scene.served) as line:
+    with scene.served.line() as line:
         line.sendall(request_bytes(request, body=body[:50]))
         time.sleep(0.1)
     wait_until(lambda: len(_noticed(scene)) > said)

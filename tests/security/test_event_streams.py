@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from typing import Any
@@ -13,9 +12,8 @@ import pytest
 from coordinator.federations import event_fanout, event_stream
 from coordinator.federations.event_fanout import MAX_STREAMS_PER_CALLER, Streams
 from coordinator.http.limits.connections import reserved
-from tests.hostile.scene import request_bytes
 from tests.served import Served, Silo, slug
-from tests.signed import signed
+from tests.signed import request_bytes, signed
 from tests.waiting import wait_until
 
 MOST = 40
@@ -132,10 +130,9 @@ def crowded(
     served._admin = None
     held = served._server.server_state.connections
     wait_until(lambda: not held)
-    place = httpx.URL(served.url)
     with ExitStack() as stack:
         for _ in range(MOST - reserved(MOST)):
-            stack.enter_context(socket.create_connection((place.host, place.port)))
+            stack.enter_context(served.line())
         wait_until(lambda: len(held) == MOST - reserved(MOST))
         yield served, silo
 
@@ -154,8 +151,7 @@ def test_probes_and_people_are_answered_when_others_hold_the_connections(
         assert (refused.status_code, slug(refused)) == (503, "busy")
         assert refused.headers["connection"] == "close"
     request = signed(served, silo, "GET", "/v1/me")
-    place = httpx.URL(served.url)
-    with socket.create_connection((place.host, place.port), timeout=10) as line:
+    with served.line() as line:
         line.sendall(request_bytes(request))
         assert line.recv(12) == b"HTTP/1.1 503"
     assert slug(served.admin.get(path_of(silo.federation_id))) == "busy"
@@ -166,11 +162,10 @@ def test_one_clients_streams_leave_the_others_their_connections(
 ) -> None:
     served = serve(fresh_database("sqlite"), connections=MOST)
     silo = served.enrol(served.federation(), "a")
-    place = httpx.URL(served.url)
     statuses: list[bytes] = []
     with ExitStack() as stack:
         for _ in range(MOST + 5):
-            line = stack.enter_context(socket.create_connection((place.host, place.port), timeout=10))
+            line = stack.enter_context(served.line())
             line.sendall(request_bytes(signed(served, silo, "GET", path_of(silo.federation_id))))
             statuses.append(line.recv(12)[-3:])
         assert statuses.count(b"200") == MAX_STREAMS_PER_CALLER

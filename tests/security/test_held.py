@@ -11,9 +11,9 @@ import pytest
 
 import coordinator.dashboard
 from schemas.wire.envelope import MEDIA_TYPE
-from tests.hostile.scene import connected, listen, request_bytes
+from tests.hostile.scene import listen
 from tests.served import ADMIN_TOKEN, Served, Silo, slug, start
-from tests.signed import signed
+from tests.signed import request_bytes, signed
 from tests.taking_part import join, running, url
 
 PAGE = Path(coordinator.dashboard.__file__ or "").parent
@@ -57,7 +57,7 @@ def test_a_target_that_is_no_path_is_refused(served: Served, silo: Silo, before:
     sent = request_bytes(signed(served, silo, "GET", "/v1/me"))
     plan = f"/v1/federations/{silo.federation_id}/plan"
     target = before.format(url=served.url) + plan + behind
-    with connected(served) as line:
+    with served.line() as line:
         line.sendall(sent.replace(b"GET /v1/me ", f"GET {target} ".encode(), 1))
         assert listen(line).status == 400
 
@@ -89,7 +89,7 @@ def test_a_strategy_is_no_other_module(served: Served, name: str) -> None:
     ],
 )
 def test_the_static_files_of_the_documentation_are_no_way_to_others(served: Served, path: str) -> None:
-    with connected(served) as line:
+    with served.line() as line:
         host = served.url.removeprefix("http://")
         line.sendall(f"GET {path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n".encode())
         received = b""

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import re
-import socket
 from collections.abc import Callable, Iterator
-from urllib.parse import urlsplit
 
+import httpx
 import pytest
 
 from tests.served import Served, start
@@ -27,11 +26,11 @@ def served(fresh_database: Callable[[str], str]) -> Iterator[Served]:
 
 def exchange(served: Served, text: str) -> str:
     """Send a text as it is, and return what comes back until the connection is closed or quiet."""
-    place = urlsplit(served.url)
+    host = httpx.URL(served.url).netloc.decode()
     received = b""
-    with socket.create_connection((place.hostname or "", place.port or 0), timeout=15) as line:
+    with served.line(15) as line:
         try:
-            line.sendall(text.replace("{host}", place.netloc).encode("latin-1"))
+            line.sendall(text.replace("{host}", host).encode("latin-1"))
             while piece := line.recv(65536):
                 received += piece
                 line.settimeout(0.5)

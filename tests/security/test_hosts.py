@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Callable
 
 import pytest
@@ -17,13 +16,9 @@ def served(serve: Callable[..., Served], fresh_database: Callable[[str], str]) -
 
 def raw(served: Served, head: str) -> bytes:
     """Send a head as it is; return all that comes back."""
-    address = served.admin.base_url
-    with socket.create_connection((address.host, address.port), timeout=10) as line:
+    with served.line() as line:
         line.sendall(head.encode() + b"Connection: close\r\n\r\n")
-        received = b""
-        while piece := line.recv(65536):
-            received += piece
-    return received
+        return line.makefile("rb").read()
 
 
 @pytest.mark.parametrize("hosts", ["", "Host: localhost\r\nHost: localhost\r\n"], ids=["none", "two"])

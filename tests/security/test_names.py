@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from sqlalchemy import create_engine, update
+from sqlalchemy import update
 
 from coordinator.cli.output import text
 from coordinator.db.tables.federations import ClientRow, FederationRow
@@ -22,12 +22,10 @@ def test_an_old_name_still_loads_and_is_escaped_in_the_terminal(coordinator: Ser
     operator = Operator(coordinator)
     federation_id, (silo, _) = running(coordinator)
     plan: dict[str, Any] = coordinator.admin.get(f"/v1/federations/{federation_id}").json()["plan"]
-    engine = create_engine(coordinator.database_url)
-    with engine.begin() as connection:
+    with coordinator.database.write() as session:
         named = update(FederationRow).where(FederationRow.id == federation_id)
-        connection.execute(named.values(name=OLD, plan=plan | {"name": OLD}))
-        connection.execute(update(ClientRow).where(ClientRow.id == silo.client_id).values(name=OLD))
-    engine.dispose()
+        session.execute(named.values(name=OLD, plan=plan | {"name": OLD}))
+        session.execute(update(ClientRow).where(ClientRow.id == silo.client_id).values(name=OLD))
     assert coordinator.admin.get(f"/v1/federations/{federation_id}").json()["name"] == OLD
     assert silo.http.get("/v1/me").json()["name"] == OLD
     join(silo, 1)

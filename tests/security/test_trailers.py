@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
 from collections.abc import Callable
 
 import pytest
@@ -15,18 +14,14 @@ from tests.served import Served, enrolment
 
 def post(served: Served, body: bytes, trailer: bytes) -> int:
     """Post an enrolment behind a proxy, in chunks; return the status."""
-    address = served.admin.base_url
-    with socket.create_connection((address.host, address.port), timeout=10) as line:
+    with served.line() as line:
         line.sendall(
             b"POST /v1/enrolments HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
             b"Transfer-Encoding: chunked\r\nX-Forwarded-For: 203.0.113.9\r\nConnection: close\r\n\r\n"
             + b"%x\r\n%s\r\n0\r\n%s\r\n"
             % (len(body), body, trailer)
         )
-        received = b""
-        while piece := line.recv(65536):
-            received += piece
-    return int(received[9:12])
+        return int(line.makefile("rb").read()[9:12])
 
 
 @pytest.fixture

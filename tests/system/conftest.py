@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
+from tests.served import ADMIN_TOKEN, Served
 from tests.system.programs import program
 
 # What Chromium would fetch by itself has no place here; as root it needs to be told that no sandbox is meant.
@@ -46,3 +47,16 @@ def page(browser: Browser) -> Iterator[Page]:
     # Refused tokens and addresses of nothing are meant, and the coordinator may be gone before the page is.
     meant = ("401", "404", "ERR_CONNECTION_REFUSED")
     assert [error for error in errors if not any(one in error for one in meant)] == []
+
+
+@pytest.fixture
+def served(serve: Callable[..., Served], fresh_database: Callable[[str], str]) -> Served:
+    """A coordinator that nobody else uses."""
+    return serve(fresh_database("sqlite"), tick_seconds=0.05, retry_seconds=0.1, polls_per_second=20)
+
+
+def enter(page: Page, served: Served, fragment: str = "", token: str = ADMIN_TOKEN) -> None:
+    """Open the page at a fragment of its address with a token."""
+    page.goto(f"{served.url}/#/{fragment}" if fragment else served.url)
+    page.get_by_label("Token").fill(token)
+    page.get_by_role("button", name="Show").click()

@@ -2,36 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 from playwright.sync_api import Page, expect
-from sqlalchemy import create_engine, update
+from sqlalchemy import update
 
 from coordinator.db.tables.federations import FederationRow
 from tests.coordinator.alignment.test_alignment import OTHER
 from tests.coordinator.alignment.test_transfer_test import figures, with_packs
-from tests.served import ADMIN_TOKEN, Served
+from tests.served import Served
+from tests.system.conftest import enter
 from tests.taking_part import deliver, one_round, plan, running, scored, url, values
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(120)]
 
 
-@pytest.fixture
-def served(serve: Callable[..., Served], fresh_database: Callable[[str], str]) -> Served:
-    """A coordinator that nobody else uses."""
-    return serve(fresh_database("sqlite"), tick_seconds=0.05, retry_seconds=0.1, polls_per_second=20)
-
-
 def _auditor(served: Served) -> tuple[str, str]:
     made = served.admin.post("/v1/tokens", json={"role": "auditor", "name": "reader"}).json()
     return made["id"], made["token"]
-
-
-def _enter(page: Page, served: Served, token: str) -> None:
-    page.goto(served.url)
-    page.get_by_label("Token").fill(token)
-    page.get_by_role("button", name="Show").click()
 
 
 def _rows(page: Page, table: str) -> list[list[str]]:
@@ -56,7 +43,7 @@ def test_it_asks_for_a_token_and_shows_what_an_auditor_may_see(page: Page, serve
         sent = scored({"loss": 1 - exact, "perplexity": 2.7, "exact_match": exact})
         assert silo.http.put(url(silo, 1, "/scores"), json=sent).status_code == 204
     deliver(silos[0], 2, values(1.0))
-    _enter(page, served, _auditor(served)[1])
+    enter(page, served, token=_auditor(served)[1])
     expect(page.locator("#headline")).to_have_text("Round 2 of 3 is open")
     expect(page.locator("#missing")).to_contain_text("Waiting for silo-1 (not joined, last seen")
     facts = _facts(page)
@@ -85,7 +72,7 @@ def test_it_asks_for_a_token_and_shows_what_an_auditor_may_see(page: Page, serve
 
 def test_it_follows_a_round_without_being_reloaded(page: Page, served: Served) -> None:
     federation_id, silos = running(served)
-    _enter(page, served, ADMIN_TOKEN)
+    enter(page, served)
     expect(page.locator("#headline")).to_contain_text("Round 1 of 3 is open")
     one_round(served, federation_id, silos, 1, [1.0, 3.0])
     expect(page.locator("#headline")).to_contain_text("Round 2 of 3", timeout=10_000)
@@ -95,7 +82,7 @@ def test_it_follows_a_round_without_being_reloaded(page: Page, served: Served) -
 
 def test_a_token_that_is_refused_or_revoked_brings_the_question_back(page: Page, served: Served) -> None:
     running(served)
-    _enter(page, served, "tsr_aud_" + "x" * 43)
+    enter(page, served, token="tsr_aud_" + "x" * 43)
     expect(page.get_by_role("alert")).not_to_be_empty()
     expect(page.locator("#view")).to_be_hidden()
     token_id, token = _auditor(served)
@@ -110,7 +97,7 @@ def test_a_token_that_is_refused_or_revoked_brings_the_question_back(page: Page,
 
 def test_forgetting_the_token_leaves_nothing_behind(page: Page, served: Served) -> None:
     running(served)
-    _enter(page, served, ADMIN_TOKEN)
+    enter(page, served)
     expect(page.locator("#view")).to_be_visible()
     page.get_by_role("button", name="Forget the token").click()
     expect(page.get_by_label("Token")).to_be_visible()
@@ -121,11 +108,9 @@ def test_forgetting_the_token_leaves_nothing_behind(page: Page, served: Served) 
 def test_a_name_is_text_whatever_it_looks_like(page: Page, served: Served) -> None:
     name = "<img src=x onerror=document.title='owned'>"
     federation_id = served.federation()
-    engine = create_engine(served.database_url)
-    with engine.begin() as connection:  # as it was stored before names had a rule
-        connection.execute(update(FederationRow).where(FederationRow.id == federation_id).values(name=name))
-    engine.dispose()
-    _enter(page, served, ADMIN_TOKEN)
+    with served.database.write() as session:  # as it was stored before names had a rule
+        session.execute(update(FederationRow).where(FederationRow.id == federation_id).values(name=name))
+    enter(page, served)
     expect(page.locator("#headline")).to_contain_text(name)
     assert page.locator("main img").count() == 0
     assert page.title().startswith(name), "a title is text too"
@@ -134,7 +119,7 @@ def test_a_name_is_text_whatever_it_looks_like(page: Page, served: Served) -> No
 def test_one_chooses_among_federations(page: Page, served: Served) -> None:
     first, _ = running(served)
     served.federation(name="the second")
-    _enter(page, served, ADMIN_TOKEN)
+    enter(page, served)
     expect(page.locator("#headline")).to_contain_text("the second has not started")
     page.get_by_label("Federation").select_option(first)
     expect(page.locator("#headline")).to_contain_text("Round 1 of 3")
@@ -145,7 +130,7 @@ def test_packs_show_their_verdicts_losses_and_errors(page: Page, served: Served)
     tested = figures(pack, "failed")
     stored = served.admin.put(f"/v1/federations/{federation_id}/alignments/{OTHER}/acceptance", json=tested)
     assert stored.status_code == 201, stored.text
-    _enter(page, served, ADMIN_TOKEN)
+    enter(page, served)
     expect(page.locator("#alignment-part")).to_be_visible()
     shown = {row[0]: row[1:] for row in _rows(page, "packs")}
     verdict, right, zero, wrong, random_frames, sharing = shown[OTHER]
@@ -161,7 +146,7 @@ def test_it_loads_nothing_from_elsewhere(page: Page, served: Served) -> None:
     running(served)
     asked: list[str] = []
     page.on("request", lambda request: asked.append(request.url))
-    _enter(page, served, ADMIN_TOKEN)
+    enter(page, served)
     expect(page.locator("#view")).to_be_visible()
     assert asked
     assert {address.startswith(served.url) for address in asked} == {True}

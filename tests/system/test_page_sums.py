@@ -2,29 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 from playwright.sync_api import Page, expect
 
 from tests.coordinator.secure_sum.sums_in_clear import sum_up, summed
-from tests.served import ADMIN_TOKEN, Served
+from tests.served import Served
+from tests.system.conftest import enter
 from tests.taking_part import running
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(120)]
 
 
-def test_a_summed_round_is_shown_without_any_client_s_own_numbers(
-    page: Page, serve: Callable[..., Served], fresh_database: Callable[[str], str]
-) -> None:
-    served = serve(fresh_database("sqlite"), tick_seconds=0.05, retry_seconds=0.1, polls_per_second=20)
+def test_a_summed_round_is_shown_without_any_client_s_own_numbers(page: Page, served: Served) -> None:
     federation_id, silos = running(served, 4, **summed())
     sum_up(served, federation_id, silos, [0.1, 0.2, 0.3, 0.4])
     asked: list[str] = []
     page.on("request", lambda request: asked.append(request.url))
-    page.goto(f"{served.url}/#/{federation_id}")
-    page.get_by_label("Token").fill(ADMIN_TOKEN)
-    page.get_by_role("button", name="Show").click()
+    enter(page, served, federation_id)
     expect(page.locator("#headline")).to_contain_text("Round 2 of 3")
     mean = page.locator("#help-part .fact").filter(has_text="mean loss after training")
     expect(mean.locator("b")).to_have_text("1.000")

@@ -3,23 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 
 import pytest
 from playwright.sync_api import Page, Route, expect
 
 from tests.served import ADMIN_TOKEN, Served, Silo
+from tests.system.conftest import enter
 from tests.taking_part import deliver, join, one_round, plan, running, scored, url, values
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(120)]
 
 LONG_NAME = "university-hospital-of-the-northern-lowlands-department-of-neurology"
-
-
-@pytest.fixture
-def served(serve: Callable[..., Served], fresh_database: Callable[[str], str]) -> Served:
-    """A coordinator that nobody else uses."""
-    return serve(fresh_database("sqlite"), tick_seconds=0.05, retry_seconds=0.1, polls_per_second=20)
 
 
 @pytest.fixture
@@ -41,9 +35,7 @@ def two_rounds(served: Served) -> tuple[str, list[Silo]]:
 
 
 def _open(page: Page, served: Served, fragment: str) -> None:
-    page.goto(f"{served.url}/#/{fragment}")
-    page.get_by_label("Token").fill(ADMIN_TOKEN)
-    page.get_by_role("button", name="Show").click()
+    enter(page, served, fragment)
     expect(page.locator("#view")).to_have_attribute("aria-busy", "false")
 
 
@@ -130,9 +122,7 @@ def test_a_slow_coordinator_is_waited_for(page: Page, served: Served) -> None:
         route.continue_()
 
     page.route("**/v1/federations/**", slowly)
-    page.goto(f"{served.url}/#/{federation_id}")
-    page.get_by_label("Token").fill(ADMIN_TOKEN)
-    page.get_by_role("button", name="Show").click()
+    enter(page, served, federation_id)
     expect(page.locator("#headline")).to_contain_text("Round 1 of 3", timeout=60_000)
     page.unroute("**/v1/federations/**")
 

@@ -47,7 +47,7 @@ from schemas.wire.streams import decode, stream_slots
 from tests.client_agent.conftest import next_brief
 from tests.client_agent.test_daemon import alone_plan
 from tests.served import Served
-from tests.taking_part import join, put, update_body, wait_for
+from tests.taking_part import join, layout_for, put, tensors_of, update_body, wait_for
 
 Enrolled = Callable[..., Participant]
 Arrays = dict[str, NDArray[np.float32]]
@@ -86,9 +86,7 @@ class Scene:
 
     def stored(self, layout: Layout) -> Arrays:
         path = f"/v1/federations/{self.federation_id}/clients/{self.who.session.client_id}/adapter"
-        answer = self.served.admin.get(path)
-        with unpack(answer.content, encoding=None, expected=slots(layout), max_bytes=2**24) as kept:
-            return {name: kept.read_float32(name) for name in layout}
+        return tensors_of(self.served.admin.get(path), layout)
 
 
 def trained(folder: RoundFolder) -> Arrays:
@@ -243,8 +241,7 @@ def test_after_a_round_came_to_nothing_an_update_is_the_difference_to_what_the_c
 ) -> None:
     scene = Scene(served, participant, rounds={"total": 9, "min_clients": 2, "quorum": 2})
     other = served.enrol(scene.federation_id, "other")
-    layout = other.http.get("/v1/me").json()["layout"]
-    zeros = {name: np.zeros(shape, np.float32) for name, shape in layout.items()}
+    zeros = {name: np.zeros(shape, np.float32) for name, shape in layout_for(other).items()}
     signature = np.eye(1, 256, dtype=np.float32)[0]
     base = join(other, 1)
     named = receipt(scene.play()).digest

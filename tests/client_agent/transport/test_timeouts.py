@@ -14,12 +14,14 @@ from schemas.wire.digests import digest_of, to_field
 from tests.client_agent.transport.test_client import HELLO, answering, api_for, status
 
 
-@pytest.mark.slow
-def test_a_trickling_response_body_ends_at_the_deadline(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+@pytest.fixture(autouse=True)
+def one_try(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a call end with its first try."""
     monkeypatch.setattr(retry, "_ONE_TRY_SECONDS", 0.0)
 
+
+@pytest.mark.slow
+def test_a_trickling_response_body_ends_at_the_deadline() -> None:
     def trickle(request: BaseHTTPRequestHandler) -> None:
         request.send_response(200)
         request.send_header("Content-Length", "100000")
@@ -38,11 +40,7 @@ def test_a_trickling_response_body_ends_at_the_deadline(
 
 
 @pytest.mark.slow
-def test_a_trickling_response_head_ends_at_the_deadline(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(retry, "_ONE_TRY_SECONDS", 0.0)
-
+def test_a_trickling_response_head_ends_at_the_deadline() -> None:
     def trickle(request: BaseHTTPRequestHandler) -> None:
         request.wfile.write(b"HTTP/1.1 200 OK\r\nX: ")
         with suppress(OSError):
@@ -61,10 +59,7 @@ def test_a_trickling_response_head_ends_at_the_deadline(
 
 
 @pytest.mark.slow
-def test_a_large_download_extends_the_deadline_at_the_minimum_rate(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(retry, "_ONE_TRY_SECONDS", 0.0)
+def test_a_large_download_extends_the_deadline_at_the_minimum_rate(monkeypatch: pytest.MonkeyPatch) -> None:
     body = bytes(100_000)
 
     def pour(request: BaseHTTPRequestHandler) -> None:
@@ -85,10 +80,7 @@ def test_a_large_download_extends_the_deadline_at_the_minimum_rate(
             api.weights("fed", 1)
 
 
-def test_a_trickling_upload_ends_at_the_deadline(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(retry, "_ONE_TRY_SECONDS", 0.0)
+def test_a_trickling_upload_ends_at_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(timeouts, "FLOOR_BYTES_PER_SECOND", 10**9)
 
     def sip(request: BaseHTTPRequestHandler) -> None:

@@ -8,10 +8,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from schemas.maths.adapter import Layout, in_order
-from schemas.wire.envelope import slots, unpack
 from tests.served import Served, Silo
-from tests.taking_part import deliver, join, url, wait_for
+from tests.taking_part import deliver, join, layout_for, wait_for, weights
 
 HERE, AWAY = "tiny-l-bbbbbbbbbbbb", "tiny-s-aaaaaaaaaaaa"
 FORM: dict[str, Any] = {"layers": 2, "shapes": {"q": [5, 6], "down": [4, 5]}}
@@ -31,14 +29,9 @@ def running(served: Served, strategy: str) -> str:
     return federation_id
 
 
-def layout(silo: Silo) -> Layout:
-    shown = silo.http.get("/v1/me").json()["layout"]
-    return in_order({name: tuple(shape) for name, shape in shown.items()})
-
-
 def learnt(silo: Silo, seed: int) -> Tensors:
     rng = np.random.default_rng(seed)
-    return {name: rng.standard_normal(shape).astype(np.float32) for name, shape in layout(silo).items()}
+    return {name: rng.standard_normal(shape).astype(np.float32) for name, shape in layout_for(silo).items()}
 
 
 def play(served: Served, number: int, *silos: Silo) -> None:
@@ -49,11 +42,9 @@ def play(served: Served, number: int, *silos: Silo) -> None:
     wait_for(served, silos[0].federation_id, number, "published")
 
 
-def weights(silo: Silo, number: int) -> Tensors:
+def joined_weights(silo: Silo, number: int) -> Tensors:
     join(silo, number)
-    body = silo.http.get(url(silo, number, "/weights")).content
-    with unpack(body, encoding=None, expected=slots(layout(silo)), max_bytes=2**20) as envelope:
-        return {name: envelope.read_float32(name) for name in envelope.names}
+    return weights(silo, number, layout_for(silo))
 
 
 @pytest.mark.parametrize("strategy", ["ca_pfl", "fedavg", "fedsa_lora", "lora_fair"])
@@ -64,17 +55,17 @@ def test_absent_base_model_goes_on_from_its_last_common_weights(coordinator: Ser
     play(coordinator, 1, here, *away)
     play(coordinator, 2, here)
     new = coordinator.enrol(federation_id, "new", base_model=AWAY, **FORM)
-    common = weights(new, 3)
+    common = joined_weights(new, 3)
     sent = [learnt(silo, 11 + place) for place, silo in enumerate(away)]
     assert all(values.any() for values in common.values())
     for silo in away:
-        for name, values in weights(silo, 3).items():
+        for name, values in joined_weights(silo, 3).items():
             np.testing.assert_array_equal(values, common[name])
     if strategy in ("ca_pfl", "fedavg"):  # what others make of two updates is told elsewhere
         for name, values in common.items():
             np.testing.assert_allclose(values, (sent[0][name] + sent[1][name]) / 2, atol=1e-6)
     play(coordinator, 3, here, new, *away)
-    after = [weights(silo, 4) for silo in (new, *away)]
+    after = [joined_weights(silo, 4) for silo in (new, *away)]
     for name, values in after[0].items():
         assert np.abs(values - common[name]).max() > 0.1
         for other in after[1:]:

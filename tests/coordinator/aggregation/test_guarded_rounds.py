@@ -9,9 +9,8 @@ import pytest
 from numpy.typing import NDArray
 
 from schemas.maths.start import first_a
-from schemas.wire.envelope import slots, unpack
 from tests.served import Served, Silo
-from tests.taking_part import deliver, join, put, running, update_body, url, wait_for, weights
+from tests.taking_part import deliver, join, layout_for, put, running, update_body, url, wait_for, weights
 
 EAST, NORTH = (np.array(way, np.float32) for way in ([1.0, 0, 0, 0], [0, 1.0, 0, 0]))
 ALIKE = EAST
@@ -115,25 +114,16 @@ def test_deeper_layers_that_only_one_base_model_has_are_shared_as_well(coordinat
     assert coordinator.admin.post(f"/v1/federations/{federation_id}/start").status_code == 200
     sent = {}
     for i, silo in enumerate(silos):
-        layout = silo.http.get("/v1/me").json()["layout"]
+        layout = layout_for(silo)
         sent[silo.client_id] = {
             name: np.full(shape, 1.0 + 0.1 * i, np.float32) for name, shape in layout.items()
         }
-        base = join(silo, 1)
-        body = update_body(silo, 1, base, sent[silo.client_id], signature=ALIKE)
-        assert put(silo, 1, body).status_code == 201
+        deliver(silo, 1, sent[silo.client_id], signature=ALIKE)
     wait_for(coordinator, federation_id, 1, "published")
     for silo, peer in ((silos[0], silos[1]), (silos[2], silos[3])):
         join(silo, 2)
-        wanted = sent[peer.client_id]
-        with unpack(
-            silo.http.get(url(silo, 2, "/weights")).content,
-            encoding=None,
-            expected=slots({name: values.shape for name, values in wanted.items()}),
-            max_bytes=2**20,
-        ) as envelope:
-            for name, values in wanted.items():
-                np.testing.assert_allclose(envelope.read_float32(name), values, rtol=1e-6)
+        for name, values in weights(silo, 2, layout_for(silo)).items():
+            np.testing.assert_allclose(values, sent[peer.client_id][name], rtol=1e-6)
     newcomer = coordinator.enrol(federation_id, "new", base_model=models[1][0], layers=2, shapes=LORA)
     join(newcomer, 2, ALIKE)
     assert newcomer.http.get(url(newcomer, 2, "/weights")).status_code == 200

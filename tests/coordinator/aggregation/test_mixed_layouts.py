@@ -8,12 +8,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from schemas.maths.adapter import Layout
-from schemas.wire.envelope import slots, unpack
 from tests.coordinator.alignment.test_alignment import OTHER, PIVOT, RANDOM_SET, body
 from tests.coordinator.alignment.test_alignment import deliver as deliver_pack
 from tests.served import Served, Silo
-from tests.taking_part import join, put, show, update_body, url, wait_for
+from tests.taking_part import join, layout_for, put, show, update_body, wait_for, weights
 
 THIRD = "tiny-m-bbbbbbbbbbbb"
 SHAPES = {"q": [5, 6]}  # of every base model: shapes alone must not decide
@@ -39,10 +37,6 @@ def enrol(served: Served, federation_id: str, name: str, model: str) -> Silo:
     return served.enrol(federation_id, name, base_model=model, layers=2, shapes=SHAPES)
 
 
-def layout(silo: Silo) -> Layout:
-    return {name: tuple(shape) for name, shape in silo.http.get("/v1/me").json()["layout"].items()}
-
-
 def pack_digest(silo: Silo, model: str) -> str:
     answer = silo.http.get(f"/v1/federations/{silo.federation_id}/alignments/{model}")
     return answer.headers["etag"].strip('"')
@@ -52,15 +46,10 @@ def deliver(silo: Silo, model: str, number: int, shared: float, own: float, sign
     base = join(silo, number)
     tensors = {
         name: np.full(shape, own if name in LORA else shared, np.float32)
-        for name, shape in layout(silo).items()
+        for name, shape in layout_for(silo).items()
     }
     content = update_body(
-        silo,
-        number,
-        base,
-        tensors,
-        signature=np.array(signature, np.float32),
-        pack=pack_digest(silo, model),
+        silo, number, base, tensors, signature=np.array(signature, np.float32), pack=pack_digest(silo, model)
     )
     answer = put(silo, number, content)
     assert answer.status_code == 201, answer.text
@@ -68,11 +57,10 @@ def deliver(silo: Silo, model: str, number: int, shared: float, own: float, sign
 
 def served_values(silo: Silo, number: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
     """Give what is served of P and Q, and of LoRA: one value each, repeated."""
-    answer = silo.http.get(url(silo, number, "/weights"))
-    with unpack(answer.content, encoding=None, expected=slots(layout(silo)), max_bytes=2**20) as envelope:
-        assert {*envelope.names} == {"b0.q.P", "b0.q.Q", *LORA}
-        own = np.concatenate([envelope.read_float32(name).ravel() for name in LORA])
-        shared = np.concatenate([envelope.read_float32(f"b0.q.{part}").ravel() for part in "PQ"])
+    read = weights(silo, number, layout_for(silo))
+    assert {*read} == {"b0.q.P", "b0.q.Q", *LORA}
+    own = np.concatenate([read[name].ravel() for name in LORA])
+    shared = np.concatenate([read[f"b0.q.{part}"].ravel() for part in "PQ"])
     return np.unique(shared), np.unique(own)
 
 
@@ -128,7 +116,7 @@ def test_an_update_without_its_lora_or_with_the_private_one_is_refused(coordinat
     silo = enrol(coordinator, federation_id, "a", PIVOT)
     assert coordinator.admin.post(f"/v1/federations/{federation_id}/start").status_code == 200
     base = join(silo, 1)
-    whole = {name: np.ones(shape, np.float32) for name, shape in layout(silo).items()}
+    whole = {name: np.ones(shape, np.float32) for name, shape in layout_for(silo).items()}
     digest = pack_digest(silo, PIVOT)
     private = {"private.l0.q.A": np.ones((3, 6), np.float32)}
     for wrong in ({n: v for n, v in whole.items() if n != "l1.q.B"}, whole | private):

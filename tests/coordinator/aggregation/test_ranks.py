@@ -12,9 +12,8 @@ from coordinator.strategies.capabilities import Source
 from coordinator.strategies.opening import make
 from schemas.maths.adapter import Layout, lora_layout
 from schemas.maths.factors import Factors
-from schemas.wire.envelope import slots, unpack
 from tests.served import Served, Silo, slug
-from tests.taking_part import join, put, update_body, url, wait_for
+from tests.taking_part import join, put, update_body, wait_for, weights
 
 SHAPES = {"q": [5, 6], "down": [4, 5]}
 PLAN: dict[str, Any] = {
@@ -45,11 +44,9 @@ def running(served: Served, models: list[str]) -> tuple[str, list[Silo]]:
     return federation_id, silos
 
 
-def weights(silo: Silo, number: int, rank: int) -> Tensors:
+def joined_weights(silo: Silo, number: int, rank: int) -> Tensors:
     join(silo, number)
-    body = silo.http.get(url(silo, number, "/weights")).content
-    with unpack(body, encoding=None, expected=slots(layout(rank)), max_bytes=2**20) as envelope:
-        return {name: envelope.read_float32(name) for name in envelope.names}
+    return weights(silo, number, layout(rank))
 
 
 def expected(sent: list[Tensors], rank: int) -> Tensors:
@@ -68,18 +65,18 @@ def test_everybody_is_served_the_mean_of_its_base_model_in_its_own_rank(coordina
     ranks = [2, 3, 2]
     sent = [adapter(rank, i) for i, rank in enumerate(ranks)]
     for silo, tensors in zip(silos, sent, strict=True):
-        assert set(weights(silo, 1, 4)) == set(layout(4))  # nobody's rank is known yet
+        assert set(joined_weights(silo, 1, 4)) == set(layout(4))  # nobody's rank is known yet
         answer = put(silo, 1, update_body(silo, 1, join(silo, 1), tensors))
         assert answer.status_code == 201, answer.text
     wait_for(coordinator, federation_id, 1, "published")
     for place, (silo, rank) in enumerate(zip(silos, ranks, strict=True)):
         wanted = expected(sent[:2] if place < 2 else sent[2:], rank)
-        for name, values in weights(silo, 2, rank).items():
+        for name, values in joined_weights(silo, 2, rank).items():
             np.testing.assert_allclose(values, wanted[name], rtol=1e-5, atol=1e-6)
     newcomer = coordinator.enrol(
         federation_id, "new", base_model="tiny-s-aaaaaaaaaaaa", layers=2, shapes=SHAPES
     )
-    for name, values in weights(newcomer, 2, 4).items():
+    for name, values in joined_weights(newcomer, 2, 4).items():
         np.testing.assert_allclose(values, expected(sent[:2], 4)[name], rtol=1e-5, atol=1e-6)
 
 

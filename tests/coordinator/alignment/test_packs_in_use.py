@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from datetime import timedelta
 
 import pytest
@@ -26,9 +25,8 @@ from tests.coordinator.alignment.test_alignment import (
     refused,
     tensors,
 )
-from tests.hostile.scene import request_bytes
 from tests.served import Served
-from tests.signed import signed
+from tests.signed import request_bytes, signed
 from tests.taking_part import join, put, try_join, update_body, upload_headers, url, values, wait_for
 
 
@@ -126,7 +124,6 @@ def test_a_pack_that_cannot_be_kept_is_refused_before_it_is_sent(coordinator: Se
     path = f"/v1/federations/{federation_id}/alignments/{PIVOT}"
     second = body(federation_id, PIVOT, selected=["b0.v"])
     request = signed(coordinator, silo, "PUT", path, second, **upload_headers(second))
-    place = coordinator.admin.base_url
-    with socket.create_connection((place.host, place.port), timeout=5) as line:
+    with coordinator.line() as line:
         line.sendall(request_bytes(request, body=b""))
         assert line.recv(2**16).startswith(b"HTTP/1.1 409 ")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -17,7 +16,7 @@ from coordinator.auth import nonces
 from coordinator.db.engine import Database
 from schemas.wire.digests import digest_of, to_field
 from tests.served import Served, Silo, slug
-from tests.signed import signed
+from tests.signed import request_bytes, signed
 from tests.taking_part import running, scored, url
 
 Change = Callable[[dict[str, str]], dict[str, str]]
@@ -177,9 +176,6 @@ def test_a_signature_for_another_server_is_refused(
 def test_a_caller_is_refused_before_its_body_arrives(coordinator: Served, silo: Silo) -> None:
     request = signed(coordinator, silo, "PUT", url(silo, 1, "/update"), b"x" * 1000)
     request.headers["signature"] = f"sig1=:{'A' * 86}==:"
-    head = f"PUT {request.url.path} HTTP/1.1\r\n" + "".join(
-        f"{k}: {v}\r\n" for k, v in request.headers.items()
-    )
-    with socket.create_connection((request.url.host, request.url.port or 80), timeout=10) as line:
-        line.sendall(head.encode() + b"\r\n")
+    with coordinator.line() as line:
+        line.sendall(request_bytes(request, body=b""))
         assert b"signature-invalid" in line.recv(65536)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
 from collections.abc import Iterator
 
 import pytest
@@ -49,8 +48,7 @@ def test_a_json_body_over_the_limit_is_refused_announced_or_not(coordinator: Ser
 
 def test_who_hangs_up_amid_a_json_body_is_refused_like_everybody_else(coordinator: Served) -> None:
     head = b"POST /v1/enrolments HTTP/1.1\r\nHost: localhost\r\nContent-Length: 99\r\n"
-    address = coordinator.admin.base_url
-    with socket.create_connection((address.host, address.port)) as line:
+    with coordinator.line() as line:
         line.sendall(head + b'Content-Type: application/json\r\n\r\n{"token": ')
     answered = wait_until(lambda: _answered(coordinator, "/v1/enrolments") & {"400", "500"})
     assert answered == {"400"}

@@ -7,10 +7,8 @@ import pytest
 
 from schemas.maths.start import first_a
 from schemas.messages.recipes import NAMED, RecipeName
-from schemas.wire.envelope import unpack
-from schemas.wire.header import Slot
 from tests.served import Served, Silo
-from tests.taking_part import Tensors, coded_body, join, plan, put, update_body
+from tests.taking_part import Tensors, coded_body, join, last_update, layout_for, plan, put, update_body
 
 SEED = 4
 START: Tensors = {
@@ -40,14 +38,6 @@ def learnt(length: float) -> Tensors:
     return {name: np.float32(length / norm) * v for name, v in drawn.items()}
 
 
-def stored(silo: Silo) -> Tensors:
-    """Read back what the coordinator keeps of a client's update."""
-    answer = silo.http.get(f"/v1/federations/{silo.federation_id}/clients/{silo.client_id}/adapter")
-    slots = {name: Slot(v.shape) for name, v in START.items()}
-    with unpack(answer.content, encoding=None, expected=slots, max_bytes=2**20) as envelope:
-        return {name: envelope.read_float32(name) for name in envelope.names}
-
-
 @pytest.mark.parametrize("recipe", ["dense", "int8_own_last"])
 def test_what_was_learnt_is_scaled_to_the_clip_norm_and_the_start_stays(
     coordinator: Served, recipe: RecipeName
@@ -60,7 +50,7 @@ def test_what_was_learnt_is_scaled_to_the_clip_norm_and_the_start_stays(
     else:
         body, expected = coded_body(silo, 1, base, state, NAMED[recipe], against=base, held=START)
     assert put(silo, 1, body).json()["clipped"] is True
-    decoded = stored(silo)
+    decoded = last_update(silo, layout_for(silo))
     moved = {name: decoded[name] - START[name] for name in START}
     assert np.sqrt(sum(float((v**2).sum()) for v in moved.values())) == pytest.approx(0.5, rel=1e-4)
     for name, values in moved.items():
@@ -73,5 +63,5 @@ def test_an_update_that_is_long_only_by_its_drawn_a_is_not_clipped(coordinator: 
     state = {name: START[name] + values for name, values in learnt(0.4).items()}
     receipt = put(silo, 1, update_body(silo, 1, join(silo, 1), state)).json()
     assert receipt["clipped"] is False
-    for name, values in stored(silo).items():
+    for name, values in last_update(silo, layout_for(silo)).items():
         assert values.tobytes() == state[name].tobytes()

@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable
 from typing import Any
 
 import httpx
 import numpy as np
 import pytest
-from sqlalchemy import create_engine, text
 
+from coordinator.db.tables.federations import FederationRow
 from schemas.maths.start import first_a
 from schemas.messages.recipes import NAMED, Recipe, RecipeName
 from schemas.wire.digests import digest_of
-from schemas.wire.envelope import unpack
-from schemas.wire.header import Slot
 from tests.served import Served, Silo, slug
 from tests.taking_part import (
     Tensors,
     coded_body,
     deliver,
     join,
+    last_update,
+    layout_for,
     plan,
     put,
     running,
@@ -38,15 +36,6 @@ def learnt(seed: int) -> Tensors:
     """An adapter of PLAN's layout with values that no few bits can say."""
     rng = np.random.default_rng(seed)
     return {name: rng.normal(size=v.shape).astype(np.float32) for name, v in values(0).items()}
-
-
-def stored(silo: Silo, expected: Tensors | None = None) -> Tensors:
-    """Read the client's stored state back."""
-    answer = silo.http.get(f"/v1/federations/{silo.federation_id}/clients/{silo.client_id}/adapter")
-    assert answer.status_code == 200
-    slots = {name: Slot(v.shape) for name, v in (expected or values(0)).items()}
-    with unpack(answer.content, encoding=None, expected=slots, max_bytes=2**20) as envelope:
-        return {name: envelope.read_float32(name) for name in envelope.names}
 
 
 def assert_same(actual: Tensors, expected: Tensors) -> None:
@@ -71,7 +60,7 @@ def test_every_recipe_means_the_same_state_to_both_sides(coordinator: Served, na
     answer = put(silos[0], 1, body)
     assert answer.status_code == 201, answer.text
     assert answer.json()["bytes"] == len(body)
-    assert_same(stored(silos[0]), expected)
+    assert_same(last_update(silos[0]), expected)
 
 
 def test_the_next_update_is_the_difference_to_the_last(coordinator: Served) -> None:
@@ -85,7 +74,7 @@ def test_the_next_update_is_the_difference_to_the_last(coordinator: Served) -> N
         )
         receipt = put(silos[0], number, body)
         assert receipt.status_code == 201, receipt.text
-        assert_same(stored(silos[0]), previous)
+        assert_same(last_update(silos[0]), previous)
         publish(coordinator, silos, number)
         against = receipt.json()["digest"]
         if number < 3:
@@ -103,7 +92,7 @@ def test_a_dense_update_is_taken_under_every_plan_and_the_next_may_be_the_differ
     base = join(silos[0], 2)
     body, expected = coded_body(silos[0], 2, base, learnt(2), OWN_LAST, against=first, held=learnt(1))
     assert put(silos[0], 2, body).status_code == 201
-    assert_same(stored(silos[0]), expected)
+    assert_same(last_update(silos[0]), expected)
 
 
 def test_a_difference_to_something_else_is_refused_and_the_answer_names_what_is_held(
@@ -134,7 +123,7 @@ def test_an_update_of_an_abandoned_round_is_nobodys_reference(coordinator: Serve
     assert put(silos[0], 2, again).json()["expected"] == base
     again, expected = coded_body(silos[0], 2, base, learnt(1), OWN_LAST, against=base)
     assert put(silos[0], 2, again).status_code == 201
-    assert_same(stored(silos[0]), expected)
+    assert_same(last_update(silos[0]), expected)
 
 
 def test_a_difference_to_the_weights_is_to_those_of_this_round(coordinator: Served) -> None:
@@ -145,7 +134,7 @@ def test_a_difference_to_the_weights_is_to_those_of_this_round(coordinator: Serv
     base = join(silos[0], 2)
     body, expected = coded_body(silos[0], 2, base, learnt(2), recipe, against=base, held=values(0.75))
     assert put(silos[0], 2, body).status_code == 201
-    assert_same(stored(silos[0]), expected)
+    assert_same(last_update(silos[0]), expected)
 
 
 def test_zeros_that_are_served_to_an_ordinary_lora_mean_its_start(coordinator: Served) -> None:
@@ -158,16 +147,13 @@ def test_zeros_that_are_served_to_an_ordinary_lora_mean_its_start(coordinator: S
         for i in range(2)
     ]
     assert coordinator.admin.post(f"/v1/federations/{federation_id}/start").status_code == 200
-    start = {
-        "l0.q.A": first_a("l0.q.A", (2, 5), 4).reshape(2, 5),
-        "l0.q.B": np.zeros((3, 2), np.float32),
-    }
+    start = {"l0.q.A": first_a("l0.q.A", (2, 5), 4).reshape(2, 5), "l0.q.B": np.zeros((3, 2), np.float32)}
     base = join(silos[0], 1)
     rng = np.random.default_rng(0)
     after = {name: start[name] + 0.01 * rng.normal(size=s).astype(np.float32) for name, s in shape.items()}
     body, expected = coded_body(silos[0], 1, base, after, OWN_LAST, against=base, held=start)
     assert put(silos[0], 1, body).status_code == 201
-    assert_same(stored(silos[0], after), expected)
+    assert_same(last_update(silos[0], layout_for(silos[0])), expected)
 
 
 def test_a_decoded_state_over_the_clip_norm_is_scaled_down_and_is_the_next_reference(
@@ -180,14 +166,14 @@ def test_a_decoded_state_over_the_clip_norm_is_scaled_down_and_is_the_next_refer
     assert receipt["clipped"] is True
     norm = np.sqrt(sum(float((v.astype(np.float64) ** 2).sum()) for v in expected.values()))
     clipped = {name: v * np.float32(1.0 / norm) for name, v in expected.items()}
-    assert_same(stored(silos[0]), clipped)
+    assert_same(last_update(silos[0]), clipped)
     publish(coordinator, silos, 1)
     base = join(silos[0], 2)
     body, expected = coded_body(
         silos[0], 2, base, values(0.1), OWN_LAST, against=receipt["digest"], held=clipped
     )
     assert put(silos[0], 2, body).status_code == 201
-    assert_same(stored(silos[0]), expected)
+    assert_same(last_update(silos[0]), expected)
 
 
 def test_coded_updates_are_idempotent_and_compressed_ones_too(coordinator: Served) -> None:
@@ -197,7 +183,7 @@ def test_coded_updates_are_idempotent_and_compressed_ones_too(coordinator: Serve
     answers = [put(silos[0], 1, body, "zstd") for _ in range(2)]
     assert [answer.status_code for answer in answers] == [201, 200]
     assert answers[0].json() == answers[1].json()
-    assert_same(stored(silos[0]), expected)
+    assert_same(last_update(silos[0]), expected)
     different, _ = coded_body(silos[0], 1, base, learnt(2), OWN_LAST, against=base)
     refused = put(silos[0], 1, different)
     assert (refused.status_code, slug(refused)) == (409, "upload-conflict")
@@ -238,19 +224,13 @@ def test_the_plan_keeps_the_recipe_spelt_out_and_the_default_is_four_bits(coordi
 
 
 def test_a_plan_that_was_stored_before_recipes_means_dense_and_is_served_unchanged(
-    serve: Callable[..., Served], database_url: str
+    coordinator: Served,
 ) -> None:
-    served = serve(database_url)
-    federation_id, silos = running(served)
+    federation_id, silos = running(coordinator)
     older = {"dtype": "float16", "compression": "none"}
-    engine = create_engine(database_url)
-    with engine.begin() as connection:
-        stored_plan = connection.execute(text("SELECT plan FROM federations")).scalar_one()
-        stored_plan = stored_plan if isinstance(stored_plan, dict) else json.loads(stored_plan)
-        connection.execute(
-            text("UPDATE federations SET plan = :p"), {"p": json.dumps(stored_plan | {"wire": older})}
-        )
-    engine.dispose()
+    with coordinator.database.write() as session:
+        federation = session.get_one(FederationRow, federation_id)
+        federation.plan = federation.plan | {"wire": older}
     assert silos[0].http.get(f"/v1/federations/{federation_id}/plan").json()["wire"] == older
     assert brief(silos[0])["wire"]["recipe"] == NAMED["f16"].model_dump(mode="json")
     base = join(silos[0], 1)
@@ -274,4 +254,4 @@ def test_a_state_that_is_no_ordinary_numbers_is_refused_as_of_a_dense_body(
     assert (refused.status_code, slug(refused)) == (422, "tensor-nonfinite")
     body, expected = coded_body(silos[0], 1, base, learnt(1), recipe, against=base)
     assert put(silos[0], 1, body).status_code == 201
-    assert_same(stored(silos[0]), expected)
+    assert_same(last_update(silos[0]), expected)

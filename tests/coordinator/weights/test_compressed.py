@@ -26,16 +26,14 @@ from tests.taking_part import deliver, join, plan, put, running, show, update_bo
 
 Arrays = dict[str, NDArray[np.float32]]
 RANK = 40
+LAYOUT = {"b0.q.P": (RANK, RANK), "b0.q.Q": (RANK,)}
 PLAN = plan(adapter={"rank": RANK, "blocks": 1, "roles": ["q"]})
 
 
 def drawn(seed: int) -> Arrays:
     """Make an adapter of ordinary numbers."""
     random = np.random.default_rng(seed)
-    return {
-        "b0.q.P": random.normal(size=(RANK, RANK)).astype(np.float32),
-        "b0.q.Q": random.normal(size=RANK).astype(np.float32),
-    }
+    return {name: random.normal(size=shape).astype(np.float32) for name, shape in LAYOUT.items()}
 
 
 def ask(silo: Silo, number: int, recipe: str, **headers: str) -> httpx.Response:
@@ -88,7 +86,7 @@ def meaning(answer: httpx.Response, own: Arrays, name: RecipeName) -> Arrays:
 def test_weights_come_in_the_recipe_that_is_asked_for(
     second: Second, recipe: RecipeName, error: float
 ) -> None:
-    dense = weights(second.silo, 2, RANK)
+    dense = weights(second.silo, 2, LAYOUT)
     answer = ask(second.silo, 2, recipe)
     assert answer.status_code == 200
     made = meaning(answer, second.own, recipe)

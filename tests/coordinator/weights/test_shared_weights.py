@@ -6,18 +6,9 @@ import pytest
 from sqlalchemy import func, select
 
 from coordinator.db.tables.federations import ChunkRow, WeightsRow
+from schemas.wire.digests import digest_of
 from tests.served import Served, Silo
-from tests.taking_part import (
-    deliver,
-    from_bytes_digest,
-    join,
-    one_round,
-    plan,
-    running,
-    url,
-    values,
-    wait_for,
-)
+from tests.taking_part import deliver, join, one_round, plan, running, url, values, wait_for
 
 RANK = 600
 LARGE = plan(adapter={"rank": RANK, "blocks": 1, "roles": ["q"]}, rounds={"min_clients": 3})
@@ -28,7 +19,7 @@ def download(silo: Silo, number: int, field: str | None = None) -> tuple[int, by
     headers = {"Range": field} if field is not None else {}
     answer = silo.http.get(url(silo, number, "/weights"), headers=headers)
     if field is None:
-        assert from_bytes_digest(answer) == answer.headers["etag"].strip('"')
+        assert digest_of(answer.content) == answer.headers["etag"].strip('"')
     return answer.status_code, answer.content
 
 
