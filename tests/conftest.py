@@ -9,7 +9,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
@@ -169,9 +169,22 @@ def database_url(
 @pytest.fixture
 def database(database_url: str) -> Iterator[Database]:
     """The same, opened."""
-    opened = Database(database_url)
-    yield opened
-    opened.close()
+    with closing(Database(database_url)) as opened:
+        yield opened
+
+
+@pytest.fixture
+def sqlite_database(fresh_database: Callable[[str], str]) -> Iterator[Database]:
+    """The same, of SQLite alone."""
+    with closing(Database(fresh_database("sqlite"))) as opened:
+        yield opened
+
+
+@pytest.fixture
+def postgres_database(fresh_postgres: Callable[[], str]) -> Iterator[Database]:
+    """The same, of PostgreSQL alone."""
+    with closing(Database(fresh_postgres())) as opened:
+        yield opened
 
 
 @pytest.fixture
@@ -220,9 +233,8 @@ def _finish_federations(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 def _migrate(url: str) -> None:
-    database = Database(url)
-    migrate.upgrade(database)
-    database.close()
+    with closing(Database(url)) as database:
+        migrate.upgrade(database)
 
 
 def ask(url: str, query: str) -> list[tuple[Any, ...]]:

@@ -10,7 +10,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from schemas.identity.signed_requests import Target, sign
 from schemas.wire.digests import digest_of, to_field
-from tests.served import Served, Silo
+from tests.served import Served, Silo, slug
 
 _numbers = itertools.count()
 
@@ -57,3 +57,11 @@ def request_bytes(request: httpx.Request, *, body: bytes | None = None) -> bytes
     fields = "".join(f"{name}: {value}\r\n" for name, value in request.headers.items())
     head = f"{request.method} {request.url.raw_path.decode()} HTTP/1.1\r\n{fields}\r\n".encode()
     return head + (request.content if body is None else body)
+
+
+def send(served: Served, request: httpx.Request) -> tuple[int, str]:
+    """Send a request; give the status and the kind of a refusal."""
+    answer = served.http().send(request)
+    if answer.status_code == 401:
+        assert answer.headers["www-authenticate"].startswith("Signature")
+    return answer.status_code, slug(answer) if answer.is_error else ""

@@ -15,7 +15,7 @@ from schemas.messages.updates import SignatureManifest, UpdateManifest
 from schemas.wire.digests import digest_of, to_field
 from schemas.wire.envelope import MEDIA_TYPE, Array, pack, slots, unpack
 from schemas.wire.streams import decode, encode
-from tests.served import Served, Silo
+from tests.served import Served, Silo, slug
 from tests.waiting import wait_until
 
 Tensors = Mapping[str, NDArray[np.float32]]
@@ -155,6 +155,12 @@ def deliver(silo: Silo, number: int, tensors: Tensors, **said: Any) -> httpx.Res
     answer = put(silo, number, update_body(silo, number, base, tensors, **said))
     assert answer.status_code == 201, answer.text
     return answer
+
+
+def send_scores(silo: Silo, number: int, scores: dict[str, Any]) -> tuple[int, str]:
+    """Send scores; give the status and the kind of a refusal."""
+    answer = silo.http.put(url(silo, number, "/scores"), json=scores)
+    return answer.status_code, slug(answer) if answer.is_error else ""
 
 
 def layout_for(silo: Silo) -> Layout:

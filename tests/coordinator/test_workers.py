@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from datetime import timedelta
 
 import numpy as np
@@ -218,15 +217,13 @@ def test_only_a_database_that_is_away_is_waited_for(
 
 
 def test_a_service_that_starts_again_goes_on_at_once_when_it_is_the_only_one(
-    fresh_database: Callable[[str], str],
+    sqlite_database: Database,
 ) -> None:
-    database = Database(fresh_database("sqlite"))
-    closed = simple(database)
-    assert claim_due(database, 3600.0) is not None  # the process that claimed it is dead
-    ticker = _ticker(database)
+    closed = simple(sqlite_database)
+    assert claim_due(sqlite_database, 3600.0) is not None  # the process that claimed it is dead
+    ticker = _ticker(sqlite_database)
     ticker.start()
     try:
-        wait_until(lambda: round_row(database, closed).state == "published")
+        wait_until(lambda: round_row(sqlite_database, closed).state == "published")
     finally:
         ticker.stop()
-        database.close()

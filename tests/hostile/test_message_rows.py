@@ -54,6 +54,7 @@ CASES = [
     Case(38, "a lone surrogate", _plan(_named('"\\ud800"')), 400, "malformed-json"),
     Case(38, "not UTF-8", _plan(b'{"name": "\xff"}'), 400, "malformed-json"),
     Case(38, "too deep", _plan(b"[" * 60_000), 400, "malformed-json"),
+    Case(38, "300 deep", _plan(_named("[" * 300 + "]" * 300)), 400, "malformed-json"),
     Case(38, "a number of 5,000 digits", _plan(_named("9" * 5000)), 400, "malformed-json"),
     Case(38, "scores of NaN", _scores(b'{"served": NaN}'), 400, "malformed-json"),
     Case(38, "cut off", _scores(b'{"served": {'), 400, "malformed-json"),

@@ -18,16 +18,13 @@ from coordinator.storage import event_log
 from schemas.messages.federations import FederationPlan
 from tests.coordinator.alignment.test_transfer_test import OTHER, figures, path, with_packs
 from tests.served import Served, Silo, slug
-from tests.taking_part import deliver, join, one_round, plan, running, scored, url, values, wait_for
+from tests.taking_part import deliver, join, one_round, plan, running, scored, send_scores, values, wait_for
 
 Rows = Callable[[str, str], list[tuple[Any, ...]]]
 
 
 def score(silo: Silo, number: int, exact_match: float) -> tuple[int, str]:
-    answer = silo.http.put(
-        url(silo, number, "/scores"), json=scored({"loss": 1.0, "exact_match": exact_match})
-    )
-    return answer.status_code, slug(answer) if answer.is_error else ""
+    return send_scores(silo, number, scored({"loss": 1.0, "exact_match": exact_match}))
 
 
 def kept(rows: Rows, served: Served, federation_id: str) -> int:

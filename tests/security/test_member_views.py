@@ -11,7 +11,7 @@ import pytest
 from numpy.typing import NDArray
 
 from tests.served import Served, Silo
-from tests.taking_part import deliver, join, plan, running, scored, url, values, wait_for
+from tests.taking_part import deliver, join, plan, running, scored, send_scores, url, values, wait_for
 
 TRUE = [0.91, 0.42, 0.77, 0.13, 0.66]
 MOSAIC = plan(rounds={"total": 8}) | {"strategy": {"name": "fedmosaic"}}
@@ -19,7 +19,7 @@ MOSAIC = plan(rounds={"total": 8}) | {"strategy": {"name": "fedmosaic"}}
 
 def score(silo: Silo, number: int, exact_match: float, **others: float) -> None:
     sent = scored({"loss": 1.0, "exact_match": exact_match} | others)
-    assert silo.http.put(url(silo, number, "/scores"), json=sent).status_code == 204
+    assert send_scores(silo, number, sent) == (204, "")
 
 
 def unit(vector: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -81,16 +81,6 @@ def test_a_mean_that_another_client_may_still_join_is_not_shown(coordinator: Ser
     assert [shown["mean"]["exact_match"]["value"] for shown in seen_by(silos[0], 1)] == [0.5, 0.5], (
         "none can come now"
     )
-
-
-def test_a_mean_of_two_is_not_shown(coordinator: Served) -> None:
-    federation_id, silos = running(coordinator)
-    for silo in silos:
-        deliver(silo, 1, values(1.0))
-        score(silo, 1, 0.5)
-    wait_for(coordinator, federation_id, 1, "published")
-    assert seen_by(silos[0], 1) == [None, None]
-    assert coordinator.admin.get(url(silos[0], 1)).json()["scores"]["mean"]["exact_match"]["value"] == 0.5
 
 
 def test_clients_read_their_own_bytes_only(coordinator: Served) -> None:

@@ -11,16 +11,11 @@ import pytest
 from coordinator.auth.nonces import MAX_READS_PER_KEY, ReadNonces
 from coordinator.errors import Replayed
 from schemas.identity.signed_requests import ACCEPTED_SECONDS
-from tests.served import Served, Silo, slug
-from tests.signed import signed
+from tests.served import Served, Silo
+from tests.signed import send, signed
 from tests.taking_part import PLAN, one_round, running, scored, try_join, url
 
 JSON = {"Content-Type": "application/json"}
-
-
-def send(served: Served, request: httpx.Request) -> tuple[int, str]:
-    answer = served.http().send(request)
-    return answer.status_code, slug(answer) if answer.is_error else ""
 
 
 def scores(exact_match: float) -> bytes:

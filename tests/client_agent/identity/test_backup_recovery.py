@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from pathlib import Path
 
 import httpx
@@ -36,7 +36,6 @@ from client_agent.storage.round_folder import (
 from client_agent.training.silo import Silo
 from client_agent.transport.client import CoordinatorApi
 from coordinator.db.backup import copy
-from coordinator.db.engine import Database
 from schemas.identity.documents import hash_of
 from schemas.messages.rounds import RoundBrief
 from tests.client_agent.conftest import next_brief
@@ -69,8 +68,7 @@ class Scene:
         return brief.round
 
     def back_up(self) -> None:
-        with closing(Database(self.served.database_url)) as database:
-            copy(database, self.backup, progress=lambda *_: None)
+        copy(self.served.database, self.backup, progress=lambda *_: None)
 
     def exchange(self) -> None:
         self.served.stop()

@@ -135,7 +135,7 @@ def test_the_agent_runs_on_with_the_key_that_counts(
 ) -> None:
     scene, new, is_known = stopped
     if overlap_is_over and is_known:
-        let_expire(scene.served.database_url, name_of(scene.old))
+        let_expire(scene.served, name_of(scene.old))
     for _ in range(2):
         key = current_key(scene.connect, scene.folder)
         assert name_of(key) == name_of(new if is_known else scene.old)
@@ -163,7 +163,7 @@ def test_starting_the_agent_takes_up_the_new_key(scene: Scene, tmp_path: Path) -
     with pytest.MonkeyPatch.context() as patch, pytest.raises(Stopped):
         replace_key(_before_the_files_are_changed(scene, patch), scene.folder)
     new = read_key(scene.folder, "next.key")
-    let_expire(scene.served.database_url, name_of(scene.old))
+    let_expire(scene.served, name_of(scene.old))
     settings = read_settings(config(tmp_path, url=scene.served.url))
     with open_participant(settings) as participant:
         assert participant.session.api.me().client_id == scene.member.client_id
@@ -251,7 +251,7 @@ def test_a_running_agent_ends_with_its_key_when_the_next_one_is_not_known(
         replace_key(lambda key: scene.connect(key, Delayed()), scene.folder)
     settings = read_settings(config(tmp_path, url=scene.served.url))
     with open_participant(settings) as participant:
-        let_expire(scene.served.database_url, name_of(scene.old))
+        let_expire(scene.served, name_of(scene.old))
         with pytest.raises(CoordinatorRefused, match="key-revoked"):
             run(participant, naps(1))
     assert name_of(read_key(scene.folder)) == name_of(scene.old)

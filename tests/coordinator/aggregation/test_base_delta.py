@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,7 +10,6 @@ import pytest
 from numpy.typing import NDArray
 from sqlalchemy import select
 
-from coordinator.db.engine import Database
 from coordinator.db.tables.federations import FoldRow
 from coordinator.rounds import retention
 from schemas.messages.updates import FoldedWeightsManifest
@@ -172,12 +170,11 @@ def test_only_the_newest_fold_of_a_base_model_is_kept(coordinator: Served) -> No
     clients = [enrol(coordinator, federation_id, f"c{i}") for i in range(2)]
     for number in (1, 2):
         play(coordinator, number, *clients)
-    with closing(Database(coordinator.database_url)) as database:
-        while retention.prune_rounds(database, 1):
-            pass
-        with database.read() as session:
-            pruned = select(FoldRow.payload_id.is_(None)).where(FoldRow.federation_id == federation_id)
-            assert list(session.scalars(pruned.order_by(FoldRow.round_number))) == [True, False]
+    while retention.prune_rounds(coordinator.database, 1):
+        pass
+    with coordinator.database.read() as session:
+        pruned = select(FoldRow.payload_id.is_(None)).where(FoldRow.federation_id == federation_id)
+        assert list(session.scalars(pruned.order_by(FoldRow.round_number))) == [True, False]
     new = enrol(coordinator, federation_id, "new")
     for client in (*clients, new):
         client.pull(3)

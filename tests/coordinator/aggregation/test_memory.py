@@ -18,31 +18,27 @@ BLOCK_BYTES = 4 * MIB
 
 
 @pytest.mark.parametrize("weights", ["equal", "own"])
-def test_the_block_bounds_what_is_read_made_and_written(
-    fresh_database: Callable[[str], str], weights: str
-) -> None:
+def test_the_block_bounds_what_is_read_made_and_written(sqlite_database: Database, weights: str) -> None:
     """Whether one body is made for all, or one for each."""
     clients, values, budget = 16, 50_000, MIB  # 3 MiB of states
-    database = Database(fresh_database("sqlite"))
     layout = {"b0.q.P": (values,)}
     signatures = np.random.default_rng(0).normal(size=(clients, 2))
     close_round(
-        database,
+        sqlite_database,
         plan("fedavg" if weights == "equal" else "fedmosaic"),
         [
             Sent(layout, np.full(values, i, np.float32), signature=one)
             for i, one in enumerate(signatures.tolist())
         ],
     )
-    claim = claim_due(database, 600.0)
+    claim = claim_due(sqlite_database, 600.0)
     assert claim is not None
     tracemalloc.start()
     try:
-        job.aggregate(database, claim, block_bytes=budget, between=lambda: None)
+        job.aggregate(sqlite_database, claim, block_bytes=budget, between=lambda: None)
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
-        database.close()
     assert peak < budget + MIB
 
 

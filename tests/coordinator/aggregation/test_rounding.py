@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 import pytest
 from numpy.typing import NDArray
@@ -34,15 +32,13 @@ def test_the_product_is_within_a_millionth_of_the_largest_value(receivers: int) 
 
 
 @pytest.mark.slow
-def test_clients_that_all_sent_the_same_get_it_back(fresh_database: Callable[[str], str]) -> None:
-    database = Database(fresh_database("sqlite"))
+def test_clients_that_all_sent_the_same_get_it_back(sqlite_database: Database) -> None:
     draw = np.random.default_rng(1)
     same = draw.normal(size=VALUES).astype(np.float32)
     sent = [Sent(LAYOUT, same, examples=int(draw.integers(1, 1000))) for _ in range(CLIENTS)]
-    closed = close_round(database, plan(), sent)
-    publish(database, block_bytes=2**20)
-    np.testing.assert_allclose(served(database, closed.clients[7], LAYOUT), same, rtol=1e-6)
-    database.close()
+    closed = close_round(sqlite_database, plan(), sent)
+    publish(sqlite_database, block_bytes=2**20)
+    np.testing.assert_allclose(served(sqlite_database, closed.clients[7], LAYOUT), same, rtol=1e-6)
 
 
 def test_memory_is_used_again_only_by_values_that_need_about_as_much_of_it() -> None:

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -140,21 +139,19 @@ def test_being_seen_is_written_down_at_most_every_fifteen_seconds(
 def test_who_was_seen_is_written_down_without_waiting_for_rows_that_others_hold(
     fresh_postgres: Callable[[], str], serve: Callable[..., Served]
 ) -> None:
-    url = fresh_postgres()
-    served = serve(url)
-    federation_id = served.federation()
+    served = serve(fresh_postgres())
+    database, federation_id = served.database, served.federation()
     held, free = (served.enrol(federation_id, name).client_id for name in "ab")
     writer, later = LastSeenWriter(), datetime.now(UTC) + timedelta(minutes=1)
-    with closing(Database(url)) as database:
-        writer.record(database, "cli_of_nobody", later)  # the two that follow are kept for one write
-        writer.record(database, held, later)
-        with database.write() as session:
-            session.execute(select(ClientRow).where(ClientRow.id == held).with_for_update())
-            began = time.monotonic()
-            writer.record(database, free, later + timedelta(seconds=2))
-            assert time.monotonic() - began < 5
-        with database.read() as session:
-            seen = {row.id: row.last_seen_at for row in session.scalars(select(ClientRow))}
+    writer.record(database, "cli_of_nobody", later)  # the two that follow are kept for one write
+    writer.record(database, held, later)
+    with database.write() as session:
+        session.execute(select(ClientRow).where(ClientRow.id == held).with_for_update())
+        began = time.monotonic()
+        writer.record(database, free, later + timedelta(seconds=2))
+        assert time.monotonic() - began < 5
+    with database.read() as session:
+        seen = {row.id: row.last_seen_at for row in session.scalars(select(ClientRow))}
     assert seen[free] == later + timedelta(seconds=2)
     assert seen[held] is not None
     assert seen[held] < later

@@ -13,10 +13,9 @@ import pytest
 from sqlalchemy import text
 
 from coordinator.auth import nonces
-from coordinator.db.engine import Database
 from schemas.wire.digests import digest_of, to_field
 from tests.served import Served, Silo, slug
-from tests.signed import request_bytes, signed
+from tests.signed import request_bytes, send, signed
 from tests.taking_part import running, scored, url
 
 Change = Callable[[dict[str, str]], dict[str, str]]
@@ -25,13 +24,6 @@ Change = Callable[[dict[str, str]], dict[str, str]]
 @pytest.fixture
 def silo(coordinator: Served) -> Silo:
     return coordinator.enrol(coordinator.federation(), "a")
-
-
-def send(served: Served, request: httpx.Request) -> tuple[int, str]:
-    answer = served.http().send(request)
-    if answer.status_code == 401:
-        assert answer.headers["www-authenticate"].startswith("Signature")
-    return answer.status_code, slug(answer) if answer.is_error else ""
 
 
 def test_a_signed_request_is_its_clients(coordinator: Served, silo: Silo) -> None:
@@ -62,7 +54,7 @@ def test_what_was_tampered_with_is_refused(coordinator: Served, silo: Silo, case
     assert send(coordinator, altered) == (401, kind)
 
 
-@pytest.mark.parametrize("seconds", [-600, 600, -151, 125])
+@pytest.mark.parametrize("seconds", [-151, 125])
 def test_a_clock_that_is_wrong_is_told_the_time(coordinator: Served, silo: Silo, seconds: float) -> None:
     request = signed(coordinator, silo, "GET", "/v1/me", created=time.time() + seconds)
     answer = coordinator.http().send(request)
@@ -120,17 +112,13 @@ def test_used_nonces_are_forgotten_after_five_minutes(
     served = serve(database_url)
     _, (silo, _) = running(served)
     assert send(served, signed(served, silo, "POST", url(silo, 1, "/join"))) == (200, "")
-    database = Database(database_url)
-    try:
-        with database.write() as session:
-            session.execute(text("UPDATE used_nonces SET used_at = '2020-01-01 00:00:00+00:00'"))
-        assert send(served, signed(served, silo, "POST", url(silo, 1, "/join"))) == (200, "")
-        assert nonces.delete_expired(database) == 1
-        assert nonces.delete_expired(database) == 0, "that of the last request"
-        with database.read() as session:
-            assert session.scalar(text("SELECT count(*) FROM used_nonces")) == 1
-    finally:
-        database.close()
+    with served.database.write() as session:
+        session.execute(text("UPDATE used_nonces SET used_at = '2020-01-01 00:00:00+00:00'"))
+    assert send(served, signed(served, silo, "POST", url(silo, 1, "/join"))) == (200, "")
+    assert nonces.delete_expired(served.database) == 1
+    assert nonces.delete_expired(served.database) == 0, "that of the last request"
+    with served.database.read() as session:
+        assert session.scalar(text("SELECT count(*) FROM used_nonces")) == 1
 
 
 SCORES = json.dumps(scored({"loss": 1.0})).encode()

@@ -12,8 +12,8 @@ from coordinator.auth.nonces import MAX_REQUESTS_PER_KEY
 from coordinator.db.engine import database_time
 from coordinator.db.tables.identity import UsedNonceRow
 from schemas.identity.keys import name_of
-from tests.coordinator.auth.test_http_signatures import send, signed
 from tests.served import Served, slug
+from tests.signed import send, signed
 from tests.taking_part import join, running, try_join, url
 
 Rows = Callable[[str, str], list[tuple[Any, ...]]]

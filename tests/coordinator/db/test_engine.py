@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -16,8 +15,8 @@ from coordinator.storage import payloads
 from tests.postgres_server import PostgresServer
 
 
-def test_on_postgresql_a_reader_sees_one_state_and_changes_nothing(fresh_postgres: Callable[[], str]) -> None:
-    database = Database(fresh_postgres())
+def test_on_postgresql_a_reader_sees_one_state_and_changes_nothing(postgres_database: Database) -> None:
+    database = postgres_database
     counted = select(func.count()).select_from(FederationRow)
 
     def row(name: str) -> FederationRow:
@@ -38,7 +37,6 @@ def test_on_postgresql_a_reader_sees_one_state_and_changes_nothing(fresh_postgre
         session.add(row("b"))
     with database.read() as session:
         assert session.scalar(counted) == 2
-    database.close()
 
 
 def test_a_look_past_sessions_ends_with_its_block_even_when_that_fails(database: Database) -> None:
@@ -53,10 +51,10 @@ def test_a_look_past_sessions_ends_with_its_block_even_when_that_fails(database:
 
 
 def test_a_writer_of_sqlite_that_waits_too_long_is_told_so_and_takes_nobodys_turn(
-    fresh_database: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
+    sqlite_database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sqlite, "BUSY_MILLISECONDS", 50)
-    database = Database(fresh_database("sqlite"))
+    database = sqlite_database
 
     def store(body: bytes) -> int:
         with database.write() as session:
@@ -72,7 +70,6 @@ def test_a_writer_of_sqlite_that_waits_too_long_is_told_so_and_takes_nobodys_tur
         second = other.submit(store, b"second").result()
     assert payloads.read_alone(database, first, 0, 5) == b"first"
     assert payloads.read_alone(database, second, 0, 6) == b"second"
-    database.close()
 
 
 def test_a_server_that_may_lose_commits_is_named(postgres: PostgresServer, database: Database) -> None:

@@ -78,25 +78,6 @@ def test_one_key_sent_twice_at_once_makes_one_member(coordinator: Served) -> Non
     assert len({answer.text for answer in answers}) == 1
 
 
-@pytest.mark.parametrize(
-    "key",
-    [
-        encode(bytes(31)),
-        encode(bytes(32)),
-        encode(b"\1" + bytes(31)),
-        encode(bytes.fromhex("26e8958fc2b227b045c3f489f2ef98f0d5dfac05d3c63339b13802886d53fc05")),
-        encode((2**255 - 18).to_bytes(32, "little")),
-        "=" * 43,
-    ],
-    ids=["31 bytes", "order 4", "identity", "order 8", "not canonical", "no base64"],
-)
-def test_weak_keys_are_refused_and_the_token_is_left(coordinator: Served, key: str) -> None:
-    token = coordinator.enrolment_token(coordinator.federation(), "a")
-    refused = _with_key(coordinator, token, Ed25519PrivateKey.generate(), public_key=key)
-    assert (refused.status_code, slug(refused)) == (422, "weak-public-key")
-    assert _with_key(coordinator, token, Ed25519PrivateKey.generate()).status_code == 201
-
-
 def test_a_key_must_be_proved_for_this_token_and_this_server(coordinator: Served) -> None:
     federation_id = coordinator.federation()
     token, other = (

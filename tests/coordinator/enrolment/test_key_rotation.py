@@ -10,7 +10,6 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from sqlalchemy import text
 
-from coordinator.db.engine import Database
 from coordinator.db.tables.identity import ClientKeyRow
 from coordinator.enrolment.key_rotation import MAX_KEYS_PER_DAY
 from schemas.identity.documents import is_signed, sign
@@ -47,7 +46,7 @@ def test_both_keys_count_until_the_old_one_is_over(coordinator: Served, silo: Si
     renewed = coordinator.signing(new)
     for http in (silo.http, renewed):
         assert http.get("/v1/me").json()["client_id"] == silo.client_id
-    let_expire(coordinator.database_url, name_of(silo.key))
+    let_expire(coordinator, name_of(silo.key))
     assert slug(silo.http.get("/v1/me")) == "key-revoked"
     assert renewed.get("/v1/me").status_code == 200
     links = renewed.get(f"/v1/federations/{silo.federation_id}/roster").json()["items"]
@@ -186,13 +185,7 @@ def test_a_key_that_somebody_has_is_not_taken(coordinator: Served, silo: Silo) -
     assert other.http.get("/v1/me").json()["client_id"] == other.client_id
 
 
-def let_expire(database_url: str, key: str) -> None:
-    database = Database(database_url)
-    try:
-        with database.write() as session:
-            past = text(
-                "UPDATE client_keys SET expires_at = '2020-01-01 00:00:00+00:00' WHERE public_key = :k"
-            )
-            session.execute(past, {"k": key})
-    finally:
-        database.close()
+def let_expire(served: Served, key: str) -> None:
+    past = text("UPDATE client_keys SET expires_at = '2020-01-01 00:00:00+00:00' WHERE public_key = :k")
+    with served.database.write() as session:
+        session.execute(past, {"k": key})

@@ -118,11 +118,3 @@ def test_a_federation_that_is_not_there_is_not_found(coordinator: Served, path: 
     missing = coordinator.admin.get(f"/v1/federations/{path}/clients")
     assert missing.status_code == 404
     assert slug(missing) == "not-found"
-
-
-def test_json_that_is_nested_too_deeply_is_malformed(coordinator: Served) -> None:
-    deep = "[" * 300 + "]" * 300
-    plan = '{"name": "x", "strategy": {"name": "fedavg", "options": {"a": ' + deep + "}}}"
-    headers = {"Content-Type": "application/json"}
-    refused = coordinator.admin.post("/v1/federations", content=plan, headers=headers)
-    assert (refused.status_code, slug(refused)) == (400, "malformed-json")

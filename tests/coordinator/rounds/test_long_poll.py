@@ -12,7 +12,6 @@ from typing import Any
 import httpx
 import pytest
 
-from coordinator.db.engine import Database
 from coordinator.db.federation_lock import lock_federation
 from coordinator.rounds import queries, transitions
 from coordinator.rounds.long_poll import MAX_WAIT_SECONDS, seconds_of
@@ -171,16 +170,13 @@ def test_many_wait_without_a_thread_or_a_connection_each(
 def test_what_another_process_changes_is_found(
     backend: str, serve: Serve, fresh_database: Callable[[str], str]
 ) -> None:
-    url = fresh_database(backend)
-    served = serve(url, tick_seconds=3600.0)
+    served = serve(fresh_database(backend), tick_seconds=3600.0)
     federation_id = served.federation(**ALONE)
     silo = served.enrol(federation_id, "a")
-    elsewhere = Database(url)
     with waiting(silo, 20) as poll:
-        with elsewhere.write() as session:
+        with served.database.write() as session:
             transitions.start(session, lock_federation(session, federation_id))
         answer, seconds = result_of(poll)
-    elsewhere.close()
     assert (answer.status_code, answer.json()["round"]) == (200, 1)
     assert seconds < 5
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.coordinator.rounds.test_scores import FINAL, send
+from tests.coordinator.rounds.test_scores import FINAL
 from tests.served import Served, Silo
-from tests.taking_part import join, one_round, plan, running, scored, show, url
+from tests.taking_part import join, one_round, plan, running, scored, send_scores, show, url
 
 LOSSES = (1.0, 1.25, 2.5, 2.0004)
 
@@ -26,12 +26,12 @@ def test_a_client_sees_final_scores_once_all_have_sent_them(coordinator: Served)
     federation_id, silos = started(coordinator, 4)
     for silo in silos:
         join(silo, 1)
-        assert send(silo, 1, scored({"loss": 1.0})) == (204, "")
+        assert send_scores(silo, 1, scored({"loss": 1.0})) == (204, "")
     one_round(coordinator, federation_id, silos, 1, [1.0, 2.0, 3.0, 4.0])
     kept, final = ({"loss": {"value": value, "count": 4}} for value in (1.0, 0.25))
     for silo in silos:
         assert member_mean(silos[0], 1) == kept, "one client's change of the mean would be its score"
-        assert send(silo, 1, scored({"loss": 1.0}) | {"final": FINAL}) == (204, "")
+        assert send_scores(silo, 1, scored({"loss": 1.0}) | {"final": FINAL}) == (204, "")
     assert member_mean(silos[0], 1) == final
 
 
@@ -39,7 +39,7 @@ def test_a_mean_needs_three_other_clients(coordinator: Served) -> None:
     federation_id, silos = started(coordinator, 3)
     for silo in silos:
         join(silo, 1)
-        assert send(silo, 1, scored({"loss": 1.0})) == (204, "")
+        assert send_scores(silo, 1, scored({"loss": 1.0})) == (204, "")
     one_round(coordinator, federation_id, silos, 1, [1.0, 2.0, 3.0])
     assert show(coordinator, federation_id, 1)["scores"]["mean"]["loss"]["count"] == 3
     assert [member_mean(silo, 1) for silo in silos] == [None] * 3
@@ -49,7 +49,7 @@ def test_a_client_cannot_lift_the_count_of_a_name_by_its_own_value(coordinator: 
     federation_id, silos = started(coordinator, 4)
     for silo, loss, names in zip(silos, LOSSES, ({"f1": 0.5}, {"f1": 0.5}, {"f1": 0.75}, {}), strict=True):
         join(silo, 1)
-        assert send(silo, 1, scored({"loss": loss, "perplexity": 2.0} | names)) == (204, "")
+        assert send_scores(silo, 1, scored({"loss": loss, "perplexity": 2.0} | names)) == (204, "")
     one_round(coordinator, federation_id, silos, 1, [1.0, 2.0, 3.0, 4.0])
     assert set(show(coordinator, federation_id, 1)["scores"]["mean"]) == {"loss", "perplexity", "f1"}
     loss = {"loss": {"value": 1.688, "count": 4}}  # rounded, and without the mean of perplexities
@@ -64,9 +64,9 @@ def test_scores_are_not_replaced_once_their_mean_is_shown(coordinator: Served) -
         assert member_mean(silos[0], 1) is None
         for loss in (1.0, 2.0):
             expected = (409, "round-closed") if (silo, loss) == (silos[3], 2.0) else (204, "")
-            assert send(silo, 1, scored({"loss": loss})) == expected
+            assert send_scores(silo, 1, scored({"loss": loss})) == expected
     shown = {"loss": {"value": 1.75, "count": 4}}
     assert member_mean(silos[0], 1) == shown
-    assert send(silos[1], 1, scored({"loss": 9.0})) == (409, "round-closed")
-    assert send(silos[1], 1, scored({"loss": 2.0})) == (204, ""), "the same scores are no change"
+    assert send_scores(silos[1], 1, scored({"loss": 9.0})) == (409, "round-closed")
+    assert send_scores(silos[1], 1, scored({"loss": 2.0})) == (204, ""), "the same scores are no change"
     assert member_mean(silos[0], 1) == shown

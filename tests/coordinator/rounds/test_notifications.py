@@ -203,8 +203,8 @@ def test_a_round_of_which_nothing_can_be_told_is_let_go(database: Database, open
     assert pending.seconds_until_due() is None
 
 
-def test_who_holds_one_federation_does_not_hold_up_the_others(fresh_postgres: Callable[[], str]) -> None:
-    database = Database(fresh_postgres())
+def test_who_holds_one_federation_does_not_hold_up_the_others(postgres_database: Database) -> None:
+    database = postgres_database
     locked, *free = (open_one(database) for _ in range(3))
     pending = PendingNotifications()
     for federation_id in (locked, *free):
@@ -220,7 +220,6 @@ def test_who_holds_one_federation_does_not_hold_up_the_others(fresh_postgres: Ca
         assert first < 2 < time.monotonic() - began, "it waits longer for who was in its way before"
     assert pending.publish(database, is_due=True)
     assert numbers(database, locked) == [1, 1]
-    database.close()
 
 
 def test_a_held_round_that_is_due_does_not_keep_others_from_being_told(

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from sqlalchemy import select
 
-from coordinator.db.engine import Database
 from coordinator.db.federation_lock import lock_federation
 from coordinator.db.tables.federations import PayloadRow
 from coordinator.storage import payloads
@@ -62,16 +61,15 @@ def test_who_joins_and_who_delivers_the_same_bytes_never_wait_for_each_other(
     serve: Callable[..., Served], fresh_postgres: Callable[[], str]
 ) -> None:
     url = fresh_postgres()
-    federation_id, (silo, _) = running(serve(url, tick_seconds=3600.0))
-    database = Database(url)
+    served = serve(url, tick_seconds=3600.0)
+    federation_id, (silo, _) = running(served)
     zeros = bytes(4 * sum(array.size for array in values(0.0).values()))
     with ThreadPoolExecutor(1) as pool:
-        with database.write() as session:  # as a delivery does: bytes, then the federation
+        with served.database.write() as session:  # as a delivery does: bytes, then the federation
             payloads.store_bytes(session, zeros)
             joining = pool.submit(try_join, silo, 1)
             wait_until(lambda: ask(url, "SELECT count(*) FROM pg_locks WHERE NOT granted") != [(0,)])
             lock_federation(session, federation_id)
         assert joining.result().status_code == 200
-    with database.read() as session:
+    with served.database.read() as session:
         assert len(session.scalars(select(PayloadRow.id)).all()) == 1
-    database.close()

@@ -49,29 +49,27 @@ def test_revoking_whom_a_round_waits_for_closes_it_without_a_tick(
     assert [client["state"] for client in shown["clients"]] == ["arrived", "arrived", "revoked"]
 
 
-def test_revoking_waits_for_who_counts_bytes_and_does_not_deadlock(fresh_postgres: Callable[[], str]) -> None:
-    database = Database(fresh_postgres())
-    closed = simple(database, clients=1)
+def test_revoking_waits_for_who_counts_bytes_and_does_not_deadlock(postgres_database: Database) -> None:
+    closed = simple(postgres_database, clients=1)
     client_id = closed.clients[0]
-    with database.write() as session:
+    with postgres_database.write() as session:
         row = lock_federation(session, closed.federation_id)
         session.execute(update(ParticipationRow).values(state="joined"))
         session.execute(update(federations.RoundRow).values(state="collecting"))
         assert row.state == "running"
 
     def revoke() -> bool:
-        with database.write() as session:
+        with postgres_database.write() as session:
             lock_federation(session, closed.federation_id)
             return federations.revoke(session, closed.federation_id, client_id)
 
     with ThreadPoolExecutor(1) as pool:
-        with database.write() as session:
+        with postgres_database.write() as session:
             session.execute(update(ParticipationRow).values(bytes_down=1))
             revoking = pool.submit(revoke)
             sleep(0.3)
             session.execute(update(ClientRow).values(bytes_down=1))
         assert revoking.result(timeout=10)
-    database.close()
 
 
 @pytest.mark.parametrize("place", ["9" * 20, "x", "-1", "\u0661"])

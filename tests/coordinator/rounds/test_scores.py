@@ -6,23 +6,18 @@ from typing import Any
 
 import pytest
 
-from tests.served import Served, Silo, slug
-from tests.taking_part import join, one_round, plan, running, scored, show, url
+from tests.served import Served
+from tests.taking_part import join, one_round, plan, running, scored, send_scores, show, url
 
 FINAL = {"loss": {"value": 0.25, "count": 96}}
-
-
-def send(silo: Silo, number: int, body: dict[str, Any]) -> tuple[int, str]:
-    answer = silo.http.put(url(silo, number, "/scores"), json=body)
-    return answer.status_code, slug(answer) if answer.is_error else ""
 
 
 def test_the_personal_model_counts_and_each_name_has_its_number_of_clients(coordinator: Served) -> None:
     federation_id, silos = running(coordinator)
     for silo in silos:
         join(silo, 1)
-    assert send(silos[0], 1, scored({"loss": 1.0, "f1": 0.5}) | {"kept": "served"}) == (204, "")
-    assert send(silos[1], 1, scored({"loss": 2.0, "f1": 0.75}, count=3)) == (204, "")
+    assert send_scores(silos[0], 1, scored({"loss": 1.0, "f1": 0.5}) | {"kept": "served"}) == (204, "")
+    assert send_scores(silos[1], 1, scored({"loss": 2.0, "f1": 0.75}, count=3)) == (204, "")
     scores = show(coordinator, federation_id, 1)["scores"]
     assert scores["mean"] == {"loss": {"value": 5.5, "count": 2}, "f1": {"value": 0.75, "count": 1}}
     assert scores["worst"] == {"loss": {"value": 9.0, "count": 2}, "f1": {"value": 0.75, "count": 1}}
@@ -46,7 +41,7 @@ def test_the_personal_model_counts_and_each_name_has_its_number_of_clients(coord
 def test_scores_of_another_form_are_refused(coordinator: Served, body: dict[str, Any]) -> None:
     federation_id, (silo, _) = running(coordinator)
     join(silo, 1)
-    assert send(silo, 1, body) == (422, "validation")
+    assert send_scores(silo, 1, body) == (422, "validation")
     assert show(coordinator, federation_id, 1)["scores"] is None
 
 
@@ -55,7 +50,7 @@ def test_more_names_than_a_summary_holds_leave_the_commonest(coordinator: Served
     for index, silo in enumerate(silos):
         join(silo, 1)
         rare = {f"a{index}_{number}": 0.5 for number in range(14)}
-        assert send(silo, 1, scored({"loss": 1.0, "z_common": 0.5} | rare)) == (204, "")
+        assert send_scores(silo, 1, scored({"loss": 1.0, "z_common": 0.5} | rare)) == (204, "")
     mean = show(coordinator, federation_id, 1)["scores"]["mean"]
     assert len(mean) == 16
     assert mean["loss"]["count"] == mean["z_common"]["count"] == 2
@@ -66,11 +61,11 @@ def test_final_scores_are_added_once_and_after_the_end_only(coordinator: Served)
     one_round(coordinator, federation_id, silos, 1, [1.0, 3.0])
     first, late = silos
     sent = scored({"loss": 1.0})
-    assert send(first, 1, sent | {"final": FINAL}) == (409, "round-closed"), "it is not finished"
+    assert send_scores(first, 1, sent | {"final": FINAL}) == (409, "round-closed"), "it is not finished"
     one_round(coordinator, federation_id, silos, 2, [1.0, 3.0])
-    assert send(first, 1, sent | {"final": FINAL}) == (409, "round-closed"), "it is not the last round"
-    assert send(late, 2, sent | {"final": FINAL}) == (204, ""), "all of its scores at once"
-    assert send(late, 2, sent) == (409, "round-closed")
+    assert send_scores(first, 1, sent | {"final": FINAL}) == (409, "round-closed"), "it is not the last round"
+    assert send_scores(late, 2, sent | {"final": FINAL}) == (204, ""), "all of its scores at once"
+    assert send_scores(late, 2, sent) == (409, "round-closed")
     outsider = coordinator.enrol(coordinator.federation(), "outsider")
     path = url(first, 2, "/scores")
     assert outsider.http.put(path, json=sent | {"final": FINAL}).status_code == 404
@@ -80,16 +75,16 @@ def test_final_scores_leave_the_others_as_they_were(coordinator: Served) -> None
     federation_id, silos = running(coordinator, **plan(rounds={"total": 1}))
     for silo in silos:
         join(silo, 1)
-        assert send(silo, 1, scored({"loss": 1.0})) == (204, "")
+        assert send_scores(silo, 1, scored({"loss": 1.0})) == (204, "")
     one_round(coordinator, federation_id, silos, 1, [1.0, 3.0])
     (silo, _), sent = silos, scored({"loss": 1.0})
     other = scored({"loss": 0.5}) | {"final": FINAL}
     for changed in (other, sent | {"kept": "served", "final": FINAL}):
-        assert send(silo, 1, changed) == (409, "round-closed")
-    assert [send(silo, 1, sent | {"final": FINAL}) for _ in range(2)] == [(204, "")] * 2
+        assert send_scores(silo, 1, changed) == (409, "round-closed")
+    assert [send_scores(silo, 1, sent | {"final": FINAL}) for _ in range(2)] == [(204, "")] * 2
     again = sent | {"final": {"loss": {"value": 0.125, "count": 96}}}
     for changed in (again, sent):
-        assert send(silo, 1, changed) == (409, "round-closed")
+        assert send_scores(silo, 1, changed) == (409, "round-closed")
     shown = show(coordinator, federation_id, 1)
     assert shown["scores"]["mean"]["loss"] == {"value": 0.625, "count": 2}
     assert shown["clients"][0]["scores"] == sent | {"final": FINAL}

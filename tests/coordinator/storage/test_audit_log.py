@@ -14,7 +14,6 @@ from typer import Typer
 from typer.testing import CliRunner
 
 from coordinator import cli
-from coordinator.db.engine import Database
 from coordinator.db.federation_lock import lock_federation
 from schemas.identity.documents import hash_of
 from schemas.identity.enrolment_token import read
@@ -86,7 +85,7 @@ def test_who_is_shut_out_while_the_order_waits_orders_nothing(
     silo = served.enrol(served.federation(), "a")
     federation_id = silo.federation_id
     person = served.admin.post("/v1/tokens", json={"role": "admin", "name": "x"}).json()
-    http, database = served.http(person["token"]), Database(served.database_url)
+    http = served.http(person["token"])
     before = len(entries(served))
     path = f"/v1/federations/{federation_id}"
 
@@ -95,13 +94,12 @@ def test_who_is_shut_out_while_the_order_waits_orders_nothing(
         return http.delete(f"{path}/clients/{silo.client_id}") if revoking else http.post(f"{path}/{order}")
 
     with ThreadPoolExecutor(1) as pool:
-        with database.write() as session:
+        with served.database.write() as session:
             lock_federation(session, federation_id)
             ordered = pool.submit(ordering)
             wait_until(lambda: _waiting(served.database_url), what="the order waits")
             assert served.admin.delete(f"/v1/tokens/{person['id']}").status_code == 204
         refused = ordered.result(timeout=30)
-    database.close()
     assert (refused.status_code, slug(refused)) == (401, "credential-invalid")
     assert [entry["event"] for entry in entries(served)[before:]] == ["person-token-revoked"]
 

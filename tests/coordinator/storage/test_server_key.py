@@ -24,36 +24,27 @@ from tests.served import Served, slug
 Rows = Callable[[str, str], list[tuple[Any, ...]]]
 
 
-@pytest.fixture
-def sqlite(fresh_database: Callable[[str], str]) -> Database:
-    return Database(fresh_database("sqlite"))
-
-
-def test_sqlite_gets_a_key_beside_it_that_only_its_owner_reads(sqlite: Database, rows: Rows) -> None:
-    first = load(sqlite, None)
-    assert load(sqlite, None).public == first.public
-    file = Path(f"{sqlite.url.database}-signing-key")
+def test_sqlite_gets_a_key_beside_it_that_only_its_owner_reads(sqlite_database: Database, rows: Rows) -> None:
+    first = load(sqlite_database, None)
+    assert load(sqlite_database, None).public == first.public
+    file = Path(f"{sqlite_database.url.database}-signing-key")
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
-    url = sqlite.url.render_as_string()
+    url = sqlite_database.url.render_as_string()
     everything = "".join(str(rows(url, f"SELECT * FROM {table}")) for table in Table.metadata.tables)
     assert first.public in everything
     assert file.read_text().strip() not in everything
-    sqlite.close()
 
 
-def test_postgres_must_be_given_one(fresh_postgres: Callable[[], str]) -> None:
-    database = Database(fresh_postgres())
+def test_postgres_must_be_given_one(postgres_database: Database) -> None:
     with pytest.raises(SettingsUnusable, match="TESSERA_SIGNING_KEY is not set"):
-        load(database, None)
-    database.close()
+        load(postgres_database, None)
 
 
 @pytest.mark.parametrize("text", ["short", "=" * 43, encode(bytes(31)), encode(bytes(33))])
-def test_a_key_that_is_none_is_named_and_not_shown(sqlite: Database, text: str) -> None:
+def test_a_key_that_is_none_is_named_and_not_shown(sqlite_database: Database, text: str) -> None:
     with pytest.raises(SettingsUnusable, match="TESSERA_SIGNING_KEY: not 32 bytes") as refused:
-        load(sqlite, SecretStr(text))
+        load(sqlite_database, SecretStr(text))
     assert text not in str(refused.value)
-    sqlite.close()
 
 
 def test_a_replica_with_another_key_does_not_start(database: Database) -> None:
@@ -78,9 +69,7 @@ def test_a_nonce_is_known_for_an_hour_and_to_its_own_server_alone() -> None:
     assert not any(key.issued(text, moment) for text in ("", "=", "AAAA", "A" * 86))
 
 
-def test_hello_is_signed_over_the_callers_challenge_by_the_key_that_tokens_pin(
-    coordinator: Served,
-) -> None:
+def test_hello_is_signed_over_the_callers_challenge_by_the_key_that_tokens_pin(coordinator: Served) -> None:
     anyone, challenge = coordinator.http(), "c" * 32
     said = anyone.get("/v1/hello", params={"challenge": challenge}).json()
     token = read(coordinator.enrolment_token(coordinator.federation(), "a"))

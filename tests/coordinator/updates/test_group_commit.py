@@ -5,13 +5,12 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import pytest
 from sqlalchemy import func, select, update
 
-from coordinator.db import migrate
 from coordinator.db.engine import Database
 from coordinator.db.federation_lock import hold_federation
 from coordinator.db.tables.federations import ClientRow, UpdateRow
@@ -180,11 +179,9 @@ def test_of_updates_that_are_kept_together_each_gets_its_own_answer(
 
 @pytest.mark.slow
 def test_two_who_keep_the_same_bytes_in_another_order_do_not_wait_for_each_other_for_ever(
-    fresh_database: Callable[[str], str], pool: ThreadPoolExecutor
+    postgres_database: Database, pool: ThreadPoolExecutor
 ) -> None:
     """On SQLite one writes at a time anyhow."""
-    database = Database(fresh_database("postgresql"))
-    migrate.prepare(database)
     both_have_one = threading.Barrier(2)
 
     def content(octets: bytes) -> store.Content:
@@ -196,9 +193,8 @@ def test_two_who_keep_the_same_bytes_in_another_order_do_not_wait_for_each_other
         return store.Content(digest_of(octets), len(octets), pieces)
 
     def store_in_order(order: Sequence[bytes]) -> dict[str, int]:
-        with database.write() as session:
+        with postgres_database.write() as session:
             return store.store_payloads(session, map(content, order))
 
     first_ids, second_ids = (pool.submit(store_in_order, order) for order in ([b"x", b"y"], [b"y", b"x"]))
     assert first_ids.result(30) == second_ids.result(30)
-    database.close()

@@ -6,7 +6,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,6 @@ import numpy as np
 import pytest
 from sqlalchemy import delete, text
 
-from coordinator.db.engine import Database
 from coordinator.db.tables.weights import CodedWeightsRow
 from coordinator.http.limits import concurrency
 from coordinator.http.limits.concurrency import codec_slot
@@ -134,25 +133,23 @@ def test_what_is_kept_goes_with_the_rounds_weights_and_what_stays_is_whole(
 ) -> None:
     _, (silo, _) = rounds_later(served, 5)
     named = {number: ask(silo, number, "int8").headers["etag"] for number in range(1, 6)}
-    with closing(Database(served.database_url)) as database:
-        assert retention.prune_rounds(database, 2) > 0
-        assert rows(served.database_url, KEPT) == [(number, "int8") for number in (3, 4, 5)]
-        garbage_collection.collect(database, grace=timedelta(0))
-        for number in (3, 4, 5):
-            assert ask(silo, number, "int8").headers["etag"] == named[number]
-        assert slug(ask(silo, 2, "int8")) == "not-found"
-        assert rows(served.database_url, KEPT) == [(number, "int8") for number in (3, 4, 5)]
-        digests = {f'"{digest}"' for (digest,) in rows(served.database_url, "SELECT digest FROM payloads")}
-        assert [number for number in named if named[number] in digests] == [3, 4, 5]
+    assert retention.prune_rounds(served.database, 2) > 0
+    assert rows(served.database_url, KEPT) == [(number, "int8") for number in (3, 4, 5)]
+    garbage_collection.collect(served.database, grace=timedelta(0))
+    for number in (3, 4, 5):
+        assert ask(silo, number, "int8").headers["etag"] == named[number]
+    assert slug(ask(silo, 2, "int8")) == "not-found"
+    assert rows(served.database_url, KEPT) == [(number, "int8") for number in (3, 4, 5)]
+    digests = {f'"{digest}"' for (digest,) in rows(served.database_url, "SELECT digest FROM payloads")}
+    assert [number for number in named if named[number] in digests] == [3, 4, 5]
 
 
 def test_what_was_kept_follows_from_the_weights_alone(served: Served) -> None:
     _, (silo, _) = rounds_later(served, 2)
     before = ask(silo, 2, "int4_own_last")
-    with closing(Database(served.database_url)) as database:
-        with database.write() as session:
-            session.execute(delete(CodedWeightsRow))
-        assert garbage_collection.collect(database, grace=timedelta(0)) == 1
+    with served.database.write() as session:
+        session.execute(delete(CodedWeightsRow))
+    assert garbage_collection.collect(served.database, grace=timedelta(0)) == 1
     after = ask(silo, 2, "int4_own_last")
     assert after.content == before.content
     assert after.headers["tessera-weights"] == before.headers["tessera-weights"]

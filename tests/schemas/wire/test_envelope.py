@@ -115,68 +115,29 @@ def test_the_norm_is_that_of_the_named_tensors() -> None:
         assert envelope.norm(names) == pytest.approx(np.linalg.norm(together))
 
 
-def refusal(
-    body: bytes, *, encoding: str | None = None, expected: dict[str, Slot] | None = None
-) -> type[Exception]:
-    with pytest.raises(refusals.BodyRefused) as caught:
-        unpack(
-            body,
-            encoding="zstd" if encoding else None,
-            expected=EXPECTED if expected is None else expected,
-            max_bytes=LIMIT,
-        )
-    return caught.type
-
-
 def entry(shape: object, begin: object, end: object, dtype: object = "F32") -> dict[str, object]:
     return {"dtype": dtype, "shape": shape, "data_offsets": [begin, end]}
 
 
-ONE = {"x": Slot((2,))}
-TWO = {"x": Slot((2,)), "y": Slot((2,))}
-
-
 @pytest.mark.parametrize(
-    ("body", "expected", "why"),
+    ("body", "why"),
     [
-        (b"", ONE, refusals.TensorHeader),
-        (b"1234567", ONE, refusals.TensorHeader),
-        (body_of(b"{" + b" " * 2**17 + b"}"), ONE, refusals.TensorHeader),
-        ((2**63).to_bytes(8, "little"), ONE, refusals.TensorHeader),
-        ((2**64 - 1).to_bytes(8, "little"), ONE, refusals.TensorHeader),
-        ((100).to_bytes(8, "little") + b"{}", ONE, refusals.TensorHeader),
-        (body_of(b' {"x":1}'), ONE, refusals.TensorHeader),
-        (body_of(b'{"x":{"dtype":"F32"},"x":{}}'), ONE, refusals.TensorHeader),
-        (body_of(b'{"\xff":1}'), ONE, refusals.TensorHeader),
-        (body_of(b'{"x":' + b"[" * 60_000), ONE, refusals.TensorHeader),
-        (body_of(b'{"x":{"dtype":"F32","shape":[' + b"9" * 5000 + b"]}}"), ONE, refusals.TensorHeader),
-        (body_of(b'{"\\ud800":1}'), ONE, refusals.TensorHeader),
-        (body_of([1]), ONE, refusals.TensorHeader),
-        (body_of({"x": 1}), ONE, refusals.TensorHeader),
-        (body_of({"x": entry([2], 0, 8), "__metadata__": {"a": 1}}, b"\0" * 8), ONE, refusals.TensorHeader),
-        (body_of({"z": entry([2], 0, 8)}, b"\0" * 8), ONE, refusals.TensorSchema),
-        (body_of({"../x": entry([2], 0, 8)}, b"\0" * 8), ONE, refusals.TensorSchema),
-        (body_of({"x": entry([3], 0, 12)}, b"\0" * 12), ONE, refusals.TensorSchema),
-        (body_of({"x": entry([1] * 65, 0, 4)}, b"\0" * 4), ONE, refusals.TensorSchema),
-        (body_of({"x": entry([-1], 0, 8)}, b"\0" * 8), ONE, refusals.TensorSchema),
-        (body_of({"x": entry([2.0], 0, 8)}, b"\0" * 8), ONE, refusals.TensorSchema),
-        (body_of({"x": entry([True], 0, 4)}, b"\0" * 4), {"x": Slot((None,))}, refusals.TensorSchema),
-        (body_of({"x": entry([2**32, 2**32], 0, 8)}, b"\0" * 8), ONE, refusals.TensorSchema),
-        (body_of({"x": entry([2], 0, 4, "BF16")}, b"\0" * 4), ONE, refusals.TensorDtype),
-        (body_of({"x": entry([2], 0, 2, "F13")}, b"\0" * 2), ONE, refusals.TensorDtype),
-        (body_of({"x": entry([2], 0, 8, "I32")}, b"\0" * 8), ONE, refusals.TensorDtype),
-        (body_of({"x": entry([2], 0, 8), "y": entry([2], 0, 8)}, b"\0" * 8), TWO, refusals.TensorLayout),
-        (body_of({"x": entry([2], 0, 8), "y": entry([2], 12, 20)}, b"\0" * 20), TWO, refusals.TensorLayout),
-        (body_of({"x": entry([2], 8, 0)}, b"\0" * 8), ONE, refusals.TensorLayout),
-        (body_of({"x": entry([2], -8, 0)}, b"\0" * 8), ONE, refusals.TensorLayout),
-        (body_of({"x": entry([2], 0, 8)}, b"\0" * 8 + b"PK\x05\x06"), ONE, refusals.TensorLayout),
-        (body_of({"x": entry([2], 0, 8)}, b"\0" * 4), ONE, refusals.TensorLayout),
+        (body_of(b'{"\\ud800":1}'), refusals.TensorHeader),
+        (body_of([1]), refusals.TensorHeader),
+        (body_of({"x": 1}), refusals.TensorHeader),
+        (body_of({"x": entry([2], 0, 8), "__metadata__": {"a": 1}}, b"\0" * 8), refusals.TensorHeader),
+        (body_of({"x": entry([2.0], 0, 8)}, b"\0" * 8), refusals.TensorSchema),
+        (body_of({"x": entry([True], 0, 4)}, b"\0" * 4), refusals.TensorSchema),
+        (body_of({"x": entry([2], 0, 8, "I32")}, b"\0" * 8), refusals.TensorDtype),
+        (body_of({"x": entry([2], -8, 0)}, b"\0" * 8), refusals.TensorLayout),
+        (body_of({"x": entry([2], 0, 8)}, b"\0" * 4), refusals.TensorLayout),
     ],
 )
-def test_a_malformed_body_is_refused_for_what_is_wrong(
-    body: bytes, expected: dict[str, Slot], why: type[Exception]
-) -> None:
-    assert refusal(body, expected=expected) is why
+def test_a_malformed_body_is_refused_for_what_is_wrong(body: bytes, why: type[refusals.BodyRefused]) -> None:
+    """Those of the hostile table are sent to a coordinator there."""
+    with pytest.raises(why) as caught:
+        unpack(body, encoding=None, expected={"x": Slot((None,))}, max_bytes=LIMIT)
+    assert caught.type is why
 
 
 def test_zeros_and_a_few_denormals_are_ordinary() -> None:
