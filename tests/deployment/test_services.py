@@ -104,7 +104,7 @@ def test_the_coordinator_starts_after_migrations_with_secrets_from_files(host: H
     assert argv_of("migrate") == ["tessera", "migrate"]
     assert argv_of("coordinator") == ["tessera", "serve"]
     assert host.start("coordinator").wait(timeout=60) == 1
-    assert "run `tessera migrate` first" in host.log("coordinator")
+    assert "run `tessera migrate`" in host.log("coordinator")
     assert not _healthy(host)
     assert host.run("migrate") == 0, host.log("migrate")
     with running(host, "coordinator"):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import json
-import os
 import subprocess
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ from cryptography.hazmat.primitives.serialization import load_pem_private_key
 from schemas.identity.enrolment_token import read
 from tests.hostile.process import start_process
 from tests.hostile.test_stolen_database import RETRY_KEY, bearer_client, forms, seed_of
-from tests.scenarios.agents import EXAMPLES, TESSERA, AgentProcess, prepare_agent
+from tests.scenarios.agents import EXAMPLES, TESSERA, AgentProcess, environment, prepare_agent
 from tests.served import ADMIN_TOKEN, SIGNING_KEY
 
 pytestmark = pytest.mark.long
@@ -81,20 +80,16 @@ def logs(
 
 def _tessera(agent: AgentProcess, command: str, *, fails: bool = False) -> None:
     """Run a command of an agent's, with all that it prints in the agent's log."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("TESSERA_")}
     mine = {
         "TESSERA_AGENT_TOKEN": agent.token,
         "TESSERA_AGENT_NAME": agent.name,
         "TESSERA_AGENT_LOG_LEVEL": "debug",
-        "OMP_NUM_THREADS": "1",
-        "HF_HUB_OFFLINE": "1",
-        "NO_PROXY": "127.0.0.1",
     }
     named = ["--name", "aster"] if command == "enrol" else []
     with (agent.folder / "agent.log").open("ab") as log:
         done = subprocess.run(
             [TESSERA, "agent", command, *named, "--config", str(agent.folder / "silo.toml")],
-            env=kept | mine,
+            env=environment() | mine,
             stdout=log,
             stderr=log,
             timeout=180,

@@ -25,19 +25,13 @@ class AgentProcess:
 
     def start(self) -> None:
         """Start it, or start it again."""
-        environment = {
-            **_environment(),
-            "TESSERA_AGENT_TOKEN": self.token,
-            "TESSERA_AGENT_NAME": self.name,
-            "OMP_NUM_THREADS": "1",
-            "HF_HUB_OFFLINE": "1",
-        }
+        mine = {"TESSERA_AGENT_TOKEN": self.token, "TESSERA_AGENT_NAME": self.name}
         with (self.folder / "agent.log").open("ab") as log:
             self.process = subprocess.Popen(
                 [TESSERA, "agent", "run", "--config", str(self.folder / "silo.toml")],
                 stdout=log,
                 stderr=log,
-                env=environment,
+                env=environment() | mine,
             )
 
     def kill(self) -> None:
@@ -75,7 +69,19 @@ def prepare_agent(
     return AgentProcess(name, mine, token)
 
 
-def _environment() -> dict[str, str]:
+def environment() -> dict[str, str]:
     """Leave out what would configure another agent, or send loopback through a proxy."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("TESSERA_")}
-    return {**kept, "NO_PROXY": "127.0.0.1"}
+    return kept | {"NO_PROXY": "127.0.0.1", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+
+
+def tessera(*arguments: object, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Run the installed program to its end."""
+    return subprocess.run(
+        [TESSERA, *map(str, arguments)],
+        env=environment() | variables,
+        input="",
+        capture_output=True,
+        text=True,
+        check=False,
+    )

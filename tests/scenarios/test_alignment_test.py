@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -11,22 +10,11 @@ from pathlib import Path
 import pytest
 
 from client_agent.model.loading import base_model_slug
-from tests.scenarios.agents import EXAMPLES, MODELS, TESSERA, prepare_agent
+from tests.scenarios.agents import EXAMPLES, MODELS, prepare_agent, tessera
 from tests.served import ADMIN_TOKEN, Served
 
 PIVOT, OTHER = (base_model_slug(str(MODELS[name])) for name in "SL")
 ANCHORS = EXAMPLES / "anchors.json"
-
-
-def tessera(*arguments: str) -> subprocess.CompletedProcess[str]:
-    kept = {k: v for k, v in os.environ.items() if not k.startswith("TESSERA_")}
-    return subprocess.run(
-        [TESSERA, "agent", *arguments],
-        env={**kept, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "NO_PROXY": "127.0.0.1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
 
 
 @pytest.mark.long
@@ -45,11 +33,11 @@ def test_an_enrolled_silo_tests_its_pack_and_the_verdict_is_stored_with_it(
     token = served.enrolment_token(federation_id, "cedar")
     agent = prepare_agent(tmp_path, "cedar", served.url, token, model="L")
     config = ("--config", str(agent.folder / "silo.toml"))
-    assert tessera("enrol", *config, "--name", "cedar", "--token", token).returncode == 0
+    assert tessera("agent", "enrol", *config, "--name", "cedar", "--token", token).returncode == 0
     by_operator = ("--url", served.url, "--token", ADMIN_TOKEN)
-    made = tessera("make-pivot-pack", federation_id, str(MODELS["S"]), *by_operator)
+    made = tessera("agent", "make-pivot-pack", federation_id, str(MODELS["S"]), *by_operator)
     assert made.returncode == 0, made.stderr
-    done = tessera("alignment-test", *config, "--json")
+    done = tessera("agent", "alignment-test", *config, "--json")
     tested = json.loads(done.stdout)
     assert done.returncode == (0 if tested["verdict"] == "passed" else 1), done.stderr
     packs = {
@@ -74,7 +62,13 @@ def offline(tmp_path: Path, model: str, *arguments: str) -> subprocess.Completed
     alignment = {"pivot": PIVOT, "anchors": 64}
     plan.write_text(json.dumps({"name": "x", "strategy": {"name": "fedmosaic"}, "alignment": alignment}))
     return tessera(
-        "alignment-test", "--config", str(agent.folder / "silo.toml"), "--plan", str(plan), *arguments
+        "agent",
+        "alignment-test",
+        "--config",
+        str(agent.folder / "silo.toml"),
+        "--plan",
+        str(plan),
+        *arguments,
     )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import subprocess
 from collections.abc import Callable
@@ -10,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.scenarios.agents import TESSERA, AgentProcess, prepare_agent
+from tests.scenarios.agents import AgentProcess, prepare_agent, tessera
 from tests.scenarios.test_agents import plan
 from tests.served import Served
 from tests.waiting import wait_until
@@ -21,15 +20,8 @@ ROUNDS = 14
 """So many that the federation is not over before the coordinator stops."""
 
 
-def tessera(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("TESSERA_")}
-    return subprocess.run(
-        [TESSERA, *arguments], env=kept | environment, capture_output=True, text=True, check=False, input=""
-    )
-
-
 def accepted(agent: AgentProcess, *options: str) -> subprocess.CompletedProcess[str]:
-    return tessera("agent", "accept-restored", "--config", str(agent.folder / "silo.toml"), *options)
+    return tessera("agent", "accept-restored", "--config", agent.folder / "silo.toml", *options)
 
 
 def test_agents_refuse_a_restored_coordinator_until_their_people_accept_it(

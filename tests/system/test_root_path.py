@@ -8,7 +8,6 @@ import re
 import socket
 import ssl
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -24,6 +23,7 @@ from client_agent.identity.membership import enrol, read_key
 from client_agent.transport.client import CoordinatorApi, NothingYet
 from schemas.identity.signed_requests import Target, sign
 from schemas.messages.enrolment import Profile
+from tests.scenarios.agents import tessera
 from tests.served import ADMIN_TOKEN, PROFILE, Served
 from tests.stress.processes import free_port
 from tests.system.programs import program
@@ -147,13 +147,12 @@ def test_an_agent_enrols_and_sends_signed_requests(
 
 def test_the_operators_commands_and_events_work(served: Served, front: Front) -> None:
     federation_id = served.federation()
-    environment = os.environ | {"TESSERA_URL": front.url, "TESSERA_TOKEN": ADMIN_TOKEN}
+    variables = {"TESSERA_URL": front.url, "TESSERA_TOKEN": ADMIN_TOKEN}
     if front.trust is not None:
-        environment |= {"SSL_CERT_FILE": str(front.trust)}
-    tessera = [sys.executable, "-c", "from schemas.command import main; main()"]
-    listed = subprocess.check_output([*tessera, "federation", "list", "--json"], env=environment)
-    assert [row["id"] for row in json.loads(listed)] == [federation_id]
-    subprocess.check_output([*tessera, "federation", "start", federation_id], env=environment)
+        variables |= {"SSL_CERT_FILE": str(front.trust)}
+    listed = tessera("federation", "list", "--json", **variables)
+    assert [row["id"] for row in json.loads(listed.stdout)] == [federation_id], listed.stderr
+    assert tessera("federation", "start", federation_id, **variables).returncode == 0
     events = f"{front.url}/v1/federations/{federation_id}/events"
     fields = {"Authorization": f"Bearer {ADMIN_TOKEN}", "Last-Event-ID": "0"}
     with (

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 from pathlib import Path
 
@@ -11,7 +10,7 @@ import pytest
 
 from client_agent.rounds.train import Trained
 from tests.client_agent.test_daemon import config
-from tests.scenarios.agents import TESSERA
+from tests.scenarios.agents import TESSERA, environment, tessera
 
 PLAN = {
     "name": "alone",
@@ -22,22 +21,12 @@ PLAN = {
 }
 
 
-def tessera(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    inherited = {k: v for k, v in os.environ.items() if not k.startswith("TESSERA_")}
-    return subprocess.run(
-        [TESSERA, "agent", *arguments],
-        env={**inherited, "OMP_NUM_THREADS": "1", **environment},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-
-
 @pytest.mark.slow
 def test_training_alone_prints_scores_per_round_and_writes_the_adapter(tmp_path: Path) -> None:
     (tmp_path / "plan.json").write_text(json.dumps(PLAN))
     out = tmp_path / "adapter.safetensors"
     done = tessera(
+        "agent",
         *("train", "--config", str(config(tmp_path)), "--plan", str(tmp_path / "plan.json")),
         *("--out", str(out), "--json"),
     )
@@ -53,10 +42,10 @@ def test_training_alone_prints_scores_per_round_and_writes_the_adapter(tmp_path:
 def test_unusable_options_fail_before_training(tmp_path: Path) -> None:
     (tmp_path / "plan.json").write_text(json.dumps(PLAN))
     arguments = ("train", "--config", str(config(tmp_path)), "--plan", str(tmp_path / "plan.json"))
-    done = tessera(*arguments, "--out", str(tmp_path / "nowhere" / "x"))
+    done = tessera("agent", *arguments, "--out", str(tmp_path / "nowhere" / "x"))
     assert done.returncode == 1
     assert "there is no folder" in done.stderr
-    done = tessera(*arguments, "--pack", str(tmp_path / "no [red] pack"))
+    done = tessera("agent", *arguments, "--pack", str(tmp_path / "no [red] pack"))
     assert done.returncode == 1
     assert "no [red] pack cannot be read" in done.stderr
 
@@ -65,10 +54,9 @@ def test_unusable_options_fail_before_training(tmp_path: Path) -> None:
 def test_stopped_training_alone_reports_that_it_does_not_resume(tmp_path: Path) -> None:
     plan = PLAN | {"rounds": {"total": 1000}}
     (tmp_path / "plan.json").write_text(json.dumps(plan))
-    inherited = {k: v for k, v in os.environ.items() if not k.startswith("TESSERA_")}
     with subprocess.Popen(
         [TESSERA, "agent", "train", "--config", config(tmp_path), "--plan", tmp_path / "plan.json"],
-        env={**inherited, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"},
+        env=environment() | {"PYTHONUNBUFFERED": "1"},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -84,13 +72,13 @@ def test_stopped_training_alone_reports_that_it_does_not_resume(tmp_path: Path) 
 
 
 def test_a_seed_beyond_63_bits_is_refused_before_anything_is_loaded(tmp_path: Path) -> None:
-    done = tessera("alignment-test", "--config", str(config(tmp_path)), "--seed", str(2**63))
+    done = tessera("agent", "alignment-test", "--config", str(config(tmp_path)), "--seed", str(2**63))
     assert done.returncode == 2
     assert "--seed" in done.stderr
 
 
 def test_an_agent_without_membership_is_told_to_enrol(tmp_path: Path) -> None:
-    done = tessera("run", "--config", str(config(tmp_path)))
+    done = tessera("agent", "run", "--config", str(config(tmp_path)))
     assert done.returncode == 1
     assert "run `tessera agent enrol` first" in done.stderr
     assert "Traceback" not in done.stderr
@@ -98,7 +86,7 @@ def test_an_agent_without_membership_is_told_to_enrol(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_check_without_configuration_names_the_missing_setting() -> None:
-    done = tessera("check", "--json")
+    done = tessera("agent", "check", "--json")
     assert done.returncode == 1
     finding = json.loads(done.stdout)[0]
     assert not finding["good"]

@@ -7,18 +7,10 @@ import re
 from pathlib import Path
 
 import pytest
-import typer
-from typer.testing import CliRunner, Result
 
-from client_agent.cli import commands
 from client_agent.settings import AgentSettings
+from tests.client_agent.commands import tessera
 from tests.scenarios.agents import MODELS
-
-
-def tessera(*arguments: object) -> Result:
-    app = typer.Typer()
-    commands(app)
-    return CliRunner().invoke(app, ["agent", *map(str, arguments)])
 
 
 @pytest.fixture

@@ -10,19 +10,16 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
-import typer
-from typer.testing import CliRunner, Result
+from typer.testing import Result
 
-from client_agent.cli import commands
 from client_agent.cli.conversation import Conversation, Side
 from client_agent.model.examples import Turn, encode_chat, encode_prompt
 from client_agent.model.generation import Decoding, completion
 from client_agent.model.loading import BaseModel
+from tests.client_agent.commands import tessera
 from tests.client_agent.model.test_generation import TEMPLATE
 from tests.client_agent.test_daemon import config
 
-app = typer.Typer()
-commands(app)
 PLAN = {
     "name": "alone",
     "strategy": {"name": "fedavg"},
@@ -34,8 +31,7 @@ PROMPT = "CIPHER abcd="
 
 
 def generate(silo: Path, *arguments: object, typed: str = "") -> Result:
-    words = ["agent", "generate", "--config", str(silo), *map(str, arguments)]
-    return CliRunner().invoke(app, words, input=typed)
+    return tessera("generate", "--config", silo, *arguments, input=typed)
 
 
 @pytest.fixture(scope="module")
@@ -48,8 +44,7 @@ def adapter(silo: Path) -> tuple[object, ...]:
     """The options of an adapter that answers otherwise than its base model."""
     plan, file = silo.parent / "plan.json", silo.parent / "adapter.safetensors"
     plan.write_text(json.dumps(PLAN))
-    words = ["agent", "train", "--config", str(silo), "--plan", str(plan), "--out", str(file)]
-    done = CliRunner().invoke(app, words)
+    done = tessera("train", "--config", silo, "--plan", plan, "--out", file)
     assert done.exit_code == 0, done.output
     return ("--adapter", file, "--plan", plan, "--variant", "trained")
 

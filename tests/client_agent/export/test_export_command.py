@@ -13,13 +13,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import typer
 from numpy.typing import NDArray
 from torch import nn
-from typer.testing import CliRunner
 
 from client_agent.adapters.peft_export import write_checkpoint
-from client_agent.cli import commands
 from client_agent.export.gguf_lora import FILE, read_gguf
 from client_agent.rounds.checkpoints import adapter_of_round
 from client_agent.rounds.final_weights import finish
@@ -27,6 +24,7 @@ from client_agent.rounds.participant import Participant
 from client_agent.storage.base_delta import newest_base_delta
 from client_agent.training.silo import Silo
 from schemas.messages.rounds import FinishedBrief
+from tests.client_agent.commands import tessera
 from tests.client_agent.conftest import config
 from tests.client_agent.rounds.test_ca_pfl_rounds import Pair
 from tests.client_agent.test_daemon import naps
@@ -98,8 +96,6 @@ def test_every_form_gives_the_logits_of_the_final_weights(
     with adapter_of_round(silo, client.workspace.home, None, "kept"):
         expected = logits(silo.base.model)
     assert np.abs(expected - bare).max() > 0.01
-    app = typer.Typer()
-    commands(app)
     load: dict[str, Callable[[Path], nn.Module]] = {
         "peft": public_peft,
         "vllm": public_peft,
@@ -109,8 +105,7 @@ def test_every_form_gives_the_logits_of_the_final_weights(
     settings, environment = config(tmp_path), {"TESSERA_AGENT_FOLDER": str(client.workspace.folder)}
     for form, loaded in load.items():
         out = tmp_path / form
-        options = ["--for", form, "--config", str(settings), "--out", str(out)]
-        done = CliRunner().invoke(app, ["agent", "export", *options], env=environment)
+        done = tessera("export", "--for", form, "--config", settings, "--out", out, env=environment)
         assert done.exit_code == 0, done.output
         assert "scored on float32 weights" in done.output
         assert (out / "README.md").is_file()

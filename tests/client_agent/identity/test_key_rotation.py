@@ -22,7 +22,7 @@ from client_agent.settings import read_settings
 from client_agent.transport.client import CoordinatorApi
 from schemas.identity.keys import name_of
 from schemas.messages.enrolment import Profile
-from tests.client_agent.rounds.test_checkpoints import tessera
+from tests.client_agent.commands import tessera
 from tests.client_agent.test_daemon import config, naps
 from tests.coordinator.enrolment.test_key_rotation import let_expire
 from tests.served import PROFILE, Served

@@ -12,13 +12,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-import typer
-from typer.testing import CliRunner, Result
 
 from client_agent.adapters.peft_export import checkpoint_in_place
 from client_agent.alignment.fit_packs import random_pack
 from client_agent.alignment.pack import Pack
-from client_agent.cli import commands
 from client_agent.daemon import run
 from client_agent.export.job import LARGEST_DIFFERENCE
 from client_agent.rounds.train import Trained
@@ -31,12 +28,11 @@ from schemas.messages.federations import AdapterPlan, AlignmentPlan
 from schemas.messages.scores import LOSS, ScoreSet
 from schemas.wire.envelope import unpack
 from schemas.wire.header import DENSE, Slot
+from tests.client_agent.commands import tessera
 from tests.client_agent.conftest import enrolled, save_model
 from tests.client_agent.test_daemon import config, naps
 from tests.served import Served
 
-app = typer.Typer()
-commands(app)
 STEPS = {"steps": 3, "max_length": 64, "learning_rate": 0.01}
 RANKS = {"rank": 8, "roles": ["v", "down"]}
 LORA = RANKS | {"kind": "lora"}  # no output shift: its export is exact
@@ -47,10 +43,6 @@ ALONE = {
     "adapter": RANKS | {"private_rank": 2, "same_architecture_rank": 2},
     "training": STEPS,
 }
-
-
-def tessera(*arguments: object) -> Result:
-    return CliRunner().invoke(app, ["agent", *map(str, arguments)])
 
 
 @pytest.fixture(scope="module")

@@ -18,6 +18,7 @@ from coordinator.db.backup import copy
 from coordinator.db.engine import Database
 from coordinator.errors import SettingsUnusable
 from tests.postgres_server import PostgresServer
+from tests.scenarios.agents import tessera
 from tests.served import Served
 from tests.taking_part import deliver, join, one_round, plan, running, show, values, wait_for, weights
 
@@ -45,10 +46,7 @@ def back_up_and_restore(request: pytest.FixtureRequest, backend: str, tmp_path: 
 
 
 def _tessera_backup(url: str, file: Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", "from schemas.command import main; main()", "backup", str(file)]
-    return subprocess.run(
-        command, env={"TESSERA_DATABASE_URL": url}, capture_output=True, text=True, check=False
-    )
+    return tessera("backup", file, TESSERA_DATABASE_URL=url)
 
 
 @pytest.mark.slow
