@@ -28,6 +28,7 @@ from client_agent.adapters.base import require_bare
 from client_agent.identity.membership import enrol, read_key
 from client_agent.model.examples import Example
 from client_agent.model.loading import BaseModel, load_base_model
+from client_agent.preflight import Finding, findings
 from client_agent.rounds.participant import Participant
 from client_agent.settings import read_settings
 from client_agent.training.silo import Silo, open_silo
@@ -261,6 +262,11 @@ def next_brief(who: Participant) -> RoundBrief:
         return brief if isinstance(brief, RoundBrief) else None
 
     return wait_until(find)
+
+
+def checked(file: Path, plan: Path | None = None) -> dict[str, Finding]:
+    """Check a silo; give what is found by subject."""
+    return {finding.subject: finding for finding in findings(file, plan)}
 
 
 @pytest.fixture(autouse=True)

@@ -13,11 +13,10 @@ import pytest
 
 from client_agent.daemon import prepare, run
 from client_agent.errors import CoordinatorRefused, Stopped
-from client_agent.preflight import findings
 from client_agent.rounds.participant import Participant
 from client_agent.storage.round_folder import CLOSED, RECEIPT, SCORES_SENT, UPDATE
 from tests.client_agent.bad_lines import Buffering, Deaf
-from tests.client_agent.conftest import HELD_OUT, config
+from tests.client_agent.conftest import HELD_OUT, checked, config
 from tests.served import Served
 
 Enrolled = Callable[..., Participant]
@@ -168,7 +167,7 @@ def test_preparing_without_alignment_needs_no_pack(started: Enrolled) -> None:
 
 
 def test_a_check_finds_everything_good_and_names_the_next_step(served: Served, tmp_path: Path) -> None:
-    found = {f.subject: f for f in findings(config(tmp_path, url=served.url))}
+    found = checked(config(tmp_path, url=served.url))
     assert all(f.passed for f in found.values())
     assert f"{HELD_OUT} held out" in found["data"].detail
     assert "tessera agent enrol" in found["identity"].detail
@@ -186,7 +185,7 @@ def test_a_check_finds_everything_good_and_names_the_next_step(served: Served, t
 def test_a_check_says_what_is_wrong_and_goes_on(
     changes: dict[str, str], what: str, said: str, tmp_path: Path, served: Served
 ) -> None:
-    found = {f.subject: f for f in findings(config(tmp_path, **({"url": served.url} | changes)))}
-    assert len(found) == 11
+    found = checked(config(tmp_path, **({"url": served.url} | changes)))
+    assert len(found) == 12
     assert not found[what].passed
     assert said in found[what].detail

@@ -20,7 +20,7 @@ from client_agent.transport.client import CoordinatorApi
 from schemas.maths.adapter import pq_layout, size
 from schemas.messages.enrolment import Profile
 from schemas.messages.federations import AdapterPlan
-from tests.client_agent.conftest import enrolled, save_model
+from tests.client_agent.conftest import checked, enrolled, save_model
 from tests.client_agent.model.test_few_bits import bytes_in
 from tests.client_agent.test_daemon import config, naps
 from tests.served import PROFILE, Served
@@ -140,7 +140,7 @@ def test_answers_that_nothing_stops_fail_the_check(tmp_path: Path) -> None:
     (tmp_path / "open.jinja").write_text("{% for m in messages %}{{ m.content }}<pad>{% endfor %}")
     data, template = str(tmp_path / "rows.jsonl"), str(tmp_path / "open.jinja")
     file = config(tmp_path, train=data, test=data, chat_template=template)
-    checks = {finding.subject: finding for finding in findings(file)}
+    checks = checked(file)
     assert not checks["end of answers"].passed
     assert "no answer ends with a token that stops generation" in checks["end of answers"].detail
     assert checks["data"].passed

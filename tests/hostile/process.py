@@ -47,6 +47,8 @@ class ServedProcess(Served):
     def stop(self) -> None:
         for opened in self._opened:
             opened.close()
+        if self._database is not None:
+            self._database.close()
         program: subprocess.Popen[str] = self._server  # type: ignore[assignment]
         program.send_signal(signal.SIGTERM)
         with program:  # closes what it printed to

@@ -13,7 +13,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import httpx
-from sqlalchemy import text, update
+from sqlalchemy import create_engine, text, update
 
 from coordinator.db.tables.federations import RoundRow, Table
 from schemas.messages.federations import ALL_ROLES
@@ -91,8 +91,12 @@ class Scene:
 
     def stored(self) -> dict[str, str]:
         """Name every table's content."""
-        with self.served.database.autocommit() as connection:
-            return {name: _content(connection, name) for name in Table.metadata.tables}
+        engine = create_engine(self.served.database_url)  # a kept connection would not outlive its server
+        try:
+            with engine.connect() as connection:
+                return {name: _content(connection, name) for name in Table.metadata.tables}
+        finally:
+            engine.dispose()
 
     def settle(self, seconds: float = 30.0) -> None:
         """Wait until nothing is written any more that was not asked for: events, and what has ended."""

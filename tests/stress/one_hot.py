@@ -18,12 +18,11 @@ from numpy.typing import NDArray
 
 from client_agent.transport.request_signing import SignedRequests
 from schemas.identity.keys import name_of
+from schemas.maths.adapter import Layout
 from schemas.wire.digests import digest_of
-from schemas.wire.envelope import unpack
-from schemas.wire.header import Slot
 from tests.served import ADMIN_TOKEN, Silo, enrolment, slug
 from tests.stress.stored import check_stored
-from tests.taking_part import update_body, upload_headers, url
+from tests.taking_part import tensors_of, update_body, upload_headers, url
 
 PATIENCE_SECONDS = 120.0
 
@@ -52,9 +51,9 @@ class Trial:
         }
 
     @property
-    def slots(self) -> dict[str, Slot]:
+    def layout(self) -> Layout:
         """The adapter's tensors."""
-        return {"b0.q.P": Slot((self.rank, self.rank)), "b0.q.Q": Slot((self.rank,))}
+        return {"b0.q.P": (self.rank, self.rank), "b0.q.Q": (self.rank,)}
 
     def basis(self, number: int, index: int) -> dict[str, NDArray[np.float32]]:
         """The update of one client in one round: zeros and a single one, in a place of its own."""
@@ -137,12 +136,10 @@ class Agent(threading.Thread):
 
     def _pull(self, number: int, digest: str) -> None:
         answer = self._ask("GET", url(self.silo, number, "/weights"))
-        assert answer.status_code == 200, answer.text
+        tensors = tensors_of(answer, self._trial.layout)
         assert digest_of(answer.content) == digest
         assert self.digests.setdefault(number, digest) == digest, "published bytes have changed"
-        slots = self._trial.slots
-        with unpack(answer.content, encoding=None, expected=slots, max_bytes=2**22) as envelope:
-            values = np.concatenate([envelope.read_float32(name).ravel() for name in sorted(slots)])
+        values = np.concatenate([tensors[name].ravel() for name in sorted(tensors)])
         self.served[number] = {int(place): float(values[place]) for place in np.flatnonzero(values)}
 
     def _ask(self, method: str, path: str, body: bytes | None = None) -> httpx.Response:

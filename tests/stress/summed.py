@@ -15,18 +15,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from schemas.identity.keys import name_of
-from schemas.maths.adapter import in_order
+from schemas.maths.adapter import Layout, in_order
 from schemas.messages.secure_sum import CAPABILITY, SumOutcome, SumStatus
 from schemas.secure_sum.encoding import Modulus, most
 from schemas.secure_sum.segments import values_digest
 from schemas.wire.digests import digest_of
-from schemas.wire.envelope import unpack
-from schemas.wire.header import Slot
 from tests.coordinator.secure_sum.members import MASKED, UNMASK, SumClient, roster_of
 from tests.served import ADMIN_TOKEN, Silo, slug
 from tests.stress.one_hot import PATIENCE_SECONDS, enrol, insist
 from tests.stress.stored import check_sums
-from tests.taking_part import url
+from tests.taking_part import tensors_of, url
 
 _ABANDONED = "sum-out-of-range"
 
@@ -52,8 +50,8 @@ class SummedTrial:
         }
 
     @property
-    def slots(self) -> dict[str, Slot]:
-        return {"b0.q.P": Slot((self.rank, self.rank)), "b0.q.Q": Slot((self.rank,))}
+    def layout(self) -> Layout:
+        return {"b0.q.P": (self.rank, self.rank), "b0.q.Q": (self.rank,)}
 
 
 class Insisting:
@@ -123,13 +121,10 @@ class SummedAgent(threading.Thread):
     def _pull(self, number: int, digest: str) -> str:
         """Return the digest of the values that are served."""
         answer = self.silo.http.get(url(self.silo, number, "/weights"))
-        assert answer.status_code == 200, answer.text
+        state = tensors_of(answer, self._trial.layout)
         assert digest_of(answer.content) == digest
         assert self.digests.setdefault(number, digest) == digest, "published bytes have changed"
-        slots = self._trial.slots
-        with unpack(answer.content, encoding=None, expected=slots, max_bytes=2**22) as envelope:
-            state = {name: envelope.read_float32(name) for name in slots}
-        return values_digest(state, in_order({name: slot.shape for name, slot in slots.items()}))
+        return values_digest(state, in_order(self._trial.layout))
 
     def _sum(self, number: int, values: str) -> None:
         """Take part in the session of a round, and wait for its outcome."""

@@ -16,8 +16,7 @@ from client_agent.rounds.steps import take_part
 from client_agent.settings import read_settings
 from client_agent.storage.round_folder import WEIGHTS
 from client_agent.training.silo import Silo, open_silo
-from schemas.messages.rounds import RoundBrief
-from tests.client_agent.conftest import config
+from tests.client_agent.conftest import config, next_brief
 from tests.served import Served
 
 
@@ -35,8 +34,7 @@ def test_a_round_whose_texts_exceed_the_context_is_refused_before_its_download(
     plan = {"strategy": {"name": "fedavg"}, "adapter": {"kind": "lora", "rank": 2}}
     training = {"steps": 1, "max_length": 4 * silo.base.positions, "learning_rate": 0.01}
     who = started(**plan, training=training, rounds={"total": 1, "min_clients": 1})
-    brief = who.session.api.current_round(who.session.federation_id)
-    assert isinstance(brief, RoundBrief)
+    brief = next_brief(who)
     with pytest.raises(TextTooLong, match=r"training\.max_length"):
         take_part(who, brief)
     assert not who.workspace.rounds.open(1).has(WEIGHTS)

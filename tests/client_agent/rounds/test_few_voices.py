@@ -10,15 +10,13 @@ import pytest
 from typer.testing import CliRunner
 
 from client_agent.cli.agent import agent
-from client_agent.preflight import findings
 from client_agent.privacy.budget import TooFewVoices
 from client_agent.rounds.participant import Participant
 from client_agent.rounds.steps import take_part
 from client_agent.storage.round_folder import WEIGHTS
 from schemas.messages.federations import FederationPlan
-from schemas.messages.rounds import RoundBrief
 from schemas.peers import of_members
-from tests.client_agent.conftest import config
+from tests.client_agent.conftest import checked, config, next_brief
 from tests.client_agent.test_daemon import alone_plan
 from tests.served import Served
 
@@ -30,8 +28,7 @@ def test_a_round_is_joined_only_under_a_plan_with_enough_voices(
     who = started(**alone_plan(privacy={"min_voices": plan}))
     federation_id = who.session.federation_id
     who.session.min_voices = ours
-    brief = who.session.api.current_round(federation_id)
-    assert isinstance(brief, RoundBrief)
+    brief = next_brief(who)
     if joins:
         assert take_part(who, brief)
         return
@@ -46,13 +43,13 @@ def test_a_check_says_what_others_may_learn_and_holds_the_plan_to_it(
 ) -> None:
     file, plan = config(tmp_path), tmp_path / "plan.json"
     monkeypatch.setenv("TESSERA_AGENT_MIN_VOICES", "2")
-    unknown = {one.subject: one for one in findings(file)}["other members"]
+    unknown = checked(file)["other members"]
     assert unknown.passed
     assert "min_voices 2 is kept, whatever the federation's plan will say" in unknown.detail
     for least, good in ((1, False), (2, True)):
         said = {"name": "x", "strategy": {"name": "fedmosaic"}, "privacy": {"min_voices": least}}
         plan.write_text(json.dumps(said))
-        finding = {one.subject: one for one in findings(file, plan)}["other members"]
+        finding = checked(file, plan)["other members"]
         assert finding.passed is good
         words = " ".join(of_members(FederationPlan.model_validate(said)))
         assert (words in finding.detail) is good
@@ -71,7 +68,7 @@ def test_a_check_says_what_the_coordinator_sees_of_summed_updates(
     summed = {"masking": masking, "minimum": 5}
     said = {"name": "x", "strategy": {"name": "fedavg"}, "adapter": {"kind": "lora"}}
     plan.write_text(json.dumps(said | {"privacy": {"secure_sum": summed}}))
-    found = {one.subject: one for one in findings(file, plan)}
+    found = checked(file, plan)
     assert found["privacy"].passed, found["privacy"]
     assert sees in found["privacy"].detail
     assert "No gradient sketches" in found["privacy"].detail

@@ -12,7 +12,6 @@ import pytest
 
 from client_agent.daemon import run
 from client_agent.errors import ManifestRefused
-from client_agent.preflight import findings
 from client_agent.privacy.budget import BudgetSpent, NotPrivateEnough, TooFewRecords
 from client_agent.privacy.ledger import Ledger
 from client_agent.rounds import plain_steps, sketch
@@ -25,7 +24,7 @@ from client_agent.sketches.gradient import Sketch
 from client_agent.storage.round_folder import SIGNATURE, WEIGHTS
 from schemas.messages.federations import FederationPlan, SignatureDpPlan, SignaturePlan
 from schemas.messages.rounds import RoundBrief
-from tests.client_agent.conftest import config
+from tests.client_agent.conftest import checked, config, next_brief
 from tests.client_agent.test_daemon import alone_plan, naps
 from tests.served import Served
 
@@ -52,10 +51,9 @@ def sketch_of(who: Participant, brief: RoundBrief, trained: None, last: None) ->
     return update_sketch(who.session, who.trainer, ledger, OpenedBrief.of(brief), trained, last)
 
 
-def private(started: Enrolled, **rounds_plan: int) -> tuple[str, Participant]:
+def private(started: Enrolled, **rounds_plan: int) -> Participant:
     plan = alone_plan(signature={"dp": DP}, rounds={"total": 3, "min_clients": 1} | rounds_plan)
-    who = started(**plan)
-    return who.session.federation_id, who
+    return started(**plan)
 
 
 def kept(who: Participant, number: int) -> Sketch:
@@ -66,13 +64,13 @@ def kept(who: Participant, number: int) -> Sketch:
 def test_a_silo_releases_once_a_round_and_then_sends_the_last_one_again(
     served: Served, started: Enrolled
 ) -> None:
-    federation_id, who = private(started)
+    who = private(started)
     run(who, naps(500))
     book = Ledger(who.workspace.folder).read()
     assert [entry.round for entry in book.releases] == [1, 2]
     spent = [entry.epsilon for entry in book.releases]
     assert 0 < spent[0] < spent[1] <= 2.0
-    seen = served.rounds(federation_id)
+    seen = served.rounds(who.session.federation_id)
     assert [view["state"] for view in seen] == ["published"] * 3
     assert [view["clients"][0]["epsilon"] for view in seen] == [*spent, spent[1]]
     assert kept(who, 2).to_bytes() == kept(who, 3).to_bytes()
@@ -84,7 +82,7 @@ def test_a_silo_releases_once_a_round_and_then_sends_the_last_one_again(
 def test_a_crash_between_ledger_and_release_costs_budget_and_releases_once(
     served: Served, started: Enrolled, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    federation_id, who = private(started, total=2)
+    who = private(started, total=2)
     run_until_killed(who, monkeypatch, sketch, "release")
     assert not who.workspace.rounds.open(1).has(SIGNATURE)
     (paid,) = Ledger(who.workspace.folder).read().releases
@@ -96,16 +94,17 @@ def test_a_crash_between_ledger_and_release_costs_budget_and_releases_once(
     run(who, naps(500))
     assert who.workspace.rounds.open(1).read(SIGNATURE) == signed
     assert len(Ledger(who.workspace.folder).read().releases) == 2
-    assert [view["clients"][0]["epsilon"] for view in served.rounds(federation_id)] == [second.epsilon] * 2
+    assert [view["clients"][0]["epsilon"] for view in served.rounds(who.session.federation_id)] == [
+        second.epsilon
+    ] * 2
 
 
 @pytest.mark.slow
 def test_a_crash_that_costs_the_only_release_is_told_with_what_to_do(
     started: Enrolled, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    federation_id, who = private(started)
-    brief = who.session.api.current_round(federation_id)
-    assert isinstance(brief, RoundBrief)
+    who = private(started)
+    brief = next_brief(who)
     once = SignatureDpPlan(epsilon=2.0, releases=1, minimum_sample=12)
     brief = brief.model_copy(update={"signature": brief.signature.model_copy(update={"dp": once})})
     with monkeypatch.context() as patched:
@@ -120,9 +119,8 @@ def test_a_crash_that_costs_the_only_release_is_told_with_what_to_do(
 
 @pytest.mark.slow
 def test_a_newcomers_join_and_update_carry_one_release(started: Enrolled) -> None:
-    federation_id, who = private(started)
-    brief = who.session.api.current_round(federation_id)
-    assert isinstance(brief, RoundBrief)
+    who = private(started)
+    brief = next_brief(who)
     work = Work(who, OpenedBrief.of(brief), who.workspace.rounds.open(1))
     bodies = {plain_steps.newcomer_body(work) for _ in range(2)}
     assert len(bodies) == 1
@@ -134,9 +132,8 @@ def test_a_newcomers_join_and_update_carry_one_release(started: Enrolled) -> Non
 def test_a_newcomer_makes_no_signature_for_a_brief_that_asks_for_less_privacy_than_the_plan(
     started: Enrolled, monkeypatch: pytest.MonkeyPatch, dp: SignatureDpPlan | None
 ) -> None:
-    federation_id, who = private(started)
-    brief = who.session.api.current_round(federation_id)
-    assert isinstance(brief, RoundBrief)
+    who = private(started)
+    brief = next_brief(who)
     less = brief.signature.model_copy(update={"dp": dp})
     lying = brief.model_copy(update={"round": 2, "signature": less})
     sent: list[object] = []
@@ -162,10 +159,9 @@ def test_a_newcomer_makes_no_signature_for_a_brief_that_asks_for_less_privacy_th
 def test_a_silo_makes_no_signature_that_is_less_private_than_it_allows(
     started: Enrolled, dp: SignatureDpPlan | None, said: str
 ) -> None:
-    federation_id, who = private(started)
+    who = private(started)
     who.session.max_epsilon = 1.0
-    brief = who.session.api.current_round(federation_id)
-    assert isinstance(brief, RoundBrief)
+    brief = next_brief(who)
     asked = brief.model_copy(update={"signature": brief.signature.model_copy(update={"dp": dp})})
     with pytest.raises(NotPrivateEnough, match=said):
         sketch_of(who, asked, None, None)
@@ -186,7 +182,7 @@ def test_a_check_holds_a_plan_to_what_the_silo_allows(
     plan = {"name": "x", "strategy": {"name": "fedmosaic"}, "signature": {"dp": DP}}
     file, said = config(tmp_path), tmp_path / "plan.json"
     monkeypatch.setenv("TESSERA_AGENT_MAX_EPSILON", "2")
-    unknown = {one.subject: one for one in findings(file)}["privacy"]
+    unknown = checked(file)["privacy"]
     assert unknown.passed
     assert "max_epsilon 2 is kept, whatever the federation's plan will say" in unknown.detail
     for most, good, found in (
@@ -195,19 +191,18 @@ def test_a_check_holds_a_plan_to_what_the_silo_allows(
     ):
         monkeypatch.setenv("TESSERA_AGENT_MAX_EPSILON", most)
         said.write_text(json.dumps(plan))
-        finding = {one.subject: one for one in findings(file, said)}["privacy"]
+        finding = checked(file, said)["privacy"]
         assert finding.passed is good
         assert found in finding.detail
     said.write_text(json.dumps(plan | {"signature": {}}))
-    finding = {one.subject: one for one in findings(file, said)}["privacy"]
+    finding = checked(file, said)["privacy"]
     assert not finding.passed
     assert "asks for sketches without differential privacy" in finding.detail
 
 
 def test_without_any_budget_left_a_newcomer_says_what_to_do(started: Enrolled) -> None:
-    federation_id, who = private(started)
-    brief = who.session.api.current_round(federation_id)
-    assert isinstance(brief, RoundBrief)
+    who = private(started)
+    brief = next_brief(who)
     for number in (1, 2):
         sketch_of(who, brief.model_copy(update={"round": number}), None, None)
     with pytest.raises(BudgetSpent, match=r"a larger signature\.dp\.epsilon"):
@@ -230,12 +225,12 @@ def test_a_check_says_what_is_promised_and_what_is_spent(tmp_path: Path) -> None
     plan = {"name": "x", "strategy": {"name": "fedmosaic"}, "signature": {"dp": DP}}
     file, said = config(tmp_path), tmp_path / "plan.json"
     said.write_text(json.dumps(plan))
-    found = {finding.subject: finding for finding in findings(file, said)}["privacy"]
+    found = checked(file, said)["privacy"]
     assert found.passed
     assert "record-level (2, 1e-05)-differential privacy" in found.detail
     assert "epsilon 0 of 2 spent at delta 1e-05; 2 of 2 left" in found.detail
     said.write_text(json.dumps(plan | {"signature": {"dp": {"epsilon": 2}}}))
-    refused = {finding.subject: finding for finding in findings(file, said)}["privacy"]
+    refused = checked(file, said)["privacy"]
     assert not refused.passed
     assert "too few" in refused.detail
 

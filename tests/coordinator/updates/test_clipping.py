@@ -17,9 +17,9 @@ START: Tensors = {
 }
 
 
-def lora_silo(coordinator: Served, recipe: RecipeName, clip_norm: float) -> Silo:
+def lora_silo(coordinator: Served, recipe: RecipeName, **limits: float) -> Silo:
     """Start a federation of ordinary LoRA on one module, and give one of its two silos."""
-    settings = plan(wire={"recipe": recipe}, training={"seed": SEED}, limits={"clip_norm": clip_norm})
+    settings = plan(wire={"recipe": recipe}, training={"seed": SEED}, limits=limits)
     settings["adapter"] = {"kind": "lora", "rank": 2, "roles": ["q"], "blocks": 1}
     federation_id = coordinator.federation(**settings)
     silos = [

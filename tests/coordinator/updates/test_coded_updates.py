@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from coordinator.db.tables.federations import FederationRow
-from schemas.maths.start import first_a
 from schemas.messages.recipes import NAMED, Recipe, RecipeName
 from schemas.wire.digests import digest_of
+from tests.coordinator.updates.test_clipping import START, lora_silo
 from tests.served import Served, Silo, slug
 from tests.taking_part import (
     Tensors,
@@ -138,22 +138,13 @@ def test_a_difference_to_the_weights_is_to_those_of_this_round(coordinator: Serv
 
 
 def test_zeros_that_are_served_to_an_ordinary_lora_mean_its_start(coordinator: Served) -> None:
-    shape = {"l0.q.A": (2, 5), "l0.q.B": (3, 2)}
-    settings = plan(wire={"recipe": "int4_own_last"}, training={"seed": 4})
-    settings["adapter"] = {"kind": "lora", "rank": 2, "roles": ["q"], "blocks": 1}
-    federation_id = coordinator.federation(**settings)
-    silos = [
-        coordinator.enrol(federation_id, f"s{i}", layers=1, shapes={"q": [3, 5]}, roles=["q"])
-        for i in range(2)
-    ]
-    assert coordinator.admin.post(f"/v1/federations/{federation_id}/start").status_code == 200
-    start = {"l0.q.A": first_a("l0.q.A", (2, 5), 4).reshape(2, 5), "l0.q.B": np.zeros((3, 2), np.float32)}
-    base = join(silos[0], 1)
+    silo = lora_silo(coordinator, "int4_own_last")
+    base = join(silo, 1)
     rng = np.random.default_rng(0)
-    after = {name: start[name] + 0.01 * rng.normal(size=s).astype(np.float32) for name, s in shape.items()}
-    body, expected = coded_body(silos[0], 1, base, after, OWN_LAST, against=base, held=start)
-    assert put(silos[0], 1, body).status_code == 201
-    assert_same(last_update(silos[0], layout_for(silos[0])), expected)
+    after = {name: v + 0.01 * rng.normal(size=v.shape).astype(np.float32) for name, v in START.items()}
+    body, expected = coded_body(silo, 1, base, after, OWN_LAST, against=base, held=START)
+    assert put(silo, 1, body).status_code == 201
+    assert_same(last_update(silo, layout_for(silo)), expected)
 
 
 def test_a_decoded_state_over_the_clip_norm_is_scaled_down_and_is_the_next_reference(
