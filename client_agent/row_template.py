@@ -127,7 +127,7 @@ def parts_of(text: str) -> tuple[tuple[str, str | None], ...]:
     """Return (text, column behind it) of a template, in order; None = there is none behind the last text.
 
     Raises:
-        ValueError: a placeholder has no end, no name, or something in it.
+        ValueError: a brace has no partner, or a placeholder is empty.
     """
     parts: list[tuple[str, str | None]] = []
     literal, position = "", 0

@@ -36,7 +36,7 @@ _MOST_IN_FLOAT32, _MOST_IN_FEWER_BITS = 1e-4, 0.05
 
 @dataclass(frozen=True, slots=True)
 class _Split:
-    """A model's layers below `first`, and the modules in them when it was found that these can be stored."""
+    """A model's layers, split at `first`; `modules` identifies the modules below it when they were tested."""
 
     layers: Sequence[nn.Module]
     first: int
@@ -48,7 +48,7 @@ class _Split:
         return self.layers[: self.first]
 
     def is_bare(self) -> bool:
-        """Whether the layers below are still those: no adapter around one of them, and nobody looks in."""
+        """Whether the layers below are unchanged: none of their modules has an adapter or a hook."""
         modules = [module for layer in self.below for module in layer.modules()]
         hooked = any(module._forward_hooks or module._forward_pre_hooks for module in modules)
         return not hooked and tuple(map(id, modules)) == self.modules

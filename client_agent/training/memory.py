@@ -106,7 +106,8 @@ def _saved_tensors(model: nn.Module, frozen: set[int]) -> Iterator[tuple[dict[in
         return tensor
 
     def note_input(_: nn.Module, arguments: tuple[Tensor, ...]) -> None:
-        note(arguments[0], by_layers)
+        if arguments[0].requires_grad:
+            note(arguments[0], by_layers)
 
     eight_bit_layers = [module for module in model.modules() if hasattr(module, "init_8bit_state")]
     hooks = [module.register_forward_pre_hook(note_input) for module in eight_bit_layers]

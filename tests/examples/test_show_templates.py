@@ -20,10 +20,9 @@ def test_every_data_set_of_a_folder_is_shown(
     monkeypatch.setattr(sys, "argv", words)
     main()
     printed = capsys.readouterr().out
-    assert [line[6:] for line in printed.splitlines() if line.startswith("=====")] == [
-        name for name in template_names() if name in ROWS
-    ]
-    assert printed.count("»") == 2 * len(ROWS)  # one example each, and the legend
+    names = [name for name in template_names() if name in ROWS]
+    assert [line[6:] for line in printed.splitlines() if line.startswith("=====")] == names
+    assert printed.count("»") == 2 * len(names)  # one example each, and the legend
     monkeypatch.setattr(sys, "argv", ["show_templates", str(tmp_path / "none"), "--model", "x"])
     with pytest.raises(SystemExit, match="no folder named as a task template"):
         main()

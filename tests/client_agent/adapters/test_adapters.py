@@ -167,7 +167,7 @@ def test_frames_of_another_model_or_none_at_all_are_refused(tiny: Callable[..., 
 def test_a_model_with_fewer_layers_than_blocks_is_told_so(tiny: Callable[..., BaseModel]) -> None:
     base = tiny()
     deep = AdapterPlan(rank=8, blocks=5)
-    with pytest.raises(LayoutMismatch, match="4 layers, and the plan has 5 blocks"):
+    with pytest.raises(LayoutMismatch, match="4 layers cannot be cut into 5 blocks"):
         inject_pq(base, deep, random_frames(base, deep, 0), gated=False)
 
 
