@@ -19,6 +19,7 @@ from schemas.messages.federations import FederationPlan
 from tests.coordinator.alignment.test_transfer_test import OTHER, figures, path, with_packs
 from tests.served import Served, Silo, slug
 from tests.taking_part import deliver, join, one_round, plan, running, scored, send_scores, values, wait_for
+from tests.waiting import wait_until
 
 Rows = Callable[[str, str], list[tuple[Any, ...]]]
 
@@ -135,18 +136,27 @@ def test_the_events_of_a_round_go_with_its_tensors(coordinator: Served) -> None:
     for number in (1, 2, 3):
         one_round(coordinator, federation_id, silos, number, [1.0, 3.0])
     wait_for(coordinator, federation_id, 4, "open")
-    with coordinator.database.write() as session:
-        event_log.append(session, federation_id, "alignment", {"base_model": "b", "digest": "d"})
-    while retention.prune_rounds(coordinator.database, 2):
-        pass
+    alignment = {"base_model": "b", "digest": "d"}
+
+    def pruned() -> list[dict[str, Any]] | None:
+        """Return the events that pruning leaves, or None where one of an old round was stored only now."""
+        with (
+            coordinator.database.write() as session
+        ):  # the newest event stays: no old round's
+            event_log.append(session, federation_id, "alignment", alignment)
+        while retention.prune_rounds(coordinator.database, 2):
+            pass
+        with coordinator.database.read() as session:
+            left = session.scalars(select(EventRow.data).where(EventRow.federation_id == federation_id)).all()
+        return list(left) if {data["round"] for data in left if "round" in data} == {2, 3, 4} else None
+
+    left = wait_until(pruned, what="pruning round 1's events")
     with coordinator.database.read() as session:
-        left = session.scalars(select(EventRow.data).where(EventRow.federation_id == federation_id)).all()
         newest = session.scalar(select(FederationRow.events).where(FederationRow.id == federation_id))
         last = session.scalar(
             select(func.max(EventRow.number)).where(EventRow.federation_id == federation_id)
         )
-    assert {data["round"] for data in left if "round" in data} == {2, 3, 4}
-    assert {"base_model": "b", "digest": "d"} in left
+    assert alignment in left
     assert newest == last
     shown = coordinator.admin.get(f"/v1/federations/{federation_id}/rounds/1").json()
     assert shown["counts"]["arrived"] == 2, "the round is shown as before"
