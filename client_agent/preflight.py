@@ -30,6 +30,7 @@ from client_agent.training.evaluate import mean_loss, options_of_examples
 from client_agent.training.memory import held_bytes, step_memory, unquantised_expert_bytes
 from client_agent.training.remarks import remarks_on
 from client_agent.training.silo import device_named, dtype_of, load_own_model, load_silo_data, options_of
+from client_agent.training.token_losses import shared_rows
 from client_agent.transport.handshake import require_protocol
 from schemas.identity.keys import thumbprint
 from schemas.messages.federations import TrainingPlan
@@ -141,9 +142,10 @@ def _prefix(settings: AgentSettings, planned: SiloPlan) -> str:
     if not is_worth_storing(first, base.layers):
         return f"nothing is stored: adapters begin in layer {first} of {base.layers} ({planned.source})"
     data, length = _examples(settings), planned.training.max_length
-    sides = (data.train, data.validation, data.test)
+    sides = (data.train, data.validation)
     texts = [text for side in sides for text in encode_for(base, side, length)]
-    texts += options_of_examples(base, data.test, length)
+    scored = [*encode_for(base, data.test, length), *options_of_examples(base, data.test, length)]
+    texts += [row.text for row in shared_rows(scored)]
     needed = sum(len(text.ids) for text in texts) * base.hidden_size * base.model.dtype.itemsize
     packed = "; with packing, training computes all layers" if settings.packing else ""
     return (

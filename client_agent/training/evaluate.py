@@ -1,6 +1,6 @@
 """Score a model on held-out examples: loss, likeliest options, and generated answers.
 
-Loss and options need forward passes over the texts, without generation.
+Loss and options need one forward pass over what their texts have in common, without generation.
 """
 
 from __future__ import annotations
@@ -11,17 +11,14 @@ from math import exp, isfinite
 from typing import Any, cast
 
 import torch
-from torch import Tensor
-from torch.nn import functional as nnf
 
 from client_agent.errors import LossNotFinite
 from client_agent.model.examples import Example, encode_question, encode_some, learnt_parts, probe_set
-from client_agent.model.forward import hidden_states
 from client_agent.model.generation import completions
 from client_agent.model.loading import BaseModel
-from client_agent.model.token_budget import LOGITS_AT_ONCE, grouped_by_length
-from client_agent.model.tokens import NO_TARGET, Encoded, collate, encode_learnt, pad_id
+from client_agent.model.tokens import Encoded, encode_learnt
 from client_agent.training.metrics import GENERATED_METRICS, best
+from client_agent.training.token_losses import AnswerLosses, answer_losses
 from schemas.messages.federations import ScoresPlan
 from schemas.messages.scores import LOSS, PERPLEXITY, Score
 
@@ -69,8 +66,9 @@ def evaluate(
     """
     plan = plan or ScoresPlan()
     chosen = probe_set(examples, plan.examples)
-    forced = teacher_forced(base, encode_some(base, chosen, plan.examples, max_length))
-    metrics = _option_accuracy(base, chosen, max_length)
+    texts = encode_some(base, chosen, plan.examples, max_length)
+    answers = answer_losses(base, [*texts, *options_of_examples(base, chosen, max_length)])
+    forced, metrics = _forced(answers[: len(texts)]), _option_accuracy(chosen, answers[len(texts) :])
     if plan.new_tokens:
         metrics |= _generated(base, chosen, max_length, plan.new_tokens)
     return replace(forced, examples=len(chosen), metrics=metrics)
@@ -91,56 +89,30 @@ def teacher_forced(base: BaseModel, texts: Sequence[Encoded]) -> Evaluation:
     Raises:
         LossNotFinite: the model's output is NaN or infinite.
     """
-    answers = _answers(base, texts)
+    return _forced(answer_losses(base, texts))
+
+
+def _forced(answers: Sequence[AnswerLosses]) -> Evaluation:
     losses = torch.cat([answer.losses for answer in answers]).double()
     mean = float(losses.mean())
     if not isfinite(mean):
         raise LossNotFinite(f"the loss on the test set is {mean}; load the base model in float32 or bfloat16")
-    return Evaluation(mean, sum(answer.matches for answer in answers) / len(texts), len(texts))
+    return Evaluation(mean, sum(answer.matches for answer in answers) / len(answers), len(answers))
 
 
-@dataclass(frozen=True, slots=True)
-class _Answer:
-    """The losses of a text's answer tokens, in order, and whether each of them is the likeliest token."""
-
-    losses: Tensor  # (m,) float32, on the CPU
-    matches: bool
-
-
-@torch.inference_mode()
-def _answers(base: BaseModel, texts: Sequence[Encoded]) -> list[_Answer]:
-    """Compute the answers of texts; the head runs at answer tokens only, for `LOGITS_AT_ONCE` at a time."""
-    answers: dict[int, _Answer] = {}
-    rows = max(1, LOGITS_AT_ONCE // base.vocabulary)
-    for group in grouped_by_length([len(text.ids) for text in texts]):
-        batch = collate([texts[index] for index in group], pad=pad_id(base.tokenizer)).to(base.device)
-        is_answer = batch.targets != NO_TARGET  # (n, t)
-        hidden, targets = hidden_states(base, batch)[is_answer], batch.targets[is_answer]
-        losses, right = [], []
-        for part, expected in zip(torch.split(hidden, rows), torch.split(targets, rows), strict=True):
-            logits = base.parts.logits(base.model, part).float()  # (rows, V)
-            losses.append(nnf.cross_entropy(logits, expected, reduction="none"))
-            right.append(logits.argmax(-1) == expected)
-        counts = is_answer.sum(dim=1).tolist()
-        by_text = (torch.split(torch.cat(parts).cpu(), counts) for parts in (losses, right))
-        for index, text_losses, text_right in zip(group, *by_text, strict=True):
-            answers[index] = _Answer(text_losses, bool(text_right.all()))
-    return [answers[index] for index in range(len(texts))]
-
-
-def _option_accuracy(base: BaseModel, examples: Sequence[Example], max_length: int) -> dict[str, Score]:
+def _option_accuracy(examples: Sequence[Example], options: Sequence[AnswerLosses]) -> dict[str, Score]:
     """Compute how often the right option is the likeliest, by mean log-likelihood of its tokens.
+
+    `options` are of `options_of_examples`.
 
     The mean, instead of the sum, prefers no short options (Brown et al. 2020, section 2.4). Where all options
     are one token, or have the same ending, it is the sum.
     """
-    chosen = _with_options(examples)
-    texts = options_of_examples(base, examples, max_length)
-    means = iter([float(answer.losses.double().mean()) for answer in _answers(base, texts)])
+    means = iter([float(option.losses.double().mean()) for option in options])
     right = [
         min(example.options, key={option: next(means) for option in example.options}.__getitem__)
         == example.completion
-        for example in chosen
+        for example in _with_options(examples)
     ]
     return _means({"option_accuracy": [float(value) for value in right]})
 

@@ -50,9 +50,8 @@ def test_the_loss_in_batches_is_the_public_models_one_text_at_a_time(
         [loss_of_public_model(base, e.prompt, e.completion, closed=True) for e in examples]
     ).mean()
     assert mean_loss(base, texts) == pytest.approx(expected, rel=1e-5)
-    monkeypatch.setattr(
-        "client_agent.training.evaluate.LOGITS_AT_ONCE", 3 * 48
-    )  # the head in parts of few positions
+    # The head runs on parts of few positions.
+    monkeypatch.setattr("client_agent.training.token_losses.LOGITS_AT_ONCE", 3 * 48)
     assert mean_loss(base, texts) == pytest.approx(expected, rel=1e-5)
 
 
