@@ -49,6 +49,10 @@ def compare_methods(
     examples: Annotated[
         int | None, typer.Option(min=1, help="Examples per silo.", show_default="the study's")
     ] = None,
+    copies: Annotated[
+        int | None,
+        typer.Option(min=1, help="Silos in place of each silo with copies.", show_default="the study's"),
+    ] = None,
     workers: Annotated[
         int | None, typer.Option(min=1, help="The number of parallel runs.", show_default="one per core")
     ] = None,
@@ -65,7 +69,7 @@ def compare_methods(
         from client_agent.simulation.compare import Comparison
         from client_agent.simulation.study import Study
 
-        planned = Study.from_toml(study, data=data, models=models)
+        planned = Study.from_toml(study, data=data, models=models, copies=copies)
         if examples is not None:
             planned = planned.with_examples(examples)
         comparison = Comparison.planned(planned, out, _names(methods), _numbers(seeds))

@@ -64,12 +64,18 @@ class Study(Strict):
 
     @classmethod
     def from_toml(
-        cls, file: Path | str, *, data: Path | str | None = None, models: Path | str | None = None
+        cls,
+        file: Path | str,
+        *,
+        data: Path | str | None = None,
+        models: Path | str | None = None,
+        copies: int | None = None,
     ) -> Study:
         """Read a study's TOML file; the file's name without suffix is the study's.
 
         Args:
             data, models: the folders of its sources and models; None = those that the file names.
+            copies: the number of silos that each silo with `copies` stands for; None = the file's.
 
         Raises:
             StudyUnusable: see `read_study`.
@@ -78,6 +84,7 @@ class Study(Strict):
             Path(file),
             data=Path(data) if data is not None else None,
             models=Path(models) if models is not None else None,
+            copies=copies,
         )
 
     @property
@@ -164,12 +171,14 @@ class Study(Strict):
         return self.model_copy(update={"silo": silos}).named(f"{self.name}-{count}")
 
 
-def read_study(file: Path, *, data: Path | None = None, models: Path | None = None) -> Study:
+def read_study(
+    file: Path, *, data: Path | None = None, models: Path | None = None, copies: int | None = None
+) -> Study:
     """Read a study; relative paths in it are relative to the file.
 
     Relative sources and models are relative to the folders that its `data` and `models` name, or to those
     passed here. `[defaults]` has fields of every silo. A silo with `copies = n` is n silos, with numbers
-    behind their names.
+    behind their names; `copies` is another n for all of these.
 
     Raises:
         StudyUnusable: the file is unreadable, a field is missing, unknown or invalid, or a folder is missing.
@@ -188,12 +197,15 @@ def read_study(file: Path, *, data: Path | None = None, models: Path | None = No
         raise StudyUnusable(f"{file} is not a study: defaults: must be a table")
     silos = content.get("silo")
     if isinstance(silos, list):
+        if copies is not None:
+            silos = _with_copies(silos, defaults, copies)
         content["silo"] = [copy for table in silos for copy in _copies(table, defaults, file)]
     try:
         study = Study.model_validate(content)
     except ValidationError as error:
         raise StudyUnusable(f"{file} is not a study: {faults(error)}") from error
-    return _placed(study, home, **places).named(file.stem)
+    name = file.stem if copies is None else f"{file.stem}-x{copies}"
+    return _placed(study, home, **places).named(name)
 
 
 def _content(file: Path) -> dict[str, Any]:
@@ -223,6 +235,17 @@ def _method(table: object) -> object:
         return table
     fields: dict[str, Any] = {key: value for key, value in table.items() if key in _OF_METHODS}
     return fields | {"plan": {key: value for key, value in table.items() if key not in _OF_METHODS}}
+
+
+def _with_copies(silos: list[Any], defaults: dict[str, Any], count: int) -> list[object]:
+    """Return the tables of silos with `count` copies of those that are copied."""
+    copied = [isinstance(table, dict) and "copies" in defaults | table for table in silos]
+    if not any(copied):
+        raise StudyUnusable("no silo of the study has copies; leave --copies out")
+    return [
+        table | {"copies": count} if is_copied else table
+        for table, is_copied in zip(silos, copied, strict=True)
+    ]
 
 
 def _copies(table: object, defaults: dict[str, Any], file: Path) -> list[object]:

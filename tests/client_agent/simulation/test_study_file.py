@@ -61,6 +61,15 @@ def test_silos_have_the_defaults_and_copies_are_numbered(tmp_path: Path) -> None
     assert read.name == "study"
 
 
+def test_the_caller_changes_the_number_of_copies(tmp_path: Path) -> None:
+    file = write(tmp_path, "seeds = [0]\n" + SILOS)
+    read = read_study(file, copies=3)
+    assert [silo.name for silo in read.silo] == ["copy-1", "copy-2", "copy-3", "flip"]
+    assert read.name == "study-x3"
+    with pytest.raises(StudyUnusable, match="no silo of the study has copies"):
+        read_study(write(tmp_path, "seeds = [0]\n" + SILOS.replace("copies = 2", "")), copies=3)
+
+
 def test_sources_and_models_are_in_the_folders_that_the_file_or_the_caller_names(tmp_path: Path) -> None:
     data, models = with_folders(tmp_path)
     text = SILOS.replace('validation = "hub:org/set:validation"\n', "").replace(
