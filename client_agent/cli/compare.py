@@ -49,6 +49,9 @@ def compare_methods(
     examples: Annotated[
         int | None, typer.Option(min=1, help="Examples per silo.", show_default="the study's")
     ] = None,
+    tests: Annotated[
+        int | None, typer.Option(min=1, help="Test examples per silo, at most.", show_default="the study's")
+    ] = None,
     copies: Annotated[
         int | None,
         typer.Option(min=1, help="Silos in place of each silo with copies.", show_default="the study's"),
@@ -72,6 +75,8 @@ def compare_methods(
         planned = Study.from_toml(study, data=data, models=models, copies=copies)
         if examples is not None:
             planned = planned.with_examples(examples)
+        if tests is not None:
+            planned = planned.with_tests(tests)
         comparison = Comparison.planned(planned, out, _names(methods), _numbers(seeds))
         with comparison.claimed():
             if fresh:

@@ -170,6 +170,10 @@ class Study(Strict):
         silos = [silo.model_copy(update={"examples": count}) for silo in self.silo]
         return self.model_copy(update={"silo": silos}).named(f"{self.name}-{count}")
 
+    def with_tests(self, most: int) -> Study:
+        """Return the study with another largest number of test examples per silo."""
+        return self.model_copy(update={"tests": most}).named(f"{self.name}-tests{most}")
+
 
 def read_study(
     file: Path, *, data: Path | None = None, models: Path | None = None, copies: int | None = None

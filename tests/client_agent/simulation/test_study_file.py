@@ -66,6 +66,7 @@ def test_the_caller_changes_the_number_of_copies(tmp_path: Path) -> None:
     read = read_study(file, copies=3)
     assert [silo.name for silo in read.silo] == ["copy-1", "copy-2", "copy-3", "flip"]
     assert read.name == "study-x3"
+    assert (read.with_tests(7).tests, read.with_tests(7).name) == (7, "study-x3-tests7")
     with pytest.raises(StudyUnusable, match="no silo of the study has copies"):
         read_study(write(tmp_path, "seeds = [0]\n" + SILOS.replace("copies = 2", "")), copies=3)
 
