@@ -21,6 +21,7 @@ from client_agent.simulation.study import Study
 from client_agent.simulation.worker_pool import ProgressListener, open_pool
 from client_agent.simulation.worker_protocol import Progress
 from client_agent.storage.files import write_durably
+from client_agent.storage.prefix_store import PREFIXES
 from client_agent.storage.rate_store import RATES
 
 log = logging.getLogger(__name__)
@@ -92,7 +93,7 @@ class Comparison:
         return [result for result in results if result is not None]
 
     def run(self, workers: int, listener: ProgressListener) -> None:
-        """Run the missing cells.
+        """Run the missing cells; once none is missing, the stored layers that they shared are deleted.
 
         Raises:
             CoordinatorStopped: the coordinator does not become ready.
@@ -101,6 +102,8 @@ class Comparison:
         if missing:
             with open_pool(self.study, self.out, missing, listener) as pool:
                 pool.run(missing, workers)
+        if not self.missing():  # gigabytes that another run would compute again
+            shutil.rmtree(self.out / PREFIXES, ignore_errors=True)
 
     def reported(self) -> Report:
         """Summarise the results that are there, and write report.json, and partition.json: who has what."""

@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 from client_agent.cli.compare import compare
 from client_agent.errors import FolderInUse
 from client_agent.simulation.clients import SharedModels
-from client_agent.simulation.compare import Comparison
+from client_agent.simulation.compare import Comparison, simulate
 from client_agent.simulation.methods import methods_of
 from client_agent.simulation.partition_record import describe_partition
 from client_agent.simulation.results import CellResult, cells_of, store_result, stored_result
@@ -27,6 +27,7 @@ from client_agent.simulation.run_cell import WorkerContext, run_cell
 from client_agent.simulation.shared_rates import SharedRates
 from client_agent.simulation.study import read_study
 from client_agent.simulation.worker_pool import Pool
+from client_agent.storage.prefix_store import PREFIXES
 from client_agent.storage.rate_store import RateSearch
 from tests.client_agent.simulation.studies import result, silo_table, write_pools, write_study
 from tests.scenarios.agents import TESSERA
@@ -87,6 +88,15 @@ def test_a_truncated_result_is_ignored(tmp_path: Path) -> None:
     file = cell.folder(comparison.out) / "result.json"
     file.write_bytes(file.read_bytes()[:-10])
     assert stored_result(cell, comparison.out) is None
+
+
+def test_stored_layers_are_deleted_once_no_run_is_missing(tmp_path: Path) -> None:
+    comparison = planned(tmp_path)
+    for cell in comparison.cells:
+        finish(comparison, cell.method, cell.seed)
+    (comparison.out / PREFIXES / "model").mkdir(parents=True)
+    simulate(comparison.study, methods=["local", "fedavg"], out=comparison.out)
+    assert not (comparison.out / PREFIXES).exists()
 
 
 def test_fresh_discards_results(tmp_path: Path) -> None:
