@@ -88,8 +88,8 @@ def _of_batch(base: BaseModel, rows: Sequence[SharedRow], texts: Sequence[Encode
     size = max(1, LOGITS_AT_ONCE // base.vocabulary)
     for start in range(0, len(places), size):
         logits = base.parts.logits(base.model, hidden[start : start + size]).float()  # (size, V)
-        here = (place >= start) & (place < start + size)
-        index, target = place[here] - start, expected[here]
-        losses[here] = logits.logsumexp(-1)[index] - logits[index, target]
-        right[here] = logits.argmax(-1)[index] == target
+        in_block = (place >= start) & (place < start + size)
+        index, target = place[in_block] - start, expected[in_block]
+        losses[in_block] = logits.logsumexp(-1)[index] - logits[index, target]
+        right[in_block] = logits.argmax(-1)[index] == target
     return losses.cpu(), right.cpu()

@@ -1,0 +1,153 @@
+"""The state of a bank of experts, the rules of its changes, and what a round says about it. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+Status = Literal["active", "archived", "merged"]
+Change = Literal["born", "pruned", "merged"]
+Pair = tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """When a bank changes; rounds are counted as rounds that were summed.
+
+    Attributes:
+        k_min: the fewest members of an expert that is summed.
+        k_max: how many specialists are active at most.
+        birth_share: the share of members that must reject all experts, at least `k_min` of them.
+        birth_patience: in how many rounds in a row.
+        birth_cooldown: after a birth, none follows for so many rounds.
+        grace: a new expert is neither pruned nor merged for so many rounds.
+        utilisation_decay: the weight of the past in the moving average of an expert's share of members.
+        prune_below: an average below this adds a strike, and one above `prune_until` clears them.
+        prune_patience: so many strikes archive an expert.
+        prune_cooldown: after an expert was archived, none follows for so many rounds.
+        merge_above: the cosine of two experts as functions from which they are alike.
+        merge_patience: in how many rounds in a row, before they are merged.
+    """
+
+    k_min: int = 3
+    k_max: int = 12
+    birth_share: float = 0.1
+    birth_patience: int = 2
+    birth_cooldown: int = 3
+    grace: int = 3
+    utilisation_decay: float = 0.5
+    prune_below: float = 0.02
+    prune_until: float = 0.05
+    prune_patience: int = 3
+    prune_cooldown: int = 2
+    merge_above: float = 0.95
+    merge_patience: int = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Expert:
+    """An expert of the bank; its ordinal is never used again.
+
+    Attributes:
+        grace_until: the last round in which it is neither pruned nor merged.
+        prior: its share pi of the prior; 0 unless it is active.
+        utilisation: the moving average of the share of members that used it; None before its first round.
+        strikes: how many rounds its utilisation has been too low.
+        ended: the round in which it was archived or merged.
+    """
+
+    expert: int
+    born: int
+    grace_until: int
+    prior: float
+    status: Status = "active"
+    utilisation: float | None = None
+    strikes: int = 0
+    parent: int | None = None
+    merged_into: int | None = None
+    ended: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Bank:
+    """All specialists that ever were, in order, and what is remembered between rounds.
+
+    Attributes:
+        rejected: the number of rounds in a row in which enough members rejected all experts.
+        alike: the number of rounds in a row in which two experts were alike, by their ordinals in order.
+        last_birth, last_prune: the rounds of the last birth and of the last archived expert.
+    """
+
+    experts: tuple[Expert, ...]
+    rejected: int = 0
+    alike: Mapping[Pair, int] = field(default_factory=dict)
+    last_birth: int | None = None
+    last_prune: int | None = None
+
+    @property
+    def active(self) -> tuple[Expert, ...]:
+        return tuple(expert for expert in self.experts if expert.status == "active")
+
+    def __getitem__(self, ordinal: int) -> Expert:
+        return next(expert for expert in self.experts if expert.expert == ordinal)
+
+
+@dataclass(frozen=True, slots=True)
+class RoundCounts:
+    """The outcome of a round's counts: `members` were counted, `users` used each expert, `rejects` none."""
+
+    members: int
+    users: Mapping[int, int]
+    rejects: int
+
+
+@dataclass(frozen=True, slots=True)
+class RoundSums:
+    """A round's counts, and what its sum added.
+
+    Attributes:
+        responsibilities: sum r_ik of the specialists that were summed, and of no other.
+        has_newborn: whether the change of the members who rejected all experts was summed.
+    """
+
+    counts: RoundCounts
+    responsibilities: Mapping[int, float]
+    has_newborn: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """A change of the bank, with its reason as a sentence and the numbers that it rests on.
+
+    `peer` is the shared expert of a newborn, and the expert that a merged one went into. Two experts are
+    merged by the numbers `weight` and `weight_peer`: their priors, which follow the sums of
+    responsibilities.
+    """
+
+    change: Change
+    round: int
+    expert: int
+    reason: str
+    numbers: Mapping[str, float]
+    peer: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """The bank after a round, and its changes in order: a birth, a pruned expert, two merged ones."""
+
+    bank: Bank
+    events: tuple[Event, ...]
+
+
+def new_bank(count: int, rules: Rules, explore_rounds: int) -> Bank:
+    """Return a bank of `count` equal specialists; the grace of all begins after the exploring rounds.
+
+    Raises:
+        ValueError: there are more than `k_max`, or none.
+    """
+    if not 1 <= count <= rules.k_max:
+        raise ValueError(f"a bank begins with 1 to {rules.k_max} specialists, not {count}")
+    grace_until = explore_rounds + rules.grace
+    return Bank(tuple(Expert(n, 0, grace_until, 1 / count) for n in range(1, count + 1)))

@@ -1,0 +1,180 @@
+"""Decide which experts of a bank are born, pruned and merged after a round. Pure.
+
+A round's sums give the number of members that used each expert, the sums of responsibilities of those that
+were summed, and the number of members whom no expert fits. Nothing in these decisions is about one member.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from itertools import combinations
+
+from coordinator.experts.bank import Bank, Event, Expert, Outcome, RoundCounts, RoundSums, Rules
+from schemas.maths.bank import SHARED, birth_minimum, next_prior, normalised
+
+
+def is_birth_due(bank: Bank, rules: Rules, counts: RoundCounts, lost: int, number: int) -> bool:
+    """Whether the sum of round `number` is to have the change of the members who reject all experts.
+
+    `lost` are the counted members that are absent since. The change doubles what is sent of the shared
+    expert, so that it is asked for only in a round whose counts call for a birth.
+    """
+    return (
+        _is_rejected(rules, counts)
+        and counts.rejects - lost >= rules.k_min
+        and bank.rejected + 1 >= rules.birth_patience
+        and len(bank.active) < rules.k_max
+        and _is_over(bank.last_birth, rules.birth_cooldown, number)
+    )
+
+
+def after_round(
+    bank: Bank, rules: Rules, sums: RoundSums, number: int, likeness: Callable[[int, int], float]
+) -> Outcome:
+    """Return the bank after round `number`, whose M-step is done: prior, birth, prune, merge, in this order.
+
+    `likeness` returns the cosine of two active experts as functions after the M-step; it is called for the
+    pairs in which none is in its grace. A newborn has no part in the counts of its round.
+    """
+    bank = _with_prior(bank, sums)
+    bank = _with_utilisation(bank, rules, sums.counts, number)
+    events: list[Event] = []
+    for decide in (_birth, _prune):
+        bank, event = decide(bank, rules, sums, number)
+        events += [event] if event is not None else []
+    bank, event = _merge(bank, rules, number, likeness)
+    events += [event] if event is not None else []
+    return Outcome(bank, tuple(events))
+
+
+def _with_prior(bank: Bank, sums: RoundSums) -> Bank:
+    prior = next_prior({expert.expert: expert.prior for expert in bank.active}, sums.responsibilities)
+    return _with_priors(bank, prior)
+
+
+def _with_utilisation(bank: Bank, rules: Rules, counts: RoundCounts, number: int) -> Bank:
+    """Average each expert's share of members, and count strikes after its grace."""
+    decay = rules.utilisation_decay
+    for expert in bank.active:
+        share = counts.users.get(expert.expert, 0) / counts.members
+        before = share if expert.utilisation is None else expert.utilisation
+        utilisation = decay * before + (1 - decay) * share
+        strikes = expert.strikes if utilisation <= rules.prune_until else 0
+        if number > expert.grace_until and utilisation < rules.prune_below:
+            strikes += 1
+        bank = _with(bank, replace(expert, utilisation=utilisation, strikes=strikes))
+    return bank
+
+
+def _birth(bank: Bank, rules: Rules, sums: RoundSums, number: int) -> tuple[Bank, Event | None]:
+    counts = sums.counts
+    bank = replace(bank, rejected=bank.rejected + 1 if _is_rejected(rules, counts) else 0)
+    if not sums.has_newborn:
+        return bank, None
+    expert = 1 + max(peer.expert for peer in bank.experts)
+    count = len(bank.active)
+    born = Expert(expert, number, number + rules.grace, 1 / (count + 1), parent=SHARED)
+    needed = birth_minimum(counts.members, rules.birth_share, rules.k_min)
+    event = Event(
+        "born",
+        number,
+        expert,
+        f"{counts.rejects} of {counts.members} members fit no expert, at least {needed} in "
+        f"{bank.rejected} rounds in a row; {count} of {rules.k_max} specialists were active",
+        {
+            "rejects": counts.rejects,
+            "members": counts.members,
+            "needed": needed,
+            "rounds": bank.rejected,
+            "active": count,
+        },
+        peer=SHARED,
+    )
+    prior = {peer.expert: peer.prior * count / (count + 1) for peer in bank.active}
+    bank = replace(bank, experts=(*bank.experts, born), rejected=0, last_birth=number)
+    return _with_priors(bank, normalised({**prior, expert: born.prior})), event
+
+
+def _prune(bank: Bank, rules: Rules, sums: RoundSums, number: int) -> tuple[Bank, Event | None]:
+    """Archive the least used of the experts with enough strikes; the last active one stays."""
+    idle = [expert for expert in bank.active if expert.strikes >= rules.prune_patience]
+    if not idle or len(bank.active) < 2 or not _is_over(bank.last_prune, rules.prune_cooldown, number):
+        return bank, None
+    expert = min(idle, key=lambda candidate: (candidate.utilisation or 0.0, candidate.expert))
+    utilisation, users = expert.utilisation or 0.0, sums.counts.users.get(expert.expert, 0)
+    event = Event(
+        "pruned",
+        number,
+        expert.expert,
+        f"the average share of members that used it is {utilisation:.3f}, below {rules.prune_below:g} in "
+        f"{expert.strikes} rounds; {users} of {sums.counts.members} used it in this round",
+        {
+            "utilisation": utilisation,
+            "below": rules.prune_below,
+            "rounds": expert.strikes,
+            "users": users,
+            "members": sums.counts.members,
+        },
+    )
+    archived = replace(expert, status="archived", ended=number, prior=0.0)
+    bank = replace(_with(bank, archived), last_prune=number)
+    return _with_priors(bank, normalised({peer.expert: peer.prior for peer in bank.active})), event
+
+
+def _merge(
+    bank: Bank, rules: Rules, number: int, likeness: Callable[[int, int], float]
+) -> tuple[Bank, Event | None]:
+    """Merge the two most alike experts into the older one, one pair in a round."""
+    settled = sorted(expert.expert for expert in bank.active if number > expert.grace_until)
+    cosines = {pair: likeness(*pair) for pair in combinations(settled, 2)}
+    alike = {
+        pair: bank.alike.get(pair, 0) + 1 for pair, value in cosines.items() if value >= rules.merge_above
+    }
+    bank = replace(bank, alike=alike)
+    due = [pair for pair, rounds in alike.items() if rounds >= rules.merge_patience]
+    if not due:
+        return bank, None
+    pair = max(due, key=lambda candidate: (cosines[candidate], candidate))
+    older, younger = pair
+    into, ended = bank[older], bank[younger]
+    event = Event(
+        "merged",
+        number,
+        younger,
+        f"its function and that of expert {older} have a cosine of {cosines[pair]:.4f}, at least "
+        f"{rules.merge_above:g} in {alike[pair]} rounds in a row",
+        {
+            "cosine": cosines[pair],
+            "above": rules.merge_above,
+            "rounds": alike[pair],
+            "weight": ended.prior,
+            "weight_peer": into.prior,
+        },
+        peer=older,
+    )
+    utilisation = (into.utilisation or 0.0) + (ended.utilisation or 0.0)
+    bank = _with(
+        bank, replace(into, prior=into.prior + ended.prior, utilisation=min(1.0, utilisation), strikes=0)
+    )
+    bank = _with(bank, replace(ended, status="merged", merged_into=older, ended=number, prior=0.0))
+    remaining = {peers: rounds for peers, rounds in alike.items() if not {older, younger} & set(peers)}
+    return replace(bank, alike=remaining), event
+
+
+def _is_rejected(rules: Rules, counts: RoundCounts) -> bool:
+    return counts.rejects >= birth_minimum(counts.members, rules.birth_share, rules.k_min)
+
+
+def _is_over(last: int | None, cooldown: int, number: int) -> bool:
+    return last is None or number - last > cooldown
+
+
+def _with(bank: Bank, expert: Expert) -> Bank:
+    experts = (expert if peer.expert == expert.expert else peer for peer in bank.experts)
+    return replace(bank, experts=tuple(experts))
+
+
+def _with_priors(bank: Bank, prior: Mapping[int, float]) -> Bank:
+    experts = (replace(peer, prior=prior.get(peer.expert, peer.prior)) for peer in bank.experts)
+    return replace(bank, experts=tuple(experts))

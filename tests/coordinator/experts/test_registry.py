@@ -1,0 +1,239 @@
+"""Births, pruned and merged experts of a bank: each needs many members, several rounds, and has a reason."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import pytest
+
+from coordinator.experts.bank import Bank, Event, Outcome, RoundCounts, RoundSums, Rules, new_bank
+from coordinator.experts.registry import after_round, is_birth_due
+
+RULES = Rules()
+MEMBERS = 15
+
+
+def unlike(first: int, second: int) -> float:
+    return 0.0
+
+
+def counts(users: Mapping[int, int], rejects: int = 0, members: int = MEMBERS) -> RoundCounts:
+    return RoundCounts(members, users, rejects)
+
+
+def play(
+    bank: Bank,
+    number: int,
+    users: Mapping[int, int],
+    rejects: int = 0,
+    *,
+    rules: Rules = RULES,
+    members: int = MEMBERS,
+    likeness: object = unlike,
+) -> Outcome:
+    """Take a round through the registry: the change of rejecters is summed when a birth is due."""
+    told = counts(users, rejects, members)
+    summed = {expert: float(count) for expert, count in users.items() if count >= rules.k_min}
+    sums = RoundSums(told, summed, is_birth_due(bank, rules, told, 0, number))
+    return after_round(bank, rules, sums, number, likeness)  # type: ignore[arg-type]
+
+
+def even(bank: Bank) -> dict[int, int]:
+    return {expert.expert: MEMBERS // len(bank.active) for expert in bank.active}
+
+
+def run(
+    bank: Bank, rounds: range, users: Mapping[int, int] | None, rejects: int = 0
+) -> tuple[Bank, list[Event]]:
+    events: list[Event] = []
+    for number in rounds:
+        outcome = play(bank, number, even(bank) if users is None else users, rejects)
+        bank, events = outcome.bank, [*events, *outcome.events]
+    return bank, events
+
+
+def test_a_birth_needs_enough_members_in_rounds_in_a_row() -> None:
+    bank = new_bank(2, RULES, 0)
+    first = play(bank, 5, even(bank), rejects=4)
+    assert not first.events
+    pause = play(first.bank, 6, even(bank), rejects=0)
+    assert not play(pause.bank, 7, even(bank), rejects=4).events
+    born = play(first.bank, 6, even(bank), rejects=4)
+    [event] = born.events
+    assert (event.change, event.expert, event.peer, event.round) == ("born", 3, 0, 6)
+    assert event.reason == (
+        "4 of 15 members fit no expert, at least 3 in 2 rounds in a row; 2 of 12 specialists were active"
+    )
+    assert event.numbers == {"rejects": 4, "members": 15, "needed": 3, "rounds": 2, "active": 2}
+    assert born.bank[3].parent == 0
+    assert [expert.prior for expert in born.bank.active] == pytest.approx([1 / 3] * 3)
+    assert born.bank.rejected == 0
+
+
+@pytest.mark.parametrize(("members", "rejects"), [(10, 1), (10, 2), (60, 5)])
+def test_few_members_force_no_birth(members: int, rejects: int) -> None:
+    """Defects 4 and 14, row 7: a share of .1 was one client of ten, and two learn each other's change."""
+    bank = new_bank(2, RULES, 0)
+    for number in range(1, 20):
+        outcome = play(bank, number, {1: 5, 2: 5}, rejects, members=members)
+        assert not outcome.events
+        bank = outcome.bank
+
+
+def test_clients_whom_all_experts_fit_alike_cause_no_birth() -> None:
+    """Defect 4: with undifferentiated clients the bank grew from 4 to 11 experts in 14 rounds."""
+    bank, events = run(new_bank(4, RULES, 5), range(1, 15), None)
+    assert not events
+    assert len(bank.active) == 4
+
+
+def test_births_stop_at_k_max_and_wait_between() -> None:
+    rules = replace(RULES, k_max=4, birth_cooldown=3)
+    bank, births = new_bank(2, rules, 0), []
+    for number in range(1, 31):
+        outcome = play(bank, number, even(bank), rejects=15, rules=rules)
+        bank, births = outcome.bank, births + [e.round for e in outcome.events if e.change == "born"]
+    assert births == [2, 6]
+    assert len(bank.active) == 4
+
+
+def test_the_change_of_rejecters_is_summed_only_when_a_birth_is_due() -> None:
+    """Row 16: asked for in every round it would double what is sent of the shared expert."""
+    bank, told = new_bank(2, RULES, 0), counts({1: 7, 2: 7}, rejects=5)
+    assert not is_birth_due(bank, RULES, told, 0, 9)
+    patient = replace(bank, rejected=1)
+    assert is_birth_due(patient, RULES, told, 0, 9)
+    assert is_birth_due(patient, RULES, told, 2, 9)
+    assert not is_birth_due(patient, RULES, told, 3, 9)  # row 6: those who were lost may be the rejecters
+    assert not is_birth_due(patient, RULES, counts({1: 7}, rejects=2), 0, 9)
+    assert not is_birth_due(replace(patient, last_birth=6), RULES, told, 0, 9)
+    assert is_birth_due(replace(patient, last_birth=5), RULES, told, 0, 9)
+    assert not is_birth_due(patient, replace(RULES, k_max=2), told, 0, 9)
+
+
+def test_no_birth_without_the_change_of_the_rejecters() -> None:
+    bank = replace(new_bank(2, RULES, 0), rejected=4)
+    sums = RoundSums(counts(even(bank), rejects=9), {1: 7.0}, has_newborn=False)
+    outcome = after_round(bank, RULES, sums, 9, unlike)
+    assert not outcome.events
+    assert outcome.bank.rejected == 5
+
+
+def test_an_expert_without_members_is_pruned_after_its_patience() -> None:
+    bank = new_bank(3, RULES, 0)
+    bank, events = run(bank, range(1, 4), {1: 7, 2: 8})
+    assert not events  # its grace
+    bank, events = run(bank, range(4, 20), {1: 7, 2: 8})
+    [event] = events
+    assert (event.change, event.expert, event.round) == ("pruned", 3, 6)
+    assert event.reason == (
+        "the average share of members that used it is 0.000, below 0.02 in 3 rounds; 0 of 15 used it in this "
+        "round"
+    )
+    assert bank[3].status == "archived"
+    assert (bank[3].ended, bank[3].prior) == (6, 0.0)
+    assert sum(expert.prior for expert in bank.active) == pytest.approx(1)
+
+
+def test_a_newborn_is_not_judged_by_counts_of_before_its_birth() -> None:
+    """Defect 5: a strike in its birth round made a patience of 3 one of 2; and it begins in grace."""
+    bank = replace(new_bank(2, RULES, 0), rejected=1)
+    bank = play(bank, 10, even(bank), rejects=5).bank
+    assert (bank[3].utilisation, bank[3].strikes, bank[3].grace_until) == (None, 0, 13)
+    bank, events = run(bank, range(11, 14), {1: 7, 2: 8})
+    assert not events
+    assert bank[3].strikes == 0
+    _, events = run(bank, range(14, 30), {1: 7, 2: 8})
+    assert [(event.change, event.expert, event.round) for event in events] == [("pruned", 3, 16)]
+
+
+def test_use_between_the_two_limits_keeps_strikes_as_they_are() -> None:
+    bank = new_bank(2, RULES, 0)
+    members = 100
+
+    def after(bank: Bank, number: int, users: int) -> Bank:
+        return play(bank, number, {1: 50, 2: users}, members=members).bank
+
+    bank = after(bank, 10, 0)
+    assert bank[2].strikes == 1
+    between = after(bank, 11, 6)  # average .03
+    assert between[2].strikes == 1
+    assert after(between, 12, 20)[2].strikes == 0
+    assert after(between, 12, 0)[2].strikes == 2
+
+
+def test_the_last_active_expert_stays_and_prunings_wait_between() -> None:
+    bank, events = run(new_bank(4, RULES, 0), range(1, 30), {})
+    assert [(event.expert, event.round) for event in events] == [(1, 6), (2, 9), (3, 12)]
+    assert [expert.expert for expert in bank.active] == [4]
+    assert bank[4].prior == pytest.approx(1)
+
+
+def test_ordinals_are_never_used_again() -> None:
+    """Row 17: routers, optimisers and feedback would meet a stranger in a slot that was filled again."""
+    bank, _ = run(new_bank(3, RULES, 0), range(1, 8), {1: 7, 2: 8})
+    assert bank[3].status == "archived"
+    bank = replace(bank, rejected=1)
+    bank = play(bank, 8, {1: 7, 2: 8}, rejects=6).bank
+    assert [expert.expert for expert in bank.experts] == [1, 2, 3, 4]
+    assert [expert.expert for expert in bank.active] == [1, 2, 4]
+
+
+def test_two_alike_experts_are_merged_in_the_second_round() -> None:
+    bank, pairs = new_bank(3, RULES, 0), []
+
+    def likeness(first: int, second: int) -> float:
+        pairs.append((first, second))
+        return 0.97 if (first, second) == (1, 3) else 0.2
+
+    graced = play(bank, 3, even(bank), likeness=likeness)
+    assert not pairs
+    once = play(graced.bank, 4, even(bank), likeness=likeness)
+    assert not once.events
+    assert not play(once.bank, 5, even(bank)).bank.alike  # no longer alike: counted anew
+    merged = play(once.bank, 5, {1: 6, 2: 5, 3: 4}, likeness=likeness)
+    [event] = merged.events
+    assert (event.change, event.expert, event.peer) == ("merged", 3, 1)
+    assert event.reason == (
+        "its function and that of expert 1 have a cosine of 0.9700, at least 0.95 in 2 rounds in a row"
+    )
+    assert event.numbers["weight_peer"] / event.numbers["weight"] == pytest.approx(6 / 4, rel=1e-3)
+    assert (merged.bank[3].status, merged.bank[3].merged_into) == ("merged", 1)
+    assert merged.bank[1].prior == pytest.approx(10 / 15, rel=1e-3)
+    assert sum(expert.prior for expert in merged.bank.active) == pytest.approx(1)
+
+
+def test_of_several_alike_pairs_the_nearest_is_merged() -> None:
+    bank = replace(new_bank(4, RULES, 0), alike={(1, 2): 1, (3, 4): 1, (2, 4): 1})
+    cosines = {(1, 2): 0.96, (3, 4): 0.99, (2, 4): 0.97}
+    merged = play(bank, 9, even(bank), likeness=lambda *pair: cosines.get(pair, 0.0))
+    assert [(event.expert, event.peer) for event in merged.events] == [(4, 3)]
+    assert merged.bank.alike == {(1, 2): 2}
+
+
+def test_a_round_decides_prior_then_birth_then_prune_then_merge() -> None:
+    rules = replace(RULES, merge_patience=1)
+    bank = replace(new_bank(4, rules, 0), rejected=1)
+    bank = replace(bank, experts=(*bank.experts[:3], replace(bank[4], strikes=2, utilisation=0.0)))
+    pairs = []
+
+    def likeness(first: int, second: int) -> float:
+        pairs.append((first, second))
+        return 0.99 if (first, second) == (1, 2) else 0.0
+
+    outcome = play(bank, 9, {1: 3, 2: 9}, rejects=6, rules=rules, likeness=likeness)
+    assert [(event.change, event.expert) for event in outcome.events] == [
+        ("born", 5),
+        ("pruned", 4),
+        ("merged", 2),
+    ]
+    assert pairs == [(1, 2), (1, 3), (2, 3)]  # neither the newborn nor the pruned expert
+    assert outcome.bank[1].status == "active"
+    assert sum(expert.prior for expert in outcome.bank.active) == pytest.approx(1)
+
+
+@pytest.mark.parametrize("count", [0, 13])
+def test_a_bank_begins_with_1_to_k_max_experts(count: int) -> None:
+    with pytest.raises(ValueError, match="1 to 12"):
+        new_bank(count, RULES, 5)
