@@ -114,10 +114,7 @@ class LoraLinear(nn.Module):
 
     def factors(self) -> tuple[Tensor, Tensor]:
         """Return A (n r, d_in) and s B (d_out, n r) of all n roles."""
-        rows = [row_numbers for row_numbers in self.rows if row_numbers is not None]
-        if not rows:
-            return self.A[0], self.scale * self.B[0]
-        return torch.cat(list(self.A)), self.scale * place_rows(list(self.B), rows, self.out_features)
+        return joined_roles([*self.A], [*self.B], self.rows, self.scale, self.out_features)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the base layer's output plus the adapter's: (..., d_in) -> (..., d_out), base dtype."""
@@ -125,6 +122,16 @@ class LoraLinear(nn.Module):
         a, b = self.factors()
         read = nnf.dropout(x.float(), self.dropout, self.training)
         return (y + nnf.linear(nnf.linear(read, a), b)).to(y.dtype)  # rounded once, as peft does
+
+
+def joined_roles(
+    a: Sequence[Tensor], b: Sequence[Tensor], rows: Sequence[Tensor | None], scale: float, d_out: int
+) -> tuple[Tensor, Tensor]:
+    """Return A (n r, d_in) and s B (d_out, n r) of the n roles of a layer; a role without rows is alone."""
+    fused = [row_numbers for row_numbers in rows if row_numbers is not None]
+    if not fused:
+        return a[0], scale * b[0]
+    return torch.cat([*a]), scale * place_rows(b, fused, d_out)
 
 
 class BaseDeltaLinear(nn.Module):

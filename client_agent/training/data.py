@@ -1,4 +1,4 @@
-"""Split a silo's examples into training, validation and test set.
+"""Split a silo's examples into training, validation and test set, and a probe set where experts are chosen.
 
 The split depends on the examples' text only.
 """
@@ -18,6 +18,8 @@ from client_agent.settings import MetricName
 
 TEST_SHARE = 0.2
 VALIDATION_SHARE = 0.1
+LARGEST_PROBE_SHARE = 0.25
+MIN_PROBE = 8
 
 _FEWEST_DIFFERENT = 5
 
@@ -33,6 +35,7 @@ class SiloData:
         validation: examples that choose the learning rate and the personal model; may be empty.
         test: examples of the reported scores; nothing is chosen by them.
         unused: what of the rows is not read.
+        probe: examples whose losses choose among experts; empty unless `with_probe` took them from training.
     """
 
     train: _Examples
@@ -40,10 +43,11 @@ class SiloData:
     test: _Examples
     skipped: tuple[str, ...] = ()
     unused: Unused = ALL_USED
+    probe: _Examples = ()
 
     @property
     def all(self) -> tuple[Example, ...]:
-        return (*self.train, *self.validation, *self.test)
+        return (*self.train, *self.validation, *self.test, *self.probe)
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +155,25 @@ def with_validation(
     """Split training examples into training and validation set by digest; the training set is never empty."""
     training, validation = _split(examples, validation_share, digits=slice(8, 16))
     return (training, validation) if training else (examples, ())
+
+
+def with_probe(data: SiloData, most: int) -> SiloData:
+    """Hold about `most` different examples, at most a quarter, out of training as the probe set, by digest.
+
+    If that are fewer than 8, there is no probe set yet, and all stay in training; so do examples that are
+    validation or test examples too. The share falls while the source grows, and an example's digest stays, so
+    that from then on what was trained on never becomes a probe.
+    """
+    held_out = {example.key for example in (*data.validation, *data.test)}
+    candidates = {example.key for example in data.train} - held_out
+    share = min(LARGEST_PROBE_SHARE, most / len(candidates)) if candidates else 0.0
+    below = tuple(example for example in data.train if example.key in candidates)
+    _, chosen = _split(below, share, digits=slice(16, 24))
+    keys = {example.key for example in chosen}
+    if len(keys) < MIN_PROBE:
+        return data
+    training = tuple(example for example in data.train if example.key not in keys)
+    return replace(data, train=training, probe=chosen)
 
 
 def with_metrics(examples: _Examples, metrics: tuple[MetricName, ...] | None) -> _Examples:

@@ -1,0 +1,104 @@
+"""Losses of the experts on the probe set, by which a client chooses among them."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Iterator, MutableMapping, Sequence
+from contextlib import contextmanager
+from math import inf
+from typing import Any, cast
+
+from client_agent.adapters.expert_lora import SHARED, ExpertLora, expert_tensors
+from client_agent.errors import LossNotFinite
+from client_agent.experts.responsibilities import ProbeLosses
+from client_agent.model.examples import Example, encode_some
+from client_agent.model.loading import BaseModel
+from client_agent.model.quantization import precision_of
+from client_agent.model.tokens import Encoded, digest_of_texts
+from client_agent.training.evaluate import mean_loss
+from schemas.secure_sum.segments import values_digest
+
+log = logging.getLogger(__name__)
+
+
+class Prober:
+    """Scores every candidate on the same texts, without dropout, and each pair of revisions once.
+
+    Args:
+        losses: the losses by the digests of both revisions and of all else that they depend on.
+    """
+
+    def __init__(self, base: BaseModel, texts: Sequence[Encoded], losses: MutableMapping[str, float]) -> None:
+        self._base = base
+        self._texts = texts
+        self._losses = losses
+        self._facts = "\n".join([base.slug, precision_of(base.model), digest_of_texts(texts)])
+
+    def losses(self, adapter: ExpertLora) -> ProbeLosses:
+        """Compute the losses of the shared expert alone and beside each specialist; the selection stays.
+
+        Raises:
+            LossNotFinite: the shared expert's loss is NaN or infinite.
+        """
+        selected, weights = adapter.specialists, adapter.specialist_weights
+        state = adapter.state()
+        digests = {
+            expert: values_digest(expert_tensors(expert, state), adapter.expert_layout)
+            for expert in adapter.experts
+        }
+        try:
+            with evaluating(self._base):
+                shared = self._loss(adapter, (), [digests[SHARED]])
+                specialists = {
+                    expert: self._loss_or_infinite(adapter, expert, [digests[SHARED], digests[expert]])
+                    for expert in adapter.experts
+                    if expert != SHARED
+                }
+        finally:
+            adapter.select(selected, weights)
+        return ProbeLosses(shared, specialists)
+
+    def loss(self) -> float:
+        """Compute the loss of the model as it is, which is not stored.
+
+        Raises:
+            LossNotFinite: it is NaN or infinite.
+        """
+        with evaluating(self._base):
+            return mean_loss(self._base, self._texts)
+
+    def _loss_or_infinite(self, adapter: ExpertLora, expert: int, digests: Sequence[str]) -> float:
+        try:
+            return self._loss(adapter, (expert,), digests)
+        except LossNotFinite:
+            log.warning("experts: the loss of expert %d is not finite; it is not chosen", expert)
+            return inf
+
+    def _loss(self, adapter: ExpertLora, specialists: Sequence[int], digests: Sequence[str]) -> float:
+        key = hashlib.sha256("\n".join([self._facts, *digests]).encode()).hexdigest()
+        if key not in self._losses:
+            adapter.select(specialists)
+            self._losses[key] = mean_loss(self._base, self._texts)
+        return self._losses[key]
+
+
+def probe_texts(base: BaseModel, probe: Sequence[Example], most: int, max_length: int) -> tuple[Encoded, ...]:
+    """Tokenise the probe set: at most `most` texts, in order of digest, so that they are the same each time.
+
+    Raises:
+        TextTooLong: a text exceeds the base model's context.
+    """
+    return encode_some(base, sorted(probe, key=lambda example: example.key), most, max_length)
+
+
+@contextmanager
+def evaluating(base: BaseModel) -> Iterator[None]:
+    """Switch a model to evaluation, without dropout, and back to what it was."""
+    model = cast(Any, base.model)
+    was_training = model.training
+    model.eval()
+    try:
+        yield
+    finally:
+        model.train(was_training)

@@ -1,0 +1,169 @@
+"""A bank of LoRA experts: what it computes, what trains, and how its experts begin."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import sqrt
+
+import numpy as np
+import pytest
+import torch
+
+from client_agent.adapters.base import lowest_adapted_layer, require_bare
+from client_agent.adapters.expert_lora import ExpertLora, expert_tensors, experts_in, of_expert
+from client_agent.adapters.inject import inject_lora
+from client_agent.errors import AdapterInPlace, LayoutMismatch
+from client_agent.model.examples import Example
+from client_agent.model.loading import BaseModel
+from schemas.maths.start import expert_seed
+from schemas.messages.federations import AdapterPlan, TrainingPlan
+from tests.local_training import train_examples
+
+PLAN = AdapterPlan(kind="lora", rank=3, scale=0.5, roles=("q", "k", "v", "down"))
+TRAINING = TrainingPlan(steps=2, batch_size=4, max_length=64)
+IDS = torch.tensor([[1, 5, 9, 14, 7, 22], [1, 8, 30, 6, 11, 2]])
+EXPERTS = (0, 1, 4)
+
+
+def logits(base: BaseModel) -> torch.Tensor:
+    with torch.no_grad():
+        return base.model(input_ids=IDS).logits  # type: ignore[operator]
+
+
+def noise(layout: dict[str, tuple[int, ...]], seed: int = 0) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    return {name: (0.2 * rng.standard_normal(shape)).astype(np.float32) for name, shape in layout.items()}
+
+
+def bank_of(base: BaseModel, *, trained: bool = True) -> ExpertLora:
+    adapter = ExpertLora(base, PLAN, EXPERTS, seed=7)
+    if trained:
+        adapter.load(noise(adapter.layout))
+    return adapter
+
+
+@pytest.mark.parametrize("architecture", ["llama", "phi3", "gpt2"])
+@pytest.mark.parametrize("weights", [None, torch.tensor([0.25, 0.5])])
+def test_the_bank_is_the_weighed_sum_of_its_loras(
+    tiny: Callable[..., BaseModel], architecture: str, weights: torch.Tensor | None
+) -> None:
+    base = tiny(architecture)
+    alphas = [1.0, *([1.0, 1.0] if weights is None else weights.tolist())]
+    state: dict[str, np.ndarray] = {}
+    with bank_of(base) as adapter:
+        bare = logits(base)
+        adapter.select((4, 1), weights)
+        mixed, lora = logits(base), adapter.as_lora()
+        state = adapter.state()
+    stacked = {}  # an ordinary LoRA of three times the rank has the ranks side by side
+    for name in expert_tensors(0, state):
+        parts = [expert_tensors(k, state)[name] for k in (0, 4, 1)]
+        if name.endswith(".A"):
+            stacked[name] = np.concatenate(parts)
+        else:
+            stacked[name] = np.concatenate([a * p for a, p in zip(alphas, parts, strict=True)], axis=1)
+    with inject_lora(base, PLAN.model_copy(update={"rank": 9}), seed=0) as whole:
+        whole.load(stacked)
+        torch.testing.assert_close(mixed, logits(base), atol=2e-5, rtol=1e-4)
+        for path, factors in whole.as_lora().items():
+            np.testing.assert_allclose(lora[path].B @ lora[path].A, factors.B @ factors.A, atol=1e-5)
+    assert (mixed - bare).abs().max() > 0.05
+
+
+def test_weights_by_token_act_on_their_token_alone(tiny: Callable[..., BaseModel]) -> None:
+    base = tiny()
+    with bank_of(base) as adapter:
+        adapter.select((1,))
+        whole = logits(base)
+        adapter.select(())
+        shared = logits(base)
+        by_token = torch.ones(2, 6, 1)
+        by_token[1, 3:] = 0.0
+        adapter.select((1,), by_token)
+        mixed = logits(base)
+        torch.testing.assert_close(mixed[0], whole[0])
+        torch.testing.assert_close(mixed[1, :3], whole[1, :3])
+        assert (mixed[1, 3:] - whole[1, 3:]).abs().max() > 0.01
+        adapter.weigh(torch.zeros(2, 6, 1))
+        torch.testing.assert_close(logits(base), shared)
+        with pytest.raises(AdapterInPlace, match="by token"):
+            adapter.as_lora()
+
+
+def test_experts_begin_as_a_linear_layer_and_do_nothing(tiny: Callable[..., BaseModel]) -> None:
+    """The reference drew A sqrt(rank) times too small (B1), and one seed would make all experts equal."""
+    base = tiny(hidden_size=64)
+    plan = PLAN.model_copy(update={"rank": 16})
+    bare = logits(base)
+    with ExpertLora(base, plan, EXPERTS, seed=7) as adapter:
+        adapter.select((1,))
+        torch.testing.assert_close(logits(base), bare, atol=0, rtol=0)
+        state = adapter.state()
+        for name, values in state.items():
+            if name.endswith(".B"):
+                assert not values.any()
+            else:
+                expected = 1 / sqrt(3 * values.shape[1])  # of a uniform draw in +-1/sqrt(fan in)
+                assert abs(values.std() / expected - 1) < 0.1
+        a = [state[f"x{k}.l0.q.A"] for k in EXPERTS]
+        assert all(abs(np.corrcoef(a[i].ravel(), a[j].ravel())[0, 1]) < 0.2 for i, j in ((0, 1), (1, 2)))
+    with ExpertLora(base, plan, (0, 4), seed=7) as again:  # in another bank, on another machine
+        np.testing.assert_array_equal(again.state()["x4.l0.q.A"], state["x4.l0.q.A"])
+    with inject_lora(base, plan, seed=7) as lora:  # the shared expert is an ordinary LoRA of the plan
+        np.testing.assert_array_equal(lora.state()["l0.q.A"], state["x0.l0.q.A"])
+    assert len({expert_seed(7, k) for k in range(50)}) == 50
+
+
+def test_only_selected_experts_train_and_served_arrays_stay(
+    tiny: Callable[..., BaseModel], examples: list[Example]
+) -> None:
+    """The reference trained its global bank in place, and kept adapters in bfloat16 (defects 11, 12)."""
+    base = tiny(dtype=torch.bfloat16)
+    with bank_of(base) as adapter:
+        served = noise(adapter.layout)
+        untouched = {name: values.copy() for name, values in served.items()}
+        adapter.load(served)
+        adapter.select((4,))
+        assert experts_in(adapter.named_parameters()) == (0, 4)
+        assert {tensor.dtype for tensor in adapter.named_parameters().values()} == {torch.float32}
+        train_examples(base, adapter, examples, TRAINING, seed=0, round_number=1)
+        trained = adapter.state()
+        for name, values in served.items():
+            np.testing.assert_array_equal(values, untouched[name])
+            assert np.array_equal(trained[name], values) == name.startswith("x1.")
+        adapter.load(served)  # a second round begins with what was served, not with what was trained
+        np.testing.assert_array_equal(adapter.state()["x0.l0.q.B"], served["x0.l0.q.B"])
+
+
+def test_gradient_checkpointing_gives_the_same_training(
+    tiny: Callable[..., BaseModel], examples: list[Example]
+) -> None:
+    states = []
+    for checkpointing in (False, True):
+        base = tiny()
+        plan = TRAINING.model_copy(update={"gradient_checkpointing": checkpointing})
+        with bank_of(base) as adapter:
+            adapter.select((1, 4), torch.tensor([0.3, 0.7]))
+            train_examples(base, adapter, examples, plan, seed=0, round_number=1)
+            states.append(adapter.state())
+    for name, values in states[0].items():
+        np.testing.assert_allclose(values, states[1][name], atol=1e-6)
+
+
+def test_a_bank_is_removed_and_refuses_what_does_not_fit(tiny: Callable[..., BaseModel]) -> None:
+    base = tiny()
+    before = logits(base)
+    adapter = bank_of(base)
+    assert lowest_adapted_layer(base) == 0
+    for specialists in ((0,), (2,)):
+        with pytest.raises(LayoutMismatch, match="no specialist"):
+            adapter.select(specialists)
+    with pytest.raises(LayoutMismatch, match="do not fit"):
+        adapter.load(of_expert(0, noise(adapter.expert_layout)))
+    adapter.remove()
+    require_bare(base)
+    torch.testing.assert_close(logits(base), before)
+    with pytest.raises(LayoutMismatch, match="shared expert"):
+        ExpertLora(base, PLAN, (1, 2), seed=0)
+    with pytest.raises(LayoutMismatch, match="no expert"):
+        experts_in(["l0.q.A"])
