@@ -117,7 +117,7 @@ def test_a_shared_model_has_the_silos_type_and_its_own_template(tmp_path: Path) 
 
 
 @pytest.mark.long
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1500)
 def test_packs_of_bfloat16_models_are_those_of_float32() -> None:
     content = json.loads((EXAMPLES / "anchors.json").read_bytes())
     anchors, errors = Anchors.model_validate(content).anchors[:64], []
@@ -132,7 +132,7 @@ def test_packs_of_bfloat16_models_are_those_of_float32() -> None:
 
 
 @pytest.mark.long
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1500)
 def test_a_quantised_silo_makes_the_pack_that_a_dense_one_makes(
     tmp_path: Path, fresh_database: Callable[[str], str], serve: Callable[..., Served]
 ) -> None:
