@@ -31,23 +31,20 @@ from client_agent.adapters.lora import initialize_zero_ranks
 from client_agent.errors import AdapterInPlace, LayoutMismatch
 from client_agent.model.loading import BaseModel
 from schemas.maths.adapter import Layout, in_order, lora_module_layout
-from schemas.maths.start import expert_seed, first_a
+from schemas.maths.bank import SHARED, bank_tensor, first_a_of, split_bank_tensor
 from schemas.messages.federations import AdapterPlan
-
-SHARED = 0
-"""The ordinal of the expert that acts in every client, with weight 1."""
 
 Arrays = dict[str, NDArray[np.float32]]
 
 
 def of_expert(expert: int, tensors: Mapping[str, Any]) -> dict[str, Any]:
     """Return the tensors of an expert under their names in a bank: `l0.q.A` -> `x2.l0.q.A`."""
-    return {f"x{expert}.{name}": value for name, value in tensors.items()}
+    return {bank_tensor(expert, name): value for name, value in tensors.items()}
 
 
 def expert_tensors(expert: int, bank: Mapping[str, Any]) -> dict[str, Any]:
     """Return the tensors of an expert of a bank under their plain names: `x2.l0.q.A` -> `l0.q.A`."""
-    prefix = f"x{expert}."
+    prefix = bank_tensor(expert, "")
     return {name[len(prefix) :]: value for name, value in bank.items() if name.startswith(prefix)}
 
 
@@ -57,13 +54,12 @@ def experts_in(names: Iterable[str]) -> tuple[int, ...]:
     Raises:
         LayoutMismatch: a name is not of a bank.
     """
-    prefixes = {name.partition(".")[0] for name in names}
-    strange = sorted(prefix for prefix in prefixes if prefix[:1] != "x" or not prefix[1:].isdecimal())
-    if strange:
-        raise LayoutMismatch(
-            f"{strange[0]} names no expert of a bank; load tensors that were trained with strategy fed_vemoe"
-        )
-    return tuple(sorted(int(prefix[1:]) for prefix in prefixes))
+    experts: set[int] = set()
+    for name in names:
+        if (place := split_bank_tensor(name)) is None:
+            raise LayoutMismatch(f"{name} is no tensor of a bank of experts; load those of a bank")
+        experts.add(place[0])
+    return tuple(sorted(experts))
 
 
 class ExpertLora(Removable):
@@ -209,11 +205,8 @@ class ExpertLora(Removable):
 
 def first_factors(layout: Layout, seed: int, expert: int) -> Arrays:
     """Draw the A of an expert from (seed, expert), uniform in +-1/sqrt(d_in); `layout` has plain names."""
-    own_seed = expert_seed(seed, expert)
     return {
-        name: first_a(name, shape, own_seed).reshape(shape)
-        for name, shape in layout.items()
-        if name.endswith(".A")
+        name: first_a_of(expert, name, shape, seed) for name, shape in layout.items() if name.endswith(".A")
     }
 
 

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from math import inf
 from typing import Any, cast
 
-from client_agent.adapters.expert_lora import SHARED, ExpertLora, expert_tensors
+from client_agent.adapters.expert_lora import ExpertLora, expert_tensors
 from client_agent.errors import LossNotFinite
 from client_agent.experts.responsibilities import ProbeLosses
 from client_agent.model.examples import Example, encode_some
@@ -17,6 +17,7 @@ from client_agent.model.loading import BaseModel
 from client_agent.model.quantization import precision_of
 from client_agent.model.tokens import Encoded, digest_of_texts
 from client_agent.training.evaluate import mean_loss
+from schemas.maths.bank import SHARED
 from schemas.secure_sum.segments import values_digest
 
 log = logging.getLogger(__name__)

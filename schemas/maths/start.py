@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from schemas.maths.adapter import Layout, Shape, is_of_one_base_model, module_of
-from schemas.maths.seeded_random import uniform, words
+from schemas.maths.seeded_random import uniform
 
 
 def first_a(
@@ -26,14 +26,6 @@ def first_a(
     """
     length = prod(shape) - begin if count is None else count
     return uniform((length,), 1 / sqrt(shape[1]), "lora", seed, tensor, begin=begin)
-
-
-def expert_seed(seed: int, expert: int) -> int:
-    """Return the seed of an expert's `A` in a bank: the plan's for the shared expert 0, a drawn one else.
-
-    It is the same on every machine. Experts begin with B = 0, so that their `A` alone tells them apart.
-    """
-    return seed if expert == 0 else int(words(1, "expert", seed, expert)[0] >> np.uint64(1))
 
 
 def start_values(layout: Layout, seed: int, begin: int, count: int) -> NDArray[np.float32] | None:

@@ -15,7 +15,6 @@ from client_agent.adapters.inject import inject_lora
 from client_agent.errors import AdapterInPlace, LayoutMismatch
 from client_agent.model.examples import Example
 from client_agent.model.loading import BaseModel
-from schemas.maths.start import expert_seed
 from schemas.messages.federations import AdapterPlan, TrainingPlan
 from tests.local_training import train_examples
 
@@ -111,7 +110,6 @@ def test_experts_begin_as_a_linear_layer_and_do_nothing(tiny: Callable[..., Base
         np.testing.assert_array_equal(again.state()["x4.l0.q.A"], state["x4.l0.q.A"])
     with inject_lora(base, plan, seed=7) as lora:  # the shared expert is an ordinary LoRA of the plan
         np.testing.assert_array_equal(lora.state()["l0.q.A"], state["x0.l0.q.A"])
-    assert len({expert_seed(7, k) for k in range(50)}) == 50
 
 
 def test_only_selected_experts_train_and_served_arrays_stay(
@@ -165,5 +163,5 @@ def test_a_bank_is_removed_and_refuses_what_does_not_fit(tiny: Callable[..., Bas
     torch.testing.assert_close(logits(base), before)
     with pytest.raises(LayoutMismatch, match="shared expert"):
         ExpertLora(base, PLAN, (1, 2), seed=0)
-    with pytest.raises(LayoutMismatch, match="no expert"):
+    with pytest.raises(LayoutMismatch, match="no tensor of a bank"):
         experts_in(["l0.q.A"])
