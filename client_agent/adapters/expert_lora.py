@@ -62,6 +62,11 @@ def experts_in(names: Iterable[str]) -> tuple[int, ...]:
     return tuple(sorted(experts))
 
 
+def is_bank(names: Iterable[str]) -> bool:
+    """Whether tensors are of a bank of experts."""
+    return any(split_bank_tensor(name) is not None for name in names)
+
+
 class ExpertLora(Removable):
     """A and B of every (layer, role) of one base model, for each expert of a bank.
 
@@ -175,7 +180,6 @@ class ExpertLora(Removable):
     def merged_state(self) -> Arrays:
         return self.state()
 
-    @torch.no_grad()
     def as_lora(self) -> dict[str, LoraFactors]:
         """Return the selected experts side by side by module path: [A_0; A_k], [s B_0, s alpha_k B_k].
 
@@ -188,9 +192,13 @@ class ExpertLora(Removable):
                 "the experts are weighed by token, which no ordinary LoRA can hold; export it as routed"
             )
         alphas = [1.0] * len(self.mixture.experts) if weights is None else weights.tolist()
-        by_expert = dict(zip(self.mixture.experts, alphas, strict=True))
+        return self.as_lora_of(dict(zip(self.mixture.experts, alphas, strict=True)))
+
+    @torch.no_grad()
+    def as_lora_of(self, weights: Mapping[int, float]) -> dict[str, LoraFactors]:
+        """Return the sum of weighed experts as one LoRA by module path; n e r ranks where n roles are."""
         return {
-            path: side_by_side(_weighed(layer, expert, alpha) for expert, alpha in by_expert.items())
+            path: side_by_side(_weighed(layer, expert, alpha) for expert, alpha in weights.items())
             for path, layer in self._layers.items()
         }
 

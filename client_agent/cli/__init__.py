@@ -8,13 +8,14 @@ import typer
 from typer.models import CommandInfo
 
 from client_agent.cli import agent as cli_agent
-from client_agent.cli import alignment, compare, data, export, generate, init, pivot
+from client_agent.cli import alignment, compare, data, export, generate, init, pivot, train
 from schemas.private_files import close_umask
 
 _GROUPS = (
     cli_agent.agent,
     generate.generating,
     export.exporting,
+    train.training,
     alignment.aligning,
     init.beginning,
     data.data,

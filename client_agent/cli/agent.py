@@ -1,4 +1,4 @@
-"""Commands of a silo's agent: enrol, rotate-key, accept-restored, check, status, align, run and train."""
+"""Commands of a silo's agent: enrol, rotate-key, accept-restored, check, status, align and run."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from client_agent.cli.console import Config, Json, clear_errors, opened_settings, read_file
+from client_agent.cli.console import Config, Json, clear_errors, opened_settings
 from client_agent.errors import SettingsUnusable
 from client_agent.session import connection, open_participant, stop_on_signal
 
@@ -209,48 +209,6 @@ def run(
             from client_agent.daemon import run as run_rounds
 
             run_rounds(participant)
-
-
-@agent.command()
-def train(
-    plan: Annotated[Path, typer.Option(help="A federation plan as JSON: adapter, training, rounds.total.")],
-    config: Config = None,
-    pack: Annotated[Path | None, typer.Option(help="The alignment pack with the frames of P and Q.")] = None,
-    out: Annotated[Path | None, typer.Option(help="Where to write the trained adapter.")] = None,
-    as_json: Json = False,
-) -> None:
-    """Train without a federation, in the plan's steps and rounds, as the baseline of this silo."""
-    with clear_errors(), opened_settings(config) as settings:
-        # Options are checked before torch is imported, which takes seconds.
-        if out is not None and not out.parent.is_dir():
-            raise SettingsUnusable(f"--out: there is no folder {out.parent}; create it first")
-        body = read_file(pack) if pack is not None else None
-
-        from client_agent.rounds.plan import read_plan
-        from client_agent.rounds.standalone import require_frames, train_alone
-        from client_agent.storage.files import write_durably
-        from client_agent.storage.rate_store import RATES, RateStore
-        from client_agent.training.silo import open_silo
-        from schemas.messages.scores import LOSS, as_text
-
-        stop = stop_on_signal()
-        planned = read_plan(plan)
-        require_frames(planned, body)
-        results = []
-        rates = RateStore(settings.folder / RATES)
-        for trained in train_alone(open_silo(settings), planned, body, stop.is_set, rates):
-            results.append(trained)
-            if out is not None:
-                write_durably(out, trained.to_bytes())
-            if not as_json:
-                scores = trained.scores
-                print(
-                    f"round {len(results)}: loss {scores.served[LOSS].value:.3f} -> "
-                    f"{scores.trained[LOSS].value:.3f}, rate {trained.learning_rate:g}, "
-                    f"{scores.kept} kept: {as_text(scores.of_kept)}"
-                )
-        if as_json:
-            print(json.dumps([trained.scores.model_dump() for trained in results]))
 
 
 def _show(agent_status: AgentStatus) -> None:

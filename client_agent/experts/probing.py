@@ -28,13 +28,17 @@ class Prober:
 
     Args:
         losses: the losses by the digests of both revisions and of all else that they depend on.
+
+    Attributes:
+        digest: of the texts, the base model and its precision, on which all losses depend.
     """
 
     def __init__(self, base: BaseModel, texts: Sequence[Encoded], losses: MutableMapping[str, float]) -> None:
         self._base = base
         self._texts = texts
         self._losses = losses
-        self._facts = "\n".join([base.slug, precision_of(base.model), digest_of_texts(texts)])
+        facts = [base.slug, precision_of(base.model), digest_of_texts(texts)]
+        self.digest = hashlib.sha256("\n".join(facts).encode()).hexdigest()
 
     def losses(self, adapter: ExpertLora) -> ProbeLosses:
         """Compute the losses of the shared expert alone and beside each specialist; the selection stays.
@@ -77,7 +81,7 @@ class Prober:
             return inf
 
     def _loss(self, adapter: ExpertLora, specialists: Sequence[int], digests: Sequence[str]) -> float:
-        key = hashlib.sha256("\n".join([self._facts, *digests]).encode()).hexdigest()
+        key = hashlib.sha256("\n".join([self.digest, *digests]).encode()).hexdigest()
         if key not in self._losses:
             adapter.select(specialists)
             self._losses[key] = mean_loss(self._base, self._texts)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from client_agent.adapters.base import Adapter, State
+from client_agent.adapters.expert_lora import is_bank
 from client_agent.adapters.inject import inject, parts_of
 from client_agent.adapters.personal_lora import with_personal
 from client_agent.adapters.provenance import Origin, origin_of, require_plan, require_same
@@ -15,6 +16,7 @@ from client_agent.adapters.rank_pruning import rank_of
 from client_agent.adapters.variational.adapter import with_importance
 from client_agent.alignment.pack_exchange import stored_frames
 from client_agent.errors import AdapterUnreadable, NothingTrained
+from client_agent.experts.routed import reopened_experts
 from client_agent.rounds.opened_brief import OpenedBrief
 from client_agent.rounds.served_weights import load_served, read_weights
 from client_agent.rounds.standalone import frames_of
@@ -180,13 +182,17 @@ def reopened(
     frames, seed = frames_of(silo.base, plan, pack), plan.training.seed
     if trained.origin is not None:
         require_same(trained.origin, origin_of(silo.base, plan.adapter, frames, gated=False, seed=seed))
+    tensors, private = trained.of(kept_side(trained, variant))
+    if not tensors:
+        raise AdapterUnreadable(
+            "the file is of an earlier version, which stored the trained adapter alone; pass "
+            "`--variant trained`, or train it again"
+        )
+    if is_bank(tensors):
+        with reopened_experts(silo.base, plan.adapter, tensors, private, seed=seed) as experts:
+            yield Reopened(experts, trained.origin)
+        return
     with inject(silo.base, plan.adapter, frames, gated=False, seed=seed) as adapter:
-        tensors, private = trained.of(kept_side(trained, variant))
-        if not tensors:
-            raise AdapterUnreadable(
-                "the file is of an earlier version, which stored the trained adapter alone; pass "
-                "`--variant trained`, or train it again"
-            )
         adapter.load(tensors)
         adapter.load_private(private)
         yield Reopened(adapter, trained.origin)

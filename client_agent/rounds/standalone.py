@@ -2,38 +2,80 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
 
+from client_agent.adapters.base import Adapter
 from client_agent.adapters.frames import Frames, random_frames
 from client_agent.adapters.inject import inject
 from client_agent.adapters.provenance import origin_of
 from client_agent.alignment.pack import Pack
 from client_agent.errors import SettingsUnusable
+from client_agent.experts.memory import EXPERTS, ExpertMemory
+from client_agent.experts.probing import Prober, probe_texts
+from client_agent.experts.routed import RoutedExperts, inject_experts
 from client_agent.model.loading import BaseModel
 from client_agent.rounds.train import Trained, learning_rate, train_locally, zeros_like
 from client_agent.storage.rate_store import RateStore
+from client_agent.strategies.base import Routing
+from client_agent.training.data import with_probe
 from client_agent.training.silo import Silo
 from schemas.messages.federations import FederationPlan
 
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class OwnBank:
+    """A bank that a silo trains alone: a shared expert and `specialists`, and how it chooses among them."""
+
+    specialists: int
+    routing: Routing
+    memory: ExpertMemory
+
+
+def own_bank(plan: FederationPlan, folder: Path, specialists: int, top_m: int) -> OwnBank:
+    """Return a bank whose choices are remembered in an agent's folder.
+
+    Raises:
+        SettingsUnusable: the plan's adapter is not an ordinary LoRA.
+    """
+    if plan.adapter.kind != "lora":
+        raise SettingsUnusable("--experts: experts are ordinary LoRA; set adapter.kind to lora in the plan")
+    return OwnBank(specialists, Routing(top_m=top_m), ExpertMemory(folder / EXPERTS))
+
 
 def train_alone(
-    silo: Silo, plan: FederationPlan, pack: bytes | None, stop: Callable[[], bool], rates: RateStore
+    silo: Silo,
+    plan: FederationPlan,
+    pack: bytes | None,
+    stop: Callable[[], bool],
+    rates: RateStore,
+    bank: OwnBank | None = None,
 ) -> Iterator[Trained]:
     """Yield the result of every round of a plan; every round continues from the trained adapter.
 
     Args:
         pack: the alignment pack with the frames.
         rates: where a searched learning rate is kept.
+        bank: train a bank of experts; None = the plan's adapter.
 
     Raises:
         Stopped: `stop` returned true.
         AlignmentImpossible, SettingsUnusable: see `frames_of`.
+        LayoutMismatch: the bank has fewer specialists than are to act.
     """
     earlier: Trained | None = None
+    if bank is not None:
+        silo = replace(silo, data=with_probe(silo.data, bank.routing.probe_examples))
     frames = frames_of(silo.base, plan, pack)
     origin = origin_of(silo.base, plan.adapter, frames, gated=False, seed=plan.training.seed)
-    with inject(silo.base, plan.adapter, frames, gated=False, seed=plan.training.seed) as adapter:
+    with _injected(silo, plan, frames, bank) as adapter:
         rate = learning_rate(silo, adapter, plan.training, origin, rates, stop)
+        if bank is not None and isinstance(adapter, RoutedExperts):
+            adapter.probe_with(_prober(silo, plan, bank), bank.memory)
         for round_number in range(1, plan.rounds.total + 1):
             earlier = train_locally(
                 silo,
@@ -50,6 +92,25 @@ def train_alone(
                 stop=stop,
             )
             yield earlier
+
+
+def _injected(silo: Silo, plan: FederationPlan, frames: Frames, bank: OwnBank | None) -> Adapter:
+    if bank is None:
+        return inject(silo.base, plan.adapter, frames, gated=False, seed=plan.training.seed)
+    experts = range(bank.specialists + 1)
+    return inject_experts(silo.base, plan.adapter, experts, bank.routing, seed=plan.training.seed)
+
+
+def _prober(silo: Silo, plan: FederationPlan, bank: OwnBank) -> Prober | None:
+    """Return what scores experts on the silo's probe set; None if it is too small for one."""
+    if not silo.data.probe:
+        log.warning(
+            "experts: %d training examples are too few for a probe set; they are chosen by chance",
+            len(silo.data.train),
+        )
+        return None
+    most, longest = bank.routing.probe_examples, plan.training.max_length
+    return Prober(silo.base, probe_texts(silo.base, silo.data.probe, most, longest), bank.memory.losses)
 
 
 def require_frames(plan: FederationPlan, pack: bytes | None) -> None:

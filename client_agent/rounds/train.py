@@ -20,7 +20,7 @@ from client_agent.adapters.provenance import Origin
 from client_agent.adapters.rank_pruning import Pruner
 from client_agent.errors import AdapterUnreadable
 from client_agent.rounds.examine import Exam, Examiner
-from client_agent.rounds.personal import run_steps
+from client_agent.rounds.local_steps import LocalSteps, run_steps
 from client_agent.storage.round_files import parse_scores
 from client_agent.storage.round_folder import TRAINED, RoundFolder, RoundFolders
 from client_agent.storage.tensor_metadata import metadata_of, save_tensors
@@ -171,16 +171,14 @@ def train_locally(
     before = adapter.state(), adapter.private_state()
     training = partial(
         train,
-        *(silo.base, adapter, silo.encoded(silo.data.train, plan.max_length), plan),
+        *(silo.base, adapter, silo.encoded(silo.data.train, plan.max_length)),
         learning_rate=learning_rate,
         seed=plan.seed,
-        round_number=round_number,
-        total_rounds=total_rounds,
         stop=stop,
         options=silo.options,
     )
     outcome = run_steps(
-        *(adapter, training, plan.steps, f"round {round_number}"),
+        *(adapter, training, LocalSteps(plan, round_number, total_rounds)),
         optimiser_state=_optimiser_state(earlier, adapter, traits),
         penalty=penalty,
         checkpoint=checkpoint,

@@ -48,6 +48,37 @@ class Pruning:
 
 
 @dataclass(frozen=True, slots=True)
+class Routing:
+    """How a client chooses among the experts of a bank, and trains them.
+
+    Attributes:
+        top_m: how many experts act, the shared one included; 2 = one specialist at weight 1, without a
+            router, more = specialists weighed by token.
+        explore_rounds: how many rounds specialists are drawn at random; None = half of all, 10 at most.
+        probe_examples: about how many training examples are held out to choose by.
+        tau: the temperature of the responsibilities; None = the spread of the losses.
+        gamma: the temperature of the token router.
+        consistency: weight of the distance between the mean weights of a step's tokens and the
+            responsibilities; 0 = none.
+        regret_above: the regret above which a client may reject the bank.
+        fit_below: the fit below which it does.
+    """
+
+    top_m: int = 2
+    explore_rounds: int | None = None
+    probe_examples: int = 64
+    tau: float | None = None
+    gamma: float = 1.0
+    consistency: float = 0.1
+    regret_above: float = 0.1
+    fit_below: float = 0.05
+
+    @property
+    def specialists(self) -> int:
+        return self.top_m - 1
+
+
+@dataclass(frozen=True, slots=True)
 class Traits:
     """What a strategy needs from the agent. The defaults describe an adapter that trains and travels whole.
 

@@ -1,6 +1,6 @@
 """Ditto (arXiv 2012.04221) in the agent: a common adapter is trained and sent, and one of the client's own.
 
-Each takes all steps of a round, so that a round takes twice the time (`client_agent.rounds.personal`).
+Each takes all steps of a round, so that a round takes twice the time (`client_agent.rounds.local_steps`).
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from client_agent.settings import MetricName
 
 TEST_SHARE = 0.2
 VALIDATION_SHARE = 0.1
-LARGEST_PROBE_SHARE = 0.25
+LARGEST_PROBE_SHARE = 1 / 3
 MIN_PROBE = 8
 
 _FEWEST_DIFFERENT = 5
@@ -158,7 +158,7 @@ def with_validation(
 
 
 def with_probe(data: SiloData, most: int) -> SiloData:
-    """Hold about `most` different examples, at most a quarter, out of training as the probe set, by digest.
+    """Hold about `most` different examples, at most a third, out of training as the probe set, by digest.
 
     If that are fewer than 8, there is no probe set yet, and all stay in training; so do examples that are
     validation or test examples too. The share falls while the source grows, and an example's digest stays, so

@@ -48,6 +48,9 @@ def test_unusable_options_fail_before_training(tmp_path: Path) -> None:
     done = tessera("agent", *arguments, "--pack", str(tmp_path / "no [red] pack"))
     assert done.returncode == 1
     assert "no [red] pack cannot be read" in done.stderr
+    done = tessera("agent", *arguments, "--experts", "2", "--top-m", "4")
+    assert done.returncode == 1
+    assert "--top-m 4 needs --experts 3 or more" in done.stderr
 
 
 @pytest.mark.slow

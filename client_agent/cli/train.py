@@ -1,0 +1,75 @@
+"""Train in one silo without a federation: the plan's adapter, or a bank of experts."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from client_agent.cli.console import Config, Json, clear_errors, opened_settings, read_file
+from client_agent.errors import SettingsUnusable
+from client_agent.session import stop_on_signal
+
+training = typer.Typer()
+
+
+@training.command()
+def train(
+    plan: Annotated[Path, typer.Option(help="A federation plan as JSON: adapter, training, rounds.total.")],
+    config: Config = None,
+    pack: Annotated[Path | None, typer.Option(help="The alignment pack with the frames of P and Q.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Where to write the trained adapter.")] = None,
+    experts: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Train a bank: a shared LoRA, and so many specialists among which probe examples choose.",
+        ),
+    ] = None,
+    top_m: Annotated[
+        int,
+        typer.Option(
+            min=2,
+            help="With --experts: how many act, the shared one included; above 2 a router weighs them by "
+            "token.",
+        ),
+    ] = 2,
+    as_json: Json = False,
+) -> None:
+    """Train without a federation, in the plan's steps and rounds, as the baseline of this silo."""
+    with clear_errors(), opened_settings(config) as settings:
+        # Options are checked before torch is imported, which takes seconds.
+        if out is not None and not out.parent.is_dir():
+            raise SettingsUnusable(f"--out: there is no folder {out.parent}; create it first")
+        if top_m > (experts or 1) + 1:
+            raise SettingsUnusable(f"--top-m {top_m} needs --experts {top_m - 1} or more")
+        body = read_file(pack) if pack is not None else None
+
+        from client_agent.rounds.plan import read_plan
+        from client_agent.rounds.standalone import own_bank, require_frames, train_alone
+        from client_agent.storage.files import write_durably
+        from client_agent.storage.rate_store import RATES, RateStore
+        from client_agent.training.silo import open_silo
+        from schemas.messages.scores import LOSS, as_text
+
+        stop = stop_on_signal()
+        planned = read_plan(plan)
+        require_frames(planned, body)
+        bank = own_bank(planned, settings.folder, experts, top_m) if experts is not None else None
+        results = []
+        rates = RateStore(settings.folder / RATES)
+        for trained in train_alone(open_silo(settings), planned, body, stop.is_set, rates, bank):
+            results.append(trained)
+            if out is not None:
+                write_durably(out, trained.to_bytes())
+            if not as_json:
+                scores = trained.scores
+                print(
+                    f"round {len(results)}: loss {scores.served[LOSS].value:.3f} -> "
+                    f"{scores.trained[LOSS].value:.3f}, rate {trained.learning_rate:g}, "
+                    f"{scores.kept} kept: {as_text(scores.of_kept)}"
+                )
+        if as_json:
+            print(json.dumps([trained.scores.model_dump() for trained in results]))

@@ -1,0 +1,78 @@
+"""Which specialists a client trains in a round, and for how many steps: drawn at first, then the best. Pure.
+
+All experts begin as equal functions, and every client has the same losses for all of them. Clients that chose
+greedily would meet on one expert for ever; so each draws at random, from a seed of its own, until experts
+differ.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import inf, log
+
+import numpy as np
+
+from schemas.maths.seeded_random import words
+
+DRAWS = 2
+"""Specialists that an exploring client draws: one is too few where few clients share a task."""
+
+_MOST_EXPLORING_ROUNDS = 10
+_MANTISSA = 2.0**-53
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """Local steps in which the shared expert and these specialists train."""
+
+    specialists: tuple[int, ...]
+    steps: int
+
+
+def exploring_rounds(planned: int | None, total_rounds: int) -> int:
+    """Return how many rounds are explored: as planned, or half of all, 10 at most."""
+    return min(_MOST_EXPLORING_ROUNDS, total_rounds // 2) if planned is None else planned
+
+
+def temperature(round_number: int, explore_rounds: int) -> float:
+    """Return the temperature of a round's draws: 1 in round 1, falling linearly to 0 after exploring."""
+    return max(0.0, 1 - (round_number - 1) / explore_rounds) if explore_rounds else 0.0
+
+
+def drawn(
+    responsibilities: Mapping[int, float], count: int, temperature: float, *, secret: str, round_number: int
+) -> tuple[int, ...]:
+    """Draw `count` specialists without replacement: the largest ln r_k + T g_k, g_k of a Gumbel distribution.
+
+    At T = 1 that is sampling in proportion to r (Gumbel-top-k, Kool et al. 2019), at T = 0 the most
+    responsible. A client breaks ties by an order of its own that stays, so that not all meet on one expert.
+
+    Args:
+        secret: the client's own seed; whoever knows it can tell which experts the client trains.
+    """
+    scores = {
+        expert: (log(r) if r > 0 else -inf)
+        + (temperature * _gumbel(secret, "round", round_number, expert) if temperature else 0.0)
+        for expert, r in responsibilities.items()
+    }
+    ties = {expert: _gumbel(secret, "ties", expert) for expert in scores}
+    ordered = sorted(scores, key=lambda expert: (scores[expert], ties[expert]), reverse=True)
+    return tuple(ordered[:count])
+
+
+def turns(specialists: Sequence[int], steps: int, *, exploring: bool) -> list[Turn]:
+    """Divide a round's steps: drawn specialists train one after another, each beside the shared expert.
+
+    After exploring they train together. Of a round of one step the first drawn specialist has it.
+    """
+    if not exploring or len(specialists) < 2:
+        return [Turn(tuple(specialists), steps)]
+    least, more = divmod(steps, len(specialists))
+    shares = [least + (number < more) for number in range(len(specialists))]
+    return [Turn((expert,), share) for expert, share in zip(specialists, shares, strict=True) if share]
+
+
+def _gumbel(*key: str | int) -> float:
+    unit = (int(words(1, "explore", *key)[0] >> np.uint64(11)) + 0.5) * _MANTISSA  # in (0, 1)
+    return -log(-log(unit))

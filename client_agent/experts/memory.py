@@ -1,0 +1,95 @@
+"""What a client remembers of its choices among experts, as a file of its own that is never sent.
+
+It holds the seed of the client's draws, the losses on its probe set, and what it chose in each round.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field, ValidationError
+
+from client_agent.storage.files import write_durably
+from schemas.messages.base import Strict
+
+log = logging.getLogger(__name__)
+
+EXPERTS = "experts.json"
+_SECRET_BYTES = 32
+_MOST_LOSSES = 512
+_MOST_ROUNDS = 200
+
+_Loss = Annotated[float, Field(ge=0)]
+_Share = Annotated[float, Field(ge=0, le=1)]
+
+
+class Choice(Strict):
+    """What a client chose in a round, by its probe set; responsibilities are by specialist.
+
+    `fit` and `regret` are null without a probe set, `regret` also without a personal model of before. `local`
+    is the loss of the personal model after the round, and `probe` the digest of the texts of all losses.
+    """
+
+    responsibilities: dict[int, _Share]
+    trained: tuple[int, ...]
+    exploring: bool
+    fit: _Share | None = None
+    regret: _Share | None = None
+    rejects: bool = False
+    local: _Loss | None = None
+    probe: str | None = None
+
+
+class _Stored(Strict):
+    secret: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+    losses: dict[str, _Loss] = Field(default_factory=dict)
+    rounds: dict[int, Choice] = Field(default_factory=dict)
+
+
+class ExpertMemory:
+    """The choices of one client, read from a file and written after each change of a round.
+
+    Attributes:
+        secret: hexadecimal seed of the client's draws, made once.
+        losses: losses by digests, as `Prober` fills it.
+        rounds: choices by round.
+    """
+
+    def __init__(self, file: Path) -> None:
+        """Read the file; begin anew without it, or if it is damaged."""
+        self._file = file
+        stored = _read(file) or _Stored(secret=secrets.token_hex(_SECRET_BYTES))
+        self.secret = stored.secret
+        self.losses = dict(stored.losses)
+        self.rounds = dict(stored.rounds)
+
+    def local_before(self, round_number: int, probe: str) -> float | None:
+        """Return the loss of the last personal model on these texts; None if there is none."""
+        choices = (
+            self.rounds[number] for number in sorted(self.rounds, reverse=True) if number < round_number
+        )
+        last = next((choice for choice in choices if choice.local is not None), None)
+        return last.local if last is not None and last.probe == probe else None
+
+    def record(self, round_number: int, choice: Choice) -> None:
+        """Store the choice of a round durably, with the losses so far."""
+        self.rounds[round_number] = choice
+        self.rounds = dict(sorted(self.rounds.items())[-_MOST_ROUNDS:])
+        newest = list(self.losses.items())[-_MOST_LOSSES:]
+        self.losses.clear()  # the prober has this dictionary
+        self.losses.update(newest)
+        stored = _Stored(secret=self.secret, losses=self.losses, rounds=self.rounds)
+        write_durably(self._file, stored.model_dump_json().encode())
+
+
+def _read(file: Path) -> _Stored | None:
+    try:
+        return _Stored.model_validate_json(file.read_bytes())
+    except FileNotFoundError:
+        return None
+    except (OSError, ValidationError) as error:
+        log.warning("experts: %s is damaged and ignored (%s)", file, type(error).__name__)
+        return None

@@ -1,0 +1,296 @@
+"""A bank of experts as one client uses it: the specialists of its choice, weighed by its own router."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from client_agent.adapters.base import LoraFactors, Penalty, Removable, State, copy_in, copy_out, require_bare
+from client_agent.adapters.expert_lora import ExpertLora, experts_in
+from client_agent.adapters.frames import first_adapted_layer
+from client_agent.errors import LayoutMismatch
+from client_agent.experts.exploring import DRAWS, Turn, drawn, exploring_rounds, temperature, turns
+from client_agent.experts.memory import Choice, ExpertMemory
+from client_agent.experts.probing import Prober
+from client_agent.experts.responsibilities import (
+    ProbeLosses,
+    fit,
+    regret,
+    rejects,
+    responsibilities,
+    uniform,
+)
+from client_agent.experts.router import RoutedPasses, TokenRouter, consistency
+from client_agent.model.examples import Example
+from client_agent.model.loading import BaseModel
+from client_agent.strategies.base import Routing
+from schemas.maths.adapter import Layout
+from schemas.maths.bank import SHARED
+from schemas.messages.federations import AdapterPlan
+
+_RESPONSIBILITY = "routing.x"
+_CHOSEN = "routing.chosen"
+_GAMMA = "routing.gamma"
+
+Arrays = dict[str, NDArray[np.float32]]
+
+log = logging.getLogger(__name__)
+
+
+class RoutedExperts(Removable):
+    """The shared expert and the client's specialists; what is scored, exported and generates.
+
+    Private tensors are the responsibilities, the choice and the router's rows. With a probe set
+    (`probe_with`) the responsibilities are computed whenever experts are loaded; otherwise they are uniform,
+    or those of `load_private`.
+    """
+
+    def __init__(self, bank: ExpertLora, base: BaseModel, routing: Routing) -> None:
+        self.bank = bank
+        self.routing = routing
+        self.layout: Layout = bank.layout
+        self._specialists = tuple(expert for expert in bank.experts if expert != SHARED)
+        if len(self._specialists) < routing.specialists:
+            raise LayoutMismatch(
+                f"the bank has {len(self._specialists)} specialists, and top_m {routing.top_m} needs "
+                f"{routing.specialists}; use a smaller top_m"
+            )
+        self._router = TokenRouter(base.hidden_size, self._specialists, base.device)
+        self._passes = RoutedPasses(
+            base, bank, self._router, routing.gamma, keeps_hidden=routing.consistency > 0
+        )
+        self._prober: Prober | None = None
+        self._memory: ExpertMemory | None = None
+        self._losses: ProbeLosses | None = None
+        self._round = 0
+        self.responsibilities = uniform(self._specialists)
+        self.choose(self._specialists[: routing.specialists])
+
+    @property
+    def chosen(self) -> tuple[int, ...]:
+        """The specialists that act."""
+        return self.bank.specialists
+
+    @property
+    def router(self) -> TokenRouter | None:
+        """The router that weighs the chosen specialists by token; None with fewer than two."""
+        return self._router if len(self.chosen) > 1 else None
+
+    def probe_with(self, prober: Prober | None, memory: ExpertMemory) -> None:
+        """Choose by losses on a probe set from now on, and remember choices; None = there is no probe set."""
+        self._prober, self._memory = prober, memory
+
+    def choose(self, specialists: Sequence[int]) -> None:
+        """Make these specialists act: one at weight 1, several by the router."""
+        self.bank.select(specialists)
+        routed = len(specialists) > 1
+        self._passes.responsibilities = {k: self.responsibilities[k] for k in specialists} if routed else {}
+
+    def begin_round(self, round_number: int, total_rounds: int, steps: int) -> list[Turn]:
+        """Draw the specialists of a round, and store the choice; the same again after a restart.
+
+        Returns:
+            the turns in which they train; `choose` makes those of a turn act.
+        """
+        memory = self._required_memory()
+        explore = exploring_rounds(self.routing.explore_rounds, total_rounds)
+        exploring = round_number <= explore
+        count = DRAWS if exploring else self.routing.specialists
+        specialists = drawn(
+            *(self.responsibilities, count, temperature(round_number, explore)),
+            secret=memory.secret,
+            round_number=round_number,
+        )
+        planned = turns(specialists, steps, exploring=exploring)
+        trained = tuple(expert for turn in planned for expert in turn.specialists)
+        self._round = round_number
+        memory.record(round_number, self._choice(memory, trained, exploring=exploring))
+        log.info(
+            "round %d: experts %s train%s",
+            *(round_number, ", ".join(map(str, trained)), ", drawn at random" if exploring else ""),
+        )
+        return planned
+
+    def end_round(self) -> None:
+        """Choose by the losses after training, and store that of the personal model."""
+        memory = self._required_memory()
+        choice = memory.rounds[self._round]
+        if self._prober is None:
+            self.choose(choice.trained[: self.routing.specialists])
+            return
+        self._probe(self._prober)
+        memory.record(self._round, choice.model_copy(update={"local": self._prober.loss()}))
+
+    def named_parameters(self) -> dict[str, nn.Parameter]:
+        routed = self._router.parameters(self.chosen) if self.router is not None else {}
+        return {**self.bank.named_parameters(), **routed}
+
+    def parameter_groups(self, learning_rate: float) -> list[dict[str, Any]]:
+        """Return the group of the bank, and the router's without weight decay."""
+        groups = self.bank.parameter_groups(learning_rate)
+        if self.router is not None:
+            rows = list(self._router.parameters(self.chosen).values())
+            groups.append({"params": rows, "lr": learning_rate, "weight_decay": 0.0})
+        return groups
+
+    def state(self) -> Arrays:
+        return self.bank.state()
+
+    def load(self, state: State) -> None:
+        """Set all experts, and with a probe set choose among them."""
+        self.bank.load(state)
+        if self._prober is not None:
+            self._probe(self._prober)
+
+    def load_global(self, state: State) -> None:
+        self.bank.load_global(state)
+
+    def private_state(self) -> Arrays:
+        """Copy r_k `routing.x3` (), the ordinals `routing.chosen` (m - 1,), the router's temperature
+        `routing.gamma` (), and its rows `router.x3.u` (d,), `router.x3.c` ().
+        """
+        routing = {
+            f"{_RESPONSIBILITY}{expert}": np.array(r, np.float32)
+            for expert, r in self.responsibilities.items()
+        }
+        chosen = np.array(self.chosen, np.float32)
+        gamma = np.array(self.routing.gamma, np.float32)
+        return {
+            _CHOSEN: chosen,
+            _GAMMA: gamma,
+            **routing,
+            **copy_out(self._router.parameters(self._specialists)),
+        }
+
+    def load_private(self, state: State) -> None:
+        """Set the router's rows, and without a probe set responsibilities and choice.
+
+        Experts that were born since have rows of zeros; what belongs to experts that have left is ignored.
+        """
+        rows = self._router.parameters(self._specialists)
+        zeros = {name: np.zeros(tuple(row.shape), np.float32) for name, row in rows.items()}
+        copy_in(rows, {name: state.get(name, zero) for name, zero in zeros.items()})
+        if self._prober is not None:
+            return
+        names = {expert: f"{_RESPONSIBILITY}{expert}" for expert in self._specialists}
+        if all(name in state for name in names.values()):
+            self.responsibilities = {expert: float(state[name]) for expert, name in names.items()}
+        stored = [int(expert) for expert in state.get(_CHOSEN, np.empty(0))]
+        if stored and set(stored) <= set(self._specialists):
+            self.choose(stored)
+
+    def merged_state(self) -> Arrays:
+        return self.bank.merged_state()
+
+    def as_lora(self) -> dict[str, LoraFactors]:
+        """Return one LoRA of shared and chosen experts: [B_0, a_1 B_1, ...] by module path.
+
+        It is exact with one specialist. With several, a_k = r_k / sum r are the weights of a token about
+        which the router says nothing.
+        """
+        return self.bank.as_lora_of({SHARED: 1.0, **self.prior_weights()})
+
+    def prior_weights(self) -> dict[int, float]:
+        """Return r_k / sum r of the chosen specialists: their weights without a router."""
+        total = sum(self.responsibilities[expert] for expert in self.chosen)
+        if not total:
+            return uniform(self.chosen)
+        return {expert: self.responsibilities[expert] / total for expert in self.chosen}
+
+    def penalty(self, examples: Sequence[Example], max_length: int, round_number: int) -> Penalty | None:
+        """Return the distance of a step's mean weights from the responsibilities; None without a router.
+
+        The hidden states of the step's tokens are those of its own passes; the weights are computed again,
+        since the graph of the loss is gone when the term is added.
+        """
+        if not self.routing.consistency or self.router is None:
+            return None
+
+        def of_step(_: Mapping[str, nn.Parameter]) -> torch.Tensor:
+            weighed = self._passes.responsibilities
+            weights = self._router.weights(self._passes.read_hidden(), weighed, self.routing.gamma)
+            return self.routing.consistency * consistency(weights, weighed)
+
+        return of_step
+
+    def remove(self) -> None:
+        self._passes.remove()
+        self.bank.remove()
+
+    def _probe(self, prober: Prober) -> None:
+        """Compute losses and responsibilities of the bank as it is, and choose the most responsible."""
+        memory = self._required_memory()
+        self._passes.responsibilities = {}  # candidates act alone, at weight 1
+        self._losses = prober.losses(self.bank)
+        self.responsibilities = responsibilities(self._losses.specialists, tau=self.routing.tau)
+        best = drawn(
+            *(self.responsibilities, self.routing.specialists, 0.0), secret=memory.secret, round_number=0
+        )
+        self.choose(best)
+
+    def _choice(self, memory: ExpertMemory, trained: tuple[int, ...], *, exploring: bool) -> Choice:
+        if self._prober is None or self._losses is None:
+            return Choice(responsibilities=self.responsibilities, trained=trained, exploring=exploring)
+        local = memory.local_before(self._round, self._prober.digest)
+        limits = {"regret_above": self.routing.regret_above, "fit_below": self.routing.fit_below}
+        return Choice(
+            responsibilities=self.responsibilities,
+            trained=trained,
+            exploring=exploring,
+            fit=fit(self._losses),
+            regret=regret(self._losses, local) if local is not None else None,
+            rejects=not exploring and rejects(self._losses, local, **limits),
+            probe=self._prober.digest,
+        )
+
+    def _required_memory(self) -> ExpertMemory:
+        if self._memory is None:
+            raise RuntimeError("a bank is trained with a memory of its choices: call probe_with first")
+        return self._memory
+
+
+def inject_experts(
+    base: BaseModel, plan: AdapterPlan, experts: Sequence[int], routing: Routing, *, seed: int
+) -> RoutedExperts:
+    """Wrap the linear layers of the plan's roles and layers in a bank of LoRA experts, all with B = 0.
+
+    Raises:
+        AdapterInPlace: the base model carries an adapter already.
+        LayoutMismatch: the model lacks a layer of the plan, or the bank has too few specialists.
+    """
+    require_bare(base)
+    base.prefix.split_at(base, first_adapted_layer(base, plan, {}))
+    bank = ExpertLora(base, plan, experts, seed=seed)
+    try:
+        return RoutedExperts(bank, base, routing)
+    except BaseException:
+        bank.remove()
+        raise
+
+
+def reopened_experts(
+    base: BaseModel, plan: AdapterPlan, state: State, private: State, *, seed: int
+) -> RoutedExperts:
+    """Wrap the base model in a bank as it was trained, with the choice and the router of its private tensors.
+
+    Raises:
+        AdapterInPlace: the base model carries an adapter already.
+        LayoutMismatch: the tensors are of no bank, or do not fit the model and the plan.
+    """
+    if _CHOSEN not in private or _GAMMA not in private:
+        raise LayoutMismatch("the bank lacks the choice of its client; pass a file that was trained here")
+    routing = Routing(top_m=len(private[_CHOSEN]) + 1, gamma=float(private[_GAMMA]))
+    adapter = inject_experts(base, plan, experts_in(state), routing, seed=seed)
+    try:
+        adapter.load(state)
+        adapter.load_private(private)
+    except BaseException:
+        adapter.remove()
+        raise
+    return adapter

@@ -1,0 +1,92 @@
+"""A silo trains a bank of experts alone: turns, the probe set, the choice, and the file of the result."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from client_agent.adapters.expert_lora import expert_tensors
+from client_agent.errors import SettingsUnusable
+from client_agent.experts.memory import EXPERTS, ExpertMemory
+from client_agent.experts.routed import RoutedExperts
+from client_agent.model.examples import Example
+from client_agent.rounds.checkpoints import reopened
+from client_agent.rounds.standalone import OwnBank, own_bank, train_alone
+from client_agent.rounds.train import Trained
+from client_agent.storage.rate_store import RateStore
+from client_agent.strategies.base import Routing
+from client_agent.training.evaluate import evaluate
+from client_agent.training.silo import Silo
+from schemas.messages.federations import FederationPlan
+
+PLAN = FederationPlan.model_validate(
+    {
+        "name": "bank",
+        "strategy": {"name": "fedavg"},
+        "adapter": {"kind": "lora", "rank": 2, "roles": ["v", "down"], "layers": 2},
+        "training": {"steps": 4, "batch_size": 4, "learning_rate": 0.01, "max_length": 64},
+        "rounds": {"total": 3, "min_clients": 1},
+        "scores": {"examples": 12, "new_tokens": 0},
+    }
+)
+
+
+def bank(folder: Path, **routing: object) -> OwnBank:
+    return OwnBank(4, Routing(**{"explore_rounds": 2, **routing}), ExpertMemory(folder / EXPERTS))  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def wide(silo: Silo, examples: list[Example]) -> Silo:
+    """A silo with enough training examples for a probe set."""
+    more = [Example(f"say {e.prompt}", e.completion) for e in examples]
+    return replace(silo, data=replace(silo.data, train=(*examples, *more)))
+
+
+def trained(silo: Silo, folder: Path, own: OwnBank) -> list[Trained]:
+    return list(train_alone(silo, PLAN, None, lambda: False, RateStore(folder), own))
+
+
+def changed(before: dict[str, np.ndarray], after: dict[str, np.ndarray]) -> set[int]:
+    return {
+        k
+        for k in range(5)
+        if any(
+            not np.array_equal(v, expert_tensors(k, after)[n]) for n, v in expert_tensors(k, before).items()
+        )
+    }
+
+
+@pytest.mark.parametrize("top_m", [2, 3])
+def test_a_silo_trains_what_it_draws_and_opens_it_again(wide: Silo, tmp_path: Path, top_m: int) -> None:
+    own = bank(tmp_path, top_m=top_m)
+    rounds = trained(wide, tmp_path, own)
+    for number, result in enumerate(rounds, start=1):
+        choice = own.memory.rounds[number]
+        assert changed(result.start, result.adapter) == {0, *choice.trained}
+        assert len(choice.trained) == (2 if number < 3 else top_m - 1)
+        assert choice.local is not None
+    last = Trained.from_bytes(rounds[-1].to_bytes())
+    loss = last.scores.trained["loss"].value
+    assert (own.memory.rounds[3].local or 99) < max(own.memory.losses.values()) - 0.1
+    with reopened(wide, PLAN, None, last, "trained") as (adapter, _):
+        assert isinstance(adapter, RoutedExperts)
+        assert (adapter.router is not None) == (top_m > 2)
+        again = evaluate(wide.base, wide.data.test, PLAN.scores, max_length=64)
+        assert again.loss == pytest.approx(loss, abs=1e-6)
+
+
+def test_a_bank_is_of_lora(tmp_path: Path) -> None:
+    plan = FederationPlan(name="pq", strategy=PLAN.strategy)
+    with pytest.raises(SettingsUnusable, match=r"adapter\.kind"):
+        own_bank(plan, tmp_path, 4, 2)
+    assert own_bank(PLAN, tmp_path, 4, 3).routing.specialists == 2
+
+
+def test_a_silo_with_few_examples_trains_without_a_probe(silo: Silo, tmp_path: Path) -> None:
+    own = bank(tmp_path)
+    trained(silo, tmp_path, own)
+    assert not own.memory.losses
+    assert all(choice.local is None for choice in own.memory.rounds.values())
