@@ -6,7 +6,7 @@ It never sees a client, an update or a session.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -23,6 +23,10 @@ class Total(Protocol):
     def count(self) -> int:
         """The number of members that were summed."""
 
+    @property
+    def segments(self) -> Collection[str]:
+        """The names of the summed segments; those of a group are absent if it had too few members."""
+
     def number(self, name: str) -> float:
         """Return a summed scalar; `weight` is the sum of the members' weights, `count` if they are uniform.
 
@@ -35,6 +39,21 @@ class Total(Protocol):
 
         x_i is what member i learnt: its trained values minus those that all members began with.
         """
+
+
+@dataclass(frozen=True, slots=True)
+class Outline:
+    """The names of the joint model's segments, known before anything is summed."""
+
+    segments: Sequence[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Counted:
+    """The outcome of a round's counts: of `members`, how many belong to each group."""
+
+    members: int
+    groups: Mapping[str, int]
 
 
 class Joint(Protocol):
@@ -57,7 +76,17 @@ class Revised:
 
 
 class Summed(Protocol):
-    """A strategy that needs sums only."""
+    """A strategy that needs sums only.
+
+    One whose segments belong to groups, such as the users of an expert, has its members counted first: each
+    sends 0 or 1 per group, and a group with fewer than `k_min` members is not summed.
+    """
+
+    def counts(self, outline: Outline) -> tuple[str, ...]:
+        """Return the groups whose members are counted before the sum, in order; () = there are none."""
+
+    def groups(self, outline: Outline, counted: Counted) -> Collection[str]:
+        """Return the counted groups that the sum is to have, if they have enough members."""
 
     def step(self, joint: Joint, total: Total) -> Iterator[Revised]:
         """Yield the segments that a round changes, each once; the others stay as they are."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,19 +14,30 @@ from numpy.typing import NDArray
 from client_agent.adapters.base import State
 from client_agent.storage.tensor_metadata import metadata_of, save_tensors
 from schemas.maths.adapter import Layout
+from schemas.maths.bank import (
+    REJECT,
+    SHARED,
+    expert_of,
+    group_of,
+    member_weights,
+    split_bank_tensor,
+)
 from schemas.maths.start import from_start
 from schemas.messages.federations import FederationPlan
 from schemas.messages.scores import LOSS, Scores
 from schemas.messages.secure_sum import ReadyRequest, Segment
 from schemas.messages.sum_plan import SecureSumPlan
+from schemas.secure_sum.counts import encoded_counts
 from schemas.secure_sum.encoding import CLIP_UNIT, clamp_weight, clipped_share, concatenate, quantise
 from schemas.secure_sum.segments import (
+    NEW,
+    RESPONSIBILITY,
     SCORES,
     SUMMED_SCORES,
     WEIGHT,
     segments_of,
     values_digest,
-    values_of_factor,
+    values_of_segment,
 )
 from schemas.wire.digests import digest_of
 
@@ -37,7 +48,7 @@ _READY = "ready"
 
 @dataclass(frozen=True, slots=True)
 class SumInput:
-    """The encoded input: integers (D,) in the order of the segments, and what `ready` says of them.
+    """The encoded input of a session: integers (D,) in the order of its segments, and what `ready` says.
 
     `digest` is that of the file: a session's keys are made for one input.
     """
@@ -47,8 +58,8 @@ class SumInput:
     ready: ReadyRequest
 
     @classmethod
-    def from_bytes(cls, content: bytes, segments: tuple[Segment, ...]) -> SumInput:
-        """Read the file of an input.
+    def from_bytes(cls, content: bytes, segments: Sequence[Segment]) -> SumInput:
+        """Read the input of a session's segments from a round's file.
 
         Raises:
             KeyError: it lacks a segment.
@@ -60,10 +71,41 @@ class SumInput:
 
 
 @dataclass(frozen=True, slots=True)
+class _Share:
+    """A client's part in each group: `weights` w_ik and `responsibilities` r_ik by expert."""
+
+    weights: Mapping[int, float]
+    responsibilities: Mapping[int, float]
+    rejects: bool
+
+    @property
+    def groups(self) -> frozenset[str]:
+        """The groups that the client belongs to."""
+        rejecting = {REJECT} if self.rejects else set()
+        return frozenset({group_of(expert) for expert in self.weights} | rejecting)
+
+    def weight(self, group: str | None) -> float:
+        """Return w_ik in a group, 0 outside of it; None = all members."""
+        if group == REJECT:
+            return self.weights[SHARED] if self.rejects else 0.0
+        return self.weights.get(_expert(group), 0.0)
+
+    def responsibility(self, group: str | None) -> float:
+        return self.responsibilities.get(_expert(group), 0.0)
+
+
+def _expert(group: str | None) -> int:
+    expert = SHARED if group is None else expert_of(group)
+    return -1 if expert is None else expert
+
+
+@dataclass(frozen=True, slots=True)
 class RoundResult:
     """What a client has after its training: the served and the trained values, scores and examples.
 
-    `base` is the digest of the served weights, head included.
+    `base` is the digest of the served weights, head included. `groups` are those whose members are counted
+    before the sum. `responsibilities` are r_ik of the experts that this client trained, and belongs to;
+    None = 1 for each expert whose tensors its training changed. `rejects`: no expert fits it.
     """
 
     plan: FederationPlan
@@ -74,6 +116,9 @@ class RoundResult:
     scores: Scores
     examples: int
     base: str
+    groups: tuple[str, ...] = ()
+    responsibilities: Mapping[int, float] | None = None
+    rejects: bool = False
 
     def change(self) -> Mapping[str, NDArray[np.float32]]:
         """Return trained - served per tensor, scaled down to `limits.clip_norm`.
@@ -93,32 +138,54 @@ class RoundResult:
     def encode(self, round_number: int) -> bytes:
         """Return the file of the input; every call rounds anew, so that it is made once per round.
 
+        It has the input of the counts, and that of all segments which the sum after them may have.
+
         Raises:
             SecureSumError: a value is not finite.
         """
-        bits, weight = self.summed.bits, clamp_weight(self.examples, self.summed.weigh_up_to)
-        change = self.change()
-        tensors: dict[str, NDArray[np.signedinteger]] = {}
+        bits, change = self.summed.bits, self.change()
+        share = self._share(change)
+        counts = encoded_counts(self.groups, share.groups & set(self.groups), bits)
+        tensors: dict[str, NDArray[np.signedinteger]] = {
+            group: counts[[place]].astype(f"<i{bits // 8}") for place, group in enumerate(self.groups)
+        }
         clipped, learnt, limit = 0.0, 0, 0.0
-        for segment in segments_of(self.plan, self.layout):
-            own_weight = 1.0
-            match segment.name:
-                case name if name == WEIGHT:
-                    values = np.array([weight], np.float32)
-                case name if name == SCORES:
-                    values = np.array(self._losses(), np.float32)
-                case factor:
-                    values, own_weight = values_of_factor(change, self.layout, factor), weight
-                    clipped += clipped_share(values, segment.clip, weight=weight) * len(values)
-                    learnt, limit = learnt + len(values), segment.clip * CLIP_UNIT
-            encoded = quantise(values, segment.clip, bits, weight=own_weight)
+        for segment in segments_of(self.plan, self.layout, self.groups):
+            values, weight = self._numbers(segment, share), 1.0
+            if values is None:
+                source = segment.name.removeprefix(f"{NEW}.")
+                values, weight = values_of_segment(change, self.layout, source), share.weight(segment.group)
+                clipped += clipped_share(values, segment.clip, weight=weight) * len(values)
+                learnt, limit = learnt + len(values), segment.clip * CLIP_UNIT
+            encoded = quantise(values, segment.clip, bits, weight=weight)
             tensors[segment.name] = encoded.astype(f"<i{bits // 8}")
         log.info(
             "round %d: %d values encoded in %d bits, weight %.3f; %.2f %% of them exceeded the clip of %.3g",
-            *(round_number, learnt, bits, weight, 100 * clipped / max(1, learnt), limit),
+            *(round_number, learnt, bits, share.weight(None), 100 * clipped / max(1, learnt), limit),
         )
         ready = ReadyRequest(base=self.base, values=values_digest(self.served, self.layout))
         return save_tensors(tensors, {_READY: ready.model_dump_json(), "clipped": json.dumps(clipped)})
+
+    def _share(self, change: Mapping[str, NDArray[np.float32]]) -> _Share:
+        weight = clamp_weight(self.examples, self.summed.weigh_up_to)
+        responsibilities = self.responsibilities
+        if responsibilities is None:
+            parts = [(split_bank_tensor(tensor), values) for tensor, values in change.items()]
+            trained = {part[0] for part, values in parts if part is not None and values.any()}
+            responsibilities = dict.fromkeys(sorted(trained - {SHARED}), 1.0)
+        return _Share(member_weights(weight, responsibilities), responsibilities, self.rejects)
+
+    def _numbers(self, segment: Segment, share: _Share) -> NDArray[np.float32] | None:
+        """Return the values of a segment of numbers; None if it has what the client learnt."""
+        match segment.name.rpartition(".")[2]:
+            case name if name == WEIGHT:
+                return np.array([share.weight(segment.group)], np.float32)
+            case name if name == RESPONSIBILITY:
+                return np.array([share.responsibility(segment.group)], np.float32)
+            case name if name == SCORES:
+                return np.array(self._losses(), np.float32)
+            case _:
+                return None
 
     def _losses(self) -> list[float]:
         sides = {"served": self.scores.served, "trained": self.scores.trained}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 
 from client_agent.errors import AgentError
 from client_agent.identity.membership import read_key
@@ -19,9 +20,12 @@ from client_agent.secure_sum.unmask_marks import UnmaskMarks
 from client_agent.storage.round_folder import INPUT, PARTIAL, PARTIAL_COMMON, SUM_PROGRESS, WEIGHTS
 from schemas.identity.keys import public_key
 from schemas.maths.adapter import Layout, in_order
+from schemas.maths.bank import manifest
 from schemas.messages.secure_sum import Segment, SumTerms
+from schemas.messages.sum_counts import SumCounts
 from schemas.messages.sum_plan import SecureSumPlan
-from schemas.secure_sum.segments import segments_of
+from schemas.secure_sum.counts import count_segments, groups_of
+from schemas.secure_sum.segments import segment_of, segments_of
 
 log = logging.getLogger(__name__)
 
@@ -50,6 +54,7 @@ def encode_input(work: Work) -> bytes:
         scores=trained.scores,
         examples=len(work.trainer.silo.data.train),
         base=work.folder.base,
+        groups=_groups(work),
     ).encode(work.brief.round)
     work.folder.forget(PARTIAL, PARTIAL_COMMON)
     return content
@@ -74,9 +79,9 @@ def run_sum(work: Work) -> bytes:
         SumTask(
             calls=_calls(work),
             journal=SumJournal(folder.path, session.home / _EVIDENCE, UnmaskMarks(session.home / _UNMASKED)),
-            values=encoded.values,
+            values=lambda terms: _input(work, terms.segments).values,
             input_digest=encoded.digest,
-            expect=lambda terms: _expectation(work, encoded, terms),
+            expect=lambda terms, counts: _expectation(work, encoded, terms, counts),
             identity=read_key(work.participant.workspace.folder),
             client=session.client_id,
             report=lambda progress: _report(work, progress),
@@ -97,8 +102,11 @@ def _report(work: Work, progress: SumProgress) -> None:
     work.folder.write(SUM_PROGRESS, progress.model_dump_json().encode())
 
 
-def _expectation(work: Work, encoded: SumInput, terms: SumTerms) -> Expectation:
+def _expectation(work: Work, encoded: SumInput, terms: SumTerms, counts: SumCounts | None) -> Expectation:
     """Return this client's own view of a session, with the roster at the version of its terms.
+
+    A sum after `counts` has segments of those groups that the coordinator asks for, if each keeps `k_min`
+    members without the counted ones that are absent.
 
     Raises:
         SumRefused: the terms go back behind the roster of the round's manifest.
@@ -122,10 +130,14 @@ def _expectation(work: Work, encoded: SumInput, terms: SumTerms) -> Expectation:
         roster_hash=terms.roster_hash,
         plan=manifest.plan,
         weights=encoded.ready.values,
-        segments=_segments(work),
+        segments=_segments(work, terms, counts),
         bits=plan.bits,
         minimum=plan.minimum,
+        kind=terms.kind if _groups(work) else "sum",
         masking=plan.masking,
+        least_per_group=plan.k_min,
+        groups=_groups(work),
+        counts=counts,
     )
 
 
@@ -133,12 +145,21 @@ def _calls(work: Work) -> HttpSumCalls:
     return HttpSumCalls(work.session.api, work.session.federation_id, work.brief.round)
 
 
-def _input(work: Work) -> SumInput:
-    return SumInput.from_bytes(work.folder.read(INPUT), _segments(work))
+def _input(work: Work, segments: Sequence[Segment] = ()) -> SumInput:
+    return SumInput.from_bytes(work.folder.read(INPUT), segments)
 
 
-def _segments(work: Work) -> tuple[Segment, ...]:
-    return segments_of(work.session.manifests.plan, _layout(work))
+def _segments(work: Work, terms: SumTerms, counts: SumCounts | None) -> tuple[Segment, ...]:
+    """Return the segments of a session by this client's own plan, layout and strategy."""
+    if terms.kind == "counts":
+        return count_segments(_groups(work))
+    present = manifest(counts.groups, terms.lost, _plan(work).k_min) if counts is not None else frozenset()
+    return segments_of(work.session.manifests.plan, _layout(work), present & groups_of(terms.segments))
+
+
+def _groups(work: Work) -> tuple[str, ...]:
+    """Return the groups whose members are counted before the sum; () = there are none."""
+    return work.opened.strategy.counts(sorted({segment_of(tensor) for tensor in _layout(work)}))
 
 
 def _layout(work: Work) -> Layout:

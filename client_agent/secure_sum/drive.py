@@ -27,6 +27,7 @@ from client_agent.secure_sum.session_steps import SessionSteps, steps_of
 from client_agent.transport.client import NothingYet
 from schemas.identity.keys import name_of
 from schemas.messages.secure_sum import STEPS, SumOutcome, SumStatus, SumStep, SumTerms
+from schemas.messages.sum_counts import SumCounts
 from schemas.secure_sum.errors import SecureSumError, SessionAborted, TermsRefused
 
 log = logging.getLogger(__name__)
@@ -41,8 +42,10 @@ class SumTask:
     """What a member brings to the sum of a round.
 
     Attributes:
-        values: the encoded input (D,), and `input_digest` the digest of its file.
-        expect: returns this member's own view of a session; it may fetch the roster at the terms' version.
+        values: returns the encoded input (D,) of a session's segments; `input_digest` is that of the file
+            which has the input of all sessions.
+        expect: returns this member's own view of a session, after the round's counts if there were any; it
+            may fetch the roster at the terms' version.
         identity: the key that the roster has for this client.
         report: stores the progress for `tessera agent status`.
         sleep: waits between requests, and may raise Stopped.
@@ -50,9 +53,9 @@ class SumTask:
 
     calls: SumCalls
     journal: SumJournal
-    values: NDArray[np.int32]
+    values: Callable[[SumTerms], NDArray[np.int32]]
     input_digest: str
-    expect: Callable[[SumTerms], Expectation]
+    expect: Callable[[SumTerms, SumCounts | None], Expectation]
     identity: Ed25519PrivateKey
     client: str
     report: Callable[[SumProgress], None]
@@ -88,7 +91,7 @@ def take_part_in_sum(task: SumTask, round_number: int) -> SumOutcome:
         try:
             terms = _checked(status.terms, status, round_number)
             if session is None or session.terms != terms:
-                session = _begin(task, terms)
+                session = _begin(task, terms, status.counts)
         except SumRefused as refusal:
             log.error("round %d: sum, session %d: %s", round_number, status.session, refusal)
             task.report(SumProgress.now(status.session, status.step, None, str(refusal)))
@@ -112,7 +115,7 @@ def _stand_aside(task: SumTask, round_number: int, session: int) -> None:
     task.report(SumProgress.now(session, None, None, "this client is not among its members"))
 
 
-def _begin(task: SumTask, terms: SumTerms) -> _Session:
+def _begin(task: SumTask, terms: SumTerms, counts: SumCounts | None) -> _Session:
     """Accept the terms of a session and make its keys, or stand aside.
 
     Raises:
@@ -122,14 +125,17 @@ def _begin(task: SumTask, terms: SumTerms) -> _Session:
     session = _Session(task, terms)
     entry = next((member for member in terms.members if member.client == task.client), None)
     spent = task.journal.spent(without=terms)
+    counted = task.journal.open(counts.session).counted if counts is not None else None
     if entry is None:
         session.leave("this client is not among its members")
     elif entry.key != name_of(task.identity):
         session.leave("its terms have an earlier key of this client")
     elif terms.kind in spent:
         session.leave("this client has unmasked another session of the round, and unmasks one only")
+    elif counts is not None and counted is None and terms.masking == "pairwise":
+        session.leave("this client has not confirmed which clients were counted, and cannot check the counts")
     else:
-        session.open(replace(task.expect(terms), spent=spent))
+        session.open(replace(task.expect(terms, counts), spent=spent, counted=counted))
     return session
 
 
@@ -156,6 +162,8 @@ class _Session:
             file = task.journal.keep_refused(terms)
             raise SumRefused(f"{refusal} (stored in {file})") from refusal
         task.journal.keep_terms(terms)
+        if expectation.counts is not None:
+            task.journal.keep_counts(terms.round, expectation.counts)
         if not journal.exists:
             journal.begin(terms, task.input_digest, new_secrets() if terms.masking == "pairwise" else None)
             log.info(
@@ -169,7 +177,7 @@ class _Session:
             return
         try:
             self._steps = steps_of(
-                accepted, expectation, task.identity, journal, task.values, task.input_digest
+                accepted, expectation, task.identity, journal, task.values(terms), task.input_digest
             )
         except SessionAborted as refusal:
             self.leave(str(refusal))

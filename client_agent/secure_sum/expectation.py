@@ -7,23 +7,13 @@ from dataclasses import dataclass, field
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
-from schemas.identity.documents import hash_of
 from schemas.messages.secure_sum import CAPABILITY, Segment, SumKind, SumTerms
+from schemas.messages.sum_counts import SumCounts
 from schemas.messages.sum_plan import Masking
+from schemas.secure_sum.counts import counts_digest, starved_groups
 from schemas.secure_sum.encoding import modulus_for
 from schemas.secure_sum.errors import SecureSumError, TermsRefused
 from schemas.secure_sum.terms import is_signed_by_server, terms_hash, threshold_for
-
-
-@dataclass(frozen=True, slots=True)
-class Counts:
-    """The outcome of a round's counts: how many members use each group, and how many members were counted."""
-
-    groups: Mapping[str, int]
-    members: int
-
-    def digest(self) -> str:
-        return hash_of({"groups": dict(self.groups), "members": self.members})
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +21,9 @@ class Expectation:
     """A member's own view of the session: its plan, its roster, its weights, and where it has taken part.
 
     `segments` are those of a session of this `kind`: the same values in a session of another kind would be a
-    second sum. `spent` holds the kinds of sessions of this round in which this member has sent step 4: a
+    second sum. `groups` are those whose members are counted before the sum, `counts` the outcome as the
+    coordinator shows it, and `counted` the clients that this member confirmed as counted, sorted; None
+    without masks. `spent` holds the kinds of sessions of this round in which this member has sent step 4: a
     second sum over other members would reveal the difference. `roster` has the identity keys at
     `roster_version`. `plan` is the digest of the plan by which the input was made: members with another plan
     may have sent zeros, and the sum would be this member's input.
@@ -52,7 +44,9 @@ class Expectation:
     kind: SumKind = "sum"
     masking: Masking = "pairwise"
     least_per_group: int = 1
-    counts: Counts | None = None
+    groups: tuple[str, ...] = ()
+    counts: SumCounts | None = None
+    counted: tuple[str, ...] | None = None
     spent: frozenset[SumKind] = field(default_factory=frozenset)
 
 
@@ -133,12 +127,31 @@ def _check_counts(terms: SumTerms, expectation: Expectation) -> None:
         if terms.counts is not None or terms.lost or any(segment.group for segment in terms.segments):
             raise TermsRefused("counts come first: their terms refer to no counts and have no groups")
         return
-    if terms.counts != (None if counts is None else counts.digest()):
+    if terms.counts != (None if counts is None else counts_digest(counts)):
         raise TermsRefused("the terms refer to other counts than this member has seen")
-    if counts is None:
-        if terms.lost or any(segment.group for segment in terms.segments):
-            raise TermsRefused("segments of groups are summed only after counts")
-    elif terms.lost != counts.members - len(terms.members):
+    if counts is not None:
+        _check_outcome(terms, counts, expectation)
+    elif expectation.groups:
+        raise TermsRefused("the members of groups are counted before the sum, and were not")
+    elif terms.lost or any(segment.group for segment in terms.segments):
+        raise TermsRefused("segments of groups are summed only after counts")
+
+
+def _check_outcome(terms: SumTerms, counts: SumCounts, expectation: Expectation) -> None:
+    """Check the members behind the counts; their arithmetic is the coordinator's.
+
+    A member of the sum that was not counted would make `lost` too small: a group could have lost all but one
+    of its members.
+    """
+    if set(counts.groups) != set(expectation.groups):
+        raise TermsRefused("the counts are of other groups than those of this member's strategy")
+    if expectation.counted is not None and tuple(counts.counted) != expectation.counted:
+        raise TermsRefused("other clients were counted than this member has confirmed")
+    if len(set(counts.counted)) != counts.members or max(counts.groups.values()) > counts.members:
+        raise TermsRefused("the counts have more members than were counted")
+    if not {member.client for member in terms.members} <= set(counts.counted):
+        raise TermsRefused("a member of the sum was not counted")
+    if terms.lost != counts.members - len(terms.members):
         raise TermsRefused("`lost` is not the number of counted members who are absent from this session")
 
 
@@ -150,10 +163,9 @@ def require_groups(accepted: AcceptedTerms, masked: int, expectation: Expectatio
     Raises:
         TermsRefused: counts[k] - absent < k_min for the group of a segment.
     """
-    absent = accepted.terms.lost + len(accepted.terms.members) - masked
     groups = {} if expectation.counts is None else expectation.counts.groups
-    for segment in accepted.terms.segments:
-        if segment.group is not None and groups.get(segment.group, 0) - absent < expectation.least_per_group:
-            raise TermsRefused(
-                f"group {segment.group} may have fewer than {expectation.least_per_group} members in this sum"
-            )
+    starved = starved_groups(accepted.terms, groups, masked, expectation.least_per_group)
+    if starved:
+        raise TermsRefused(
+            f"group {starved[0]} may have fewer than {expectation.least_per_group} members in this sum"
+        )

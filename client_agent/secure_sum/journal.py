@@ -1,6 +1,7 @@
 """A member's journal of one round's sums: what was sent is sent again byte for byte, or not at all.
 
     terms-001.json       the terms of session 1, kept as evidence
+    counts.json          the outcome of the counts, kept as evidence
     secure/001/session.json   secrets and the digest of the input; without secrets once the session has ended
     secure/001/put-N     the exact body of step N, stored before it is sent
     secure/001/got-N     the coordinator's answer to step N, the first one that was read
@@ -13,60 +14,19 @@ would show their difference. All files have access for their owner only.
 from __future__ import annotations
 
 import json
-import secrets as random
 from dataclasses import dataclass
 from pathlib import Path
 
-from pydantic import ValidationError
+from pydantic import BaseModel
 
 from client_agent.secure_sum.errors import SumRefused
-from client_agent.secure_sum.member import MemberSecrets, OwnShares
-from client_agent.secure_sum.unmask_marks import ALL_KINDS, UnmaskMarks
-from client_agent.storage.files import fsync_folder, make_folder, write_durably
+from client_agent.secure_sum.session_journal import SessionJournal
+from client_agent.secure_sum.unmask_marks import UnmaskMarks
+from client_agent.storage.files import write_durably
 from client_agent.storage.round_folder import SECURE
-from schemas.identity.keys import decode, encode
-from schemas.messages.base import Digest, Strict
-from schemas.messages.secure_sum import SharesStep, SumKind, SumTerms
-from schemas.secure_sum.agreement import SecretKey
-from schemas.secure_sum.errors import SessionAborted
-from schemas.secure_sum.terms import terms_hash
-
-_SESSION = "session.json"
-_OWN_SHARES = "own-shares.json"
-_UNMASK = 4
-
-
-class _Secrets(Strict):
-    """`MemberSecrets` in base64url."""
-
-    channel: str
-    mask: str
-    seed: str
-
-
-class _SessionState(Strict):
-    """The state of a session: `secrets` is null once it has ended.
-
-    `spent`: step 4 was stored, and perhaps sent. `reason`: why this member left the session. `nonce` tells
-    these secrets from others for the same terms.
-    """
-
-    kind: SumKind
-    terms: Digest
-    input: Digest
-    secrets: _Secrets | None
-    ended: bool = False
-    spent: bool = False
-    reason: str | None = None
-    nonce: str = ""
-
-
-class _OwnShares(Strict):
-    """The body of step 1, and the shares of its own secrets that a member keeps."""
-
-    step: SharesStep
-    mask_share: str
-    seed_share: str
+from schemas.messages.secure_sum import SumKind, SumTerms
+from schemas.messages.sum_counts import SumCounts
+from schemas.secure_sum.counts import counts_digest
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +63,27 @@ class SumJournal:
             f"{self.evidence}"
         )
 
+    def keep_counts(self, round_number: int, counts: SumCounts) -> None:
+        """Store the counts that the terms of a sum name as evidence: they are taken once in a round.
+
+        Raises:
+            SumRefused: there are other counts of the same round; both are stored.
+        """
+        file, document = self.folder / "counts.json", _document(counts)
+        if not file.exists():
+            write_durably(file, document)
+            return
+        stored = SumCounts.model_validate_json(file.read_bytes())
+        if stored == counts:
+            return
+        for outcome in (stored, counts):
+            digest = counts_digest(outcome).rpartition(":")[2]
+            write_durably(self.evidence / f"counts-{round_number:06d}-{digest[:16]}.json", _document(outcome))
+        raise SumRefused(
+            f"there are two outcomes of the counts of round {round_number}; both are stored in "
+            f"{self.evidence}"
+        )
+
     def keep_refused(self, terms: SumTerms) -> Path:
         """Store terms that this member does not accept as evidence; return their file."""
         return self._keep_evidence(_document(terms))
@@ -135,162 +116,5 @@ class SumJournal:
         return [session for path in paths if (session := SessionJournal(path, self.marks)).exists]
 
 
-@dataclass(frozen=True, slots=True)
-class SessionJournal:
-    """One session of a member."""
-
-    folder: Path
-    marks: UnmaskMarks
-
-    @property
-    def number(self) -> int:
-        return int(self.folder.name)
-
-    @property
-    def exists(self) -> bool:
-        return (self.folder / _SESSION).is_file()
-
-    @property
-    def spent_kinds(self) -> tuple[SumKind, ...]:
-        """The kinds of sums in which this member takes no part any more; all, if the file is damaged."""
-        state = self._state()
-        if state is None:
-            return ALL_KINDS
-        return (state.kind,) if state.spent or self.has_sent(_UNMASK) else ()
-
-    @property
-    def nonce(self) -> str | None:
-        """The random name that tells these secrets from others for equal terms; None if it is unreadable."""
-        state = self._state()
-        return None if state is None else state.nonce
-
-    @property
-    def ended(self) -> str | None:
-        """Why the session has ended for this member; None while it goes on."""
-        state = self._state()
-        if state is None:
-            return f"{self.folder / _SESSION} is damaged"
-        return (state.reason or "the session is over") if state.ended else None
-
-    def begin(self, terms: SumTerms, input_digest: str, secrets: MemberSecrets | None) -> None:
-        """Store the secrets of a session before anything is sent; `masking: none` has none."""
-        raw = None
-        if secrets is not None:
-            raw = _Secrets(
-                channel=encode(secrets.channel.raw), mask=encode(secrets.mask.raw), seed=encode(secrets.seed)
-            )
-        make_folder(self.folder)
-        fields = {"kind": terms.kind, "terms": terms_hash(terms), "input": input_digest, "secrets": raw}
-        self._write(_SessionState.model_validate({**fields, "nonce": random.token_hex(16)}))
-
-    def secrets(self, terms: SumTerms, input_digest: str) -> MemberSecrets:
-        """Return the secrets of a session, for the terms and the input that they were made for.
-
-        Raises:
-            SessionAborted: the session has ended here, or is of other terms or of another input.
-        """
-        state = self.require(terms, input_digest)
-        if state.secrets is None:
-            raise SessionAborted("the secrets of this session are deleted")
-        return MemberSecrets(
-            SecretKey(decode(state.secrets.channel)),
-            SecretKey(decode(state.secrets.mask)),
-            decode(state.secrets.seed),
-        )
-
-    def require(self, terms: SumTerms, input_digest: str) -> _SessionState:
-        """Check that a session goes on, with these terms and this input.
-
-        Raises:
-            SessionAborted: it has ended here, or is of other terms or of another input.
-        """
-        state = self._state()
-        if state is None or state.ended:
-            raise SessionAborted(self.ended or "the session is over")
-        if state.terms != terms_hash(terms):
-            raise SessionAborted("the journal of this session is of other terms")
-        if state.input != input_digest:
-            raise SessionAborted("the input differs from the one that the keys of this session were made for")
-        return state
-
-    def has_sent(self, step: int) -> bool:
-        """Whether the body of a step is stored; it may have been sent."""
-        return self._put(step).is_file()
-
-    def sent(self, step: int) -> bytes:
-        return self._put(step).read_bytes()
-
-    def store_sent(self, step: int, body: bytes) -> None:
-        """Store the body of a step before it is sent for the first time.
-
-        Raises:
-            SessionAborted: another body is stored.
-        """
-        if self.has_sent(step):
-            if self.sent(step) != body:
-                raise SessionAborted(f"another message of step {step} was sent before")
-            return
-        write_durably(self._put(step), body)
-
-    def store_unmask(self, terms: SumTerms, body: bytes) -> None:
-        """Mark the round as unmasked, for good, and store the body of step 4.
-
-        Raises:
-            SessionAborted: another body is stored, or the journal is damaged.
-        """
-        state = self._state()
-        if state is None:
-            raise SessionAborted(f"{self.folder / _SESSION} is damaged")
-        self.marks.add(terms, state.nonce)
-        self.store_sent(_UNMASK, body)
-
-    def received(self, step: int) -> bytes | None:
-        """Return the coordinator's answer to a step as it was first read; None before."""
-        file = self.folder / f"got-{step}"
-        return file.read_bytes() if file.is_file() else None
-
-    def store_received(self, step: int, body: bytes) -> None:
-        write_durably(self.folder / f"got-{step}", body)
-
-    def store_own_shares(self, shares: OwnShares) -> None:
-        stored = _OwnShares(
-            step=shares.step, mask_share=encode(shares.mask_share), seed_share=encode(shares.seed_share)
-        )
-        write_durably(self.folder / _OWN_SHARES, stored.model_dump_json().encode())
-
-    def own_shares(self) -> OwnShares | None:
-        file = self.folder / _OWN_SHARES
-        if not file.is_file():
-            return None
-        stored = _OwnShares.model_validate_json(file.read_bytes())
-        return OwnShares(stored.step, decode(stored.mask_share), decode(stored.seed_share))
-
-    def end(self, reason: str | None = None) -> None:
-        """End the session for this member: delete its secrets and messages; `spent` stays."""
-        state = self._state()
-        if state is None:
-            write_durably(self.folder / _SESSION, b"")  # stays damaged, and holds no secrets any more
-        elif not state.ended:
-            changes = {"secrets": None, "ended": True, "spent": bool(self.spent_kinds), "reason": reason}
-            self._write(state.model_copy(update=changes))
-        for file in self.folder.iterdir():
-            if file.name != _SESSION:
-                file.unlink()
-        fsync_folder(self.folder)
-
-    def _put(self, step: int) -> Path:
-        return self.folder / f"put-{step}"
-
-    def _state(self) -> _SessionState | None:
-        """Read the state; None if the file is damaged, and nothing more is sent in this session."""
-        try:
-            return _SessionState.model_validate_json((self.folder / _SESSION).read_bytes())
-        except (OSError, ValidationError):
-            return None
-
-    def _write(self, state: _SessionState) -> None:
-        write_durably(self.folder / _SESSION, state.model_dump_json().encode())
-
-
-def _document(terms: SumTerms) -> bytes:
-    return json.dumps(terms.model_dump(mode="json"), indent=1, sort_keys=True).encode()
+def _document(message: BaseModel) -> bytes:
+    return json.dumps(message.model_dump(mode="json"), indent=1, sort_keys=True).encode()

@@ -14,8 +14,8 @@ from pydantic import BaseModel, ValidationError
 
 from client_agent.errors import AnswerUnreadable
 from client_agent.secure_sum.expectation import AcceptedTerms, Expectation
-from client_agent.secure_sum.journal import SessionJournal
 from client_agent.secure_sum.member import Keyed, Member, OwnShares, Shared
+from client_agent.secure_sum.session_journal import SessionJournal
 from schemas.messages.secure_sum import (
     STEPS,
     ConfirmAnswer,
@@ -120,6 +120,9 @@ class _MaskedSteps:
         if step == _MASKED:
             return self.member.masked(self.values, self.keyed, self.shared)
         if step == _CONFIRM:
+            terms = self.member.accepted.terms
+            if terms.kind == "counts":
+                self.journal.store_counted([terms.members[position].client for position in self.masked])
             return _json(self.member.confirm(self.shared, self.masked))
         answer = self._answer(_CONFIRM, ConfirmAnswer)
         return _json(self.member.unmask(answer, self.shared, self.masked))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -123,6 +123,14 @@ class AgentStrategy:
     def trains(self, tensor: str) -> bool:
         """Whether a tensor is trained; the others keep their values from the plan's seed."""
         return True
+
+    def counts(self, segments: Sequence[str]) -> tuple[str, ...]:
+        """Return the groups whose members are counted before a sum; the coordinator's file agrees.
+
+        `segments` are those of the adapter's tensors. A client belongs to the group of an expert, `x3`, if
+        its training changed tensors of the expert.
+        """
+        return ()
 
     def start(self, local: State | None, served: State, *, newcomer: bool) -> State:
         """Return the adapter L at the start of a round: L <- G. `local` is None before the first round."""

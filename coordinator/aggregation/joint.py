@@ -21,6 +21,7 @@ from coordinator.totals import Floats
 from schemas.maths.adapter import Layout, factor_of, size
 from schemas.maths.start import from_start, start_values
 from schemas.messages.updates import WeightsManifest
+from schemas.secure_sum.segments import segment_of
 from schemas.wire.digests import digest_from_hash
 from schemas.wire.envelope import MEDIA_TYPE, head
 
@@ -108,7 +109,7 @@ def newcomer_weights(
 
 @dataclass(frozen=True, slots=True)
 class TensorPlace:
-    """Where a tensor's `count` values begin: in the segment of its factor, and in the layout."""
+    """Where a tensor's `count` values begin: in its segment, and in the layout."""
 
     tensor: str
     segment: str
@@ -122,7 +123,7 @@ def places_of(layout: Layout) -> list[TensorPlace]:
     places, at = [], 0
     begins: dict[str, int] = {}
     for tensor, shape in layout.items():
-        segment, count = factor_of(tensor), prod(shape)
+        segment, count = segment_of(tensor), prod(shape)
         begin = begins.get(segment, 0)
         places.append(TensorPlace(tensor, segment, begin, at, count))
         begins[segment] = begin + count
@@ -174,7 +175,7 @@ class JointModel:
             start = start_values(self._layout, self._seed, at, count)
             return start if start is not None else np.zeros(count, np.float32)
         values: Values = self._stored.read(at, count)
-        if place.segment != "A" or values.any():
+        if factor_of(place.tensor) != "A" or values.any():
             return values
         return self._from_start(place, self._stored)[begin : begin + count]
 

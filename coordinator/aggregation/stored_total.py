@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import numpy as np
 
 from coordinator.aggregation.payload_values import PayloadValues
@@ -29,6 +31,10 @@ class StoredTotal:
     @property
     def count(self) -> int:
         return self._count
+
+    @property
+    def segments(self) -> Collection[str]:
+        return self._segments
 
     def number(self, name: str) -> float:
         """Return a summed scalar; `weight` is `count` if members have uniform weights.

@@ -35,6 +35,7 @@ from coordinator.weights.store import assign
 from schemas.maths.adapter import Layout, is_of_one_base_model, module_of
 from schemas.messages.enrolment import Profile
 from schemas.messages.updates import WeightsManifest
+from schemas.secure_sum.counts import groups_of
 from schemas.secure_sum.segments import segments_of
 from schemas.wire.digests import digest_from_hash
 from schemas.wire.envelope import MEDIA_TYPE, head
@@ -145,7 +146,7 @@ def _read(session: Session, claim: Claim, opened: OpenedPlan) -> _Inputs:
     before = joint.latest(session, claim.federation_id, claim.number - 1)
     if before is not None and before.layout != layout:
         raise LookupError("the layout of the members is not that of the joint model")
-    if list(segments_of(opened.plan, layout)) != total.terms.segments:
+    if list(segments_of(opened.plan, layout, groups_of(total.terms.segments))) != total.terms.segments:
         raise LookupError("the total is not of the layout of its members")
     same_model = any(is_of_one_base_model(module_of(tensor)) for tensor in layout)
     heads = {}

@@ -18,6 +18,7 @@ from coordinator.rounds import store as rounds
 from coordinator.secure_sum import intake, store
 from coordinator.secure_sum.accept import closed_messages
 from coordinator.secure_sum.addresses import Place, StepAddress, find_place, mismatch, require_in
+from coordinator.secure_sum.counts import outcome_of
 from coordinator.secure_sum.phases import patience
 from coordinator.secure_sum.session_terms import once, terms_of
 from schemas.messages.secure_sum import ConfirmStep, KeysStep, SharesStep, SumOutcome, SumStatus
@@ -75,6 +76,7 @@ def status(session: Session, member: Member, round_number: int, known_phase: int
         return None
     live = summed if row.state == "summing" and summed is not None and store.is_live(summed) else None
     is_member = live is not None and store.position_of(session, live.id, member.client_id) is not None
+    terms = terms_of(live) if live is not None and is_member else None
     return SumStatus.model_validate(
         {
             "round": row.number,
@@ -83,7 +85,8 @@ def status(session: Session, member: Member, round_number: int, known_phase: int
             "kind": live.kind if live is not None else None,
             "step": live.state if live is not None else None,
             "deadline": _deadline(live) if live is not None else None,
-            "terms": terms_of(live) if live is not None and is_member else None,
+            "terms": terms,
+            "counts": outcome_of(session, row.id) if terms is not None and terms.counts is not None else None,
             "outcome": outcome,
             "server_time": database_time(session),
         }

@@ -16,16 +16,22 @@ from coordinator.enrolment import roster
 from coordinator.federations.store import plan_of
 from coordinator.rounds import base_weights
 from coordinator.rounds.manifests import plan_bytes
+from coordinator.secure_sum.counts import outcome_of
 from coordinator.secure_sum.joint_digest import joint_digest
 from coordinator.storage.server_key import ServerKey
-from coordinator.strategies.opening import open_plan
+from coordinator.strategies.opening import OpenedPlan, open_plan
+from coordinator.totals import Counted, Outline
 from schemas.identity.keys import encode
+from schemas.maths.adapter import Layout
+from schemas.maths.bank import manifest
 from schemas.messages.enrolment import Profile
 from schemas.messages.federations import FederationPlan
-from schemas.messages.secure_sum import CAPABILITY, MOST_MEMBERS, SumTerms
+from schemas.messages.secure_sum import CAPABILITY, MOST_MEMBERS, Segment, SumKind, SumTerms
+from schemas.messages.sum_counts import SumCounts
 from schemas.messages.sum_plan import SecureSumPlan
+from schemas.secure_sum.counts import count_segments, counts_digest
 from schemas.secure_sum.encoding import modulus_for
-from schemas.secure_sum.segments import segments_of
+from schemas.secure_sum.segments import segment_of, segments_of
 from schemas.secure_sum.terms import signed_terms_by, threshold_for
 from schemas.wire.digests import digest_of
 
@@ -45,6 +51,16 @@ _KEYS = (
     .where(RosterRow.federation_id == bindparam("federation_id"), RosterRow.version <= bindparam("version"))
     .order_by(RosterRow.version)
 )
+
+
+@dataclass(frozen=True, slots=True)
+class _Vector:
+    """What a session sums, and the counts that its terms name."""
+
+    kind: SumKind
+    segments: tuple[Segment, ...]
+    counts: str | None = None
+    lost: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +102,10 @@ def new_terms(
 ) -> SumTerms | None:
     """Return signed terms for the first 128 of `clients`, or None if the plan requires more of them.
 
+    A strategy that has groups counts their members first, once in a round: the terms are of kind `counts`
+    until that is done, and those of the sum then have the groups that keep `k_min` members whoever of the
+    counted ones is absent.
+
     Raises:
         StrategyUnavailable: the strategy of the plan is not installed any more.
     """
@@ -101,12 +121,13 @@ def new_terms(
     opened, first = open_plan(plan), chosen[0]
     layout = base_weights.layout(session, federation.id, opened, first.base_model, first.profile)
     names = sorted(client.client_id for client in chosen)
+    vector = _vector(opened, layout, summed, outcome_of(session, row.id), len(names))
     fields = {
         "format": CAPABILITY,
         "federation": federation.id,
         "round": row.number,
         "session": number,
-        "kind": "sum",
+        "kind": vector.kind,
         "masking": summed.masking,
         "nonce": encode(secrets.token_bytes(_NONCE_BYTES)),
         "members": [{"client": name, "key": keys[name]} for name in names],
@@ -116,12 +137,30 @@ def new_terms(
         "roster_hash": link.hash,
         "plan": digest_of(plan_bytes(federation.plan)),
         "weights": joint_digest(session, federation.id, row.number),
-        "segments": [segment.model_dump() for segment in segments_of(plan, layout)],
+        "segments": [segment.model_dump() for segment in vector.segments],
         "bits": summed.bits,
         "modulus": modulus_for(len(names), summed.bits).bits,
+        "counts": vector.counts,
+        "lost": vector.lost,
         "phase_seconds": summed.phase_seconds,
     }
     return signed_terms_by(fields, key.sign)
+
+
+def _vector(
+    opened: OpenedPlan, layout: Layout, summed: SecureSumPlan, counts: SumCounts | None, members: int
+) -> _Vector:
+    """Return what a session of `members` sums, after the round's counts or before them."""
+    outline = Outline(tuple(sorted({segment_of(tensor) for tensor in layout})))
+    groups = opened.strategy.counts(outline)
+    if not groups:
+        return _Vector("sum", segments_of(opened.plan, layout))
+    if counts is None:
+        return _Vector("counts", count_segments(groups))
+    lost = counts.members - members
+    present = manifest(counts.groups, lost, summed.k_min)
+    chosen = present & set(opened.strategy.groups(outline, Counted(counts.members, counts.groups)))
+    return _Vector("sum", segments_of(opened.plan, layout, chosen), counts_digest(counts), lost)
 
 
 def _keys(session: Session, federation_id: str, version: int) -> dict[str, str]:

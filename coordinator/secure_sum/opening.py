@@ -1,8 +1,9 @@
 """Open the sum of a session: rebuild the secrets, remove the masks, store the total, delete all messages.
 
 A worker that dies leaves an unreferenced payload and a lease that expires; the next one starts over, from
-messages that have not changed. One transaction commits the total, deletes the messages and closes the round:
-before it nothing of the sum is stored that lasts, and after it nothing of its inputs.
+messages that have not changed. One transaction commits the total, deletes the messages and closes the round,
+or opens the sum after counts: before it nothing of the sum is stored that lasts, and after it nothing of its
+inputs.
 """
 
 from __future__ import annotations
@@ -71,7 +72,9 @@ class _Material:
         return [self.terms.members[position].client for position in sorted(self.masked)]
 
 
-def open_sum(database: Database, claim: SumClaim, *, block_bytes: int, between: Callable[[], None]) -> int:
+def open_sum(
+    database: Database, claim: SumClaim, key: ServerKey, *, block_bytes: int, between: Callable[[], None]
+) -> int:
     """Compute and commit the total of a claimed session; return the number of its members.
 
     `between` is called between reads and writes; it extends the lease, or raises.
@@ -93,7 +96,7 @@ def open_sum(database: Database, claim: SumClaim, *, block_bytes: int, between: 
         for values in unmasked_sum(material.terms, keys, len(material.masked), blocks):
             _append(database, staged, values)
             between()
-        _commit(database, claim, material, staged)
+        _commit(database, claim, material, staged, key)
     except BaseException:
         _discard(database, staged)
         raise
@@ -190,15 +193,18 @@ def _append(database: Database, staged: Staged, values: NDArray[np.int64]) -> No
     may_crash("sum-block-staged")
 
 
-def _commit(database: Database, claim: SumClaim, material: _Material, staged: Staged) -> None:
+def _commit(database: Database, claim: SumClaim, material: _Material, staged: Staged, key: ServerKey) -> None:
     with database.write() as session:
         # The payload before the federation's lock, in the same order as a delivery.
         total = staged.adopt(session)
         federation, row, summed = _locked(session, claim)
         now = database_time(session)
         store.end(session, federation.id, summed, "done", now, total_payload_id=total)
-        transitions.close_sum(session, row, material.counted)
+        if material.terms.kind == "sum":
+            transitions.close_sum(session, row, material.counted)
         announcements.done(session, federation.id, row, summed)
+        if material.terms.kind == "counts":
+            sessions.open_after_counts(session, federation, row, summed, key)
         may_crash("sum-total-written")
     may_crash("sum-total-committed")
 

@@ -22,11 +22,12 @@ from coordinator.rounds import store as rounds
 from coordinator.rounds import transitions
 from coordinator.rounds.lifecycle import SUM_FAILED
 from coordinator.secure_sum import announcements, store
+from coordinator.secure_sum.counts import countable, outcome_of, starved
 from coordinator.secure_sum.new_terms import ReadyClient, new_terms, ready_clients, summed_plan
 from coordinator.secure_sum.phases import Phase, PhaseFacts, decide, following, preceding
 from coordinator.secure_sum.session_terms import is_of_earlier_version, terms_of
 from coordinator.storage.server_key import ServerKey
-from schemas.messages.secure_sum import SumTerms
+from schemas.messages.secure_sum import SumKind, SumTerms
 from schemas.secure_sum.terms import terms_hash
 
 TOO_FEW_MEMBERS = "too-few-members"
@@ -71,6 +72,10 @@ def advance(session: Session, row: RoundRow, summed: SumSessionRow, now: datetim
     match decide(terms, facts, now):
         case "wait":
             return False
+        case "close" if facts.phase == "masked" and (groups := _starved(session, row, terms, facts)):
+            reason = f"too few members are left of {', '.join(groups)}"
+            answered = store.answered(session, summed.id, facts.phase)
+            abort(session, row, summed, reason, now, key, alive=answered)
         case "close":
             _close(session, row, summed, facts.phase, now)
         case "abort":
@@ -100,15 +105,28 @@ def abort(
     store.end(session, federation.id, summed, "aborted", now, reason=reason)
     announcements.aborted(session, federation.id, row, summed)
     attempts = summed_plan(plan_of(federation)).attempts
-    if summed.number < attempts:
-        spent = store.spent(session, row.id, "sum")
-        able = ready_clients(session, row.id, but=spent)
+    if store.count_aborted(session, row.id) < attempts:
+        able = _able_clients(session, row, terms_of(summed).kind)
         living = {everybody[position] for position in alive}
         for names in (living, set(everybody.values())):
             clients = [client for client in able if client.client_id in names]
             if _open(session, federation, row, summed.number + 1, clients, now, key):
                 return
     transitions.abandon_sum(session, federation, row, SUM_FAILED)
+
+
+def open_after_counts(
+    session: Session, federation: FederationRow, row: RoundRow, counts: SumSessionRow, key: ServerKey
+) -> None:
+    """Open the sum of a round whose counts are done in this transaction, or abandon the round.
+
+    Raises:
+        SumOutOfRange: a member spoilt the counts.
+    """
+    outcome_of(session, row.id)
+    clients, now = _able_clients(session, row, "sum"), database_time(session)
+    if not _open(session, federation, row, counts.number + 1, clients, now, key):
+        transitions.abandon_sum(session, federation, row, SUM_FAILED)
 
 
 def drive(database: Database, key: ServerKey) -> bool:
@@ -175,6 +193,21 @@ def _open(
     summed = store.open_session(session, federation.id, row.id, terms, terms_hash(terms), now)
     announcements.opened(session, federation.id, row, summed, terms)
     return True
+
+
+def _able_clients(session: Session, row: RoundRow, kind: SumKind) -> list[ReadyClient]:
+    """Return the clients that may take part in another session of a kind; after counts, counted ones only."""
+    able = ready_clients(session, row.id, but=store.spent(session, row.id, kind))
+    countable_clients = countable(session, row.id)
+    if countable_clients is None:
+        return able
+    return [client for client in able if client.client_id in countable_clients]
+
+
+def _starved(session: Session, row: RoundRow, terms: SumTerms, facts: PhaseFacts) -> list[str]:
+    """Return the groups that no member would unmask, since too many counted members are absent."""
+    k_min = summed_plan(plan_of(load_federation(session, row.federation_id))).k_min
+    return starved(session, row.id, terms, facts.answered, k_min)
 
 
 def _close(session: Session, row: RoundRow, summed: SumSessionRow, phase: Phase, now: datetime) -> None:

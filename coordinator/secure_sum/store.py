@@ -61,6 +61,11 @@ _REVOKED_UNHEARD = (
     )
 )
 _BODIES = select(SumMessageRow.position, SumMessageRow.body).where(_OF_STEP).order_by(SumMessageRow.position)
+_COUNT_ABORTED = (
+    select(func.count())
+    .select_from(SumSessionRow)
+    .where(SumSessionRow.round_id == bindparam("round"), SumSessionRow.state == "aborted")
+)
 _INSERT_MESSAGE = insert(SumMessageRow)
 _INSERT_MEMBER = insert(SumMemberRow)
 _SPEND = (
@@ -149,6 +154,11 @@ def answered(session: Session, session_id: int, step: Phase) -> list[int]:
 
 def count_answered(session: Session, session_id: int, step: Phase) -> int:
     return run(session, _COUNT_ANSWERED, {"session": session_id, "step": step}).scalar_one()
+
+
+def count_aborted(session: Session, round_id: int) -> int:
+    """Return the number of sessions of a round that failed."""
+    return run(session, _COUNT_ABORTED, {"round": round_id}).scalar_one()
 
 
 def revoked_unheard(session: Session, session_id: int, step: Phase) -> set[int]:

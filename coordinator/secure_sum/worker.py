@@ -63,7 +63,9 @@ class SumWorker:
 
         began = time.monotonic()
         try:
-            members = opening.open_sum(self._database, claim, block_bytes=self._block_bytes, between=between)
+            members = opening.open_sum(
+                self._database, claim, self._key, block_bytes=self._block_bytes, between=between
+            )
         except self._stopped:
             lease.release()
         except LostRace:

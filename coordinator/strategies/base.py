@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntFlag
 from typing import Protocol
@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from coordinator.strategies.capabilities import BaseDelta, Caps, Source, Traits, Unfit, weighted_mean
-from coordinator.totals import Joint, Revised, Total
+from coordinator.totals import Counted, Joint, Outline, Revised, Total
 from schemas.maths.adapter import Layout, Shape, is_of_one_base_model, module_of
 from schemas.maths.factors import Factors
 from schemas.messages.federations import FederationPlan
@@ -227,6 +227,14 @@ class Strategy(ABC):
         """Return what clients continue from and what joins the base model, for one module."""
         served = self.combine(sources)
         return BaseDelta(served, served.first(0))
+
+    def counts(self, outline: Outline) -> tuple[str, ...]:
+        """Return the groups whose members are counted before a sum; the agent's file of the name agrees."""
+        return ()
+
+    def groups(self, outline: Outline, counted: Counted) -> Collection[str]:
+        """Return the counted groups that the sum is to have, if they have enough members; by default all."""
+        return counted.groups
 
     def step(self, joint: Joint, total: Total) -> Iterator[Revised]:
         """Yield the segments of the joint model that a summed round changes; by default none.

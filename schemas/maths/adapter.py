@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterable, Mapping
 from math import prod
 
@@ -10,6 +11,7 @@ Layout = dict[str, Shape]
 
 SIGNATURE = "signature"
 _BLOCK, _LAYER = "b", "l"
+_OF_LAYER = re.compile(rf"(x[0-9]+\.)?{_LAYER}")  # of a bank of experts: `x3.l0.q`
 
 
 def module_name(block: int, role: str) -> str:
@@ -25,7 +27,7 @@ def is_of_one_base_model(module: str) -> bool:
 
     True of every (layer, role): its LoRA acts on the activations of one model, whatever frames it shares.
     """
-    return module.startswith(_LAYER)
+    return _OF_LAYER.match(module) is not None
 
 
 def module_of(tensor: str) -> str:

@@ -10,7 +10,9 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
+from schemas.messages.adapter_plan import is_absent
 from schemas.messages.base import Digest, Strict, UtcTime
+from schemas.messages.sum_counts import SumCounts
 from schemas.messages.sum_plan import Masking
 
 SumKind = Literal["counts", "sum"]
@@ -45,7 +47,7 @@ class Segment(Strict):
     """
 
     name: Annotated[str, Field(min_length=1, max_length=200)]
-    """The name of the segment: a factor of the adapter, `weight` or `scores`."""
+    """The name of the segment: a factor of the adapter, `weight` or `scores`; of an expert, `x3.A`."""
     values: Annotated[int, Field(ge=1)]
     """The number of values."""
     group: str | None = None
@@ -266,6 +268,8 @@ class SumStatus(Strict):
     """The end of the step."""
     terms: SumTerms | None
     """The terms of the session, signed by the coordinator; null for clients that are not members of it."""
+    counts: SumCounts | None = Field(default=None, exclude_if=is_absent)
+    """The counts that the terms name; absent without them, and for clients that are not members."""
     outcome: SumOutcome | None
     """How the sum ended; null while it goes on."""
     server_time: UtcTime

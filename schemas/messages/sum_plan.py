@@ -14,6 +14,13 @@ Masking = Literal["pairwise", "none"]
 _LEAST_MASKED = 3
 """A sum over two members shows each the update of the other."""
 
+LEAST_GROUP = 3
+"""The usual least number of members of a group, and the smallest with masks."""
+
+
+def _is_usual(k_min: int) -> bool:
+    return k_min == LEAST_GROUP
+
 
 class SecureSumPlan(Strict):
     """Updates are summed in sessions of five steps (docs/explanation/secure-sum.md)."""
@@ -36,6 +43,10 @@ class SecureSumPlan(Strict):
     """
     weigh_up_to: Count | None = None
     """The number of examples from which a member has full weight; null = all members weigh the same."""
+    k_min: Annotated[int, Field(ge=1, le=128)] = Field(default=LEAST_GROUP, exclude_if=_is_usual)
+    """The fewest members of a group, such as the users of one expert, that is summed. Agents refuse to take
+    part in a sum in which a group may have fewer.
+    """
     scores: Literal["summed", "own"] = "summed"
     """`summed`: the losses of members are part of the sum; `own`: every client sends its scores by name."""
     one_per_organisation: bool = True
@@ -45,4 +56,6 @@ class SecureSumPlan(Strict):
     def _masked_sums_have_members(self) -> Self:
         if self.masking == "pairwise" and self.minimum < _LEAST_MASKED:
             raise field_error(f"must be at least {_LEAST_MASKED} with pairwise masking", "minimum")
+        if self.masking == "pairwise" and self.k_min < LEAST_GROUP:
+            raise field_error(f"must be at least {LEAST_GROUP} with pairwise masking", "k_min")
         return self

@@ -1,12 +1,12 @@
 """The summed vector of a round: its segments and clips, which both sides compute from plan and layout.
 
 Tensors of one factor (A, B, P, Q) make up one segment, in layout order. The sum of the members' weights and
-the sums of their losses follow as segments of their own.
+the sums of their losses follow as segments of their own, then the groups that were counted.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from hashlib import sha256
 from math import ceil, prod
 
@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from schemas.maths.adapter import Layout, factor_of
+from schemas.maths.bank import REJECT, SHARED, expert_of, group_of, split_bank_tensor
 from schemas.messages.federations import FederationPlan
 from schemas.messages.secure_sum import Segment
 from schemas.messages.sum_plan import SecureSumPlan
@@ -21,6 +22,10 @@ from schemas.secure_sum.encoding import CLIP_UNIT
 from schemas.wire.digests import digest_from_hash
 
 WEIGHT, SCORES = "weight", "scores"
+RESPONSIBILITY = "responsibility"
+NEW = "new"
+"""The prefix of the segments of a birth: what the members of `reject` learnt of the shared expert."""
+
 SUMMED_SCORES = ("served", "trained")
 """The losses that a member adds to the segment `scores`, in order."""
 
@@ -30,8 +35,12 @@ _LARGEST_LOSS = 16.0  # nats per token; a model that knows nothing of 262,144 to
 Values = NDArray[np.float32]
 
 
-def segments_of(plan: FederationPlan, layout: Layout) -> tuple[Segment, ...]:
+def segments_of(plan: FederationPlan, layout: Layout, groups: Collection[str] = ()) -> tuple[Segment, ...]:
     """Return the segments of a round's sum under a plan with `privacy.secure_sum`.
+
+    `groups` are those that are summed, after counts. An expert's tensors, `x3.l0.q.A`, make up segments of
+    its group, `x3.A`, followed by the sums of its members' weights w_ik and responsibilities r_ik. With the
+    group `reject`, what its members learnt of the shared expert is summed once more, as `new.A`.
 
     Raises:
         ValueError: the plan has no secure sum.
@@ -42,18 +51,41 @@ def segments_of(plan: FederationPlan, layout: Layout) -> tuple[Segment, ...]:
     clip = _in_units(_clip(plan, summed))
     sizes: dict[str, int] = {}
     for tensor, shape in layout.items():
-        sizes[factor_of(tensor)] = sizes.get(factor_of(tensor), 0) + prod(shape)
-    segments = [Segment(name=factor, values=sizes[factor], clip=clip) for factor in sorted(sizes)]
+        sizes[segment_of(tensor)] = sizes.get(segment_of(tensor), 0) + prod(shape)
+    shared = sorted(name for name in sizes if not is_of_expert(name))
+    segments = [Segment(name=factor, values=sizes[factor], clip=clip) for factor in shared]
     if summed.weigh_up_to is not None:
         segments.append(Segment(name=WEIGHT, values=1, clip=_in_units(1.0)))
     if summed.scores == "summed":
         segments.append(Segment(name=SCORES, values=len(SUMMED_SCORES), clip=_in_units(_LARGEST_LOSS)))
+    experts = {expert for name in sizes if (expert := _expert_of(name)) is not None}
+    for expert in sorted(experts):
+        group = group_of(expert)
+        if group in groups:
+            factors = {name: sizes[name] for name in sorted(sizes) if _expert_of(name) == expert}
+            segments += _of_group(group, group, factors, clip, (WEIGHT, RESPONSIBILITY))
+    if REJECT in groups:
+        copies = {f"{NEW}.{factor}": sizes[factor] for factor in shared}
+        segments += _of_group(REJECT, NEW, copies, clip, (WEIGHT,))
     return tuple(segments)
 
 
-def values_of_factor(state: Mapping[str, Values], layout: Layout, factor: str) -> Values:
-    """Return the values of all tensors of one factor, (n,), in layout order."""
-    parts = [np.ravel(state[tensor]) for tensor in layout if factor_of(tensor) == factor]
+def segment_of(tensor: str) -> str:
+    """Return the segment of a tensor: `l0.q.A` -> `A`, of an expert `x3.l0.q.A` -> `x3.A`."""
+    of_bank = split_bank_tensor(tensor)
+    if of_bank is None or of_bank[0] == SHARED:
+        return factor_of(tensor)
+    return f"{group_of(of_bank[0])}.{factor_of(tensor)}"
+
+
+def is_of_expert(segment: str) -> bool:
+    """Whether a segment is one of a specialist: `x3.A`."""
+    return _expert_of(segment) is not None
+
+
+def values_of_segment(state: Mapping[str, Values], layout: Layout, segment: str) -> Values:
+    """Return the values of all tensors of one segment, (n,), in layout order."""
+    parts = [np.ravel(state[tensor]) for tensor in layout if segment_of(tensor) == segment]
     return np.concatenate(parts) if parts else np.zeros(0, np.float32)
 
 
@@ -66,6 +98,19 @@ def values_digest(state: Mapping[str, Values], layout: Layout) -> str:
     for tensor in layout:
         hasher.update(np.ascontiguousarray(state[tensor], "<f4").tobytes())
     return digest_from_hash(hasher.hexdigest())
+
+
+def _of_group(
+    group: str, prefix: str, factors: Mapping[str, int], clip: int, numbers: Collection[str]
+) -> list[Segment]:
+    values = [Segment(name=name, values=size, group=group, clip=clip) for name, size in factors.items()]
+    unit = _in_units(1.0)
+    return values + [Segment(name=f"{prefix}.{name}", values=1, group=group, clip=unit) for name in numbers]
+
+
+def _expert_of(segment: str) -> int | None:
+    group, _, factor = segment.partition(".")
+    return expert_of(group) if factor else None
 
 
 def _clip(plan: FederationPlan, summed: SecureSumPlan) -> float:

@@ -11,9 +11,9 @@ from unittest.mock import patch
 from client_agent.rounds import summed_steps
 from client_agent.rounds.sum_input import SumInput
 from client_agent.secure_sum import journal as journals
-from client_agent.secure_sum import session_steps
-from client_agent.secure_sum.journal import SessionJournal
+from client_agent.secure_sum import session_journal, session_steps
 from client_agent.secure_sum.member import Member
+from client_agent.secure_sum.session_journal import SessionJournal
 from client_agent.storage.files import make_folder
 from client_agent.storage.round_folder import SECURE
 from schemas.identity.keys import encode
@@ -55,10 +55,10 @@ def rounds_its_input_again_for_a_retry() -> Iterator[None]:
     """After a crash or a lost answer, another input is masked by the same keys."""
     message, require, read = session_steps._MaskedSteps.message, SessionJournal.require, summed_steps._input
 
-    def anew(work: Any) -> SumInput:
+    def anew(work: Any, segments: Any = ()) -> SumInput:
         if not any(work.folder.path.glob(f"{SECURE}/*/put-{STEPS.index('masked')}")):
-            return read(work)
-        return SumInput.from_bytes(summed_steps.encode_input(work), summed_steps._segments(work))
+            return read(work, segments)
+        return SumInput.from_bytes(summed_steps.encode_input(work), segments)
 
     def masks_anew(self: Any, step: SumStep) -> bytes:
         if step == "masked":
@@ -88,7 +88,8 @@ def does_not_sync_its_journal_of_sums() -> Iterator[None]:
 
     with (
         patch.object(journals, "write_durably", write),
-        patch.object(journals, "fsync_folder", lambda _: None),
+        patch.object(session_journal, "write_durably", write),
+        patch.object(session_journal, "fsync_folder", lambda _: None),
     ):
         yield
 

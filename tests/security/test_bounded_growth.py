@@ -140,9 +140,7 @@ def test_the_events_of_a_round_go_with_its_tensors(coordinator: Served) -> None:
 
     def pruned() -> list[dict[str, Any]] | None:
         """Return the events that pruning leaves, or None where one of an old round was stored only now."""
-        with (
-            coordinator.database.write() as session
-        ):  # the newest event stays: no old round's
+        with coordinator.database.write() as session:  # the newest event stays: no old round's
             event_log.append(session, federation_id, "alignment", alignment)
         while retention.prune_rounds(coordinator.database, 2):
             pass

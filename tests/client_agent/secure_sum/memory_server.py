@@ -37,6 +37,7 @@ from schemas.messages.secure_sum import (
     SumTerms,
     UnmaskStep,
 )
+from schemas.messages.sum_counts import SumCounts
 from schemas.wire.digests import digest_of
 from tests.secure_sum.scene import expectation_of, identity, inputs_of, terms_of
 
@@ -200,13 +201,13 @@ class DrivenMember:
         position = self.calls.position
         pause = threading.Event()
 
-        def expect(terms: SumTerms) -> Expectation:
+        def expect(terms: SumTerms, _: SumCounts | None) -> Expectation:
             return expectation_of(terms, position, **self.expected)
 
         task = SumTask(
             calls=self.calls,
             journal=self.journal,
-            values=self.values,
+            values=lambda _: self.values,
             input_digest=self.input_digest or digest_of(self.values.tobytes()),
             expect=expect,
             identity=self.identity or identity(position),

@@ -156,7 +156,8 @@ def total_of(served: Served, federation_id: str, round_number: int = 1) -> NDArr
     ((payload_id,),) = ask(
         served.database_url,
         "SELECT s.total_payload_id FROM sum_sessions s JOIN rounds r ON r.id = s.round_id"
-        f" WHERE r.federation_id = '{federation_id}' AND r.number = {round_number} AND s.state = 'done'",
+        f" WHERE r.federation_id = '{federation_id}' AND r.number = {round_number}"
+        " AND s.state = 'done' AND s.kind = 'sum'",
     )
     chunks = ask(
         served.database_url,

@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 
 from client_agent.rounds.served_weights import read_weights
-from client_agent.secure_sum.journal import SessionJournal
 from client_agent.secure_sum.member import MemberSecrets
+from client_agent.secure_sum.session_journal import SessionJournal
 from client_agent.storage.round_folder import CLOSED, SUMMED
 from client_agent.training.silo import Silo
 from schemas.identity.keys import encode
@@ -27,7 +27,7 @@ from schemas.messages.secure_sum import SumTerms, UnmaskStep
 from schemas.secure_sum.agreement import self_mask_key
 from schemas.secure_sum.encoding import CLIP_UNIT, Modulus, most
 from schemas.secure_sum.masks import MaskKey, Masks
-from schemas.secure_sum.segments import segments_of, values_of_factor
+from schemas.secure_sum.segments import segments_of, values_of_segment
 from schemas.secure_sum.shamir import combine, lagrange_weights
 from schemas.secure_sum.terms import terms_hash
 from tests.client_agent.secure_sum.summed_agents import Agent, Agents, agents_of, plan, total_of
@@ -132,8 +132,10 @@ def _check_exact(served: Served, agents: Agents, counted: list[Agent]) -> None:
     for segment in segments_of(wanted, layout):
         if segment.name in ("A", "B"):
             mean = total[at : at + segment.values] * (segment.clip * CLIP_UNIT / most(16)) / len(counted)
-            expected = (values_of_factor(start, layout, segment.name).astype(np.float64) + mean).astype("<f4")
-            assert np.array_equal(values_of_factor(published, layout, segment.name), expected)
+            expected = (values_of_segment(start, layout, segment.name).astype(np.float64) + mean).astype(
+                "<f4"
+            )
+            assert np.array_equal(values_of_segment(published, layout, segment.name), expected)
         at += segment.values
 
 

@@ -21,7 +21,7 @@ from schemas.maths.adapter import Layout, size
 from schemas.messages.federations import FederationPlan
 from schemas.messages.updates import WeightsManifest
 from schemas.secure_sum.encoding import clamp_weight, concatenate, quantise
-from schemas.secure_sum.segments import SCORES, WEIGHT, segments_of, values_of_factor
+from schemas.secure_sum.segments import SCORES, WEIGHT, segments_of, values_of_segment
 from schemas.wire.digests import digest_of
 from schemas.wire.envelope import head
 from tests.coordinator.rows import client_row, participation_row
@@ -137,7 +137,7 @@ def _encoded(wanted: FederationPlan, layout: Layout, member: Learnt) -> NDArray[
         elif segment.name == SCORES:
             values, own = np.array(member.losses, np.float32), 1.0
         else:
-            values, own = values_of_factor(member.change, layout, segment.name), weight
+            values, own = values_of_segment(member.change, layout, segment.name), weight
         parts.append(quantise(values, segment.clip, summed.bits, weight=own))
     return concatenate(parts)
 

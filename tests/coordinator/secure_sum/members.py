@@ -26,6 +26,9 @@ from schemas.messages.secure_sum import (
     SumStatus,
     SumTerms,
 )
+from schemas.messages.sum_counts import SumCounts
+from schemas.messages.sum_plan import LEAST_GROUP
+from schemas.secure_sum.counts import encoded_counts
 from schemas.secure_sum.encoding import Modulus, most
 from schemas.secure_sum.segments import values_digest
 from schemas.wire.digests import digest_of, to_field
@@ -52,6 +55,8 @@ class SumClient:
     sent: dict[int, bytes] = field(default_factory=dict)
     values: str = VALUES
     """The digest of the values that all clients were served."""
+    memberships: frozenset[str] = frozenset()
+    """The groups that the client belongs to."""
     patience: float = 20.0
 
     def status(self, *, seen: int | None = None, wait: int = 0) -> SumStatus | None:
@@ -68,14 +73,24 @@ class SumClient:
         status = wait_until(self._with_session, self.patience)
         assert status.terms is not None
         self.seen = status.phase
-        self.accept(status.terms, roster, version, roster_hash)
+        self.accept(status.terms, roster, version, roster_hash, status.counts)
 
-    def accept(self, terms: SumTerms, roster: Mapping[str, str], version: int, roster_hash: str) -> None:
-        """Accept the terms of a session, and make secrets; the input is drawn once."""
+    def accept(
+        self,
+        terms: SumTerms,
+        roster: Mapping[str, str],
+        version: int,
+        roster_hash: str,
+        counts: SumCounts | None = None,
+    ) -> None:
+        """Accept the terms of a session, and make secrets; the input is drawn once for a length."""
         self.terms = terms
-        if self.input is None:
+        if terms.kind == "counts":
+            groups = [segment.name for segment in terms.segments]
+            self.input = encoded_counts(groups, self.memberships, terms.bits)
+        elif self.input is None or len(self.input) != terms.values:
             rng = np.random.default_rng([self.round, *self.silo.client_id.encode()])
-            self.input = rng.integers(-most(16), most(16) + 1, self.terms.values).astype(np.int32)
+            self.input = rng.integers(-most(16), most(16) + 1, terms.values).astype(np.int32)
         self.sent = {}
         expectation = Expectation(
             federation=self.silo.federation_id,
@@ -90,7 +105,11 @@ class SumClient:
             segments=tuple(self.terms.segments),
             bits=16,
             minimum=self.terms.minimum,
+            kind=self.terms.kind,
             masking=self.terms.masking,
+            least_per_group=LEAST_GROUP,
+            groups=tuple(counts.groups) if counts is not None else (),
+            counts=counts,
         )
         accepted = accept_terms(self.terms, expectation)
         self._member = Member(accepted, new_secrets(), self.silo.key, expectation)

@@ -98,7 +98,7 @@ class Stored:
 
     def open(self, claim: SumClaim | None = None, *, block_bytes: int = 2**20) -> int:
         return opening.open_sum(
-            self.database, claim or self.claim(), block_bytes=block_bytes, between=lambda: None
+            self.database, claim or self.claim(), KEY, block_bytes=block_bytes, between=lambda: None
         )
 
     def expire(self) -> None:

@@ -155,7 +155,7 @@ def test_nothing_of_a_live_session_is_collected(database: Database) -> None:
         garbage_collection.collect(database, grace=AT_ONCE)
 
     collect()
-    opening.open_sum(database, claim, block_bytes=160, between=collect)
+    opening.open_sum(database, claim, KEY, block_bytes=160, between=collect)
     assert np.array_equal(stored.total(), stored.played.expected())
     collect()
     assert payload_ids(database) == {stored.session().total_payload_id}

@@ -1,0 +1,107 @@
+"""The input of a client with experts: exact counts, and nothing of experts that it did not train."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import safetensors.numpy
+
+from client_agent.rounds.sum_input import RoundResult, SumInput
+from schemas.maths.adapter import in_order
+from schemas.maths.start import from_start
+from schemas.messages.federations import FederationPlan
+from schemas.messages.scores import LOSS, Score, Scores
+from schemas.secure_sum.counts import count_segments
+from schemas.secure_sum.encoding import CLIP_UNIT, dequantise, most
+from schemas.secure_sum.segments import segments_of
+
+SHAPES = {"l0.q.A": (2, 6), "l0.q.B": (5, 2)}
+LAYOUT = in_order(SHAPES | {f"x{k}.{name}": shape for k in (1, 2) for name, shape in SHAPES.items()})
+GROUPS = ("x0", "x1", "x2", "reject")
+PLAN = FederationPlan.model_validate(
+    {
+        "name": "bank",
+        "strategy": {"name": "fedavg"},
+        "rounds": {"min_clients": 5, "quorum": 5},
+        "privacy": {"secure_sum": {"minimum": 5, "weigh_up_to": 100, "clip": 1.0}},
+    }
+)
+SERVED = {name: np.zeros(shape, np.float32) for name, shape in LAYOUT.items()}
+START = {name: from_start(name, SERVED.__getitem__, PLAN.training.seed, LAYOUT) for name in LAYOUT}
+
+
+def change(*trained: str) -> dict[str, np.ndarray]:
+    """Return what training changed: the shared expert, and those whose prefix is named."""
+    rng = np.random.default_rng(0)
+    drawn = {name: rng.uniform(-0.5, 0.5, shape).astype(np.float32) for name, shape in LAYOUT.items()}
+    return {name: values * name.startswith(("l0", *trained)) for name, values in drawn.items()}
+
+
+def encoded(learnt: dict[str, np.ndarray], **changes: Any) -> dict[str, np.ndarray]:
+    """Return a client's input by segment: counts as integers, the others decoded."""
+    summed = PLAN.privacy.secure_sum
+    assert summed is not None
+    score = {LOSS: Score(value=1.0, count=4)}
+    result = RoundResult(
+        plan=PLAN,
+        summed=summed,
+        layout=LAYOUT,
+        served=SERVED,
+        trained={name: START[name] + values for name, values in learnt.items()},
+        scores=Scores(served=score, trained=score, kept="trained"),
+        examples=50,
+        base=f"sha256:{'0' * 64}",
+        **{"groups": GROUPS, **changes},
+    )
+    content = result.encode(1)
+    tensors = safetensors.numpy.load(content)
+    values = {group: tensors[group] for group in changes.get("groups", GROUPS)}
+    for segment in segments_of(PLAN, LAYOUT, GROUPS):
+        if segment.name in tensors:
+            decoded = dequantise(tensors[segment.name].astype(np.int64), segment.clip, summed.bits)
+            values[segment.name] = decoded
+    both = (*count_segments(changes.get("groups", GROUPS)), *segments_of(PLAN, LAYOUT, ("x1",)))
+    if "groups" not in changes:
+        assert len(SumInput.from_bytes(content, both).values) == sum(segment.values for segment in both)
+    return values
+
+
+def test_an_expert_has_members_that_trained_it_and_their_weight() -> None:
+    learnt = change("x1")
+    values = encoded(learnt)
+    assert [int(values[group][0]) for group in GROUPS] == [most(16), most(16), 0, 0]
+    rounding = 2 * CLIP_UNIT * (2**20) / most(16)
+    for name in ("A", "B"):
+        expected = 0.5 * learnt[f"x1.l0.q.{name}"].ravel()  # half of the examples for full weight
+        np.testing.assert_allclose(values[f"x1.{name}"], expected, atol=rounding)
+        assert not values[f"x2.{name}"].any()
+        assert not values[f"new.{name}"].any()
+    assert values["x1.weight"] == pytest.approx(0.5, abs=rounding)
+    assert values["x1.responsibility"] == 1
+    assert values["x2.weight"] == values["x2.responsibility"] == values["new.weight"] == 0
+
+
+def test_a_member_weighs_in_an_expert_by_its_responsibility() -> None:
+    learnt = change("x1", "x2")
+    values = encoded(learnt, responsibilities={2: 0.25})
+    rounding = 2 / most(16)
+    assert [int(values[group][0]) for group in GROUPS] == [most(16), 0, most(16), 0]
+    assert values["x2.weight"] == pytest.approx(0.125, abs=rounding)
+    assert values["x2.responsibility"] == pytest.approx(0.25, abs=rounding)
+    np.testing.assert_allclose(values["x2.B"], 0.125 * learnt["x2.l0.q.B"].ravel(), atol=rounding)
+    assert not values["x1.B"].any()  # it was not chosen in this round
+
+
+def test_who_rejects_all_experts_sends_its_change_of_the_shared_one_twice() -> None:
+    learnt = change()
+    values = encoded(learnt, rejects=True)
+    assert int(values["reject"][0]) == most(16)
+    np.testing.assert_allclose(values["new.B"], values["B"], atol=2 / most(16))
+    assert values["new.weight"] == pytest.approx(values["weight"], abs=2 / most(16))
+
+
+def test_without_groups_nothing_of_an_expert_is_encoded() -> None:
+    values = encoded(change("x1"), groups=())
+    assert sorted(values) == ["A", "B", "scores", "weight"]

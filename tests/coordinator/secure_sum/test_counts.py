@@ -1,0 +1,206 @@
+"""Counts over real HTTP before the sum of a strategy with groups: once per round, and for its manifest."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+import numpy as np
+import pytest
+
+from coordinator.strategies import fedavg
+from coordinator.totals import Counted, Joint, Outline, Total
+from schemas.maths.adapter import Layout
+from schemas.messages.secure_sum import SumStatus
+from schemas.secure_sum.counts import counts_digest, groups_of
+from schemas.secure_sum.segments import values_digest
+from tests.coordinator.secure_sum.members import (
+    CONFIRM,
+    KEYS,
+    MASKED,
+    SHARES,
+    Scene,
+    SumClient,
+    make_ready,
+)
+from tests.coordinator.secure_sum.test_sessions import play
+from tests.served import Served
+from tests.taking_part import plan, running, values
+from tests.waiting import wait_until
+
+GROUPS = ("x0", "x1", "x2", "reject")
+ALL, FEW = {"x0", "x1"}, {"x0", "x2"}
+
+
+def beside(_: object, layout: Layout) -> Layout:
+    return {f"x{expert}.{name}": shape for expert in (1, 2) for name, shape in layout.items()}
+
+
+@pytest.fixture
+def bank(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """Let `fedavg` have two experts beside its adapter; return what its step was handed."""
+    handed: dict[str, Any] = {}
+
+    def counts(_: object, outline: Outline) -> tuple[str, ...]:
+        handed["outline"] = outline.segments
+        return GROUPS
+
+    def groups(_: object, outline: Outline, counted: Counted) -> Collection[str]:
+        handed["counted"] = counted
+        return [group for group in counted.groups if group != "reject"]
+
+    def step(_: object, joint: Joint, total: Total) -> Any:
+        handed["joint"], handed["summed"] = joint.segments, list(total.segments)
+        return iter(())
+
+    for name, method in (("beside", beside), ("counts", counts), ("groups", groups), ("step", step)):
+        monkeypatch.setattr(fedavg.Strategy, name, method)
+    return handed
+
+
+def counting(served: Served, uses: list[Collection[str]], *, attempts: int = 3, **secure_sum: Any) -> Scene:
+    """Let clients become ready; a client belongs to the groups of its place in `uses`."""
+    clients = len(uses)
+    summed = {"minimum": 3, "attempts": attempts, **secure_sum}
+    rounds = {"total": 1, "min_clients": clients, "quorum": clients}
+    federation_id, silos = running(served, clients, **plan(privacy={"secure_sum": summed}, rounds=rounds))
+    digest = zeros_digest()
+    for silo in silos:
+        make_ready(silo, values=digest)
+    members = [
+        SumClient(silo, 1, values=digest, memberships=frozenset(used))
+        for silo, used in zip(silos, uses, strict=True)
+    ]
+    return Scene(served, federation_id, members)
+
+
+def zeros_digest() -> str:
+    shared = {name: np.zeros_like(tensor) for name, tensor in values(0.0).items()}
+    layout = {name: zeros.shape for name, zeros in shared.items()}
+    state = shared | {name: np.zeros(shape, np.float32) for name, shape in beside(None, layout).items()}
+    return values_digest(state, {name: state[name].shape for name in sorted(state)})
+
+
+def in_session(scene: Scene, number: int) -> SumStatus:
+    """Wait for a session, and return its status as its first member sees it."""
+
+    def status() -> SumStatus | None:
+        answer = scene.clients[0].status()
+        return answer if answer is not None and answer.session == number else None
+
+    return wait_until(status)
+
+
+def play_all(scene: Scene) -> None:
+    """Let all clients send all steps of the session that goes on."""
+    terms = scene.clients[0].terms
+    assert terms is not None
+    if terms.masking == "none":
+        scene.step(MASKED)
+    else:
+        play(scene)
+
+
+def take_counts(scene: Scene) -> SumStatus:
+    """Play the counts; return the status of the sum that follows, after its members accepted it."""
+    scene.begin()
+    assert all(client.terms is not None and client.terms.kind == "counts" for client in scene.clients)
+    play_all(scene)
+    status = in_session(scene, 2)
+    scene.begin()
+    return status
+
+
+@pytest.mark.parametrize("masking", ["pairwise", "none"])
+def test_a_sum_has_the_groups_with_enough_members(
+    masking: str, coordinator: Served, bank: dict[str, Any]
+) -> None:
+    uses = [ALL, ALL, ALL, FEW, FEW]
+    scene = counting(coordinator, uses, masking=masking)
+    status = take_counts(scene)
+    assert status.counts is not None
+    assert status.terms is not None
+    assert status.counts.groups == {"x0": 5, "x1": 3, "x2": 2, "reject": 0}
+    assert status.counts.counted == sorted(client.silo.client_id for client in scene.clients)
+    assert (status.kind, status.terms.counts, status.terms.lost) == ("sum", counts_digest(status.counts), 0)
+    assert groups_of(status.terms.segments) == {"x1"}
+    play_all(scene)
+    scene.wait_for(lambda view: view["state"] == "published")
+    view = scene.view()
+    sessions = [(s["number"], s["kind"], s["state"]) for s in view["secure_sum"]["sessions"]]
+    assert sessions == [(1, "counts", "done"), (2, "sum", "done")]
+    assert view["secure_sum"]["counted"] == 5
+    factors = sorted({name.rpartition(".")[2] for name in values(0.0)})
+    assert bank["outline"] == tuple(sorted([*factors, *(f"x{k}.{f}" for k in (1, 2) for f in factors)]))
+    assert bank["joint"] == bank["outline"]
+    assert {name.partition(".")[0] for name in bank["summed"] if "." in name} == {"x1"}
+    assert bank["counted"] == Counted(5, status.counts.groups)
+
+
+def test_a_member_lost_after_the_counts_shrinks_the_manifest(
+    coordinator: Served, bank: dict[str, Any]
+) -> None:
+    """x1 has three counted members: any of them may be the absent one, so that it is not summed."""
+    scene = counting(coordinator, [ALL, ALL, ALL, FEW, FEW, FEW, FEW], masking="none")
+    before = take_counts(scene)
+    assert before.terms is not None
+    assert groups_of(before.terms.segments) == {"x1", "x2"}
+    gone = scene.clients.pop()
+    removed = coordinator.admin.delete(f"/v1/federations/{scene.federation_id}/clients/{gone.silo.client_id}")
+    assert removed.status_code == 204
+    scene.step(MASKED)
+    after = in_session(scene, 3)
+    assert after.terms is not None
+    assert after.counts == before.counts  # they are not taken again
+    assert (after.terms.kind, after.terms.lost) == ("sum", 1)
+    assert groups_of(after.terms.segments) == {"x2"}
+    scene.begin()
+    play_all(scene)
+    view = scene.wait_for(lambda view: view["state"] == "published")
+    sessions = [(s["kind"], s["state"], s["reason"]) for s in view["secure_sum"]["sessions"]]
+    assert sessions == [
+        ("counts", "done", None),
+        ("sum", "aborted", "too few members are left of x1"),
+        ("sum", "done", None),
+    ]
+    assert {name.partition(".")[0] for name in bank["summed"] if "." in name} == {"x2"}
+
+
+def test_only_who_confirmed_the_counts_is_in_the_sum(coordinator: Served, bank: dict[str, Any]) -> None:
+    """The others do not know which clients were counted, and would refuse."""
+    scene = counting(coordinator, [ALL, ALL, ALL, ALL, ALL, ALL, ALL])
+    scene.begin()
+    for step in (KEYS, SHARES, MASKED):
+        scene.step(step)
+    gone = scene.clients.pop()
+    removed = coordinator.admin.delete(f"/v1/federations/{scene.federation_id}/clients/{gone.silo.client_id}")
+    assert removed.status_code == 204
+    play(scene, first=CONFIRM)
+    status = in_session(scene, 2)
+    assert status.terms is not None
+    assert status.counts is not None
+    assert (status.counts.members, status.terms.lost, len(status.terms.members)) == (7, 1, 6)
+
+
+def test_failed_sessions_count_for_both_kinds(coordinator: Served, bank: dict[str, Any]) -> None:
+    scene = counting(coordinator, [ALL, ALL, ALL], attempts=1)
+    take_counts(scene)
+    gone = scene.clients.pop()
+    removed = coordinator.admin.delete(f"/v1/federations/{scene.federation_id}/clients/{gone.silo.client_id}")
+    assert removed.status_code == 204
+    scene.step(KEYS)
+    view = scene.wait_for(lambda view: view["state"] == "abandoned")
+    assert view["reason"] == "secure-sum-failed"
+    assert [session["kind"] for session in view["secure_sum"]["sessions"]] == ["counts", "sum"]
+
+
+def test_spoilt_counts_abandon_the_round(coordinator: Served, bank: dict[str, Any]) -> None:
+    scene = counting(coordinator, [ALL, ALL, ALL])
+    scene.begin()
+    victim = scene.clients[0]
+    assert victim.input is not None
+    victim.input = victim.input.copy()
+    victim.input[1] -= 1
+    play(scene)
+    view = scene.wait_for(lambda view: view["state"] == "abandoned")
+    assert view["reason"] == "sum-out-of-range"
