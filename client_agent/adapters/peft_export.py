@@ -101,21 +101,42 @@ def checkpoint_in_place(base: BaseModel, folder: Path) -> Iterator[None]:
         AdapterInPlace: the base model carries an adapter already.
         AdapterUnreadable: the folder holds no checkpoint of this base model.
     """
+    with peft_model(base, folder):
+        yield
+
+
+@contextmanager
+def peft_model(
+    base: BaseModel, folder: Path, *, classes: Mapping[str, str] | None = None
+) -> Iterator[nn.Module]:
+    """Load a PEFT checkpoint around the base model, and yield peft's model; remove it on exit.
+
+    `classes` are the folders of an X-LoRA's classes by name, in place of those in its config.
+
+    Raises:
+        AdapterInPlace: the base model carries an adapter already.
+        AdapterUnreadable: the folder holds no checkpoint of this base model.
+    """
     require_bare(base)
     require_checkpoint(folder)
     with _restore_modules(cast(nn.Module, base.model)):
         try:
             with light_peft(), warnings.catch_warnings():
-                from peft import PeftModel  # slow to import
+                from peft import PeftModel, XLoraConfig  # slow to import
 
                 warnings.simplefilter("ignore")  # about merging, and about how peft calls other libraries
-                cast(Any, PeftModel).from_pretrained(base.model, folder.resolve())
+                options: dict[str, object] = {}
+                if classes is not None:
+                    config = cast(Any, XLoraConfig).from_pretrained(folder.resolve())
+                    config.adapters = dict(classes)
+                    options = {"config": config, "torch_device": str(base.device)}
+                model = cast(Any, PeftModel).from_pretrained(base.model, folder.resolve(), **options)
         except (OSError, ValueError, RuntimeError, KeyError, TypeError, SafetensorError) as error:
             raise AdapterUnreadable(
                 f"{folder} holds no PEFT checkpoint for {base.slug} ({error!r}); pass a folder that "
                 "`tessera agent export` wrote for this base model"
             ) from error
-        yield
+        yield model
 
 
 @contextmanager

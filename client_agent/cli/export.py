@@ -22,6 +22,22 @@ if TYPE_CHECKING:
 exporting = typer.Typer()
 
 _GGUF = ".gguf"
+_BaseGguf = Annotated[
+    Path | None,
+    typer.Option(
+        "--base-gguf", help="With --for gguf: the base model as a .gguf file, if the silo's is a folder."
+    ),
+]
+_Routed = Annotated[
+    bool,
+    typer.Option(
+        "--routed", help="With --for peft: experts that are weighed by token as an X-LoRA, with their router."
+    ),
+]
+_Flat = Annotated[
+    bool,
+    typer.Option("--flat", help="Such experts as one LoRA, with the same weights for every token."),
+]
 
 
 @exporting.command()
@@ -41,12 +57,9 @@ def export(
     adapter: File = None,
     plan: Plan = None,
     pack: Pack = None,
-    base_gguf: Annotated[
-        Path | None,
-        typer.Option(
-            "--base-gguf", help="With --for gguf: the base model as a .gguf file, if the silo's is a folder."
-        ),
-    ] = None,
+    base_gguf: _BaseGguf = None,
+    routed: _Routed = False,
+    flat: _Flat = False,
     push: Annotated[
         str | None,
         typer.Option(help="Upload the files to this private repository of the Hugging Face hub: org/name."),
@@ -59,16 +72,21 @@ def export(
     """
     with clear_errors(), opened_settings(config) as settings:
         _require_writable(out)
+        _require_one_form(target, routed=routed, flat=flat)
         base_file = _base_file(settings, base_gguf, target)
         source = adapter_source(settings, number, adapter, plan, pack, variant)
         facts = source.facts()
         from client_agent.export.job import export_adapter
+        from client_agent.export.routed import export_routed
         from client_agent.training.silo import open_silo
 
         silo = open_silo(settings)
         artefact = _artefact(target, push or out.resolve().name, settings, base_file, silo)
-        finish = _Finish(silo, facts, artefact, settings)
-        written = export_adapter(silo, source, facts, artefact, out, finish)
+        finish = _Finish(silo, facts, artefact, settings, routed)
+        if routed:
+            written = export_routed(silo, source, facts, artefact.source, out, finish)
+        else:
+            written = export_adapter(silo, source, facts, artefact, out, finish, flat=flat)
         _report(out, settings, written, finish.precision(written))
         if push is not None:
             from client_agent.export.push import upload
@@ -84,6 +102,7 @@ class _Finish:
     facts: TrainingFacts
     artefact: Artefact
     settings: AgentSettings
+    routed: bool
 
     def precision(self, written: Written) -> str:
         from client_agent.adapters.peft_export import precision_note
@@ -95,7 +114,7 @@ class _Finish:
 
     def __call__(self, folder: Path, written: Written) -> None:
         from client_agent.export.model_card import CardFacts, licence_of, write_card
-        from client_agent.export.serving import TEMPLATE, commands
+        from client_agent.export.serving import TEMPLATE, commands, routed_commands
 
         template = self.silo.base.tokenizer.chat_template
         if self.artefact.chat and self.artefact.target in ("peft", "vllm") and isinstance(template, str):
@@ -109,7 +128,10 @@ class _Finish:
             licence=licence_of(self.artefact.source, model if model.suffix == _GGUF else None),
             losses=written.losses,
             precision=self.precision(written),
-            commands=commands(self.artefact, written.factors),
+            commands=routed_commands(self.artefact)
+            if self.routed
+            else commands(self.artefact, written.factors),
+            routed=self.routed,
         )
         write_card(folder, self.facts, card)
 
@@ -135,6 +157,13 @@ def _require_writable(out: Path) -> None:
         raise OutputUnwritable(f"--out: {blocking} is not a folder; pass a folder, or the name of a new one")
 
 
+def _require_one_form(target: str, *, routed: bool, flat: bool) -> None:
+    if routed and flat:
+        raise SettingsUnusable("--routed and --flat are two forms of the same experts; pass only one of them")
+    if routed and target != "peft":
+        raise SettingsUnusable(f"--routed belongs to --for peft; for {target} pass --flat")
+
+
 def _base_file(settings: AgentSettings, option: Path | None, target: str) -> Path | None:
     """Return the base model's .gguf file: the option, or the silo's model if it is one."""
     if option is not None and target != "gguf":
@@ -148,10 +177,13 @@ def _base_file(settings: AgentSettings, option: Path | None, target: str) -> Pat
 def _report(out: Path, settings: AgentSettings, written: Written, precision: str) -> None:
     factors = written.factors.values()
     values = sum(factor.A.size + factor.B.size for factor in factors)
-    print(f"{out}: LoRA of {len(factors)} modules, {values} values, for {settings.model}")
+    size = f"LoRA of {len(factors)} modules, {values} values" if factors else "X-LoRA of experts and router"
+    print(f"{out}: {size}, for {settings.model}")
     if written.folded:
         print("the adapter's output shift (Q) is folded into one more rank, fitted on the training examples")
     print(_loss_line(written.losses))
+    if written.losses.routed is not None:
+        print(f"weighed by token the experts have {written.losses.routed:.4f}; this is the price of --flat")
     if written.losses.has_moved:
         print(
             "the adapter itself has another loss here than in training: the held-out examples or the base "

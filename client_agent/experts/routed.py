@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -11,9 +12,8 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from client_agent.adapters.base import LoraFactors, Penalty, Removable, State, copy_in, copy_out, require_bare
-from client_agent.adapters.expert_lora import ExpertLora, experts_in
-from client_agent.adapters.frames import first_adapted_layer
+from client_agent.adapters.base import Adapter, LoraFactors, Penalty, Removable, State, copy_in, copy_out
+from client_agent.adapters.expert_lora import ExpertLora
 from client_agent.errors import LayoutMismatch
 from client_agent.experts.exploring import DRAWS, Turn, drawn, exploring_rounds, temperature, turns
 from client_agent.experts.memory import Choice, ExpertMemory
@@ -32,11 +32,14 @@ from client_agent.model.loading import BaseModel
 from client_agent.strategies.base import Routing
 from schemas.maths.adapter import Layout
 from schemas.maths.bank import SHARED
-from schemas.messages.federations import AdapterPlan
 
 _RESPONSIBILITY = "routing.x"
-_CHOSEN = "routing.chosen"
-_GAMMA = "routing.gamma"
+CHOSEN = "routing.chosen"
+"""The private tensor of the ordinals of the chosen specialists."""
+
+GAMMA = "routing.gamma"
+"""The private tensor of the router's temperature."""
+
 
 Arrays = dict[str, NDArray[np.float32]]
 
@@ -55,6 +58,7 @@ class RoutedExperts(Removable):
         self.bank = bank
         self.routing = routing
         self.layout: Layout = bank.layout
+        self._device = base.device
         self._specialists = tuple(expert for expert in bank.experts if expert != SHARED)
         if len(self._specialists) < routing.specialists:
             raise LayoutMismatch(
@@ -162,8 +166,8 @@ class RoutedExperts(Removable):
         chosen = np.array(self.chosen, np.float32)
         gamma = np.array(self.routing.gamma, np.float32)
         return {
-            _CHOSEN: chosen,
-            _GAMMA: gamma,
+            CHOSEN: chosen,
+            GAMMA: gamma,
             **routing,
             **copy_out(self._router.parameters(self._specialists)),
         }
@@ -181,7 +185,7 @@ class RoutedExperts(Removable):
         names = {expert: f"{_RESPONSIBILITY}{expert}" for expert in self._specialists}
         if all(name in state for name in names.values()):
             self.responsibilities = {expert: float(state[name]) for expert, name in names.items()}
-        stored = [int(expert) for expert in state.get(_CHOSEN, np.empty(0))]
+        stored = [int(expert) for expert in state.get(CHOSEN, np.empty(0))]
         if stored and set(stored) <= set(self._specialists):
             self.choose(stored)
 
@@ -195,6 +199,17 @@ class RoutedExperts(Removable):
         which the router says nothing.
         """
         return self.bank.as_lora_of({SHARED: 1.0, **self.prior_weights()})
+
+    @contextmanager
+    def flattened(self) -> Iterator[None]:
+        """Make the adapter compute what `as_lora` returns: the same weights for every token."""
+        weights = self.prior_weights()
+        self._passes.responsibilities = {}
+        self.bank.weigh(torch.tensor(list(weights.values()), device=self._device))
+        try:
+            yield
+        finally:
+            self.choose(self.chosen)
 
     def prior_weights(self) -> dict[int, float]:
         """Return r_k / sum r of the chosen specialists: their weights without a router."""
@@ -255,42 +270,6 @@ class RoutedExperts(Removable):
         return self._memory
 
 
-def inject_experts(
-    base: BaseModel, plan: AdapterPlan, experts: Sequence[int], routing: Routing, *, seed: int
-) -> RoutedExperts:
-    """Wrap the linear layers of the plan's roles and layers in a bank of LoRA experts, all with B = 0.
-
-    Raises:
-        AdapterInPlace: the base model carries an adapter already.
-        LayoutMismatch: the model lacks a layer of the plan, or the bank has too few specialists.
-    """
-    require_bare(base)
-    base.prefix.split_at(base, first_adapted_layer(base, plan, {}))
-    bank = ExpertLora(base, plan, experts, seed=seed)
-    try:
-        return RoutedExperts(bank, base, routing)
-    except BaseException:
-        bank.remove()
-        raise
-
-
-def reopened_experts(
-    base: BaseModel, plan: AdapterPlan, state: State, private: State, *, seed: int
-) -> RoutedExperts:
-    """Wrap the base model in a bank as it was trained, with the choice and the router of its private tensors.
-
-    Raises:
-        AdapterInPlace: the base model carries an adapter already.
-        LayoutMismatch: the tensors are of no bank, or do not fit the model and the plan.
-    """
-    if _CHOSEN not in private or _GAMMA not in private:
-        raise LayoutMismatch("the bank lacks the choice of its client; pass a file that was trained here")
-    routing = Routing(top_m=len(private[_CHOSEN]) + 1, gamma=float(private[_GAMMA]))
-    adapter = inject_experts(base, plan, experts_in(state), routing, seed=seed)
-    try:
-        adapter.load(state)
-        adapter.load_private(private)
-    except BaseException:
-        adapter.remove()
-        raise
-    return adapter
+def routed_by_token(adapter: Adapter) -> RoutedExperts | None:
+    """Return an adapter whose experts are weighed by token; None if it is another one."""
+    return adapter if isinstance(adapter, RoutedExperts) and adapter.router is not None else None

@@ -11,13 +11,14 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Protocol
 
-from client_agent.adapters.base import LoraFactors
+from client_agent.adapters.base import Adapter, LoraFactors
 from client_agent.adapters.provenance import Origin
+from client_agent.experts.routed import RoutedExperts, routed_by_token
 from client_agent.export.artefact import Artefact, held_out_loss
 from client_agent.export.facts import TrainingFacts
 from client_agent.export.fold_shift import fold_shifts, shifted, without_zero_shifts
 from client_agent.export.merged import holds_shift
-from client_agent.export.refusals import ExportInexact
+from client_agent.export.refusals import ExportInexact, ExportUnsupported
 from client_agent.model.loading import BaseModel
 from client_agent.rounds.checkpoints import Reopened
 from client_agent.training.silo import Silo
@@ -44,17 +45,20 @@ class Losses:
         training: as it was stored in training; None if it was not.
         adapter: of the adapter as Tessera computes it, now.
         export: of the files that were written, loaded by the public libraries.
+        routed: of the adapter with its experts weighed by token, if `adapter` is of the flattened one.
     """
 
     bare: float
     training: float | None
     adapter: float
     export: float
+    routed: float | None = None
 
     @property
     def has_moved(self) -> bool:
         """Whether the adapter no longer has its loss of training, since data or precision are others."""
-        return self.training is not None and abs(self.training - self.adapter) > LARGEST_DIFFERENCE
+        now = self.adapter if self.routed is None else self.routed
+        return self.training is not None and abs(self.training - now) > LARGEST_DIFFERENCE
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,12 +78,22 @@ class Finish(Protocol):
 
 
 def export_adapter(
-    silo: Silo, source: AdapterSource, facts: TrainingFacts, artefact: Artefact, out: Path, finish: Finish
+    silo: Silo,
+    source: AdapterSource,
+    facts: TrainingFacts,
+    artefact: Artefact,
+    out: Path,
+    finish: Finish,
+    *,
+    flat: bool = False,
 ) -> Written:
     """Export an adapter into a folder; nothing is written there if the export is not what was trained.
 
+    With `flat`, experts that were weighed by token get the same weights for every token.
+
     Raises:
-        ExportUnsupported: the format does not support the architecture or the rank.
+        ExportUnsupported: the format does not support the architecture or the rank, or experts are weighed by
+            token and not `flat`.
         ExportInexact: the export has another held-out loss.
     """
     base, scoring, longest = silo.base, facts.scoring, facts.max_length
@@ -88,6 +102,10 @@ def export_adapter(
     bare = held_out_loss(base, silo, scoring, longest)
     with source.attach(silo) as (placed, origin):
         reference = held_out_loss(base, silo, scoring, longest)
+        routed: float | None = None
+        if (experts := _flattened(placed, flat=flat)) is not None:
+            with experts.flattened():
+                routed, reference = reference, held_out_loss(base, silo, scoring, longest)
         trained = without_zero_shifts(placed.as_lora())
         factors, folded = _folded(silo, trained, artefact, longest)
     stored = facts.scores[LOSS].value if facts.scores is not None else None
@@ -96,12 +114,31 @@ def export_adapter(
         folder = Path(place)
         artefact.write(folder, factors, base)
         log.info("export: loading it again, and scoring it")
-        losses = Losses(bare, stored, reference, artefact.loss(folder, silo, scoring, longest))
+        losses = Losses(bare, stored, reference, artefact.loss(folder, silo, scoring, longest), routed)
         written = Written(factors, folded, origin, losses)
         _require_exact(written, trained, artefact, silo)
         finish(folder, written)
-        _move(folder, out)
+        move(folder, out)
     return written
+
+
+def _flattened(placed: Adapter, *, flat: bool) -> RoutedExperts | None:
+    """Return the experts to flatten; None if the adapter is an ordinary LoRA as it is.
+
+    Raises:
+        ExportUnsupported: `flat` does not fit the adapter.
+    """
+    experts = routed_by_token(placed)
+    if flat and experts is None:
+        raise ExportUnsupported(
+            "--flat is for experts that are weighed by token, and there are none; leave it out"
+        )
+    if experts is not None and not flat:
+        raise ExportUnsupported(
+            "the adapter weighs its experts by token, which no ordinary LoRA can hold; export it with "
+            "--routed for public peft, or with --flat as its mixture with the same weights for all tokens"
+        )
+    return experts
 
 
 def _folded(
@@ -156,8 +193,11 @@ def _all_held(factors: Mapping[str, LoraFactors], base: BaseModel) -> bool:
     return all(holds_shift(base, path) for path in shifted(factors))
 
 
-def _move(folder: Path, out: Path) -> None:
+def move(folder: Path, out: Path) -> None:
     """Move all files to their place, readable as other files of the user are."""
     out.mkdir(exist_ok=True)
-    for file in folder.iterdir():
-        os.replace(file, out / file.name)
+    for entry in folder.iterdir():
+        if entry.is_dir():
+            move(entry, out / entry.name)
+        else:
+            os.replace(entry, out / entry.name)

@@ -30,6 +30,7 @@ class CardFacts:
         licence: the licence of the base model, as its own model card names it; None if it names none.
         precision: a sentence on the precision of the base model.
         commands: how to serve the export.
+        routed: whether the export is experts that are weighed by token.
     """
 
     artefact: Artefact
@@ -40,6 +41,7 @@ class CardFacts:
     losses: Losses
     precision: str
     commands: Sequence[str]
+    routed: bool = False
 
     @property
     def merged(self) -> bool:
@@ -80,11 +82,11 @@ def _head(card: CardFacts) -> str:
 
 
 def _description(facts: TrainingFacts, card: CardFacts) -> list[str]:
-    kind = (
-        "The weights of the base model with the adapter merged into them"
-        if card.merged
-        else ("A LoRA adapter for the base model")
-    )
+    kind = "A LoRA adapter for the base model"
+    if card.merged:
+        kind = "The weights of the base model with the adapter merged into them"
+    if card.routed:
+        kind = "LoRA experts for the base model, weighed by token (X-LoRA)"
     licence = card.licence or (
         "not named in the base model's files: look it up, and put it into the first lines of this file"
     )

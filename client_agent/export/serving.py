@@ -52,6 +52,19 @@ def commands(artefact: Artefact, factors: Mapping[str, LoraFactors]) -> list[str
             ]
 
 
+def routed_commands(artefact: Artefact) -> list[str]:
+    """Return two commands that load an X-LoRA in the folder of the export, wherever it was moved."""
+    load = (
+        "from pathlib import Path; from peft import PeftModel as P, XLoraConfig as C; "
+        "from transformers import AutoModelForCausalLM as M, AutoTokenizer as T; c = C.from_pretrained('.'); "
+        "c.adapters = {n: Path(p).name for n, p in c.adapters.items()}; "
+        f"m = P.from_pretrained(M.from_pretrained({artefact.source!r}, use_cache=False), '.', config=c); "
+        f"t = T.from_pretrained({artefact.source!r}); "
+        "print(t.decode(m.generate(**t('PROMPT', return_tensors='pt'), max_new_tokens=64)[0]))"
+    )
+    return ["pip install peft transformers torch", f'python -c "{load}"']
+
+
 def _request(artefact: Artefact) -> str:
     path = "chat/completions" if artefact.chat else "completions"
     prompt = {"messages": [{"role": "user", "content": "PROMPT"}]} if artefact.chat else {"prompt": "PROMPT"}

@@ -52,6 +52,11 @@ def precision_of(model: nn.Module) -> str:
     return f"int8, {dtype}" if getattr(model, "is_loaded_in_8bit", False) else dtype
 
 
+def is_quantised(model: nn.Module) -> bool:
+    """Whether a model's linear layers are in 4 or 8 bits."""
+    return any(getattr(model, name, False) for name in ("is_loaded_in_4bit", "is_loaded_in_8bit"))
+
+
 def keep_differentiable(model: nn.Module) -> None:
     """Prevent 4-bit layers from repacking their weights at the first forward pass without gradients.
 

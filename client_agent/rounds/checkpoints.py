@@ -16,7 +16,7 @@ from client_agent.adapters.rank_pruning import rank_of
 from client_agent.adapters.variational.adapter import with_importance
 from client_agent.alignment.pack_exchange import stored_frames
 from client_agent.errors import AdapterUnreadable, NothingTrained
-from client_agent.experts.routed import reopened_experts
+from client_agent.experts.inject import reopened_experts
 from client_agent.rounds.opened_brief import OpenedBrief
 from client_agent.rounds.served_weights import load_served, read_weights
 from client_agent.rounds.standalone import frames_of

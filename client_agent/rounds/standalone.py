@@ -13,9 +13,10 @@ from client_agent.adapters.inject import inject
 from client_agent.adapters.provenance import origin_of
 from client_agent.alignment.pack import Pack
 from client_agent.errors import SettingsUnusable
+from client_agent.experts.inject import inject_experts
 from client_agent.experts.memory import EXPERTS, ExpertMemory
 from client_agent.experts.probing import Prober, probe_texts
-from client_agent.experts.routed import RoutedExperts, inject_experts
+from client_agent.experts.routed import RoutedExperts
 from client_agent.model.loading import BaseModel
 from client_agent.rounds.train import Trained, learning_rate, train_locally, zeros_like
 from client_agent.storage.rate_store import RateStore

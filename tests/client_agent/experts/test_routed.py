@@ -13,9 +13,10 @@ from transformers import GenerationConfig
 from client_agent.adapters.base import require_bare
 from client_agent.adapters.expert_lora import experts_in
 from client_agent.errors import LayoutMismatch
+from client_agent.experts.inject import inject_experts
 from client_agent.experts.memory import ExpertMemory
 from client_agent.experts.probing import Prober, probe_texts
-from client_agent.experts.routed import RoutedExperts, inject_experts
+from client_agent.experts.routed import RoutedExperts
 from client_agent.experts.router import consistency
 from client_agent.model.examples import Example
 from client_agent.model.loading import BaseModel

@@ -1,0 +1,196 @@
+"""Export experts that are weighed by token as an X-LoRA (arXiv 2402.07148), which public peft loads.
+
+Every class of the X-LoRA is an ordinary LoRA of the shared expert beside a chosen specialist. The weights of
+a token's specialists sum to 1, so that the shared expert has weight 1 in the sum.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from math import log
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, cast
+
+import numpy as np
+import safetensors.numpy
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as nnf
+
+from client_agent.adapters.base import LoraFactors
+from client_agent.adapters.peft_export import CONFIG, TENSORS, peft_model, write_checkpoint
+from client_agent.adapters.peft_import import light_peft
+from client_agent.experts.routed import RoutedExperts, routed_by_token
+from client_agent.export.artefact import held_out_loss
+from client_agent.export.facts import TrainingFacts
+from client_agent.export.job import LARGEST_DIFFERENCE, AdapterSource, Finish, Losses, Written, move
+from client_agent.export.refusals import ExportInexact, ExportUnsupported
+from client_agent.model.examples import encode_some, probe_set
+from client_agent.model.loading import BaseModel
+from client_agent.model.quantization import is_quantised, precision_of
+from client_agent.model.tokens import Encoded, collate, pad_id
+from client_agent.storage.files import write_durably
+from client_agent.training.silo import Silo
+from schemas.maths.bank import SHARED, group_of
+
+_CLASSIFIER = "base_model.internal_xlora_classifier.layers.0"
+_SMALLEST = 1e-12
+
+Factors = dict[str, LoraFactors]
+
+
+@dataclass(frozen=True, slots=True)
+class RoutedFiles:
+    """The content of a routed export.
+
+    Attributes:
+        shared: the shared expert alone, by module path.
+        classes: the shared expert beside each chosen specialist, by its ordinal.
+        rows: U (e, d) of the router, float32.
+        offsets: c + gamma ln r (e,), float32.
+        gamma: the temperature of the softmax.
+    """
+
+    shared: Factors
+    classes: dict[int, Factors]
+    rows: np.ndarray
+    offsets: np.ndarray
+    gamma: float
+
+    @classmethod
+    def of(cls, adapter: RoutedExperts) -> RoutedFiles:
+        """Return the content of an adapter that is in place."""
+        private, chosen, gamma = adapter.private_state(), adapter.chosen, adapter.routing.gamma
+        prior = [log(max(adapter.responsibilities[expert], _SMALLEST)) for expert in chosen]
+        c = np.array([private[f"router.x{expert}.c"] for expert in chosen])
+        return cls(
+            shared=adapter.bank.as_lora_of({SHARED: 1.0}),
+            classes={expert: adapter.bank.as_lora_of({SHARED: 1.0, expert: 1.0}) for expert in chosen},
+            rows=np.stack([private[f"router.x{expert}.u"] for expert in chosen]),
+            offsets=(c + gamma * np.array(prior)).astype(np.float32),
+            gamma=gamma,
+        )
+
+    def write(self, folder: Path, place: Path, base: BaseModel, model_name: str) -> None:
+        """Write the X-LoRA, and below it each class and the shared expert as an ordinary LoRA.
+
+        `place` is the folder of the files in the end: the config has absolute paths of the classes. peft's
+        own `save_pretrained` would drop the classifier.
+        """
+        for expert, factors in {SHARED: self.shared, **self.classes}.items():
+            write_checkpoint(folder / group_of(expert), factors, base.model, model_name)
+        tensors = {f"{_CLASSIFIER}.weight": self.rows, f"{_CLASSIFIER}.bias": self.offsets}
+        write_durably(folder / TENSORS, safetensors.numpy.save(tensors, metadata={"format": "pt"}))
+        with light_peft():
+            from peft import XLoraConfig  # slow to import
+
+        config = XLoraConfig(
+            task_type="CAUSAL_LM",
+            base_model_name_or_path=model_name,
+            inference_mode=True,
+            hidden_size=base.hidden_size,
+            adapters=self.adapters(place),
+            xlora_depth=1,
+            softmax_temperature=self.gamma,
+            layerwise_scalings=False,
+        )
+        text = json.dumps(cast(Any, config).to_dict(), indent=2, sort_keys=True)
+        write_durably(folder / CONFIG, f"{text}\n".encode())
+
+    def adapters(self, folder: Path) -> dict[str, str]:
+        """Return the paths of the classes by their number, which peft demands as names."""
+        return {str(n): str(folder / group_of(expert)) for n, expert in enumerate(self.classes)}
+
+
+def export_routed(
+    silo: Silo, source: AdapterSource, facts: TrainingFacts, model_name: str, out: Path, finish: Finish
+) -> Written:
+    """Export experts and router into a folder; nothing is written there unless public peft agrees.
+
+    `model_name` is the folder or hub id from which peft loads the base model.
+
+    Raises:
+        ExportUnsupported: the adapter is not weighed by token, or the base model is quantised or of an
+            architecture whose X-LoRA public peft does not load.
+        ExportInexact: public peft computes another held-out loss.
+    """
+    base, scoring, longest = silo.base, facts.scoring, facts.max_length
+    _require_supported(base)
+    bare = held_out_loss(base, silo, scoring, longest)
+    with source.attach(silo) as (placed, origin):
+        routed = routed_by_token(placed)
+        if routed is None:
+            raise ExportUnsupported(
+                "--routed is for experts that are weighed by token, and this adapter is an ordinary LoRA; "
+                "leave it out"
+            )
+        reference = held_out_loss(base, silo, scoring, longest)
+        files = RoutedFiles.of(routed)
+    chosen = probe_set(silo.data.test, scoring.examples)
+    texts = encode_some(base, chosen, scoring.examples, longest)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(dir=out.parent, prefix=f".{out.name}-") as name:
+        folder = Path(name)
+        files.write(folder, out.resolve(), base, model_name)
+        with xlora_in_place(base, folder, files.adapters(folder)) as model:
+            exported = _mean_loss(base, model, texts)
+        stored = facts.scores["loss"].value if facts.scores is not None else None
+        written = Written({}, False, origin, Losses(bare, stored, reference, exported))
+        if abs(exported - reference) > LARGEST_DIFFERENCE:
+            raise ExportInexact(
+                f"public peft computes a held-out loss of {exported:.4f}, and the adapter has "
+                f"{reference:.4f}; nothing was written. Export an ordinary LoRA with --flat, and please "
+                "report it with the versions of peft and transformers"
+            )
+        finish(folder, written)
+        move(folder, out)
+    return written
+
+
+@contextmanager
+def xlora_in_place(base: BaseModel, folder: Path, adapters: dict[str, str]) -> Iterator[nn.Module]:
+    """Load an X-LoRA around the base model with public peft, and yield the model; remove it on exit.
+
+    `adapters` are the folders of its classes, wherever the files are now.
+
+    Raises:
+        AdapterInPlace, AdapterUnreadable: see `peft_model`.
+    """
+    config = cast(Any, base.model.config)
+    uses_cache = getattr(config, "use_cache", None)
+    config.use_cache = False  # peft refuses a model with a cache
+    try:
+        with peft_model(base, folder, classes=adapters) as model:
+            yield model
+    finally:
+        config.use_cache = uses_cache
+
+
+@torch.no_grad()
+def _mean_loss(base: BaseModel, model: nn.Module, texts: Sequence[Encoded]) -> float:
+    """Compute the mean loss of texts in nats per answer token, through the whole model, one by one."""
+    losses: list[Tensor] = []
+    for text in texts:
+        batch = collate([text], pad=pad_id(base.tokenizer)).to(base.device)
+        logits = model(input_ids=batch.ids, attention_mask=batch.attention).logits[0].float()  # (t, V)
+        answers = torch.tensor([*text.answer[1:], False], device=base.device)
+        losses.append(nnf.cross_entropy(logits[answers], batch.targets[0][answers], reduction="none").cpu())
+    return float(torch.cat(losses).double().mean())
+
+
+def _require_supported(base: BaseModel) -> None:
+    """Raise `ExportUnsupported` for what public peft does not load as an X-LoRA (0.21.2)."""
+    if is_quantised(base.model):
+        raise ExportUnsupported(
+            f"public peft loads no X-LoRA on a model in {precision_of(base.model)}; set quantization to none "
+            "for the export, or export an ordinary LoRA with --flat"
+        )
+    if base.parts.decoder.partition(".")[0] != "model":  # the prefix to which it changes all names
+        raise ExportUnsupported(
+            f"public peft loads no X-LoRA on {base.architecture}, whose layers are in "
+            f"{base.parts.decoder}; export an ordinary LoRA with --flat"
+        )

@@ -1,0 +1,216 @@
+"""Experts weighed by token as an X-LoRA that public peft loads, and as one ordinary LoRA."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from client_agent.adapters.base import Adapter, require_bare
+from client_agent.adapters.peft_export import CONFIG, checkpoint_in_place, write_checkpoint
+from client_agent.errors import AdapterUnreadable
+from client_agent.experts.inject import inject_experts
+from client_agent.experts.routed import RoutedExperts
+from client_agent.export.artefact import Artefact, held_out_loss
+from client_agent.export.facts import TrainingFacts
+from client_agent.export.job import export_adapter
+from client_agent.export.refusals import ExportInexact, ExportUnsupported
+from client_agent.export.routed import RoutedFiles, export_routed, xlora_in_place
+from client_agent.export.serving import routed_commands
+from client_agent.model.loading import BaseModel
+from client_agent.rounds.checkpoints import Reopened
+from client_agent.strategies.base import Routing
+from client_agent.training.silo import Silo
+from schemas.messages.federations import AdapterPlan, ScoresPlan
+from tests.scenarios.agents import MODELS
+
+SOFT = Routing(top_m=3, gamma=0.7)
+EXPERTS = (0, 1, 2, 5)
+IDS = torch.tensor([[1, 5, 9, 14, 7, 22, 30, 6]])
+SCORING = ScoresPlan(examples=6, new_tokens=0)
+FACTS = TrainingFacts(None, 1, "trained alone", None, None, SCORING, 64)
+
+
+def trained(base: BaseModel, routing: Routing, *, size: float = 0.2) -> RoutedExperts:
+    """Wrap a model in a bank whose experts and router are not those of a birth."""
+    plan = AdapterPlan(kind="lora", rank=3, scale=0.5, roles=("q", "v", "down"), layers=2)
+    adapter = inject_experts(base, plan, EXPERTS, routing, seed=0)
+    rng = np.random.default_rng(0)
+    noise = {n: (size * rng.standard_normal(s)).astype(np.float32) for n, s in adapter.layout.items()}
+    rows = {
+        n: np.asarray(0.5 * rng.standard_normal(v.shape), np.float32)
+        for n, v in adapter.private_state().items()
+        if n.startswith("router.")
+    }
+    shares = {f"routing.x{k}": np.array(r, np.float32) for k, r in {1: 0.5, 2: 0.2, 5: 0.3}.items()}
+    chosen = np.array([5, 1][: routing.specialists], np.float32)
+    adapter.load(noise)
+    adapter.load_private({**rows, **shares, "routing.chosen": chosen})
+    return adapter
+
+
+def logits(model: object, **options: bool) -> torch.Tensor:
+    with torch.no_grad():
+        return model(input_ids=IDS, **options).logits  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("architecture", ["llama", "phi3", "gemma2"])
+def test_public_peft_computes_the_routed_logits(
+    tiny: Callable[..., BaseModel], tmp_path: Path, architecture: str
+) -> None:
+    base = tiny(architecture)
+    bare = logits(base.model)
+    with trained(base, SOFT) as adapter:
+        ours = logits(base.model)
+        files = RoutedFiles.of(adapter)
+        weights = adapter.bank.specialist_weights
+        assert weights is not None
+        assert weights.std(dim=1).min() > 0.01  # tokens differ
+    files.write(tmp_path, tmp_path, base, "model")
+    with xlora_in_place(base, tmp_path, files.adapters(tmp_path)) as model:
+        torch.testing.assert_close(logits(model), ours, atol=1e-5, rtol=1e-5)
+    require_bare(base)
+    torch.testing.assert_close(logits(base.model), bare, atol=0, rtol=0)
+    assert (ours - bare).abs().max() > 0.05
+
+
+def test_each_class_is_an_ordinary_lora(tiny: Callable[..., BaseModel], tmp_path: Path) -> None:
+    base = tiny()
+    expected = {}
+    with trained(base, SOFT) as adapter:
+        RoutedFiles.of(adapter).write(tmp_path, tmp_path, base, "model")
+        for name, specialists in (("x0", ()), ("x5", (5,)), ("x1", (1,))):
+            adapter.choose(specialists)
+            expected[name] = logits(base.model)
+    for name, values in expected.items():
+        with checkpoint_in_place(base, tmp_path / name):
+            torch.testing.assert_close(logits(base.model), values, atol=1e-5, rtol=1e-4)
+    config = json.loads((tmp_path / CONFIG).read_text())
+    assert config["adapters"] == {"0": str(tmp_path / "x5"), "1": str(tmp_path / "x1")}
+
+
+@dataclass(frozen=True)
+class Source:
+    """An adapter of a test, as `tessera agent export` finds it on disk."""
+
+    make: Callable[[BaseModel], Adapter]
+
+    def attach(self, silo: Silo) -> AbstractContextManager[Reopened]:
+        return self._attached(silo)
+
+    @contextmanager
+    def _attached(self, silo: Silo) -> Iterator[Reopened]:
+        with self.make(silo.base) as adapter:
+            yield Reopened(adapter, None)
+
+
+ROUTED = Source(lambda base: trained(base, SOFT, size=0.05))
+HARD = Source(lambda base: trained(base, Routing(), size=0.05))
+
+
+def artefact(folder: Path) -> Artefact:
+    return Artefact("peft", "name", "model", folder, chat=False)
+
+
+def nothing(*_: object) -> None:
+    """Write no model card."""
+
+
+def test_an_export_is_loaded_again_and_scored(silo: Silo, tmp_path: Path) -> None:
+    out = tmp_path / "routed"
+    for _ in range(2):  # the second replaces the first
+        losses = export_routed(silo, ROUTED, FACTS, "model", out, nothing).losses
+    with ROUTED.attach(silo):
+        assert losses.adapter == pytest.approx(held_out_loss(silo.base, silo, SCORING, 64))
+    assert losses.export == pytest.approx(losses.adapter, abs=1e-5)
+    assert losses.adapter != pytest.approx(losses.bare, abs=1e-3)
+    assert {file.name for file in out.iterdir()} == {CONFIG, "adapter_model.safetensors", "x0", "x1", "x5"}
+
+
+@pytest.mark.slow
+def test_the_model_cards_command_loads_a_moved_folder(
+    silo: Silo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    export_routed(silo, ROUTED, FACTS, str(MODELS["S"]), tmp_path / "out", nothing)
+    (tmp_path / "out").rename(tmp_path / "moved")
+    monkeypatch.chdir(tmp_path / "moved")
+    command = routed_commands(replace(artefact(tmp_path), source=str(MODELS["S"])))[1]
+    loaded: dict[str, object] = {}
+    code = command.removeprefix('python -c "').removesuffix('"').replace("=64", "=2")  # tokens
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of peft about transformers
+        exec(code, loaded)  # as a reader of the card runs it
+    bare = logits(silo.base.model)
+    with ROUTED.attach(silo):
+        ours = logits(silo.base.model)
+    public = logits(loaded["m"]).float()  # of weights in the float16 of the files
+    assert (public - ours).abs().max() < 0.05 < (public - bare).abs().max()
+    assert capsys.readouterr().out
+
+
+def test_a_flat_export_is_the_mixture_of_the_prior(silo: Silo, tmp_path: Path) -> None:
+    written = export_adapter(silo, ROUTED, FACTS, artefact(tmp_path), tmp_path / "flat", nothing, flat=True)
+    losses = written.losses
+    with ROUTED.attach(silo) as (adapter, _):
+        assert isinstance(adapter, RoutedExperts)
+        assert losses.routed == pytest.approx(held_out_loss(silo.base, silo, SCORING, 64))
+        adapter.choose(())
+        adapter.bank.select((5, 1), torch.tensor([0.375, 0.625]))
+        assert losses.adapter == pytest.approx(held_out_loss(silo.base, silo, SCORING, 64), abs=1e-6)
+    assert losses.export == pytest.approx(losses.adapter, abs=1e-5)
+    assert losses.routed != pytest.approx(losses.adapter, abs=1e-4)
+
+
+def test_one_specialist_is_an_ordinary_lora(silo: Silo, tmp_path: Path) -> None:
+    losses = export_adapter(silo, HARD, FACTS, artefact(tmp_path), tmp_path / "hard", nothing).losses
+    assert losses.export == pytest.approx(losses.adapter, abs=1e-5)
+    assert losses.routed is None
+    with pytest.raises(ExportUnsupported, match="leave it out"):
+        export_adapter(silo, HARD, FACTS, artefact(tmp_path), tmp_path / "x", nothing, flat=True)
+    with pytest.raises(ExportUnsupported, match="ordinary LoRA"):
+        export_routed(silo, HARD, FACTS, "model", tmp_path / "x", nothing)
+    with pytest.raises(ExportUnsupported, match="--routed"):
+        export_adapter(silo, ROUTED, FACTS, artefact(tmp_path), tmp_path / "x", nothing)
+    assert not (tmp_path / "x").exists()
+
+
+def test_what_public_peft_loads_otherwise_is_not_written(
+    silo: Silo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    of = RoutedFiles.of
+    monkeypatch.setattr(RoutedFiles, "of", lambda adapter: replace(of(adapter), offsets=np.float32([9, -9])))
+    with pytest.raises(ExportInexact, match="public peft"):
+        export_routed(silo, ROUTED, FACTS, "model", tmp_path / "out", nothing)
+    monkeypatch.setattr(silo.base.model, "is_loaded_in_4bit", True, raising=False)
+    with pytest.raises(ExportUnsupported, match="nf4"):
+        export_routed(silo, ROUTED, FACTS, "model", tmp_path / "out", nothing)
+    assert not any(tmp_path.iterdir())
+
+
+def test_an_architecture_that_public_peft_renames_is_refused(
+    tiny: Callable[..., BaseModel], silo: Silo, tmp_path: Path
+) -> None:
+    gpt2 = replace(silo, base=tiny("gpt2"))
+    with pytest.raises(ExportUnsupported, match="gpt2, whose layers are in transformer"):
+        export_routed(gpt2, ROUTED, FACTS, "model", tmp_path / "out", nothing)
+
+
+def test_a_routed_folder_without_its_classes_is_unreadable(
+    tiny: Callable[..., BaseModel], tmp_path: Path
+) -> None:
+    base = tiny()
+    with trained(base, SOFT) as adapter:
+        files = RoutedFiles.of(adapter)
+        write_checkpoint(tmp_path / "alone", adapter.as_lora(), base.model, "model")
+    files.write(tmp_path, tmp_path, base, "model")
+    missing = {"0": str(tmp_path / "x5"), "1": str(tmp_path / "nowhere")}
+    with pytest.raises(AdapterUnreadable), xlora_in_place(base, tmp_path, missing):
+        pass
+    require_bare(base)
