@@ -285,7 +285,7 @@ class Ledger:
         if before.state == "collecting":
             limit += world.plan.collect_seconds
         if before.state == "summing" and world.plan.summed is not None:
-            limit += longest_seconds(world.plan.summed.phase_seconds)
+            limit += longest_seconds(world.plan.summed)
         if before.state != "open" and took > limit:
             self._broken("I12", f"round {row.number} was {before.state} for {took:.0f} s")
 

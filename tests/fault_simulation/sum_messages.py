@@ -2,8 +2,9 @@
 
 I22: in a session at most one kind of share of each peer ever leaves an agent. I23: of every step of a session
 one body leaves an agent, whatever killed it in between: above all, one masked vector. I24: no agent unmasks
-twice in a round. I27: an agent unmasks only after the threshold has confirmed the sets that it was shown, and
-if these are large enough, whatever a lying coordinator says.
+two sessions of one kind in a round. I27: an agent unmasks only after the threshold has confirmed the sets
+that it was shown, and if these are large enough, whatever a lying coordinator says. I28: nor if a group of
+the sum may have too few members (`counting`).
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from schemas.secure_sum.encoding import CLIP_UNIT, Modulus
 from schemas.secure_sum.statements import are_sets_signed, masked_digest, sharing_digest
 from schemas.secure_sum.terms import terms_hash
 from schemas.wire.digests import digest_of
+from tests.fault_simulation.counting import is_count
 from tests.fault_simulation.sum_rows import PHASES, Summed
 from tests.fault_simulation.weather import CLIP, MOST_LIES
 
@@ -89,7 +91,7 @@ class SumsSent:
         others = [
             one
             for one, steps in self._bodies.items()
-            if one[:2] == place[:2] and _UNMASK in steps and one != place
+            if one[:2] == place[:2] and _UNMASK in steps and one != place and self._kind(one) == terms.kind
         ]
         if others:
             self._broken(
@@ -108,6 +110,10 @@ class SumsSent:
             self._broken(
                 "I27", f"agent {agent} has unmasked in session {session} of {number} without grounds"
             )
+
+    def _kind(self, place: Place) -> str:
+        row = self._world.oracle.sums.session(*place[1:])
+        return row.terms.kind if row is not None else ""
 
     def _is_confirmed(self, place: Place, terms: SumTerms) -> Iterator[bool]:
         """Yield for all that an agent was told whether it suffices to unmask."""
@@ -135,6 +141,7 @@ class SumsSent:
                         and who <= masked
                         and len(who) >= terms.threshold
                         and are_signed
+                        and self._world.oracle.sums.counts.allows(place[1], terms, len(masked))
                     )
 
     def _read(self, place: Place, step: int, kind: Any) -> list[Any]:
@@ -153,7 +160,10 @@ class SumsSent:
             self._broken(
                 "I25", f"agent {agent} sent its input in clear" if is_clear else "a plain sum has masks"
             )
-        if not any(self._is_learnt(row, values, one) for one in self._changes(agent, number)):
+        if row.terms.kind == "counts":
+            if not is_count(values, row.terms.bits):
+                self._broken("I21", f"agent {agent} counts itself by something else than 0 and 1")
+        elif not any(self._is_learnt(row, values, one) for one in self._changes(agent, number)):
             self._broken("I21", f"the input of agent {agent} is not what it learnt in round {number}")
 
     def _is_learnt(self, row: Summed, values: NDArray[np.int64], change: NDArray[np.float64]) -> bool:

@@ -8,7 +8,7 @@ from functools import cached_property, lru_cache
 
 from schemas.messages.secure_sum import SumTerms, UnmaskStep
 from tests.fault_simulation.replicas import LEASE_SECONDS
-from tests.fault_simulation.weather import ATTEMPTS
+from tests.fault_simulation.weather import ATTEMPTS, SumDrawn
 
 PHASES = ("keys", "shares", "masked", "confirm", "unmask")
 ENDED = ("done", "aborted")
@@ -72,9 +72,15 @@ class Summed:
         return terms.phase_seconds * _PATIENCE.get(phase, 1) + upload
 
 
-def longest_seconds(phase_seconds: int) -> float:
-    """How long a round may be summed without faults: every attempt waits for every phase to its end."""
-    return ATTEMPTS * phase_seconds * sum(_PATIENCE.get(phase, 1) for phase in PHASES) + 3 * LEASE_SECONDS
+def longest_seconds(drawn: SumDrawn) -> float:
+    """How long a round may be summed without faults: every attempt waits for every phase to its end.
+
+    Counts that are taken are one session more.
+    """
+    sessions = ATTEMPTS + drawn.counts
+    return (
+        sessions * drawn.phase_seconds * sum(_PATIENCE.get(phase, 1) for phase in PHASES) + 3 * LEASE_SECONDS
+    )
 
 
 @lru_cache(maxsize=256)

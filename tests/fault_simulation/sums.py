@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from schemas.messages.secure_sum import SumTerms
+from tests.fault_simulation.counting import CountsSeen
 from tests.fault_simulation.sum_rows import ENDED, ORDER, SESSIONS, Summed, revealed
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ class Sums:
     def __init__(self, world: World) -> None:
         self._world = world
         self.sessions: dict[int, Summed] = {}
+        self.counts = CountsSeen(world)
         self.totals: dict[int, NDArray[np.int64]] = {}  # by round
         self.terms: dict[int, SumTerms] = {}  # of totals, by round
         self.counted: dict[int, frozenset[str]] = {}  # by round
@@ -139,8 +141,8 @@ class Sums:
         spent = set(
             connection.execute(
                 "SELECT m.client_id FROM sum_members m JOIN sum_sessions s ON s.id = m.session_id"
-                " WHERE s.round_id = ? AND m.spent",
-                (row.round_id,),
+                " WHERE s.round_id = ? AND s.kind = ? AND m.spent",
+                (row.round_id, row.terms.kind),
             )
         )
         if row.terms.threshold != 2 * len(row.terms.members) // 3 + 1:
@@ -154,6 +156,7 @@ class Sums:
                 self._broken("I24", f"{member.client} has unmasked, and is a member of another session")
             if self._world.oracle.ledger.client_of(member.key) != member.client:
                 self._broken("I5", f"the terms have another key than that of {member.client}")
+        self.counts.opened(row)
 
     def _others(self, row: Summed) -> list[Summed]:
         """Return the other sessions of a session's round as they are now."""
@@ -224,7 +227,7 @@ class Sums:
         if self._owners.get(before.lease_token or "") != actor:
             self._broken("leases", f"the total of round {row.round} was committed by {actor} without lease")
         if row.round in self.totals:
-            self._broken("I21", f"round {row.round} has two totals")
+            self._broken("I21", f"round {row.round} has two totals, or counts after its total")
         members, terms = row.closed["masked"], row.terms
         inputs = [self._world.oracle.sums_sent.input_of(row, row.client(one)) for one in members]
         total = np.sum(inputs, axis=0, dtype=np.int64)
@@ -235,6 +238,9 @@ class Sums:
         stored = np.frombuffer(b"".join(data for (data,) in chunks), "<i4")
         if not np.array_equal(stored, (total + half) % (2 * half) - half):
             self._broken("I21", f"the total of round {row.round} is not the sum of {len(members)} inputs")
+        if terms.kind == "counts":
+            self.counts.taken(row, total)
+            return
         self.totals[row.round], self.terms[row.round] = total, terms
         self.counted[row.round] = frozenset(row.client(one) for one in members)
         self._world.count(f"totals ({terms.masking})")

@@ -30,6 +30,9 @@ _WEIGHTS: tuple[WeightsRecipeName, ...] = ("dense", "int8_own_last", "int4_own_l
 SUMMED = 0.12
 """The share of schedules whose updates are summed; each takes as long as several others."""
 
+COUNTED = 0.5
+"""The share of them in which members are counted before the sum."""
+
 CLIP = 4.0
 """The largest change of a value that is summed; noise may be larger, and is clipped."""
 
@@ -45,13 +48,17 @@ ATTEMPTS = 3
 
 @dataclass(frozen=True)
 class SumDrawn:
-    """How the updates of a schedule are summed; `lies` is how often the coordinator lies to a member."""
+    """How the updates of a schedule are summed.
+
+    `lies` is how often the coordinator lies to a member; `counts`: members of groups are counted before.
+    """
 
     masking: Masking
     minimum: int
     phase_seconds: int
     weigh_up_to: int | None
     lies: float
+    counts: bool
 
 
 @dataclass(frozen=True)
@@ -189,6 +196,7 @@ def _summed(seed: int, plan: Plan) -> Plan:
         phase_seconds=dice.choice([8, 15, 30]),
         weigh_up_to=dice.choice([None, None, 40]),
         lies=dice.choice([0.0, 0.0, 0.3]),
+        counts=random.Random(f"counts {seed}").random() < COUNTED,
     )
     revoked = dice.choice([0, 1])
     least = max(minimum, agents - dice.choice([0, 1, 2]) - revoked - plan.thief)

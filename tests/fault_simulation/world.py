@@ -10,6 +10,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
 from tests.fault_simulation.agents import Agent, SimulatedSilo, without_models
+from tests.fault_simulation.counting import groups_taken
 from tests.fault_simulation.disk import Disks
 from tests.fault_simulation.oracle import Oracle
 from tests.fault_simulation.people import Curious, Historian, Operator, TwoMouthed
@@ -284,6 +285,7 @@ def play(seed: int, *, trace: bool = False) -> Outcome:
         stack.enter_context(taken(seed, lambda: scheduler.now, world.note_fault))
         stack.enter_context(world.disks.taken())
         stack.enter_context(without_models())
+        stack.enter_context(groups_taken(world.plan))
         stack.enter_context(waits_taken(scheduler))
         try:
             world.run()

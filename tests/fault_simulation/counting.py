@@ -1,0 +1,115 @@
+"""Counts before sums: agents that belong to a group or not, and what may follow from how many do.
+
+I28: counts are taken once in a round. A sum after them is one of clients that were counted, and has a group
+only if three of its members are left whoever of the counted ones is absent; no agent unmasks another one.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
+
+import numpy as np
+from numpy.typing import NDArray
+
+from client_agent.rounds import summed_steps
+from client_agent.rounds.sum_input import RoundResult
+from client_agent.strategies import fedavg as agent_fedavg
+from coordinator.strategies import fedavg
+from schemas.messages.secure_sum import SumTerms
+from schemas.messages.sum_counts import SumCounts
+from schemas.secure_sum.counts import counts_digest
+from tests.fault_simulation.sum_rows import Summed
+from tests.fault_simulation.weather import Plan
+
+if TYPE_CHECKING:
+    from tests.fault_simulation.world import World
+
+GROUPS = ("x0", "reject")
+K_MIN = 3
+
+
+@contextmanager
+def groups_taken(plan: Plan) -> Iterator[None]:
+    """Let the strategy of a schedule count who rejects the model: three agents of four."""
+    if plan.summed is None or not plan.summed.counts:
+        yield
+        return
+
+    def groups(*_: object) -> tuple[str, ...]:
+        return GROUPS
+
+    def result(**fields: Any) -> RoundResult:
+        learnt = b"".join(np.ascontiguousarray(values).tobytes() for values in fields["trained"].values())
+        return RoundResult(**fields, rejects=zlib.crc32(learnt) % 4 > 0)
+
+    with (
+        patch.object(fedavg.Strategy, "counts", groups),
+        patch.object(agent_fedavg.Strategy, "counts", groups),
+        patch.object(summed_steps, "RoundResult", result),
+    ):
+        yield
+
+
+def is_count(values: NDArray[np.int64], bits: int) -> bool:
+    """Whether an input is that of an agent: it uses the model, and rejects it or not."""
+    whole = 2 ** (bits - 1) - 1
+    return bool(values[0] == whole and values[1] in (0, whole))
+
+
+class CountsSeen:
+    """Watches the counts of all rounds, and the sums after them."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._outcomes: dict[int, SumCounts] = {}
+
+    def taken(self, row: Summed, total: NDArray[np.int64]) -> None:
+        """Note the outcome of a round's counts."""
+        if row.round in self._outcomes:
+            self._broken(f"round {row.round} was counted twice")
+        whole = 2 ** (row.terms.bits - 1) - 1
+        if (total % whole).any():
+            self._broken(f"the counts of round {row.round} are no whole numbers")
+        counted = sorted(row.client(position) for position in row.closed["masked"])
+        groups = dict(zip(GROUPS, (total // whole).tolist(), strict=True))
+        self._outcomes[row.round] = SumCounts(session=row.number, counted=counted, groups=groups)
+        self._world.count("counts taken")
+
+    def opened(self, row: Summed) -> None:
+        """Check what a new session may be after what was counted."""
+        drawn, terms, counts = self._world.plan.summed, row.terms, self._outcomes.get(row.round)
+        name = f"session {row.number} of round {row.round}"
+        if drawn is None or not drawn.counts:
+            if terms.kind != "sum" or terms.counts is not None:
+                self._broken(f"{name} is of counts, and nothing is to be counted")
+            return
+        if (terms.kind == "counts") == (counts is not None):
+            self._broken(f"{name} is of {terms.kind} {'after' if counts is not None else 'before'} counts")
+        elif counts is not None:
+            members = {member.client for member in terms.members}
+            if not members <= set(counts.counted):
+                self._broken(f"{name} sums clients that were not counted")
+            if (terms.counts, terms.lost) != (counts_digest(counts), counts.members - len(members)):
+                self._broken(f"the terms of {name} are of other counts")
+            if not self.allows(row.round, terms, len(members)):
+                self._broken(f"{name} has a group that may have too few members")
+            self._world.count("sums with a group" if _groups(terms) else "sums without a group")
+
+    def allows(self, round_number: int, terms: SumTerms, masked: int) -> bool:
+        """Whether a sum of `masked` members may be unmasked, as to its groups."""
+        counts = self._outcomes.get(round_number)
+        if counts is None or terms.kind == "counts":
+            return not _groups(terms)
+        absent = counts.members - masked
+        return all(counts.groups[group] - absent >= K_MIN for group in _groups(terms))
+
+    def _broken(self, what: str) -> None:
+        self._world.violated("I28", what)
+
+
+def _groups(terms: SumTerms) -> set[str]:
+    return {segment.group for segment in terms.segments if segment.group is not None}
