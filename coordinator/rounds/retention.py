@@ -1,8 +1,8 @@
 """Prune old rounds: delete their tensors and events, and keep the rows that views show.
 
 The tensors that a later round may read stay: each client's last counted update and last served weights, the
-last base delta of each base model, and the last joint model. `storage.garbage_collection` deletes payloads
-without a reference.
+last base delta of each base model, the last joint model, and the last revision of each expert.
+`storage.garbage_collection` deletes payloads without a reference.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from sqlalchemy.orm import Session, aliased
 
 from coordinator.db.engine import Database
 from coordinator.db.federation_lock import lock_federation
+from coordinator.db.tables.experts import ExpertRevisionRow
 from coordinator.db.tables.federations import FederationRow, FoldRow, RoundRow, UpdateRow, WeightsRow
 from coordinator.db.tables.secure_sum import JointModelRow, SumSessionRow
 from coordinator.db.tables.weights import CodedWeightsRow
@@ -47,10 +48,12 @@ def _prune_federation(session: Session, federation_id: str, keep_rounds: int, li
     base_deltas = list(session.scalars(_old_base_deltas(federation_id, oldest_kept).limit(limit)))
     coded_weights = list(session.scalars(_old_coded_weights(federation_id, oldest_kept).limit(limit)))
     joint_models = list(session.scalars(_old_joint_models(federation_id, oldest_kept).limit(limit)))
+    revisions = list(session.scalars(_old_revisions(federation_id, oldest_kept).limit(limit)))
     summed = list(session.scalars(_old_totals(federation_id, oldest_kept).limit(limit)))
     payload_ids = {row.payload_id for row in updates} | {row.state_payload_id for row in updates}
     payload_ids |= {row.payload_id for rows in (weights, base_deltas, coded_weights) for row in rows}
-    payload_ids |= {row.payload_id for row in joint_models} | {row.total_payload_id for row in summed}
+    payload_ids |= {row.payload_id for rows in (joint_models, revisions) for row in rows}
+    payload_ids |= {row.total_payload_id for row in summed}
     payloads.start_grace(session, *(payload_id for payload_id in payload_ids if payload_id is not None))
     for update in updates:
         update.payload_id = update.state_payload_id = None
@@ -60,12 +63,14 @@ def _prune_federation(session: Session, federation_id: str, keep_rounds: int, li
         base_delta.payload_id = None
     for joint_model in joint_models:
         joint_model.payload_id = None
+    for revision in revisions:
+        revision.payload_id = None
     for of_sum in summed:
         of_sum.total_payload_id = None
     for coded in coded_weights:  # whole rows: weights can be encoded again from those that stay
         session.delete(coded)
     events = event_log.delete_of_rounds(session, federation_id, oldest_kept, most=limit)
-    tensors = (updates, weights, base_deltas, coded_weights, joint_models, summed)
+    tensors = (updates, weights, base_deltas, coded_weights, joint_models, revisions, summed)
     return sum(len(rows) for rows in tensors) + events
 
 
@@ -138,6 +143,22 @@ def _old_joint_models(federation_id: str, oldest_kept: int) -> Select[JointModel
         JointModelRow.federation_id == federation_id,
         JointModelRow.round_number < oldest_kept,
         JointModelRow.payload_id.is_not(None),
+        superseded,
+    )
+
+
+def _old_revisions(federation_id: str, oldest_kept: int) -> Select[ExpertRevisionRow]:
+    """Return superseded revisions that no kept round begins with: the last one before it stays."""
+    newer = aliased(ExpertRevisionRow)
+    superseded = exists().where(
+        newer.federation_id == ExpertRevisionRow.federation_id,
+        newer.expert == ExpertRevisionRow.expert,
+        newer.round_number > ExpertRevisionRow.round_number,
+        newer.round_number < oldest_kept,
+    )
+    return select(ExpertRevisionRow).where(
+        ExpertRevisionRow.federation_id == federation_id,
+        ExpertRevisionRow.payload_id.is_not(None),
         superseded,
     )
 

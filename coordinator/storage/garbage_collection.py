@@ -8,6 +8,7 @@ from sqlalchemy import delete, exists, or_, select
 
 from coordinator.db.engine import Database, database_time
 from coordinator.db.tables.alignment import AnchorsRow, PackRow
+from coordinator.db.tables.experts import ExpertRevisionRow
 from coordinator.db.tables.federations import FoldRow, PayloadRow, RoundRow, UpdateRow, WeightsRow
 from coordinator.db.tables.secure_sum import JointModelRow, SumMessageRow, SumSessionRow
 from coordinator.db.tables.weights import CodedWeightsRow
@@ -28,6 +29,7 @@ _REFERENCES = (
     SumMessageRow.payload_id,
     SumSessionRow.total_payload_id,
     JointModelRow.payload_id,
+    ExpertRevisionRow.payload_id,
 )
 # An unfinished payload may belong to a running aggregation or sum, however long that takes.
 _UNFINISHED = PayloadRow.digest.is_(None) & exists().where(RoundRow.state.in_(("aggregating", "summing")))

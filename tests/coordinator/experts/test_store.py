@@ -1,0 +1,136 @@
+"""A bank is read back as it was stored, and no revision goes that a round or an expert needs."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, replace
+from datetime import timedelta
+
+import pytest
+from alembic.util import CommandError
+from sqlalchemy import select
+from sqlalchemy.exc import IntegrityError
+
+from coordinator.db import migrate
+from coordinator.db.engine import Database, database_time
+from coordinator.db.tables.experts import ExpertRevisionRow, ExpertRow
+from coordinator.db.tables.federations import PayloadRow
+from coordinator.experts import store
+from coordinator.experts.bank import Bank, RoundCounts, RoundSums, Rules, new_bank
+from coordinator.experts.registry import after_round, is_birth_due
+from coordinator.experts.store import Revision
+from coordinator.rounds import retention
+from coordinator.rounds import store as rounds
+from coordinator.storage import garbage_collection, payloads
+from tests.coordinator.rows import federation_row
+
+FEDERATION = "fed_bank"
+RULES = Rules()
+
+
+def bank_of(database: Database, count: int = 3) -> Bank:
+    bank = new_bank(count, RULES, 0)
+    with database.write() as session:
+        session.add(federation_row(FEDERATION, database_time(session)))
+        session.flush()
+        store.begin(session, FEDERATION, bank)
+    return bank
+
+
+def play(database: Database, number: int, users: dict[int, int], rejects: int = 0) -> Bank:
+    """Take the stored bank through a round, in which experts 1 and 2 are alike."""
+    with database.write() as session:
+        bank = store.load(session, FEDERATION)
+        assert bank is not None
+        counts = RoundCounts(15, users, rejects)
+        newborn = is_birth_due(bank, RULES, counts, 0, number)
+        sums = RoundSums(counts, {expert: float(count) for expert, count in users.items()}, newborn)
+        outcome = after_round(bank, RULES, sums, number, lambda *pair: 0.99 if pair == (1, 2) else 0.0)
+        store.store_round(session, FEDERATION, number, sums, outcome)
+    return outcome.bank
+
+
+def loaded(database: Database) -> Bank | None:
+    with database.read() as session:
+        return store.load(session, FEDERATION)
+
+
+def test_a_bank_and_its_memory_are_read_back(database: Database) -> None:
+    assert loaded(database) is None
+    assert bank_of(database) == loaded(database)
+    for number, rejects in ((4, 5), (5, 5), (6, 0)):
+        after = play(database, number, {1: 7, 2: 4, 3: 4}, rejects)
+        assert loaded(database) == after
+    assert [expert.status for expert in after.experts] == ["active", "merged", "active", "active"]
+    with database.read() as session:
+        changes = store.events(session, FEDERATION)
+    assert [(event.change, event.expert, event.peer) for event in changes] == [
+        ("born", 4, 0),
+        ("merged", 2, 1),
+    ]
+    assert changes[0].reason.startswith("5 of 15 members fit no expert")
+    assert changes[1].numbers["cosine"] == 0.99
+
+
+def test_a_round_is_stored_once(database: Database) -> None:
+    bank_of(database)
+    play(database, 1, {1: 5})
+    with pytest.raises(IntegrityError):
+        play(database, 1, {1: 5})
+    with pytest.raises(IntegrityError), database.write() as session:
+        store.begin(session, FEDERATION, new_bank(1, RULES, 0))
+
+
+def revise(database: Database, expert: int, number: int) -> int:
+    with database.write() as session:
+        payload_id, digest = payloads.store_bytes(session, bytes([expert, number]) * 8)
+        revision = Revision(expert, number, payload_id, digest, 16, contributors=5)
+        store.add_revision(session, FEDERATION, revision)
+    return payload_id
+
+
+def test_each_round_begins_with_the_newest_revisions_before_it(database: Database) -> None:
+    bank_of(database)
+    stored = {place: revise(database, *place) for place in ((1, 0), (2, 0), (1, 2), (2, 3))}
+    with database.read() as session:
+        newest = {until: store.revisions(session, FEDERATION, until) for until in (0, 2, 9)}
+    found = {
+        until: {expert: revision.payload_id for expert, revision in of.items()}
+        for until, of in newest.items()
+    }
+    assert found == {
+        0: {1: stored[1, 0], 2: stored[2, 0]},
+        2: {1: stored[1, 2], 2: stored[2, 0]},
+        9: {1: stored[1, 2], 2: stored[2, 3]},
+    }
+    with pytest.raises(IntegrityError):
+        revise(database, 9, 1)  # no such expert
+
+
+def test_superseded_revisions_are_pruned_and_the_last_of_an_expert_stays(database: Database) -> None:
+    bank = bank_of(database)
+    places = ((1, 0), (1, 2), (1, 3), (1, 5), (2, 0), (3, 1))  # 2 and 3 do not change any more
+    stored = {place: revise(database, *place) for place in places}
+    with database.write() as session:
+        archived = replace(bank[3], status="archived", ended=2, prior=0.0)
+        session.merge(ExpertRow(federation_id=FEDERATION, **asdict(archived)))
+        for number in range(1, 6):
+            row = rounds.open_round(session, FEDERATION, number, database_time(session))
+            row.state, row.ended_at = "published", database_time(session)
+    while retention.prune_rounds(database, 2):  # rounds 4 and 5 are kept
+        pass
+    garbage_collection.collect(database, grace=timedelta(days=-1))
+    remaining = {stored[place] for place in ((1, 3), (1, 5), (2, 0), (3, 1))}
+    with database.read() as session:
+        rows = session.scalars(select(ExpertRevisionRow.payload_id))
+        assert {payload_id for payload_id in rows if payload_id is not None} == remaining
+        assert set(session.scalars(select(PayloadRow.id))) == remaining
+        assert store.revisions(session, FEDERATION, 4)[1].payload_id == stored[1, 3]
+        with pytest.raises(LookupError, match="retention"):
+            store.revisions(session, FEDERATION, 2)
+
+
+def test_a_database_with_experts_does_not_go_back(database: Database) -> None:
+    bank_of(database)
+    with pytest.raises(CommandError, match="3 experts would be lost"):
+        migrate.downgrade(database, to="0020")
+    assert migrate.is_current(database)
