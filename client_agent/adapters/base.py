@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from client_agent.adapters.expert_layers import ExpertLinear
+from client_agent.adapters.expert_layers import ExpertLinear, ExpertPQLinear
 from client_agent.adapters.layers import BaseDeltaLinear, LoraLinear, PQLinear
 from client_agent.errors import AdapterInPlace, LayoutMismatch
 from client_agent.model.examples import Example
@@ -131,7 +131,7 @@ class Removable(ABC):
         self.remove()
 
 
-_ADAPTER_LAYERS = (PQLinear, LoraLinear, ExpertLinear, BaseDeltaLinear)
+_ADAPTER_LAYERS = (PQLinear, LoraLinear, ExpertLinear, ExpertPQLinear, BaseDeltaLinear)
 
 
 def lowest_adapted_layer(base: BaseModel) -> int:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as nnf
 
-from client_agent.adapters.layers import joined_roles
-from client_agent.model.architectures import linear_shape
+from client_agent.adapters.layers import PQCore, joined_roles
+from client_agent.model.architectures import block_diagonal, linear_shape
 
 
 class Mixture:
@@ -93,3 +93,56 @@ class ExpertLinear(nn.Module):
             # Some layers read the tokens of all texts in one row.
             z = z * (by_rank if by_rank.ndim == 1 else by_rank.reshape(z.shape))
         return (y + nnf.linear(z, b)).to(y.dtype)  # rounded once, as peft does
+
+
+class ExpertPQLinear(nn.Module):
+    """A linear layer with P and Q of every expert and of each role that it serves, between frozen A and B.
+
+    y = W x + s B sum over the selected k of alpha_k (P_k A x + Q_k). P is block-diagonal over the n roles of
+    a layer, as in `PQLinear`. Adapter tensors are float32 in any precision of the base model.
+    """
+
+    A: Tensor
+    scaled_B: Tensor
+
+    def __init__(
+        self,
+        base_layer: nn.Module,
+        a: Tensor,
+        b: Tensor,
+        scale: float,
+        cores: Mapping[int, Sequence[PQCore]],
+        mixture: Mixture,
+    ) -> None:
+        super().__init__()
+        self.base_layer = base_layer
+        self.mixture = mixture
+        self.register_buffer("A", a.float(), persistent=False)  # (n r, d_in)
+        self.register_buffer("scaled_B", scale * b.float(), persistent=False)  # (d_out, n r)
+        self.cores = nn.ModuleDict({str(expert): nn.ModuleList(of) for expert, of in cores.items()})
+
+    def factors(self, expert: int) -> tuple[Tensor, Tensor | None]:
+        """Return P (n r, n r) and Q (n r,) of an expert's n roles; Q is None without bias."""
+        cores = [cast(PQCore, core) for core in cast(nn.ModuleList, self.cores[str(expert)])]
+        qs: list[Tensor] = [core.Q for core in cores if core.Q is not None]
+        if len(cores) == 1:
+            return cores[0].P, qs[0] if qs else None
+        return block_diagonal([core.P for core in cores]), torch.cat(qs) if qs else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the base layer's output plus the experts': (..., d_in) -> (..., d_out), base dtype."""
+        y = cast(Tensor, self.base_layer(x))
+        selected, weights = self.mixture.experts, self.mixture.weights
+        if not selected:
+            return y
+        with torch.autocast(x.device.type, enabled=False):
+            z = nnf.linear(x.float(), self.A)  # (..., n r)
+            ps, qs = zip(*(self.factors(expert) for expert in selected), strict=True)
+            q = torch.cat(qs) if qs[0] is not None else None
+            by_rank = nnf.linear(z, torch.cat(ps), q)  # (..., e n r)
+            h = by_rank.reshape(*z.shape[:-1], len(selected), z.shape[-1])  # (..., e, n r)
+            if weights is not None:
+                by_expert = weights if weights.ndim == 1 else weights.reshape(h.shape[:-1])
+                h = h * by_expert.unsqueeze(-1)
+            added = nnf.linear(h.sum(dim=-2), self.scaled_B)
+        return y + added.to(y.dtype)

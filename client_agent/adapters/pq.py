@@ -5,7 +5,7 @@ Tensors are named by block ordinal and role, never by layer number, so that name
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, TypeVar, cast
 
 import numpy as np
@@ -35,41 +35,16 @@ class PQAdapter(Removable):
         self._layers: dict[str, PQLinear] = {}
         self._cores: dict[str, PQCore] = {}
         self._rates: dict[str, float] = {}
-        placed: dict[str, list[str]] = {}
-        self._rows: dict[str, torch.Tensor] = {}
-        for name, number, role in present_modules(base, plan):
-            if name in frames:
-                _check_frame(frames[name], name, plan.rank, base.parts.of(number, role).shape)
-                placed.setdefault(base.parts.path(number, role), []).append(name)
-                self._rows[name] = base.parts.row_numbers(number, role).to(base.device)
-        if not placed:
-            raise LayoutMismatch(
-                "no (block, role) of the plan has a frame: the alignment pack selects none; ask the "
-                "operator to raise alignment.max_error, choose another pivot, or leave alignment out"
-            )
-        for path, members in placed.items():
+        for path, members in framed_modules(base, plan, frames).items():
             cores = {name: PQCore(plan.rank, base.device, gated=gated, bias=plan.bias) for name in members}
-            self._layers[path] = self._layer(base, path, members, frames, plan.scale, [*cores.values()])
+            a, b = joined_frames(base, path, members, frames)
+            base_layer = self._model.get_submodule(path)
+            self._layers[path] = PQLinear(base_layer, a, b, plan.scale, cores=[*cores.values()])
             self._cores |= cores
             self._rates |= {name: frames[name].rate for name in members}
         self.layout: Layout = pq_layout(self._cores, plan.rank, bias=plan.bias)
         for path, layer in self._layers.items():
             replace_module(self._model, path, layer)
-
-    def _layer(
-        self,
-        base: BaseModel,
-        path: str,
-        members: Sequence[str],
-        frames: Frames,
-        scale: float,
-        cores: Sequence[PQCore],
-    ) -> PQLinear:
-        base_layer = self._model.get_submodule(path)
-        a = torch.cat([torch.tensor(frames[name].A, device=base.device) for name in members])
-        b = [torch.tensor(frames[name].B, device=base.device) for name in members]
-        rows = [self._rows[name] for name in members]
-        return PQLinear(base_layer, a, place_rows(b, rows, linear_shape(base_layer)[0]), scale, cores=cores)
 
     def named_parameters(self) -> dict[str, nn.Parameter]:
         return {**self._shared(), **self._gates()}
@@ -125,6 +100,36 @@ class PQAdapter(Removable):
 
     def _gates(self) -> dict[str, nn.Parameter]:
         return {f"{name}.gate": core.gate for name, core in self._cores.items()} if self._gated else {}
+
+
+def framed_modules(base: BaseModel, plan: AdapterPlan, frames: Frames) -> dict[str, dict[str, torch.Tensor]]:
+    """Return the framed (block, role)s by path of their linear layer, each with its output rows.
+
+    Raises:
+        LayoutMismatch: a frame does not match the plan's rank or the model's widths, or there is no frame.
+    """
+    placed: dict[str, dict[str, torch.Tensor]] = {}
+    for name, number, role in present_modules(base, plan):
+        if name in frames:
+            _check_frame(frames[name], name, plan.rank, base.parts.of(number, role).shape)
+            rows = base.parts.row_numbers(number, role).to(base.device)
+            placed.setdefault(base.parts.path(number, role), {})[name] = rows
+    if not placed:
+        raise LayoutMismatch(
+            "no (block, role) of the plan has a frame: the alignment pack selects none; ask the "
+            "operator to raise alignment.max_error, choose another pivot, or leave alignment out"
+        )
+    return placed
+
+
+def joined_frames(
+    base: BaseModel, path: str, members: Mapping[str, torch.Tensor], frames: Frames
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return A (n r, d_in) and B (d_out, n r) of a layer's n (block, role)s, given with their rows."""
+    a = torch.cat([torch.tensor(frames[name].A, device=base.device) for name in members])
+    b = [torch.tensor(frames[name].B, device=base.device) for name in members]
+    d_out, _ = linear_shape(base.model.get_submodule(path))
+    return a, place_rows(b, [*members.values()], d_out)
 
 
 def _by_name(factors: Mapping[str, Mapping[str, SomeTensor]]) -> dict[str, SomeTensor]:

@@ -25,7 +25,7 @@ def train(
         int | None,
         typer.Option(
             min=1,
-            help="Train a bank: a shared LoRA, and so many specialists among which probe examples choose.",
+            help="Train a bank: a shared adapter, and so many specialists among which probe examples choose.",
         ),
     ] = None,
     top_m: Annotated[

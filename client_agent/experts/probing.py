@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from math import inf
 from typing import Any, cast
 
-from client_agent.adapters.expert_lora import ExpertLora, expert_tensors
+from client_agent.adapters.expert_bank import ExpertBank, expert_tensors
 from client_agent.errors import LossNotFinite
 from client_agent.experts.responsibilities import ProbeLosses
 from client_agent.model.examples import Example, encode_some
@@ -40,7 +40,7 @@ class Prober:
         facts = [base.slug, precision_of(base.model), digest_of_texts(texts)]
         self.digest = hashlib.sha256("\n".join(facts).encode()).hexdigest()
 
-    def losses(self, adapter: ExpertLora) -> ProbeLosses:
+    def losses(self, adapter: ExpertBank) -> ProbeLosses:
         """Compute the losses of the shared expert alone and beside each specialist; the selection stays.
 
         Raises:
@@ -73,14 +73,14 @@ class Prober:
         with evaluating(self._base):
             return mean_loss(self._base, self._texts)
 
-    def _loss_or_infinite(self, adapter: ExpertLora, expert: int, digests: Sequence[str]) -> float:
+    def _loss_or_infinite(self, adapter: ExpertBank, expert: int, digests: Sequence[str]) -> float:
         try:
             return self._loss(adapter, (expert,), digests)
         except LossNotFinite:
             log.warning("experts: the loss of expert %d is not finite; it is not chosen", expert)
             return inf
 
-    def _loss(self, adapter: ExpertLora, specialists: Sequence[int], digests: Sequence[str]) -> float:
+    def _loss(self, adapter: ExpertBank, specialists: Sequence[int], digests: Sequence[str]) -> float:
         key = hashlib.sha256("\n".join([self.digest, *digests]).encode()).hexdigest()
         if key not in self._losses:
             adapter.select(specialists)

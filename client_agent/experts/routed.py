@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from client_agent.adapters.base import Adapter, LoraFactors, Penalty, Removable, State, copy_in, copy_out
-from client_agent.adapters.expert_lora import ExpertLora
+from client_agent.adapters.expert_bank import ExpertBank
 from client_agent.errors import LayoutMismatch
 from client_agent.experts.exploring import DRAWS, Turn, drawn, exploring_rounds, temperature, turns
 from client_agent.experts.memory import Choice, ExpertMemory
@@ -54,7 +54,7 @@ class RoutedExperts(Removable):
     or those of `load_private`.
     """
 
-    def __init__(self, bank: ExpertLora, base: BaseModel, routing: Routing) -> None:
+    def __init__(self, bank: ExpertBank, base: BaseModel, routing: Routing) -> None:
         self.bank = bank
         self.routing = routing
         self.layout: Layout = bank.layout

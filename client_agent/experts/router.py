@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as nnf
 
-from client_agent.adapters.expert_lora import ExpertLora
+from client_agent.adapters.expert_bank import ExpertBank
 from client_agent.errors import AdapterInPlace
 from client_agent.model.loading import BaseModel
 
@@ -66,7 +66,7 @@ class RoutedPasses:
     """
 
     def __init__(
-        self, base: BaseModel, bank: ExpertLora, router: TokenRouter, gamma: float, *, keeps_hidden: bool
+        self, base: BaseModel, bank: ExpertBank, router: TokenRouter, gamma: float, *, keeps_hidden: bool
     ) -> None:
         self._bank = bank
         self._router = router

@@ -27,6 +27,7 @@ from client_agent.adapters.peft_import import light_peft
 from client_agent.experts.routed import RoutedExperts, routed_by_token
 from client_agent.export.artefact import held_out_loss
 from client_agent.export.facts import TrainingFacts
+from client_agent.export.fold_shift import shifted, without_zero_shifts
 from client_agent.export.job import LARGEST_DIFFERENCE, AdapterSource, Finish, Losses, Written, move
 from client_agent.export.refusals import ExportInexact, ExportUnsupported
 from client_agent.model.examples import encode_some, probe_set
@@ -63,13 +64,20 @@ class RoutedFiles:
 
     @classmethod
     def of(cls, adapter: RoutedExperts) -> RoutedFiles:
-        """Return the content of an adapter that is in place."""
+        """Return the content of an adapter that is in place.
+
+        Raises:
+            ExportUnsupported: an expert shifts outputs, which an X-LoRA does not weigh.
+        """
         private, chosen, gamma = adapter.private_state(), adapter.chosen, adapter.routing.gamma
         prior = [log(max(adapter.responsibilities[expert], _SMALLEST)) for expert in chosen]
         c = np.array([private[f"router.x{expert}.c"] for expert in chosen])
         return cls(
-            shared=adapter.bank.as_lora_of({SHARED: 1.0}),
-            classes={expert: adapter.bank.as_lora_of({SHARED: 1.0, expert: 1.0}) for expert in chosen},
+            shared=_without_shift(adapter.bank.as_lora_of({SHARED: 1.0})),
+            classes={
+                expert: _without_shift(adapter.bank.as_lora_of({SHARED: 1.0, expert: 1.0}))
+                for expert in chosen
+            },
             rows=np.stack([private[f"router.x{expert}.u"] for expert in chosen]),
             offsets=(c + gamma * np.array(prior)).astype(np.float32),
             gamma=gamma,
@@ -104,6 +112,16 @@ class RoutedFiles:
     def adapters(self, folder: Path) -> dict[str, str]:
         """Return the paths of the classes by their number, which peft demands as names."""
         return {str(n): str(folder / group_of(expert)) for n, expert in enumerate(self.classes)}
+
+
+def _without_shift(factors: Factors) -> Factors:
+    plain = without_zero_shifts(factors)
+    if shifted(plain):
+        raise ExportUnsupported(
+            "experts shift outputs (Q), which an X-LoRA does not weigh; train with `adapter.bias = false` in "
+            "the plan, or export an ordinary LoRA with --flat"
+        )
+    return plain
 
 
 def export_routed(

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from client_agent.adapters.base import Adapter, State
-from client_agent.adapters.expert_lora import is_bank
+from client_agent.adapters.expert_bank import is_bank
 from client_agent.adapters.inject import inject, parts_of
 from client_agent.adapters.personal_lora import with_personal
 from client_agent.adapters.provenance import Origin, origin_of, require_plan, require_same
@@ -189,7 +189,7 @@ def reopened(
             "`--variant trained`, or train it again"
         )
     if is_bank(tensors):
-        with reopened_experts(silo.base, plan.adapter, tensors, private, seed=seed) as experts:
+        with reopened_experts(silo.base, plan.adapter, frames, tensors, private, seed=seed) as experts:
             yield Reopened(experts, trained.origin)
         return
     with inject(silo.base, plan.adapter, frames, gated=False, seed=seed) as adapter:

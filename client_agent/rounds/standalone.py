@@ -41,10 +41,13 @@ def own_bank(plan: FederationPlan, folder: Path, specialists: int, top_m: int) -
     """Return a bank whose choices are remembered in an agent's folder.
 
     Raises:
-        SettingsUnusable: the plan's adapter is not an ordinary LoRA.
+        SettingsUnusable: the plan's adapter has LoRA ranks beside P and Q.
     """
-    if plan.adapter.kind != "lora":
-        raise SettingsUnusable("--experts: experts are ordinary LoRA; set adapter.kind to lora in the plan")
+    if plan.adapter.same_architecture_rank or plan.adapter.private_rank:
+        raise SettingsUnusable(
+            "--experts: experts over P and Q have no LoRA beside them; set same_architecture_rank and "
+            "private_rank to 0 in the plan"
+        )
     return OwnBank(specialists, Routing(top_m=top_m), ExpertMemory(folder / EXPERTS))
 
 
@@ -99,7 +102,7 @@ def _injected(silo: Silo, plan: FederationPlan, frames: Frames, bank: OwnBank | 
     if bank is None:
         return inject(silo.base, plan.adapter, frames, gated=False, seed=plan.training.seed)
     experts = range(bank.specialists + 1)
-    return inject_experts(silo.base, plan.adapter, experts, bank.routing, seed=plan.training.seed)
+    return inject_experts(silo.base, plan.adapter, frames, experts, bank.routing, seed=plan.training.seed)
 
 
 def _prober(silo: Silo, plan: FederationPlan, bank: OwnBank) -> Prober | None:

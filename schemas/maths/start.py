@@ -15,6 +15,8 @@ from numpy.typing import NDArray
 from schemas.maths.adapter import Layout, Shape, is_of_one_base_model, module_of
 from schemas.maths.seeded_random import uniform
 
+_SHARED_EXPERT = "x0."
+
 
 def first_a(
     tensor: str, shape: Shape, seed: int, *, begin: int = 0, count: int | None = None
@@ -22,8 +24,9 @@ def first_a(
     """Draw `A` (r, d_in) as a linear layer's weight, uniform in +-1/sqrt(d_in).
 
     Returns `count` values from `begin` on, in row order, (count,); all of them by default. The first rows of
-    a larger rank equal those of a smaller one.
+    a larger rank equal those of a smaller one. The shared expert of a bank begins as an adapter without one.
     """
+    tensor = tensor.removeprefix(_SHARED_EXPERT)
     length = prod(shape) - begin if count is None else count
     return uniform((length,), 1 / sqrt(shape[1]), "lora", seed, tensor, begin=begin)
 

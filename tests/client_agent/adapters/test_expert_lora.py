@@ -10,11 +10,13 @@ import pytest
 import torch
 
 from client_agent.adapters.base import lowest_adapted_layer, require_bare
-from client_agent.adapters.expert_lora import ExpertLora, expert_tensors, experts_in, of_expert
+from client_agent.adapters.expert_bank import expert_tensors, experts_in, of_expert
+from client_agent.adapters.expert_lora import ExpertLora
 from client_agent.adapters.inject import inject_lora
 from client_agent.errors import AdapterInPlace, LayoutMismatch
 from client_agent.model.examples import Example
 from client_agent.model.loading import BaseModel
+from schemas.maths.start import from_start
 from schemas.messages.federations import AdapterPlan, TrainingPlan
 from tests.local_training import train_examples
 
@@ -108,6 +110,9 @@ def test_experts_begin_as_a_linear_layer_and_do_nothing(tiny: Callable[..., Base
         assert all(abs(np.corrcoef(a[i].ravel(), a[j].ravel())[0, 1]) < 0.2 for i, j in ((0, 1), (1, 2)))
     with ExpertLora(base, plan, (0, 4), seed=7) as again:  # in another bank, on another machine
         np.testing.assert_array_equal(again.state()["x4.l0.q.A"], state["x4.l0.q.A"])
+    layout, zeros = {n: v.shape for n, v in state.items()}, {n: np.zeros_like(v) for n, v in state.items()}
+    for name, values in state.items():  # as both sides of a sum have it
+        np.testing.assert_array_equal(from_start(name, zeros.__getitem__, 7, layout), values)
     with inject_lora(base, plan, seed=7) as lora:  # the shared expert is an ordinary LoRA of the plan
         np.testing.assert_array_equal(lora.state()["l0.q.A"], state["x0.l0.q.A"])
 

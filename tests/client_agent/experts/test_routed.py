@@ -11,7 +11,7 @@ import torch
 from transformers import GenerationConfig
 
 from client_agent.adapters.base import require_bare
-from client_agent.adapters.expert_lora import experts_in
+from client_agent.adapters.expert_bank import experts_in
 from client_agent.errors import LayoutMismatch
 from client_agent.experts.inject import inject_experts
 from client_agent.experts.memory import ExpertMemory
@@ -61,7 +61,7 @@ def prober(base: BaseModel, examples: list[Example], memory: ExpertMemory) -> Pr
 def test_the_best_specialist_acts_at_weight_one(
     base: BaseModel, examples: list[Example], memory: ExpertMemory
 ) -> None:
-    with inject_experts(base, PLAN, EXPERTS, HARD, seed=0) as adapter:
+    with inject_experts(base, PLAN, {}, EXPERTS, HARD, seed=0) as adapter:
         adapter.probe_with(prober(base, examples, memory), memory)
         adapter.load(noise(adapter))
         losses = prober(base, examples, memory).losses(adapter.bank).specialists
@@ -73,7 +73,7 @@ def test_the_best_specialist_acts_at_weight_one(
         before = logits(base)
         private = adapter.private_state()
         state = adapter.state()
-    with inject_experts(base, PLAN, EXPERTS, HARD, seed=0) as again:  # without data, as for an export
+    with inject_experts(base, PLAN, {}, EXPERTS, HARD, seed=0) as again:  # without data, as for an export
         again.load(state)
         again.load_private(private)
         assert again.chosen == (best,)
@@ -83,7 +83,7 @@ def test_the_best_specialist_acts_at_weight_one(
 def test_choices_and_losses_outlive_a_restart(
     base: BaseModel, examples: list[Example], memory: ExpertMemory, tmp_path: Path
 ) -> None:
-    with inject_experts(base, PLAN, EXPERTS, HARD, seed=0) as adapter:
+    with inject_experts(base, PLAN, {}, EXPERTS, HARD, seed=0) as adapter:
         adapter.probe_with(prober(base, examples, memory), memory)
         adapter.load(noise(adapter))
         planned = adapter.begin_round(1, 6, 4)
@@ -96,7 +96,7 @@ def test_choices_and_losses_outlive_a_restart(
     assert choice.exploring
     assert not choice.rejects
     assert choice.local == pytest.approx(min(again.losses.values()))
-    with inject_experts(base, PLAN, EXPERTS, HARD, seed=0) as adapter:
+    with inject_experts(base, PLAN, {}, EXPERTS, HARD, seed=0) as adapter:
         adapter.probe_with(prober(base, examples, again), again)
         adapter.load(noise(adapter))
         assert adapter.begin_round(1, 6, 4) == planned
@@ -108,7 +108,7 @@ def test_a_client_whose_own_model_is_better_rejects_after_exploring_only(
     base: BaseModel, examples: list[Example], memory: ExpertMemory
 ) -> None:
     probing = prober(base, examples, memory)
-    with inject_experts(base, PLAN, EXPERTS, HARD, seed=0) as adapter:
+    with inject_experts(base, PLAN, {}, EXPERTS, HARD, seed=0) as adapter:
         adapter.probe_with(probing, memory)
         adapter.load({name: np.zeros(shape, np.float32) for name, shape in adapter.layout.items()})
         adapter.begin_round(1, 6, 4)
@@ -127,7 +127,7 @@ def test_a_client_whose_own_model_is_better_rejects_after_exploring_only(
 
 
 def test_a_client_without_a_probe_set_never_rejects(base: BaseModel, memory: ExpertMemory) -> None:
-    with inject_experts(base, PLAN, EXPERTS, HARD, seed=0) as adapter:
+    with inject_experts(base, PLAN, {}, EXPERTS, HARD, seed=0) as adapter:
         adapter.probe_with(None, memory)
         adapter.load(noise(adapter))
         assert set(adapter.responsibilities.values()) == {1 / 3}
@@ -158,7 +158,7 @@ def test_the_router_weighs_tokens_by_the_base_models_hidden_state(base: BaseMode
     with torch.no_grad():
         decoder = base.model.get_submodule(base.parts.decoder)
         hidden = decoder(input_ids=IDS, use_cache=False).last_hidden_state
-    with inject_experts(base, PLAN, EXPERTS, SOFT, seed=0) as adapter:
+    with inject_experts(base, PLAN, {}, EXPERTS, SOFT, seed=0) as adapter:
         adapter.load(noise(adapter))
         with_router(adapter)
         routed = logits(base)
@@ -176,7 +176,7 @@ def test_the_router_weighs_tokens_by_the_base_models_hidden_state(base: BaseMode
 
 
 def test_a_newborn_router_has_the_responsibilities_as_weights(base: BaseModel) -> None:
-    with inject_experts(base, PLAN, EXPERTS, SOFT, seed=0) as adapter:
+    with inject_experts(base, PLAN, {}, EXPERTS, SOFT, seed=0) as adapter:
         adapter.load(noise(adapter))
         adapter.responsibilities = {1: 0.6, 2: 0.2, 5: 0.2}
         adapter.choose((1, 2))
@@ -203,7 +203,7 @@ def test_consistency_moves_the_router_once_per_batch(
     moved = {}
     for weight in (0.0, 50.0):
         routing = Routing(top_m=3, explore_rounds=0, consistency=weight)
-        with inject_experts(base, PLAN, EXPERTS, routing, seed=0) as adapter:
+        with inject_experts(base, PLAN, {}, EXPERTS, routing, seed=0) as adapter:
             adapter.load(noise(adapter))
             with_router(adapter)
             before = adapter.private_state()
@@ -230,7 +230,7 @@ def test_consistency_is_a_kl_with_a_gradient(base: BaseModel) -> None:
 
 def test_generation_with_a_cache_routes_as_without(base: BaseModel) -> None:
     """A token is weighed by its context, which a single pass over the newest token would not have."""
-    with inject_experts(base, PLAN, EXPERTS, SOFT, seed=0) as adapter:
+    with inject_experts(base, PLAN, {}, EXPERTS, SOFT, seed=0) as adapter:
         adapter.load(noise(adapter))
         with_router(adapter)
         answers = [
@@ -251,10 +251,10 @@ def test_generation_with_a_cache_routes_as_without(base: BaseModel) -> None:
 
 def test_a_router_outlives_births_and_deaths_of_experts(base: BaseModel) -> None:
     """The reference lost its router at every restart (defect 9)."""
-    with inject_experts(base, PLAN, EXPERTS, SOFT, seed=0) as adapter:
+    with inject_experts(base, PLAN, {}, EXPERTS, SOFT, seed=0) as adapter:
         with_router(adapter)
         private = adapter.private_state()
-    with inject_experts(base, PLAN, (0, 1, 5, 7), SOFT, seed=0) as later:  # 2 was pruned, 7 was born
+    with inject_experts(base, PLAN, {}, (0, 1, 5, 7), SOFT, seed=0) as later:  # 2 was pruned, 7 was born
         later.load_private(private)
         stored = later.private_state()
         assert later.chosen == (1, 5)
@@ -265,5 +265,5 @@ def test_a_router_outlives_births_and_deaths_of_experts(base: BaseModel) -> None
 
 def test_a_bank_with_too_few_specialists_is_refused(base: BaseModel) -> None:
     with pytest.raises(LayoutMismatch, match="top_m"):
-        inject_experts(base, PLAN, (0, 1), SOFT, seed=0)
+        inject_experts(base, PLAN, {}, (0, 1), SOFT, seed=0)
     require_bare(base)

@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from client_agent.adapters.base import Adapter, require_bare
+from client_agent.adapters.frames import random_frames
 from client_agent.adapters.peft_export import CONFIG, checkpoint_in_place, write_checkpoint
 from client_agent.errors import AdapterUnreadable
 from client_agent.experts.inject import inject_experts
@@ -41,7 +42,7 @@ FACTS = TrainingFacts(None, 1, "trained alone", None, None, SCORING, 64)
 def trained(base: BaseModel, routing: Routing, *, size: float = 0.2) -> RoutedExperts:
     """Wrap a model in a bank whose experts and router are not those of a birth."""
     plan = AdapterPlan(kind="lora", rank=3, scale=0.5, roles=("q", "v", "down"), layers=2)
-    adapter = inject_experts(base, plan, EXPERTS, routing, seed=0)
+    adapter = inject_experts(base, plan, {}, EXPERTS, routing, seed=0)
     rng = np.random.default_rng(0)
     noise = {n: (size * rng.standard_normal(s)).astype(np.float32) for n, s in adapter.layout.items()}
     rows = {
@@ -59,6 +60,29 @@ def trained(base: BaseModel, routing: Routing, *, size: float = 0.2) -> RoutedEx
 def logits(model: object, **options: bool) -> torch.Tensor:
     with torch.no_grad():
         return model(input_ids=IDS, **options).logits  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_experts_over_p_are_exported_and_those_with_q_are_not(
+    tiny: Callable[..., BaseModel], tmp_path: Path, bias: bool
+) -> None:
+    base, plan = tiny(), AdapterPlan(rank=4, blocks=2, bias=bias)
+    with inject_experts(base, plan, random_frames(base, plan, 0), EXPERTS, SOFT, seed=0) as adapter:
+        rng = np.random.default_rng(0)
+        adapter.load(
+            {n: (0.2 * rng.standard_normal(s)).astype(np.float32) for n, s in adapter.layout.items()}
+        )
+        rows = {n: v + np.float32(0.3) for n, v in adapter.private_state().items() if n.startswith("router.")}
+        adapter.load_private(rows | {"router.x1.u": -rows["router.x1.u"]})
+        ours = logits(base.model)
+        if bias:
+            with pytest.raises(ExportUnsupported, match=r"adapter\.bias"):
+                RoutedFiles.of(adapter)
+            return
+        files = RoutedFiles.of(adapter)
+    files.write(tmp_path, tmp_path, base, "model")
+    with xlora_in_place(base, tmp_path, files.adapters(tmp_path)) as model:
+        torch.testing.assert_close(logits(model), ours, atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("architecture", ["llama", "phi3", "gemma2"])

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from client_agent.adapters.expert_lora import expert_tensors
+from client_agent.adapters.expert_bank import expert_tensors
 from client_agent.errors import SettingsUnusable
 from client_agent.experts.memory import EXPERTS, ExpertMemory
 from client_agent.experts.routed import RoutedExperts
@@ -20,7 +20,7 @@ from client_agent.storage.rate_store import RateStore
 from client_agent.strategies.base import Routing
 from client_agent.training.evaluate import evaluate
 from client_agent.training.silo import Silo
-from schemas.messages.federations import FederationPlan
+from schemas.messages.federations import AdapterPlan, FederationPlan
 
 PLAN = FederationPlan.model_validate(
     {
@@ -78,11 +78,21 @@ def test_a_silo_trains_what_it_draws_and_opens_it_again(wide: Silo, tmp_path: Pa
         assert again.loss == pytest.approx(loss, abs=1e-6)
 
 
-def test_a_bank_is_of_lora(tmp_path: Path) -> None:
-    plan = FederationPlan(name="pq", strategy=PLAN.strategy)
-    with pytest.raises(SettingsUnusable, match=r"adapter\.kind"):
+def test_a_bank_has_no_lora_beside_p_and_q(tmp_path: Path) -> None:
+    plan = FederationPlan(name="x", strategy=PLAN.strategy, adapter=AdapterPlan(private_rank=2))
+    with pytest.raises(SettingsUnusable, match="private_rank"):
         own_bank(plan, tmp_path, 4, 2)
     assert own_bank(PLAN, tmp_path, 4, 3).routing.specialists == 2
+
+
+def test_a_silo_trains_experts_over_p_and_q(wide: Silo, tmp_path: Path) -> None:
+    plan = PLAN.model_copy(update={"adapter": AdapterPlan(rank=4, blocks=2, roles=("v", "down"))})
+    own = bank(tmp_path, top_m=3)
+    rounds = list(train_alone(wide, plan, None, lambda: False, RateStore(tmp_path), own))
+    with reopened(wide, plan, None, rounds[-1], "trained"):
+        loss = evaluate(wide.base, wide.data.test, plan.scores, max_length=64).loss
+    assert loss == pytest.approx(rounds[-1].scores.trained["loss"].value, abs=1e-6)
+    assert changed(rounds[-1].start, rounds[-1].adapter) == {0, *own.memory.rounds[3].trained}
 
 
 def test_a_silo_with_few_examples_trains_without_a_probe(silo: Silo, tmp_path: Path) -> None:

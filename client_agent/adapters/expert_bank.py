@@ -1,0 +1,194 @@
+"""What banks of experts have in common, whatever the tensors of an expert are.
+
+Tensors are named `x<k>.<tensor>` with k the expert's ordinal: `x0.l3.q.A` of the shared expert. An ordinal is
+never used again, so that a name means the same expert for ever.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, cast
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from client_agent.adapters.base import (
+    LoraFactors,
+    Removable,
+    State,
+    copy_in,
+    copy_out,
+    replace_module,
+    require_bare,
+    require_fit,
+)
+from client_agent.adapters.expert_layers import Mixture
+from client_agent.errors import AdapterInPlace, LayoutMismatch
+from client_agent.model.loading import BaseModel
+from schemas.maths.adapter import Layout, in_order
+from schemas.maths.bank import SHARED, bank_tensor, split_bank_tensor
+
+Arrays = dict[str, NDArray[np.float32]]
+
+
+def of_expert(expert: int, tensors: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the tensors of an expert under their names in a bank: `l0.q.A` -> `x2.l0.q.A`."""
+    return {bank_tensor(expert, name): value for name, value in tensors.items()}
+
+
+def expert_tensors(expert: int, bank: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the tensors of an expert of a bank under their plain names: `x2.l0.q.A` -> `l0.q.A`."""
+    prefix = bank_tensor(expert, "")
+    return {name[len(prefix) :]: value for name, value in bank.items() if name.startswith(prefix)}
+
+
+def experts_in(names: Iterable[str]) -> tuple[int, ...]:
+    """Return the ordinals of the experts of which there are tensors, in order.
+
+    Raises:
+        LayoutMismatch: a name is not of a bank.
+    """
+    experts: set[int] = set()
+    for name in names:
+        if (place := split_bank_tensor(name)) is None:
+            raise LayoutMismatch(f"{name} is no tensor of a bank of experts; load those of a bank")
+        experts.add(place[0])
+    return tuple(sorted(experts))
+
+
+def is_bank(names: Iterable[str]) -> bool:
+    """Whether tensors are of a bank of experts."""
+    return any(split_bank_tensor(name) is not None for name in names)
+
+
+class ExpertBank(Removable):
+    """The experts of a bank around the linear layers of one base model.
+
+    All experts are in the model; those of `select` act and train. After the injection that is the shared one.
+
+    Attributes:
+        experts: the ordinals of all experts, the shared one first.
+        expert_layout: names and shapes of an expert's tensors, without the expert's prefix.
+    """
+
+    def __init__(self, base: BaseModel, experts: Sequence[int]) -> None:
+        """Check the bank, before layers are wrapped.
+
+        Raises:
+            AdapterInPlace: the base model carries an adapter already.
+            LayoutMismatch: the shared expert is missing.
+        """
+        require_bare(base)
+        self.experts = tuple(sorted(set(experts)))
+        if self.experts[:1] != (SHARED,):
+            raise LayoutMismatch(f"the bank {self.experts} lacks the shared expert {SHARED}; add it")
+        self.mixture = Mixture()
+        self._model = cast(nn.Module, base.model)
+        self._base_layers: dict[str, nn.Module] = {}
+        self._tensors: dict[int, dict[str, nn.Parameter]] = {expert: {} for expert in self.experts}
+        self.expert_layout: Layout = {}
+
+    @abstractmethod
+    def as_lora_of(self, weights: Mapping[int, float]) -> dict[str, LoraFactors]:
+        """Return the sum of weighed experts as one LoRA by module path."""
+
+    def _wrap(self, path: str, layer: nn.Module) -> None:
+        """Put a layer in place of a base layer, until `remove`."""
+        self._base_layers[path] = self._model.get_submodule(path)
+        replace_module(self._model, path, layer)
+
+    @property
+    def layout(self) -> Layout:
+        """Names and shapes of the tensors of all experts."""
+        tensors = (of_expert(expert, self.expert_layout) for expert in self.experts)
+        return in_order({name: shape for layout in tensors for name, shape in layout.items()})
+
+    @property
+    def specialists(self) -> tuple[int, ...]:
+        """The selected experts but the shared one."""
+        return self.mixture.experts[1:]
+
+    @property
+    def specialist_weights(self) -> Tensor | None:
+        """The weights that `select` or `weigh` set."""
+        weights = self.mixture.weights
+        return weights[..., 1:] if weights is not None else None
+
+    def select(self, specialists: Sequence[int], weights: Tensor | None = None) -> None:
+        """Make the shared expert and these specialists act and train, in this order.
+
+        `weights`: of the specialists, (e,) or (n, t, e) by token; None = 1 each. The shared expert has 1.
+
+        Raises:
+            LayoutMismatch: the bank has no such expert.
+        """
+        absent = [expert for expert in specialists if expert not in self.experts or expert == SHARED]
+        if absent:
+            raise LayoutMismatch(f"expert {absent[0]} is no specialist of the bank {self.experts}")
+        self.mixture.experts = (SHARED, *specialists)
+        self.weigh(weights)
+
+    def weigh(self, weights: Tensor | None) -> None:
+        """Set the weights of the selected specialists; see `select`."""
+        if weights is None:
+            self.mixture.weights = None
+            return
+        shared = weights.new_ones(*weights.shape[:-1], 1)
+        self.mixture.weights = torch.cat([shared, weights], dim=-1)
+
+    def named_parameters(self) -> dict[str, nn.Parameter]:
+        """Return the parameters of the selected experts: the others have no gradient."""
+        return {
+            name: tensor
+            for expert in self.mixture.experts
+            for name, tensor in of_expert(expert, self._tensors[expert]).items()
+        }
+
+    def parameter_groups(self, learning_rate: float) -> list[dict[str, Any]]:
+        return [{"params": list(self.named_parameters().values()), "lr": learning_rate}]
+
+    def state(self) -> Arrays:
+        """Copy the tensors of all experts."""
+        return copy_out(self._all())
+
+    def load(self, state: State) -> None:
+        """Set the tensors of all experts."""
+        require_fit(self.layout, state)
+        copy_in(self._all(), state)
+
+    def load_global(self, state: State) -> None:
+        raise AdapterInPlace("a bank of experts has no global branch; use a plan without mix gate")
+
+    def private_state(self) -> Arrays:
+        return {}
+
+    def load_private(self, state: State) -> None:
+        copy_in({}, state)
+
+    def merged_state(self) -> Arrays:
+        return self.state()
+
+    def as_lora(self) -> dict[str, LoraFactors]:
+        """Return the selected experts side by side by module path: [A_0; A_k], [s B_0, s alpha_k B_k].
+
+        Raises:
+            AdapterInPlace: the weights differ by token, so that no ordinary LoRA is equivalent.
+        """
+        weights = self.mixture.weights
+        if weights is not None and weights.ndim > 1:
+            raise AdapterInPlace(
+                "the experts are weighed by token, which no ordinary LoRA can hold; export it as routed"
+            )
+        alphas = [1.0] * len(self.mixture.experts) if weights is None else weights.tolist()
+        return self.as_lora_of(dict(zip(self.mixture.experts, alphas, strict=True)))
+
+    def remove(self) -> None:
+        for path, base_layer in self._base_layers.items():
+            replace_module(self._model, path, base_layer)
+        self._base_layers.clear()
+
+    def _all(self) -> dict[str, nn.Parameter]:
+        return {n: t for k, tensors in self._tensors.items() for n, t in of_expert(k, tensors).items()}
