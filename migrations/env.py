@@ -38,9 +38,9 @@ def run(connection: Connection) -> None:
 
 def main() -> None:
     """Find the connection."""
-    given = context.config.attributes.get("connection")
-    if isinstance(given, Connection):
-        run(given)
+    passed = context.config.attributes.get("connection")
+    if isinstance(passed, Connection):
+        run(passed)
         return
     database = Database(Settings().database_url)
     try:

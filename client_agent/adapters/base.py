@@ -131,6 +131,42 @@ class Removable(ABC):
         self.remove()
 
 
+class WholeAdapter(Removable):
+    """An adapter in place of linear layers, whose tensors are all sent: none is private to the client."""
+
+    def __init__(self, base: BaseModel) -> None:
+        """Check that the base model is bare.
+
+        Raises:
+            AdapterInPlace: it carries an adapter already.
+        """
+        require_bare(base)
+        self._model = cast(nn.Module, base.model)
+        self._base_layers: dict[str, nn.Module] = {}
+
+    @abstractmethod
+    def state(self) -> dict[str, NDArray[np.float32]]: ...
+
+    def private_state(self) -> dict[str, NDArray[np.float32]]:
+        return {}
+
+    def load_private(self, state: State) -> None:
+        copy_in({}, state)
+
+    def merged_state(self) -> dict[str, NDArray[np.float32]]:
+        return self.state()
+
+    def remove(self) -> None:
+        for path, base_layer in self._base_layers.items():
+            replace_module(self._model, path, base_layer)
+        self._base_layers.clear()
+
+    def _wrap(self, path: str, layer: nn.Module) -> None:
+        """Put a layer in place of a base layer, until `remove`."""
+        self._base_layers[path] = self._model.get_submodule(path)
+        replace_module(self._model, path, layer)
+
+
 _ADAPTER_LAYERS = (PQLinear, LoraLinear, ExpertLinear, ExpertPQLinear, BaseDeltaLinear)
 
 

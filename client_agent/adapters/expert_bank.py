@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,12 +17,10 @@ from torch import Tensor, nn
 
 from client_agent.adapters.base import (
     LoraFactors,
-    Removable,
     State,
+    WholeAdapter,
     copy_in,
     copy_out,
-    replace_module,
-    require_bare,
     require_fit,
 )
 from client_agent.adapters.expert_layers import Mixture
@@ -64,7 +62,7 @@ def is_bank(names: Iterable[str]) -> bool:
     return any(split_bank_tensor(name) is not None for name in names)
 
 
-class ExpertBank(Removable):
+class ExpertBank(WholeAdapter):
     """The experts of a bank around the linear layers of one base model.
 
     All experts are in the model; those of `select` act and train. After the injection that is the shared one.
@@ -81,24 +79,17 @@ class ExpertBank(Removable):
             AdapterInPlace: the base model carries an adapter already.
             LayoutMismatch: the shared expert is missing.
         """
-        require_bare(base)
+        super().__init__(base)
         self.experts = tuple(sorted(set(experts)))
         if self.experts[:1] != (SHARED,):
             raise LayoutMismatch(f"the bank {self.experts} lacks the shared expert {SHARED}; add it")
         self.mixture = Mixture()
-        self._model = cast(nn.Module, base.model)
-        self._base_layers: dict[str, nn.Module] = {}
         self._tensors: dict[int, dict[str, nn.Parameter]] = {expert: {} for expert in self.experts}
         self.expert_layout: Layout = {}
 
     @abstractmethod
     def as_lora_of(self, weights: Mapping[int, float]) -> dict[str, LoraFactors]:
         """Return the sum of weighed experts as one LoRA by module path."""
-
-    def _wrap(self, path: str, layer: nn.Module) -> None:
-        """Put a layer in place of a base layer, until `remove`."""
-        self._base_layers[path] = self._model.get_submodule(path)
-        replace_module(self._model, path, layer)
 
     @property
     def layout(self) -> Layout:
@@ -162,15 +153,6 @@ class ExpertBank(Removable):
     def load_global(self, state: State) -> None:
         raise AdapterInPlace("a bank of experts has no global branch; use a plan without mix gate")
 
-    def private_state(self) -> Arrays:
-        return {}
-
-    def load_private(self, state: State) -> None:
-        copy_in({}, state)
-
-    def merged_state(self) -> Arrays:
-        return self.state()
-
     def as_lora(self) -> dict[str, LoraFactors]:
         """Return the selected experts side by side by module path: [A_0; A_k], [s B_0, s alpha_k B_k].
 
@@ -184,11 +166,6 @@ class ExpertBank(Removable):
             )
         alphas = [1.0] * len(self.mixture.experts) if weights is None else weights.tolist()
         return self.as_lora_of(dict(zip(self.mixture.experts, alphas, strict=True)))
-
-    def remove(self) -> None:
-        for path, base_layer in self._base_layers.items():
-            replace_module(self._model, path, base_layer)
-        self._base_layers.clear()
 
     def _all(self) -> dict[str, nn.Parameter]:
         return {n: t for k, tensors in self._tensors.items() for n, t in of_expert(k, tensors).items()}

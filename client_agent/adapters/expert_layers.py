@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as nnf
 
-from client_agent.adapters.layers import PQCore, joined_roles
-from client_agent.model.architectures import block_diagonal, linear_shape
+from client_agent.adapters.layers import FactoredLinear, PQCore, joined_roles
+from client_agent.model.architectures import block_diagonal
 
 
 class Mixture:
@@ -26,7 +26,7 @@ class Mixture:
         self.weights: Tensor | None = None
 
 
-class ExpertLinear(nn.Module):
+class ExpertLinear(FactoredLinear):
     """A linear layer with a LoRA of every expert and of each role that it serves.
 
     y = W x + sum over the selected k of alpha_k s B_k A_k x. Parameters are float32 in any precision of the
@@ -43,29 +43,11 @@ class ExpertLinear(nn.Module):
         dropout: float,
         mixture: Mixture,
     ) -> None:
-        super().__init__()
-        self.base_layer = base_layer
-        device = next(base_layer.parameters()).device
-        self.out_features, self.in_features = linear_shape(base_layer)
-        self.rows = [None if row_numbers is None else row_numbers.to(device) for row_numbers in rows]
-        self.scale = scale
-        self.dropout = dropout
+        super().__init__(base_layer, rows, rank, scale, dropout)
         self.mixture = mixture
-        outputs = [self.out_features if row_numbers is None else len(row_numbers) for row_numbers in rows]
-        self.A = nn.ModuleDict(
-            {
-                str(expert): nn.ParameterList(
-                    torch.zeros(rank, self.in_features, device=device) for _ in rows
-                )
-                for expert in experts
-            }
-        )
-        self.B = nn.ModuleDict(
-            {
-                str(expert): nn.ParameterList(torch.zeros(d_out, rank, device=device) for d_out in outputs)
-                for expert in experts
-            }
-        )
+        factors = {str(expert): self.zeros() for expert in experts}
+        self.A = nn.ModuleDict({expert: a for expert, (a, _) in factors.items()})
+        self.B = nn.ModuleDict({expert: b for expert, (_, b) in factors.items()})
         self.train(base_layer.training)  # a new module is in training mode, and would drop inputs
 
     def pairs(self, expert: int) -> list[tuple[nn.Parameter, nn.Parameter]]:

@@ -90,7 +90,31 @@ class PQLinear(nn.Module):
         return y + h.to(y.dtype)
 
 
-class LoraLinear(nn.Module):
+class FactoredLinear(nn.Module):
+    """A linear layer, and LoRA factors of each role that it serves; `rows` are its outputs, None = all."""
+
+    def __init__(
+        self, base_layer: nn.Module, rows: Sequence[Tensor | None], rank: int, scale: float, dropout: float
+    ) -> None:
+        super().__init__()
+        self.base_layer = base_layer
+        self._device = next(base_layer.parameters()).device
+        self.out_features, self.in_features = linear_shape(base_layer)
+        self.rows = [None if row_numbers is None else row_numbers.to(self._device) for row_numbers in rows]
+        self.rank = rank
+        self.scale = scale
+        self.dropout = dropout
+
+    def zeros(self) -> tuple[nn.ParameterList, nn.ParameterList]:
+        """Return A (r, d_in) and B (d_out of the role, r) of every role, zero."""
+        outputs = [
+            self.out_features if row_numbers is None else len(row_numbers) for row_numbers in self.rows
+        ]
+        a = nn.ParameterList(torch.zeros(self.rank, self.in_features, device=self._device) for _ in outputs)
+        return a, nn.ParameterList(torch.zeros(d_out, self.rank, device=self._device) for d_out in outputs)
+
+
+class LoraLinear(FactoredLinear):
     """A linear layer with a LoRA of each role that it serves; `rows` are a role's output rows, None = all.
 
     Parameters are float32 in any precision of the base model. In training mode a share `dropout` of the
@@ -100,16 +124,8 @@ class LoraLinear(nn.Module):
     def __init__(
         self, base_layer: nn.Module, rows: Sequence[Tensor | None], rank: int, scale: float, dropout: float
     ) -> None:
-        super().__init__()
-        self.base_layer = base_layer
-        device = next(base_layer.parameters()).device
-        self.out_features, self.in_features = linear_shape(base_layer)
-        self.rows = [None if row_numbers is None else row_numbers.to(device) for row_numbers in rows]
-        self.scale = scale
-        self.dropout = dropout
-        outputs = [self.out_features if row_numbers is None else len(row_numbers) for row_numbers in rows]
-        self.A = nn.ParameterList(torch.zeros(rank, self.in_features, device=device) for _ in rows)
-        self.B = nn.ParameterList(torch.zeros(d_out, rank, device=device) for d_out in outputs)
+        super().__init__(base_layer, rows, rank, scale, dropout)
+        self.A, self.B = self.zeros()
         self.train(base_layer.training)  # a new module is in training mode, and would drop inputs
 
     def factors(self) -> tuple[Tensor, Tensor]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,12 +12,11 @@ from torch import nn
 
 from client_agent.adapters.base import (
     LoraFactors,
-    Removable,
     State,
+    WholeAdapter,
     copy_in,
     copy_out,
     replace_module,
-    require_bare,
     require_fit,
     side_by_side,
 )
@@ -34,27 +33,26 @@ from schemas.messages.federations import AdapterPlan
 Arrays = dict[str, NDArray[np.float32]]
 
 
-class LoraAdapter(Removable):
+class LoraAdapter(WholeAdapter):
     """A and B of every (layer, role) of one base model."""
 
     def __init__(self, base: BaseModel, plan: AdapterPlan, *, seed: int) -> None:
-        require_bare(base)
-        self._model = cast(nn.Module, base.model)
+        super().__init__(base)
         self._factor = plan.factor
         present = {name: base.parts.of(*place) for name, place in present_layers(base, plan).items()}
         served: dict[str, list[str]] = {}
         for name, linear in present.items():
             served.setdefault(linear.path, []).append(name)
         self._served = served
-        self._base_layers = {path: self._model.get_submodule(path) for path in served}
         self._base_delta: dict[str, LoraFactors] = {}
         self._rows = {name: linear.rows for name, linear in present.items()}
         self._layers: dict[str, LoraLinear] = {}
         self._tensors: dict[str, nn.Parameter] = {}
         for path, names in served.items():
             rows = [self._rows[name] for name in names]
-            layer = LoraLinear(self._base_layers[path], rows, plan.rank, plan.factor, plan.dropout)
-            replace_module(self._model, path, layer)
+            base_layer = self._model.get_submodule(path)
+            layer = LoraLinear(base_layer, rows, plan.rank, plan.factor, plan.dropout)
+            self._wrap(path, layer)
             self._layers[path] = layer
             for name, a, b in zip(names, layer.A, layer.B, strict=True):
                 self._tensors |= {f"{name}.A": a, f"{name}.B": b}
@@ -119,15 +117,6 @@ class LoraAdapter(Removable):
     def _names(self) -> list[str]:
         return [name for members in self._served.values() for name in members]
 
-    def private_state(self) -> Arrays:
-        return {}
-
-    def load_private(self, state: State) -> None:
-        copy_in({}, state)
-
-    def merged_state(self) -> Arrays:
-        return self.state()
-
     def as_lora(self) -> dict[str, LoraFactors]:
         """Return A and factor * B by module path, without bias and with the base delta's ranks appended.
 
@@ -138,11 +127,6 @@ class LoraAdapter(Removable):
             path: side_by_side([factors, self._base_delta[path]]) if path in self._base_delta else factors
             for path, factors in trained.items()
         }
-
-    def remove(self) -> None:
-        for path, base_layer in self._base_layers.items():
-            replace_module(self._model, path, base_layer)
-        self._base_layers.clear()
 
 
 def initialize_zero_ranks(state: State, start: State) -> Arrays:
