@@ -254,7 +254,7 @@ class Ledger:
         """How many are still expected to deliver, and how many have delivered or can be summed?"""
         expected = self.connection.execute(
             "SELECT count(*) FROM participations p JOIN clients c ON c.id = p.client_id"
-            " WHERE p.round_id = ? AND c.state = 'enrolled' AND p.ready_at IS NULL"
+            " WHERE p.round_id = ? AND c.state = 'enrolled' AND p.ready_at IS NULL AND p.is_waited_for"
             " AND NOT EXISTS (SELECT 1 FROM updates u WHERE u.round_id = p.round_id AND u.client_id = c.id)",
             (row.id,),
         ).fetchone()[0]
