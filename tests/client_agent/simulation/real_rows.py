@@ -10,6 +10,8 @@ from client_agent.simulation.study import Study, read_study
 from tests.scenarios.agents import EXAMPLES, MODELS
 
 REAL = (
+    "groups",
+    "groups_uneven",
     "obqa_boolq_winogrande_arc",
     "real_ca_pfl",
     "real_four_peers",
