@@ -15,7 +15,7 @@ from sqlalchemy.orm import Session
 from coordinator.db.engine import Database, database_time, run
 from coordinator.db.tables.federations import EventRow, FederationRow
 
-Kind = Literal["round", "client", "alignment", "sum"]
+Kind = Literal["round", "client", "alignment", "sum", "expert"]
 
 MAX_EVENTS = 10_000
 """Number of newest events stored per federation; more between two clean-ups."""
@@ -138,7 +138,7 @@ def delete_of_rounds(session: Session, federation_id: str, before: int, *, most:
         select(EventRow.number)
         .where(
             EventRow.federation_id == federation_id,
-            EventRow.kind.in_(("round", "sum")),
+            EventRow.kind.in_(("round", "sum", "expert")),
             EventRow.data["round"].as_integer() < before,
             EventRow.number
             < select(FederationRow.events).where(FederationRow.id == federation_id).scalar_subquery(),
