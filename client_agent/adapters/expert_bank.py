@@ -70,6 +70,7 @@ class ExpertBank(WholeAdapter):
     Attributes:
         experts: the ordinals of all experts, the shared one first.
         expert_layout: names and shapes of an expert's tensors, without the expert's prefix.
+        trains_shared: whether the shared expert trains beside the selected ones.
     """
 
     def __init__(self, base: BaseModel, experts: Sequence[int]) -> None:
@@ -86,6 +87,7 @@ class ExpertBank(WholeAdapter):
         self.mixture = Mixture()
         self._tensors: dict[int, dict[str, nn.Parameter]] = {expert: {} for expert in self.experts}
         self.expert_layout: Layout = {}
+        self.trains_shared = True
 
     @abstractmethod
     def as_lora_of(self, weights: Mapping[int, float]) -> dict[str, LoraFactors]:
@@ -131,10 +133,11 @@ class ExpertBank(WholeAdapter):
         self.mixture.weights = torch.cat([shared, weights], dim=-1)
 
     def named_parameters(self) -> dict[str, nn.Parameter]:
-        """Return the parameters of the selected experts: the others have no gradient."""
+        """Return the parameters of the selected experts that train: the others have no gradient."""
         return {
             name: tensor
             for expert in self.mixture.experts
+            if expert != SHARED or self.trains_shared
             for name, tensor in of_expert(expert, self._tensors[expert]).items()
         }
 

@@ -18,7 +18,6 @@ from schemas.maths.seeded_random import words
 DRAWS = 2
 """Specialists that an exploring client draws: one is too few where few clients share a task."""
 
-_MOST_EXPLORING_ROUNDS = 10
 _MANTISSA = 2.0**-53
 
 
@@ -28,11 +27,6 @@ class Turn:
 
     specialists: tuple[int, ...]
     steps: int
-
-
-def exploring_rounds(planned: int | None, total_rounds: int) -> int:
-    """Return how many rounds are explored: as planned, or half of all, 10 at most."""
-    return min(_MOST_EXPLORING_ROUNDS, total_rounds // 2) if planned is None else planned
 
 
 def temperature(round_number: int, explore_rounds: int) -> float:

@@ -6,6 +6,7 @@ import hashlib
 import logging
 from collections.abc import Iterator, MutableMapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from math import inf
 from typing import Any, cast
 
@@ -16,7 +17,10 @@ from client_agent.model.examples import Example, encode_some
 from client_agent.model.loading import BaseModel
 from client_agent.model.quantization import precision_of
 from client_agent.model.tokens import Encoded, digest_of_texts
+from client_agent.strategies.base import Routing
+from client_agent.training.data import with_probe
 from client_agent.training.evaluate import mean_loss
+from client_agent.training.silo import Silo
 from schemas.maths.bank import SHARED
 from schemas.secure_sum.segments import values_digest
 
@@ -86,6 +90,29 @@ class Prober:
             adapter.select(specialists)
             self._losses[key] = mean_loss(self._base, self._texts)
         return self._losses[key]
+
+
+def with_probe_set(silo: Silo, routing: Routing) -> Silo:
+    """Return a silo whose probe set is held out of training, if it has examples enough for one."""
+    return replace(silo, data=with_probe(silo.data, routing.probe_examples))
+
+
+def prober_of(
+    silo: Silo, routing: Routing, max_length: int, losses: MutableMapping[str, float]
+) -> Prober | None:
+    """Return what scores experts on a silo's probe set; None if the silo is too small for one.
+
+    Args:
+        losses: those that were computed before, by digests.
+    """
+    if not silo.data.probe:
+        log.warning(
+            "experts: %d training examples are too few for a probe set; they are chosen by chance",
+            len(silo.data.train),
+        )
+        return None
+    texts = probe_texts(silo.base, silo.data.probe, routing.probe_examples, max_length)
+    return Prober(silo.base, texts, losses)
 
 
 def probe_texts(base: BaseModel, probe: Sequence[Example], most: int, max_length: int) -> tuple[Encoded, ...]:

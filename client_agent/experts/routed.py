@@ -15,7 +15,7 @@ from torch import nn
 from client_agent.adapters.base import Adapter, LoraFactors, Penalty, Removable, State, copy_in, copy_out
 from client_agent.adapters.expert_bank import ExpertBank
 from client_agent.errors import LayoutMismatch
-from client_agent.experts.exploring import DRAWS, Turn, drawn, exploring_rounds, temperature, turns
+from client_agent.experts.exploring import DRAWS, Turn, drawn, temperature, turns
 from client_agent.experts.memory import Choice, ExpertMemory
 from client_agent.experts.probing import Prober
 from client_agent.experts.responsibilities import (
@@ -31,7 +31,7 @@ from client_agent.model.examples import Example
 from client_agent.model.loading import BaseModel
 from client_agent.strategies.base import Routing
 from schemas.maths.adapter import Layout
-from schemas.maths.bank import SHARED
+from schemas.maths.bank import SHARED, exploring_rounds
 
 _RESPONSIBILITY = "routing.x"
 CHOSEN = "routing.chosen"
@@ -58,6 +58,7 @@ class RoutedExperts(Removable):
         self.bank = bank
         self.routing = routing
         self.layout: Layout = bank.layout
+        bank.trains_shared = routing.shared
         self._device = base.device
         self._specialists = tuple(expert for expert in bank.experts if expert != SHARED)
         if len(self._specialists) < routing.specialists:

@@ -9,6 +9,7 @@ from typing import Literal, NamedTuple
 
 from client_agent.adapters.base import Adapter, State
 from client_agent.adapters.expert_bank import is_bank
+from client_agent.adapters.frames import Frames
 from client_agent.adapters.inject import inject, parts_of
 from client_agent.adapters.personal_lora import with_personal
 from client_agent.adapters.provenance import Origin, origin_of, require_plan, require_same
@@ -16,7 +17,11 @@ from client_agent.adapters.rank_pruning import rank_of
 from client_agent.adapters.variational.adapter import with_importance
 from client_agent.alignment.pack_exchange import stored_frames
 from client_agent.errors import AdapterUnreadable, NothingTrained
-from client_agent.experts.inject import reopened_experts
+from client_agent.experts.inject import inject_experts, reopened_experts
+from client_agent.experts.memory import EXPERTS, ExpertMemory
+from client_agent.experts.probing import prober_of, with_probe_set
+from client_agent.experts.routed import RoutedExperts
+from client_agent.rounds.bank import bank_state, experts_of, read_final_index, read_index
 from client_agent.rounds.opened_brief import OpenedBrief
 from client_agent.rounds.served_weights import load_served, read_weights
 from client_agent.rounds.standalone import frames_of
@@ -74,6 +79,11 @@ def adapter_of_round(
     if stored is not None and not stored[0]:  # an older file lacks the adapter before the local steps
         stored = None
     plan = brief.adapter
+    if traits.routing is not None:
+        earlier = _trained_before(rounds, folder.number + is_final) if stored is None else None
+        with _routed(silo, home, opened, frames, stored, None if is_final else folder, earlier) as adapter:
+            yield Reopened(adapter, trained.origin if stored is not None and trained is not None else None)
+        return
     if traits.mixed_ranks and trained is not None:
         plan = plan.model_copy(update={"rank": rank_of(stored[0] if stored is not None else trained.adapter)})
     earlier = _trained_before(rounds, folder.number + is_final) if stored is None else None
@@ -97,6 +107,43 @@ def adapter_of_round(
         if gated:
             adapter.load_global(read_weights(folder.read(WEIGHTS), adapter.layout))
         yield Reopened(adapter, trained.origin if trained is not None else None)
+
+
+def _routed(
+    silo: Silo,
+    home: Path,
+    opened: OpenedBrief,
+    frames: Frames,
+    stored: tuple[State, State] | None,
+    folder: RoundFolder | None,
+    earlier: Trained | None,
+) -> RoutedExperts:
+    """Inject a bank of experts as it was trained, or as it was served, with the choice of the probe set.
+
+    Args:
+        stored: the bank's tensors and the client's private ones; None = those that were served.
+        folder: the round that served them; None = the final weights.
+        earlier: the last trained bank before, which has the router.
+    """
+    brief, routing = opened.brief, opened.traits.routing
+    plan, seed = brief.adapter, brief.training.seed
+    if stored is not None:
+        return reopened_experts(silo.base, plan, frames, *stored, seed=seed)
+    if routing is None:
+        raise RuntimeError("a strategy without routing has no bank")
+    index = read_index(folder) if folder is not None else read_final_index(home)
+    adapter = inject_experts(silo.base, plan, frames, experts_of(index), routing, seed=seed)
+    try:
+        memory, probing = ExpertMemory(home / EXPERTS), with_probe_set(silo, routing)
+        adapter.probe_with(prober_of(probing, routing, brief.training.max_length, memory.losses), memory)
+        body = folder.read(WEIGHTS) if folder is not None else (home / FINAL_WEIGHTS).read_bytes()
+        adapter.load(bank_state(home, body, index, adapter.bank.expert_layout))
+        if earlier is not None:
+            adapter.load_private(earlier.private)
+    except BaseException:
+        adapter.remove()
+        raise
+    return adapter
 
 
 def is_finished(home: Path, round_number: int | None, variant: Variant) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 
 from client_agent.errors import AgentError, DownloadDamaged, Stopped
+from client_agent.rounds.bank import store_final_bank
 from client_agent.rounds.checkpoints import adapter_of_round
 from client_agent.rounds.download import download_whole
 from client_agent.rounds.examine import Examiner
@@ -67,6 +68,8 @@ def _store_weights(participant: Participant, brief: FinishedBrief, expected: str
     # With the whole base delta the final weights need no earlier round.
     whole = download_whole(session, brief.round, weights.digest) if has_base_delta else None
     content = whole if whole is not None else weights.body
+    if newest is not None:
+        store_final_bank(session, OpenedBrief.read(newest), participant.trainer, content)
     file = workspace.home / FINAL_WEIGHTS
     if not file.is_file() or file.read_bytes() != content:
         (workspace.home / FINAL_SCORES).unlink(missing_ok=True)

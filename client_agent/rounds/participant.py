@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,6 +17,7 @@ from client_agent.adapters.variational.adapter import with_importance
 from client_agent.alignment.pack_exchange import FramesInUse, archive_voided_pack, frames_for, redeliver_pack
 from client_agent.alignment.pivot_wait import PivotWait
 from client_agent.errors import PivotPackAwaited
+from client_agent.experts.inject import inject_experts
 from client_agent.identity.manifests import Manifests
 from client_agent.identity.roster import Roster
 from client_agent.privacy.budget import require_private, require_voices
@@ -183,8 +184,15 @@ class Trainer:
             raise
         self.pivot_wait.ended()
 
-    def injected(self, opened: OpenedBrief, state: State | None) -> Adapter:
-        """Wrap the base model in the plan's adapter; with mixed ranks of the rank of `state`."""
+    def injected(self, opened: OpenedBrief, state: State | None, experts: Sequence[int] = ()) -> Adapter:
+        """Wrap the base model in the plan's adapter; with mixed ranks of the rank of `state`.
+
+        `experts` are those of the round's bank, by a strategy that has one.
+        """
+        if opened.traits.routing is not None:
+            frames, seed = self.frames(opened.brief).frames, opened.start_seed
+            plan = opened.brief.adapter
+            return inject_experts(self.silo.base, plan, frames, experts, opened.traits.routing, seed=seed)
         adapter = inject(
             self.silo.base,
             self._adapter_plan(opened, state),

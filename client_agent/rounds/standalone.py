@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from client_agent.adapters.base import Adapter
@@ -15,13 +15,12 @@ from client_agent.alignment.pack import Pack
 from client_agent.errors import SettingsUnusable
 from client_agent.experts.inject import inject_experts
 from client_agent.experts.memory import EXPERTS, ExpertMemory
-from client_agent.experts.probing import Prober, probe_texts
+from client_agent.experts.probing import prober_of, with_probe_set
 from client_agent.experts.routed import RoutedExperts
 from client_agent.model.loading import BaseModel
 from client_agent.rounds.train import Trained, learning_rate, train_locally, zeros_like
 from client_agent.storage.rate_store import RateStore
 from client_agent.strategies.base import Routing
-from client_agent.training.data import with_probe
 from client_agent.training.silo import Silo
 from schemas.messages.federations import FederationPlan
 
@@ -73,13 +72,14 @@ def train_alone(
     """
     earlier: Trained | None = None
     if bank is not None:
-        silo = replace(silo, data=with_probe(silo.data, bank.routing.probe_examples))
+        silo = with_probe_set(silo, bank.routing)
     frames = frames_of(silo.base, plan, pack)
     origin = origin_of(silo.base, plan.adapter, frames, gated=False, seed=plan.training.seed)
     with _injected(silo, plan, frames, bank) as adapter:
         rate = learning_rate(silo, adapter, plan.training, origin, rates, stop)
         if bank is not None and isinstance(adapter, RoutedExperts):
-            adapter.probe_with(_prober(silo, plan, bank), bank.memory)
+            memory, longest = bank.memory, plan.training.max_length
+            adapter.probe_with(prober_of(silo, bank.routing, longest, memory.losses), memory)
         for round_number in range(1, plan.rounds.total + 1):
             earlier = train_locally(
                 silo,
@@ -103,18 +103,6 @@ def _injected(silo: Silo, plan: FederationPlan, frames: Frames, bank: OwnBank | 
         return inject(silo.base, plan.adapter, frames, gated=False, seed=plan.training.seed)
     experts = range(bank.specialists + 1)
     return inject_experts(silo.base, plan.adapter, frames, experts, bank.routing, seed=plan.training.seed)
-
-
-def _prober(silo: Silo, plan: FederationPlan, bank: OwnBank) -> Prober | None:
-    """Return what scores experts on the silo's probe set; None if it is too small for one."""
-    if not silo.data.probe:
-        log.warning(
-            "experts: %d training examples are too few for a probe set; they are chosen by chance",
-            len(silo.data.train),
-        )
-        return None
-    most, longest = bank.routing.probe_examples, plan.training.max_length
-    return Prober(silo.base, probe_texts(silo.base, silo.data.probe, most, longest), bank.memory.losses)
 
 
 def require_frames(plan: FederationPlan, pack: bytes | None) -> None:

@@ -12,6 +12,9 @@ from typing import Final
 
 from client_agent.adapters.base import Adapter, State
 from client_agent.errors import CoordinatorRefused
+from client_agent.experts.probing import prober_of, with_probe_set
+from client_agent.experts.routed import RoutedExperts
+from client_agent.rounds.bank import download_bank, experts_of, read_bank, read_index, store_experts
 from client_agent.rounds.byte_budget import has_budget, require_affordable
 from client_agent.rounds.download import download_weights, download_whole
 from client_agent.rounds.failure_policy import RECEIPT_LOST, TROUBLE, closing_reason
@@ -150,7 +153,10 @@ def _pull(work: Work) -> bytes:
     )
     is_compressed = brief.wire.requested_recipe != "dense"
     last_update = last_counted_state(work.rounds, work.trained, brief.round) if is_compressed else None
-    return download_weights(session, brief, work.folder, joined.weights, last_update)
+    content = download_weights(session, brief, work.folder, joined.weights, last_update)
+    if work.opened.traits.routing is not None:
+        download_bank(session, work.rounds, work.folder, content, trainer.layout(work.opened, None))
+    return content
 
 
 def archive_trained(rounds: RoundFolders) -> None:
@@ -163,18 +169,23 @@ def archive_trained(rounds: RoundFolders) -> None:
 def _train(work: Work) -> bytes:
     trainer, opened, brief = work.trainer, work.opened, work.brief
     earlier, traits = work.trained.before(brief.round), work.opened.traits
-    origin = trainer.origin(opened)
-    with trainer.injected(opened, work.earlier) as adapter:
+    origin, silo = trainer.origin(opened), trainer.silo
+    if traits.routing is not None:
+        silo = with_probe_set(silo, traits.routing)
+    with trainer.injected(opened, work.earlier, _experts(work)) as adapter:
         rate = learning_rate(
-            *(trainer.silo, adapter, brief.training, origin, work.participant.workspace.rates, trainer.stop),
+            *(silo, adapter, brief.training, origin, work.participant.workspace.rates, trainer.stop),
             first=trainer.first_adapter(opened),
             traits=traits,
         )
         served = _load_served(work, adapter)
+        if isinstance(adapter, RoutedExperts):
+            memory, longest = work.expert_memory, brief.training.max_length
+            adapter.probe_with(prober_of(silo, adapter.routing, longest, memory.losses), memory)
         if traits.gated:
             adapter.load_global(served)
         return train_locally(
-            trainer.silo,
+            silo,
             adapter,
             brief.training,
             learning_rate=rate,
@@ -192,6 +203,11 @@ def _train(work: Work) -> bytes:
         ).to_bytes()
 
 
+def _experts(work: Work) -> tuple[int, ...]:
+    """Return the experts of the round's bank; () by a strategy without one."""
+    return experts_of(read_index(work.folder)) if work.opened.traits.routing is not None else ()
+
+
 def _surroundings(work: Work) -> str:
     """Return the digest of what acts in the model beside the adapter: global branch and base delta."""
     folder, traits = work.folder, work.opened.traits
@@ -202,6 +218,10 @@ def _surroundings(work: Work) -> str:
 def _load_served(work: Work, adapter: Adapter) -> State:
     """Read the served weights; download the whole base delta if earlier increments are missing here."""
     folder, traits, rounds = work.folder, work.opened.traits, work.rounds
+    if isinstance(adapter, RoutedExperts):
+        index, layout = read_index(folder), adapter.bank.expert_layout
+        store_experts(work.session, index, layout)  # a file may have been lost since the download
+        return read_bank(work.session.home, folder, layout)
     try:
         return load_served(adapter, traits, rounds, folder)
     except BaseDeltaMissing:

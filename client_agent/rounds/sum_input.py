@@ -27,6 +27,7 @@ from schemas.messages.federations import FederationPlan
 from schemas.messages.scores import LOSS, Scores
 from schemas.messages.secure_sum import ReadyRequest, Segment
 from schemas.messages.sum_plan import SecureSumPlan
+from schemas.messages.updates import BankIndex
 from schemas.secure_sum.counts import encoded_counts
 from schemas.secure_sum.encoding import CLIP_UNIT, clamp_weight, clipped_share, concatenate, quantise
 from schemas.secure_sum.segments import (
@@ -35,6 +36,7 @@ from schemas.secure_sum.segments import (
     SCORES,
     SUMMED_SCORES,
     WEIGHT,
+    bank_digest,
     segments_of,
     values_digest,
     values_of_segment,
@@ -104,8 +106,9 @@ class RoundResult:
     """What a client has after its training: the served and the trained values, scores and examples.
 
     `base` is the digest of the served weights, head included. `groups` are those whose members are counted
-    before the sum. `responsibilities` are r_ik of the experts that this client trained, and belongs to;
-    None = 1 for each expert whose tensors its training changed. `rejects`: no expert fits it.
+    before the sum. `bank` names the experts beside the common values. `responsibilities` are r_ik of the
+    experts that this client trained, and belongs to; None = 1 for each expert whose tensors its training
+    changed. `rejects`: no expert fits it.
     """
 
     plan: FederationPlan
@@ -117,6 +120,7 @@ class RoundResult:
     examples: int
     base: str
     groups: tuple[str, ...] = ()
+    bank: BankIndex | None = None
     responsibilities: Mapping[int, float] | None = None
     rejects: bool = False
 
@@ -163,7 +167,9 @@ class RoundResult:
             "round %d: %d values encoded in %d bits, weight %.3f; %.2f %% of them exceeded the clip of %.3g",
             *(round_number, learnt, bits, share.weight(None), 100 * clipped / max(1, learnt), limit),
         )
-        ready = ReadyRequest(base=self.base, values=values_digest(self.served, self.layout))
+        common = {name: shape for name, shape in self.layout.items() if split_bank_tensor(name) is None}
+        begun_with = bank_digest(values_digest(self.served, common), self.bank)
+        ready = ReadyRequest(base=self.base, values=begun_with)
         return save_tensors(tensors, {_READY: ready.model_dump_json(), "clipped": json.dumps(clipped)})
 
     def _share(self, change: Mapping[str, NDArray[np.float32]]) -> _Share:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
 
+from client_agent.adapters.expert_bank import expert_tensors
 from client_agent.errors import AgentError
 from client_agent.identity.membership import read_key
+from client_agent.rounds.bank import plain_names, read_bank, read_index
 from client_agent.rounds.served_weights import read_weights
 from client_agent.rounds.sum_input import RoundResult, SumInput
 from client_agent.rounds.work import Work
@@ -20,7 +23,7 @@ from client_agent.secure_sum.unmask_marks import UnmaskMarks
 from client_agent.storage.round_folder import INPUT, PARTIAL, PARTIAL_COMMON, SUM_PROGRESS, WEIGHTS
 from schemas.identity.keys import public_key
 from schemas.maths.adapter import Layout, in_order
-from schemas.maths.bank import manifest
+from schemas.maths.bank import SHARED, bank_layout, manifest
 from schemas.messages.secure_sum import Segment, SumTerms
 from schemas.messages.sum_counts import SumCounts
 from schemas.messages.sum_plan import SecureSumPlan
@@ -45,19 +48,35 @@ class NotCounted(AgentError):
 def encode_input(work: Work) -> bytes:
     """Return the encoded input of the round. Later steps use this file: it is rounded at random, and once."""
     layout, trained = _layout(work), work.trained.of(work.folder)
-    content = RoundResult(
+    is_bank = work.opened.traits.routing is not None
+    result = RoundResult(
         plan=work.session.manifests.plan,
         summed=_plan(work),
         layout=layout,
-        served=read_weights(work.folder.read(WEIGHTS), layout),
+        served={} if is_bank else read_weights(work.folder.read(WEIGHTS), layout),
         trained=trained.adapter,
         scores=trained.scores,
         examples=len(work.trainer.silo.data.train),
         base=work.folder.base,
         groups=_groups(work),
-    ).encode(work.brief.round)
+    )
+    content = (_of_bank(work, result) if is_bank else result).encode(work.brief.round)
     work.folder.forget(PARTIAL, PARTIAL_COMMON)
     return content
+
+
+def _of_bank(work: Work, result: RoundResult) -> RoundResult:
+    """Return a round's result with the experts that were served, and with this client's choice among them."""
+    index, choice = read_index(work.folder), work.expert_memory.rounds[work.brief.round]
+    served = read_bank(work.session.home, work.folder, _expert_layout(work))
+    return replace(
+        result,
+        served=plain_names(served),
+        trained=plain_names(result.trained),
+        bank=index,
+        responsibilities={expert: choice.responsibilities[expert] for expert in choice.trained},
+        rejects=choice.rejects,
+    )
 
 
 def report_ready(work: Work) -> bytes:
@@ -163,8 +182,17 @@ def _groups(work: Work) -> tuple[str, ...]:
 
 
 def _layout(work: Work) -> Layout:
-    adapter = work.trained.of(work.folder).adapter
-    return in_order({name: values.shape for name, values in adapter.items()})
+    if work.opened.traits.routing is None:
+        adapter = work.trained.of(work.folder).adapter
+        return in_order({name: values.shape for name, values in adapter.items()})
+    experts = (entry.expert for entry in read_index(work.folder).experts)
+    return bank_layout(_expert_layout(work), experts)
+
+
+def _expert_layout(work: Work) -> Layout:
+    """Return the layout of one expert, with plain names."""
+    shared = expert_tensors(SHARED, work.trained.of(work.folder).adapter)
+    return in_order({name: values.shape for name, values in shared.items()})
 
 
 def _plan(work: Work) -> SecureSumPlan:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from client_agent.adapters.base import State
+from client_agent.experts.memory import EXPERTS, ExpertMemory
 from client_agent.rounds.encode_update import UpdateInputs
 from client_agent.rounds.opened_brief import OpenedBrief
 from client_agent.rounds.participant import Participant, Session, Trainer
@@ -52,6 +53,11 @@ class Work:
     @cached_property
     def trained(self) -> TrainedRounds:
         return TrainedRounds(self.rounds)
+
+    @property
+    def expert_memory(self) -> ExpertMemory:
+        """The choices among experts of this client, as stored."""
+        return ExpertMemory(self.session.home / EXPERTS)
 
     @property
     def earlier(self) -> State | None:

@@ -18,6 +18,7 @@ _ROUND = re.compile(r"^\d{6}$")
 
 BRIEF = "brief.json"
 WEIGHTS = "weights.safetensors"
+BANK = "bank.json"
 BASE = "base.txt"
 FOLD = "fold.safetensors"
 PARTIAL = "partial.safetensors"
@@ -39,6 +40,7 @@ CLOSED = "closed.json"
 SECURE = "secure"
 # Files of the federation, beside the round folders.
 FINAL_WEIGHTS = "final_weights.safetensors"
+FINAL_BANK = "final_bank.json"
 FINAL_SCORES = "final_scores.json"
 FINAL_SCORES_SENT = "final_scores_sent.json"
 MANIFEST = "manifest.json"

@@ -62,6 +62,7 @@ class Routing:
             responsibilities; 0 = none.
         regret_above: the regret above which a client may reject the bank.
         fit_below: the fit below which it does.
+        shared: whether the shared expert trains; otherwise it stays zero, and one specialist is the model.
     """
 
     top_m: int = 2
@@ -72,6 +73,7 @@ class Routing:
     consistency: float = 0.1
     regret_above: float = 0.1
     fit_below: float = 0.05
+    shared: bool = True
 
     @property
     def specialists(self) -> int:
@@ -91,6 +93,7 @@ class Traits:
         importance: clients learn the importance of each rank and send by it; None = they do not.
         pull: clients train an adapter of their own beside the common one, pulled to it by this weight; None =
             they do not.
+        routing: clients choose among a bank of experts by it, and train those; None = there is no bank.
     """
 
     gated: bool = False
@@ -100,6 +103,7 @@ class Traits:
     pruning: Pruning | None = None
     importance: ImportancePlan | None = None
     pull: float | None = None
+    routing: Routing | None = None
 
     @property
     def mixed_ranks(self) -> bool:

@@ -174,6 +174,10 @@ class CoordinatorApi:
         accept = f"{MEDIA_TYPE};fold=whole, {MEDIA_TYPE}"
         return self._download(f"/v1/federations/{federation_id}/rounds/{round_number}/weights", accept)
 
+    def expert(self, federation_id: str, expert: int, revision: int) -> TensorBody:
+        """Download a revision of an expert of the federation's bank."""
+        return self._download(f"/v1/federations/{federation_id}/experts/{expert}/{revision}")
+
     def push_update(self, federation_id: str, round_number: int, body: bytes) -> Receipt:
         """Upload this client's update. Idempotent for the same bytes."""
         path = f"/v1/federations/{federation_id}/rounds/{round_number}/update"

@@ -15,26 +15,40 @@ from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session
 
 from coordinator.aggregation import joint
+from coordinator.aggregation.bank_round import (
+    BankChange,
+    BankModel,
+    StagedExpert,
+    change_bank,
+    next_index,
+    stage_experts,
+    store_change,
+)
 from coordinator.aggregation.claim import Claim
 from coordinator.aggregation.joint import JointModel, PublishedJoint, TensorPlace, Values, places_of
 from coordinator.aggregation.stored_total import StoredTotal
 from coordinator.db.engine import Database, database_time, run
 from coordinator.db.federation_lock import lock_federation
 from coordinator.db.tables.federations import ClientRow
+from coordinator.experts.bank import RoundCounts
+from coordinator.experts.current import CurrentBank, current_bank
+from coordinator.experts.registry import round_counts
 from coordinator.http.downloads import Stored
 from coordinator.observability.fault_points import may_crash
 from coordinator.observability.logs import logger
 from coordinator.rounds import base_weights, transitions
 from coordinator.rounds import store as rounds
+from coordinator.secure_sum.counts import outcome_of
 from coordinator.secure_sum.totals import SummedTotal, summed_total
 from coordinator.storage import payloads
 from coordinator.storage.payloads import Staged
 from coordinator.strategies.opening import OpenedPlan, require_summed
-from coordinator.totals import Joint, Revised
+from coordinator.totals import Counted, Joint, Revised
 from coordinator.weights.store import assign
 from schemas.maths.adapter import Layout, is_of_one_base_model, module_of
+from schemas.maths.bank import bank_layout
 from schemas.messages.enrolment import Profile
-from schemas.messages.updates import WeightsManifest
+from schemas.messages.updates import BankIndex, WeightsManifest
 from schemas.secure_sum.counts import groups_of
 from schemas.secure_sum.segments import segments_of
 from schemas.wire.digests import digest_from_hash
@@ -55,20 +69,44 @@ log = logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class _Inputs:
-    """What a summed round is published from; `payload_id` is that of the model which all began with."""
+    """What a summed round is published from.
+
+    Attributes:
+        payload_id: that of the model which all began with; None = the start.
+        packs: the digest of the alignment pack of each client that is served; None = it has none.
+    """
 
     total: SummedTotal
     layout: Layout
     payload_id: int | None
-    heads: Mapping[str, bytes]
+    packs: Mapping[str, str | None]
+    bank: _BankInputs | None
+
+
+@dataclass(frozen=True, slots=True)
+class _BankInputs:
+    """The bank that members began with, and the outcome of their counts."""
+
+    current: CurrentBank
+    counts: RoundCounts
 
 
 @dataclass(frozen=True, slots=True)
 class _NewWeights:
-    """Staged values, and the digest of each client's weights: its own head, then these values."""
+    """Staged values, and for each client its own head with the digest of head and values."""
 
     staged: Staged
+    heads: Mapping[str, bytes]
     digests: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class _NewBank:
+    """A changed bank, and the staged values of its changed experts."""
+
+    change: BankChange
+    experts: list[StagedExpert]
+    index: BankIndex
 
 
 def publish_sum(
@@ -91,17 +129,29 @@ def publish_sum(
     strategy = require_summed(opened)
     with database.read() as session:
         inputs = _read(session, claim, opened)
-    model = JointModel(database, inputs.layout, inputs.payload_id, opened.plan.training.seed)
+    seed = opened.plan.training.seed
+    shared = JointModel(database, inputs.layout, inputs.payload_id, seed)
+    model: JointModel | BankModel = shared
+    if inputs.bank is not None:
+        model = BankModel(database, shared, inputs.layout, inputs.bank.current, seed)
     total = StoredTotal(database, inputs.total)
     revised = {change.segment: change for change in strategy.step(model, total)}
-    with database.write() as session:
-        staged = payloads.stage(session)
+    begun: list[Staged] = []
     try:
+        bank = None
+        if inputs.bank is not None and isinstance(model, BankModel):
+            current, counts = inputs.bank.current, inputs.bank.counts
+            change = change_bank(current, counts, model, total, revised, claim.number)
+            experts = stage_experts(database, claim, inputs.layout, change, begun, between)
+            bank = _NewBank(change, experts, next_index(current, change, claim.number, experts))
+        heads = _heads(claim, inputs, bank.index if bank is not None else None)
+        with database.write() as session:
+            begun.append(payloads.stage(session))
         blocks = revised_values(inputs.layout, model, revised, max(1, block_bytes // _BYTES_PER_VALUE))
-        weights = _write(database, staged, inputs.heads, blocks, between)
-        _publish(database, claim, inputs, weights, total.mean_losses())
+        weights = _write(database, begun[-1], heads, blocks, between)
+        _publish(database, claim, inputs, weights, bank, total.mean_losses())
     except BaseException:
-        _discard(database, staged)
+        _discard(database, begun)
         raise
 
 
@@ -146,18 +196,31 @@ def _read(session: Session, claim: Claim, opened: OpenedPlan) -> _Inputs:
     before = joint.latest(session, claim.federation_id, claim.number - 1)
     if before is not None and before.layout != layout:
         raise LookupError("the layout of the members is not that of the joint model")
-    if list(segments_of(opened.plan, layout, groups_of(total.terms.segments))) != total.terms.segments:
+    bank = _bank(session, claim, opened)
+    whole = bank_layout(layout, bank.current.experts) if bank is not None else layout
+    if list(segments_of(opened.plan, whole, groups_of(total.terms.segments))) != total.terms.segments:
         raise LookupError("the total is not of the layout of its members")
     same_model = any(is_of_one_base_model(module_of(tensor)) for tensor in layout)
-    heads = {}
+    packs = {}
     for client, client_model, client_profile in run(
         session, _ENROLLED, {"federation_id": claim.federation_id}
     ):
         if same_model and client_model != base_model:
             continue
         if _layout(session, claim, opened, client_model, client_profile) == layout:
-            heads[client] = _head(session, claim, layout, client, client_model)
-    return _Inputs(total, layout, before.payload_id if before is not None else None, heads)
+            packs[client] = base_weights.pack_digest(session, claim.federation_id, client_model)
+    return _Inputs(total, layout, before.payload_id if before is not None else None, packs, bank)
+
+
+def _bank(session: Session, claim: Claim, opened: OpenedPlan) -> _BankInputs | None:
+    """Return the bank of a federation with the round's counts; None = it has none."""
+    current = current_bank(session, claim.federation_id, opened)
+    if current is None:
+        return None
+    counts = outcome_of(session, claim.round_id)
+    if counts is None:
+        raise LookupError("the members of the experts were not counted")
+    return _BankInputs(current, round_counts(Counted(counts.members, counts.groups)))
 
 
 def _layout(
@@ -167,15 +230,20 @@ def _layout(
     return base_weights.layout(session, claim.federation_id, opened, base_model, parsed)
 
 
-def _head(session: Session, claim: Claim, layout: Layout, client: str, base_model: str) -> bytes:
-    manifest = WeightsManifest(
-        federation=claim.federation_id,
-        recipe={},
-        round=claim.number + 1,
-        client=client,
-        pack=base_weights.pack_digest(session, claim.federation_id, base_model),
-    )
-    return head(layout, manifest)
+def _heads(claim: Claim, inputs: _Inputs, bank: BankIndex | None) -> dict[str, bytes]:
+    """Return the head of each client's weights for the next round."""
+    heads = {}
+    for client, pack in inputs.packs.items():
+        manifest = WeightsManifest(
+            federation=claim.federation_id,
+            recipe={},
+            round=claim.number + 1,
+            client=client,
+            pack=pack,
+            bank=bank,
+        )
+        heads[client] = head(inputs.layout, manifest)
+    return heads
 
 
 def _write(
@@ -195,35 +263,44 @@ def _write(
             hasher.update(octets)
         between()
     digests = {client: digest_from_hash(hasher.hexdigest()) for client, hasher in hashers.items()}
-    return _NewWeights(staged, digests)
+    return _NewWeights(staged, heads, digests)
 
 
 def _publish(
-    database: Database, claim: Claim, inputs: _Inputs, weights: _NewWeights, losses: Mapping[str, float]
+    database: Database,
+    claim: Claim,
+    inputs: _Inputs,
+    weights: _NewWeights,
+    bank: _NewBank | None,
+    losses: Mapping[str, float],
 ) -> None:
+    experts = bank.experts if bank is not None else []
     with database.write() as session:
-        # The payload before the federation's lock, in the same order as a delivery.
+        # The payloads before the federation's lock, in the same order as a delivery.
         digest, size = weights.staged.digest, weights.staged.size
-        payload_id = weights.staged.adopt(session)
+        adopted = payloads.adopt_all(session, [*(expert.staged for expert in experts), weights.staged])
+        payload_id = adopted[weights.staged.payload_id]
         locked = lock_federation(session, claim.federation_id)
         row = rounds.get_round(session, claim.federation_id, claim.number, lock=True)
         if row.lease_token != claim.token:
             raise rounds.LostRace
         now = database_time(session)
-        for client, beginning in sorted(inputs.heads.items()):
+        for client, beginning in sorted(weights.heads.items()):
             body = len(beginning) + size
             stored = Stored(payload_id, weights.digests[client], body, MEDIA_TYPE, head=beginning)
             assign(session, claim.federation_id, client, claim.number + 1, stored, now)
         published = PublishedJoint(inputs.layout, payload_id, digest, losses)
         joint.store(session, claim.federation_id, claim.number, published)
+        if bank is not None:
+            store_change(session, row, bank.change, experts, adopted)
         transitions.publish(session, locked, row)
         may_crash("publication-written")
     may_crash("publication-committed")
 
 
-def _discard(database: Database, staged: Staged) -> None:
+def _discard(database: Database, staged: list[Staged]) -> None:
     """Delete unpublished weights; a failing database is only logged, as another error is being raised."""
     try:
-        payloads.discard(database, [staged])
+        payloads.discard(database, staged)
     except SQLAlchemyError as error:
-        log.warning("discarding-failed", bodies=1, error=type(error).__name__)
+        log.warning("discarding-failed", bodies=len(staged), error=type(error).__name__)

@@ -6,43 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from coordinator.strategies.bank_rules import Rules
+
 Status = Literal["active", "archived", "merged"]
 Change = Literal["born", "pruned", "merged"]
 Pair = tuple[int, int]
-
-
-@dataclass(frozen=True, slots=True)
-class Rules:
-    """When a bank changes; rounds are counted as rounds that were summed.
-
-    Attributes:
-        k_min: the fewest members of an expert that is summed.
-        k_max: how many specialists are active at most.
-        birth_share: the share of members that must reject all experts, at least `k_min` of them.
-        birth_patience: in how many rounds in a row.
-        birth_cooldown: after a birth, none follows for so many rounds.
-        grace: a new expert is neither pruned nor merged for so many rounds.
-        utilisation_decay: the weight of the past in the moving average of an expert's share of members.
-        prune_below: an average below this adds a strike, and one above `prune_until` clears them.
-        prune_patience: so many strikes archive an expert.
-        prune_cooldown: after an expert was archived, none follows for so many rounds.
-        merge_above: the cosine of two experts as functions from which they are alike.
-        merge_patience: in how many rounds in a row, before they are merged.
-    """
-
-    k_min: int = 3
-    k_max: int = 12
-    birth_share: float = 0.1
-    birth_patience: int = 2
-    birth_cooldown: int = 3
-    grace: int = 3
-    utilisation_decay: float = 0.5
-    prune_below: float = 0.02
-    prune_until: float = 0.05
-    prune_patience: int = 3
-    prune_cooldown: int = 2
-    merge_above: float = 0.95
-    merge_patience: int = 2
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,8 +10,18 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from itertools import combinations
 
-from coordinator.experts.bank import Bank, Event, Expert, Outcome, RoundCounts, RoundSums, Rules
-from schemas.maths.bank import SHARED, birth_minimum, next_prior, normalised
+from coordinator.experts.bank import Bank, Event, Expert, Outcome, RoundCounts, RoundSums
+from coordinator.strategies.bank_rules import Rules
+from coordinator.totals import Counted
+from schemas.maths.bank import REJECT, SHARED, birth_minimum, expert_of, next_prior, normalised
+
+
+def round_counts(counted: Counted) -> RoundCounts:
+    """Return a round's counts by expert; the groups are those of experts, and `reject`."""
+    users = {
+        expert: count for group, count in counted.groups.items() if (expert := expert_of(group)) is not None
+    }
+    return RoundCounts(counted.members, users, counted.groups.get(REJECT, 0))
 
 
 def is_birth_due(bank: Bank, rules: Rules, counts: RoundCounts, lost: int, number: int) -> bool:

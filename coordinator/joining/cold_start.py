@@ -16,13 +16,14 @@ from coordinator.aggregation.weighting import settle_weights
 from coordinator.auth.authentication import Member
 from coordinator.db.engine import Database
 from coordinator.errors import Busy
+from coordinator.experts.current import current_index
 from coordinator.http.downloads import Stored
 from coordinator.rounds import base_weights
 from coordinator.strategies.base import ClientFacts, Cohort, Sketch, modules_of
 from coordinator.strategies.opening import OpenedPlan
 from coordinator.weights.base_delta import group_of
 from schemas.maths.adapter import Layout
-from schemas.messages.updates import WeightsManifest
+from schemas.messages.updates import BankIndex, WeightsManifest
 from schemas.wire.envelope import head
 
 _BLOCK_BYTES = 16 * 2**20
@@ -42,6 +43,7 @@ class Newcomer:
     layout: Layout
     pack: str | None
     sketch: Sketch | None
+    bank: BankIndex | None = None
 
     @property
     def manifest(self) -> WeightsManifest:
@@ -51,6 +53,7 @@ class Newcomer:
             round=self.number,
             client=self.member.client_id,
             pack=self.pack,
+            bank=self.bank,
         )
 
 
@@ -72,6 +75,7 @@ def load_newcomer(
             layout=base_weights.layout(session, federation_id, opened, member.base_model, member.profile),
             pack=pack,
             sketch=sketch or store.sketch_of_join(session, federation_id, member.client_id),
+            bank=current_index(session, federation_id, opened),
         )
 
 

@@ -9,11 +9,13 @@ from coordinator.db.engine import run
 from coordinator.db.tables.federations import ClientRow, ParticipationRow, RoundRow
 from coordinator.db.tables.secure_sum import JointModelRow
 from coordinator.errors import NotFound
+from coordinator.experts.current import current_index
 from coordinator.federations.store import plan
 from coordinator.rounds import base_weights
-from coordinator.strategies.opening import open_plan
+from coordinator.strategies.opening import OpenedPlan, open_plan
 from schemas.messages.enrolment import Profile
 from schemas.messages.updates import WeightsManifest
+from schemas.secure_sum.segments import bank_digest
 
 _LAST = (
     select(JointModelRow.digest)
@@ -40,7 +42,7 @@ _FIRST_CLIENT = (
 
 
 def joint_digest(session: Session, federation_id: str, round_number: int) -> str:
-    """Return what `values_digest` gives for the weights that every client of a round is served.
+    """Return the digest of what every client of a round is served: `values_digest`, with its experts if any.
 
     Publishing a summed round stores its values as a `JointModelRow` with this digest, and assigns them to
     every client that begins a later round. Before the first one, clients are served zeros in the layout of
@@ -50,6 +52,12 @@ def joint_digest(session: Session, federation_id: str, round_number: int) -> str
     Raises:
         NotFound: no model was published before the round, and nobody has joined it.
     """
+    opened = open_plan(plan(session, federation_id))
+    values = _values_digest(session, federation_id, round_number, opened)
+    return bank_digest(values, current_index(session, federation_id, opened))
+
+
+def _values_digest(session: Session, federation_id: str, round_number: int, opened: OpenedPlan) -> str:
     parameters = {"federation_id": federation_id, "number": round_number}
     stored = run(session, _LAST, parameters).scalar()
     if stored is not None:
@@ -57,7 +65,7 @@ def joint_digest(session: Session, federation_id: str, round_number: int) -> str
     client = run(session, _FIRST_CLIENT, parameters).first()
     if client is None:
         raise NotFound
-    opened, profile = open_plan(plan(session, federation_id)), Profile.model_validate(client.profile)
+    profile = Profile.model_validate(client.profile)
     layout = base_weights.layout(session, federation_id, opened, client.base_model, profile)
     manifest = WeightsManifest(federation=federation_id, recipe={}, round=round_number, client="", pack=None)
     return base_weights.zeros(layout, manifest)[1].digest

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from sqlalchemy import bindparam, select
@@ -13,6 +13,8 @@ from coordinator.db.engine import run
 from coordinator.db.tables.federations import ClientRow, FederationRow, ParticipationRow, RoundRow
 from coordinator.db.tables.identity import RosterRow
 from coordinator.enrolment import roster
+from coordinator.experts.current import CurrentBank, current_bank
+from coordinator.experts.registry import is_birth_due, round_counts
 from coordinator.federations.store import plan_of
 from coordinator.rounds import base_weights
 from coordinator.rounds.manifests import plan_bytes
@@ -23,7 +25,7 @@ from coordinator.strategies.opening import OpenedPlan, open_plan
 from coordinator.totals import Counted, Outline
 from schemas.identity.keys import encode
 from schemas.maths.adapter import Layout
-from schemas.maths.bank import manifest
+from schemas.maths.bank import REJECT, bank_layout, manifest
 from schemas.messages.enrolment import Profile
 from schemas.messages.federations import FederationPlan
 from schemas.messages.secure_sum import CAPABILITY, MOST_MEMBERS, Segment, SumKind, SumTerms
@@ -51,6 +53,9 @@ _KEYS = (
     .where(RosterRow.federation_id == bindparam("federation_id"), RosterRow.version <= bindparam("version"))
     .order_by(RosterRow.version)
 )
+
+
+_Wanted = Callable[[Outline, Counted, int], Collection[str]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +126,10 @@ def new_terms(
     opened, first = open_plan(plan), chosen[0]
     layout = base_weights.layout(session, federation.id, opened, first.base_model, first.profile)
     names = sorted(client.client_id for client in chosen)
-    vector = _vector(opened, layout, summed, outcome_of(session, row.id), len(names))
+    bank = current_bank(session, federation.id, opened)
+    wanted = _wanted(opened, bank, row.number)
+    whole = bank_layout(layout, bank.experts) if bank is not None else layout
+    vector = _vector(opened, whole, summed, outcome_of(session, row.id), len(names), wanted)
     fields = {
         "format": CAPABILITY,
         "federation": federation.id,
@@ -148,7 +156,12 @@ def new_terms(
 
 
 def _vector(
-    opened: OpenedPlan, layout: Layout, summed: SecureSumPlan, counts: SumCounts | None, members: int
+    opened: OpenedPlan,
+    layout: Layout,
+    summed: SecureSumPlan,
+    counts: SumCounts | None,
+    members: int,
+    wanted: _Wanted,
 ) -> _Vector:
     """Return what a session of `members` sums, after the round's counts or before them."""
     outline = Outline(tuple(sorted({segment_of(tensor) for tensor in layout})))
@@ -159,8 +172,22 @@ def _vector(
         return _Vector("counts", count_segments(groups))
     lost = counts.members - members
     present = manifest(counts.groups, lost, summed.k_min)
-    chosen = present & set(opened.strategy.groups(outline, Counted(counts.members, counts.groups)))
+    chosen = present & set(wanted(outline, Counted(counts.members, counts.groups), lost))
     return _Vector("sum", segments_of(opened.plan, layout, chosen), counts_digest(counts), lost)
+
+
+def _wanted(opened: OpenedPlan, bank: CurrentBank | None, number: int) -> _Wanted:
+    """Return which counted groups the sum of a round is to have: `reject` only if a birth is due."""
+
+    def wanted(outline: Outline, counted: Counted, lost: int) -> Collection[str]:
+        groups = set(opened.strategy.groups(outline, counted))
+        if bank is None:
+            return groups
+        counts = round_counts(counted)
+        is_due = is_birth_due(bank.bank, bank.rules, counts, lost, number)
+        return groups if is_due else groups - {REJECT}
+
+    return wanted
 
 
 def _keys(session: Session, federation_id: str, version: int) -> dict[str, str]:

@@ -11,6 +11,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from coordinator.strategies.bank_rules import BankPlan
 from coordinator.strategies.capabilities import BaseDelta, Caps, Source, Traits, Unfit, weighted_mean
 from coordinator.totals import Counted, Joint, Outline, Revised, Total
 from schemas.maths.adapter import Layout, Shape, is_of_one_base_model, module_of
@@ -235,6 +236,15 @@ class Strategy(ABC):
     def groups(self, outline: Outline, counted: Counted) -> Collection[str]:
         """Return the counted groups that the sum is to have, if they have enough members; by default all."""
         return counted.groups
+
+    @property
+    def bank(self) -> BankPlan | None:
+        """The bank of experts beside the joint model; None = there is none.
+
+        The engine then counts the users of each expert, sums what `counts` names, and decides about births,
+        pruned and merged experts by the bank's rules.
+        """
+        return None
 
     def step(self, joint: Joint, total: Total) -> Iterator[Revised]:
         """Yield the segments of the joint model that a summed round changes; by default none.

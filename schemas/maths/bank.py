@@ -7,14 +7,14 @@ experts are specialists, of which each client uses a few, chosen in private.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from math import ceil
 from typing import Final, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from schemas.maths.adapter import Shape
+from schemas.maths.adapter import Layout, Shape
 from schemas.maths.start import first_a
 
 SHARED: Final = 0
@@ -26,6 +26,7 @@ REJECT: Final = "reject"
 PRIOR_SMOOTHING: Final = 1e-3
 """Added to the sum of responsibilities of each expert, so that none has a prior of zero."""
 
+_MOST_EXPLORING_ROUNDS = 10
 _GROUP: Final = re.compile(r"x(0|[1-9][0-9]*)")
 
 Group = TypeVar("Group", int, str)
@@ -52,6 +53,33 @@ def split_bank_tensor(name: str) -> tuple[int, str] | None:
     group, _, tensor = name.partition(".")
     expert = expert_of(group)
     return (expert, tensor) if expert is not None and tensor else None
+
+
+def bank_layout(layout: Layout, experts: Iterable[int]) -> Layout:
+    """Return the layout of a sum: the shared expert's tensors by plain names, then those of each expert."""
+    whole = dict(layout)
+    for expert in sorted(experts):
+        whole |= expert_layout(layout, expert)
+    return whole
+
+
+def expert_layout(layout: Layout, expert: int) -> Layout:
+    """Return the layout of one expert under the names of a bank, in the order of `layout`."""
+    return {bank_tensor(expert, tensor): shape for tensor, shape in layout.items()}
+
+
+def counted_groups(segments: Iterable[str]) -> tuple[str, ...]:
+    """Return the groups whose members are counted: one for each expert with a segment, then `reject`.
+
+    `segments` are those of a bank's layout: `A`, `x1.A`, `x1.B`. Without experts there are no groups.
+    """
+    experts = {expert for name in segments if (expert := expert_of(name.partition(".")[0])) is not None}
+    return (*(group_of(expert) for expert in sorted(experts)), REJECT) if experts else ()
+
+
+def exploring_rounds(planned: int | None, total_rounds: int) -> int:
+    """Return in how many rounds specialists are drawn at random: as planned, or half of all, 10 at most."""
+    return min(_MOST_EXPLORING_ROUNDS, total_rounds // 2) if planned is None else planned
 
 
 def first_a_of(expert: int, tensor: str, shape: Shape, seed: int) -> NDArray[np.float32]:

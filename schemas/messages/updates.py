@@ -52,13 +52,42 @@ class SignatureManifest(Manifest):
     signature_epsilon: Epsilon | None = None
 
 
+class ExpertReference(Strict):
+    """An active expert of a bank, as a round begins with it."""
+
+    expert: Count
+    """The ordinal of the expert, which is never used again."""
+    revision: Annotated[StrictInt, Field(ge=0, lt=2**31)]
+    """The round that changed it last; 0 = none, and it is drawn from the plan's seed."""
+    digest: Digest | None
+    """The digest of the revision's body; null for revision 0, which nobody downloads."""
+    bytes: Annotated[StrictInt, Field(ge=0)]
+    """The size of that body."""
+    prior: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
+    """The expert's share of the prior."""
+
+
+class BankIndex(Strict):
+    """The active experts beside the served weights, which are those of the shared expert."""
+
+    experts: list[ExpertReference]
+
+
+def _is_absent(bank: BankIndex | None) -> bool:
+    return bank is None
+
+
 class WeightsManifest(Manifest):
-    """The manifest of personalised weights, served at the start of `round`."""
+    """The manifest of personalised weights, served at the start of `round`.
+
+    `bank` names the experts beside them, by a strategy that has a bank of experts.
+    """
 
     kind: Literal["weights"] = "weights"
     round: Count
     client: StrictStr
     pack: Digest | None
+    bank: BankIndex | None = Field(default=None, exclude_if=_is_absent)
 
 
 class FoldedWeightsManifest(WeightsManifest):

@@ -13,11 +13,13 @@ from math import ceil, prod
 import numpy as np
 from numpy.typing import NDArray
 
+from schemas.identity.documents import hash_of
 from schemas.maths.adapter import Layout, factor_of
 from schemas.maths.bank import REJECT, SHARED, expert_of, group_of, split_bank_tensor
 from schemas.messages.federations import FederationPlan
 from schemas.messages.secure_sum import Segment
 from schemas.messages.sum_plan import SecureSumPlan
+from schemas.messages.updates import BankIndex
 from schemas.secure_sum.encoding import CLIP_UNIT
 from schemas.wire.digests import digest_from_hash
 
@@ -98,6 +100,16 @@ def values_digest(state: Mapping[str, Values], layout: Layout) -> str:
     for tensor in layout:
         hasher.update(np.ascontiguousarray(state[tensor], "<f4").tobytes())
     return digest_from_hash(hasher.hexdigest())
+
+
+def bank_digest(values: str, bank: BankIndex | None) -> str:
+    """Return the digest of what all clients of a round were served: common values, and experts if any.
+
+    `values` is the digest of the common values (`values_digest`).
+    """
+    if bank is None:
+        return values
+    return hash_of({"values": values, "experts": [[entry.expert, entry.digest] for entry in bank.experts]})
 
 
 def _of_group(

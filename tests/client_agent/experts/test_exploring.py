@@ -6,8 +6,9 @@ from collections import Counter
 
 import pytest
 
-from client_agent.experts.exploring import Turn, drawn, exploring_rounds, temperature, turns
+from client_agent.experts.exploring import Turn, drawn, temperature, turns
 from client_agent.experts.responsibilities import uniform
+from schemas.maths.bank import exploring_rounds
 
 SPECIALISTS = (1, 2, 3, 4, 5, 6)
 

@@ -7,8 +7,9 @@ from dataclasses import replace
 
 import pytest
 
-from coordinator.experts.bank import Bank, Event, Outcome, RoundCounts, RoundSums, Rules, new_bank
+from coordinator.experts.bank import Bank, Event, Outcome, RoundCounts, RoundSums, new_bank
 from coordinator.experts.registry import after_round, is_birth_due
+from coordinator.strategies.bank_rules import Rules
 
 RULES = Rules()
 MEMBERS = 15

@@ -15,12 +15,13 @@ from coordinator.db.engine import Database, database_time
 from coordinator.db.tables.experts import ExpertRevisionRow, ExpertRow
 from coordinator.db.tables.federations import PayloadRow
 from coordinator.experts import store
-from coordinator.experts.bank import Bank, RoundCounts, RoundSums, Rules, new_bank
+from coordinator.experts.bank import Bank, RoundCounts, RoundSums, new_bank
 from coordinator.experts.registry import after_round, is_birth_due
 from coordinator.experts.store import Revision
 from coordinator.rounds import retention
 from coordinator.rounds import store as rounds
 from coordinator.storage import garbage_collection, payloads
+from coordinator.strategies.bank_rules import Rules
 from tests.coordinator.rows import federation_row
 
 FEDERATION = "fed_bank"

@@ -1,0 +1,234 @@
+"""Change a bank of experts by a round's sum: new values of experts, births, pruned and merged ones.
+
+Nothing here can read an update; what is decided follows from counts and sums, and from experts as functions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from hashlib import sha256
+
+import numpy as np
+from numpy.typing import NDArray
+from sqlalchemy.orm import Session
+
+from coordinator.aggregation.claim import Claim
+from coordinator.aggregation.joint import JointModel, places_of
+from coordinator.db.engine import Database
+from coordinator.db.tables.federations import RoundRow
+from coordinator.experts import announcements, products, store
+from coordinator.experts.bank import Outcome, RoundCounts, RoundSums
+from coordinator.experts.bodies import expert_head
+from coordinator.experts.current import CurrentBank, index_of
+from coordinator.experts.registry import after_round
+from coordinator.experts.store import Revision
+from coordinator.observability.fault_points import may_crash
+from coordinator.storage import payloads
+from coordinator.storage.payloads import Staged
+from coordinator.totals import Floats, Revised, Total
+from schemas.maths.adapter import Layout, factor_of, is_of_one_base_model, module_of
+from schemas.maths.bank import SHARED, expert_layout, expert_of, first_a_of, group_of
+from schemas.messages.updates import BankIndex
+from schemas.secure_sum.segments import NEW, RESPONSIBILITY, WEIGHT, is_of_expert
+from schemas.wire.digests import digest_from_hash
+
+_PIECE_VALUES = 2**22
+
+State = dict[str, NDArray[np.float32]]
+
+
+class BankModel:
+    """The shared expert and all active specialists that clients began with (`coordinator.totals.Joint`)."""
+
+    def __init__(
+        self, database: Database, shared: JointModel, layout: Layout, bank: CurrentBank, seed: int
+    ) -> None:
+        self._layout = layout
+        self._seed = seed
+        self._models = {SHARED: shared}
+        for expert in bank.experts:
+            revision = bank.revisions.get(expert)
+            payload_id = revision.payload_id if revision is not None else None
+            self._models[expert] = JointModel(database, expert_layout(layout, expert), payload_id, seed)
+
+    @property
+    def segments(self) -> tuple[str, ...]:
+        return tuple(segment for model in self._models.values() for segment in model.segments)
+
+    def read(self, segment: str, begin: int, count: int) -> Floats:
+        """Return `count` values of a segment from `begin` on, (count,); see `JointModel.read`."""
+        return self._models[_expert_of(segment)].read(segment, begin, count)
+
+    def state(self, expert: int, revised: Mapping[str, Revised]) -> State:
+        """Return an expert's tensors by plain names, with the segments that a round revised."""
+        layout = self._layout if expert == SHARED else expert_layout(self._layout, expert)
+        tensors: State = {}
+        for plain, place in zip(self._layout, places_of(layout), strict=True):
+            change = revised.get(place.segment)
+            read = change.values if change is not None else partial(self.read, place.segment)
+            values = read(place.begin, place.count)
+            tensors[plain] = np.asarray(values, np.float32).reshape(self._layout[plain])
+        return tensors
+
+    def start(self, expert: int) -> State:
+        """Return the first `A` of an expert in each (layer, role), drawn from the plan's seed."""
+        return {
+            tensor: first_a_of(expert, tensor, shape, self._seed)
+            for tensor, shape in self._layout.items()
+            if is_of_one_base_model(module_of(tensor)) and factor_of(tensor) == "A"
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class BankChange:
+    """A bank after a round.
+
+    Attributes:
+        sums: what the round's counts and sum said.
+        states: the new values of experts that changed, by plain names of tensors.
+        contributors: how many members were counted in the group of each of them.
+    """
+
+    sums: RoundSums
+    outcome: Outcome
+    states: Mapping[int, State]
+    contributors: Mapping[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class StagedExpert:
+    """Unpublished values of an expert; digest and size are those of the body that clients download."""
+
+    expert: int
+    staged: Staged
+    digest: str
+    bytes: int
+    contributors: int
+
+    def revision(self, round_number: int, payload_id: int) -> Revision:
+        return Revision(self.expert, round_number, payload_id, self.digest, self.bytes, self.contributors)
+
+
+def change_bank(
+    current: CurrentBank,
+    counts: RoundCounts,
+    model: BankModel,
+    total: Total,
+    revised: Mapping[str, Revised],
+    number: int,
+) -> BankChange:
+    """Apply a round to a bank: values of what was summed, then prior, birth, prune and merge.
+
+    All active experts are in memory at once, as float32, to be compared as functions.
+
+    Raises:
+        LookupError: retention has deleted values of the bank.
+        ValueError: a new value is not finite.
+    """
+    states = {expert: model.state(expert, revised) for expert in current.experts}
+    changed = {_expert_of(segment) for segment in revised} - {SHARED}
+    groups = {segment.partition(".")[0] for segment in total.segments if "." in segment}
+    summed = [expert for group in sorted(groups) if (expert := expert_of(group)) is not None]
+    sums = RoundSums(
+        counts,
+        {expert: total.number(f"{group_of(expert)}.{RESPONSIBILITY}") for expert in summed},
+        has_newborn=NEW in groups,
+    )
+    outcome = after_round(
+        *(current.bank, current.rules, sums, number),
+        likeness=lambda first, second: products.cosine(states[first], states[second]),
+    )
+    contributors = {expert: counts.users.get(expert, 0) for expert in states}
+    for event in outcome.events:
+        expert, peer = event.expert, event.peer
+        if event.change == "born":
+            states[expert] = _newborn(model, total, expert)
+            contributors[expert] = counts.rejects
+            changed.add(expert)
+        elif event.change == "merged" and peer is not None:
+            weights = event.numbers["weight_peer"], event.numbers["weight"]
+            states[peer] = products.merged(states[peer], states[expert], weights, model.start(peer))
+            contributors[peer] += contributors[expert]
+            changed.add(peer)
+    active = {expert.expert for expert in outcome.bank.active}
+    new = {expert: states[expert] for expert in sorted(changed & active)}
+    if not all(np.isfinite(values).all() for state in new.values() for values in state.values()):
+        raise ValueError("a new value of an expert is not finite")
+    return BankChange(sums, outcome, new, contributors)
+
+
+def stage_experts(
+    database: Database,
+    claim: Claim,
+    layout: Layout,
+    change: BankChange,
+    begun: list[Staged],
+    between: Callable[[], None],
+) -> list[StagedExpert]:
+    """Write the values of changed experts as unpublished payloads.
+
+    Each payload is appended to `begun` before it is written, so that the caller can discard it.
+    """
+    experts = []
+    for expert, state in change.states.items():
+        with database.write() as session:
+            staged = payloads.stage(session)
+        begun.append(staged)
+        beginning = expert_head(claim.federation_id, expert, claim.number, layout)
+        values = np.concatenate([state[tensor].ravel() for tensor in layout]).astype("<f4")
+        hasher = sha256(beginning)
+        for begin in range(0, len(values), _PIECE_VALUES):
+            octets = values[begin : begin + _PIECE_VALUES].data.cast("B")
+            hasher.update(octets)
+            with database.write() as session:
+                staged.append(session, octets)
+            may_crash("block-staged")
+            between()
+        digest, octets_sent = digest_from_hash(hasher.hexdigest()), len(beginning) + values.nbytes
+        experts.append(StagedExpert(expert, staged, digest, octets_sent, change.contributors[expert]))
+    return experts
+
+
+def next_index(
+    current: CurrentBank, change: BankChange, number: int, staged: list[StagedExpert]
+) -> BankIndex:
+    """Return the index of the bank after a round, of which `staged` are the new values."""
+    new = {expert.expert: expert.revision(number, 0) for expert in staged}
+    return index_of(change.outcome.bank, {**current.revisions, **new})
+
+
+def store_change(
+    session: Session,
+    row: RoundRow,
+    change: BankChange,
+    staged: list[StagedExpert],
+    adopted: Mapping[int, int],
+) -> None:
+    """Store a bank after a round in the transaction that publishes it, and announce what changed.
+
+    `adopted` has the adopted payload of each staged one.
+    """
+    federation_id, number = row.federation_id, row.number
+    store.store_round(session, federation_id, number, change.sums, change.outcome)
+    for expert in staged:
+        store.add_revision(session, federation_id, expert.revision(number, adopted[expert.staged.payload_id]))
+    announcements.announce(session, federation_id, row, change.outcome.events)
+
+
+def _newborn(model: BankModel, total: Total, expert: int) -> State:
+    """Return what the members who reject all experts would change the shared one by, as an expert."""
+    weight = total.number(f"{NEW}.{WEIGHT}")
+    shared = model.state(SHARED, {})
+    change: State = {}
+    for place in places_of({tensor: values.shape for tensor, values in shared.items()}):
+        summed = total.values(f"{NEW}.{place.segment}", place.begin, place.count)
+        change[place.tensor] = np.asarray(summed / weight, np.float32).reshape(shared[place.tensor].shape)
+    return products.newborn(shared, change, model.start(expert))
+
+
+def _expert_of(segment: str) -> int:
+    group = segment.partition(".")[0]
+    expert = expert_of(group) if is_of_expert(segment) else None
+    return SHARED if expert is None else expert
