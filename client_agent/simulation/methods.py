@@ -31,9 +31,13 @@ _SET_BY: Final[Mapping[str, str]] = {
 
 _BOTH: Final[Table] = {"adapter": {"same_architecture_rank": SAME_ARCHITECTURE_RANK}}
 
+_SUMMED: Final[Table] = {"privacy": {"secure_sum": {"masking": "none", "minimum": 2}}}
+"""Sums in clear: the same inputs and totals as with masks, without the work of masking."""
+
 ON_REQUEST: Final = (
     *("fedit", "fedit_local", "fedmosaic_lora_replace"),
     *(*LORA_STRATEGIES, "ca_pfl", "ca_pfl_unmodulated"),
+    *("fedavg_summed", "fed_vemoe", "fed_vemoe_pq", "ifca"),
 )
 """Methods that a study compares only where it, or --methods, names them."""
 
@@ -58,6 +62,12 @@ BUILT_IN: Final[Mapping[str, StudyMethod]] = {
     "fedit": StudyMethod(alone=False, states="served", plan={"strategy": {"name": "fedavg"}, **LORA}),
     "fedit_local": StudyMethod(like="fedit", states="trained"),
     **{name: StudyMethod(alone=False, plan={"strategy": {"name": name}, **LORA}) for name in LORA_STRATEGIES},
+    # The average of an ordinary LoRA, of which the coordinator needs sums only.
+    "fedavg_summed": StudyMethod(alone=False, plan={"strategy": {"name": "fedavg"}, **LORA, **_SUMMED}),
+    # A shared expert and private choices among specialists; over P and Q; and one of k models, without it.
+    "fed_vemoe": StudyMethod(alone=False, plan={"strategy": {"name": "fed_vemoe"}, **LORA, **_SUMMED}),
+    "fed_vemoe_pq": StudyMethod(alone=False, plan={"strategy": {"name": "fed_vemoe"}, **_SUMMED}),
+    "ifca": StudyMethod(like="fed_vemoe", plan={"strategy": {"options": {"shared": False}}}),
     "ca_pfl": StudyMethod(alone=False, plan=CA_PFL),
     "ca_pfl_unmodulated": StudyMethod(like="ca_pfl", plan={"strategy": {"options": {"modulator": False}}}),
 }
