@@ -25,6 +25,7 @@ from coordinator.db.single_process import only_replica
 from coordinator.enrolment import key_rotation, person_tokens
 from coordinator.enrolment import routes as enrolment
 from coordinator.enrolment.failure_delay import FailureDelays
+from coordinator.experts import routes as experts
 from coordinator.federations import clients, event_stream
 from coordinator.federations import routes as federations
 from coordinator.federations.event_fanout import Streams
@@ -66,6 +67,7 @@ ROUTERS = (
     updates.router,
     ready_routes.router,
     secure_sum.router,
+    experts.router,
     health.router,
     enrolment.router,
     person_tokens.router,

@@ -9,7 +9,7 @@ import typer
 
 def commands(app: typer.Typer) -> None:
     """Add the operator commands to `tessera`."""
-    from coordinator.cli import alignments, audit, federations, people, rounds, service
+    from coordinator.cli import alignments, audit, experts, federations, people, rounds, service
     from coordinator.cli.client import all_over_http, over_http
 
     service.commands(app)
@@ -19,6 +19,7 @@ def commands(app: typer.Typer) -> None:
     app.add_typer(all_over_http(people.enrolments), name="enrolment", rich_help_panel=panel)
     app.add_typer(all_over_http(people.clients), name="client", rich_help_panel=panel)
     app.add_typer(all_over_http(rounds.app), name="round", rich_help_panel=panel)
+    app.command("experts", rich_help_panel=panel)(over_http(experts.experts))
     app.add_typer(all_over_http(people.tokens), name="token", rich_help_panel=panel)
     app.add_typer(all_over_http(alignments.anchors), name="anchors", rich_help_panel=panel)
     app.add_typer(all_over_http(alignments.alignments), name="alignment", rich_help_panel=panel)

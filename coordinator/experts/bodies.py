@@ -5,24 +5,32 @@ All clients are served the same bytes, so a revision's digest is that of its who
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from hashlib import sha256
-
 from sqlalchemy import bindparam, select
 from sqlalchemy.orm import Session
 
 from coordinator.db.engine import run
+from coordinator.db.tables.experts import ExpertRevisionRow
 from coordinator.db.tables.secure_sum import JointModelRow
+from coordinator.errors import NotFound
+from coordinator.http.downloads import Stored
 from schemas.maths.adapter import Layout
 from schemas.messages.experts import ExpertManifest
-from schemas.wire.digests import digest_from_hash
-from schemas.wire.envelope import head
+from schemas.wire.envelope import MEDIA_TYPE, head
 
-_LAYOUT = (
-    select(JointModelRow.layout)
-    .where(JointModelRow.federation_id == bindparam("federation_id"), ~JointModelRow.is_void)
-    .order_by(JointModelRow.round_number.desc())
-    .limit(1)
+_REVISION = (
+    select(
+        ExpertRevisionRow.payload_id, ExpertRevisionRow.digest, ExpertRevisionRow.bytes, JointModelRow.layout
+    )
+    .join(
+        JointModelRow,
+        (JointModelRow.federation_id == ExpertRevisionRow.federation_id)
+        & (JointModelRow.round_number == ExpertRevisionRow.round_number),
+    )
+    .where(
+        ExpertRevisionRow.federation_id == bindparam("federation_id"),
+        ExpertRevisionRow.expert == bindparam("expert"),
+        ExpertRevisionRow.round_number == bindparam("revision"),
+    )
 )
 
 
@@ -32,21 +40,17 @@ def expert_head(federation_id: str, expert: int, revision: int, layout: Layout) 
     return head(layout, manifest)
 
 
-def digest_and_size(beginning: bytes, values: Iterable[bytes | memoryview]) -> tuple[str, int]:
-    """Return the digest of a head and the values that follow it, and the number of bytes of both.
+def stored_revision(session: Session, federation_id: str, expert: int, revision: int) -> Stored:
+    """Return the body of a revision; its layout is that of the joint model of the same round.
 
-    `values` are pieces of the payload, such as those of `payloads.stream`.
+    Raises:
+        NotFound: there is no such revision, or retention has deleted its values.
     """
-    hasher, count = sha256(beginning), len(beginning)
-    for piece in values:
-        hasher.update(piece)
-        count += memoryview(piece).nbytes
-    return digest_from_hash(hasher.hexdigest()), count
-
-
-def layout_of_experts(session: Session, federation_id: str) -> Layout | None:
-    """Return the layout of a federation's experts, which is that of its joint model; None = it has none."""
-    stored = run(session, _LAYOUT, {"federation_id": federation_id}).scalar()
-    if stored is None:
-        return None
-    return {str(name): tuple(int(extent) for extent in shape) for name, shape in stored}
+    row = run(
+        session, _REVISION, {"federation_id": federation_id, "expert": expert, "revision": revision}
+    ).first()
+    if row is None or row.payload_id is None:
+        raise NotFound
+    layout = {str(name): tuple(int(extent) for extent in shape) for name, shape in row.layout}
+    beginning = expert_head(federation_id, expert, revision, layout)
+    return Stored(row.payload_id, row.digest, row.bytes, MEDIA_TYPE, head=beginning)

@@ -54,7 +54,7 @@ def _starting_point(
     response_class=StreamingResponse,
     responses={
         200: {
-            "description": "`event: round | client | alignment`, `id` the event number, `data` JSON",
+            "description": "`event: round | client | alignment | sum | expert`, `id` its number, `data` JSON",
             "content": {"text/event-stream": {"schema": {"type": "string"}}},
         },
         **answers(AuthMissing, NotFound, TooManyStreams, Busy),
@@ -66,7 +66,7 @@ async def follow(
     request: Request,
     number: Annotated[int, Depends(_starting_point)],
 ) -> StreamingResponse:
-    """Stream events: all of them for people; for a client, rounds, alignment and its own events.
+    """Stream events: all of them for people; for a client, all but those of other clients.
 
     Each change of a round's state is an event. Joins, updates and scores of a round are combined into one
     event within about half a second; these are hints and may be missing, since each round event shows all

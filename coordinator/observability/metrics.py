@@ -46,8 +46,8 @@ class Metrics:
         )
         self.bytes_down = Counter(
             "tessera_bytes_down",
-            "Encoded bytes of weights, adapter states, anchors and alignment packs that clients began to"
-            " download, counting ranges as requested",
+            "Encoded bytes of weights, experts, adapter states, anchors and alignment packs that clients"
+            " began to download, counting ranges as requested",
             registry=self.registry,
         )
         self.aggregation_seconds = Histogram(

@@ -34,6 +34,7 @@ _TAGS: Final = {
     "weights": "Weights",
     "updates": "Updates",
     "secure sum": "Secure sum",
+    "experts": "Experts",
     "alignment": "Alignment",
 }
 """The groups of the page, in its order."""

@@ -16,6 +16,7 @@ from coordinator.app import create_app
 from coordinator.settings import Settings
 from tests.coordinator.alignment.test_alignment import OTHER, PIVOT, aligned, put_pack
 from tests.coordinator.alignment.test_transfer_test import figures
+from tests.coordinator.experts.stored_bank import store_bank
 from tests.served import Served, Silo, slug
 from tests.taking_part import join, put, update_body, values, wait_for
 
@@ -87,6 +88,8 @@ POLICIES: dict[str, Policy] = {
     f"GET {_F}/rounds/{{n}}/secure-sum": OF_THE_FEDERATION,
     f"GET {_F}/rounds/{{n}}/secure-sum/{{session}}/{{step}}": OF_THE_FEDERATION,
     f"PUT {_F}/rounds/{{n}}/secure-sum/{{session}}/{{step}}": OF_THE_FEDERATION,
+    f"GET {_F}/experts": READERS,
+    f"GET {_F}/experts/{{expert}}/{{revision}}": OF_THE_FEDERATION,
     f"GET {_F}/anchors": READERS,
     f"PUT {_F}/anchors": OPERATORS,
     f"GET {_F}/alignments": READERS,
@@ -131,7 +134,7 @@ class World:
             made = self.served.admin.post("/v1/tokens", json={"role": "auditor", "name": "passing"})
             token = made.json()["id"]
         names = {"fid": federation_id, "cid": client_id, "token_id": token, "base_model": OTHER}
-        return template.format(**names, n=1, session=1, step=0)
+        return template.format(**names, n=1, session=1, step=0, expert=1, revision=6)
 
     def with_packs(self, name: str) -> str:
         """Make a federation with an alignment pack of each base model."""
@@ -166,6 +169,7 @@ def world(coordinator: Served) -> World:
     for silo, base in [(silo, join(silo, 1)) for silo in (client, neighbour)]:
         assert put(silo, 1, update_body(silo, 1, base, values(1.0), pack=pack)).status_code == 201
     wait_for(coordinator, federation_id, 1, "published")
+    store_bank(coordinator.database, federation_id)
     callers = {
         "nobody": coordinator.http(),
         "wrong bearer": coordinator.http("tsr_adm_" + "A" * 43),

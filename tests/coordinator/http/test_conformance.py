@@ -23,7 +23,7 @@ EXCLUDED = "positive_data_acceptance,use_after_free"
 OUT_OF_REACH = r"events|/update$|/join$|/alignments/\{"
 
 # What clients may ask for. A tensor has no schema: what is wrong in one is a matter of meaning.
-OF_CLIENTS = r"/me|/rounds|/plan$|/roster|/anchors|/alignments|/clients/"
+OF_CLIENTS = r"/me|/rounds|/experts|/plan$|/roster|/anchors|/alignments|/clients/"
 OF_TENSORS = "negative_data_rejection"
 
 

@@ -1,0 +1,56 @@
+"""Build the view of a bank of experts, the same for people and for clients: sums, and nobody's own."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from coordinator.db.tables.experts import BankRoundRow
+from coordinator.experts import store
+from coordinator.experts.bank import Expert
+from coordinator.experts.store import Revision
+from schemas.messages.experts import BankRoundView, BankView, ExpertEvent, ExpertView
+
+_ALL_ROUNDS = 2**31 - 1
+
+
+def bank_view(session: Session, federation_id: str, *, before: int | None, limit: int) -> BankView:
+    """Return a federation's bank, with its `limit` newest rounds before round `before` (None = of all)."""
+    bank = store.load(session, federation_id)
+    revisions = store.revisions(session, federation_id, _ALL_ROUNDS)
+    rows = _rounds(session, federation_id, before, limit + 1)
+    shown = rows[:limit]
+    return BankView(
+        experts=[_expert(expert, revisions.get(expert.expert)) for expert in bank.experts] if bank else [],
+        rounds=[_round(row) for row in shown],
+        events=[ExpertEvent.model_validate(event) for row in shown for event in row.events],
+        next=str(shown[-1].round_number) if len(rows) > limit else None,
+    )
+
+
+def _rounds(session: Session, federation_id: str, before: int | None, limit: int) -> list[BankRoundRow]:
+    query = select(BankRoundRow).where(BankRoundRow.federation_id == federation_id)
+    if before is not None:
+        query = query.where(BankRoundRow.round_number < before)
+    return list(session.scalars(query.order_by(BankRoundRow.round_number.desc()).limit(limit)))
+
+
+def _expert(expert: Expert, revision: Revision | None) -> ExpertView:
+    facts = asdict(expert)
+    return ExpertView(
+        **{name: facts[name] for name in ExpertView.model_fields if name in facts},
+        revision=revision.round_number if revision is not None else 0,
+        digest=revision.digest if revision is not None else None,
+        bytes=revision.bytes if revision is not None else 0,
+    )
+
+
+def _round(row: BankRoundRow) -> BankRoundView:
+    return BankRoundView(
+        round=row.round_number,
+        members=row.sums["members"],
+        users=row.sums["users"],
+        rejects=row.sums["rejects"],
+    )

@@ -1,0 +1,30 @@
+"""`tessera experts` in a terminal of 80 columns."""
+
+from __future__ import annotations
+
+import json
+
+from tests.coordinator.cli.test_rounds import output
+from tests.coordinator.experts.stored_bank import store_bank
+from tests.served import Served
+
+
+def test_experts_are_listed_with_the_reason_of_each_change(coordinator: Served) -> None:
+    federation_id = coordinator.federation()
+    assert output(coordinator, "experts", federation_id)[0].startswith("There is no bank of experts")
+    store_bank(coordinator.database, federation_id)
+    lines = output(coordinator, "experts", federation_id)
+    assert max(map(len, lines)) <= 80
+    rows = [line.split() for line in lines if line.startswith("      ") and line[6].isdigit()]
+    assert [row[:4] for row in rows] == [
+        ["1", "active", "8", "of"],
+        ["2", "merged", "into", "1"],
+        ["3", "active", "3", "of"],
+        ["4", "archived", "0", "of"],
+        ["5", "active", "4", "of"],
+    ]
+    text = " ".join(" ".join(lines).split())
+    assert "- round 5: expert 5 born: 5 of 15 members fit no expert" in text
+    bank = json.loads("\n".join(output(coordinator, "experts", federation_id, "--json")))
+    assert [r["round"] for r in bank["rounds"]] == [6, 5, 4]
+    assert len(bank["events"]) == 3
