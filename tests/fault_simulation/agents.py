@@ -6,7 +6,7 @@ What an agent "learns" in a round is a one-hot vector of its own, and noise that
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar, cast
@@ -110,7 +110,7 @@ class SimulatedTrainer(Trainer):
         """There are none where base models are not aligned."""
         return super().frames(brief) if brief.alignment is not None else FramesInUse({}, None)
 
-    def injected(self, opened: OpenedBrief, state: State | None) -> Any:
+    def injected(self, opened: OpenedBrief, state: State | None, experts: Sequence[int] = ()) -> Any:
         return Injected(self.layout(opened, state))
 
     def layout(self, opened: OpenedBrief, state: State | None) -> Layout:

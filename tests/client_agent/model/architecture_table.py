@@ -9,6 +9,7 @@ import json
 import re
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from textwrap import shorten
 from typing import Any
 
 import torch
@@ -31,7 +32,7 @@ ADAPTER = AdapterPlan(kind="lora", rank=2)
 TRAINING = TrainingPlan(steps=6, batch_size=2, max_length=32, learning_rate=0.02)
 EXAMPLES = [Example("rev abc=", "cba"), Example("rev xy=", "yx")]
 IDS = torch.tensor([[1, 5, 9, 14, 7, 22, 30, 6, 11]])
-_LONGEST = 160
+_LONGEST = 200
 _ADVICE = re.compile(r"; use a decoder-only transformer.*| \(docs/reference/architectures.md\)")
 
 
@@ -43,7 +44,7 @@ def outcome(model_type: str, folder: Path) -> dict[str, Any]:
         character_tokenizer().save_pretrained(folder)
         base = load_base_model(str(folder), device=torch.device("cpu"))
     except UnknownArchitecture as refusal:
-        return {"refused": " ".join(_ADVICE.sub("", str(refusal)).split())[:_LONGEST]}
+        return {"refused": shorten(_ADVICE.sub("", str(refusal)), _LONGEST, placeholder=" ...")}
     frozen = base.parts.frozen
     return {
         "roles": list(base.roles),
