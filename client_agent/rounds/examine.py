@@ -13,8 +13,8 @@ from client_agent.model.examples import encode_some, probe_set
 from client_agent.model.quantization import precision_of
 from client_agent.model.tokens import Encoded, digest_of_texts
 from client_agent.storage.start_scores import StartScores
+from client_agent.training.data import MIN_VALIDATION
 from client_agent.training.evaluate import evaluate, mean_loss
-from client_agent.training.rate_search import MIN_VALIDATION
 from client_agent.training.silo import Silo
 from schemas.messages.federations import ScoresPlan
 from schemas.messages.scores import Score

@@ -20,6 +20,8 @@ TEST_SHARE = 0.2
 VALIDATION_SHARE = 0.1
 LARGEST_PROBE_SHARE = 1 / 3
 MIN_PROBE = 8
+MIN_VALIDATION = 16
+"""The fewest validation examples that decide: about the rate, the personal model, or an expert."""
 
 _FEWEST_DIFFERENT = 5
 
@@ -35,7 +37,7 @@ class SiloData:
         validation: examples that choose the learning rate and the personal model; may be empty.
         test: examples of the reported scores; nothing is chosen by them.
         unused: what of the rows is not read.
-        probe: examples whose losses choose among experts; empty unless `with_probe` took them from training.
+        probe: examples whose losses choose among experts, see `with_probe`; empty by other strategies.
     """
 
     train: _Examples
@@ -47,7 +49,8 @@ class SiloData:
 
     @property
     def all(self) -> tuple[Example, ...]:
-        return (*self.train, *self.validation, *self.test, *self.probe)
+        held_out = (*self.validation, *self.test)
+        return (*self.train, *held_out, *(e for e in self.probe if e not in self.validation))
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,12 +161,18 @@ def with_validation(
 
 
 def with_probe(data: SiloData, most: int) -> SiloData:
-    """Hold about `most` different examples, at most a third, out of training as the probe set, by digest.
+    """Return data with a probe set, by which experts are chosen: examples that are not trained on.
 
-    If that are fewer than 8, there is no probe set yet, and all stay in training; so do examples that are
-    validation or test examples too. The share falls while the source grows, and an example's digest stays, so
-    that from then on what was trained on never becomes a probe.
+    These are the validation examples, if there are 16 or more that are not training examples too. Otherwise
+    about `most` different training examples, at most a third, are held out, by digest. If that are fewer
+    than 8, there is no probe set yet, and all stay in training; so do examples that are validation or test
+    examples too. The share falls while the source grows, and an example's digest stays, so that from then on
+    what was trained on never becomes a probe.
     """
+    trained = {example.key for example in data.train}
+    validation = tuple(example for example in data.validation if example.key not in trained)
+    if len({example.key for example in validation}) >= MIN_VALIDATION:
+        return replace(data, probe=validation)
     held_out = {example.key for example in (*data.validation, *data.test)}
     candidates = {example.key for example in data.train} - held_out
     share = min(LARGEST_PROBE_SHARE, most / len(candidates)) if candidates else 0.0

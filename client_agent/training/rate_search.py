@@ -21,7 +21,7 @@ from client_agent.model.tokens import digest_of_texts
 from client_agent.storage.rate_store import RateSearch as RateSearch
 from client_agent.storage.rate_store import RateStore as RateStore
 from client_agent.storage.rate_store import TriedRate
-from client_agent.training.data import SiloData
+from client_agent.training.data import MIN_VALIDATION, SiloData
 from client_agent.training.evaluate import mean_loss
 from client_agent.training.loop import train
 from client_agent.training.options import DEFAULT_OPTIONS, TrainingOptions
@@ -38,9 +38,6 @@ _MOST_RATES = 5
 _MOST_STEPS = 20
 _SCORED = 64
 _FEWEST_EXAMPLES = 64
-MIN_VALIDATION = 16
-"""The fewest validation examples that decide between models."""
-
 _SEED = 0  # not the plan's: entries of the store are shared by plans that differ in their seed
 _Side = tuple[Sequence[Example], Sequence[Example]]
 

@@ -49,6 +49,17 @@ def test_what_was_trained_on_never_becomes_a_probe() -> None:
         trained |= keys(data.train)
 
 
+def test_enough_validation_examples_are_the_probe() -> None:
+    training, validation = rows(16), rows(16, 16)
+    data = SiloData(training, validation, rows(8, 32))
+    probing = with_probe(data, 64)
+    assert (probing.train, probing.probe) == (training, validation)
+    assert sorted(keys(probing.all)) == sorted(keys(data.all))
+    assert len(probing.all) == len(data.all)
+    of_training = with_probe(SiloData(training, training, ()), 64)
+    assert of_training.probe == ()
+
+
 def test_a_small_silo_has_no_probe() -> None:
     data = SiloData(rows(20), (), ())
     assert with_probe(data, 64) == data

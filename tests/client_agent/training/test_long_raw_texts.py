@@ -12,9 +12,8 @@ from client_agent.model.examples import Example, encode_beginnings, encode_for, 
 from client_agent.model.loading import BaseModel
 from client_agent.rounds.examine import Examiner
 from client_agent.sketches.gradient import sketch_of
-from client_agent.training.data import SiloData
+from client_agent.training.data import MIN_VALIDATION, SiloData
 from client_agent.training.evaluate import evaluate, mean_loss
-from client_agent.training.rate_search import MIN_VALIDATION
 from client_agent.training.silo import Silo
 from schemas.messages.federations import ScoresPlan, SignaturePlan
 
