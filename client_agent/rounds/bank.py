@@ -66,7 +66,7 @@ def store_experts(session: Session, index: BankIndex, layout: Layout) -> None:
     """
     fetched = octets = 0
     for entry in index.experts:
-        if entry.digest is None or _file(session.home, entry.digest).is_file():
+        if entry.digest is None or _is_stored(session.home, entry.digest):
             continue
         body = session.api.expert(session.federation_id, entry.expert, entry.revision)
         if body.digest != entry.digest:
@@ -164,17 +164,20 @@ def _read_expert(body: bytes, layout: Layout, entry: ExpertReference) -> Arrays:
         ) from refusal
 
 
+def _is_stored(home: Path, digest: str) -> bool:
+    """Whether an expert is here, and undamaged."""
+    file = _file(home, digest)
+    return file.is_file() and digest_of(file.read_bytes()) == digest
+
+
 def _stored(home: Path, entry: ExpertReference) -> bytes:
-    digest = entry.digest or ""
     try:
-        body = _file(home, digest).read_bytes()
+        return _file(home, entry.digest or "").read_bytes()
     except OSError as error:
         raise AdapterUnreadable(
-            f"revision {entry.revision} of expert {entry.expert} is missing ({error.strerror})"
+            f"revision {entry.revision} of expert {entry.expert} is missing ({error.strerror}); run the "
+            "agent again, which downloads it"
         ) from error
-    if digest_of(body) != digest:
-        raise AdapterUnreadable(f"the stored revision {entry.revision} of expert {entry.expert} is damaged")
-    return body
 
 
 def _file(home: Path, digest: str) -> Path:
