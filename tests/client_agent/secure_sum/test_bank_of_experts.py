@@ -1,0 +1,126 @@
+"""Rounds of a bank of experts under masks, with agents that train, of which two are killed."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from client_agent.adapters.expert_bank import expert_tensors
+from client_agent.experts.memory import EXPERTS, ExpertMemory
+from client_agent.rounds.bank import read_bank, read_index
+from client_agent.rounds.train import Trained
+from client_agent.storage.round_folder import SUMMED, TRAINED
+from client_agent.training.silo import Silo
+from tests.client_agent.secure_sum.summed_agents import Agent, Agents, agents_of, plan
+from tests.client_agent.secure_sum.wires import Exchange, Killed, Wire
+from tests.served import Served
+from tests.taking_part import wait_for
+
+CLIENTS = 5
+TOLERANCE = 2e-5  # changes of up to two steps of 0.01, and weights, both rounded to 2^-15
+
+
+def bank_plan(total: int, **options: Any) -> dict[str, Any]:
+    wanted = plan(CLIENTS, total=total)
+    return wanted | {"strategy": {"name": "fed_vemoe", "options": {"experts": 2, "grace": 9, **options}}}
+
+
+def choice(agent: Agent, number: int) -> tuple[tuple[int, ...], dict[int, float]]:
+    """Return which experts an agent trained in a round, and its responsibilities: it alone knows them."""
+    stored = ExpertMemory(agent.participant.session.home / EXPERTS).rounds[number]
+    return stored.trained, stored.responsibilities
+
+
+def bank_of(agent: Agent, number: int) -> dict[str, np.ndarray]:
+    folder = agent.folder(number)
+    layout = {n: v.shape for n, v in expert_tensors(0, trained(agent, number)).items()}
+    return read_bank(agent.participant.session.home, folder, layout)
+
+
+def trained(agent: Agent, number: int) -> dict[str, np.ndarray]:
+    return Trained.from_bytes(agent.folder(number).read(TRAINED)).adapter
+
+
+def start_of(agent: Agent, number: int) -> dict[str, np.ndarray]:
+    return Trained.from_bytes(agent.folder(number).read(TRAINED)).start
+
+
+def sum_and_revive(agents: Agents, wire: Wire) -> list[str]:
+    """Let all agents be summed; one that is killed begins again. Return who was killed."""
+    killed: list[str] = []
+
+    def run(agent: Agent) -> None:
+        while True:
+            try:
+                agent.sum()
+                return
+            except Killed:
+                killed.append(agent.name)
+                del wire.dies_before[agent.name]
+
+    threads = [threading.Thread(target=run, args=(agent,)) for agent in agents.agents]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=120)
+        assert not thread.is_alive()
+    return sorted(killed)
+
+
+@pytest.mark.slow
+def test_a_bank_is_the_weighted_mean_of_what_its_members_learnt(
+    served: Served, silo: Silo, tmp_path: Path
+) -> None:
+    wire = Wire(dies_before={"silo-0": 1})
+
+    def kill_another_in_the_sum(exchange: Exchange) -> None:
+        if exchange.agent == "silo-1" and exchange.path.endswith("/rounds/1/secure-sum/2/0"):
+            wire.dies_before["silo-1"] = 3
+
+    wire.on_exchange = kill_another_in_the_sum
+    with agents_of(served, silo, tmp_path, bank_plan(3, explore_rounds=0), CLIENTS, wire.transport) as agents:
+        agents.start()
+        for number in (1, 2, 3):
+            agents.train()
+            killed = sum_and_revive(agents, wire)
+            assert killed == (["silo-0", "silo-1"] if number == 1 else [])
+            view = wait_for(served, agents.federation_id, number, "published")
+            assert view["secure_sum"]["counted"] == CLIENTS
+            assert [s["kind"] for s in view["secure_sum"]["sessions"]] == ["counts", "sum"]
+            assert all(agent.folder(number).has(SUMMED) for agent in agents.agents)
+            if number > 1:
+                _is_mean_of_members(agents, number)
+        shown = served.admin.get(f"/v1/federations/{agents.federation_id}/experts").json()
+    used = {entry["round"]: entry["users"] for entry in shown["rounds"]}
+    for number in (1, 2, 3):
+        chosen = [choice(agent, number)[0] for agent in agents.agents]
+        assert used[number] == {str(k): sum(k in trained for trained in chosen) for k in (1, 2)}
+    assert not wire.of("PUT", "/update")
+    assert not wire.of("PUT", "/scores")
+    fetched = [e.path for e in wire.exchanges if "/experts/" in e.path and e.agent == "silo-2"]
+    assert len(fetched) == len(set(fetched)), "a revision is downloaded once"
+
+
+def _is_mean_of_members(agents: Agents, number: int) -> None:
+    """Check what a round begins with against what members learnt in the one before."""
+    before = [(start_of(a, number - 1), trained(a, number - 1), choice(a, number - 1)) for a in agents.agents]
+    now = bank_of(agents.agents[0], number)
+    revisions = {
+        entry.expert: entry.revision for entry in read_index(agents.agents[0].folder(number)).experts
+    }
+    for expert in (0, 1, 2):
+        members = [place for place in before if expert == 0 or expert in place[2][0]]
+        if expert and len(members) < 3:
+            assert revisions[expert] < number - 1
+            continue
+        weights = np.array([place[2][1][expert] if expert else 1.0 for place in members])
+        for name in expert_tensors(expert, now):
+            key = f"x{expert}.{name}"
+            changes = np.stack([place[1][key] - place[0][key] for place in members])
+            mean = np.tensordot(weights / weights.sum(), changes, axes=1)
+            expected = before[0][0][key] + mean
+            np.testing.assert_allclose(now[key], expected, atol=TOLERANCE)
