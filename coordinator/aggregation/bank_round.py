@@ -22,6 +22,7 @@ from coordinator.experts import announcements, products, store
 from coordinator.experts.bank import Outcome, RoundCounts, RoundSums
 from coordinator.experts.bodies import expert_head
 from coordinator.experts.current import CurrentBank, index_of
+from coordinator.experts.half import EXPERT_DTYPE, rounded_to_half
 from coordinator.experts.registry import after_round
 from coordinator.experts.store import Revision
 from coordinator.observability.fault_points import may_crash
@@ -51,7 +52,8 @@ class BankModel:
         for expert in bank.experts:
             revision = bank.revisions.get(expert)
             payload_id = revision.payload_id if revision is not None else None
-            self._models[expert] = JointModel(database, expert_layout(layout, expert), payload_id, seed)
+            own_layout = expert_layout(layout, expert)
+            self._models[expert] = JointModel(database, own_layout, payload_id, seed, EXPERT_DTYPE)
 
     @property
     def segments(self) -> tuple[str, ...]:
@@ -177,7 +179,8 @@ def stage_experts(
             staged = payloads.stage(session)
         begun.append(staged)
         beginning = expert_head(claim.federation_id, expert, claim.number, layout)
-        values = np.concatenate([state[tensor].ravel() for tensor in layout]).astype("<f4")
+        values = np.concatenate([state[tensor].ravel() for tensor in layout])
+        values = rounded_to_half(values, np.random.default_rng([claim.number, expert]))
         hasher = sha256(beginning)
         for begin in range(0, len(values), _PIECE_VALUES):
             octets = values[begin : begin + _PIECE_VALUES].data.cast("B")

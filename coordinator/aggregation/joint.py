@@ -137,14 +137,17 @@ class JointModel:
     Args:
         payload_id: None before the first published sum: clients then begin with the start.
         seed: that of the start.
+        dtype: that of the stored values.
     """
 
-    def __init__(self, database: Database, layout: Layout, payload_id: int | None, seed: int) -> None:
+    def __init__(
+        self, database: Database, layout: Layout, payload_id: int | None, seed: int, dtype: str = "<f4"
+    ) -> None:
         self._layout = layout
         self._seed = seed
         self._places = places_of(layout)
         self._stored = (
-            PayloadValues(database, payload_id, "<f4", size(layout)) if payload_id is not None else None
+            PayloadValues(database, payload_id, dtype, size(layout)) if payload_id is not None else None
         )
         self._started: tuple[str, Values] | None = None
 

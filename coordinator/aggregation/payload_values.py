@@ -16,7 +16,7 @@ _AHEAD = 2**14  # 64 KiB: many small tensors are read at once
 
 @dataclass
 class PayloadValues:
-    """Numbers of four bytes, `count` of them from the beginning of a payload; reads are cheapest in order."""
+    """Numbers of one type, `count` of them from the beginning of a payload; reads are cheapest in order."""
 
     database: Database
     payload_id: int
@@ -39,6 +39,7 @@ class PayloadValues:
         at = begin - self._begin
         if at < 0 or at + count > len(self._window):
             end = min(self.count, begin + max(count, _AHEAD))
-            octets = payloads.read_alone(self.database, self.payload_id, 4 * begin, 4 * end)
+            width = np.dtype(self.dtype).itemsize
+            octets = payloads.read_alone(self.database, self.payload_id, width * begin, width * end)
             self._begin, self._window, at = begin, np.frombuffer(octets, self.dtype), 0
         return self._window[at : at + count]

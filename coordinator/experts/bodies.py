@@ -1,4 +1,4 @@
-"""The bodies in which the revisions of experts are served: a head, then the stored float32 values.
+"""The bodies in which the revisions of experts are served: a head, then the stored float16 values.
 
 All clients are served the same bytes, so a revision's digest is that of its whole body.
 """
@@ -35,9 +35,9 @@ _REVISION = (
 
 
 def expert_head(federation_id: str, expert: int, revision: int, layout: Layout) -> bytes:
-    """Return the bytes before the values of a revision; the tensors are float32 in the order of `layout`."""
+    """Return the bytes before the values of a revision; the tensors are float16 in the order of `layout`."""
     manifest = ExpertManifest(federation=federation_id, recipe={}, round=revision, expert=expert)
-    return head(layout, manifest)
+    return head(layout, manifest, "F16")
 
 
 def stored_revision(session: Session, federation_id: str, expert: int, revision: int) -> Stored:

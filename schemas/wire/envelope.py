@@ -62,8 +62,9 @@ def slots(layout: Layout, *, optional: bool = False) -> dict[str, Slot]:
     return {name: Slot(shape, DENSE, optional) for name, shape in layout.items()}
 
 
-def head(layout: Layout, manifest: Manifest) -> bytes:
-    return write_header({name: ("F32", shape) for name, shape in layout.items()}, _metadata(manifest))
+def head(layout: Layout, manifest: Manifest, dtype: Literal["F32", "F16"] = "F32") -> bytes:
+    """Return the bytes before the values of a body whose tensors are all of one type, in layout order."""
+    return write_header({name: (dtype, shape) for name, shape in layout.items()}, _metadata(manifest))
 
 
 def pack(tensors: Mapping[str, Array], manifest: Manifest, *, compress: bool = False) -> bytes:

@@ -13,6 +13,7 @@ from coordinator.experts import store
 from coordinator.experts.announcements import announce
 from coordinator.experts.bank import RoundCounts, RoundSums, Rules, new_bank
 from coordinator.experts.bodies import expert_head
+from coordinator.experts.half import EXPERT_DTYPE
 from coordinator.experts.registry import after_round, is_birth_due
 from coordinator.experts.store import Revision
 from coordinator.rounds import store as rounds
@@ -64,7 +65,7 @@ def _store_round(session, federation_id: str, number: int) -> StoredBody:
     model = JointModelRow(federation_id=federation_id, round_number=number, layout=layout, losses={})
     model.digest = digest_of(b"")
     session.add(model)
-    values = np.arange(number, number + 14, dtype="<f4").tobytes()
+    values = np.arange(number, number + 14, dtype=EXPERT_DTYPE).tobytes()
     body = expert_head(federation_id, 1, number, LAYOUT) + values
     payload_id, _ = payloads.store_bytes(session, values)
     revision = Revision(1, number, payload_id, digest_of(body), len(body), contributors=7)
