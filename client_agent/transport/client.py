@@ -22,6 +22,7 @@ from client_agent.transport.request_signing import SignedRequests
 from client_agent.transport.responses import read, retry_after, unreadable_answer, unreadable_brief
 from client_agent.transport.retry import RANGE_UNSATISFIABLE, Send, interruptible, send_with_retries
 from client_agent.transport.timeouts import DeadlineClient, extend_deadline
+from client_agent.transport.uploads import upload_headers
 from schemas.identity.addresses import root_path_of
 from schemas.messages.alignment import Acceptance, Anchors, PackList
 from schemas.messages.enrolment import Enrolment, EnrolmentRequest, KeyInUse, KeyRotation, Me, RosterPage
@@ -30,8 +31,7 @@ from schemas.messages.rounds import FinishedBrief, Joined, RoundBrief, RoundView
 from schemas.messages.scores import Scores
 from schemas.messages.tokens import Hello
 from schemas.messages.updates import Receipt
-from schemas.wire.compress import is_frame
-from schemas.wire.digests import digest_of, from_field, to_field
+from schemas.wire.digests import digest_of, from_field
 from schemas.wire.envelope import MEDIA_TYPE
 
 _TIMEOUT = httpx.Timeout(60.0, connect=15.0)
@@ -159,7 +159,7 @@ class CoordinatorApi:
     def join(self, federation_id: str, round_number: int, signature: bytes | None) -> Joined:
         """Join a round; a new client sends its sketch as `signature`, for its first relevance."""
         path = f"/v1/federations/{federation_id}/rounds/{round_number}/join"
-        headers = _upload_headers(signature) if signature is not None else None
+        headers = upload_headers(signature) if signature is not None else None
         return read(Joined, self.call("POST", path, content=signature, headers=headers))
 
     def weights(
@@ -181,7 +181,7 @@ class CoordinatorApi:
     def push_update(self, federation_id: str, round_number: int, body: bytes) -> Receipt:
         """Upload this client's update. Idempotent for the same bytes."""
         path = f"/v1/federations/{federation_id}/rounds/{round_number}/update"
-        headers = _upload_headers(body)
+        headers = upload_headers(body)
         return read(Receipt, self.call("PUT", path, content=body, headers=headers))
 
     def round_view(self, federation_id: str, round_number: int) -> RoundView:
@@ -210,7 +210,7 @@ class CoordinatorApi:
 
     def put_pack(self, federation_id: str, base_model: str, body: bytes) -> None:
         path = f"/v1/federations/{federation_id}/alignments/{base_model}"
-        self.call("PUT", path, content=body, headers=_upload_headers(body))
+        self.call("PUT", path, content=body, headers=upload_headers(body))
 
     def put_acceptance(self, federation_id: str, base_model: str, tested: Acceptance) -> None:
         path = f"/v1/federations/{federation_id}/alignments/{base_model}/acceptance"
@@ -294,10 +294,3 @@ class CoordinatorApi:
         if from_field(answer.headers.get("Repr-Digest", "")) != digest:
             raise DownloadDamaged(path)
         return TensorBody(body, digest, answer.headers.get("Tessera-Weights", ""))
-
-
-def _upload_headers(body: bytes) -> dict[str, str]:
-    headers = {"Content-Type": MEDIA_TYPE, "Content-Digest": to_field(digest_of(body))}
-    if is_frame(body):
-        headers["Content-Encoding"] = "zstd"
-    return headers

@@ -21,14 +21,16 @@ from coordinator.db.tables.federations import RoundRow
 from coordinator.experts import announcements, products, store
 from coordinator.experts.bank import Outcome, RoundCounts, RoundSums
 from coordinator.experts.bodies import expert_head
-from coordinator.experts.current import CurrentBank, index_of
+from coordinator.experts.current import CurrentBank, current_bank, index_of
 from coordinator.experts.half import EXPERT_DTYPE, rounded_to_half
-from coordinator.experts.registry import after_round
+from coordinator.experts.registry import after_round, round_counts
 from coordinator.experts.store import Revision
 from coordinator.observability.fault_points import may_crash
+from coordinator.secure_sum.counts import outcome_of
 from coordinator.storage import payloads
 from coordinator.storage.payloads import Staged
-from coordinator.totals import Floats, Revised, Total
+from coordinator.strategies.opening import OpenedPlan
+from coordinator.totals import Counted, Floats, Revised, Total
 from schemas.maths.adapter import Layout, factor_of, is_of_one_base_model, module_of
 from schemas.maths.bank import SHARED, expert_layout, expert_of, first_a_of, group_of
 from schemas.messages.updates import BankIndex
@@ -38,6 +40,29 @@ from schemas.wire.digests import digest_from_hash
 _PIECE_VALUES = 2**22
 
 State = dict[str, NDArray[np.float32]]
+
+
+@dataclass(frozen=True, slots=True)
+class BankInputs:
+    """The bank that the members of a round began with, and the outcome of their counts."""
+
+    current: CurrentBank
+    counts: RoundCounts
+
+
+def bank_inputs(session: Session, claim: Claim, opened: OpenedPlan) -> BankInputs | None:
+    """Return the bank of a federation with the round's counts; None = its strategy has none.
+
+    Raises:
+        LookupError: the members were not counted, or retention has deleted counts or values.
+    """
+    current = current_bank(session, claim.federation_id, opened)
+    if current is None:
+        return None
+    counts = outcome_of(session, claim.round_id)
+    if counts is None:
+        raise LookupError("the members of the experts were not counted")
+    return BankInputs(current, round_counts(Counted(counts.members, counts.groups)))
 
 
 class BankModel:

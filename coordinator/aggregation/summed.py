@@ -17,8 +17,10 @@ from sqlalchemy.orm import Session
 from coordinator.aggregation import joint
 from coordinator.aggregation.bank_round import (
     BankChange,
+    BankInputs,
     BankModel,
     StagedExpert,
+    bank_inputs,
     change_bank,
     next_index,
     stage_experts,
@@ -30,20 +32,16 @@ from coordinator.aggregation.stored_total import StoredTotal
 from coordinator.db.engine import Database, database_time, run
 from coordinator.db.federation_lock import lock_federation
 from coordinator.db.tables.federations import ClientRow
-from coordinator.experts.bank import RoundCounts
-from coordinator.experts.current import CurrentBank, current_bank
-from coordinator.experts.registry import round_counts
 from coordinator.http.downloads import Stored
 from coordinator.observability.fault_points import may_crash
 from coordinator.observability.logs import logger
 from coordinator.rounds import base_weights, transitions
 from coordinator.rounds import store as rounds
-from coordinator.secure_sum.counts import outcome_of
 from coordinator.secure_sum.totals import SummedTotal, summed_total
 from coordinator.storage import payloads
 from coordinator.storage.payloads import Staged
 from coordinator.strategies.opening import OpenedPlan, require_summed
-from coordinator.totals import Counted, Joint, Revised
+from coordinator.totals import Joint, Revised
 from coordinator.weights.store import assign
 from schemas.maths.adapter import Layout, is_of_one_base_model, module_of
 from schemas.maths.bank import bank_layout
@@ -80,15 +78,7 @@ class _Inputs:
     layout: Layout
     payload_id: int | None
     packs: Mapping[str, str | None]
-    bank: _BankInputs | None
-
-
-@dataclass(frozen=True, slots=True)
-class _BankInputs:
-    """The bank that members began with, and the outcome of their counts."""
-
-    current: CurrentBank
-    counts: RoundCounts
+    bank: BankInputs | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,7 +186,7 @@ def _read(session: Session, claim: Claim, opened: OpenedPlan) -> _Inputs:
     before = joint.latest(session, claim.federation_id, claim.number - 1)
     if before is not None and before.layout != layout:
         raise LookupError("the layout of the members is not that of the joint model")
-    bank = _bank(session, claim, opened)
+    bank = bank_inputs(session, claim, opened)
     whole = bank_layout(layout, bank.current.experts) if bank is not None else layout
     if list(segments_of(opened.plan, whole, groups_of(total.terms.segments))) != total.terms.segments:
         raise LookupError("the total is not of the layout of its members")
@@ -210,17 +200,6 @@ def _read(session: Session, claim: Claim, opened: OpenedPlan) -> _Inputs:
         if _layout(session, claim, opened, client_model, client_profile) == layout:
             packs[client] = base_weights.pack_digest(session, claim.federation_id, client_model)
     return _Inputs(total, layout, before.payload_id if before is not None else None, packs, bank)
-
-
-def _bank(session: Session, claim: Claim, opened: OpenedPlan) -> _BankInputs | None:
-    """Return the bank of a federation with the round's counts; None = it has none."""
-    current = current_bank(session, claim.federation_id, opened)
-    if current is None:
-        return None
-    counts = outcome_of(session, claim.round_id)
-    if counts is None:
-        raise LookupError("the members of the experts were not counted")
-    return _BankInputs(current, round_counts(Counted(counts.members, counts.groups)))
 
 
 def _layout(
