@@ -143,7 +143,7 @@ def export_routed(
         routed = routed_by_token(placed)
         if routed is None:
             raise ExportUnsupported(
-                "--routed is for experts that are weighed by token, and this adapter is an ordinary LoRA; "
+                "--routed is for experts that are weighed by token, and this adapter is equal to an ordinary LoRA; "
                 "leave it out"
             )
         reference = held_out_loss(base, silo, scoring, longest)
