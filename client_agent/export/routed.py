@@ -143,8 +143,8 @@ def export_routed(
         routed = routed_by_token(placed)
         if routed is None:
             raise ExportUnsupported(
-                "--routed is for experts that are weighed by token, and this adapter is equal to an ordinary LoRA; "
-                "leave it out"
+                "--routed is for experts that are weighed by token, and this adapter is equal to an ordinary "
+                "LoRA; leave it out"
             )
         reference = held_out_loss(base, silo, scoring, longest)
         files = RoutedFiles.of(routed)
