@@ -82,20 +82,23 @@ def fit(losses: ProbeLosses) -> float:
 
 
 def regret(losses: ProbeLosses, local: float) -> float:
-    """Compute h = clip((min_k l_k - l_local) / l_local, 0, 1): what the bank lacks to the personal model.
+    """Compute h = clip((min_k l_k - l_local) / l_0, 0, 1): what the bank lacks to the personal model.
 
-    `local` is the loss of the client's last personal model on the same probe set.
+    Like `fit` it is a share of the shared expert's loss: two losses that are both near zero differ by little.
+
+    Args:
+        local: the loss of the client's last personal model on the same probe set.
     """
-    return _share(losses.best - local, local)
+    return _share(losses.best - local, losses.shared)
 
 
-def rejects(losses: ProbeLosses, local: float | None, *, regret_above: float, fit_below: float) -> bool:
-    """Whether the bank has no expert for this client: its regret is large and no specialist adds much.
+def rejects(losses: ProbeLosses, local: float | None, *, regret_above: float) -> bool:
+    """Whether the bank has no expert for this client: its regret is large.
 
     The sharpness of the responsibilities plays no part: two equally good experts are no rejection. Without a
     personal model nothing is rejected.
     """
-    return local is not None and regret(losses, local) > regret_above and fit(losses) < fit_below
+    return local is not None and regret(losses, local) > regret_above
 
 
 def _share(difference: float, whole: float) -> float:

@@ -34,6 +34,9 @@ from schemas.maths.adapter import Layout
 from schemas.maths.bank import SHARED, exploring_rounds
 
 _RESPONSIBILITY = "routing.x"
+_NEWBORN = 0.9
+"""The responsibility of a newborn in the first round of a client that asked for it."""
+
 CHOSEN = "routing.chosen"
 """The private tensor of the ordinals of the chosen specialists."""
 
@@ -100,6 +103,9 @@ class RoutedExperts(Removable):
     def begin_round(self, round_number: int, total_rounds: int, steps: int) -> list[Turn]:
         """Draw the specialists of a round, and store the choice; the same again after a restart.
 
+        A client that rejected all experts trains the one that was born since for a round: it is what its kind
+        asked for, and begins weaker than an expert that they bent for lack of it.
+
         Returns:
             the turns in which they train; `choose` makes those of a turn act.
         """
@@ -112,6 +118,12 @@ class RoutedExperts(Removable):
             secret=memory.secret,
             round_number=round_number,
         )
+        newborn = self._newborn(memory, round_number)
+        if newborn is not None and not exploring:
+            others = [expert for expert in specialists if expert != newborn]
+            specialists = (newborn, *others)[:count]
+            rest = (1 - _NEWBORN) / max(1, len(self._specialists) - 1)
+            self.responsibilities = {k: _NEWBORN if k == newborn else rest for k in self._specialists}
         planned = turns(specialists, steps, exploring=exploring)
         trained = tuple(expert for turn in planned for expert in turn.specialists)
         self._round = round_number
@@ -121,6 +133,14 @@ class RoutedExperts(Removable):
             *(round_number, ", ".join(map(str, trained)), ", drawn at random" if exploring else ""),
         )
         return planned
+
+    def _newborn(self, memory: ExpertMemory, round_number: int) -> int | None:
+        """Return the expert born since a round in which this client rejected all; None = there is none."""
+        earlier = [number for number in memory.rounds if number < round_number]
+        last = memory.rounds[max(earlier)] if earlier else None
+        if last is None or not last.rejects:
+            return None
+        return max(set(self._specialists) - last.responsibilities.keys(), default=None)
 
     def end_round(self) -> None:
         """Choose by the losses after training, and store that of the personal model."""
@@ -254,14 +274,13 @@ class RoutedExperts(Removable):
         if self._prober is None or self._losses is None:
             return Choice(responsibilities=self.responsibilities, trained=trained, exploring=exploring)
         local = memory.local_before(self._round, self._prober.digest)
-        limits = {"regret_above": self.routing.regret_above, "fit_below": self.routing.fit_below}
         return Choice(
             responsibilities=self.responsibilities,
             trained=trained,
             exploring=exploring,
             fit=fit(self._losses),
             regret=regret(self._losses, local) if local is not None else None,
-            rejects=not exploring and rejects(self._losses, local, **limits),
+            rejects=not exploring and rejects(self._losses, local, regret_above=self.routing.regret_above),
             probe=self._prober.digest,
         )
 

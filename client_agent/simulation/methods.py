@@ -34,6 +34,9 @@ _BOTH: Final[Table] = {"adapter": {"same_architecture_rank": SAME_ARCHITECTURE_R
 _SUMMED: Final[Table] = {"privacy": {"secure_sum": {"masking": "none", "minimum": 2}}}
 """Sums in clear: the same inputs and totals as with masks, without the work of masking."""
 
+_FIXED_BANK: Final[Table] = {"shared": False, "regret_above": 1, "prune_below": 0, "merge_above": 1}
+"""One of k models, k fixed, without a shared expert."""
+
 ON_REQUEST: Final = (
     *("fedit", "fedit_local", "fedmosaic_lora_replace"),
     *(*LORA_STRATEGIES, "ca_pfl", "ca_pfl_unmodulated"),
@@ -67,7 +70,7 @@ BUILT_IN: Final[Mapping[str, StudyMethod]] = {
     # A shared expert and private choices among specialists; over P and Q; and one of k models, without it.
     "fed_vemoe": StudyMethod(alone=False, plan={"strategy": {"name": "fed_vemoe"}, **LORA, **_SUMMED}),
     "fed_vemoe_pq": StudyMethod(alone=False, plan={"strategy": {"name": "fed_vemoe"}, **_SUMMED}),
-    "ifca": StudyMethod(like="fed_vemoe", plan={"strategy": {"options": {"shared": False}}}),
+    "ifca": StudyMethod(like="fed_vemoe", plan={"strategy": {"options": _FIXED_BANK}}),
     "ca_pfl": StudyMethod(alone=False, plan=CA_PFL),
     "ca_pfl_unmodulated": StudyMethod(like="ca_pfl", plan={"strategy": {"options": {"modulator": False}}}),
 }

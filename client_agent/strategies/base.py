@@ -60,8 +60,7 @@ class Routing:
         gamma: the temperature of the token router.
         consistency: weight of the distance between the mean weights of a step's tokens and the
             responsibilities; 0 = none.
-        regret_above: the regret above which a client may reject the bank.
-        fit_below: the fit below which it does.
+        regret_above: the regret above which a client rejects all experts.
         shared: whether the shared expert trains; otherwise it stays zero, and one specialist is the model.
     """
 
@@ -72,7 +71,6 @@ class Routing:
     gamma: float = 1.0
     consistency: float = 0.1
     regret_above: float = 0.1
-    fit_below: float = 0.05
     shared: bool = True
 
     @property

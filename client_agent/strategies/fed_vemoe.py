@@ -20,7 +20,6 @@ class Options(AgentOptions):
     gamma: float = 1.0
     consistency: float = 0.1
     regret_above: float = 0.1
-    fit_below: float = 0.05
 
 
 @dataclass(frozen=True, slots=True)

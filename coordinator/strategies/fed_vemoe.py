@@ -57,9 +57,9 @@ class Options(BaseModel):
     consistency: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.1
     """The weight of the distance between token weights and responsibilities; 0 = none."""
     regret_above: _Share = 0.1
-    """The share by which the best expert must be worse than the personal model for a client to reject all."""
-    fit_below: _Share = 0.05
-    """The share by which the best expert may at most be better than the shared one for that."""
+    """A client rejects all experts if its personal model is better by more than this share of the shared
+    expert's loss; 1 = it never does.
+    """
     server_rate: Annotated[float, Field(gt=0, le=2)] = 1.0
     """The share of the mean change that an expert moves by in a round."""
     birth_share: _Share = 0.1

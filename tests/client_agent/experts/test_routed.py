@@ -14,7 +14,7 @@ from client_agent.adapters.base import require_bare
 from client_agent.adapters.expert_bank import experts_in
 from client_agent.errors import LayoutMismatch
 from client_agent.experts.inject import inject_experts
-from client_agent.experts.memory import ExpertMemory
+from client_agent.experts.memory import Choice, ExpertMemory
 from client_agent.experts.probing import Prober, probe_texts
 from client_agent.experts.routed import RoutedExperts
 from client_agent.experts.router import consistency
@@ -121,9 +121,26 @@ def test_a_client_whose_own_model_is_better_rejects_after_exploring_only(
             adapter.begin_round(number, 6, 4)
             rejected.append(memory.rounds[number].rejects)
         assert rejected == [False, True]
-        assert memory.rounds[3].regret == 1.0
+        assert memory.rounds[3].regret == pytest.approx(0.5)
         assert memory.rounds[3].fit == 0.0
     assert memory.local_before(3, "another probe set") is None
+
+
+def test_a_client_that_rejected_all_trains_the_newborn_for_a_round(
+    base: BaseModel, examples: list[Example], memory: ExpertMemory
+) -> None:
+    choice = Choice(responsibilities={1: 0.9, 2: 0.1}, trained=(1,), exploring=False, rejects=True)
+    memory.record(3, choice)
+    with inject_experts(base, PLAN, {}, EXPERTS, HARD, seed=0) as adapter:
+        adapter.probe_with(prober(base, examples, memory), memory)
+        adapter.load(noise(adapter))
+        for _ in range(2):  # the same after a restart
+            (turn,) = adapter.begin_round(4, 6, 4)
+            assert turn.specialists == memory.rounds[4].trained == (5,)
+            assert memory.rounds[4].responsibilities == pytest.approx({1: 0.05, 2: 0.05, 5: 0.9})
+        adapter.end_round()
+        (turn,) = adapter.begin_round(5, 6, 4)
+        assert turn.specialists == adapter.chosen
 
 
 def test_a_client_without_a_probe_set_never_rejects(base: BaseModel, memory: ExpertMemory) -> None:
