@@ -62,6 +62,10 @@ def compare_methods(
     fresh: Annotated[
         bool, typer.Option("--fresh", help="Discard earlier results and run everything again.")
     ] = False,
+    paper: Annotated[
+        Path | None,
+        typer.Option(help="A folder for PDF figures and a LaTeX table.", show_default="none are written"),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Run methods with a real coordinator and real agents on this machine, and compare them.
@@ -83,7 +87,7 @@ def compare_methods(
                 comparison.forget()
             _run(comparison, workers or os.cpu_count() or 1)
             if comparison.results():
-                _report(comparison, comparison.reported(), as_json)
+                _report(comparison, comparison.reported(), as_json, paper)
             missing = comparison.missing()
     if missing:
         message = f"{len(missing)} of {len(comparison.runs)} runs are missing; repeat the command to run them"
@@ -112,7 +116,7 @@ def _run(comparison: Comparison, workers: int) -> None:
         raise typer.Exit(_INTERRUPTED) from None
 
 
-def _report(comparison: Comparison, report: Report, as_json: bool) -> None:
+def _report(comparison: Comparison, report: Report, as_json: bool, paper: Path | None) -> None:
     from client_agent.simulation.report.tables import show
 
     file = comparison.out / "report.json"
@@ -123,14 +127,19 @@ def _report(comparison: Comparison, report: Report, as_json: bool) -> None:
     missing_packages = [name for name in _REPORT_EXTRA if find_spec(name) is None]
     if missing_packages:
         message = (
-            f"results: {file}; for an HTML page with charts, in a clone of Tessera: pip install '.[report]'"
+            f"results: {file}; for a page with charts, pictures and --paper, in a clone of Tessera: "
+            "pip install '.[report]'"
         )
     else:
         from client_agent.simulation.report.page import write_page
+        from client_agent.simulation.report.pictures import write_paper, write_pictures
 
         page = comparison.out / "report.html"
         write_page(report, page)
-        message = f"results: {file}; charts: {page}"
+        pictures = write_pictures(report, comparison.out)
+        message = f"results: {file}; charts: {page}, {', '.join(picture.name for picture in pictures)}"
+        if paper is not None:
+            message += f"; paper: {', '.join(str(written) for written in write_paper(report, paper))}"
     Console(stderr=True).print(message, soft_wrap=True, highlight=False)
 
 

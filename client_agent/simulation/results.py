@@ -13,6 +13,7 @@ from pydantic import Field, ValidationError
 from client_agent.adapters.variational.measures import MeasuresFile
 from client_agent.model.examples import Example
 from client_agent.model.loading import base_model_slug
+from client_agent.simulation.bank_record import BankRecord
 from client_agent.simulation.code_fingerprint import code_of_runs
 from client_agent.simulation.methods import Method, control_of, plan_of, require_equal_training
 from client_agent.simulation.partition import digest_of_examples, draw_examples
@@ -66,7 +67,7 @@ class CellResult(Strict):
 
     `cpu_seconds` are the clients' alone; the coordinator serves several runs. `search_cpu_seconds` are those
     of the rate searches that this run happened to do first, and that other runs share. `adapters` is how many
-    a client trains, each in all steps of a round.
+    a client trains, each in all steps of a round. `bank` is None by a method without experts.
     """
 
     digest: str
@@ -79,6 +80,7 @@ class CellResult(Strict):
     cpu_seconds: float
     search_cpu_seconds: float
     adapters: int = 1
+    bank: BankRecord | None = None
 
     def of(self, cell: Cell) -> CellResult:
         """Return it as the result of a cell of the same run."""

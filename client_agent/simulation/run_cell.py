@@ -14,6 +14,7 @@ from client_agent.alignment.pack import Pack
 from client_agent.errors import CoordinatorStopped
 from client_agent.rounds.standalone import train_alone
 from client_agent.simulation.admin_client import Operator
+from client_agent.simulation.bank_record import BankRecord, read_bank_record
 from client_agent.simulation.clients import SharedModels, build_silos
 from client_agent.simulation.federated_run import ReportProgress, create_federation, run_federated
 from client_agent.simulation.forgetting import Forgetting
@@ -48,7 +49,7 @@ def run_cell(context: WorkerContext, cell: Cell, report_progress: ReportProgress
     # Models, packs and searched rates are there or not by the order of runs, so their time is not counted.
     began, cpu = time.monotonic(), time.process_time()
     run = _alone if cell.alone else _federated
-    clients = run(context, cell, silos, packs, rates, report_progress)
+    clients, bank = run(context, cell, silos, packs, rates, report_progress)
     return CellResult(
         digest=cell.digest,
         method=cell.method,
@@ -60,6 +61,7 @@ def run_cell(context: WorkerContext, cell: Cell, report_progress: ReportProgress
         cpu_seconds=time.process_time() - cpu - rates.spent.cpu,
         search_cpu_seconds=rates.spent.cpu,
         adapters=_adapters(cell),
+        bank=bank,
     ).of(cell)
 
 
@@ -94,7 +96,7 @@ def _alone(
     packs: dict[str, Pack],
     rates: SharedRates,
     report_progress: ReportProgress,
-) -> list[ClientResult]:
+) -> tuple[list[ClientResult], None]:
     total, results = cell.plan.rounds.total, []
     forgetting = _forgetting(context, cell, silos)
     for index, entry in enumerate(context.study.silo):
@@ -122,7 +124,7 @@ def _alone(
                 forgetting=forgot,
             )
         )
-    return results
+    return results, None
 
 
 def _federated(
@@ -132,7 +134,7 @@ def _federated(
     packs: dict[str, Pack],
     rates: SharedRates,
     report_progress: ReportProgress,
-) -> list[ClientResult]:
+) -> tuple[list[ClientResult], BankRecord | None]:
     if context.operator is None:
         raise CoordinatorStopped(
             f"{cell.label} needs a coordinator, and none was started; start the comparison again"
@@ -145,8 +147,9 @@ def _federated(
         cell, context.study, silos, context.operator, folder, anchors, rates
     ) as federation:
         results = run_federated(federation, cell, packs, forgetting, report_progress)
+        bank = read_bank_record(context.operator, federation.path)
     shutil.rmtree(folder)
-    return results
+    return results, bank
 
 
 def _forgetting(context: WorkerContext, cell: Cell, silos: dict[str, Silo]) -> Forgetting | None:

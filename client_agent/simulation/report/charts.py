@@ -67,6 +67,12 @@ def chart_styles(report: Report) -> dict[str, ChartStyle]:
     return {m.method: ChartStyle.nth(i) for i, m in enumerate(report.methods)}
 
 
+def as_svg(figures: Mapping[str, Figure]) -> dict[str, str]:
+    """Return pictures by name, as SVG for a page."""
+    with mpl.rc_context(STYLE):
+        return {name: svg(figure) for name, figure in figures.items()}
+
+
 def draw(report: Report) -> dict[str, str]:
     """Return all charts by name, as SVG for a page; a chart without data is left out."""
     styles = chart_styles(report)

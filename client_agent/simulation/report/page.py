@@ -6,8 +6,9 @@ from pathlib import Path
 
 import jinja2
 
-from client_agent.simulation.report.charts import draw
+from client_agent.simulation.report.charts import as_svg, draw
 from client_agent.simulation.report.importance_charts import draw_heat_maps, draw_measures
+from client_agent.simulation.report.pictures import figures_of
 from client_agent.simulation.report.summary import Report
 from client_agent.simulation.report.tables import (
     amounts,
@@ -36,7 +37,8 @@ def write_page(report: Report, file: Path) -> None:
         groups=list(dict.fromkeys(group for method in report.methods for group in method.loss.groups)),
         lone=any(method.lone for method in report.methods),
         transfers=any(method.main_transfer for method in report.methods),
-        pictures=draw(report),
+        pictures=draw(report) | as_svg(figures_of(report)),
+        banks=[(m.method, m.bank) for m in report.methods if m.bank is not None],
         measures=draw_measures(report),
         heat_maps=draw_heat_maps(report),
         seeds={m.method: m.importance.seed for m in report.methods if m.importance is not None},

@@ -20,6 +20,7 @@ from client_agent.simulation.report.curves import (
     trained_losses,
 )
 from client_agent.simulation.report.estimates import Estimate, Pairing, estimate
+from client_agent.simulation.report.experts import BankSummary, bank_of, worst_curve
 from client_agent.simulation.report.importance import ImportanceSummary, importance_of
 from client_agent.simulation.report.runs import Runs, ScoreFigures, compare, figures, mean
 from client_agent.simulation.report.transfer import Transfer, transfer_of
@@ -60,7 +61,8 @@ class MethodSummary(Strict):
     `served` and `trained` are losses before and after local steps; `bytes_by_round` is the cumulative traffic
     of a founder, up and down. `forgetting` is a mean over founders, None without anchor texts. `rates` are
     the learning rates of each client, by seed. `importance` is None if the method learns none. `states` are
-    those of a client that may be its result; `adapters` is how many it trains, each in all steps.
+    those of a client that may be its result; `adapters` is how many it trains, each in all steps. `bank` is
+    None without experts; `worst` is the loss of the worst founder after local steps.
     """
 
     method: str
@@ -85,6 +87,8 @@ class MethodSummary(Strict):
     wall_seconds: float
     cpu_seconds: float
     importance: ImportanceSummary | None = None
+    bank: BankSummary | None = None
+    worst: LossCurve
 
     @property
     def loss(self) -> ScoreFigures:
@@ -185,6 +189,8 @@ def _summary(method: str, all_runs: dict[str, Runs], rules: list[Rule]) -> Metho
         wall_seconds=mean([result.wall_seconds for result in results]),
         cpu_seconds=mean([result.cpu_seconds for result in results]),
         importance=importance_of(results, founders),
+        bank=bank_of(results),
+        worst=worst_curve(results, founders, steps),
     )
 
 

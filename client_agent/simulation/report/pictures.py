@@ -1,0 +1,94 @@
+"""Pictures of a comparison as files, and what a paper needs: PDF figures and a LaTeX table."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Final, Literal
+
+import matplotlib as mpl
+from matplotlib.figure import Figure
+
+from client_agent.simulation.report.charts import STYLE, chart_styles
+from client_agent.simulation.report.estimates import Estimate
+from client_agent.simulation.report.experts_charts import (
+    expert_utilization,
+    negative_transfer,
+    worst_client,
+)
+from client_agent.simulation.report.summary import MethodSummary, Report
+from client_agent.storage.files import write_durably
+
+_SPECIAL: Final = str.maketrans({"_": r"\_", "%": r"\%", "&": r"\&", "#": r"\#"})
+_DPI = 150
+
+
+def figures_of(report: Report) -> dict[str, Figure]:
+    """Return the pictures that a report has data for, by name."""
+    styles = chart_styles(report)
+    with mpl.rc_context(STYLE):
+        drawn = {
+            "expert_utilization": expert_utilization(report),
+            "worst_client": worst_client(report, styles),
+            "negative_transfer": negative_transfer(report, styles),
+        }
+    return {name: figure for name, figure in drawn.items() if figure is not None}
+
+
+def write_pictures(report: Report, folder: Path, kind: Literal["png", "pdf"] = "png") -> list[Path]:
+    """Write every picture into a folder, and return the files."""
+    files = []
+    for name, figure in figures_of(report).items():
+        file, content = folder / f"{name}.{kind}", io.BytesIO()
+        with mpl.rc_context(STYLE):
+            dates = {"CreationDate": None} if kind == "pdf" else None
+            figure.savefig(content, format=kind, dpi=_DPI, metadata=dates)
+        write_durably(file, content.getvalue())
+        files.append(file)
+    return files
+
+
+def write_paper(report: Report, folder: Path) -> list[Path]:
+    """Write the pictures as PDF, and `results.tex`, a table of all methods, from recorded metrics only."""
+    table = folder / "results.tex"
+    write_durably(table, latex_table(report).encode())
+    return [*write_pictures(report, folder, "pdf"), table]
+
+
+def latex_table(report: Report) -> str:
+    """Return a LaTeX table of all methods: means over seeds with standard errors. It needs booktabs."""
+    metrics = report.metrics
+    heads = ["method", "loss", "worst client", *metrics, "minus alone", "clients that lose", "kB"]
+    rows = [" & ".join(_row(method, report, metrics)) + r" \\" for method in report.methods]
+    return "\n".join(
+        [
+            f"% {report.study}, seeds {', '.join(map(str, report.seeds))}: means, and their standard errors",
+            r"\begin{tabular}{l" + "r" * (len(heads) - 1) + "}",
+            r"\toprule",
+            " & ".join(head.translate(_SPECIAL) for head in heads) + r" \\",
+            r"\midrule",
+            *rows,
+            r"\bottomrule",
+            r"\end{tabular}",
+            "",
+        ]
+    )
+
+
+def _row(method: MethodSummary, report: Report, metrics: list[str]) -> list[str]:
+    scores, transfer = method.scores[report.rules[0]], method.main_transfer
+    losers = f"{len(transfer.losers)} of {len(transfer.clients)}" if transfer is not None else "--"
+    return [
+        method.method.translate(_SPECIAL),
+        _figure(method.loss.mean),
+        _figure(method.loss.worst),
+        *(_figure(scores[name].mean) if name in scores else "--" for name in metrics),
+        _figure(transfer.loss.seeds) if transfer is not None else "--",
+        losers,
+        f"{(method.bytes_up + method.bytes_down) / 1000:.1f}" if method.bytes_up else "--",
+    ]
+
+
+def _figure(value: Estimate) -> str:
+    error = rf" \pm {value.error:.3f}" if value.error is not None else ""
+    return f"${value.mean:.3f}{error}$"
