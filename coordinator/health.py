@@ -11,6 +11,7 @@ from coordinator.auth.authentication import Person, authenticated
 from coordinator.db import migrate
 from coordinator.db.engine import database_time
 from coordinator.errors import Forbidden, Invalid, Unavailable
+from coordinator.experts.views import experts_by_status
 from coordinator.federations.store import rounds_by_state
 from coordinator.http.dependencies import TheDatabase, TheMetrics, TheServerKey, TheSettings, settings_of
 from coordinator.http.problems import answers
@@ -73,13 +74,13 @@ def _may_see_metrics(request: Request) -> None:
 
 @router.get("/metrics", response_class=PlainTextResponse, dependencies=[Depends(_may_see_metrics)])
 def metrics(database: TheDatabase, process_metrics: TheMetrics, settings: TheSettings) -> Response:
-    """Return the metrics of this process, and the rounds by state, in Prometheus' text format.
+    """Return the metrics of this process, rounds and experts by state, in Prometheus' text format.
 
     Public metrics are up to a second old.
     """
     text = process_metrics.recent() if settings.public_metrics else None
     if text is None:
         with database.read() as session:
-            rounds = rounds_by_state(session)
-        text = process_metrics.render(rounds)
+            rounds, experts = rounds_by_state(session), experts_by_status(session)
+        text = process_metrics.render(rounds, experts)
     return Response(text, media_type=CONTENT_TYPE)

@@ -37,6 +37,8 @@ _OVER_ROUNDS = (
 
 
 _SUMMED = {
+    "fed_vemoe": "Members are served one bank of experts, each changed by the weighted mean of the changes "
+    "that the members who used it have learnt.",
     "fedsa_lora": "Members are served one model, changed by the weighted mean of the changes of A that the "
     "members of a sum have learnt; B never leaves a member.",
     "ffa_lora": "Members are served one model, changed by the weighted mean of the changes of B that the "

@@ -23,7 +23,7 @@ def experts(
         print_json(bank)
         return
     if not bank["experts"]:
-        typer.echo("There is no bank of experts: the strategy has none, or no round was summed yet.")
+        typer.echo("There is no bank of experts; the strategy fed_vemoe has one.")
         return
     from rich.console import Console
 
@@ -80,6 +80,4 @@ def _users(last: Mapping[str, Any] | None, expert: Mapping[str, Any]) -> str | N
 def _title(last: Mapping[str, Any] | None) -> str:
     if last is None:
         return "No round was summed yet."
-    return (
-        f"used by: members in round {last['round']}; no expert fits {last['rejects']} of {last['members']}."
-    )
+    return f"used by: members in round {last['round']}; {last['rejects']} of them reject all experts."

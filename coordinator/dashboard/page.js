@@ -4,6 +4,7 @@
 import { at, element, link, note, render, section } from "./page.dom.js";
 import { count, span } from "./page.text.js";
 import { clientSections, roundSections } from "./page.details.js";
+import { expertsSection } from "./page.experts.js";
 import { relevanceSection } from "./page.relevance.js";
 import { claimsSection, clientsSection, factsSection, headlineSection, helpSection, links, packsSection, roundsSection, termsSection } from "./page.views.js";
 
@@ -96,21 +97,22 @@ function forgetChanged(shown, before) {
 
 async function loadSeldom(shown, path, federation, now) {
   if (now - shown.seldomAt < SELDOM_MS && shown.enrolled === federation.clients.enrolled) return;
-  const [clients, packs] = await Promise.all([all(`${path}/clients`), federation.plan.alignment ? fetchJson(`${path}/alignments`) : null]);
-  Object.assign(shown, { clients, packs: packs ? packs.items : [], seldomAt: now, enrolled: federation.clients.enrolled });
+  const [clients, packs, bank] = await Promise.all([all(`${path}/clients`), federation.plan.alignment ? fetchJson(`${path}/alignments`) : null,
+    federation.plan.privacy.secure_sum ? fetchJson(`${path}/experts?limit=${PAGE}`) : null]);
+  Object.assign(shown, { clients, packs: packs ? packs.items : [], bank, seldomAt: now, enrolled: federation.clients.enrolled });
 }
 
 async function loadFederation(fid, now) {
   const path = `/v1/federations/${encodeURIComponent(fid)}`, federation = await fetchJson(path);
   if (!federation) return null;
-  if (!known.shown || known.shown.id !== fid) known.shown = { id: fid, rounds: [], earlier: null, views: new Map(), clients: [], packs: [], matrix: null, seldomAt: 0 };
+  if (!known.shown || known.shown.id !== fid) known.shown = { id: fid, rounds: [], earlier: null, views: new Map(), clients: [], packs: [], bank: null, matrix: null, seldomAt: 0 };
   const { shown } = known; // another federation may be chosen meanwhile
   const before = shown.rounds;
   await Promise.all([loadRounds(shown, path), loadSeldom(shown, path, federation, now)]);
   forgetChanged(shown, before);
   const published = shown.rounds.find((round) => round.state === "published");
   if (published && !federation.plan.privacy.secure_sum && (!shown.matrix || shown.matrix.round !== published.round)) shown.matrix = await fetchJson(`${path}/rounds/${published.round}/relevance`);
-  return { path, shown, federation, published, rounds: shown.rounds, isComplete: shown.earlier === null, clients: shown.clients, packs: shown.packs, matrix: shown.matrix,
+  return { path, shown, federation, published, rounds: shown.rounds, isComplete: shown.earlier === null, clients: shown.clients, packs: shown.packs, bank: shown.bank, matrix: shown.matrix,
     clientNames: Object.fromEntries(shown.clients.map((client) => [client.client_id, client.name])) };
 }
 
@@ -126,6 +128,7 @@ async function overview(data) {
   const name = (id) => clientNames[id] || id;
   return [headlineSection(data), factsSection(data), helpSection(data, ui), clientsSection(data), roundsSection(data),
     ...(federation.plan.privacy.secure_sum ? [] : [relevanceSection(data.matrix, name, links(federation.id).client, data.published && data.published.round)]),
+    ...(data.bank && data.bank.experts.length ? [expertsSection(data.bank, federation.plan.privacy.secure_sum)] : []),
     ...(data.packs.length ? [packsSection(data.packs)] : []), claimsSection((data.current || federation).claims), termsSection()];
 }
 

@@ -17,7 +17,7 @@ const DOING = {
   open: "is open", collecting: "is collecting updates", summing: "is summing updates", closing: "is closing", aggregating: "is being aggregated",
   published: "is published", abandoned: "was abandoned",
 };
-const TONE = { arrived: "good", ready: "good", joined: "wait", late: "bad", dropped: "bad", rejected: "bad", revoked: "bad", abandoned: "bad", published: "good", open: "wait", collecting: "wait" };
+const TONE = { arrived: "good", ready: "good", joined: "wait", late: "bad", dropped: "bad", rejected: "bad", revoked: "bad", abandoned: "bad", published: "good", open: "wait", collecting: "wait", active: "good" };
 export const state = (text, reason) =>
   element("span", reason ? `${text}: ${reason}` : text, { class: `state ${TONE[text] || ""}` });
 

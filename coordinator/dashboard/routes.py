@@ -12,7 +12,7 @@ from coordinator.errors import NotFound
 router = APIRouter(include_in_schema=False)
 
 _TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
-_MODULES = ("details", "dom", "relevance", "text", "views")
+_MODULES = ("details", "dom", "experts", "relevance", "text", "views")
 """The modules that page.js imports."""
 
 

@@ -13,7 +13,6 @@ from coordinator.auth.permissions import AsReader, DownloadingMember
 from coordinator.errors import AuthMissing, Busy, Invalid, NotFound, RangeUnsatisfiable, RateLimited
 from coordinator.experts.bodies import stored_revision
 from coordinator.experts.views import bank_view
-from coordinator.federations import store as federations
 from coordinator.http.dependencies import TheDatabase, TheMetrics
 from coordinator.http.downloads import reply, requested_range
 from coordinator.http.params import DEFAULT_LIMIT, After, FederationId, Limit
@@ -42,12 +41,11 @@ def show_bank(
 ) -> BankView:
     """Show the bank of experts: all experts, and the counts and changes of rounds, newest first.
 
-    The pages are of rounds. All lists are empty if the strategy has no bank, and before the first sum.
+    The pages are of rounds; all lists are empty if the strategy has no bank. No number is that of one member.
     """
     if after is not None and not _CURSOR.fullmatch(after):
         raise Invalid("after: not a cursor of rounds; send the `next` of the page before", field="after")
     with database.read() as session:
-        federations.federation(session, federation_id)
         return bank_view(session, federation_id, before=int(after) if after else None, limit=limit)
 
 

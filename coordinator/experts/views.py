@@ -4,30 +4,44 @@ from __future__ import annotations
 
 from dataclasses import asdict
 
-from sqlalchemy import select
+from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
-from coordinator.db.tables.experts import BankRoundRow
-from coordinator.experts import store
+from coordinator.db.tables.experts import BankRoundRow, ExpertRow
 from coordinator.experts.bank import Expert
+from coordinator.experts.current import current_bank
 from coordinator.experts.store import Revision
+from coordinator.federations.store import plan
+from coordinator.strategies.opening import open_plan
 from schemas.messages.experts import BankRoundView, BankView, ExpertEvent, ExpertView
-
-_ALL_ROUNDS = 2**31 - 1
 
 
 def bank_view(session: Session, federation_id: str, *, before: int | None, limit: int) -> BankView:
-    """Return a federation's bank, with its `limit` newest rounds before round `before` (None = of all)."""
-    bank = store.load(session, federation_id)
-    revisions = store.revisions(session, federation_id, _ALL_ROUNDS)
+    """Return a federation's bank, with its `limit` newest rounds before round `before` (None = of all).
+
+    Before the first sum it is the bank that the first round begins with. All lists are empty if the strategy
+    has none.
+
+    Raises:
+        NotFound: there is no such federation.
+    """
+    current = current_bank(session, federation_id, open_plan(plan(session, federation_id)))
+    if current is None:
+        return BankView(experts=[], rounds=[], events=[], next=None)
     rows = _rounds(session, federation_id, before, limit + 1)
     shown = rows[:limit]
     return BankView(
-        experts=[_expert(expert, revisions.get(expert.expert)) for expert in bank.experts] if bank else [],
+        experts=[_expert(expert, current.revisions.get(expert.expert)) for expert in current.bank.experts],
         rounds=[_round(row) for row in shown],
         events=[ExpertEvent.model_validate(event) for row in shown for event in row.events],
         next=str(shown[-1].round_number) if len(rows) > limit else None,
     )
+
+
+def experts_by_status(session: Session) -> dict[str, int]:
+    """Return the number of experts of all federations by status; a bank is stored after its first sum."""
+    rows = session.execute(select(ExpertRow.status, func.count()).group_by(ExpertRow.status))
+    return {status: count for status, count in rows}
 
 
 def _rounds(session: Session, federation_id: str, before: int | None, limit: int) -> list[BankRoundRow]:

@@ -84,7 +84,7 @@ def of_federation(opened: OpenedPlan) -> list[str]:
             *of_members(plan),
             _SIGNED,
             _MEMBERS[plan.privacy.roster_policy],
-            *of_sums(plan, summed),
+            *of_sums(plan, summed, has_bank=opened.strategy.bank is not None),
         ]
     return [
         _OPERATOR,

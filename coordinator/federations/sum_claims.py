@@ -19,9 +19,13 @@ _NO_NOISE = (
 )
 
 
-def of_sums(plan: FederationPlan, summed: SecureSumPlan) -> list[str]:
-    """Return what the coordinator sees of updates under a plan with `privacy.secure_sum`, and the limits."""
-    return [coordinator_sees(plan, summed), _UNBOUNDED, _NO_NOISE, _operator_knows(summed)]
+def of_sums(plan: FederationPlan, summed: SecureSumPlan, *, has_bank: bool) -> list[str]:
+    """Return what the coordinator sees of updates under a plan with `privacy.secure_sum`, and the limits.
+
+    `has_bank` is whether members choose among the experts of a bank.
+    """
+    choices = [_of_choices(summed)] if has_bank else []
+    return [coordinator_sees(plan, summed), *choices, _UNBOUNDED, _NO_NOISE, _operator_knows(summed)]
 
 
 def of_sum(count: int) -> list[str]:
@@ -30,6 +34,17 @@ def of_sum(count: int) -> list[str]:
         f"{count} members are ready for the sum of this round or in it; all but one of them together can "
         "compute what the remaining one sent."
     ]
+
+
+def _of_choices(summed: SecureSumPlan) -> str:
+    if summed.masking == "none":
+        return "The coordinator sees which experts each member uses."
+    peers = "the other one" if summed.k_min == 2 else f"the {summed.k_min - 1} others"
+    return (
+        "The coordinator learns how many members use each expert, not which, and sums of what the users of "
+        f"an expert have learnt, of at least {summed.k_min} (privacy.secure_sum.k_min): in the smallest, "
+        f"{peers} can compute what a member sent."
+    )
 
 
 def _operator_knows(summed: SecureSumPlan) -> str:

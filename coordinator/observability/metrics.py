@@ -64,16 +64,20 @@ class Metrics:
             registry=self.registry,
         )
         self._rounds = Gauge("tessera_rounds", "Rounds by state", ["state"], registry=self.registry)
+        self._experts = Gauge(
+            "tessera_experts", "Experts of stored banks by state", ["state"], registry=self.registry
+        )
 
     def recent(self) -> bytes | None:
         text, now = self._rendered
         return text if time.monotonic() - now < _RECENT_SECONDS else None
 
-    def render(self, rounds_by_state: Mapping[str, int]) -> bytes:
-        """Render all metrics in Prometheus' text format; the numbers of rounds come from the database."""
-        self._rounds.clear()
-        for state, count in rounds_by_state.items():
-            self._rounds.labels(state).set(count)
+    def render(self, rounds_by_state: Mapping[str, int], experts_by_status: Mapping[str, int]) -> bytes:
+        """Render all metrics in Prometheus' text format; rounds and experts come from the database."""
+        for gauge, counts in ((self._rounds, rounds_by_state), (self._experts, experts_by_status)):
+            gauge.clear()
+            for label, count in counts.items():
+                gauge.labels(label).set(count)
         text = generate_latest(self.registry)
         self._rendered = text, time.monotonic()
         return text

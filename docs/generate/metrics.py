@@ -12,7 +12,7 @@ _INTRODUCTION = """\
 `GET /metrics` answers in Prometheus' text format, to holders of a person's token. With
 `TESSERA_PUBLIC_METRICS=true` ([settings](settings.md#coordinator)) it needs no token. Counters and
 histograms are those of the process that answers, since its start; add them up over replicas. The numbers of
-rounds come from the database and are the same for all."""
+rounds and experts come from the database and are the same for all."""
 
 _SCRAPE = """\
 scrape_configs:
@@ -42,7 +42,7 @@ _LABELS = {
     "method": "HTTP method",
     "route": "path with placeholders",
     "status": "HTTP status",
-    "state": "state of the round",
+    "state": "state of the round, or of the expert",
 }
 
 

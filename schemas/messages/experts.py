@@ -84,7 +84,7 @@ class BankRoundView(Strict):
 class BankView(Strict):
     """A bank of experts: all of its experts, and a page of its rounds with their changes.
 
-    All three are empty while the federation has no bank. Nothing here is about one member.
+    All three are empty if the strategy has no bank. Nothing here is about one member.
     """
 
     experts: list[ExpertView]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from playwright.sync_api import Page, expect
 
+from tests.coordinator.experts.stored_bank import PLAN, store_bank
 from tests.coordinator.secure_sum.sums_in_clear import sum_up, summed
 from tests.served import Served
 from tests.system.conftest import enter
@@ -33,3 +34,18 @@ def test_a_summed_round_is_shown_without_any_client_s_own_numbers(page: Page, se
     expect(losses).to_contain_text("as served 2.500, of 4 members")
     expect(page.locator("#claims")).to_contain_text("4 members are ready for the sum of this round or in it")
     assert not [url for url in asked if url.endswith("/relevance")]
+
+
+def test_a_bank_shows_its_experts_and_the_reason_of_each_change(page: Page, served: Served) -> None:
+    federation_id = served.federation(**PLAN)
+    store_bank(served.database, federation_id)
+    enter(page, served, federation_id)
+    expect(page.locator("#experts tbody tr")).to_have_count(5)
+    expect(page.locator("#experts tbody tr").nth(0)).to_contain_text("8 of 15 (53 %)")
+    expect(page.locator("#experts tbody tr").nth(1)).to_contain_text("merged into 1")
+    expect(page.locator("#experts-part")).to_contain_text("3 active specialists")
+    expect(page.locator("#experts-part")).to_contain_text("without masks the coordinator can see its choice")
+    expect(page.locator("#experts-part")).to_contain_text("In round 6, 0 of 15 members reject all experts.")
+    changes = page.locator("#expert-changes tbody tr")
+    expect(changes).to_have_count(3)
+    expect(changes.filter(has_text="expert 5 born")).to_contain_text("5 of 15 members fit no expert")

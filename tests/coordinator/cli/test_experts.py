@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 
 from tests.coordinator.cli.test_rounds import output
-from tests.coordinator.experts.stored_bank import store_bank
+from tests.coordinator.experts.stored_bank import PLAN, store_bank
 from tests.served import Served
 
 
 def test_experts_are_listed_with_the_reason_of_each_change(coordinator: Served) -> None:
-    federation_id = coordinator.federation()
-    assert output(coordinator, "experts", federation_id)[0].startswith("There is no bank of experts")
+    plain, federation_id = coordinator.federation(), coordinator.federation(**PLAN)
+    assert output(coordinator, "experts", plain)[0].startswith("There is no bank of experts")
     store_bank(coordinator.database, federation_id)
     lines = output(coordinator, "experts", federation_id)
     assert max(map(len, lines)) <= 80

@@ -21,6 +21,13 @@ from coordinator.storage import payloads
 from schemas.wire.digests import digest_of
 
 LAYOUT = {"l0.q.A": (2, 3), "l0.q.B": (4, 2)}
+PLAN = {
+    "strategy": {"name": "fed_vemoe"},
+    "privacy": {"secure_sum": {"masking": "none"}},
+    "rounds": {"min_clients": 5},
+}
+"""Of a federation with a bank."""
+
 RULES = Rules()
 EXPERTS, MEMBERS = 4, 15
 COUNTS = {

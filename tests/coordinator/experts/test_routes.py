@@ -12,13 +12,13 @@ from coordinator.db.tables.experts import ExpertRevisionRow
 from coordinator.storage import event_log
 from schemas.messages.experts import ExpertManifest
 from schemas.wire.envelope import slots, unpack
-from tests.coordinator.experts.stored_bank import LAYOUT, StoredBody, store_bank
+from tests.coordinator.experts.stored_bank import LAYOUT, PLAN, StoredBody, store_bank
 from tests.served import Served, Silo, slug
 
 
 @pytest.fixture(scope="module")
 def member(coordinator: Served) -> Silo:
-    return coordinator.enrol(coordinator.federation(), "aster")
+    return coordinator.enrol(coordinator.federation(**PLAN), "aster")
 
 
 @pytest.fixture(scope="module")
@@ -74,6 +74,14 @@ def test_rounds_of_a_bank_come_in_pages(coordinator: Served, member: Silo, bodie
     assert slug(coordinator.admin.get(path(member), params={"after": "five"})) == "validation"
 
 
+def test_a_bank_is_shown_before_its_first_round(coordinator: Served) -> None:
+    bank = shown(coordinator.admin.get(f"/v1/federations/{coordinator.federation(**PLAN)}/experts"))
+    assert [(expert["expert"], expert["status"]) for expert in bank["experts"]] == [
+        (expert, "active") for expert in range(1, 7)
+    ]
+    assert (bank["rounds"], bank["experts"][0]["utilisation"]) == ([], None)
+
+
 def test_a_federation_without_a_bank_shows_empty_lists(coordinator: Served) -> None:
     answer = coordinator.admin.get(f"/v1/federations/{coordinator.federation()}/experts")
     assert shown(answer) == {"experts": [], "rounds": [], "events": [], "next": None}
@@ -113,6 +121,11 @@ def test_a_deleted_revision_is_not_found(coordinator: Served, member: Silo, bodi
         session.execute(update(ExpertRevisionRow).filter_by(**place).values(payload_id=None))
     assert slug(member.http.get(path(member, 1, 4))) == "not-found"
     assert shown(member.http.get(path(member)))["experts"][0]["revision"] == 6
+
+
+def test_experts_are_counted_by_state(coordinator: Served, bodies: list[StoredBody]) -> None:
+    assert coordinator.counted('tessera_experts{state="archived"}') >= 1
+    assert coordinator.counted('tessera_experts{state="active"}') >= 3
 
 
 def test_each_change_of_a_bank_is_an_event(

@@ -218,6 +218,7 @@ def test_a_sum_claims_what_it_hides_and_what_it_does_not(roster: str, masking: s
         ("fedsa_lora", "changes of A that"),
         ("ffa_lora", "changes of B that"),
         ("fedavg", "of the changes that"),
+        ("fed_vemoe", "one bank of experts"),
     ],
 )
 def test_a_sum_says_which_part_of_the_adapter_travels(strategy: str, told: str) -> None:
@@ -225,3 +226,17 @@ def test_a_sum_says_which_part_of_the_adapter_travels(strategy: str, told: str) 
         {"name": "a", "strategy": {"name": strategy}, "privacy": {"secure_sum": {}}}
     )
     assert told in of_federation(open_plan(plan))[1]
+
+
+@pytest.mark.parametrize(
+    ("summed", "choices"),
+    [
+        ({"masking": "none"}, "The coordinator sees which experts each member uses."),
+        ({"k_min": 4}, "of at least 4 (privacy.secure_sum.k_min): in the smallest, the 3 others can compute"),
+    ],
+)
+def test_a_bank_claims_who_sees_the_choice_of_experts(summed: dict[str, object], choices: str) -> None:
+    plan = FederationPlan.model_validate(
+        {"name": "a", "strategy": {"name": "fed_vemoe"}, "privacy": {"secure_sum": summed}}
+    )
+    assert choices in " ".join(of_federation(open_plan(plan)))
