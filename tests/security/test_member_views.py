@@ -142,6 +142,7 @@ FIELDS: dict[str, set[str] | int] = {
     "/v1/me": {"client_id", "name", "organisation", "federation_id", "state", "layout"},
     "/v1/federations/{fid}/alignments": {"items", "next", "voided"},
     "/v1/federations/{fid}/rounds": {"items", "next"},
+    "/v1/federations/{fid}/experts": {"experts", "rounds", "events", "next"},
     "/v1/federations/{fid}/rounds/{n}": SUMMARY | {"clients", "claims", "secure_sum"},
     "/v1/federations/{fid}/rounds/{n}/relevance": {
         *("round", "clients", "rows", "relevance", "similarity", "entropy", "served", "agreement", "held")
@@ -162,6 +163,7 @@ UNRELATED = {
     "/v1/federations/{fid}/anchors": "the texts, alike for all",
     "/v1/federations/{fid}/roster": "public keys of the members, where the plan has them checked",
     "/v1/federations/{fid}/alignments/{base_model}": "a pack of a base model, alike for all",
+    "/v1/federations/{fid}/experts/{expert}/{revision}": "an expert of the bank, alike for all",
     "/v1/federations/{fid}/rounds/current": "what the client has to do",
     "/v1/federations/{fid}/rounds/{n}/manifest": "the client's own",
     "/v1/federations/{fid}/rounds/{n}/weights": "the client's own",
