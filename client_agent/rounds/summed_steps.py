@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from client_agent.adapters.expert_bank import expert_tensors
 from client_agent.errors import AgentError
+from client_agent.experts.memory import Choice
 from client_agent.identity.membership import read_key
 from client_agent.rounds.bank import plain_names, read_bank, read_index
 from client_agent.rounds.served_weights import read_weights
@@ -66,17 +67,24 @@ def encode_input(work: Work) -> bytes:
 
 
 def _of_bank(work: Work, result: RoundResult) -> RoundResult:
-    """Return a round's result with the experts that were served, and with this client's choice among them."""
-    index, choice = read_index(work.folder), work.expert_memory.rounds[work.brief.round]
+    """Return a round's result with the experts that were served, and with this client's choice among them.
+
+    Without the choice, whose file was lost or damaged, the client belongs to the experts that it changed.
+    """
+    index, choice = read_index(work.folder), work.expert_memory.rounds.get(work.brief.round)
     served = read_bank(work.session.home, work.folder, _expert_layout(work))
     return replace(
         result,
         served=plain_names(served),
         trained=plain_names(result.trained),
         bank=index,
-        responsibilities={expert: choice.responsibilities[expert] for expert in choice.trained},
-        rejects=choice.rejects,
+        responsibilities=_trained_responsibilities(choice) if choice is not None else None,
+        rejects=choice is not None and choice.rejects,
     )
+
+
+def _trained_responsibilities(choice: Choice) -> dict[int, float]:
+    return {expert: choice.responsibilities[expert] for expert in choice.trained}
 
 
 def report_ready(work: Work) -> bytes:

@@ -8,13 +8,17 @@ from typing import Any
 
 import numpy as np
 import pytest
+import safetensors.numpy
 
 from client_agent.adapters.expert_bank import expert_tensors
 from client_agent.experts.memory import EXPERTS, ExpertMemory
 from client_agent.rounds.bank import read_bank, read_index
+from client_agent.rounds.steps import take_part
 from client_agent.rounds.train import Trained
-from client_agent.storage.round_folder import SUMMED, TRAINED
+from client_agent.storage.round_folder import INPUT, READY, SUMMED, TRAINED
 from client_agent.training.silo import Silo
+from schemas.messages.rounds import RoundBrief
+from schemas.secure_sum.encoding import most
 from tests.client_agent.secure_sum.summed_agents import Agent, Agents, agents_of, plan
 from tests.client_agent.secure_sum.wires import Exchange, Killed, Wire
 from tests.served import Served
@@ -104,6 +108,30 @@ def test_a_bank_is_the_weighted_mean_of_what_its_members_learnt(
     assert not wire.of("PUT", "/scores")
     fetched = [e.path for e in wire.exchanges if "/experts/" in e.path and e.agent == "silo-2"]
     assert len(fetched) == len(set(fetched)), "a revision is downloaded once"
+
+
+@pytest.mark.slow
+def test_a_client_that_lost_its_choices_belongs_to_the_experts_that_it_changed(
+    served: Served, silo: Silo, tmp_path: Path
+) -> None:
+    with agents_of(served, silo, tmp_path, bank_plan(1, explore_rounds=0), CLIENTS) as agents:
+        agents.start()
+        agent = agents.agents[0]
+        session = agent.participant.session
+        brief = session.api.current_round(session.federation_id)
+        assert isinstance(brief, RoundBrief)
+        agents.train()
+        before = agent.folder(1).read(INPUT)
+        (expert,) = choice(agent, 1)[0]
+        (session.home / EXPERTS).write_text("{")
+        agent.folder(1).forget(READY, INPUT)
+        assert take_part(agent.participant, brief, until=READY)
+        assert not sum_and_revive(agents, Wire())
+        after = safetensors.numpy.load(agent.folder(1).read(INPUT))
+        counts = {name: int(values[0]) for name, values in after.items() if name in ("x1", "x2", "reject")}
+        assert counts == {"x1": 0, "x2": 0, "reject": 0} | {f"x{expert}": most(16)}
+        assert counts == {n: int(safetensors.numpy.load(before)[n][0]) for n in counts}
+        wait_for(served, agents.federation_id, 1, "published")
 
 
 def _is_mean_of_members(agents: Agents, number: int) -> None:
