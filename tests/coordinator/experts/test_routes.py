@@ -137,3 +137,15 @@ def test_each_change_of_a_bank_is_an_event(
     listed = shown(member.http.get(path(member)))["events"]
     assert sorted(changes, key=str) == sorted(listed, key=str)
     assert len(changes) == 3
+
+
+def test_changes_of_deleted_rounds_are_listed_and_no_events(coordinator: Served) -> None:
+    federation_id = coordinator.federation(**PLAN)
+    store_bank(coordinator.database, federation_id)
+    with coordinator.database.write() as session:
+        assert event_log.delete_of_rounds(session, federation_id, 6, most=100) > 0
+    with coordinator.database.read() as session:
+        events = event_log.since(session, federation_id, 0)
+    assert [event.data["change"] for event in events if event.kind == "expert"] == ["pruned"]
+    bank = shown(coordinator.admin.get(f"/v1/federations/{federation_id}/experts"))
+    assert len(bank["events"]) == 3
