@@ -39,7 +39,7 @@ class CurrentBank:
 
     @property
     def index(self) -> BankIndex:
-        """What clients are served beside the shared expert."""
+        """The index that clients are served beside the shared expert."""
         return index_of(self.bank, self.revisions)
 
 

@@ -88,5 +88,6 @@ def test_agent_commands_come_as_one_meets_them() -> None:
 
 def test_operator_commands_come_as_one_meets_them() -> None:
     assert panels()["Operator"] == [
-        *("federation", "enrolment", "client", "round", "token", "anchors", "alignment", "audit")
+        *("federation", "enrolment", "client", "round", "token", "anchors", "alignment"),
+        *("experts", "audit"),
     ]
