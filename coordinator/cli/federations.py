@@ -60,7 +60,8 @@ def create(
 
     Without --plan, adapter, recipe and limits are the recommended ones of the strategy: for fedmosaic and
     fedavg an ordinary LoRA of rank 16, and with --pivot, --same-architecture-rank or --target-modules P and Q
-    beside a LoRA of rank 8. Everything else gets its default; each client searches for its learning rate.
+    beside a LoRA of rank 8; fed_vemoe gets a secure sum of five members. Everything else gets its default;
+    each client searches for its learning rate.
     """
     if quiet and as_json:
         fail("--quiet and --json exclude each other; use one of them")

@@ -37,17 +37,29 @@ CA_PFL: Final[Table] = {
 _LIMITS: Final[Table] = {"max_update_bytes": 256 * 2**20}
 
 # q and k gain little from few examples and cost much: measured in docs/lab-notes/index.md.
+_MIXED_ROLES: Final[list[JsonValue]] = ["v", "o", "gate", "up", "down"]
+
 FEDMOSAIC: Final[Table] = {
-    "adapter": {"roles": ["v", "o", "gate", "up", "down"], "same_architecture_rank": SAME_ARCHITECTURE_RANK}
+    "adapter": {"roles": _MIXED_ROLES, "same_architecture_rank": SAME_ARCHITECTURE_RANK}
 }
 """P and Q for all clients, and a LoRA for clients of the identical base model: for several base models."""
 
+_MEMBERS_OF_A_SUM = 5
+_SUMS: Final[Table] = {
+    "privacy": {"secure_sum": {"masking": "pairwise", "minimum": _MEMBERS_OF_A_SUM}},
+    "rounds": {"min_clients": _MEMBERS_OF_A_SUM},
+    "limits": _LIMITS,
+}
+"""What a strategy that works on sums alone needs in its plan."""
+
 _OF_ONE_BASE_MODEL: Final[Mapping[str, Table]] = {
     "ca_pfl": CA_PFL,
+    "fed_vemoe": {**LORA, **_SUMS},
     **{name: {**LORA, "limits": _LIMITS} for name in ("fedmosaic", "fedavg", *LORA_STRATEGIES)},
 }
 _ALIGNED: Final[Mapping[str, Table]] = {
-    name: {**FEDMOSAIC, "limits": _LIMITS} for name in ("fedmosaic", "fedavg")
+    "fed_vemoe": {"adapter": {"roles": _MIXED_ROLES}, **_SUMS},
+    **{name: {**FEDMOSAIC, "limits": _LIMITS} for name in ("fedmosaic", "fedavg")},
 }
 
 
