@@ -19,6 +19,7 @@ from client_agent.cli.console import Json, clear_errors
 if TYPE_CHECKING:
     from client_agent.simulation.compare import Comparison
     from client_agent.simulation.report.summary import Report
+    from client_agent.simulation.study import Study
 
 compare = typer.Typer()
 
@@ -74,13 +75,8 @@ def compare_methods(
     """
     with clear_errors():
         from client_agent.simulation.compare import Comparison
-        from client_agent.simulation.study import Study
 
-        planned = Study.from_toml(study, data=data, models=models, copies=copies)
-        if examples is not None:
-            planned = planned.with_examples(examples)
-        if tests is not None:
-            planned = planned.with_tests(tests)
+        planned = _planned(study, data, models, copies, examples, tests)
         comparison = Comparison.planned(planned, out, _names(methods), _numbers(seeds))
         with comparison.claimed():
             if fresh:
@@ -93,6 +89,23 @@ def compare_methods(
         message = f"{len(missing)} of {len(comparison.runs)} runs are missing; repeat the command to run them"
         Console(stderr=True).print(message, soft_wrap=True, highlight=False)
         raise typer.Exit(1)
+
+
+def _planned(
+    study: Path,
+    data: Path | None,
+    models: Path | None,
+    copies: int | None,
+    examples: int | None,
+    tests: int | None,
+) -> Study:
+    """Read a study with the amounts of the command line."""
+    from client_agent.simulation.study import Study
+
+    planned = Study.from_toml(study, data=data, models=models, copies=copies)
+    if examples is not None:
+        planned = planned.with_examples(examples)
+    return planned if tests is None else planned.with_tests(tests)
 
 
 def _run(comparison: Comparison, workers: int) -> None:

@@ -120,10 +120,10 @@ class RoutedExperts(Removable):
         )
         newborn = self._newborn(memory, round_number)
         if newborn is not None and not exploring:
-            others = [expert for expert in specialists if expert != newborn]
-            specialists = (newborn, *others)[:count]
-            rest = (1 - _NEWBORN) / max(1, len(self._specialists) - 1)
-            self.responsibilities = {k: _NEWBORN if k == newborn else rest for k in self._specialists}
+            remaining = [expert for expert in specialists if expert != newborn]
+            specialists = (newborn, *remaining)[:count]
+            share = (1 - _NEWBORN) / max(1, len(self._specialists) - 1)
+            self.responsibilities = {k: _NEWBORN if k == newborn else share for k in self._specialists}
         planned = turns(specialists, steps, exploring=exploring)
         trained = tuple(expert for turn in planned for expert in turn.specialists)
         self._round = round_number

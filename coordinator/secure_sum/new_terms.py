@@ -55,7 +55,7 @@ _KEYS = (
 )
 
 
-_Wanted = Callable[[Outline, Counted, int], Collection[str]]
+_GroupChoice = Callable[[Outline, Counted, int], Collection[str]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,9 +127,9 @@ def new_terms(
     layout = base_weights.layout(session, federation.id, opened, first.base_model, first.profile)
     names = sorted(client.client_id for client in chosen)
     bank = current_bank(session, federation.id, opened)
-    wanted = _wanted(opened, bank, row.number)
+    choose = _group_choice(opened, bank, row.number)
     whole = bank_layout(layout, bank.experts) if bank is not None else layout
-    vector = _vector(opened, whole, summed, outcome_of(session, row.id), len(names), wanted)
+    vector = _vector(opened, whole, summed, outcome_of(session, row.id), len(names), choose)
     fields = {
         "format": CAPABILITY,
         "federation": federation.id,
@@ -161,7 +161,7 @@ def _vector(
     summed: SecureSumPlan,
     counts: SumCounts | None,
     members: int,
-    wanted: _Wanted,
+    choose: _GroupChoice,
 ) -> _Vector:
     """Return what a session of `members` sums, after the round's counts or before them."""
     outline = Outline(tuple(sorted({segment_of(tensor) for tensor in layout})))
@@ -172,14 +172,14 @@ def _vector(
         return _Vector("counts", count_segments(groups))
     lost = counts.members - members
     present = manifest(counts.groups, lost, summed.k_min)
-    chosen = present & set(wanted(outline, Counted(counts.members, counts.groups), lost))
+    chosen = present & set(choose(outline, Counted(counts.members, counts.groups), lost))
     return _Vector("sum", segments_of(opened.plan, layout, chosen), counts_digest(counts), lost)
 
 
-def _wanted(opened: OpenedPlan, bank: CurrentBank | None, number: int) -> _Wanted:
+def _group_choice(opened: OpenedPlan, bank: CurrentBank | None, number: int) -> _GroupChoice:
     """Return which counted groups the sum of a round is to have: `reject` only if a birth is due."""
 
-    def wanted(outline: Outline, counted: Counted, lost: int) -> Collection[str]:
+    def choose(outline: Outline, counted: Counted, lost: int) -> Collection[str]:
         groups = set(opened.strategy.groups(outline, counted))
         if bank is None:
             return groups
@@ -187,7 +187,7 @@ def _wanted(opened: OpenedPlan, bank: CurrentBank | None, number: int) -> _Wante
         is_due = is_birth_due(bank.bank, bank.rules, counts, lost, number)
         return groups if is_due else groups - {REJECT}
 
-    return wanted
+    return choose
 
 
 def _keys(session: Session, federation_id: str, version: int) -> dict[str, str]:
