@@ -180,7 +180,9 @@ def _segments(work: Work, terms: SumTerms, counts: SumCounts | None) -> tuple[Se
     """Return the segments of a session by this client's own plan, layout and strategy."""
     if terms.kind == "counts":
         return count_segments(_groups(work))
-    present = manifest(counts.groups, terms.lost, _plan(work).k_min) if counts is not None else frozenset()
+    present: frozenset[str] = frozenset()
+    if counts is not None:
+        present = manifest(counts.groups, counts.members, terms.lost, _plan(work).k_min)
     return segments_of(work.session.manifests.plan, _layout(work), present & groups_of(terms.segments))
 
 

@@ -29,6 +29,7 @@ from coordinator.observability.fault_points import may_crash
 from coordinator.secure_sum.counts import outcome_of
 from coordinator.storage import payloads
 from coordinator.storage.payloads import Staged
+from coordinator.strategies.bank_rules import LEAST_WEIGHT
 from coordinator.strategies.opening import OpenedPlan
 from coordinator.totals import Counted, Floats, Revised, Total
 from schemas.maths.adapter import Layout, factor_of, is_of_one_base_model, module_of
@@ -161,7 +162,7 @@ def change_bank(
     sums = RoundSums(
         counts,
         {expert: total.number(f"{group_of(expert)}.{RESPONSIBILITY}") for expert in summed},
-        has_newborn=NEW in groups,
+        has_newborn=NEW in groups and total.number(f"{NEW}.{WEIGHT}") >= LEAST_WEIGHT,
     )
     outcome = after_round(
         *(current.bank, current.rules, sums, number),

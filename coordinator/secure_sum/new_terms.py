@@ -171,7 +171,7 @@ def _vector(
     if counts is None:
         return _Vector("counts", count_segments(groups))
     lost = counts.members - members
-    present = manifest(counts.groups, lost, summed.k_min)
+    present = manifest(counts.groups, counts.members, lost, summed.k_min)
     chosen = present & set(choose(outline, Counted(counts.members, counts.groups), lost))
     return _Vector("sum", segments_of(opened.plan, layout, chosen), counts_digest(counts), lost)
 

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
+
+LEAST_WEIGHT: Final = 1 / 64
+"""Below this sum of weights a total is mostly the noise of its encoding, or a member spoilt it."""
 
 
 @dataclass(frozen=True, slots=True)

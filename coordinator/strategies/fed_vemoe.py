@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from coordinator.strategies import base
 from coordinator.strategies.averaging import mean_of_all
-from coordinator.strategies.bank_rules import BankPlan, Rules
+from coordinator.strategies.bank_rules import LEAST_WEIGHT, BankPlan, Rules
 from coordinator.strategies.base import Cohort, Weighing
 from coordinator.strategies.capabilities import Traits, Unfit
 from coordinator.totals import Floats, Joint, Outline, Revised, Total
@@ -23,9 +23,6 @@ from schemas.maths.bank import counted_groups, m_step
 from schemas.messages.base import field_error
 from schemas.messages.federations import FederationPlan
 from schemas.secure_sum.segments import WEIGHT, is_of_expert
-
-_LEAST_WEIGHT = 1 / 64
-"""Below this sum of weights a total is mostly the noise of its encoding."""
 
 _Count = Annotated[int, Field(ge=1, le=64)]
 _Rounds = Annotated[int, Field(ge=0, le=1000)]
@@ -146,7 +143,7 @@ class Strategy(base.Strategy):
                 weight = total.number(f"{segment.partition('.')[0]}.{WEIGHT}")
             else:
                 continue
-            if weight >= _LEAST_WEIGHT:
+            if weight >= LEAST_WEIGHT:
                 yield Revised(segment, partial(self._moved, joint, total, weight, segment))
 
     def _moved(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from math import ceil
-from typing import Final, TypeVar
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,8 +28,6 @@ PRIOR_SMOOTHING: Final = 1e-3
 
 _MOST_EXPLORING_ROUNDS = 10
 _GROUP: Final = re.compile(r"x(0|[1-9][0-9]*)")
-
-Group = TypeVar("Group", int, str)
 
 
 def group_of(expert: int) -> str:
@@ -91,19 +89,23 @@ def first_a_of(expert: int, tensor: str, shape: Shape, seed: int) -> NDArray[np.
     return first_a(name, shape, seed).reshape(shape)
 
 
-def manifest(counts: Mapping[Group, int], lost: int, k_min: int) -> frozenset[Group]:
+def manifest(counts: Mapping[str, int], members: int, lost: int, k_min: int) -> frozenset[str]:
     """Return the groups that are summed: {k : counts[k] - lost >= k_min}.
 
-    `counts` has the members that counted themselves into each group, and `lost` those of all counted members
-    that are absent since: all of them may have belonged to one group. A group with fewer members than `k_min`
-    could show the update of one of them to the others and to the coordinator.
+    `counts` has those of all counted `members` that counted themselves into each group, and `lost` how many
+    are absent since: all of them may have belonged to one group. A group with fewer members than `k_min`
+    could show the update of one of them to the others and to the coordinator. So could the members outside
+    of `reject`, whose change of the shared expert is its whole sum without that of the group: they are none,
+    or `k_min` at least.
 
     Raises:
         ValueError: `lost` is negative, or `k_min` is not positive.
     """
     if lost < 0 or k_min < 1:
         raise ValueError("lost is at least 0, and k_min at least 1")
-    return frozenset(group for group, count in counts.items() if count - lost >= k_min)
+    chosen = {group for group, count in counts.items() if count - lost >= k_min}
+    outside = members - counts.get(REJECT, 0)
+    return frozenset(chosen if not outside or outside - lost >= k_min else chosen - {REJECT})
 
 
 def birth_minimum(members: int, share: float, k_min: int) -> int:

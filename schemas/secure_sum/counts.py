@@ -64,5 +64,5 @@ def starved_groups(terms: SumTerms, counts: Mapping[str, int], masked: int, k_mi
 
     All counted members that are absent, before this session or since it began, may belong to one group.
     """
-    absent = terms.lost + len(terms.members) - masked
-    return sorted(groups_of(terms.segments) - manifest(counts, absent, k_min))
+    counted = terms.lost + len(terms.members)
+    return sorted(groups_of(terms.segments) - manifest(counts, counted, counted - masked, k_min))

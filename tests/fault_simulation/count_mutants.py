@@ -31,11 +31,13 @@ def _members_are_lost(plan: Plan, weather: Weather) -> bool:
 def forgets_lost_members_in_the_manifest() -> Iterator[None]:
     """Both sides take a group's members for present, whoever was lost since they were counted."""
 
-    def careless(members: Mapping[str, int], _: int, k_min: int) -> frozenset[str]:
-        return manifest(members, 0, k_min)
+    def careless(members: Mapping[str, int], counted: int, _: int, k_min: int) -> frozenset[str]:
+        return manifest(members, counted, 0, k_min)
 
     def starved(terms: Any, members: Mapping[str, int], _: int, k_min: int) -> list[str]:
-        return sorted(groups_of(terms.segments) - careless(members, 0, k_min))
+        return sorted(
+            groups_of(terms.segments) - careless(members, terms.lost + len(terms.members), 0, k_min)
+        )
 
     with (
         patch.object(new_terms, "manifest", careless),

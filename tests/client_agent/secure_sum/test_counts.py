@@ -47,7 +47,7 @@ class CountingServer(MemoryServer):
 
     def sum_terms(self, session: int) -> SumTerms:
         assert self.counts is not None
-        groups = sorted(manifest(self.counts.groups, 0, 3))
+        groups = sorted(manifest(self.counts.groups, MEMBERS, 0, 3))
         segments = [{"name": f"{g}.A", "values": 10, "clip": 1 << 20, "group": g} for g in groups]
         digest = counts_digest(self.counts)
         return terms_of(MEMBERS, session=session, segments=segments, counts=digest)

@@ -83,9 +83,11 @@ def test_a_birth_is_what_the_rejecters_would_change(coordinator: Served) -> None
     assert "3 of 6 members fit no expert" in scene.shown()["events"][0]["reason"]
 
 
-def test_rejecters_below_k_min_cause_no_birth(coordinator: Served) -> None:
+@pytest.mark.parametrize("rejecting", [2, 4], ids=["two reject", "all but one reject"])
+def test_a_birth_shows_no_change_of_a_few(coordinator: Served, rejecting: int) -> None:
+    """The newborn is the sum of those who reject; what it lacks of the sum of all is the others'."""
     scene = bank_scene(coordinator, 5, **OF_NEITHER)
-    scene.play(1, [*[Learnt(1, 0.3)] * 3, *[Learnt(2, 0.1, 0.9, rejects=True)] * 2])
+    scene.play(1, [*[Learnt(1, 0.3)] * (5 - rejecting), *[Learnt(2, 0.1, 0.9, rejects=True)] * rejecting])
     assert events(scene) == []
     assert [entry.expert for entry in scene.begin(scene.silos[0], 2)[1].experts] == [1, 2]
 

@@ -10,30 +10,48 @@ from hypothesis import strategies as st
 from schemas.maths import bank
 from schemas.maths.start import first_a
 
-COUNTS = st.dictionaries(st.integers(0, 20), st.integers(0, 128), max_size=8)
+COUNTS = st.dictionaries(st.integers(0, 20).map(bank.group_of), st.integers(0, 128), max_size=8)
 SHARES = st.floats(0, 50, allow_nan=False)
 
 
 @given(COUNTS, st.integers(0, 40), st.integers(1, 9))
 def test_each_summed_group_keeps_k_min_whoever_was_lost(
-    counts: dict[int, int], lost: int, k_min: int
+    counts: dict[str, int], lost: int, k_min: int
 ) -> None:
-    chosen = bank.manifest(counts, lost, k_min)
+    chosen = bank.manifest(counts, 128, lost, k_min)
     assert all(counts[group] - lost >= k_min for group in chosen)
     assert all(counts[group] - lost < k_min for group in counts.keys() - chosen)
 
 
 @given(COUNTS, st.integers(0, 40), st.integers(0, 40), st.integers(1, 9))
 def test_losing_more_members_only_shrinks_a_manifest(
-    counts: dict[int, int], lost: int, more: int, k_min: int
+    counts: dict[str, int], lost: int, more: int, k_min: int
 ) -> None:
-    assert bank.manifest(counts, lost + more, k_min) <= bank.manifest(counts, lost, k_min)
+    assert bank.manifest(counts, 128, lost + more, k_min) <= bank.manifest(counts, 128, lost, k_min)
 
 
 @pytest.mark.parametrize(("lost", "k_min"), [(-1, 3), (0, 0)])
 def test_a_manifest_needs_possible_numbers(lost: int, k_min: int) -> None:
     with pytest.raises(ValueError, match="at least"):
-        bank.manifest({"x1": 5}, lost, k_min)
+        bank.manifest({"x1": 5}, 5, lost, k_min)
+
+
+@pytest.mark.parametrize(
+    ("rejects", "lost", "is_summed"),
+    [
+        (12, 0, True),
+        (13, 0, False),
+        (14, 0, False),
+        (15, 0, True),
+        (12, 1, False),
+        (11, 1, True),
+        (15, 1, True),
+    ],
+)
+def test_the_members_outside_of_reject_are_none_or_k_min(rejects: int, lost: int, is_summed: bool) -> None:
+    """The sum of all without that of the group is theirs: of one member alone it would be its update."""
+    chosen = bank.manifest({"x1": 15, bank.REJECT: rejects}, 15, lost, 3)
+    assert chosen == {"x1"} | ({bank.REJECT} if is_summed else set())
 
 
 def test_names_of_a_bank_are_read_back() -> None:
