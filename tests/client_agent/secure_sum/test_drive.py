@@ -94,7 +94,7 @@ def test_a_member_that_has_unmasked_takes_part_in_no_second_sum(tmp_path: Path) 
     server = members[0].calls.server
     server.missing = {0: 4}
     members[0].calls.stop_before = 4
-    assert set(run_all(members)) == {0}
+    assert set(run_all(members)) <= {0}  # the sum may end before that member has seen that step 4 is due
     server.total, server.outcome = None, None
     server.open(terms_of(5, session=2))
     server.missing = {n: 0 for n in range(1, 5)}
