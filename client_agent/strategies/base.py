@@ -47,8 +47,7 @@ class Pruning:
         return min(rank, max(self.least, int(self.decay * rank)))
 
 
-@dataclass(frozen=True, slots=True)
-class Routing:
+class Routing(AgentOptions):
     """How a client chooses among the experts of a bank, and trains them.
 
     Attributes:

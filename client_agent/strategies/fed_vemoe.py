@@ -5,21 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from client_agent.strategies.base import AgentOptions, AgentStrategy, Routing, Traits
+from client_agent.strategies.base import AgentStrategy, Routing, Traits
 from schemas.maths.bank import counted_groups
 
 
-class Options(AgentOptions):
-    """How a client chooses among experts and trains them; the coordinator's file describes each."""
-
-    top_m: int = 2
-    shared: bool = True
-    explore_rounds: int | None = None
-    probe_examples: int = 64
-    tau: float | None = None
-    gamma: float = 1.0
-    consistency: float = 0.1
-    regret_above: float = 0.1
+class Options(Routing):
+    """How a client chooses among experts and trains them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +21,7 @@ class Strategy(AgentStrategy):
 
     @property
     def traits(self) -> Traits:
-        return Traits(routing=Routing(**self.options.model_dump()))
+        return Traits(routing=self.options)
 
     def counts(self, segments: Sequence[str]) -> tuple[str, ...]:
         return counted_groups(segments)

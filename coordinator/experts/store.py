@@ -13,18 +13,13 @@ from sqlalchemy.orm import Session
 
 from coordinator.db.engine import run
 from coordinator.db.tables.experts import BankRoundRow, ExpertRevisionRow, ExpertRow
-from coordinator.experts.bank import Bank, Event, Expert, Outcome, RoundSums
+from coordinator.experts.bank import Bank, Expert, Outcome, RoundSums
 
 _EXPERTS = (
     select(ExpertRow)
     .where(ExpertRow.federation_id == bindparam("federation_id"))
     .order_by(ExpertRow.expert)
     .execution_options(populate_existing=True)
-)
-_ROUNDS = (
-    select(BankRoundRow)
-    .where(BankRoundRow.federation_id == bindparam("federation_id"))
-    .order_by(BankRoundRow.round_number)
 )
 _LAST_MEMORY = (
     select(BankRoundRow.memory)
@@ -75,16 +70,6 @@ def load(session: Session, federation_id: str) -> Bank | None:
     return Bank(experts) if memory is None else _remembering(experts, memory)
 
 
-def begin(session: Session, federation_id: str, bank: Bank) -> None:
-    """Store the bank of a federation before its first round.
-
-    Raises:
-        IntegrityError: the federation has a bank.
-    """
-    session.add_all(ExpertRow(federation_id=federation_id, **asdict(expert)) for expert in bank.experts)
-    session.flush()
-
-
 def store_round(
     session: Session, federation_id: str, round_number: int, sums: RoundSums, outcome: Outcome
 ) -> None:
@@ -105,12 +90,6 @@ def store_round(
         )
     )
     session.flush()
-
-
-def events(session: Session, federation_id: str) -> list[Event]:
-    """Return all changes of a bank in order."""
-    rows = session.scalars(_ROUNDS, {"federation_id": federation_id})
-    return [Event(**event) for row in rows for event in row.events]
 
 
 def add_revision(session: Session, federation_id: str, revision: Revision) -> None:

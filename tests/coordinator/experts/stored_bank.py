@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import numpy as np
+from sqlalchemy.orm import Session
 
 from coordinator.db.engine import Database, database_time
 from coordinator.db.federation_lock import lock_federation
+from coordinator.db.tables.experts import ExpertRow
 from coordinator.db.tables.secure_sum import JointModelRow
 from coordinator.experts import store
 from coordinator.experts.announcements import announce
-from coordinator.experts.bank import RoundCounts, RoundSums, Rules, new_bank
+from coordinator.experts.bank import Bank, RoundCounts, RoundSums, new_bank
 from coordinator.experts.bodies import expert_head
 from coordinator.experts.half import EXPERT_DTYPE
 from coordinator.experts.registry import after_round, is_birth_due
 from coordinator.experts.store import Revision
 from coordinator.rounds import store as rounds
 from coordinator.storage import payloads
+from coordinator.strategies.bank_rules import Rules
 from schemas.wire.digests import digest_of
 
 LAYOUT = {"l0.q.A": (2, 3), "l0.q.B": (4, 2)}
@@ -46,6 +49,12 @@ class StoredBody:
     body: bytes
 
 
+def store_new(session: Session, federation_id: str, bank: Bank) -> None:
+    """Store a bank as if it had been through a round, of which nothing is remembered."""
+    session.add_all(ExpertRow(federation_id=federation_id, **asdict(expert)) for expert in bank.experts)
+    session.flush()
+
+
 def store_bank(database: Database, federation_id: str) -> list[StoredBody]:
     """Store a bank of four experts after rounds 4 to 6, and return a revision of expert 1 after each.
 
@@ -53,7 +62,7 @@ def store_bank(database: Database, federation_id: str) -> list[StoredBody]:
     """
     with database.write() as session:
         federation = lock_federation(session, federation_id)
-        store.begin(session, federation_id, new_bank(EXPERTS, RULES, 0))
+        store_new(session, federation_id, new_bank(EXPERTS, RULES, 0))
         bodies = [_store_round(session, federation.id, number) for number in COUNTS]
     return bodies
 
