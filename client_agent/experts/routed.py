@@ -77,6 +77,7 @@ class RoutedExperts(Removable):
         self._memory: ExpertMemory | None = None
         self._losses: ProbeLosses | None = None
         self._round = 0
+        self.since = 0
         self.responsibilities = uniform(self._specialists)
         self.choose(self._specialists[: routing.specialists])
 
@@ -110,11 +111,12 @@ class RoutedExperts(Removable):
             the turns in which they train; `choose` makes those of a turn act.
         """
         memory = self._required_memory()
-        explore = exploring_rounds(self.routing.explore_rounds, total_rounds)
-        exploring = round_number <= explore
+        age = round_number - self.since
+        explore = exploring_rounds(self.routing.explore_rounds, total_rounds - self.since)
+        exploring = age <= explore
         count = DRAWS if exploring else self.routing.specialists
         specialists = drawn(
-            *(self.responsibilities, count, temperature(round_number, explore)),
+            *(self.responsibilities, count, temperature(age, explore)),
             secret=memory.secret,
             round_number=round_number,
         )

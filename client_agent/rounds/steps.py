@@ -220,6 +220,7 @@ def _load_served(work: Work, adapter: Adapter) -> State:
     folder, traits, rounds = work.folder, work.opened.traits, work.rounds
     if isinstance(adapter, RoutedExperts):
         index, layout = read_index(folder), adapter.bank.expert_layout
+        adapter.since = index.since
         store_experts(work.session, index, layout)  # a file may have been lost since the download
         return read_bank(work.session.home, folder, layout)
     try:

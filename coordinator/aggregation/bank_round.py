@@ -225,7 +225,7 @@ def next_index(
 ) -> BankIndex:
     """Return the index of the bank after a round, of which `staged` are the new values."""
     new = {expert.expert: expert.revision(number, 0) for expert in staged}
-    return index_of(change.outcome.bank, {**current.revisions, **new})
+    return index_of(change.outcome.bank, {**current.revisions, **new}, current.since)
 
 
 def store_change(

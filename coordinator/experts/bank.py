@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from coordinator.strategies.bank_rules import Rules
@@ -109,7 +109,7 @@ class Outcome:
     events: tuple[Event, ...]
 
 
-def new_bank(count: int, rules: Rules, explore_rounds: int) -> Bank:
+def new_bank(count: int, rules: Rules, explore_until: int) -> Bank:
     """Return a bank of `count` equal specialists; the grace of all begins after the exploring rounds.
 
     Raises:
@@ -117,5 +117,17 @@ def new_bank(count: int, rules: Rules, explore_rounds: int) -> Bank:
     """
     if not 1 <= count <= rules.k_max:
         raise ValueError(f"a bank begins with 1 to {rules.k_max} specialists, not {count}")
-    grace_until = explore_rounds + rules.grace
+    grace_until = explore_until + rules.grace
     return Bank(tuple(Expert(n, 0, grace_until, 1 / count) for n in range(1, count + 1)))
+
+
+def begun_anew(bank: Bank, rules: Rules, explore_until: int) -> Bank:
+    """Return a bank whose values are void: its active experts are equal again, and nothing is remembered."""
+    share, grace_until = 1 / max(1, len(bank.active)), explore_until + rules.grace
+    experts = (
+        replace(expert, prior=share, grace_until=grace_until, utilisation=None, strikes=0)
+        if expert.status == "active"
+        else expert
+        for expert in bank.experts
+    )
+    return Bank(tuple(experts), last_birth=bank.last_birth, last_prune=bank.last_prune)

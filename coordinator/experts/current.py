@@ -11,7 +11,7 @@ from sqlalchemy.orm import Session
 from coordinator.db.engine import run
 from coordinator.db.tables.secure_sum import JointModelRow
 from coordinator.experts import store
-from coordinator.experts.bank import Bank, new_bank
+from coordinator.experts.bank import Bank, begun_anew, new_bank
 from coordinator.experts.store import Revision
 from coordinator.strategies.bank_rules import Rules
 from coordinator.strategies.opening import OpenedPlan
@@ -31,6 +31,7 @@ class CurrentBank:
     bank: Bank
     rules: Rules
     revisions: Mapping[int, Revision]
+    since: int = 0
 
     @property
     def experts(self) -> tuple[int, ...]:
@@ -40,10 +41,10 @@ class CurrentBank:
     @property
     def index(self) -> BankIndex:
         """The index that clients are served beside the shared expert."""
-        return index_of(self.bank, self.revisions)
+        return index_of(self.bank, self.revisions, self.since)
 
 
-def index_of(bank: Bank, revisions: Mapping[int, Revision]) -> BankIndex:
+def index_of(bank: Bank, revisions: Mapping[int, Revision], since: int) -> BankIndex:
     """Return the index of a bank's active experts; one without a revision is drawn from the plan's seed."""
     entries = []
     for expert in bank.active:
@@ -57,14 +58,14 @@ def index_of(bank: Bank, revisions: Mapping[int, Revision]) -> BankIndex:
                 prior=min(1.0, expert.prior),
             )
         )
-    return BankIndex(experts=entries)
+    return BankIndex(experts=entries, since=since)
 
 
 def current_bank(session: Session, federation_id: str, opened: OpenedPlan) -> CurrentBank | None:
     """Return the bank of a federation; None = its strategy has none. Before the first sum it is a new one.
 
     Revisions from before the end of an alignment pack do not count, like the joint model of that time: their
-    P and Q are of frames that are gone.
+    P and Q are of frames that are gone. The active experts begin anew, and clients explore them again.
 
     Raises:
         LookupError: retention has deleted the payload of a revision.
@@ -75,13 +76,15 @@ def current_bank(session: Session, federation_id: str, opened: OpenedPlan) -> Cu
     summed = opened.plan.privacy.secure_sum
     rules = replace(plan.rules, k_min=summed.k_min) if summed is not None else plan.rules
     bank = store.load(session, federation_id)
-    if bank is None:
-        explore = exploring_rounds(plan.explore_rounds, opened.plan.rounds.total)
-        bank = new_bank(plan.experts, rules, explore)
     void_until = run(session, _VOID_UNTIL, {"federation_id": federation_id}).scalar() or 0
+    explore = exploring_rounds(plan.explore_rounds, opened.plan.rounds.total - void_until)
+    if bank is None:
+        bank = new_bank(plan.experts, rules, void_until + explore)
+    elif store.last_round(session, federation_id) <= void_until:
+        bank = begun_anew(bank, rules, void_until + explore)
     revisions = store.revisions(session, federation_id, _ALL_ROUNDS)
     valid = {expert: revision for expert, revision in revisions.items() if revision.round_number > void_until}
-    return CurrentBank(bank, rules, valid)
+    return CurrentBank(bank, rules, valid, void_until)
 
 
 def current_index(session: Session, federation_id: str, opened: OpenedPlan) -> BankIndex | None:

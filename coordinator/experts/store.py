@@ -27,6 +27,9 @@ _LAST_MEMORY = (
     .order_by(BankRoundRow.round_number.desc())
     .limit(1)
 )
+_LAST_ROUND = select(func.max(BankRoundRow.round_number)).where(
+    BankRoundRow.federation_id == bindparam("federation_id")
+)
 _UNTIL = (
     select(ExpertRevisionRow.expert, func.max(ExpertRevisionRow.round_number).label("round_number"))
     .where(
@@ -68,6 +71,11 @@ def load(session: Session, federation_id: str) -> Bank | None:
     experts = tuple(Expert(**{name: getattr(row, name) for name in _COLUMNS}) for row in rows)
     memory = run(session, _LAST_MEMORY, {"federation_id": federation_id}).scalar()
     return Bank(experts) if memory is None else _remembering(experts, memory)
+
+
+def last_round(session: Session, federation_id: str) -> int:
+    """Return the last round that the bank was summed in; 0 before the first."""
+    return run(session, _LAST_ROUND, {"federation_id": federation_id}).scalar() or 0
 
 
 def store_round(

@@ -9,6 +9,7 @@ from pydantic import Field, JsonValue, StrictInt, StrictStr
 from schemas.messages.base import Digest, Lenient, Strict, UtcTime
 
 Count = Annotated[StrictInt, Field(ge=1, lt=2**31)]
+_RoundOrNone = Annotated[StrictInt, Field(ge=0, lt=2**31)]
 Reliability = Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)]
 """The share of a sketch's squared length that is not sampling noise; 1 = no noise."""
 
@@ -57,7 +58,7 @@ class ExpertReference(Strict):
 
     expert: Count
     """The ordinal of the expert, which is never used again."""
-    revision: Annotated[StrictInt, Field(ge=0, lt=2**31)]
+    revision: _RoundOrNone
     """The round that changed it last; 0 = none, and it is drawn from the plan's seed."""
     digest: Digest | None
     """The digest of the revision's body; null for revision 0, which nobody downloads."""
@@ -68,9 +69,14 @@ class ExpertReference(Strict):
 
 
 class BankIndex(Strict):
-    """The active experts beside the served weights, which are those of the shared expert."""
+    """The active experts beside the served weights, which are those of the shared expert.
+
+    `since` is the round after which their values began: 0, or the last one whose values were voided.
+    Exploring is counted from it.
+    """
 
     experts: list[ExpertReference]
+    since: _RoundOrNone = 0
 
 
 def _is_absent(bank: BankIndex | None) -> bool:

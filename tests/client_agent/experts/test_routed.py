@@ -143,6 +143,19 @@ def test_a_client_that_rejected_all_trains_the_newborn_for_a_round(
         assert turn.specialists == adapter.chosen
 
 
+def test_a_bank_that_began_anew_is_explored_again(
+    base: BaseModel, examples: list[Example], memory: ExpertMemory
+) -> None:
+    with inject_experts(base, PLAN, {}, EXPERTS, HARD, seed=0) as adapter:
+        adapter.probe_with(prober(base, examples, memory), memory)
+        adapter.load(noise(adapter))
+        exploring = {}
+        for adapter.since, number in ((0, 5), (4, 5), (4, 6), (4, 7)):
+            adapter.begin_round(number, 12, 4)
+            exploring[adapter.since, number] = memory.rounds[number].exploring
+    assert exploring == {(0, 5): False, (4, 5): True, (4, 6): True, (4, 7): False}
+
+
 def test_a_client_without_a_probe_set_never_rejects(base: BaseModel, memory: ExpertMemory) -> None:
     with inject_experts(base, PLAN, {}, EXPERTS, HARD, seed=0) as adapter:
         adapter.probe_with(None, memory)

@@ -7,22 +7,26 @@ from datetime import timedelta
 
 import pytest
 from alembic.util import CommandError
-from sqlalchemy import select
+from sqlalchemy import select, update
 from sqlalchemy.exc import IntegrityError
 
 from coordinator.db import migrate
 from coordinator.db.engine import Database, database_time
 from coordinator.db.tables.experts import BankRoundRow, ExpertRevisionRow, ExpertRow
 from coordinator.db.tables.federations import PayloadRow
+from coordinator.db.tables.secure_sum import JointModelRow
 from coordinator.experts import store
 from coordinator.experts.bank import Bank, RoundCounts, RoundSums, new_bank
+from coordinator.experts.current import current_bank
 from coordinator.experts.registry import after_round, is_birth_due
 from coordinator.experts.store import Revision
 from coordinator.rounds import retention
 from coordinator.rounds import store as rounds
 from coordinator.storage import garbage_collection, payloads
 from coordinator.strategies.bank_rules import Rules
-from tests.coordinator.experts.stored_bank import store_new
+from coordinator.strategies.opening import open_plan
+from schemas.messages.federations import FederationPlan
+from tests.coordinator.experts.stored_bank import PLAN, store_bank, store_new
 from tests.coordinator.rows import federation_row
 
 FEDERATION = "fed_bank"
@@ -135,3 +139,27 @@ def test_a_database_with_experts_does_not_go_back(database: Database) -> None:
     with pytest.raises(CommandError, match="3 experts would be lost"):
         migrate.downgrade(database, to="0020")
     assert migrate.is_current(database)
+
+
+def test_active_experts_of_voided_values_begin_anew(database: Database) -> None:
+    plan = FederationPlan.model_validate({"name": "bank", **PLAN, "rounds": {"min_clients": 5, "total": 20}})
+    with database.write() as session:
+        session.add(federation_row(FEDERATION, database_time(session)))
+    revision = store_bank(database, FEDERATION)[-1].revision
+    with database.read() as session:
+        before = current_bank(session, FEDERATION, open_plan(plan))
+    assert before is not None
+    assert (before.since, before.revisions) == (0, {1: revision})
+    with database.write() as session:
+        session.execute(update(JointModelRow).values(is_void=True))
+        void = current_bank(session, FEDERATION, open_plan(plan))
+    assert void is not None
+    assert (void.index.since, void.revisions) == (6, {})
+    assert void.experts == before.experts == (1, 3, 5)
+    grace_until = 6 + 7 + void.rules.grace  # half of the 14 rounds that are left explore
+    for expert in void.bank.active:
+        assert (expert.prior, expert.utilisation, expert.strikes) == (1 / 3, None, 0)
+        assert expert.grace_until == grace_until
+    assert [e for e in void.bank.experts if e.status != "active"] == [
+        e for e in before.bank.experts if e.status != "active"
+    ]
