@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TextIO, cast
 
+from client_agent.data.instruction_tasks import is_task, task_files, task_rows
 from client_agent.data.row import Row
 from client_agent.errors import DataInvalid
 
@@ -25,9 +26,9 @@ _LARGEST_CELL = 2**31 - 1
 def rows(source: str) -> Iterator[Row]:
     """Yield the rows of a file, a folder saved by `datasets`, or `hub:<id>[:<configuration>][:<split>]`.
 
-    A folder may hold several splits: `<folder>:<split>`. A file is JSON lines unless it ends with .json, .csv
-    or .parquet; endings of other known kinds are refused. A row that cannot be read is yielded with its
-    fault.
+    A folder may hold several splits: `<folder>:<split>`, or the task files of Natural Instructions. A file is
+    JSON lines unless it ends with .json, .csv or .parquet; endings of other known kinds are refused. A row
+    that cannot be read is yielded with its fault.
 
     Raises:
         DataInvalid: it cannot be read; the message says why and what to do.
@@ -35,6 +36,8 @@ def rows(source: str) -> Iterator[Row]:
     if source.startswith(HUB):
         return _numbered(_from_hub(source), source)
     path, split = _split_of(source)
+    if path.is_dir() and (files := task_files(path)):
+        return (row for file in files for row in _readable(file, _json))
     if path.is_dir():
         return _numbered(_saved(path, split), source)
     if path.suffix.lower() in _REFUSED:
@@ -105,6 +108,9 @@ def _json(path: Path) -> Iterator[Row]:
         raise DataInvalid(
             f"{path}: not JSON in UTF-8 ({error}); write [{{...}}, ...], or JSON lines"
         ) from error
+    if is_task(content):
+        yield from task_rows(path, content)
+        return
     for number, record in enumerate(_records(content), start=1):
         place = f"{path} row {number}"
         if isinstance(record, dict):

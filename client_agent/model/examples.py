@@ -37,6 +37,7 @@ class Example:
         tools: the tools of a chat, as JSON; empty = none.
         answer_fields: further keys of the answer's message, as `Turn.fields`: calls of tools, reasoning.
         place: the source and row that errors name; it is not part of the content.
+        task: the name of the task that it is of, in data of several; it is not part of the content.
     """
 
     prompt: str
@@ -49,6 +50,7 @@ class Example:
     tools: str = ""
     answer_fields: str = ""
     place: str = field(default="", compare=False, repr=False)
+    task: str = field(default="", compare=False, repr=False)
 
     @property
     def key(self) -> str:

@@ -133,16 +133,6 @@ def test_gsm8k_is_learnt_without_calculator_marks() -> None:
     assert example("gsm8k").completion == " She has 3+1000=1003 cups.\n#### 1003"
 
 
-def test_rows_of_one_id_are_one_example() -> None:
-    first = ROWS["natural_instructions"]
-    records = [first, first | {"targets": "a cup of tea"}, first | {"id": "task1-b", "inputs": "beans"}]
-    rows = [Row("line", record) for record in records]
-    first_item, second_item = template("natural_instructions")(rows)
-    assert first_item.completion == second_item.completion == " tea"
-    assert first_item.references == ("tea", "a cup of tea")
-    assert second_item.references == ("tea",)
-
-
 @pytest.mark.parametrize(
     ("name", "changes", "column"),
     [
@@ -156,6 +146,8 @@ def test_rows_of_one_id_are_one_example() -> None:
         ("squad", {"answers": {"text": [], "answer_start": []}}, "answers.text"),
         ("gsm8k", {"answer": "It is 4."}, "answer"),
         ("natural_instructions", {"targets": None}, "targets"),
+        ("natural_instructions", {"targets": ["tea", " "]}, "targets"),
+        ("natural_instructions", {"inputs": 3}, "inputs"),
     ],
 )
 def test_a_bad_row_is_refused_with_its_place_and_column(
