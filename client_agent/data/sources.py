@@ -243,7 +243,8 @@ def _saved(folder: Path, split: str | None) -> Any:
         saved = datasets.load_from_disk(str(folder))
     except (FileNotFoundError, OSError, ValueError) as error:
         raise DataInvalid(
-            f"{folder}: no data set saved by `datasets` ({error}); name a file, or save with save_to_disk"
+            f"{folder}: neither a data set saved by `datasets` ({error}) nor task files, task*.json; name a "
+            "file, or save with save_to_disk"
         ) from error
     if not isinstance(saved, datasets.DatasetDict):
         return saved

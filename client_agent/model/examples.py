@@ -20,7 +20,16 @@ from client_agent.model.special_text import Span, special_spans
 from client_agent.model.tokens import Encoded, encode_learnt, pieces, tokens_of
 from client_agent.settings import MetricName
 
-__all__ = ["Example", "Turn"]
+__all__ = ["Example", "Task", "Turn"]
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """A task of data of several: its name, its definition, and the categories that the data sort it into."""
+
+    name: str
+    definition: str
+    categories: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +46,7 @@ class Example:
         tools: the tools of a chat, as JSON; empty = none.
         answer_fields: further keys of the answer's message, as `Turn.fields`: calls of tools, reasoning.
         place: the source and row that errors name; it is not part of the content.
-        task: the name of the task that it is of, in data of several; it is not part of the content.
+        task: the task that it is of, in data of several; it is not part of the content.
     """
 
     prompt: str
@@ -50,7 +59,7 @@ class Example:
     tools: str = ""
     answer_fields: str = ""
     place: str = field(default="", compare=False, repr=False)
-    task: str = field(default="", compare=False, repr=False)
+    task: Task | None = field(default=None, compare=False, repr=False)
 
     @property
     def key(self) -> str:
@@ -66,6 +75,7 @@ class Example:
         return (
             self.key,
             *(repr(part) for part in (self.metrics, self.options, self.ending, self.references)),
+            self.task.name if self.task is not None else "",
         )
 
     @property

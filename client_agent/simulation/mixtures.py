@@ -10,10 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from client_agent.errors import StudyUnusable
-from client_agent.model.examples import Example
+from client_agent.model.examples import Example, Task
+from client_agent.simulation.assignment import assigned_tasks
 from client_agent.simulation.pools import Pool, distinct, open_pool, place_of, shuffled
 from client_agent.simulation.study import Study
-from client_agent.simulation.study_fields import DirichletPartition, SizePartition, TaskPartition
+from client_agent.simulation.study_partitions import DirichletPartition, OfTasks, SizePartition, TaskPartition
 from client_agent.training.data import SiloData
 from schemas.maths.seeded_random import stream, words
 
@@ -35,7 +36,7 @@ def draw_mixtures(study: Study, seed: int) -> dict[str, SiloData]:
     """
     pools = {source.name: open_pool(place_of(source)) for source in study.source}
     by_class = classes_of(study, pools)
-    weights = weights_of(study, seed, by_class.sizes)
+    weights = weights_of(study, seed, by_class)
     tests = {
         silo.name: _drawn_alone(by_class.test, weights[silo.name], study.tests, "tests", seed, silo.name)
         for silo in study.silo
@@ -65,7 +66,7 @@ def draw_mixtures(study: Study, seed: int) -> dict[str, SiloData]:
 
 @dataclass(frozen=True, slots=True)
 class Classes:
-    """The examples of every class: of a source, or of a label of it."""
+    """The examples of every class: of a source, a label of it, or a task of its rows."""
 
     train: Mapping[str, Sequence[Example]]
     validation: Mapping[str, Sequence[Example]]
@@ -75,9 +76,20 @@ class Classes:
     def sizes(self) -> dict[str, int]:
         return {name: len(examples) for name, examples in self.train.items()}
 
+    @property
+    def tasks(self) -> dict[str, Task]:
+        """The tasks of the training examples, where classes are tasks."""
+        return {
+            name: examples[0].task for name, examples in self.train.items() if examples[0].task is not None
+        }
+
 
 def classes_of(study: Study, pools: Mapping[str, Pool]) -> Classes:
-    """Group the examples of all sources by class; an example of two sources belongs to the first one."""
+    """Group the examples of all sources by class; an example of two sources belongs to the first one.
+
+    Raises:
+        StudyUnusable: classes are tasks, and an example has none.
+    """
     partition = study.partition
     by_label = isinstance(partition, DirichletPartition) and partition.over == "label"
     train: dict[str, list[Example]] = {}
@@ -92,16 +104,34 @@ def classes_of(study: Study, pools: Mapping[str, Pool]) -> Classes:
                 if side is train and example.key in claimed:
                     continue
                 label = f"{name}: {example.completion.strip()}" if has_labels else name
+                if isinstance(partition, OfTasks):
+                    label = _task(example, name, partition.kind)
                 side.setdefault(label, []).append(example)
         claimed |= {example.key for example in pool.train}
     return Classes(train, validation, test)
 
 
-def weights_of(study: Study, seed: int, sizes: Mapping[str, int]) -> dict[str, _Weights]:
-    """Return every silo's weights of the classes; `sizes` has the training examples of each class."""
+def _task(example: Example, source: str, kind: str) -> str:
+    if example.task is None:
+        raise StudyUnusable(
+            f"the rows of source {source} have no tasks, which the partition {kind} assigns; use "
+            'format = "natural_instructions" and rows with a column task_name'
+        )
+    return example.task.name
+
+
+def weights_of(study: Study, seed: int, classes: Classes) -> dict[str, _Weights]:
+    """Return every silo's weights of the classes.
+
+    Raises:
+        StudyUnusable: tasks cannot be assigned, see `assigned_tasks`.
+    """
     match study.partition:
         case DirichletPartition(alpha=alpha):
-            return {silo.name: dirichlet(alpha, list(sizes), seed, silo.name) for silo in study.silo}
+            return {silo.name: dirichlet(alpha, list(classes.train), seed, silo.name) for silo in study.silo}
+        case partition if isinstance(partition, OfTasks):
+            assigned = assigned_tasks(study, seed, classes.tasks, classes.test.keys())
+            return {silo: dict.fromkeys(names, 1.0) for silo, names in assigned.items()}
         case TaskPartition(tasks_per_silo=count):
             names = [source.name for source in study.source]
             return {
@@ -109,7 +139,7 @@ def weights_of(study: Study, seed: int, sizes: Mapping[str, int]) -> dict[str, _
                 for index, silo in enumerate(study.silo)
             }
         case _:
-            return {silo.name: dict(sizes) for silo in study.silo}
+            return {silo.name: dict(classes.sizes) for silo in study.silo}
 
 
 def sizes_of(study: Study) -> dict[str, int]:

@@ -10,7 +10,7 @@ from client_agent.simulation.mixtures import classes_of
 from client_agent.simulation.partition import draw_examples
 from client_agent.simulation.pools import digest_of_examples, open_pool, place_of
 from client_agent.simulation.study import Study
-from client_agent.simulation.study_fields import Partition
+from client_agent.simulation.study_partitions import Partition
 from client_agent.training.data import SiloData
 from schemas.messages.base import Strict
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections import Counter
 from itertools import combinations
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import Annotated, Self
 
 from pydantic import BaseModel, Field, PrivateAttr, ValidationError, model_validator
 
@@ -14,20 +13,26 @@ from client_agent.data.sources import HUB
 from client_agent.errors import StudyUnusable
 from client_agent.simulation.study_fields import (
     MethodName,
-    Partition,
-    SizePartition,
     StudyMethod,
     StudySilo,
     StudySource,
     Table,
     faults,
 )
+from client_agent.simulation.study_partitions import (
+    CategoryPartition,
+    ClientPartition,
+    Partition,
+    SizePartition,
+    require_fit,
+    with_categories,
+)
+from client_agent.simulation.study_tables import content_of, copies_of, folder_of, method_table, with_copies
 from schemas.messages.base import Strict, field_error
 from schemas.messages.federations import Count
 from schemas.names.spelling import is_resembling
 
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
-_OF_METHODS = frozenset({"like", "alone", "control", "states"})
 _SOURCES = ("train", "validation", "test")
 
 
@@ -122,6 +127,7 @@ class Study(Strict):
         if twice is not None:
             raise field_error(f"two sources are called {twice}", "source")
         if self.partition is None:
+            require_fit(None, self.silo, self.source)
             without = [silo.name for silo in self.silo if silo.train is None]
             if without:
                 raise field_error(f"silo {without[0]} needs train, or the study a partition", "silo")
@@ -134,16 +140,8 @@ class Study(Strict):
             raise field_error(fact, "silo")
         if not self.source:
             raise field_error("a partition needs at least one source", "source")
-        self._fits_partition(self.partition)
+        require_fit(self.partition, self.silo, self.source)
         return self
-
-    def _fits_partition(self, partition: Partition) -> None:
-        if isinstance(partition, SizePartition):
-            sizes = partition.sizes
-            if sizes is not None and len(sizes) != len(self.silo):
-                raise field_error(f"{len(sizes)} sizes for {len(self.silo)} silos", "partition.sizes")
-        elif partition.kind == "by_task" and partition.tasks_per_silo > len(self.source):
-            raise field_error(f"more than the {len(self.source)} sources", "partition.tasks_per_silo")
 
     @property
     def founders(self) -> list[StudySilo]:
@@ -187,82 +185,29 @@ def read_study(
     Raises:
         StudyUnusable: the file is unreadable, a field is missing, unknown or invalid, or a folder is missing.
     """
-    content = _content(file)
+    content = content_of(file)
     home = file.absolute().parent
     places = {
-        "data": _folder(content.pop("data", None), data, home, "data"),
-        "models": _folder(content.pop("models", None), models, home, "models"),
+        "data": folder_of(content.pop("data", None), data, home, "data"),
+        "models": folder_of(content.pop("models", None), models, home, "models"),
     }
     methods = content.get("method")
     if isinstance(methods, dict):
-        content["method"] = {name: _method(table) for name, table in methods.items()}
+        content["method"] = {name: method_table(table) for name, table in methods.items()}
     defaults = content.pop("defaults", {})
     if not isinstance(defaults, dict):
         raise StudyUnusable(f"{file} is not a study: defaults: must be a table")
     silos = content.get("silo")
     if isinstance(silos, list):
         if copies is not None:
-            silos = _with_copies(silos, defaults, copies)
-        content["silo"] = [copy for table in silos for copy in _copies(table, defaults, file)]
+            silos = with_copies(silos, defaults, copies)
+        content["silo"] = [copy for table in silos for copy in copies_of(table, defaults, file)]
     try:
         study = Study.model_validate(content)
     except ValidationError as error:
         raise StudyUnusable(f"{file} is not a study: {faults(error)}") from error
     name = file.stem if copies is None else f"{file.stem}-x{copies}"
     return _placed(study, home, **places).named(name)
-
-
-def _content(file: Path) -> dict[str, Any]:
-    try:
-        return tomllib.loads(file.read_text("utf-8"))
-    except OSError as error:
-        raise StudyUnusable(f"{file} cannot be read ({error.strerror}); check the path") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise StudyUnusable(f"{file} is not TOML: {error}") from error
-
-
-def _folder(named: object, passed: Path | None, home: Path, field: str) -> Path:
-    """Return the folder of relative paths: the one passed, else the study's, else that of its file."""
-    if passed is None and named is None:
-        return home
-    if passed is None and not isinstance(named, str):
-        raise StudyUnusable(f"{field}: must be the path of a folder")
-    folder = passed.expanduser().absolute() if passed is not None else home / Path(str(named)).expanduser()
-    if not folder.is_dir():
-        raise StudyUnusable(f"{field}: there is no folder {folder}; pass one with --{field}")
-    return folder
-
-
-def _method(table: object) -> object:
-    """Split a method's table into the method's own fields and its plan."""
-    if not isinstance(table, dict):
-        return table
-    fields: dict[str, Any] = {key: value for key, value in table.items() if key in _OF_METHODS}
-    return fields | {"plan": {key: value for key, value in table.items() if key not in _OF_METHODS}}
-
-
-def _with_copies(silos: list[Any], defaults: dict[str, Any], count: int) -> list[object]:
-    """Return the tables of silos with `count` copies of those that are copied."""
-    copied = [isinstance(table, dict) and "copies" in defaults | table for table in silos]
-    if not any(copied):
-        raise StudyUnusable("no silo of the study has copies; leave --copies out")
-    return [
-        table | {"copies": count} if is_copied else table
-        for table, is_copied in zip(silos, copied, strict=True)
-    ]
-
-
-def _copies(table: object, defaults: dict[str, Any], file: Path) -> list[object]:
-    """Return the silos of a table, with the defaults for the fields that it lacks."""
-    if not isinstance(table, dict):
-        return [table]
-    silo = defaults | table
-    if "copies" not in silo:
-        return [silo]
-    count = silo.pop("copies")
-    if not isinstance(count, int) or count < 1:
-        raise StudyUnusable(f"{file} is not a study: silo.copies: must be a whole number from 1 on")
-    return [silo | {"name": f"{silo.get('name', '')}-{number}"} for number in range(1, count + 1)]
 
 
 def _placed(study: Study, home: Path, *, data: Path, models: Path) -> Study:
@@ -275,12 +220,20 @@ def _placed(study: Study, home: Path, *, data: Path, models: Path) -> Study:
     ]
     return study.model_copy(
         update={
-            "silo": silos,
+            "silo": with_categories(silos, study.partition),
+            "partition": _partition(study.partition, home),
             "source": [table.model_copy(update=source(table)) for table in study.source],
             "pivot_model": _model(study.pivot_model, models) if study.pivot_model is not None else None,
             "anchors": home / study.anchors.expanduser() if study.anchors is not None else None,
         }
     )
+
+
+def _partition(partition: Partition | None, home: Path) -> Partition | None:
+    """Return a partition with the path of its file."""
+    if not isinstance(partition, CategoryPartition | ClientPartition) or partition.file is None:
+        return partition
+    return partition.model_copy(update={"file": home / partition.file.expanduser()})
 
 
 def _source(value: str, folder: Path) -> str:

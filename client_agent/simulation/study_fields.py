@@ -1,4 +1,4 @@
-"""The tables of a study file: silos, sources of rows, partitions, methods."""
+"""The tables of a study file: silos, sources of rows, methods."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pydantic import Field, JsonValue, ValidationError, model_validator
 from client_agent.row_template import RowTemplate, require_no_names
 from client_agent.settings import MetricName
 from schemas.messages.base import Name, Strict, field_error
-from schemas.messages.federations import Count, Positive
+from schemas.messages.federations import Count
 from schemas.messages.names import NewName
 
 States = Literal["all", "served", "trained"]
@@ -46,7 +46,8 @@ class StudySilo(RowFields):
     Sources are those that the agent reads: files, saved folders, `hub:` ids. A folder may hold train.jsonl,
     validation.jsonl and test.jsonl. Silos with the same `train` get disjoint examples; a silo of a partition
     has no sources. `joins_after` is the round after which the silo joins, 0 for a founder; `group` is a label
-    for the report, such as the silo's task.
+    for the report, such as the silo's task. `categories` are those of a partition by category from which the
+    silo has tasks; without them silos have the partition's in turn, one each.
     """
 
     name: NewName
@@ -57,6 +58,7 @@ class StudySilo(RowFields):
     examples: Count
     joins_after: Annotated[int, Field(ge=0)] = 0
     group: Name | None = None
+    categories: list[Name] = Field(default_factory=list)
 
     @model_validator(mode="after")
     def _is_read_from_somewhere(self) -> Self:
@@ -72,46 +74,6 @@ class StudySource(RowFields):
     train: str
     validation: str | None = None
     test: str | None = None
-
-
-class DirichletPartition(Strict):
-    """Every silo has its own proportions of the classes, drawn from a symmetric Dirichlet distribution.
-
-    A small `alpha` gives each silo few classes. Classes are the sources, or with `over = "label"` the
-    completions of each source that has at most 20 different ones.
-    """
-
-    kind: Literal["dirichlet"]
-    alpha: Positive
-    over: Literal["label", "task"] = "label"
-
-
-class TaskPartition(Strict):
-    """Silo i has the sources i, i+1, ... (`tasks_per_silo` of them), beginning again after the last one."""
-
-    kind: Literal["by_task"]
-    tasks_per_silo: Count = 1
-
-
-class SizePartition(Strict):
-    """All silos draw from the union of the sources, and differ in their number of training examples.
-
-    `sizes` names it for every silo. `power` divides the sum of the silos' `examples`: the share of the k-th
-    silo is proportional to k ** -power.
-    """
-
-    kind: Literal["by_size"]
-    sizes: list[Count] | None = None
-    power: Positive | None = None
-
-    @model_validator(mode="after")
-    def _has_one_rule(self) -> Self:
-        if (self.sizes is None) == (self.power is None):
-            raise field_error("set either sizes or power", "sizes")
-        return self
-
-
-Partition = Annotated[DirichletPartition | TaskPartition | SizePartition, Field(discriminator="kind")]
 
 
 class StudyMethod(Strict):

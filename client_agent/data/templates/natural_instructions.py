@@ -5,24 +5,23 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from client_agent.data.row import Row, shown
-from client_agent.model.examples import Example
-
-_UNLEARNT = ("id", "categories")
+from client_agent.model.examples import Example, Task
 
 
 def examples(rows: Iterable[Row]) -> Iterator[Example]:
-    """Columns `definition`, `inputs`, `targets` (a text or several), and perhaps `task_name`.
+    """Columns `definition`, `inputs`, `targets` (a text or several); perhaps `task_name` and `categories`.
 
     Rows with the same definition and input are one item, whatever their `id`: no input is on two sides of a
     split. The first target is learnt, and each is a reference.
     """
     targets: dict[str, dict[str, None]] = {}
-    tasks: dict[str, str] = {}
+    tasks: dict[str, Task | None] = {}
+    by_name: dict[str, Task] = {}  # an object for each task, not for each row
     for row in rows:
-        for column in _UNLEARNT:
-            row.optional(column)
+        row.optional("id")
         prompt = _prompt(row)
-        tasks.setdefault(prompt, task_of(row))
+        task = task_of(row)
+        tasks.setdefault(prompt, by_name.setdefault(task.name, task) if task is not None else None)
         targets.setdefault(prompt, {}).update(dict.fromkeys(_targets(row)))
     for prompt, by_target in targets.items():
         references = tuple(by_target)
@@ -35,9 +34,16 @@ def examples(rows: Iterable[Row]) -> Iterator[Example]:
         )
 
 
-def task_of(row: Row) -> str:
-    """Return the name of a row's task; an empty text if the rows have no such column."""
-    return row.text("task_name").strip() if row.has(["task_name"]) else ""
+def task_of(row: Row) -> Task | None:
+    """Return the task of a row; None if the rows have no column `task_name`.
+
+    Raises:
+        DataInvalid: its name, definition or categories are no texts.
+    """
+    categories = row.texts("categories") if row.optional("categories") else ()
+    if not row.has(["task_name"]):
+        return None
+    return Task(row.text("task_name").strip(), row.text("definition").strip(), categories)
 
 
 def _prompt(row: Row) -> str:

@@ -8,9 +8,8 @@ from typing import Any
 
 from client_agent.data.load import RowOptions, load_examples
 from client_agent.data.row import Row
-from client_agent.data.sources import rows
 from client_agent.data.templates import template
-from client_agent.model.examples import Example
+from client_agent.model.examples import Example, Task
 
 TEA = {"task_name": "task1_tea", "id": "a", "definition": "Name the drink.", "inputs": "leaves"}
 INSTRUCTIONS = RowOptions("natural_instructions")
@@ -30,7 +29,8 @@ def write_task(file: Path, *instances: dict[str, Any], categories: list[str] | N
 def test_headings_stand_before_definition_input_and_answer() -> None:
     (item,) = examples(TEA | {"targets": "tea "})
     assert item.prompt == "### Instruction:\nName the drink.\n\n### Input:\nleaves\n\n### Response:\n"
-    assert (item.completion, item.task) == ("tea", "task1_tea")
+    assert item.completion == "tea"
+    assert item.task == Task("task1_tea", "Name the drink.")
 
 
 def test_a_task_without_input_has_no_such_heading() -> None:
@@ -59,12 +59,16 @@ def test_task_files_are_read_as_rows_of_the_hub(tmp_path: Path) -> None:
     )
     write_task(tmp_path / "task10_tea.json", {"input": "milk", "output": "milk"})
     loaded = load_examples(str(tmp_path), INSTRUCTIONS)
-    assert [item.task for item in loaded.examples] == ["task2_tea", "task2_tea", "task10_tea"]
+    assert [item.task.name for item in loaded.examples if item.task] == [
+        "task2_tea",
+        "task2_tea",
+        "task10_tea",
+    ]
     assert loaded.examples[0].references == ("tea", "green tea")
     assert "Name the drink.\nOne word.\n" in loaded.examples[0].prompt
     assert loaded.unused.sentences() == []
     assert load_examples(str(tmp_path / "task2_tea.json"), INSTRUCTIONS).rows == 2
-    assert next(rows(str(tmp_path))).columns["categories"] == ["Misc."]
+    assert loaded.examples[0].task == Task("task2_tea", "Name the drink.\nOne word.", ("Misc.",))
 
 
 def test_a_bad_instance_is_named_with_its_file(tmp_path: Path) -> None:

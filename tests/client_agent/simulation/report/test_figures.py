@@ -15,7 +15,7 @@ from client_agent.simulation.report.page import write_page
 from client_agent.simulation.report.summary import Report, summarise
 from client_agent.simulation.report.tables import passing, show
 from client_agent.simulation.results import CellResult
-from client_agent.simulation.study_fields import SizePartition
+from client_agent.simulation.study_partitions import SizePartition
 from tests.client_agent.simulation.studies import result, silo_table, study
 
 SILOS = (
