@@ -18,7 +18,7 @@ import numpy as np
 
 from client_agent.rounds.participant import Participant
 from client_agent.rounds.steps import take_part
-from client_agent.rounds.train import Trained
+from client_agent.rounds.trained import Trained
 from client_agent.simulation.admin_client import Operator
 from client_agent.simulation.clients import SharedModels, build_silos
 from client_agent.simulation.coordinator_process import running_coordinator

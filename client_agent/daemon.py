@@ -16,8 +16,9 @@ from client_agent.errors import (
 from client_agent.identity.key_rotation import switch_to_accepted_key
 from client_agent.rounds.failure_policy import FATAL, TRANSIENT
 from client_agent.rounds.final_weights import finish
+from client_agent.rounds.joining import archive_trained
 from client_agent.rounds.participant import Participant
-from client_agent.rounds.steps import archive_trained, resume, take_part
+from client_agent.rounds.steps import resume, take_part
 from client_agent.transport.client import NothingYet
 from client_agent.transport.handshake import require_protocol, require_sums
 from schemas.messages.rounds import FinishedBrief, RoundBrief

@@ -27,20 +27,9 @@ from client_agent.adapters.expert_layers import Mixture
 from client_agent.errors import AdapterInPlace, LayoutMismatch
 from client_agent.model.loading import BaseModel
 from schemas.maths.adapter import Layout, in_order
-from schemas.maths.bank import SHARED, bank_tensor, split_bank_tensor
+from schemas.maths.bank import SHARED, of_expert, split_bank_tensor
 
 Arrays = dict[str, NDArray[np.float32]]
-
-
-def of_expert(expert: int, tensors: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the tensors of an expert under their names in a bank: `l0.q.A` -> `x2.l0.q.A`."""
-    return {bank_tensor(expert, name): value for name, value in tensors.items()}
-
-
-def expert_tensors(expert: int, bank: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the tensors of an expert of a bank under their plain names: `x2.l0.q.A` -> `l0.q.A`."""
-    prefix = bank_tensor(expert, "")
-    return {name[len(prefix) :]: value for name, value in bank.items() if name.startswith(prefix)}
 
 
 def experts_in(names: Iterable[str]) -> tuple[int, ...]:

@@ -9,13 +9,13 @@ import torch
 from numpy.typing import NDArray
 
 from client_agent.adapters.base import LoraFactors, State, copy_in, require_fit, side_by_side
-from client_agent.adapters.expert_bank import ExpertBank, expert_tensors
+from client_agent.adapters.expert_bank import ExpertBank
 from client_agent.adapters.expert_layers import ExpertLinear
 from client_agent.adapters.frames import present_layers
 from client_agent.adapters.lora import initialize_zero_ranks
 from client_agent.model.loading import BaseModel
 from schemas.maths.adapter import Layout, lora_module_layout
-from schemas.maths.bank import first_a_of
+from schemas.maths.bank import expert_tensors, first_a_of
 from schemas.messages.federations import AdapterPlan
 
 Arrays = dict[str, NDArray[np.float32]]

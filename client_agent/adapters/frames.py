@@ -5,18 +5,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import sqrt
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from client_agent.errors import LayoutMismatch
-from client_agent.model.loading import BaseModel
 from schemas.maths.adapter import layer_module_name, module_name
 from schemas.maths.blocks import adapted_layers
 from schemas.maths.layout import block_layers
 from schemas.maths.seeded_random import signs
 from schemas.messages.federations import AdapterPlan, Role
+
+if TYPE_CHECKING:
+    from client_agent.model.loading import BaseModel
 
 Array = NDArray[np.float32]
 

@@ -7,16 +7,18 @@ in shape and compute a different function.
 from __future__ import annotations
 
 import hashlib
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from client_agent.adapters.frames import Frames
 from client_agent.errors import ProvenanceMismatch
-from client_agent.model.loading import BaseModel
-from client_agent.model.quantization import precision_of
 from schemas.messages.base import BaseModelSlug, Digest, Strict
 from schemas.messages.federations import AdapterPlan
 from schemas.wire.digests import digest_from_hash
+
+if TYPE_CHECKING:
+    from client_agent.model.loading import BaseModel
 
 
 class Origin(Strict):
@@ -34,6 +36,8 @@ class Origin(Strict):
 
 
 def origin_of(base: BaseModel, plan: AdapterPlan, frames: Frames, *, gated: bool, seed: int) -> Origin:
+    from client_agent.model.quantization import precision_of  # imports torch
+
     return Origin(
         base_model=base.slug,
         precision=precision_of(base.model),

@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from client_agent.adapters.base import Adapter
+from client_agent.adapters.ranks import rank_of, resize_ranks
 from client_agent.strategies.base import Pruning
-from schemas.maths.adapter import at_rank, factor_of, module_of
-from schemas.maths.factors import Factors
+from schemas.maths.adapter import factor_of, module_of
 
 
 def tail_size(parameters: Mapping[str, Tensor], first: int) -> Tensor:
@@ -55,17 +55,3 @@ class Pruner:
     def _size(self) -> float:
         state = {name: torch.from_numpy(values) for name, values in self._adapter.state().items()}
         return float(tail_size(state, self._target))
-
-
-def rank_of(state: Mapping[str, NDArray[np.float32]]) -> int:
-    return next(len(values) for name, values in state.items() if factor_of(name) == "A")
-
-
-def resize_ranks(state: Mapping[str, NDArray[np.float32]], rank: int) -> Arrays:
-    """Return A and B of every module truncated to `rank`, or padded with zeros."""
-    resized: Arrays = {}
-    for name, values in state.items():
-        if factor_of(name) == "A":
-            factors = Factors(values, state[f"{module_of(name)}.B"]).of_rank(rank)
-            resized |= {name: factors.A, f"{module_of(name)}.B": factors.B}
-    return {name: resized[name] for name in at_rank({n: v.shape for n, v in state.items()}, rank)}

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from client_agent.adapters.frames import Frame, frame_of
 from client_agent.errors import AlignmentImpossible
-from client_agent.model.loading import BaseModel
 from schemas.maths.adapter import module_name
 from schemas.messages.alignment import AlignmentManifest
 from schemas.messages.federations import ALL_ROLES
@@ -16,6 +15,9 @@ from schemas.wire.compress import is_frame
 from schemas.wire.envelope import Array, Encoding, pack, unpack
 from schemas.wire.header import Expected, Slot
 from schemas.wire.refusals import BodyRefused
+
+if TYPE_CHECKING:
+    from client_agent.model.loading import BaseModel
 
 OFFSETS = "offsets"
 _MOST_BLOCKS = 64

@@ -11,17 +11,15 @@ from pathlib import Path
 from client_agent.adapters.frames import Frames, random_frames
 from client_agent.alignment.fit_packs import aligned_pack, pivot_pack, random_pack
 from client_agent.alignment.pack import Pack
+from client_agent.alignment.pack_delivery import PACK, PackDelivery
 from client_agent.alignment.pivot_wait import PivotWait
 from client_agent.errors import (
     AgentError,
     AlignmentImpossible,
-    CoordinatorRefused,
-    PackRefused,
     PivotPackAwaited,
     Stopped,
 )
 from client_agent.model.loading import BaseModel
-from client_agent.storage.archive import move_aside
 from client_agent.storage.files import write_durably
 from client_agent.training.silo import Silo
 from client_agent.transport.client import CoordinatorApi
@@ -32,11 +30,6 @@ from schemas.wire.digests import digest_of
 
 log = logging.getLogger(__name__)
 
-_UNKNOWN_CALLER = 401
-_UNFIT = 422
-_PIVOT_PACK_MISSING = "pivot-pack-missing"
-_UPLOAD_CONFLICT = "upload-conflict"
-_PACK = "pack.safetensors"
 _LOOK_SECONDS = 15.0
 """How often an agent that builds a pack asks whether another agent's is stored."""
 
@@ -68,9 +61,9 @@ def frames_for(
         PackRefused: the coordinator refuses the built pack.
         Stopped: `stop` returned true; a finished pack is not built again.
     """
-    if brief.alignment is not None and not (folder / _PACK).exists():
+    if brief.alignment is not None and not (folder / PACK).exists():
         builder = _PackBuilder(silo, api, federation_id, folder, brief.adapter, brief.alignment, stop, wait)
-        write_durably(folder / _PACK, builder.fetch_or_build())
+        write_durably(folder / PACK, builder.fetch_or_build())
     return stored_frames(brief, silo.base, folder)
 
 
@@ -84,49 +77,11 @@ def stored_frames(brief: RoundBrief, base: BaseModel, folder: Path) -> FramesInU
         return FramesInUse({}, None)
     if brief.alignment is None:
         return FramesInUse(random_frames(base, brief.adapter, brief.training.seed), None)
-    file = folder / _PACK
+    file = folder / PACK
     if not file.exists():
         raise AlignmentImpossible(f"{file} is missing; run `tessera agent align` to fetch it")
     body = file.read_bytes()
     return FramesInUse(Pack.from_body(body).frames(base), digest_of(body))
-
-
-def archive_voided_pack(base_model: str, api: CoordinatorApi, federation_id: str, folder: Path) -> bool:
-    """Archive the stored pack if it is no longer valid; return whether it was archived.
-
-    A pack is no longer valid if the coordinator has another pack or lists this one as voided. A pack that the
-    coordinator lost is still valid, and is delivered again.
-    """
-    file = folder / _PACK
-    if not file.exists():
-        return False
-    stored, packs = digest_of(file.read_bytes()), api.packs(federation_id)
-    current = next((pack.digest for pack in packs.items if pack.base_model == base_model), None)
-    is_voided = any((pack.base_model, pack.digest) == (base_model, stored) for pack in packs.voided)
-    if current == stored or (current is None and not is_voided):
-        return False
-    log.warning("alignment pack: voided (%s); training restarts under the next pack", base_model)
-    move_aside(file, "a voided alignment pack")
-    return True
-
-
-def redeliver_pack(
-    base_model: str, pivot: str, api: CoordinatorApi, federation_id: str, folder: Path
-) -> None:
-    """Deliver the stored pack again after the coordinator lost it.
-
-    Raises:
-        PivotPackAwaited: the coordinator also lost the pivot's pack, which another client delivers.
-        PackRefused: the coordinator has another pack, or refuses this one.
-    """
-    try:
-        api.put_pack(federation_id, base_model, (folder / _PACK).read_bytes())
-    except CoordinatorRefused as refusal:
-        if refusal.status == _UNKNOWN_CALLER:
-            raise
-        if refusal.slug == _PIVOT_PACK_MISSING:
-            raise PivotPackAwaited(federation_id, pivot) from refusal
-        raise PackRefused(base_model, refusal) from refusal
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,12 +148,13 @@ class _PackBuilder:
 
     def _delete_outdated(self, slug: str, alignment_set: str) -> None:
         """Delete a built pack that was fitted to another pack of the pivot than the current one."""
-        file = self._built_file(slug)
+        file = self._delivery.built_file(slug)
         if file.exists() and Pack.from_body(file.read_bytes()).manifest.alignment_set != alignment_set:
             file.unlink()
 
-    def _built_file(self, base_model: str) -> Path:
-        return self.folder / f"made-{base_model}.safetensors"
+    @property
+    def _delivery(self) -> PackDelivery:
+        return PackDelivery(self.api, self.federation, self.folder, self.alignment)
 
     def _pivot_pack(self) -> bytes:
         slug = self.alignment.pivot
@@ -212,7 +168,7 @@ class _PackBuilder:
 
     def _deliver(self, base_model: str, make: Callable[[], Pack]) -> bytes:
         """Build a pack once and deliver it; return the stored body, which may be another agent's."""
-        file = self._built_file(base_model)
+        file = self._delivery.built_file(base_model)
         if not file.exists():
             log.info("alignment pack: building (%s)", base_model)
             try:
@@ -220,37 +176,7 @@ class _PackBuilder:
             except _OtherIsStored as other:
                 log.info("alignment pack: another client's is stored and used instead (%s)", base_model)
                 return other.body
-        body = file.read_bytes()
-        while (conflict := self._put(base_model, body)) is not None:
-            if (stored := self.api.pack(self.federation, base_model)) is not None:
-                return stored.body
-            log.info("alignment pack: another client's has ended (%s): %s", base_model, conflict)
-        file.unlink()
-        return body
-
-    def _put(self, base_model: str, body: bytes) -> CoordinatorRefused | None:
-        """Deliver a pack; return the refusal if another one was stored before."""
-        try:
-            self.api.put_pack(self.federation, base_model, body)
-        except CoordinatorRefused as refusal:
-            if refusal.status == _UNKNOWN_CALLER:  # not a verdict on the pack
-                raise
-            if refusal.slug == _PIVOT_PACK_MISSING or self._pivot_was_replaced(refusal, body):
-                raise PivotPackAwaited(self.federation, self.alignment.pivot) from refusal
-            if refusal.slug == _UPLOAD_CONFLICT:
-                return refusal
-            raise PackRefused(base_model, refusal) from refusal
-        return None
-
-    def _pivot_was_replaced(self, refusal: CoordinatorRefused, body: bytes) -> bool:
-        """Whether the pivot's current pack differs from the pack that a refused pack was fitted to."""
-        if refusal.status != _UNFIT or self.alignment.frames == "random":
-            return False
-        stored = self.api.pack(self.federation, self.alignment.pivot)
-        if stored is None:
-            return True
-        fitted_to = Pack.from_body(body).manifest.alignment_set
-        return Pack.from_body(stored.body).manifest.alignment_set != fitted_to
+        return self._delivery.deliver(base_model)
 
     def _progress(self, base_model: str) -> Callable[[str, int, int], None]:
         """Return a callback that logs progress, and ends the work on a stop or when it is not needed."""

@@ -15,7 +15,7 @@ from client_agent.errors import AdapterUnreadable, SettingsUnusable
 if TYPE_CHECKING:
     from client_agent.export.facts import TrainingFacts
     from client_agent.rounds.checkpoints import Reopened, Variant
-    from client_agent.rounds.train import Trained
+    from client_agent.rounds.trained import Trained
     from client_agent.settings import AgentSettings
     from client_agent.training.silo import Silo
     from schemas.messages.federations import FederationPlan

@@ -10,7 +10,7 @@ from dataclasses import replace
 from math import inf
 from typing import Any, cast
 
-from client_agent.adapters.expert_bank import ExpertBank, expert_tensors
+from client_agent.adapters.expert_bank import ExpertBank
 from client_agent.errors import LossNotFinite
 from client_agent.experts.responsibilities import ProbeLosses
 from client_agent.model.examples import Example, encode_some
@@ -21,7 +21,7 @@ from client_agent.strategies.base import Routing
 from client_agent.training.data import with_probe
 from client_agent.training.evaluate import mean_loss
 from client_agent.training.silo import Silo
-from schemas.maths.bank import SHARED
+from schemas.maths.bank import SHARED, expert_tensors
 from schemas.secure_sum.segments import values_digest
 
 log = logging.getLogger(__name__)

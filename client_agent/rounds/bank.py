@@ -13,16 +13,14 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from client_agent.adapters.expert_bank import of_expert
 from client_agent.errors import AdapterUnreadable, DownloadDamaged
-from client_agent.rounds.opened_brief import OpenedBrief
-from client_agent.rounds.participant import Session, Trainer
+from client_agent.rounds.client import Session
 from client_agent.rounds.served_weights import read_weights
 from client_agent.storage.files import write_durably
 from client_agent.storage.round_folder import BANK, FINAL_BANK, WEIGHTS, RoundFolder, RoundFolders
 from client_agent.storage.stored_body import open_body
 from schemas.maths.adapter import Layout
-from schemas.maths.bank import SHARED, bank_tensor
+from schemas.maths.bank import SHARED, bank_tensor, of_expert
 from schemas.messages.experts import ExpertManifest
 from schemas.messages.updates import BankIndex, ExpertReference, WeightsManifest
 from schemas.wire.digests import digest_of
@@ -77,15 +75,12 @@ def store_experts(session: Session, index: BankIndex, layout: Layout) -> None:
     log.info("experts: %d of %d downloaded, %d bytes", fetched, len(index.experts), octets)
 
 
-def store_final_bank(session: Session, opened: OpenedBrief, trainer: Trainer, body: bytes) -> None:
-    """Store the experts beside the final weights; no effect by a strategy without a bank.
+def store_final_bank(session: Session, body: bytes, layout: Layout) -> None:
+    """Store the experts beside the final weights; `layout` is that of one expert.
 
     Raises:
         AdapterUnreadable, DownloadDamaged: see `store_experts`.
     """
-    if opened.traits.routing is None:
-        return
-    layout = trainer.layout(opened, None)
     index = index_of_body(body, layout)
     store_experts(session, index, layout)
     write_durably(session.home / FINAL_BANK, index.model_dump_json().encode())

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from math import ceil, prod
 
-from client_agent.adapters.base import State
 from client_agent.adapters.variational.sparsity import least_density
 from client_agent.errors import AgentError
 from client_agent.rounds.opened_brief import OpenedBrief
+from client_agent.strategies.base import State
 from schemas.maths.adapter import Layout
 from schemas.wire.budget import Marks, effective_recipe, fit_budget, shortfall
 from schemas.wire.quantise import Floats

@@ -13,7 +13,7 @@ from client_agent.adapters.frames import Frames
 from client_agent.adapters.inject import inject, parts_of
 from client_agent.adapters.personal_lora import with_personal
 from client_agent.adapters.provenance import Origin, origin_of, require_plan, require_same
-from client_agent.adapters.rank_pruning import rank_of
+from client_agent.adapters.ranks import rank_of
 from client_agent.adapters.variational.adapter import with_importance
 from client_agent.alignment.pack_exchange import stored_frames
 from client_agent.errors import AdapterUnreadable, NothingTrained
@@ -25,7 +25,7 @@ from client_agent.rounds.bank import bank_state, experts_of, read_final_index, r
 from client_agent.rounds.opened_brief import OpenedBrief
 from client_agent.rounds.served_weights import load_served, read_weights
 from client_agent.rounds.standalone import frames_of
-from client_agent.rounds.train import Side, Trained
+from client_agent.rounds.trained import Side, Trained
 from client_agent.storage.base_delta import apply_weights, newest_base_delta, read_served
 from client_agent.storage.round_folder import (
     FINAL_WEIGHTS,

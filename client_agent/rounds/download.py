@@ -13,7 +13,7 @@ from binascii import Error as NotBase64
 from pydantic import ValidationError
 
 from client_agent.errors import DownloadDamaged
-from client_agent.rounds.participant import Session
+from client_agent.rounds.client import Session
 from client_agent.rounds.update_history import CountedState
 from client_agent.storage.round_folder import BASE, RoundFolder
 from client_agent.transport.client import TensorBody

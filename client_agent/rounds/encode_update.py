@@ -17,7 +17,7 @@ from client_agent.adapters.base import State
 from client_agent.rounds.byte_budget import lacks_reference, marked
 from client_agent.rounds.opened_brief import OpenedBrief
 from client_agent.rounds.served_weights import read_weights
-from client_agent.rounds.train import Trained
+from client_agent.rounds.trained import Trained
 from client_agent.rounds.update_history import confirmed, store_values, stored_residual, stored_values
 from client_agent.sketches.gradient import Sketch
 from client_agent.storage.round_folder import (

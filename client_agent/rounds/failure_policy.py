@@ -18,7 +18,7 @@ from client_agent.errors import (
 from client_agent.storage.round_folder import READY, RECEIPT, SCORES_SENT, RoundFolder
 
 if TYPE_CHECKING:
-    from client_agent.rounds.participant import Session
+    from client_agent.rounds.client import Session
 
 # By slug, not by status: a proxy in front of a restarting coordinator answers 404 and 403 too, without one.
 FATAL: Final = frozenset(

@@ -1,4 +1,4 @@
-"""A client in a federation: its identity (`Session`), its files (`Workspace`), its model (`Trainer`)."""
+"""A client that can train: its identity and files, and its model and data (`Trainer`)."""
 
 from __future__ import annotations
 
@@ -12,119 +12,25 @@ from client_agent.adapters.base import Adapter, State
 from client_agent.adapters.inject import inject, parts_of
 from client_agent.adapters.personal_lora import with_personal
 from client_agent.adapters.provenance import Origin, origin_of
-from client_agent.adapters.rank_pruning import rank_of
 from client_agent.adapters.variational.adapter import with_importance
-from client_agent.alignment.pack_exchange import FramesInUse, archive_voided_pack, frames_for, redeliver_pack
+from client_agent.alignment.pack_delivery import archive_voided_pack, redeliver_pack
+from client_agent.alignment.pack_exchange import FramesInUse, frames_for
 from client_agent.alignment.pivot_wait import PivotWait
 from client_agent.errors import PivotPackAwaited
 from client_agent.experts.inject import inject_experts
-from client_agent.identity.manifests import Manifests
-from client_agent.identity.roster import Roster
-from client_agent.privacy.budget import require_private, require_voices
+from client_agent.rounds.client import Session, Workspace
+from client_agent.rounds.layouts import adapter_plan, sent_layout
 from client_agent.rounds.opened_brief import OpenedBrief
-from client_agent.storage.rate_store import RATES, RateStore
-from client_agent.storage.round_folder import RoundFolders
+from client_agent.storage.rate_store import RateStore
 from client_agent.training.checkpoint import CHECKPOINT_SECONDS
 from client_agent.training.silo import Silo
 from client_agent.transport.client import CoordinatorApi
-from schemas.maths.adapter import Layout, prior_layout
-from schemas.maths.layout import client_layout
+from schemas.maths.adapter import Layout
 from schemas.messages.federations import AdapterPlan
-from schemas.messages.rounds import RoundBrief, SignedDocument
+from schemas.messages.rounds import RoundBrief
 
 if TYPE_CHECKING:
     from client_agent.identity.membership import Membership
-
-
-@dataclass(slots=True)
-class Session:
-    """A client's identity in a federation, its connection, and the documents that it has accepted.
-
-    Attributes:
-        home: the folder of accepted manifests and rosters.
-        server_key: the coordinator's public key, as proved at enrolment.
-        pins: public keys by client name, from the silo's `roster` setting.
-        max_epsilon: the silo's limit on the privacy cost of sketches; None = the plan alone decides.
-        min_voices: of how many peers a mixture must be made at least.
-    """
-
-    api: CoordinatorApi
-    federation_id: str
-    client_id: str
-    server_key: str
-    home: Path
-    pins: Mapping[str, str] = field(default_factory=dict)
-    max_epsilon: float | None = None
-    min_voices: int = 1
-
-    @property
-    def manifests(self) -> Manifests:
-        return Manifests(self.home, self.federation_id, self.client_id, self.server_key, self.api.now)
-
-    @property
-    def roster(self) -> Roster:
-        return Roster(self.home, self.manifests.plan.privacy.roster_policy, self.pins)
-
-    def accept_manifest(
-        self,
-        manifest: SignedDocument | None,
-        *,
-        round_number: int,
-        weights: str,
-        brief: RoundBrief | None = None,
-        final: bool = False,
-    ) -> None:
-        """Accept the coordinator's manifest of a round, with its plan and its roster.
-
-        Raises:
-            ManifestRefused, ManifestExpired, RosterRefused: a check fails.
-        """
-        manifests = self.manifests
-        accepted = manifests.accept(
-            manifest, self.api, round_number=round_number, weights=weights, final=final
-        )
-        if brief is not None:
-            manifests.hold_to_plan(brief)
-        self.roster.follow(accepted, self.api)
-
-    def check_brief(self, brief: RoundBrief) -> None:
-        """Check a brief against the federation's plan and the silo's limits, before anything is computed.
-
-        Raises:
-            ManifestRefused: the federation's plan differs.
-            NotPrivateEnough: the plan's sketches cost more than the silo allows.
-            TooFewVoices: the plan serves mixtures of fewer members than the silo allows.
-        """
-        self.manifests.fetch_plan(self.api)
-        self.manifests.hold_to_plan(brief)
-        if self.manifests.plan.privacy.secure_sum is None:  # else no sketch is sent
-            require_private(brief.signature, self.max_epsilon)
-        require_voices(self.manifests.plan, self.min_voices)
-
-
-@dataclass(frozen=True, slots=True)
-class Workspace:
-    """The agent's files: `folder` holds the key and the privacy ledger, `home` one federation.
-
-    `shared_rates` is a store of searched learning rates that several clients use, in place of their own.
-    """
-
-    folder: Path
-    federation_id: str
-    keep_rounds: int
-    shared_rates: RateStore | None = None
-
-    @property
-    def home(self) -> Path:
-        return self.folder / self.federation_id
-
-    @property
-    def rounds(self) -> RoundFolders:
-        return RoundFolders(self.home / "rounds")
-
-    @property
-    def rates(self) -> RateStore:
-        return self.shared_rates or RateStore(self.home / RATES)
 
 
 @dataclass(slots=True)
@@ -195,7 +101,7 @@ class Trainer:
             return inject_experts(self.silo.base, plan, frames, experts, opened.traits.routing, seed=seed)
         adapter = inject(
             self.silo.base,
-            self._adapter_plan(opened, state),
+            adapter_plan(opened, state, self.lora_rank),
             self.frames(opened.brief).frames,
             gated=opened.traits.gated,
             seed=opened.start_seed,
@@ -206,31 +112,17 @@ class Trainer:
 
     def layout(self, opened: OpenedBrief, state: State | None) -> Layout:
         """Return the layout of what `injected` would send, without touching the model."""
-        plan = self._adapter_plan(opened, state)
-        framed = self.frames(opened.brief).frames if plan.kind == "pq" else None
-        return client_layout(
-            plan,
-            self.silo.profile,
-            framed,
-            travels=opened.strategy.travels,
-            beside=prior_layout if opened.traits.importance is not None else lambda _: {},
-        )
+        framed = self.frames(opened.brief).frames if opened.brief.adapter.kind == "pq" else None
+        return sent_layout(opened, self.silo.profile, framed, state, self.lora_rank)
 
     def first_adapter(self, opened: OpenedBrief) -> AdapterPlan:
         """Return the adapter of this client's first round, whatever has been pruned since."""
-        return self._adapter_plan(opened, None)
+        return adapter_plan(opened, None, self.lora_rank)
 
     def origin(self, opened: OpenedBrief) -> Origin:
         brief, gated = opened.brief, opened.traits.gated
         frames = self.frames(brief).frames
         return origin_of(self.silo.base, brief.adapter, frames, gated=gated, seed=brief.training.seed)
-
-    def _adapter_plan(self, opened: OpenedBrief, state: State | None) -> AdapterPlan:
-        plan, pruning = opened.brief.adapter, opened.traits.pruning
-        if pruning is None:
-            return plan
-        first = min(plan.rank, max(pruning.least, self.lora_rank or plan.rank))
-        return plan.model_copy(update={"rank": rank_of(state) if state is not None else first})
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from client_agent.adapters.base import Adapter
-from client_agent.adapters.rank_pruning import resize_ranks
+from client_agent.adapters.ranks import resize_ranks
 from client_agent.errors import AdapterUnreadable
 from client_agent.storage.base_delta import read_served, round_base_delta
 from client_agent.storage.round_folder import WEIGHTS, RoundFolder, RoundFolders
@@ -18,6 +18,9 @@ from schemas.maths.adapter import Layout
 from schemas.wire.envelope import slots
 from schemas.wire.ranks import any_rank
 from schemas.wire.refusals import BodyRefused
+
+if TYPE_CHECKING:
+    from client_agent.adapters.base import Adapter
 
 
 def read_weights(body: bytes, layout: Layout, *, mixed_ranks: bool = False) -> dict[str, NDArray[np.float32]]:

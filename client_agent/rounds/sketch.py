@@ -16,8 +16,9 @@ from client_agent.privacy.accountant import noise_for
 from client_agent.privacy.budget import BudgetSpent, TooFewRecords, require_private
 from client_agent.privacy.ledger import Ledger
 from client_agent.privacy.release import Averaged, Mechanism, averaged, release, sample_records
+from client_agent.rounds.client import Session
 from client_agent.rounds.opened_brief import OpenedBrief
-from client_agent.rounds.participant import Session, Trainer
+from client_agent.rounds.participant import Trainer
 from client_agent.sketches.gradient import Sketch, clipped, ema, sketch_of
 from client_agent.sketches.per_record import record_sketches
 from schemas.maths.adapter import SIGNATURE

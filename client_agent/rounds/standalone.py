@@ -18,7 +18,8 @@ from client_agent.experts.memory import EXPERTS, ExpertMemory
 from client_agent.experts.probing import prober_of, with_probe_set
 from client_agent.experts.routed import RoutedExperts
 from client_agent.model.loading import BaseModel
-from client_agent.rounds.train import Trained, learning_rate, train_locally, zeros_like
+from client_agent.rounds.train import learning_rate, train_locally, zeros_like
+from client_agent.rounds.trained import Trained
 from client_agent.storage.rate_store import RateStore
 from client_agent.strategies.base import Routing
 from client_agent.training.silo import Silo

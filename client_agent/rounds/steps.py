@@ -5,28 +5,27 @@ A step is done when its file exists; what was sent once is sent again byte for b
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Callable
 from typing import Final
 
 from client_agent.adapters.base import Adapter, State
-from client_agent.errors import CoordinatorRefused
 from client_agent.experts.probing import prober_of, with_probe_set
 from client_agent.experts.routed import RoutedExperts
-from client_agent.rounds.bank import download_bank, experts_of, read_bank, read_index, store_experts
+from client_agent.rounds.bank import experts_of, read_bank, read_index, store_experts
 from client_agent.rounds.byte_budget import has_budget, require_affordable
-from client_agent.rounds.download import download_weights, download_whole
-from client_agent.rounds.failure_policy import RECEIPT_LOST, TROUBLE, closing_reason
+from client_agent.rounds.delivery import report_scores
+from client_agent.rounds.download import download_whole
+from client_agent.rounds.encode_input import encode_input
+from client_agent.rounds.joining import archive_trained, join_round
 from client_agent.rounds.opened_brief import OpenedBrief
 from client_agent.rounds.participant import Participant
-from client_agent.rounds.plain_steps import encode_update, newcomer_body, push_update, report_scores, sign
+from client_agent.rounds.plain_steps import encode_update, newcomer_body, push_update, sign
 from client_agent.rounds.served_weights import load_served
-from client_agent.rounds.summed_steps import NotCounted, encode_input, report_ready, run_sum
+from client_agent.rounds.step_runner import run_missing
+from client_agent.rounds.summed_steps import report_ready, run_sum
 from client_agent.rounds.train import learning_rate, train_locally
-from client_agent.rounds.update_history import last_counted_state
 from client_agent.rounds.work import Work
-from client_agent.storage.archive import move_aside
 from client_agent.storage.base_delta import BaseDeltaMissing, require_whole
 from client_agent.storage.round_folder import (
     BRIEF,
@@ -41,7 +40,6 @@ from client_agent.storage.round_folder import (
     TRAINED,
     UPDATE,
     WEIGHTS,
-    RoundFolders,
 )
 from schemas.messages.rounds import RoundBrief
 from schemas.wire.digests import digest_of
@@ -97,73 +95,24 @@ def _deliver_again(work: Work) -> bool:
 
 def _run(work: Work, until: str | None = None) -> None:
     work.session.check_brief(work.brief)  # a newcomer's join carries a sketch, before any manifest
-    steps = _PLAIN if work.sum_plan is None else _SUMMED
-    for file, step in (*_BEGIN, *steps):
-        if work.folder.finished or (until is not None and work.folder.has(until)):
-            return
-        if work.folder.has(file):
-            continue
-        try:
-            work.folder.write(file, step(work))
-        except TROUBLE as trouble:
-            reason = closing_reason(work.session, work.folder, file, trouble)
-            if reason is None:
-                raise
-            _close(work, file, reason, trouble)
-        except NotCounted as outcome:
-            _close(work, file, outcome.reason, outcome)
-
-
-def _close(work: Work, file: str, reason: str, trouble: Exception) -> None:
-    if reason == RECEIPT_LOST:
-        log.warning("round %d: receipt lost (the update was counted)", work.brief.round)
-    else:
-        log.warning(
-            "round %d: update not counted (%s); continuing with the next round", work.brief.round, trouble
-        )
-    if file in (RECEIPT, SUMMED):
-        try:
-            work.folder.write(SCORES_SENT, report_scores(work))
-        except TROUBLE as error:
-            log.info("round %d: scores not accepted (%s)", work.brief.round, error)
-    work.folder.write(CLOSED, json.dumps({"reason": reason}).encode())
+    run_missing(work, (*_BEGIN, *(_PLAIN if work.sum_plan is None else _SUMMED)), until)
 
 
 def _pull(work: Work) -> bytes:
-    session, trainer, brief = work.session, work.trainer, work.brief
+    trainer, brief = work.trainer, work.brief
     if brief.alignment is not None and trainer.drop_ended_pack():
         archive_trained(work.rounds)
     if has_budget(work.opened):
         require_affordable(work.opened, trainer.layout(work.opened, work.earlier))
     trainer.silo.require_fit(brief.training.max_length)
     trainer.frames(brief)  # the coordinator must have the pack before a join: it determines the layout
-    newcomer = work.rounds.newest_with(TRAINED, before=brief.round) is None
-    # Nothing of one client leaves it in a federation that sums: a newcomer starts from the common weights.
-    carries_sketch = newcomer and brief.round > 1 and work.sum_plan is None
-    body = newcomer_body(work) if carries_sketch else None
-    try:
-        joined = session.api.join(session.federation_id, brief.round, body)
-    except CoordinatorRefused as refusal:
-        if refusal.slug != "pack-missing":
-            raise
-        trainer.redeliver_pack(brief)
-        joined = session.api.join(session.federation_id, brief.round, body)
-    session.accept_manifest(
-        joined.manifest, round_number=brief.round, weights=joined.weights.digest, brief=brief
+    body = newcomer_body(work) if work.carries_sketch else None
+    return join_round(
+        work,
+        body,
+        redeliver=lambda: trainer.redeliver_pack(brief),
+        expert_layout=lambda: trainer.layout(work.opened, None),
     )
-    is_compressed = brief.wire.requested_recipe != "dense"
-    last_update = last_counted_state(work.rounds, work.trained, brief.round) if is_compressed else None
-    content = download_weights(session, brief, work.folder, joined.weights, last_update)
-    if work.opened.traits.routing is not None:
-        download_bank(session, work.rounds, work.folder, content, trainer.layout(work.opened, None))
-    return content
-
-
-def archive_trained(rounds: RoundFolders) -> None:
-    """Archive the trained adapters of a pack that has ended: their P and Q are invalid under the next."""
-    for folder in rounds.newest_first():
-        if folder.has(TRAINED):
-            move_aside(folder.path / TRAINED, "trained under an alignment pack that ended")
 
 
 def _train(work: Work) -> bytes:

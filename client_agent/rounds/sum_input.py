@@ -11,8 +11,8 @@ import numpy as np
 import safetensors.numpy
 from numpy.typing import NDArray
 
-from client_agent.adapters.base import State
 from client_agent.storage.tensor_metadata import metadata_of, save_tensors
+from client_agent.strategies.base import State
 from schemas.maths.adapter import Layout
 from schemas.maths.bank import (
     REJECT,

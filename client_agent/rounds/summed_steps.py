@@ -1,19 +1,15 @@
-"""Steps of a round in which updates are summed: encode the input, report ready, take part in the sum."""
+"""Steps of a round in which updates are summed: report ready, and take part in the sum. Needs no torch."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import replace
 
-from client_agent.adapters.expert_bank import expert_tensors
-from client_agent.errors import AgentError
-from client_agent.experts.memory import Choice
 from client_agent.identity.membership import read_key
-from client_agent.rounds.bank import plain_names, read_bank, read_index
-from client_agent.rounds.served_weights import read_weights
-from client_agent.rounds.sum_input import RoundResult, SumInput
-from client_agent.rounds.work import Work
+from client_agent.rounds.bank import read_index
+from client_agent.rounds.opened_round import OpenedRound
+from client_agent.rounds.step_runner import NotCounted
+from client_agent.rounds.sum_input import SumInput
 from client_agent.secure_sum.calls import HttpSumCalls
 from client_agent.secure_sum.drive import SumTask, take_part_in_sum
 from client_agent.secure_sum.errors import SumRefused
@@ -21,10 +17,10 @@ from client_agent.secure_sum.expectation import Expectation
 from client_agent.secure_sum.journal import SumJournal
 from client_agent.secure_sum.progress import SumProgress
 from client_agent.secure_sum.unmask_marks import UnmaskMarks
-from client_agent.storage.round_folder import INPUT, PARTIAL, PARTIAL_COMMON, SUM_PROGRESS, WEIGHTS
+from client_agent.storage.round_folder import INPUT, SUM_PROGRESS
 from schemas.identity.keys import public_key
 from schemas.maths.adapter import Layout, in_order
-from schemas.maths.bank import SHARED, bank_layout, manifest
+from schemas.maths.bank import SHARED, bank_layout, expert_tensors, manifest
 from schemas.messages.secure_sum import Segment, SumTerms
 from schemas.messages.sum_counts import SumCounts
 from schemas.messages.sum_plan import SecureSumPlan
@@ -38,63 +34,14 @@ _UNMASKED = "unmasked"
 _LEFT_OUT = "left-out-of-sum"
 
 
-class NotCounted(AgentError):
-    """The sum of a round ended without this client's input; `reason` is a slug."""
-
-    def __init__(self, reason: str, explanation: str) -> None:
-        super().__init__(explanation)
-        self.reason = reason
-
-
-def encode_input(work: Work) -> bytes:
-    """Return the encoded input of the round. Later steps use this file: it is rounded at random, and once."""
-    layout, trained = _layout(work), work.trained.of(work.folder)
-    is_bank = work.opened.traits.routing is not None
-    result = RoundResult(
-        plan=work.session.manifests.plan,
-        summed=_plan(work),
-        layout=layout,
-        served={} if is_bank else read_weights(work.folder.read(WEIGHTS), layout),
-        trained=trained.adapter,
-        scores=trained.scores,
-        examples=len(work.trainer.silo.data.train),
-        base=work.folder.base,
-        groups=_groups(work),
-    )
-    content = (_of_bank(work, result) if is_bank else result).encode(work.brief.round)
-    work.folder.forget(PARTIAL, PARTIAL_COMMON)
-    return content
-
-
-def _of_bank(work: Work, result: RoundResult) -> RoundResult:
-    """Return a round's result with the experts that were served, and with this client's choice among them.
-
-    Without the choice, whose file was lost or damaged, the client belongs to the experts that it changed.
-    """
-    index, choice = read_index(work.folder), work.expert_memory.rounds.get(work.brief.round)
-    served = read_bank(work.session.home, work.folder, _expert_layout(work))
-    return replace(
-        result,
-        served=plain_names(served),
-        trained=plain_names(result.trained),
-        bank=index,
-        responsibilities=_trained_responsibilities(choice) if choice is not None else None,
-        rejects=choice is not None and choice.rejects,
-    )
-
-
-def _trained_responsibilities(choice: Choice) -> dict[int, float]:
-    return {expert: choice.responsibilities[expert] for expert in choice.trained}
-
-
-def report_ready(work: Work) -> bytes:
+def report_ready(work: OpenedRound) -> bytes:
     """Report that this client waits for the sum, and return the receipt."""
     receipt = _calls(work).ready(_input(work).ready)
     log.info("round %d: ready for the sum", work.brief.round)
     return receipt.model_dump_json().encode()
 
 
-def run_sum(work: Work) -> bytes:
+def run_sum(work: OpenedRound) -> bytes:
     """Take part in the sum, and return its outcome.
 
     Raises:
@@ -125,11 +72,13 @@ def run_sum(work: Work) -> bytes:
     return outcome.model_dump_json().encode()
 
 
-def _report(work: Work, progress: SumProgress) -> None:
+def _report(work: OpenedRound, progress: SumProgress) -> None:
     work.folder.write(SUM_PROGRESS, progress.model_dump_json().encode())
 
 
-def _expectation(work: Work, encoded: SumInput, terms: SumTerms, counts: SumCounts | None) -> Expectation:
+def _expectation(
+    work: OpenedRound, encoded: SumInput, terms: SumTerms, counts: SumCounts | None
+) -> Expectation:
     """Return this client's own view of a session, with the roster at the version of its terms.
 
     A sum after `counts` has segments of those groups that the coordinator asks for, if each keeps `k_min`
@@ -139,7 +88,7 @@ def _expectation(work: Work, encoded: SumInput, terms: SumTerms, counts: SumCoun
         SumRefused: the terms go back behind the roster of the round's manifest.
         RosterRefused: the roster at that version is not acceptable.
     """
-    session, plan, manifests = work.session, _plan(work), work.session.manifests
+    session, plan, manifests = work.session, required_plan(work), work.session.manifests
     manifest = manifests.read(manifests.last_accepted())
     if terms.roster_version < manifest.roster_version:
         raise SumRefused(
@@ -160,52 +109,52 @@ def _expectation(work: Work, encoded: SumInput, terms: SumTerms, counts: SumCoun
         segments=_segments(work, terms, counts),
         bits=plan.bits,
         minimum=plan.minimum,
-        kind=terms.kind if _groups(work) else "sum",
+        kind=terms.kind if counted_groups(work) else "sum",
         masking=plan.masking,
         least_per_group=plan.k_min,
-        groups=_groups(work),
+        groups=counted_groups(work),
         counts=counts,
     )
 
 
-def _calls(work: Work) -> HttpSumCalls:
+def _calls(work: OpenedRound) -> HttpSumCalls:
     return HttpSumCalls(work.session.api, work.session.federation_id, work.brief.round)
 
 
-def _input(work: Work, segments: Sequence[Segment] = ()) -> SumInput:
+def _input(work: OpenedRound, segments: Sequence[Segment] = ()) -> SumInput:
     return SumInput.from_bytes(work.folder.read(INPUT), segments)
 
 
-def _segments(work: Work, terms: SumTerms, counts: SumCounts | None) -> tuple[Segment, ...]:
+def _segments(work: OpenedRound, terms: SumTerms, counts: SumCounts | None) -> tuple[Segment, ...]:
     """Return the segments of a session by this client's own plan, layout and strategy."""
     if terms.kind == "counts":
-        return count_segments(_groups(work))
+        return count_segments(counted_groups(work))
     present: frozenset[str] = frozenset()
     if counts is not None:
-        present = manifest(counts.groups, counts.members, terms.lost, _plan(work).k_min)
-    return segments_of(work.session.manifests.plan, _layout(work), present & groups_of(terms.segments))
+        present = manifest(counts.groups, counts.members, terms.lost, required_plan(work).k_min)
+    return segments_of(work.session.manifests.plan, layout_of(work), present & groups_of(terms.segments))
 
 
-def _groups(work: Work) -> tuple[str, ...]:
+def counted_groups(work: OpenedRound) -> tuple[str, ...]:
     """Return the groups whose members are counted before the sum; () = there are none."""
-    return work.opened.strategy.counts(sorted({segment_of(tensor) for tensor in _layout(work)}))
+    return work.opened.strategy.counts(sorted({segment_of(tensor) for tensor in layout_of(work)}))
 
 
-def _layout(work: Work) -> Layout:
+def layout_of(work: OpenedRound) -> Layout:
     if work.opened.traits.routing is None:
         adapter = work.trained.of(work.folder).adapter
         return in_order({name: values.shape for name, values in adapter.items()})
     experts = (entry.expert for entry in read_index(work.folder).experts)
-    return bank_layout(_expert_layout(work), experts)
+    return bank_layout(expert_layout(work), experts)
 
 
-def _expert_layout(work: Work) -> Layout:
+def expert_layout(work: OpenedRound) -> Layout:
     """Return the layout of one expert, with plain names."""
     shared = expert_tensors(SHARED, work.trained.of(work.folder).adapter)
     return in_order({name: values.shape for name, values in shared.items()})
 
 
-def _plan(work: Work) -> SecureSumPlan:
+def required_plan(work: OpenedRound) -> SecureSumPlan:
     plan = work.sum_plan
     if plan is None:
         raise SumRefused("the federation's plan has no privacy.secure_sum")

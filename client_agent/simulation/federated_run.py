@@ -18,7 +18,7 @@ from client_agent.rounds.checkpoints import adapter_of_round
 from client_agent.rounds.final_weights import finish
 from client_agent.rounds.participant import Participant
 from client_agent.rounds.steps import resume, take_part
-from client_agent.rounds.train import Trained
+from client_agent.rounds.trained import Trained
 from client_agent.simulation.admin_client import Operator
 from client_agent.simulation.forgetting import Forgetting
 from client_agent.simulation.pack_cache import body_for_federation

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from math import ceil
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -51,6 +51,17 @@ def split_bank_tensor(name: str) -> tuple[int, str] | None:
     group, _, tensor = name.partition(".")
     expert = expert_of(group)
     return (expert, tensor) if expert is not None and tensor else None
+
+
+def of_expert(expert: int, tensors: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the tensors of an expert under their names in a bank: `l0.q.A` -> `x2.l0.q.A`."""
+    return {bank_tensor(expert, name): value for name, value in tensors.items()}
+
+
+def expert_tensors(expert: int, bank: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the tensors of an expert of a bank under their plain names: `x2.l0.q.A` -> `l0.q.A`."""
+    prefix = bank_tensor(expert, "")
+    return {name[len(prefix) :]: value for name, value in bank.items() if name.startswith(prefix)}
 
 
 def bank_layout(layout: Layout, experts: Iterable[int]) -> Layout:

@@ -28,7 +28,7 @@ from client_agent.rounds import steps as agent_round
 from client_agent.rounds.examine import Exam
 from client_agent.rounds.opened_brief import OpenedBrief
 from client_agent.rounds.participant import Participant, Trainer
-from client_agent.rounds.train import Trained
+from client_agent.rounds.trained import Trained
 from client_agent.sketches.gradient import Sketch
 from client_agent.training.silo import Silo
 from client_agent.transport.client import CoordinatorApi

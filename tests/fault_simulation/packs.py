@@ -20,7 +20,7 @@ from unittest.mock import patch
 import numpy as np
 import zstandard
 
-from client_agent.alignment import pack_exchange
+from client_agent.alignment import pack_delivery, pack_exchange
 from client_agent.alignment.pack import OFFSETS, Pack
 from schemas.messages.alignment import AlignmentManifest, PackErrors
 from schemas.wire.digests import digest_of
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 PIVOT, OTHER = PROFILE["base_model"], "tiny-l-aaaaaaaaaaaa"
 ANCHORS = {"anchors": [{"id": "a", "prompt": "2 + 2 =", "answer": " 4"}]}
 
-PACK = pack_exchange._PACK
+PACK = pack_delivery.PACK
 """What an agent's pack is called on its disk."""
 
 _MODULE = "b0.q"

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from client_agent.rounds.served_weights import read_weights
-from client_agent.rounds.train import Trained
+from client_agent.rounds.trained import Trained
 from tests.scenarios.agents import AgentProcess, prepare_agent
 from tests.served import Served
 from tests.waiting import wait_until

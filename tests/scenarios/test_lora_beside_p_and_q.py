@@ -12,7 +12,7 @@ import safetensors.numpy
 
 from client_agent.model.loading import base_model_slug
 from client_agent.rounds.served_weights import read_weights
-from client_agent.rounds.train import Trained
+from client_agent.rounds.trained import Trained
 from tests.scenarios.agents import EXAMPLES, MODELS, AgentProcess, prepare_agent
 from tests.served import Served
 

@@ -13,7 +13,7 @@ import torch
 
 from client_agent.rounds.checkpoints import Variant, adapter_of_round
 from client_agent.rounds.served_weights import read_weights
-from client_agent.rounds.train import Trained
+from client_agent.rounds.trained import Trained
 from client_agent.settings import read_settings
 from client_agent.storage.base_delta import BaseDelta, read_served
 from client_agent.training.silo import Silo, open_silo

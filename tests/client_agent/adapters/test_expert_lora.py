@@ -10,12 +10,13 @@ import pytest
 import torch
 
 from client_agent.adapters.base import lowest_adapted_layer, require_bare
-from client_agent.adapters.expert_bank import expert_tensors, experts_in, of_expert
+from client_agent.adapters.expert_bank import experts_in
 from client_agent.adapters.expert_lora import ExpertLora
 from client_agent.adapters.inject import inject_lora
 from client_agent.errors import AdapterInPlace, LayoutMismatch
 from client_agent.model.examples import Example
 from client_agent.model.loading import BaseModel
+from schemas.maths.bank import expert_tensors, of_expert
 from schemas.maths.start import from_start
 from schemas.messages.federations import AdapterPlan, TrainingPlan
 from tests.local_training import train_examples

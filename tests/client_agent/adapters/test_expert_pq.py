@@ -9,13 +9,14 @@ import pytest
 import torch
 
 from client_agent.adapters.base import Adapter, lowest_adapted_layer, require_bare
-from client_agent.adapters.expert_bank import expert_tensors, experts_in
+from client_agent.adapters.expert_bank import experts_in
 from client_agent.adapters.expert_pq import ExpertPQ
 from client_agent.adapters.frames import Frames, random_frames
 from client_agent.adapters.inject import inject_pq
 from client_agent.errors import LayoutMismatch
 from client_agent.model.examples import Example
 from client_agent.model.loading import BaseModel
+from schemas.maths.bank import expert_tensors
 from schemas.messages.federations import AdapterPlan, TrainingPlan
 from tests.local_training import train_examples
 

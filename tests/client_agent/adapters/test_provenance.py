@@ -14,7 +14,7 @@ import safetensors.torch
 
 from client_agent.adapters.peft_export import CONFIG, TENSORS
 from client_agent.alignment.fit_packs import random_pack
-from client_agent.rounds.train import Trained
+from client_agent.rounds.trained import Trained
 from client_agent.settings import read_settings
 from client_agent.training.silo import open_silo
 from schemas.messages.federations import AdapterPlan, AlignmentPlan

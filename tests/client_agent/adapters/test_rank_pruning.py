@@ -9,7 +9,8 @@ import pytest
 
 from client_agent.adapters.base import Adapter
 from client_agent.adapters.inject import inject_lora
-from client_agent.adapters.rank_pruning import Pruner, rank_of, resize_ranks
+from client_agent.adapters.rank_pruning import Pruner
+from client_agent.adapters.ranks import rank_of, resize_ranks
 from client_agent.model.examples import Example
 from client_agent.model.loading import BaseModel
 from client_agent.strategies.base import Pruning

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from client_agent.alignment.pack_exchange import redeliver_pack
+from client_agent.alignment.pack_delivery import redeliver_pack
 from client_agent.errors import CoordinatorRefused, PackRefused
 from client_agent.transport.client import CoordinatorApi
 from tests.served import Served

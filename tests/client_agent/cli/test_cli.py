@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from client_agent.rounds.train import Trained
+from client_agent.rounds.trained import Trained
 from tests.client_agent.test_daemon import config
 from tests.scenarios.agents import TESSERA, environment, tessera
 

@@ -18,7 +18,7 @@ from client_agent.rounds.bank import (
     plain_names,
     read_bank,
 )
-from client_agent.rounds.participant import Session
+from client_agent.rounds.client import Session
 from client_agent.storage.round_folder import WEIGHTS, RoundFolder, RoundFolders
 from client_agent.transport.client import TensorBody
 from schemas.messages.experts import ExpertManifest

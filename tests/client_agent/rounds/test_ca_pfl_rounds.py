@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from client_agent.rounds.checkpoints import adapter_of_round
 from client_agent.rounds.steps import take_part
-from client_agent.rounds.train import Trained
+from client_agent.rounds.trained import Trained
 from client_agent.storage import files as storage_files
 from client_agent.storage import round_folder
 from client_agent.storage.round_folder import (

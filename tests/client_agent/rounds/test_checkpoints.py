@@ -18,7 +18,7 @@ from client_agent.alignment.fit_packs import random_pack
 from client_agent.alignment.pack import Pack
 from client_agent.daemon import run
 from client_agent.export.job import LARGEST_DIFFERENCE
-from client_agent.rounds.train import Trained
+from client_agent.rounds.trained import Trained
 from client_agent.settings import read_settings
 from client_agent.storage.final_scores import read_final_scores
 from client_agent.training.evaluate import evaluate

@@ -17,7 +17,7 @@ from client_agent.rounds.encode_update import pack_update
 from client_agent.rounds.opened_brief import OpenedBrief
 from client_agent.rounds.participant import Participant
 from client_agent.rounds.steps import take_part
-from client_agent.rounds.train import Trained
+from client_agent.rounds.trained import Trained
 from client_agent.rounds.work import Work
 from client_agent.storage import files, round_folder
 from client_agent.storage.round_folder import (

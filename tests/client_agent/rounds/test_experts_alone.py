@@ -8,18 +8,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from client_agent.adapters.expert_bank import expert_tensors
 from client_agent.errors import SettingsUnusable
 from client_agent.experts.memory import EXPERTS, ExpertMemory
 from client_agent.experts.routed import RoutedExperts
 from client_agent.model.examples import Example
 from client_agent.rounds.checkpoints import reopened
 from client_agent.rounds.standalone import OwnBank, own_bank, train_alone
-from client_agent.rounds.train import Trained
+from client_agent.rounds.trained import Trained
 from client_agent.storage.rate_store import RateStore
 from client_agent.strategies.base import Routing
 from client_agent.training.evaluate import evaluate
 from client_agent.training.silo import Silo
+from schemas.maths.bank import expert_tensors
 from schemas.messages.federations import AdapterPlan, FederationPlan
 
 PLAN = FederationPlan.model_validate(

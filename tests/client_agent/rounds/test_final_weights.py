@@ -14,7 +14,7 @@ from client_agent.identity.backup_recovery import Offer, StoredManifest, accept
 from client_agent.rounds.checkpoints import adapter_of_round
 from client_agent.rounds.participant import Participant
 from client_agent.rounds.served_weights import read_weights
-from client_agent.rounds.train import Trained
+from client_agent.rounds.trained import Trained
 from client_agent.storage.final_scores import FinalScores
 from client_agent.storage.round_folder import (
     CLOSED,

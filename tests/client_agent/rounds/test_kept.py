@@ -15,14 +15,15 @@ import pytest
 from client_agent.adapters.base import Adapter, State
 from client_agent.adapters.inject import inject
 from client_agent.adapters.provenance import Origin, origin_of
-from client_agent.adapters.rank_pruning import rank_of
+from client_agent.adapters.ranks import rank_of
 from client_agent.daemon import run
 from client_agent.model.examples import Example
 from client_agent.model.loading import BaseModel
 from client_agent.rounds.examine import Exam, Examiner
 from client_agent.rounds.participant import Participant
 from client_agent.rounds.standalone import train_alone
-from client_agent.rounds.train import Trained, better_of, train_locally, zeros_like
+from client_agent.rounds.train import better_of, train_locally, zeros_like
+from client_agent.rounds.trained import Trained
 from client_agent.storage.final_scores import read_final_scores
 from client_agent.storage.rate_store import RateStore
 from client_agent.storage.round_folder import FINAL_SCORES, FINAL_SCORES_SENT, TRAINED

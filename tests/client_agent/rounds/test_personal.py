@@ -18,7 +18,8 @@ from client_agent.model.examples import Example
 from client_agent.model.loading import BaseModel
 from client_agent.rounds.checkpoints import adapter_of_round
 from client_agent.rounds.participant import Participant
-from client_agent.rounds.train import Arrays, Trained, train_locally, zeros_like
+from client_agent.rounds.train import train_locally, zeros_like
+from client_agent.rounds.trained import Arrays, Trained
 from client_agent.storage.final_scores import read_final_scores
 from client_agent.storage.round_folder import PARTIAL, PARTIAL_COMMON, TRAINED, UPDATE
 from client_agent.strategies.base import load_strategy

@@ -12,7 +12,7 @@ import pytest
 from client_agent.daemon import run
 from client_agent.rounds.participant import Participant
 from client_agent.rounds.served_weights import read_weights
-from client_agent.rounds.train import Trained
+from client_agent.rounds.trained import Trained
 from client_agent.settings import read_settings
 from client_agent.storage.round_folder import TRAINED, WEIGHTS
 from client_agent.training.silo import open_silo

@@ -15,7 +15,7 @@ from client_agent.errors import RoundUnreadable, Stopped
 from client_agent.rounds.checkpoints import Variant, adapter_of_round
 from client_agent.rounds.opened_brief import OpenedBrief
 from client_agent.rounds.participant import Participant
-from client_agent.rounds.train import Trained
+from client_agent.rounds.trained import Trained
 from client_agent.storage.final_scores import read_final_scores
 from client_agent.storage.round_files import parse_scores, read_brief, sent_scores
 from client_agent.storage.round_folder import BRIEF, FINAL_SCORES, SCORES_SENT, TRAINED

@@ -9,7 +9,7 @@ import pytest
 from sqlalchemy import update
 
 from client_agent.rounds.served_weights import read_weights
-from client_agent.rounds.train import Trained
+from client_agent.rounds.trained import Trained
 from client_agent.storage.round_folder import TRAINED, WEIGHTS
 from coordinator.db.tables.federations import FederationRow
 from coordinator.federations import store

@@ -18,7 +18,7 @@ from client_agent.identity.membership import enrol, read_key
 from client_agent.rounds.participant import Participant
 from client_agent.rounds.steps import resume, take_part
 from client_agent.rounds.sum_input import SumInput
-from client_agent.rounds.train import Trained
+from client_agent.rounds.trained import Trained
 from client_agent.storage.round_folder import INPUT, READY, TRAINED, RoundFolder
 from client_agent.training.silo import Silo
 from client_agent.transport.client import CoordinatorApi

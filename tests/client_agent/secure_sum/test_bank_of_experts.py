@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from client_agent.adapters.expert_bank import expert_tensors
 from client_agent.experts.memory import EXPERTS, ExpertMemory
 from client_agent.rounds.bank import read_bank, read_index
 from client_agent.rounds.steps import take_part
-from client_agent.rounds.train import Trained
+from client_agent.rounds.trained import Trained
 from client_agent.storage.round_folder import INPUT, READY, SUMMED, TRAINED
 from client_agent.training.silo import Silo
+from schemas.maths.bank import expert_tensors
 from schemas.messages.rounds import RoundBrief
 from schemas.secure_sum.encoding import most
 from tests.client_agent.secure_sum.summed_agents import Agent, Agents, agents_of, plan

@@ -1,0 +1,123 @@
+"""A client in a federation, without its model: its identity (`Session`), its files (`Workspace`).
+
+Needs no torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from client_agent.identity.manifests import Manifests
+from client_agent.identity.roster import Roster
+from client_agent.privacy.budget import require_private, require_voices
+from client_agent.storage.rate_store import RATES, RateStore
+from client_agent.storage.round_folder import RoundFolders
+from client_agent.transport.client import CoordinatorApi
+from schemas.messages.rounds import RoundBrief, SignedDocument
+
+
+@dataclass(slots=True)
+class Session:
+    """A client's identity in a federation, its connection, and the documents that it has accepted.
+
+    Attributes:
+        home: the folder of accepted manifests and rosters.
+        server_key: the coordinator's public key, as proved at enrolment.
+        pins: public keys by client name, from the silo's `roster` setting.
+        max_epsilon: the silo's limit on the privacy cost of sketches; None = the plan alone decides.
+        min_voices: of how many peers a mixture must be made at least.
+    """
+
+    api: CoordinatorApi
+    federation_id: str
+    client_id: str
+    server_key: str
+    home: Path
+    pins: Mapping[str, str] = field(default_factory=dict)
+    max_epsilon: float | None = None
+    min_voices: int = 1
+
+    @property
+    def manifests(self) -> Manifests:
+        return Manifests(self.home, self.federation_id, self.client_id, self.server_key, self.api.now)
+
+    @property
+    def roster(self) -> Roster:
+        return Roster(self.home, self.manifests.plan.privacy.roster_policy, self.pins)
+
+    def accept_manifest(
+        self,
+        manifest: SignedDocument | None,
+        *,
+        round_number: int,
+        weights: str,
+        brief: RoundBrief | None = None,
+        final: bool = False,
+    ) -> None:
+        """Accept the coordinator's manifest of a round, with its plan and its roster.
+
+        Raises:
+            ManifestRefused, ManifestExpired, RosterRefused: a check fails.
+        """
+        manifests = self.manifests
+        accepted = manifests.accept(
+            manifest, self.api, round_number=round_number, weights=weights, final=final
+        )
+        if brief is not None:
+            manifests.hold_to_plan(brief)
+        self.roster.follow(accepted, self.api)
+
+    def check_brief(self, brief: RoundBrief) -> None:
+        """Check a brief against the federation's plan and the silo's limits, before anything is computed.
+
+        Raises:
+            ManifestRefused: the federation's plan differs.
+            NotPrivateEnough: the plan's sketches cost more than the silo allows.
+            TooFewVoices: the plan serves mixtures of fewer members than the silo allows.
+        """
+        self.manifests.fetch_plan(self.api)
+        self.manifests.hold_to_plan(brief)
+        if self.manifests.plan.privacy.secure_sum is None:  # else no sketch is sent
+            require_private(brief.signature, self.max_epsilon)
+        require_voices(self.manifests.plan, self.min_voices)
+
+
+@dataclass(frozen=True, slots=True)
+class Workspace:
+    """The agent's files: `folder` holds the key and the privacy ledger, `home` one federation.
+
+    `shared_rates` is a store of searched learning rates that several clients use, in place of their own.
+    """
+
+    folder: Path
+    federation_id: str
+    keep_rounds: int
+    shared_rates: RateStore | None = None
+
+    @property
+    def home(self) -> Path:
+        return self.folder / self.federation_id
+
+    @property
+    def rounds(self) -> RoundFolders:
+        return RoundFolders(self.home / "rounds")
+
+    @property
+    def rates(self) -> RateStore:
+        return self.shared_rates or RateStore(self.home / RATES)
+
+
+class Client(Protocol):
+    """An enrolled client: `sleep` waits, and raises `Stopped` if the agent is stopped."""
+
+    @property
+    def session(self) -> Session: ...
+
+    @property
+    def workspace(self) -> Workspace: ...
+
+    @property
+    def sleep(self) -> Callable[[float], None]: ...

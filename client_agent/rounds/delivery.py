@@ -1,0 +1,55 @@
+"""Send the update and the scores of a round, the same bytes at every try. Needs no torch."""
+
+from __future__ import annotations
+
+import logging
+
+from client_agent.errors import CoordinatorRefused
+from client_agent.rounds.opened_round import OpenedRound
+from client_agent.storage.round_folder import REFERENCE, UPDATE
+from schemas.messages.scores import LOSS, as_text
+
+log = logging.getLogger(__name__)
+
+_REFERENCE_MISMATCH = "reference-mismatch"
+
+
+def deliver(work: OpenedRound) -> bytes:
+    """Send the update, and return its receipt.
+
+    Raises:
+        CoordinatorRefused: see `note_reference` for an update whose reference the coordinator lacks.
+    """
+    body = work.folder.read(UPDATE)
+    receipt = work.session.api.push_update(work.session.federation_id, work.brief.round, body)
+    log.info("round %d: update of %d bytes delivered", work.brief.round, len(body))
+    return receipt.model_dump_json().encode()
+
+
+def note_reference(work: OpenedRound, refusal: CoordinatorRefused) -> None:
+    """Store the digest of the reference that the coordinator holds: the update is encoded again with it.
+
+    Without one, or at a second refusal, the file is empty, and the update is sent whole.
+
+    Raises:
+        CoordinatorRefused: the update is refused for another reason, or is whole already.
+    """
+    is_whole = work.folder.has(REFERENCE) and not work.folder.read(REFERENCE)
+    if refusal.slug != _REFERENCE_MISMATCH or is_whole:
+        raise refusal
+    log.warning("round %d: the coordinator lacks the update's reference; encoding it again", work.brief.round)
+    stored_digest = "" if work.folder.has(REFERENCE) else refusal.expected or ""
+    work.folder.write(REFERENCE, stored_digest.encode())
+
+
+def report_scores(work: OpenedRound) -> bytes:
+    """Send the scores of the round, unless they travel in the sum; return them."""
+    scores = work.trained.of(work.folder).scores
+    if not work.scores_are_summed:
+        work.session.api.send_scores(work.session.federation_id, work.brief.round, scores)
+    log.info(
+        "round %d: held-out loss %.3f served, %.3f trained; %s kept: %s",
+        *(work.brief.round, scores.served[LOSS].value, scores.trained[LOSS].value, scores.kept),
+        as_text(scores.of_kept),
+    )
+    return scores.model_dump_json().encode()

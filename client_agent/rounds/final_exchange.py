@@ -1,0 +1,88 @@
+"""Download a federation's final weights, and send their scores. Needs no torch."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from client_agent.errors import DownloadDamaged
+from client_agent.rounds.bank import store_final_bank
+from client_agent.rounds.client import Client
+from client_agent.rounds.download import download_whole
+from client_agent.rounds.opened_brief import OpenedBrief
+from client_agent.storage.files import write_durably
+from client_agent.storage.final_scores import FinalScores
+from client_agent.storage.round_files import sent_scores
+from client_agent.storage.round_folder import (
+    BRIEF,
+    FINAL_SCORES,
+    FINAL_SCORES_SENT,
+    FINAL_WEIGHTS,
+    SCORES_SENT,
+    RoundFolder,
+)
+from schemas.maths.adapter import Layout
+from schemas.messages.rounds import FinishedBrief
+
+log = logging.getLogger(__name__)
+
+
+def store_final_weights(
+    client: Client, brief: FinishedBrief, expected: str, expert_layout: Callable[[OpenedBrief], Layout]
+) -> None:
+    """Download and store the final weights, whose digest is `expected`; scores of other ones are deleted.
+
+    `expert_layout` returns the layout of one expert, by a strategy with a bank.
+
+    Raises:
+        DownloadDamaged: the body has another digest.
+        ManifestRefused, ManifestExpired, RosterRefused: a check of the manifest fails.
+    """
+    session, workspace = client.session, client.workspace
+    session.accept_manifest(brief.manifest, round_number=brief.round, weights=expected, final=True)
+    weights = session.api.weights(session.federation_id, brief.round)
+    if weights.digest != expected:
+        raise DownloadDamaged("the final weights")
+    newest = newest_with(client, BRIEF)
+    has_base_delta = newest is not None and OpenedBrief.read(newest).traits.base_delta
+    # With the whole base delta the final weights need no earlier round.
+    whole = download_whole(session, brief.round, weights.digest) if has_base_delta else None
+    content = whole if whole is not None else weights.body
+    if newest is not None:
+        opened = OpenedBrief.read(newest)
+        if opened.traits.routing is not None:
+            store_final_bank(session, content, expert_layout(opened))
+    file = workspace.home / FINAL_WEIGHTS
+    if not file.is_file() or file.read_bytes() != content:
+        (workspace.home / FINAL_SCORES).unlink(missing_ok=True)
+        (workspace.home / FINAL_SCORES_SENT).unlink(missing_ok=True)
+    write_durably(file, content)
+    log.info("federation finished after %d rounds: final weights stored", brief.round - 1)
+
+
+def send_final_scores(client: Client, final: FinalScores, last_published: int) -> None:
+    """Send the scores of the last round again, with those of the final weights, until it succeeded once."""
+    session, record = client.session, client.workspace.home / FINAL_SCORES_SENT
+    last = newest_with(client, SCORES_SENT)
+    if record.is_file():
+        return
+    summed = session.manifests.plan.privacy.secure_sum
+    if summed is not None and summed.scores == "summed":
+        log.info("scores of the final weights not sent: this federation sums the scores of its clients")
+        return
+    earlier = sent_scores(last) if last is not None else None
+    if last is None or earlier is None or last.number != last_published:
+        log.info(
+            "scores of the final weights not sent: they go with those of round %d, which this client has not "
+            "sent",
+            last_published,
+        )
+        return
+    scores = earlier.model_copy(update={"final": final.scores})
+    session.api.send_scores(session.federation_id, last.number, scores)
+    write_durably(record, scores.model_dump_json().encode())
+
+
+def newest_with(client: Client, file: str) -> RoundFolder | None:
+    """Return the newest round that has a file, if any."""
+    return next((folder for folder in client.workspace.rounds.newest_first() if folder.has(file)), None)

@@ -1,0 +1,64 @@
+"""Join a round, accept its manifest, and download its weights. Needs no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from client_agent.errors import CoordinatorRefused
+from client_agent.rounds.bank import download_bank
+from client_agent.rounds.download import download_weights
+from client_agent.rounds.opened_round import OpenedRound
+from client_agent.rounds.update_history import last_counted_state
+from client_agent.storage.archive import move_aside
+from client_agent.storage.round_folder import JOIN, TRAINED, RoundFolders
+from schemas.maths.adapter import Layout
+
+_PACK_MISSING = "pack-missing"
+
+
+def join_round(
+    work: OpenedRound,
+    body: bytes | None,
+    *,
+    redeliver: Callable[[], None],
+    expert_layout: Callable[[], Layout],
+) -> bytes:
+    """Join a round, and return the weights that it begins with.
+
+    Args:
+        body: a newcomer's sketch.
+        redeliver: uploads the alignment pack again, which the coordinator has lost.
+        expert_layout: returns the layout of one expert, by a strategy with a bank.
+
+    Raises:
+        ManifestRefused, ManifestExpired, RosterRefused: a check of the manifest fails.
+        DownloadDamaged: the weights have another digest.
+    """
+    session, brief = work.session, work.brief
+    try:
+        joined = session.api.join(session.federation_id, brief.round, body)
+    except CoordinatorRefused as refusal:
+        if refusal.slug != _PACK_MISSING:
+            raise
+        redeliver()
+        joined = session.api.join(session.federation_id, brief.round, body)
+    session.accept_manifest(
+        joined.manifest, round_number=brief.round, weights=joined.weights.digest, brief=brief
+    )
+    is_compressed = brief.wire.requested_recipe != "dense"
+    last_update = last_counted_state(work.rounds, work.trained, brief.round) if is_compressed else None
+    content = download_weights(session, brief, work.folder, joined.weights, last_update)
+    if work.opened.traits.routing is not None:
+        download_bank(session, work.rounds, work.folder, content, expert_layout())
+    return content
+
+
+def archive_trained(rounds: RoundFolders) -> None:
+    """Archive the trained adapters of a pack that has ended: their P and Q are invalid under the next.
+
+    So is a newcomer's join that was made under it.
+    """
+    for folder in rounds.newest_first():
+        if folder.has(TRAINED):
+            move_aside(folder.path / TRAINED, "trained under an alignment pack that ended")
+        folder.forget(JOIN)

@@ -1,0 +1,64 @@
+"""Run the steps of a round whose files are missing, and close a round that cannot go on. Needs no torch."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+from client_agent.errors import AgentError
+from client_agent.rounds.delivery import report_scores
+from client_agent.rounds.failure_policy import RECEIPT_LOST, TROUBLE, closing_reason
+from client_agent.rounds.opened_round import OpenedRound
+from client_agent.storage.round_folder import CLOSED, RECEIPT, SCORES_SENT, SUMMED
+
+log = logging.getLogger(__name__)
+
+R = TypeVar("R", bound=OpenedRound)
+
+
+class NotCounted(AgentError):
+    """The sum of a round ended without this client's input; `reason` is a slug."""
+
+    def __init__(self, reason: str, explanation: str) -> None:
+        super().__init__(explanation)
+        self.reason = reason
+
+
+def run_missing(work: R, steps: Sequence[tuple[str, Callable[[R], bytes]]], until: str | None = None) -> None:
+    """Run each step whose file is missing, in order, at most `until` a file exists.
+
+    Raises:
+        CoordinatorUnreachable, CoordinatorRefused, AnswerUnreadable, RequestTooSlow: the step may be tried
+            again; otherwise the round is closed.
+    """
+    for file, step in steps:
+        if work.folder.finished or (until is not None and work.folder.has(until)):
+            return
+        if work.folder.has(file):
+            continue
+        try:
+            work.folder.write(file, step(work))
+        except TROUBLE as trouble:
+            reason = closing_reason(work.session, work.folder, file, trouble)
+            if reason is None:
+                raise
+            _close(work, file, reason, trouble)
+        except NotCounted as outcome:
+            _close(work, file, outcome.reason, outcome)
+
+
+def _close(work: OpenedRound, file: str, reason: str, trouble: Exception) -> None:
+    if reason == RECEIPT_LOST:
+        log.warning("round %d: receipt lost (the update was counted)", work.brief.round)
+    else:
+        log.warning(
+            "round %d: update not counted (%s); continuing with the next round", work.brief.round, trouble
+        )
+    if file in (RECEIPT, SUMMED):
+        try:
+            work.folder.write(SCORES_SENT, report_scores(work))
+        except TROUBLE as error:
+            log.info("round %d: scores not accepted (%s)", work.brief.round, error)
+    work.folder.write(CLOSED, json.dumps({"reason": reason}).encode())

@@ -1,0 +1,120 @@
+"""The result of a round's training as one file, and the results of all rounds on disk. Needs no torch."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import safetensors.numpy
+from numpy.typing import NDArray
+from safetensors import SafetensorError
+
+from client_agent.adapters.provenance import Origin
+from client_agent.errors import AdapterUnreadable
+from client_agent.storage.round_files import parse_scores
+from client_agent.storage.round_folder import TRAINED, RoundFolder, RoundFolders
+from client_agent.storage.tensor_metadata import metadata_of, save_tensors
+from schemas.messages.scores import Scores
+
+Arrays = dict[str, NDArray[np.float32]]
+Side = Literal["served", "trained"]
+_PARTS = ("adapter", "private", "optimiser", "start", "start_private")
+
+
+@dataclass(frozen=True, slots=True)
+class Trained:
+    """The result of a round's training, in one file.
+
+    Attributes:
+        adapter: the adapter after the local steps; it is what is sent.
+        private: the tensors after the local steps that are never sent.
+        start: the adapter before the local steps, as it was scored as `served`; empty in older files.
+        start_private: the private tensors before the local steps.
+        origin: the provenance; older files lack it.
+        learning_rate: the rate of the local steps; not a number in older files.
+        validation: the losses on the validation examples of `served` and `trained`; empty below 16 examples.
+        fingerprints: digests of what was scored as `served` and `trained`, so that it is not scored again.
+    """
+
+    adapter: Arrays
+    private: Arrays
+    optimiser: Arrays
+    start: Arrays
+    start_private: Arrays
+    scores: Scores
+    origin: Origin | None
+    learning_rate: float
+    validation: dict[str, float]
+    fingerprints: dict[str, str]
+
+    def to_bytes(self) -> bytes:
+        tensors = {
+            f"{part}/{name}": values for part in _PARTS for name, values in getattr(self, part).items()
+        }
+        metadata = {
+            "scores": self.scores.model_dump_json(),
+            "learning_rate": repr(self.learning_rate),
+            "validation": json.dumps(self.validation),
+            "fingerprints": json.dumps(self.fingerprints),
+        }
+        if self.origin is not None:
+            metadata["origin"] = self.origin.model_dump_json()
+        return save_tensors(tensors, metadata)
+
+    @classmethod
+    def from_bytes(cls, content: bytes) -> Trained:
+        parts: dict[str, Arrays] = {part: {} for part in _PARTS}
+        for key, values in safetensors.numpy.load(content).items():
+            part, _, name = key.partition("/")
+            parts[part][name] = values
+        metadata = metadata_of(content)
+        return cls(
+            **parts,
+            scores=parse_scores(metadata["scores"]),
+            origin=Origin.model_validate_json(metadata["origin"]) if "origin" in metadata else None,
+            learning_rate=float(metadata.get("learning_rate", "nan")),
+            validation=json.loads(metadata.get("validation", "{}")),
+            fingerprints=json.loads(metadata.get("fingerprints", "{}")),
+        )
+
+    def of(self, side: Side) -> tuple[Arrays, Arrays]:
+        """Return adapter and private tensors before or after the local steps."""
+        return (self.adapter, self.private) if side == "trained" else (self.start, self.start_private)
+
+    @classmethod
+    def read(cls, file: Path) -> Trained:
+        """Read a file.
+
+        Raises:
+            AdapterUnreadable: the file is missing, damaged, or of another kind.
+        """
+        try:
+            return cls.from_bytes(file.read_bytes())
+        except (OSError, SafetensorError, ValueError, KeyError, TypeError) as error:
+            raise AdapterUnreadable(f"{file} is not a trained adapter, or is damaged ({error})") from error
+
+
+class TrainedRounds:
+    """The trained adapters of the rounds on disk; each file is read once, when it is first needed."""
+
+    def __init__(self, rounds: RoundFolders) -> None:
+        self._rounds = rounds
+        self._trained: dict[int, Trained] = {}
+
+    def of(self, folder: RoundFolder) -> Trained:
+        """Return the trained adapter of a round.
+
+        Raises:
+            AdapterUnreadable: the file is missing or damaged.
+        """
+        if folder.number not in self._trained:
+            self._trained[folder.number] = Trained.read(folder.path / TRAINED)
+        return self._trained[folder.number]
+
+    def before(self, round_number: int) -> Trained | None:
+        """Return the trained adapter of the last round before this one; None before the first."""
+        folder = self._rounds.newest_with(TRAINED, before=round_number)
+        return self.of(folder) if folder is not None else None
