@@ -1,47 +1,22 @@
-// Polls the API with the user's token, which is stored for this tab only, and shows the view that the address names:
-// #/FEDERATION, #/FEDERATION/rounds/N or #/FEDERATION/clients/CLIENT.
+// Polls the API, and shows the view that the address names:
+// #/FEDERATION, #/FEDERATION/rounds/N, #/FEDERATION/clients/CLIENT, #/FEDERATION/beside/FEDERATION or #/audit.
 
+import { actionsSection, askToCreate, askToEnrol, askToMove, askToRevoke, auditSection, clientActions, mayAct } from "./page.actions.js";
+import { all, fetchJson, send, token } from "./page.api.js";
+import { besideSection } from "./page.beside.js";
 import { at, element, link, note, render, section } from "./page.dom.js";
 import { count, span } from "./page.text.js";
 import { clientSections, roundSections } from "./page.details.js";
 import { expertsSection } from "./page.experts.js";
-import { relevanceSection } from "./page.relevance.js";
+import { historySection, relevanceSection } from "./page.relevance.js";
 import { claimsSection, clientsSection, factsSection, headlineSection, helpSection, links, packsSection, roundsSection, termsSection } from "./page.views.js";
 
 const REFRESH_MS = 3000, SELDOM_MS = 15000, PAGE = 100, HISTORY = 20; // HISTORY: the rounds of the first view, and of a client's
 const CHANGING = 3; // so many of the newest rounds may still get updates or scores
-const ROOT = new URL(".", import.meta.url).pathname.slice(0, -1); // the path in front of the coordinator's own
-const KEY = `token${ROOT}`; // coordinators below paths of one host share the storage
-const token = {
-  get: () => sessionStorage.getItem(KEY),
-  set: (value) => sessionStorage.setItem(KEY, value),
-  forget: () => sessionStorage.removeItem(KEY),
-};
-const ui = { metric: "loss" };
+const MATRICES = 6; // rounds whose relevance is shown side by side
+const ui = { metric: "loss", history: false }; // history: whether the relevance of several rounds was asked for
 const known = { federations: [], listedAt: 0, shown: null }; // shown: what is loaded of one federation
 let turn = 0, running = 0, answeredAt = 0;
-
-class Refused extends Error {
-  constructor(status, message) { super(message); this.status = status; }
-}
-
-async function fetchJson(path) {
-  const answer = await fetch(ROOT + path, { headers: { Authorization: `Bearer ${token.get()}` } });
-  if (answer.status === 404) return null;
-  if (!answer.ok) throw new Refused(answer.status, await answer.json().then((problem) => problem.title, () => answer.statusText || `status ${answer.status}`));
-  return answer.json();
-}
-
-async function all(path) {
-  const items = [];
-  for (let after = ""; after !== null;) {
-    const page = await fetchJson(`${path}?limit=${PAGE}${after && `&after=${encodeURIComponent(after)}`}`);
-    if (!page) return items;
-    items.push(...page.items);
-    after = page.next;
-  }
-  return items;
-}
 
 function address() {
   const [, fid, kind, id] = decodeURIComponent(location.hash).split("/");
@@ -105,7 +80,7 @@ async function loadSeldom(shown, path, federation, now) {
 async function loadFederation(fid, now) {
   const path = `/v1/federations/${encodeURIComponent(fid)}`, federation = await fetchJson(path);
   if (!federation) return null;
-  if (!known.shown || known.shown.id !== fid) known.shown = { id: fid, rounds: [], earlier: null, views: new Map(), clients: [], packs: [], bank: null, matrix: null, seldomAt: 0 };
+  if (!known.shown || known.shown.id !== fid) known.shown = { id: fid, rounds: [], earlier: null, views: new Map(), matrices: new Map(), clients: [], packs: [], bank: null, matrix: null, seldomAt: 0 };
   const { shown } = known; // another federation may be chosen meanwhile
   const before = shown.rounds;
   await Promise.all([loadRounds(shown, path), loadSeldom(shown, path, federation, now)]);
@@ -114,6 +89,34 @@ async function loadFederation(fid, now) {
   if (published && !federation.plan.privacy.secure_sum && (!shown.matrix || shown.matrix.round !== published.round)) shown.matrix = await fetchJson(`${path}/rounds/${published.round}/relevance`);
   return { path, shown, federation, published, rounds: shown.rounds, isComplete: shown.earlier === null, clients: shown.clients, packs: shown.packs, bank: shown.bank, matrix: shown.matrix,
     clientNames: Object.fromEntries(shown.clients.map((client) => [client.client_id, client.name])) };
+}
+
+// The relevance of the newest published rounds, the oldest first; a published one does not change.
+async function matricesOf({ shown, path, federation, rounds }) {
+  const published = ui.history && !federation.plan.privacy.secure_sum ? rounds.filter((round) => round.state === "published").slice(0, MATRICES) : [];
+  await Promise.all(published.filter((round) => !shown.matrices.has(round.round)).map(async ({ round }) => {
+    shown.matrices.set(round, await fetchJson(`${path}/rounds/${round}/relevance`));
+  }));
+  return published.map(({ round }) => shown.matrices.get(round)).filter(Boolean).reverse();
+}
+
+async function beside(data, fid) {
+  const path = `/v1/federations/${encodeURIComponent(fid)}`, [federation, rounds] = await Promise.all([fetchJson(path), all(`${path}/rounds`)]);
+  return federation ? [besideSection(data, { federation, rounds })] : absent(data, `Federation ${fid}`);
+}
+
+async function audit() {
+  const { head } = await fetchJson("/v1/audit?limit=1"), after = head ? Math.max(0, head.number - PAGE) : 0;
+  return [auditSection(await fetchJson(`/v1/audit?limit=${PAGE}&after=${after}`))];
+}
+
+// Act, and show at once what follows.
+async function act(method, path, body) {
+  const answer = await send(method, path, body);
+  known.listedAt = 0;
+  if (known.shown) known.shown.seldomAt = 0;
+  refresh();
+  return answer;
 }
 
 async function overview(data) {
@@ -126,8 +129,10 @@ async function overview(data) {
   const [current, shown, earlier, first] = await Promise.all([rounds[0], scored, isNext ? before : null, data.isComplete ? start : null].map(load));
   Object.assign(data, { current, scored: shown, before: earlier, start: first });
   const name = (id) => clientNames[id] || id;
-  return [headlineSection(data), factsSection(data), helpSection(data, ui), clientsSection(data), roundsSection(data),
+  const matrices = await matricesOf(data), actions = mayAct(token.get()) ? actionsSection(federation) : null;
+  return [headlineSection(data), ...(actions ? [actions] : []), factsSection(data), helpSection(data, ui), clientsSection(data), roundsSection(data),
     ...(federation.plan.privacy.secure_sum ? [] : [relevanceSection(data.matrix, name, links(federation.id).client, data.published && data.published.round)]),
+    ...(data.matrix && data.published.round > 1 ? [historySection(matrices, name)] : []),
     ...(data.bank && data.bank.experts.length ? [expertsSection(data.bank, federation.plan.privacy.secure_sum)] : []),
     ...(data.packs.length ? [packsSection(data.packs)] : []), claimsSection((data.current || federation).claims), termsSection()];
 }
@@ -145,7 +150,8 @@ async function details(data, kind, id, mine) {
   const client = data.clients.find((c) => c.client_id === id);
   if (!client) return absent(data, `Client ${id}`);
   const numbers = data.rounds.slice(0, HISTORY).map((round) => round.round), views = [];
-  const sections = () => [...clientSections(data, client, views, numbers.length), termsSection()];
+  const actions = clientActions(client, token.get());
+  const sections = () => [...clientSections(data, client, views, numbers.length), ...(actions ? [actions] : []), termsSection()];
   for (const number of numbers) {
     views.push(await view(data.shown, data.path, number));
     if (mine !== turn) break;
@@ -166,14 +172,20 @@ function showChoice(chosen) {
   const options = known.federations.map((f) => element("option", `${f.name} (${f.state}${isOnly(f.name) ? "" : `, ${f.id}`})`, { value: f.id }));
   if (options.length !== at("federation").children.length || options.some((option, i) => !option.isEqualNode(at("federation").children[i]))) at("federation").replaceChildren(...options);
   if (chosen && at("federation").value !== chosen) at("federation").value = chosen;
+  const { kind, id } = address(), peers = known.federations.filter((f) => f.id !== chosen);
+  at("peers").hidden = peers.length === 0 || !chosen;
+  const choices = [element("option", "none", { value: "" }), ...peers.map((f) => element("option", f.name, { value: f.id }))];
+  if (choices.length !== at("beside").children.length || choices.some((option, i) => !option.isEqualNode(at("beside").children[i]))) at("beside").replaceChildren(...choices);
+  at("beside").value = kind === "beside" ? id : "";
 }
 
 async function refresh() {
   const mine = ++turn, now = Date.now(), isIn = Boolean(token.get());
   at("entry").hidden = isIn;
-  at("leave").hidden = !isIn;
+  at("leave").hidden = at("audit-link").hidden = !isIn;
+  at("create").hidden = !mayAct(token.get());
   if (!isIn) {
-    at("view").hidden = at("outage").hidden = at("loading").hidden = at("choice").hidden = true;
+    at("view").hidden = at("outage").hidden = at("loading").hidden = at("choice").hidden = at("peers").hidden = true;
     at("updated").textContent = "";
     Object.assign(known, { federations: [], listedAt: 0, shown: null });
     return;
@@ -182,14 +194,16 @@ async function refresh() {
   running += 1;
   try {
     await loadFederations(now);
-    const { fid, kind, id } = address(), chosen = fid || (known.federations.at(-1) || {}).id;
+    const { fid, kind, id } = address(), isAudit = fid === "audit", chosen = (!isAudit && fid) || (known.federations.at(-1) || {}).id;
     const data = chosen ? await loadFederation(chosen, now) : null;
     if (mine !== turn) return;
     showChoice(chosen);
-    const sections = !chosen
-      ? [section("empty", "No federation yet", note(["Create one with ", element("code", "tessera federation create --name NAME --strategy fedmosaic --rounds 10"), "; this page shows it at once."], { id: "headline" }))]
+    known.federation = data && data.federation;
+    known.client = data && kind === "clients" ? data.clients.find((client) => client.client_id === id) : null;
+    const sections = isAudit ? await audit() : !chosen
+      ? [section("empty", "No federation yet", note(["Create one with ", element("code", "tessera federation create --name NAME --strategy fedmosaic --rounds 10"), mayAct(token.get()) ? ", or with New federation above." : "; this page shows it at once."], { id: "headline" }))]
       : !data ? [section("absent", `There is no federation ${chosen}`, note(["The link is wrong, or it belongs to another coordinator. ", link("Show the newest federation", "#")]))]
-        : kind === "rounds" || kind === "clients" ? await details(data, kind, id, mine) : await overview(data);
+        : kind === "beside" ? await beside(data, id) : kind === "rounds" || kind === "clients" ? await details(data, kind, id, mine) : await overview(data);
     if (mine !== turn) return;
     show(sections);
     document.title = data ? `${data.federation.name}: ${at("headline") ? at("headline").textContent : "Tessera"}` : "Tessera";
@@ -233,10 +247,17 @@ at("entry").addEventListener("submit", (event) => {
 });
 at("leave").addEventListener("click", () => { token.forget(); at("view").replaceChildren(); at("view").setAttribute("aria-busy", "true"); refresh(); });
 at("federation").addEventListener("change", () => { location.hash = `#/${at("federation").value}`; });
+at("beside").addEventListener("change", () => { location.hash = `#/${at("federation").value}${at("beside").value && `/beside/${at("beside").value}`}`; });
 at("view").addEventListener("click", (event) => {
-  const button = event.target.closest("button[data-metric]");
-  if (button) { ui.metric = button.dataset.metric; refresh(); }
+  const { metric, action } = (event.target.closest("button[data-metric], button[data-action]") || { dataset: {} }).dataset;
+  const post = (path, body) => act("POST", path, body);
+  if (metric || action === "history") { Object.assign(ui, metric ? { metric } : { history: true }); refresh(); }
+  else if (action === "enrol") askToEnrol(post, known.federation);
+  else if (action === "revoke") askToRevoke((path) => act("DELETE", path), known.federation, known.client);
+  else if (action) askToMove(post, known.federation, action);
 });
+at("create").addEventListener("click", () => askToCreate((path, body) => act("POST", path, body), (fid) => { location.hash = `#/${fid}`; }));
+at("dialog").addEventListener("close", () => at("dialog").replaceChildren()); // a token that was shown is gone
 window.addEventListener("hashchange", () => {
   at("view").setAttribute("aria-busy", "true");
   window.scrollTo(0, 0);

@@ -72,3 +72,25 @@ export function voicesSection(matrix, id, name, href) {
     note(`Shares of the other clients' updates in what it was served after round ${matrix.round}; shares below 0.005 are left out.`),
     element("div", table, { class: "wide", tabindex: "0", role: "region", "aria-label": "Who it listens to" }));
 }
+
+// The matrices of several rounds as small multiples, the oldest first; a button asks for them.
+export function historySection(matrices, name) {
+  if (!matrices.length) return element("section", element("button", "Show relevance over rounds", { type: "button", "data-action": "history", id: "do-history" }), { id: "relevance-rounds-part", class: "actions" });
+  const ids = [...new Set(matrices.flatMap((matrix) => matrix.clients))].sort((a, b) => name(a).localeCompare(name(b), "en", { numeric: true }));
+  const top = Math.max(...matrices.flatMap((matrix) => weightsOf(matrix).flat()), 1e-9);
+  const small = (matrix) => {
+    const rows = ids.map((row) => element("tr", ids.map((column) => {
+      const i = matrix.rows.indexOf(row), j = matrix.clients.indexOf(column), isKnown = i >= 0 && j >= 0;
+      const cell = element("td", "", { title: isKnown ? explain(matrix, i, j, name(row), name(column)) : `${name(row)} or ${name(column)} is not in round ${matrix.round}` });
+      if (isKnown) cell.style.background = `rgba(var(--brand), ${weightsOf(matrix)[i][j] / top})`;
+      return cell;
+    })));
+    const pairs = matrix.rows.map((row, i) => [row, i]).filter(([row]) => matrix.clients.includes(row));
+    const alone = pairs.length ? pairs.reduce((sum, [row, i]) => sum + weightsOf(matrix)[i][matrix.clients.indexOf(row)], 0) / pairs.length : null;
+    return element("figure", [element("table", element("tbody", rows), { class: "small", role: "img", "aria-label": `Relevance after round ${matrix.round}: a client's mean share in its own mixture is ${number(alone)}` }),
+      element("figcaption", `round ${matrix.round}`)]);
+  };
+  return section("relevance-rounds", "Relevance over rounds",
+    note("One square per pair, in the order of the matrix above: rows listen to columns. The scale is common to all rounds; hover for a value."),
+    element("div", matrices.map(small), { class: "multiples" }));
+}

@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
+from html import escape
 from importlib.resources import files
 
 from fastapi import APIRouter, Request, Response
 
 from coordinator.dashboard.policy import answer
 from coordinator.errors import NotFound
+from coordinator.strategies.opening import names
 
 router = APIRouter(include_in_schema=False)
 
 _TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
-_MODULES = ("details", "dom", "experts", "relevance", "text", "views")
+_MODULES = ("actions", "api", "beside", "details", "dom", "experts", "relevance", "text", "views")
 """The modules that page.js imports."""
+_SUGGESTIONS = "<!-- strategies -->"
 
 
 @router.get("/")
 def page(request: Request) -> Response:
-    return _file(request, "page.html")
+    """Return the page, with the names of the installed strategies as suggestions."""
+    html = (files(__package__) / "page.html").read_text("utf-8")
+    options = "".join(f'<option value="{escape(name)}">' for name in names())
+    return answer(request, html.replace(_SUGGESTIONS, options).encode(), _TYPES["html"])
 
 
 @router.get("/page.css")

@@ -1,0 +1,153 @@
+"""What an operator does from the page, in a real browser: a federation from its creation to its end."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from playwright.sync_api import Page, expect
+
+from tests.served import Served
+from tests.system.conftest import enter
+from tests.taking_part import one_round, plan, running
+
+pytestmark = [pytest.mark.system, pytest.mark.timeout(120)]
+
+
+def _token(served: Served, role: str) -> str:
+    made = served.admin.post("/v1/tokens", json={"role": role, "name": role}).json()
+    return str(made["token"])
+
+
+def _act(page: Page, button: str, confirm: str, typed: str | None = None) -> None:
+    """Use a button of the page, and confirm what its dialog asks."""
+    page.get_by_role("button", name=button, exact=True).click()
+    dialog = page.get_by_role("dialog")
+    if typed is not None:
+        dialog.get_by_label("Type").fill(typed)
+    dialog.get_by_role("button", name=confirm, exact=True).click()
+
+
+def _create(page: Page, **fields: str) -> None:
+    page.get_by_role("button", name="New federation").click()
+    dialog = page.get_by_role("dialog")
+    for label, text in fields.items():
+        dialog.locator(f"#field-{label}").fill(text)
+    dialog.get_by_role("button", name="Create").click()
+
+
+def test_a_federation_is_run_from_the_page_alone(page: Page, served: Served) -> None:
+    enter(page, served, token=_token(served, "admin"))
+    expect(page.locator("#headline")).to_contain_text("Create one with")
+    assert "fedmosaic" in page.locator("#strategies option").evaluate_all("all => all.map((o) => o.value)")
+    _create(page, name="wards", strategy="fedavg", rounds="2", members="1", more='{"training": {"steps": ')
+    alert = page.get_by_role("dialog").get_by_role("alert")
+    expect(alert).to_contain_text("The plan is not JSON")
+    page.locator("#field-more").fill('{"training": {"steps": 0}}')
+    page.get_by_role("dialog").get_by_role("button", name="Create").click()
+    expect(alert).to_contain_text("training.steps")
+    page.locator("#field-more").fill('{"training": {"steps": 3}}')
+    page.get_by_role("dialog").get_by_role("button", name="Create").click()
+    expect(page.locator("#headline")).to_have_text("wards has not started")
+    (federation,) = served.admin.get("/v1/federations").json()["items"]
+    assert (federation["plan"]["training"]["steps"], federation["plan"]["rounds"]["total"]) == (3, 2)
+
+    page.get_by_role("button", name="Enrol a client").click()
+    page.locator("#field-name").fill("aster")
+    page.get_by_role("button", name="Make a token").click()
+    token = page.locator("#enrolment-token").input_value()
+    assert served.try_enrol(token, "aster").status_code == 201
+    assert token not in page.url
+    assert token not in page.evaluate("JSON.stringify({...sessionStorage, ...localStorage})")
+    page.get_by_role("button", name="Close").click()
+    assert token not in page.content()
+    expect(page.locator("#clients tbody tr")).to_have_count(1)
+
+    _act(page, "Start", "Start")
+    expect(page.locator("#headline")).to_have_text("Round 1 of 2 is open")
+    _act(page, "Pause", "Pause")
+    expect(page.locator("#now")).to_contain_text("Paused")
+    _act(page, "Resume", "Resume")
+    expect(page.locator("#now")).not_to_contain_text("Paused")
+    page.get_by_role("link", name="aster").click()
+    _act(page, "Revoke", "Revoke", "aster")
+    expect(page.locator(".fact").first).to_contain_text("revoked")
+    page.locator("#back a").first.click()
+    _act(page, "Finish", "Finish", "ward")
+    expect(page.get_by_role("dialog").get_by_role("alert")).to_contain_text("Type wards exactly")
+    page.keyboard.press("Escape")
+    expect(page.get_by_role("dialog")).to_have_count(0)
+    _act(page, "Finish", "Finish", "wards")
+    expect(page.locator("#headline")).to_contain_text("wards is finished")
+    expect(page.locator("#actions-part")).to_have_count(0)
+
+    page.get_by_role("link", name="Audit log").click()
+    expect(page.locator("#audit tbody tr").first).to_contain_text("federation-finished")
+    events = [row.locator("td").nth(1).inner_text() for row in page.locator("#audit tbody tr").all()]
+    assert (
+        events[::-1][-7:]
+        == [
+            *("federation-created", "enrolment-token-made", "client-enrolled", "federation-started"),
+            *("federation-paused", "federation-started", "client-revoked", "federation-finished"),
+        ][-7:]
+    )
+
+
+@pytest.mark.parametrize(("role", "sections"), [("auditor", [0, 0]), ("operator", [1, 0]), ("admin", [1, 1])])
+def test_people_see_the_actions_of_their_role(
+    page: Page, served: Served, role: str, sections: list[int]
+) -> None:
+    _, silos = running(served)
+    enter(page, served, token=_token(served, role))
+    expect(page.locator("#headline")).to_contain_text("Round 1")
+    expect(page.locator("#actions-part")).to_have_count(sections[0])
+    expect(page.get_by_role("button", name="New federation")).to_be_visible(visible=role != "auditor")
+    page.locator(f'#clients a[href$="{silos[0].client_id}"]').click()
+    expect(page.locator("#voices-part")).to_be_visible()
+    expect(page.locator("#actions-part")).to_have_count(sections[1])
+
+
+def test_a_foreign_page_can_do_nothing(page: Page, served: Served) -> None:
+    federation_id, _ = running(served)
+    enter(page, served)
+    expect(page.locator("#headline")).to_contain_text("Round 1")
+    finish = f"{served.url}/v1/federations/{federation_id}/finish"
+    foreign = page.context.new_page()
+    page.context.route(
+        "http://127.0.0.1:18999/",
+        lambda route: route.fulfill(
+            content_type="text/html",
+            body=f'<form method="post" action="{finish}"></form><iframe src="{served.url}/"></iframe>',
+        ),
+    )
+    foreign.goto("http://127.0.0.1:18999/")
+    foreign.evaluate(
+        "url => fetch(url, {method: 'POST', mode: 'no-cors', credentials: 'include'}).catch(() => 0)", finish
+    )
+    framed = foreign.frames[1]
+    assert framed.locator("#entry").count() == 0
+    foreign.evaluate("document.forms[0].submit()")
+    foreign.wait_for_url(re.compile("/finish$"))
+    assert "auth-missing" in foreign.content()
+    assert served.admin.get(f"/v1/federations/{federation_id}").json()["state"] == "running"
+    assert page.context.cookies() == []
+
+
+def test_two_federations_are_shown_side_by_side(page: Page, served: Served) -> None:
+    first, silos = running(served, **plan(strategy={"name": "fedmosaic"}))
+    for number in (1, 2):
+        one_round(served, first, silos, number, [1.0, 3.0])
+    second, _ = running(served, name="wards")
+    enter(page, served, first)
+    page.get_by_role("button", name="Show relevance over rounds").click()
+    expect(page.locator("table.small")).to_have_count(2)
+    assert page.locator("table.small").first.locator("td").count() == 4
+    page.locator("#beside").select_option(second)
+    expect(page.locator("#headline")).to_have_text("clinics beside wards")
+    facts = page.locator("#beside-facts tbody tr").all()
+    rows = {row.locator("th").inner_text(): row.locator("td").all_inner_texts() for row in facts}
+    assert rows["strategy"] == ["fedmosaic", "fedavg"]
+    assert rows["rounds"] == ["3 of 3", "1 of 10"]
+    assert rows["first mean loss"][1] == "–"
+    page.locator("#beside").select_option("")
+    expect(page.locator("#headline")).to_contain_text("Round 3 of 3")
