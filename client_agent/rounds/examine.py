@@ -5,13 +5,14 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from client_agent.adapters.base import Adapter
 from client_agent.adapters.personal_lora import PersonalLora
 from client_agent.model.examples import encode_some, probe_set
 from client_agent.model.quantization import precision_of
 from client_agent.model.tokens import Encoded, digest_of_texts
+from client_agent.storage.final_scores import TaskScores
 from client_agent.storage.start_scores import StartScores
 from client_agent.training.data import MIN_VALIDATION
 from client_agent.training.evaluate import evaluate, mean_loss
@@ -42,11 +43,13 @@ class Exam:
     Attributes:
         fingerprint: the digest of everything that the scores depend on.
         validation: None with fewer than 16 validation examples.
+        tasks: the scores of each task; they stay in the silo.
     """
 
     fingerprint: str
     scores: dict[str, Score]
     validation: float | None
+    tasks: TaskScores = field(default_factory=dict)
 
 
 class Examiner:
@@ -60,6 +63,7 @@ class Examiner:
         self._validation = probe_set(silo.data.validation, max(plan.examples, MIN_VALIDATION))
         facts = [silo.base.slug, precision_of(silo.base.model), str(max_length)]
         facts += [surroundings, *(repr((e.key, e.options, e.references, e.metrics)) for e in self._test)]
+        facts += [e.task.name for e in self._test if e.task is not None]
         test_texts = encode_some(silo.base, self._test, plan.examples, max_length)
         facts += map(digest_of_texts, (test_texts, self._validation_texts()))  # the chat template's work, too
         self._facts = "\n".join(facts).encode()
@@ -78,7 +82,8 @@ class Examiner:
             if exam.fingerprint == fingerprint:
                 return exam
         evaluation = evaluate(self._silo.base, self._test, plan, max_length=self._max_length)
-        return Exam(fingerprint, evaluation.scores(), self.validation_loss())
+        tasks = {task: dict(scores) for task, scores in evaluation.tasks.items()}
+        return Exam(fingerprint, evaluation.scores(), self.validation_loss(), tasks)
 
     def examine_served(self, adapter: Adapter, earlier: Iterable[Exam] | None) -> Exam:
         """Score the state before the local steps; `earlier` is None if the silo begins with it."""
@@ -96,10 +101,13 @@ class Examiner:
         stored = store.read(self._fingerprint(adapter, self._plan))
         if stored is not None:
             log.info("scores: those of the start are known from an earlier run")
-            return Exam(stored.fingerprint, dict(stored.scores), stored.validation_loss)
+            return Exam(stored.fingerprint, dict(stored.scores), stored.validation_loss, stored.tasks)
         exam = self.examine(adapter)
         scores = StartScores(
-            fingerprint=exam.fingerprint, scores=exam.scores, validation_loss=exam.validation
+            fingerprint=exam.fingerprint,
+            scores=exam.scores,
+            validation_loss=exam.validation,
+            tasks=exam.tasks,
         )
         store.write(scores)
         return exam

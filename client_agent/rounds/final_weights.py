@@ -56,6 +56,6 @@ def final_scores(participant: Participant, newest: RoundFolder) -> FinalScores:
     brief = OpenedBrief.read(newest).brief
     with adapter_of_round(silo, home, None, "kept") as placed:
         exam = Examiner(silo, brief.scores, brief.training.max_length).examine(placed.adapter)
-    scores = FinalScores(scores=exam.scores, validation_loss=exam.validation)
+    scores = FinalScores(scores=exam.scores, validation_loss=exam.validation, tasks=exam.tasks)
     write_durably(home / FINAL_SCORES, scores.model_dump_json().encode())
     return scores

@@ -16,6 +16,7 @@ from client_agent.adapters.rank_pruning import Pruner
 from client_agent.rounds.examine import Exam, Examiner
 from client_agent.rounds.local_steps import LocalSteps, run_steps
 from client_agent.rounds.trained import Arrays, Side, Trained
+from client_agent.storage.final_scores import TaskScores
 from client_agent.strategies.base import Traits
 from client_agent.training.checkpoint import TrainingCheckpoint
 from client_agent.training.loop import train
@@ -91,10 +92,11 @@ class _Results(TypedDict):
     scores: Scores
     validation: dict[str, float]
     fingerprints: dict[str, str]
+    tasks: dict[str, TaskScores]
 
 
 def _results(served: Exam, trained: Exam, fallback: Side) -> _Results:
-    """Return scores, validation losses and fingerprints of a round."""
+    """Return scores, validation losses, fingerprints and scores by task of a round."""
     exams: Mapping[Side, Exam] = {"served": served, "trained": trained}
     better = better_of(served, trained, fallback=fallback)
     losses = {side: exam.validation for side, exam in exams.items()}
@@ -102,6 +104,7 @@ def _results(served: Exam, trained: Exam, fallback: Side) -> _Results:
         "scores": Scores(served=served.scores, trained=trained.scores, kept=better),
         "validation": {side: loss for side, loss in losses.items() if loss is not None},
         "fingerprints": {side: exam.fingerprint for side, exam in exams.items()},
+        "tasks": {side: exam.tasks for side, exam in exams.items() if exam.tasks},
     }
 
 
@@ -158,7 +161,7 @@ def _is_common(adapter: Adapter) -> bool:
 
 def _examined(earlier: Trained) -> list[Exam]:
     return [
-        Exam(earlier.fingerprints[name], scores, earlier.validation.get(name))
+        Exam(earlier.fingerprints[name], scores, earlier.validation.get(name), earlier.tasks.get(name, {}))
         for name, scores in (("trained", earlier.scores.trained), ("served", earlier.scores.served))
         if name in earlier.fingerprints
     ]

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
 import safetensors.numpy
 from numpy.typing import NDArray
+from pydantic import TypeAdapter
 from safetensors import SafetensorError
 
 from client_agent.adapters.provenance import Origin
 from client_agent.errors import AdapterUnreadable
+from client_agent.storage.final_scores import TaskScores
 from client_agent.storage.round_files import parse_scores
 from client_agent.storage.round_folder import TRAINED, RoundFolder, RoundFolders
 from client_agent.storage.tensor_metadata import metadata_of, save_tensors
@@ -22,6 +24,7 @@ from schemas.messages.scores import Scores
 Arrays = dict[str, NDArray[np.float32]]
 Side = Literal["served", "trained"]
 _PARTS = ("adapter", "private", "optimiser", "start", "start_private")
+_TASKS: TypeAdapter[dict[str, TaskScores]] = TypeAdapter(dict[str, TaskScores])
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +40,7 @@ class Trained:
         learning_rate: the rate of the local steps; not a number in older files.
         validation: the losses on the validation examples of `served` and `trained`; empty below 16 examples.
         fingerprints: digests of what was scored as `served` and `trained`, so that it is not scored again.
+        tasks: the scores of each task of `served` and `trained`; empty for data of no named tasks.
     """
 
     adapter: Arrays
@@ -49,6 +53,7 @@ class Trained:
     learning_rate: float
     validation: dict[str, float]
     fingerprints: dict[str, str]
+    tasks: dict[str, TaskScores] = field(default_factory=dict)
 
     def to_bytes(self) -> bytes:
         tensors = {
@@ -59,6 +64,7 @@ class Trained:
             "learning_rate": repr(self.learning_rate),
             "validation": json.dumps(self.validation),
             "fingerprints": json.dumps(self.fingerprints),
+            "tasks": _TASKS.dump_json(self.tasks).decode(),
         }
         if self.origin is not None:
             metadata["origin"] = self.origin.model_dump_json()
@@ -78,6 +84,7 @@ class Trained:
             learning_rate=float(metadata.get("learning_rate", "nan")),
             validation=json.loads(metadata.get("validation", "{}")),
             fingerprints=json.loads(metadata.get("fingerprints", "{}")),
+            tasks=_TASKS.validate_json(metadata.get("tasks", "{}")),
         )
 
     def of(self, side: Side) -> tuple[Arrays, Arrays]:

@@ -25,7 +25,7 @@ from client_agent.simulation.pack_cache import body_for_federation
 from client_agent.simulation.results import Cell, ClientResult, ClientRound
 from client_agent.simulation.study import Study
 from client_agent.simulation.study_fields import StudySilo
-from client_agent.storage.final_scores import FinalScores, read_final_scores
+from client_agent.storage.final_scores import FinalScores, TaskScores, read_final_scores
 from client_agent.storage.rate_store import RateStore
 from client_agent.storage.round_folder import MEASURES, READY, TRAINED, RoundFolders
 from client_agent.training.silo import Silo
@@ -104,6 +104,7 @@ class _Noted:
     """What clients keep to themselves, noted while their round folders are there."""
 
     validation: dict[str, list[dict[str, float]]] = field(default_factory=dict)
+    tasks: dict[str, list[dict[str, TaskScores]]] = field(default_factory=dict)
     rates: dict[str, float] = field(default_factory=dict)
     forgetting: dict[str, float] = field(default_factory=dict)
 
@@ -113,6 +114,7 @@ class _Noted:
             raise RoundMissed(f"{name} has no file of round {round_number}; run the comparison again")
         trained = Trained.read(folder.path / TRAINED)
         self.validation.setdefault(name, []).append(trained.validation)
+        self.tasks.setdefault(name, []).append(trained.tasks)
         self.rates[name] = trained.learning_rate
 
 
@@ -236,6 +238,7 @@ def _results(federation: Federation, cell: Cell, noted: _Noted) -> list[ClientRe
                     round=round_number,
                     scores=Scores.model_validate(participation["scores"]),
                     validation=noted.validation[participation["name"]][len(rounds)],
+                    tasks=noted.tasks[participation["name"]][len(rounds)],
                     bytes_up=participation["bytes"]["up"],
                     bytes_down=participation["bytes"]["down"],
                 )

@@ -7,10 +7,11 @@ best state, test scores are reported.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from client_agent.simulation.results import CellResult, ClientResult
+from client_agent.storage.final_scores import TaskScores
 from schemas.messages.scores import Score
 
 Rule = Literal["best", "end"]
@@ -19,12 +20,16 @@ _STAGES = ("served", "trained", "final")
 
 @dataclass(frozen=True, slots=True)
 class HeldState:
-    """A model that a client had: its test scores, and its validation loss with enough validation examples."""
+    """A model that a client had: its test scores, and its validation loss with enough validation examples.
+
+    `tasks` has the test scores of each task, where the rows have tasks.
+    """
 
     round: int
     stage: Literal["served", "trained", "final"]
     scores: dict[str, Score]
     validation: float | None
+    tasks: TaskScores = field(default_factory=dict)
 
 
 def states(client: ClientResult) -> list[HeldState]:
@@ -35,13 +40,13 @@ def states(client: ClientResult) -> list[HeldState]:
     """
     history: list[HeldState] = []
     for entry in client.rounds:
-        scores, losses = entry.scores, entry.validation
-        history.append(HeldState(entry.round, "served", scores.served, losses.get("served")))
-        history.append(HeldState(entry.round, "trained", scores.trained, losses.get("trained")))
-    if client.final is not None:
-        history.append(
-            HeldState(client.rounds[-1].round + 1, "final", client.final.scores, client.final.validation_loss)
-        )
+        scores, losses, tasks = entry.scores, entry.validation, entry.tasks
+        served, trained = tasks.get("served", {}), tasks.get("trained", {})
+        history.append(HeldState(entry.round, "served", scores.served, losses.get("served"), served))
+        history.append(HeldState(entry.round, "trained", scores.trained, losses.get("trained"), trained))
+    if (final := client.final) is not None:
+        after = client.rounds[-1].round + 1
+        history.append(HeldState(after, "final", final.scores, final.validation_loss, final.tasks))
     stages = {"all": _STAGES, "served": ("served", "final"), "trained": ("trained",)}[client.states]
     return [state for state in history if state is history[0] or state.stage in stages]
 

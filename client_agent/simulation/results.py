@@ -20,7 +20,7 @@ from client_agent.simulation.partition import digest_of_examples, draw_examples
 from client_agent.simulation.study import Study
 from client_agent.simulation.study_fields import States
 from client_agent.storage.files import write_durably
-from client_agent.storage.final_scores import FinalScores
+from client_agent.storage.final_scores import FinalScores, TaskScores
 from client_agent.training.data import SiloData
 from schemas.messages.base import Strict
 from schemas.messages.federations import FederationPlan
@@ -31,11 +31,13 @@ class ClientRound(Strict):
     """One client in one round: test scores, validation losses, and bytes on the wire in a federation.
 
     `validation` has the losses of `served` and `trained`; it is empty with fewer than 16 validation examples.
+    `tasks` has the scores of each task of both, where the rows have tasks.
     """
 
     round: int
     scores: Scores
     validation: dict[str, float] = Field(default_factory=dict)
+    tasks: dict[str, TaskScores] = Field(default_factory=dict)
     bytes_up: int = 0
     bytes_down: int = 0
 

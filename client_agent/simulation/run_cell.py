@@ -108,7 +108,12 @@ def _alone(
             train_alone(silo, cell.plan, pack, lambda: False, rates), start=1
         ):
             rounds.append(
-                ClientRound(round=round_number, scores=trained.scores, validation=trained.validation)
+                ClientRound(
+                    round=round_number,
+                    scores=trained.scores,
+                    validation=trained.validation,
+                    tasks=trained.tasks,
+                )
             )
             rate = trained.learning_rate
             if round_number == total and forgetting is not None:

@@ -14,6 +14,7 @@ from typing import Annotated
 from pydantic import Field, ValidationError
 
 from client_agent.storage.files import write_durably
+from client_agent.storage.final_scores import TaskScores
 from schemas.messages.base import Strict
 from schemas.messages.scores import ScoreSet
 
@@ -25,12 +26,13 @@ START_SCORES = "start_scores.json"
 class StartScores(Strict):
     """Scores on the test examples, and the loss on the validation examples, null with fewer than 16 of them.
 
-    `fingerprint` is the digest of everything that the scores depend on.
+    `fingerprint` is the digest of everything that the scores depend on; `tasks` has the scores of each task.
     """
 
     fingerprint: str
     scores: ScoreSet
     validation_loss: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None
+    tasks: TaskScores = Field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ Loss and options need one forward pass over what their texts have in common, wit
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import exp, isfinite
 from typing import Any, cast
@@ -24,6 +24,9 @@ from schemas.messages.scores import LOSS, PERPLEXITY, Score
 
 _LARGEST_EXPONENT = 700.0
 
+_Value = tuple[Example, str, float]
+"""An example, a metric, and its value."""
+
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
@@ -36,17 +39,18 @@ class Evaluation:
             first mistake, and match neither after it.
         examples: the number of examples that the loss is of.
         metrics: scores of the metrics that the examples name.
+        tasks: the scores of each task, loss and perplexity first; empty for examples of no named tasks.
     """
 
     loss: float
     teacher_forced_match: float
     examples: int
     metrics: Mapping[str, Score] = field(default_factory=dict)
+    tasks: Mapping[str, Mapping[str, Score]] = field(default_factory=dict)
 
     def scores(self) -> dict[str, Score]:
         """Return the scores by name, loss and perplexity first."""
-        values = {LOSS: self.loss, PERPLEXITY: exp(min(self.loss, _LARGEST_EXPONENT))}
-        return {n: Score(value=v, count=self.examples) for n, v in values.items()} | dict(self.metrics)
+        return _with_perplexity(self.loss, self.examples) | dict(self.metrics)
 
 
 def evaluate(
@@ -68,10 +72,12 @@ def evaluate(
     chosen = probe_set(examples, plan.examples)
     texts = encode_some(base, chosen, plan.examples, max_length)
     answers = answer_losses(base, [*texts, *options_of_examples(base, chosen, max_length)])
-    forced, metrics = _forced(answers[: len(texts)]), _option_accuracy(chosen, answers[len(texts) :])
+    forced, options = answers[: len(texts)], answers[len(texts) :]
+    values = [*_option_accuracy(chosen, options)]
     if plan.new_tokens:
-        metrics |= _generated(base, chosen, max_length, plan.new_tokens)
-    return replace(forced, examples=len(chosen), metrics=metrics)
+        values += _generated(base, chosen, max_length, plan.new_tokens)
+    tasks = _by_task(chosen, forced, values)
+    return replace(_forced(forced), examples=len(chosen), metrics=_means(values), tasks=tasks)
 
 
 def mean_loss(base: BaseModel, texts: Sequence[Encoded]) -> float:
@@ -100,8 +106,33 @@ def _forced(answers: Sequence[AnswerLosses]) -> Evaluation:
     return Evaluation(mean, sum(answer.matches for answer in answers) / len(answers), len(answers))
 
 
-def _option_accuracy(examples: Sequence[Example], options: Sequence[AnswerLosses]) -> dict[str, Score]:
-    """Compute how often the right option is the likeliest, by mean log-likelihood of its tokens.
+def _by_task(
+    examples: Sequence[Example], answers: Sequence[AnswerLosses], values: Sequence[_Value]
+) -> dict[str, dict[str, Score]]:
+    """Compute the scores of each task, if all examples have one; each of these is one text."""
+    if not all(example.task is not None for example in examples):
+        return {}
+    by_task: dict[str, list[torch.Tensor]] = {}
+    for example, answer in zip(examples, answers, strict=True):
+        by_task.setdefault(_task(example), []).append(answer.losses)
+    return {
+        task: _with_perplexity(float(torch.cat(losses).double().mean()), len(losses))
+        | _means([value for value in values if _task(value[0]) == task])
+        for task, losses in sorted(by_task.items())
+    }
+
+
+def _task(example: Example) -> str:
+    return example.task.name if example.task is not None else ""
+
+
+def _with_perplexity(loss: float, count: int) -> dict[str, Score]:
+    values = {LOSS: loss, PERPLEXITY: exp(min(loss, _LARGEST_EXPONENT))}
+    return {name: Score(value=value, count=count) for name, value in values.items()}
+
+
+def _option_accuracy(examples: Sequence[Example], options: Sequence[AnswerLosses]) -> Iterator[_Value]:
+    """Yield whether the right option is the likeliest, by mean log-likelihood of its tokens.
 
     `options` are of `options_of_examples`.
 
@@ -109,12 +140,9 @@ def _option_accuracy(examples: Sequence[Example], options: Sequence[AnswerLosses
     are one token, or have the same ending, it is the sum.
     """
     means = iter([float(option.losses.double().mean()) for option in options])
-    right = [
-        min(example.options, key={option: next(means) for option in example.options}.__getitem__)
-        == example.completion
-        for example in _with_options(examples)
-    ]
-    return _means({"option_accuracy": [float(value) for value in right]})
+    for example in _with_options(examples):
+        likeliest = min(example.options, key={option: next(means) for option in example.options}.__getitem__)
+        yield example, "option_accuracy", float(likeliest == example.completion)
 
 
 def _with_options(examples: Sequence[Example]) -> list[Example]:
@@ -169,19 +197,17 @@ def _option(base: BaseModel, example: Example, option: str, max_length: int) -> 
 
 def _generated(
     base: BaseModel, examples: Sequence[Example], max_length: int, new_tokens: int
-) -> dict[str, Score]:
-    """Compute the metrics of greedily generated answers; a prompt too long for them loses its start."""
+) -> Iterator[_Value]:
+    """Yield the metrics of greedily generated answers; a prompt too long for them loses its start."""
     chosen = [example for example in examples if not GENERATED_METRICS.keys().isdisjoint(example.metrics)]
     new_tokens = min(new_tokens, max(1, base.positions // 2))
     longest = min(max_length, base.positions - new_tokens + 1)
     prompts = [_question(base, example, longest) for example in chosen]
-    values: dict[str, list[float]] = {}
     for example, text in zip(chosen, completions(base, prompts, max_new_tokens=new_tokens), strict=True):
         references = example.references or (_reference(base, example),)
         for name in example.metrics:
             if name in GENERATED_METRICS:
-                values.setdefault(name, []).append(best(GENERATED_METRICS[name], text, references))
-    return _means(values)
+                yield example, name, best(GENERATED_METRICS[name], text, references)
 
 
 def _reference(base: BaseModel, example: Example) -> str:
@@ -197,5 +223,8 @@ def _reference(base: BaseModel, example: Example) -> str:
     return str(decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False))
 
 
-def _means(values: Mapping[str, Sequence[float]]) -> dict[str, Score]:
-    return {name: Score(value=sum(v) / len(v), count=len(v)) for name, v in values.items() if v}
+def _means(values: Sequence[_Value]) -> dict[str, Score]:
+    by_name: dict[str, list[float]] = {}
+    for _, name, value in values:
+        by_name.setdefault(name, []).append(value)
+    return {name: Score(value=sum(v) / len(v), count=len(v)) for name, v in by_name.items()}

@@ -24,6 +24,7 @@ from client_agent.simulation.report.tables import (
     searches,
     seeds_of,
 )
+from client_agent.simulation.report.tasks import rows_of
 from client_agent.storage.files import write_durably
 
 
@@ -34,6 +35,7 @@ def write_page(report: Report, file: Path) -> None:
     page = template.render(
         report=report,
         baselines=report.baselines,
+        tasks=list(rows_of([method.main_tasks for method in report.methods], by_client=True)),
         groups=list(dict.fromkeys(group for method in report.methods for group in method.loss.groups)),
         lone=any(method.lone for method in report.methods),
         transfers=any(method.main_transfer for method in report.methods),

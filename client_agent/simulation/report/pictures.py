@@ -17,6 +17,7 @@ from client_agent.simulation.report.experts_charts import (
     worst_client,
 )
 from client_agent.simulation.report.summary import MethodSummary, Report
+from client_agent.simulation.report.tasks import rows_of
 from client_agent.storage.files import write_durably
 
 _SPECIAL: Final = str.maketrans({"_": r"\_", "%": r"\%", "&": r"\&", "#": r"\#"})
@@ -49,10 +50,16 @@ def write_pictures(report: Report, folder: Path, kind: Literal["png", "pdf"] = "
 
 
 def write_paper(report: Report, folder: Path) -> list[Path]:
-    """Write the pictures as PDF, and `results.tex`, a table of all methods, from recorded metrics only."""
-    table = folder / "results.tex"
-    write_durably(table, latex_table(report).encode())
-    return [*write_pictures(report, folder, "pdf"), table]
+    """Write the pictures as PDF, and LaTeX tables of recorded metrics.
+
+    `results.tex` has all methods, `tasks.tex` the scores of each task, if the rows have tasks.
+    """
+    tables = {"results.tex": latex_table(report)}
+    if any(method.main_tasks for method in report.methods):
+        tables["tasks.tex"] = latex_tasks(report)
+    for name, content in tables.items():
+        write_durably(folder / name, content.encode())
+    return [*write_pictures(report, folder, "pdf"), *(folder / name for name in tables)]
 
 
 def latex_table(report: Report) -> str:
@@ -60,6 +67,26 @@ def latex_table(report: Report) -> str:
     metrics = report.metrics
     heads = ["method", "loss", "worst client", *metrics, "minus alone", "clients that lose", "kB"]
     rows = [" & ".join(_row(method, report, metrics)) + r" \\" for method in report.methods]
+    return _tabular(report, heads, rows)
+
+
+def latex_tasks(report: Report) -> str:
+    """Return a LaTeX table of every score of each task by method, as `latex_table`."""
+    heads = ["task", "score", *(method.method for method in report.methods)]
+    rows = [
+        " & ".join(
+            [
+                *(name.translate(_SPECIAL) for name in (row.task, row.score)),
+                *(_figure(value) if value is not None else "--" for value in row.values),
+            ]
+        )
+        + r" \\"
+        for row in rows_of([method.main_tasks for method in report.methods])
+    ]
+    return _tabular(report, heads, rows)
+
+
+def _tabular(report: Report, heads: list[str], rows: list[str]) -> str:
     return "\n".join(
         [
             f"% {report.study}, seeds {', '.join(map(str, report.seeds))}: means, and their standard errors",

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
+from pydantic import Field
+
 from client_agent.simulation.methods import LOCAL, LOCAL_BOTH, LOCAL_LORA, control_of
 from client_agent.simulation.mixtures import sizes_of
 from client_agent.simulation.outcomes import Rule, rules_of
@@ -23,6 +25,7 @@ from client_agent.simulation.report.estimates import Estimate, Pairing, estimate
 from client_agent.simulation.report.experts import BankSummary, bank_of, worst_curve
 from client_agent.simulation.report.importance import ImportanceSummary, importance_of
 from client_agent.simulation.report.runs import Runs, ScoreFigures, compare, figures, mean
+from client_agent.simulation.report.tasks import ByTask, tasks_of
 from client_agent.simulation.report.transfer import Transfer, transfer_of
 from client_agent.simulation.results import CellResult
 from client_agent.simulation.study import Study
@@ -62,7 +65,8 @@ class MethodSummary(Strict):
     of a founder, up and down. `forgetting` is a mean over founders, None without anchor texts. `rates` are
     the learning rates of each client, by seed. `importance` is None if the method learns none. `states` are
     those of a client that may be its result; `adapters` is how many it trains, each in all steps. `bank` is
-    None without experts; `worst` is the loss of the worst founder after local steps.
+    None without experts; `worst` is the loss of the worst founder after local steps. `tasks` has the scores
+    of each task, where the rows have tasks.
     """
 
     method: str
@@ -89,6 +93,7 @@ class MethodSummary(Strict):
     importance: ImportanceSummary | None = None
     bank: BankSummary | None = None
     worst: LossCurve
+    tasks: dict[Rule, ByTask] = Field(default_factory=dict)
 
     @property
     def loss(self) -> ScoreFigures:
@@ -97,6 +102,10 @@ class MethodSummary(Strict):
     @property
     def main_transfer(self) -> Transfer | None:
         return self.transfer.get(next(iter(self.scores)))
+
+    @property
+    def main_tasks(self) -> ByTask:
+        return self.tasks.get(next(iter(self.scores)), {})
 
 
 class Report(Strict):
@@ -191,6 +200,7 @@ def _summary(method: str, all_runs: dict[str, Runs], rules: list[Rule]) -> Metho
         importance=importance_of(results, founders),
         bank=bank_of(results),
         worst=worst_curve(results, founders, steps),
+        tasks={by: tasks_of(by, method, runs, baselines) for by in rules},
     )
 
 

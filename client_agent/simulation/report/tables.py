@@ -11,6 +11,7 @@ from rich.table import Table
 from client_agent.simulation.outcomes import Rule
 from client_agent.simulation.report.estimates import Estimate, Pairing, verdict_of
 from client_agent.simulation.report.summary import Latecomer, MethodSummary, Report
+from client_agent.simulation.report.tasks import rows_of
 from client_agent.simulation.report.transfer import Transfer
 from schemas.messages.scores import LOSS
 
@@ -33,6 +34,7 @@ def show(report: Report, console: Console) -> None:
             "noted; below 0 is better",
             _transfer(report),
         ),
+        ("scores of each task on its test items: mean over the clients that have it", _tasks(report)),
         ("forgetting, learning rates, bytes per client and round, CPU seconds", _costs(report)),
         (f"the states at the {'end' if report.rules[0] == 'best' else 'best'}: loss", _other_rule(report)),
         (
@@ -169,6 +171,13 @@ def _metrics(report: Report) -> Table:
             scores = [method.scores[report.rules[0]].get(name) for name in report.metrics]
             cells = (f"{figure(f.mean)} / {f.worst.mean:.3f}" if f is not None else "-" for f in scores)
             table.add_row(method.method, *cells)
+    return table
+
+
+def _tasks(report: Report) -> Table:
+    table = Table("task", "score", *(method.method for method in report.methods))
+    for row in rows_of([method.main_tasks for method in report.methods]):
+        table.add_row(row.task, row.score, *(figure(v) if v is not None else "-" for v in row.values))
     return table
 
 

@@ -16,7 +16,7 @@ from transformers import GenerationConfig
 from client_agent.adapters.frames import random_frames
 from client_agent.adapters.inject import inject_pq
 from client_agent.errors import LossNotFinite, TextTooLong
-from client_agent.model.examples import Example, Turn, encode_for, encode_prompt, encode_question
+from client_agent.model.examples import Example, Task, Turn, encode_for, encode_prompt, encode_question
 from client_agent.model.generation import Decoding, completion, completions
 from client_agent.model.loading import BaseModel
 from client_agent.model.token_budget import grouped_by_length
@@ -144,6 +144,28 @@ def test_scores_are_of_the_same_few_examples_whatever_their_order(
     assert few.scores() == evaluate(base, [*examples[::-1], examples[0]], plan, max_length=64).scores()
     assert few.scores()["loss"].count == 5
     assert few.loss != evaluate(base, examples, max_length=64).loss
+
+
+def test_scores_of_a_task_are_those_of_its_examples_alone(tiny: Callable[..., BaseModel]) -> None:
+    base = tiny()
+    plan = ScoresPlan(examples=6, new_tokens=4)
+    tasks = [Task("first", "-"), Task("second", "-")]
+    tested = [
+        replace(e, metrics=("rouge_l",), references=("a", e.completion), task=tasks[i % 2])
+        for i, e in enumerate(LETTERS[:6])
+    ]
+    scores = evaluate(base, tested, plan, max_length=64)
+    assert list(scores.tasks) == ["first", "second"]
+    for number, task in enumerate(tasks):
+        alone = evaluate(base, tested[number::2], plan, max_length=64).scores()
+        by_task = scores.tasks[task.name]
+        assert by_task.keys() == alone.keys()
+        for name, score in by_task.items():
+            assert score.value == pytest.approx(alone[name].value, rel=1e-5)
+            assert score.count == alone[name].count == 3
+    assert not evaluate(
+        base, [*tested, LETTERS[6]], ScoresPlan(examples=7, new_tokens=0), max_length=64
+    ).tasks
 
 
 def test_options_and_question_of_a_chat_follow_its_template(tiny: Callable[..., BaseModel]) -> None:

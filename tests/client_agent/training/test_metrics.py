@@ -56,6 +56,8 @@ def test_values(metric: Metric, generated: str, reference: str, value: float) ->
 
 def test_the_best_reference_counts() -> None:
     assert best(f1, "in 1702", ["1703", "in 1702"]) == 1.0
+    references = ["the gunman kill police", "police killed the gunman"]
+    assert best(rouge_l, "police kill the gunman", references) == 0.75  # of 0.5 and 0.75
 
 
 @pytest.mark.parametrize("metric", GENERATED_METRICS.values())
