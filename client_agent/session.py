@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from math import inf
 from types import FrameType
 from typing import TYPE_CHECKING
 
@@ -14,16 +16,23 @@ from client_agent.errors import Stopped
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+    from client_agent.identity.membership import Membership
     from client_agent.rounds.participant import Participant
+    from client_agent.rounds.sync_steps import SyncClient
     from client_agent.settings import AgentSettings
     from client_agent.transport.client import CoordinatorApi
 
 
 class StopFlag:
-    """A request to stop, checked while sleeping and before every training step."""
+    """A request to stop, checked while sleeping and before every training step.
 
-    def __init__(self) -> None:
+    Args:
+        seconds: the time after which it is set by itself; None = never.
+    """
+
+    def __init__(self, seconds: float | None = None) -> None:
         self._event = threading.Event()
+        self._end = time.monotonic() + seconds if seconds is not None else inf
 
     def listen(self) -> None:
         """Set the flag on SIGTERM and SIGINT. Main thread only."""
@@ -34,7 +43,7 @@ class StopFlag:
         self._event.set()
 
     def is_set(self) -> bool:
-        return self._event.is_set()
+        return self._event.is_set() or time.monotonic() >= self._end
 
     def sleep(self, seconds: float) -> None:
         """Wait.
@@ -42,16 +51,16 @@ class StopFlag:
         Raises:
             Stopped: the flag is set before or while waiting.
         """
-        if self._event.wait(seconds):
+        if self._event.wait(max(0.0, min(seconds, self._end - time.monotonic()))) or self.is_set():
             raise Stopped
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         self._event.set()
 
 
-def stop_on_signal() -> StopFlag:
-    """Return a flag that SIGTERM and SIGINT set. Main thread only."""
-    flag = StopFlag()
+def stop_on_signal(seconds: float | None = None) -> StopFlag:
+    """Return a flag that SIGTERM and SIGINT set, and the end of a time. Main thread only."""
+    flag = StopFlag(seconds)
     flag.listen()
     return flag
 
@@ -61,8 +70,6 @@ def connection(
     settings: AgentSettings, key: Ed25519PrivateKey | None, stop: StopFlag | None = None
 ) -> Iterator[CoordinatorApi]:
     """Connect to the coordinator of the settings; without `key` only for requests that need no identity."""
-    import time
-
     from client_agent.identity.membership import read_membership
     from client_agent.transport.client import CoordinatorApi
 
@@ -135,3 +142,78 @@ def open_participant(
                 lora_rank=settings.lora_rank,
                 checkpoint_seconds=settings.checkpoint_seconds,
             )
+
+
+@contextmanager
+def open_sync(settings: AgentSettings, stop: StopFlag) -> Iterator[SyncClient]:
+    """Connect as the client of a folder, without its model. The agent's folder is locked meanwhile.
+
+    Raises:
+        NotEnrolled: the folder has no membership.
+        FolderInUse: another process uses the folder.
+    """
+    from client_agent.identity.key_rotation import current_key
+    from client_agent.identity.membership import exclusive, read_membership, set_aside_earlier_client
+
+    read_membership(settings.folder)
+    with exclusive(settings.folder):
+        membership = read_membership(settings.folder)
+        set_aside_earlier_client(settings.folder, membership)
+        key = current_key(lambda key: connection(settings, key, stop), settings.folder)
+        with connection(settings, key, stop) as api:
+            yield _sync_client(settings, api, membership, stop)
+
+
+@contextmanager
+def open_offline(settings: AgentSettings, stop: StopFlag) -> Iterator[SyncClient]:
+    """Open the client of a folder without a connection: stored answers replace the coordinator's.
+
+    Raises:
+        NotEnrolled: the folder has no membership.
+    """
+    from client_agent.identity.membership import read_key, read_membership
+    from client_agent.rounds.stored_answers import StoredAnswers
+    from client_agent.transport.client import CoordinatorApi
+
+    membership = read_membership(settings.folder)
+    with CoordinatorApi(
+        str(settings.url),
+        key=read_key(settings.folder),
+        server_key=membership.server_key,
+        deadline_seconds=0.0,
+        sleep=stop.sleep,
+        transport=StoredAnswers(settings.folder / membership.federation_id),
+    ) as api:
+        yield _sync_client(settings, api, membership, stop)
+
+
+def with_model(client: SyncClient, settings: AgentSettings, stop: StopFlag) -> Participant:
+    """Load the silo's model and data for an opened client."""
+    from client_agent.rounds.participant import Participant, Trainer
+    from client_agent.training.silo import open_silo
+
+    trainer = Trainer(
+        open_silo(settings), client.session, stop.is_set, settings.lora_rank, settings.checkpoint_seconds
+    )
+    return Participant(client.session, client.workspace, trainer, stop.sleep)
+
+
+def _sync_client(
+    settings: AgentSettings, api: CoordinatorApi, member: Membership, stop: StopFlag
+) -> SyncClient:
+    from client_agent.identity.roster import read_pins
+    from client_agent.rounds.client import Session, Workspace
+    from client_agent.rounds.sync_steps import SyncClient
+
+    workspace = Workspace(settings.folder, member.federation_id, settings.keep_rounds)
+    session = Session(
+        api=api,
+        federation_id=member.federation_id,
+        client_id=member.client_id,
+        server_key=member.server_key,
+        home=workspace.home,
+        pins=read_pins(settings.roster),
+        max_epsilon=settings.max_epsilon,
+        min_voices=settings.min_voices,
+    )
+    return SyncClient(session, workspace, stop.sleep, settings.lora_rank)

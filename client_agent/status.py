@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 from pydantic import TypeAdapter
 
 from client_agent.errors import AgentError, RoundUnreadable
 from client_agent.identity.membership import Membership, connect_once, is_in_use, read_membership
+from client_agent.rounds.pending import pending_work
 from client_agent.secure_sum.progress import read_progress
+from client_agent.session import StopFlag, open_offline
 from client_agent.settings import AgentSettings
 from client_agent.storage.final_scores import read_final_scores
 from client_agent.storage.rate_store import RATES, RateStore
 from client_agent.storage.round_files import read_brief, sent_scores
 from client_agent.storage.round_folder import (
     CLOSED,
+    FINAL_SCORES_SENT,
     INPUT,
     READY,
     RECEIPT,
@@ -29,6 +33,7 @@ from client_agent.storage.round_folder import (
     RoundFolders,
 )
 from client_agent.storage.tensor_metadata import read_metadata
+from client_agent.sync import last_sync
 from schemas.messages.rounds import FinishedBrief, RoundBrief
 from schemas.messages.scores import LOSS, Score
 from schemas.messages.secure_sum import SumOutcome
@@ -74,7 +79,9 @@ class AgentStatus:
 
     `well` is false if a person must act: the coordinator does not answer or refuses this client, or the agent
     does not run and the federation is not finished. `learning_rate` is the search's result, if the plan names
-    no rate; `final_scores` are those of the final weights on the test examples.
+    no rate; `final_scores` are those of the final weights on the test examples. `last_sync` is the time of
+    the last exchange by `tessera agent sync`, if there was one; `next_command` is None while an agent runs,
+    and after the end.
     """
 
     name: str
@@ -87,6 +94,8 @@ class AgentStatus:
     learning_rate: str | None
     final_scores: dict[str, Score] | None
     rounds: list[RoundStatus]
+    last_sync: str | None = None
+    next_command: str | None = None
 
     def document(self) -> object:
         """Return the status as `tessera agent status --json` prints it."""
@@ -104,6 +113,7 @@ def read_status(settings: AgentSettings) -> AgentStatus:
     running = is_in_use(settings.folder)
     answer, reached, finished = _coordinator_status(settings, member)
     home = settings.folder / member.federation_id
+    synced = last_sync(home)
     search, final = RateStore(home / RATES).newest(), read_final_scores(home)
     return AgentStatus(
         name=member.name,
@@ -112,11 +122,24 @@ def read_status(settings: AgentSettings) -> AgentStatus:
         url=str(settings.url),
         running=running,
         coordinator=answer,
-        well=reached and (running or finished),
+        well=reached and (running or finished or synced is not None),
         learning_rate=str(search) if search is not None else None,
         final_scores=final.scores if final is not None else None,
+        last_sync=synced,
+        next_command=None if running else _next_command(settings, home, synced is not None, finished),
         rounds=[_round(folder) for folder in RoundFolders(home / "rounds").newest_first()],
     )
+
+
+def _next_command(settings: AgentSettings, home: Path, syncs: bool, finished: bool) -> str | None:
+    """Return what a person or a scheduler calls next; None after the end."""
+    with open_offline(settings, StopFlag()) as client:
+        pending = pending_work(client)
+    if syncs and pending is not None:
+        return "tessera agent work"
+    if finished and (not syncs or (home / FINAL_SCORES_SENT).is_file()):
+        return None
+    return "tessera agent sync" if syncs else "tessera agent run"
 
 
 def _coordinator_status(settings: AgentSettings, member: Membership) -> tuple[str, bool, bool]:

@@ -8,11 +8,12 @@ import typer
 from typer.models import CommandInfo
 
 from client_agent.cli import agent as cli_agent
-from client_agent.cli import alignment, compare, data, export, generate, init, pivot, train
+from client_agent.cli import alignment, compare, data, export, generate, init, offline, pivot, train
 from schemas.private_files import close_umask
 
 _GROUPS = (
     cli_agent.agent,
+    offline.offline,
     generate.generating,
     export.exporting,
     train.training,
@@ -23,6 +24,7 @@ _GROUPS = (
 )
 _PANELS = {
     None: ("init", "data", "check", "enrol", "run", "status", "generate", "export", "train"),
+    "Without a network": ("sync", "work"),
     "Identity": ("rotate-key", "accept-restored"),
     "Alignment": ("align", "alignment-test", "write-anchors", "make-pivot-pack"),
 }

@@ -15,10 +15,13 @@ from rich.text import Text
 
 from client_agent.cli.console import Config, Json, clear_errors, opened_settings
 from client_agent.errors import SettingsUnusable
+from client_agent.rounds.awaited import WorkAwaited
 from client_agent.session import connection, open_participant, stop_on_signal
 
 if TYPE_CHECKING:
+    from client_agent.settings import AgentSettings
     from client_agent.status import AgentStatus
+    from schemas.messages.enrolment import Profile
 
 agent = typer.Typer()
 
@@ -33,6 +36,13 @@ def enrol(
         ),
     ],
     config: Config = None,
+    prepared: Annotated[
+        bool,
+        typer.Option(
+            "--prepared",
+            help="Enrol the model that `tessera agent work --prepare` examined, without loading it.",
+        ),
+    ] = False,
 ) -> None:
     """Create a key in the agent's folder and enrol it with an enrolment token. Safe to repeat.
 
@@ -45,14 +55,13 @@ def enrol(
         from client_agent.identity.membership import enrol as redeem_token
         from client_agent.privacy.budget import require_voices
         from client_agent.rounds.plan import whole_plan
-        from client_agent.training.silo import open_silo
         from schemas.identity.keys import name_of
         from schemas.operator_claims import coordinator_sees
         from schemas.peers import of_members
 
         name = checked_name(name)  # before a model is loaded
         with exclusive(settings.folder), connection(settings, None) as api:
-            profile = open_silo(settings).profile
+            profile = _prepared_profile(settings.folder) if prepared else _examined_profile(settings)
             membership = redeem_token(api, settings.folder, token=_secret(token), name=name, profile=profile)
         print(f"{name} is client {membership.client_id} of federation {membership.federation_id}")
         key = read_key(settings.folder)
@@ -219,6 +228,8 @@ def _show(agent_status: AgentStatus) -> None:
         "client", Text(f"{agent_status.name}, {agent_status.client} of federation {agent_status.federation}")
     )
     facts.add_row("agent", "runs" if agent_status.running else "does not run")
+    if agent_status.last_sync is not None:
+        facts.add_row("last sync", agent_status.last_sync)
     facts.add_row("coordinator", Text(f"{agent_status.url}: {agent_status.coordinator}"))
     if agent_status.learning_rate is not None:
         facts.add_row("learning rate", Text(agent_status.learning_rate))
@@ -231,9 +242,31 @@ def _show(agent_status: AgentStatus) -> None:
         size = "-" if row.bytes_sent is None else f"{row.bytes_sent:,}"
         scores = "-" if row.scores is None else as_text(row.scores)
         rounds.add_row(str(row.round), loss, row.personal or "-", scores, rate, size, Text(row.state))
+    if agent_status.next_command is not None:
+        facts.add_row("next", agent_status.next_command)
     Console().print(facts)
     if agent_status.rounds:
         Console().print(rounds)
+
+
+def _examined_profile(settings: AgentSettings) -> Profile:
+    from client_agent.training.silo import open_silo
+
+    return open_silo(settings).profile
+
+
+def _prepared_profile(folder: Path) -> Profile:
+    """Return the profile in the agent's folder.
+
+    Raises:
+        WorkAwaited: there is none.
+    """
+    from client_agent.storage.prepared import read_prepared
+
+    known = read_prepared(folder)
+    if known is None:
+        raise WorkAwaited("--prepared: nothing is known of this silo's model yet")
+    return known.profile
 
 
 def _old_key(expires_at: str | None, at_once: bool) -> str:

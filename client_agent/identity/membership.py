@@ -209,6 +209,12 @@ def exclusive(folder: Path) -> Iterator[None]:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise FolderInUse(f"another agent runs on {folder}; stop it, or use another folder") from None
+        except OSError as error:
+            raise SettingsUnusable(
+                f"folder {folder} cannot be locked ({error.strerror}): its file system has no locks between "
+                "machines. Mount Lustre with -o flock, and NFS with a lock daemon, or set `folder` to "
+                "another file system"
+            ) from error
         yield
 
 

@@ -66,7 +66,7 @@ def closing_reason(session: Session, folder: RoundFolder, file: str, trouble: Ag
         refused = file in (READY, RECEIPT, SCORES_SENT) and trouble.status in CONTENT_REFUSED
         if refused or trouble.slug in TOO_LATE:
             return trouble.slug
-    return _outcome(session, folder.number) if file == RECEIPT else None
+    return outcome_of(session, folder.number) if file == RECEIPT else None
 
 
 def _denies_join(session: Session, round_number: int, refusal: CoordinatorRefused) -> bool:
@@ -85,7 +85,7 @@ def _denies_join(session: Session, round_number: int, refusal: CoordinatorRefuse
         return False
 
 
-def _outcome(session: Session, round_number: int) -> str | None:
+def outcome_of(session: Session, round_number: int) -> str | None:
     """Return how a round without a receipt ended; None if it accepts updates, or is unknown.
 
     A proxy may block every update, or have passed one on and lost the answer.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 
 from client_agent.errors import CoordinatorRefused
@@ -10,8 +11,10 @@ from client_agent.rounds.download import download_weights
 from client_agent.rounds.opened_round import OpenedRound
 from client_agent.rounds.update_history import last_counted_state
 from client_agent.storage.archive import move_aside
-from client_agent.storage.round_folder import JOIN, TRAINED, RoundFolders
+from client_agent.storage.round_folder import CLOSED, JOIN, RECEIPT, SCORES_SENT, TRAINED, RoundFolders
 from schemas.maths.adapter import Layout
+
+log = logging.getLogger(__name__)
 
 _PACK_MISSING = "pack-missing"
 
@@ -51,6 +54,21 @@ def join_round(
     if work.opened.traits.routing is not None:
         download_bank(session, work.rounds, work.folder, content, expert_layout())
     return content
+
+
+def rejoin(work: OpenedRound) -> None:
+    """Join a round again whose receipt is here, so that its update is sent again, the same bytes.
+
+    Raises:
+        ManifestRefused: the coordinator has lost this client's join, too.
+    """
+    session, round_number = work.session, work.brief.round
+    log.warning("round %d: the coordinator has lost the update; sending it again", round_number)
+    joined = session.api.join(session.federation_id, round_number, None)
+    session.accept_manifest(
+        joined.manifest, round_number=round_number, weights=joined.weights.digest, brief=work.brief
+    )
+    work.folder.forget(SCORES_SENT, CLOSED, RECEIPT)
 
 
 def archive_trained(rounds: RoundFolders) -> None:

@@ -17,7 +17,7 @@ from client_agent.rounds.byte_budget import has_budget, require_affordable
 from client_agent.rounds.delivery import report_scores
 from client_agent.rounds.download import download_whole
 from client_agent.rounds.encode_input import encode_input
-from client_agent.rounds.joining import archive_trained, join_round
+from client_agent.rounds.joining import archive_trained, join_round, rejoin
 from client_agent.rounds.opened_brief import OpenedBrief
 from client_agent.rounds.participant import Participant
 from client_agent.rounds.plain_steps import encode_update, newcomer_body, push_update, sign
@@ -29,7 +29,6 @@ from client_agent.rounds.work import Work
 from client_agent.storage.base_delta import BaseDeltaMissing, require_whole
 from client_agent.storage.round_folder import (
     BRIEF,
-    CLOSED,
     FOLD,
     INPUT,
     READY,
@@ -82,13 +81,7 @@ def _deliver_again(work: Work) -> bool:
     Raises:
         ManifestRefused: the coordinator has lost this client's join, too.
     """
-    session, round_number = work.session, work.brief.round
-    log.warning("round %d: the coordinator has lost the update; sending it again", round_number)
-    joined = session.api.join(session.federation_id, round_number, None)
-    session.accept_manifest(
-        joined.manifest, round_number=round_number, weights=joined.weights.digest, brief=work.brief
-    )
-    work.folder.forget(SCORES_SENT, CLOSED, RECEIPT)
+    rejoin(work)
     _run(work)
     return True
 

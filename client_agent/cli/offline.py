@@ -1,0 +1,111 @@
+"""Commands of a silo whose training machine has no network: sync, work."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from client_agent.cli.console import Config, clear_errors, opened_settings
+from client_agent.errors import Stopped
+from client_agent.session import StopFlag, open_offline, open_sync, stop_on_signal, with_model
+
+if TYPE_CHECKING:
+    from client_agent.settings import AgentSettings
+
+offline = typer.Typer()
+
+_AGAIN = 75
+"""EX_TEMPFAIL: nothing failed, and the same command is to be called again."""
+
+
+@offline.command()
+def sync(
+    config: Config = None,
+    until_work: Annotated[
+        bool, typer.Option("--until-work", help="Wait until there is work for `tessera agent work`.")
+    ] = False,
+    wait: Annotated[
+        float | None, typer.Option(min=0, help="The most seconds to wait for work.", show_default=False)
+    ] = None,
+) -> None:
+    """Exchange files with the coordinator for `tessera agent work`; needs no model, no GPU and no torch.
+
+    Sends what is finished, and joins the next round. Safe to stop and to repeat. With --until-work or --wait,
+    exit 75 if there is no work.
+    """
+    waits = until_work or wait is not None
+    with clear_errors(), opened_settings(config) as settings:
+        from client_agent.sync import synchronise
+
+        flag = stop_on_signal(wait)
+        try:
+            with open_sync(settings, flag) as client:
+                outcome = synchronise(client, waits=waits)
+        except Stopped:
+            print("no work for `tessera agent work` yet; the next call goes on", file=sys.stderr)
+            raise typer.Exit(_AGAIN) from None
+        print(outcome.reason)
+        if outcome.next == "work":
+            print("next: tessera agent work")
+        elif waits:
+            raise typer.Exit(_AGAIN)
+
+
+@offline.command()
+def work(
+    config: Config = None,
+    prepare: Annotated[
+        bool,
+        typer.Option(
+            "--prepare",
+            help="Only check model and data, and store what `tessera agent sync` and `tessera agent enrol "
+            "--prepared` need of them.",
+        ),
+    ] = False,
+    time: Annotated[
+        float | None,
+        typer.Option(min=1, help="Stop after so many seconds, with a checkpoint.", show_default=False),
+    ] = None,
+) -> None:
+    """Train, sign and encode the round that `tessera agent sync` fetched; needs no network.
+
+    Without work it ends at once, before a model is loaded. Exit 75 if it was stopped, or its time is up: call
+    it again, and it resumes.
+    """
+    with clear_errors(), opened_settings(config) as settings:
+        from client_agent.identity.membership import exclusive
+
+        flag = stop_on_signal(time)
+        try:
+            with exclusive(settings.folder):
+                _work(settings, flag, prepare=prepare)
+        except Stopped:
+            print("stopped; call `tessera agent work` again to resume", file=sys.stderr)
+            raise typer.Exit(_AGAIN) from None
+
+
+def _work(settings: AgentSettings, flag: StopFlag, *, prepare: bool) -> None:
+    from client_agent.identity.membership import is_enrolled
+
+    if prepare and not is_enrolled(settings.folder):
+        from client_agent.offline_work import store_facts
+        from client_agent.training.silo import open_silo
+
+        store_facts(open_silo(settings), settings.folder)
+        print("next: tessera agent enrol --prepared")
+        return
+    with open_offline(settings, flag) as client:
+        from client_agent.rounds.pending import pending_work
+
+        pending = pending_work(client)
+        if pending is None or (prepare and pending.task != "prepare"):
+            print("nothing to do" if pending is None else f"nothing to prepare; {pending.reason}")
+            print(f"next: tessera agent {'sync' if pending is None else 'work'}")
+            return
+        print(pending.reason)
+        from client_agent.offline_work import do_work
+
+        do_work(with_model(client, settings, flag), pending)
+        print("next: tessera agent sync")

@@ -1,0 +1,66 @@
+"""Train, sign and encode a round without a network, between two exchanges of `tessera agent sync`."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+from client_agent.errors import PivotPackAwaited
+from client_agent.rounds.awaited import SyncAwaited
+from client_agent.rounds.final_weights import final_scores
+from client_agent.rounds.opened_brief import OpenedBrief
+from client_agent.rounds.participant import Participant
+from client_agent.rounds.pending import PendingWork
+from client_agent.rounds.plain_steps import newcomer_body
+from client_agent.rounds.steps import take_part
+from client_agent.rounds.work import Work
+from client_agent.storage.prepared import Prepared, write_prepared
+from client_agent.storage.round_folder import INPUT, JOIN, UPDATE
+from client_agent.training.silo import Silo
+from schemas.messages.scores import as_text
+
+log = logging.getLogger("tessera.agent")
+
+
+def do_work(participant: Participant, pending: PendingWork) -> None:
+    """Do one task; its results are files.
+
+    Raises:
+        Stopped: the agent was stopped, or its time is up; call again to resume.
+        SyncAwaited: a file that the coordinator had sent was lost.
+        AgentError: model, data or plan do not work.
+    """
+    opened = OpenedBrief.read(pending.folder)
+    work = Work(participant, opened, pending.folder)
+    if pending.task == "score":
+        log.info("final weights: held-out %s", as_text(final_scores(participant, pending.folder).scores))
+    elif pending.task == "train":
+        take_part(participant, opened.brief, until=UPDATE if work.sum_plan is None else INPUT)
+    else:
+        prepare_join(work)
+
+
+def prepare_join(work: Work) -> None:
+    """Check the data, make the alignment pack, or a newcomer's sketch: what a join needs of the model.
+
+    Raises:
+        TextTooLong, DataInvalid, TokenizerUnfit: the data do not fit.
+        PivotMissing, AlignmentImpossible: the pack cannot be made on this machine.
+        NotPrivateEnough, TooFewVoices: the plan is not within the silo's limits.
+    """
+    trainer, brief = work.trainer, work.brief
+    work.session.check_brief(brief)
+    trainer.silo.require_fit(brief.training.max_length)
+    store_facts(trainer.silo, work.participant.workspace.folder, brief.training.max_length)
+    try:
+        trainer.frames(brief)
+    except (SyncAwaited, PivotPackAwaited) as awaited:
+        log.info("round %d: the alignment pack is next: %s", brief.round, awaited)
+        return
+    if work.carries_sketch and not work.folder.has(JOIN):
+        work.folder.write(JOIN, newcomer_body(work))
+
+
+def store_facts(silo: Silo, folder: Path, max_length: int | None = None) -> None:
+    """Store what `tessera agent sync` needs to know of a silo's model and data, in the agent's folder."""
+    write_prepared(folder, Prepared(profile=silo.profile, max_length=max_length))

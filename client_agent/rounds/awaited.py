@@ -1,0 +1,33 @@
+"""What one of `tessera agent sync` and `tessera agent work` waits for, and the other one does. No torch."""
+
+from __future__ import annotations
+
+from client_agent.errors import AgentError
+
+
+class SyncAwaited(AgentError):
+    """A step without a network needs an answer of the coordinator."""
+
+    def __init__(self, method: str, path: str) -> None:
+        super().__init__(
+            f"{method} {path} needs the coordinator: run `tessera agent sync` where there is a network"
+        )
+
+
+class WorkAwaited(AgentError):
+    """A round cannot go on before the model was used; `task` names what is missing."""
+
+    def __init__(self, task: str) -> None:
+        super().__init__(f"{task}: run `tessera agent work` where the model is")
+
+
+class SumNeedsAnswers(AgentError):
+    """A federation sums updates, and its members must answer within minutes."""
+
+    def __init__(self, phase_seconds: int) -> None:
+        super().__init__(
+            "this federation sums updates: from the moment that this client is ready, it must answer each "
+            f"step of the sum within {phase_seconds} s. Run `tessera agent sync --wait SECONDS` or "
+            "`--until-work`, which stays until the sum is over, or `tessera agent run` where there are both "
+            "a network and the model"
+        )

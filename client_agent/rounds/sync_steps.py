@@ -1,0 +1,228 @@
+"""The steps of a round that need the coordinator, without the model. Needs no torch.
+
+What a join needs of the model, `tessera agent work` has written into files before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from client_agent.alignment.pack import Pack
+from client_agent.alignment.pack_delivery import PACK, PackDelivery, archive_voided_pack, redeliver_pack
+from client_agent.errors import CoordinatorRefused, PivotPackAwaited
+from client_agent.rounds.awaited import WorkAwaited
+from client_agent.rounds.byte_budget import has_budget, require_affordable
+from client_agent.rounds.client import Session, Workspace
+from client_agent.rounds.delivery import deliver, note_reference, report_scores
+from client_agent.rounds.download import download_whole
+from client_agent.rounds.joining import archive_trained, join_round
+from client_agent.rounds.layouts import sent_layout
+from client_agent.rounds.opened_round import OpenedRound
+from client_agent.rounds.step_runner import run_missing
+from client_agent.rounds.stored_answers import has_anchors, has_pack, store_anchors, store_pack
+from client_agent.rounds.summed_steps import report_ready, run_sum
+from client_agent.storage.base_delta import (
+    BaseDeltaMissing,
+    apply_weights,
+    newest_base_delta,
+    read_served,
+    require_whole,
+)
+from client_agent.storage.files import write_durably
+from client_agent.storage.prepared import Prepared, read_prepared
+from client_agent.storage.round_folder import (
+    INPUT,
+    JOIN,
+    READY,
+    RECEIPT,
+    SCORES_SENT,
+    SUMMED,
+    UPDATE,
+    WEIGHTS,
+)
+from client_agent.strategies.base import State
+from schemas.maths.adapter import Layout
+
+
+@dataclass(frozen=True, slots=True)
+class SyncClient:
+    """A client without its model; `lora_rank` is the silo's first rank under mixed ranks.
+
+    `sleep` waits, and raises `Stopped` if the agent is stopped or its time is up.
+    """
+
+    session: Session
+    workspace: Workspace
+    sleep: Callable[[float], None]
+    lora_rank: int | None = None
+
+
+@dataclass
+class SyncRound(OpenedRound):
+    """A round in progress of a client without its model."""
+
+    participant: SyncClient
+
+    @property
+    def encoded(self) -> str:
+        """The file of what this client sends of its training."""
+        return UPDATE if self.sum_plan is None else INPUT
+
+
+def sync_round(work: SyncRound) -> None:
+    """Join a round and download its weights, or send what was made in it.
+
+    Raises:
+        WorkAwaited: the model is needed before the next request.
+        PivotPackAwaited: the pivot's alignment pack is not stored yet.
+        CoordinatorUnreachable, CoordinatorRefused: the connection failed.
+    """
+    work.session.check_brief(work.brief)
+    run_missing(work, ((WEIGHTS, _pull),))
+    if not work.folder.finished and work.folder.has(work.encoded):
+        run_missing(work, _PLAIN if work.sum_plan is None else _SUMMED)
+
+
+def missing_for_join(work: OpenedRound, prepared: Prepared | None) -> str | None:
+    """Return which work a join of a round waits for; None if none can be done now, or is needed."""
+    brief, home = work.brief, work.session.home
+    if prepared is None or prepared.max_length != brief.training.max_length:
+        return f"the data were not checked for texts of {brief.training.max_length} tokens yet"
+    if brief.alignment is not None and not (home / PACK).exists():
+        if _delivery(work, prepared).built_file(prepared.profile.base_model).exists():
+            return None
+        return "the alignment pack is not made yet" if _can_build_pack(work, prepared) else None
+    if work.carries_sketch and not work.folder.has(JOIN):
+        return "the gradient sketch of a newcomer is not made yet"
+    return None
+
+
+def layout_of_silo(work: SyncRound, state: State | None) -> Layout:
+    """Return the layout of what this client sends; see `sent_layout`.
+
+    Raises:
+        WorkAwaited: the model is not known here yet.
+    """
+    framed = None
+    if work.brief.adapter.kind == "pq" and work.brief.alignment is not None:
+        framed = Pack.from_body((work.session.home / PACK).read_bytes()).manifest.selected
+    return sent_layout(work.opened, _prepared(work).profile, framed, state, work.participant.lora_rank)
+
+
+def _prepared(work: SyncRound) -> Prepared:
+    prepared = read_prepared(work.participant.workspace.folder)
+    if prepared is None:
+        raise WorkAwaited("nothing is known of this silo's model yet")
+    return prepared
+
+
+def _pull(work: SyncRound) -> bytes:
+    brief, session = work.brief, work.session
+    known = read_prepared(work.participant.workspace.folder)
+    _fetch_for_work(work, known.profile.base_model if known is not None else None)
+    prepared = _prepared(work)
+    _require_prepared(work, prepared)
+    slug, pivot = prepared.profile.base_model, brief.alignment.pivot if brief.alignment is not None else ""
+    if brief.alignment is not None and not (session.home / PACK).exists():
+        _deliver_pack(work, prepared)
+        _require_prepared(work, prepared)  # a newcomer's sketch names the pack
+    if has_budget(work.opened):
+        require_affordable(work.opened, layout_of_silo(work, work.earlier))
+    content = join_round(
+        work,
+        work.folder.read(JOIN) if work.carries_sketch else None,
+        redeliver=lambda: redeliver_pack(slug, pivot, session.api, session.federation_id, session.home),
+        expert_layout=lambda: layout_of_silo(work, None),
+    )
+    return _whole(work, content) if work.opened.traits.base_delta else content
+
+
+def _require_prepared(work: SyncRound, prepared: Prepared) -> None:
+    if (task := missing_for_join(work, prepared)) is not None:
+        raise WorkAwaited(task)
+
+
+def _fetch_for_work(work: SyncRound, base_model: str | None) -> None:
+    """Store what the model's machine needs of the coordinator: pack, pivot's pack and anchors."""
+    session, brief = work.session, work.brief
+    api, federation_id, home = session.api, session.federation_id, session.home
+    alignment, builds = brief.alignment, False
+    if alignment is not None:
+        if base_model is not None and archive_voided_pack(base_model, api, federation_id, home):
+            archive_trained(work.rounds)
+        stored = (home / PACK).exists()
+        if not stored and base_model is not None and (body := api.pack(federation_id, base_model)):
+            write_durably(home / PACK, body.body)
+            stored = True
+        builds = not stored and alignment.frames != "random"
+        if builds and base_model != alignment.pivot and (pivot := api.pack(federation_id, alignment.pivot)):
+            store_pack(home, alignment.pivot, pivot.body)
+    sketches_anchors = work.sum_plan is None and brief.signature.kind == "representation"
+    if (builds or sketches_anchors) and not has_anchors(home):
+        store_anchors(home, api.anchors(federation_id))
+
+
+def _can_build_pack(work: OpenedRound, prepared: Prepared) -> bool:
+    """Whether the files for an alignment pack are here: all of a pack of random frames, or of the pivot's."""
+    alignment, home = work.brief.alignment, work.session.home
+    if alignment is None or alignment.frames == "random":
+        return alignment is not None
+    is_pivot = prepared.profile.base_model == alignment.pivot
+    return has_anchors(home) and (is_pivot or has_pack(home, alignment.pivot))
+
+
+def _deliver_pack(work: SyncRound, prepared: Prepared) -> None:
+    """Deliver the pack that was built, and store the one in use.
+
+    Raises:
+        PivotPackAwaited: there is none, since the pivot's is not stored.
+    """
+    session, alignment, slug = work.session, work.brief.alignment, prepared.profile.base_model
+    delivery = _delivery(work, prepared)
+    if not delivery.built_file(slug).exists():
+        raise PivotPackAwaited(session.federation_id, alignment.pivot if alignment is not None else "")
+    write_durably(session.home / PACK, delivery.deliver(slug))
+
+
+def _delivery(work: OpenedRound, prepared: Prepared) -> PackDelivery:
+    session, alignment = work.session, work.brief.alignment
+    if alignment is None:
+        raise RuntimeError(f"the plan of {prepared.profile.base_model} has no alignment")
+    return PackDelivery(session.api, session.federation_id, session.home, alignment)
+
+
+def _whole(work: SyncRound, content: bytes) -> bytes:
+    """Return weights whose base delta can be computed with the files here; download the whole of it if not.
+
+    Raises:
+        BaseDeltaMissing: earlier increments are missing here, and the coordinator has not the whole.
+    """
+    layout = layout_of_silo(work, work.earlier)
+    try:
+        apply_weights(newest_base_delta(work.rounds, before=work.brief.round), read_served(content, layout))
+    except BaseDeltaMissing:
+        whole = download_whole(work.session, work.brief.round, work.folder.base)
+        if whole is None:
+            raise
+        require_whole(whole, layout)
+        return whole
+    return content
+
+
+def _push(work: SyncRound) -> bytes:
+    """Deliver the update; without its reference in the coordinator, it must be encoded again.
+
+    Raises:
+        WorkAwaited: the update is encoded again where the model is.
+    """
+    try:
+        return deliver(work)
+    except CoordinatorRefused as refusal:
+        note_reference(work, refusal)
+    work.folder.forget(UPDATE)
+    raise WorkAwaited("the coordinator lacks the update's reference, and it is encoded again")
+
+
+_PLAIN = ((RECEIPT, _push), (SCORES_SENT, report_scores))
+_SUMMED = ((READY, report_ready), (SUMMED, run_sum), (SCORES_SENT, report_scores))

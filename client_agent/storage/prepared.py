@@ -1,0 +1,43 @@
+"""What `tessera agent work` found out about a silo, so that `tessera agent sync` needs no model. No torch."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from client_agent.storage.files import write_durably
+from schemas.messages.base import Strict
+from schemas.messages.enrolment import Profile
+
+log = logging.getLogger(__name__)
+
+PREPARED = "prepared.json"
+
+
+class Prepared(Strict):
+    """Facts of a silo's model and data.
+
+    `max_length` is the plan's `training.max_length` for which all examples were tokenised; null before there
+    is a plan.
+    """
+
+    profile: Profile
+    max_length: int | None = None
+
+
+def read_prepared(folder: Path) -> Prepared | None:
+    """Read the facts in the agent's folder; None without a file, or if it is damaged."""
+    file = folder / PREPARED
+    try:
+        return Prepared.model_validate_json(file.read_bytes())
+    except FileNotFoundError:
+        return None
+    except (OSError, ValidationError) as error:
+        log.warning("%s is damaged and ignored (%s)", file, type(error).__name__)
+        return None
+
+
+def write_prepared(folder: Path, prepared: Prepared) -> None:
+    write_durably(folder / PREPARED, prepared.model_dump_json(indent=1).encode())

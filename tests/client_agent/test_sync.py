@@ -1,0 +1,267 @@
+"""`tessera agent sync` and `work`: a round in two halves gives the bytes of `tessera agent run`."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from client_agent.daemon import run
+from client_agent.errors import CoordinatorRefused, SettingsUnusable, Stopped
+from client_agent.identity.membership import exclusive
+from client_agent.offline_work import store_facts
+from client_agent.rounds.awaited import SumNeedsAnswers
+from client_agent.rounds.participant import Participant
+from client_agent.rounds.steps import take_part
+from client_agent.session import StopFlag
+from client_agent.storage.round_folder import INPUT, JOIN, READY, RECEIPT, REFERENCE, UPDATE, WEIGHTS
+from client_agent.training.silo import Silo
+from tests.client_agent.commands import tessera
+from tests.client_agent.conftest import enrolled, next_brief
+from tests.client_agent.offline import Killed, Machines
+from tests.client_agent.secure_sum.summed_agents import plan as summed_plan
+from tests.client_agent.test_daemon import alone_plan, naps
+from tests.client_agent.test_status import beside
+from tests.scenarios.agents import environment
+from tests.served import Served
+
+Enrolled = Callable[..., Participant]
+LORA = {"kind": "lora", "rank": 2, "roles": ["v"]}
+
+
+@pytest.fixture
+def machines(served: Served, silo: Silo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machines:
+    return Machines(beside(tmp_path, url=served.url), silo, monkeypatch)
+
+
+def files_of(folder: Path) -> dict[str, bytes]:
+    return {file.name: file.read_bytes() for file in folder.iterdir() if file.suffix != ".json"}
+
+
+def twin_of(who: Participant, folder: Path) -> Participant:
+    """Copy an agent with its files: the same client, run by `tessera agent run`."""
+    shutil.copytree(who.workspace.folder, folder, dirs_exist_ok=True)
+    home = folder / who.session.federation_id
+    session = type(who.session)(
+        **{name: getattr(who.session, name) for name in who.session.__slots__} | {"home": home}
+    )
+    workspace = type(who.workspace)(folder, who.session.federation_id, 2)
+    trainer = type(who.trainer)(who.trainer.silo, session, lambda: False)
+    return Participant(session, workspace, trainer, who.sleep)
+
+
+@pytest.mark.parametrize(
+    "plan",
+    [
+        {},
+        pytest.param(
+            {
+                "adapter": LORA,
+                "strategy": {"name": "ca_pfl", "options": {"warm_rounds": 1, "density": 0.3}},
+                "wire": {"recipe": {"reference": "served", "density": 0.9, "values": "int8"}},
+            },
+            marks=pytest.mark.slow,
+        ),
+        pytest.param({"adapter": LORA, "strategy": {"name": "fedex_lora"}}, marks=pytest.mark.slow),
+    ],
+    ids=["fedmosaic", "ca_pfl", "fedex_lora"],
+)
+def test_killed_halves_of_a_round_make_the_bytes_of_run(
+    plan: dict[str, Any], started: Enrolled, machines: Machines, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    who = started(**alone_plan(**plan))
+    next_brief(who)
+    assert machines.sync().next == "work"
+    assert machines.until_done(machines.work) == 1  # what it found out of the silo
+    machines.until_done(machines.sync)
+    twin = twin_of(who, tmp_path_factory.mktemp("twin"))
+    assert machines.until_done(machines.work) >= 3
+    folder, expected = who.workspace.rounds.open(1), twin.workspace.rounds.open(1)
+    assert take_part(twin, next_brief(who), until=UPDATE)
+    assert files_of(folder.path) == files_of(expected.path)
+    assert machines.work() is None
+    machines.until_done(lambda: machines.sync(waits=False))
+    assert folder.finished
+    assert folder.has(RECEIPT)
+
+
+@pytest.mark.slow
+def test_sync_and_work_take_part_until_the_end(served: Served, started: Enrolled, machines: Machines) -> None:
+    who = started(**alone_plan())
+    next_brief(who)
+    tasks = []
+    while machines.sync().next == "work":
+        tasks.append(machines.work())
+    assert tasks == ["prepare", "train", "train", "score"]
+    rounds = served.rounds(who.session.federation_id)
+    assert [view["state"] for view in rounds] == ["published", "published"]
+    assert rounds[-1]["clients"][0]["scores"]["final"] is not None
+    status = tessera("status", "--config", machines.file)
+    assert status.exit_code == 0
+    assert "last sync" in status.stdout
+    run(who, naps(500))  # an agent with both a network and the model finds nothing left
+
+
+def test_a_newcomer_joins_with_the_sketch_that_work_made(
+    served: Served,
+    silo: Silo,
+    participant: Enrolled,
+    machines: Machines,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    federation_id = served.federation(**alone_plan(rounds={"total": 2, "min_clients": 1}))
+    with ExitStack() as stack:
+        founder = enrolled(
+            served, federation_id, silo, tmp_path_factory.mktemp("founder"), stack, name="birch"
+        )
+        served.admin.post(f"/v1/federations/{federation_id}/start")
+        assert take_part(founder, next_brief(founder))
+    who = participant(federation_id)
+    next_brief(who)
+    folder = who.workspace.rounds.open(2)
+    assert machines.sync().next == "work"
+    assert machines.work() == "prepare"
+    assert folder.has(JOIN)
+    assert machines.sync().next == "work"
+    assert folder.has(WEIGHTS)
+
+
+def test_sync_delivers_the_pack_that_work_made(
+    served: Served, participant: Enrolled, silo: Silo, machines: Machines
+) -> None:
+    adapter = {"rank": 2, "blocks": 1, "roles": ["v"]}
+    alignment = {"pivot": silo.base.slug, "frames": "random"}
+    federation_id = served.federation(**alone_plan(adapter=adapter, alignment=alignment))
+    who = participant(federation_id)
+    served.admin.post(f"/v1/federations/{federation_id}/start")
+    next_brief(who)
+    assert machines.sync().next == "work"
+    assert machines.work() == "prepare"
+    assert machines.pending() is None
+    assert machines.sync().next == "work"
+    (stored,) = served.admin.get(f"/v1/federations/{federation_id}/alignments").json()["items"]
+    assert stored["base_model"] == silo.base.slug
+    assert machines.pending() is not None
+
+
+def test_an_update_without_its_reference_is_made_again_by_work(started: Enrolled, machines: Machines) -> None:
+    who = started(**alone_plan())
+    next_brief(who)
+    for _ in range(2):
+        machines.sync()
+        machines.work()
+    folder = who.workspace.rounds.open(1)
+    refused = folder.read(UPDATE)
+
+    def lacks_reference(client: Any) -> None:
+        def refuse(*_: object) -> None:
+            raise CoordinatorRefused(412, "reference-mismatch", "another reference", "/update")
+
+        client.session.api.push_update = refuse
+
+    assert machines.sync(change=lacks_reference).next == "work"
+    assert not folder.has(UPDATE)
+    assert folder.read(REFERENCE) == b""
+    assert machines.work() == "train"
+    assert len(folder.read(UPDATE)) > len(refused)  # the whole one
+    machines.sync(waits=False)
+    assert folder.has(RECEIPT)
+
+
+def test_summed_updates_need_a_sync_that_waits(
+    served: Served, participant: Enrolled, machines: Machines
+) -> None:
+    federation_id = served.federation(**summed_plan(3))
+    who = participant(federation_id)
+    served.admin.post(f"/v1/federations/{federation_id}/start")
+    next_brief(who)
+    with pytest.raises(SumNeedsAnswers, match=r"within 120 s.*--wait"):
+        machines.sync(waits=False)
+    for _ in range(2):
+        assert machines.sync().next == "work"
+        machines.work()
+    folder = who.workspace.rounds.open(1)
+    assert folder.has(INPUT)
+
+    def ends(client: Any) -> None:
+        client.session.api._sleep = naps(0)
+
+    with pytest.raises(Stopped):  # it stays in the sum, whose other members are missing
+        machines.sync(change=ends)
+    assert folder.has(READY)
+
+
+WITHOUT_TORCH = """
+import sys
+class Blocker:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in ("torch", "transformers", "peft", "bitsandbytes"):
+            raise ImportError(name)
+sys.meta_path.insert(0, Blocker())
+from tests.client_agent.commands import tessera
+for command in ("work", "sync", "status"):
+    done = tessera(command, "--config", sys.argv[1])
+    print(command, done.exit_code, done.output)
+"""
+
+
+@pytest.mark.slow
+def test_sync_needs_no_torch(started: Enrolled, silo: Silo, machines: Machines) -> None:
+    who = started(**alone_plan())
+    next_brief(who)
+    store_facts(silo, who.workspace.folder, 64)
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_TORCH, str(machines.file)],
+        capture_output=True,
+        text=True,
+        env=environment(),
+        check=True,
+    )
+    assert "work 0 nothing to do\nnext: tessera agent sync" in done.stdout
+    assert "sync 0 round 1: its weights are here\nnext: tessera agent work" in done.stdout
+    assert "tessera agent work" in done.stdout.partition("status 0")[2]
+    assert who.workspace.rounds.open(1).has(WEIGHTS)
+
+
+def test_a_silo_enrols_with_the_profile_of_work(
+    served: Served, silo: Silo, machines: Machines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    token = served.enrolment_token(served.federation(**alone_plan()), "aster")
+    arguments = ("enrol", "--config", machines.file, "--name", "aster", "--token", token, "--prepared")
+    refused = tessera(*arguments)
+    assert refused.exit_code == 1
+    monkeypatch.setattr("client_agent.training.silo.open_silo", lambda _: silo)
+    assert "enrol --prepared" in tessera("work", "--prepare", "--config", machines.file).stdout
+    monkeypatch.setattr("client_agent.training.silo.open_silo", None)
+    assert tessera(*arguments).exit_code == 0
+
+
+def test_work_that_is_out_of_time_asks_to_be_called_again(
+    started: Enrolled, machines: Machines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    who = started(**alone_plan())
+    next_brief(who)
+    machines.sync()
+    machines.work()
+    machines.sync()
+    monkeypatch.setattr("client_agent.training.silo.open_silo", lambda _: who.trainer.silo)
+    monkeypatch.setattr("client_agent.cli.offline.stop_on_signal", lambda _: StopFlag(0.0))
+    assert tessera("work", "--time", "1", "--config", machines.file).exit_code == 75
+    assert machines.work() == "train"
+
+
+def test_a_file_system_without_locks_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    with pytest.raises(SettingsUnusable, match=r"-o flock"), exclusive(tmp_path):
+        raise Killed
