@@ -263,10 +263,10 @@ def _prepared_profile(folder: Path) -> Profile:
     """
     from client_agent.storage.prepared import read_prepared
 
-    known = read_prepared(folder)
-    if known is None:
+    facts = read_prepared(folder)
+    if facts is None:
         raise WorkAwaited("--prepared: nothing is known of this silo's model yet")
-    return known.profile
+    return facts.profile
 
 
 def _old_key(expires_at: str | None, at_once: bool) -> str:

@@ -119,8 +119,8 @@ def _prepared(work: SyncRound) -> Prepared:
 
 def _pull(work: SyncRound) -> bytes:
     brief, session = work.brief, work.session
-    known = read_prepared(work.participant.workspace.folder)
-    _fetch_for_work(work, known.profile.base_model if known is not None else None)
+    facts = read_prepared(work.participant.workspace.folder)
+    _fetch_for_work(work, facts.profile.base_model if facts is not None else None)
     prepared = _prepared(work)
     _require_prepared(work, prepared)
     slug, pivot = prepared.profile.base_model, brief.alignment.pivot if brief.alignment is not None else ""
