@@ -16,13 +16,14 @@ from coordinator.alignment import anchors, transfer_test
 from coordinator.alignment import routes as alignment
 from coordinator.auth.last_seen import LastSeenWriter
 from coordinator.auth.nonces import ReadNonces
+from coordinator.auth.oidc import provider_of
 from coordinator.auth.reserved_connections import ReservedForPeople
 from coordinator.dashboard import api_docs
 from coordinator.dashboard import routes as dashboard
 from coordinator.db import migrate
 from coordinator.db.engine import Database
 from coordinator.db.single_process import only_replica
-from coordinator.enrolment import key_rotation, person_tokens
+from coordinator.enrolment import key_rotation, person_tokens, sign_in
 from coordinator.enrolment import routes as enrolment
 from coordinator.enrolment.failure_delay import FailureDelays
 from coordinator.experts import routes as experts
@@ -71,6 +72,7 @@ ROUTERS = (
     health.router,
     enrolment.router,
     person_tokens.router,
+    sign_in.router,
     key_rotation.router,
     federations.router,
     clients.router,
@@ -104,6 +106,7 @@ def create_app(settings: Settings) -> FastAPI:
     app.state.stopping = threading.Event()
     app.state.poll_rate = PollRate(settings.polls_per_second)
     app.state.sum_poll_rate = PollRate(settings.polls_per_second, burst=secure_sum.SUM_POLLS_AT_ONCE)
+    app.state.identity_provider = provider_of(settings)
     app.state.reads = ReadNonces()
     app.state.locks = KeyedLock()
     app.state.group_commit = GroupCommit(max_leaders=COMMITTERS, max_batch=UPDATES_PER_COMMIT)

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from functools import cache
 from ipaddress import ip_address, ip_network
 from typing import Annotated, Final, Literal
+from urllib.parse import urlsplit
 
 from pydantic import Field, SecretStr, ValidationInfo, field_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
@@ -18,6 +19,7 @@ from sqlalchemy import make_url
 from sqlalchemy.exc import ArgumentError
 
 from schemas.identity.addresses import normal_root_path
+from schemas.identity.group_roles import roles_of_groups
 
 PREFIX = "TESSERA_"
 SECRETS_DIR = f"{PREFIX}SECRETS_DIR"
@@ -101,6 +103,23 @@ class Settings(BaseSettings):
     host: Annotated[str, Field(description="address to listen on")] = "127.0.0.1"
     port: Annotated[int, Field(ge=0, le=65535, description="port to listen on")] = 8000
     name: Annotated[str, Field(min_length=1, max_length=100, description="name in /v1/hello")] = "Tessera"
+    oidc_issuer: Annotated[
+        str,
+        Field(
+            description="issuer of an OpenID Connect provider where people sign in: `https://id.example.org`"
+        ),
+    ] = ""
+    oidc_client_id: Annotated[str, Field(description="this coordinator's client id at the provider")] = ""
+    oidc_client_secret: Annotated[
+        SecretStr | None, Field(description="its secret there; empty for a public client with PKCE")
+    ] = None
+    oidc_claim: Annotated[
+        str, Field(description="claim with a person's groups; `realm_access.roles` reaches into an object")
+    ] = "groups"
+    oidc_roles: Annotated[
+        str,
+        Field(description="roles of groups: `admins=admin, ward=operator@FEDERATION`; comma-separated"),
+    ] = ""
     public_metrics: Annotated[bool, Field(description="serve /metrics without a token")] = False
     dashboard: Annotated[bool, Field(description="serve the dashboard on / and the API's page on /docs")] = (
         True
@@ -205,6 +224,20 @@ class Settings(BaseSettings):
                     f"{error}; write addresses like 10.0.0.5 and networks like 10.0.0.0/8"
                 ) from error
         return proxies
+
+    @field_validator("oidc_issuer")
+    @classmethod
+    def _is_protected(cls, issuer: str) -> str:
+        url = urlsplit(issuer)
+        if issuer and url.scheme != "https" and url.hostname not in ("localhost", "127.0.0.1", "::1"):
+            raise ValueError("it is not an https:// address; whoever is on the way could sign anybody in")
+        return issuer
+
+    @field_validator("oidc_roles")
+    @classmethod
+    def _are_roles(cls, text: str) -> str:
+        roles_of_groups(text)
+        return text
 
     def goes_by(self, authority: str) -> bool:
         """Whether a Host field names this server; a public name without a port matches every port."""

@@ -16,8 +16,8 @@ from tempfile import TemporaryDirectory
 HERE = Path(__file__).parent
 PYPROJECT = HERE.parent / "pyproject.toml"
 FILES = {
-    "dev.txt": ("coordinator", "postgres", "agent", "data", "report", "docs", "dev"),
-    "coordinator.txt": ("coordinator", "postgres"),
+    "dev.txt": ("coordinator", "postgres", "oidc", "agent", "data", "report", "docs", "dev"),
+    "coordinator.txt": ("coordinator", "postgres", "oidc"),
     "agent.txt": ("agent", "data"),
     "fuzz.txt": ("fuzz",),
 }

@@ -16,26 +16,36 @@ from sqlalchemy import Connection
 from sqlalchemy.orm import Session
 
 from coordinator.auth import failure_limit, http_signatures, last_seen, principals
+from coordinator.auth.oidc import IdentityProvider, SignedIn
 from coordinator.auth.principals import StoredClient, Token
-from coordinator.errors import AuthMissing, CredentialInvalid, KeyRevoked
+from coordinator.db.engine import database_time
+from coordinator.errors import AuthMissing, CredentialInvalid, Forbidden, KeyRevoked
 from coordinator.http.dependencies import database_of, settings_of
 from coordinator.observability.logs import bind
+from schemas.identity.group_roles import RANKS
 from schemas.identity.signed_requests import SignedRequest
 from schemas.messages.enrolment import Profile
 from schemas.messages.tokens import PersonRole
 
 CLIENT_PREFIX = "tsr_cl_"
-RANKS: dict[PersonRole, int] = {"auditor": 1, "operator": 2, "admin": 3}
 SETTINGS_ID = "settings"
 
 
 @dataclass(frozen=True, slots=True)
 class Person:
-    """A person, authenticated by a token."""
+    """A person, authenticated by a token.
+
+    Attributes:
+        role: in the federation of the request, or in all.
+        federations: those in which a person of an identity provider has a role; None = all.
+        expires_at: when a token of an identity provider ends; None for a token of this coordinator.
+    """
 
     id: str
     role: PersonRole
     name: str
+    federations: frozenset[str] | None = None
+    expires_at: datetime | None = None
 
     def at_least(self, role: PersonRole) -> bool:
         return RANKS[self.role] >= RANKS[role]
@@ -65,14 +75,20 @@ def hash_of(token: str) -> str:
     return hashlib.sha256(token.encode("utf-8", "surrogateescape")).hexdigest()
 
 
-def authenticated(request: Request) -> Person | Member:
+def authenticated(request: Request, *, anywhere: bool = False) -> Person | Member:
     """Authenticate a request over a database connection of its own, before its body is read.
 
+    A person with a role in some federations only is refused outside them, unless `anywhere` is set.
+
     Raises:
+        Forbidden: the person has no role in the federation of the path, or the path is of none.
         CredentialInvalid, Refused: as `identify`.
     """
     with auth_connection(request) as connection:
         caller = identify(request, connection)
+    scope = caller.federations if isinstance(caller, Person) and not anywhere else None
+    if scope is not None and request.path_params.get("fid") not in scope:
+        raise Forbidden(needs="auditor")
     record_seen(request, caller)
     return caller
 
@@ -111,7 +127,12 @@ def identify(request: Request, connection: Connection) -> Person | Member:
         caller: Person | Member = _as_member(client, now, signed=signed)
     else:
         admin_token = settings.admin_token.get_secret_value() if settings.admin_token else None
-        caller = _bearer(connection, request.headers.get("authorization"), admin_token=admin_token)
+        token = _token_of(request.headers.get("authorization"))
+        provider: IdentityProvider | None = request.app.state.identity_provider
+        if provider is not None and _is_jwt(token):
+            caller = _signed_in(provider.person(token), request.path_params.get("fid"))
+        else:
+            caller = _bearer(connection, token, admin_token=admin_token)
     if isinstance(caller, Member):
         bind(client=caller.client_id)
     else:
@@ -146,7 +167,10 @@ def still_person(session: Session, person: Person) -> None:
     Raises:
         CredentialInvalid: it was revoked or has expired.
     """
-    if person.id != SETTINGS_ID:
+    if person.expires_at is not None:
+        if person.expires_at <= database_time(session):
+            raise CredentialInvalid
+    elif person.id != SETTINGS_ID:
         _valid(*principals.token_by_id(session, person.id))
 
 
@@ -162,13 +186,33 @@ def still_counts(session: Session, caller: Person | Member) -> None:
         still_person(session, caller)
 
 
-def _bearer(connection: Connection, authorization: str | None, *, admin_token: str | None) -> Person | Member:
+def _token_of(authorization: str | None) -> str:
     if authorization is None:
         raise AuthMissing
     scheme, _, token = authorization.partition(" ")
     token = token.strip()
     if scheme.lower() != "bearer" or not token:
         raise CredentialInvalid
+    return token
+
+
+def _is_jwt(token: str) -> bool:
+    """Whether a token begins as the base64url of a JSON object does, and has three parts."""
+    return token.startswith("eyJ") and token.count(".") == 2
+
+
+def _signed_in(signed: SignedIn, federation_id: str | None) -> Person:
+    roles = [role for role in (signed.roles.get(None), signed.roles.get(federation_id)) if role is not None]
+    return Person(
+        id=signed.id,
+        role=max(roles, key=RANKS.__getitem__, default="auditor"),
+        name=signed.name,
+        federations=None if None in signed.roles else frozenset(filter(None, signed.roles)),
+        expires_at=signed.expires_at,
+    )
+
+
+def _bearer(connection: Connection, token: str, *, admin_token: str | None) -> Person | Member:
     if admin_token is not None and _is_same(token, admin_token.strip()):
         return Person(id=SETTINGS_ID, role="admin", name="TESSERA_ADMIN_TOKEN")
     digest = hash_of(token)

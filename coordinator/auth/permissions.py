@@ -39,6 +39,13 @@ Caller = Annotated[Person | Member, Depends(_caller)]
 """Any authenticated caller."""
 
 
+def _caller_anywhere(request: Request, _: Annotated[object, Security(_bearer_scheme)]) -> Person:
+    caller = authenticated(request, anywhere=True)
+    if not isinstance(caller, Person):
+        raise Forbidden(needs="auditor")
+    return caller
+
+
 def _person_of(caller: Person | Member, role: PersonRole) -> Person:
     if not isinstance(caller, Person) or not caller.at_least(role):
         raise Forbidden(needs=role)
@@ -171,6 +178,9 @@ AsOperator = Annotated[Person, Depends(_operator)]
 AsAuditor = Annotated[Person, Depends(_auditor)]
 """Any person."""
 
+AsPersonAnywhere = Annotated[Person, Depends(_caller_anywhere)]
+"""Any person, also with a role in some federations only: the route leaves out the others."""
+
 AsAdminOfClient = Annotated[Person, Depends(_admin_of_client)]
 """An admin; a client gets 404 for any client but itself."""
 
@@ -196,6 +206,7 @@ CALLERS: Final[Mapping[Callable[..., object], str]] = {
     _admin: "an admin",
     _operator: "an operator or an admin",
     _auditor: "any person",
+    _caller_anywhere: "any person",
     _admin_of_client: "an admin",
     _auditor_of_client: "any person",
     _any_member: "a client",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from datetime import datetime
 
 from sqlalchemy import or_, select
 from sqlalchemy.orm import Session
@@ -13,19 +14,25 @@ from coordinator.db.tables.federations import ClientRow, PersonToken
 from coordinator.db.tables.identity import ClientKeyRow
 
 Credential = tuple[str, str | None]
-"""A person's token id or a client id, with the public key of a signing client."""
+"""A person's token id or a client id, with the public key of a signing client, or the end of an ID token."""
 
 
 def credential_of(caller: Person | Member) -> Credential:
-    return (caller.client_id, caller.public_key) if isinstance(caller, Member) else (caller.id, None)
+    if isinstance(caller, Member):
+        return caller.client_id, caller.public_key
+    return caller.id, caller.expires_at.isoformat() if caller.expires_at is not None else None
 
 
 def still_valid(
     session: Session, members: Collection[Credential], people: Collection[Credential]
 ) -> set[Credential]:
     """Return the credentials that are neither revoked nor expired."""
-    valid = {person for person in people if person[0] == SETTINGS_ID}
     now = database_time(session)
+    valid = {
+        (person, until)
+        for person, until in people
+        if person == SETTINGS_ID or (until is not None and datetime.fromisoformat(until) > now)
+    }
     if members:
         ids = {client_id for client_id, _ in members}
         query = select(ClientRow.id).where(ClientRow.id.in_(ids), ClientRow.state == "enrolled")

@@ -1,13 +1,11 @@
 // What an operator does from the page: create, start, pause, finish, enrol, revoke. Each action is confirmed in a dialog that
 // says what follows. Requests carry the token in a header, which no other origin can send, and nothing secret is in an address.
 
+import { roleIn } from "./page.api.js";
 import { at, code, element, note, section, table } from "./page.dom.js";
 import { count } from "./page.text.js";
 
-// Prefixes of tokens by role. The coordinator decides; the page leaves out what it would refuse.
-const AUDITOR = "tsr_aud_", OPERATOR = "tsr_op_";
-export const mayAct = (token) => Boolean(token) && !token.startsWith(AUDITOR);
-const mayRevoke = (token) => mayAct(token) && !token.startsWith(OPERATOR);
+export const mayAct = (fid) => ["operator", "admin"].includes(roleIn(fid));
 
 const button = (text, action) => element("button", text, { type: "button", "data-action": action, id: `do-${action}` });
 
@@ -21,8 +19,8 @@ export function actionsSection({ state }) {
   return buttons ? element("section", buttons, { id: "actions-part", class: "actions", role: "group", "aria-label": "Actions" }) : null;
 }
 
-export const clientActions = (client, token) =>
-  (client.state === "enrolled" && mayRevoke(token) ? element("section", button("Revoke", "revoke"), { id: "actions-part", class: "actions" }) : null);
+export const clientActions = (client, fid) =>
+  (client.state === "enrolled" && roleIn(fid) === "admin" ? element("section", button("Revoke", "revoke"), { id: "actions-part", class: "actions" }) : null);
 
 function field(name, label, attributes = {}, help = null) {
   const control = element(attributes.rows ? "textarea" : "input", "", { id: `field-${name}`, name, autocomplete: "off", spellcheck: "false", ...attributes });

@@ -1,13 +1,24 @@
 // Requests to the API with the user's token, which is stored for this tab only and sent in a header: no other origin has it.
 
 const PAGE = 100;
-const ROOT = new URL(".", import.meta.url).pathname.slice(0, -1); // the path in front of the coordinator's own
-const KEY = `token${ROOT}`; // coordinators below paths of one host share the storage
+export const ROOT = new URL(".", import.meta.url).pathname.slice(0, -1); // the path in front of the coordinator's own
+const KEY = `token${ROOT}`, ROLES = `roles${ROOT}`; // coordinators below paths of one host share the storage
 export const token = {
   get: () => sessionStorage.getItem(KEY),
-  set: (value) => sessionStorage.setItem(KEY, value),
-  forget: () => sessionStorage.removeItem(KEY),
+  set(value, roles = null) { // roles: { role, federations } of a person who signed in at an identity provider
+    sessionStorage.setItem(KEY, value);
+    if (roles) sessionStorage.setItem(ROLES, JSON.stringify(roles));
+  },
+  forget: () => [KEY, ROLES].forEach((key) => sessionStorage.removeItem(key)),
 };
+
+// The role in a federation, or in all; null = none. The coordinator decides; the page leaves out what it would refuse.
+export function roleIn(fid) {
+  const value = token.get(), roles = JSON.parse(sessionStorage.getItem(ROLES) || "null"), ranked = ["admin", "operator", "auditor"];
+  if (!value) return null;
+  if (roles) return ranked.find((role) => role === roles.role || role === roles.federations[fid]) || null;
+  return { tsr_aud_: "auditor", tsr_op_: "operator" }[/^tsr_[a-z]+_/.exec(value)] || "admin";
+}
 
 class Refused extends Error {
   constructor(status, message) { super(message); this.status = status; }

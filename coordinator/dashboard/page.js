@@ -2,9 +2,10 @@
 // #/FEDERATION, #/FEDERATION/rounds/N, #/FEDERATION/clients/CLIENT, #/FEDERATION/beside/FEDERATION or #/audit.
 
 import { actionsSection, askToCreate, askToEnrol, askToMove, askToRevoke, auditSection, clientActions, mayAct } from "./page.actions.js";
-import { all, fetchJson, send, token } from "./page.api.js";
+import { all, fetchJson, roleIn, send, token } from "./page.api.js";
 import { besideSection } from "./page.beside.js";
 import { at, element, link, note, render, section } from "./page.dom.js";
+import { comeBack, leaveFor, provider } from "./page.signin.js";
 import { count, span } from "./page.text.js";
 import { clientSections, roundSections } from "./page.details.js";
 import { expertsSection } from "./page.experts.js";
@@ -129,7 +130,7 @@ async function overview(data) {
   const [current, shown, earlier, first] = await Promise.all([rounds[0], scored, isNext ? before : null, data.isComplete ? start : null].map(load));
   Object.assign(data, { current, scored: shown, before: earlier, start: first });
   const name = (id) => clientNames[id] || id;
-  const matrices = await matricesOf(data), actions = mayAct(token.get()) ? actionsSection(federation) : null;
+  const matrices = await matricesOf(data), actions = mayAct(federation.id) ? actionsSection(federation) : null;
   return [headlineSection(data), ...(actions ? [actions] : []), factsSection(data), helpSection(data, ui), clientsSection(data), roundsSection(data),
     ...(federation.plan.privacy.secure_sum ? [] : [relevanceSection(data.matrix, name, links(federation.id).client, data.published && data.published.round)]),
     ...(data.matrix && data.published.round > 1 ? [historySection(matrices, name)] : []),
@@ -150,7 +151,7 @@ async function details(data, kind, id, mine) {
   const client = data.clients.find((c) => c.client_id === id);
   if (!client) return absent(data, `Client ${id}`);
   const numbers = data.rounds.slice(0, HISTORY).map((round) => round.round), views = [];
-  const actions = clientActions(client, token.get());
+  const actions = clientActions(client, data.federation.id);
   const sections = () => [...clientSections(data, client, views, numbers.length), ...(actions ? [actions] : []), termsSection()];
   for (const number of numbers) {
     views.push(await view(data.shown, data.path, number));
@@ -182,8 +183,9 @@ function showChoice(chosen) {
 async function refresh() {
   const mine = ++turn, now = Date.now(), isIn = Boolean(token.get());
   at("entry").hidden = isIn;
-  at("leave").hidden = at("audit-link").hidden = !isIn;
-  at("create").hidden = !mayAct(token.get());
+  at("leave").hidden = !isIn;
+  at("audit-link").hidden = roleIn() === null;
+  at("create").hidden = !mayAct();
   if (!isIn) {
     at("view").hidden = at("outage").hidden = at("loading").hidden = at("choice").hidden = at("peers").hidden = true;
     at("updated").textContent = "";
@@ -201,7 +203,7 @@ async function refresh() {
     known.federation = data && data.federation;
     known.client = data && kind === "clients" ? data.clients.find((client) => client.client_id === id) : null;
     const sections = isAudit ? await audit() : !chosen
-      ? [section("empty", "No federation yet", note(["Create one with ", element("code", "tessera federation create --name NAME --strategy fedmosaic --rounds 10"), mayAct(token.get()) ? ", or with New federation above." : "; this page shows it at once."], { id: "headline" }))]
+      ? [section("empty", "No federation yet", note(["Create one with ", element("code", "tessera federation create --name NAME --strategy fedmosaic --rounds 10"), mayAct() ? ", or with New federation above." : "; this page shows it at once."], { id: "headline" }))]
       : !data ? [section("absent", `There is no federation ${chosen}`, note(["The link is wrong, or it belongs to another coordinator. ", link("Show the newest federation", "#")]))]
         : kind === "beside" ? await beside(data, id) : kind === "rounds" || kind === "clients" ? await details(data, kind, id, mine) : await overview(data);
     if (mine !== turn) return;
@@ -263,7 +265,16 @@ window.addEventListener("hashchange", () => {
   window.scrollTo(0, 0);
   refresh();
 });
+at("organisation").addEventListener("click", async () => {
+  const there = await provider();
+  if (there) leaveFor(there);
+  else at("trouble").textContent = "The identity provider does not answer. Try again, or enter a token.";
+});
 document.addEventListener("visibilitychange", () => document.hidden || running || refresh());
-refresh();
+comeBack().then(async (trouble) => {
+  if (trouble) at("trouble").textContent = trouble;
+  refresh();
+  if (!token.get()) at("organisation").hidden = !(await provider());
+});
 // A refresh in progress is not overtaken: with a slow coordinator none would ever come to its end.
 setInterval(() => document.hidden || running || refresh(), REFRESH_MS);

@@ -14,7 +14,7 @@ from coordinator.strategies.opening import names
 router = APIRouter(include_in_schema=False)
 
 _TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
-_MODULES = ("actions", "api", "beside", "details", "dom", "experts", "relevance", "text", "views")
+_MODULES = ("actions", "api", "beside", "details", "dom", "experts", "relevance", "signin", "text", "views")
 """The modules that page.js imports."""
 _SUGGESTIONS = "<!-- strategies -->"
 

@@ -8,7 +8,7 @@ from typing import Annotated
 from fastapi import APIRouter, Depends
 
 from coordinator.auth.authentication import still_person
-from coordinator.auth.permissions import AsAuditor, AsOperator
+from coordinator.auth.permissions import AsAuditor, AsOperator, AsPersonAnywhere
 from coordinator.enrolment.eligibility import check_adapter, check_budget
 from coordinator.enrolment.names import NameLooksAlike
 from coordinator.errors import AuthMissing, Forbidden, Invalid, JsonMalformed, NotFound
@@ -57,11 +57,11 @@ def create_federation(
 
 @router.get("", responses=answers(AuthMissing, Forbidden))
 def list_federations(
-    _: AsAuditor, database: TheDatabase, after: After = None, limit: Limit = DEFAULT_LIMIT
+    person: AsPersonAnywhere, database: TheDatabase, after: After = None, limit: Limit = DEFAULT_LIMIT
 ) -> FederationPage:
-    """List federations, oldest first."""
+    """List federations in which the caller has a role, oldest first."""
     with database.read() as session:
-        return store.page(session, after=after, limit=limit)
+        return store.page(session, after=after, limit=limit, only=person.federations)
 
 
 @router.get("/{fid}", responses=answers(AuthMissing, Forbidden, NotFound))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from sqlalchemy import bindparam, func, select, union_all, update
 from sqlalchemy.orm import Session
 
@@ -84,8 +86,13 @@ def plan_of(row: FederationRow) -> FederationPlan:
     return FederationPlan.model_validate(row.plan)
 
 
-def page(session: Session, *, after: str | None, limit: int) -> FederationPage:
+def page(
+    session: Session, *, after: str | None, limit: int, only: Collection[str] | None = None
+) -> FederationPage:
+    """Return a page of federations, oldest first; `only` those of these ids."""
     query = select(FederationRow).order_by(FederationRow.id).limit(limit + 1)
+    if only is not None:
+        query = query.where(FederationRow.id.in_(only))
     if after is not None:
         query = query.where(FederationRow.id > after)
     rows = list(session.scalars(query))

@@ -50,6 +50,8 @@ _BY_THEMSELVES: Final = {
     ("/v1/federations/{fid}/alignments/{base_model}", "put"): _CLIENT_OR_OPERATOR,
     ("/v1/federations/{fid}/alignments/{base_model}/acceptance", "put"): _CLIENT_OR_OPERATOR,
     ("/v1/enrolments", "post"): "anybody with an enrolment token",
+    ("/v1/sign-in", "get"): "anybody",
+    ("/v1/sign-in", "post"): "anybody with a code of the identity provider",
     ("/metrics", "get"): "any person; anybody with TESSERA_PUBLIC_METRICS=true",
     ("/healthz", "get"): "anybody",
     ("/readyz", "get"): "anybody",

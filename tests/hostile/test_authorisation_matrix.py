@@ -36,6 +36,7 @@ class Policy:
 
 
 ANYONE = Policy(ROLES)
+NOT_SET_UP = Policy((), ROLES)  # this coordinator has no identity provider
 AUDITORS = Policy(PEOPLE)
 OPERATORS = Policy(("operator", "admin"))
 ADMINS = Policy(("admin",))
@@ -54,6 +55,8 @@ POLICIES: dict[str, Policy] = {
     "GET /metrics": AUDITORS,
     "GET /v1/hello": ANYONE,
     "POST /v1/enrolments": ANYONE,
+    "GET /v1/sign-in": NOT_SET_UP,
+    "POST /v1/sign-in": NOT_SET_UP,
     "POST /v1/tokens": ADMINS,
     "GET /v1/tokens": ADMINS,
     "GET /v1/tokens/{token_id}": ADMINS,

@@ -158,6 +158,7 @@ UNRELATED = {
     "/readyz": "nothing of a federation",
     "/metrics": "sums over all federations of a process",
     "/v1/hello": "the server",
+    "/v1/sign-in": "the identity provider, if there is one",
     "/v1/federations/{fid}/events": "a test of its own above",
     "/v1/federations/{fid}/plan": "the plan, alike for all",
     "/v1/federations/{fid}/anchors": "the texts, alike for all",

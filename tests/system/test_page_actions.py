@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 
 import pytest
 from playwright.sync_api import Page, expect
 
+from tests.coordinator.auth.provider import CLIENT, running_provider
 from tests.served import Served
 from tests.system.conftest import enter
 from tests.taking_part import one_round, plan, running
@@ -105,6 +107,37 @@ def test_people_see_the_actions_of_their_role(
     page.locator(f'#clients a[href$="{silos[0].client_id}"]').click()
     expect(page.locator("#voices-part")).to_be_visible()
     expect(page.locator("#actions-part")).to_have_count(sections[1])
+
+
+def test_a_person_signs_in_at_the_identity_provider(
+    page: Page, serve: Callable[..., Served], fresh_database: Callable[[str], str]
+) -> None:
+    with running_provider() as provider:
+        provider.know("ben", groups=["ward"])
+        url = fresh_database("sqlite")
+        before = serve(url)
+        first, _ = running(before)
+        before.federation(name="hidden")
+        before.stop()
+        there = {"oidc_issuer": provider.issuer, "oidc_client_id": CLIENT, "oidc_client_secret": "any"}
+        served = serve(url, tick_seconds=0.05, oidc_roles=f"ward=operator@{first}", **there)
+        page.goto(f"{served.url}/#/{first}/rounds/1")
+        page.get_by_role("button", name="Sign in with your organisation").click()
+        page.locator("input[name=sub]").fill("ben")
+        page.locator("button[type=submit], input[type=submit]").first.click()
+        expect(page.locator("#headline")).to_contain_text("Round 1 of 3: open")
+        assert page.url == f"{served.url}/#/{first}/rounds/1"
+        expect(page.locator("#federation option")).to_have_count(1)
+        expect(page.get_by_role("button", name="New federation")).to_be_hidden()
+        expect(page.locator("#audit-link")).to_be_hidden()
+        page.locator("#back a").first.click()
+        _act(page, "Pause", "Pause")
+        expect(page.locator("#now")).to_contain_text("Paused")
+        page.goto(f"{served.url}/?code=abc&state=foreign")
+        page.get_by_role("button", name="Forget the token").click()
+        page.goto(f"{served.url}/?code=abc&state=foreign")
+        expect(page.get_by_role("alert").first).to_contain_text("did not begin in this tab")
+        assert "code=" not in page.url
 
 
 def test_a_foreign_page_can_do_nothing(page: Page, served: Served) -> None:

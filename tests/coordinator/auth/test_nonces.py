@@ -49,7 +49,7 @@ def test_no_post_that_a_client_may_send_is_taken_twice(served: Served, rows: Row
     _, (silo, _) = running(served)
     taken = []
     for path, operations in served.http().get("/openapi.json").json()["paths"].items():
-        if "post" not in operations or path == "/v1/enrolments":
+        if "post" not in operations or path in ("/v1/enrolments", "/v1/sign-in"):  # those sign nothing
             continue
         request = signed(served, silo, "POST", path.format(fid=silo.federation_id, n=1))
         first, second = send(served, request), send(served, request)

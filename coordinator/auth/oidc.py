@@ -1,0 +1,238 @@
+"""People who sign in at an identity provider (OpenID Connect Core 1.0): its ID tokens as bearer tokens.
+
+A token counts if the provider signed it for this coordinator, at this time, and a group of the person has a
+role. Needs the extra `oidc`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any, ClassVar, Final
+from urllib.parse import quote
+
+import httpx
+
+from coordinator.errors import CredentialInvalid, Forbidden, Refused, SettingsUnusable
+from coordinator.observability.logs import logger
+from coordinator.settings import Settings
+from schemas.identity.group_roles import RANKS, roles_of_groups
+from schemas.messages.tokens import PersonRole
+
+log = logger(__name__)
+
+PREFIX: Final = "oidc_"
+SCOPE: Final = "openid profile email"
+_ALGORITHMS: Final = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "EdDSA")
+"""Signatures with a private key of the provider. No HS256: whoever can check it can also make it."""
+_BASIC: Final = "client_secret_basic"
+_LEEWAY_SECONDS: Final = 30
+_KEYS_SECONDS: Final = 600.0
+_RETRY_SECONDS: Final = 30.0
+_TIMEOUT: Final = httpx.Timeout(5.0)
+_NAME_CHARACTERS: Final = 100
+
+
+class ProviderDown(Refused):
+    """The identity provider cannot be asked."""
+
+    status, slug, title = 503, "identity-provider", "The identity provider does not answer; retry later"
+    headers: ClassVar[dict[str, str]] = {"Retry-After": "30"}
+
+
+@dataclass(frozen=True, slots=True)
+class SignedIn:
+    """A person of an identity provider, until the token expires.
+
+    Attributes:
+        id: derived from issuer and subject, so that it is the same for every token of the person.
+        roles: by federation; that of the key None holds in all.
+    """
+
+    id: str
+    name: str
+    roles: Mapping[str | None, PersonRole]
+    expires_at: datetime
+    nonce: str | None
+
+
+@dataclass
+class IdentityProvider:
+    """One provider; its metadata and keys are fetched when a token needs them, and cached."""
+
+    issuer: str
+    client_id: str
+    client_secret: str | None
+    claim: str
+    groups: Mapping[str, Mapping[str | None, PersonRole]]
+    clock: Callable[[], float] = time.monotonic
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _metadata: dict[str, Any] = field(default_factory=dict)
+    _keys: dict[str, Any] = field(default_factory=dict)
+    _fetched_at: float | None = None
+
+    def person(self, token: str) -> SignedIn:
+        """Return whom an ID token is about.
+
+        Raises:
+            CredentialInvalid: the token is not of this issuer, for this client, at this time, or not signed.
+            Forbidden: no group of the person has a role.
+            ProviderDown: its keys cannot be fetched.
+        """
+        import jwt
+
+        try:
+            claims: dict[str, Any] = jwt.decode(
+                token,
+                self._key(jwt.get_unverified_header(token)),
+                algorithms=_ALGORITHMS,
+                audience=self.client_id,
+                issuer=self.issuer,
+                leeway=_LEEWAY_SECONDS,
+                options={"require": ["iss", "aud", "exp", "iat", "sub"]},
+            )
+        except jwt.PyJWTError as error:
+            log.info("id-token-refused", reason=f"{type(error).__name__}: {error}")
+            raise CredentialInvalid from error
+        if claims.get("azp", self.client_id) != self.client_id:
+            log.info("id-token-refused", reason="azp names another client")
+            raise CredentialInvalid
+        roles = self._roles(claims)
+        if not roles:
+            raise Forbidden("No group of yours has a role here; ask the operator.", needs="auditor")
+        digest = hashlib.sha256(f"{self.issuer}\n{claims['sub']}".encode()).hexdigest()
+        shown = str(claims.get("preferred_username") or claims.get("email") or claims["sub"])
+        return SignedIn(
+            id=PREFIX + digest[:24],
+            name="".join(filter(str.isprintable, shown))[:_NAME_CHARACTERS],
+            roles=roles,
+            expires_at=datetime.fromtimestamp(claims["exp"], UTC),
+            nonce=claims.get("nonce"),
+        )
+
+    def redeem(self, code: str, *, verifier: str, redirect_uri: str) -> str:
+        """Exchange an authorization code for an ID token (RFC 6749 section 4.1.3, with PKCE, RFC 7636).
+
+        Raises:
+            CredentialInvalid: the provider refuses the code, or answers without an ID token.
+            ProviderDown: it does not answer.
+        """
+        form = {
+            "grant_type": "authorization_code",
+            "code": code,
+            "code_verifier": verifier,
+            "redirect_uri": redirect_uri,
+            "client_id": self.client_id,
+        }
+        metadata, options = self.metadata(), {}
+        if self.client_secret is not None:
+            # HTTP Basic is what a provider supports that names no method (Discovery, section 3).
+            if _BASIC in metadata.get("token_endpoint_auth_methods_supported", [_BASIC]):
+                options["auth"] = (quote(self.client_id, safe=""), quote(self.client_secret, safe=""))
+            else:
+                form["client_secret"] = self.client_secret
+        answer = self._request("POST", metadata["token_endpoint"], data=form, **options)
+        token = _document(answer).get("id_token") if answer.is_success else None
+        if not isinstance(token, str):
+            log.info("authorization-code-refused", status=answer.status_code)
+            raise CredentialInvalid
+        return token
+
+    def metadata(self) -> dict[str, Any]:
+        """Return the provider's metadata (OpenID Connect Discovery 1.0).
+
+        Raises:
+            ProviderDown: it does not answer, or its metadata are those of another issuer.
+        """
+        with self._lock:
+            if not self._metadata:
+                url = f"{self.issuer.rstrip('/')}/.well-known/openid-configuration"
+                document = _document(self._request("GET", url))
+                needed = ("authorization_endpoint", "token_endpoint", "jwks_uri")
+                if document.get("issuer") != self.issuer or not all(
+                    isinstance(document.get(name), str) for name in needed
+                ):
+                    log.error("identity-provider-unusable", url=url, issuer=document.get("issuer"))
+                    raise ProviderDown
+                self._metadata = document
+            return self._metadata
+
+    def _key(self, header: Mapping[str, Any]) -> Any:
+        """Return the key that a token names; an unknown one is looked for at most twice a minute."""
+        import jwt
+
+        uri = self.metadata()["jwks_uri"]
+        with self._lock:
+            age = self.clock() - self._fetched_at if self._fetched_at is not None else None
+            kid = str(header.get("kid", ""))
+            if age is None or age > _KEYS_SECONDS or (kid not in self._keys and age > _RETRY_SECONDS):
+                document = _document(self._request("GET", uri))
+                self._keys = {str(key.key_id or ""): key for key in jwt.PyJWKSet.from_dict(document).keys}
+                self._fetched_at = self.clock()
+            if not kid and len(self._keys) == 1:  # section 10.1: the name may be left out then
+                return next(iter(self._keys.values()))
+            if kid not in self._keys:
+                raise jwt.InvalidKeyError(f"the provider has no key {kid!r}")
+            return self._keys[kid]
+
+    def _roles(self, claims: Mapping[str, Any]) -> dict[str | None, PersonRole]:
+        """Return the highest role by federation that the groups of a person have."""
+        value: Any = claims
+        for part in self.claim.split("."):
+            value = value.get(part) if isinstance(value, Mapping) else None
+        names = [value] if isinstance(value, str) else value if isinstance(value, list) else []
+        roles: dict[str | None, PersonRole] = {}
+        for name in filter(lambda entry: isinstance(entry, str), names):
+            for federation, role in self.groups.get(name, {}).items():
+                if federation not in roles or RANKS[role] > RANKS[roles[federation]]:
+                    roles[federation] = role
+        return roles
+
+    def _request(self, method: str, url: str, **options: Any) -> httpx.Response:
+        try:
+            return httpx.request(method, url, timeout=_TIMEOUT, follow_redirects=False, **options)
+        except httpx.HTTPError as error:
+            log.warning("identity-provider-down", url=url, reason=type(error).__name__)
+            raise ProviderDown from error
+
+
+def _document(answer: httpx.Response) -> dict[str, Any]:
+    try:
+        document = answer.json()
+    except ValueError as error:
+        raise ProviderDown from error
+    if not isinstance(document, dict):
+        raise ProviderDown
+    return document
+
+
+def provider_of(settings: Settings) -> IdentityProvider | None:
+    """Return the provider that the settings name; None = there is none.
+
+    Raises:
+        SettingsUnusable: a setting beside the issuer is missing, or the extra is not installed.
+    """
+    if not settings.oidc_issuer:
+        return None
+    if not settings.oidc_client_id or not settings.oidc_roles:
+        raise SettingsUnusable(
+            "TESSERA_OIDC_ISSUER needs TESSERA_OIDC_CLIENT_ID, and TESSERA_OIDC_ROLES such as ops=operator"
+        )
+    try:
+        import jwt  # noqa: F401
+    except ImportError as error:
+        raise SettingsUnusable(
+            "TESSERA_OIDC_ISSUER needs the extra: pip install 'tessera-fl[oidc]'"
+        ) from error
+    secret = settings.oidc_client_secret
+    return IdentityProvider(
+        issuer=settings.oidc_issuer,
+        client_id=settings.oidc_client_id,
+        client_secret=secret.get_secret_value() if secret is not None else None,
+        claim=settings.oidc_claim,
+        groups=roles_of_groups(settings.oidc_roles),
+    )

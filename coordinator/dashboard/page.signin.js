@@ -1,0 +1,39 @@
+// Sign in at the identity provider that the coordinator knows: an authorization code with PKCE (RFC 7636). The coordinator
+// exchanges the code; secret, state and nonce of a request stay in this tab.
+
+import { ROOT, fetchJson, send, token } from "./page.api.js";
+
+const KEY = `sign-in${ROOT}`, REDIRECT = `${location.origin}${ROOT}/`;
+
+const base64url = (bytes) => btoa(String.fromCharCode(...bytes)).replaceAll("+", "-").replaceAll("/", "_").replaceAll("=", "");
+const random = () => base64url(crypto.getRandomValues(new Uint8Array(48)));
+
+// The provider, or null if there is none or it does not answer.
+export const provider = () => fetchJson("/v1/sign-in").catch(() => null);
+
+export async function leaveFor({ authorization_endpoint: endpoint, client_id: client, scope }) {
+  const request = { state: random(), nonce: random(), verifier: random(), hash: location.hash };
+  sessionStorage.setItem(KEY, JSON.stringify(request));
+  const challenge = base64url(new Uint8Array(await crypto.subtle.digest("SHA-256", new TextEncoder().encode(request.verifier))));
+  const url = new URL(endpoint);
+  for (const [name, value] of Object.entries({ response_type: "code", client_id: client, redirect_uri: REDIRECT, scope, state: request.state, nonce: request.nonce,
+    code_challenge: challenge, code_challenge_method: "S256" })) url.searchParams.set(name, value);
+  location.assign(url);
+}
+
+// Take the code out of the address that the provider sent the browser back to. Returns what went wrong, or null.
+export async function comeBack() {
+  const query = new URLSearchParams(location.search), request = JSON.parse(sessionStorage.getItem(KEY) || "null");
+  if (!query.has("state")) return null;
+  sessionStorage.removeItem(KEY);
+  history.replaceState(null, "", `${REDIRECT}${request ? request.hash : ""}`);
+  if (!request || query.get("state") !== request.state) return "This sign-in did not begin in this tab. Try again.";
+  if (!query.has("code")) return `The provider refused: ${query.get("error_description") || query.get("error")}.`;
+  try {
+    const person = await send("POST", "/v1/sign-in", { code: query.get("code"), code_verifier: request.verifier, redirect_uri: REDIRECT, nonce: request.nonce });
+    token.set(person.token, { role: person.role, federations: person.federations });
+    return null;
+  } catch (error) {
+    return error.status === 401 ? "The provider's answer was not accepted. Try again." : error.message;
+  }
+}

@@ -1,0 +1,82 @@
+"""Routes by which people sign in at an identity provider: where it is, and a code for a token."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, Request, Response
+
+from coordinator.auth.authentication import auth_connection
+from coordinator.auth.oidc import SCOPE, IdentityProvider, ProviderDown
+from coordinator.errors import (
+    CredentialInvalid,
+    Forbidden,
+    Invalid,
+    JsonMalformed,
+    NotFound,
+    RateLimited,
+)
+from coordinator.http.json_body import json_body, takes
+from coordinator.http.problems import answers
+from schemas.messages.sign_in import SignedInPerson, SignInProvider, SignInRequest
+
+router = APIRouter(prefix="/v1/sign-in", tags=["about"])
+
+_EXAMPLE = {
+    "code": "SplxlOBeZQQYbYS6WxSbIA",
+    "code_verifier": "dBjftJeZ4CVP-mB92K27uhbUJU1p1r_wW1gFWFOEjXk",
+    "redirect_uri": "https://tessera.example.org/",
+    "nonce": "n-0S6_WzA2Mj-0S6_WzA2Mj",
+}
+
+
+def _provider(request: Request) -> IdentityProvider:
+    provider: IdentityProvider | None = request.app.state.identity_provider
+    if provider is None:
+        raise NotFound
+    return provider
+
+
+TheProvider = Annotated[IdentityProvider, Depends(_provider)]
+"""The identity provider that the settings name; it comes before a body is read."""
+
+
+@router.get("", responses=answers(NotFound, ProviderDown))
+def show_provider(provider: TheProvider) -> SignInProvider:
+    """Return where people sign in; 404 if the coordinator knows no identity provider."""
+    return SignInProvider(
+        authorization_endpoint=provider.metadata()["authorization_endpoint"],
+        client_id=provider.client_id,
+        scope=SCOPE,
+    )
+
+
+@router.post(
+    "",
+    openapi_extra=takes(SignInRequest, example=_EXAMPLE),
+    responses=answers(
+        JsonMalformed, CredentialInvalid, Forbidden, NotFound, Invalid, RateLimited, ProviderDown
+    ),
+)
+def sign_in(
+    provider: TheProvider,
+    caller: Request,
+    request: Annotated[SignInRequest, Depends(json_body(SignInRequest))],
+    response: Response,
+) -> SignedInPerson:
+    """Exchange an authorization code for the person's ID token; refusals count by address."""
+    response.headers["Cache-Control"] = "no-store"
+    with auth_connection(caller):
+        token = provider.redeem(
+            request.code, verifier=request.code_verifier, redirect_uri=request.redirect_uri
+        )
+        person = provider.person(token)
+        if person.nonce != request.nonce:
+            raise CredentialInvalid
+    return SignedInPerson(
+        token=token,
+        expires_at=person.expires_at,
+        name=person.name,
+        role=person.roles.get(None),
+        federations={fid: role for fid, role in person.roles.items() if fid is not None},
+    )
