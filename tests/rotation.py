@@ -11,7 +11,7 @@ from datetime import UTC, date, datetime
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
-SHARDS = 5
+SHARDS = 7
 SEEDS = 1_000_000
 """First seeds are below this number."""
 
@@ -35,7 +35,7 @@ def shard_of(test: str) -> int:
 
 
 def shard_of_commit() -> int:
-    """Return the shard whose turn it is: five consecutive commits have five shards."""
+    """Return the shard whose turn it is: as many consecutive commits have all of them."""
     return commit_number() % SHARDS
 
 
