@@ -61,6 +61,11 @@ stress: setup ## Kills, freezes, bad networks, hostile bytes and fuzzing at leng
 	$(PIP) --require-hashes -r requirements/fuzz.txt
 	$(RUN) $(BIN)/python -m tests.stress
 
+charts: setup ## Render and lint the Helm charts of deploy/charts, and rewrite the files that the tests compare with
+	$(PIP) --require-hashes -r requirements/charts.txt
+	$(RUN) $(BIN)/python -m tests.deployment.rendered_charts
+	$(RUN) $(BIN)/python -m pytest tests/deployment/test_charts.py
+
 load: setup ## A thousand agents polling and delivering at once, and a long time (ten minutes)
 	$(RUN) $(BIN)/python -m benchmarks.load
 
@@ -123,4 +128,4 @@ dist: setup ## Build dist/: sdist and wheel
 clean: ## Remove what was built, not what was trained
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
-.PHONY: help setup demo demo-tiny test test-slow test-long test-system fault-simulation stress load release-check test-gpu bench lint format models real-models screenshots openapi reference docs docs-serve lock dist clean
+.PHONY: help setup demo demo-tiny test test-slow test-long test-system fault-simulation stress charts load release-check test-gpu bench lint format models real-models screenshots openapi reference docs docs-serve lock dist clean

@@ -20,6 +20,7 @@ FILES = {
     "coordinator.txt": ("coordinator", "postgres", "oidc"),
     "agent.txt": ("agent", "data"),
     "fuzz.txt": ("fuzz",),
+    "charts.txt": ("charts",),
 }
 CUDA = re.compile(r"(nvidia-|cuda-|triton==)")
 HEADER = "# Written by `make lock` from pyproject.toml.\n"

@@ -19,10 +19,11 @@ FILES = sorted(file for file in FOLDER.glob("*.txt") if file.name != "all.txt") 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
 EXTRAS: dict[str, list[str]] = PROJECT["project"]["optional-dependencies"]
 EXTRAS_OF = {
-    "dev.txt": set(EXTRAS) - {"fuzz"},
+    "dev.txt": set(EXTRAS) - {"fuzz", "charts"},
     "coordinator.txt": {"coordinator", "postgres"},
     "agent.txt": {"agent"},
     "fuzz.txt": {"fuzz"},
+    "charts.txt": {"charts"},
 }
 PLATFORMS = [
     {"sys_platform": platform, "platform_system": system, "platform_machine": machine, "os_name": os_name}

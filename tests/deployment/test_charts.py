@@ -1,0 +1,182 @@
+"""The Helm charts: what they render, and that every name and path in them exists in the code."""
+
+from __future__ import annotations
+
+import json
+import re
+import tomllib
+from pathlib import PurePosixPath
+from typing import Any
+
+import pytest
+import yaml
+
+from client_agent.settings import AgentSettings
+from coordinator.health import router
+from coordinator.observability.metrics import Metrics
+from coordinator.settings import EXTERNAL, Settings
+from tests.deployment.composition import dockerfile
+from tests.deployment.rendered_charts import CHARTS, RELEASES, documents, golden, render
+from tests.docs.command_line import mistakes
+
+KUBERNETES = ("1.27", "1.31", "1.34")
+FOREIGN = {"ServiceMonitor", "PrometheusRule"}
+"""Kinds of the Prometheus operator, which Kubernetes has no schemas of."""
+
+OF_THE_COMMANDS = {"TESSERA_AGENT_NAME", "TESSERA_AGENT_TOKEN", "TESSERA_AGENT_LOG_LEVEL"}
+OF_OTHERS = {"POD_IP", "OPENBLAS_NUM_THREADS", "HF_HOME", "HF_HUB_OFFLINE", "SSL_CERT_FILE"}
+SECRETS = {name for name, field in Settings.model_fields.items() if "Secret" in str(field.annotation)}
+OF_THE_CHART = SECRETS | {"database_url", "public_names", "trusted_proxies", "host", "port"}
+"""Settings that are files of the secret, or have values of their own, or belong to the image."""
+
+
+def pods(release: str) -> list[dict[str, Any]]:
+    """The pod templates of a release."""
+    return [
+        document["spec"]["template"]["spec"]
+        for document in documents(release)
+        if "template" in document.get("spec", {})
+    ]
+
+
+def containers() -> list[tuple[str, dict[str, Any], dict[str, Any]]]:
+    """All containers with their chart and their pod."""
+    return [
+        (RELEASES[release]["chart"], pod, container)
+        for release in RELEASES
+        for pod in pods(release)
+        for container in pod["containers"]
+    ]
+
+
+@pytest.mark.parametrize("release", RELEASES)
+def test_charts_render_as_before(release: str) -> None:
+    pytest.importorskip("helm_python", reason="`make charts` installs Helm's library")
+    assert render(release) == golden(release).read_text("utf-8"), "look at it, and run `make charts`"
+
+
+@pytest.mark.parametrize("release", RELEASES)
+def test_helm_finds_no_fault(release: str) -> None:
+    helm = pytest.importorskip("helm_python", reason="`make charts` installs Helm's library")
+    facts = RELEASES[release]
+    report = helm.lint(str(CHARTS / facts["chart"]), facts["values"], strict=True)
+    assert not report["errors"]
+    assert [message["error"] for message in report["messages"]] == ["icon is recommended"]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"settings": {"keep_round": 3}},
+        {"replica": 3},
+        {"database": {"url": "postgresql://tessera:secret@db/tessera"}},
+        {"secretName": ""},
+    ],
+)
+def test_helm_refuses_values_that_mean_nothing(change: dict[str, Any]) -> None:
+    helm = pytest.importorskip("helm_python", reason="`make charts` installs Helm's library")
+    with helm.Chart.load(str(CHARTS / "tessera")) as chart, pytest.raises(helm.HelmError):
+        chart.validate_schema(RELEASES["coordinator"]["values"] | change)
+
+
+@pytest.mark.parametrize("version", KUBERNETES)
+@pytest.mark.parametrize("release", RELEASES)
+def test_manifests_follow_the_schemas_of_kubernetes(release: str, version: str) -> None:
+    validator = pytest.importorskip("kubernetes_validate", reason="`make charts` installs the schemas")
+    for document in documents(release):
+        if document["kind"] not in FOREIGN:
+            validator.validate(document, version, strict=True)
+
+
+def test_every_variable_is_read_by_somebody() -> None:
+    coordinators = {f"TESSERA_{name.upper()}" for name in {*Settings.model_fields, *EXTERNAL}}
+    agents = {f"TESSERA_AGENT_{name.upper()}" for name in AgentSettings.model_fields}
+    for chart, _, container in containers():
+        ours = coordinators if chart == "tessera" else agents | OF_THE_COMMANDS
+        assert {variable["name"] for variable in container["env"]} <= ours | OF_OTHERS
+
+
+def test_a_chart_takes_every_setting_of_the_coordinator() -> None:
+    schema = json.loads((CHARTS / "tessera" / "values.schema.json").read_text("utf-8"))
+    assert set(schema["properties"]["settings"]["properties"]) == set(Settings.model_fields) - OF_THE_CHART
+    for release, facts in RELEASES.items():
+        if facts["chart"] == "tessera":
+            (pod, *_) = pods(release)
+            values = {v["name"]: v["value"] for v in pod["containers"][0]["env"] if "value" in v}
+            settings = {
+                name: values[f"TESSERA_{name.upper()}"]
+                for name in Settings.model_fields
+                if f"TESSERA_{name.upper()}" in values
+            }
+            address = settings["public_names"].replace("$(POD_IP)", "10.0.0.7")
+            read = Settings(**settings | {"public_names": address})
+            assert read.goes_by("10.0.0.7:8000")  # as Prometheus calls it
+            assert read.upload_bytes_per_second == facts["values"].get("settings", {}).get(
+                "upload_bytes_per_second", 1_000_000
+            )
+
+
+def test_commands_exist() -> None:
+    stages = {"tessera": dockerfile()["coordinator"], "tessera-agent": dockerfile()["agent"]}
+    for chart, _, container in containers():
+        argv = [*stages[chart].argv("ENTRYPOINT"), *container["args"]]
+        assert not list(mistakes(" ".join(argv)))
+        probe = container.get("readinessProbe", {})
+        if "exec" in probe:
+            assert not list(mistakes(" ".join(probe["exec"]["command"])))
+
+
+def test_probes_and_scrapes_ask_for_paths_that_exist() -> None:
+    paths = {route.path for route in router.routes}
+    for _, _, container in containers():
+        for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
+            if "httpGet" in container.get(probe, {}):
+                assert container[probe]["httpGet"]["path"] in paths
+    (monitor,) = [d for d in documents("coordinator-monitored") if d["kind"] == "ServiceMonitor"]
+    assert monitor["spec"]["endpoints"][0]["path"] in paths
+
+
+def test_alerts_ask_for_metrics_that_exist() -> None:
+    exposed = Metrics().render({}, {}).decode()
+    metrics = set(re.findall(r"^# TYPE (\w+)", exposed, flags=re.MULTILINE))
+    (rules,) = [d for d in documents("coordinator-monitored") if d["kind"] == "PrometheusRule"]
+    asked = {
+        name
+        for rule in rules["spec"]["groups"][0]["rules"]
+        for name in re.findall(r"\btessera_\w+", rule["expr"])
+    }
+    assert len(asked) == 3
+    assert {re.sub(r"_(bucket|count|sum)$", "", name) for name in asked} <= metrics
+
+
+def test_pods_have_no_rights_and_a_place_for_every_file() -> None:
+    for _, pod, container in containers():
+        assert pod["securityContext"]["runAsUser"] == 10001
+        assert pod["automountServiceAccountToken"] is False
+        context = container["securityContext"]
+        assert context["readOnlyRootFilesystem"]
+        assert context["capabilities"] == {"drop": ["ALL"]}
+        assert not context["allowPrivilegeEscalation"]
+        mounts = {mount["name"]: PurePosixPath(mount["mountPath"]) for mount in container["volumeMounts"]}
+        assert set(mounts) <= {volume["name"] for volume in pod["volumes"]} | {"state"}
+        assert PurePosixPath("/tmp") in mounts.values()
+        values = {v["name"]: v["value"] for v in container["env"] if "value" in v}
+        for name in ("TESSERA_SECRETS_DIR", "TESSERA_AGENT_FOLDER", "HF_HOME", "SSL_CERT_FILE"):
+            place = PurePosixPath(values.get(name, "/tmp"))
+            assert any(place.is_relative_to(mount) for mount in mounts.values()), place
+
+
+def test_an_agents_folder_is_the_images_own() -> None:
+    image = dockerfile()["agent"].environment
+    (pod,) = pods("agent")
+    values = {v["name"]: v["value"] for v in pod["containers"][0]["env"] if "value" in v}
+    for name in ("TESSERA_AGENT_FOLDER", "HF_HOME"):
+        assert values[name] == image[name]
+
+
+@pytest.mark.parametrize("release", [name for name in RELEASES if RELEASES[name]["chart"] == "tessera-agent"])
+def test_the_silo_file_of_a_release_can_be_read(release: str) -> None:
+    (file,) = [d["data"]["silo.toml"] for d in documents(release) if d["kind"] == "ConfigMap"]
+    assert AgentSettings(**tomllib.loads(file)).model.startswith("/models/")
+    values = yaml.safe_load((CHARTS / "tessera-agent" / "values.yaml").read_text("utf-8"))
+    assert "folder" not in tomllib.loads(values["silo"])
