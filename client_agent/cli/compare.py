@@ -77,7 +77,7 @@ def compare_methods(
         from client_agent.simulation.compare import Comparison
 
         planned = _planned(study, data, models, copies, examples, tests)
-        comparison = Comparison.planned(planned, out, _names(methods), _numbers(seeds))
+        comparison = Comparison.planned(planned, out, _names(methods), _numbers(seeds), _print)
         with comparison.claimed():
             if fresh:
                 comparison.forget()
@@ -154,6 +154,10 @@ def _report(comparison: Comparison, report: Report, as_json: bool, paper: Path |
         if paper is not None:
             message += f"; paper: {', '.join(str(written) for written in write_paper(report, paper))}"
     Console(stderr=True).print(message, soft_wrap=True, highlight=False)
+
+
+def _print(line: str) -> None:
+    Console(stderr=True).print(line, soft_wrap=True, highlight=False, markup=False)
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:

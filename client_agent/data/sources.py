@@ -23,18 +23,21 @@ _LISTS_OF_ROWS = frozenset({"messages", "conversations", "prompt", "completion"}
 _LARGEST_CELL = 2**31 - 1
 
 
-def rows(source: str) -> Iterator[Row]:
+def rows(source: str, *, stream: bool = False) -> Iterator[Row]:
     """Yield the rows of a file, a folder saved by `datasets`, or `hub:<id>[:<configuration>][:<split>]`.
 
     A folder may hold several splits: `<folder>:<split>`, or the task files of Natural Instructions. A file is
     JSON lines unless it ends with .json, .csv or .parquet; endings of other known kinds are refused. A row
     that cannot be read is yielded with its fault.
 
+    Args:
+        stream: whether rows of the hub are read while they are asked for, instead of downloaded first.
+
     Raises:
         DataInvalid: it cannot be read; the message says why and what to do.
     """
     if source.startswith(HUB):
-        return _numbered(_from_hub(source), source)
+        return _streamed(source) if stream else _numbered(_from_hub(source), source)
     path, split = _split_of(source)
     if path.is_dir() and (files := task_files(path)):
         return (row for file in files for row in _readable(file, _json))
@@ -255,7 +258,15 @@ def _saved(folder: Path, split: str | None) -> Any:
     return saved[split]
 
 
-def _from_hub(source: str) -> Any:
+def _streamed(source: str) -> Iterator[Row]:
+    table = _from_hub(source, streaming=True)
+    try:
+        yield from _numbered(table, source)
+    except Exception as error:  # a stream opens its files as it reaches them
+        raise _unreadable(source, error) from error
+
+
+def _from_hub(source: str, **options: bool) -> Any:
     name, *where = source.removeprefix(HUB).split(":")
     if not name or len(where) > 2:
         raise DataInvalid(
@@ -264,7 +275,7 @@ def _from_hub(source: str) -> Any:
     split = where.pop() if where else "train"
     datasets = _datasets()
     try:
-        return datasets.load_dataset(name, *where, split=split)
+        return datasets.load_dataset(name, *where, split=split, **options)
     except Exception as error:  # the hub, the network and the data set's files have errors of many kinds
         raise _unreadable(source, error) from error
 

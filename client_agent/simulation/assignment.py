@@ -15,6 +15,10 @@ from client_agent.simulation.study import Study
 from client_agent.simulation.study_partitions import CategoryPartition, ClientPartition, KeywordPartition
 from schemas.maths.seeded_random import permutation
 
+NO_CATEGORIES = (
+    "partition.categories: the rows have no column categories, which task files have and rows of the hub "
+    "lack; name the tasks of each category in partition.file, or use by_keyword"
+)
 _LISTED = 20
 
 _ByName = Mapping[str, Task]
@@ -101,6 +105,22 @@ def tasks_by_name(file: Path, owner: str) -> dict[str, list[str]]:
     return content
 
 
+def tasks_in(categories: Sequence[str], file: Path) -> dict[str, list[str]]:
+    """Read the tasks of some categories from a file that has them by category.
+
+    Raises:
+        StudyUnusable: see `tasks_by_name`, or it has no such category.
+    """
+    by_category = tasks_by_name(file, "category")
+    for category in categories:
+        if category not in by_category:
+            raise StudyUnusable(
+                f"partition.categories: there is no category {category} in {file}"
+                f"{_similar(category, by_category)}; there are {listed(by_category)}"
+            )
+    return {category: by_category[category] for category in categories}
+
+
 def listed(names: Iterable[str]) -> str:
     """Return names as a list for an error, of which a long one is cut."""
     every = sorted(names)
@@ -169,10 +189,7 @@ def _by_column(categories: Sequence[str], tasks: _ByName) -> _Categories:
         for category in task.categories:
             available.setdefault(category, []).append(name)
     if not available:
-        raise StudyUnusable(
-            "partition.categories: the rows have no column categories, which task files have and rows of "
-            "the hub lack; name the tasks of each category in partition.file, or use by_keyword"
-        )
+        raise StudyUnusable(NO_CATEGORIES)
     for category in categories:
         if category not in available:
             raise StudyUnusable(
@@ -183,19 +200,13 @@ def _by_column(categories: Sequence[str], tasks: _ByName) -> _Categories:
 
 
 def _by_file(categories: Sequence[str], file: Path, tasks: _ByName) -> _Categories:
-    by_category = tasks_by_name(file, "category")
     chosen: _Categories = {}
-    for category in categories:
-        if category not in by_category:
-            raise StudyUnusable(
-                f"partition.categories: there is no category {category} in {file}"
-                f"{_similar(category, by_category)}; there are {listed(by_category)}"
-            )
-        chosen[category] = sorted(task for task in by_category[category] if task in tasks)
+    for category, names in tasks_in(categories, file).items():
+        chosen[category] = sorted(task for task in names if task in tasks)
         if not chosen[category]:
             raise StudyUnusable(
-                f"partition.file: {file}: of the tasks of {category}, {listed(by_category[category])}, the "
-                f"sources have no training rows; their tasks are {listed(tasks)}"
+                f"partition.file: {file}: of the tasks of {category}, {listed(names)}, the sources have no "
+                f"training rows; their tasks are {listed(tasks)}"
             )
     return chosen
 

@@ -17,6 +17,8 @@ from client_agent.simulation.methods import methods_of
 from client_agent.simulation.partition_record import describe_partition
 from client_agent.simulation.report.summary import Report, summarise
 from client_agent.simulation.results import Cell, CellResult, cells_of, stored_result
+from client_agent.simulation.streamed_tasks import Report as StreamReport
+from client_agent.simulation.streamed_tasks import with_streams
 from client_agent.simulation.study import Study
 from client_agent.simulation.worker_pool import ProgressListener, open_pool
 from client_agent.simulation.worker_protocol import Progress
@@ -37,9 +39,16 @@ class Comparison:
 
     @classmethod
     def planned(
-        cls, study: Study, out: Path | None, methods: list[str] | None, seeds: list[int] | None
+        cls,
+        study: Study,
+        out: Path | None,
+        methods: list[str] | None,
+        seeds: list[int] | None,
+        report: StreamReport = log.info,
     ) -> Comparison:
         """Plan the cells of a study, and validate it; `out` is `runs/` and the study's name by default.
+
+        Streams of its sources are read, which `report` is called about, and stored there.
 
         Raises:
             StudyUnusable: a method, a plan or a pool is invalid.
@@ -47,7 +56,9 @@ class Comparison:
         """
         chosen = seeds if seeds is not None else study.seeds
         folder = (out or Path("runs") / study.name).absolute()
-        return cls(study, folder, list(cells_of(study, methods_of(study, methods), chosen)))
+        chosen_methods = methods_of(study, methods)
+        study = with_streams(study, folder, report)
+        return cls(study, folder, list(cells_of(study, chosen_methods, chosen)))
 
     @contextmanager
     def claimed(self) -> Iterator[None]:

@@ -67,13 +67,33 @@ class StudySilo(RowFields):
         return self
 
 
+class Stream(Strict):
+    """How much of a source is read: it is read row by row, and only what the silos' tasks need is stored.
+
+    Reading ends when every task has `rows_per_task` rows, and after `most_rows` at the latest.
+    """
+
+    rows_per_task: Count = 100
+    most_rows: Annotated[int, Field(ge=1)] = 1_000_000
+
+
 class StudySource(RowFields):
-    """One task whose rows a partition divides among the silos."""
+    """One task, or rows of several, which a partition divides among the silos.
+
+    With `stream` it is not read whole; that needs a partition that assigns tasks.
+    """
 
     name: Name
     train: str
     validation: str | None = None
     test: str | None = None
+    stream: Stream | None = None
+
+    @model_validator(mode="after")
+    def _has_tasks_to_stream(self) -> Self:
+        if self.stream is not None and self.format != "natural_instructions":
+            raise field_error('needs format = "natural_instructions", whose rows have tasks', "stream")
+        return self
 
 
 class StudyMethod(Strict):

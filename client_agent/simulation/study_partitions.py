@@ -104,7 +104,7 @@ def require_fit(
     """Raise unless the silos and sources of a study are what its partition divides.
 
     Raises:
-        ValidationError: a number or a category does not fit.
+        ValidationError: a number, a category or a stream does not fit.
     """
     if isinstance(partition, SizePartition):
         sizes = partition.sizes
@@ -112,6 +112,10 @@ def require_fit(
             raise field_error(f"{len(sizes)} sizes for {len(silos)} silos", "partition.sizes")
     elif isinstance(partition, TaskPartition) and partition.tasks_per_silo > len(sources):
         raise field_error(f"more than the {len(sources)} sources", "partition.tasks_per_silo")
+    streamed = next((source.name for source in sources if source.stream is not None), None)
+    if streamed is not None and not isinstance(partition, OfTasks):
+        fact = f"source {streamed} has a stream, which needs a partition by_keyword, by_category or by_client"
+        raise field_error(fact, "source")
     available = partition.categories if isinstance(partition, KeywordPartition | CategoryPartition) else []
     if len(set(available)) < len(available):
         raise field_error("a category is named twice", "partition.categories")

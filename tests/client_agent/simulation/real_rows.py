@@ -12,6 +12,7 @@ from tests.scenarios.agents import EXAMPLES, MODELS
 REAL = (
     "groups",
     "groups_uneven",
+    "natural_instructions",
     "obqa_boolq_winogrande_arc",
     "real_ca_pfl",
     "real_four_peers",
@@ -41,6 +42,25 @@ def _choices(stem: str) -> Callable[[int], Row]:
         }
 
     return row
+
+
+_DEFINITIONS = (
+    "Translate the name of the ship.",
+    "Write an SQL query for the ships.",
+    "Write the disfluent sentence fluently.",
+    "Answer the question about the ship.",
+)
+
+
+def _instruction(number: int) -> Row:
+    task = number % len(_DEFINITIONS)
+    return {
+        "task_name": f"task{task}_ships",
+        "id": f"task{task}-{number}",
+        "definition": _DEFINITIONS[task],
+        "inputs": f"ship {number}",
+        "targets": f"harbour {number}",
+    }
 
 
 ROWS: dict[str, Callable[[int], Row]] = {
@@ -78,6 +98,7 @@ ROWS: dict[str, Callable[[int], Row]] = {
         "sentence_B": f"Ship {n} is in the harbour ",
         "label": n % 3,
     },
+    "natural_instructions": _instruction,
     "ag_news": lambda n: {"text": f"Ship {n} reaches the new harbour", "label": n % 4},
 }
 

@@ -96,7 +96,11 @@ def test_a_seed_deals_the_same_tasks_again_and_no_example_twice(tmp_path: Path) 
         (KEYWORDS.replace('"by_keyword"', '"by_keyword"\ntasks_per_category = 2'), "", "code has 1 tasks"),
         (CATEGORIES, "", "the rows have no column categories.*partition.file"),
         (BY_FILE, {"Translations": [BOAT]}, r"no category Translation in .*\(Translations is similar\)"),
-        (BY_FILE, {"Translation": ["task9"]}, r"of the tasks of Translation, task9, .*tasks are task1_boat"),
+        (
+            BY_FILE,
+            {"Translation": ["task9"], "Question Answering": [CREW]},
+            r"of the tasks of Translation, task9, .*tasks are task1_boat",
+        ),
         (BY_CLIENT, {"silo-0": [BOAT]}, r"no tasks for silo silo-1; add"),
         (BY_CLIENT, {"silo-0": [BOAT], "silo-1": []}, r"silo silo-1 has no tasks; name one"),
         (BY_CLIENT, {"silo-0": ["task1_boats"], "silo-1": [BOAT]}, r"task1_boats.*task1_boat_.*is similar"),
