@@ -65,4 +65,5 @@ class StoredAnswers(httpx.BaseTransport):
         if not file.is_file():
             return httpx.Response(404, content=json.dumps(_NOT_FOUND).encode())
         body = file.read_bytes()
-        return httpx.Response(200, content=body, headers={"Repr-Digest": to_field(digest_of(body))})
+        headers = {"Repr-Digest": to_field(digest_of(body)), "Content-Length": str(len(body))}
+        return httpx.Response(200, headers=headers, stream=httpx.ByteStream(body))

@@ -24,6 +24,7 @@ from client_agent.rounds.steps import take_part
 from client_agent.session import StopFlag
 from client_agent.storage.round_folder import INPUT, JOIN, READY, RECEIPT, REFERENCE, UPDATE, WEIGHTS
 from client_agent.training.silo import Silo
+from tests.client_agent.alignment.test_fit_packs import anchors_for
 from tests.client_agent.commands import tessera
 from tests.client_agent.conftest import enrolled, next_brief
 from tests.client_agent.offline import Killed, Machines
@@ -134,22 +135,32 @@ def test_a_newcomer_joins_with_the_sketch_that_work_made(
     assert folder.has(WEIGHTS)
 
 
-def test_sync_delivers_the_pack_that_work_made(
+@pytest.mark.slow
+def test_work_makes_a_pack_and_sketches_from_what_sync_fetched(
     served: Served, participant: Enrolled, silo: Silo, machines: Machines
 ) -> None:
-    adapter = {"rank": 2, "blocks": 1, "roles": ["v"]}
-    alignment = {"pivot": silo.base.slug, "frames": "random"}
-    federation_id = served.federation(**alone_plan(adapter=adapter, alignment=alignment))
+    federation_id = served.federation(
+        **alone_plan(
+            adapter={"rank": 2, "blocks": 1, "roles": ["v"]},
+            alignment={"pivot": silo.base.slug, "frames": "random", "anchors": 8},
+            signature={"kind": "representation"},
+        )
+    )
+    path = f"/v1/federations/{federation_id}"
+    anchors = [anchor.model_dump() for anchor in anchors_for()][:8]
+    assert served.admin.put(f"{path}/anchors", json={"anchors": anchors}).is_success
     who = participant(federation_id)
-    served.admin.post(f"/v1/federations/{federation_id}/start")
+    answer = served.admin.post(f"{path}/start")
+    assert answer.is_success, answer.text
     next_brief(who)
     assert machines.sync().next == "work"
     assert machines.work() == "prepare"
     assert machines.pending() is None
     assert machines.sync().next == "work"
-    (stored,) = served.admin.get(f"/v1/federations/{federation_id}/alignments").json()["items"]
+    (stored,) = served.admin.get(f"{path}/alignments").json()["items"]
     assert stored["base_model"] == silo.base.slug
-    assert machines.pending() is not None
+    assert machines.work() == "train"
+    assert who.workspace.rounds.open(1).has(UPDATE)
 
 
 def test_an_update_without_its_reference_is_made_again_by_work(started: Enrolled, machines: Machines) -> None:
@@ -206,6 +217,7 @@ class Blocker:
         if name.partition(".")[0] in ("torch", "transformers", "peft", "bitsandbytes"):
             raise ImportError(name)
 sys.meta_path.insert(0, Blocker())
+from tests.client_agent.alignment.test_fit_packs import anchors_for
 from tests.client_agent.commands import tessera
 for command in ("work", "sync", "status"):
     done = tessera(command, "--config", sys.argv[1])

@@ -20,8 +20,11 @@ from client_agent.model.loading import base_model_slug
 from client_agent.rounds.participant import Participant
 from client_agent.settings import read_settings
 from client_agent.training.silo import open_silo
+from schemas.wire.digests import digest_of
 from tests.client_agent.alignment.test_fit_packs import anchors_for
 from tests.client_agent.conftest import config, enrolled
+from tests.client_agent.offline import Machines
+from tests.client_agent.test_status import beside
 from tests.served import Served
 
 ANCHORS = {"anchors": [anchor.model_dump() for anchor in anchors_for()]}
@@ -236,3 +239,32 @@ def test_reminders_become_rarer_and_name_the_operators_command_in_the_end(
     assert "since 4 min" in caplog.text
     assert (caplog.records[-1].levelno, wait.is_over) == (logging.WARNING, True)
     assert "make-pivot-pack fed_1" in caplog.records[-1].getMessage()
+
+
+@pytest.mark.slow
+def test_packs_are_made_without_a_network_of_what_sync_fetched(
+    federation: Callable[..., Federation], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running = federation()
+
+    def machines(name: str, model: str) -> Machines:
+        who = running.join(name, model)
+        home = running.folder / name
+        file = beside(home, url=running.served.url, model=model, pivot_model=running.pivot)
+        return Machines(file, who.trainer.silo, monkeypatch)
+
+    pivotal, other = machines("pivotal", running.pivot), machines("other", running.other)
+    assert other.sync().next == "work"
+    assert other.work() == "prepare"
+    waiting = other.sync(waits=False)
+    assert waiting.next == "nothing"
+    assert "is not stored yet" in waiting.reason
+    assert other.pending() is None
+    for silo in (pivotal, other):
+        assert silo.sync().next == "work"
+        assert silo.work() == "prepare"
+        assert silo.sync().next == "work"
+        assert silo.pending() is not None
+    assert len(running.packs) == 2
+    (pack,) = (running.folder / "other").glob("*/pack.safetensors")
+    assert digest_of(pack.read_bytes()) == running.packs[base_model_slug(running.other)]
