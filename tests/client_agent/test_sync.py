@@ -217,7 +217,6 @@ class Blocker:
         if name.partition(".")[0] in ("torch", "transformers", "peft", "bitsandbytes"):
             raise ImportError(name)
 sys.meta_path.insert(0, Blocker())
-from tests.client_agent.alignment.test_fit_packs import anchors_for
 from tests.client_agent.commands import tessera
 for command in ("work", "sync", "status"):
     done = tessera(command, "--config", sys.argv[1])
