@@ -47,7 +47,7 @@ def run(participant: Participant, sleep: Callable[[float], None] | None = None) 
             if not is_checked:
                 hello = session.api.hello()
                 require_protocol(hello)
-                session.manifests.fetch_plan(session.api)  # an agent that has joined no round has none yet
+                session.check_plan()  # an agent that has joined no round has none yet
                 require_sums(hello, session.manifests.plan)
                 is_checked = True
             resume(participant)
@@ -86,8 +86,10 @@ def prepare(participant: Participant, sleep: Callable[[float], None] | None = No
     Raises:
         Stopped: the agent was stopped.
         FederationOver: the federation is finished.
+        PolicyRefused: the silo's policy does not allow the plan.
     """
     brief = next_round(participant, sleep)
+    participant.session.check_brief(brief)
     return wait_for_frames(participant, brief, sleep).pack_digest
 
 

@@ -22,7 +22,14 @@ from client_agent.model.template_facts import ending_fault
 from client_agent.model.tokens import collate, pad_id
 from client_agent.privacy.budget import require_private, require_voices
 from client_agent.privacy.ledger import Ledger
-from client_agent.rounds.plan import SiloPlan, federation_plan, training_plan
+from client_agent.rounds.plan import (
+    SiloPlan,
+    federation_plan,
+    parse_plan,
+    read_plan,
+    served_plan,
+    training_plan,
+)
 from client_agent.rounds.sketch import mechanism_for
 from client_agent.settings import AgentSettings, read_settings
 from client_agent.training.data import SiloData
@@ -37,6 +44,7 @@ from schemas.messages.federations import TrainingPlan
 from schemas.operator_claims import coordinator_sees
 from schemas.peers import of_members
 from schemas.privacy import budget_status, guarantee
+from schemas.wire.digests import digest_of
 
 _PROBE_EXAMPLES = 4
 _PROBE_LENGTH = 512
@@ -80,6 +88,7 @@ def findings(config: Path | None, plan: Path | None = None) -> list[Finding]:
         "memory": lambda settings: _memory(settings, silo_plan()),
         "frozen prefix": lambda settings: _prefix(settings, silo_plan()),
         "privacy": lambda settings: _privacy(settings, silo_plan(), plan),
+        "policy": lambda settings: _policy(settings, plan),
         "other members": lambda settings: _members(settings, plan),
         "connection": _connection,
         "identity": _identity,
@@ -211,6 +220,19 @@ def _members(settings: AgentSettings, file: Path | None) -> str:
         return f"min_voices {least} is kept, whatever the federation's plan will say (not enrolled yet)"
     require_voices(plan, least)
     return " ".join([*of_members(plan), f"This silo's min_voices is {least}."])
+
+
+def _policy(settings: AgentSettings, file: Path | None) -> str:
+    """Return the rules in force, and the digest of the federation's plan that `policy.plan` may name."""
+    rules = settings.policy.sentences()
+    if file is not None:
+        settings.policy.require_plan(read_plan(file), None)
+        return f"{rules}; {file} is allowed"
+    served = served_plan(settings)
+    if served is None:
+        return f"{rules} (not enrolled yet)"
+    settings.policy.require_plan(parse_plan(served), served)
+    return f"{rules}; the plan has the digest {digest_of(served)}"
 
 
 def _connection(settings: AgentSettings) -> str:

@@ -139,6 +139,7 @@ def open_participant(
                 pins=pins,
                 max_epsilon=settings.max_epsilon,
                 min_voices=settings.min_voices,
+                policy=settings.policy,
                 lora_rank=settings.lora_rank,
                 checkpoint_seconds=settings.checkpoint_seconds,
             )
@@ -215,5 +216,6 @@ def _sync_client(
         pins=read_pins(settings.roster),
         max_epsilon=settings.max_epsilon,
         min_voices=settings.min_voices,
+        policy=settings.policy,
     )
     return SyncClient(session, workspace, stop.sleep, settings.lora_rank)

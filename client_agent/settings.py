@@ -11,6 +11,7 @@ from pydantic import Field, HttpUrl, ValidationError, ValidationInfo, field_vali
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from client_agent.errors import SettingsUnusable
+from client_agent.policy import Policy
 from client_agent.row_template import RowTemplate, require_no_names
 from schemas.identity.plain_http import is_exposed
 
@@ -98,6 +99,10 @@ class AgentSettings(BaseSettings):
     """The limit on the privacy cost of gradient sketches, whatever the plan allows; default: the plan's."""
     min_voices: Annotated[int, Field(ge=1)] = 1
     """The fewest peers in a served mixture; plans with fewer are refused."""
+    policy: Policy = Policy()
+    """The rules that plans must keep before anything is trained or sent: `strategies`, `modules`,
+    `max_update_bytes` and the digest of one `plan`; a rule that is not set allows everything.
+    """
     lora_rank: Annotated[int, Field(ge=1)] | None = None
     """The first rank of this silo under a strategy with mixed ranks; by default the plan's."""
     checkpoint_seconds: Annotated[float, Field(ge=1)] = 180.0

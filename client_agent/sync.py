@@ -84,7 +84,7 @@ def _check(client: SyncClient, *, waits: bool) -> None:
     session = client.session
     hello = session.api.hello()
     require_protocol(hello)
-    session.manifests.fetch_plan(session.api)
+    session.check_plan()
     require_sums(hello, session.manifests.plan)
     summed = session.manifests.plan.privacy.secure_sum
     if summed is not None and not waits:

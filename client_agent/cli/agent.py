@@ -47,14 +47,15 @@ def enrol(
     """Create a key in the agent's folder and enrol it with an enrolment token. Safe to repeat.
 
     Prints what the federation's plan reveals to other members and, where updates are summed, to the
-    coordinator. Exit 1 if members learn more than the `min_voices` setting of this silo allows; the
-    coordinator then holds the client's name, profile and public key only.
+    coordinator. Exit 1 if members learn more than the `min_voices` setting of this silo allows, or if
+    its `[policy]` does not allow the plan; the coordinator then holds the client's name, profile and public
+    key only.
     """
     with clear_errors(), opened_settings(config) as settings:
         from client_agent.identity.membership import checked_name, exclusive, read_key
         from client_agent.identity.membership import enrol as redeem_token
         from client_agent.privacy.budget import require_voices
-        from client_agent.rounds.plan import whole_plan
+        from client_agent.rounds.plan import parse_plan
         from schemas.identity.keys import name_of
         from schemas.operator_claims import coordinator_sees
         from schemas.peers import of_members
@@ -67,11 +68,13 @@ def enrol(
         key = read_key(settings.folder)
         print(f"its public key is {name_of(key)}")
         with connection(settings, key) as api:
-            plan = whole_plan(api, membership.federation_id)
+            served = api.plan(membership.federation_id)
+        plan = parse_plan(served)
         if (summed := plan.privacy.secure_sum) is not None:
             print(coordinator_sees(plan, summed))
         print(*of_members(plan), sep="\n")
         require_voices(plan, settings.min_voices)
+        settings.policy.require_plan(plan, served)
 
 
 @agent.command("rotate-key")

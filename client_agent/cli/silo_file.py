@@ -63,6 +63,9 @@ train = {local(train)}
 # Limits of this silo, whatever a plan allows.
 # max_epsilon = 8.0
 # min_voices = 2
+# policy.strategies = ["fedmosaic", "fedavg"]
+# policy.modules = ["q", "v"]
+# policy.max_update_bytes = 5000000
 """
 
 

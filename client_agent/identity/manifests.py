@@ -77,7 +77,12 @@ class Manifests:
     @property
     def plan(self) -> FederationPlan:
         """The federation's plan as fetched; after the first accepted manifest, the plan that it names."""
-        return FederationPlan.model_validate_json((self.folder / PLAN).read_bytes(), extra="ignore")
+        return FederationPlan.model_validate_json(self.stored_plan, extra="ignore")
+
+    @property
+    def stored_plan(self) -> bytes:
+        """The stored plan as it was served."""
+        return (self.folder / PLAN).read_bytes()
 
     def fetch_plan(self, api: CoordinatorApi) -> None:
         """Store the served plan unless one is stored: each manifest then has to name this plan.

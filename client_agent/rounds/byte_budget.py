@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import ceil, prod
 
 from client_agent.adapters.variational.sparsity import least_density
 from client_agent.errors import AgentError
 from client_agent.rounds.opened_brief import OpenedBrief
+from client_agent.rounds.opened_round import OpenedRound
 from client_agent.strategies.base import State
 from schemas.maths.adapter import Layout
 from schemas.wire.budget import Marks, effective_recipe, fit_budget, shortfall
@@ -46,6 +48,21 @@ def require_affordable(opened: OpenedBrief, layout: Layout) -> None:
             refusal = f"density {density:g} leaves no room beside this adapter's priors: {enough:g} does"
     if refusal is not None:
         raise BudgetTooSmall(f"{refusal}. Nothing was trained; ask the operator for another plan")
+
+
+def require_allowed_size(work: OpenedRound, layout: Callable[[], Layout]) -> None:
+    """Check that updates of a layout keep the silo's `policy.max_update_bytes`.
+
+    Raises:
+        PolicyRefused: they may be larger.
+    """
+    policy, opened, traits = work.session.policy, work.opened, work.opened.traits
+    if policy.max_update_bytes is None:
+        return
+    recipe, _ = effective_recipe(
+        opened.recipe, begins_anew=traits.base_delta, ranks_differ=traits.mixed_ranks
+    )
+    policy.require_update(layout(), recipe, opened.brief.wire.max_bytes, work.sum_plan)
 
 
 def marked(opened: OpenedBrief, private: State, delta: dict[str, Floats]) -> Marks | None:

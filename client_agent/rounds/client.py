@@ -12,6 +12,7 @@ from typing import Protocol
 
 from client_agent.identity.manifests import Manifests
 from client_agent.identity.roster import Roster
+from client_agent.policy import Policy
 from client_agent.privacy.budget import require_private, require_voices
 from client_agent.storage.rate_store import RATES, RateStore
 from client_agent.storage.round_folder import RoundFolders
@@ -29,6 +30,7 @@ class Session:
         pins: public keys by client name, from the silo's `roster` setting.
         max_epsilon: the silo's limit on the privacy cost of sketches; None = the plan alone decides.
         min_voices: of how many peers a mixture must be made at least.
+        policy: the silo's rules for plans and updates.
     """
 
     api: CoordinatorApi
@@ -39,6 +41,7 @@ class Session:
     pins: Mapping[str, str] = field(default_factory=dict)
     max_epsilon: float | None = None
     min_voices: int = 1
+    policy: Policy = field(default_factory=Policy)
 
     @property
     def manifests(self) -> Manifests:
@@ -77,12 +80,23 @@ class Session:
             ManifestRefused: the federation's plan differs.
             NotPrivateEnough: the plan's sketches cost more than the silo allows.
             TooFewVoices: the plan serves mixtures of fewer members than the silo allows.
+            PolicyRefused: the silo's policy does not allow the plan.
         """
-        self.manifests.fetch_plan(self.api)
+        self.check_plan()
         self.manifests.hold_to_plan(brief)
         if self.manifests.plan.privacy.secure_sum is None:  # else no sketch is sent
             require_private(brief.signature, self.max_epsilon)
         require_voices(self.manifests.plan, self.min_voices)
+
+    def check_plan(self) -> None:
+        """Fetch the federation's plan unless it is stored, and check it against the silo's policy.
+
+        Raises:
+            PolicyRefused: the policy does not allow the plan.
+        """
+        manifests = self.manifests
+        manifests.fetch_plan(self.api)
+        self.policy.require_plan(manifests.plan, manifests.stored_plan)
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,9 +18,11 @@ def deliver(work: OpenedRound) -> bytes:
     """Send the update, and return its receipt.
 
     Raises:
+        PolicyRefused: it has more bytes than the silo allows.
         CoordinatorRefused: see `note_reference` for an update whose reference the coordinator lacks.
     """
     body = work.folder.read(UPDATE)
+    work.session.policy.require_body(body)
     receipt = work.session.api.push_update(work.session.federation_id, work.brief.round, body)
     log.info("round %d: update of %d bytes delivered", work.brief.round, len(body))
     return receipt.model_dump_json().encode()

@@ -63,6 +63,7 @@ def rejoin(work: OpenedRound) -> None:
         ManifestRefused: the coordinator has lost this client's join, too.
     """
     session, round_number = work.session, work.brief.round
+    session.check_brief(work.brief)
     log.warning("round %d: the coordinator has lost the update; sending it again", round_number)
     joined = session.api.join(session.federation_id, round_number, None)
     session.accept_manifest(

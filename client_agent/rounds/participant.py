@@ -18,6 +18,7 @@ from client_agent.alignment.pack_exchange import FramesInUse, frames_for
 from client_agent.alignment.pivot_wait import PivotWait
 from client_agent.errors import PivotPackAwaited
 from client_agent.experts.inject import inject_experts
+from client_agent.policy import Policy
 from client_agent.rounds.client import Session, Workspace
 from client_agent.rounds.layouts import adapter_plan, sent_layout
 from client_agent.rounds.opened_brief import OpenedBrief
@@ -148,6 +149,7 @@ class Participant:
         pins: Mapping[str, str] | None = None,
         max_epsilon: float | None = None,
         min_voices: int = 1,
+        policy: Policy | None = None,
         lora_rank: int | None = None,
         rates: RateStore | None = None,
         checkpoint_seconds: float = CHECKPOINT_SECONDS,
@@ -162,5 +164,6 @@ class Participant:
             pins=pins or {},
             max_epsilon=max_epsilon,
             min_voices=min_voices,
+            policy=policy or Policy(),
         )
         return cls(session, workspace, Trainer(silo, session, stop, lora_rank, checkpoint_seconds), sleep)

@@ -84,14 +84,33 @@ def federation_plan(settings: AgentSettings, file: Path | None) -> FederationPla
         return whole_plan(api, membership.federation_id)
 
 
-def whole_plan(api: CoordinatorApi, federation_id: str) -> FederationPlan:
-    """Download a federation's plan.
+def served_plan(settings: AgentSettings) -> bytes | None:
+    """Return the federation's plan as served; None before enrolment.
 
     Raises:
-        AnswerUnreadable: the answer is not a plan.
+        AgentError: the coordinator does not answer, or refuses.
     """
     try:
-        return FederationPlan.model_validate_json(api.plan(federation_id), extra="ignore")
+        membership = read_membership(settings.folder)
+    except NotEnrolled:
+        return None
+    with connect_once(settings, membership) as api:
+        return api.plan(membership.federation_id)
+
+
+def whole_plan(api: CoordinatorApi, federation_id: str) -> FederationPlan:
+    """Download a federation's plan. Raises as `parse_plan`."""
+    return parse_plan(api.plan(federation_id))
+
+
+def parse_plan(served: bytes) -> FederationPlan:
+    """Parse a federation's plan as the coordinator serves it.
+
+    Raises:
+        AnswerUnreadable: it is not a plan.
+    """
+    try:
+        return FederationPlan.model_validate_json(served, extra="ignore")
     except ValidationError as error:
         raise AnswerUnreadable("the federation's plan", str(error)) from error
 

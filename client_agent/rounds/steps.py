@@ -13,7 +13,7 @@ from client_agent.adapters.base import Adapter, State
 from client_agent.experts.probing import prober_of, with_probe_set
 from client_agent.experts.routed import RoutedExperts
 from client_agent.rounds.bank import experts_of, read_bank, read_index, store_experts
-from client_agent.rounds.byte_budget import has_budget, require_affordable
+from client_agent.rounds.byte_budget import has_budget, require_affordable, require_allowed_size
 from client_agent.rounds.delivery import report_scores
 from client_agent.rounds.download import download_whole
 from client_agent.rounds.encode_input import encode_input
@@ -97,6 +97,7 @@ def _pull(work: Work) -> bytes:
         archive_trained(work.rounds)
     if has_budget(work.opened):
         require_affordable(work.opened, trainer.layout(work.opened, work.earlier))
+    require_allowed_size(work, lambda: trainer.layout(work.opened, work.earlier))
     trainer.silo.require_fit(brief.training.max_length)
     trainer.frames(brief)  # the coordinator must have the pack before a join: it determines the layout
     body = newcomer_body(work) if work.carries_sketch else None

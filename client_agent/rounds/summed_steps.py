@@ -118,7 +118,8 @@ def _expectation(
 
 
 def _calls(work: OpenedRound) -> HttpSumCalls:
-    return HttpSumCalls(work.session.api, work.session.federation_id, work.brief.round)
+    session = work.session
+    return HttpSumCalls(session.api, session.federation_id, work.brief.round, session.policy)
 
 
 def _input(work: OpenedRound, segments: Sequence[Segment] = ()) -> SumInput:

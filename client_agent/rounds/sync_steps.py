@@ -12,7 +12,7 @@ from client_agent.alignment.pack import Pack
 from client_agent.alignment.pack_delivery import PACK, PackDelivery, archive_voided_pack, redeliver_pack
 from client_agent.errors import CoordinatorRefused, PivotPackAwaited
 from client_agent.rounds.awaited import WorkAwaited
-from client_agent.rounds.byte_budget import has_budget, require_affordable
+from client_agent.rounds.byte_budget import has_budget, require_affordable, require_allowed_size
 from client_agent.rounds.client import Session, Workspace
 from client_agent.rounds.delivery import deliver, note_reference, report_scores
 from client_agent.rounds.download import download_whole
@@ -129,6 +129,7 @@ def _pull(work: SyncRound) -> bytes:
         _require_prepared(work, prepared)  # a newcomer's sketch names the pack
     if has_budget(work.opened):
         require_affordable(work.opened, layout_of_silo(work, work.earlier))
+    require_allowed_size(work, lambda: layout_of_silo(work, work.earlier))
     content = join_round(
         work,
         work.folder.read(JOIN) if work.carries_sketch else None,

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, Protocol
 
 import httpx
 
+from client_agent.policy import Policy
 from client_agent.transport.client import CoordinatorApi, NothingYet
 from client_agent.transport.responses import read
 from schemas.messages.secure_sum import CAPABILITY, ReadyReceipt, ReadyRequest, SumStatus
@@ -36,6 +37,7 @@ class HttpSumCalls:
     api: CoordinatorApi
     federation_id: str
     round_number: int
+    policy: Policy = field(default_factory=Policy)
 
     def ready(self, request: ReadyRequest) -> ReadyReceipt:
         """Report that this client has trained, and which format of sessions it speaks. Idempotent.
@@ -51,6 +53,8 @@ class HttpSumCalls:
         return read(SumStatus, answer) if isinstance(answer, httpx.Response) else answer
 
     def put(self, session: int, step: int, body: bytes) -> None:
+        if step == _MASKED:
+            self.policy.require_body(body)
         media_type = _OCTETS if step == _MASKED else "application/json"
         headers = {"Content-Type": media_type, "Content-Digest": to_field(digest_of(body))}
         self.api.call("PUT", self._step(session, step), content=body, headers=headers)

@@ -59,6 +59,18 @@ def min_bytes(layout: Layout, recipe: Recipe) -> int:
     return _most(((size, min_count(name, size)) for name, size in sizes.items()), recipe)
 
 
+def most_bytes(layout: Layout, recipe: Recipe) -> int:
+    """Return the largest size in bytes of an update of a layout at the recipe's density."""
+    sizes = {name: prod(shape) for name, shape in layout.items()}
+    return _most(
+        (
+            (size, size if is_prior(name) else kept_count(size, recipe.density))
+            for name, size in sizes.items()
+        ),
+        recipe,
+    )
+
+
 def min_count(name: str, size: int) -> int:
     return size if is_prior(name) else 1
 

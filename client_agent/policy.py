@@ -1,0 +1,130 @@
+"""Hold a federation's plan to the `[policy]` table of silo.toml, whatever the coordinator asks for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from math import prod
+from typing import Annotated
+
+from pydantic import Field, StringConstraints
+
+from client_agent.errors import AgentError
+from schemas.maths.adapter import Layout
+from schemas.messages.adapter_plan import AdapterPlan
+from schemas.messages.base import Digest, Strict
+from schemas.messages.federations import FederationPlan
+from schemas.messages.recipes import Recipe
+from schemas.messages.sum_plan import SecureSumPlan
+from schemas.wire.digests import digest_of
+
+_MODULE = r"^(b[0-9]{1,4}\.)?(q|k|v|o|gate|up|down)$"
+_BYTES_OF_SUM = {8: 2, 16: 3}
+"""The bytes of a value in a masked input of at most 256 members, by `privacy.secure_sum.bits`."""
+
+Module = Annotated[str, StringConstraints(pattern=_MODULE)]
+
+
+class PolicyRefused(AgentError):
+    """The federation's plan, or an update, is outside of the silo's policy: nothing more is sent."""
+
+    def __init__(self, rule: str, allowed: str, fact: str, way_out: str) -> None:
+        super().__init__(
+            f"{fact}, and this silo's policy.{rule} is {allowed}; nothing is trained or sent. "
+            f"Ask the operator for {way_out}, or change policy.{rule} in silo.toml"
+        )
+
+
+class Policy(Strict):
+    """The rules of a silo. A rule that is not set allows everything."""
+
+    strategies: Annotated[tuple[str, ...], Field(min_length=1)] | None = None
+    """The strategies that may be used."""
+    modules: Annotated[tuple[Module, ...], Field(min_length=1)] | None = None
+    """The linear layers whose changes may leave the silo: roles such as `v`, or modules such as `b0.v`."""
+    max_update_bytes: Annotated[int, Field(ge=1)] | None = None
+    """The most bytes of an update, or of a silo's part of a sum."""
+    plan: Digest | None = None
+    """The digest of the plan that was examined; every other plan is refused."""
+
+    def require_plan(self, plan: FederationPlan, document: bytes | None) -> None:
+        """Check a plan by every rule that needs no layout.
+
+        Args:
+            document: the plan as served, whose digest is checked; None = not served yet.
+
+        Raises:
+            PolicyRefused: a rule does not allow the plan.
+        """
+        name = plan.strategy.name
+        if self.strategies is not None and name not in self.strategies:
+            fact, way_out = (
+                f"the plan's strategy is {name}",
+                f"a federation with {' or '.join(self.strategies)}",
+            )
+            raise PolicyRefused("strategies", _listed(self.strategies), fact, way_out)
+        outside = [module for module in sent_modules(plan.adapter) if not self._allows(module)]
+        if self.modules is not None and outside:
+            fact = f"the plan's adapter sends {_listed(outside)}"
+            way_out = "a plan with other adapter.roles or adapter.target_modules"
+            raise PolicyRefused("modules", _listed(self.modules), fact, way_out)
+        if self.plan is not None and document is not None and digest_of(document) != self.plan:
+            fact = f"the plan's digest is {digest_of(document)}"
+            raise PolicyRefused("plan", self.plan, fact, "the plan that was examined")
+
+    def require_update(
+        self, layout: Layout, recipe: Recipe, max_bytes: int | None, summed: SecureSumPlan | None
+    ) -> None:
+        """Check before training that updates of a layout are small enough, uncompressed.
+
+        Raises:
+            PolicyRefused: they may be larger than `max_update_bytes`.
+        """
+        if self.max_update_bytes is None:
+            return
+        from schemas.wire.budget import most_bytes  # imports NumPy, which settings do without
+
+        if summed is not None:
+            size = sum(prod(shape) for shape in layout.values()) * _BYTES_OF_SUM[summed.bits]
+        else:
+            size = min(most_bytes(layout, recipe), max_bytes or 2**63)
+        self._require_bytes(size, "an update under this plan has up to")
+
+    def require_body(self, body: bytes) -> None:
+        """Check the exact bytes of an update immediately before they are sent.
+
+        Raises:
+            PolicyRefused: there are more than `max_update_bytes`.
+        """
+        if self.max_update_bytes is not None:
+            self._require_bytes(len(body), "the encoded update has")
+
+    def sentences(self) -> str:
+        """Return the rules in force as text."""
+        rules = {
+            "strategies": _listed(self.strategies) if self.strategies else None,
+            "modules": _listed(self.modules) if self.modules else None,
+            "at most": f"{self.max_update_bytes} bytes per update" if self.max_update_bytes else None,
+            "plan": self.plan,
+        }
+        texts = [f"{rule} {text}" for rule, text in rules.items() if text is not None]
+        return "; ".join(texts) or "no [policy] in silo.toml: the plan decides"
+
+    def _allows(self, module: str) -> bool:
+        allowed = self.modules or ()
+        return module in allowed or module.rpartition(".")[2] in allowed
+
+    def _require_bytes(self, size: int, fact: str) -> None:
+        limit = self.max_update_bytes
+        if limit is not None and size > limit:
+            way_out = f"a plan with a wire.max_bytes below {limit}, fewer adapter.roles or a lower rank"
+            raise PolicyRefused("max_update_bytes", str(limit), f"{fact} {size} bytes", way_out)
+
+
+def sent_modules(adapter: AdapterPlan) -> tuple[str, ...]:
+    """Return what a plan's adapter sends changes of: roles with A and B, (block, role)s with P and Q."""
+    modules = adapter.modules() if adapter.kind == "pq" else ()
+    return (*(adapter.roles if adapter.travelling_lora_rank else ()), *modules)
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(names)
