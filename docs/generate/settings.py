@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
+from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from typer.core import TyperOption
 
@@ -108,7 +109,7 @@ def _single_type(schema: Schema) -> str:
 
 def _default(value: object, *, environment: bool) -> str:
     """Return a default as it would be written; unset options have none."""
-    if value in (None, "", ()):
+    if value in (None, "", ()) or isinstance(value, BaseModel):
         return ""
     if isinstance(value, Path):
         value = str(value)
