@@ -142,6 +142,7 @@ def open_participant(
                 policy=settings.policy,
                 lora_rank=settings.lora_rank,
                 checkpoint_seconds=settings.checkpoint_seconds,
+                reports_progress=settings.report_progress,
             )
 
 

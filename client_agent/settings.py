@@ -97,6 +97,8 @@ class AgentSettings(BaseSettings):
     """How long a request is retried before the agent logs the failure; large bodies are retried longer."""
     max_epsilon: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     """The limit on the privacy cost of gradient sketches, whatever the plan allows; default: the plan's."""
+    report_progress: bool = True
+    """Whether the coordinator sees step, speed and time left, and the loss unless losses are summed."""
     min_voices: Annotated[int, Field(ge=1)] = 1
     """The fewest peers in a served mixture; plans with fewer are refused."""
     policy: Policy = Policy()

@@ -39,7 +39,7 @@ from coordinator.http.request_log import RequestLog
 from coordinator.http.root_path import RootPath
 from coordinator.joining import routes as aggregation
 from coordinator.observability.metrics import Metrics
-from coordinator.rounds import admin_routes, reader_routes
+from coordinator.rounds import admin_routes, progress, reader_routes
 from coordinator.rounds import routes as rounds
 from coordinator.rounds.long_poll import LongPolls
 from coordinator.secure_sum import ready_routes
@@ -77,6 +77,7 @@ ROUTERS = (
     federations.router,
     clients.router,
     event_stream.router,
+    progress.router,
     reader_routes.router,
     admin_routes.router,
     admin_routes.clients_router,
@@ -107,6 +108,7 @@ def create_app(settings: Settings) -> FastAPI:
     app.state.poll_rate = PollRate(settings.polls_per_second)
     app.state.sum_poll_rate = PollRate(settings.polls_per_second, burst=secure_sum.SUM_POLLS_AT_ONCE)
     app.state.identity_provider = provider_of(settings)
+    app.state.progress_rate = PollRate(progress.PER_SECOND, burst=progress.BURST)
     app.state.reads = ReadNonces()
     app.state.locks = KeyedLock()
     app.state.group_commit = GroupCommit(max_leaders=COMMITTERS, max_batch=UPDATES_PER_COMMIT)

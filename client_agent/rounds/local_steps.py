@@ -13,34 +13,64 @@ from client_agent.adapters.personal_lora import PersonalLora
 from client_agent.errors import Stopped
 from client_agent.experts.routed import RoutedExperts
 from client_agent.training.checkpoint import TrainingCheckpoint
-from client_agent.training.loop import TrainingOutcome
+from client_agent.training.loop import Step, TrainingOutcome
 from client_agent.training.progress import TrainingProgress
 from schemas.messages.federations import TrainingPlan
 
 Arrays = dict[str, NDArray[np.float32]]
 Training = Callable[..., TrainingOutcome]
+Report = Callable[[Step, int, int], None]
 _COMMON = "common."
 
 
 @dataclass(frozen=True, slots=True)
 class LocalSteps:
-    """The steps of a round, and its place among all rounds, which sets schedule and order of texts."""
+    """The steps of a round, and its place among all rounds, which sets schedule and order of texts.
+
+    Attributes:
+        report: called after each step, with the number of steps before this part of the round, and of all.
+        done, all_steps: these numbers; None = the plan's steps.
+    """
 
     plan: TrainingPlan
     round_number: int
     total_rounds: int
+    report: Report | None = None
+    done: int = 0
+    all_steps: int | None = None
 
     @property
     def title(self) -> str:
         return f"round {self.round_number}"
 
-    def turn(self, index: int, count: int, steps: int) -> LocalSteps:
-        """Return a turn's steps: those of a round of its own among `count` times as many rounds.
+    def turn(self, index: int, count: int, steps: int, done: int) -> LocalSteps:
+        """Return a turn's steps, after `done` others: those of a round among `count` times as many.
 
         So the schedule falls over the turns as over whole rounds, and no turn begins with the same texts.
         """
         plan = self.plan.model_copy(update={"steps": steps})
-        return LocalSteps(plan, (self.round_number - 1) * count + index + 1, self.total_rounds * count)
+        return LocalSteps(
+            plan,
+            (self.round_number - 1) * count + index + 1,
+            self.total_rounds * count,
+            self.report,
+            done,
+            self.plan.steps,
+        )
+
+    def half(self, index: int) -> LocalSteps:
+        """Return one of the two parts of a round that trains two adapters for as many steps each."""
+        return replace(self, done=index * self.plan.steps, all_steps=2 * self.plan.steps)
+
+    def watched(self, show: Callable[[Step], None]) -> Callable[[Step], None]:
+        """Return a callback that shows a step and reports it."""
+
+        def on_step(step: Step) -> None:
+            show(step)
+            if self.report is not None:
+                self.report(step, self.done, self.all_steps or self.plan.steps)
+
+        return on_step
 
 
 def run_steps(
@@ -75,8 +105,8 @@ def run_steps(
     of_common = {n.removeprefix(_COMMON): values for n, values in state.items() if n.startswith(_COMMON)}
     of_personal = {n: values for n, values in state.items() if not n.startswith(_COMMON)}
     with adapter.common_in_model():
-        common = _finished(training, local, f"{local.title}, common adapter", of_common, None, beside)
-    outcome = _finished(training, local, local.title, of_personal, penalty, checkpoint)
+        common = _finished(training, local.half(0), f"{local.title}, common adapter", of_common, None, beside)
+    outcome = _finished(training, local.half(1), local.title, of_personal, penalty, checkpoint)
     renamed = {f"{_COMMON}{name}": values for name, values in common.optimiser_state.items()}
     return replace(outcome, optimiser_state={**outcome.optimiser_state, **renamed})
 
@@ -102,7 +132,7 @@ def _in_turns(
         outcomes.append(
             _finished(
                 training,
-                local.turn(index, len(turns), turn.steps),
+                local.turn(index, len(turns), turn.steps, sum(earlier.steps for earlier in turns[:index])),
                 f"{local.title}, expert {experts}",
                 None,
                 penalty if adapter.router is not None else None,
@@ -131,7 +161,7 @@ def _finished(
             round_number=local.round_number,
             total_rounds=local.total_rounds,
             optimiser_state=optimiser_state,
-            on_step=progress,
+            on_step=local.watched(progress),
             penalty=penalty,
             checkpoint=checkpoint,
         )

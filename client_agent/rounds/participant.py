@@ -42,6 +42,7 @@ class Trainer:
         stop: whether training must stop.
         lora_rank: the silo's first rank under a strategy with mixed ranks; None = the plan's.
         checkpoint_seconds: how often the position inside a round's training is stored.
+        reports_progress: whether the coordinator is told how far training has come.
         pivot_wait: since when this agent waits for the pivot's pack.
     """
 
@@ -50,6 +51,7 @@ class Trainer:
     stop: Callable[[], bool]
     lora_rank: int | None = None
     checkpoint_seconds: float = CHECKPOINT_SECONDS
+    reports_progress: bool = False
     pivot_wait: PivotWait = field(default_factory=PivotWait)
     _frames: FramesInUse | None = None
 
@@ -153,6 +155,7 @@ class Participant:
         lora_rank: int | None = None,
         rates: RateStore | None = None,
         checkpoint_seconds: float = CHECKPOINT_SECONDS,
+        reports_progress: bool = False,
     ) -> Participant:
         workspace = Workspace(folder, member.federation_id, keep_rounds, rates)
         session = Session(
@@ -166,4 +169,5 @@ class Participant:
             min_voices=min_voices,
             policy=policy or Policy(),
         )
-        return cls(session, workspace, Trainer(silo, session, stop, lora_rank, checkpoint_seconds), sleep)
+        trainer = Trainer(silo, session, stop, lora_rank, checkpoint_seconds, reports_progress)
+        return cls(session, workspace, trainer, sleep)

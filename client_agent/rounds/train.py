@@ -14,7 +14,7 @@ from client_agent.adapters.personal_lora import PersonalLora
 from client_agent.adapters.provenance import Origin
 from client_agent.adapters.rank_pruning import Pruner
 from client_agent.rounds.examine import Exam, Examiner
-from client_agent.rounds.local_steps import LocalSteps, run_steps
+from client_agent.rounds.local_steps import LocalSteps, Report, run_steps
 from client_agent.rounds.trained import Arrays, Side, Trained
 from client_agent.storage.final_scores import TaskScores
 from client_agent.strategies.base import Traits
@@ -45,6 +45,7 @@ def train_locally(
     traits: Traits = _PLAIN,
     stop: Callable[[], bool],
     checkpoint: TrainingCheckpoint | None = None,
+    report: Report | None = None,
 ) -> Trained:
     """Train the injected adapter from `start` with the private tensors and the optimiser state of `earlier`.
 
@@ -72,7 +73,7 @@ def train_locally(
         options=silo.options,
     )
     outcome = run_steps(
-        *(adapter, training, LocalSteps(plan, round_number, total_rounds)),
+        *(adapter, training, LocalSteps(plan, round_number, total_rounds, report)),
         optimiser_state=_optimiser_state(earlier, adapter, traits),
         penalty=penalty,
         checkpoint=checkpoint,

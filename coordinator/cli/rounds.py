@@ -170,13 +170,14 @@ def _round(details: dict[str, Any]) -> RenderableType:
     more = other_names(of_kept)
     return fitting_table(
         [
-            *("client", "state", "joined", "received", "bytes", "norm", "epsilon", "age"),
+            *("client", "state", "progress", "joined", "received", "bytes", "norm", "epsilon", "age"),
             *("served", "trained", "kept", "final", "perplexity", *more, "why"),
         ],
         [
             (
                 c["name"],
                 c["state"],
+                _progress(c.get("progress")),
                 ago(c["joined_at"]),
                 ago(c["received_at"]) if c["received_at"] else "-",
                 traffic(c["bytes"]),
@@ -196,6 +197,14 @@ def _round(details: dict[str, Any]) -> RenderableType:
         ),
         title=f"{title}\n{_LOSSES}",
     )
+
+
+def _progress(report: dict[str, Any] | None) -> str | None:
+    """Describe how far a client's training has come: `12 of 40, loss 1.840, 31 s left`."""
+    if report is None:
+        return None
+    loss = f", loss {report['loss']:.3f}" if report["loss"] is not None else ""
+    return f"{report['step']} of {report['steps']}{loss}, {report['seconds_left']:.0f} s left"
 
 
 def _state(details: dict[str, Any]) -> str:

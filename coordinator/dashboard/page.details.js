@@ -3,7 +3,7 @@
 import { chart, element, facts, link, note, section, table } from "./page.dom.js";
 import { REASONS, ago, count, difference, kept, label, names, number, personal, signed, size, span, value } from "./page.text.js";
 import { voicesSection } from "./page.relevance.js";
-import { byName, links, state } from "./page.views.js";
+import { byName, links, progressOf, state } from "./page.views.js";
 
 const back = (federation, ...more) => element("nav", [link(`← ${federation.name}`, links(federation.id).home), ...more], { class: "back", id: "back", "aria-label": "Where you are" });
 
@@ -35,11 +35,11 @@ export function roundSections({ federation, rounds }, round) {
   const has = (read) => round.clients.some((c) => read(c) !== null && read(c) !== undefined);
   const hasFinal = has((c) => c.scores && c.scores.final), hasEpsilon = has((c) => c.epsilon), budget = federation.plan.signature.dp;
   const columns = [{ name: "client", few: true }, { name: "state", few: true, text: true }, { name: "received" }, { name: "up" }, { name: "down" }, { name: "norm" }, { name: "age" },
-    ...(hasEpsilon ? [{ name: "epsilon spent" }] : []), { name: "served", head: "loss served", few: true }, { name: "trained", head: "loss trained", few: true }, { name: "kept", text: true },
+    ...(has((c) => c.progress) ? [{ name: "progress", few: true, text: true }] : []), ...(hasEpsilon ? [{ name: "epsilon spent" }] : []), { name: "served", head: "loss served", few: true }, { name: "trained", head: "loss trained", few: true }, { name: "kept", text: true },
     ...(hasFinal ? [{ name: "final", head: "loss final", few: true }] : []), ...metrics.map((name) => ({ name: label(name) }))];
   const rows = [...round.clients].sort(byName).map((c) => [link(c.name, href.client(c.client_id)), state(c.state, c.reject_reason),
     c.received_at ? ago(c.received_at) : "–", size(c.bytes.up), size(c.bytes.down), number(c.norm), c.staleness === null ? "–" : String(c.staleness),
-    ...(hasEpsilon ? [c.epsilon === null ? "–" : `${number(c.epsilon)} of ${budget ? budget.epsilon : "?"}`] : []),
+    ...(has((x) => x.progress) ? [progressOf(c)] : []), ...(hasEpsilon ? [c.epsilon === null ? "–" : `${number(c.epsilon)} of ${budget ? budget.epsilon : "?"}`] : []),
     number(c.scores && value(c.scores.served, "loss")), number(c.scores && value(c.scores.trained, "loss")), c.scores ? c.scores.kept : "–",
     ...(hasFinal ? [number(c.scores && value(c.scores.final, "loss"))] : []), ...metrics.map((name) => number(value(personal(c.scores), name)))]);
   return [back(federation, ...steps),

@@ -21,6 +21,13 @@ const TONE = { arrived: "good", ready: "good", joined: "wait", late: "bad", drop
 export const state = (text, reason) =>
   element("span", reason ? `${text}: ${reason}` : text, { class: `state ${TONE[text] || ""}` });
 
+// How far a client's training has come: a bar with its numbers.
+export function progressOf({ name, progress }) {
+  if (!progress) return "–";
+  const { step, steps, loss, seconds_left: left } = progress, text = `${step} of ${steps}${loss === null ? "" : `, loss ${number(loss)}`}, ${span(left)} left`;
+  return element("span", [element("progress", "", { value: step, max: steps, "aria-label": `Training of ${name}` }), ` ${text}`]);
+}
+
 // Clients whose update the current round still waits for, with the reason; those that have not joined come last.
 export function missing({ current, clients }) {
   if (!current || !["open", "collecting"].includes(current.state)) return [];
@@ -140,15 +147,16 @@ export function clientsSection(data) {
   const now = new Map((current ? current.clients : []).map((c) => [c.client_id, c]));
   const scores = new Map((scored ? scored.clients : []).map((c) => [c.client_id, c.scores])), changed = changes(data);
   const metrics = names([...scores.values()].map(personal)).filter((name) => name !== "loss");
-  const hasFinal = [...scores.values()].some((s) => s && s.final);
+  const hasFinal = [...scores.values()].some((s) => s && s.final), isTraining = [...now.values()].some((c) => c.progress);
   const columns = [
-    { name: "client", few: true }, { name: "state", few: true, text: true, head: current ? `in round ${current.round}` : "state" }, { name: "last seen" },
+    { name: "client", few: true }, { name: "state", few: true, text: true, head: current ? `in round ${current.round}` : "state" }, ...(isTraining ? [{ name: "progress", few: true, text: true }] : []), { name: "last seen" },
     { name: "served", head: "loss served" }, { name: "trained", head: "loss trained", few: !hasFinal }, ...(hasFinal ? [{ name: "final", head: "loss final", few: true }] : []),
     { name: "by mixing" }, { name: "since start", few: true }, ...metrics.map((name) => ({ name: label(name) })), { name: "rounds" },
   ];
   const rows = [...clients].sort(byName).map((c) => {
     const s = scores.get(c.client_id), part = now.get(c.client_id), moved = changed.get(c.client_id) || {};
-    return [link(c.name, href.client(c.client_id)), c.state === "revoked" ? state("revoked") : part ? state(part.state) : current ? "not joined" : "enrolled", ago(c.last_seen_at),
+    return [link(c.name, href.client(c.client_id)), c.state === "revoked" ? state("revoked") : part ? state(part.state) : current ? "not joined" : "enrolled",
+      ...(isTraining ? [part ? progressOf(part) : "–"] : []), ago(c.last_seen_at),
       number(s && value(s.served, "loss")), number(s && value(s.trained, "loss")), ...(hasFinal ? [number(s && value(s.final, "loss"))] : []),
       signed(moved.mixing), signed(moved.start), ...metrics.map((name) => number(value(personal(s), name))), String(c.rounds)];
   });

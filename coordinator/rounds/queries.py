@@ -22,6 +22,7 @@ from coordinator.db.tables.federations import (
     SignatureRow,
     UpdateRow,
 )
+from coordinator.db.tables.progress import ProgressRow
 from coordinator.errors import NotFound
 
 _Latest = aliased(RoundRow)
@@ -131,6 +132,8 @@ class ParticipationDetails:
     epsilon: float | None
     examples: int | None
     scores: dict[str, Any] | None
+    report: dict[str, Any] | None
+    reported_at: datetime | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,6 +220,8 @@ def participations(session: Session, round_id: int, client_id: str | None) -> li
             epsilon,
             UpdateRow.examples,
             ScoresRow.scores,
+            ProgressRow.report,
+            ProgressRow.reported_at,
         )
         .join_from(ParticipationRow, ClientRow, ClientRow.id == ParticipationRow.client_id)
         .outerjoin(
@@ -226,6 +231,10 @@ def participations(session: Session, round_id: int, client_id: str | None) -> li
         .outerjoin(
             ScoresRow,
             (ScoresRow.round_id == round_id) & (ScoresRow.client_id == ParticipationRow.client_id),
+        )
+        .outerjoin(
+            ProgressRow,
+            (ProgressRow.round_id == round_id) & (ProgressRow.client_id == ParticipationRow.client_id),
         )
         .where(ParticipationRow.round_id == round_id)
         .order_by(ParticipationRow.client_id)

@@ -12,6 +12,7 @@ from sqlalchemy import (
     CursorResult,
     bindparam,
     case,
+    delete,
     exists,
     func,
     or_,
@@ -23,6 +24,7 @@ from sqlalchemy.orm.attributes import set_committed_value
 
 from coordinator.db.engine import database_time, run
 from coordinator.db.tables.federations import ClientRow, FederationRow, ParticipationRow, RoundRow, UpdateRow
+from coordinator.db.tables.progress import ProgressRow
 from coordinator.errors import NotFound
 from coordinator.rounds.lifecycle import ACCEPTING, DELIVERED, TRANSITIONS, IllegalTransition, RoundFacts
 from schemas.messages.federations import FederationPlan, RoundsPlan
@@ -30,6 +32,13 @@ from schemas.messages.rounds import RoundState
 
 LeaseToken = NewType("LeaseToken", str)
 
+_PROGRESS_OF_EARLIER_ROUNDS = delete(ProgressRow).where(
+    ProgressRow.round_id.in_(
+        select(RoundRow.id).where(
+            RoundRow.federation_id == bindparam("federation_id"), RoundRow.number < bindparam("number")
+        )
+    )
+)
 _STATES: dict[str, RoundState] = {state: state for pair in TRANSITIONS for state in pair}
 _IS_ENROLLED = ClientRow.state == "enrolled"
 _HAS_DELIVERED = ParticipationRow.state.in_(sorted(DELIVERED))
@@ -180,6 +189,7 @@ def parse_state(stored: str) -> RoundState:
 def open_round(session: Session, federation_id: str, round_number: int, now: datetime) -> RoundRow:
     row = RoundRow(federation_id=federation_id, number=round_number, state="open", version=0, opened_at=now)
     session.add(row)
+    run(session, _PROGRESS_OF_EARLIER_ROUNDS, {"federation_id": federation_id, "number": round_number})
     session.flush()
     return row
 

@@ -17,6 +17,7 @@ from coordinator.federations import claims
 from coordinator.federations.store import federation, plan_of
 from coordinator.rounds import counted, queries, sum_views
 from coordinator.rounds.lifecycle import DELIVERED, Participation, shown_state
+from coordinator.rounds.progress_reports import progress_of
 from coordinator.rounds.store import state_of
 from coordinator.strategies.base import WeightReduction
 from schemas.messages.enrolment import Traffic
@@ -111,6 +112,7 @@ def view_of(session: Session, row: RoundRow, shown: RoundSummary, *, only: str |
             staleness=row.number - last[client.client_id] if client.client_id in last else None,
             scores=Scores.model_validate(client.scores) if client.scores else None,
             reject_reason=client.reject_reason,
+            progress=progress_of(client.report, client.reported_at, client.state),
         )
         for client in queries.participations(session, row.id, only)
     ]

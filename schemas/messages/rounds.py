@@ -16,6 +16,7 @@ from schemas.messages.federations import (
     StrategyPlan,
     TrainingPlan,
 )
+from schemas.messages.progress import ProgressView
 from schemas.messages.recipes import WirePlan
 from schemas.messages.scores import Scores, ScoreSummary
 from schemas.messages.sum_views import SumView
@@ -185,6 +186,8 @@ class ParticipationView(Strict):
     """The scores that the client sent."""
     reject_reason: str | None
     """Why the update was rejected."""
+    progress: ProgressView | None = None
+    """How far the client's training has come; null before its first report and once its update is there."""
 
 
 class RoundSummary(Strict):

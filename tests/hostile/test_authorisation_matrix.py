@@ -82,6 +82,7 @@ POLICIES: dict[str, Policy] = {
     f"GET {_F}/rounds/{{n}}": READERS,
     f"GET {_F}/rounds/{{n}}/relevance": READERS,
     f"GET {_F}/rounds/current": OF_THE_FEDERATION,
+    f"PUT {_F}/rounds/{{n}}/progress": OF_THE_FEDERATION,
     f"POST {_F}/rounds/{{n}}/join": OF_THE_FEDERATION,
     f"GET {_F}/rounds/{{n}}/weights": OF_THE_FEDERATION,
     f"GET {_F}/rounds/{{n}}/manifest": OF_THE_FEDERATION,

@@ -1,0 +1,91 @@
+"""Report to the coordinator how far training has come, without ever delaying or failing it."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from types import TracebackType
+from typing import Self
+
+import httpx
+
+from client_agent.training.loop import Step
+from schemas.messages.progress import Progress
+
+log = logging.getLogger(__name__)
+
+SECONDS = 5.0
+"""The least time between two reports."""
+_LAST_SECONDS = 12.0
+
+
+class ProgressReports:
+    """Send the newest step every few seconds, from a thread of its own.
+
+    A report that fails is logged once, and the next one is tried all the same. A report that the coordinator
+    refuses for good ends all: it is older than reports, or the round has ended.
+
+    Args:
+        send: sends a report once, and returns the status of the answer.
+        with_loss: whether the loss is reported.
+    """
+
+    def __init__(self, send: Callable[[Progress], int], *, with_loss: bool, seconds: float = SECONDS) -> None:
+        self._send = send
+        self._with_loss = with_loss
+        self._seconds = seconds
+        self._newest: Progress | None = None
+        self._wake = threading.Event()
+        self._end = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="progress", daemon=True)
+        self._has_failed = False
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._end.set()
+        self._wake.set()
+        self._thread.join(_LAST_SECONDS)
+
+    def __call__(self, step: Step, done: int, total: int) -> None:
+        """Report a step of a part of the round, before which `done` of `total` steps were finished."""
+        number, pace = done + step.number, step.seconds / step.number
+        self._newest = Progress(
+            step=number,
+            steps=total,
+            loss=step.loss if self._with_loss and 0 <= step.loss < 1e9 else None,
+            tokens_per_second=step.tokens / max(step.seconds, 1e-9),
+            seconds_left=pace * (total - number),
+        )
+        self._wake.set()
+
+    def _run(self) -> None:
+        while not self._end.is_set():
+            self._wake.wait()
+            self._wake.clear()
+            report, self._newest = self._newest, None
+            if report is not None and not self._end.is_set() and not self._sent(report):
+                return
+            self._end.wait(self._seconds)
+
+    def _sent(self, report: Progress) -> bool:
+        """Send a report; return whether to go on."""
+        try:
+            status = self._send(report)
+        except httpx.HTTPError as error:
+            self._failed(type(error).__name__)
+            return True
+        if status < 400 or status == httpx.codes.TOO_MANY_REQUESTS or status >= 500:
+            return True
+        self._failed(f"status {status}")
+        return False
+
+    def _failed(self, reason: str) -> None:
+        if not self._has_failed:
+            log.info("the coordinator shows no progress of this round (%s); training goes on", reason)
+        self._has_failed = True

@@ -1,0 +1,58 @@
+"""Reports of a round's training go out beside it, and never stop it."""
+
+from __future__ import annotations
+
+import logging
+import threading
+
+import httpx
+import pytest
+
+from client_agent.rounds.progress_report import ProgressReports
+from client_agent.training.loop import Step
+from schemas.messages.progress import Progress
+from tests.waiting import wait_until
+
+STEP = Step(number=2, total=4, loss=1.5, tokens=200, seconds=4.0)
+
+
+def test_the_newest_step_of_the_whole_round_is_sent() -> None:
+    sent: list[Progress] = []
+
+    def send(report: Progress) -> int:
+        sent.append(report)
+        return 204
+
+    with ProgressReports(send, with_loss=True, seconds=0.01) as reports:
+        reports(STEP, 4, 8)
+        wait_until(lambda: bool(sent), what="a report")
+    assert sent[0] == Progress(step=6, steps=8, loss=1.5, tokens_per_second=50.0, seconds_left=4.0)
+    with ProgressReports(send, with_loss=False, seconds=0.01) as reports:
+        reports(STEP, 0, 4)
+        wait_until(lambda: len(sent) > 1, what="a report")
+    assert sent[-1].loss is None
+
+
+def test_training_neither_waits_nor_fails(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    is_asked, may_answer, calls = threading.Event(), threading.Event(), []
+
+    def send(report: Progress) -> int:
+        calls.append(report.step)
+        is_asked.set()
+        may_answer.wait(10)
+        if len(calls) < 3:
+            raise httpx.ConnectError("down")
+        return 404
+
+    with ProgressReports(send, with_loss=True, seconds=0.001) as reports:
+        for number in range(1, 4):
+            reports(Step(number, 9, 1.0, 100, 1.0), 0, 9)
+        assert is_asked.wait(5)
+        may_answer.set()
+        for number in range(4, 10):
+            before = len(calls)
+            reports(Step(number, 9, 1.0, 100, 1.0), 0, 9)
+            wait_until(lambda before=before: len(calls) > min(before, 2), what="a try")
+    assert len(calls) == 3, "a refusal for good ends the reports"
+    assert caplog.text.count("shows no progress of this round") == 1
