@@ -211,6 +211,19 @@ def encode_some(
     return _fitting(base, list(islice(texts, count)))
 
 
+def count_cut(examples: Sequence[Example], tokenizer: PreTrainedTokenizerFast, max_length: int) -> int:
+    """Count the examples of which less than the whole text is read; a raw text is divided, not cut.
+
+    Raises:
+        TokenizerUnfit, DataInvalid: see `encode_example`.
+    """
+    return sum(
+        len(encode_example(example, tokenizer, sys.maxsize).ids) > max_length
+        for example in examples
+        if not example.is_raw_text
+    )
+
+
 def encode_beginnings(base: BaseModel, examples: Sequence[Example], max_length: int) -> tuple[Encoded, ...]:
     """Tokenise examples for a model, one text each: of a long raw text its beginning.
 

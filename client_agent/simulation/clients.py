@@ -5,43 +5,51 @@ from __future__ import annotations
 import torch
 
 from client_agent.model.loading import BaseModel, load_base_model
+from client_agent.settings import Quantization
 from client_agent.simulation.study import Study
 from client_agent.storage.prefix_store import PrefixStore
 from client_agent.training.data import SiloData
-from client_agent.training.silo import Silo, allow_tf32
+from client_agent.training.silo import Silo, allow_tf32, auto_dtype
 
 
 class SharedModels:
-    """Base models by folder or hub id. Clients use them in turn, each with its own adapter.
+    """Base models by folder or hub id, and bits. Clients use them in turn, each with its own adapter.
 
     `prefixes`: where what the layers below the first adapter put out is stored, for all clients and methods.
     """
 
     def __init__(self, prefixes: PrefixStore | None = None) -> None:
         self._prefixes = prefixes
-        self._loaded: dict[str, BaseModel] = {}
-        on_gpu = torch.cuda.is_available()
-        self._device = torch.device("cuda" if on_gpu else "cpu")
-        self._dtype = torch.bfloat16 if on_gpu else torch.float32
+        self._loaded: dict[tuple[str, Quantization], BaseModel] = {}
+        self._device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         allow_tf32(self._device)
 
-    def at(self, source: str) -> BaseModel:
+    def at(self, source: str, quantization: Quantization = "none") -> BaseModel:
         """Return the base model of a folder or hub id; load it at the first call.
 
         Raises:
             ModelNotFound, UnknownArchitecture, TokenizerUnfit: see `load_base_model`.
         """
-        if source not in self._loaded:
-            base = load_base_model(source, device=self._device, dtype=self._dtype)
+        key = source, quantization
+        if key not in self._loaded:
+            dtype = auto_dtype(self._device, quantization)
+            base = load_base_model(source, device=self._device, dtype=dtype, quantization=quantization)
             base.prefix.store = self._prefixes
-            self._loaded[source] = base
-        return self._loaded[source]
+            self._loaded[key] = base
+        return self._loaded[key]
 
 
 def build_silos(study: Study, data: dict[str, SiloData], models: SharedModels) -> dict[str, Silo]:
-    """Build every silo with its data, its base model and the shared pivot."""
+    """Build every silo with its data, its base model and the shared pivot, which is dense."""
     pivot = models.at(study.pivot_model) if study.pivot_model is not None else None
     return {
-        silo.name: Silo(models.at(silo.model), data[silo.name], study.pivot_model, pivot)
+        silo.name: Silo(
+            models.at(silo.model, silo.quantization),
+            data[silo.name],
+            study.pivot_model,
+            pivot,
+            quantised_from=silo.model if silo.quantization != "none" else None,
+            quantization=silo.quantization,
+        )
         for silo in study.silo
     }

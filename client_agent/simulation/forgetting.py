@@ -10,15 +10,13 @@ from client_agent.model.tokens import Encoded
 from client_agent.training.evaluate import mean_loss
 from schemas.messages.alignment import Anchor
 
-_MOST_TEXTS = 64
-
 
 class Forgetting:
-    """The loss of models on at most 64 public texts, in full, minus that of the bare base model."""
+    """The loss of models on `count` public texts at most, in full, minus that of the bare base model."""
 
-    def __init__(self, anchors: Sequence[Anchor], max_length: int) -> None:
+    def __init__(self, anchors: Sequence[Anchor], count: int, max_length: int) -> None:
         texts = [Example("", anchor.prompt + anchor.answer) for anchor in anchors]
-        self._texts = probe_set(texts, _MOST_TEXTS)
+        self._texts = probe_set(texts, count)
         self._max_length = max_length
         self._encoded: dict[str, Sequence[Encoded]] = {}
         self._bare: dict[str, float] = {}

@@ -17,6 +17,7 @@ from client_agent.simulation.bank_record import BankRecord
 from client_agent.simulation.code_fingerprint import code_of_runs
 from client_agent.simulation.methods import Method, control_of, plan_of, require_equal_training
 from client_agent.simulation.partition import digest_of_examples, draw_examples
+from client_agent.simulation.run_records import AlignmentRecord, RelevanceRecord, TextCount
 from client_agent.simulation.study import Study
 from client_agent.simulation.study_fields import States
 from client_agent.storage.files import write_durably
@@ -51,6 +52,7 @@ class ClientResult(Strict):
         forgetting: loss on the study's anchor texts of the model that it ends with, minus the bare model's.
         measures: its importance measures, if its method learns them.
         states: those that may be its result, by its method.
+        texts: how many of its examples are cut.
     """
 
     name: str
@@ -62,6 +64,7 @@ class ClientResult(Strict):
     forgetting: float | None = None
     measures: MeasuresFile | None = None
     states: States = "all"
+    texts: TextCount | None = None
 
 
 class CellResult(Strict):
@@ -69,7 +72,8 @@ class CellResult(Strict):
 
     `cpu_seconds` are the clients' alone; the coordinator serves several runs. `search_cpu_seconds` are those
     of the rate searches that this run happened to do first, and that other runs share. `adapters` is how many
-    a client trains, each in all steps of a round. `bank` is None by a method without experts.
+    a client trains, each in all steps of a round. `bank` is None by a method without experts. `relevance` is
+    by round, and empty by a method that trains alone or sums updates; `alignment` is empty without packs.
     """
 
     digest: str
@@ -83,6 +87,8 @@ class CellResult(Strict):
     search_cpu_seconds: float
     adapters: int = 1
     bank: BankRecord | None = None
+    relevance: list[RelevanceRecord] = Field(default_factory=list)
+    alignment: list[AlignmentRecord] = Field(default_factory=list)
 
     def of(self, cell: Cell) -> CellResult:
         """Return it as the result of a cell of the same run."""
@@ -130,7 +136,7 @@ def cells_of(study: Study, methods: list[Method], seeds: list[int]) -> Iterator[
         data = draw_examples(study, seed)
         silos = [
             [
-                *(silo.name, slugs[silo.model], silo.joins_after),
+                *(silo.name, slugs[silo.model], silo.quantization, silo.joins_after),
                 *map(digest_of_examples, _sides(data[silo.name])),
                 _digest_of_scoring(data[silo.name].test),
             ]
@@ -141,7 +147,14 @@ def cells_of(study: Study, methods: list[Method], seeds: list[int]) -> Iterator[
         for method in methods:
             plan = plans[method.name]
             control_of(study, method.name, plan)  # raises before any run
-            facts = [method.alone, plan.model_dump(mode="json"), silos, anchors, code_of_runs()]
+            facts = [
+                method.alone,
+                plan.model_dump(mode="json"),
+                silos,
+                anchors,
+                study.forgetting,
+                code_of_runs(),
+            ]
             digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
             yield Cell(method.name, seed, method.alone, plan, digest, method.run, method.states)
 

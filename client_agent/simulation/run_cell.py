@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from math import nan
 from pathlib import Path
@@ -21,6 +21,12 @@ from client_agent.simulation.forgetting import Forgetting
 from client_agent.simulation.pack_cache import PackCache, read_anchors
 from client_agent.simulation.partition import draw_examples
 from client_agent.simulation.results import Cell, CellResult, ClientResult, ClientRound
+from client_agent.simulation.run_records import (
+    RelevanceRecord,
+    alignment_of,
+    count_texts,
+    read_relevance,
+)
 from client_agent.simulation.shared_rates import SharedRates
 from client_agent.simulation.study import Study
 from client_agent.strategies.base import load_strategy
@@ -37,6 +43,14 @@ class WorkerContext:
     models: SharedModels
 
 
+@dataclass(frozen=True, slots=True)
+class _Shown:
+    """What a coordinator shows of a run; nothing without one."""
+
+    bank: BankRecord | None = None
+    relevance: list[RelevanceRecord] = field(default_factory=list)
+
+
 def run_cell(context: WorkerContext, cell: Cell, report_progress: ReportProgress) -> CellResult:
     """Run a cell from its beginning.
 
@@ -49,19 +63,23 @@ def run_cell(context: WorkerContext, cell: Cell, report_progress: ReportProgress
     # Models, packs and searched rates are there or not by the order of runs, so their time is not counted.
     began, cpu = time.monotonic(), time.process_time()
     run = _alone if cell.alone else _federated
-    clients, bank = run(context, cell, silos, packs, rates, report_progress)
+    clients, shown = run(context, cell, silos, packs, rates, report_progress)
+    wall, spent = time.monotonic() - began, time.process_time() - cpu
+    texts = {name: count_texts(silo, cell.plan.training.max_length) for name, silo in silos.items()}
     return CellResult(
         digest=cell.digest,
         method=cell.method,
         seed=cell.seed,
         alone=cell.alone,
         plan=cell.plan,
-        clients=clients,
-        wall_seconds=time.monotonic() - began - rates.spent.wall,
-        cpu_seconds=time.process_time() - cpu - rates.spent.cpu,
+        clients=[client.model_copy(update={"texts": texts[client.name]}) for client in clients],
+        wall_seconds=wall - rates.spent.wall,
+        cpu_seconds=spent - rates.spent.cpu,
         search_cpu_seconds=rates.spent.cpu,
         adapters=_adapters(cell),
-        bank=bank,
+        bank=shown.bank,
+        relevance=shown.relevance,
+        alignment=alignment_of(packs),
     ).of(cell)
 
 
@@ -96,7 +114,7 @@ def _alone(
     packs: dict[str, Pack],
     rates: SharedRates,
     report_progress: ReportProgress,
-) -> tuple[list[ClientResult], None]:
+) -> tuple[list[ClientResult], _Shown]:
     total, results = cell.plan.rounds.total, []
     forgetting = _forgetting(context, cell, silos)
     for index, entry in enumerate(context.study.silo):
@@ -129,7 +147,7 @@ def _alone(
                 forgetting=forgot,
             )
         )
-    return results, None
+    return results, _Shown()
 
 
 def _federated(
@@ -139,7 +157,7 @@ def _federated(
     packs: dict[str, Pack],
     rates: SharedRates,
     report_progress: ReportProgress,
-) -> tuple[list[ClientResult], BankRecord | None]:
+) -> tuple[list[ClientResult], _Shown]:
     if context.operator is None:
         raise CoordinatorStopped(
             f"{cell.label} needs a coordinator, and none was started; start the comparison again"
@@ -152,17 +170,26 @@ def _federated(
         cell, context.study, silos, context.operator, folder, anchors, rates
     ) as federation:
         results = run_federated(federation, cell, packs, forgetting, report_progress)
-        bank = read_bank_record(context.operator, federation.path)
+        shown = _Shown(
+            read_bank_record(context.operator, federation.path),
+            read_relevance(
+                context.operator,
+                federation.path,
+                cell.plan.rounds.total,
+                [silo.name for silo in context.study.silo],
+            ),
+        )
     shutil.rmtree(folder)
-    return results, bank
+    return results, shown
 
 
 def _forgetting(context: WorkerContext, cell: Cell, silos: dict[str, Silo]) -> Forgetting | None:
-    """Measure the bare base models on the study's anchor texts, if there are any."""
-    if context.study.anchors is None:
+    """Measure the bare base models on the study's anchor texts, if it has and counts any."""
+    study = context.study
+    if study.anchors is None or not study.forgetting:
         return None
-    anchors = read_anchors(context.study.anchors).anchors
-    forgetting = Forgetting(anchors, cell.plan.training.max_length)
+    anchors = read_anchors(study.anchors).anchors
+    forgetting = Forgetting(anchors, study.forgetting, cell.plan.training.max_length)
     for silo in silos.values():
         forgetting.measure_bare(silo.base)
     return forgetting

@@ -53,6 +53,8 @@ class Study(Strict):
     """The model that all silos load; needed with several base models."""
     anchors: Path | None = None
     """The file of public anchor texts, for alignment and for measuring forgetting."""
+    forgetting: Annotated[int, Field(ge=0)] = 64
+    """The largest number of anchor texts that forgetting is measured on; 0 = it is not measured."""
     tests: Count = 128
     """The largest number of test examples per silo and seed."""
     validation: Annotated[int, Field(ge=0)] = 16

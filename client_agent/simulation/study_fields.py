@@ -7,7 +7,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, JsonValue, ValidationError, model_validator
 
 from client_agent.row_template import RowTemplate, require_no_names
-from client_agent.settings import MetricName
+from client_agent.settings import MetricName, Quantization
 from schemas.messages.base import Name, Strict, field_error
 from schemas.messages.federations import Count
 from schemas.messages.names import NewName
@@ -47,11 +47,13 @@ class StudySilo(RowFields):
     validation.jsonl and test.jsonl. Silos with the same `train` get disjoint examples; a silo of a partition
     has no sources. `joins_after` is the round after which the silo joins, 0 for a founder; `group` is a label
     for the report, such as the silo's task. `categories` are those of a partition by category from which the
-    silo has tasks; without them silos have the partition's in turn, one each.
+    silo has tasks; without them silos have the partition's in turn, one each. `quantization` loads the base
+    model in few bits, as in silo.toml.
     """
 
     name: NewName
     model: str
+    quantization: Quantization = "none"
     train: str | None = None
     validation: str | None = None
     test: str | None = None

@@ -266,12 +266,17 @@ def device_named(name: str) -> torch.device:
     return device
 
 
-def dtype_of(settings: AgentSettings, device: torch.device) -> torch.dtype:
-    """Return the base model's dtype, which is also the compute dtype of quantised layers.
+def auto_dtype(device: torch.device, quantization: Quantization) -> torch.dtype:
+    """Return the dtype of a base model whose settings name none.
 
     The error of bfloat16 is small beside that of 4 or 8 bits, so only a dense model on a CPU is float32.
     """
+    few_bits = quantization != "none"
+    return torch.bfloat16 if device.type == "cuda" or few_bits else torch.float32
+
+
+def dtype_of(settings: AgentSettings, device: torch.device) -> torch.dtype:
+    """Return the base model's dtype, which is also the compute dtype of quantised layers."""
     if settings.dtype == "auto":
-        few_bits = settings.quantization != "none"
-        return torch.bfloat16 if device.type == "cuda" or few_bits else torch.float32
+        return auto_dtype(device, settings.quantization)
     return {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}[settings.dtype]

@@ -16,6 +16,12 @@ from client_agent.simulation.report.experts_charts import (
     negative_transfer,
     worst_client,
 )
+from client_agent.simulation.report.rounds_charts import (
+    alignment_errors,
+    client_losses,
+    relevance_over_rounds,
+    round_bytes,
+)
 from client_agent.simulation.report.summary import MethodSummary, Report
 from client_agent.simulation.report.tasks import rows_of
 from client_agent.storage.files import write_durably
@@ -32,6 +38,10 @@ def figures_of(report: Report) -> dict[str, Figure]:
             "expert_utilization": expert_utilization(report),
             "worst_client": worst_client(report, styles),
             "negative_transfer": negative_transfer(report, styles),
+            "client_losses": client_losses(report, styles),
+            "relevance": relevance_over_rounds(report),
+            "alignment_errors": alignment_errors(report),
+            "round_bytes": round_bytes(report, styles),
         }
     return {name: figure for name, figure in drawn.items() if figure is not None}
 

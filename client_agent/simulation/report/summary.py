@@ -24,10 +24,21 @@ from client_agent.simulation.report.curves import (
 from client_agent.simulation.report.estimates import Estimate, Pairing, estimate
 from client_agent.simulation.report.experts import BankSummary, bank_of, worst_curve
 from client_agent.simulation.report.importance import ImportanceSummary, importance_of
+from client_agent.simulation.report.rounds import (
+    AlignmentSummary,
+    RelevanceSummary,
+    RoundBytes,
+    bytes_of,
+    client_curves,
+    packs_of,
+    relevance_of,
+    texts_of,
+)
 from client_agent.simulation.report.runs import Runs, ScoreFigures, compare, figures, mean
 from client_agent.simulation.report.tasks import ByTask, tasks_of
 from client_agent.simulation.report.transfer import Transfer, transfer_of
 from client_agent.simulation.results import CellResult
+from client_agent.simulation.run_records import TextCount
 from client_agent.simulation.study import Study
 from client_agent.simulation.study_fields import States
 from schemas.messages.base import Strict
@@ -66,7 +77,7 @@ class MethodSummary(Strict):
     the learning rates of each client, by seed. `importance` is None if the method learns none. `states` are
     those of a client that may be its result; `adapters` is how many it trains, each in all steps. `bank` is
     None without experts; `worst` is the loss of the worst founder after local steps. `tasks` has the scores
-    of each task, where the rows have tasks.
+    of each task, where the rows have tasks. `clients` are the losses of each client after its own steps.
     """
 
     method: str
@@ -85,13 +96,17 @@ class MethodSummary(Strict):
     lone: list[Lone]
     served: LossCurve
     trained: LossCurve
+    clients: dict[str, LossCurve]
     bytes_by_round: list[float]
+    by_round: RoundBytes
     bytes_up: float
     bytes_down: float
     wall_seconds: float
     cpu_seconds: float
     importance: ImportanceSummary | None = None
     bank: BankSummary | None = None
+    relevance: RelevanceSummary | None = None
+    alignment: AlignmentSummary | None = None
     worst: LossCurve
     tasks: dict[Rule, ByTask] = Field(default_factory=dict)
 
@@ -113,7 +128,8 @@ class Report(Strict):
 
     `seeds` are the requested ones, `paired_seeds` those with results of all methods. `rules` are those that
     apply, the one of the tables first. `tests` is the largest number of test items of a silo; `models` is
-    each silo's base model. `search_cpu_seconds` are those of all rate searches, which methods share.
+    each silo's base model, `cut` the number of texts of a silo that are cut, if any. `search_cpu_seconds` are
+    those of all rate searches, which methods share.
     """
 
     study: str
@@ -123,6 +139,7 @@ class Report(Strict):
     tests: int
     examples: dict[str, int]
     models: dict[str, str]
+    cut: dict[str, TextCount] = Field(default_factory=dict)
     search_cpu_seconds: float
     methods: list[MethodSummary]
     missing: list[str]
@@ -156,6 +173,7 @@ def summarise(
         tests=study.tests,
         examples=sizes_of(study),
         models={client.name: client.base_model for client in results[0].clients},
+        cut=texts_of(results),
         search_cpu_seconds=sum({result.digest: result.search_cpu_seconds for result in results}.values()),
         methods=[_summary(method, runs, rules) for method in order],
         missing=list(missing),
@@ -192,13 +210,17 @@ def _summary(method: str, all_runs: dict[str, Runs], rules: list[Rule]) -> Metho
         lone=[_lone(method, name, rule, runs, baselines) for name in _lone_names(study)],
         served=served_curve(results, founders, steps),
         trained=trained_curve(results, founders, steps),
+        clients=client_curves(results, steps),
         bytes_by_round=bytes_so_far([c for r in results for c in r.clients if c.name in founders]),
+        by_round=bytes_of(results),
         bytes_up=mean([entry.bytes_up for entry in rounds]),
         bytes_down=mean([entry.bytes_down for entry in rounds]),
         wall_seconds=mean([result.wall_seconds for result in results]),
         cpu_seconds=mean([result.cpu_seconds for result in results]),
         importance=importance_of(results, founders),
         bank=bank_of(results),
+        relevance=relevance_of(results),
+        alignment=packs_of(results),
         worst=worst_curve(results, founders, steps),
         tasks={by: tasks_of(by, method, runs, baselines) for by in rules},
     )

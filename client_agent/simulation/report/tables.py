@@ -101,6 +101,9 @@ def remarks(report: Report) -> list[str]:
         "trained": "what clients' own steps make of it counts, not what they are served",
     }
     lines = [f"{m.method}: {about[m.states]}" for m in report.methods if m.states != "all"]
+    if report.cut:
+        counts = ", ".join(f"{name} {count.cut} of {count.examples}" for name, count in report.cut.items())
+        lines.append(f"texts longer than training.max_length, which are cut: {counts}")
     return lines + [
         f"{m.method}: each client trains {m.adapters} adapters in all steps, {m.adapters} times the work"
         for m in report.methods

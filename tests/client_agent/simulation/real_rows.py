@@ -22,6 +22,7 @@ REAL = (
     "real_two_bases",
     "real_two_silos",
     "ten_clients",
+    "ten_clients_small",
 )
 """The studies of real models, which need --data and --models."""
 

@@ -39,7 +39,7 @@ def test_every_run_of_a_study_can_be_built(folders: tuple[Path, Path], name: str
     plans = {cell.method: cell.plan for cell in cells}
     for cell in cells:
         plan = cell.plan
-        assert plan.training.learning_rate == "auto"
+        assert plan.training.learning_rate == read.plan.get("training.learning_rate", "auto")
         assert make(plan.strategy.name, plan.strategy.options).unfit(plan) is None
         control = control_of(read, cell.method, plan)
         assert control is None or plans[control].adapter == plan.adapter

@@ -191,7 +191,7 @@ def test_tables_and_page_carry_the_figures(tmp_path: Path) -> None:
         assert text in printed.getvalue()
     write_page(summary, tmp_path / "report.html")
     page = (tmp_path / "report.html").read_text()
-    assert page.count("<svg") == 8
+    assert page.count("<svg") == 10
     assert "Quality against bytes" in page
     for text in FIGURES:
         assert text in page

@@ -86,16 +86,19 @@ def test_worst_clients_are_those_of_each_round(tmp_path: Path) -> None:
 
 def test_files_are_written_for_what_there_is(tmp_path: Path) -> None:
     with_bank, without = report(tmp_path), report(tmp_path, bank=None)
-    assert set(figures_of(without)) == {"worst_client", "negative_transfer"}
+    assert set(figures_of(without)) == {"worst_client", "negative_transfer", "client_losses", "round_bytes"}
     pictures = write_pictures(with_bank, tmp_path / "out")
     assert [file.name for file in pictures] == [
         "expert_utilization.png",
         "worst_client.png",
         "negative_transfer.png",
+        "client_losses.png",
+        "round_bytes.png",
     ]
     assert all(file.read_bytes().startswith(b"\x89PNG") for file in pictures)
     written = write_paper(without, tmp_path / "paper")
-    assert [file.name for file in written] == ["worst_client.pdf", "negative_transfer.pdf", "results.tex"]
+    names = ["worst_client", "negative_transfer", "client_losses", "round_bytes"]
+    assert [file.name for file in written] == [*(f"{name}.pdf" for name in names), "results.tex"]
     assert written[0].read_bytes().startswith(b"%PDF")
 
 
