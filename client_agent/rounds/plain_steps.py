@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from client_agent.adapters.base import State
 from client_agent.errors import CoordinatorRefused
 from client_agent.privacy.ledger import Ledger
 from client_agent.rounds.delivery import deliver, note_reference
@@ -17,20 +16,20 @@ def newcomer_body(work: Work) -> bytes:
     if work.brief.signature.dp is None:
         return join_body(work.session, work.trainer, work.opened, None)
     if not work.folder.has(SIGNATURE):
-        work.folder.write(SIGNATURE, private_sketch(work, None).to_bytes())
+        work.folder.write(SIGNATURE, private_sketch(work).to_bytes())
     sketch = Sketch.from_bytes(work.folder.read(SIGNATURE))
     return join_body(work.session, work.trainer, work.opened, sketch)
 
 
 def sign(work: Work) -> bytes:
-    return private_sketch(work, work.trained.of(work.folder).adapter).to_bytes()
+    return private_sketch(work).to_bytes()
 
 
-def private_sketch(work: Work, trained: State | None) -> Sketch:
+def private_sketch(work: Work) -> Sketch:
     previous = work.rounds.newest_with(SIGNATURE, before=work.brief.round)
     last = Sketch.from_bytes(previous.read(SIGNATURE)) if previous is not None else None
     ledger = Ledger(work.participant.workspace.folder)
-    return update_sketch(work.session, work.trainer, ledger, work.opened, trained, last)
+    return update_sketch(work.session, work.trainer, ledger, work.opened, last)
 
 
 def encode_update(work: Work) -> bytes:

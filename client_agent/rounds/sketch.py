@@ -8,7 +8,6 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from client_agent.adapters.base import State
 from client_agent.errors import SignatureUnusable
 from client_agent.model.examples import Example, probe_set
 from client_agent.model.loading import BaseModel
@@ -36,13 +35,11 @@ def update_sketch(
     trainer: Trainer,
     ledger: Ledger,
     opened: OpenedBrief,
-    trained: State | None,
     last: Sketch | None,
 ) -> Sketch:
     """Return the sketch to send in a round, smoothed over rounds.
 
     Args:
-        trained: the adapter after training; None before it.
         last: the sketch of the round before.
 
     Raises:
@@ -54,7 +51,7 @@ def update_sketch(
     require_private(plan, session.max_epsilon)
     if plan.dp is not None:
         return _released(session, trainer, ledger, opened.brief, plan.dp, last)
-    fresh = compute_sketch(session, trainer, opened, trained)
+    fresh = compute_sketch(trainer, opened)
     return ema(last, fresh, plan.ema) if last is not None else fresh
 
 
@@ -66,7 +63,7 @@ def join_body(session: Session, trainer: Trainer, opened: OpenedBrief, sketch: S
     """
     brief = opened.brief
     require_private(brief.signature, session.max_epsilon)
-    sketch = sketch or compute_sketch(session, trainer, opened, None)
+    sketch = sketch or compute_sketch(trainer, opened)
     manifest = SignatureManifest(
         federation=session.federation_id,
         recipe={},
@@ -79,21 +76,9 @@ def join_body(session: Session, trainer: Trainer, opened: OpenedBrief, sketch: S
     return pack({SIGNATURE: sketch.vector}, manifest)
 
 
-def compute_sketch(session: Session, trainer: Trainer, opened: OpenedBrief, trained: State | None) -> Sketch:
-    """Return a sketch (dim,) of the plan's `signature.kind`.
-
-    `gradient`: of the shared model without an adapter, on the silo's probe set. `representation`: of the
-    silo's model with the trained adapter, if any, on the federation's anchors.
-    """
-    plan, silo = opened.brief.signature, trainer.silo
-    if plan.kind == "gradient":
-        return sketch_of(_shared_model(trainer, opened.brief), silo.data.train, plan)
-    anchors = session.api.anchors(session.federation_id).anchors
-    examples = [Example(anchor.prompt, anchor.answer) for anchor in anchors]
-    with trainer.injected(opened, trained) as adapter:
-        if trained is not None:
-            adapter.load(trained)
-        return sketch_of(silo.base, examples, plan)
+def compute_sketch(trainer: Trainer, opened: OpenedBrief) -> Sketch:
+    """Return the sketch (dim,) of the silo's probe set in the shared model without an adapter."""
+    return sketch_of(_shared_model(trainer, opened.brief), trainer.silo.data.train, opened.brief.signature)
 
 
 def mechanism_for(examples: Sequence[Example], plan: SignaturePlan, dp: SignatureDpPlan) -> Mechanism:

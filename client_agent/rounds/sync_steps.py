@@ -159,8 +159,7 @@ def _fetch_for_work(work: SyncRound, base_model: str | None) -> None:
         builds = not stored and alignment.frames != "random"
         if builds and base_model != alignment.pivot and (pivot := api.pack(federation_id, alignment.pivot)):
             store_pack(home, alignment.pivot, pivot.body)
-    sketches_anchors = work.sum_plan is None and brief.signature.kind == "representation"
-    if (builds or sketches_anchors) and not has_anchors(home):
+    if builds and not has_anchors(home):
         store_anchors(home, api.anchors(federation_id))
 
 

@@ -1,6 +1,6 @@
 """A client's sanitized gradient sketch, from which the coordinator computes relevance.
 
-See fedmosaic.md section 4; FedMosaic, arXiv 2506.11024, "SimGrad" and "RepSim".
+See fedmosaic.md section 4; FedMosaic, arXiv 2506.11024, "SimGrad".
 """
 
 from __future__ import annotations
@@ -65,15 +65,13 @@ class Sketch:
 def sketch_of(
     base: BaseModel, examples: Sequence[Example], plan: SignaturePlan, *, batch_size: int = 8
 ) -> Sketch:
-    """Compute the sketch of examples: (plan.dim,) float32, of norm `plan.clip` at most.
+    """Compute the sketch of a client's examples: (plan.dim,) float32, of norm `plan.clip` at most.
 
-    The probe set of `plan.probe_examples` is the same in every round.
-    Kind `gradient`: `base` is the shared small model without an adapter; examples are the client's.
-    Kind `representation`: `base` is the client's model with its adapter; examples are shared.
+    The probe set of `plan.probe_examples` is the same in every round. `base` is the shared small model.
 
     Raises:
         SignatureUnusable: the result is zero or not finite.
-        AdapterInPlace: the kind is `gradient` and the model carries an adapter.
+        AdapterInPlace: the model carries an adapter.
     """
     length = min(MAX_LENGTH, base.positions)
     texts = encode_beginnings(base, probe_set(examples, plan.probe_examples), length)
@@ -83,10 +81,7 @@ def sketch_of(
     ]
     if not batches:
         raise SignatureUnusable("there is no example to compute a sketch from; add training data to the silo")
-    if plan.kind == "gradient":
-        mean, reliability = _mean_gradient(base, batches, plan.clip)
-    else:
-        mean, reliability = _mean_representation(base, batches), 1.0
+    mean, reliability = _mean_gradient(base, batches, plan.clip)
     return Sketch(clipped(require_direction(count_sketch(mean, plan.dim, plan.seed)), plan.clip), reliability)
 
 
@@ -226,15 +221,6 @@ def _mean_gradient(
             count += 1
     mean = cast(Tensor, total).div_(count)
     return mean.cpu().numpy(), reliability_of(squares / count, mean.square().sum().item(), count)
-
-
-@torch.no_grad()
-def _mean_representation(base: BaseModel, batches: Sequence[Batch]) -> NDArray[np.float32]:
-    total = torch.zeros(base.hidden_size, device=base.device)
-    for batch in batches:
-        total += hidden_states(base, batch)[batch.attention.bool()].float().sum(0)
-    mean = total / sum(batch.tokens for batch in batches)
-    return (mean - mean.mean())[None].cpu().numpy()
 
 
 @contextmanager

@@ -91,12 +91,7 @@ def last_served(session: Session, clients: Iterable[str], until: int) -> dict[st
 
 
 def sketch_model(plan: FederationPlan, base_model: str) -> str:
-    """Return the model that makes a client's sketch; sketches of different models are not comparable.
-
-    Gradients come from one small model that all clients load, representations from the client's own.
-    """
-    if plan.signature.kind == "representation":
-        return base_model
+    """Return the model that makes a client's sketch; sketches of different models are not comparable."""
     pivot = plan.alignment.pivot if plan.alignment is not None else None
     return plan.signature.model or pivot or base_model
 

@@ -55,9 +55,7 @@ def round_of(federation: Mapping[str, Any]) -> str:
 def _needs_anchors(plan: Mapping[str, Any]) -> bool:
     """Whether the federation cannot start before an operator has stored anchor texts."""
     alignment = plan["alignment"]
-    if alignment is None:
-        return False
-    return bool(alignment["frames"] != "random" or plan["signature"]["kind"] == "representation")
+    return alignment is not None and bool(alignment["frames"] != "random")
 
 
 def _where_the_plan_is(federation: Mapping[str, Any]) -> dict[str, object]:

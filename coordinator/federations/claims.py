@@ -10,7 +10,7 @@ from coordinator.errors import StrategyUnavailable
 from coordinator.federations.sum_claims import OPERATOR_OF_SUMS, of_sum, of_sums
 from coordinator.strategies.capabilities import Caps
 from coordinator.strategies.opening import OpenedPlan, open_plan
-from schemas.messages.federations import FederationPlan, RosterPolicy, SignatureKind
+from schemas.messages.federations import FederationPlan, RosterPolicy
 from schemas.peers import of_members
 from schemas.privacy import guarantee
 
@@ -27,12 +27,9 @@ _MEMBERS: dict[RosterPolicy, str] = {
     "pinned": "An agent takes part only while people in its silo have pinned the keys of all members: the "
     "coordinator cannot add a member undetected.",
 }
-_SIGNATURES: dict[SignatureKind, str] = {
-    "gradient": "Signatures are clipped sketches of gradients without noise: the operator can reconstruct "
-    "text from them.",
-    "representation": "Signatures are sketches of a client's representations of shared texts, without noise: "
-    "the operator may infer training data from them.",
-}
+_SIGNATURES = (
+    "Signatures are clipped sketches of gradients without noise: the operator can reconstruct text from them."
+)
 _UNGUARDED = (
     "A member's update counts at its full norm (up to `limits.max_norm`) for every client that listens to "
     "it: members are trusted not to poison their updates."
@@ -91,7 +88,7 @@ def of_federation(opened: OpenedPlan) -> list[str]:
         *of_members(plan),
         _BEARER if plan.privacy.allow_bearer_clients else _SIGNED,
         _MEMBERS[plan.privacy.roster_policy],
-        _private(plan) or _SIGNATURES[plan.signature.kind],
+        _private(plan) or _SIGNATURES,
         _guarded(opened.strategy.caps),
         _IN_CLEAR,
     ]

@@ -83,11 +83,6 @@ def _resolved(plan: FederationPlan) -> FederationPlan:
     except NameRefused as error:
         raise Invalid(f"name: {error}", field="name") from error
     check_adapter(plan)
-    if plan.signature.kind == "representation" and plan.alignment is None:
-        raise Invalid(
-            "signature.kind: representation needs anchor texts; add `alignment` to the plan, or use gradient",
-            field="signature.kind",
-        )
     try:
         file = load(plan.strategy.name)
     except UnknownStrategy as error:

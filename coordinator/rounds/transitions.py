@@ -45,7 +45,7 @@ def _require_anchors(session: Session, federation: FederationRow) -> None:
     plan = plan_of(federation)
     if plan.alignment is None:
         return
-    needs_anchors = plan.alignment.frames != "random" or plan.signature.kind == "representation"
+    needs_anchors = plan.alignment.frames != "random"
     stored = anchors_stored(session, federation.id)
     if needs_anchors and stored < plan.alignment.anchors:
         raise AnchorsMissing(

@@ -13,7 +13,6 @@ from schemas.messages.adapter_plan import is_absent
 from schemas.messages.base import Name, SharedModelSlug, Strict, field_error
 from schemas.messages.recipes import WirePlan
 from schemas.messages.sketches import SignatureDpPlan as SignatureDpPlan
-from schemas.messages.sketches import SignatureKind as SignatureKind
 from schemas.messages.sketches import SignaturePlan as SignaturePlan
 from schemas.messages.sum_plan import SecureSumPlan as SecureSumPlan
 from schemas.messages.training import Count as Count

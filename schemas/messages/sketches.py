@@ -9,8 +9,6 @@ from pydantic import Field, model_validator
 from schemas.messages.base import SharedModelSlug, Strict, field_error
 from schemas.messages.training import Count, Positive
 
-SignatureKind = Literal["gradient", "representation"]
-
 
 class SignatureDpPlan(Strict):
     """(epsilon, delta)-differential privacy of every record, against any reader of a client's sketches."""
@@ -34,10 +32,8 @@ _SAMPLE_WITH_DP = 256
 class SignaturePlan(Strict):
     """A client's sanitized gradient sketch, from which relevance is computed."""
 
-    kind: SignatureKind = "gradient"
-    """`gradient`: of the gradients of the silo's examples in the shared model; `representation`: of hidden
-    states of the silo's model with its adapter, on the anchor texts.
-    """
+    kind: Literal["gradient"] = "gradient"
+    """What is sketched: the gradients of the silo's examples in the shared model."""
     dim: Annotated[int, Field(ge=2, le=65536)] = 256
     """The number of values of a sketch; with `dp` 64 by default."""
     probe_examples: Annotated[int, Field(ge=1, le=65536)] = 32
@@ -62,8 +58,6 @@ class SignaturePlan(Strict):
     def _dp_has_a_sample_of_its_own(self) -> Self:
         if self.dp is None:
             return self
-        if self.kind != "gradient":
-            raise field_error("must be gradient with dp: representations cannot be clipped", "kind")
         for field, value in (("dim", _DIM_WITH_DP), ("probe_examples", _SAMPLE_WITH_DP)):
             if field not in self.model_fields_set:
                 object.__setattr__(self, field, value)

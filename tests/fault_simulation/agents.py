@@ -150,7 +150,7 @@ def _train(silo: Any, adapter: Any, plan: Any, *, round_number: int, start: Any,
     return Trained(adapter_state, {}, {}, {}, {}, scores, None, plan.learning_rate, {}, {})
 
 
-def _sketch(_: object, trainer: Any, *__: object) -> Sketch:
+def _sketch(trainer: Any, _: object) -> Sketch:
     return Sketch(np.array([1.0, float(trainer.silo.index), 0.0, 0.0], np.float32), 1.0)
 
 

@@ -272,7 +272,6 @@ def test_alignment_sees_every_roles_own_gradient_and_input(each_architecture: Ba
 
 
 def test_every_architecture_signs(each_architecture: BaseModel, examples: list[Example]) -> None:
-    for kind in ("gradient", "representation"):
-        signature = sketch_of(each_architecture, examples, SignaturePlan(dim=64, kind=kind)).vector
-        assert np.isfinite(signature).all()
-        assert np.linalg.norm(signature) > 1e-3
+    signature = sketch_of(each_architecture, examples, SignaturePlan(dim=64)).vector
+    assert np.isfinite(signature).all()
+    assert np.linalg.norm(signature) > 1e-3

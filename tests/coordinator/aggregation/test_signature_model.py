@@ -15,11 +15,9 @@ from schemas.messages.federations import FederationPlan
     [
         ({}, "pivot-000000000000"),
         ({"model": "small-000000000000"}, "small-000000000000"),
-        ({"kind": "representation"}, "own-000000000000"),
-        ({"kind": "representation", "model": "small-000000000000"}, "own-000000000000"),
     ],
 )
-def test_representations_of_different_models_are_not_compared(signature: dict[str, Any], model: str) -> None:
+def test_the_plan_names_the_model_of_sketches(signature: dict[str, Any], model: str) -> None:
     plan = FederationPlan.model_validate(
         {
             "name": "x",

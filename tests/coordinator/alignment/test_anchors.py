@@ -46,14 +46,9 @@ def test_a_federation_does_not_start_with_fewer_anchors_than_it_aligns_on(
     assert coordinator.admin.post(f"/v1/federations/{federation_id}/start").status_code == 200
 
 
-def test_random_frames_start_without_anchors_unless_signatures_are_made_of_them(coordinator: Served) -> None:
+def test_random_frames_start_without_anchors(coordinator: Served) -> None:
     federation_id = aligned(coordinator, frames="random", has_anchors=False)
     assert coordinator.admin.post(f"/v1/federations/{federation_id}/start").status_code == 200
-    federation_id = aligned(
-        coordinator, frames="random", has_anchors=False, signature={"kind": "representation"}
-    )
-    answer = coordinator.admin.post(f"/v1/federations/{federation_id}/start")
-    assert refused(answer) == (409, "anchors-missing")
 
 
 def test_anchors_of_one_id_are_refused(coordinator: Served) -> None:

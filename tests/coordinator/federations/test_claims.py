@@ -25,7 +25,6 @@ MEMBERS = {
 
 SIGNATURES = {
     "plain": ({}, "clipped sketches of gradients without noise: the operator can reconstruct text from them"),
-    "representation": ({"kind": "representation"}, "a client's representations of shared texts"),
     "private": (
         {"dp": {"epsilon": 4}},
         "Sketches: record-level (4, 1e-05)-differential privacy against everybody, the coordinator",
