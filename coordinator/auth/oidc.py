@@ -226,7 +226,7 @@ def provider_of(settings: Settings) -> IdentityProvider | None:
         import jwt  # noqa: F401
     except ImportError as error:
         raise SettingsUnusable(
-            "TESSERA_OIDC_ISSUER needs the extra: pip install 'tessera-fl[oidc]'"
+            "TESSERA_OIDC_ISSUER needs the extra: pip install '.[coordinator,oidc]'"
         ) from error
     secret = settings.oidc_client_secret
     return IdentityProvider(

@@ -143,7 +143,6 @@ def test_work_makes_a_pack_and_sketches_from_what_sync_fetched(
         **alone_plan(
             adapter={"rank": 2, "blocks": 1, "roles": ["v"]},
             alignment={"pivot": silo.base.slug, "frames": "random", "anchors": 8},
-            signature={"kind": "representation"},
         )
     )
     path = f"/v1/federations/{federation_id}"

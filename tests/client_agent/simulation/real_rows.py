@@ -11,6 +11,7 @@ from tests.scenarios.agents import EXAMPLES, MODELS
 
 REAL = (
     "groups",
+    "groups_experts",
     "groups_uneven",
     "natural_instructions",
     "obqa_boolq_winogrande_arc",

@@ -30,6 +30,11 @@ def opened(name: str, folders: tuple[Path, Path]) -> Study:
     return read.with_examples(4).model_copy(update={"tests": 4, "validation": 2})
 
 
+def _rate(study: Study) -> object:
+    training = study.plan.get("training", {})
+    return training.get("learning_rate", "auto") if isinstance(training, dict) else "auto"
+
+
 @pytest.mark.parametrize("name", REAL)
 def test_every_run_of_a_study_can_be_built(folders: tuple[Path, Path], name: str) -> None:
     read = opened(name, folders)
@@ -39,7 +44,7 @@ def test_every_run_of_a_study_can_be_built(folders: tuple[Path, Path], name: str
     plans = {cell.method: cell.plan for cell in cells}
     for cell in cells:
         plan = cell.plan
-        assert plan.training.learning_rate == read.plan.get("training.learning_rate", "auto")
+        assert plan.training.learning_rate == _rate(read)
         assert make(plan.strategy.name, plan.strategy.options).unfit(plan) is None
         control = control_of(read, cell.method, plan)
         assert control is None or plans[control].adapter == plan.adapter
