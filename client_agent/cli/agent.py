@@ -160,7 +160,11 @@ def check(
     else:
         table = Table("what", "", "found")
         for finding in results:
-            table.add_row(finding.subject, "[green]ok" if finding.passed else "[red]no", Text(finding.detail))
+            table.add_row(
+                finding.subject,
+                "[green]ok" if finding.passed else "[red]no",
+                Text(finding.detail, overflow="fold"),
+            )
         Console().print(table)
     if not all(finding.passed for finding in results):
         raise typer.Exit(1)

@@ -10,6 +10,7 @@ from typing import Self
 
 import httpx
 
+from client_agent.errors import AgentError
 from client_agent.training.loop import Step
 from schemas.messages.progress import Progress
 
@@ -17,7 +18,7 @@ log = logging.getLogger(__name__)
 
 SECONDS = 5.0
 """The least time between two reports."""
-_LAST_SECONDS = 12.0
+_LAST_SECONDS = 6.0
 
 
 class ProgressReports:
@@ -77,7 +78,7 @@ class ProgressReports:
         """Send a report; return whether to go on."""
         try:
             status = self._send(report)
-        except httpx.HTTPError as error:
+        except (httpx.HTTPError, AgentError) as error:
             self._failed(type(error).__name__)
             return True
         if status < 400 or status == httpx.codes.TOO_MANY_REQUESTS or status >= 500:

@@ -195,7 +195,7 @@ class CoordinatorApi:
 
     def put_once(self, path: str, json: object) -> int:
         """Send a PUT once, and return the status of its answer."""
-        return self._client.put(self._url + path, json=json, timeout=10.0).status_code
+        return self._client.put(self._url + path, json=json, timeout=5.0).status_code
 
     def anchors(self, federation_id: str) -> Anchors:
         return read(Anchors, self.call("GET", f"/v1/federations/{federation_id}/anchors"))

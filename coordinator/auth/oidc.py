@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from math import inf
 from typing import Any, ClassVar, Final
 from urllib.parse import quote
 
@@ -33,6 +34,10 @@ _BASIC: Final = "client_secret_basic"
 _LEEWAY_SECONDS: Final = 30
 _KEYS_SECONDS: Final = 600.0
 _RETRY_SECONDS: Final = 30.0
+_DOWN_SECONDS: Final = 10.0
+"""A provider that did not answer is not asked again for so long: waiting callers would take all threads."""
+_EXCHANGES: Final = 4
+"""Codes that are exchanged at once: anybody can send one, and each holds a thread until the answer."""
 _TIMEOUT: Final = httpx.Timeout(5.0)
 _NAME_CHARACTERS: Final = 100
 
@@ -74,6 +79,10 @@ class IdentityProvider:
     _metadata: dict[str, Any] = field(default_factory=dict)
     _keys: dict[str, Any] = field(default_factory=dict)
     _fetched_at: float | None = None
+    _down_until: float = -inf
+    _exchanges: threading.BoundedSemaphore = field(
+        default_factory=lambda: threading.BoundedSemaphore(_EXCHANGES)
+    )
 
     def person(self, token: str) -> SignedIn:
         """Return whom an ID token is about.
@@ -119,7 +128,7 @@ class IdentityProvider:
 
         Raises:
             CredentialInvalid: the provider refuses the code, or answers without an ID token.
-            ProviderDown: it does not answer.
+            ProviderDown: it does not answer, or too many codes are being exchanged.
         """
         form = {
             "grant_type": "authorization_code",
@@ -135,7 +144,12 @@ class IdentityProvider:
                 options["auth"] = (quote(self.client_id, safe=""), quote(self.client_secret, safe=""))
             else:
                 form["client_secret"] = self.client_secret
-        answer = self._request("POST", metadata["token_endpoint"], data=form, **options)
+        if not self._exchanges.acquire(blocking=False):
+            raise ProviderDown
+        try:
+            answer = self._request("POST", metadata["token_endpoint"], data=form, **options)
+        finally:
+            self._exchanges.release()
         token = _document(answer).get("id_token") if answer.is_success else None
         if not isinstance(token, str):
             log.info("authorization-code-refused", status=answer.status_code)
@@ -193,9 +207,12 @@ class IdentityProvider:
         return roles
 
     def _request(self, method: str, url: str, **options: Any) -> httpx.Response:
+        if self.clock() < self._down_until:
+            raise ProviderDown
         try:
             return httpx.request(method, url, timeout=_TIMEOUT, follow_redirects=False, **options)
         except httpx.HTTPError as error:
+            self._down_until = self.clock() + _DOWN_SECONDS
             log.warning("identity-provider-down", url=url, reason=type(error).__name__)
             raise ProviderDown from error
 

@@ -11,7 +11,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric import rsa
 from pydantic import ValidationError
 
-from coordinator.auth.oidc import provider_of
+from coordinator.auth.oidc import ProviderDown, provider_of
 from coordinator.auth.revalidation import still_valid
 from coordinator.errors import SettingsUnusable
 from coordinator.settings import Settings
@@ -158,6 +158,36 @@ def test_a_provider_that_is_down_stops_only_its_people(
     ):
         assert (answer.status_code, slug(answer)) == (503, "identity-provider")
     assert served.admin.get("/v1/federations").status_code == 200
+
+
+def test_a_provider_that_is_down_is_asked_again_after_a_while(provider: Provider) -> None:
+    nobody = {"oidc_client_id": CLIENT, "oidc_roles": "chiefs=admin"}
+    known = provider_of(Settings(oidc_issuer="http://127.0.0.1:9", **nobody))
+    assert known is not None
+    now = 0.0
+    known.clock = lambda: now
+    with pytest.raises(ProviderDown):
+        known.metadata()
+    known.issuer = provider.issuer  # it is back
+    with pytest.raises(ProviderDown):
+        known.metadata()
+    now = 11.0
+    assert known.metadata()["issuer"] == provider.issuer
+
+
+def test_codes_are_exchanged_few_at_once(provider: Provider) -> None:
+    there = {"oidc_client_id": CLIENT, "oidc_client_secret": "any", "oidc_roles": "chiefs=admin"}
+    known = provider_of(Settings(oidc_issuer=provider.issuer, **there))
+    assert known is not None
+    taken = 0
+    while known._exchanges.acquire(blocking=False):
+        taken += 1
+    assert taken == 4
+    with pytest.raises(ProviderDown):
+        known.redeem(provider.code("ada"), verifier=VERIFIER, redirect_uri=REDIRECT)
+    known._exchanges.release()
+    token = known.redeem(provider.code("ada"), verifier=VERIFIER, redirect_uri=REDIRECT)
+    assert known.person(token).name == "Ada"
 
 
 def test_without_a_provider_there_is_no_sign_in(coordinator: Served, provider: Provider) -> None:
