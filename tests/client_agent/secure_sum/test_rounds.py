@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -121,8 +121,10 @@ def _one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     turn, injected = threading.RLock(), Trainer.injected
 
     @contextmanager
-    def alone(trainer: Trainer, opened: OpenedBrief, state: State | None) -> Iterator[Adapter]:
-        with turn, injected(trainer, opened, state) as adapter:
+    def alone(
+        trainer: Trainer, opened: OpenedBrief, state: State | None, experts: Sequence[int] = ()
+    ) -> Iterator[Adapter]:
+        with turn, injected(trainer, opened, state, experts) as adapter:
             yield adapter
 
     def finish_alone(participant: Participant, brief: FinishedBrief) -> None:
