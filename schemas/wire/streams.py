@@ -6,7 +6,7 @@ outside: differences go in and come out.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Final, Protocol
@@ -99,11 +99,16 @@ def encode(
         parts[SCALES].append(scales)
     if allowed < 0:
         raise ValueError(f"{-allowed} more values are marked than density {recipe.density:g} allows")
-    joined: dict[str, Stream] = {}
+    return joined(parts)
+
+
+def joined(parts: Mapping[str, Sequence[Stream]]) -> Coded:
+    """Join the parts of each stream, those of one tensor behind those of another."""
+    streams: dict[str, Stream] = {}
     for name, chunks in parts.items():
         if any(part.size for part in chunks):
-            joined[name] = np.concatenate(chunks).astype(_DTYPES[name], copy=False)
-    return Coded(joined)
+            streams[name] = np.concatenate(chunks).astype(_DTYPES[name], copy=False)
+    return Coded(streams)
 
 
 def decode(streams: Streams, layout: Layout, recipe: Recipe) -> Iterator[tuple[str, Floats]]:

@@ -1,0 +1,169 @@
+"""Weights as differences to earlier ones: both sides have the same values, close to those that were meant."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from schemas.maths.adapter import Layout, in_order
+from schemas.messages.recipes import Recipe
+from schemas.wire.quantise import LEVELS, Floats, NotEncodable
+from schemas.wire.refusals import BodyRefused
+from schemas.wire.served_difference import DifferenceWriter, reconstructed
+from schemas.wire.streams import CODES, SCALES, Coded, Stream, bound, encode
+
+INT8, INT4 = Recipe(reference="served", values="int8"), Recipe(reference="served", values="int4")
+LAYOUT = {"b0.q.P": (5, 13), "b0.q.Q": (3,), "l0.v.A": (2, 64), "l0.v.B": (65, 1)}
+
+recipes = st.sampled_from([INT8, INT4, Recipe(reference="served", values="int8", block=128)])
+magnitudes = st.sampled_from([1e-42, 1e-7, 1e-3, 1.0, 1e3])
+
+
+@st.composite
+def layouts(draw: st.DrawFn) -> Layout:
+    shapes = st.sampled_from([(1,), (7,), (3, 3), (64,), (65,), (11, 13), (3, 257)])
+    return in_order({f"b{i}.q.P": draw(shapes) for i in range(draw(st.integers(1, 4)))})
+
+
+def drawn(layout: Layout, seed: int, scale: float = 1.0) -> dict[str, Floats]:
+    random = np.random.default_rng(seed)
+    return {name: (scale * random.normal(size=shape)).astype(np.float32) for name, shape in layout.items()}
+
+
+def written(
+    values: dict[str, Floats], reference: dict[str, Floats], recipe: Recipe, key: int
+) -> tuple[dict[str, Floats], Coded]:
+    writer = DifferenceWriter(recipe, "weights", key)
+    rounded = {name: writer.add(name, values[name], reference[name]) for name in sorted(values)}
+    return rounded, writer.streams()
+
+
+def rebuilt(
+    streams: Coded, layout: Layout, recipe: Recipe, reference: dict[str, Floats]
+) -> dict[str, Floats]:
+    return dict(reconstructed(streams, layout, recipe, reference.__getitem__))
+
+
+@settings(deadline=None)
+@given(layouts(), recipes, magnitudes, magnitudes, st.integers(0, 2**31))
+def test_both_sides_have_the_same_bits_within_a_step_of_what_was_meant(
+    layout: Layout, recipe: Recipe, large: float, small: float, seed: int
+) -> None:
+    reference = drawn(layout, seed, large)
+    values = {name: reference[name] + move for name, move in drawn(layout, seed + 1, small).items()}
+    rounded, streams = written(values, reference, recipe, seed)
+    seen = rebuilt(streams, layout, recipe, reference)
+    assert list(seen) == list(layout)
+    for name, exact in values.items():
+        assert seen[name].tobytes() == rounded[name].tobytes()
+        assert seen[name].shape == exact.shape
+        furthest = np.abs(exact - reference[name]).max()
+        step = furthest / LEVELS[recipe.values] * (1 + 2.0**-9) + 2.0**-24 + 2.0**-22 * np.abs(exact).max()
+        assert np.abs(seen[name].astype(np.float64) - exact).max() <= step
+    assert sum(stream.nbytes for stream in streams.tensors.values()) <= bound(layout, recipe)
+
+
+@settings(deadline=None)
+@given(layouts(), recipes, st.integers(0, 2**31))
+def test_tensors_added_one_at_a_time_have_the_streams_of_all_at_once(
+    layout: Layout, recipe: Recipe, seed: int
+) -> None:
+    values, reference = drawn(layout, seed), drawn(layout, seed + 1)
+    _, streams = written(values, reference, recipe, seed)
+    whole = encode({name: values[name] - reference[name] for name in layout}, recipe, "weights", seed)
+    assert {name: part.tobytes() for name, part in streams.tensors.items()} == {
+        name: part.tobytes() for name, part in whole.tensors.items()
+    }
+
+
+def test_equal_weights_cost_a_scale_of_zero_and_stay_equal() -> None:
+    values = drawn(LAYOUT, 1)
+    rounded, streams = written(values, values, INT4, 0)
+    assert not streams.tensors[CODES].any()
+    assert not streams.tensors[SCALES].any()
+    assert all(rounded[name].tobytes() == values[name].tobytes() for name in values)
+
+
+@pytest.mark.parametrize(("recipe", "remaining"), [(INT8, 1e-6), (INT4, 1e-4)], ids=["int8", "int4"])
+def test_what_rounding_lost_is_in_the_next_difference_so_that_a_state_that_stays_is_reached(
+    recipe: Recipe, remaining: float
+) -> None:
+    values, state = drawn(LAYOUT, 1), {name: np.zeros(shape, np.float32) for name, shape in LAYOUT.items()}
+    for key in range(12):
+        state, _ = written(values, state, recipe, key)
+    assert max(float(np.abs(state[name] - values[name]).max()) for name in values) < remaining
+
+
+def test_errors_do_not_add_up_over_hundreds_of_rounds_that_move() -> None:
+    values, state = drawn(LAYOUT, 1), {name: np.zeros(shape, np.float32) for name, shape in LAYOUT.items()}
+    errors = []
+    for key in range(300):
+        values = {name: array + move for (name, array), move in zip(values.items(), _moves(key), strict=True)}
+        state, _ = written(values, state, INT4, key)
+        errors.append(max(float(np.abs(state[name] - values[name]).max()) for name in values))
+    assert max(errors[200:]) < 1.5 * max(errors[10:110])
+
+
+def _moves(key: int) -> Iterator[Floats]:
+    yield from drawn(LAYOUT, key + 10, 0.1).values()
+
+
+def test_rounding_does_not_pull_a_state_to_either_side() -> None:
+    """The mean of many roundings is the value itself: what clients learn from it has no bias."""
+    values, reference = drawn(LAYOUT, 1), drawn(LAYOUT, 2)
+    states = [written(values, reference, INT4, key)[0] for key in range(400)]
+    for name, exact in values.items():
+        mean = np.mean([state[name] for state in states], axis=0)
+        step = np.abs(exact - reference[name]).max() / 7
+        assert np.abs(mean - exact).max() < 6 * step / 2 / np.sqrt(len(states))
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 3e38, 1e9])
+def test_values_that_have_no_code_are_refused_by_the_writer(value: float) -> None:
+    writer = DifferenceWriter(INT8, "weights", 1)
+    with pytest.raises(NotEncodable):
+        writer.add("b0.q.Q", np.array([1, value, 0], np.float32), np.array([0, -value, 0], np.float32))
+
+
+@settings(deadline=None, max_examples=100)
+@given(
+    st.binary(max_size=400),
+    st.lists(st.floats(width=16), max_size=8),
+    st.sampled_from([INT8, INT4]),
+)
+def test_hostile_streams_are_refused_or_rebuild_the_layout(
+    codes: bytes, scales: list[float], recipe: Recipe
+) -> None:
+    streams: dict[str, Stream] = {
+        CODES: np.frombuffer(codes, np.uint8),
+        SCALES: np.array(scales, np.float16),
+    }
+    reference = drawn(LAYOUT, 1)
+    try:
+        seen = rebuilt(Coded(streams), LAYOUT, recipe, reference)
+    except BodyRefused:
+        return
+    assert {name: values.shape for name, values in seen.items()} == LAYOUT
+
+
+@settings(deadline=None)
+@given(st.sampled_from([INT8, INT4]), st.integers(0, 2**31), st.data())
+def test_a_changed_bit_of_the_streams_changes_the_state_or_is_refused(
+    recipe: Recipe, seed: int, data: st.DataObject
+) -> None:
+    reference = drawn(LAYOUT, seed)
+    rounded, streams = written(drawn(LAYOUT, seed + 1), reference, recipe, seed)
+    name = data.draw(st.sampled_from(sorted(streams.tensors)))
+    raw = bytearray(streams.tensors[name].tobytes())
+    place = data.draw(st.integers(0, 8 * len(raw) - 1))
+    raw[place // 8] ^= 1 << place % 8
+    changed = streams.tensors | {name: np.frombuffer(bytes(raw), streams.tensors[name].dtype)}
+    try:
+        seen = rebuilt(Coded(changed), LAYOUT, recipe, reference)
+    except BodyRefused:
+        return
+    assert any(seen[tensor].tobytes() != rounded[tensor].tobytes() for tensor in LAYOUT)
