@@ -131,7 +131,8 @@ def create_app(settings: Settings) -> FastAPI:
 async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     settings: Settings = app.state.settings
     with ExitStack() as stack:
-        database = Database(settings.database_url)
+        metrics: Metrics = app.state.metrics
+        database = Database(settings.database_url, observe_write=metrics.write_seconds.observe)
         stack.callback(database.close)
         stack.enter_context(only_replica(database))
         await to_thread.run_sync(migrate.prepare, database)
@@ -144,7 +145,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
             block_bytes=settings.block_bytes,
             keep_rounds=settings.keep_rounds,
             key=key,
-            metrics=app.state.metrics,
+            metrics=metrics,
             moved=long_polls.notify,
         )
         app.state.database = database

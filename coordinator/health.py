@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, Query, Request
@@ -9,13 +10,14 @@ from starlette.responses import PlainTextResponse, Response
 
 from coordinator.auth.authentication import Person, authenticated
 from coordinator.db import migrate
-from coordinator.db.engine import database_time
+from coordinator.db.engine import database_time, stored_bytes
 from coordinator.errors import Forbidden, Invalid, Unavailable
 from coordinator.experts.views import experts_by_status
 from coordinator.federations.store import rounds_by_state
 from coordinator.http.dependencies import TheDatabase, TheMetrics, TheServerKey, TheSettings, settings_of
 from coordinator.http.problems import answers
-from coordinator.observability.metrics import CONTENT_TYPE
+from coordinator.observability.metrics import CONTENT_TYPE, StoredFacts
+from coordinator.rounds.stuck import stuck_rounds
 from schemas import PROTOCOL_VERSION
 from schemas.messages.secure_sum import CAPABILITY
 from schemas.messages.tokens import Hello
@@ -74,13 +76,19 @@ def _may_see_metrics(request: Request) -> None:
 
 @router.get("/metrics", response_class=PlainTextResponse, dependencies=[Depends(_may_see_metrics)])
 def metrics(database: TheDatabase, process_metrics: TheMetrics, settings: TheSettings) -> Response:
-    """Return the metrics of this process, rounds and experts by state, in Prometheus' text format.
+    """Return the metrics of this process, and gauges of the database, in Prometheus' text format.
 
     Public metrics are up to a second old.
     """
     text = process_metrics.recent() if settings.public_metrics else None
     if text is None:
         with database.read() as session:
-            rounds, experts = rounds_by_state(session), experts_by_status(session)
-        text = process_metrics.render(rounds, experts)
+            stuck = stuck_rounds(session, database_time(session), settings.stuck_seconds)
+            stored = StoredFacts(
+                rounds=rounds_by_state(session),
+                stuck=Counter(row.state for row in stuck),
+                experts=experts_by_status(session),
+                database_bytes=stored_bytes(session),
+            )
+        text = process_metrics.render(stored)
     return Response(text, media_type=CONTENT_TYPE)

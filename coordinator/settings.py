@@ -142,6 +142,13 @@ class Settings(BaseSettings):
     lease_seconds: Annotated[
         float, Field(gt=0, description="lease of an aggregation; another process takes over after it")
     ] = 60.0
+    stuck_seconds: Annotated[
+        float,
+        Field(
+            gt=0,
+            description="a round counts as stuck this long after its deadline, or in a state without one",
+        ),
+    ] = 3600.0
     tick_seconds: Annotated[float, Field(gt=0, description="interval of checks for due rounds")] = 1.0
     retry_seconds: Annotated[float, Field(gt=0, description="Retry-After of clients without a round")] = 5.0
 

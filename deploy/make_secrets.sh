@@ -9,7 +9,7 @@ mkdir -p "$folder"
 chmod 0700 "$folder"
 umask 077
 for name in tessera_admin_token tessera_database_password tessera_superuser_password \
-    tessera_signing_key; do
+    tessera_signing_key grafana_password; do
     if [ ! -s "$folder/$name" ]; then
         head -c 32 /dev/urandom | base64 | tr '+/' '-_' | tr -d '=\n' >"$folder/$name.new"
         chmod 0444 "$folder/$name.new"

@@ -7,7 +7,7 @@ from __future__ import annotations
 import math
 import sqlite3
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from functools import partial
@@ -49,14 +49,20 @@ _UNSAFE = text(
     "SELECT name FROM pg_settings WHERE setting = 'off'"
     " AND name IN ('fsync', 'full_page_writes', 'synchronous_commit')"
 )
+_BYTES = {
+    "sqlite": text("SELECT page_count * page_size FROM pragma_page_count, pragma_page_size"),
+    "postgresql": text("SELECT pg_database_size(current_database())"),
+}
 _CLOCK = text(f"SELECT {CLOCK_OF_POSTGRESQL}")
 
 
 class Database:
     """One database behind one URL: short read transactions, and write transactions that commit on exit."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, *, observe_write: Callable[[float], None] | None = None) -> None:
+        """Connect lazily; `observe_write` is called with the seconds of each write transaction."""
         self.url = _checked(url)
+        self._observe_write = observe_write
         self.is_sqlite = self.url.get_backend_name() == "sqlite"
         self._writing = self._engine("writing")
         self._begins_explicitly = self.is_sqlite  # the driver does not begin transactions itself
@@ -112,12 +118,17 @@ class Database:
     @contextmanager
     def write(self) -> Iterator[Session]:
         """Yield a session; commit when the block ends, roll back when it raises."""
-        with (
-            self._sqlalchemy_errors(),
-            Session(self._writing, expire_on_commit=False) as session,
-            session.begin(),
-        ):
-            yield session
+        began = time.monotonic()
+        try:
+            with (
+                self._sqlalchemy_errors(),
+                Session(self._writing, expire_on_commit=False) as session,
+                session.begin(),
+            ):
+                yield session
+        finally:
+            if self._observe_write is not None:
+                self._observe_write(time.monotonic() - began)
 
     def close(self) -> None:
         self._writing.dispose()
@@ -210,6 +221,11 @@ def database_time(bind: Session | Connection) -> datetime:
     if not isinstance(now, datetime):
         raise TypeError("the database returned no time")
     return now.astimezone(UTC)
+
+
+def stored_bytes(session: Session) -> int:
+    """Return the size of the database on its disk."""
+    return int(session.scalar(_BYTES[session.get_bind().dialect.name]) or 0)
 
 
 def unsafe_settings(session: Session) -> list[str]:

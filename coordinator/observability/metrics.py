@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from prometheus_client import (
     CollectorRegistry,
@@ -18,12 +19,30 @@ from prometheus_client import (
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 _LATENCY_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
-_AGGREGATION_SECONDS = (0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 15.0, 60.0, 300.0)
+_AGGREGATION_SECONDS = (0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 15.0, 60.0, 300.0, 900.0, 3600.0)
+_WRITE_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 
 _RECENT_SECONDS = 1.0
 
 # Otherwise every counter has a second series.
 disable_created_metrics()  # type: ignore[no-untyped-call]
+
+
+@dataclass(frozen=True, slots=True)
+class StoredFacts:
+    """Gauges that come from the database, the same in all processes.
+
+    Attributes:
+        rounds: number of rounds by state.
+        stuck: number of rounds by state that wait longer than they should.
+        experts: number of experts of stored banks by state.
+        database_bytes: size of the database on its disk.
+    """
+
+    rounds: Mapping[str, int]
+    stuck: Mapping[str, int]
+    experts: Mapping[str, int]
+    database_bytes: int
 
 
 class Metrics:
@@ -63,21 +82,42 @@ class Metrics:
             buckets=_LATENCY_SECONDS,
             registry=self.registry,
         )
+        self.write_seconds = Histogram(
+            "tessera_write_seconds",
+            "Time of write transactions, from waiting for a connection and SQLite's lock to the commit",
+            buckets=_WRITE_SECONDS,
+            registry=self.registry,
+        )
         self._rounds = Gauge("tessera_rounds", "Rounds by state", ["state"], registry=self.registry)
         self._experts = Gauge(
             "tessera_experts", "Experts of stored banks by state", ["state"], registry=self.registry
+        )
+        self._stuck = Gauge(
+            "tessera_rounds_stuck",
+            "Rounds by state that wait longer than TESSERA_STUCK_SECONDS",
+            ["state"],
+            registry=self.registry,
+        )
+        self._database_bytes = Gauge(
+            "tessera_database_bytes", "Size of the database on its disk", registry=self.registry
         )
 
     def recent(self) -> bytes | None:
         text, now = self._rendered
         return text if time.monotonic() - now < _RECENT_SECONDS else None
 
-    def render(self, rounds_by_state: Mapping[str, int], experts_by_status: Mapping[str, int]) -> bytes:
-        """Render all metrics in Prometheus' text format; rounds and experts come from the database."""
-        for gauge, counts in ((self._rounds, rounds_by_state), (self._experts, experts_by_status)):
+    def render(self, stored: StoredFacts) -> bytes:
+        """Render all metrics in Prometheus' text format."""
+        by_state = (
+            (self._rounds, stored.rounds),
+            (self._stuck, stored.stuck),
+            (self._experts, stored.experts),
+        )
+        for gauge, counts in by_state:
             gauge.clear()
             for label, count in counts.items():
                 gauge.labels(label).set(count)
+        self._database_bytes.set(stored.database_bytes)
         text = generate_latest(self.registry)
         self._rendered = text, time.monotonic()
         return text

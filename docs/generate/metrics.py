@@ -11,8 +11,9 @@ from docs.generate.markdown import block, code, page_of, sentence, table
 _INTRODUCTION = """\
 `GET /metrics` answers in Prometheus' text format, to holders of a person's token. With
 `TESSERA_PUBLIC_METRICS=true` ([settings](settings.md#coordinator)) it needs no token. Counters and
-histograms are those of the process that answers, since its start; add them up over replicas. The numbers of
-rounds and experts come from the database and are the same for all."""
+histograms are those of the process that answers, since its start; add them up over replicas. Gauges come
+from the database and are the same for all. [Monitor a coordinator](../how-to/monitor.md) has a dashboard
+and alerts."""
 
 _SCRAPE = """\
 scrape_configs:
@@ -35,6 +36,10 @@ _QUERIES = (
         "histogram_quantile(0.95, sum by (le, route) (rate(tessera_request_seconds_bucket[5m])))",
     ),
     ("refused updates per hour, by reason", "sum by (reason) (increase(tessera_updates_refused_total[1h]))"),
+    (
+        "95 % of write transactions are faster",
+        "histogram_quantile(0.95, sum by (le) (rate(tessera_write_seconds_bucket[5m])))",
+    ),
     ("bytes received per second", "sum(rate(tessera_bytes_up_total[5m]))"),
 )
 _LABELS = {

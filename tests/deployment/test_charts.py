@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import tomllib
 from pathlib import PurePosixPath
 from typing import Any
@@ -13,9 +12,9 @@ import yaml
 
 from client_agent.settings import AgentSettings
 from coordinator.health import router
-from coordinator.observability.metrics import Metrics
 from coordinator.settings import EXTERNAL, Settings
 from tests.deployment.composition import dockerfile
+from tests.deployment.queries import ALERTS
 from tests.deployment.rendered_charts import CHARTS, RELEASES, documents, golden, render
 from tests.docs.command_line import mistakes
 
@@ -136,17 +135,13 @@ def test_probes_and_scrapes_ask_for_paths_that_exist() -> None:
     assert monitor["spec"]["endpoints"][0]["path"] in paths
 
 
-def test_alerts_ask_for_metrics_that_exist() -> None:
-    exposed = Metrics().render({}, {}).decode()
-    metrics = set(re.findall(r"^# TYPE (\w+)", exposed, flags=re.MULTILINE))
+def test_alerts_are_those_of_the_release() -> None:
     (rules,) = [d for d in documents("coordinator-monitored") if d["kind"] == "PrometheusRule"]
-    asked = {
-        name
-        for rule in rules["spec"]["groups"][0]["rules"]
-        for name in re.findall(r"\btessera_\w+", rule["expr"])
-    }
-    assert len(asked) == 3
-    assert {re.sub(r"_(bucket|count|sum)$", "", name) for name in asked} <= metrics
+    (group,) = rules["spec"]["groups"]
+    assert len(group["rules"]) == len(ALERTS)
+    for rule, original in zip(group["rules"], ALERTS, strict=True):
+        assert rule["expr"] == original["expr"].replace('job="tessera"', 'job="coordinator-monitored"')
+        assert rule["annotations"] == original["annotations"]
 
 
 def test_pods_have_no_rights_and_a_place_for_every_file() -> None:

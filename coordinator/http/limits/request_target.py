@@ -15,6 +15,8 @@ from coordinator.http.problems import render
 HEALTH_PATHS = frozenset({"/healthz", "/readyz"})
 """Paths of health probes, which may use any host name."""
 
+_METRICS_PATH = "/metrics"
+
 _ENCODED = re.compile(rb"%(?:2[dDeEfF]|3[0-9]|[46][1-9a-fA-F]|[57][0-9aA]|5[fF]|7[eE])")
 """A percent-encoded slash or unreserved character (RFC 3986, section 2.3)."""
 
@@ -40,7 +42,7 @@ class TargetCheck:
         hosts = [value for name, value in scope["headers"] if name == b"host"]
         if len(hosts) != 1:
             return RequestMalformed("the request has no Host field or several; send exactly one")
-        if scope["path"] not in HEALTH_PATHS and not self._goes_by(hosts[0].decode("latin-1")):
+        if not self._is_named(hosts[0].decode("latin-1"), scope):
             return AuthorityUnknown(
                 "the Host field is not in TESSERA_PUBLIC_NAMES; add the name that clients use, on the server"
             )
@@ -51,3 +53,18 @@ class TargetCheck:
         if _EMPTY.search(scope["raw_path"]):
             return NotFound("the path has two slashes in a row or ends with one; send it without")
         return None
+
+    def _is_named(self, host: str, scope: Scope) -> bool:
+        """Whether a Host field names this server; Prometheus names a replica by its address."""
+        if scope["path"] in HEALTH_PATHS or self._goes_by(host):
+            return True
+        return scope["path"] == _METRICS_PATH and host in _addresses(scope)
+
+
+def _addresses(scope: Scope) -> tuple[str, ...]:
+    """Return the address that the connection reached, as a Host field may name it."""
+    if scope.get("server") is None:
+        return ()
+    address, port = scope["server"]
+    host = f"[{address}]" if ":" in address else address
+    return host, f"{host}:{port}"
