@@ -21,7 +21,8 @@ _IN_PROGRESS = (
 def stuck_rounds(session: Session, now: datetime, seconds: float) -> list[RoundRow]:
     """Return the rounds that have waited for longer than `seconds`.
 
-    They waited after their deadline, or in a state without one. A round that waits for clients while its federation is paused is not stuck.
+    They waited after their deadline, or in a state without one. A round that waits for clients
+    while its federation is paused is not stuck.
     """
     return [
         row
