@@ -110,6 +110,10 @@ def _in_compose(words: list[str]) -> Iterator[str]:
     """Yield mistakes of `docker compose`: its command, services, scaled services and profiles."""
     text = " ".join(words)
     text = re.sub(r"^--profile agents ", "", text)
+    while file := re.match(r"-f (\S+) ", text):
+        if not (ROOT / file[1]).is_file():
+            yield f"docker compose -f {file[1]}: no such file"
+        text = text[file.end() :]
     verb = text.partition(" ")[0]
     if verb not in _COMPOSE:
         yield f"docker compose {verb}: no such command"
