@@ -27,6 +27,7 @@ from client_agent.rounds.plan import (
     federation_plan,
     parse_plan,
     read_plan,
+    require_trainer,
     served_plan,
     training_plan,
 )
@@ -85,6 +86,7 @@ def findings(config: Path | None, plan: Path | None = None) -> list[Finding]:
         "shared model": _shared_model,
         "data": lambda settings: _data(settings, silo_plan().training),
         "end of answers": _ends,
+        "trainer": lambda settings: _trainer(settings, plan),
         "memory": lambda settings: _memory(settings, silo_plan()),
         "frozen prefix": lambda settings: _prefix(settings, silo_plan()),
         "privacy": lambda settings: _privacy(settings, silo_plan(), plan),
@@ -233,6 +235,13 @@ def _policy(settings: AgentSettings, file: Path | None) -> str:
         return f"{rules} (not enrolled yet)"
     settings.policy.require_plan(parse_plan(served), served)
     return f"{rules}; the plan has the digest {digest_of(served)}"
+
+
+def _trainer(settings: AgentSettings, file: Path | None) -> str:
+    if settings.trainer is None:
+        return "Tessera's own loop"
+    require_trainer(settings, None)  # also where no coordinator answers
+    return require_trainer(settings, federation_plan(settings, file))
 
 
 def _connection(settings: AgentSettings) -> str:

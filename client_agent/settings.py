@@ -7,7 +7,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import Field, HttpUrl, ValidationError, ValidationInfo, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    HttpUrl,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from client_agent.errors import SettingsUnusable
@@ -24,6 +33,12 @@ _FOLDER = "tessera-agent"
 Quantization = Literal["none", "nf4", "int8"]
 OptimizerName = Literal["adamw", "adamw8bit"]
 GeneratedScores = Literal["rounds", "ends"]
+
+
+class TrainerTable(BaseModel):
+    """Any options: those of a trainer, which its package checks."""
+
+    model_config = ConfigDict(extra="allow", frozen=True)
 
 
 class AgentSettings(BaseSettings):
@@ -91,6 +106,10 @@ class AgentSettings(BaseSettings):
     """
     packing: bool = False
     """Whether several short texts share a row in training, each with its own attention: less padding."""
+    trainer: str | None = None
+    """An installed package's training in place of Tessera's own loop, by its name."""
+    trainer_options: TrainerTable = TrainerTable()
+    """Options of `trainer`, which its package describes."""
     threads: Annotated[int, Field(ge=1)] | None = None
     """CPU threads; set it to 1 when several agents share a machine."""
     request_deadline_seconds: Annotated[float, Field(gt=0)] = 900.0
@@ -126,6 +145,12 @@ class AgentSettings(BaseSettings):
     def _reads_rows_in_one_way(self) -> Self:
         if self.template is not None:
             require_no_names(self.format, self.columns)
+        return self
+
+    @model_validator(mode="after")
+    def _options_have_a_trainer(self) -> Self:
+        if self.trainer_options.model_extra and self.trainer is None:
+            raise ValueError("trainer_options need `trainer`, the name of the trainer that they are for")
         return self
 
     @field_validator("insecure")

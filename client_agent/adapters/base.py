@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Protocol, Self, cast
@@ -191,6 +192,26 @@ def require_bare(base: BaseModel) -> None:
         raise AdapterInPlace(
             f"{base.slug} already carries an adapter, and the bare model is needed; remove that adapter first"
         )
+
+
+@contextmanager
+def set_aside(base: BaseModel) -> Iterator[None]:
+    """Take the adapter's layers out of the base model; on exit they are back, as they were."""
+    outer: dict[str, nn.Module] = {}
+    model: nn.Module = base.model
+    for path, module in model.named_modules():
+        if isinstance(module, _ADAPTER_LAYERS) and not any(path.startswith(f"{above}.") for above in outer):
+            outer[path] = module
+    for path, layer in outer.items():
+        inner: nn.Module = layer
+        while isinstance(inner, _ADAPTER_LAYERS):
+            inner = inner.base_layer
+        replace_module(model, path, inner)
+    try:
+        yield
+    finally:
+        for path, layer in outer.items():
+            replace_module(model, path, layer)
 
 
 def replace_module(model: nn.Module, path: str, module: nn.Module) -> None:

@@ -117,6 +117,19 @@ class LoraAdapter(WholeAdapter):
     def _names(self) -> list[str]:
         return [name for members in self._served.values() for name in members]
 
+    def paths(self) -> dict[str, str]:
+        """Return the module path of each (layer, role).
+
+        Raises:
+            LayoutMismatch: a module serves several roles, so that one A and one B do not describe it.
+        """
+        fused = [path for path, members in self._served.items() if self._rows[members[0]] is not None]
+        if fused:
+            raise LayoutMismatch(
+                f"{fused[0]} is one layer of several roles, whose LoRA in peft would have a rank of its own"
+            )
+        return {members[0]: path for path, members in self._served.items()}
+
     def as_lora(self) -> dict[str, LoraFactors]:
         """Return A and factor * B by module path, without bias and with the base delta's ranks appended.
 

@@ -107,11 +107,12 @@ def checkpoint_in_place(base: BaseModel, folder: Path) -> Iterator[None]:
 
 @contextmanager
 def peft_model(
-    base: BaseModel, folder: Path, *, classes: Mapping[str, str] | None = None
+    base: BaseModel, folder: Path, *, classes: Mapping[str, str] | None = None, trainable: bool = False
 ) -> Iterator[nn.Module]:
     """Load a PEFT checkpoint around the base model, and yield peft's model; remove it on exit.
 
-    `classes` are the folders of an X-LoRA's classes by name, in place of those in its config.
+    `trainable` factors require gradients. `classes` are the folders of an X-LoRA's classes by name, in place
+    of those in its config.
 
     Raises:
         AdapterInPlace: the base model carries an adapter already.
@@ -125,7 +126,7 @@ def peft_model(
                 from peft import PeftModel, XLoraConfig  # slow to import
 
                 warnings.simplefilter("ignore")  # about merging, and about how peft calls other libraries
-                options: dict[str, object] = {}
+                options: dict[str, object] = {"is_trainable": True} if trainable else {}
                 if classes is not None:
                     config = cast(Any, XLoraConfig).from_pretrained(folder.resolve())
                     config.adapters = dict(classes)

@@ -47,15 +47,15 @@ def enrol(
     """Create a key in the agent's folder and enrol it with an enrolment token. Safe to repeat.
 
     Prints what the federation's plan reveals to other members and, where updates are summed, to the
-    coordinator. Exit 1 if members learn more than the `min_voices` setting of this silo allows, or if
-    its `[policy]` does not allow the plan; the coordinator then holds the client's name, profile and public
-    key only.
+    coordinator. Exit 1 if members learn more than the `min_voices` setting of this silo allows, if its
+    `[policy]` does not allow the plan, or if its `trainer` does not suit it; the coordinator then holds the
+    client's name, profile and public key only.
     """
     with clear_errors(), opened_settings(config) as settings:
         from client_agent.identity.membership import checked_name, exclusive, read_key
         from client_agent.identity.membership import enrol as redeem_token
         from client_agent.privacy.budget import require_voices
-        from client_agent.rounds.plan import parse_plan
+        from client_agent.rounds.plan import parse_plan, require_trainer
         from schemas.identity.keys import name_of
         from schemas.operator_claims import coordinator_sees
         from schemas.peers import of_members
@@ -75,6 +75,7 @@ def enrol(
         print(*of_members(plan), sep="\n")
         require_voices(plan, settings.min_voices)
         settings.policy.require_plan(plan, served)
+        require_trainer(settings, plan)
 
 
 @agent.command("rotate-key")

@@ -9,7 +9,7 @@ from client_agent.rounds.encode_update import pack_dense, pack_update
 from client_agent.rounds.sketch import join_body, update_sketch
 from client_agent.rounds.work import Work
 from client_agent.sketches.gradient import Sketch
-from client_agent.storage.round_folder import PARTIAL, PARTIAL_COMMON, REFERENCE, SIGNATURE, UPDATE
+from client_agent.storage.round_folder import REFERENCE, SIGNATURE, UPDATE
 
 
 def newcomer_body(work: Work) -> bytes:
@@ -35,7 +35,7 @@ def private_sketch(work: Work) -> Sketch:
 def encode_update(work: Work) -> bytes:
     """Encode the update; after a refusal against the reference that the coordinator holds, or whole."""
     # A private sketch exists before the training, so not in `sign`.
-    work.folder.forget(PARTIAL, PARTIAL_COMMON)
+    work.folder.forget_training()
     if not work.folder.has(REFERENCE):
         return pack_update(work.update_inputs)
     stored_digest = work.folder.read(REFERENCE).decode()

@@ -12,6 +12,8 @@ from client_agent.identity.membership import Membership, connect_once, read_memb
 from client_agent.settings import AgentSettings
 from client_agent.storage.round_files import read_brief
 from client_agent.storage.round_folder import BRIEF, RoundFolders
+from client_agent.strategies.base import load_strategy
+from client_agent.training.trainers import open_trainer
 from client_agent.transport.client import CoordinatorApi
 from schemas.messages.federations import AdapterPlan, FederationPlan, SignaturePlan, TrainingPlan
 from schemas.messages.rounds import RoundBrief
@@ -113,6 +115,22 @@ def parse_plan(served: bytes) -> FederationPlan:
         return FederationPlan.model_validate_json(served, extra="ignore")
     except ValidationError as error:
         raise AnswerUnreadable("the federation's plan", str(error)) from error
+
+
+def require_trainer(settings: AgentSettings, plan: FederationPlan | None) -> str:
+    """Import the trainer of the settings, if there is one, and return its name; check that it suits a plan.
+
+    Raises:
+        TrainerUnusable: it is not installed, refuses its options, or does not suit the plan.
+        UnknownStrategy, StrategyOptionsInvalid: this agent is older than the plan.
+    """
+    trainer = open_trainer(settings.trainer, settings.trainer_options.model_extra or {})
+    if trainer is None:
+        return ""
+    if plan is not None:
+        traits = load_strategy(plan.strategy.name, plan.strategy.options).traits
+        trainer.require_suitable(plan.adapter, traits)
+    return trainer.name
 
 
 def _guessed(source: str) -> SiloPlan:

@@ -21,7 +21,7 @@ from client_agent.model.loading import BaseModel
 from client_agent.rounds.train import learning_rate, train_locally, zeros_like
 from client_agent.rounds.trained import Trained
 from client_agent.storage.rate_store import RateStore
-from client_agent.strategies.base import Routing
+from client_agent.strategies.base import Routing, Traits
 from client_agent.training.silo import Silo
 from schemas.messages.federations import FederationPlan
 
@@ -69,8 +69,11 @@ def train_alone(
     Raises:
         Stopped: `stop` returned true.
         AlignmentImpossible, SettingsUnusable: see `frames_of`.
+        TrainerUnusable: the silo's trainer does not suit the plan.
         LayoutMismatch: the bank has fewer specialists than are to act.
     """
+    if silo.trainer is not None:
+        silo.trainer.require_suitable(plan.adapter, Traits(routing=bank.routing if bank else None))
     earlier: Trained | None = None
     if bank is not None:
         silo = with_probe_set(silo, bank.routing)

@@ -95,6 +95,7 @@ def _run(work: Work, until: str | None = None) -> None:
 
 def _pull(work: Work) -> bytes:
     trainer, brief = work.trainer, work.brief
+    _require_suitable(work)
     if brief.alignment is not None and trainer.drop_ended_pack():
         archive_trained(work.rounds)
     if has_budget(work.opened):
@@ -111,7 +112,14 @@ def _pull(work: Work) -> bytes:
     )
 
 
+def _require_suitable(work: Work) -> None:
+    """Check that the silo's trainer suits the plan, before this client joins."""
+    if (trainer := work.trainer.silo.trainer) is not None:
+        trainer.require_suitable(work.brief.adapter, work.opened.traits)
+
+
 def _train(work: Work) -> bytes:
+    _require_suitable(work)
     trainer, opened, brief = work.trainer, work.opened, work.brief
     earlier, traits = work.trained.before(brief.round), work.opened.traits
     origin, silo = trainer.origin(opened), trainer.silo

@@ -19,9 +19,10 @@ from client_agent.rounds.trained import Arrays, Side, Trained
 from client_agent.storage.final_scores import TaskScores
 from client_agent.strategies.base import Traits
 from client_agent.training.checkpoint import TrainingCheckpoint
-from client_agent.training.loop import train
+from client_agent.training.loop import TrainingOutcome, train
 from client_agent.training.rate_search import RateStore, search_key, search_rate
 from client_agent.training.silo import Silo
+from client_agent.training.trainer_task import train_by
 from schemas.messages.federations import AdapterPlan, ScoresPlan, TrainingPlan
 from schemas.messages.scores import Scores
 
@@ -65,12 +66,11 @@ def train_locally(
     fallback: Side = "served" if federated and _is_common(adapter) and acts(adapter) else "trained"
     before = adapter.state(), adapter.private_state()
     training = partial(
-        train,
+        _training_of(silo, origin.adapter),
         *(silo.base, adapter, silo.encoded(silo.data.train, plan.max_length)),
         learning_rate=learning_rate,
         seed=plan.seed,
         stop=stop,
-        options=silo.options,
     )
     outcome = run_steps(
         *(adapter, training, LocalSteps(plan, round_number, total_rounds, report)),
@@ -87,6 +87,13 @@ def train_locally(
         learning_rate=learning_rate,
         **_results(served, trained, fallback),
     )
+
+
+def _training_of(silo: Silo, adapter: AdapterPlan) -> Callable[..., TrainingOutcome]:
+    """Return the silo's training: the own loop, or its trainer."""
+    if silo.trainer is None:
+        return partial(train, options=silo.options)
+    return partial(train_by, silo.trainer, examples=silo.data.train, adapter_plan=adapter)
 
 
 class _Results(TypedDict):
@@ -120,7 +127,7 @@ def learning_rate(
     first: AdapterPlan | None = None,
     traits: Traits = _PLAIN,
 ) -> float:
-    """Return the plan's learning rate, or the searched one; the adapter was just injected.
+    """Return the rate of the silo's trainer, the plan's, or the searched one; the adapter was just injected.
 
     `first` is the adapter of the client's first round, if its rank may differ from the plan's.
 
@@ -128,6 +135,8 @@ def learning_rate(
         Stopped: `stop` returned true; the search continues the next time.
         LossNotFinite: training diverged at every rate.
     """
+    if silo.trainer is not None and silo.trainer.trainer.learning_rate is not None:
+        return silo.trainer.trainer.learning_rate
     if plan.learning_rate != "auto":
         return plan.learning_rate
     key = search_key(
@@ -169,7 +178,7 @@ def _examined(earlier: Trained) -> list[Exam]:
 
 
 def _optimiser_state(earlier: Trained | None, adapter: Adapter, traits: Traits) -> Arrays | None:
-    if earlier is None or traits.restarts:
+    if earlier is None or traits.restarts or not earlier.optimiser:  # a trainer of one's own has none
         return None
     pruned = traits.mixed_ranks and any(
         earlier.optimiser[f"{name}.exp_avg"].shape != tensor.shape

@@ -38,6 +38,8 @@ SUM_PROGRESS = "sum_progress.json"
 RECEIPT = "receipt.json"
 SCORES_SENT = "scores_sent.json"
 CLOSED = "closed.json"
+# The files of a trainer of the silo's own, until the round is trained.
+TRAINER = "trainer"
 # The secrets and messages of a round's secure sums; no copy of a round's folder has them.
 SECURE = "secure"
 # Files of the federation, beside the round folders.
@@ -71,6 +73,11 @@ class RoundFolder:
         for name in names:
             (self.path / name).unlink(missing_ok=True)
         fsync_folder(self.path)
+
+    def forget_training(self) -> None:
+        """Remove the positions of a training whose result is stored."""
+        self.forget(PARTIAL, PARTIAL_COMMON)
+        shutil.rmtree(self.path / TRAINER, ignore_errors=True)
 
     @property
     def base(self) -> str:

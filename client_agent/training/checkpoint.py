@@ -17,6 +17,7 @@ from safetensors import SafetensorError
 
 from client_agent.model.tokens import Encoded
 from client_agent.storage.files import write_durably
+from client_agent.storage.round_folder import TRAINER
 
 Arrays = Mapping[str, NDArray[np.float32]]
 CHECKPOINT_SECONDS = 180.0
@@ -66,6 +67,11 @@ class TrainingCheckpoint:
         """Return the checkpoint of an earlier training of the same round, in a file of its own."""
         file = self._file.with_stem(f"{self._file.stem}_{name}")
         return TrainingCheckpoint(file, self._every_seconds, self.belongs_to, keeps_end=True)
+
+    @property
+    def trainer_folder(self) -> Path:
+        """The folder beside the file where a trainer of the silo's own has its files."""
+        return self._file.with_name(TRAINER)
 
     @property
     def is_due(self) -> bool:

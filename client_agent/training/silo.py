@@ -25,6 +25,7 @@ from client_agent.training.optimiser import require_optimiser
 from client_agent.training.options import DEFAULT_OPTIONS, TrainingOptions
 from client_agent.training.packing import require_packable
 from client_agent.training.remarks import remarks_on
+from client_agent.training.trainers import OpenedTrainer, open_trainer
 from schemas import PROTOCOL_VERSION
 from schemas.messages.enrolment import Profile
 from schemas.messages.secure_sum import CAPABILITY
@@ -40,7 +41,8 @@ class Silo:
 
     `quantised_from` is the source of `base` if it is quantised. A quantised model has the slug, adapters and
     packs of its dense model: their functions are nearly equal, so adapters work on both. Their gradients
-    differ: the direction of a small model's gradient does not survive 4 bits.
+    differ: the direction of a small model's gradient does not survive 4 bits. `trainer` replaces the own
+    training loop.
     """
 
     base: BaseModel
@@ -53,6 +55,7 @@ class Silo:
     options: TrainingOptions = DEFAULT_OPTIONS
     generated_scores: GeneratedScores = "rounds"
     start_scores: StartScoreStore | None = None
+    trainer: OpenedTrainer | None = None
 
     def encoded(self, examples: Sequence[Example], max_length: int) -> tuple[Encoded, ...]:
         """Tokenise examples for the base model, once for the life of the agent.
@@ -151,12 +154,14 @@ def open_silo(settings: AgentSettings) -> Silo:
             machine does not support `packing` or `optimizer`.
         ModelNotFound, UnknownArchitecture, TokenizerUnfit: see `load_base_model`.
         DataInvalid: see `load_silo_data`.
+        TrainerUnusable: see `open_trainer`.
         TokenizerUnfit, DataInvalid: the chat template cannot render the data, which is refused before
             anything long starts; see `remarks_on`.
     """
     if settings.threads is not None:
         torch.set_num_threads(settings.threads)
     device = device_named(settings.device)
+    trainer = open_trainer(settings.trainer, settings.trainer_options.model_extra or {})
     data = load_silo_data(settings)
     source = model_folder(settings.model, settings.folder)
     base = load_own_model(settings, source, device)
@@ -182,6 +187,7 @@ def open_silo(settings: AgentSettings) -> Silo:
         options=options,
         generated_scores=settings.generated_scores,
         start_scores=StartScoreStore(settings.folder),
+        trainer=trainer,
     )
 
 

@@ -1,0 +1,113 @@
+"""Hand an ordinary LoRA to a trainer as a trainable PEFT checkpoint, and read back what it has written.
+
+A and B are those of Tessera, and lora_alpha / r is the plan's factor, so that a learning rate means the same.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from math import sqrt
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import safetensors.numpy
+from numpy.typing import NDArray
+from safetensors import SafetensorError
+from torch import nn
+
+from client_agent.adapters.base import Adapter, LoraFactors, require_fit, set_aside
+from client_agent.adapters.lora import LoraAdapter
+from client_agent.adapters.peft_export import CONFIG, TENSORS, peft_model, write_checkpoint
+from client_agent.errors import AdapterUnreadable, LayoutMismatch
+from client_agent.model.loading import BaseModel
+from client_agent.storage.files import write_durably
+from schemas.messages.federations import AdapterPlan
+
+_FACTORS = (("A", "lora_A"), ("B", "lora_B"))
+_PLAIN = {"bias": "none", "use_dora": False, "modules_to_save": None}
+
+
+def write_start(folder: Path, base: BaseModel, adapter: Adapter, plan: AdapterPlan) -> None:
+    """Write the adapter in place as a PEFT checkpoint that can be trained.
+
+    Raises:
+        LayoutMismatch: it is not an ordinary LoRA with one A and one B per linear layer.
+    """
+    lora, state = _ordinary(adapter), adapter.state()
+    factors = {path: LoraFactors(state[f"{n}.A"], state[f"{n}.B"], None) for n, path in lora.paths().items()}
+    with set_aside(base):
+        write_checkpoint(folder, factors, cast(nn.Module, base.model), str(base.model.config.name_or_path))
+    config = json.loads((folder / CONFIG).read_bytes())
+    config |= {
+        "lora_alpha": plan.factor * plan.rank,
+        "lora_dropout": plan.dropout,
+        "inference_mode": False,
+    }
+    write_durably(folder / CONFIG, f"{json.dumps(config, indent=2, sort_keys=True)}\n".encode())
+
+
+def read_result(folder: Path, adapter: Adapter, plan: AdapterPlan) -> dict[str, NDArray[np.float32]]:
+    """Read a PEFT checkpoint as the state of the adapter in place, float32.
+
+    B is scaled if the checkpoint has another lora_alpha.
+
+    Raises:
+        AdapterUnreadable: a file is missing or damaged, or the checkpoint is no plain LoRA.
+        LayoutMismatch: it has other modules or another rank than the adapter.
+    """
+    paths = _ordinary(adapter).paths()
+    try:
+        config = json.loads((folder / CONFIG).read_bytes())
+        tensors = safetensors.numpy.load_file(folder / TENSORS)
+        scaling = config["lora_alpha"] / (sqrt(config["r"]) if config.get("use_rslora") else config["r"])
+    except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
+        raise AdapterUnreadable(f"{folder} holds no PEFT checkpoint ({error!r})") from error
+    odd = [option for option, plain in _PLAIN.items() if config.get(option, plain) != plain]
+    if odd:
+        raise AdapterUnreadable(f"{folder / CONFIG} has {odd[0]}, which is not sent; train a plain LoRA")
+    names = {
+        f"base_model.model.{path}.{factor}.weight": f"{name}.{ours}"
+        for name, path in paths.items()
+        for ours, factor in _FACTORS
+    }
+    state = {names.get(key, key): np.asarray(values, np.float32) for key, values in tensors.items()}
+    require_fit(adapter.layout, state)
+    return {
+        name: values * np.float32(scaling / plan.factor) if name.endswith(".B") else values
+        for name, values in state.items()
+    }
+
+
+@contextmanager
+def trainable_peft_model(base: BaseModel, folder: Path) -> Iterator[nn.Module]:
+    """Yield peft's model of a checkpoint around the bare base model; on exit the adapter is back in place.
+
+    Libraries that train replace `forward` of modules, and change the configuration: both are restored.
+
+    Raises:
+        AdapterUnreadable: see `peft_model`.
+    """
+    model = cast(Any, base.model)
+    forwards = {module: vars(module).get("forward") for module in model.modules()}
+    configs = {name: copy.deepcopy(getattr(model, name)) for name in ("config", "generation_config")}
+    try:
+        with set_aside(base), peft_model(base, folder, trainable=True) as wrapped:
+            yield wrapped
+    finally:
+        for module, forward in forwards.items():
+            if forward is not None:
+                module.forward = forward
+            elif "forward" in vars(module):
+                del module.forward
+        for name, config in configs.items():
+            vars(getattr(model, name)).update(vars(config))
+
+
+def _ordinary(adapter: Adapter) -> LoraAdapter:
+    if not isinstance(adapter, LoraAdapter):
+        raise LayoutMismatch("only an ordinary LoRA that is sent whole has a form in peft")
+    return adapter

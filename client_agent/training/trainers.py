@@ -1,0 +1,149 @@
+"""Trainers of one's own: what a package of the entry-point group `tessera.trainers` defines, found by name.
+
+An entry point's name is the value of `trainer` in silo.toml. Its value is a module with `Options`
+(`TrainerOptions`) and `Trainer` (a `LocalTrainer` made from them).
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, cast
+
+from pydantic import BaseModel, ConfigDict, JsonValue, ValidationError
+
+from client_agent.errors import AgentError
+from client_agent.strategies.base import State, Traits
+from schemas.messages.federations import AdapterPlan
+
+if TYPE_CHECKING:
+    from client_agent.training.trainer_task import TrainerTask
+
+GROUP = "tessera.trainers"
+
+
+class TrainerUnusable(AgentError):
+    """A trainer is not installed or broken, or refuses its options, or does not suit the plan."""
+
+
+class TrainerOptions(BaseModel):
+    """Options of a trainer: the table `trainer_options` of silo.toml."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class LocalTrainer(ABC):
+    """A method of local training in place of Tessera's own loop.
+
+    Attributes:
+        needs_peft: whether it trains peft's model or folder, which only an ordinary LoRA has.
+    """
+
+    needs_peft: ClassVar[bool] = False
+
+    @property
+    def learning_rate(self) -> float | None:
+        """Return the trainer's own rate; None = the plan's, or the one that Tessera searches."""
+        return None
+
+    @abstractmethod
+    def train(self, task: TrainerTask) -> State | Path:
+        """Train for the steps of a round, and report each of them.
+
+        Return the adapter's tensors under the names of its layout, or a folder with a PEFT checkpoint. What
+        it returns, Tessera scores. When `task.stop()` is true it may return early, and is called again later.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class OpenedTrainer:
+    """A trainer with its options."""
+
+    name: str
+    options: TrainerOptions
+    trainer: LocalTrainer
+
+    def require_suitable(self, plan: AdapterPlan, traits: Traits) -> None:
+        """Check that the strategy's training consists of steps on one adapter, and its form.
+
+        Raises:
+            TrainerUnusable: it does not.
+        """
+        parts = {
+            "trains experts of a bank": traits.routing,
+            "prunes ranks by a penalty of the loss": traits.pruning,
+            "learns the importance of ranks": traits.importance,
+            "trains two adapters": traits.pull,
+        }
+        obstacles = [text for text, trait in parts.items() if trait is not None]
+        if self.trainer.needs_peft:
+            forms = {
+                f"has an adapter of kind {plan.kind}": plan.kind != "lora",
+                "sends a part of the adapter": traits.part_travels,
+                "changes the base model by a base delta": traits.base_delta,
+            }
+            obstacles += [text for text, is_so in forms.items() if is_so]
+        if obstacles:
+            raise TrainerUnusable(
+                f"the plan's method {obstacles[0]}, which trainer {self.name!r} does not do; remove "
+                "`trainer` from silo.toml, or ask the operator for another plan"
+            )
+
+
+def installed_trainers() -> dict[str, list[EntryPoint]]:
+    """Return the entry points of each installed trainer, by its name; more than one is an ambiguity."""
+    trainers: dict[str, list[EntryPoint]] = {}
+    for entry in entry_points(group=GROUP):
+        same_name = trainers.setdefault(entry.name, [])
+        if all(entry.value != other.value for other in same_name):
+            same_name.append(entry)
+    return trainers
+
+
+def open_trainer(name: str | None, options: Mapping[str, JsonValue]) -> OpenedTrainer | None:
+    """Import a trainer and make it from its options; None without a name.
+
+    Raises:
+        TrainerUnusable: there is none of this name, or several, or it cannot be imported or refuses options.
+    """
+    if name is None:
+        return None
+    module = _imported(name)
+    try:
+        parsed = module.Options.model_validate(dict(options))
+    except ValidationError as error:
+        facts = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
+        raise TrainerUnusable(f"trainer_options of trainer {name!r} are not usable: {facts}") from error
+    try:
+        trainer = cast(LocalTrainer, module.Trainer(parsed))
+    except Exception as error:  # the code of somebody's package
+        raise TrainerUnusable(f"trainer {name!r} cannot be made: {error!r}") from error
+    return OpenedTrainer(name, parsed, trainer)
+
+
+def _imported(name: str) -> Any:
+    installed = installed_trainers()
+    if name not in installed:
+        names = ", ".join(sorted(installed)) or "none"
+        raise TrainerUnusable(
+            f"there is no trainer {name!r} in this environment (installed: {names}); install its package, or "
+            "remove `trainer` from silo.toml to train with Tessera's own loop"
+        )
+    if len(installed[name]) > 1:
+        packages = " and ".join(entry.value for entry in installed[name])
+        raise TrainerUnusable(f"trainer {name!r} is defined by {packages}: uninstall one")
+    path = installed[name][0].value
+    try:
+        module = import_module(path)
+    except Exception as error:  # the code of somebody's package
+        raise TrainerUnusable(
+            f"trainer {name!r}: {path} cannot be imported ({error!r}); repair or reinstall the package"
+        ) from error
+    missing = {"Options", "Trainer"} - vars(module).keys()
+    if missing:
+        raise TrainerUnusable(f"trainer {name!r}: {path} does not define {', '.join(sorted(missing))}")
+    return module

@@ -1,0 +1,96 @@
+"""Trainers are found by name, and refused with what to do about it, before anything is trained."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from client_agent.errors import SettingsUnusable
+from client_agent.settings import read_settings
+from client_agent.strategies.base import Pruning, Routing, State, Traits
+from client_agent.training.trainer_task import TrainerTask
+from client_agent.training.trainers import (
+    LocalTrainer,
+    OpenedTrainer,
+    TrainerOptions,
+    TrainerUnusable,
+    open_trainer,
+)
+from schemas.messages.federations import AdapterPlan
+from tests.client_agent.conftest import checked, config
+from tests.client_agent.training.installed import CONSTANT, install
+
+LORA = AdapterPlan(kind="lora", rank=4)
+
+
+class InPlace(LocalTrainer):
+    def train(self, task: TrainerTask) -> State:
+        return task.adapter.state()
+
+
+class WithPeft(InPlace):
+    needs_peft = True
+
+
+def test_an_unknown_trainer_is_refused_with_the_installed_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install(tmp_path, monkeypatch, name="constant", module="constant_trainer", source=CONSTANT)
+    with pytest.raises(
+        TrainerUnusable, match=r"no trainer 'dpo' .*installed: .*constant.*; install its package"
+    ):
+        open_trainer("dpo", {})
+    assert open_trainer(None, {}) is None
+
+
+def test_broken_packages_and_wrong_options_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    install(tmp_path / "a", monkeypatch, name="constant", module="constant_trainer", source=CONSTANT)
+    with pytest.raises(TrainerUnusable, match="'constant' are not usable: adds: Extra inputs"):
+        open_trainer("constant", {"adds": 1})
+    install(tmp_path / "b", monkeypatch, name="constant", module="other_trainer", source=CONSTANT)
+    with pytest.raises(
+        TrainerUnusable, match=r"(constant_trainer and other|other_trainer and const).*uninstall"
+    ):
+        open_trainer("constant", {})
+    install(tmp_path / "c", monkeypatch, name="torn", module="torn_trainer", source="raise OSError('gone')")
+    with pytest.raises(TrainerUnusable, match=r"torn_trainer cannot be imported \(OSError\('gone'\)\)"):
+        open_trainer("torn", {})
+    install(tmp_path / "d", monkeypatch, name="empty", module="empty_trainer", source="")
+    with pytest.raises(TrainerUnusable, match="empty_trainer does not define Trainer"):
+        open_trainer("empty", {})
+    source = "class Trainer(LocalTrainer):\n    pass\n"
+    install(tmp_path / "e", monkeypatch, name="abstract", module="abstract_trainer", source=source)
+    with pytest.raises(TrainerUnusable, match="'abstract' cannot be made"):
+        open_trainer("abstract", {})
+
+
+def test_the_settings_name_a_trainer_and_its_options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    install(tmp_path / "site", monkeypatch, name="constant", module="constant_trainer", source=CONSTANT)
+    file = config(tmp_path)
+    file.write_text(f"{file.read_text()}trainer = 'constant'\n[trainer_options]\nadd = 2\n")
+    assert checked(file)["trainer"].detail == "constant"
+    file.write_text(file.read_text().replace("add = 2", "add = 'two'"))
+    finding = checked(file)["trainer"]
+    assert not finding.passed
+    assert "trainer_options of trainer 'constant' are not usable: add" in finding.detail
+    file.write_text(file.read_text().replace("trainer = 'constant'", ""))
+    with pytest.raises(SettingsUnusable, match="trainer_options need `trainer`"):
+        read_settings(file)
+
+
+def test_plans_that_need_more_than_steps_on_one_adapter_are_refused() -> None:
+    trainer = OpenedTrainer("mine", TrainerOptions(), InPlace())
+    trainer.require_suitable(LORA, Traits())
+    trainer.require_suitable(AdapterPlan(kind="pq"), Traits(gated=True, base_delta=True))
+    with pytest.raises(TrainerUnusable, match=r"method prunes ranks .* which trainer 'mine' does not do"):
+        trainer.require_suitable(LORA, Traits(pruning=Pruning(least=1, decay=0.5, strength=0.1)))
+    with pytest.raises(TrainerUnusable, match="trains experts of a bank"):
+        trainer.require_suitable(LORA, Traits(routing=Routing()))
+    with pytest.raises(TrainerUnusable, match="trains two adapters"):
+        trainer.require_suitable(LORA, Traits(pull=0.1))
+
+    with_peft_only = OpenedTrainer("peft", TrainerOptions(), WithPeft())
+    with_peft_only.require_suitable(LORA, Traits())
+    with pytest.raises(TrainerUnusable, match="has an adapter of kind pq"):
+        with_peft_only.require_suitable(AdapterPlan(kind="pq"), Traits())
