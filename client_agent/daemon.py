@@ -42,6 +42,7 @@ def run(participant: Participant, sleep: Callable[[float], None] | None = None) 
     """
     sleep = sleep or participant.sleep
     session, is_checked = participant.session, False
+    session.trackers.begin()
     while True:
         try:
             if not is_checked:

@@ -32,6 +32,7 @@ from client_agent.rounds.plan import (
     training_plan,
 )
 from client_agent.rounds.sketch import mechanism_for
+from client_agent.session import require_trackers
 from client_agent.settings import AgentSettings, read_settings
 from client_agent.training.data import SiloData
 from client_agent.training.evaluate import mean_loss, options_of_examples
@@ -92,6 +93,7 @@ def findings(config: Path | None, plan: Path | None = None) -> list[Finding]:
         "privacy": lambda settings: _privacy(settings, silo_plan(), plan),
         "policy": lambda settings: _policy(settings, plan),
         "other members": lambda settings: _members(settings, plan),
+        "trackers": _trackers,
         "connection": _connection,
         "identity": _identity,
     }
@@ -242,6 +244,15 @@ def _trainer(settings: AgentSettings, file: Path | None) -> str:
         return "Tessera's own loop"
     require_trainer(settings, None)  # also where no coordinator answers
     return require_trainer(settings, federation_plan(settings, file))
+
+
+def _trackers(settings: AgentSettings) -> str:
+    require_trackers(settings)
+    servers = [address for address in (settings.mlflow_uri, settings.wandb_url) if address is not None]
+    if not settings.report_to:
+        return "none"
+    places = f"in {settings.trackers.folder}" if not servers else f"values go to {', '.join(servers)}"
+    return f"{', '.join(settings.report_to)}: {places}"
 
 
 def _connection(settings: AgentSettings) -> str:

@@ -7,11 +7,16 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from math import inf
+from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
 
-from client_agent.errors import Stopped
+from client_agent.errors import SettingsUnusable, Stopped
+from schemas.trackers.options import TrackerMissing
+from schemas.trackers.tracker import TrackedRun
+from schemas.trackers.trackers import Trackers
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -99,6 +104,7 @@ def open_participant(
     Raises:
         NotEnrolled: the folder has no membership, and `enrolment` is None.
         FolderInUse: another process uses the folder.
+        SettingsUnusable: a tracker of `report_to` is not installed.
         AgentError: the model, the data or the connection do not work.
     """
     from client_agent.identity.key_rotation import current_key
@@ -112,6 +118,7 @@ def open_participant(
 
     if enrolment is None:
         read_membership(settings.folder)  # before torch is imported and a model loaded
+    require_trackers(settings)
 
     from client_agent.identity.roster import read_pins
     from client_agent.rounds.participant import Participant
@@ -127,7 +134,7 @@ def open_participant(
         membership = read_membership(settings.folder)
         set_aside_earlier_client(settings.folder, membership)
         key = current_key(lambda key: connection(settings, key, flag), settings.folder)
-        with connection(settings, key, flag) as api:
+        with connection(settings, key, flag) as api, _trackers(settings, membership) as trackers:
             yield Participant.of(
                 silo,
                 api,
@@ -143,6 +150,7 @@ def open_participant(
                 lora_rank=settings.lora_rank,
                 checkpoint_seconds=settings.checkpoint_seconds,
                 reports_progress=settings.report_progress,
+                trackers=trackers,
             )
 
 
@@ -158,12 +166,13 @@ def open_sync(settings: AgentSettings, stop: StopFlag) -> Iterator[SyncClient]:
     from client_agent.identity.membership import exclusive, read_membership, set_aside_earlier_client
 
     read_membership(settings.folder)
+    require_trackers(settings)
     with exclusive(settings.folder):
         membership = read_membership(settings.folder)
         set_aside_earlier_client(settings.folder, membership)
         key = current_key(lambda key: connection(settings, key, stop), settings.folder)
-        with connection(settings, key, stop) as api:
-            yield _sync_client(settings, api, membership, stop)
+        with connection(settings, key, stop) as api, _trackers(settings, membership) as trackers:
+            yield _sync_client(settings, api, membership, stop, trackers)
 
 
 @contextmanager
@@ -178,19 +187,27 @@ def open_offline(settings: AgentSettings, stop: StopFlag) -> Iterator[SyncClient
     from client_agent.transport.client import CoordinatorApi
 
     membership = read_membership(settings.folder)
-    with CoordinatorApi(
-        str(settings.url),
-        key=read_key(settings.folder),
-        server_key=membership.server_key,
-        deadline_seconds=0.0,
-        sleep=stop.sleep,
-        transport=StoredAnswers(settings.folder / membership.federation_id),
-    ) as api:
-        yield _sync_client(settings, api, membership, stop)
+    with (
+        _trackers(settings, membership) as trackers,
+        CoordinatorApi(
+            str(settings.url),
+            key=read_key(settings.folder),
+            server_key=membership.server_key,
+            deadline_seconds=0.0,
+            sleep=stop.sleep,
+            transport=StoredAnswers(settings.folder / membership.federation_id),
+        ) as api,
+    ):
+        yield _sync_client(settings, api, membership, stop, trackers)
 
 
 def with_model(client: SyncClient, settings: AgentSettings, stop: StopFlag) -> Participant:
-    """Load the silo's model and data for an opened client."""
+    """Load the silo's model and data for an opened client.
+
+    Raises:
+        SettingsUnusable: a tracker of `report_to` is not installed.
+    """
+    require_trackers(settings)
     from client_agent.rounds.participant import Participant, Trainer
     from client_agent.training.silo import open_silo
 
@@ -200,8 +217,38 @@ def with_model(client: SyncClient, settings: AgentSettings, stop: StopFlag) -> P
     return Participant(client.session, client.workspace, trainer, stop.sleep)
 
 
+def require_trackers(settings: AgentSettings) -> None:
+    """Raise SettingsUnusable if a tracker of the settings is not installed."""
+    try:
+        settings.trackers.require_installed()
+    except TrackerMissing as missing:
+        raise SettingsUnusable(str(missing)) from None
+
+
+def alone_trackers(settings: AgentSettings) -> Trackers:
+    """Return the trackers of a training without a federation, which begins a run of its own.
+
+    Raises:
+        SettingsUnusable: one is not installed.
+    """
+    require_trackers(settings)
+    began = f"alone-{datetime.now(UTC):%Y%m%d-%H%M%S}"
+    trackers = settings.trackers.open(TrackedRun("alone", began, began))
+    trackers.begin()
+    return trackers
+
+
+def _trackers(settings: AgentSettings, member: Membership) -> Trackers:
+    facts = {"client": member.name, "federation": member.federation_id, "model": Path(settings.model).name}
+    return settings.trackers.open(TrackedRun(member.federation_id, member.name, member.client_id, facts))
+
+
 def _sync_client(
-    settings: AgentSettings, api: CoordinatorApi, member: Membership, stop: StopFlag
+    settings: AgentSettings,
+    api: CoordinatorApi,
+    member: Membership,
+    stop: StopFlag,
+    trackers: Trackers,
 ) -> SyncClient:
     from client_agent.identity.roster import read_pins
     from client_agent.rounds.client import Session, Workspace
@@ -218,5 +265,6 @@ def _sync_client(
         max_epsilon=settings.max_epsilon,
         min_voices=settings.min_voices,
         policy=settings.policy,
+        trackers=trackers,
     )
     return SyncClient(session, workspace, stop.sleep, settings.lora_rank)

@@ -23,6 +23,7 @@ from client_agent.errors import SettingsUnusable
 from client_agent.policy import Policy
 from client_agent.row_template import RowTemplate, require_no_names
 from schemas.identity.plain_http import is_exposed
+from schemas.trackers.options import TrackerName, TrackerOptions, require_addresses
 
 MetricName = Literal["option_accuracy", "exact_match", "f1", "rouge_l", "number"]
 """What an answer can be scored by, beside its loss."""
@@ -118,6 +119,16 @@ class AgentSettings(BaseSettings):
     """The limit on the privacy cost of gradient sketches, whatever the plan allows; default: the plan's."""
     report_progress: bool = True
     """Whether the coordinator sees step, speed and time left, and the loss unless losses are summed."""
+    report_to: tuple[TrackerName, ...] = ()
+    """The trackers that record losses, scores and sizes of this silo; each needs the extra of its name."""
+    tracker_folder: Path | None = None
+    """The folder of the trackers' files; by default `trackers` in `folder`."""
+    mlflow_uri: str | None = None
+    """An MLflow server or database instead of a SQLite file; what is recorded then leaves this machine."""
+    wandb_url: str | None = None
+    """A W&B server instead of files, such as https://api.wandb.ai; what is recorded then leaves this
+    machine.
+    """
     min_voices: Annotated[int, Field(ge=1)] = 1
     """The fewest peers in a served mixture; plans with fewer are refused."""
     policy: Policy = Policy()
@@ -152,6 +163,16 @@ class AgentSettings(BaseSettings):
         if self.trainer_options.model_extra and self.trainer is None:
             raise ValueError("trainer_options need `trainer`, the name of the trainer that they are for")
         return self
+
+    @model_validator(mode="after")
+    def _has_trackers_of_its_addresses(self) -> Self:
+        require_addresses(self.report_to, self.mlflow_uri, self.wandb_url)
+        return self
+
+    @property
+    def trackers(self) -> TrackerOptions:
+        folder = self.tracker_folder or self.folder / "trackers"
+        return TrackerOptions(self.report_to, folder, self.mlflow_uri, self.wandb_url)
 
     @field_validator("insecure")
     @classmethod
@@ -208,7 +229,7 @@ def _from_file(file: Path) -> dict[str, Any]:
         raise SettingsUnusable(f"{file} cannot be read: {error.strerror}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise SettingsUnusable(f"{file} is not TOML: {error}") from error
-    for option in ("folder", "roster"):
+    for option in ("folder", "roster", "tracker_folder"):
         if isinstance(options.get(option), str):
             options[option] = file.parent / Path(options[option]).expanduser()
     for option in ("train", "validation", "test"):

@@ -15,8 +15,9 @@ from tempfile import TemporaryDirectory
 
 HERE = Path(__file__).parent
 PYPROJECT = HERE.parent / "pyproject.toml"
+TRACKERS = ("tensorboard", "mlflow", "wandb")
 FILES = {
-    "dev.txt": ("coordinator", "postgres", "oidc", "agent", "data", "report", "docs", "dev"),
+    "dev.txt": ("coordinator", "postgres", "oidc", "agent", "data", "report", "docs", "dev", *TRACKERS),
     "coordinator.txt": ("coordinator", "postgres", "oidc"),
     "agent.txt": ("agent", "data"),
     "fuzz.txt": ("fuzz",),

@@ -10,7 +10,7 @@ import typer
 
 from client_agent.cli.console import Config, Json, clear_errors, opened_settings, read_file
 from client_agent.errors import SettingsUnusable
-from client_agent.session import stop_on_signal
+from client_agent.session import alone_trackers, stop_on_signal
 
 training = typer.Typer()
 
@@ -60,16 +60,18 @@ def train(
         bank = own_bank(planned, settings.folder, experts, top_m) if experts is not None else None
         results = []
         rates = RateStore(settings.folder / RATES)
-        for trained in train_alone(open_silo(settings), planned, body, stop.is_set, rates, bank):
-            results.append(trained)
-            if out is not None:
-                write_durably(out, trained.to_bytes())
-            if not as_json:
-                scores = trained.scores
-                print(
-                    f"round {len(results)}: loss {scores.served[LOSS].value:.3f} -> "
-                    f"{scores.trained[LOSS].value:.3f}, rate {trained.learning_rate:g}, "
-                    f"{scores.kept} kept: {as_text(scores.of_kept)}"
-                )
+        with alone_trackers(settings) as trackers:
+            silo = open_silo(settings)
+            for trained in train_alone(silo, planned, body, stop.is_set, rates, bank, trackers):
+                results.append(trained)
+                if out is not None:
+                    write_durably(out, trained.to_bytes())
+                if not as_json:
+                    scores = trained.scores
+                    print(
+                        f"round {len(results)}: loss {scores.served[LOSS].value:.3f} -> "
+                        f"{scores.trained[LOSS].value:.3f}, rate {trained.learning_rate:g}, "
+                        f"{scores.kept} kept: {as_text(scores.of_kept)}"
+                    )
         if as_json:
             print(json.dumps([trained.scores.model_dump() for trained in results]))

@@ -18,6 +18,7 @@ from client_agent.storage.rate_store import RATES, RateStore
 from client_agent.storage.round_folder import RoundFolders
 from client_agent.transport.client import CoordinatorApi
 from schemas.messages.rounds import RoundBrief, SignedDocument
+from schemas.trackers.trackers import NO_TRACKERS, Trackers
 
 
 @dataclass(slots=True)
@@ -31,6 +32,7 @@ class Session:
         max_epsilon: the silo's limit on the privacy cost of sketches; None = the plan alone decides.
         min_voices: of how many peers a mixture must be made at least.
         policy: the silo's rules for plans and updates.
+        trackers: record losses, scores and sizes for the silo itself.
     """
 
     api: CoordinatorApi
@@ -42,6 +44,7 @@ class Session:
     max_epsilon: float | None = None
     min_voices: int = 1
     policy: Policy = field(default_factory=Policy)
+    trackers: Trackers = NO_TRACKERS
 
     @property
     def manifests(self) -> Manifests:

@@ -6,6 +6,7 @@ import logging
 
 from client_agent.errors import CoordinatorRefused
 from client_agent.rounds.opened_round import OpenedRound
+from client_agent.rounds.tracked import track_round
 from client_agent.storage.round_folder import REFERENCE, UPDATE
 from schemas.messages.scores import LOSS, as_text
 
@@ -54,4 +55,5 @@ def report_scores(work: OpenedRound) -> bytes:
         *(work.brief.round, scores.served[LOSS].value, scores.trained[LOSS].value, scores.kept),
         as_text(scores.of_kept),
     )
+    track_round(work, scores)
     return scores.model_dump_json().encode()

@@ -29,6 +29,7 @@ from client_agent.transport.client import CoordinatorApi
 from schemas.maths.adapter import Layout
 from schemas.messages.federations import AdapterPlan
 from schemas.messages.rounds import RoundBrief
+from schemas.trackers.trackers import NO_TRACKERS, Trackers
 
 if TYPE_CHECKING:
     from client_agent.identity.membership import Membership
@@ -156,6 +157,7 @@ class Participant:
         rates: RateStore | None = None,
         checkpoint_seconds: float = CHECKPOINT_SECONDS,
         reports_progress: bool = False,
+        trackers: Trackers = NO_TRACKERS,
     ) -> Participant:
         workspace = Workspace(folder, member.federation_id, keep_rounds, rates)
         session = Session(
@@ -168,6 +170,7 @@ class Participant:
             max_epsilon=max_epsilon,
             min_voices=min_voices,
             policy=policy or Policy(),
+            trackers=trackers,
         )
         trainer = Trainer(silo, session, stop, lora_rank, checkpoint_seconds, reports_progress)
         return cls(session, workspace, trainer, sleep)

@@ -18,12 +18,15 @@ from client_agent.experts.memory import EXPERTS, ExpertMemory
 from client_agent.experts.probing import prober_of, with_probe_set
 from client_agent.experts.routed import RoutedExperts
 from client_agent.model.loading import BaseModel
+from client_agent.rounds.step_tracking import step_tracking
+from client_agent.rounds.tracked import track_scores
 from client_agent.rounds.train import learning_rate, train_locally, zeros_like
 from client_agent.rounds.trained import Trained
 from client_agent.storage.rate_store import RateStore
 from client_agent.strategies.base import Routing, Traits
 from client_agent.training.silo import Silo
 from schemas.messages.federations import FederationPlan
+from schemas.trackers.trackers import NO_TRACKERS, Trackers
 
 log = logging.getLogger(__name__)
 
@@ -58,6 +61,7 @@ def train_alone(
     stop: Callable[[], bool],
     rates: RateStore,
     bank: OwnBank | None = None,
+    trackers: Trackers = NO_TRACKERS,
 ) -> Iterator[Trained]:
     """Yield the result of every round of a plan; every round continues from the trained adapter.
 
@@ -65,6 +69,7 @@ def train_alone(
         pack: the alignment pack with the frames.
         rates: where a searched learning rate is kept.
         bank: train a bank of experts; None = the plan's adapter.
+        trackers: record losses and scores.
 
     Raises:
         Stopped: `stop` returned true.
@@ -98,7 +103,9 @@ def train_alone(
                 federated=False,
                 scores=plan.scores,
                 stop=stop,
+                report=step_tracking(trackers, round_number),
             )
+            track_scores(trackers, round_number, earlier.scores)
             yield earlier
 
 

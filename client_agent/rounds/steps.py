@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from typing import Final
 
 from client_agent.adapters.base import Adapter, State
@@ -22,9 +21,9 @@ from client_agent.rounds.joining import archive_trained, join_round, rejoin
 from client_agent.rounds.opened_brief import OpenedBrief
 from client_agent.rounds.participant import Participant
 from client_agent.rounds.plain_steps import encode_update, newcomer_body, push_update, sign
-from client_agent.rounds.progress_report import ProgressReports
 from client_agent.rounds.served_weights import load_served
 from client_agent.rounds.step_runner import run_missing
+from client_agent.rounds.step_tracking import step_reports
 from client_agent.rounds.summed_steps import report_ready, run_sum
 from client_agent.rounds.train import learning_rate, train_locally
 from client_agent.rounds.work import Work
@@ -125,7 +124,7 @@ def _train(work: Work) -> bytes:
     origin, silo = trainer.origin(opened), trainer.silo
     if traits.routing is not None:
         silo = with_probe_set(silo, traits.routing)
-    with _reports(work) as report, trainer.injected(opened, work.earlier, _experts(work)) as adapter:
+    with step_reports(work) as report, trainer.injected(opened, work.earlier, _experts(work)) as adapter:
         rate = learning_rate(
             *(silo, adapter, brief.training, origin, work.participant.workspace.rates, trainer.stop),
             first=trainer.first_adapter(opened),
@@ -155,16 +154,6 @@ def _train(work: Work) -> bytes:
             checkpoint=work.checkpoint,
             report=report,
         ).to_bytes()
-
-
-def _reports(work: Work) -> AbstractContextManager[ProgressReports | None]:
-    """Return the reports of the round's training; None = the silo wants none."""
-    if not work.trainer.reports_progress:
-        return nullcontext()
-    session, number = work.session, work.brief.round
-    path = f"/v1/federations/{session.federation_id}/rounds/{number}/progress"
-    with_loss = work.sum_plan is None
-    return ProgressReports(lambda p: session.api.put_once(path, p.model_dump()), with_loss=with_loss)
 
 
 def _experts(work: Work) -> tuple[int, ...]:

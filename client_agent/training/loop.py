@@ -37,13 +37,17 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One finished step: its number from 1, the mean loss per answer token, the totals so far."""
+    """One finished step: its number from 1, the mean loss per answer token, the totals so far.
+
+    `learning_rate` is None by a trainer of a silo's own, which has its own schedule.
+    """
 
     number: int
     total: int
     loss: float
     tokens: int
     seconds: float
+    learning_rate: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +114,8 @@ def train(
                 [_on_device(base, next(batches), options) for _ in range(plan.accumulation)], factor, penalty
             )
             if on_step is not None:
-                on_step(Step(len(run.losses), plan.steps, run.losses[-1], run.tokens, run.seconds))
+                rate = learning_rate * factor
+                on_step(Step(len(run.losses), plan.steps, run.losses[-1], run.tokens, run.seconds, rate))
             run.store(checkpoint)
         run.store(checkpoint, at_end=True)
     return TrainingOutcome(run.losses, run.tokens, run.seconds, saved_state(optimiser, parameters))

@@ -1,0 +1,48 @@
+"""Record every step of a round's training in the silo's trackers, and report some to the coordinator."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from client_agent.rounds.local_steps import Report
+from client_agent.rounds.progress_report import ProgressReports
+from client_agent.rounds.work import Work
+from client_agent.training.loop import Step
+from schemas.trackers.trackers import Trackers
+
+
+@contextmanager
+def step_reports(work: Work) -> Iterator[Report]:
+    """Return what is called after each step of the round; the coordinator learns of it if the silo wants."""
+    session, number = work.session, work.brief.round
+    track = step_tracking(session.trackers, number)
+    if not work.trainer.reports_progress:
+        yield track
+        return
+    path = f"/v1/federations/{session.federation_id}/rounds/{number}/progress"
+    with_loss = work.sum_plan is None
+    with ProgressReports(
+        lambda progress: session.api.put_once(path, progress.model_dump()), with_loss=with_loss
+    ) as reports:
+
+        def report(step: Step, done: int, total: int) -> None:
+            track(step, done, total)
+            reports(step, done, total)
+
+        yield report
+
+
+def step_tracking(trackers: Trackers, round_number: int) -> Report:
+    """Return what records the steps of a round, which are counted over all rounds."""
+
+    def track(step: Step, done: int, total: int) -> None:
+        values = {
+            "train/loss": step.loss,
+            "train/tokens_per_second": step.tokens / max(step.seconds, 1e-9),
+        }
+        if step.learning_rate is not None:
+            values["train/learning_rate"] = step.learning_rate
+        trackers.log("step", (round_number - 1) * total + done + step.number, values)
+
+    return track

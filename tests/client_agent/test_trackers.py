@@ -1,0 +1,108 @@
+"""An agent with trackers records every step and every round, in its own folder, and no text."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from client_agent.daemon import run
+from client_agent.errors import SettingsUnusable
+from client_agent.rounds.steps import take_part
+from client_agent.session import open_participant
+from client_agent.settings import read_settings
+from tests.client_agent.commands import tessera
+from tests.client_agent.conftest import checked, config, next_brief
+from tests.client_agent.test_daemon import alone_plan, naps
+from tests.served import Served
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # of the libraries, whose imports warn
+
+
+def with_trackers(folder: Path, line: str = 'report_to = ["tensorboard"]', **changes: str) -> Path:
+    file = config(folder, **changes)
+    file.write_text(f"{file.read_text()}{line}\n")
+    return file
+
+
+def recorded(folder: Path) -> dict[str, list[tuple[int, float]]]:
+    """Read TensorBoard's files of the one run below a folder."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    (run_folder,) = {file.parent for file in folder.rglob("events.*")}
+    events = EventAccumulator(str(run_folder))
+    events.Reload()
+    return {
+        name: [(event.step, event.tensor_proto.float_val[0]) for event in events.Tensors(name)]
+        for name in events.Tags()["tensors"]
+    }
+
+
+@pytest.mark.slow
+def test_steps_and_rounds_of_a_restarted_agent_are_in_one_run(served: Served, tmp_path: Path) -> None:
+    federation_id = served.federation(**alone_plan())
+    file = with_trackers(tmp_path, url=served.url)
+    settings = read_settings(file)
+    token = served.enrolment_token(federation_id, "aster")
+    with open_participant(settings, (token, "aster")) as participant:
+        served.admin.post(f"/v1/federations/{federation_id}/start")
+        take_part(participant, next_brief(participant))
+    with open_participant(settings) as participant:
+        run(participant, naps(500))
+        sizes = [len(folder.read("update.body")) for folder in participant.workspace.rounds.newest_first()]
+    values = recorded(tmp_path / "state" / "trackers")
+    assert [step for step, _ in values["train/loss"]] == [1, 2, 3, 4]
+    assert all(rate > 0 for _, rate in values["train/learning_rate"])
+    assert all(speed > 0 for _, speed in values["train/tokens_per_second"])
+    assert values["update/bytes"] == [(1, sizes[1]), (2, sizes[0])]
+    assert [number for number, _ in values["round/seconds"]] == [1, 2]
+    for side in ("served", "trained"):
+        shown = served.rounds(federation_id)
+        losses = [r["clients"][0]["scores"][side]["loss"]["value"] for r in shown]
+        assert [loss for _, loss in values[f"{side}/loss"]] == pytest.approx(losses)
+    content = b"".join(events.read_bytes() for events in tmp_path.rglob("events.*"))
+    for row in map(json.loads, Path(settings.train).read_text().splitlines()):
+        assert not any(str(text).encode() in content for text in row.values() if len(str(text)) > 4)
+
+
+def test_training_without_a_federation_is_recorded_too(tmp_path: Path) -> None:
+    file = with_trackers(tmp_path)
+    plan = tmp_path / "plan.json"
+    planned: dict[str, Any] = {"name": "alone"} | alone_plan(rounds={"total": 1, "min_clients": 1})
+    plan.write_text(json.dumps(planned))
+    done = tessera("train", "--config", file, "--plan", plan)
+    assert done.exit_code == 0, done.output
+    values = recorded(tmp_path / "state" / "trackers")
+    assert [step for step, _ in values["train/loss"]] == [1, 2]
+    assert len(values["trained/loss"]) == 1
+
+
+def test_a_missing_library_is_an_error_before_a_model_is_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("schemas.trackers.options.find_spec", lambda name: None)
+    file = with_trackers(tmp_path)
+    said = r"tensorboard is not installed.*pip install '\.\[tensorboard\]'"
+    with (
+        pytest.raises(SettingsUnusable, match=said),
+        open_participant(read_settings(file), ("token", "aster")),
+    ):
+        pass
+    found = checked(file)["trackers"]
+    assert not found.passed
+    assert "tensorboard is not installed" in found.detail
+
+
+def test_options_of_trackers_fit_each_other(tmp_path: Path) -> None:
+    file = with_trackers(tmp_path, 'report_to = ["tensorboard"]\nmlflow_uri = "https://mlflow.example.org"')
+    with pytest.raises(SettingsUnusable, match='report_to lacks "mlflow"'):
+        read_settings(file)
+
+
+def test_check_names_the_server_that_values_go_to(tmp_path: Path) -> None:
+    lines = 'report_to = ["tensorboard", "mlflow"]\nmlflow_uri = "https://mlflow.example.org"'
+    assert checked(with_trackers(tmp_path, lines))["trackers"].detail == (
+        "tensorboard, mlflow: values go to https://mlflow.example.org"
+    )
