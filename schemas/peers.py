@@ -17,6 +17,7 @@ _SERVED = {
     "fedmosaic": "Members are served mixtures of the updates of members relevant to them.",
     "fedavg": _MEAN,
     "ditto": _MEAN,
+    "fedprox": _MEAN,
     "het_lora": _MEAN,
     "ca_pfl": _MEAN,
 }

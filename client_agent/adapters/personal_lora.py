@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import nn
 
 from client_agent.adapters.base import Adapter, LoraFactors, Penalty, Removable, State, require_fit
+from client_agent.adapters.proximal import pull_to
 from client_agent.strategies.base import AgentStrategy
 from schemas.maths.adapter import Layout
 
@@ -83,15 +83,7 @@ class PersonalLora(Removable):
 
     def pull_to_common(self) -> Penalty | None:
         """Return pull / 2 |v - w|^2 with w the common adapter as it is now; None without a pull."""
-        if not self._pull:
-            return None
-        common = {name: torch.from_numpy(values) for name, values in self.state().items()}
-
-        def penalty(parameters: Mapping[str, nn.Parameter]) -> torch.Tensor:
-            distances = [(v - common[name].to(v.device)).square().sum() for name, v in parameters.items()]
-            return self._pull / 2 * torch.stack(distances).sum()
-
-        return penalty
+        return pull_to(self._common, self._pull)
 
 
 def with_personal(lora: Adapter, strategy: AgentStrategy) -> Adapter:

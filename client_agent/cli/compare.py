@@ -60,6 +60,14 @@ def compare_methods(
     workers: Annotated[
         int | None, typer.Option(min=1, help="The number of parallel runs.", show_default="one per core")
     ] = None,
+    fair: Annotated[
+        bool,
+        typer.Option(
+            "--fair",
+            help="Train one adapter with all methods, and search the learning rate of each on a seed that is "
+            "not reported. A study with [fair] is always compared so.",
+        ),
+    ] = False,
     fresh: Annotated[
         bool, typer.Option("--fresh", help="Discard earlier results and run everything again.")
     ] = False,
@@ -77,7 +85,7 @@ def compare_methods(
         from client_agent.simulation.compare import Comparison
 
         planned = _planned(study, data, models, copies, examples, tests)
-        comparison = Comparison.planned(planned, out, _names(methods), _numbers(seeds), _print)
+        comparison = Comparison.planned(planned, out, _names(methods), _numbers(seeds), _print, fair=fair)
         with comparison.claimed():
             if fresh:
                 comparison.forget()

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from client_agent.adapters.base import Adapter, State
 from client_agent.adapters.personal_lora import PersonalLora
 from client_agent.adapters.provenance import Origin
+from client_agent.adapters.proximal import pull_to
 from client_agent.adapters.rank_pruning import Pruner
 from client_agent.rounds.examine import Exam, Examiner
 from client_agent.rounds.local_steps import LocalSteps, Report, run_steps
@@ -61,6 +62,8 @@ def train_locally(
         adapter.load_private(earlier.private)
     pruner = Pruner(adapter, traits.pruning) if traits.pruning is not None else None
     penalty = pruner.penalty if pruner else adapter.penalty(silo.data.train, plan.max_length, round_number)
+    if traits.proximal is not None:
+        penalty = pull_to(adapter.state(), traits.proximal)
     examiner = Examiner(silo, scores, plan.max_length, surroundings)
     served = examiner.examine_served(adapter, _examined(earlier) if earlier is not None else None)
     fallback: Side = "served" if federated and _is_common(adapter) and acts(adapter) else "trained"

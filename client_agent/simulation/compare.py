@@ -13,14 +13,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from client_agent.errors import FolderInUse, NoResults, OutputUnwritable
-from client_agent.simulation.methods import methods_of
+from client_agent.simulation.fair import require_control, require_equal_adapters, with_fair_rules
+from client_agent.simulation.fair_search import FairSearch
+from client_agent.simulation.methods import Method, methods_of, require_equal_training
 from client_agent.simulation.partition_record import describe_partition
 from client_agent.simulation.report.summary import Report, summarise
-from client_agent.simulation.results import Cell, CellResult, cells_of, stored_result
+from client_agent.simulation.results import Cell, CellPlanner, CellResult, has_diverged, stored_result
 from client_agent.simulation.streamed_tasks import Report as StreamReport
 from client_agent.simulation.streamed_tasks import with_streams
 from client_agent.simulation.study import Study
-from client_agent.simulation.worker_pool import ProgressListener, open_pool
+from client_agent.simulation.worker_pool import Follow, ProgressListener, open_pool
 from client_agent.simulation.worker_protocol import Progress
 from client_agent.storage.files import write_durably
 from client_agent.storage.prefix_store import PREFIXES
@@ -31,11 +33,18 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """The cells of a comparison and its output folder."""
+    """The runs of a comparison and its output folder.
+
+    A fair one also has the runs that search a rate for each method, and what it reports is planned as the
+    rates become known.
+    """
 
     study: Study
     out: Path
-    cells: Sequence[Cell]
+    methods: list[Method]
+    seeds: list[int]
+    planner: CellPlanner
+    search: FairSearch | None = None
 
     @classmethod
     def planned(
@@ -45,20 +54,53 @@ class Comparison:
         methods: list[str] | None,
         seeds: list[int] | None,
         report: StreamReport = log.info,
+        *,
+        fair: bool = False,
     ) -> Comparison:
-        """Plan the cells of a study, and validate it; `out` is `runs/` and the study's name by default.
+        """Plan the runs of a study, and validate it; `out` is `runs/` and the study's name by default.
 
-        Streams of its sources are read, which `report` is called about, and stored there.
+        Streams of its sources are read, which `report` is called about, and stored there. `fair`: compare
+        fairly, also without the study's own rules for it.
 
         Raises:
-            StudyUnusable: a method, a plan or a pool is invalid.
+            StudyUnusable: a method, a plan or a pool is invalid, or a fair comparison is not possible.
             ModelNotFound, DataInvalid: files are missing.
         """
         chosen = seeds if seeds is not None else study.seeds
         folder = (out or Path("runs") / study.name).absolute()
-        chosen_methods = methods_of(study, methods)
         study = with_streams(study, folder, report)
-        return cls(study, folder, list(cells_of(study, chosen_methods, chosen)))
+        if fair or study.fair is not None:
+            study = with_fair_rules(study, chosen)
+        chosen_methods = methods_of(study, methods)
+        planner = CellPlanner(study)
+        plans = {method.name: planner.cell(method, seed).plan for seed in chosen for method in chosen_methods}
+        require_equal_training(plans)
+        if study.fair is None:
+            return cls(study, folder, chosen_methods, chosen, planner)
+        require_equal_adapters(plans)
+        require_control(study, plans)
+        search = FairSearch(study.fair, folder, planner)
+        return cls(study, folder, chosen_methods, chosen, planner, search)
+
+    @property
+    def cells(self) -> list[Cell]:
+        """The cells that are reported, as far as they can be planned: every (method, seed), seed by seed."""
+        return [
+            self.planner.cell(method, seed, rate)
+            for seed in self.seeds
+            for method, rate in self._planned_methods()
+        ]
+
+    def _planned_methods(self) -> list[tuple[Method, float | None]]:
+        if self.search is None:
+            return [(method, None) for method in self.methods]
+        rates = ((method, self.search.rate(method)) for method in self.methods)
+        return [(method, rate) for method, rate in rates if rate is not None]
+
+    @property
+    def searches(self) -> list[Cell]:
+        """The runs of the search of rates, as far as they can be planned."""
+        return self.search.runs(self.methods) if self.search is not None else []
 
     @contextmanager
     def claimed(self) -> Iterator[None]:
@@ -87,17 +129,29 @@ class Comparison:
     def forget(self) -> None:
         """Delete the results of the cells, and all searched rates: the next run searches them again."""
         shutil.rmtree(self.out / RATES, ignore_errors=True)
-        for cell in self.cells:
+        for cell in (*self.searches, *self.cells):
             shutil.rmtree(cell.folder(self.out), ignore_errors=True)
+        if self.search is not None:
+            self.search.forget()
 
     @property
     def runs(self) -> list[Cell]:
-        """The cells without those that share the run of an earlier one."""
-        return list({cell.digest: cell for cell in reversed(self.cells)}.values())[::-1]
+        """The searches and cells without those that share the run of an earlier one."""
+        cells = [*self.searches, *self.cells]
+        return list({cell.digest: cell for cell in reversed(cells)}.values())[::-1]
+
+    @property
+    def later(self) -> int:
+        """About how many runs are not planned yet: a last search and all seeds of a method without rate."""
+        return (len(self.methods) - len(self._planned_methods())) * (len(self.seeds) + 1)
 
     def missing(self) -> list[Cell]:
         """Return the runs without a result of exactly this study and code."""
-        return [cell for cell in self.runs if stored_result(cell, self.out) is None]
+        return [cell for cell in self.runs if not self._has_ended(cell)]
+
+    def _has_ended(self, cell: Cell) -> bool:
+        is_search = self.search is not None and cell.seed not in self.seeds
+        return stored_result(cell, self.out) is not None or (is_search and has_diverged(cell, self.out))
 
     def results(self) -> list[CellResult]:
         results = (stored_result(cell, self.out) for cell in self.cells)
@@ -112,14 +166,26 @@ class Comparison:
         missing = self.missing()
         if missing:
             with open_pool(self.study, self.out, missing, listener) as pool:
-                pool.run(missing, workers)
+                pool.run(missing, workers, self._follow({cell.digest for cell in missing}))
         if not self.missing():  # gigabytes that another run would compute again
             shutil.rmtree(self.out / PREFIXES, ignore_errors=True)
+
+    def _follow(self, ordered: set[str]) -> Follow:
+        """Return what a pool calls after each run: a search goes on, or what it was for can run."""
+
+        def follow(cell: Cell) -> list[Cell]:
+            if self.search is None or cell.seed in self.seeds:
+                return []
+            new = [cell for cell in self.missing() if cell.digest not in ordered]
+            ordered.update(cell.digest for cell in new)
+            return new
+
+        return follow
 
     def reported(self) -> Report:
         """Summarise the results that are there, and write report.json, and partition.json: who has what."""
         missing = [f"{cell.label}: see {cell.log(self.out)}" for cell in self.missing()]
-        seeds = list(dict.fromkeys(cell.seed for cell in self.cells))
+        seeds = self.seeds
         report = summarise(self.study, self.study.name, seeds, self.results(), missing)
         write_durably(self.out / "report.json", report.model_dump_json(indent=1).encode() + b"\n")
         records = [describe_partition(self.study, seed).model_dump(mode="json") for seed in seeds]
@@ -135,6 +201,7 @@ def simulate(
     out: Path | str | None = None,
     workers: int | None = None,
     fresh: bool = False,
+    fair: bool = False,
 ) -> Report:
     """Run methods with a real coordinator and real agents on this machine, and compare them.
 
@@ -145,6 +212,8 @@ def simulate(
         out: the output folder; None = `runs/` and the study's name.
         workers: the number of parallel runs; None = one per core.
         fresh: whether to discard stored results first.
+        fair: whether to compare fairly, also without the study's own rules for it: one adapter for all
+            methods, and a rate that is searched for each.
 
     Raises:
         StudyUnusable: a method or a plan does not work.
@@ -156,14 +225,15 @@ def simulate(
         Path(out) if out is not None else None,
         list(methods) if methods is not None else None,
         list(seeds) if seeds is not None else None,
+        fair=fair,
     )
     with comparison.claimed():
         if fresh:
             comparison.forget()
         comparison.run(workers or os.cpu_count() or 1, _LoggedProgress())
         if not comparison.results():
-            cell = comparison.cells[0]
-            raise NoResults(f"none of {len(comparison.cells)} runs finished; see {cell.log(comparison.out)}")
+            cell = comparison.runs[0]
+            raise NoResults(f"none of {len(comparison.runs)} runs finished; see {cell.log(comparison.out)}")
         return comparison.reported()
 
 

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from pydantic import JsonValue, ValidationError
 
 from client_agent.errors import StudyUnusable
+from client_agent.simulation.fair import fair_plan
 from client_agent.simulation.study import Study
 from client_agent.simulation.study_fields import States, StudyMethod, Table, faults
 from schemas.messages.federations import FederationPlan
@@ -34,12 +35,14 @@ _BOTH: Final[Table] = {"adapter": {"same_architecture_rank": SAME_ARCHITECTURE_R
 _SUMMED: Final[Table] = {"privacy": {"secure_sum": {"masking": "none", "minimum": 2}}}
 """Sums in clear: the same inputs and totals as with masks, without the work of masking."""
 
+_LARGEST: Final[Table] = {"wire": {"recipe": {"reference": "served", "density": 0.27, "values": "int8"}}}
+
 _FIXED_BANK: Final[Table] = {"shared": False, "regret_above": 1, "prune_below": 0, "merge_above": 1}
 """One of k models, k fixed, without a shared expert."""
 
 ON_REQUEST: Final = (
     *("fedit", "fedit_local", "fedmosaic_lora_replace"),
-    *(*LORA_STRATEGIES, "ca_pfl", "ca_pfl_unmodulated"),
+    *(*LORA_STRATEGIES, "topk", "ca_pfl", "ca_pfl_unmodulated"),
     *("fedavg_summed", "fed_vemoe", "fed_vemoe_pq", "ifca"),
 )
 """Methods that a study compares only where it, or --methods, names them."""
@@ -65,6 +68,8 @@ BUILT_IN: Final[Mapping[str, StudyMethod]] = {
     "fedit": StudyMethod(alone=False, states="served", plan={"strategy": {"name": "fedavg"}, **LORA}),
     "fedit_local": StudyMethod(like="fedit", states="trained"),
     **{name: StudyMethod(alone=False, plan={"strategy": {"name": name}, **LORA}) for name in LORA_STRATEGIES},
+    # The largest values of each update; the remainder is sent in later rounds. As many as `ca_pfl` sends.
+    "topk": StudyMethod(alone=False, plan={"strategy": {"name": "fedavg"}, **LORA, **_LARGEST}),
     # The average of an ordinary LoRA, of which the coordinator needs sums only.
     "fedavg_summed": StudyMethod(alone=False, plan={"strategy": {"name": "fedavg"}, **LORA, **_SUMMED}),
     # A shared expert and private choices among specialists; over P and Q; and one of k models, without it.
@@ -78,13 +83,17 @@ BUILT_IN: Final[Mapping[str, StudyMethod]] = {
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """A method with its `like` chain resolved; `run` is the method whose runs it shares, often itself."""
+    """A method with its `like` chain resolved; `run` is the method whose runs it shares, often itself.
+
+    `own` is the part of its plan that the study itself sets.
+    """
 
     name: str
     alone: bool
     plan: Table
     states: States = "all"
     run: str = ""
+    own: Table = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "run", self.run or self.name)
@@ -101,8 +110,12 @@ def methods_of(study: Study, requested: list[str] | None = None) -> list[Method]
     return [_resolve(study, name, ()) for name in dict.fromkeys(names)]
 
 
-def plan_of(study: Study, method: Method, seed: int, pivot: str | None) -> FederationPlan:
+def plan_of(
+    study: Study, method: Method, seed: int, pivot: str | None, rate: float | None = None
+) -> FederationPlan:
     """Return the plan of one run; `pivot` is the slug of the study's pivot model.
+
+    `rate` is the learning rate of a run of a fair comparison.
 
     Raises:
         StudyUnusable: a field of the plan is unknown or invalid.
@@ -115,6 +128,8 @@ def plan_of(study: Study, method: Method, seed: int, pivot: str | None) -> Feder
     plan["name"] = f"{method.run} seed {seed}"
     everybody: Table = {"min_clients": len(study.founders)}
     plan["rounds"] = {"collect_seconds": _PATIENCE_SECONDS} | _table(plan.get("rounds")) | everybody
+    if study.fair is not None:
+        plan = fair_plan(study.fair, method.name, plan, method.own, rate)
     plan["training"] = _table(plan.get("training")) | {"seed": seed}
     if pivot is not None and _table(plan.get("adapter")).get("kind", "pq") == "pq":
         plan["alignment"] = _table(plan.get("alignment")) | {"pivot": pivot}
@@ -215,19 +230,22 @@ def merge_tables(below: Mapping[str, JsonValue], above: Mapping[str, JsonValue])
 def _resolve(study: Study, name: str, above: tuple[str, ...]) -> Method:
     if name in above:
         raise StudyUnusable(f"method {name} is like itself ({' -> '.join((*above, name))}); break the circle")
-    layers = [entry for entry in (BUILT_IN.get(name), study.method.get(name)) if entry is not None]
+    in_study = study.method.get(name)
+    layers = [entry for entry in (BUILT_IN.get(name), in_study) if entry is not None]
     if not layers:
         available = ", ".join(dict.fromkeys([*BUILT_IN, *study.method]))
         raise StudyUnusable(f"unknown method {name}; choose from {available}")
     like = next((entry.like for entry in reversed(layers) if entry.like is not None), None)
     parent = _resolve(study, like, (*above, name)) if like is not None else Method(name, False, {})
-    alone, plan, states = parent.alone, parent.plan, parent.states
+    alone, plan, states, own = parent.alone, parent.plan, parent.states, parent.own
     for entry in layers:
         alone = entry.alone if entry.alone is not None else alone
-        states = entry.states if entry.states is not None else states
+        if entry.states is not None and (study.fair is None or entry is in_study):
+            states = entry.states  # fairly compared, methods count all states but where the study says so
         plan = merge_tables(plan, entry.plan)
+        own = merge_tables(own, entry.plan) if entry is in_study else own
     shares_runs = any(entry.states is not None for entry in layers) and plan == parent.plan
-    return Method(name, alone, plan, states, parent.run if shares_runs else name)
+    return Method(name, alone, plan, states, parent.run if shares_runs else name, own)
 
 
 def _table(value: JsonValue | None) -> Table:

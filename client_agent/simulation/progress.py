@@ -31,11 +31,13 @@ class ProgressDisplay:
     def __init__(self, console: Console, comparison: Comparison, workers: int = 1) -> None:
         self._console = console
         self._out = comparison.out
-        self._cells = len(comparison.runs)
-        missing = comparison.missing()
-        self._finished = self._cells - len(missing)
+        missing, later = comparison.missing(), comparison.later
+        self._finished = len(comparison.runs) - len(missing)
+        self._unplanned = later
+        self._cells = self._finished + len(missing) + later
         self._opening = _opening(comparison, missing, workers)
-        self._rounds_planned = sum(cell.plan.rounds.total for cell in missing)
+        self._rounds_planned = _rounds(missing, later)
+        self._planned = {cell.digest for cell in missing}
         self._rounds_done = 0
         self._opened = time.monotonic()
         self._background = ExitStack()
@@ -85,12 +87,25 @@ class ProgressDisplay:
         with self._lock:
             self._began[cell.label] = time.monotonic()
             self._rounds[cell.label] = 0
+            self._count(cell)
             self._printed[cell.label] = time.monotonic()
             self._bars[cell.label] = self._progress.add_task(
                 cell.label, total=cell.plan.rounds.total, doing="starting"
             )
             if not self._console.is_terminal:
                 self._line(f"{cell.label}: started")
+
+    def _count(self, cell: Cell) -> None:
+        """Count a run that was not planned at the start, unless it is one of those that were expected."""
+        if cell.digest in self._planned:
+            return
+        self._planned.add(cell.digest)
+        if self._unplanned:
+            self._unplanned -= 1
+            return
+        self._cells += 1
+        self._rounds_planned += cell.plan.rounds.total
+        self._progress.update(self._all, total=self._cells)
 
     def moved(self, cell: Cell, progress: worker_protocol.Progress) -> None:
         with self._lock:
@@ -133,14 +148,22 @@ def _opening(comparison: Comparison, missing: Sequence[Cell], workers: int) -> l
     """Return what to expect of the missing runs: their time, and what the study's data do not allow."""
     if not missing:
         return []
-    rounds = sum(cell.plan.rounds.total for cell in missing)
+    later = comparison.later
+    rounds = _rounds(missing, later)
     paces = [result.wall_seconds / result.plan.rounds.total for result in comparison.results()]
     measured = f"{minutes_of(fmean(paces) * rounds / workers)}, as the finished ones took" if paces else None
     time_needed = measured or "the time left follows every minute, once a round has ended"
-    lines = [f"{len(missing)} runs, {rounds} rounds in all, on {workers} processes: {time_needed}"]
+    count = f"{len(missing)} runs" if not later else f"{len(missing)} runs, and {later} later"
+    lines = [f"{count}, {rounds} rounds in all, on {workers} processes: {time_needed}"]
     if (few := few_validation(comparison.study.validation)) is not None:
         lines.append(f"every silo: {few}")
     return lines
+
+
+def _rounds(missing: Sequence[Cell], later: int) -> int:
+    """Return the number of rounds of the missing runs, and of as many later ones that are not planned yet."""
+    rounds = [cell.plan.rounds.total for cell in missing]
+    return sum(rounds) + (round(later * fmean(rounds)) if rounds else 0)
 
 
 def _loss(cell: Cell, out: Path) -> str:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from pydantic import Field, ValidationError
+from pydantic import Field, JsonValue, ValidationError
 
 from client_agent.adapters.variational.measures import MeasuresFile
 from client_agent.model.examples import Example
@@ -100,7 +100,8 @@ class CellResult(Strict):
 class Cell:
     """One method with one seed, to run; `digest` covers all inputs of its results.
 
-    `run` is the method whose runs it shares, if it is not itself, `states` are those that count by it.
+    `run` is the method whose runs it shares, if it is not itself, `states` are those that count by it. `rate`
+    is the learning rate of a run of a fair comparison.
     """
 
     method: str
@@ -110,16 +111,72 @@ class Cell:
     digest: str
     run: str = ""
     states: States = "all"
+    rate: float | None = None
 
     @property
     def label(self) -> str:
-        return f"{self.method}, seed {self.seed}"
+        return f"{self.method}, seed {self.seed}" + (f", rate {self.rate:g}" if self.rate is not None else "")
 
     def folder(self, out: Path) -> Path:
-        return out / "cells" / f"{self.run or self.method}-seed-{self.seed}"
+        rate = f"-rate-{self.rate:g}" if self.rate is not None else ""
+        return out / "cells" / f"{self.run or self.method}{rate}-seed-{self.seed}"
 
     def log(self, out: Path) -> Path:
         return self.folder(out) / "log.txt"
+
+
+@dataclass(slots=True)
+class CellPlanner:
+    """Plans the cells of a study; what the cells of a seed have in common is drawn once."""
+
+    study: Study
+    _slugs: dict[str, str] = field(default_factory=dict)
+    _silos: dict[int, JsonValue] = field(default_factory=dict)
+    _cells: dict[tuple[str, int, float | None], Cell] = field(default_factory=dict)
+
+    def cell(self, method: Method, seed: int, rate: float | None = None) -> Cell:
+        """Plan one run.
+
+        Raises:
+            StudyUnusable: the plan or a pool is invalid.
+            ModelNotFound, DataInvalid: files are missing.
+        """
+        key = method.name, seed, rate
+        if key not in self._cells:
+            self._cells[key] = self._planned(method, seed, rate)
+        return self._cells[key]
+
+    def _planned(self, method: Method, seed: int, rate: float | None) -> Cell:
+        study = self.study
+        if not self._slugs:
+            self._slugs = {model: base_model_slug(model) for model in study.models}
+        pivot = self._slugs[study.pivot_model] if study.pivot_model is not None else None
+        plan = plan_of(study, method, seed, pivot, rate)
+        control_of(study, method.name, plan)  # raises before any run
+        facts = [
+            method.alone,
+            plan.model_dump(mode="json"),
+            self._facts(seed),
+            hashlib.sha256(study.anchors.read_bytes()).hexdigest() if study.anchors is not None else "",
+            study.forgetting,
+            code_of_runs(),
+        ]
+        digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
+        return Cell(method.name, seed, method.alone, plan, digest, method.run, method.states, rate)
+
+    def _facts(self, seed: int) -> JsonValue:
+        """Return what a run's result depends on in all silos."""
+        if seed not in self._silos:
+            data = draw_examples(self.study, seed)
+            self._silos[seed] = [
+                [
+                    *(silo.name, self._slugs[silo.model], silo.quantization, silo.joins_after),
+                    *map(digest_of_examples, _sides(data[silo.name])),
+                    _digest_of_scoring(data[silo.name].test),
+                ]
+                for silo in self.study.silo
+            ]
+        return self._silos[seed]
 
 
 def cells_of(study: Study, methods: list[Method], seeds: list[int]) -> Iterator[Cell]:
@@ -129,34 +186,11 @@ def cells_of(study: Study, methods: list[Method], seeds: list[int]) -> Iterator[
         StudyUnusable: a plan or a pool is invalid, or the methods train unequal amounts.
         ModelNotFound, DataInvalid: files are missing.
     """
-    slugs = {model: base_model_slug(model) for model in study.models}
-    pivot = slugs[study.pivot_model] if study.pivot_model is not None else None
-    anchors = hashlib.sha256(study.anchors.read_bytes()).hexdigest() if study.anchors is not None else ""
+    planner = CellPlanner(study)
     for seed in seeds:
-        data = draw_examples(study, seed)
-        silos = [
-            [
-                *(silo.name, slugs[silo.model], silo.quantization, silo.joins_after),
-                *map(digest_of_examples, _sides(data[silo.name])),
-                _digest_of_scoring(data[silo.name].test),
-            ]
-            for silo in study.silo
-        ]
-        plans = {method.name: plan_of(study, method, seed, pivot) for method in methods}
-        require_equal_training(plans)
-        for method in methods:
-            plan = plans[method.name]
-            control_of(study, method.name, plan)  # raises before any run
-            facts = [
-                method.alone,
-                plan.model_dump(mode="json"),
-                silos,
-                anchors,
-                study.forgetting,
-                code_of_runs(),
-            ]
-            digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
-            yield Cell(method.name, seed, method.alone, plan, digest, method.run, method.states)
+        cells = [planner.cell(method, seed) for method in methods]
+        require_equal_training({cell.method: cell.plan for cell in cells})
+        yield from cells
 
 
 def _digest_of_scoring(tests: Sequence[Example]) -> str:
@@ -179,3 +213,19 @@ def stored_result(cell: Cell, out: Path) -> CellResult | None:
 
 def store_result(cell: Cell, out: Path, result: CellResult) -> None:
     write_durably(cell.folder(out) / "result.json", result.model_dump_json(indent=1).encode())
+
+
+_DIVERGED = "diverged.txt"
+
+
+def store_divergence(cell: Cell, out: Path) -> None:
+    """Record that training diverges in a cell, whenever it is run."""
+    write_durably(cell.folder(out) / _DIVERGED, cell.digest.encode())
+
+
+def has_diverged(cell: Cell, out: Path) -> bool:
+    """Whether the training of exactly this cell is known to diverge."""
+    try:
+        return (cell.folder(out) / _DIVERGED).read_text() == cell.digest
+    except FileNotFoundError:
+        return False

@@ -12,6 +12,7 @@ from pydantic import BaseModel, Field, PrivateAttr, ValidationError, model_valid
 from client_agent.data.sources import HUB
 from client_agent.errors import StudyUnusable
 from client_agent.simulation.study_fields import (
+    FairRules,
     MethodName,
     StudyMethod,
     StudySilo,
@@ -67,6 +68,8 @@ class Study(Strict):
     """The common fields of all methods' federation plans."""
     method: dict[MethodName, StudyMethod] = Field(default_factory=dict)
     """Further methods, by name."""
+    fair: FairRules | None = None
+    """How the methods are compared fairly; None = each with its own adapter and choice of the rate."""
     _name: str = PrivateAttr("study")
 
     @classmethod

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, JsonValue, ValidationError, model_validator
+from pydantic import Field, JsonValue, ValidationError, field_validator, model_validator
 
 from client_agent.row_template import RowTemplate, require_no_names
 from client_agent.settings import MetricName, Quantization
 from schemas.messages.base import Name, Strict, field_error
 from schemas.messages.federations import Count
 from schemas.messages.names import NewName
+from schemas.messages.recommended import LORA
+from schemas.messages.training import Positive
 
 States = Literal["all", "served", "trained"]
+_LORA = {key: value for key, value in LORA["adapter"].items() if key != "kind"}  # type: ignore[union-attr]
 MethodName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$", max_length=60)]
 Table = dict[str, JsonValue]
 
@@ -113,6 +116,36 @@ class StudyMethod(Strict):
     control: MethodName | None = None
     states: States | None = None
     plan: Table = Field(default_factory=dict)
+
+
+class FairRules(Strict):
+    """How methods are compared fairly: one adapter for all, and a rate that is searched for each.
+
+    `adapter` has the fields of every method's LoRA; its roles and layers are those of P and Q too. Each of
+    `rates` is tried with every method, or by default those of an agent's search: .001 and .003, and on in the
+    better direction, up to five. `search_seed` is the seed of these runs, which is never reported: by default
+    the one before the study's least seed, or after its largest where that is 0. `control` is the method that
+    all others are compared with.
+    """
+
+    adapter: Table = Field(default_factory=lambda: dict(_LORA))
+    rates: Annotated[tuple[Positive, ...], Field(min_length=1)] | None = None
+    search_seed: Annotated[int, Field(ge=0, lt=2**63)] | None = None
+    control: MethodName = "local_lora"
+
+    @field_validator("adapter", mode="after")
+    @classmethod
+    def _is_a_lora(cls, adapter: Table) -> Table:
+        if "kind" in adapter:
+            raise field_error("must not have a kind: it is the LoRA of every method", "adapter")
+        return adapter
+
+    @field_validator("rates", mode="after")
+    @classmethod
+    def _are_distinct(cls, rates: tuple[float, ...] | None) -> tuple[float, ...] | None:
+        if rates is not None and len(set(rates)) != len(rates):
+            raise field_error("must be distinct", "rates")
+        return rates
 
 
 def faults(error: ValidationError) -> str:

@@ -18,12 +18,12 @@ from typing import TextIO
 
 import torch
 
-from client_agent.errors import AgentError, StudyUnusable
+from client_agent.errors import AgentError, LossNotFinite, StudyUnusable
 from client_agent.rounds.examine import OF_THE_DATA
 from client_agent.simulation.admin_client import Operator
 from client_agent.simulation.clients import SharedModels
 from client_agent.simulation.methods import methods_of
-from client_agent.simulation.results import Cell, cells_of, store_result
+from client_agent.simulation.results import Cell, CellPlanner, store_divergence, store_result
 from client_agent.simulation.run_cell import WorkerContext, run_cell
 from client_agent.simulation.worker_protocol import Done, Failed, Order, Progress, Setup
 from client_agent.storage.prefix_store import PREFIXES, PrefixStore
@@ -52,7 +52,8 @@ class Worker:
 
     def run(self, order: Order) -> None:
         """Run one order; report a failure and stay ready for the next order."""
-        (cell,) = cells_of(self.setup.study, methods_of(self.setup.study, [order.method]), [order.seed])
+        study = self.setup.study
+        cell = CellPlanner(study).cell(methods_of(study, [order.method])[0], order.seed, order.rate)
         cell.folder(self.setup.out).mkdir(parents=True, exist_ok=True)
         _log_into(cell, self.setup)
         logging.getLogger().addHandler(_Activity(lambda doing: self._report_activity(cell, doing)))
@@ -69,6 +70,8 @@ class Worker:
         except Exception as error:
             log.exception("%s failed", cell.label)
             self.context.models = _models(self.setup)  # an adapter may still be attached to a loaded model
+            if isinstance(error, LossNotFinite) and cell.rate is not None:
+                store_divergence(cell, self.setup.out)
             is_agent_error = isinstance(error, AgentError)
             self._send(Failed(reason=str(error) if is_agent_error else f"{type(error).__name__}: {error}"))
         else:

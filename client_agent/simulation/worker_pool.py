@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import queue
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Protocol
 
+from client_agent.errors import AgentError
 from client_agent.simulation.coordinator_process import quiet_environment, running_coordinator
 from client_agent.simulation.results import Cell
 from client_agent.simulation.study import Study
@@ -31,23 +32,58 @@ class ProgressListener(Protocol):
         """Called with the reason of a failure, or None."""
 
 
+Follow = Callable[[Cell], Sequence[Cell]]
+
+
+class _Waiting:
+    """The cells that wait for a process, and those that follow from the ones that end."""
+
+    def __init__(self, cells: Sequence[Cell], follow: Follow) -> None:
+        self.error: Exception | None = None
+        self._follow = follow
+        self._cells = deque(cells)
+        self._running = 0
+        self._changed = threading.Condition()
+
+    def next(self) -> Cell | None:
+        """Wait for a cell and return it; None = there is none, and none will follow."""
+        with self._changed:
+            while not self._cells:
+                if not self._running:
+                    return None
+                self._changed.wait()
+            self._running += 1
+            return self._cells.popleft()
+
+    def end(self, cell: Cell) -> None:
+        """Add what follows from a cell that has ended; an error of `follow` ends the run after it."""
+        with self._changed:
+            try:
+                self._cells.extend(self._follow(cell))
+            except AgentError as error:
+                self.error = error
+                self._cells.clear()
+            self._running -= 1
+            self._changed.notify_all()
+
+
 @dataclass(slots=True)
 class Pool:
-    """Worker processes with a shared queue of cells."""
+    """Worker processes that take cells in turn."""
 
     setup: Setup
     listener: ProgressListener
     _running: list[subprocess.Popen[str]] = field(default_factory=list)
     _stopped: bool = False
 
-    def run(self, cells: Sequence[Cell], workers: int) -> None:
-        """Run all cells in at most `workers` processes; terminate them on KeyboardInterrupt."""
-        waiting: queue.SimpleQueue[Cell] = queue.SimpleQueue()
-        for cell in cells:
-            waiting.put(cell)
+    def run(self, cells: Sequence[Cell], workers: int, follow: Follow = lambda cell: ()) -> None:
+        """Run all cells in at most `workers` processes; terminate them on KeyboardInterrupt.
+
+        `follow` returns further cells that can run once a cell has ended; calls of it do not overlap.
+        """
+        waiting = _Waiting(cells, follow)
         threads = [
-            threading.Thread(target=self._run_queue, args=(waiting,), daemon=True)
-            for _ in range(min(workers, len(cells)))
+            threading.Thread(target=self._run_queue, args=(waiting,), daemon=True) for _ in range(workers)
         ]
         try:
             for thread in threads:
@@ -58,14 +94,12 @@ class Pool:
             self._stopped = True
             for process in self._running:
                 _end(process)
+        if waiting.error is not None:
+            raise waiting.error
 
-    def _run_queue(self, waiting: queue.SimpleQueue[Cell]) -> None:
+    def _run_queue(self, waiting: _Waiting) -> None:
         process: subprocess.Popen[str] | None = None
-        while not self._stopped:
-            try:
-                cell = waiting.get_nowait()
-            except queue.Empty:
-                break
+        while not self._stopped and (cell := waiting.next()) is not None:
             if process is None or process.poll() is not None:
                 process = self._start_worker()
             self.listener.started(cell)
@@ -73,6 +107,7 @@ class Pool:
             if self._stopped:
                 return
             self.listener.ended(cell, failure)
+            waiting.end(cell)
         if process is not None:
             _end(process)
 
@@ -90,7 +125,8 @@ class Pool:
 
     def _order(self, process: subprocess.Popen[str], cell: Cell) -> str | None:
         """Run one cell; return the reason of a failure, or None."""
-        _write(process, Order(method=cell.method, seed=cell.seed, digest=cell.digest).model_dump_json())
+        order = Order(method=cell.method, seed=cell.seed, rate=cell.rate, digest=cell.digest)
+        _write(process, order.model_dump_json())
         for line in _lines(process):
             match news.validate_json(line):
                 case Progress() as progress:

@@ -25,10 +25,14 @@ class Setup(Strict):
 
 
 class Order(Strict):
-    """Every later line to a worker: run a method with a seed; `digest` is the expected digest of the cell."""
+    """Every later line to a worker: run a method with a seed; `digest` is the expected digest of the cell.
+
+    `rate` is the learning rate of a run of a fair comparison.
+    """
 
     method: str
     seed: int
+    rate: float | None
     digest: str
 
 

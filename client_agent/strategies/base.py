@@ -90,6 +90,8 @@ class Traits:
         importance: clients learn the importance of each rank and send by it; None = they do not.
         pull: clients train an adapter of their own beside the common one, pulled to it by this weight; None =
             they do not.
+        proximal: clients' own steps are pulled to the weights they are served, by this weight; None = they
+            are not.
         routing: clients choose among a bank of experts by it, and train those; None = there is no bank.
     """
 
@@ -100,6 +102,7 @@ class Traits:
     pruning: Pruning | None = None
     importance: ImportancePlan | None = None
     pull: float | None = None
+    proximal: float | None = None
     routing: Routing | None = None
 
     @property

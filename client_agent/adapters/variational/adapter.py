@@ -24,6 +24,7 @@ from client_agent.adapters.base import (
     copy_out,
     require_fit,
 )
+from client_agent.adapters.proximal import proximal_term
 from client_agent.adapters.variational.modulator import Modulator, fourier, frequencies, mean_feature, pooled
 from client_agent.adapters.variational.posterior import (
     Posterior,
@@ -31,7 +32,6 @@ from client_agent.adapters.variational.posterior import (
     gamma_kl,
     importance,
     positive,
-    proximal_term,
     size_term,
     size_weight,
 )

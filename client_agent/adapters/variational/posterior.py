@@ -75,11 +75,6 @@ def size_term(norms: Tensor, kappa: Tensor) -> Tensor:
     return (smooth / kappa + torch.log(kappa)).mean()
 
 
-def proximal_term(tensors: Mapping[str, Tensor], start: Mapping[str, Tensor]) -> Tensor:
-    """Compute |theta - theta_0|^2 / 2 () over the tensors of `start` (FedProx, Li et al. 2020)."""
-    return torch.stack([(tensors[name] - values).square().sum() for name, values in start.items()]).sum() / 2
-
-
 def size_weight(alpha_s: float, round_number: int, warm_rounds: int) -> float:
     """Compute alpha_s(t) = alpha_s min(1, t / (T_warm + 1)) in round t = 1, 2, ..."""
     return alpha_s * min(1.0, round_number / (warm_rounds + 1))

@@ -210,7 +210,7 @@ def test_the_exit_status_is_1_while_results_are_missing(
     comparison = planned(tmp_path)
     for cell in comparison.cells[:finished_runs]:
         finish(comparison, cell.method, cell.seed)
-    monkeypatch.setattr(Pool, "run", lambda self, cells, workers: None)  # nobody fails, nobody works
+    monkeypatch.setattr(Pool, "run", lambda self, cells, workers, follow: None)  # nobody fails, nobody works
     code, message = invoked(tmp_path / "study.toml", "--methods", "local,fedavg")
     assert code == (0 if finished_runs == 4 else 1)
     assert (f"{4 - finished_runs} of 4 runs are missing" in message) == (finished_runs < 4)

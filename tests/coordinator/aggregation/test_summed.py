@@ -257,7 +257,7 @@ def test_weights_that_sum_to_nothing_are_not_divided_by() -> None:
 
 def test_other_strategies_say_why_they_cannot_be_summed() -> None:
     wanted = plan().model_copy(update={"strategy": plan().strategy.model_copy(update={"name": "fedmosaic"})})
-    choices = "ditto, fed_vemoe, fedavg, fedsa_lora, ffa_lora"
+    choices = "ditto, fed_vemoe, fedavg, fedprox, fedsa_lora, ffa_lora"
     with pytest.raises(NotSummed, match=f"fedmosaic .* choose {choices}"):
         require_summed(open_plan(wanted))
 

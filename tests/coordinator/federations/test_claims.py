@@ -44,6 +44,7 @@ POISON = {
 SERVED = {
     "fedavg": "weighted mean of what members sent",
     "ditto": "weighted mean of what members sent",
+    "fedprox": "weighted mean of what members sent",
     "fedmosaic": "mixtures of the updates of members relevant to them",
     "ca_pfl": "weighted mean of what members sent",
     "het_lora": "weighted mean of what members sent",

@@ -58,7 +58,7 @@ def test_a_strategy_that_needs_each_update_names_those_that_do_not(
     _assert_refused(
         create(coordinator, strategy={"name": strategy}, adapter=adapter),
         "strategy.name",
-        "with privacy.secure_sum choose ditto, fed_vemoe, fedavg, fedsa_lora, ffa_lora",
+        "with privacy.secure_sum choose ditto, fed_vemoe, fedavg, fedprox, fedsa_lora, ffa_lora",
     )
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from client_agent.adapters.variational.posterior import column_norms, proximal_term, size_term, size_weight
+from client_agent.adapters.proximal import proximal_term
+from client_agent.adapters.variational.posterior import column_norms, size_term, size_weight
 
 
 @pytest.mark.parametrize("norm", [0.02, 0.5, 1.0, 40.0])

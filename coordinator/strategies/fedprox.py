@@ -1,0 +1,41 @@
+"""FedProx (arXiv 1812.06127, MLSys 2020): FedAvg of clients that stay near the weights they are served."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from coordinator.strategies import base
+from coordinator.strategies.averaging import mean_of_all, summed_mean
+from coordinator.strategies.base import Cohort, Weighing
+from coordinator.strategies.capabilities import Traits
+from coordinator.totals import Joint, Revised, Total
+
+
+class Options(BaseModel):
+    """How strongly each client is held near the weights that it is served."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, use_attribute_docstrings=True)
+
+    proximal: Annotated[float, Field(ge=0)] = 0.1
+    """The weight mu of |v - w|^2 / 2 in the loss of a client's adapter v, with w the adapter that it was
+    served in this round; 0 is `fedavg`.
+    """
+
+
+@dataclass(frozen=True, slots=True)
+class Strategy(base.Strategy):
+    """One mean for all clients, as `fedavg`; the pull is the clients' part."""
+
+    traits: ClassVar[Traits] = Traits(sums=True)
+
+    options: Options
+
+    def weigh(self, cohort: Cohort) -> Weighing:
+        return mean_of_all(cohort)
+
+    def step(self, joint: Joint, total: Total) -> Iterator[Revised]:
+        return summed_mean(joint, total)
