@@ -39,7 +39,7 @@ from coordinator.http.request_log import RequestLog
 from coordinator.http.root_path import RootPath
 from coordinator.joining import routes as aggregation
 from coordinator.observability.metrics import Metrics
-from coordinator.rounds import admin_routes, progress, reader_routes
+from coordinator.rounds import admin_routes, progress, reader_routes, report_routes
 from coordinator.rounds import routes as rounds
 from coordinator.rounds.long_poll import LongPolls
 from coordinator.secure_sum import ready_routes
@@ -79,6 +79,7 @@ ROUTERS = (
     event_stream.router,
     progress.router,
     reader_routes.router,
+    report_routes.router,
     admin_routes.router,
     admin_routes.clients_router,
     anchors.router,

@@ -9,7 +9,7 @@ import typer
 
 def commands(app: typer.Typer) -> None:
     """Add the operator commands to `tessera`."""
-    from coordinator.cli import alignments, audit, experts, federations, people, rounds, service
+    from coordinator.cli import alignments, audit, experts, federations, people, report, rounds, service
     from coordinator.cli.client import all_over_http, over_http
 
     service.commands(app)
@@ -23,4 +23,5 @@ def commands(app: typer.Typer) -> None:
     app.add_typer(all_over_http(people.tokens), name="token", rich_help_panel=panel)
     app.add_typer(all_over_http(alignments.anchors), name="anchors", rich_help_panel=panel)
     app.add_typer(all_over_http(alignments.alignments), name="alignment", rich_help_panel=panel)
+    app.add_typer(report.app, name="report", rich_help_panel=panel)
     app.command("audit", rich_help_panel=panel)(over_http(audit.audit))

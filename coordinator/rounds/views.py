@@ -102,7 +102,9 @@ def view_of(session: Session, row: RoundRow, shown: RoundSummary, *, only: str |
         ParticipationView(
             client_id=client.client_id,
             name=client.name,
-            state=shown_state(Participation(_state(client.state), client.revoked_at, row.ended_at)),
+            state=shown_state(
+                Participation(participation_state(client.state), client.revoked_at, row.ended_at)
+            ),
             joined_at=client.joined_at,
             received_at=client.received_at,
             bytes=Traffic(up=client.up, down=client.down),
@@ -207,5 +209,5 @@ def _seconds(row: RoundRow, now: datetime) -> dict[str, float]:
     }
 
 
-def _state(stored: str) -> ParticipationState:
+def participation_state(stored: str) -> ParticipationState:
     return next(state for state in _STATES if state == stored)

@@ -22,6 +22,7 @@ Purpose = Literal[
     "tessera-rotation-v1",
     "tessera-weights-v1",
     "tessera-audit-v1",
+    "tessera-report-v1",
     "tessera-secure-sum-v2",
     "tessera-secure-sum-keys-v2",
     "tessera-secure-sum-confirm-v2",

@@ -78,6 +78,7 @@ POLICIES: dict[str, Policy] = {
     f"GET {_F}/roster": READERS,
     f"GET {_F}/events": READERS,
     f"GET {_F}/plan": READERS,
+    f"GET {_F}/report": AUDITORS,
     f"GET {_F}/rounds": READERS,
     f"GET {_F}/rounds/{{n}}": READERS,
     f"GET {_F}/rounds/{{n}}/relevance": READERS,

@@ -135,6 +135,7 @@ FIELDS: dict[str, set[str] | int] = {
     "/v1/federations": 403,
     "/v1/federations/{fid}": 403,
     "/v1/federations/{fid}/clients": 403,
+    "/v1/federations/{fid}/report": 403,
     "/v1/federations/{fid}/clients/{cid}": 404,
     "/v1/federations/{fid}/clients/{cid}/adapter": 404,
     "/v1/tokens": 403,

@@ -1,0 +1,193 @@
+"""Build the signed report of a federation for an auditor, from one state of the database."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from datetime import datetime
+
+from sqlalchemy import func, or_, select
+from sqlalchemy.orm import Session
+
+from coordinator.db.engine import database_time
+from coordinator.db.tables.federations import (
+    ClientRow,
+    EnrolmentTokenRow,
+    ParticipationRow,
+    RoundRow,
+    SignatureRow,
+    UpdateRow,
+)
+from coordinator.db.tables.identity import AuditRow, ManifestRow, RosterRow
+from coordinator.enrolment import roster
+from coordinator.federations import claims
+from coordinator.federations.store import federation, plan_of
+from coordinator.rounds.lifecycle import Participation, shown_state
+from coordinator.rounds.manifests import plan_bytes
+from coordinator.rounds.store import state_of
+from coordinator.rounds.transitions import federation_state
+from coordinator.rounds.views import participation_state
+from coordinator.storage import audit_log
+from coordinator.storage.server_key import ServerKey
+from schemas.identity.keys import thumbprint
+from schemas.messages.enrolment import Traffic
+from schemas.messages.reports import Report, ReportMember, ReportParticipation, ReportRound
+from schemas.wire.digests import digest_of
+
+
+def signed_report(session: Session, federation_id: str, *, coordinator: str, key: ServerKey) -> Report:
+    """Return the report of a federation at this moment.
+
+    Raises:
+        NotFound: no federation has this id.
+    """
+    row, now = federation(session, federation_id), database_time(session)
+    plan, listed, logged = plan_bytes(row.plan), roster.newest(session, row.id), audit_log.last(session)
+    unsigned = Report(
+        coordinator=coordinator,
+        signing_key=key.public,
+        issued_at=now,
+        federation=row.id,
+        name=row.name,
+        state=federation_state(row),
+        created_at=row.created_at,
+        finished_at=row.finished_at,
+        plan=plan.decode(),
+        plan_digest=digest_of(plan),
+        claims=claims.of_stored_plan(plan_of(row)),
+        members=_members(session, row.id),
+        roster_version=listed.version if listed is not None else 0,
+        roster_hash=listed.hash if listed is not None else None,
+        rounds=_rounds(session, row.id),
+        audit=_audit(session, row.id),
+        audit_number=logged[0] if logged is not None else 0,
+        audit_hash=logged[1] if logged is not None else None,
+        signature="",
+    )
+    signature = key.sign("tessera-report-v1", unsigned.model_dump(mode="json"))
+    return unsigned.model_copy(update={"signature": signature})
+
+
+def _members(session: Session, federation_id: str) -> list[ReportMember]:
+    spent = (
+        select(SignatureRow.client_id, func.max(SignatureRow.epsilon).label("epsilon"))
+        .where(SignatureRow.federation_id == federation_id)
+        .group_by(SignatureRow.client_id)
+        .subquery()
+    )
+    rows = session.execute(
+        select(ClientRow, spent.c.epsilon)
+        .outerjoin(spent, spent.c.client_id == ClientRow.id)
+        .where(ClientRow.federation_id == federation_id)
+        .order_by(ClientRow.id)
+    )
+    keys = _newest_keys(session, federation_id)
+    return [
+        ReportMember(
+            client=client.id,
+            name=client.name,
+            organisation=client.organisation,
+            base_model=client.base_model,
+            key=keys.get(client.id),
+            enrolled_at=client.enrolled_at,
+            revoked_at=client.revoked_at,
+            bytes=Traffic(up=client.bytes_up, down=client.bytes_down),
+            epsilon=repr(float(epsilon)) if epsilon is not None else None,
+        )
+        for client, epsilon in rows
+    ]
+
+
+def _newest_keys(session: Session, federation_id: str) -> dict[str, str]:
+    """Return the thumbprint of each client's last key: the roster has none after a revocation."""
+    entries = session.execute(
+        select(RosterRow.client_id, RosterRow.document)
+        .where(RosterRow.federation_id == federation_id)
+        .order_by(RosterRow.version)
+    )
+    return {
+        client_id: thumbprint(entry["public_key"])
+        for client_id, entry in entries
+        if entry["public_key"] is not None
+    }
+
+
+def _rounds(session: Session, federation_id: str) -> list[ReportRound]:
+    joined = _participations(session, federation_id)
+    rows = session.scalars(
+        select(RoundRow).where(RoundRow.federation_id == federation_id).order_by(RoundRow.number)
+    )
+    return [
+        ReportRound(
+            round=row.number,
+            state=state_of(row),
+            reason=row.reason,
+            opened_at=row.opened_at,
+            ended_at=row.ended_at,
+            counted=[
+                client_id
+                for client_id, stored_state, _ in joined[row.id]
+                if row.state == "published" and stored_state == "arrived"
+            ],
+            bytes=Traffic(
+                up=sum(view.bytes.up for _, _, view in joined[row.id]),
+                down=sum(view.bytes.down for _, _, view in joined[row.id]),
+            ),
+            participations=[view for _, _, view in joined[row.id]],
+        )
+        for row in rows
+    ]
+
+
+def _participations(
+    session: Session, federation_id: str
+) -> dict[int, list[tuple[str, str, ReportParticipation]]]:
+    """Return (client id, stored state, view) of all participations, by the id of their round."""
+    rows = session.execute(
+        select(
+            ParticipationRow,
+            RoundRow.ended_at,
+            ClientRow.revoked_at,
+            UpdateRow.digest,
+            UpdateRow.reject_reason,
+            ManifestRow.hash,
+        )
+        .join(RoundRow, RoundRow.id == ParticipationRow.round_id)
+        .join(ClientRow, ClientRow.id == ParticipationRow.client_id)
+        .outerjoin(
+            UpdateRow,
+            (UpdateRow.round_id == RoundRow.id) & (UpdateRow.client_id == ParticipationRow.client_id),
+        )
+        .outerjoin(
+            ManifestRow,
+            (ManifestRow.client_id == ParticipationRow.client_id)
+            & (ManifestRow.round_number == RoundRow.number),
+        )
+        .where(RoundRow.federation_id == federation_id)
+        .order_by(ParticipationRow.round_id, ParticipationRow.client_id)
+    )
+    joined: dict[int, list[tuple[str, str, ReportParticipation]]] = defaultdict(list)
+    for part, ended_at, revoked_at, update, refused, manifest in rows:
+        view = ReportParticipation(
+            client=part.client_id,
+            state=_shown(part.state, revoked_at, ended_at),
+            bytes=Traffic(up=part.bytes_up, down=part.bytes_down),
+            update=update,
+            manifest=manifest,
+            reject_reason=part.reject_reason or refused,
+        )
+        joined[part.round_id].append((part.client_id, part.state, view))
+    return joined
+
+
+def _shown(stored: str, revoked_at: datetime | None, ended_at: datetime | None) -> str:
+    return shown_state(Participation(participation_state(stored), revoked_at, ended_at))
+
+
+def _audit(session: Session, federation_id: str) -> list[dict[str, object]]:
+    """Return the audit entries about a federation, its clients and enrolment tokens, in order."""
+    subject = AuditRow.document["subject"].as_string()
+    actor = AuditRow.document["actor"].as_string()
+    clients = select(ClientRow.id).where(ClientRow.federation_id == federation_id)
+    tokens = select(EnrolmentTokenRow.id).where(EnrolmentTokenRow.federation_id == federation_id)
+    about = or_(subject == federation_id, subject.in_(clients), subject.in_(tokens), actor.in_(tokens))
+    return list(session.scalars(select(AuditRow.document).where(about).order_by(AuditRow.number)))
