@@ -61,6 +61,7 @@ class SimulatedSilo:
     index: int
     world: World
     attempts: int = 0
+    trainer: None = None  # of its own: none is installed
 
     @property
     def base(self) -> BaseModel:

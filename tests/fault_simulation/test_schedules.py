@@ -94,3 +94,9 @@ def test_weights_survive_the_end_of_another_pack() -> None:
     facts = _play(55, 1)
     assert facts["rounds abandoned with a pack"]
     assert facts["packs ended"]
+
+
+@pytest.mark.slow
+def test_final_weights_may_have_the_number_of_an_abandoned_round() -> None:
+    """A schedule such as seed 137231 seemed to break I19: its final weights are served as those of round 1."""
+    assert _play(137231, 1)["rounds abandoned"]
