@@ -11,19 +11,13 @@ from client_agent.rounds.opened_brief import OpenedBrief
 from client_agent.rounds.opened_round import OpenedRound
 from client_agent.strategies.base import State
 from schemas.maths.adapter import Layout
-from schemas.wire.budget import Marks, effective_recipe, fit_budget, shortfall
+from schemas.wire.budget import Marks, fit_budget, shortfall
 from schemas.wire.quantise import Floats
 from schemas.wire.sparse import kept_count, largest
 
 
 class BudgetTooSmall(AgentError):
     """The plan's byte budget is smaller than any update of this silo's adapter."""
-
-
-def lacks_reference(opened: OpenedBrief) -> bool:
-    """Whether an update cannot be a difference: the reference has other ranks or another base model."""
-    restarts = opened.traits.base_delta and opened.recipe.reference != "none"
-    return restarts or opened.traits.mixed_ranks
 
 
 def has_budget(opened: OpenedBrief) -> bool:
@@ -37,10 +31,8 @@ def require_affordable(opened: OpenedBrief, layout: Layout) -> None:
         BudgetTooSmall: none can, or none has room for A and B; the message names a plan that fits.
     """
     wire, traits = opened.brief.wire, opened.traits
-    recipe, offers = effective_recipe(
-        wire.recipe, begins_anew=traits.base_delta, ranks_differ=traits.mixed_ranks
-    )
-    refusal = shortfall(layout, recipe, wire.max_bytes, offers)
+    recipe = wire.recipe
+    refusal = shortfall(layout, recipe, wire.max_bytes)
     if refusal is None and traits.importance is not None:
         density, needed = min(traits.importance.density, recipe.density), least_density(layout)
         if density < needed:
@@ -56,13 +48,10 @@ def require_allowed_size(work: OpenedRound, layout: Callable[[], Layout]) -> Non
     Raises:
         PolicyRefused: they may be larger.
     """
-    policy, opened, traits = work.session.policy, work.opened, work.opened.traits
+    policy, opened = work.session.policy, work.opened
     if policy.max_update_bytes is None:
         return
-    recipe, _ = effective_recipe(
-        opened.recipe, begins_anew=traits.base_delta, ranks_differ=traits.mixed_ranks
-    )
-    policy.require_update(layout(), recipe, opened.brief.wire.max_bytes, work.sum_plan)
+    policy.require_update(layout(), opened.recipe, opened.brief.wire.max_bytes, work.sum_plan)
 
 
 def marked(opened: OpenedBrief, private: State, delta: dict[str, Floats]) -> Marks | None:

@@ -170,7 +170,7 @@ def _load_downloaded(
         return load_served(adapter, traits, rounds, folder)
     if not traits.base_delta:
         return read_weights(final.read_bytes(), adapter.layout, mixed_ranks=traits.mixed_ranks)
-    served = read_served(final.read_bytes(), adapter.layout)
+    served = read_served(final.read_bytes(), adapter.layout, mixed_ranks=traits.mixed_ranks)
     base_delta = newest_base_delta(rounds, before=folder.number + 1)
     adapter.load_base_delta(apply_weights(base_delta, served).added)
     return served.adapter

@@ -14,9 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from client_agent.adapters.base import State
-from client_agent.rounds.byte_budget import lacks_reference, marked
+from client_agent.adapters.ranks import rank_of
+from client_agent.rounds.byte_budget import marked
 from client_agent.rounds.opened_brief import OpenedBrief
-from client_agent.rounds.served_weights import read_weights
+from client_agent.rounds.served_weights import read_adapter
 from client_agent.rounds.trained import Trained
 from client_agent.rounds.update_history import confirmed, store_values, stored_residual, stored_values
 from client_agent.sketches.gradient import Sketch
@@ -84,13 +85,15 @@ def pack_update(inputs: UpdateInputs, *, stored_digest: str | None = None) -> by
     """
     opened, folder, layout = inputs.opened, inputs.folder, inputs.layout
     recipe, trained = opened.recipe, inputs.trained.adapter
-    if recipe.is_dense or lacks_reference(opened):
+    if recipe.is_dense:
         return pack_dense(inputs)
     reference = _reference(inputs, layout, stored_digest)
     if reference is None:
         return pack_dense(inputs)
     learnt = _difference(trained, reference.values)
-    delta = _with_residual(inputs, learnt, layout) if recipe.feeds_back else learnt
+    # A round that begins anew has another A: what the last update lost cannot be added to it.
+    feeds_back = recipe.feeds_back and not opened.traits.restarts
+    delta = _with_residual(inputs, learnt, layout) if feeds_back else learnt
     marks = marked(opened, inputs.trained.private, delta)
     try:
         coded = encode(delta, recipe, "recipe", _rounding_seed(delta), keep=marks)
@@ -102,13 +105,16 @@ def pack_update(inputs: UpdateInputs, *, stored_digest: str | None = None) -> by
             recipe.values,
         )
         return pack_dense(inputs)
-    body = _body(inputs, coded.tensors, SentRecipe(**recipe.model_dump(), against=reference.digest))
+    rank = rank_of(trained) if opened.traits.mixed_ranks else None
+    body = _body(
+        inputs, coded.tensors, SentRecipe(**recipe.model_dump(), against=reference.digest, rank=rank)
+    )
     decoded = dict(decode(coded, layout, recipe))
     if _is_needed_later(opened):
         store_values(
             folder, SENT, _sum(reference.values, decoded), inputs.federation_id, body, inputs.pack_digest
         )
-    if recipe.feeds_back:
+    if feeds_back:
         store_values(
             folder, RESIDUAL, _difference(delta, decoded), inputs.federation_id, body, inputs.pack_digest
         )
@@ -169,24 +175,31 @@ def _body(inputs: UpdateInputs, tensors: Mapping[str, Array], recipe: SentRecipe
 
 
 def _reference(inputs: UpdateInputs, layout: Layout, stored_digest: str | None) -> _Reference | None:
-    opened, folder = inputs.opened, inputs.folder
+    opened, folder, traits = inputs.opened, inputs.folder, inputs.opened.traits
     kind, number = opened.recipe.reference, folder.number
     if kind == "none":
         return _Reference(None, None)
-    last_counted = confirmed(inputs.rounds, number, stored_digest) if kind == "own_last" else None
+    last_counted = (
+        confirmed(inputs.rounds, number, stored_digest)
+        if kind == "own_last" and not traits.restarts
+        else None
+    )
     if last_counted is None:
         content = folder.read(WEIGHTS)
-        if stored_digest not in (None, digest_of(content)):
+        # Weights with a base delta may be stored here as the whole of it, with the same A and B.
+        held = folder.base if traits.base_delta else digest_of(content)
+        if stored_digest not in (None, held):
             log.warning(
                 "round %d: this silo lacks the coordinator's reference; sending a whole update", number
             )
             return None
-        weights = read_weights(content, layout)
-        seed = opened.brief.training.seed
+        weights, seed = read_adapter(content, layout, traits), opened.start_seed
         values = {name: from_start(name, weights.__getitem__, seed, layout) for name in layout}
         return _Reference(values, folder.base)
     last, receipt = last_counted
-    stored = stored_values(last, SENT, receipt.digest, layout) if not receipt.clipped else None
+    stored = None
+    if not receipt.clipped:
+        stored = stored_values(last, SENT, receipt.digest, layout, mixed_ranks=traits.mixed_ranks)
     if stored is None:
         log.warning(
             "round %d: the coordinator's state of round %d is not known here (%s); sending a whole update",
@@ -210,7 +223,8 @@ def _with_residual(inputs: UpdateInputs, delta: Arrays, layout: Layout) -> Array
     residual = None
     if last.number == folder.number - 1 and last.has(RECEIPT) and last.base != folder.base:
         receipt = Receipt.model_validate_json(last.read(RECEIPT))
-        residual = stored_residual(last, receipt.digest, layout, inputs.pack_digest)
+        mixed = inputs.opened.traits.mixed_ranks
+        residual = stored_residual(last, receipt.digest, layout, inputs.pack_digest, mixed_ranks=mixed)
     if residual is None:
         log.warning("round %d: residual of round %d dropped; it is out of date", folder.number, last.number)
         return delta

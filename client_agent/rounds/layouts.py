@@ -18,10 +18,10 @@ def adapter_plan(opened: OpenedBrief, state: State | None, lora_rank: int | None
 
     `lora_rank` is the silo's first rank; None = the plan's.
     """
-    plan, pruning = opened.brief.adapter, opened.traits.pruning
-    if pruning is None:
+    plan, least = opened.brief.adapter, opened.traits.least_rank
+    if least is None:
         return plan
-    first = min(plan.rank, max(pruning.least, lora_rank or plan.rank))
+    first = min(plan.rank, max(least, lora_rank or plan.rank))
     return plan.model_copy(update={"rank": rank_of(state) if state is not None else first})
 
 

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
-
 from client_agent.storage.round_files import read_brief
 from client_agent.storage.round_folder import RoundFolder
 from client_agent.strategies.base import AgentStrategy, Traits, load_strategy
-from schemas.maths.seeded_random import words
+from schemas.maths.start import restart_seed
 from schemas.messages.recipes import Recipe
 from schemas.messages.rounds import RoundBrief
 
@@ -53,5 +51,5 @@ class OpenedBrief:
         """The seed of the first A: the plan's, or the round's own if every round restarts."""
         seed = self.brief.training.seed
         if self.traits.restarts:
-            return int(words(1, "restart", seed, self.brief.round)[0] >> np.uint64(1))
+            return restart_seed(seed, self.brief.round)
         return seed

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from client_agent.adapters.ranks import resize_ranks
 from client_agent.errors import AdapterUnreadable
 from client_agent.storage.base_delta import read_served, round_base_delta
 from client_agent.storage.round_folder import WEIGHTS, RoundFolder, RoundFolders
 from client_agent.storage.stored_body import open_body
 from client_agent.strategies.base import Traits
 from schemas.maths.adapter import Layout
+from schemas.maths.factors import resized
 from schemas.wire.envelope import slots
 from schemas.wire.ranks import any_rank
 from schemas.wire.refusals import BodyRefused
@@ -31,13 +31,23 @@ def read_weights(body: bytes, layout: Layout, *, mixed_ranks: bool = False) -> d
     """
     try:
         with open_body(body, any_rank(layout) if mixed_ranks else slots(layout)) as envelope:
-            weights = {name: envelope.read_float32(name) for name in layout}
-            return resize_ranks(weights, next(iter(layout.values()))[0]) if mixed_ranks else weights
+            return {name: resized(envelope.read_float32(name), shape) for name, shape in layout.items()}
     except BodyRefused as refusal:
         raise AdapterUnreadable(
             f"the stored weights are damaged, or not of this plan ({refusal}); "
             "`--round` chooses another round"
         ) from refusal
+
+
+def read_adapter(body: bytes, layout: Layout, traits: Traits) -> dict[str, NDArray[np.float32]]:
+    """Decode A and B of served weights, without their base delta; zeros where none are served.
+
+    Raises:
+        AdapterUnreadable: the body is damaged or of another layout.
+    """
+    if traits.base_delta:
+        return read_served(body, layout, mixed_ranks=traits.mixed_ranks).adapter
+    return read_weights(body, layout, mixed_ranks=traits.mixed_ranks)
 
 
 def load_served(
@@ -52,6 +62,6 @@ def load_served(
     body = folder.read(WEIGHTS)
     if not traits.base_delta:
         return read_weights(body, adapter.layout, mixed_ranks=traits.mixed_ranks)
-    served = read_served(body, adapter.layout)
+    served = read_served(body, adapter.layout, mixed_ranks=traits.mixed_ranks)
     adapter.load_base_delta(round_base_delta(rounds, folder, served).added)
     return served.adapter

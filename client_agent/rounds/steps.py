@@ -27,7 +27,7 @@ from client_agent.rounds.step_tracking import step_reports
 from client_agent.rounds.summed_steps import report_ready, run_sum
 from client_agent.rounds.train import learning_rate, train_locally
 from client_agent.rounds.work import Work
-from client_agent.storage.base_delta import BaseDeltaMissing, require_whole
+from client_agent.storage.base_delta import BaseDeltaMissing, read_served, require_whole
 from client_agent.storage.round_folder import (
     BRIEF,
     FOLD,
@@ -182,7 +182,7 @@ def _load_served(work: Work, adapter: Adapter) -> State:
         content = download_whole(work.session, folder.number, folder.base)
         if content is None:
             raise
-    require_whole(content, adapter.layout)
+    require_whole(read_served(content, adapter.layout, mixed_ranks=traits.mixed_ranks))
     log.warning("round %d: earlier base deltas are missing; downloaded the whole of it", folder.number)
     folder.write(WEIGHTS, content)
     return load_served(adapter, traits, rounds, folder)

@@ -198,14 +198,15 @@ def _whole(work: SyncRound, content: bytes) -> bytes:
     Raises:
         BaseDeltaMissing: earlier increments are missing here, and the coordinator has not the whole.
     """
-    layout = layout_of_silo(work, work.earlier)
+    layout, mixed = layout_of_silo(work, work.earlier), work.opened.traits.mixed_ranks
     try:
-        apply_weights(newest_base_delta(work.rounds, before=work.brief.round), read_served(content, layout))
+        served = read_served(content, layout, mixed_ranks=mixed)
+        apply_weights(newest_base_delta(work.rounds, before=work.brief.round), served)
     except BaseDeltaMissing:
         whole = download_whole(work.session, work.brief.round, work.folder.base)
         if whole is None:
             raise
-        require_whole(whole, layout)
+        require_whole(read_served(whole, layout, mixed_ranks=mixed))
         return whole
     return content
 

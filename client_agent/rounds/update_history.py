@@ -16,10 +16,12 @@ from client_agent.storage.round_folder import RECEIPT, RESIDUAL, SENT, TRAINED, 
 from client_agent.storage.stored_body import open_body
 from client_agent.strategies.base import State
 from schemas.maths.adapter import Layout, in_order
+from schemas.maths.factors import resized
 from schemas.messages.base import Digest
 from schemas.messages.updates import Manifest, Receipt
 from schemas.wire.digests import digest_of
 from schemas.wire.envelope import pack, slots
+from schemas.wire.ranks import any_rank
 from schemas.wire.refusals import BodyRefused
 
 Arrays = dict[str, NDArray[np.float32]]
@@ -71,16 +73,24 @@ def store_values(
     folder.write(file, pack(dict(values), manifest))
 
 
-def stored_values(folder: RoundFolder, file: str, update: str, layout: Layout) -> Arrays | None:
-    """Read the values of an update; None if they are another's, damaged, or of another layout."""
-    return _values(folder, file, update, layout, lambda _: True)
+def stored_values(
+    folder: RoundFolder, file: str, update: str, layout: Layout, *, mixed_ranks: bool = False
+) -> Arrays | None:
+    """Read the values of an update; None if they are another's, damaged, or of another layout.
+
+    With `mixed_ranks`, A and B of another rank are cut, or padded with zeros, to the layout's.
+    """
+    return _values(folder, file, update, layout, lambda _: True, mixed_ranks=mixed_ranks)
 
 
 def stored_residual(
-    folder: RoundFolder, update: str, layout: Layout, pack_digest: str | None
+    folder: RoundFolder, update: str, layout: Layout, pack_digest: str | None, *, mixed_ranks: bool = False
 ) -> Arrays | None:
     """Read the residual of an update; None if it was learnt under another pack, whose frames differ, too."""
-    return _values(folder, RESIDUAL, update, layout, lambda manifest: manifest.pack == pack_digest)
+    return _values(
+        *(folder, RESIDUAL, update, layout, lambda manifest: manifest.pack == pack_digest),
+        mixed_ranks=mixed_ranks,
+    )
 
 
 def _values(
@@ -89,15 +99,17 @@ def _values(
     update: str,
     layout: Layout,
     is_wanted: Callable[[_StoredManifest], bool],
+    *,
+    mixed_ranks: bool,
 ) -> Arrays | None:
     if not folder.has(file):
         return None
     content = folder.read(file)
     try:
-        with open_body(content, slots(layout)) as envelope:
+        with open_body(content, any_rank(layout) if mixed_ranks else slots(layout)) as envelope:
             manifest = envelope.manifest(_StoredManifest)
             if manifest.update != update or not is_wanted(manifest):
                 return None
-            return {name: envelope.read_float32(name) for name in layout}
+            return {name: resized(envelope.read_float32(name), shape) for name, shape in layout.items()}
     except BodyRefused:
         return None

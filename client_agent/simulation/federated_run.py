@@ -76,7 +76,10 @@ class Federation:
             )
         )
         self.members[silo.name] = Participant.of(
-            self.silos[silo.name], api, membership, folder, keep_rounds=1, rates=self.rates
+            *(self.silos[silo.name], api, membership, folder),
+            keep_rounds=1,
+            lora_rank=silo.lora_rank,
+            rates=self.rates,
         )
 
 

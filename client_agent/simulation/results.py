@@ -173,6 +173,7 @@ class CellPlanner:
                     *(silo.name, self._slugs[silo.model], silo.quantization, silo.joins_after),
                     *map(digest_of_examples, _sides(data[silo.name])),
                     _digest_of_scoring(data[silo.name].test),
+                    *([f"rank {silo.lora_rank}"] if silo.lora_rank is not None else []),
                 ]
                 for silo in self.study.silo
             ]

@@ -51,12 +51,14 @@ class StudySilo(RowFields):
     has no sources. `joins_after` is the round after which the silo joins, 0 for a founder; `group` is a label
     for the report, such as the silo's task. `categories` are those of a partition by category from which the
     silo has tasks; without them silos have the partition's in turn, one each. `quantization` loads the base
-    model in few bits, as in silo.toml.
+    model in few bits, and `lora_rank` is the silo's first rank under a strategy with mixed ranks, at most the
+    plan's, both as in silo.toml; under other strategies, and alone, a silo has the plan's rank.
     """
 
     name: NewName
     model: str
     quantization: Quantization = "none"
+    lora_rank: Annotated[int, Field(ge=1)] | None = None
     train: str | None = None
     validation: str | None = None
     test: str | None = None

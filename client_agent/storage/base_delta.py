@@ -6,7 +6,7 @@ Served weights carry it whole or as an increment; the base model itself is never
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import safetensors.numpy
@@ -17,10 +17,11 @@ from client_agent.errors import AdapterUnreadable, AgentError
 from client_agent.storage.round_folder import FOLD, RoundFolder, RoundFolders
 from client_agent.storage.stored_body import open_body
 from schemas.maths.adapter import Layout, delta_layout, factor_of, module_of
-from schemas.maths.factors import Factors, recompressed, side_by_side
+from schemas.maths.factors import Factors, recompressed, resized, side_by_side
 from schemas.messages.updates import FoldedWeightsManifest
 from schemas.wire.envelope import slots
 from schemas.wire.header import Slot
+from schemas.wire.ranks import any_rank
 from schemas.wire.refusals import BodyRefused
 
 _ROUND = "round"
@@ -75,14 +76,15 @@ class Served:
     added: Mapping[str, Factors]
 
 
-def read_served(body: bytes, layout: Layout) -> Served:
-    """Parse the body of served weights.
+def read_served(body: bytes, layout: Layout, *, mixed_ranks: bool = False) -> Served:
+    """Parse the body of served weights; with `mixed_ranks` A and B of any rank are cut or padded to the
+    layout's.
 
     Raises:
         AdapterUnreadable: the body is damaged or has another layout.
     """
     try:
-        with open_body(body, _expected(layout)) as weights:
+        with open_body(body, _expected(layout, mixed_ranks=mixed_ranks)) as weights:
             read = {name: np.array(weights.read_float32(name)) for name in weights.names}
             manifest = weights.manifest(FoldedWeightsManifest)
     except BodyRefused as refusal:
@@ -91,7 +93,9 @@ def read_served(body: bytes, layout: Layout) -> Served:
             "choose another round with `--round`"
         ) from refusal
     residual = {name: values for name, values in read.items() if name not in layout}
-    adapter = {name: read.get(name, np.zeros(shape, np.float32)) for name, shape in layout.items()}
+    adapter = {
+        name: resized(read.get(name, np.zeros(shape, np.float32)), shape) for name, shape in layout.items()
+    }
     try:
         unprefixed = {f"{module_of(n)}.{factor_of(n)[1:]}": values for n, values in residual.items()}
         return Served(manifest, adapter, _paired(unprefixed))
@@ -102,14 +106,13 @@ def read_served(body: bytes, layout: Layout) -> Served:
         ) from error
 
 
-def require_whole(body: bytes, layout: Layout) -> None:
-    """Raise unless a body of weights has the whole base delta.
+def require_whole(served: Served) -> None:
+    """Raise unless weights have the whole base delta.
 
     Raises:
-        AdapterUnreadable: the body is damaged or has another layout.
-        BaseDeltaMissing: the body is an increment.
+        BaseDeltaMissing: they are an increment.
     """
-    if (base_round := read_served(body, layout).manifest.fold_from) not in (None, 1):
+    if (base_round := served.manifest.fold_from) not in (None, 1):
         raise BaseDeltaMissing(
             f"the whole weights are an increment to round {base_round}; update the coordinator"
         )
@@ -156,9 +159,10 @@ def newest_base_delta(rounds: RoundFolders, *, before: int) -> BaseDelta:
     return BaseDelta.from_bytes(last.read(FOLD)) if last is not None else BaseDelta(1, {})
 
 
-def _expected(layout: Layout) -> dict[str, Slot]:
+def _expected(layout: Layout, *, mixed_ranks: bool) -> dict[str, Slot]:
     """Return the tensors of a body: optional A and B, and optional RA (k, d_in), RB (d_out, k)."""
-    expected = slots(layout, optional=True)
+    ranked = any_rank(layout) if mixed_ranks else slots(layout)
+    expected = {name: replace(slot, optional=True) for name, slot in ranked.items()}
     for name, shape in delta_layout(layout).items():
         width = (None, shape[1]) if factor_of(name) == "RA" else (shape[0], None)
         expected[name] = Slot(width, optional=True)

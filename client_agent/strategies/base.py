@@ -86,7 +86,8 @@ class Traits:
         base_delta: served weights carry an increment of the base model.
         restarts: every round starts with a new A, B = 0 and a new optimiser.
         part_travels: `AgentStrategy.travels` and `.trains` select the tensors that are sent and trained.
-        pruning: clients choose their rank, up to the plan's, and prune it; None = all have the plan's rank.
+        least_rank: clients choose their rank, from this to the plan's; None = all have the plan's rank.
+        pruning: clients prune their rank as they train; None = they keep it.
         importance: clients learn the importance of each rank and send by it; None = they do not.
         pull: clients train an adapter of their own beside the common one, pulled to it by this weight; None =
             they do not.
@@ -99,6 +100,7 @@ class Traits:
     base_delta: bool = False
     restarts: bool = False
     part_travels: bool = False
+    least_rank: int | None = None
     pruning: Pruning | None = None
     importance: ImportancePlan | None = None
     pull: float | None = None
@@ -108,7 +110,7 @@ class Traits:
     @property
     def mixed_ranks(self) -> bool:
         """Whether clients of one base model may have adapters of different ranks."""
-        return self.pruning is not None
+        return self.least_rank is not None
 
 
 class AgentStrategy:

@@ -16,6 +16,6 @@ class Options(AgentOptions):
 class Strategy(AgentStrategy):
     """Local A and B are discarded: their product joins the base model."""
 
-    traits: ClassVar[Traits] = Traits(base_delta=True, restarts=True)
+    traits: ClassVar[Traits] = Traits(base_delta=True, restarts=True, least_rank=1)
 
     options: Options

@@ -26,4 +26,5 @@ class Strategy(AgentStrategy):
 
     @property
     def traits(self) -> Traits:
-        return Traits(pruning=Pruning(self.options.r_min, self.options.decay, self.options.pruning))
+        least = self.options.r_min
+        return Traits(least_rank=least, pruning=Pruning(least, self.options.decay, self.options.pruning))

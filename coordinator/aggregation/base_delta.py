@@ -34,7 +34,7 @@ from schemas.wire.digests import digest_from_hash
 
 @dataclass(frozen=True, slots=True)
 class GroupMember:
-    """A client whose base model changes.
+    """A client whose base model changes. `compared` is its layout at the plan's rank.
 
     `fold_from` is the round of the weights that it trained from, if its update is in this round; None = it is
     absent. Only a member that `is_served` gets weights. A member that `keeps_own` shares nothing this round.
@@ -43,6 +43,7 @@ class GroupMember:
     client: str
     base_model: str
     layout: Layout
+    compared: Layout
     manifest: WeightsManifest
     fold_from: int | None
     is_served: bool
@@ -92,7 +93,7 @@ def write_base_deltas(
     members, earlier = _members(database, clients, alone, federation_id, round_number)
     groups: dict[BaseModelGroup, list[GroupMember]] = {}
     for member in members:
-        groups.setdefault(group_of(member.base_model, member.layout), []).append(member)
+        groups.setdefault(group_of(member.base_model, member.compared), []).append(member)
     states = {client.facts.client: client.state for client in clients}
     work = _Work(database, strategy, weights, StoredFactors(database, states), between)
     bodies, deltas = dict[str, StagedOutput](), list[GroupDelta]()
@@ -127,6 +128,7 @@ def _members(
             client.facts.client,
             client.facts.base_model,
             client.state.layout,
+            client.compared,
             client.manifest,
             rounds.get(client.facts.client),
             client.is_enrolled,

@@ -16,7 +16,7 @@ from coordinator.db.tables.federations import ClientRow, RelevanceRow, Signature
 from coordinator.rounds import base_weights
 from coordinator.strategies.base import ClientFacts, Sketch, modules_of
 from coordinator.strategies.opening import OpenedPlan
-from schemas.maths.adapter import at_rank
+from schemas.maths.adapter import Layout, at_rank
 from schemas.messages.federations import FederationPlan
 from schemas.messages.updates import WeightsManifest
 from schemas.wire.header import read_own_head
@@ -26,11 +26,13 @@ from schemas.wire.header import read_own_head
 class Established:
     """A client with an accepted update; after it is revoked, the update counts in its own round only.
 
-    `manifest` is that of its next weights, which only an enrolled client gets.
+    `manifest` is that of its next weights, which only an enrolled client gets. `compared` is the layout of
+    its state, under mixed ranks at the largest one.
     """
 
     facts: ClientFacts
     state: StoredState
+    compared: Layout
     manifest: WeightsManifest
     is_enrolled: bool
 
@@ -185,6 +187,7 @@ def _established(
             organisation=client.organisation_key,
         ),
         state=StoredState(update.state_payload_id, update.state_begin, layout),
+        compared=compared,
         manifest=WeightsManifest(
             federation=update.federation_id,
             recipe={},

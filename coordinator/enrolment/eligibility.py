@@ -13,7 +13,7 @@ from schemas.maths.layout import block_roles, client_layout, roles_of
 from schemas.messages.enrolment import Profile
 from schemas.messages.federations import AdapterPlan, FederationPlan
 from schemas.messages.secure_sum import CAPABILITY, FIRST_FORMAT
-from schemas.wire.budget import effective_recipe, shortfall
+from schemas.wire.budget import shortfall
 
 
 def check_eligible(opened: OpenedPlan, state: str, profile: Profile, *, with_key: bool) -> None:
@@ -135,11 +135,8 @@ def _pq(adapter: AdapterPlan) -> Layout:
 
 
 def _check_budget(opened: OpenedPlan, layout: Layout, *, field: str) -> None:
-    """Raise unless updates of a layout fit the plan's byte budget in the strategy's encoding."""
-    wire, traits = opened.plan.wire, opened.traits
-    recipe, offers = effective_recipe(
-        wire.recipe, begins_anew=traits.base_delta, ranks_differ=traits.mixed_ranks
-    )
-    refusal = shortfall(layout, recipe, wire.max_bytes, offers)
+    """Raise unless updates of a layout fit the plan's byte budget."""
+    wire = opened.plan.wire
+    refusal = shortfall(layout, wire.recipe, wire.max_bytes)
     if refusal is not None:
         raise Invalid(refusal, field=field)

@@ -24,6 +24,7 @@ class Traits:
         combines: A and B are combined module by module, by `Strategy.combine`, instead of averaged.
         rescales: the shares in `combine` are the weights times `Strategy.strength`.
         base_delta: part of a round joins the base model, as computed by `Strategy.base_delta`.
+        restarts: every round begins with a new A, drawn from its own seed, and B = 0.
         sums: sums of updates are enough, and `Strategy.step` changes the model by them.
         per_client: what the strategy needs from each client's update, if sums are not enough: the end of a
             sentence that begins with the strategy's name.
@@ -38,6 +39,7 @@ class Traits:
     combines: bool = False
     rescales: bool = False
     base_delta: bool = False
+    restarts: bool = False
     sums: bool = False
     per_client: str = "computes with the update of each client"
     least_rank: int | None = None

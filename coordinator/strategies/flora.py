@@ -32,7 +32,11 @@ class Strategy(base.Strategy):
     """One changed base model for all clients of a base model, and no common adapter."""
 
     traits: ClassVar[Traits] = Traits(
-        lora_only=True, base_delta=True, per_client="stacks A and B of each client side by side"
+        lora_only=True,
+        base_delta=True,
+        restarts=True,
+        per_client="stacks A and B of each client side by side",
+        least_rank=1,
     )
 
     options: Options

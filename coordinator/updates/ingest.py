@@ -32,6 +32,8 @@ from coordinator.updates.validation import (
     UpdateSpec,
     ValidationResult,
     check_recipe,
+    check_reference,
+    coded_layout,
     expected_streams,
     expected_tensors,
     is_dense,
@@ -40,6 +42,7 @@ from coordinator.updates.validation import (
     validate_update,
 )
 from schemas.maths.adapter import Layout
+from schemas.maths.start import restart_seed
 from schemas.wire.digests import digest_from_hash
 from schemas.wire.envelope import Envelope, unpack
 from schemas.wire.ranks import any_rank
@@ -91,6 +94,7 @@ def load_expected(database: Database, member: Member, round_number: int) -> Expe
             return ExpectedUpdate(member, round_number, context, None)
         opened = open_plan(plan)
         layout = base_weights.layout(session, member.federation_id, opened, member.base_model, member.profile)
+    seed = plan.training.seed
     spec = UpdateSpec(
         address=Address(
             federation=member.federation_id, round=round_number, client=member.client_id, pack=context.pack
@@ -101,7 +105,8 @@ def load_expected(database: Database, member: Member, round_number: int) -> Expe
         needs_sketch=opened.traits.needs_sketch,
         limits=plan.limits,
         recipe=plan.wire.recipe,
-        seed=plan.training.seed,
+        seed=restart_seed(seed, round_number) if opened.traits.restarts else seed,
+        restarts=opened.traits.restarts,
         least_rank=opened.traits.least_rank,
     )
     return ExpectedUpdate(member, round_number, context, spec)
@@ -181,10 +186,15 @@ def _decoded(database: Database, body: ReceivedBody, spec: UpdateSpec) -> Iterat
 
 @contextmanager
 def _from_streams(database: Database, envelope: Envelope, spec: UpdateSpec) -> Iterator[_Decoded]:
-    address, kind = spec.address, spec.recipe.reference
+    address, sent, mixed = spec.address, check_recipe(envelope, spec), spec.least_rank is not None
+    if spec.least_rank is not None:
+        spec = replace(spec, layout=coded_layout(sent, spec.layout, spec.least_rank))
     with database.read() as session:
-        reference = delta_reference.find(session, address.client, address.round, kind, spec.layout, spec.seed)
-    check_recipe(envelope, spec, reference.digest if reference is not None else None)
+        reference = delta_reference.find(
+            *(session, address.client, address.round, spec.reference, spec.layout, spec.seed),
+            mixed_ranks=mixed,
+        )
+    check_reference(sent, spec, reference.digest if reference is not None else None)
     read = delta_reference.reader(database, reference, spec.layout) if reference is not None else None
     with SpooledTemporaryFile[bytes](max_size=_SPOOL_BYTES) as spool:
         state = DecodedState(envelope, spec.layout, spec.recipe, read, cast("BinaryIO", spool))

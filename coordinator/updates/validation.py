@@ -19,7 +19,7 @@ from coordinator.errors import (
 from coordinator.strategies.base import Sketch
 from schemas.maths.adapter import SIGNATURE, Layout, at_rank, factor_of
 from schemas.messages.federations import LimitsPlan, SignaturePlan
-from schemas.messages.recipes import Recipe, SentRecipe
+from schemas.messages.recipes import Recipe, Reference, SentRecipe
 from schemas.messages.updates import SignatureManifest, UpdateManifest
 from schemas.wire.envelope import Envelope, slots
 from schemas.wire.header import Expected, Slot
@@ -48,7 +48,8 @@ class UpdateSpec:
         base: digest of the weights that the client was served for the round.
         sketch: the plan's settings of sketches.
         recipe: the plan's recipe; dense bodies are accepted with any recipe.
-        seed: the plan's seed, from which the start values of an ordinary LoRA are drawn.
+        seed: that of the start values of an ordinary LoRA: the plan's, or the round's own if it begins anew.
+        restarts: whether the round begins anew, so that its update is never a difference to the last one.
         least_rank: smallest accepted rank; None = the rank of the layout only.
     """
 
@@ -60,7 +61,13 @@ class UpdateSpec:
     limits: LimitsPlan
     recipe: Recipe
     seed: int
+    restarts: bool = False
     least_rank: int | None = None
+
+    @property
+    def reference(self) -> Reference:
+        kind = self.recipe.reference
+        return "served" if self.restarts and kind == "own_last" else kind
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,13 +107,13 @@ def is_dense(envelope: Envelope, layout: Layout) -> bool:
     return all(name in layout or name == SIGNATURE for name in envelope.names)
 
 
-def check_recipe(envelope: Envelope, spec: UpdateSpec, reference: str | None) -> None:
-    """Validate the manifest of streams before they are decoded; `reference` is the expected digest.
+def check_recipe(envelope: Envelope, spec: UpdateSpec) -> SentRecipe:
+    """Validate the manifest of streams before they are decoded, and return their recipe.
 
     Streams cannot be decoded without their manifest, so it is checked before norm and sketch.
 
     Raises:
-        ManifestRefused, MetadataRefused, BaseMismatch, RecipeRefused, ReferenceMismatch: in this order.
+        ManifestRefused, MetadataRefused, BaseMismatch, RecipeRefused: in this order.
     """
     manifest = envelope.manifest(UpdateManifest)
     check_address(manifest, spec.address, dense=False)
@@ -118,9 +125,33 @@ def check_recipe(envelope: Envelope, spec: UpdateSpec, reference: str | None) ->
         raise RecipeRefused("the manifest's recipe is unknown; use the recipe of the plan") from error
     if recipe.is_dense or recipe.recipe != spec.recipe:
         raise RecipeRefused("the streams are not in the plan's recipe; encode them with it, or send tensors")
+    if spec.least_rank is None and recipe.rank is not None:
+        raise RecipeRefused("the recipe names a rank, which the plan fixes; leave it out")
+    return recipe
+
+
+def check_reference(recipe: SentRecipe, spec: UpdateSpec, reference: str | None) -> None:
+    """Raise unless streams are differences to `reference`, the digest that the coordinator expects.
+
+    Raises:
+        ReferenceMismatch: they are not.
+    """
     is_missing = reference is None and spec.recipe.reference != "none"
     if recipe.against != reference or is_missing:
         raise ReferenceMismatch(expected=reference)
+
+
+def coded_layout(recipe: SentRecipe, layout: Layout, least: int) -> Layout:
+    """Return the layout of streams: the plan's, at the rank that the recipe names.
+
+    Raises:
+        RecipeRefused: it names none from `least` to the plan's.
+    """
+    first, shape = next(iter(layout.items()))
+    most = shape[0 if factor_of(first) == "A" else 1]
+    if recipe.rank is None or not least <= recipe.rank <= most:
+        raise RecipeRefused(f"the recipe must name the rank of A and B; send one from {least} to {most}")
+    return at_rank(layout, recipe.rank)
 
 
 def validate_update(envelope: Envelope, norm: float, spec: UpdateSpec) -> ValidationResult:

@@ -141,7 +141,7 @@ def _terms(session: Session, request: EncodingRequest) -> _Terms | None:
 
 def _encode(database: Database, request: EncodingRequest, terms: _Terms) -> bytes | None:
     dense, reference, layout = request.weights, terms.reference, terms.layout
-    stored = Reference(dense.digest, request.payload_id, dense.begin, None)
+    stored = Reference(dense.digest, request.payload_id, dense.begin, layout, None)
     weights = delta_reference.reader(database, stored, layout)
     subtracted = delta_reference.reader(database, reference, layout) if reference is not None else None
     recipe = request.recipe

@@ -37,6 +37,16 @@ class Factors:
         return Factors(np.pad(cut.A, ((0, missing), (0, 0))), np.pad(cut.B, ((0, 0), (0, missing))))
 
 
+def resized(values: Values, shape: tuple[int, ...]) -> Values:
+    """Return a matrix cut, or padded with zeros, to a shape; itself if it has that shape."""
+    if values.shape == shape:
+        return values
+    changed = np.zeros(shape, values.dtype)
+    common = tuple(slice(min(old, new)) for old, new in zip(values.shape, shape, strict=True))
+    changed[common] = values[common]
+    return changed
+
+
 def side_by_side(parts: Sequence[Factors]) -> Factors:
     """Return the exact sum of products: [A_1; A_2; ...] and [B_1 B_2 ...]; at least one part."""
     return Factors(

@@ -13,9 +13,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from schemas.maths.adapter import Layout, Shape, is_of_one_base_model, module_of
-from schemas.maths.seeded_random import uniform
+from schemas.maths.seeded_random import uniform, words
 
 _SHARED_EXPERT = "x0."
+
+
+def restart_seed(seed: int, round_number: int) -> int:
+    """Return the seed of a round's first A by a strategy of which every round begins anew."""
+    return int(words(1, "restart", seed, round_number)[0] >> np.uint64(1))
 
 
 def first_a(

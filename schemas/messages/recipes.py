@@ -59,15 +59,26 @@ class Recipe(Strict):
         return self.reference == "served" and (self.density < 1 or self.values != "f32")
 
 
+def _is_unset(value: int | None) -> bool:
+    """Omit an unset field from a document, so that digests and older agents are unaffected."""
+    return value is None
+
+
 class SentRecipe(Recipe):
-    """The recipe of one body; `against` is the digest of its reference, null if there is none."""
+    """The recipe of one body.
+
+    `against` is the digest of its reference, null if there is none. `rank` is that of A and B where clients
+    may differ in rank, since streams have no shapes; a reference of another rank is cut, or padded with
+    zeros, to it.
+    """
 
     against: Digest | None
+    rank: Annotated[int, Field(ge=1)] | None = Field(default=None, exclude_if=_is_unset)
 
     @property
     def recipe(self) -> Recipe:
-        """Return the recipe without `against`."""
-        return Recipe.model_validate(self.model_dump(exclude={"against"}))
+        """Return the recipe as the plan has it."""
+        return Recipe.model_validate(self.model_dump(exclude={"against", "rank"}))
 
 
 NAMED: Final[dict[RecipeName, Recipe]] = {
@@ -97,11 +108,6 @@ NamedRecipe = Annotated[Recipe, BeforeValidator(_resolved, json_schema_input_typ
 
 
 _DENSE_IN: dict[object, RecipeName] = {"float32": "dense", "float16": "f16"}
-
-
-def _is_unset(value: int | None) -> bool:
-    """Omit an unset budget from a plan, so that digests and older agents are unaffected."""
-    return value is None
 
 
 class WirePlan(Strict):

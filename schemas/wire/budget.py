@@ -6,7 +6,7 @@ are extra.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from math import prod
 from typing import Final
 
@@ -23,29 +23,7 @@ _SCALE_BYTES = 2
 _HALVINGS = 20
 _STEPS = 1000  # offered densities are multiples of 1/1000
 
-ANY: Final[Sequence[RecipeName]] = ("f16", "int8_own_last", "int4_own_last")
-"""Alternatives offered to a plan, largest first."""
-
-WITHOUT_REFERENCE: Final[Sequence[RecipeName]] = ("f16", "int8")
-"""Alternatives where an update has no reference."""
-
-PLAIN: Final[Sequence[RecipeName]] = ("f16",)
-"""Alternatives where an update is always plain tensors."""
-
-
-def effective_recipe(
-    recipe: Recipe, *, begins_anew: bool, ranks_differ: bool
-) -> tuple[Recipe, Sequence[RecipeName]]:
-    """Return the recipe in effect for a strategy's updates, and the recipes that could replace it.
-
-    Updates that begin anew every round have no reference, and updates whose ranks differ from the weights'
-    are plain tensors: if the plan's recipe needs more, they are sent dense.
-    """
-    if ranks_differ:
-        return recipe if recipe.is_dense else Recipe(), PLAIN
-    if begins_anew:
-        return recipe if recipe.reference == "none" else Recipe(), WITHOUT_REFERENCE
-    return recipe, ANY
+_OFFERS: Final[tuple[RecipeName, ...]] = ("f16", "int8_own_last", "int4_own_last")
 
 
 def min_bytes(layout: Layout, recipe: Recipe) -> int:
@@ -75,20 +53,15 @@ def min_count(name: str, size: int) -> int:
     return size if is_prior(name) else 1
 
 
-def shortfall(
-    layout: Layout, recipe: Recipe, max_bytes: int | None, offers: Sequence[RecipeName]
-) -> str | None:
-    """Return the reason why a layout exceeds a budget, with a recipe that fits; None if it fits.
-
-    `offers` are alternatives to this recipe; with `ANY`, sparse recipes are offered too.
-    """
+def shortfall(layout: Layout, recipe: Recipe, max_bytes: int | None) -> str | None:
+    """Return the reason why a layout exceeds a budget, with a recipe that fits; None if it fits."""
     needed = min_bytes(layout, recipe)
     if max_bytes is None or needed <= max_bytes:
         return None
     if recipe.density < 1:
         return f"wire.max_bytes is {max_bytes}, and the least that does for this adapter is {needed}"
     fact = f"wire.max_bytes is {max_bytes}, and an update of this adapter has {needed} bytes under this plan"
-    return f"{fact}: {_offer(layout, max_bytes, offers)}"
+    return f"{fact}: {_offer(layout, max_bytes)}"
 
 
 def encoded_bytes(values: Mapping[str, Floats], marks: Mapping[str, Mask], recipe: Recipe) -> int:
@@ -126,12 +99,10 @@ def fit_budget(
     return marks
 
 
-def _offer(layout: Layout, max_bytes: int, offers: Sequence[RecipeName]) -> str:
-    for name in offers:
+def _offer(layout: Layout, max_bytes: int) -> str:
+    for name in _OFFERS:
         if min_bytes(layout, NAMED[name]) <= max_bytes:
             return f"{name} would do, with {min_bytes(layout, NAMED[name])}"
-    if offers != ANY:
-        return f"the least that does is {min_bytes(layout, NAMED[offers[-1]])}, by {offers[-1]}"
     low, high = 0, _STEPS
     while high - low > 1:
         middle = (low + high) // 2

@@ -41,9 +41,8 @@ def test_a_plan_whose_adapter_is_the_same_for_all_is_refused(
     [
         ("fedavg", "dense", 4 * 2800, "f16 would do, with 5600"),
         ("fedsa_lora", "dense", 4 * 1600, "f16 would do, with 3200"),  # A alone travels
-        ("flora", "int4_own_last", 4 * 2800, "f16 would do, with 5600"),  # whole, as it begins anew
-        ("flora", "int4_own_last", 2 * 2800, "int8 would do"),
-        ("het_lora", "int4_own_last", 2 * 2800, "the least that does is 5600, by f16"),
+        ("flora", "dense", 4 * 2800, "f16 would do, with 5600"),
+        ("het_lora", "f16", 2 * 2800, "int8_own_last would do"),
         ("ca_pfl", SERVED, 150, "the least that does for this adapter is"),
     ],
 )
@@ -63,8 +62,8 @@ def test_a_silo_whose_adapter_cannot_keep_to_the_budget_is_not_enrolled(
     [
         ("fedavg", "dense", 4 * 2800),
         ("fedsa_lora", "dense", 4 * 1600),
-        ("flora", "int4_own_last", 4 * 2800),
-        ("het_lora", "f16", 2 * 2800),
+        ("flora", "int4_own_last", 1600),
+        ("het_lora", "int4_own_last", 1600),
         ("ca_pfl", SERVED, 600),
     ],
 )

@@ -1,0 +1,154 @@
+"""Updates of FedEx-LoRA, FLoRA and HetLoRA as differences in few bits: both sides hold the same state."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from client_agent.adapters.rank_pruning import Pruner
+from client_agent.adapters.ranks import rank_of
+from client_agent.rounds.steps import take_part
+from client_agent.storage.base_delta import BaseDelta
+from client_agent.storage.round_folder import FOLD, RECEIPT, SCORES_SENT, SENT, UPDATE, WEIGHTS, RoundFolder
+from client_agent.training.silo import Silo
+from schemas.maths.adapter import Layout
+from schemas.messages.recipes import SentRecipe
+from schemas.messages.rounds import RoundBrief
+from schemas.messages.updates import UpdateManifest
+from schemas.wire.digests import digest_of
+from tests.client_agent.rounds.test_byte_budget import octets
+from tests.client_agent.rounds.test_ca_pfl_rounds import Pair
+from tests.client_agent.rounds.test_encode_update import Arrays, kept, layout_of, opened, receipt, trained
+from tests.served import Served
+from tests.taking_part import tensors_of
+
+pytestmark = pytest.mark.slow
+
+BOTH = ("aster", "birch")
+SPARSE = {"reference": "own_last", "density": 0.5, "values": "int8"}
+OF_WEIGHTS = {"reference": "served", "density": 0.5, "values": "int8"}
+PRUNING = {"r_min": 2, "decay": 0.75, "pruning": 0.0}
+
+Scene = Callable[..., Pair]
+
+
+@pytest.fixture
+def pair(served: Served, silo: Silo, tmp_path: Path) -> Iterator[Scene]:
+    with ExitStack() as stack:
+
+        def make(strategy: str, recipe: Any, options: dict[str, Any] | None = None, rank: int = 2) -> Pair:
+            return Pair(
+                *(served, silo, tmp_path, stack),
+                adapter={"kind": "lora", "rank": rank, "scale": 4.0, "roles": ["q", "v"]},
+                strategy={"name": strategy, "options": options or {}},
+                wire={"recipe": recipe},
+                rounds={"total": 9, "min_clients": 2},
+                training={"steps": 4, "learning_rate": 0.01, "seed": 5, "max_length": 64},
+            )
+
+        yield make
+
+
+def stored(pair: Pair, name: str, layout: Layout) -> Arrays:
+    path = f"/v1/federations/{pair.federation_id}/clients/{pair.members[name].session.client_id}/adapter"
+    return tensors_of(pair.served.admin.get(path), layout)
+
+
+def sent_recipe(folder: RoundFolder) -> SentRecipe:
+    with opened(folder) as envelope:
+        return SentRecipe.model_validate(envelope.manifest(UpdateManifest).recipe)
+
+
+def assert_near(one: Arrays, other: Arrays, share: float) -> None:
+    """Check that values differ by a share of the largest at most."""
+    most = max(np.abs(values).max() for values in other.values())
+    for name, values in one.items():
+        assert np.abs(values - other[name]).max() <= share * most, name
+
+
+@pytest.mark.parametrize("recipe", ["int4_own_last", SPARSE], ids=["int4", "sparse"])
+@pytest.mark.parametrize("strategy", ["fedex_lora", "flora", "het_lora"])
+def test_both_sides_hold_the_same_state(pair: Scene, strategy: str, recipe: Any) -> None:
+    scene = pair(strategy, recipe)
+    last: str | None = None
+    for _ in range(2):
+        folder = scene.play(*BOTH)["aster"]
+        layout = layout_of(folder)
+        plain = sum(4 * values.size for values in trained(folder).values())
+        assert octets(folder) < plain / 2
+        of_weights = strategy == "flora" or last is None
+        assert sent_recipe(folder).against == (digest_of(folder.read(WEIGHTS)) if of_weights else last)
+        held = stored(scene, "aster", layout)
+        for name, values in kept(folder, SENT).items():
+            assert held[name].tobytes() == values.tobytes()
+        assert_near(held, trained(folder), 0.5)
+        last = receipt(folder).digest
+
+
+@pytest.mark.parametrize("strategy", ["fedex_lora", "flora", "het_lora"])
+def test_a_difference_to_the_weights_finds_a_and_b_beside_a_base_delta(pair: Scene, strategy: str) -> None:
+    scene = pair(strategy, OF_WEIGHTS | {"density": 1.0})
+    for _ in range(2):
+        folder = scene.play(*BOTH)["aster"]
+        assert sent_recipe(folder).against == folder.base
+        assert_near(stored(scene, "aster", layout_of(folder)), trained(folder), 0.01)
+
+
+def test_a_client_that_got_the_whole_base_delta_refers_to_the_same_a_and_b(pair: Scene) -> None:
+    scene = pair("fedex_lora", OF_WEIGHTS | {"density": 1.0})
+    for _ in range(2):
+        scene.play(*BOTH)["birch"].forget(FOLD)
+    folder = scene.play(*BOTH)["birch"]
+    assert sent_recipe(folder).against == folder.base != digest_of(folder.read(WEIGHTS))
+    assert_near(stored(scene, "birch", layout_of(folder)), trained(folder), 0.01)
+
+
+@pytest.mark.parametrize("recipe", [SPARSE, OF_WEIGHTS], ids=["own_last", "served"])
+def test_a_client_that_prunes_refers_to_its_last_update_in_fewer_ranks(
+    pair: Scene, recipe: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes = count()
+    monkeypatch.setattr(Pruner, "_size", lambda self: -next(sizes))  # its last ranks always shrink
+    scene = pair("het_lora", recipe, PRUNING, rank=4)
+    ranks = []
+    for _ in range(2):
+        folder = scene.play(*BOTH)["aster"]
+        ranks.append(rank_of(trained(folder)))
+        assert sent_recipe(folder).rank == ranks[-1]
+        assert stored(scene, "aster", layout_of(folder)).keys() == layout_of(folder).keys()
+    assert ranks == [3, 2]
+
+
+def test_an_update_that_was_lost_is_made_again_to_the_byte(pair: Scene) -> None:
+    scene = pair("flora", OF_WEIGHTS)
+    scene.play(*BOTH)
+    folder = scene.play(*BOTH)["aster"]
+    body = folder.read(UPDATE)
+    folder.forget(UPDATE, RECEIPT, SCORES_SENT)
+    brief = RoundBrief.model_validate_json(folder.read("brief.json"))
+    assert take_part(scene.members["aster"], brief)
+    assert folder.read(UPDATE) == body
+
+
+def test_flora_stacks_adapters_of_different_ranks(pair: Scene) -> None:
+    scene = pair("flora", "int4_own_last")
+    scene.members["birch"].trainer.lora_rank = 1
+    folders = scene.play(*BOTH)
+    assert [rank_of(trained(folders[name])) for name in BOTH] == [2, 1]
+    sent = {name: stored(scene, name, layout_of(folders[name])) for name in BOTH}
+    again = scene.play(*BOTH)
+    for name in BOTH:
+        added = BaseDelta.from_bytes(again[name].read(FOLD)).added
+        for module, factors in added.items():
+            wanted = sum(
+                share * sent[of][f"{module}.B"] @ sent[of][f"{module}.A"]
+                for share, of in zip((0.6, 0.4), BOTH, strict=True)  # of 6 and 4 examples
+            )
+            np.testing.assert_allclose(factors.B @ factors.A, wanted, atol=1e-6)
+            assert np.abs(wanted).max() > 1e-4
