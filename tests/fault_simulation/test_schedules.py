@@ -98,5 +98,5 @@ def test_weights_survive_the_end_of_another_pack() -> None:
 
 @pytest.mark.slow
 def test_final_weights_may_have_the_number_of_an_abandoned_round() -> None:
-    """A schedule such as seed 137231 seemed to break I19: its final weights are served as those of round 1."""
+    """A schedule such as seed 137231 seemed to break I19: final weights have the number of round 1."""
     assert _play(137231, 1)["rounds abandoned"]
