@@ -51,7 +51,7 @@ test-slow: setup ## PostgreSQL, every route as every caller, stories; SHARD=auto
 test-long: setup ## Tests that take minutes: kills, memory, transfer between architectures (half an hour)
 	$(PYTEST) -m long
 
-test-system: setup ## The page in Chromium, replicas behind Caddy and nginx; Debian: `apt-get install chromium caddy nginx`
+test-system: setup ## The page in Chromium, replicas behind Caddy and nginx, alerts; Debian: `apt-get install chromium caddy nginx prometheus`
 	$(RUN) $(BIN)/python -m pytest -m system
 
 fault-simulation: setup ## Play schedules of faults (SCHEDULES=100: three minutes); the commit chooses FIRST_SEED

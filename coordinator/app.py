@@ -48,6 +48,7 @@ from coordinator.settings import Settings
 from coordinator.storage import server_key
 from coordinator.updates import routes as updates
 from coordinator.updates.group_commit import GroupCommit
+from coordinator.webhook import WebhookSender
 from coordinator.weights import routes as weights
 from coordinator.workers import Ticker
 
@@ -155,6 +156,17 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
         app.state.ticker = ticker
         ticker.start()
         stack.callback(ticker.stop)
+        if settings.webhook_url:
+            sender = WebhookSender(
+                database,
+                url=settings.webhook_url,
+                secret=settings.webhook_secret,
+                key=key,
+                stuck_seconds=settings.stuck_seconds,
+                tick_seconds=settings.tick_seconds,
+            )
+            sender.start()
+            stack.callback(sender.stop)
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(long_polls.run)
             tasks.start_soon(streams.run)

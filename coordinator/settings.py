@@ -12,7 +12,7 @@ from ipaddress import ip_address, ip_network
 from typing import Annotated, Final, Literal
 from urllib.parse import urlsplit
 
-from pydantic import Field, SecretStr, ValidationInfo, field_validator
+from pydantic import AfterValidator, Field, SecretStr, ValidationInfo, field_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 from pydantic_settings.sources import SecretsSettingsSource
 from sqlalchemy import make_url
@@ -20,6 +20,7 @@ from sqlalchemy.exc import ArgumentError
 
 from schemas.identity.addresses import normal_root_path
 from schemas.identity.group_roles import roles_of_groups
+from schemas.identity.webhooks import checked_receiver, checked_secret
 
 PREFIX = "TESSERA_"
 SECRETS_DIR = f"{PREFIX}SECRETS_DIR"
@@ -138,6 +139,16 @@ class Settings(BaseSettings):
     keep_rounds: Annotated[
         int | None,
         Field(ge=1, le=2**31 - 1, description="published rounds that keep their tensors; empty: all"),
+    ] = None
+    webhook_url: Annotated[
+        str,
+        AfterValidator(checked_receiver),
+        Field(description="receiver of messages about stuck rounds and the like: `https://example.org/hook`"),
+    ] = ""
+    webhook_secret: Annotated[
+        SecretStr | None,
+        AfterValidator(checked_secret),
+        Field(description="`whsec_` and 24 to 64 bytes in base64, for receivers that verify an HMAC"),
     ] = None
     lease_seconds: Annotated[
         float, Field(gt=0, description="lease of an aggregation; another process takes over after it")

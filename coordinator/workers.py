@@ -27,7 +27,7 @@ from coordinator.rounds.lifecycle import next_state
 from coordinator.rounds.notifications import Change, PendingNotifications
 from coordinator.secure_sum import leases, sessions
 from coordinator.secure_sum.worker import SumWorker
-from coordinator.storage import event_log, garbage_collection
+from coordinator.storage import event_log, garbage_collection, webhook_outbox
 from coordinator.storage.server_key import ServerKey
 
 _COLLECT_EVERY_SECONDS = 600.0
@@ -135,6 +135,8 @@ class Ticker:
             return False
         self._next_collection = time.monotonic() + _COLLECT_EVERY_SECONDS
         while not self._stopping.is_set() and failure_limit.delete_expired(self._database):
+            pass
+        while not self._stopping.is_set() and webhook_outbox.delete_old(self._database):
             pass
         signed = 0
         while not self._stopping.is_set() and (deleted := nonces.delete_expired(self._database)):

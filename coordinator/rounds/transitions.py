@@ -19,7 +19,7 @@ from coordinator.federations.store import anchors_stored, federation, plan_of
 from coordinator.rounds import base_weights, store, sums
 from coordinator.rounds.lifecycle import ENDED, FEDERATION_FINISHED, Step, after_round, next_state
 from coordinator.rounds.views import summary
-from coordinator.storage import audit_log, event_log
+from coordinator.storage import audit_log, event_log, webhook_outbox
 from schemas.messages.federation_views import FederationState
 
 ROUND_ABANDONED = "round-abandoned"
@@ -55,14 +55,16 @@ def _require_anchors(session: Session, federation: FederationRow) -> None:
         )
 
 
-def pause(session: Session, federation: FederationRow) -> None:
-    """Pause a federation: its current round completes, and no other opens.
+def pause(session: Session, federation: FederationRow, reason: str | None = None) -> None:
+    """Pause a federation: its current round completes, and no other opens. `reason` is None for a person's.
 
     Raises:
         FederationStateConflict: the federation is neither running nor paused.
     """
     if federation.state not in ("running", "paused"):
         raise FederationStateConflict(state=federation.state)
+    if federation.state == "running":
+        webhook_outbox.add(session, federation.id, "federation.paused", {"reason": reason})
     federation.state = "paused"
     session.flush()
 
@@ -129,6 +131,9 @@ def abandon(session: Session, federation: FederationRow, row: RoundRow, reason: 
     if row.summing_at is not None:
         sums.abort_sessions(session, row, reason, now)
     announce(session, row, now)
+    if reason != FEDERATION_FINISHED:
+        data = {"round": row.number, "reason": reason}
+        webhook_outbox.add(session, federation.id, "round.abandoned", data)
     open_next(session, federation)
 
 
@@ -147,7 +152,7 @@ def abandon_sum(session: Session, federation: FederationRow, row: RoundRow, reas
     """
     paused = federation.state == "running"
     if paused:
-        pause(session, federation)
+        pause(session, federation, f"round {row.number}: {reason}")
     abandon(session, federation, row, reason)
     if paused:
         audit_log.append(
@@ -194,6 +199,8 @@ def _end(session: Session, federation: FederationRow) -> None:
     # The final manifests name the roster at `finished_at`: its last link must not lie after that.
     federation.finished_at = max(now, link.at) if link is not None else now
     session.flush()
+    count, _ = store.published(session, federation.id)
+    webhook_outbox.add(session, federation.id, "federation.finished", {"rounds": count})
 
 
 def federation_state(federation: FederationRow) -> FederationState:

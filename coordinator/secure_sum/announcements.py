@@ -10,7 +10,7 @@ from sqlalchemy.orm import Session
 from coordinator.db.tables.federations import RoundRow
 from coordinator.db.tables.secure_sum import SumSessionRow
 from coordinator.observability.logs import logger
-from coordinator.storage import audit_log, event_log
+from coordinator.storage import audit_log, event_log, webhook_outbox
 from schemas.messages.secure_sum import SumTerms
 from schemas.messages.sum_views import SumEvent
 
@@ -50,6 +50,15 @@ def done(session: Session, federation_id: str, row: RoundRow, summed: SumSession
     reason = f"{_name(row, summed)}: {counted} of {members} members, terms {summed.terms_hash}"
     audit_log.append(session, "sum-session-done", actor=ACTOR, subject=federation_id, reason=reason)
     log.info("sum-session-done", federation=federation_id, **_numbers(row, summed), counted=counted)
+
+
+def blamed(
+    session: Session, federation_id: str, row: RoundRow, summed: SumSessionRow, clients: list[str]
+) -> None:
+    """Add a message for the webhook if members sent shares that fit nothing; the total is right."""
+    if clients:
+        data = {"round": row.number, "session": summed.number, "clients": clients}
+        webhook_outbox.add(session, federation_id, "sum.member-blamed", data)
 
 
 def _event(session: Session, federation_id: str, row: RoundRow, summed: SumSessionRow, members: int) -> None:

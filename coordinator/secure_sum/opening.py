@@ -96,7 +96,7 @@ def open_sum(
         for values in unmasked_sum(material.terms, keys, len(material.masked), blocks):
             _append(database, staged, values)
             between()
-        _commit(database, claim, material, staged, key)
+        _commit(database, claim, material, staged, key, _clients(material, keys.blamed))
     except BaseException:
         _discard(database, staged)
         raise
@@ -159,9 +159,12 @@ def _opened(material: _Material) -> OpenedKeys:
     masked = frozenset(material.masked)
     opened = opened_keys(terms, material.keys, material.commitments, masked, material.shares)
     if opened.blamed:
-        clients = [terms.members[position].client for position in sorted(opened.blamed)]
-        log.warning("wrong-shares", session=terms.session, clients=clients)
+        log.warning("wrong-shares", session=terms.session, clients=_clients(material, opened.blamed))
     return opened
+
+
+def _clients(material: _Material, positions: frozenset[int]) -> list[str]:
+    return [material.terms.members[position].client for position in sorted(positions)]
 
 
 def _blocks(
@@ -193,7 +196,14 @@ def _append(database: Database, staged: Staged, values: NDArray[np.int64]) -> No
     may_crash("sum-block-staged")
 
 
-def _commit(database: Database, claim: SumClaim, material: _Material, staged: Staged, key: ServerKey) -> None:
+def _commit(
+    database: Database,
+    claim: SumClaim,
+    material: _Material,
+    staged: Staged,
+    key: ServerKey,
+    blamed: list[str],
+) -> None:
     with database.write() as session:
         # The payload before the federation's lock, in the same order as a delivery.
         total = staged.adopt(session)
@@ -203,6 +213,7 @@ def _commit(database: Database, claim: SumClaim, material: _Material, staged: St
         if material.terms.kind == "sum":
             transitions.close_sum(session, row, material.counted)
         announcements.done(session, federation.id, row, summed)
+        announcements.blamed(session, federation.id, row, summed, blamed)
         if material.terms.kind == "counts":
             sessions.open_after_counts(session, federation, row, summed, key)
         may_crash("sum-total-written")

@@ -20,6 +20,7 @@ from coordinator.errors import SettingsUnusable
 from coordinator.storage.private_files import write_private
 from schemas.identity.documents import Document, Purpose, sign
 from schemas.identity.keys import decode, encode, name_of, thumbprint
+from schemas.identity.webhooks import MESSAGE_ID
 
 _SEED_BYTES = 32
 _ONLY_ROW = 1
@@ -45,6 +46,15 @@ class ServerKey:
 
     def sign(self, purpose: Purpose, document: Document) -> str:
         return sign(purpose, document, self._key)
+
+    def sign_webhook(self, message: bytes) -> bytes:
+        """Sign a message for the webhook.
+
+        It begins with the message's id, so it is none of the documents, which begin with a purpose.
+        """
+        if not message.startswith(MESSAGE_ID.encode()):
+            raise ValueError("not a message for the webhook")
+        return self._key.sign(message)
 
     def nonce(self, now: datetime) -> str:
         """Return a nonce for an enrolment, which every replica accepts for an hour."""
