@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from client_agent.rounds.participant import Participant
     from client_agent.rounds.sync_steps import SyncClient
     from client_agent.settings import AgentSettings
+    from client_agent.training.ranks import Leader
     from client_agent.transport.client import CoordinatorApi
 
 
@@ -201,7 +202,9 @@ def open_offline(settings: AgentSettings, stop: StopFlag) -> Iterator[SyncClient
         yield _sync_client(settings, api, membership, stop, trackers)
 
 
-def with_model(client: SyncClient, settings: AgentSettings, stop: StopFlag) -> Participant:
+def with_model(
+    client: SyncClient, settings: AgentSettings, stop: StopFlag, ranks: Leader | None = None
+) -> Participant:
     """Load the silo's model and data for an opened client.
 
     Raises:
@@ -211,9 +214,9 @@ def with_model(client: SyncClient, settings: AgentSettings, stop: StopFlag) -> P
     from client_agent.rounds.participant import Participant, Trainer
     from client_agent.training.silo import open_silo
 
-    trainer = Trainer(
-        open_silo(settings), client.session, stop.is_set, settings.lora_rank, settings.checkpoint_seconds
-    )
+    silo = open_silo(settings)
+    silo.ranks = ranks
+    trainer = Trainer(silo, client.session, stop.is_set, settings.lora_rank, settings.checkpoint_seconds)
     return Participant(client.session, client.workspace, trainer, stop.sleep)
 
 

@@ -194,6 +194,17 @@ def require_bare(base: BaseModel) -> None:
         )
 
 
+def adapter_tensors(base: BaseModel) -> dict[str, torch.Tensor]:
+    """Return the parameters and buffers of the adapter's layers by their path in the base model."""
+    return {
+        f"{path}.{name}": tensor
+        for path, module in base.model.named_modules()
+        if isinstance(module, _ADAPTER_LAYERS)
+        for name, tensor in (*module.named_parameters(), *module.named_buffers())
+        if not name.startswith("base_layer.")
+    }
+
+
 @contextmanager
 def set_aside(base: BaseModel) -> Iterator[None]:
     """Take the adapter's layers out of the base model; on exit they are back, as they were."""

@@ -17,6 +17,7 @@ from client_agent.cli.console import Config, Json, clear_errors, opened_settings
 from client_agent.errors import SettingsUnusable
 from client_agent.rounds.awaited import WorkAwaited
 from client_agent.session import connection, open_participant, stop_on_signal
+from client_agent.torchrun import follows, led
 
 if TYPE_CHECKING:
     from client_agent.settings import AgentSettings
@@ -221,10 +222,16 @@ def run(
 
         if token and not name:
             raise SettingsUnusable("--token needs a name; add --name with the name that the operator issued")
-        enrolment = (_secret(token), checked_name(name)) if token and name else None
-        with open_participant(settings, enrolment, stop=stop_on_signal()) as participant:
+        if follows(settings):
+            return
+        enrolment, stop = (_secret(token), checked_name(name)) if token and name else None, stop_on_signal()
+        with (
+            led(settings) as (settings, ranks),
+            open_participant(settings, enrolment, stop=stop) as participant,
+        ):
             from client_agent.daemon import run as run_rounds
 
+            participant.trainer.silo.ranks = ranks
             run_rounds(participant)
 
 

@@ -10,9 +10,11 @@ import typer
 from client_agent.cli.console import Config, clear_errors, opened_settings
 from client_agent.errors import Stopped
 from client_agent.session import StopFlag, open_offline, open_sync, stop_on_signal, with_model
+from client_agent.torchrun import follows, led
 
 if TYPE_CHECKING:
     from client_agent.settings import AgentSettings
+    from client_agent.training.ranks import Leader
 
 offline = typer.Typer()
 
@@ -77,16 +79,18 @@ def work(
     with clear_errors(), opened_settings(config) as settings:
         from client_agent.identity.membership import exclusive
 
+        if follows(settings):
+            return
         flag = stop_on_signal(time)
         try:
-            with exclusive(settings.folder):
-                _work(settings, flag, prepare=prepare)
+            with led(settings) as (settings, ranks), exclusive(settings.folder):
+                _work(settings, flag, ranks, prepare=prepare)
         except Stopped:
             print("stopped; call `tessera agent work` again to resume", file=sys.stderr)
             raise typer.Exit(_AGAIN) from None
 
 
-def _work(settings: AgentSettings, flag: StopFlag, *, prepare: bool) -> None:
+def _work(settings: AgentSettings, flag: StopFlag, ranks: Leader | None, *, prepare: bool) -> None:
     from client_agent.identity.membership import is_enrolled
 
     if prepare and not is_enrolled(settings.folder):
@@ -107,5 +111,5 @@ def _work(settings: AgentSettings, flag: StopFlag, *, prepare: bool) -> None:
         print(pending.reason)
         from client_agent.offline_work import do_work
 
-        do_work(with_model(client, settings, flag), pending)
+        do_work(with_model(client, settings, flag, ranks), pending)
         print("next: tessera agent sync")

@@ -11,6 +11,7 @@ import typer
 from client_agent.cli.console import Config, Json, clear_errors, opened_settings, read_file
 from client_agent.errors import SettingsUnusable
 from client_agent.session import alone_trackers, stop_on_signal
+from client_agent.torchrun import torchrun_rank
 
 training = typer.Typer()
 
@@ -43,6 +44,8 @@ def train(
         # Options are checked before torch is imported, which takes seconds.
         if out is not None and not out.parent.is_dir():
             raise SettingsUnusable(f"--out: there is no folder {out.parent}; create it first")
+        if torchrun_rank() is not None:
+            raise SettingsUnusable("torchrun divides rounds of `tessera agent run` and `work`, not `train`")
         if top_m > (experts or 1) + 1:
             raise SettingsUnusable(f"--top-m {top_m} needs --experts {top_m - 1} or more")
         body = read_file(pack) if pack is not None else None

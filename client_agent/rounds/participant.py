@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -24,6 +25,7 @@ from client_agent.rounds.layouts import adapter_plan, sent_layout
 from client_agent.rounds.opened_brief import OpenedBrief
 from client_agent.storage.rate_store import RateStore
 from client_agent.training.checkpoint import CHECKPOINT_SECONDS
+from client_agent.training.ranks import Structure
 from client_agent.training.silo import Silo
 from client_agent.transport.client import CoordinatorApi
 from schemas.maths.adapter import Layout
@@ -113,6 +115,19 @@ class Trainer:
         )
         adapter = with_personal(adapter, opened.strategy)
         return with_importance(adapter, self.silo.base, opened.strategy, seed=opened.brief.training.seed)
+
+    def followed(self, opened: OpenedBrief, state: State | None) -> AbstractContextManager[None]:
+        """Have the other processes of torchrun wrap their models in the same adapter, if there are any."""
+        if self.silo.ranks is None:
+            return nullcontext()
+        structure = Structure(
+            adapter_plan(opened, state, self.lora_rank),
+            opened.brief.strategy,
+            opened.traits.gated,
+            opened.start_seed,
+            self.frames(opened.brief).frames,
+        )
+        return self.silo.ranks.followed(self.silo.base, structure)
 
     def layout(self, opened: OpenedBrief, state: State | None) -> Layout:
         """Return the layout of what `injected` would send, without touching the model."""

@@ -41,6 +41,7 @@ from client_agent.storage.round_folder import (
     UPDATE,
     WEIGHTS,
 )
+from client_agent.training.ranks import require_divisible
 from schemas.messages.rounds import RoundBrief
 from schemas.wire.digests import digest_of
 
@@ -112,7 +113,9 @@ def _pull(work: Work) -> bytes:
 
 
 def _require_suitable(work: Work) -> None:
-    """Check that the silo's trainer suits the plan, before this client joins."""
+    """Check that the silo's trainer or ranks suit the plan, before this client joins."""
+    if work.trainer.silo.ranks is not None:
+        require_divisible(work.opened.traits)
     if (trainer := work.trainer.silo.trainer) is not None:
         trainer.require_suitable(work.brief.adapter, work.opened.traits)
 
@@ -124,7 +127,11 @@ def _train(work: Work) -> bytes:
     origin, silo = trainer.origin(opened), trainer.silo
     if traits.routing is not None:
         silo = with_probe_set(silo, traits.routing)
-    with step_reports(work) as report, trainer.injected(opened, work.earlier, _experts(work)) as adapter:
+    with (
+        step_reports(work) as report,
+        trainer.injected(opened, work.earlier, _experts(work)) as adapter,
+        trainer.followed(opened, work.earlier),
+    ):
         rate = learning_rate(
             *(silo, adapter, brief.training, origin, work.participant.workspace.rates, trainer.stop),
             first=trainer.first_adapter(opened),

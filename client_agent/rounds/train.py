@@ -95,7 +95,7 @@ def train_locally(
 def _training_of(silo: Silo, adapter: AdapterPlan) -> Callable[..., TrainingOutcome]:
     """Return the silo's training: the own loop, or its trainer."""
     if silo.trainer is None:
-        return partial(train, options=silo.options)
+        return partial(train, options=silo.options, ranks=silo.ranks)
     return partial(train_by, silo.trainer, examples=silo.data.train, adapter_plan=adapter)
 
 

@@ -10,7 +10,6 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from itertools import islice
 from math import inf, isfinite
-from typing import Any, cast
 
 import numpy as np
 import torch
@@ -25,9 +24,11 @@ from client_agent.model.loading import BaseModel
 from client_agent.model.tokens import Batch, Encoded, collate, pad_id
 from client_agent.training.batches import iterate_batches
 from client_agent.training.checkpoint import Position, TrainingCheckpoint, owner_of
+from client_agent.training.mode import training_mode
 from client_agent.training.optimiser import OptimiserState, build_optimiser, restore_state, saved_state
 from client_agent.training.options import DEFAULT_OPTIONS, TrainingOptions
 from client_agent.training.packing import packed
+from client_agent.training.ranks import Leader, RankLost, answers_of
 from client_agent.training.schedule import learning_rate_factor
 from schemas.maths.seeded_random import words
 from schemas.messages.federations import TrainingPlan
@@ -76,6 +77,7 @@ def train(
     penalty: Penalty | None = None,
     checkpoint: TrainingCheckpoint | None = None,
     options: TrainingOptions = DEFAULT_OPTIONS,
+    ranks: Leader | None = None,
 ) -> TrainingOutcome:
     """Train the adapter in place for `plan.steps` steps of AdamW on the answer tokens.
 
@@ -83,12 +85,14 @@ def train(
     schedule over all `total_rounds`. `optimiser_state` of an earlier outcome resumes its optimiser. `stop` is
     called before each step. `penalty` is added to the loss of each step, and not to the reported losses.
     `checkpoint` resumes this training where an earlier process left it, with the same result to the bit.
+    `ranks` share the texts of each step; the result is that of one process up to the order of sums.
 
     Raises:
         MissingGradient: a trainable parameter has no gradient after the first backward pass, or an operation
             has no backward pass.
         LossNotFinite: the loss or the gradient is NaN or infinite.
         LayoutMismatch: `optimiser_state` belongs to another adapter.
+        RankLost: one of `ranks` ended; `checkpoint` has the position.
     """
     parameters = adapter.named_parameters()
     optimiser = build_optimiser(
@@ -97,8 +101,11 @@ def train(
     optimiser.zero_grad(set_to_none=True)  # an earlier training of the adapter may have diverged
     if optimiser_state is not None:
         restore_state(optimiser, parameters, optimiser_state)
-    run = _Run(base, parameters, optimiser, plan, [float(group["lr"]) for group in optimiser.param_groups])
-    with _training(base, plan, seed, round_number):
+    run = _Run(base, parameters, optimiser, plan, options, ranks)
+    if ranks is not None:
+        facts_of_all = {"plan": plan.model_dump(mode="json"), "options": asdict(options)}
+        ranks.begin(**facts_of_all, seed=seed, round=round_number)
+    with training_mode(base, plan, int(words(1, "training", seed, round_number)[0] >> np.uint64(1))):
         if checkpoint is not None:
             place = [base.slug, str(base.device), str(base.model.dtype), checkpoint.belongs_to]
             rules = [plan.model_dump(mode="json"), asdict(options), learning_rate]
@@ -110,9 +117,11 @@ def train(
         while len(run.losses) < plan.steps and not (stop is not None and stop()):
             step = (round_number - 1) * plan.steps + len(run.losses)
             factor = learning_rate_factor(step, plan, total_rounds * plan.steps)
-            run.step(
-                [_on_device(base, next(batches), options) for _ in range(plan.accumulation)], factor, penalty
-            )
+            try:
+                run.step([next(batches) for _ in range(plan.accumulation)], factor, penalty)
+            except RankLost:
+                run.store(checkpoint, at_end=True)
+                raise
             if on_step is not None:
                 rate = learning_rate * factor
                 on_step(Step(len(run.losses), plan.steps, run.losses[-1], run.tokens, run.seconds, rate))
@@ -130,13 +139,16 @@ class _Run:
         parameters: Mapping[str, nn.Parameter],
         optimiser: torch.optim.Optimizer,
         plan: TrainingPlan,
-        rates: Sequence[float],
+        options: TrainingOptions,
+        ranks: Leader | None,
     ) -> None:
         self._base = base
         self._parameters = parameters
         self._optimiser = optimiser
         self._plan = plan
-        self._rates = rates  # of each parameter group
+        self._options = options
+        self._ranks = ranks
+        self._rates = [float(group["lr"]) for group in optimiser.param_groups]
         self._owner = ""
         self._started = time.monotonic()
         self.losses: list[float] = []
@@ -146,16 +158,16 @@ class _Run:
     def seconds(self) -> float:
         return time.monotonic() - self._started
 
-    def step(self, batches: Sequence[Batch], factor: float, penalty: Penalty | None) -> None:
-        """Take one optimiser step at `factor` times the learning rate.
+    def step(self, texts: Sequence[Sequence[Encoded]], factor: float, penalty: Penalty | None) -> None:
+        """Take one optimiser step on batches of texts, at `factor` times the learning rate.
 
         Raises:
-            MissingGradient, LossNotFinite: see `train`.
+            MissingGradient, LossNotFinite, RankLost: see `train`.
         """
         for group, rate in zip(self._optimiser.param_groups, self._rates, strict=True):
             group["lr"] = rate * factor
         with _require_backward():
-            loss = _backward(self._base, batches)
+            loss = self._backward(texts)
         if penalty is not None:
             torch.autograd.backward(penalty(self._parameters))
         _check_gradients(self._parameters, loss, first=not self.losses)
@@ -167,7 +179,14 @@ class _Run:
         self._optimiser.step()
         self._optimiser.zero_grad(set_to_none=True)
         self.losses.append(loss)
-        self.tokens += sum(batch.tokens for batch in batches)
+        self.tokens += sum(len(text.ids) for batch in texts for text in batch)
+
+    def _backward(self, texts: Sequence[Sequence[Encoded]]) -> float:
+        answers = answers_of(texts)
+        if self._ranks is None:
+            return gradients_of(self._base, texts, answers, self._options)
+        share = self._ranks.divide(texts, len(self.losses) + 1)
+        return self._ranks.add_up(gradients_of(self._base, share, answers, self._options))
 
     def resume(self, checkpoint: TrainingCheckpoint, owner: str) -> None:
         """Continue at the stored position of the same training, if there is one."""
@@ -212,11 +231,13 @@ def answer_loss(base: BaseModel, batch: Batch) -> Tensor:
     return nnf.cross_entropy(logits, targets, reduction="sum")
 
 
-def _backward(base: BaseModel, step: Sequence[Batch]) -> float:
-    """Add the gradient of the mean loss per answer token over all batches of a step; return the mean."""
-    answers = sum(batch.answers for batch in step)
+def gradients_of(
+    base: BaseModel, step: Sequence[Sequence[Encoded]], answers: int, options: TrainingOptions
+) -> float:
+    """Add the gradient of the loss of batches, over all `answers` tokens of the step; return that loss."""
     total = 0.0
-    for batch in step:
+    for texts in step:
+        batch = _on_device(base, texts, options)
         with torch.autocast(base.device.type, dtype=torch.bfloat16, enabled=base.device.type == "cuda"):
             loss = answer_loss(base, batch) / answers
         if loss.requires_grad:  # false without an adapter, which the caller reports
@@ -260,27 +281,6 @@ def _check_gradients(parameters: Mapping[str, nn.Parameter], loss: float, *, fir
 def _on_device(base: BaseModel, texts: Sequence[Encoded], options: TrainingOptions) -> Batch:
     batch = packed if options.packing else collate
     return batch(texts, pad=pad_id(base.tokenizer)).to(base.device)
-
-
-@contextmanager
-def _training(base: BaseModel, plan: TrainingPlan, seed: int, round_number: int) -> Iterator[None]:
-    """Switch the base model to training (seeded dropout, optional checkpointing) and back."""
-    model = cast(Any, base.model)
-    devices = [base.device] if base.device.type == "cuda" else []
-    with torch.random.fork_rng(devices):
-        torch.manual_seed(int(words(1, "training", seed, round_number)[0] >> np.uint64(1)))
-        model.train()
-        if plan.gradient_checkpointing:
-            model.activation_checkpointing_enable({"use_reentrant": False})
-            # The call also makes embeddings require gradients, which only reentrant checkpointing needs: the
-            # backward pass would include the layers below every adapter, and the hook would never be removed.
-            model.disable_input_require_grads()
-        try:
-            yield
-        finally:
-            if plan.gradient_checkpointing:
-                model.activation_checkpointing_disable()
-            model.eval()
 
 
 def _set_generator(device: str, state: Tensor) -> None:

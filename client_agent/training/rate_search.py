@@ -191,6 +191,7 @@ class _Trials:
                 stop=self._stop,
                 penalty=self._penalty(examples),
                 options=silo.options,
+                ranks=silo.ranks,
             )
         if len(outcome.losses) < plan.steps:
             raise Stopped

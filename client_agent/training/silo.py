@@ -24,6 +24,7 @@ from client_agent.training.data import SiloData, load_data, with_metrics
 from client_agent.training.optimiser import require_optimiser
 from client_agent.training.options import DEFAULT_OPTIONS, TrainingOptions
 from client_agent.training.packing import require_packable
+from client_agent.training.ranks import Leader
 from client_agent.training.remarks import remarks_on
 from client_agent.training.trainers import OpenedTrainer, open_trainer
 from schemas import PROTOCOL_VERSION
@@ -42,7 +43,7 @@ class Silo:
     `quantised_from` is the source of `base` if it is quantised. A quantised model has the slug, adapters and
     packs of its dense model: their functions are nearly equal, so adapters work on both. Their gradients
     differ: the direction of a small model's gradient does not survive 4 bits. `trainer` replaces the own
-    training loop.
+    training loop, and `ranks` are the other processes of torchrun.
     """
 
     base: BaseModel
@@ -56,6 +57,7 @@ class Silo:
     generated_scores: GeneratedScores = "rounds"
     start_scores: StartScoreStore | None = None
     trainer: OpenedTrainer | None = None
+    ranks: Leader | None = None
 
     def encoded(self, examples: Sequence[Example], max_length: int) -> tuple[Encoded, ...]:
         """Tokenise examples for the base model, once for the life of the agent.
