@@ -225,7 +225,7 @@ def require_trackers(settings: AgentSettings) -> None:
     try:
         settings.trackers.require_installed()
     except TrackerMissing as missing:
-        raise SettingsUnusable(str(missing)) from None
+        raise SettingsUnusable(f"report_to: {missing}") from None
 
 
 def alone_trackers(settings: AgentSettings) -> Trackers:

@@ -42,6 +42,7 @@ from coordinator.observability.metrics import Metrics
 from coordinator.rounds import admin_routes, progress, reader_routes, report_routes
 from coordinator.rounds import routes as rounds
 from coordinator.rounds.long_poll import LongPolls
+from coordinator.rounds.tracked import TrackedRounds
 from coordinator.secure_sum import ready_routes
 from coordinator.secure_sum import routes as secure_sum
 from coordinator.settings import Settings
@@ -149,6 +150,9 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
             key=key,
             metrics=metrics,
             moved=long_polls.notify,
+            tracked=(
+                TrackedRounds(database, settings.trackers, settings.name) if settings.report_to else None
+            ),
         )
         app.state.database = database
         app.state.long_polls = long_polls

@@ -36,6 +36,7 @@ from coordinator.observability import fault_points, logs
 from coordinator.settings import PREFIX, SECRETS_DIR, Settings, unread
 from coordinator.storage import server_key
 from schemas.private_files import close_umask, tighten
+from schemas.trackers.options import TrackerMissing
 
 _GRACE_SECONDS = 10
 # Longer than the five seconds of clients: the server must not close a connection as a request is sent.
@@ -151,7 +152,9 @@ def load_settings(**overrides: Any) -> Settings:
             f"{SECRETS_DIR}: there is no folder {folder}; create it or correct the variable"
         )
     try:
-        return Settings(**{name: value for name, value in overrides.items() if value is not None})
+        settings = Settings(**{name: value for name, value in overrides.items() if value is not None})
+        _require_trackers(settings)
+        return settings
     except SettingsError as error:
         raise SettingsUnusable(
             f"{SECRETS_DIR}: user {os.geteuid()} cannot read it ({error.__cause__ or error}); change its mode"
@@ -161,6 +164,13 @@ def load_settings(**overrides: Any) -> Settings:
             f"{PREFIX}{_variable(e['loc'])}: {e['msg'].removeprefix('Value error, ')}" for e in error.errors()
         )
         raise SettingsUnusable(faults) from None
+
+
+def _require_trackers(settings: Settings) -> None:
+    try:
+        settings.trackers.require_installed()
+    except (ValueError, TrackerMissing) as error:
+        raise SettingsUnusable(f"{PREFIX}REPORT_TO: {error}") from None
 
 
 class Server(uvicorn.Server):

@@ -21,6 +21,7 @@ from sqlalchemy.exc import ArgumentError
 from schemas.identity.addresses import normal_root_path
 from schemas.identity.group_roles import roles_of_groups
 from schemas.identity.webhooks import checked_receiver, checked_secret
+from schemas.trackers.options import TrackerOptions, listed_trackers
 
 PREFIX = "TESSERA_"
 SECRETS_DIR = f"{PREFIX}SECRETS_DIR"
@@ -125,6 +126,10 @@ class Settings(BaseSettings):
     dashboard: Annotated[bool, Field(description="serve the dashboard on / and the API's page on /docs")] = (
         True
     )
+    report_to: Annotated[str, Field(description="trackers of rounds: `tensorboard,mlflow,wandb`")] = ""
+    tracker_folder: Annotated[str, Field(description="folder of the trackers' files")] = "trackers"
+    mlflow_uri: Annotated[str, Field(description="MLflow server or database; empty: a SQLite file")] = ""
+    wandb_url: Annotated[str, Field(description="W&B server; empty: files in the folder")] = ""
     log_level: Annotated[
         Literal["debug", "info", "warning", "error"], Field(description="lowest level that is logged")
     ] = "info"
@@ -256,6 +261,10 @@ class Settings(BaseSettings):
     def _are_roles(cls, text: str) -> str:
         roles_of_groups(text)
         return text
+
+    @property
+    def trackers(self) -> TrackerOptions:
+        return listed_trackers(self.report_to, self.tracker_folder, self.mlflow_uri, self.wandb_url)
 
     def goes_by(self, authority: str) -> bool:
         """Whether a Host field names this server; a public name without a port matches every port."""

@@ -25,6 +25,7 @@ from coordinator.rounds import retention, transitions
 from coordinator.rounds import store as rounds
 from coordinator.rounds.lifecycle import next_state
 from coordinator.rounds.notifications import Change, PendingNotifications
+from coordinator.rounds.tracked import TrackedRounds
 from coordinator.secure_sum import leases, sessions
 from coordinator.secure_sum.worker import SumWorker
 from coordinator.storage import event_log, garbage_collection, webhook_outbox
@@ -55,6 +56,7 @@ class Ticker:
         key: ServerKey,
         metrics: Metrics,
         moved: Callable[[], None],
+        tracked: TrackedRounds | None = None,
     ) -> None:
         self._database = database
         self._lease_seconds = lease_seconds
@@ -63,6 +65,7 @@ class Ticker:
         self._key = key
         self._metrics = metrics
         self._moved = moved
+        self._tracked = tracked
         self._sums = SumWorker(
             database,
             key,
@@ -83,6 +86,8 @@ class Ticker:
             _Loop("cleanup", self._clean_up, self._tick, self._stopping),
             self._publisher,
         ]
+        if tracked is not None:
+            self._loops.append(_Loop("trackers", self._record, self._tick, self._stopping))
 
     def start(self) -> None:
         """Start the threads."""
@@ -113,6 +118,8 @@ class Ticker:
             self._pending.publish(self._database, is_due=True)
         except Exception:
             log.exception("event-publication-failed")
+        if self._tracked is not None:
+            self._tracked.close()
 
     def _tick(self) -> float:
         return self._tick_seconds
@@ -123,6 +130,11 @@ class Ticker:
         if moved or summed:
             self.wake()
             self._moved()
+        return False
+
+    def _record(self) -> bool:
+        if self._tracked is not None:
+            self._tracked.record()
         return False
 
     def _publish(self) -> bool:
@@ -194,6 +206,8 @@ class Ticker:
             self._moved()
         else:
             self._moved()
+            if self._tracked is not None:
+                self._tracked.published(claim.federation_id, claim.number)
             seconds = time.monotonic() - began
             self._metrics.aggregation_seconds.observe(seconds)
             log.info("round-published", seconds=round(seconds, 3), listen_to_nobody=alone)

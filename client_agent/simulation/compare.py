@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from client_agent.errors import FolderInUse, NoResults, OutputUnwritable
+from client_agent.errors import FolderInUse, NoResults, OutputUnwritable, StudyUnusable
 from client_agent.simulation.fair import require_control, require_equal_adapters, with_fair_rules
 from client_agent.simulation.fair_search import FairSearch
 from client_agent.simulation.methods import Method, methods_of, require_equal_training
@@ -27,6 +27,7 @@ from client_agent.simulation.worker_protocol import Progress
 from client_agent.storage.files import write_durably
 from client_agent.storage.prefix_store import PREFIXES
 from client_agent.storage.rate_store import RATES
+from schemas.trackers.options import TrackerMissing
 
 log = logging.getLogger(__name__)
 
@@ -63,11 +64,16 @@ class Comparison:
         fairly, also without the study's own rules for it.
 
         Raises:
-            StudyUnusable: a method, a plan or a pool is invalid, or a fair comparison is not possible.
+            StudyUnusable: a method, a plan or a pool is invalid, a fair comparison is not possible, or a
+                tracker is not installed.
             ModelNotFound, DataInvalid: files are missing.
         """
         chosen = seeds if seeds is not None else study.seeds
         folder = (out or Path("runs") / study.name).absolute()
+        try:
+            study.trackers(folder).require_installed()
+        except TrackerMissing as missing:
+            raise StudyUnusable(f"report_to: {missing}") from None
         study = with_streams(study, folder, report)
         if fair or study.fair is not None:
             study = with_fair_rules(study, chosen)

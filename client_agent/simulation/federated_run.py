@@ -33,6 +33,7 @@ from client_agent.transport.client import CoordinatorApi
 from schemas.messages.alignment import Anchors
 from schemas.messages.rounds import FinishedBrief, RoundBrief
 from schemas.messages.scores import Scores
+from schemas.trackers.trackers import NO_TRACKERS, Trackers
 
 ReportProgress = Callable[[int, str], None]
 """Called with the number of finished rounds and the current activity."""
@@ -53,6 +54,7 @@ class Federation:
     folder: Path
     opened: ExitStack
     rates: RateStore
+    trackers: Trackers
     members: dict[str, Participant] = field(default_factory=dict)
 
     @property
@@ -80,6 +82,7 @@ class Federation:
             keep_rounds=1,
             lora_rank=silo.lora_rank,
             rates=self.rates,
+            trackers=self.trackers.named(silo.name),
         )
 
 
@@ -92,11 +95,12 @@ def create_federation(
     folder: Path,
     anchors: Anchors | None,
     rates: RateStore,
+    trackers: Trackers = NO_TRACKERS,
 ) -> Iterator[Federation]:
     """Create a federation with its anchors; close its members' connections at the end."""
     federation = str(operator.post("/v1/federations", cell.plan.model_dump(mode="json"))["id"])
     with ExitStack() as opened:
-        created = Federation(study, silos, operator, federation, folder, opened, rates)
+        created = Federation(study, silos, operator, federation, folder, opened, rates, trackers)
         if cell.plan.alignment is not None and anchors is not None:
             operator.put(f"{created.path}/anchors", anchors.model_dump(mode="json"))
         yield created

@@ -31,6 +31,7 @@ from client_agent.simulation.shared_rates import SharedRates
 from client_agent.simulation.study import Study
 from client_agent.strategies.base import load_strategy
 from client_agent.training.silo import Silo
+from schemas.trackers.trackers import NO_TRACKERS, Trackers
 
 
 @dataclass(slots=True)
@@ -51,8 +52,13 @@ class _Shown:
     relevance: list[RelevanceRecord] = field(default_factory=list)
 
 
-def run_cell(context: WorkerContext, cell: Cell, report_progress: ReportProgress) -> CellResult:
-    """Run a cell from its beginning.
+def run_cell(
+    context: WorkerContext,
+    cell: Cell,
+    report_progress: ReportProgress,
+    trackers: Trackers = NO_TRACKERS,
+) -> CellResult:
+    """Run a cell from its beginning; `trackers` record the steps and rounds of each client by its name.
 
     Raises:
         AgentError: a client or the coordinator failed.
@@ -63,7 +69,7 @@ def run_cell(context: WorkerContext, cell: Cell, report_progress: ReportProgress
     # Models, packs and searched rates are there or not by the order of runs, so their time is not counted.
     began, cpu = time.monotonic(), time.process_time()
     run = _alone if cell.alone else _federated
-    clients, shown = run(context, cell, silos, packs, rates, report_progress)
+    clients, shown = run(context, cell, silos, packs, rates, report_progress, trackers)
     wall, spent = time.monotonic() - began, time.process_time() - cpu
     texts = {name: count_texts(silo, cell.plan.training.max_length) for name, silo in silos.items()}
     return CellResult(
@@ -114,6 +120,7 @@ def _alone(
     packs: dict[str, Pack],
     rates: SharedRates,
     report_progress: ReportProgress,
+    trackers: Trackers,
 ) -> tuple[list[ClientResult], _Shown]:
     total, results = cell.plan.rounds.total, []
     forgetting = _forgetting(context, cell, silos)
@@ -123,7 +130,8 @@ def _alone(
         report_progress(index * total // len(silos), entry.name)
         rate, forgot = nan, None
         for round_number, trained in enumerate(
-            train_alone(silo, cell.plan, pack, lambda: False, rates), start=1
+            train_alone(silo, cell.plan, pack, lambda: False, rates, trackers=trackers.named(entry.name)),
+            start=1,
         ):
             rounds.append(
                 ClientRound(
@@ -157,6 +165,7 @@ def _federated(
     packs: dict[str, Pack],
     rates: SharedRates,
     report_progress: ReportProgress,
+    trackers: Trackers,
 ) -> tuple[list[ClientResult], _Shown]:
     if context.operator is None:
         raise CoordinatorStopped(
@@ -167,7 +176,7 @@ def _federated(
     anchors = read_anchors(context.study.anchors) if context.study.anchors is not None else None
     forgetting = _forgetting(context, cell, silos)
     with create_federation(
-        cell, context.study, silos, context.operator, folder, anchors, rates
+        cell, context.study, silos, context.operator, folder, anchors, rates, trackers
     ) as federation:
         results = run_federated(federation, cell, packs, forgetting, report_progress)
         shown = _Shown(

@@ -32,6 +32,7 @@ from client_agent.simulation.study_tables import content_of, copies_of, folder_o
 from schemas.messages.base import Strict, field_error
 from schemas.messages.federations import Count
 from schemas.names.spelling import is_resembling
+from schemas.trackers.options import TrackerName, TrackerOptions, require_addresses
 
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
 _SOURCES = ("train", "validation", "test")
@@ -62,6 +63,12 @@ class Study(Strict):
     """The number of validation examples per silo."""
     seeds: Annotated[list[Seed], Field(min_length=1)] = Field(default_factory=lambda: [0, 1, 2])
     """The seeds of data, adapters and order; methods are compared seed by seed."""
+    report_to: tuple[TrackerName, ...] = ()
+    """The trackers that record every run, one run per method and seed; each needs the extra of its name."""
+    mlflow_uri: str | None = None
+    """An MLflow server or database; None = a SQLite file in `trackers` of the output folder."""
+    wandb_url: str | None = None
+    """A W&B server; None = files in `trackers` of the output folder."""
     methods: Annotated[list[MethodName], Field(min_length=1)] | None = None
     """The methods that run by default; None = the built-in ones and those of `method`."""
     plan: Table = Field(default_factory=dict)
@@ -125,6 +132,15 @@ class Study(Strict):
         if self.pivot_model is not None and self.anchors is None:
             raise field_error("a pivot needs public anchor texts", "anchors")
         return self
+
+    @model_validator(mode="after")
+    def _has_trackers_of_its_addresses(self) -> Self:
+        require_addresses(self.report_to, self.mlflow_uri, self.wandb_url)
+        return self
+
+    def trackers(self, out: Path) -> TrackerOptions:
+        """Return the options of its trackers, whose files are in an output folder."""
+        return TrackerOptions(self.report_to, out / "trackers", self.mlflow_uri, self.wandb_url)
 
     @model_validator(mode="after")
     def _has_data(self) -> Self:

@@ -25,6 +25,7 @@ from client_agent.simulation.clients import SharedModels
 from client_agent.simulation.methods import methods_of
 from client_agent.simulation.results import Cell, CellPlanner, store_divergence, store_result
 from client_agent.simulation.run_cell import WorkerContext, run_cell
+from client_agent.simulation.tracked import track_result, trackers_of
 from client_agent.simulation.worker_protocol import Done, Failed, Order, Progress, Setup
 from client_agent.storage.prefix_store import PREFIXES, PrefixStore
 
@@ -63,9 +64,14 @@ class Worker:
                 raise StudyUnusable(
                     "code or data changed since the comparison began; start the comparison again"
                 )
-            result = run_cell(
-                self.context, cell, lambda rounds, doing: self._report_progress(cell, rounds, doing)
-            )
+            with trackers_of(self.setup.study, self.setup.out, cell) as trackers:
+                result = run_cell(
+                    self.context,
+                    cell,
+                    lambda rounds, doing: self._report_progress(cell, rounds, doing),
+                    trackers,
+                )
+                track_result(trackers, result)
             store_result(cell, self.setup.out, result)
         except Exception as error:
             log.exception("%s failed", cell.label)

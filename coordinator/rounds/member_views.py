@@ -53,6 +53,11 @@ def view(session: Session, row: RoundRow, client_id: str) -> RoundView:
     )
 
 
+def public_scores(session: Session, row: RoundRow, now: datetime) -> ScoreSummary | None:
+    """Return a round's mean scores as a member sees them of at least three others; None before they show."""
+    return _shown_scores(session, row, "", views.summary(session, row, now).scores)
+
+
 def relevance(session: Session, row: RoundRow, client_id: str) -> RelevanceView:
     """Return a client's own row of a published round's relevance, in two decimals.
 

@@ -44,7 +44,7 @@ class TrackerOptions:
         for name in self.report_to:
             if any(find_spec(module) is None for module in _MODULES[name]):
                 raise TrackerMissing(
-                    f"report_to: {name} is not installed; in a clone of Tessera: pip install '.[{name}]'"
+                    f"{name} is not installed; in a clone of Tessera: pip install '.[{name}]'"
                 )
 
     def open(self, run: TrackedRun) -> Trackers:
@@ -55,6 +55,24 @@ class TrackerOptions:
             "wandb": lambda: WandbTracker(self.folder, self.wandb_url),
         }
         return Trackers.of(run, {name: makers[name] for name in self.report_to})
+
+
+def listed_trackers(report_to: str, folder: str, mlflow_uri: str, wandb_url: str) -> TrackerOptions:
+    """Return the options that are text: names with commas between them; empty = none.
+
+    Raises:
+        ValueError: a name is no tracker, or see `require_addresses`.
+    """
+    known: dict[str, TrackerName] = {name: name for name in _MODULES}
+    names = [name.strip() for name in report_to.split(",") if name.strip()]
+    unknown = [name for name in names if name not in known]
+    if unknown:
+        raise ValueError(f"{unknown[0]!r} is no tracker; write {', '.join(known)}")
+    options = TrackerOptions(
+        tuple(known[name] for name in names), Path(folder), mlflow_uri or None, wandb_url or None
+    )
+    require_addresses(options.report_to, options.mlflow_uri, options.wandb_url)
+    return options
 
 
 def require_addresses(

@@ -7,6 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
+Facts = Mapping[str, str | int | float]
+"""What a run is of: names and settings, never data."""
+
 Axis = Literal["step", "round"]
 """What a number belongs to: a training step, or a round."""
 
@@ -27,7 +30,7 @@ class TrackedRun:
     project: str
     name: str
     id: str
-    facts: Mapping[str, str | int | float] = field(default_factory=dict)
+    facts: Facts = field(default_factory=dict)
 
     @property
     def path(self) -> str:

@@ -17,6 +17,7 @@ from tests.client_agent.commands import tessera
 from tests.client_agent.conftest import checked, config, next_brief
 from tests.client_agent.test_daemon import alone_plan, naps
 from tests.served import Served
+from tests.tracked import recorded
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of the libraries, whose imports warn
 
@@ -25,19 +26,6 @@ def with_trackers(folder: Path, line: str = 'report_to = ["tensorboard"]', **cha
     file = config(folder, **changes)
     file.write_text(f"{file.read_text()}{line}\n")
     return file
-
-
-def recorded(folder: Path) -> dict[str, list[tuple[int, float]]]:
-    """Read TensorBoard's files of the one run below a folder."""
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    (run_folder,) = {file.parent for file in folder.rglob("events.*")}
-    events = EventAccumulator(str(run_folder))
-    events.Reload()
-    return {
-        name: [(event.step, event.tensor_proto.float_val[0]) for event in events.Tensors(name)]
-        for name in events.Tags()["tensors"]
-    }
 
 
 @pytest.mark.slow
