@@ -5,7 +5,9 @@ from __future__ import annotations
 import threading
 from collections.abc import AsyncIterator
 from contextlib import ExitStack, asynccontextmanager
+from functools import partial
 from importlib.metadata import version
+from typing import TYPE_CHECKING
 
 import anyio
 from anyio import to_thread
@@ -39,6 +41,12 @@ from coordinator.http.request_log import RequestLog
 from coordinator.http.root_path import RootPath
 from coordinator.joining import routes as aggregation
 from coordinator.observability.metrics import Metrics
+from coordinator.observability.tracing import (
+    RequestTraces,
+    provider_from_environment,
+    trace_statements,
+    tracer_of,
+)
 from coordinator.rounds import admin_routes, progress, reader_routes, report_routes
 from coordinator.rounds import routes as rounds
 from coordinator.rounds.long_poll import LongPolls
@@ -52,6 +60,9 @@ from coordinator.updates.group_commit import GroupCommit
 from coordinator.webhook import WebhookSender
 from coordinator.weights import routes as weights
 from coordinator.workers import Ticker
+
+if TYPE_CHECKING:
+    from opentelemetry.sdk.trace import TracerProvider
 
 COMMITTERS = 2
 """Concurrent transactions that store updates of a round."""
@@ -92,8 +103,16 @@ ROUTERS = (
 )
 
 
-def create_app(settings: Settings) -> FastAPI:
-    """Build the application; it connects to its database at startup."""
+def create_app(settings: Settings, *, traces: TracerProvider | None = None) -> FastAPI:
+    """Build the application; it connects to its database at startup.
+
+    `traces` receives its spans; by default they are exported if the settings say so.
+
+    Raises:
+        SettingsUnusable: traces are to be exported, and the extra `otel` is not installed.
+    """
+    if traces is None and settings.traces:
+        traces = provider_from_environment()
     app = FastAPI(
         openapi_url=None,
         docs_url=None,
@@ -106,6 +125,7 @@ def create_app(settings: Settings) -> FastAPI:
         separate_input_output_schemas=False,
     )
     app.state.settings = settings
+    app.state.traces = traces
     app.state.metrics = Metrics()
     app.state.stopping = threading.Event()
     app.state.poll_rate = PollRate(settings.polls_per_second)
@@ -127,6 +147,8 @@ def create_app(settings: Settings) -> FastAPI:
     app.add_middleware(TargetCheck, goes_by=settings.goes_by)
     app.add_middleware(RootPath, root_path=settings.root_path)
     app.add_middleware(RequestLog, metrics=app.state.metrics, trusts=settings.trusts)
+    if traces is not None:
+        app.add_middleware(RequestTraces, tracer=tracer_of(traces))
     return app
 
 
@@ -135,7 +157,15 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     settings: Settings = app.state.settings
     with ExitStack() as stack:
         metrics: Metrics = app.state.metrics
-        database = Database(settings.database_url, observe_write=metrics.write_seconds.observe)
+        traces: TracerProvider | None = app.state.traces
+        tracer = tracer_of(traces)
+        database = Database(
+            settings.database_url,
+            observe_write=metrics.write_seconds.observe,
+            prepare_engine=partial(trace_statements, tracer=tracer) if traces is not None else None,
+        )
+        if traces is not None:
+            stack.callback(traces.shutdown)
         stack.callback(database.close)
         stack.enter_context(only_replica(database))
         await to_thread.run_sync(migrate.prepare, database)
@@ -153,6 +183,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
             tracked=(
                 TrackedRounds(database, settings.trackers, settings.name) if settings.report_to else None
             ),
+            tracer=tracer,
         )
         app.state.database = database
         app.state.long_polls = long_polls

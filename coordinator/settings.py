@@ -122,6 +122,9 @@ class Settings(BaseSettings):
         str,
         Field(description="roles of groups: `admins=admin, ward=operator@FEDERATION`; comma-separated"),
     ] = ""
+    traces: Annotated[
+        bool, Field(description="export traces as the OTEL_* variables say; needs the extra `otel`")
+    ] = False
     public_metrics: Annotated[bool, Field(description="serve /metrics without a token")] = False
     dashboard: Annotated[bool, Field(description="serve the dashboard on / and the API's page on /docs")] = (
         True
@@ -159,11 +162,7 @@ class Settings(BaseSettings):
         float, Field(gt=0, description="lease of an aggregation; another process takes over after it")
     ] = 60.0
     stuck_seconds: Annotated[
-        float,
-        Field(
-            gt=0,
-            description="a round counts as stuck this long after its deadline, or in a state without one",
-        ),
+        float, Field(gt=0, description="seconds in a state, or after the deadline, that make a round stuck")
     ] = 3600.0
     tick_seconds: Annotated[float, Field(gt=0, description="interval of checks for due rounds")] = 1.0
     retry_seconds: Annotated[float, Field(gt=0, description="Retry-After of clients without a round")] = 5.0

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable
 
+from opentelemetry.trace import Tracer
 from sqlalchemy.exc import InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolExhausted
 
@@ -21,6 +22,7 @@ from coordinator.db.federation_lock import lock_federation
 from coordinator.errors import StrategyUnavailable
 from coordinator.observability.logs import logger, scope
 from coordinator.observability.metrics import Metrics
+from coordinator.observability.tracing import NO_TRACER, begin_span
 from coordinator.rounds import retention, transitions
 from coordinator.rounds import store as rounds
 from coordinator.rounds.lifecycle import next_state
@@ -57,6 +59,7 @@ class Ticker:
         metrics: Metrics,
         moved: Callable[[], None],
         tracked: TrackedRounds | None = None,
+        tracer: Tracer = NO_TRACER,
     ) -> None:
         self._database = database
         self._lease_seconds = lease_seconds
@@ -66,6 +69,7 @@ class Ticker:
         self._metrics = metrics
         self._moved = moved
         self._tracked = tracked
+        self._tracer = tracer
         self._sums = SumWorker(
             database,
             key,
@@ -125,7 +129,7 @@ class Ticker:
         return self._tick_seconds
 
     def _advance(self) -> bool:
-        moved = drive(self._database)
+        moved = drive(self._database, self._tracer)
         summed = sessions.drive(self._database, self._key)
         if moved or summed:
             self.wake()
@@ -180,7 +184,14 @@ class Ticker:
         claim = job.claim_due(self._database, self._lease_seconds)
         if claim is None:
             return False
-        with scope(federation=claim.federation_id, round=claim.number):
+        names: dict[str, str | int] = {
+            "tessera.federation": claim.federation_id,
+            "tessera.round": claim.number,
+        }
+        with (
+            scope(federation=claim.federation_id, round=claim.number),
+            begin_span(self._tracer, "aggregate round", names),
+        ):
             self._work(claim)
         return True
 
@@ -213,7 +224,7 @@ class Ticker:
             log.info("round-published", seconds=round(seconds, 3), listen_to_nobody=alone)
 
 
-def drive(database: Database) -> bool:
+def drive(database: Database, tracer: Tracer = NO_TRACER) -> bool:
     """Advance the open rounds that are due; return whether there were any."""
     with database.read() as session:
         now = database_time(session)
@@ -223,7 +234,11 @@ def drive(database: Database) -> bool:
             if next_state(facts, now) is not None
         ]
     for federation_id, round_number in due:
-        with database.write() as session:
+        names: dict[str, str | int] = {"tessera.federation": federation_id, "tessera.round": round_number}
+        with (
+            begin_span(tracer, "advance round", names),
+            database.write() as session,
+        ):
             lock_federation(session, federation_id)
             row = rounds.get_round(session, federation_id, round_number, lock=True)
             transitions.advance(session, row, database_time(session))

@@ -17,8 +17,19 @@ HERE = Path(__file__).parent
 PYPROJECT = HERE.parent / "pyproject.toml"
 TRACKERS = ("tensorboard", "mlflow", "wandb")
 FILES = {
-    "dev.txt": ("coordinator", "postgres", "oidc", "agent", "data", "report", "docs", "dev", *TRACKERS),
-    "coordinator.txt": ("coordinator", "postgres", "oidc"),
+    "dev.txt": (
+        "coordinator",
+        "postgres",
+        "oidc",
+        "otel",
+        "agent",
+        "data",
+        "report",
+        "docs",
+        "dev",
+        *TRACKERS,
+    ),
+    "coordinator.txt": ("coordinator", "postgres", "oidc", "otel"),
     "agent.txt": ("agent", "data"),
     "fuzz.txt": ("fuzz",),
     "charts.txt": ("charts",),

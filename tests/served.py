@@ -197,8 +197,8 @@ def enrolment(
     return {"token": token, "name": name, "profile": PROFILE | profile} | shown
 
 
-def start(database_url: str, **settings: Any) -> Served:
-    """Start a coordinator on a free loopback port."""
+def start(database_url: str, *, traces: Any = None, **settings: Any) -> Served:
+    """Start a coordinator on a free loopback port; `traces` is OpenTelemetry's provider."""
     values: dict[str, Any] = {
         "admin_token": ADMIN_TOKEN,
         "signing_key": SIGNING_KEY,
@@ -208,7 +208,7 @@ def start(database_url: str, **settings: Any) -> Served:
         "database_url": database_url,
     } | settings
     configured = Settings(**values)
-    server = Server(create_app(configured), configured)
+    server = Server(create_app(configured, traces=traces), configured)
     thread = threading.Thread(target=server.run, name="coordinator", daemon=True)
     thread.start()
     deadline = time.monotonic() + 30

@@ -17,6 +17,8 @@ from typing import Any, cast
 
 import httpx
 
+from client_agent.transport.trace_context import carry_trace
+
 FLOOR_BYTES_PER_SECOND = 100_000
 """The minimum rate that extends the deadline of a large body."""
 
@@ -53,7 +55,7 @@ class DeadlineClient(httpx.Client):
 
     def __init__(self, **options: Any) -> None:
         hooks: dict[str, list[Callable[..., Any]]] = {
-            "request": [_limit_request],
+            "request": [_limit_request, carry_trace],
             "response": [_limit_answer],
         }
         authorities = (os.environ.get("SSL_CERT_FILE"), os.environ.get("SSL_CERT_DIR"))

@@ -59,9 +59,21 @@ _CLOCK = text(f"SELECT {CLOCK_OF_POSTGRESQL}")
 class Database:
     """One database behind one URL: short read transactions, and write transactions that commit on exit."""
 
-    def __init__(self, url: str, *, observe_write: Callable[[float], None] | None = None) -> None:
-        """Connect lazily; `observe_write` is called with the seconds of each write transaction."""
+    def __init__(
+        self,
+        url: str,
+        *,
+        observe_write: Callable[[float], None] | None = None,
+        prepare_engine: Callable[[Engine], None] | None = None,
+    ) -> None:
+        """Connect lazily.
+
+        Args:
+            observe_write: called with the seconds of each write transaction.
+            prepare_engine: called with each new engine, to listen to its events.
+        """
         self.url = _checked(url)
+        self._prepare_engine = prepare_engine
         self._observe_write = observe_write
         self.is_sqlite = self.url.get_backend_name() == "sqlite"
         self._writing = self._engine("writing")
@@ -166,10 +178,14 @@ class Database:
             )
             event.listen(engine, "checkin", _record_use)
             event.listen(engine, "checkout", partial(_ping_if_idle, engine.dialect))
+            if self._prepare_engine is not None:
+                self._prepare_engine(engine)
             return engine
         path = self.url.set(drivername=DRIVERS[use])
         engine = create_engine(path, pool_size=20, max_overflow=20, hide_parameters=True)
         event.listen(engine, "connect", partial(prepare, use))
+        if self._prepare_engine is not None:
+            self._prepare_engine(engine)
         return engine
 
 

@@ -15,6 +15,7 @@ from coordinator.http.limits.connections import PEER
 from coordinator.http.problems import render_unexpected
 from coordinator.observability.logs import logger, scope
 from coordinator.observability.metrics import Metrics
+from coordinator.observability.route_names import route_template
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9_.-]{8,64}")
 log = logger(__name__)
@@ -63,17 +64,11 @@ class RequestLog:
             await answer(asgi_scope, receive, record)
 
     def _record(self, asgi_scope: Scope, status: int, seconds: float) -> None:
-        method, route = asgi_scope["method"], _template(asgi_scope)
+        method, route = asgi_scope["method"], route_template(asgi_scope)
         self._metrics.request_seconds.labels(method, route, str(status)).observe(seconds)
         # Agents poll all the time: a line for every successful read would hide the rest.
         write = log.debug if method in ("GET", "HEAD") and status < 400 else log.info
         write("request", method=method, route=route, status=status, seconds=round(seconds, 4))
-
-
-def _template(asgi_scope: Scope) -> str:
-    """Return the route's template: paths are unbounded and contain ids."""
-    route = asgi_scope.get("route")
-    return str(getattr(route, "path_format", None) or getattr(route, "path", None) or "unknown")
 
 
 def _request_id(asgi_scope: Scope) -> str:
