@@ -19,7 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from client_agent.identity.membership import enrol, read_key
-from client_agent.transport.client import CoordinatorApi, NothingYet
+from client_agent.transport.client import CoordinatorApi
+from client_agent.transport.responses import NothingYet
 from schemas.maths.adapter import SIGNATURE
 from schemas.messages.enrolment import Profile
 from schemas.messages.rounds import FinishedBrief, RoundBrief

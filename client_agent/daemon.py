@@ -19,8 +19,8 @@ from client_agent.rounds.final_weights import finish
 from client_agent.rounds.joining import archive_trained
 from client_agent.rounds.participant import Participant
 from client_agent.rounds.steps import resume, take_part
-from client_agent.transport.client import NothingYet
 from client_agent.transport.handshake import require_protocol, require_sums
+from client_agent.transport.responses import NothingYet
 from schemas.messages.rounds import FinishedBrief, RoundBrief
 
 log = logging.getLogger("tessera.agent")
@@ -41,7 +41,7 @@ def run(participant: Participant, sleep: Callable[[float], None] | None = None) 
         AgentError: a person must act: the key is revoked, or the model or the data do not work.
     """
     sleep = sleep or participant.sleep
-    session, is_checked = participant.session, False
+    session, is_checked, undrawn = participant.session, False, None
     session.trackers.begin()
     while True:
         try:
@@ -54,6 +54,9 @@ def run(participant: Participant, sleep: Callable[[float], None] | None = None) 
             resume(participant)
             answer = session.api.current_round(session.federation_id, wait_seconds=_WAIT_SECONDS)
             if isinstance(answer, NothingYet):
+                if answer.undrawn not in (None, undrawn):
+                    undrawn = answer.undrawn
+                    log.info("round %d: other clients were drawn; waiting for the next round", undrawn)
                 sleep(answer.seconds)
                 continue
             if isinstance(answer, FinishedBrief):

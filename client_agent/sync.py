@@ -23,8 +23,8 @@ from client_agent.rounds.sync_steps import SyncClient, SyncRound, layout_of_silo
 from client_agent.storage.files import write_durably
 from client_agent.storage.final_scores import read_final_scores
 from client_agent.storage.round_folder import BRIEF, CLOSED, RECEIPT, WEIGHTS
-from client_agent.transport.client import NothingYet
 from client_agent.transport.handshake import require_protocol, require_sums
+from client_agent.transport.responses import NothingYet
 from schemas.maths.adapter import Layout
 from schemas.messages.rounds import FinishedBrief, RoundBrief
 
@@ -100,7 +100,10 @@ def _exchange(client: SyncClient, wait_seconds: int) -> Outcome:
     session = client.session
     answer = session.api.current_round(session.federation_id, wait_seconds=wait_seconds)
     if isinstance(answer, NothingYet):
-        return Outcome("nothing", "the coordinator has nothing for this client now", answer.seconds)
+        reason = "the coordinator has nothing for this client now"
+        if answer.undrawn is not None:
+            reason = f"round {answer.undrawn} goes on without this client: others were drawn"
+        return Outcome("nothing", reason, answer.seconds)
     if isinstance(answer, FinishedBrief):
         return _finish(client, answer)
     return _begin(client, answer) or Outcome("nothing", f"round {answer.round} is delivered")

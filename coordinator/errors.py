@@ -112,6 +112,11 @@ class RoundClosed(Refused):
     status, slug, title = 409, "round-closed", "The round is closed for this; continue with the next round"
 
 
+class NotDrawn(Refused):
+    status, slug = 409, "not-drawn"
+    title = "Other clients were drawn for this round (rounds.sample); wait for the next one"
+
+
 class NotJoined(Refused):
     status, slug, title = 409, "not-joined", "The client has not joined the round; join it first"
 

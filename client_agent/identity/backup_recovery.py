@@ -30,7 +30,8 @@ from client_agent.storage.round_folder import (
     RoundFolder,
     RoundFolders,
 )
-from client_agent.transport.client import CoordinatorApi, NothingYet
+from client_agent.transport.client import CoordinatorApi
+from client_agent.transport.responses import NothingYet
 from schemas.identity.documents import hash_of
 from schemas.identity.keys import thumbprint
 from schemas.messages.rounds import FinishedBrief, RoundBrief, RoundManifest, SignedDocument

@@ -8,8 +8,8 @@ from typing import Final, Protocol
 import httpx
 
 from client_agent.policy import Policy
-from client_agent.transport.client import CoordinatorApi, NothingYet
-from client_agent.transport.responses import read
+from client_agent.transport.client import CoordinatorApi
+from client_agent.transport.responses import NothingYet, read
 from schemas.messages.secure_sum import CAPABILITY, ReadyReceipt, ReadyRequest, SumStatus
 from schemas.wire.digests import digest_of, to_field
 

@@ -24,7 +24,7 @@ from client_agent.secure_sum.journal import SumJournal
 from client_agent.secure_sum.member import new_secrets
 from client_agent.secure_sum.progress import SumProgress
 from client_agent.secure_sum.session_steps import SessionSteps, steps_of
-from client_agent.transport.client import NothingYet
+from client_agent.transport.responses import NothingYet
 from schemas.identity.keys import name_of
 from schemas.messages.secure_sum import STEPS, SumOutcome, SumStatus, SumStep, SumTerms
 from schemas.messages.sum_counts import SumCounts

@@ -19,7 +19,13 @@ from pydantic import TypeAdapter, ValidationError
 from client_agent.errors import CoordinatorRefused, DownloadDamaged
 from client_agent.transport.handshake import explain_refusal, fetch_hello
 from client_agent.transport.request_signing import SignedRequests
-from client_agent.transport.responses import read, retry_after, unreadable_answer, unreadable_brief
+from client_agent.transport.responses import (
+    NothingYet,
+    nothing_yet,
+    read,
+    unreadable_answer,
+    unreadable_brief,
+)
 from client_agent.transport.retry import RANGE_UNSATISFIABLE, Send, interruptible, send_with_retries
 from client_agent.transport.timeouts import DeadlineClient, extend_deadline
 from client_agent.transport.uploads import upload_headers
@@ -38,13 +44,6 @@ _TIMEOUT = httpx.Timeout(60.0, connect=15.0)
 
 _brief: TypeAdapter[RoundBrief | FinishedBrief] = TypeAdapter(RoundBrief | FinishedBrief)
 _document: TypeAdapter[SignedDocument] = TypeAdapter(SignedDocument)
-
-
-@dataclass(frozen=True, slots=True)
-class NothingYet:
-    """No round is open for this client; poll again after `seconds`."""
-
-    seconds: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,8 +250,7 @@ class CoordinatorApi:
 
         answer = self._send_with_retries(wait) if wait_seconds else self.call("GET", path)
         if answer.status_code == httpx.codes.NO_CONTENT:
-            server_pause = retry_after(answer)
-            return NothingYet(5.0 if server_pause is None else server_pause)
+            return nothing_yet(answer)
         return answer
 
     def _send_with_retries(self, send: Send, size: int = 0) -> httpx.Response:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TypeVar
 
 import httpx
 from pydantic import BaseModel, ValidationError
 
 from client_agent.errors import AnswerUnreadable, CoordinatorRefused, VersionMismatch
+from schemas.messages.rounds import NOT_DRAWN_FIELD
 from schemas.problems import Problem
 
 Message = TypeVar("Message", bound=BaseModel)
@@ -81,3 +83,22 @@ def retry_after(answer: httpx.Response) -> float | None:
         return max(0.0, float(answer.headers["Retry-After"]))
     except (KeyError, ValueError):
         return None
+
+
+@dataclass(frozen=True, slots=True)
+class NothingYet:
+    """No round is open for this client; poll again after `seconds`.
+
+    `undrawn` is the round that goes on without this client, since others were drawn; None = there is none.
+    """
+
+    seconds: float
+    undrawn: int | None = None
+
+
+def nothing_yet(answer: httpx.Response) -> NothingYet:
+    """Parse an answer without content to a poll."""
+    pause, undrawn = retry_after(answer), answer.headers.get(NOT_DRAWN_FIELD, "")
+    return NothingYet(
+        5.0 if pause is None else pause, int(undrawn) if undrawn.isascii() and undrawn.isdecimal() else None
+    )

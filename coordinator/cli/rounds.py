@@ -164,7 +164,7 @@ def _round(details: dict[str, Any]) -> RenderableType:
         f"{counts['joined']} joined, {counts['arrived']} arrived, {counts['late']} late, "
         f"{counts['rejected']} rejected{dropped}; {traffic(details['bytes'])}"
     )
-    title = "\n".join([title, *sum_lines(details.get("secure_sum"))])
+    title = "\n".join([title, *_sample_lines(details.get("sample")), *sum_lines(details.get("secure_sum"))])
     clients = details["clients"]
     of_kept = [c["scores"] and personal(c["scores"]) for c in clients]
     more = other_names(of_kept)
@@ -197,6 +197,14 @@ def _round(details: dict[str, Any]) -> RenderableType:
         ),
         title=f"{title}\n{_LOSSES}",
     )
+
+
+def _sample_lines(sample: dict[str, Any] | None) -> list[str]:
+    """Return a line that names the drawn clients; none if all may take part."""
+    if sample is None:
+        return []
+    places = f" for {sample['places']} places" if sample["places"] is not None else ""
+    return [f"drawn{places}: {', '.join(sample['drawn']) or 'nobody yet'}"]
 
 
 def _progress(report: dict[str, Any] | None) -> str | None:

@@ -23,6 +23,7 @@ export function roundSections({ federation, rounds }, round) {
   const phases = Object.entries(round.seconds).map(([phase, seconds]) => `${phase} ${span(seconds)}`).join(", ");
   const boxes = [[`${counts.arrived} of ${counts.joined}`, "updates", `${counts.late} late, ${counts.rejected} rejected${counts.dropped ? `, ${counts.dropped} dropped` : ""}`],
     [size(bytes.up), "sent by clients"], [size(bytes.down), "sent to clients"]];
+  if (round.sample) boxes.push([`${round.sample.drawn.length}${round.sample.places === null ? "" : ` of ${round.sample.places}`}`, "drawn for this round", round.sample.drawn.join(", ") || null]);
   const { losses } = round.secure_sum || {};
   if (losses) boxes.push([number(losses.trained.value), "mean loss after training", `as served ${number(losses.served.value)}, of ${count(losses.trained.count, "member")}`]);
   else if (scores) {

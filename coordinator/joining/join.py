@@ -11,7 +11,7 @@ from coordinator.auth.authentication import Member, still_member
 from coordinator.db.engine import Database
 from coordinator.db.federation_lock import hold_federation
 from coordinator.db.tables.federations import RoundRow
-from coordinator.errors import PackMissing, RoundClosed
+from coordinator.errors import NotDrawn, PackMissing, RoundClosed
 from coordinator.http.downloads import Stored
 from coordinator.joining import cold_start
 from coordinator.joining.store import JoinContext, join_context
@@ -22,6 +22,7 @@ from coordinator.rounds import store as rounds
 from coordinator.rounds.base_weights import Zeros
 from coordinator.rounds.lifecycle import ACCEPTING
 from coordinator.rounds.notifications import Change
+from coordinator.rounds.sampling import draw
 from coordinator.storage import payloads
 from coordinator.storage.server_key import ServerKey
 from coordinator.strategies.base import Sketch
@@ -62,6 +63,7 @@ def join(
     Raises:
         NotFound: there is no such round.
         RoundClosed: the round accepts no clients any more.
+        NotDrawn: the plan samples clients, and others were drawn.
         PackMissing: the federation aligns its base models, and this one's pack is not stored.
         CapabilityMissing: updates are summed, and the client's agent cannot take part.
         LayoutMismatch: updates are summed, and the client's cannot be added to those of others.
@@ -97,6 +99,7 @@ def join(
             if earlier is not None:
                 return JoinOutcome(earlier)
             _check(context, opened.plan, member)
+            _require_drawn(session, row, context, opened.plan, member)
             require_summable(session, opened, member, round_number)
             if zeros is not None and context.newest is not None and not _begins_anew(context):
                 stored = None  # a concurrent request assigned weights
@@ -121,6 +124,18 @@ def _check(context: JoinContext, plan: FederationPlan, member: Member) -> None:
         raise RoundClosed(state=context.state)
     if plan.alignment is not None and context.pack is None:
         raise PackMissing(base_model=member.base_model)
+
+
+def _require_drawn(
+    session: Session, row: RoundRow, context: JoinContext, plan: FederationPlan, member: Member
+) -> None:
+    if plan.rounds.sample is None:
+        return
+    drawn = draw(
+        *(session, row.federation_id, row.id, row.number, plan, context.read_at), asking=member.client_id
+    ).drawn
+    if member.client_id not in drawn:
+        raise NotDrawn(round=row.number)
 
 
 def _weighed_as_of(context: JoinContext) -> int | None:

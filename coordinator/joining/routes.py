@@ -19,6 +19,7 @@ from coordinator.errors import (
     LayoutMismatch,
     MediaTypeRefused,
     MetadataRefused,
+    NotDrawn,
     NotFound,
     PackMissing,
     RoundClosed,
@@ -64,7 +65,7 @@ async def _body(request: Request, _: AsMember) -> AsyncIterator[ReceivedBody | N
     responses={
         **answers(AuthMissing, NotFound, RoundClosed, PackMissing, Busy, DigestMissing, DigestMismatch),
         **answers(MediaTypeRefused, ContentEncodingRefused, BodyTooLarge, SignatureRefused, MetadataRefused),
-        **answers(TooManySigned, LayoutMismatch, CapabilityMissing, SecureSumRequired),
+        **answers(NotDrawn, TooManySigned, LayoutMismatch, CapabilityMissing, SecureSumRequired),
     },
 )
 def join_round(

@@ -36,6 +36,7 @@ _PROGRESS = select(
 _STATUS = (
     select(
         FederationRow.state,
+        RoundRow.id,
         RoundRow.number,
         RoundRow.state,
         RoundRow.deadline,
@@ -104,11 +105,12 @@ class Tally:
 class ClientRoundStatus:
     """The facts that decide a client's next action: the states of its federation, round and participation.
 
-    `round_number`, `state` and `deadline` are those of the latest round, None before the first;
+    `round_id`, `round_number`, `state` and `deadline` are those of the latest round, None before the first;
     `participation` is None before the client joins.
     """
 
     federation: str
+    round_id: int | None
     round_number: int | None
     state: str | None
     deadline: datetime | None

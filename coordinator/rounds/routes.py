@@ -4,19 +4,14 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable
-from datetime import datetime
 from typing import Annotated, Any
 
 from anyio import to_thread
 from fastapi import APIRouter, Depends, Header, Request, Response
-from sqlalchemy.orm import Session
 
 from coordinator.auth.authentication import Member, auth_connection, identify, record_seen, still_member
 from coordinator.auth.permissions import IDENTIFIED, AsMember, AsReader, member_of, read_once
-from coordinator.db.engine import database_time
 from coordinator.db.federation_lock import hold_federation
-from coordinator.db.tables.federations import FederationRow
 from coordinator.errors import (
     AuthMissing,
     Forbidden,
@@ -30,31 +25,40 @@ from coordinator.errors import (
     StorageFull,
 )
 from coordinator.federations import store as federations
-from coordinator.http.dependencies import TheDatabase, database_of, server_key_of, settings_of
+from coordinator.http.dependencies import TheDatabase, database_of, settings_of
 from coordinator.http.json_body import json_body, takes
 from coordinator.http.limits.concurrency import HasSpace
 from coordinator.http.limits.poll_rate import answered_in_turn, poll_rate_of
 from coordinator.http.params import FederationId, RoundNumber, UncheckedFederationId
 from coordinator.http.problems import answers
-from coordinator.rounds import base_weights, manifests, queries, store, transitions
+from coordinator.rounds import manifests, queries
 from coordinator.rounds import scores as scores_of_rounds
-from coordinator.rounds.lifecycle import DELIVERED, ClientAction, client_action, retry_after
+from coordinator.rounds.briefs import action_of, prepare_brief
+from coordinator.rounds.lifecycle import retry_after
 from coordinator.rounds.long_poll import MAX_WAIT_SECONDS, WaitOutcome, long_polls_of, seconds_of
 from coordinator.rounds.notifications import Change, Notify
 from coordinator.rounds.queries import FederationProgress
-from coordinator.storage.server_key import ServerKey
-from coordinator.strategies.opening import open_plan
 from schemas.messages.federations import FederationPlan
-from schemas.messages.rounds import FinishedBrief, RoundBrief, SignedDocument, WeightsReference
+from schemas.messages.rounds import (
+    NOT_DRAWN_FIELD,
+    FinishedBrief,
+    RoundBrief,
+    SignedDocument,
+)
 from schemas.messages.scores import Scores
-from schemas.messages.updates import WeightsManifest
 
 router = APIRouter(prefix="/v1/federations/{fid}", tags=["rounds"])
 
 _NO_ACTION: dict[int | str, dict[str, Any]] = {
     204: {
         "description": "No action is due; repeat the request after `Retry-After` seconds",
-        "headers": {"Retry-After": {"schema": {"type": "integer"}}},
+        "headers": {
+            "Retry-After": {"schema": {"type": "integer"}},
+            NOT_DRAWN_FIELD: {
+                "description": "The round that goes on without this client, since others were drawn",
+                "schema": {"type": "integer"},
+            },
+        },
     }
 }
 _PREFER = (
@@ -98,7 +102,10 @@ async def current_round(
         return brief
     # A client that waited in full may poll at once; the retries of all others are spread.
     seconds = 0 if outcome == "waited" else retry_after(settings_of(request).retry_seconds, random.random())
-    return Response(status_code=204, headers={"Retry-After": str(seconds)})
+    headers = {"Retry-After": str(seconds)}
+    if (undrawn := getattr(request.state, "undrawn", None)) is not None:
+        headers[NOT_DRAWN_FIELD] = str(undrawn)
+    return Response(status_code=204, headers=headers)
 
 
 @router.get(
@@ -173,108 +180,24 @@ def _authenticate_and_fetch(
         # must differ from the progress that the client waits on.
         progress = queries.fetch_progress(connection, [federation_id])[federation_id] if waits else None
         status = queries.fetch_status(connection, federation_id, member.client_id)
-        is_idle = _action(status) == "wait"
+        is_idle = action_of(status) == "wait"
     record_seen(request, member)
     if is_idle:
         return member, progress
     with database_of(request).read() as session:
-        build = _prepare_brief(request, session, member, status)
-    return member, build()
+        build = prepare_brief(request, session, member, status)
+    return member, progress if build is None else build()
 
 
 def _fetch_again(request: Request, member: Member) -> RoundBrief | FinishedBrief | FederationProgress:
     federation_id = member.federation_id
+    request.state.undrawn = None
     with database_of(request).read() as session:
         still_member(session, member)
         status = queries.fetch_status(session, federation_id, member.client_id)
-        if _action(status) == "wait":
+        if action_of(status) == "wait":
             return queries.fetch_progress(session, [federation_id])[federation_id]
-        build = _prepare_brief(request, session, member, status)
+        build = prepare_brief(request, session, member, status)
+        if build is None:
+            return queries.fetch_progress(session, [federation_id])[federation_id]
     return build()
-
-
-def _action(status: queries.ClientRoundStatus) -> ClientAction:
-    federation, delivered = transitions.parse_state(status.federation), status.participation in DELIVERED
-    current = store.parse_state(status.state) if status.state is not None else None
-    return client_action(federation, current, delivered=delivered)
-
-
-def _prepare_brief(
-    request: Request, session: Session, member: Member, status: queries.ClientRoundStatus
-) -> Callable[[], RoundBrief | FinishedBrief]:
-    """Read the facts of a brief; return a function that builds it after the transaction has ended."""
-    federation_id = member.federation_id
-    if _action(status) == "finished":
-        finished = _finished(
-            session, federations.federation(session, federation_id), member, server_key_of(request)
-        )
-        return lambda: finished
-    if status.round_number is None:
-        raise LookupError("a round is open, and it has no number")
-    now = database_time(session)
-    plan = federations.plan(session, federation_id)
-    base = _base(session, plan, status.round_number, member)
-    return lambda: _brief(status, plan, base(), now)
-
-
-def _brief(
-    status: queries.ClientRoundStatus, plan: FederationPlan, base: WeightsReference, now: datetime
-) -> RoundBrief:
-    return RoundBrief.model_validate(
-        {
-            "round": status.round_number,
-            "total_rounds": plan.rounds.total,
-            "state": status.state,
-            "deadline": status.deadline,
-            "strategy": plan.strategy,
-            "adapter": plan.adapter,
-            "training": plan.training,
-            "signature": plan.signature,
-            "alignment": plan.alignment,
-            "wire": plan.wire,
-            "scores": plan.scores,
-            "weights": base,
-            "server_time": now,
-        }
-    )
-
-
-def _base(
-    session: Session, plan: FederationPlan, round_number: int, member: Member
-) -> Callable[[], WeightsReference]:
-    """Return a function that builds the reference of a client's weights, or of zeros for a new client.
-
-    The reference of zeros is a hash over megabytes, so it is computed after the transaction.
-    """
-    served = base_weights.newest_reference(session, member.client_id, round_number)
-    if served is not None:
-        return lambda: served
-    federation_id = member.federation_id
-    layout = base_weights.layout(session, federation_id, open_plan(plan), member.base_model, member.profile)
-    manifest = WeightsManifest(
-        federation=federation_id,
-        recipe={},
-        round=round_number,
-        client=member.client_id,
-        pack=base_weights.pack_digest(session, federation_id, member.base_model),
-    )
-    return lambda: base_weights.zeros(layout, manifest)[0]
-
-
-def _final_number(session: Session, row: FederationRow) -> int:
-    """Return the final manifest's round number: after all rounds, as abandoned ones have manifests too."""
-    newest = store.latest(session, row.id)
-    return newest.number + 1 if newest is not None else 1
-
-
-def _finished(session: Session, row: FederationRow, member: Member, key: ServerKey) -> FinishedBrief:
-    _, last = store.published(session, row.id)
-    newest = base_weights.newest_reference(session, member.client_id)
-    if newest is None:
-        return FinishedBrief(state="finished", round=last + 1, weights=None, manifest=None)
-    return FinishedBrief(
-        state="finished",
-        round=last + 1,
-        weights=newest,
-        manifest=manifests.final(session, row, member, _final_number(session, row), newest.digest, key),
-    )

@@ -16,11 +16,13 @@ from coordinator.errors import NotFound
 from coordinator.federations import claims
 from coordinator.federations.store import federation, plan_of
 from coordinator.rounds import counted, queries, sum_views
-from coordinator.rounds.lifecycle import DELIVERED, Participation, shown_state
+from coordinator.rounds.lifecycle import ACCEPTING, DELIVERED, Participation, shown_state
 from coordinator.rounds.progress_reports import progress_of
+from coordinator.rounds.sampling import draw
 from coordinator.rounds.store import state_of
 from coordinator.strategies.base import WeightReduction
 from schemas.messages.enrolment import Traffic
+from schemas.messages.federations import FederationPlan
 from schemas.messages.rounds import (
     HeldFor,
     ParticipationState,
@@ -29,6 +31,7 @@ from schemas.messages.rounds import (
     RoundCounts,
     RoundSummary,
     RoundView,
+    SampleView,
 )
 from schemas.messages.scores import (
     LOSS,
@@ -123,6 +126,26 @@ def view_of(session: Session, row: RoundRow, shown: RoundSummary, *, only: str |
         clients=clients,
         claims=claims.of_stored_plan(plan, updates),
         secure_sum=summed,
+        sample=_sample(session, row, plan, clients, only),
+    )
+
+
+def _sample(
+    session: Session,
+    row: RoundRow,
+    plan: FederationPlan,
+    clients: Sequence[ParticipationView],
+    only: str | None,
+) -> SampleView | None:
+    """Return who was drawn: while a round accepts clients also those that have not joined yet."""
+    if plan.rounds.sample is None:
+        return None
+    if row.state not in ACCEPTING:
+        return SampleView(places=None, drawn=sorted(client.name for client in clients))
+    result = draw(session, row.federation_id, row.id, row.number, plan, database_time(session))
+    named = zip(result.drawn, result.names, strict=True)
+    return SampleView(
+        places=result.places, drawn=sorted(name for client, name in named if only in (None, client))
     )
 
 

@@ -66,6 +66,7 @@ REMEDIES: Final[Mapping[str, str]] = {
     "no-secure-sum": "Send an update; only a plan with `privacy.secure_sum` has sums.",
     "norm-exceeded": "Train with a lower rate, or create a federation with a larger `limits.max_norm`.",
     "not-found": "Check the ids. A client gets this answer for everything that is not its own.",
+    "not-drawn": "Poll for the next round; the agent does.",
     "not-joined": "Join the round first; the agent goes on with the next round.",
     "organisation-taken": "Nothing; the organisation takes part through its client that was ready first.",
     "pack-missing": "Run `tessera agent align`, which makes and stores the pack.",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, JsonValue, model_validator
+from pydantic import BeforeValidator, Field, JsonValue, StrictFloat, StrictInt, model_validator
 
 from schemas.messages.adapter_plan import ALL_ROLES as ALL_ROLES
 from schemas.messages.adapter_plan import AdapterPlan as AdapterPlan
@@ -32,6 +32,17 @@ class StrategyPlan(Strict):
     """The options of the strategy; the strategy defines and checks them."""
 
 
+def _all_are_no_sample(sample: object) -> object:
+    """Return null for a share of 1.0, which is every client; 1 is one client."""
+    return None if isinstance(sample, float) and sample == 1.0 else sample
+
+
+Sample = Annotated[
+    Annotated[StrictInt, Field(ge=1)] | Annotated[StrictFloat, Field(gt=0, lt=1)] | None,
+    BeforeValidator(_all_are_no_sample),
+]
+
+
 class RoundsPlan(Strict):
     """The number of rounds, the clients required, deadlines, and the decay of stale updates."""
 
@@ -47,6 +58,10 @@ class RoundsPlan(Strict):
     """For how many more rounds the last update of an absent client counts."""
     staleness_decay: Annotated[float, Field(gt=0, le=1)] = 0.5
     """The factor by which the weight of an absent client's update falls per round."""
+    sample: Sample = Field(default=None, exclude_if=is_absent)
+    """How many of the willing clients take part in a round: a number, or a share below 1; null = all. The
+    coordinator draws them by `training.seed`; the others wait for the next round.
+    """
 
     @model_validator(mode="after")
     def _quorum_is_reachable(self) -> Self:
@@ -54,6 +69,8 @@ class RoundsPlan(Strict):
             object.__setattr__(self, "quorum", self.min_clients)
         elif self.quorum > self.min_clients:
             raise field_error("must not be larger than min_clients", "quorum")
+        if isinstance(self.sample, int) and self.sample < self.min_clients:
+            raise field_error(f"must be a share, or min_clients ({self.min_clients}) or more", "sample")
         return self
 
     @property
@@ -153,6 +170,17 @@ class FederationPlan(Strict):
         if self.privacy.secure_sum is not None and "recipe" not in self.wire.model_fields_set:
             fields = {name: getattr(self.wire, name) for name in self.wire.model_fields_set}
             object.__setattr__(self, "wire", WirePlan.model_validate(fields | {"recipe": "dense"}))
+        return self
+
+    @model_validator(mode="after")
+    def _drawn_clients_need_no_pivot(self) -> Self:
+        is_fitted = self.alignment is not None and self.alignment.frames != "random"
+        if self.rounds.sample is not None and is_fitted:
+            raise field_error(
+                "must be null with alignment: the maker of the pivot's pack may not be drawn",
+                "rounds",
+                "sample",
+            )
         return self
 
     @model_validator(mode="after")

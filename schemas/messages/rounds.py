@@ -26,6 +26,10 @@ ParticipationState = Literal["joined", "ready", "arrived", "late", "dropped", "r
 """`ready`: trained, and waiting for the sum; `dropped`: ready, and not in the sum that was counted."""
 
 
+NOT_DRAWN_FIELD = "Tessera-Not-Drawn"
+"""The header field of a response without a round for the client: the round that others were drawn for."""
+
+
 class WeightsReference(Strict):
     """The digest and size of the weights served to a client."""
 
@@ -219,6 +223,15 @@ class RoundSummary(Strict):
     """Mean and worst scores over clients."""
 
 
+class SampleView(Strict):
+    """The clients that were drawn for a round."""
+
+    places: int | None
+    """How many clients the plan takes; null once the round accepts no more."""
+    drawn: list[str]
+    """The names of the drawn clients, of which some may not have joined yet; for a client, its own."""
+
+
 class RoundView(RoundSummary):
     """A round with its clients; `claims` are the privacy claims that follow from plan and counts."""
 
@@ -228,6 +241,8 @@ class RoundView(RoundSummary):
     """Privacy claims that follow from the plan and from counts."""
     secure_sum: SumView | None = None
     """The sessions of the round's sum; null if the plan has no secure sum."""
+    sample: SampleView | None = None
+    """The clients that were drawn; null if the plan does not sample them."""
 
 
 class RoundPage(Strict):

@@ -15,7 +15,8 @@ from typing import Any
 import psycopg
 import pytest
 
-from client_agent.transport.client import CoordinatorApi, NothingYet
+from client_agent.transport.client import CoordinatorApi
+from client_agent.transport.responses import NothingYet
 from coordinator.db import migrate
 from coordinator.db.engine import Database
 from coordinator.http.limits.poll_rate import BURST

@@ -20,7 +20,8 @@ from playwright.sync_api import Page, expect
 
 from client_agent.errors import AddressMismatch
 from client_agent.identity.membership import enrol, read_key
-from client_agent.transport.client import CoordinatorApi, NothingYet
+from client_agent.transport.client import CoordinatorApi
+from client_agent.transport.responses import NothingYet
 from schemas.identity.signed_requests import Target, sign
 from schemas.messages.enrolment import Profile
 from tests.scenarios.agents import tessera

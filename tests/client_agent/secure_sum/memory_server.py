@@ -22,7 +22,7 @@ from client_agent.secure_sum.expectation import Expectation
 from client_agent.secure_sum.journal import SumJournal
 from client_agent.secure_sum.progress import SumProgress
 from client_agent.secure_sum.unmask_marks import UnmaskMarks
-from client_agent.transport.client import NothingYet
+from client_agent.transport.responses import NothingYet
 from coordinator.secure_sum import intake
 from coordinator.secure_sum.phases import first_phase, following
 from coordinator.secure_sum.unmasking import opened_keys, unmasked_sum

@@ -14,7 +14,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from client_agent.errors import AnswerUnreadable, CoordinatorRefused, DownloadDamaged, Stopped
 from client_agent.transport import retry
-from client_agent.transport.client import CoordinatorApi, NothingYet
+from client_agent.transport.client import CoordinatorApi
+from client_agent.transport.responses import NothingYet
 from schemas.wire.digests import digest_of, to_field
 from tests.client_agent.test_daemon import naps
 

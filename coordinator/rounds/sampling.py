@@ -1,0 +1,93 @@
+"""Draw the clients that may take part in a round, if the plan samples them (`rounds.sample`).
+
+Every client has a ticket per round, a hash of the plan's seed, the round and its id; the lowest tickets are
+drawn. So the same clients, joins and plan give the same draw.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from math import ceil
+from typing import Final
+
+from sqlalchemy import bindparam, select
+from sqlalchemy.orm import Session
+
+from coordinator.db.engine import run
+from coordinator.db.tables.federations import ClientRow, ParticipationRow
+from schemas.maths.seeded_random import words
+from schemas.messages.federations import FederationPlan, RoundsPlan
+
+WILLING: Final = timedelta(minutes=5)
+"""How long after its last request a client counts as willing: agents that wait ask twice a minute."""
+
+_CLIENTS = (
+    select(ClientRow.id, ClientRow.name, ClientRow.last_seen_at, ParticipationRow.client_id)
+    .outerjoin(
+        ParticipationRow,
+        (ParticipationRow.client_id == ClientRow.id) & (ParticipationRow.round_id == bindparam("round")),
+    )
+    .where(ClientRow.federation_id == bindparam("federation_id"), ClientRow.state == "enrolled")
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """The clients that may take part in a round: those that have joined, then the next tickets.
+
+    Attributes:
+        places: the number of clients that the plan asks for.
+        drawn: their ids, at most `places`, unless more had joined before some were revoked or left.
+        names: their names, in the same order.
+    """
+
+    places: int
+    drawn: tuple[str, ...]
+    names: tuple[str, ...]
+
+
+def places_of(plan: RoundsPlan, willing: int) -> int:
+    """Return how many of so many willing clients a round takes.
+
+    A share is rounded up, and `min_clients` at least.
+    """
+    if plan.sample is None:
+        return willing
+    if isinstance(plan.sample, int):
+        return plan.sample
+    return max(plan.min_clients, ceil(plan.sample * willing))
+
+
+def in_order(seed: int, round_number: int, clients: Collection[str]) -> list[str]:
+    """Return clients by their tickets in a round, the first drawn first."""
+    return sorted(
+        clients, key=lambda client: (int(words(1, "sample", seed, round_number, client)[0]), client)
+    )
+
+
+def draw(
+    session: Session,
+    federation_id: str,
+    round_id: int,
+    round_number: int,
+    plan: FederationPlan,
+    now: datetime,
+    asking: str | None = None,
+) -> Draw:
+    """Draw the clients of a round that accepts updates; `asking` is a client that asks for it right now."""
+    rows = run(session, _CLIENTS, {"federation_id": federation_id, "round": round_id}).all()
+    names = {client: name for client, name, _, _ in rows}
+    joined = {client for client, _, _, participation in rows if participation is not None}
+    willing = joined | {
+        client
+        for client, _, seen, _ in rows
+        if client == asking or (seen is not None and seen >= now - WILLING)
+    }
+    order = in_order(plan.training.seed, round_number, willing)
+    places = places_of(plan.rounds, len(willing))
+    already = [client for client in order if client in joined]
+    rest = [client for client in order if client not in joined]
+    drawn = [*already, *rest[: max(0, places - len(already))]]
+    return Draw(places, tuple(drawn), tuple(names[client] for client in drawn))
