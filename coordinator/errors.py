@@ -101,11 +101,8 @@ class FederationStateConflict(Refused):
 
 
 class ClientNameTaken(Refused):
-    status, slug, title = (
-        409,
-        "client-name-taken",
-        "A client or an unused token has this name; choose another, or replace the token with `replace`",
-    )
+    status, slug = 409, "client-name-taken"
+    title = "A client or an unused token has this name; choose another, or replace the token with `replace`"
 
 
 class RoundClosed(Refused):
@@ -113,8 +110,7 @@ class RoundClosed(Refused):
 
 
 class NotDrawn(Refused):
-    status, slug = 409, "not-drawn"
-    title = "Other clients were drawn for this round (rounds.sample); wait for the next one"
+    status, slug, title = 409, "not-drawn", "Other clients were drawn for this round; wait for the next one"
 
 
 class NotJoined(Refused):
