@@ -103,6 +103,10 @@ class StudyUnusable(AgentError):
     """A study's file is missing or wrong."""
 
 
+class EngineUnusable(AgentError):
+    """A comparison cannot run on this engine: a package, a cluster or its GPUs do not fit."""
+
+
 class OutputUnwritable(AgentError):
     """The output file or folder cannot be written."""
 

@@ -177,6 +177,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
             tick_seconds=settings.tick_seconds,
             block_bytes=settings.block_bytes,
             keep_rounds=settings.keep_rounds,
+            payload_store=settings.payload_store,
             key=key,
             metrics=metrics,
             moved=long_polls.notify,

@@ -18,6 +18,7 @@ from coordinator.http.dependencies import TheDatabase, TheMetrics, TheServerKey,
 from coordinator.http.problems import answers
 from coordinator.observability.metrics import CONTENT_TYPE, StoredFacts
 from coordinator.rounds.stuck import stuck_rounds
+from coordinator.storage import moving
 from schemas import PROTOCOL_VERSION
 from schemas.messages.secure_sum import CAPABILITY
 from schemas.messages.tokens import Hello
@@ -32,10 +33,12 @@ async def is_alive() -> str:
 
 
 @router.get("/readyz", response_class=PlainTextResponse, responses=answers(Unavailable))
-def is_ready(database: TheDatabase) -> str:
-    """Return ready if the database answers and its migrations are current."""
+def is_ready(database: TheDatabase, settings: TheSettings) -> str:
+    """Return ready if the database answers, its migrations are current, and the payload store answers."""
     if not migrate.is_current(database):
         raise Unavailable("the database is not migrated to this version; run `tessera migrate`")
+    if settings.payload_store:
+        moving.require(database, settings.payload_store)
     return "ready\n"
 
 

@@ -61,7 +61,7 @@ def serve(*, host: str | None = None, port: int | None = None) -> None:
     fault_points.arm()
     if misspelt := unread(os.environ):
         log.warning("unknown-variables", names=misspelt)
-    with _database(settings) as database, only_replica(database):
+    with opened_database(settings) as database, only_replica(database):
         was_current = migrations.is_current(database)
         migrations.prepare(database)
         _restrict_files(database)
@@ -121,7 +121,7 @@ def migrate() -> list[str]:
     close_umask()
     settings = load_settings()
     logs.configure(settings.log_level, settings.log_format)
-    with _database(settings) as database:
+    with opened_database(settings) as database:
         migrations.upgrade(database)
         _restrict_files(database)
         with database.read() as session:
@@ -213,7 +213,7 @@ class Server(uvicorn.Server):
 
 
 @contextmanager
-def _database(settings: Settings) -> Iterator[Database]:
+def opened_database(settings: Settings) -> Iterator[Database]:
     database = Database(settings.database_url)
     try:
         if not database.is_sqlite:

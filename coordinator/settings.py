@@ -158,6 +158,7 @@ class Settings(BaseSettings):
         AfterValidator(checked_secret),
         Field(description="`whsec_` and 24 to 64 bytes in base64, for receivers that verify an HMAC"),
     ] = None
+    payload_store: Annotated[str, Field(description="where large tensors move: `s3://BUCKET/PREFIX`")] = ""
     lease_seconds: Annotated[
         float, Field(gt=0, description="lease of an aggregation; another process takes over after it")
     ] = 60.0
@@ -220,9 +221,7 @@ class Settings(BaseSettings):
     def _are_names(cls, names: str) -> str:
         for name in _listed(names):
             if not re.fullmatch(r"(\[[0-9a-fA-F:.]+\]|[\w.-]+)(:[0-9]+)?", name):
-                raise ValueError(
-                    f"{name} is not a host name; give only the host, and port, of the URL that clients use"
-                )
+                raise ValueError(f"{name} is not a host name; give host and port of the URL that clients use")
         return names
 
     @field_validator("root_path")

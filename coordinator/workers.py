@@ -30,10 +30,12 @@ from coordinator.rounds.notifications import Change, PendingNotifications
 from coordinator.rounds.tracked import TrackedRounds
 from coordinator.secure_sum import leases, sessions
 from coordinator.secure_sum.worker import SumWorker
-from coordinator.storage import event_log, garbage_collection, webhook_outbox
+from coordinator.storage import event_log, garbage_collection, moving, webhook_outbox
 from coordinator.storage.server_key import ServerKey
 
 _COLLECT_EVERY_SECONDS = 600.0
+_MOVE_EVERY_SECONDS = 60.0
+_SWEEP_EVERY_SECONDS = 3600.0
 log = logger(__name__)
 
 
@@ -55,6 +57,7 @@ class Ticker:
         tick_seconds: float,
         block_bytes: int,
         keep_rounds: int | None = None,
+        payload_store: str = "",
         key: ServerKey,
         metrics: Metrics,
         moved: Callable[[], None],
@@ -65,6 +68,7 @@ class Ticker:
         self._lease_seconds = lease_seconds
         self._block_bytes = block_bytes
         self._keep_rounds = keep_rounds
+        self._payload_store = payload_store
         self._key = key
         self._metrics = metrics
         self._moved = moved
@@ -92,6 +96,9 @@ class Ticker:
         ]
         if tracked is not None:
             self._loops.append(_Loop("trackers", self._record, self._tick, self._stopping))
+        if payload_store:
+            self._loops.append(_Loop("payloads", self._move, lambda: _MOVE_EVERY_SECONDS, self._stopping))
+        self._next_sweep = time.monotonic() + _SWEEP_EVERY_SECONDS
 
     def start(self) -> None:
         """Start the threads."""
@@ -166,6 +173,14 @@ class Ticker:
             return False
         self._next_collection = time.monotonic()
         return True
+
+    def _move(self) -> bool:
+        """Move settled payloads to the object store, and delete objects that no payload has any more."""
+        moving.move_settled(self._database, self._payload_store, self._stopping.is_set)
+        if not self._stopping.is_set() and time.monotonic() >= self._next_sweep:
+            self._next_sweep = time.monotonic() + _SWEEP_EVERY_SECONDS
+            moving.sweep(self._database, self._payload_store)
+        return False
 
     def _sum(self) -> bool:
         """Open one sum; return whether there may be another."""

@@ -18,18 +18,10 @@ PYPROJECT = HERE.parent / "pyproject.toml"
 TRACKERS = ("tensorboard", "mlflow", "wandb")
 FILES = {
     "dev.txt": (
-        "coordinator",
-        "postgres",
-        "oidc",
-        "otel",
-        "agent",
-        "data",
-        "report",
-        "docs",
-        "dev",
-        *TRACKERS,
+        *("coordinator", "postgres", "oidc", "otel", "object-store", "agent", "data", "ray"),
+        *("report", "docs", "dev", *TRACKERS),
     ),
-    "coordinator.txt": ("coordinator", "postgres", "oidc", "otel"),
+    "coordinator.txt": ("coordinator", "postgres", "oidc", "otel", "object-store"),
     "agent.txt": ("agent", "data"),
     "fuzz.txt": ("fuzz",),
     "charts.txt": ("charts",),

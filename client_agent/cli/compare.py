@@ -6,6 +6,7 @@ import os
 import re
 import signal
 from collections import Counter
+from enum import StrEnum
 from importlib.util import find_spec
 from pathlib import Path
 from types import FrameType
@@ -18,6 +19,7 @@ from client_agent.cli.console import Json, clear_errors
 
 if TYPE_CHECKING:
     from client_agent.simulation.compare import Comparison
+    from client_agent.simulation.engines import Engine
     from client_agent.simulation.report.summary import Report
     from client_agent.simulation.study import Study
 
@@ -27,6 +29,13 @@ _INTERRUPTED = 130
 _EXAMPLE_LISTS = {"--methods": "local,fedmosaic", "--seeds": "0,1,2"}
 _SEED = re.compile("0|[1-9][0-9]*")
 _REPORT_EXTRA = ("jinja2", "matplotlib")
+
+
+class EngineName(StrEnum):
+    """Where the runs of a comparison take place."""
+
+    PROCESSES = "processes"
+    RAY = "ray"
 
 
 @compare.command(name="compare")
@@ -68,6 +77,18 @@ def compare_methods(
             "not reported. A study with [fair] is always compared so.",
         ),
     ] = False,
+    engine: Annotated[
+        EngineName, typer.Option(help="Where runs take place: processes of this machine, or actors on Ray.")
+    ] = EngineName.PROCESSES,
+    address: Annotated[
+        str | None,
+        typer.Option(
+            help="A Ray cluster, such as auto.", show_default="one on this machine, for this command"
+        ),
+    ] = None,
+    gpus_per_worker: Annotated[
+        float, typer.Option(min=0, help="The share of a GPU that a worker on Ray takes.")
+    ] = 0,
     fresh: Annotated[
         bool, typer.Option("--fresh", help="Discard earlier results and run everything again.")
     ] = False,
@@ -77,19 +98,20 @@ def compare_methods(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Run methods with a real coordinator and real agents on this machine, and compare them.
+    """Run methods with a real coordinator and real agents, and compare them.
 
     Safe to interrupt: the same command resumes.
     """
     with clear_errors():
         from client_agent.simulation.compare import Comparison
 
+        chosen = _engine(engine, address, workers, gpus_per_worker)
         planned = _planned(study, data, models, copies, examples, tests)
         comparison = Comparison.planned(planned, out, _names(methods), _numbers(seeds), _print, fair=fair)
         with comparison.claimed():
             if fresh:
                 comparison.forget()
-            _run(comparison, workers or os.cpu_count() or 1)
+            _run(comparison, chosen)
             if comparison.results():
                 _report(comparison, comparison.reported(), as_json, paper)
             missing = comparison.missing()
@@ -116,15 +138,31 @@ def _planned(
     return planned if tests is None else planned.with_tests(tests)
 
 
-def _run(comparison: Comparison, workers: int) -> None:
+def _engine(name: EngineName, address: str | None, workers: int | None, gpus_per_worker: float) -> Engine:
+    from client_agent.simulation.engines import ProcessEngine
+    from client_agent.simulation.ray_engine import RayEngine
+
+    if name is EngineName.PROCESSES:
+        for option, value in (("--address", address), ("--gpus-per-worker", gpus_per_worker)):
+            if value:
+                raise typer.BadParameter("only with --engine ray", param_hint=option)
+        return ProcessEngine(workers or os.cpu_count() or 1)
+    if address is not None and workers is None:
+        raise typer.BadParameter(
+            "with --address, pass how many runs the cluster has room for", param_hint="--workers"
+        )
+    return RayEngine(workers or os.cpu_count() or 1, address, gpus_per_worker)
+
+
+def _run(comparison: Comparison, engine: Engine) -> None:
     from client_agent.simulation.progress import ProgressDisplay
 
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, _interrupt)
     console = Console(stderr=True)
     try:
-        with ProgressDisplay(console, comparison, workers) as teller:
-            comparison.run(workers, teller)
+        with ProgressDisplay(console, comparison, engine.workers) as teller:
+            comparison.run(engine, teller)
     except KeyboardInterrupt:
         planned = len(comparison.runs)
         done = planned - len(comparison.missing())

@@ -24,6 +24,10 @@ class SharedModels:
         self._device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         allow_tf32(self._device)
 
+    @property
+    def loaded(self) -> list[BaseModel]:
+        return list(self._loaded.values())
+
     def at(self, source: str, quantization: Quantization = "none") -> BaseModel:
         """Return the base model of a folder or hub id; load it at the first call.
 

@@ -13,7 +13,10 @@ from pathlib import Path
 _PRESENTATION = (
     "client_agent/cli",
     "client_agent/simulation/compare.py",
+    "client_agent/simulation/engines.py",
     "client_agent/simulation/progress.py",
+    "client_agent/simulation/ray_engine.py",
+    "client_agent/simulation/ray_pool.py",
     "client_agent/simulation/report",
     "coordinator/cli",
     "coordinator/dashboard",

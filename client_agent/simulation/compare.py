@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from client_agent.errors import FolderInUse, NoResults, OutputUnwritable, StudyUnusable
+from client_agent.simulation.engines import Engine, ProcessEngine
 from client_agent.simulation.fair import require_control, require_equal_adapters, with_fair_rules
 from client_agent.simulation.fair_search import FairSearch
 from client_agent.simulation.methods import Method, methods_of, require_equal_training
@@ -22,7 +23,7 @@ from client_agent.simulation.results import Cell, CellPlanner, CellResult, has_d
 from client_agent.simulation.streamed_tasks import Report as StreamReport
 from client_agent.simulation.streamed_tasks import with_streams
 from client_agent.simulation.study import Study
-from client_agent.simulation.worker_pool import Follow, ProgressListener, open_pool
+from client_agent.simulation.worker_pool import Follow, ProgressListener
 from client_agent.simulation.worker_protocol import Progress
 from client_agent.storage.files import write_durably
 from client_agent.storage.prefix_store import PREFIXES
@@ -163,16 +164,17 @@ class Comparison:
         results = (stored_result(cell, self.out) for cell in self.cells)
         return [result for result in results if result is not None]
 
-    def run(self, workers: int, listener: ProgressListener) -> None:
+    def run(self, engine: Engine, listener: ProgressListener) -> None:
         """Run the missing cells; once none is missing, the stored layers that they shared are deleted.
 
         Raises:
             CoordinatorStopped: the coordinator does not become ready.
+            EngineUnusable: the engine cannot run the study.
         """
         missing = self.missing()
         if missing:
-            with open_pool(self.study, self.out, missing, listener) as pool:
-                pool.run(missing, workers, self._follow({cell.digest for cell in missing}))
+            follow = self._follow({cell.digest for cell in missing})
+            engine.run(self.study, self.out, missing, listener, follow)
         if not self.missing():  # gigabytes that another run would compute again
             shutil.rmtree(self.out / PREFIXES, ignore_errors=True)
 
@@ -206,10 +208,11 @@ def simulate(
     seeds: Sequence[int] | None = None,
     out: Path | str | None = None,
     workers: int | None = None,
+    engine: Engine | None = None,
     fresh: bool = False,
     fair: bool = False,
 ) -> Report:
-    """Run methods with a real coordinator and real agents on this machine, and compare them.
+    """Run methods with a real coordinator and real agents, and compare them.
 
     Safe to interrupt: finished runs are stored, and the same call resumes.
 
@@ -217,6 +220,7 @@ def simulate(
         methods, seeds: None = the study's.
         out: the output folder; None = `runs/` and the study's name.
         workers: the number of parallel runs; None = one per core.
+        engine: where they run, such as a `RayEngine`; None = in `workers` processes of this machine.
         fresh: whether to discard stored results first.
         fair: whether to compare fairly, also without the study's own rules for it: one adapter for all
             methods, and a rate that is searched for each.
@@ -236,7 +240,7 @@ def simulate(
     with comparison.claimed():
         if fresh:
             comparison.forget()
-        comparison.run(workers or os.cpu_count() or 1, _LoggedProgress())
+        comparison.run(engine or ProcessEngine(workers or os.cpu_count() or 1), _LoggedProgress())
         if not comparison.results():
             cell = comparison.runs[0]
             raise NoResults(f"none of {len(comparison.runs)} runs finished; see {cell.log(comparison.out)}")

@@ -38,31 +38,32 @@ def quiet_environment(**changes: str) -> dict[str, str]:
 
 
 @contextmanager
-def running_coordinator(folder: Path) -> Iterator[RunningCoordinator]:
-    """Run a coordinator with its database and coordinator.log in a folder.
+def running_coordinator(folder: Path, host: str = "127.0.0.1") -> Iterator[RunningCoordinator]:
+    """Run a coordinator with its database and coordinator.log in a folder, on an address of this machine.
 
     Raises:
         CoordinatorStopped: the coordinator does not become ready.
     """
     folder.mkdir(parents=True, exist_ok=True)
     token = f"tsr_adm_{secrets.token_urlsafe(32)}"
-    port = _free_port()
+    port = _free_port(host)
     environment = quiet_environment(
         TESSERA_DATABASE_URL=f"sqlite:///{folder / 'tessera.db'}",
         TESSERA_ADMIN_TOKEN=token,
+        TESSERA_PUBLIC_NAMES=host,
         TESSERA_RETRY_SECONDS="1",
         TESSERA_TICK_SECONDS="0.2",
     )
     log = folder / "coordinator.log"
     with log.open("wb") as output:
         process = subprocess.Popen(
-            [*TESSERA, "serve", "--host", "127.0.0.1", "--port", str(port)],
+            [*TESSERA, "serve", "--host", host, "--port", str(port)],
             stdout=output,
             stderr=subprocess.STDOUT,
             env=environment,
         )
         try:
-            url = f"http://127.0.0.1:{port}"
+            url = f"http://{host}:{port}"
             _wait_until_ready(url, process, log)
             yield RunningCoordinator(url, token, process.pid)
         finally:
@@ -88,7 +89,7 @@ def _wait_until_ready(url: str, process: subprocess.Popen[bytes], log: Path) -> 
     raise CoordinatorStopped(f"the coordinator was not ready within {_READY_SECONDS:.0f} s; see {log}")
 
 
-def _free_port() -> int:
+def _free_port(host: str) -> int:
     with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
+        probe.bind((host, 0))
         return int(probe.getsockname()[1])

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,19 +15,22 @@ from client_agent.alignment.pack import Pack
 from client_agent.errors import StudyUnusable
 from client_agent.model.loading import BaseModel
 from client_agent.simulation.code_fingerprint import code_of_packs
+from client_agent.simulation.shared_files import SharedFiles
 from client_agent.simulation.study_fields import faults
-from client_agent.storage.files import write_durably
 from schemas.messages.alignment import Anchor, Anchors
 from schemas.messages.federations import AdapterPlan, AlignmentPlan
+
+PACKS = "packs"
+"""The folder of a comparison's packs."""
 
 _PLACEHOLDER_FEDERATION = "study"
 
 
 @dataclass(frozen=True, slots=True)
 class PackCache:
-    """Packs on disk, named by the digest of all their inputs."""
+    """Packs in files that workers share, named by the digest of all their inputs."""
 
-    folder: Path
+    files: SharedFiles
     anchors: Sequence[Anchor]
 
     def pack(
@@ -49,10 +50,10 @@ class PackCache:
         pivot_frames: Pack | None = None
         if base.slug != pivot.slug:
             pivot_frames = self.pack(pivot, pivot, adapter, plan, report_activity)
-        file = self.folder / f"{base.slug}-{_digest(anchors, adapter, plan)}.safetensors"
-        self.folder.mkdir(parents=True, exist_ok=True)
-        with _locked(file.with_suffix(".lock")):
-            if not file.exists():
+        name = f"{PACKS}/{base.slug}-{_digest(anchors, adapter, plan)}.safetensors"
+        with self.files.locked(name):
+            body = self.files.read(name)
+            if body is None:
                 report_activity(f"aligning {base.slug}")
                 if pivot_frames is None:
                     fitted = pivot_pack(pivot, anchors, adapter, plan, _PLACEHOLDER_FEDERATION)
@@ -60,8 +61,9 @@ class PackCache:
                     fitted = aligned_pack(
                         base, pivot, pivot_frames, anchors, adapter, plan, _PLACEHOLDER_FEDERATION
                     )
-                write_durably(file, fitted.to_body())
-        return Pack.from_body(file.read_bytes())
+                body = fitted.to_body()
+                self.files.write(name, body)
+        return Pack.from_body(body)
 
 
 def read_anchors(file: Path) -> Anchors:
@@ -92,10 +94,3 @@ def _digest(anchors: Sequence[Anchor], adapter: AdapterPlan, plan: AlignmentPlan
         plan.model_dump(mode="json"),
     ]
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:24]
-
-
-@contextmanager
-def _locked(file: Path) -> Iterator[None]:
-    with file.open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield

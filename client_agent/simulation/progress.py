@@ -154,7 +154,7 @@ def _opening(comparison: Comparison, missing: Sequence[Cell], workers: int) -> l
     measured = f"{minutes_of(fmean(paces) * rounds / workers)}, as the finished ones took" if paces else None
     time_needed = measured or "the time left follows every minute, once a round has ended"
     count = f"{len(missing)} runs" if not later else f"{len(missing)} runs, and {later} later"
-    lines = [f"{count}, {rounds} rounds in all, on {workers} processes: {time_needed}"]
+    lines = [f"{count}, {rounds} rounds in all, on {workers} workers: {time_needed}"]
     if (few := few_validation(comparison.study.validation)) is not None:
         lines.append(f"every silo: {few}")
     return lines

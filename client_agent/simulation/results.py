@@ -124,6 +124,9 @@ class Cell:
     def log(self, out: Path) -> Path:
         return self.folder(out) / "log.txt"
 
+    def result(self, out: Path) -> Path:
+        return self.folder(out) / "result.json"
+
 
 @dataclass(slots=True)
 class CellPlanner:
@@ -206,14 +209,14 @@ def _sides(data: SiloData) -> tuple[Sequence[Example], ...]:
 def stored_result(cell: Cell, out: Path) -> CellResult | None:
     """Return the stored result if it has this cell's digest."""
     try:
-        result = CellResult.model_validate_json((cell.folder(out) / "result.json").read_bytes())
+        result = CellResult.model_validate_json(cell.result(out).read_bytes())
     except (FileNotFoundError, ValidationError):
         return None
     return result.of(cell) if result.digest == cell.digest else None
 
 
 def store_result(cell: Cell, out: Path, result: CellResult) -> None:
-    write_durably(cell.folder(out) / "result.json", result.model_dump_json(indent=1).encode())
+    write_durably(cell.result(out), result.model_dump_json(indent=1).encode())
 
 
 _DIVERGED = "diverged.txt"

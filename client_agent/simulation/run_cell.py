@@ -27,21 +27,33 @@ from client_agent.simulation.run_records import (
     count_texts,
     read_relevance,
 )
+from client_agent.simulation.shared_files import FolderFiles, SharedFiles
 from client_agent.simulation.shared_rates import SharedRates
 from client_agent.simulation.study import Study
 from client_agent.strategies.base import load_strategy
+from client_agent.training.data import SiloData
 from client_agent.training.silo import Silo
 from schemas.trackers.trackers import NO_TRACKERS, Trackers
 
 
 @dataclass(slots=True)
 class WorkerContext:
-    """Shared state of the runs of one process."""
+    """Shared state of the runs of one process.
+
+    `out` is the folder of their working files, `shared` has the files of all workers; None = in `out`. `draw`
+    returns the examples of every silo for a seed.
+    """
 
     study: Study
     out: Path
     operator: Operator | None
     models: SharedModels
+    shared: SharedFiles | None = None
+    draw: Callable[[Study, int], dict[str, SiloData]] = draw_examples
+
+    @property
+    def files(self) -> SharedFiles:
+        return self.shared or FolderFiles(self.out)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,9 +75,9 @@ def run_cell(
     Raises:
         AgentError: a client or the coordinator failed.
     """
-    silos = build_silos(context.study, draw_examples(context.study, cell.seed), context.models)
+    silos = build_silos(context.study, context.draw(context.study, cell.seed), context.models)
     packs = _packs(context, cell, silos, partial(report_progress, 0))
-    rates = SharedRates.below(context.out)
+    rates = SharedRates.of(context.files)
     # Models, packs and searched rates are there or not by the order of runs, so their time is not counted.
     began, cpu = time.monotonic(), time.process_time()
     run = _alone if cell.alone else _federated
@@ -104,7 +116,7 @@ def _packs(
     study, plan = context.study, cell.plan.alignment
     if plan is None or plan.frames == "random" or study.pivot_model is None or study.anchors is None:
         return {}
-    cache = PackCache(context.out / "packs", read_anchors(study.anchors).anchors)
+    cache = PackCache(context.files, read_anchors(study.anchors).anchors)
     pivot = context.models.at(study.pivot_model)
     in_use = {pivot.slug: pivot} | {silo.base.slug: silo.base for silo in silos.values()}
     return {

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import logging
 import time
 from collections.abc import Iterator
@@ -12,7 +11,8 @@ from pathlib import Path
 from typing import Self
 
 from client_agent.simulation.code_fingerprint import code_of_runs
-from client_agent.storage.rate_store import RATES, RateStore
+from client_agent.simulation.shared_files import SharedFiles
+from client_agent.storage.rate_store import RATES, RateSearch, RateStore, search_from
 
 log = logging.getLogger(__name__)
 
@@ -30,29 +30,37 @@ class SharedRates(RateStore):
     """The searches of a comparison, and the time that this run spent in them.
 
     Whichever run needs a search first does it, and the others find its result. So its time is no cost of a
-    method.
+    method. `folder` is relative to that of `files`.
     """
 
+    files: SharedFiles
     spent: SearchTime = field(default_factory=SearchTime)
 
     @classmethod
-    def below(cls, out: Path) -> Self:
-        """Return the store of an output folder: of exactly this code, as results are."""
-        return cls(out / RATES / code_of_runs()[:24])
+    def of(cls, files: SharedFiles) -> Self:
+        """Return the store of a comparison: of exactly this code, as results are."""
+        return cls(Path(RATES) / code_of_runs()[:24], files)
+
+    def read(self, key: str) -> RateSearch:
+        content = self.files.read(self._name(key))
+        return (search_from(content, Path(self._name(key))) if content else None) or RateSearch()
+
+    def write(self, key: str, search: RateSearch) -> None:
+        self.files.write(self._name(key), search.model_dump_json().encode())
 
     @contextmanager
     def searching(self, key: str) -> Iterator[None]:
         """Lock the search of a key, and count its time; the lock of a killed process ends with it."""
         wall, cpu = time.monotonic(), time.process_time()
-        self.folder.mkdir(parents=True, exist_ok=True)
-        with (self.folder / f"{key}.lock").open("w") as lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                log.info("learning rate: waiting for the same search of another run")
-                fcntl.flock(lock, fcntl.LOCK_EX)
+        with self.files.locked(
+            str(self.folder / key),
+            lambda: log.info("learning rate: waiting for the same search of another run"),
+        ):
             try:
                 yield
             finally:
                 self.spent.wall += time.monotonic() - wall
                 self.spent.cpu += time.process_time() - cpu
+
+    def _name(self, key: str) -> str:
+        return f"{self.folder / key}.json"

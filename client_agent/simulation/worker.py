@@ -14,7 +14,7 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TextIO
+from pathlib import Path
 
 import torch
 
@@ -33,6 +33,8 @@ log = logging.getLogger(__name__)
 
 _PREFIX_BYTES = 8 * 2**30
 
+_CHANGED = "code or data changed since the comparison began; start the comparison again"
+
 _ACTIVITIES = (
     "client_agent.training",
     "client_agent.rounds",
@@ -43,28 +45,30 @@ _ACTIVITIES = (
 
 @dataclass(slots=True)
 class Worker:
-    """Runs orders in one context."""
+    """Runs cells in one context, with their log and result in its output folder."""
 
-    setup: Setup
     context: WorkerContext
-    answers: TextIO
+    send: Callable[[Progress | Done | Failed], None]
     _rounds: int = 0
     _client: str = ""
 
-    def run(self, order: Order) -> None:
+    def run_order(self, order: Order) -> None:
         """Run one order; report a failure and stay ready for the next order."""
-        study = self.setup.study
+        study = self.context.study
         cell = CellPlanner(study).cell(methods_of(study, [order.method])[0], order.seed, order.rate)
-        cell.folder(self.setup.out).mkdir(parents=True, exist_ok=True)
-        _log_into(cell, self.setup)
+        self.run(cell, is_current=cell.digest == order.digest)
+
+    def run(self, cell: Cell, *, is_current: bool) -> None:
+        """Run one cell, or report that its inputs are not those of the comparison."""
+        out = self.context.out
+        cell.folder(out).mkdir(parents=True, exist_ok=True)
+        _log_into(cell, out)
         logging.getLogger().addHandler(_Activity(lambda doing: self._report_activity(cell, doing)))
         log.info("%s: %s", cell.label, cell.plan.model_dump_json())
         try:
-            if cell.digest != order.digest:
-                raise StudyUnusable(
-                    "code or data changed since the comparison began; start the comparison again"
-                )
-            with trackers_of(self.setup.study, self.setup.out, cell) as trackers:
+            if not is_current:
+                raise StudyUnusable(_CHANGED)
+            with trackers_of(self.context.study, out, cell) as trackers:
                 result = run_cell(
                     self.context,
                     cell,
@@ -72,29 +76,26 @@ class Worker:
                     trackers,
                 )
                 track_result(trackers, result)
-            store_result(cell, self.setup.out, result)
+            store_result(cell, out, result)
         except Exception as error:
             log.exception("%s failed", cell.label)
-            self.context.models = _models(self.setup)  # an adapter may still be attached to a loaded model
+            self.context.models = models_in(out)  # an adapter may still be attached to a loaded model
             if isinstance(error, LossNotFinite) and cell.rate is not None:
-                store_divergence(cell, self.setup.out)
+                store_divergence(cell, out)
             is_agent_error = isinstance(error, AgentError)
-            self._send(Failed(reason=str(error) if is_agent_error else f"{type(error).__name__}: {error}"))
+            self.send(Failed(reason=str(error) if is_agent_error else f"{type(error).__name__}: {error}"))
         else:
             log.info("%s finished", cell.label)
-            self._send(Done())
+            self.send(Done())
 
     def _report_progress(self, cell: Cell, rounds: int, doing: str) -> None:
         self._rounds, self._client = rounds, doing
-        self._send(Progress(rounds=rounds, total=cell.plan.rounds.total, doing=doing))
+        self.send(Progress(rounds=rounds, total=cell.plan.rounds.total, doing=doing))
 
     def _report_activity(self, cell: Cell, line: str) -> None:
         """Report a log line of the active client: what it searches, trains or scores."""
         doing = f"{self._client}: {line}" if self._client else line
-        self._send(Progress(rounds=self._rounds, total=cell.plan.rounds.total, doing=doing))
-
-    def _send(self, message: Progress | Done | Failed) -> None:
-        print(message.model_dump_json(), file=self.answers, flush=True)
+        self.send(Progress(rounds=self._rounds, total=cell.plan.rounds.total, doing=doing))
 
 
 class _Activity(logging.Handler):
@@ -116,16 +117,21 @@ def main() -> None:
     setup = Setup.model_validate_json(sys.stdin.readline())
     torch.set_num_threads(1)
     operator = Operator(setup.url, setup.token) if setup.url is not None else None
-    context = WorkerContext(setup.study, setup.out, operator, _models(setup))
-    worker = Worker(setup, context, answers)
+    context = WorkerContext(setup.study, setup.out, operator, models_in(setup.out))
+
+    def send(message: Progress | Done | Failed) -> None:
+        print(message.model_dump_json(), file=answers, flush=True)
+
+    worker = Worker(context, send)
     orders: queue.SimpleQueue[Order] = queue.SimpleQueue()
     threading.Thread(target=_listen, args=(orders, setup), daemon=True).start()
     while True:
-        worker.run(orders.get())
+        worker.run_order(orders.get())
 
 
-def _models(setup: Setup) -> SharedModels:
-    return SharedModels(PrefixStore(setup.out / PREFIXES, _PREFIX_BYTES))
+def models_in(out: Path) -> SharedModels:
+    """Return no models yet, with stored layers in an output folder."""
+    return SharedModels(PrefixStore(out / PREFIXES, _PREFIX_BYTES))
 
 
 def _listen(orders: queue.SimpleQueue[Order], setup: Setup) -> None:
@@ -137,9 +143,9 @@ def _listen(orders: queue.SimpleQueue[Order], setup: Setup) -> None:
     os._exit(0)
 
 
-def _log_into(cell: Cell, setup: Setup) -> None:
+def _log_into(cell: Cell, out: Path) -> None:
     """Redirect all later logging and output to the run's log."""
-    with cell.log(setup.out).open("wb") as file:
+    with cell.log(out).open("wb") as file:
         for stream in (sys.stdout, sys.stderr):
             os.dup2(file.fileno(), stream.fileno())
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", stream=sys.stderr, force=True)

@@ -35,8 +35,8 @@ class ProgressListener(Protocol):
 Follow = Callable[[Cell], Sequence[Cell]]
 
 
-class _Waiting:
-    """The cells that wait for a process, and those that follow from the ones that end."""
+class CellQueue:
+    """The cells that wait for a worker, and those that follow from the ones that end."""
 
     def __init__(self, cells: Sequence[Cell], follow: Follow) -> None:
         self.error: Exception | None = None
@@ -81,7 +81,7 @@ class Pool:
 
         `follow` returns further cells that can run once a cell has ended; calls of it do not overlap.
         """
-        waiting = _Waiting(cells, follow)
+        waiting = CellQueue(cells, follow)
         threads = [
             threading.Thread(target=self._run_queue, args=(waiting,), daemon=True) for _ in range(workers)
         ]
@@ -97,7 +97,7 @@ class Pool:
         if waiting.error is not None:
             raise waiting.error
 
-    def _run_queue(self, waiting: _Waiting) -> None:
+    def _run_queue(self, waiting: CellQueue) -> None:
         process: subprocess.Popen[str] | None = None
         while not self._stopped and (cell := waiting.next()) is not None:
             if process is None or process.poll() is not None:
@@ -149,16 +149,16 @@ def open_pool(study: Study, out: Path, cells: Sequence[Cell], listener: Progress
         yield Pool(Setup(study=study, out=out), listener)
         return
     folder = out / "coordinator"
-    _delete_database(folder)
+    delete_database(folder)
     with running_coordinator(folder) as running:
         yield Pool(
             Setup(study=study, out=out, url=running.url, token=running.token, coordinator=running.process),
             listener,
         )
-    _delete_database(folder)
+    delete_database(folder)
 
 
-def _delete_database(folder: Path) -> None:
+def delete_database(folder: Path) -> None:
     """Delete the database of an earlier coordinator; every run creates its own federation."""
     for file in folder.glob("tessera.db*"):
         file.unlink()

@@ -67,11 +67,20 @@ class RateStore:
         return next((search for search in searches if search is not None), None)
 
 
+def search_from(content: bytes, file: Path) -> RateSearch | None:
+    """Parse the content of a file; None, and a line in the log, if it is damaged."""
+    try:
+        return RateSearch.model_validate_json(content)
+    except ValidationError as error:
+        log.warning("learning rate: %s is damaged and ignored (%s)", file, type(error).__name__)
+        return None
+
+
 def _read(file: Path) -> RateSearch | None:
     try:
-        return RateSearch.model_validate_json(file.read_bytes())
+        return search_from(file.read_bytes(), file)
     except FileNotFoundError:
         return None
-    except (OSError, ValidationError) as error:
+    except OSError as error:
         log.warning("learning rate: %s is damaged and ignored (%s)", file, type(error).__name__)
         return None

@@ -14,6 +14,7 @@ def commands(app: typer.Typer) -> None:
     app.command("serve", rich_help_panel="Coordinator")(serve)
     app.command("migrate", rich_help_panel="Coordinator")(migrate)
     app.command("backup", rich_help_panel="Coordinator")(backup)
+    app.add_typer(payloads, name="payloads", rich_help_panel="Coordinator")
     app.command("ready", rich_help_panel="Coordinator")(ready)
 
 
@@ -71,6 +72,50 @@ def backup(
     typer.echo(
         f"Copied the database to {file}. It does not contain the signing key; back that up separately."
     )
+
+
+payloads = typer.Typer(help="Where tensors are stored: in rows of the database, or in an object store.")
+
+
+@payloads.command("move")
+def move_payloads(
+    to: Annotated[
+        str,
+        typer.Option(help="rows, or a store: s3://BUCKET/PREFIX, file:///FOLDER.", show_default=False),
+    ],
+) -> None:
+    """Move the tensors of the database at TESSERA_DATABASE_URL; the coordinator may go on.
+
+    Each is copied, read back and compared with its digest before its place changes. Safe to interrupt: the
+    same command goes on. To a store, tensors of 1 MiB or more are moved.
+    """
+    from coordinator.errors import Refused, SettingsUnusable
+    from coordinator.maintenance import move_payloads as run
+
+    sizes: list[int] = []
+    try:
+        run(to, progress=sizes.append)
+    except (SettingsUnusable, Refused, LookupError) as error:
+        typer.echo(f"moved {len(sizes)} payloads before this:", err=True)
+        _fail(error)
+    typer.echo(f"moved {len(sizes)} payloads, {sum(sizes) / 2**20:.1f} MiB, to {to}")
+
+
+@payloads.command("check")
+def check_payloads() -> None:
+    """Read the last byte of every tensor in a store; exit 1 if one is missing, as after a restore."""
+    from coordinator.errors import Refused, SettingsUnusable
+    from coordinator.maintenance import check_payloads as run
+
+    try:
+        faults = run()
+    except (SettingsUnusable, Refused) as error:
+        _fail(error)
+    for fault in faults:
+        typer.echo(fault)
+    if faults:
+        raise typer.Exit(1)
+    typer.echo("every payload in a store is there")
 
 
 def ready(url: Url = DEFAULT_URL) -> None:

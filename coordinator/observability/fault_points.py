@@ -41,6 +41,8 @@ Place = Literal[
     "publication-written",
     "publication-committed",
     "collection-deleted",
+    "payload-put",
+    "payload-moved",
 ]
 """`written`: before the commit; `committed`: after it, before any notification or response."""
 

@@ -1,13 +1,13 @@
-"""Store and read content-addressed bytes in chunk rows. `store` writes known bytes in the caller's
-transaction; a `Staged` payload grows over many short transactions and gets its digest when it is
-adopted.
+"""Store content-addressed bytes in chunk rows, and read them there or in the object store to which they
+were moved. `store` writes known bytes in the caller's transaction; a `Staged` payload grows over many short
+transactions and gets its digest when it is adopted.
 """
 
 from __future__ import annotations
 
 import hashlib
 import sqlite3
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, BinaryIO
 
@@ -21,6 +21,7 @@ from coordinator.db.clock import clock
 from coordinator.db.engine import Database, database_time, driver_of, run
 from coordinator.db.tables.federations import PayloadRow
 from coordinator.errors import Unavailable
+from coordinator.storage import object_store
 from schemas.wire.digests import digest_from_hash, digest_of
 
 # A block of an aggregation is a small part of each payload, and SQLite scans a chunk from its start:
@@ -49,6 +50,9 @@ _NEW = {
 }
 _PUT_ON_SQLITE = "INSERT INTO payload_chunks (payload_id, begin, data) VALUES (?, ?, ?)"
 _PUT_ON_POSTGRES = "INSERT INTO payload_chunks (payload_id, begin, data) VALUES (%s, %s, %b)"
+_PLACED_ON_SQLITE = "SELECT place, bytes FROM payloads WHERE id = ?"
+_PLACED_ON_POSTGRES = "SELECT place, bytes FROM payloads WHERE id = %s"
+_ReadObject = Callable[[str, int, int, int], Iterator[bytes]]
 _CUT = f"""
     SELECT begin, substr(data, (greatest(%(begin)s - begin, 0) + 1)::integer, %(size)s::integer)
     FROM payload_chunks
@@ -72,7 +76,7 @@ def store(session: Session, digest: str, size: int, content: Iterable[bytes]) ->
     while True:
         created = _insert(session, digest, size)
         if created is not None:
-            _append(session, created, 0, content)
+            append(session, created, 0, content)
             return created
         # Locked against collection until the reference exists; absent if the collector was first.
         existing = run(session, _SHARED, {"digest": digest}).scalar()
@@ -85,13 +89,13 @@ def read(session: Session, payload_id: int, begin: int, end: int) -> bytes:
 
 
 def read_into(driver: Any, payload_id: int, begin: int, target: memoryview) -> None:
-    """Fill `target` with the bytes from `begin` on, over the driver's connection.
+    """Fill `target` with the bytes from `begin` on, over the driver's connection, or from the object store.
 
     Raises:
         LookupError: the payload is shorter.
     """
     position = 0
-    for part in _parts(driver, payload_id, begin, begin + len(target)):
+    for part in _parts(driver, payload_id, begin, begin + len(target), object_store.ranged):
         target[position : position + len(part)] = part
         position += len(part)
     if position != len(target):
@@ -143,7 +147,7 @@ class Staged:
             Unavailable: the payload was collected, since the clock was set meanwhile.
         """
         try:
-            _append(session, self.payload_id, self.size, [content])
+            append(session, self.payload_id, self.size, [content])
         except session.get_bind().dialect.loaded_dbapi.IntegrityError as error:
             raise Unavailable(_COLLECTED) from error
         self.size += len(content)
@@ -227,15 +231,25 @@ def _insert(session: Session, digest: str, size: int) -> int | None:
 
 
 def _read(driver: Any, payload_id: int, begin: int, end: int) -> bytes:
-    content = b"".join(_parts(driver, payload_id, begin, end))
+    content = b"".join(_parts(driver, payload_id, begin, end, object_store.read_ahead))
     if len(content) != end - begin:
         raise LookupError(f"payload {payload_id} has no bytes {begin} to {end}")
     return content
 
 
-def _parts(driver: Any, payload_id: int, begin: int, end: int) -> Iterator[bytes]:
-    parts = _parts_on_sqlite if isinstance(driver, sqlite3.Connection) else _parts_on_postgres
-    return parts(driver, payload_id, begin, end)
+def _parts(driver: Any, payload_id: int, begin: int, end: int, read_object: _ReadObject) -> Iterator[bytes]:
+    """Yield a range from rows, or from the object store if the payload has none there."""
+    is_sqlite = isinstance(driver, sqlite3.Connection)
+    in_rows = False
+    for part in (_parts_on_sqlite if is_sqlite else _parts_on_postgres)(driver, payload_id, begin, end):
+        in_rows = True
+        yield part
+    if not in_rows and begin < end:
+        row = driver.execute(
+            _PLACED_ON_SQLITE if is_sqlite else _PLACED_ON_POSTGRES, (payload_id,)
+        ).fetchone()
+        if row is not None and row[0] is not None:
+            yield from read_object(row[0], row[1], begin, min(row[1], end))
 
 
 def _parts_on_postgres(driver: Any, payload_id: int, begin: int, end: int) -> Iterator[bytes]:
@@ -261,7 +275,8 @@ def _parts_on_sqlite(driver: sqlite3.Connection, payload_id: int, begin: int, en
                 yield data.read(last - first)
 
 
-def _append(session: Session, payload_id: int, begin: int, content: Iterable[bytes | memoryview]) -> None:
+def append(session: Session, payload_id: int, begin: int, content: Iterable[bytes | memoryview]) -> None:
+    """Write rows of a payload from byte `begin` on."""
     driver = driver_of(session)
     put = _PUT_ON_SQLITE if isinstance(driver, sqlite3.Connection) else _PUT_ON_POSTGRES
     for piece in content:

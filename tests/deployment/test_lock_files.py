@@ -20,7 +20,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
 EXTRAS: dict[str, list[str]] = PROJECT["project"]["optional-dependencies"]
 EXTRAS_OF = {
     "dev.txt": set(EXTRAS) - {"fuzz", "charts"},
-    "coordinator.txt": {"coordinator", "postgres", "otel"},
+    "coordinator.txt": {"coordinator", "postgres", "otel", "object-store"},
     "agent.txt": {"agent"},
     "fuzz.txt": {"fuzz"},
     "charts.txt": {"charts"},

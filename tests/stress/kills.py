@@ -21,10 +21,13 @@ from tests.stress.summed import SummedTrial
 
 # Nothing is collected within an hour of its writing: at that place dies another process than a coordinator.
 _COLLECTING: Place = "collection-deleted"
+OF_MOVES = [place for place in PLACES if place.startswith("payload-")]
+"""Those of `tests.coordinator.storage.test_moving`."""
+
 OF_SUMS = [place for place in PLACES if place.startswith(("ready-", "sum-"))]
 """Places that only a federation comes to whose updates are summed."""
 
-_WHILE_SERVING = [place for place in PLACES if place != _COLLECTING and place not in OF_SUMS]
+_WHILE_SERVING = [place for place in PLACES if place != _COLLECTING and place not in (*OF_SUMS, *OF_MOVES)]
 _LEFT_OVER = 4
 
 

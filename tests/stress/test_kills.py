@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
 
 def test_killed_at_every_place_where_it_matters(database_url: str, tmp_path: Path) -> None:
     found = kills.at_every_place(database_url, tmp_path, Trial(clients=4, rounds=8))
-    assert sorted([*found.died_at, *kills.OF_SUMS]) == sorted(PLACES)
+    assert sorted([*found.died_at, *kills.OF_SUMS, *kills.OF_MOVES]) == sorted(PLACES)
 
 
 def test_killed_at_every_place_of_a_sum(database_url: str, tmp_path: Path) -> None:

@@ -151,16 +151,16 @@ class ParticipationRow(Table):
 
 
 class PayloadRow(Table):
-    """Bytes under their digest; a payload without a digest is unfinished and has no references."""
+    """Bytes under their digest, in chunks or at the URL `place`; without digest unfinished, unreferenced."""
 
     __tablename__ = "payloads"
-    # An id is never reused: a reader of a deleted payload finds nothing.
-    __table_args__ = ({"sqlite_autoincrement": True},)
+    __table_args__ = ({"sqlite_autoincrement": True},)  # readers of a deleted payload find nothing
 
     id: Mapped[int] = mapped_column(primary_key=True)
     digest: Mapped[str | None] = mapped_column(unique=True)
     bytes: Mapped[int] = mapped_column(BigInteger)
     created_at: Mapped[datetime]
+    place: Mapped[str | None]
 
 
 class ChunkRow(Table):

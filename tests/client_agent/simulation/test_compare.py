@@ -18,6 +18,7 @@ from typer.testing import CliRunner
 
 from client_agent.cli.compare import compare
 from client_agent.errors import FolderInUse
+from client_agent.simulation import shared_files
 from client_agent.simulation.clients import SharedModels
 from client_agent.simulation.compare import Comparison, simulate
 from client_agent.simulation.methods import methods_of
@@ -107,11 +108,10 @@ def test_fresh_discards_results(tmp_path: Path) -> None:
 
 
 def test_fresh_discards_searched_rates(tmp_path: Path) -> None:
-    comparison = planned(tmp_path)
-    rates = SharedRates.below(comparison.out)
+    rates = SharedRates.of(shared_files.FolderFiles(planned(tmp_path).out))
     rates.write("key", RateSearch(chosen=0.01))
-    comparison.forget()
-    assert SharedRates.below(comparison.out).read("key").chosen is None
+    planned(tmp_path).forget()
+    assert SharedRates.of(rates.files).read("key").chosen is None
 
 
 def test_a_partial_report_names_the_missing_runs(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from client_agent.errors import StudyUnusable
 from client_agent.model.loading import BaseModel, load_base_model
 from client_agent.simulation import pack_cache
 from client_agent.simulation.pack_cache import PackCache, body_for_federation, read_anchors
+from client_agent.simulation.shared_files import FolderFiles
 from schemas.messages.federations import AdapterPlan, AlignmentPlan
 from tests.scenarios.agents import EXAMPLES, MODELS
 
@@ -28,7 +29,7 @@ def pack_files(
 ) -> list[str]:
     """Request the pivot's pack; return the activities that it needed."""
     activities: list[str] = []
-    cache = PackCache(folder, read_anchors(EXAMPLES / "anchors.json").anchors)
+    cache = PackCache(FolderFiles(folder), read_anchors(EXAMPLES / "anchors.json").anchors)
     plan = AlignmentPlan(pivot=pivot.slug, anchors=anchors)
     assert cache.pack(pivot, pivot, adapter, plan, activities.append).manifest.selected
     return activities
@@ -49,12 +50,12 @@ def test_a_pack_of_other_code_is_not_taken_for_its_own(
     pack_files(tmp_path, pivot)
     monkeypatch.setattr(pack_cache, "code_of_packs", lambda: "another version's")
     assert pack_files(tmp_path, pivot) == [f"aligning {pivot.slug}"]
-    assert len(list(tmp_path.glob("*.safetensors"))) == 2
+    assert len(list(tmp_path.glob("packs/*.safetensors"))) == 2
 
 
 def test_a_federation_gets_the_same_frames_under_its_own_name(tmp_path: Path, pivot: BaseModel) -> None:
     pack_files(tmp_path, pivot)
-    (file,) = tmp_path.glob("*.safetensors")
+    (file,) = tmp_path.glob("packs/*.safetensors")
     stored = Pack.from_body(file.read_bytes())
     sent = Pack.from_body(body_for_federation(stored, "fed_1"))
     assert sent.manifest.federation == "fed_1"

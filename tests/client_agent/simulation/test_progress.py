@@ -54,7 +54,7 @@ def test_time_left_follows_from_the_rounds_so_far(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
     printed = StringIO()
     with ProgressDisplay(Console(file=printed, width=200), comparison, 2) as display:
-        assert "3 runs, 6 rounds in all, on 2 processes: about 10 minutes" in printed.getvalue()
+        assert "3 runs, 6 rounds in all, on 2 workers: about 10 minutes" in printed.getvalue()
         display.started(second)
         display.print_time_left()
         now[0] = 180.0

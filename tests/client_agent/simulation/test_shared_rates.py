@@ -15,8 +15,9 @@ from client_agent.simulation.clients import SharedModels
 from client_agent.simulation.methods import methods_of
 from client_agent.simulation.results import CellResult, cells_of
 from client_agent.simulation.run_cell import WorkerContext, run_cell
+from client_agent.simulation.shared_files import FolderFiles
 from client_agent.simulation.shared_rates import SharedRates
-from client_agent.storage.rate_store import RateSearch
+from client_agent.storage.rate_store import RATES, RateSearch
 from tests.client_agent.simulation.studies import study
 
 
@@ -34,18 +35,18 @@ def test_the_run_that_searches_first_has_no_higher_costs(tmp_path: Path) -> None
     first, second = results
     assert [client.learning_rate for client in first.clients] == [c.learning_rate for c in second.clients]
     assert first.search_cpu_seconds > 10 * second.search_cpu_seconds
-    assert len(list(SharedRates.below(context.out).folder.glob("*.json"))) == 2
+    assert len(list((context.out / RATES).glob("*/*.json"))) == 2
 
 
 def test_searches_of_other_code_are_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    SharedRates.below(tmp_path).write("key", RateSearch(chosen=0.01))
-    assert SharedRates.below(tmp_path).read("key").chosen == 0.01
+    SharedRates.of(FolderFiles(tmp_path)).write("key", RateSearch(chosen=0.01))
+    assert SharedRates.of(FolderFiles(tmp_path)).read("key").chosen == 0.01
     monkeypatch.setattr(shared_rates, "code_of_runs", lambda: "f" * 64)
-    assert SharedRates.below(tmp_path).read("key").chosen is None
+    assert SharedRates.of(FolderFiles(tmp_path)).read("key").chosen is None
 
 
 def test_two_runs_do_not_search_the_same_rate_at_once(tmp_path: Path) -> None:
-    mine, yours = SharedRates.below(tmp_path), SharedRates.below(tmp_path)
+    mine, yours = SharedRates.of(FolderFiles(tmp_path)), SharedRates.of(FolderFiles(tmp_path))
     events: list[str] = []
 
     def wait() -> None:
@@ -68,13 +69,15 @@ def test_two_runs_do_not_search_the_same_rate_at_once(tmp_path: Path) -> None:
 def test_the_lock_of_a_killed_run_is_free(tmp_path: Path) -> None:
     code = (
         "import sys, time; from pathlib import Path; "
+        "from client_agent.simulation.shared_files import FolderFiles; "
         "from client_agent.simulation.shared_rates import SharedRates\n"
-        "with SharedRates.below(Path(sys.argv[1])).searching('key'): print('in', flush=True); time.sleep(60)"
+        "with SharedRates.of(FolderFiles(Path(sys.argv[1]))).searching('key'):\n"
+        " print('in', flush=True); time.sleep(60)"
     )
     process = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE, text=True)
     with process:
         assert process.stdout is not None
         assert process.stdout.readline() == "in\n"
         process.kill()
-    with SharedRates.below(tmp_path).searching("key"):
+    with SharedRates.of(FolderFiles(tmp_path)).searching("key"):
         pass

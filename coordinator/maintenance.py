@@ -1,0 +1,46 @@
+"""Work on the database at TESSERA_DATABASE_URL beside the service: where its tensors are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from coordinator.db import migrate as migrations
+from coordinator.db.engine import Database
+from coordinator.errors import SettingsUnusable
+from coordinator.server import load_settings, opened_database
+from coordinator.storage import moving
+
+
+def move_payloads(to: str, *, progress: Callable[[int], None]) -> None:
+    """Move all payloads to rows or to a store; `progress` is called with the bytes of each.
+
+    Raises:
+        SettingsUnusable: the database cannot be used, or the URL is none of a store.
+        Unavailable: the store does not answer.
+        LookupError: a payload is damaged.
+    """
+    with _current_database() as database:
+        if to != moving.ROWS:
+            moving.require(database, to)
+        smallest = 0 if to == moving.ROWS else moving.SMALLEST
+        for size in moving.move(database, to, smallest=smallest):
+            progress(size)
+
+
+def check_payloads() -> list[str]:
+    """Return a sentence for each payload whose object is missing.
+
+    Raises:
+        SettingsUnusable, Unavailable: database or store cannot be used.
+    """
+    with _current_database() as database:
+        return list(moving.missing(database))
+
+
+@contextmanager
+def _current_database() -> Iterator[Database]:
+    with opened_database(load_settings()) as database:
+        if not migrations.is_current(database):
+            raise SettingsUnusable("the database is not migrated to this version; run `tessera migrate`")
+        yield database

@@ -1,0 +1,214 @@
+"""Move payloads between rows and an object store, and delete objects that no payload has.
+
+A payload is moved by copying: the object is written and read back, then one transaction sets the place and
+deletes the rows. Killed in between, only an object without a payload is left, which `sweep` deletes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import timedelta
+
+from sqlalchemy import delete, or_, select, update
+from sqlalchemy.sql.dml import Update
+
+from coordinator.db.engine import Database, database_time
+from coordinator.db.tables.federations import ChunkRow, PayloadRow
+from coordinator.db.tables.identity import ServerIdentityRow
+from coordinator.observability.fault_points import may_crash
+from coordinator.observability.logs import logger
+from coordinator.storage import object_store, payloads
+from coordinator.storage.garbage_collection import GRACE
+from schemas.identity.keys import thumbprint
+from schemas.wire.digests import digest_from_hash
+
+log = logger(__name__)
+
+ROWS = "rows"
+SMALLEST = 2**20
+"""Bytes below which a payload stays in rows: a request would take longer than the bytes."""
+
+SETTLED = timedelta(minutes=10)
+"""Age at which a coordinator moves a payload by itself: a running round has read it by then."""
+
+_UNUSED = GRACE + timedelta(hours=1)
+_BATCH = 100
+_PIECE = 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class _Finished:
+    """A payload to move."""
+
+    id: int
+    digest: str
+    size: int
+    place: str | None
+
+
+def home(database: Database, url: str) -> str:
+    """Return the folder of this database's objects in a store, so that two databases may share it."""
+    with database.read() as session:
+        key = session.scalars(select(ServerIdentityRow.public_key)).one()
+    return f"{url.rstrip('/')}/{thumbprint(key)[:16]}"
+
+
+def move(
+    database: Database, to: str, *, smallest: int = SMALLEST, settled: timedelta = timedelta()
+) -> Iterator[int]:
+    """Move all finished payloads that are elsewhere; yield the bytes of each. May be stopped at any time.
+
+    Args:
+        to: `rows`, or the URL of a store.
+        smallest: payloads of fewer bytes stay where they are.
+        settled: those of a lower age too.
+
+    Raises:
+        Unavailable: the store does not answer; repeat the call.
+        LookupError: a payload's bytes are missing, or are not those of its digest.
+    """
+    base = None if to == ROWS else home(database, to)
+    after = 0
+    while batch := _elsewhere(database, base, smallest, settled, after):
+        for payload in batch:
+            after = payload.id
+            if base is None:
+                moved = _to_rows(database, payload)
+            else:
+                moved = _to_object(database, payload, f"{base}/{payload.id}-{secrets.token_hex(8)}")
+            if moved:
+                yield payload.size
+
+
+def move_settled(database: Database, to: str, is_stopping: Callable[[], bool]) -> None:
+    """Move the payloads of a store that are old enough, until it is stopping."""
+    moved = 0
+    for size in move(database, to, settled=SETTLED):
+        moved += size
+        if is_stopping():
+            break
+    if moved:
+        log.info("payloads-moved", bytes=moved)
+
+
+def sweep(database: Database, url: str, *, unused: timedelta = _UNUSED) -> int:
+    """Delete objects of this database that are older than `unused` and no payload's; return their number.
+
+    Collected and moved payloads leave such objects, and so does a kill between object and commit.
+    """
+    base, swept = home(database, url), 0
+    for batch in object_store.listed(base):
+        with database.read() as session:
+            oldest = database_time(session) - unused
+            old = [place for place, changed in batch if changed < oldest]
+            in_use = set(session.scalars(select(PayloadRow.place).where(PayloadRow.place.in_(old))))
+        orphans = [place for place in old if place not in in_use]
+        object_store.delete(orphans)
+        swept += len(orphans)
+    if swept:
+        log.info("objects-swept", objects=swept)
+    return swept
+
+
+def missing(database: Database) -> Iterator[str]:
+    """Yield a sentence for each payload whose object is missing or too short, as after a restored backup."""
+    after = 0
+    placed = select(PayloadRow.id, PayloadRow.place, PayloadRow.bytes).where(PayloadRow.place.is_not(None))
+    while True:
+        with database.read() as session:
+            query = placed.where(PayloadRow.id > after).order_by(PayloadRow.id).limit(_BATCH)
+            batch = session.execute(query).all()
+        if not batch:
+            return
+        for payload_id, place, size in batch:
+            after = payload_id
+            try:
+                object_store.read(str(place), size - 1, size)
+            except LookupError as error:
+                yield f"payload {payload_id}: {error}"
+
+
+def _elsewhere(
+    database: Database, base: str | None, smallest: int, settled: timedelta, after: int
+) -> list[_Finished]:
+    column = PayloadRow.place
+    is_elsewhere = (
+        column.is_not(None) if base is None else or_(column.is_(None), ~column.startswith(f"{base}/"))
+    )
+    with database.read() as session:
+        query = (
+            select(PayloadRow.id, PayloadRow.digest, PayloadRow.bytes, PayloadRow.place)
+            .where(
+                PayloadRow.digest.is_not(None),
+                PayloadRow.bytes >= max(1, smallest),
+                PayloadRow.created_at <= database_time(session) - settled,
+                PayloadRow.id > after,
+                is_elsewhere,
+            )
+            .order_by(PayloadRow.id)
+            .limit(_BATCH)
+        )
+        return [
+            _Finished(payload_id, str(digest), size, place)
+            for payload_id, digest, size, place in session.execute(query)
+        ]
+
+
+def _to_object(database: Database, payload: _Finished, place: str) -> bool:
+    """Copy, read back, then commit; False if the payload was collected or moved meanwhile."""
+    object_store.put(place, _verified(payload, payloads.stream(database, payload.id, 0, payload.size)))
+    may_crash("payload-put")
+    for _ in _verified(payload, _object(place, payload.size)):
+        pass
+    with database.write() as session:
+        is_there = session.connection().execute(_claim(payload).values(place=place)).rowcount == 1
+        if is_there:
+            session.execute(delete(ChunkRow).where(ChunkRow.payload_id == payload.id))
+            may_crash("payload-moved")
+    return is_there
+
+
+def _to_rows(database: Database, payload: _Finished) -> bool:
+    with tempfile.TemporaryFile() as spool:  # no transaction is open while bytes travel
+        for piece in _verified(payload, _object(str(payload.place), payload.size)):
+            spool.write(piece)
+        with database.write() as session:
+            is_there = session.connection().execute(_claim(payload).values(place=None)).rowcount == 1
+            if is_there:
+                payloads.append(session, payload.id, 0, payloads.pieces(spool))
+    return is_there
+
+
+def _claim(payload: _Finished) -> Update:
+    """Return an update of a payload that is still where it was."""
+    is_where_it_was = PayloadRow.place.is_not_distinct_from(payload.place)
+    return update(PayloadRow).where(PayloadRow.id == payload.id, is_where_it_was)
+
+
+def _object(place: str, size: int) -> Iterator[bytes]:
+    for begin in range(0, size, _PIECE * 8):
+        yield object_store.read(place, begin, min(size, begin + _PIECE * 8))
+
+
+def _verified(payload: _Finished, content: Iterator[bytes]) -> Iterator[bytes]:
+    """Yield the content; raise at its end unless it has the payload's digest."""
+    hasher = hashlib.sha256()
+    for piece in content:
+        hasher.update(piece)
+        yield piece
+    if digest_from_hash(hasher.hexdigest()) != payload.digest:
+        where = payload.place or ROWS
+        raise LookupError(f"payload {payload.id} at {where} does not have its digest; restore a backup")
+
+
+def require(database: Database, url: str) -> None:
+    """Raise unless a store answers.
+
+    Raises:
+        SettingsUnusable, Unavailable: see `object_store.require_store`.
+    """
+    object_store.require_store(home(database, url))

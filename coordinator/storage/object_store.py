@@ -1,0 +1,144 @@
+"""Objects of payloads in S3 and compatible stores, Google Cloud, Azure, or a folder.
+
+An object's place is a URL such as `s3://bucket/prefix/12-3fa9...`; it is written once and never changed.
+Credentials come from the variables of each store, such as AWS_ACCESS_KEY_ID and AWS_ENDPOINT_URL.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import datetime, timedelta
+from functools import cache, lru_cache
+from typing import TYPE_CHECKING, Any
+
+from coordinator.errors import SettingsUnusable, Unavailable
+
+if TYPE_CHECKING:
+    from obstore.store import ObjectStore
+
+SCHEMES = ("s3", "gs", "az", "file")
+_BLOCK_BYTES = 4 * 2**20
+_BLOCKS = 16
+_PART_BYTES = 8 * 2**20
+_TIMEOUTS = {"timeout": "60s", "connect_timeout": "10s"}
+_RETRIES = {"max_retries": 3, "retry_timeout": timedelta(seconds=20)}
+
+
+def require_store(url: str) -> None:
+    """Raise unless payloads can be stored at a URL: one small object is listed, none is written.
+
+    Raises:
+        SettingsUnusable: obstore is missing, or the URL is none of a store.
+        Unavailable: the store does not answer, or refuses the credentials.
+    """
+    if url.partition("://")[0] not in SCHEMES:
+        raise SettingsUnusable(
+            f"{url} is no object store; write s3://BUCKET/PREFIX, gs://, az:// or file:///FOLDER"
+        )
+    with _explained(url):
+        next(iter(_store(url).list(chunk_size=1)), None)
+
+
+def put(place: str, content: Iterable[bytes]) -> None:
+    """Write an object, in parts if it is large; it exists whole or not at all.
+
+    Raises:
+        Unavailable: the store does not answer, or refuses the credentials.
+    """
+    base, key = _parted(place)
+    with _explained(base):
+        store = _store(base)
+        import obstore  # after `_store`, which explains how to install it
+
+        with obstore.open_writer(store, key, buffer_size=_PART_BYTES) as writer:
+            for piece in content:
+                writer.write(piece)
+
+
+def read(place: str, begin: int, end: int) -> bytes:
+    """Read a range of an object.
+
+    Raises:
+        LookupError: there is no such object, or it is shorter.
+        Unavailable: the store does not answer, or refuses the credentials.
+    """
+    base, key = _parted(place)
+    with _explained(base):
+        content = bytes(_store(base).get_range(key, start=begin, end=end))
+    if len(content) != end - begin:
+        raise LookupError(f"{place} has no bytes {begin} to {end}")
+    return content
+
+
+def ranged(place: str, size: int, begin: int, end: int) -> Iterator[bytes]:
+    """Yield a range of an object in one request: for readers that do not come back for what is beside it."""
+    yield read(place, begin, end)
+
+
+def read_ahead(place: str, size: int, begin: int, end: int) -> Iterator[bytes]:
+    """Yield a range of an object of `size` bytes, from whole blocks that later reads use again."""
+    while begin < end:
+        number = begin // _BLOCK_BYTES
+        first = number * _BLOCK_BYTES
+        block = _block(place, first, min(size, first + _BLOCK_BYTES))
+        piece = block[begin - first : end - first]
+        yield piece
+        begin += len(piece)
+
+
+def listed(base: str) -> Iterator[list[tuple[str, datetime]]]:
+    """Yield all objects below a URL in batches, as (place, time of its last change)."""
+    with _explained(base):
+        for batch in _store(base).list():
+            yield [(f"{base}/{item['path']}", item["last_modified"]) for item in batch]
+
+
+def delete(places: Sequence[str]) -> None:
+    """Delete objects of one store; missing ones do not matter."""
+    if places:
+        base = _parted(places[0])[0]
+        with _explained(base):
+            _store(base).delete([_parted(place)[1] for place in places])
+
+
+def _parted(place: str) -> tuple[str, str]:
+    base, _, key = place.rpartition("/")
+    return base, key
+
+
+@lru_cache(_BLOCKS)
+def _block(place: str, begin: int, end: int) -> bytes:
+    return read(place, begin, end)
+
+
+@cache
+def _store(url: str) -> ObjectStore:
+    try:
+        from obstore.store import from_url
+    except ModuleNotFoundError as error:
+        raise SettingsUnusable(
+            "payloads in an object store need obstore: pip install '.[coordinator,object-store]'"
+        ) from error
+    if url.startswith("file:"):
+        return from_url(url, mkdir=True)
+    allows_http = os.environ.get("AWS_ALLOW_HTTP", "").lower() == "true"  # options hide the variable
+    client: Any = {**_TIMEOUTS, "allow_http": allows_http}
+    retries: Any = _RETRIES
+    store: ObjectStore = from_url(url, client_options=client, retry_config=retries)
+    return store
+
+
+@contextmanager
+def _explained(url: str) -> Iterator[None]:
+    """Convert errors of a store to those of the coordinator."""
+    try:
+        yield
+    except FileNotFoundError as error:
+        raise LookupError(f"{url} has no such object: {str(error).splitlines()[0]}") from error
+    except Exception as error:
+        if not isinstance(error, OSError) and not type(error).__module__.startswith("obstore"):
+            raise
+        reason = str(error).splitlines()[0]
+        raise Unavailable(f"the payload store {url} does not answer ({reason}); it is tried again") from error

@@ -1,0 +1,231 @@
+"""Payloads move between rows and a store, whoever is killed meanwhile; objects of nobody are swept."""
+
+from __future__ import annotations
+
+import base64
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import closing
+from datetime import timedelta
+from pathlib import Path
+
+import httpx
+import pytest
+from pydantic import SecretStr
+from sqlalchemy import func, select, update
+
+from coordinator.db import migrate
+from coordinator.db.engine import Database
+from coordinator.db.tables.federations import ChunkRow, PayloadRow
+from coordinator.errors import SettingsUnusable, Unavailable
+from coordinator.storage import garbage_collection, moving, object_store, payloads, server_key
+from tests.waiting import wait_until
+
+pytest.importorskip("obstore")
+
+BODIES = [os.urandom(2 * 2**20 + 77), os.urandom(9 * 2**20 + 1), b"small"]
+LONG_AGO = timedelta(seconds=-5)
+KEY = SecretStr(base64.urlsafe_b64encode(bytes(32)).decode().rstrip("="))
+
+
+def filled(database: Database) -> list[int]:
+    server_key.load(database, KEY)
+    with database.write() as session:
+        return [payloads.store_bytes(session, body)[0] for body in BODIES]
+
+
+def moved(database: Database, to: str, smallest: int = moving.SMALLEST) -> list[int]:
+    return list(moving.move(database, to, smallest=smallest))
+
+
+def places(database: Database) -> list[str | None]:
+    with database.read() as session:
+        return list(session.scalars(select(PayloadRow.place).order_by(PayloadRow.id)))
+
+
+def chunks(database: Database) -> int:
+    with database.read() as session:
+        return session.scalar(select(func.count()).select_from(ChunkRow)) or 0
+
+
+def objects(folder: Path) -> list[Path]:
+    return [file for file in folder.rglob("*-*") if file.is_file()]
+
+
+def assert_all_is_read(database: Database, ids: list[int]) -> None:
+    for payload_id, body in zip(ids, BODIES, strict=True):
+        assert b"".join(payloads.stream(database, payload_id, 0, len(body))) == body
+        with database.read() as session:
+            assert payloads.read(session, payload_id, 3, len(body)) == body[3:]
+            with pytest.raises(LookupError):
+                payloads.read(session, payload_id, 0, len(body) + 1)
+        target = bytearray(len(body) - 2)
+        with database.driver_connection() as driver:
+            payloads.read_into(driver, payload_id, 1, memoryview(target))
+        assert target == body[1:-1]
+
+
+def test_large_payloads_move_to_a_store_and_back(database: Database, tmp_path: Path) -> None:
+    ids, store = filled(database), f"file://{tmp_path / 'store'}"
+    before = chunks(database)
+    assert moved(database, store) == [len(body) for body in BODIES[:2]]
+    assert moved(database, store) == []
+    assert_all_is_read(database, ids)
+    assert chunks(database) == 1
+    assert [place is None for place in places(database)] == [False, False, True]
+    assert not list(moving.missing(database))
+    second = f"file://{tmp_path / 'second'}"
+    assert len(moved(database, second)) == 2
+    assert_all_is_read(database, ids)
+    assert len(moved(database, moving.ROWS, 0)) == 2
+    assert places(database) == [None] * 3
+    assert chunks(database) == before
+    assert_all_is_read(database, ids)
+    for place in (store, second):
+        assert moving.sweep(database, place) == 0  # young objects may belong to a running move
+        assert moving.sweep(database, place, unused=LONG_AGO) == 2
+    assert not objects(tmp_path)
+
+
+def test_the_same_bytes_are_not_stored_again_once_they_moved(database: Database, tmp_path: Path) -> None:
+    ids = filled(database)
+    moved(database, f"file://{tmp_path}")
+    assert filled(database) == ids
+    assert chunks(database) == 1
+
+
+def test_a_sweep_deletes_what_no_payload_has(database: Database, tmp_path: Path) -> None:
+    ids, store = filled(database), f"file://{tmp_path}"
+    moved(database, store)
+    object_store.put(f"{moving.home(database, store)}/9-abandoned", [b"never committed"])
+    (tmp_path / "of-another").write_bytes(b"another database's")
+    assert moving.sweep(database, store, unused=LONG_AGO) == 1
+    assert_all_is_read(database, ids)
+    while garbage_collection.collect(database, grace=LONG_AGO):
+        pass
+    assert moving.sweep(database, store, unused=LONG_AGO) == 2
+    assert [file.name for file in objects(tmp_path)] == ["of-another"]
+
+
+def test_an_object_that_is_gone_or_changed_is_an_error_that_names_it(
+    database: Database, tmp_path: Path
+) -> None:
+    ids, store = filled(database), f"file://{tmp_path}"
+    moved(database, store)
+    first, second = sorted(objects(tmp_path), key=lambda file: file.stat().st_size)
+    first.unlink()
+    second.write_bytes(bytes(len(BODIES[1])))
+    (fault,) = moving.missing(database)
+    assert fault.startswith(f"payload {ids[0]}: ")
+    with database.read() as session, pytest.raises(LookupError, match="has no such object"):
+        payloads.read(session, ids[0], 0, 9)
+    with pytest.raises(LookupError, match="has no such object"):
+        moved(database, moving.ROWS, 0)
+    with database.write() as session:
+        session.execute(update(PayloadRow).where(PayloadRow.id == ids[0]).values(place=None))
+    with pytest.raises(LookupError, match=f"payload {ids[1]} at .* does not have its digest"):
+        moved(database, moving.ROWS, 0)
+    assert places(database)[1] is not None
+
+
+def test_stores_that_do_not_answer_are_said(database: Database, tmp_path: Path) -> None:
+    filled(database)
+    with pytest.raises(SettingsUnusable, match="write s3://BUCKET/PREFIX"):
+        moving.require(database, "ftp://example.org/payloads")
+    (tmp_path / "file").write_text("a file")
+    with pytest.raises(Unavailable, match="does not answer"):
+        moving.require(database, f"file://{tmp_path / 'file'}")
+
+
+def test_going_back_to_tables_without_places_is_refused_while_payloads_are_elsewhere(
+    database: Database, tmp_path: Path
+) -> None:
+    ids = filled(database)
+    moved(database, f"file://{tmp_path}")
+    with pytest.raises(SettingsUnusable, match=r"2 payloads are in an object store.*--to rows"):
+        migrate.downgrade(database, to="0025")
+    assert_all_is_read(database, ids)
+    moved(database, moving.ROWS, 0)
+    migrate.downgrade(database, to="0025")
+    migrate.upgrade(database)
+    assert_all_is_read(database, ids)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("place", ["payload-put", "payload-moved"])
+def test_a_kill_between_object_and_commit_loses_nothing(tmp_path: Path, place: str) -> None:
+    url = f"sqlite:///{tmp_path / 'tessera.db'}"
+    store = f"file://{tmp_path / 'store'}"
+    with closing(Database(url)) as database:
+        migrate.upgrade(database)
+        ids = filled(database)
+        code = (
+            "from coordinator.observability import fault_points; fault_points.arm()\n"
+            "from coordinator.cli.service import move_payloads; import sys; move_payloads(sys.argv[1])"
+        )
+        environment = {**os.environ, "TESSERA_DATABASE_URL": url, "TESSERA_CRASH": f"{place}:2"}
+        killed = subprocess.run([sys.executable, "-c", code, store], env=environment, check=False)
+        assert killed.returncode == -signal.SIGKILL
+        assert [at is None for at in places(database)] == [False, True, True]
+        assert_all_is_read(database, ids)
+        assert len(objects(tmp_path / "store")) == 2
+        del environment["TESSERA_CRASH"]
+        subprocess.run([sys.executable, "-c", code, store], env=environment, check=True)
+        assert_all_is_read(database, ids)
+        assert moving.sweep(database, store, unused=LONG_AGO) == 1
+        assert_all_is_read(database, ids)
+
+
+@pytest.fixture
+def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """A bucket of moto's S3 server, a process of its own."""
+    server = shutil.which("moto_server")
+    if server is None:
+        pytest.skip(
+            "moto_server is not installed: pip install 'moto[s3,server]' in an environment of its own"
+        )
+    with closing(socket.create_server(("127.0.0.1", 0))) as probe:
+        port = probe.getsockname()[1]
+    url = f"http://127.0.0.1:{port}"
+    with subprocess.Popen([server, "-p", str(port)], stderr=subprocess.DEVNULL) as process:
+        for name, value in (
+            ("AWS_ENDPOINT_URL", url),
+            ("AWS_ALLOW_HTTP", "true"),
+            ("AWS_ACCESS_KEY_ID", "key"),
+            ("AWS_SECRET_ACCESS_KEY", "secret"),
+            ("AWS_REGION", "us-east-1"),
+        ):
+            monkeypatch.setenv(name, value)
+        try:
+            wait_until(lambda: _answers(url), what="the server of moto")
+            assert httpx.put(f"{url}/payloads", trust_env=False).is_success
+            yield "s3://payloads/tessera"
+        finally:
+            process.kill()
+
+
+def _answers(url: str) -> bool:
+    try:
+        return httpx.get(url, trust_env=False).is_success
+    except httpx.TransportError:
+        return False
+
+
+@pytest.mark.slow
+def test_payloads_move_to_s3_in_parts_and_back(database: Database, bucket: str) -> None:
+    ids = filled(database)
+    moving.require(database, bucket)
+    assert len(moved(database, bucket)) == 2
+    assert_all_is_read(database, ids)
+    object_store.put(f"{moving.home(database, bucket)}/9-abandoned", [b"never committed"])
+    assert moving.sweep(database, bucket, unused=timedelta(days=-1)) == 1
+    assert len(moved(database, moving.ROWS, 0)) == 2
+    assert_all_is_read(database, ids)
+    assert moving.sweep(database, bucket, unused=timedelta(days=-1)) == 2
+    with pytest.raises(Unavailable, match="does not answer"):
+        moving.require(database, "s3://no-such-bucket/tessera")
