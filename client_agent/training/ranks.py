@@ -86,7 +86,7 @@ class Connection:
 
     def spread(self, tensors: Sequence[Tensor]) -> None:
         """Send the values of float32 tensors of rank 0 to the same tensors of all."""
-        flat = torch.cat([tensor.detach().flatten() for tensor in tensors]) if tensors else torch.zeros(1)
+        flat = torch.cat([tensor.detach().flatten() for tensor in tensors])
         with _lost():
             dist.broadcast(flat, 0)
         _fill([tensor.data for tensor in tensors], flat)

@@ -1,4 +1,4 @@
-"""An agent under torchrun: its round ends with a clear error when a rank is killed, and resumes."""
+"""An agent under torchrun: its round ends with a reason when a rank is killed or stopped, and resumes."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -56,23 +57,33 @@ def rank_one(parent: int) -> int:
     return pid
 
 
+def kill_rank_one(torchrun: subprocess.Popen[bytes]) -> None:
+    os.kill(rank_one(torchrun.pid), signal.SIGKILL)
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_a_killed_rank_ends_the_agent_and_the_round_resumes(coordinator: Served, tmp_path: Path) -> None:
-    federation_id = coordinator.federation(**PLAN)
-    coordinator.admin.post(f"/v1/federations/{federation_id}/start")
-    token = coordinator.enrolment_token(federation_id, "aster")
-    agent = prepare_agent(tmp_path, "aster", coordinator.url, token)
+@pytest.mark.parametrize(
+    ("end", "explanation"),
+    [
+        (kill_rank_one, "another process of torchrun ended"),
+        (subprocess.Popen.terminate, "stopped; the next start resumes"),
+    ],
+    ids=["killed", "stopped"],
+)
+def test_a_round_of_several_ranks_ends_with_a_reason_and_resumes(
+    end: Callable[[subprocess.Popen[bytes]], None], explanation: str, served: Served, tmp_path: Path
+) -> None:
+    federation_id = served.federation(**PLAN)
+    served.admin.post(f"/v1/federations/{federation_id}/start")
+    agent = prepare_agent(tmp_path, "aster", served.url, served.enrolment_token(federation_id, "aster"))
     file = agent.folder / "silo.toml"
     file.write_text(f"{file.read_text()}checkpoint_seconds = 1\n")
     first = start(agent)
     wait_until(lambda: agent.file(1, PARTIAL) is not None, 300)
-    os.kill(rank_one(first.pid), signal.SIGKILL)
+    end(first)
     assert first.wait(timeout=120) != 0
-    log = agent.log
-    assert "another process of torchrun ended" in " ".join(log.split()) or "stopped; the next start" in log, (
-        log
-    )
+    assert explanation in agent.log
     assert agent.file(1, TRAINED) is None
     second = start(agent)
     assert second.wait(timeout=400) == 0, agent.log
@@ -81,4 +92,4 @@ def test_a_killed_rank_ends_the_agent_and_the_round_resumes(coordinator: Served,
     assert trained is not None
     scores = Trained.read(trained).scores
     assert scores.trained["loss"].value < scores.served["loss"].value
-    assert coordinator.rounds(federation_id)[0]["state"] == "published"
+    assert served.rounds(federation_id)[0]["state"] == "published"

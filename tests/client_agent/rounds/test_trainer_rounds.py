@@ -1,0 +1,95 @@
+"""Rounds of a federation with a trainer of the silo's own: an agent in this process, a served coordinator."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from client_agent.daemon import run
+from client_agent.privacy.ledger import Ledger
+from client_agent.rounds.participant import Participant
+from client_agent.rounds.trained import Trained
+from client_agent.storage.round_folder import RECEIPT, SIGNATURE, TRAINED, TRAINER, UPDATE, WEIGHTS
+from client_agent.strategies.base import State
+from client_agent.training.silo import Silo
+from client_agent.training.trainer_task import TrainerFailed, TrainerTask
+from client_agent.training.trainers import LocalTrainer, OpenedTrainer, TrainerOptions, TrainerUnusable
+from tests.client_agent.test_daemon import alone_plan, naps
+from tests.served import Served
+
+Enrolled = Callable[..., Participant]
+ONE_ROUND = {"total": 1, "min_clients": 1}
+LORA = {"kind": "lora", "rank": 2, "roles": ["v"]}
+
+
+class Breaking(LocalTrainer):
+    """Breaks after the first step of the first call, and adds a constant in the second."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def train(self, task: TrainerTask) -> State:
+        self.calls += 1
+        task.report(1, 2.0, 10)
+        if self.calls == 1:
+            raise MemoryError("no room")
+        task.report(2, 1.0, 10)
+        return {name: values + np.float32(0.25) for name, values in task.adapter.state().items()}
+
+
+@pytest.fixture
+def breaking(silo: Silo) -> Iterator[Breaking]:
+    trainer = Breaking()
+    silo.trainer = OpenedTrainer("breaking", TrainerOptions(), trainer)
+    yield trainer
+    silo.trainer = None
+
+
+def test_a_round_whose_trainer_broke_is_finished_by_the_next_start(
+    served: Served, started: Enrolled, breaking: Breaking
+) -> None:
+    who = started(**alone_plan(adapter=LORA, rounds=ONE_ROUND, strategy={"name": "fedavg"}))
+    with pytest.raises(TrainerFailed, match=r"round 1: trainer 'breaking' failed after 1 of 2 .*no room"):
+        run(who, naps(50))
+    folder = who.workspace.rounds.open(1)
+    assert folder.has(WEIGHTS)
+    assert not folder.has(TRAINED)
+    assert served.rounds(who.session.federation_id)[0]["counts"]["arrived"] == 0
+    run(who, naps(500))
+    assert breaking.calls == 2
+    assert folder.has(RECEIPT)
+    assert not (folder.path / TRAINER).exists()
+    trained = Trained.read(folder.path / TRAINED)
+    assert all(np.allclose(values, trained.start[name] + 0.25) for name, values in trained.adapter.items())
+    scores = served.rounds(who.session.federation_id)[0]["clients"][0]["scores"]
+    assert scores["trained"]["loss"]["value"] == trained.scores.trained["loss"].value
+
+
+def test_an_unsuitable_trainer_is_refused_before_the_client_joins(
+    served: Served, started: Enrolled, breaking: Breaking
+) -> None:
+    plan: dict[str, Any] = alone_plan(adapter=LORA, rounds=ONE_ROUND, strategy={"name": "ditto"})
+    who = started(**plan)
+    with pytest.raises(TrainerUnusable, match="trains two adapters, which trainer 'breaking' does not do"):
+        run(who, naps(50))
+    assert breaking.calls == 0
+    assert not who.workspace.rounds.open(1).has(WEIGHTS)
+    assert served.rounds(who.session.federation_id)[0]["counts"]["joined"] == 0
+
+
+@pytest.mark.slow
+def test_a_private_sketch_is_tessera_s_own_whatever_the_trainer_does(
+    started: Enrolled, breaking: Breaking
+) -> None:
+    breaking.calls = 1
+    dp = {"epsilon": 8, "releases": 1, "minimum_sample": 2}
+    who = started(**alone_plan(adapter=LORA, rounds=ONE_ROUND, signature={"dim": 4, "dp": dp}))
+    run(who, naps(500))
+    folder = who.workspace.rounds.open(1)
+    assert folder.has(UPDATE)
+    assert folder.has(SIGNATURE)
+    (release,) = Ledger(who.workspace.folder).read().releases
+    assert 0 < release.epsilon <= 8
