@@ -18,6 +18,7 @@ from client_agent.simulation.fair import require_control, require_equal_adapters
 from client_agent.simulation.fair_search import FairSearch
 from client_agent.simulation.methods import Method, methods_of, require_equal_training
 from client_agent.simulation.partition_record import describe_partition
+from client_agent.simulation.report.fair import FairReport, cost_of, fair_report
 from client_agent.simulation.report.summary import Report, summarise
 from client_agent.simulation.results import Cell, CellPlanner, CellResult, has_diverged, stored_result
 from client_agent.simulation.streamed_tasks import Report as StreamReport
@@ -195,10 +196,28 @@ class Comparison:
         missing = [f"{cell.label}: see {cell.log(self.out)}" for cell in self.missing()]
         seeds = self.seeds
         report = summarise(self.study, self.study.name, seeds, self.results(), missing)
+        if self.search is not None:
+            report = report.model_copy(update={"fair": self._fair_report(self.search, report)})
         write_durably(self.out / "report.json", report.model_dump_json(indent=1).encode() + b"\n")
         records = [describe_partition(self.study, seed).model_dump(mode="json") for seed in seeds]
         write_durably(self.out / "partition.json", json.dumps(records, indent=1).encode() + b"\n")
         return report
+
+    def _fair_report(self, search: FairSearch, report: Report) -> FairReport | None:
+        costs = [
+            cost_of(result, cell.rate, search=cell.seed not in self.seeds)
+            for cell in self.runs
+            if cell.rate is not None and (result := stored_result(cell, self.out)) is not None
+        ]
+        return fair_report(
+            report.rules[0],
+            control=search.rules.control,
+            search_seed=search.seed,
+            seeds=report.paired_seeds,
+            results=self.results(),
+            trials={method.name: search.trials(method) for method in self.methods},
+            costs=costs,
+        )
 
 
 def simulate(

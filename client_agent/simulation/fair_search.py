@@ -33,6 +33,11 @@ class FairSearch:
     planner: CellPlanner
     _losses: dict[tuple[str, str], float] = field(default_factory=dict)
 
+    @property
+    def seed(self) -> int:
+        assert self.rules.search_seed is not None  # complete rules have one
+        return self.rules.search_seed
+
     def rate(self, method: Method) -> float | None:
         """Return the chosen rate; None while the search is not finished.
 
@@ -95,8 +100,7 @@ class FairSearch:
         return losses, missing
 
     def _cell(self, method: Method, rate: float) -> Cell:
-        assert self.rules.search_seed is not None  # complete rules have one
-        return self.planner.cell(method, self.rules.search_seed, rate)
+        return self.planner.cell(method, self.seed, rate)
 
     def _loss(self, cell: Cell) -> float | None:
         key = cell.digest, cell.states

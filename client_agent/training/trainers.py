@@ -78,6 +78,7 @@ class OpenedTrainer:
             "prunes ranks by a penalty of the loss": traits.pruning,
             "learns the importance of ranks": traits.importance,
             "trains two adapters": traits.pull,
+            "pulls its steps to the served weights": traits.proximal,
         }
         obstacles = [text for text, trait in parts.items() if trait is not None]
         if self.trainer.needs_peft:

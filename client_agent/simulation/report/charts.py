@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from client_agent.simulation.report.estimates import Estimate
 from client_agent.simulation.report.summary import MethodSummary, Report
 
-_INK = "#222222"
+INK = "#222222"
 _COLOURS = (
     *("#8c8c8c", "#c9a227", "#c1543c", "#7aa6c2", "#1f4e79", "#4c8c4a", "#8e5ea2", "#d17d2f"),
     *("#2a9d8f", "#e07aa8", "#6b4226", "#5b6ee1", "#a5c739", "#b3a2e0", "#7d7a2e", "#35c4de"),
@@ -24,7 +24,7 @@ _MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 _LINES = ("-", "--", ":", "-.", (0, (6, 2, 1, 2, 1, 2)))
 STYLE: Final[dict[Any, Any]] = {
     "font.size": 10,
-    "axes.edgecolor": _INK,
+    "axes.edgecolor": INK,
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.grid": True,
@@ -57,7 +57,14 @@ class ChartStyle:
         label: str,
     ) -> None:
         axes.plot(
-            x, mean, marker=self.marker, markersize=5, linestyle=self.line, color=self.colour, label=label
+            x,
+            mean,
+            marker=self.marker,
+            markersize=5,
+            markevery=max(1, len(x) // 10),
+            linestyle=self.line,
+            color=self.colour,
+            label=label,
         )
         axes.fill_between(x, low, high, color=self.colour, alpha=0.12, linewidth=0)
 
@@ -119,9 +126,9 @@ def _methods(report: Report, styles: Mapping[str, ChartStyle]) -> Figure:
             0.6,
             xerr=method.loss.mean.error,
             color=styles[method.method].colour,
-            ecolor=_INK,
+            ecolor=INK,
         )
-        axes.plot(method.loss.worst.mean, place, "D", color=_INK, markeredgecolor="white", markersize=6)
+        axes.plot(method.loss.worst.mean, place, "D", color=INK, markeredgecolor="white", markersize=6)
     axes.set_yticks(list(places), [method.method for method in methods])
     axes.set(xlabel="test loss: mean (bar), worst client (mark)")
     axes.set_xlim(left=0)
@@ -136,7 +143,7 @@ def _differences(report: Report, styles: Mapping[str, ChartStyle]) -> Figure:
     grid = figure.subplots(1, len(baselines), squeeze=False, sharey=True, sharex=True)
     places = range(len(methods), 0, -1)
     for axes, name in zip(grid[0], baselines, strict=True):
-        axes.axvline(0, color=_INK, linewidth=0.8)
+        axes.axvline(0, color=INK, linewidth=0.8)
         for place, method in zip(places, methods, strict=True):
             if name in method.loss.against:
                 difference, style = method.loss.against[name].seeds, styles[method.method]

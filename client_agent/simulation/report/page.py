@@ -6,6 +6,7 @@ from pathlib import Path
 
 import jinja2
 
+from client_agent.simulation.report import fair_tables
 from client_agent.simulation.report.charts import as_svg, draw
 from client_agent.simulation.report.importance_charts import draw_heat_maps, draw_measures
 from client_agent.simulation.report.pictures import figures_of
@@ -45,6 +46,7 @@ def write_page(report: Report, file: Path) -> None:
         heat_maps=draw_heat_maps(report),
         seeds={m.method: m.importance.seed for m in report.methods if m.importance is not None},
         figure=figure,
+        fair=fair_tables,
         difference=difference,
         judged=judged,
         losing=losing,

@@ -16,6 +16,8 @@ from client_agent.simulation.report.experts_charts import (
     negative_transfer,
     worst_client,
 )
+from client_agent.simulation.report.fair_charts import fair_figures
+from client_agent.simulation.report.fair_tables import latex_fair
 from client_agent.simulation.report.rounds_charts import (
     alignment_errors,
     client_losses,
@@ -43,6 +45,8 @@ def figures_of(report: Report) -> dict[str, Figure]:
             "alignment_errors": alignment_errors(report),
             "round_bytes": round_bytes(report, styles),
         }
+        if report.fair is not None:
+            drawn |= fair_figures(report.fair, styles)
     return {name: figure for name, figure in drawn.items() if figure is not None}
 
 
@@ -62,11 +66,14 @@ def write_pictures(report: Report, folder: Path, kind: Literal["png", "pdf"] = "
 def write_paper(report: Report, folder: Path) -> list[Path]:
     """Write the pictures as PDF, and LaTeX tables of recorded metrics.
 
-    `results.tex` has all methods, `tasks.tex` the scores of each task, if the rows have tasks.
+    `results.tex` has all methods, `tasks.tex` the scores of each task, if the rows have tasks, and `fair.tex`
+    those of a fair comparison.
     """
     tables = {"results.tex": latex_table(report)}
     if any(method.main_tasks for method in report.methods):
         tables["tasks.tex"] = latex_tasks(report)
+    if report.fair is not None:
+        tables["fair.tex"] = latex_fair(report.fair)
     for name, content in tables.items():
         write_durably(folder / name, content.encode())
     return [*write_pictures(report, folder, "pdf"), *(folder / name for name in tables)]

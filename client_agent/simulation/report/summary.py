@@ -23,6 +23,7 @@ from client_agent.simulation.report.curves import (
 )
 from client_agent.simulation.report.estimates import Estimate, Pairing, estimate
 from client_agent.simulation.report.experts import BankSummary, bank_of, worst_curve
+from client_agent.simulation.report.fair import FairReport
 from client_agent.simulation.report.importance import ImportanceSummary, importance_of
 from client_agent.simulation.report.rounds import (
     AlignmentSummary,
@@ -143,6 +144,7 @@ class Report(Strict):
     search_cpu_seconds: float
     methods: list[MethodSummary]
     missing: list[str]
+    fair: FairReport | None = None
 
     @property
     def baselines(self) -> list[str]:

@@ -10,6 +10,7 @@ from rich.table import Table
 
 from client_agent.simulation.outcomes import Rule
 from client_agent.simulation.report.estimates import Estimate, Pairing, verdict_of
+from client_agent.simulation.report.fair_tables import fair_tables
 from client_agent.simulation.report.summary import Latecomer, MethodSummary, Report
 from client_agent.simulation.report.tasks import rows_of
 from client_agent.simulation.report.transfer import Transfer
@@ -27,6 +28,8 @@ def show(report: Report, console: Console) -> None:
     for label in report.missing:
         console.print(f"missing: {label}", highlight=False, markup=False, soft_wrap=True)
     console.print(_main(report))
+    for table in fair_tables(report.fair) if report.fair is not None else ():
+        console.print(table)
     for title, table in (
         ("metrics on test items: mean / worst client", _metrics(report)),
         (

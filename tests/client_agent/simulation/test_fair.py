@@ -34,7 +34,9 @@ def planned(folder: Path, more: str = "", methods: list[str] | None = None) -> C
 
 def finish(comparison: Comparison, cell: Cell, loss: float) -> CellResult:
     """Store a result whose validation and test loss is `loss`."""
-    done = result(cell.method, cell.seed, {"aster": (9, loss), "birch": (9, loss)}, validated=True)
+    done = result(
+        cell.method, cell.seed, {"aster": (9, loss, loss), "birch": (9, loss, loss)}, validated=True
+    )
     done = done.model_copy(update={"digest": cell.digest, "plan": cell.plan, "alone": cell.alone})
     store_result(cell, comparison.out, done)
     return done

@@ -89,6 +89,8 @@ def test_plans_that_need_more_than_steps_on_one_adapter_are_refused() -> None:
         trainer.require_suitable(LORA, Traits(routing=Routing()))
     with pytest.raises(TrainerUnusable, match="trains two adapters"):
         trainer.require_suitable(LORA, Traits(pull=0.1))
+    with pytest.raises(TrainerUnusable, match="pulls its steps to the served weights"):
+        trainer.require_suitable(LORA, Traits(proximal=0.1))
 
     with_peft_only = OpenedTrainer("peft", TrainerOptions(), WithPeft())
     with_peft_only.require_suitable(LORA, Traits())

@@ -1,0 +1,167 @@
+"""What a fair comparison reports: scores after each round, at equal bytes, and what is noise."""
+
+from __future__ import annotations
+
+from io import StringIO
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from client_agent.simulation.fair_search import RateTrial
+from client_agent.simulation.report.estimates import estimate
+from client_agent.simulation.report.fair import Compared, FairReport, cost_of, fair_report
+from client_agent.simulation.report.fair_tables import latex_fair
+from client_agent.simulation.report.page import write_page
+from client_agent.simulation.report.pictures import write_paper, write_pictures
+from client_agent.simulation.report.summary import Report, summarise
+from client_agent.simulation.report.tables import show
+from client_agent.simulation.results import CellResult, ClientRound
+from tests.client_agent.simulation.studies import result, study
+from tests.client_agent.simulation.test_fair import finish, planned, search
+
+ALONE = {1: 0.5, 2: 0.6, 3: 0.5}
+CHEAP = {1: 0.4, 2: 0.5, 3: 0.4}
+DEAR = {1: 0.55, 2: 0.35, 3: 0.3}
+
+
+def runs() -> list[CellResult]:
+    """Fabricate two rounds of three methods; one sends ten times as much as another, and gains late."""
+    made = []
+    for seed in ALONE:
+        alone = result("local_lora", seed, losses(0.9, ALONE[seed]), validated=True)
+        cheap = result("fedit", seed, losses(CHEAP[seed], CHEAP[seed]), final=ends(0.8), validated=True)
+        dear = result("fedex_lora", seed, losses(0.8, 0.8), final=ends(DEAR[seed]), validated=True)
+        made += [sending(alone, 0), cheap, sending(dear, 10)]
+    return made
+
+
+def losses(first: float, second: float) -> dict[str, tuple[float, float, float]]:
+    return {"aster": (1, first, second), "birch": (1, first, second)}
+
+
+def ends(loss: float) -> dict[str, float]:
+    return {"aster": loss, "birch": loss}
+
+
+def sending(done: CellResult, times: int) -> CellResult:
+    """Return a result whose clients send and receive so many times the bytes."""
+
+    def of(entry: ClientRound) -> ClientRound:
+        return entry.model_copy(
+            update={"bytes_up": times * entry.bytes_up, "bytes_down": times * entry.bytes_down}
+        )
+
+    clients = [c.model_copy(update={"rounds": [of(entry) for entry in c.rounds]}) for c in done.clients]
+    return done.model_copy(update={"clients": clients})
+
+
+def fair() -> FairReport:
+    results = runs()
+    made = fair_report(
+        "best",
+        control="local_lora",
+        search_seed=0,
+        seeds=[1, 2, 3],
+        results=results,
+        trials={"fedit": [RateTrial(rate=0.01, loss=0.5), RateTrial(rate=0.03, loss=None)]},
+        costs=[cost_of(r, 0.01, search=False) for r in results],
+    )
+    assert made is not None
+    return made
+
+
+def report(folder: Path) -> Report:
+    made = summarise(study(folder), "battery", [1, 2, 3], runs(), [])
+    return made.model_copy(update={"fair": fair()})
+
+
+def test_a_point_is_the_best_state_until_the_weights_after_a_round() -> None:
+    by_name = {method.method: method for method in fair().methods}
+    cheap = [round(c.value.mean, 3) for c in by_name["fedit"].rounds["loss"]]
+    assert cheap == [1, 0.433, 0.433]  # the final weights are worse, and not taken
+    assert [round(c.value.mean, 3) for c in by_name["fedex_lora"].rounds["loss"]] == [1, 0.8, 0.4]
+    assert [round(c.value.mean, 3) for c in by_name["local_lora"].rounds["loss"]] == [1, 0.9, 0.533]
+    assert by_name["fedit"].bytes == [2000, 5000, 8000]
+    assert by_name["fedex_lora"].bytes == [20000, 50000, 80000]
+    assert by_name["local_lora"].bytes == [0, 0, 0]
+
+
+def test_scores_at_equal_bytes_are_those_of_the_rounds_that_fit() -> None:
+    made = fair()
+    by_name = {method.method: method for method in made.methods}
+    assert [round(budget) for budget in made.budgets] == [8000, 17235, 37133, 80000]
+    assert [round(c.value.mean, 3) for c in by_name["fedex_lora"].budgets["loss"]] == [1, 1, 1, 0.4]
+    assert [round(c.value.mean, 3) for c in by_name["fedit"].budgets["loss"]] == [0.433] * 4
+    assert [round(c.value.mean, 3) for c in by_name["local_lora"].budgets["loss"]] == [0.533] * 4
+
+
+@pytest.mark.parametrize(
+    ("values", "verdict"),
+    [
+        ([-0.1, -0.1, -0.13], "lower"),
+        ([0.05, -0.25, -0.2], "noise"),
+        ([0.1, 0.11, 0.1], "higher"),
+        ([1.0], "one draw"),
+    ],
+)
+def test_a_difference_within_two_standard_errors_is_noise(values: list[float], verdict: str) -> None:
+    assert Compared(value=estimate(values), difference=estimate(values)).verdict == verdict
+
+
+def test_differences_are_paired_by_seed() -> None:
+    by_name = {method.method: method for method in fair().methods}
+    cheap, dear = (by_name[name].end("loss") for name in ("fedit", "fedex_lora"))
+    assert cheap.difference is not None
+    assert cheap.difference.values == pytest.approx([-0.1, -0.1, -0.1])
+    assert (cheap.verdict, dear.verdict) == ("lower", "noise")
+    assert by_name["local_lora"].end("loss").verdict is None
+
+
+def test_tables_say_what_is_noise(tmp_path: Path) -> None:
+    made, printed = report(tmp_path), StringIO()
+    show(made, Console(file=printed, width=200))
+    for text in ("-0.133 ± 0.093 (noise)", "-0.100 ± 0.000", "0.01: 0.500, 0.03: diverged", "17 kB"):
+        assert text in printed.getvalue()
+    paper = latex_fair(fair())
+    assert r"$-$0.133 $\pm$ 0.093 (noise)" in paper
+    assert paper.count(r"\begin{tabular}") == 3
+    assert Report.model_validate_json(made.model_dump_json()).fair == made.fair
+
+
+@pytest.mark.slow
+def test_page_and_pictures_have_the_fair_comparison(tmp_path: Path) -> None:
+    made = report(tmp_path)
+    write_page(made, tmp_path / "report.html")
+    page = (tmp_path / "report.html").read_text()
+    assert "-0.133 ± 0.093 (noise)" in page
+    assert "0.01: 0.500, 0.03: diverged" in page
+    files = {file.name for file in [*write_paper(made, tmp_path), *write_pictures(made, tmp_path)]}
+    names = [f"fair_{name}.{kind}" for name in ("rounds", "bytes", "differences") for kind in ("pdf", "png")]
+    assert {*names, "fair.tex"} <= files
+
+
+def test_a_report_without_the_control_on_a_seed_is_not_fair_yet() -> None:
+    assert (
+        fair_report("best", control="other", search_seed=0, seeds=[1], results=runs(), trials={}, costs=[])
+        is None
+    )
+
+
+def test_searches_and_what_they_cost_are_in_the_report(tmp_path: Path) -> None:
+    comparison = planned(tmp_path, "fair.rates = [0.1, 0.2]\n")
+    search(comparison, {0.1: 1, 0.2: 2})
+    for cell in comparison.cells:
+        finish(comparison, cell, 0.5)
+    made = comparison.reported().fair
+    assert made is not None
+    assert [(cell.method, cell.seed, cell.rate) for cell in made.cells if cell.search] == [
+        ("local_lora", 0, 0.1),
+        ("local_lora", 0, 0.2),
+        ("fedit", 0, 0.1),
+        ("fedit", 0, 0.2),
+    ]
+    assert len(made.cells) == 8
+    assert made.seeds == [1, 2]
+    assert made.methods[0].trials == [RateTrial(rate=0.1, loss=1), RateTrial(rate=0.2, loss=2)]
+    assert made.search_cpu_seconds == 4
