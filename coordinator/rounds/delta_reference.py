@@ -15,7 +15,7 @@ from coordinator.db.engine import Database
 from coordinator.db.tables.federations import UpdateRow
 from coordinator.rounds import base_weights
 from coordinator.storage import payloads
-from schemas.maths.adapter import Layout, at_rank, delta_layout
+from schemas.maths.adapter import Layout, at_rank, factor_of
 from schemas.maths.factors import resized
 from schemas.maths.start import from_start
 from schemas.messages import recipes
@@ -132,8 +132,7 @@ def _weights(
     if served is None or served.payload_id is None or served.head is None:
         return None
     stored, _ = read_own_head(served.head)
-    delta = delta_layout(layout)
-    own = {name: shape for name, shape in stored.items() if name not in delta}
+    own = {name: shape for name, shape in stored.items() if factor_of(name) not in ("RA", "RB")}
     if own and not _is_same(own, layout, mixed_ranks=mixed_ranks):  # with a base delta A and B may begin anew
         return None
     return Reference(served.digest, served.payload_id, served.begin, stored, seed)
