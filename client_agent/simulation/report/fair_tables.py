@@ -14,7 +14,9 @@ RULE = "noise: within two standard errors over seeds, paired by seed"
 
 def fair_tables(fair: FairReport) -> list[Table]:
     """Return the tables of a fair comparison for the terminal."""
-    tables = [_ends(fair), _rates(fair)]
+    tables = [_ends(fair)]
+    if any(method.trials for method in fair.methods):
+        tables.append(_rates(fair))
     if fair.budgets:
         tables += [_budgets(fair, score) for score in fair.scores]
     return tables
@@ -99,11 +101,16 @@ def latex_fair(fair: FairReport) -> str:
 
 
 def _ends(fair: FairReport) -> Table:
-    table = Table(title="compared fairly, after all rounds", caption=about(fair))
-    for index, head in enumerate(heads(fair)):
-        table.add_column(head, justify="left" if index < 2 else "right")
+    title = f"compared fairly, after all rounds: scores, and minus {fair.control}"
+    table = Table(title=title, caption=about(fair))
+    table.add_column("method", no_wrap=True)
+    table.add_column("adapter")
+    for head in ("rate", *fair.scores, "bytes", "CPU s"):
+        table.add_column(head, justify="right")
     for method in fair.methods:
-        table.add_row(*cells(method, fair))
+        first, *_, spent, seconds = cells(method, fair)
+        scores = (_both(method.end(score), "\n") for score in fair.scores)
+        table.add_row(first, method.adapter, f"{method.rate:g}", *scores, spent, seconds)
     return table
 
 
