@@ -78,6 +78,7 @@ def connection(
     """Connect to the coordinator of the settings; without `key` only for requests that need no identity."""
     from client_agent.identity.membership import read_membership
     from client_agent.transport.client import CoordinatorApi
+    from client_agent.transport.sent_log import SentLog
 
     with CoordinatorApi(
         str(settings.url),
@@ -85,6 +86,7 @@ def connection(
         server_key=read_membership(settings.folder).server_key if key is not None else None,
         deadline_seconds=settings.request_deadline_seconds,
         sleep=stop.sleep if stop is not None else time.sleep,
+        sent=SentLog(settings.folder),
     ) as api:
         yield api
 

@@ -8,11 +8,12 @@ import typer
 from typer.models import CommandInfo
 
 from client_agent.cli import agent as cli_agent
-from client_agent.cli import alignment, compare, data, export, generate, init, offline, pivot, train
+from client_agent.cli import alignment, compare, data, export, generate, init, offline, pivot, sent, train
 from schemas.private_files import close_umask
 
 _GROUPS = (
     cli_agent.agent,
+    sent.sending,
     offline.offline,
     generate.generating,
     export.exporting,
@@ -23,7 +24,7 @@ _GROUPS = (
     pivot.pivot,
 )
 _PANELS = {
-    None: ("init", "data", "check", "enrol", "run", "status", "generate", "export", "train"),
+    None: ("init", "data", "check", "enrol", "run", "status", "sent", "generate", "export", "train"),
     "Without a network": ("sync", "work"),
     "Identity": ("rotate-key", "accept-restored"),
     "Alignment": ("align", "alignment-test", "write-anchors", "make-pivot-pack"),

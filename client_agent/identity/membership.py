@@ -32,6 +32,7 @@ from client_agent.storage.archive import move_aside, set_aside
 from client_agent.storage.files import fsync_folder, write_durably
 from client_agent.storage.folder_permissions import open_folder
 from client_agent.transport.client import CoordinatorApi
+from client_agent.transport.sent_log import SentLog
 from schemas.identity.documents import sign
 from schemas.identity.enrolment_token import TokenMalformed, read
 from schemas.identity.keys import name_of
@@ -257,4 +258,5 @@ def connect_once(settings: AgentSettings, member: Membership | None) -> Coordina
         key=read_key(settings.folder) if member is not None else None,
         server_key=member.server_key if member is not None else None,
         deadline_seconds=0.0,
+        sent=SentLog(settings.folder),
     )

@@ -27,6 +27,7 @@ from client_agent.transport.responses import (
     unreadable_brief,
 )
 from client_agent.transport.retry import RANGE_UNSATISFIABLE, Send, interruptible, send_with_retries
+from client_agent.transport.sent_log import SentLog
 from client_agent.transport.timeouts import DeadlineClient, extend_deadline
 from client_agent.transport.uploads import upload_headers
 from schemas.identity.addresses import root_path_of
@@ -63,6 +64,7 @@ class CoordinatorApi:
         server_key: the coordinator's public key, which signs clock corrections.
         deadline_seconds: limit of one call with all its tries; a body extends it, at 100 kB/s.
         sleep: waits between tries, and may raise Stopped.
+        sent: the log of what is sent; None = there is none.
     """
 
     def __init__(
@@ -74,11 +76,13 @@ class CoordinatorApi:
         server_key: str | None = None,
         sleep: Callable[[float], None] = time.sleep,
         transport: httpx.BaseTransport | None = None,
+        sent: SentLog | None = None,
     ) -> None:
         self._url = url.rstrip("/")  # a base_url of httpx would be parsed again for every request
         path = root_path_of(self._url)
         self._signing = SignedRequests(key, server_key, root_path=path) if key is not None else None
         self._client = DeadlineClient(
+            on_request=[sent.record] if sent is not None else [],
             headers={"Accept-Encoding": "identity"},
             auth=self._signing,
             timeout=_TIMEOUT,
@@ -231,12 +235,7 @@ class CoordinatorApi:
         """Send a signed request until success, a permanent error or the deadline."""
         return self._send_with_retries(
             lambda extensions: self._client.request(
-                method,
-                self._url + path,
-                content=content,
-                json=json,
-                headers=headers,
-                extensions=extensions,
+                method, self._url + path, content=content, json=json, headers=headers, extensions=extensions
             ),
             size=len(content or b""),
         )

@@ -10,7 +10,7 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache
 from typing import Any, cast
@@ -53,9 +53,9 @@ class Deadline:
 class DeadlineClient(httpx.Client):
     """An httpx client that raises an httpx timeout once the deadline of a call has passed."""
 
-    def __init__(self, **options: Any) -> None:
+    def __init__(self, on_request: Sequence[Callable[[httpx.Request], None]] = (), **options: Any) -> None:
         hooks: dict[str, list[Callable[..., Any]]] = {
-            "request": [_limit_request, carry_trace],
+            "request": [_limit_request, carry_trace, *on_request],
             "response": [_limit_answer],
         }
         authorities = (os.environ.get("SSL_CERT_FILE"), os.environ.get("SSL_CERT_DIR"))

@@ -1,0 +1,113 @@
+"""`tessera agent sent`: what this agent has sent to its coordinator, from its own log. Loads no model."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from client_agent.cli.console import Config, Json, clear_errors, opened_settings
+from client_agent.errors import OutputUnwritable
+
+if TYPE_CHECKING:
+    from client_agent.transport.sent_log import SentRequest
+
+sending = typer.Typer()
+
+
+@sending.command()
+def sent(
+    config: Config = None,
+    round_number: Annotated[
+        int | None, typer.Option("--round", min=1, help="Only what was sent in this round.")
+    ] = None,
+    save: Annotated[
+        Path | None, typer.Option(help="A folder for the bodies that are still in the agent's folder.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """List what this agent has sent to the coordinator: time, route, bytes and digest of every body.
+
+    Reads the agent's own log, sends nothing and is safe at any time. A line is written before its request
+    leaves, so a request that did not arrive has one too. Requests that only fetch are not listed.
+    """
+    with clear_errors(), opened_settings(config) as settings:
+        from client_agent.transport.sent_log import SentLog
+
+        entries = sorted(SentLog(settings.folder).entries(), key=lambda entry: entry.at)
+        if round_number is not None:
+            entries = [entry for entry in entries if entry.round == round_number]
+        if as_json:
+            print(json.dumps([asdict(entry) for entry in entries], indent=1))
+        else:
+            _show(entries)
+        if save is not None:
+            written = _save(entries, settings.folder, save)
+            message = f"{written} bodies written to {save}; of the others the digest remains"
+            Console(stderr=True).print(message, soft_wrap=True, highlight=False)
+
+
+def _show(entries: Sequence[SentRequest]) -> None:
+    """Print a table; the progress reports of a round are one row."""
+    table = Table("time", "round", "what", "request", "bytes", "sha-256 of the body")
+    reports: dict[int | None, list[SentRequest]] = {}
+    for entry in entries:
+        if entry.kind == "progress":
+            reports.setdefault(entry.round, []).append(entry)
+            continue
+        table.add_row(
+            *(entry.at, _text(entry.round), entry.kind, Text(f"{entry.method} {entry.route}")),
+            *(f"{entry.bytes:,}", entry.sha256 or "-"),
+        )
+    for number, of_round in sorted(reports.items(), key=lambda item: item[0] or 0):
+        total = sum(entry.bytes for entry in of_round)
+        table.add_row(
+            of_round[-1].at, _text(number), f"progress, {len(of_round)} times", "", f"{total:,}", "-"
+        )
+    Console().print(table)
+
+
+def _text(number: int | None) -> str:
+    return "-" if number is None else str(number)
+
+
+def _save(entries: Sequence[SentRequest], folder: Path, target: Path) -> int:
+    """Write each body that the log or a file of the agent still has; return how many.
+
+    Raises:
+        OutputUnwritable: the target is no writable folder.
+    """
+    wanted = {entry.sha256: entry for entry in entries if entry.sha256 is not None}
+    bodies = {
+        entry.sha256: entry.body.encode() for entry in entries if entry.sha256 and entry.body is not None
+    }
+    sizes = {entry.bytes for entry in wanted.values()}
+    for file in _files(folder):
+        if file.stat().st_size in sizes:
+            content = file.read_bytes()
+            digest = hashlib.sha256(content).hexdigest()
+            if digest in wanted:
+                bodies[digest] = content
+    try:
+        target.mkdir(parents=True, exist_ok=True)
+        for digest, content in bodies.items():
+            entry = wanted[digest]
+            name = f"{entry.round or 0:06d}-{entry.kind.replace(' ', '-')}-{digest[:12]}"
+            (target / name).write_bytes(content)
+    except OSError as error:
+        raise OutputUnwritable(f"--save: {target} is not a writable folder ({error.strerror})") from error
+    return len(bodies)
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    """Yield the files of the federation and of its rounds, without the secrets of sums."""
+    for pattern in ("*/*", "*/rounds/*/*"):
+        yield from (file for file in sorted(folder.glob(pattern)) if file.is_file())

@@ -1,0 +1,140 @@
+"""`tessera agent sent` lists every body that left the silo, and saves those that are still there."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from client_agent.daemon import run
+from client_agent.errors import CoordinatorUnreachable
+from client_agent.session import open_participant
+from client_agent.settings import read_settings
+from client_agent.transport.client import CoordinatorApi
+from client_agent.transport.sent_log import SentLog, SentLogUnwritable
+from schemas.messages.scores import Scores
+from tests.client_agent.commands import tessera
+from tests.client_agent.conftest import config
+from tests.client_agent.test_daemon import alone_plan, naps
+from tests.served import Served
+
+PUT = "http://127.0.0.1:1/tessera/v1/federations/fed_1/rounds/{}/{}"
+
+
+def listed(file: Path, *arguments: object) -> list[dict[str, Any]]:
+    done = tessera("sent", "--config", file, "--json", *arguments)
+    assert done.exit_code == 0, done.output
+    entries: list[dict[str, Any]] = json.loads(done.stdout)
+    return entries
+
+
+@pytest.mark.slow
+def test_all_that_left_in_two_rounds_is_listed_and_saved(served: Served, tmp_path: Path) -> None:
+    federation_id = served.federation(**alone_plan())
+    file = config(tmp_path, url=served.url)
+    settings = read_settings(file)
+    token = served.enrolment_token(federation_id, "aster")
+    with open_participant(settings, (token, "aster")) as participant:
+        served.admin.post(f"/v1/federations/{federation_id}/start")
+        run(participant, naps(500))
+        updates = [folder.read("update.body") for folder in participant.workspace.rounds.newest_first()]
+    entries = listed(file)
+    kinds = [entry["kind"] for entry in entries if entry["kind"] != "progress"]
+    assert kinds[:2] == ["enrolment", "join"]
+    assert kinds.count("update") == 2
+    assert "other" not in kinds
+    assert token not in json.dumps(entries)
+    sent = [entry for entry in entries if entry["kind"] == "update"]
+    assert [entry["sha256"] for entry in sent] == [hashlib.sha256(body).hexdigest() for body in updates[::-1]]
+    # What the coordinator counted is what the log says, body by body.
+    for view in served.rounds(federation_id):
+        of_round = listed(file, "--round", view["round"])
+        assert {entry["round"] for entry in of_round} == {view["round"]}
+        bodies = [e["bytes"] for e in of_round if e["kind"] == "update"]
+        assert sum(bodies) == view["bytes"]["up"]
+        scores = next(entry for entry in of_round if entry["kind"] == "scores")
+        assert Scores.model_validate_json(scores["body"]).kept == view["clients"][0]["scores"]["kept"]
+    target = tmp_path / "saved"
+    listed(file, "--save", target)
+    saved = {file.read_bytes() for file in target.iterdir()}
+    assert set(updates) <= saved
+    shown = tessera("sent", "--config", file)
+    assert shown.exit_code == 0
+    assert "update" in shown.stdout
+
+
+def recorded(log: SentLog, number: int, kind: str, body: bytes) -> None:
+    log.record(httpx.Request("PUT", PUT.format(number, kind), content=body))
+
+
+def test_the_log_is_bounded_and_progress_does_not_crowd_out_updates(tmp_path: Path) -> None:
+    log = SentLog(tmp_path, file_bytes=2000)
+    recorded(log, 1, "update", b"weights")
+    for number in range(200):
+        recorded(log, number, "progress", b'{"step": 1}')
+    entries = list(log.entries())
+    assert [entry.kind for entry in entries if entry.kind != "progress"] == ["update"]
+    progress = [entry for entry in entries if entry.kind == "progress"]
+    assert progress[-1].round == 199
+    assert 10 < len(progress) < 60
+    assert all(file.stat().st_size <= 2000 for file in (tmp_path / "sent").iterdir())
+    assert entries[0].route == "/v1/federations/fed_1/rounds/1/update"
+
+
+@pytest.mark.parametrize(
+    ("route", "body", "kind"),
+    [
+        ("rounds/2/join", b"sketch", "join with a sketch"),
+        ("rounds/2/join", b"", "join"),
+        ("rounds/2/secure-sum/3/2", b"masked", "masked update"),
+        ("rounds/2/secure-sum/3/0", b"{}", "step of the sum"),
+        ("rounds/2/ready", b"{}", "ready for the sum"),
+        ("alignments/tiny-s", b"pack", "alignment pack"),
+        ("alignments/tiny-s/acceptance", b"{}", "alignment test"),
+        ("something/new", b"{}", "other"),
+    ],
+)
+def test_a_line_names_what_was_sent(route: str, body: bytes, kind: str, tmp_path: Path) -> None:
+    log = SentLog(tmp_path)
+    log.record(httpx.Request("PUT", f"http://127.0.0.1:1/v1/federations/fed_1/{route}", content=body))
+    (entry,) = log.entries()
+    assert (entry.kind, entry.bytes, entry.body) == (kind, len(body), None)
+    assert entry.sha256 == (hashlib.sha256(body).hexdigest() if body else None)
+
+
+def test_a_line_that_a_crash_cut_is_skipped(tmp_path: Path) -> None:
+    log = SentLog(tmp_path)
+    recorded(log, 1, "update", b"weights")
+    with (tmp_path / "sent" / "requests.jsonl").open("ab") as file:
+        file.write(b'{"at": "2026-\n')
+    recorded(log, 2, "update", b"weights")
+    assert [entry.round for entry in log.entries()] == [1, 2]
+
+
+def test_nothing_is_sent_that_the_log_cannot_hold(tmp_path: Path) -> None:
+    (tmp_path / "sent").touch()  # a file where the log's folder belongs
+    arrived: list[httpx.Request] = []
+    transport = httpx.MockTransport(lambda request: arrived.append(request) or httpx.Response(200, json={}))
+    with CoordinatorApi(
+        "http://127.0.0.1:1", key=None, deadline_seconds=0, transport=transport, sent=SentLog(tmp_path)
+    ) as api:
+        api.call("GET", "/v1/hello")
+        with pytest.raises(SentLogUnwritable, match="nothing is sent that is not in it"):
+            api.call("PUT", "/v1/federations/fed_1/rounds/1/update", content=b"weights")
+    assert [request.method for request in arrived] == ["GET"]
+
+
+def test_a_try_that_does_not_arrive_is_in_the_log(tmp_path: Path) -> None:
+    log = SentLog(tmp_path)
+    with (
+        CoordinatorApi(
+            "http://127.0.0.1:1", key=None, deadline_seconds=0, sleep=lambda _: None, sent=log
+        ) as api,
+        pytest.raises(CoordinatorUnreachable),
+    ):
+        api.call("PUT", "/v1/federations/fed_1/rounds/1/update", content=b"weights")
+    assert {entry.bytes for entry in log.entries()} == {7}
