@@ -62,6 +62,7 @@ class SimulatedSilo:
     world: World
     attempts: int = 0
     trainer: None = None  # of its own: none is installed
+    ranks: None = None  # of other processes: there are none
 
     @property
     def base(self) -> BaseModel:
