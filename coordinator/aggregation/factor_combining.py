@@ -45,7 +45,12 @@ def write_weights(
     `between` is called after every block or module; if it raises, the staged payloads are discarded.
     """
     if not opened.traits.combines:
-        return mix(database, weights, states, receivers, block_bytes=block_bytes, between=between)
+        return mix(
+            *(database, weights, states, receivers),
+            block_bytes=block_bytes,
+            between=between,
+            robust=opened.strategy.robust,
+        )
     stored = StoredFactors(database, states)
     least = opened.plan.privacy.min_voices
     if least > 1 and opened.traits.rescales:

@@ -23,7 +23,7 @@ from coordinator.aggregation.output_writer import (
 )
 from coordinator.aggregation.state_reader import StoredState, Values, read_columns, room
 from coordinator.db.engine import Database
-from coordinator.strategies.base import Floats, Weights
+from coordinator.strategies.base import Floats, Robust, Weights
 
 
 def mix(
@@ -34,9 +34,11 @@ def mix(
     *,
     block_bytes: int,
     between: Callable[[], None],
+    robust: Robust | None = None,
 ) -> dict[str, StagedOutput]:
     """Write the receivers' weights as staged payloads, and return each one's body by client.
 
+    `robust` replaces the mean of the clients that have weight for a receiver (`Strategy.robust`).
     `between` is called after every block; if it raises, the staged payloads are discarded.
     """
     bodies = begin(database, weights, receivers)
@@ -48,7 +50,7 @@ def mix(
                 database, weights, states, firsts, block_bytes=block_bytes - batch_bytes
             ):
                 writer.flush()
-                product = columns.product(writer.spare())
+                product = columns.product(writer.spare()) if robust is None else columns.robust(robust)
                 writer.wait()
                 writer.submit([bodies[place] for place in columns.places], product)
                 del columns  # so that its memory is reused, or freed before more is allocated
@@ -85,6 +87,17 @@ class Columns:
         """
         product = room(len(self.weights), self.values.shape[1], spare)
         return np.matmul(self.weights.astype(np.float32), self.values, out=product)
+
+    def robust(self, aggregated: Robust) -> Values:
+        """Return the receivers' rows, (R, block), each from the clients that it has weights for."""
+        return np.stack(
+            [
+                aggregated(self.values[row > 0])
+                if (row > 0).any()
+                else np.zeros(self.values.shape[1], np.float32)
+                for row in self.weights
+            ]
+        )
 
 
 def in_blocks(

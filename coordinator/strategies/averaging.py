@@ -5,12 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from functools import partial
+from typing import Final, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from coordinator.strategies.base import Cohort, Floats, Weighing
+from coordinator.strategies.capabilities import Unfit
 from coordinator.totals import Joint, Revised, Total
+from schemas.messages.federations import FederationPlan
 from schemas.secure_sum.segments import WEIGHT
 
 
@@ -35,6 +38,33 @@ def mean_of_all(cohort: Cohort, *, by_examples: bool = True, present_only: bool 
             for place, facts in enumerate(cohort.clients)
             if facts.age is not None and place not in counted
         ),
+    )
+
+
+Aggregate = Literal["mean", "median", "trimmed_mean"]
+
+TRIMMED: Final = 0.1
+"""The share of clients whose values `trimmed_mean` leaves out at each end, rounded up."""
+
+
+def aggregated(values: NDArray[np.float32], how: Aggregate) -> NDArray[np.float32]:
+    """Return one value per column of (clients, block): median or trimmed mean (Yin et al. 2018), (block,).
+
+    Clients count equally. The trimmed mean leaves at least one client in.
+    """
+    if how == "median":
+        return np.asarray(np.median(values, axis=0), np.float32)
+    cut = min(math.ceil(TRIMMED * len(values)), (len(values) - 1) // 2)
+    kept = np.sort(values, axis=0)[cut : len(values) - cut]
+    return np.asarray(kept.mean(axis=0, dtype=np.float64), np.float32)
+
+
+def unfit_for_sums(how: Aggregate, plan: FederationPlan) -> Unfit | None:
+    """Return the option that needs each client's update, if the plan sums updates; None = it does not."""
+    if how == "mean" or plan.privacy.secure_sum is None:
+        return None
+    return Unfit(
+        "strategy.options.aggregate", "mean with privacy.secure_sum: a sum shows no single value to compare"
     )
 
 

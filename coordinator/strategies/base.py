@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntFlag
 from typing import Protocol
@@ -22,6 +22,7 @@ Module = str
 Form = tuple[tuple[str, Shape], ...]
 Kind = tuple[bool, tuple[int, ...]]
 Floats = NDArray[np.float64]
+Robust = Callable[[NDArray[np.float32]], NDArray[np.float32]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,6 +203,14 @@ class Strategy(ABC):
     @property
     def caps(self) -> Caps | None:
         """Limits on the influence of peers; None = clients are served what relevance says."""
+        return None
+
+    @property
+    def robust(self) -> Robust | None:
+        """A function of the values (clients, block) of all clients with weight, in place of their mean.
+
+        It returns (block,) and decides each value by itself. None = the weighted mean.
+        """
         return None
 
     def unfit(self, plan: FederationPlan) -> Unfit | None:

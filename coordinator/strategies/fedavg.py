@@ -4,21 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar
 
 from pydantic import BaseModel, ConfigDict
 
 from coordinator.strategies import base
-from coordinator.strategies.averaging import mean_of_all, summed_mean
-from coordinator.strategies.base import Cohort, Weighing
-from coordinator.strategies.capabilities import Traits
+from coordinator.strategies.averaging import Aggregate, aggregated, mean_of_all, summed_mean, unfit_for_sums
+from coordinator.strategies.base import Cohort, Robust, Weighing
+from coordinator.strategies.capabilities import Traits, Unfit
 from coordinator.totals import Joint, Revised, Total
+from schemas.messages.federations import FederationPlan
 
 
 class Options(BaseModel):
-    """There are no options."""
+    """How updates become one."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+    aggregate: Aggregate = "mean"
+    """How the values of clients become one: `mean`, or value by value `median` or `trimmed_mean`, for which
+    all clients count alike.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +35,14 @@ class Strategy(base.Strategy):
     traits: ClassVar[Traits] = Traits(sums=True)
 
     options: Options
+
+    @property
+    def robust(self) -> Robust | None:
+        how = self.options.aggregate
+        return None if how == "mean" else partial(aggregated, how=how)
+
+    def unfit(self, plan: FederationPlan) -> Unfit | None:
+        return unfit_for_sums(self.options.aggregate, plan)
 
     def weigh(self, cohort: Cohort) -> Weighing:
         return mean_of_all(cohort)

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from coordinator.strategies import base
-from coordinator.strategies.averaging import mean_of_all, summed_mean
-from coordinator.strategies.base import Cohort, Weighing
-from coordinator.strategies.capabilities import Traits
+from coordinator.strategies.averaging import Aggregate, aggregated, mean_of_all, summed_mean, unfit_for_sums
+from coordinator.strategies.base import Cohort, Robust, Weighing
+from coordinator.strategies.capabilities import Traits, Unfit
 from coordinator.totals import Joint, Revised, Total
+from schemas.messages.federations import FederationPlan
 
 
 class Options(BaseModel):
@@ -24,6 +26,10 @@ class Options(BaseModel):
     """The weight mu of |v - w|^2 / 2 in the loss of a client's adapter v, with w the adapter that it was
     served in this round; 0 is `fedavg`.
     """
+    aggregate: Aggregate = "mean"
+    """How the values of clients become one: `mean`, or value by value `median` or `trimmed_mean`, for which
+    all clients count alike.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +39,14 @@ class Strategy(base.Strategy):
     traits: ClassVar[Traits] = Traits(sums=True)
 
     options: Options
+
+    @property
+    def robust(self) -> Robust | None:
+        how = self.options.aggregate
+        return None if how == "mean" else partial(aggregated, how=how)
+
+    def unfit(self, plan: FederationPlan) -> Unfit | None:
+        return unfit_for_sums(self.options.aggregate, plan)
 
     def weigh(self, cohort: Cohort) -> Weighing:
         return mean_of_all(cohort)

@@ -1,0 +1,70 @@
+"""Median and trimmed mean in place of the mean: what clients are served, and which plans are refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from coordinator.db.engine import Database
+from coordinator.strategies.averaging import aggregated
+from schemas.messages.federations import FederationPlan, StrategyPlan
+from tests.coordinator.aggregation.closed_round import Sent, close_round, plan, served
+from tests.coordinator.aggregation.test_aggregation import publish
+from tests.served import Served
+
+LORA = {"kind": "lora", "rank": 2, "roles": ["q"]}
+
+
+def with_aggregate(how: str) -> FederationPlan:
+    strategy = StrategyPlan(name="fedavg", options={"aggregate": how})
+    return plan().model_copy(update={"strategy": strategy})
+
+
+def test_values_at_both_ends_are_trimmed_and_one_is_left() -> None:
+    values = np.array([[9.0, 1.0], [2.0, -70.0], [3.0, 2.0], [4.0, 3.0]], np.float32)
+    assert aggregated(values, "median").tolist() == [3.5, 1.5]
+    assert aggregated(values, "trimmed_mean").tolist() == [3.5, 1.5]
+    many = np.arange(20, dtype=np.float32)[:, None] ** 2
+    assert aggregated(many, "trimmed_mean")[0] == np.float32(np.mean(np.arange(2, 18) ** 2))
+    assert aggregated(values[:1], "trimmed_mean").tolist() == [9.0, 1.0]
+    assert aggregated(values[:2], "trimmed_mean").tolist() == [5.5, -34.5]
+
+
+@pytest.mark.parametrize("how", ["median", "trimmed_mean"])
+def test_one_client_cannot_move_what_the_others_are_served(database: Database, how: Any) -> None:
+    draw = np.random.default_rng(1)
+    states = [draw.normal(size=(3, 3)).astype(np.float32) for _ in range(5)]
+    states[4] = np.full((3, 3), 1e3, np.float32)
+    everyone = [
+        Sent.of({"b0.q.P": state, "b0.q.Q": state[0]}, examples=1 + 90 * number)
+        for number, state in enumerate(states)
+    ]
+    closed = close_round(database, with_aggregate(how), everyone)
+    publish(database)
+    wanted = aggregated(np.stack([sent.values for sent in everyone]), how)
+    assert np.abs(wanted).max() < 10
+    for client, sent in zip(closed.clients, everyone, strict=True):
+        np.testing.assert_array_equal(served(database, client, sent.layout), wanted)
+
+
+@pytest.mark.parametrize("strategy", ["fedavg", "ditto", "ffa_lora", "fedsa_lora", "fedprox"])
+def test_a_sum_takes_the_mean_alone(coordinator: Served, strategy: str) -> None:
+    body = {
+        "name": "x",
+        "strategy": {"name": strategy, "options": {"aggregate": "median"}},
+        "adapter": LORA,
+        "rounds": {"min_clients": 5},
+    }
+    refused = coordinator.admin.post("/v1/federations", json=body | {"privacy": {"secure_sum": {}}})
+    assert (refused.status_code, refused.json()["field"]) == (422, "strategy.options.aggregate")
+    assert "a sum shows no single value" in refused.json()["detail"]
+    assert coordinator.admin.post("/v1/federations", json=body).status_code == 201
+
+
+def test_a_strategy_that_does_not_average_has_no_such_option(coordinator: Served) -> None:
+    body = {"name": "x", "strategy": {"name": "flora", "options": {"aggregate": "median"}}, "adapter": LORA}
+    refused = coordinator.admin.post("/v1/federations", json=body)
+    assert refused.status_code == 422
+    assert refused.json()["field"] == "strategy.options.aggregate"
