@@ -61,8 +61,7 @@ class SimulatedSilo:
     index: int
     world: World
     attempts: int = 0
-    trainer: None = None  # of its own: none is installed
-    ranks: None = None  # of other processes: there are none
+    trainer = ranks = None  # neither a trainer of its own nor other processes
 
     @property
     def base(self) -> BaseModel:
