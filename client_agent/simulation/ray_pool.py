@@ -55,10 +55,16 @@ class RayPool:
         """Check the cluster, share the data, and run a coordinator here if a cell needs one."""
         this_node = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
         board = _remote(Board).options(num_cpus=0, scheduling_strategy=this_node).remote(out)
-        if not ray.get(board.has_authentication.remote()):
+        try:
+            is_closed = ray.get(board.has_authentication.remote())
+        except (
+            ray.exceptions.RayError
+        ):  # processes of a cluster without tokens do not answer to one with them
+            is_closed = False
+        if not is_closed:
             raise EngineUnusable(
-                f"the Ray cluster at {address} runs code of anybody who reaches it; start all of its "
-                "nodes with RAY_AUTH_MODE=token"
+                f"the Ray cluster at {address} runs code of anybody who reaches it, or none of this process; "
+                "start all of its nodes with RAY_AUTH_MODE=token"
             )
         options = {"num_cpus": 1, "num_gpus": setup.gpus, "max_restarts": 0}
         pool = cls(options, setup, board, out, listener)
