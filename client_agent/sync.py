@@ -159,7 +159,7 @@ def _finish(client: SyncClient, brief: FinishedBrief) -> Outcome:
             raise WorkAwaited("this client has no round on disk")
         return layout_of_silo(SyncRound(client, opened, newest), None)
 
-    store_final_weights(client, brief, brief.weights.digest, expert_layout)
+    store_final_weights(client, brief, brief.weights, expert_layout)
     if newest is None:
         return Outcome("finished", "the federation is finished; this client has no round on disk")
     if pending_work(client) is not None:

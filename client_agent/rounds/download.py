@@ -1,6 +1,7 @@
 """Download the weights of a round as plain tensors, in fewer bits where both sides can.
 
-A compressed body must carry the coordinator's signature for the weights of the manifest.
+A difference to this client's last update must carry the coordinator's signature for the weights of the
+manifest; a difference to its last weights reconstructs them.
 """
 
 from __future__ import annotations
@@ -15,12 +16,13 @@ from pydantic import ValidationError
 from client_agent.errors import DownloadDamaged
 from client_agent.rounds.client import Session
 from client_agent.rounds.update_history import CountedState
+from client_agent.rounds.weights_difference import EarlierWeights, download_difference
 from client_agent.storage.round_folder import BASE, RoundFolder
 from client_agent.transport.client import TensorBody
 from schemas.identity.documents import is_signed
 from schemas.identity.keys import public_key
 from schemas.maths.adapter import in_order
-from schemas.messages.recipes import NAMED, SentRecipe
+from schemas.messages.recipes import NAMED, OwnLastName, Recipe, SentRecipe
 from schemas.messages.rounds import CodedWeights, RoundBrief, WeightsReference
 from schemas.messages.updates import WeightsManifest
 from schemas.wire.envelope import pack, unpack
@@ -38,16 +40,22 @@ def download_weights(
     folder: RoundFolder,
     reference: WeightsReference,
     last_update: CountedState | None,
+    earlier: EarlierWeights | None,
 ) -> bytes:
     """Return the dense body of the weights of a manifest, and store their digest in the folder.
 
     Args:
-        last_update: the state that compressed weights are the difference to; None asks for dense ones.
+        last_update: the state that `own_last` weights are the difference to; None asks for dense ones.
+        earlier: the weights that published differences are added to.
 
     Raises:
         DownloadDamaged: the body has another digest.
     """
-    content = _compressed(session, brief, reference, last_update) if last_update is not None else None
+    recipe, content = brief.wire.served_difference, None
+    if recipe is not None:
+        content = download_difference(session, brief.round, reference, recipe, earlier, brief.training.seed)
+    elif brief.wire.own_last_recipe is not None and last_update is not None:
+        content = _compressed(session, brief, reference, brief.wire.own_last_recipe, last_update)
     if content is None:
         body = session.api.weights(session.federation_id, brief.round)
         if body.digest != reference.digest:
@@ -72,9 +80,13 @@ def download_whole(session: Session, round_number: int, weights: str) -> bytes |
 
 
 def _compressed(
-    session: Session, brief: RoundBrief, reference: WeightsReference, last_update: CountedState
+    session: Session,
+    brief: RoundBrief,
+    reference: WeightsReference,
+    name: OwnLastName,
+    last_update: CountedState,
 ) -> bytes | None:
-    body = session.api.weights(session.federation_id, brief.round, brief.wire.requested_recipe)
+    body = session.api.weights(session.federation_id, brief.round, name)
     if body.digest == reference.digest:  # the coordinator lacks that update, or is older than recipes
         return body.body
     if not _is_proved(session, brief.round, body, reference.digest):
@@ -83,7 +95,7 @@ def _compressed(
         )
         return None
     try:
-        return _decoded(body, brief, last_update)
+        return _decoded(body, brief, NAMED[name], last_update)
     except (BodyRefused, ValidationError) as error:
         log.warning(
             "round %d: compressed weights are malformed (%s); downloading dense ones", brief.round, error
@@ -104,7 +116,7 @@ def _is_proved(session: Session, round_number: int, body: TensorBody, weights: s
     return is_signed("tessera-weights-v1", document, proof.signature, public_key(session.server_key))
 
 
-def _decoded(body: TensorBody, brief: RoundBrief, last_update: CountedState) -> bytes | None:
+def _decoded(body: TensorBody, brief: RoundBrief, recipe: Recipe, last_update: CountedState) -> bytes | None:
     """Return a compressed body as a dense one; None if it is the difference to another update.
 
     Raises:
@@ -112,7 +124,6 @@ def _decoded(body: TensorBody, brief: RoundBrief, last_update: CountedState) -> 
     """
     values = last_update.values
     layout = in_order({name: tensor.shape for name, tensor in values.items()})
-    recipe = NAMED[brief.wire.requested_recipe]
     limit = bound(layout, recipe) + _BESIDE_STREAMS
     with unpack(body.body, encoding="zstd", expected={}, max_bytes=limit, coded=stream_slots()) as envelope:
         manifest = envelope.manifest(WeightsManifest)

@@ -146,7 +146,7 @@ def pack_dense(inputs: UpdateInputs) -> bytes:
 
 
 def _is_needed_later(opened: OpenedBrief) -> bool:
-    return opened.recipe.reference == "own_last" or opened.brief.wire.requested_recipe != "dense"
+    return opened.recipe.reference == "own_last" or opened.brief.wire.own_last_recipe is not None
 
 
 def _rounding_seed(values: State) -> str:

@@ -10,6 +10,7 @@ from client_agent.rounds.bank import store_final_bank
 from client_agent.rounds.client import Client
 from client_agent.rounds.download import download_whole
 from client_agent.rounds.opened_brief import OpenedBrief
+from client_agent.rounds.weights_difference import download_difference, earlier_weights
 from client_agent.storage.files import write_durably
 from client_agent.storage.final_scores import FinalScores
 from client_agent.storage.round_files import sent_scores
@@ -22,15 +23,18 @@ from client_agent.storage.round_folder import (
     RoundFolder,
 )
 from schemas.maths.adapter import Layout
-from schemas.messages.rounds import FinishedBrief
+from schemas.messages.rounds import FinishedBrief, WeightsReference
 
 log = logging.getLogger(__name__)
 
 
 def store_final_weights(
-    client: Client, brief: FinishedBrief, expected: str, expert_layout: Callable[[OpenedBrief], Layout]
+    client: Client,
+    brief: FinishedBrief,
+    weights: WeightsReference,
+    expert_layout: Callable[[OpenedBrief], Layout],
 ) -> None:
-    """Download and store the final weights, whose digest is `expected`; scores of other ones are deleted.
+    """Download and store the final weights; scores of other ones are deleted.
 
     `expert_layout` returns the layout of one expert, by a strategy with a bank.
 
@@ -39,25 +43,43 @@ def store_final_weights(
         ManifestRefused, ManifestExpired, RosterRefused: a check of the manifest fails.
     """
     session, workspace = client.session, client.workspace
-    session.accept_manifest(brief.manifest, round_number=brief.round, weights=expected, final=True)
-    weights = session.api.weights(session.federation_id, brief.round)
-    if weights.digest != expected:
-        raise DownloadDamaged("the final weights")
+    session.accept_manifest(brief.manifest, round_number=brief.round, weights=weights.digest, final=True)
     newest = newest_with(client, BRIEF)
-    has_base_delta = newest is not None and OpenedBrief.read(newest).traits.base_delta
-    # With the whole base delta the final weights need no earlier round.
-    whole = download_whole(session, brief.round, weights.digest) if has_base_delta else None
-    content = whole if whole is not None else weights.body
-    if newest is not None:
-        opened = OpenedBrief.read(newest)
-        if opened.traits.routing is not None:
-            store_final_bank(session, content, expert_layout(opened))
+    opened = OpenedBrief.read(newest) if newest is not None else None
+    content = _downloaded(client, brief.round, weights, opened)
+    if opened is not None and opened.traits.base_delta:
+        # With the whole base delta the final weights need no earlier round.
+        whole = download_whole(session, brief.round, weights.digest)
+        content = whole if whole is not None else content
+    if opened is not None and opened.traits.routing is not None:
+        store_final_bank(session, content, expert_layout(opened))
     file = workspace.home / FINAL_WEIGHTS
     if not file.is_file() or file.read_bytes() != content:
         (workspace.home / FINAL_SCORES).unlink(missing_ok=True)
         (workspace.home / FINAL_SCORES_SENT).unlink(missing_ok=True)
     write_durably(file, content)
     log.info("federation finished after %d rounds: final weights stored", brief.round - 1)
+
+
+def _downloaded(
+    client: Client, round_number: int, weights: WeightsReference, opened: OpenedBrief | None
+) -> bytes:
+    """Return the final weights, from the difference to the last ones where there is one.
+
+    Raises:
+        DownloadDamaged: the body has another digest.
+    """
+    session = client.session
+    recipe = opened.brief.wire.served_difference if opened is not None else None
+    if opened is not None and recipe is not None:
+        earlier, seed = earlier_weights(client.workspace.rounds, round_number), opened.brief.training.seed
+        content = download_difference(session, round_number, weights, recipe, earlier, seed)
+        if content is not None:
+            return content
+    body = session.api.weights(session.federation_id, round_number)
+    if body.digest != weights.digest:
+        raise DownloadDamaged("the final weights")
+    return body.body
 
 
 def send_final_scores(client: Client, final: FinalScores, last_published: int) -> None:

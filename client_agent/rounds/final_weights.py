@@ -33,7 +33,7 @@ def finish(participant: Participant, brief: FinishedBrief) -> None:
         log.info("federation finished: this client has no update in it")
         return
     trainer = participant.trainer
-    store_final_weights(participant, brief, brief.weights.digest, lambda opened: trainer.layout(opened, None))
+    store_final_weights(participant, brief, brief.weights, lambda opened: trainer.layout(opened, None))
     newest = newest_with(participant, WEIGHTS)
     if newest is None:
         log.info("final weights not scored: this client has no round on disk")

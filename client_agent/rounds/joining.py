@@ -10,6 +10,7 @@ from client_agent.rounds.bank import download_bank
 from client_agent.rounds.download import download_weights
 from client_agent.rounds.opened_round import OpenedRound
 from client_agent.rounds.update_history import last_counted_state
+from client_agent.rounds.weights_difference import earlier_weights
 from client_agent.storage.archive import move_aside
 from client_agent.storage.round_folder import CLOSED, JOIN, RECEIPT, SCORES_SENT, TRAINED, RoundFolders
 from schemas.maths.adapter import Layout
@@ -48,9 +49,13 @@ def join_round(
     session.accept_manifest(
         joined.manifest, round_number=brief.round, weights=joined.weights.digest, brief=brief
     )
-    is_compressed = brief.wire.requested_recipe != "dense"
-    last_update = last_counted_state(work.rounds, work.trained, brief.round) if is_compressed else None
-    content = download_weights(session, brief, work.folder, joined.weights, last_update)
+    wire = brief.wire
+    last_update, earlier = None, None
+    if wire.own_last_recipe is not None:
+        last_update = last_counted_state(work.rounds, work.trained, brief.round)
+    if wire.served_difference is not None:
+        earlier = earlier_weights(work.rounds, brief.round)
+    content = download_weights(session, brief, work.folder, joined.weights, last_update, earlier)
     if work.opened.traits.routing is not None:
         download_bank(session, work.rounds, work.folder, content, expert_layout())
     return content

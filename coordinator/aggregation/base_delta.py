@@ -15,8 +15,9 @@ import numpy as np
 
 from coordinator.aggregation import base_delta_store
 from coordinator.aggregation.base_delta_store import GroupDelta
+from coordinator.aggregation.difference import StagedDifference
 from coordinator.aggregation.factor_reader import StoredFactors, places, read_factors
-from coordinator.aggregation.output_writer import BATCH_BYTES, StagedOutput, discard
+from coordinator.aggregation.output_writer import BATCH_BYTES, StagedOutput, Written, discard
 from coordinator.aggregation.state_reader import StoredState
 from coordinator.aggregation.store import Established
 from coordinator.db.engine import Database
@@ -52,10 +53,20 @@ class GroupMember:
 
 @dataclass(frozen=True, slots=True)
 class RoundOutput:
-    """The staged result of a round: each client's body, and the sum of base deltas of each group."""
+    """The staged result of a round: each client's body, and the sum of base deltas of each group.
+
+    `differences` are by client: those by which bodies are reconstructed from earlier weights.
+    """
 
     bodies: dict[str, StagedOutput]
     deltas: Sequence[GroupDelta] = ()
+    differences: Mapping[str, StagedDifference] = field(default_factory=dict)
+
+    @property
+    def written(self) -> list[Written]:
+        """Return everything staged, in the order of clients."""
+        bodies = dict(sorted(self.bodies.items())).values()
+        return [*bodies, *self.deltas, *dict(sorted(self.differences.items())).values()]
 
 
 @dataclass(slots=True)

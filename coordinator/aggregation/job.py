@@ -14,7 +14,8 @@ from coordinator.aggregation import base_delta_store, store, summed
 from coordinator.aggregation.base_delta import RoundOutput, write_base_deltas
 from coordinator.aggregation.claim import Claim
 from coordinator.aggregation.factor_combining import write_weights
-from coordinator.aggregation.output_writer import Receiver, Written, discard
+from coordinator.aggregation.output_writer import Receiver, discard
+from coordinator.aggregation.served_differences import as_differences
 from coordinator.aggregation.weighting import SettledWeights, settle_weights
 from coordinator.db.engine import Database, database_time
 from coordinator.db.federation_lock import lock_federation
@@ -27,7 +28,7 @@ from coordinator.rounds.lifecycle import AGGREGATION_FAILED, next_state
 from coordinator.storage import payloads
 from coordinator.strategies.base import Cohort
 from coordinator.strategies.opening import open_plan
-from coordinator.weights.store import assign
+from coordinator.weights.store import assign, store_differences
 from schemas.wire.envelope import head
 
 
@@ -112,11 +113,12 @@ def aggregate(database: Database, claim: Claim, *, block_bytes: int, between: Ca
         bodies = write_weights(
             database, opened, settled.weights, states, receivers, block_bytes=block_bytes, between=between
         )
-        output = RoundOutput(bodies)
+        served = as_differences(database, opened, bodies, claim.number, between)
+        output = RoundOutput(served.bodies, differences=served.differences)
     try:
         _publish(database, claim, settled, output)
     except BaseException:
-        discard(database, [*output.bodies.values(), *output.deltas])
+        discard(database, output.written)
         raise
     return int(sum(row[place] == 1.0 for place, row in enumerate(settled.weighing.relevance)))
 
@@ -132,9 +134,8 @@ def abandon(database: Database, claim: Claim) -> None:
 
 def _publish(database: Database, claim: Claim, settled: SettledWeights, output: RoundOutput) -> None:
     with database.write() as session:
-        written: list[Written] = [*dict(sorted(output.bodies.items())).values(), *output.deltas]
         # Payloads before the federation's lock, in the same order as a delivery.
-        adopted = payloads.adopt_all(session, (item.staged for item in written))
+        adopted = payloads.adopt_all(session, (item.staged for item in output.written))
         locked = lock_federation(session, claim.federation_id)
         row = rounds.get_round(session, claim.federation_id, claim.number, lock=True)
         if row.lease_token != claim.token:
@@ -143,6 +144,11 @@ def _publish(database: Database, claim: Claim, settled: SettledWeights, output: 
         for client, body in sorted(output.bodies.items()):
             stored = body.adopted(adopted[body.staged.payload_id])
             assign(session, claim.federation_id, client, claim.number + 1, stored, now)
+        differences = {
+            client: adopted[difference.staged.payload_id]
+            for client, difference in sorted(output.differences.items())
+        }
+        store_differences(session, claim.federation_id, claim.number + 1, differences)
         deltas = [(delta, adopted[delta.staged.payload_id]) for delta in output.deltas]
         base_delta_store.store_deltas(session, claim.federation_id, claim.number, deltas)
         store.store_relevance(session, row.id, settled)

@@ -172,6 +172,12 @@ class JointModel:
             raise LookupError(f"segment {segment} has no values {begin} to {begin + count}")
         return values
 
+    def tensor(self, name: str) -> Values:
+        """Return a tensor in its shape, float32, with the start in place of zeros."""
+        place = next(place for place in self._places if place.tensor == name)
+        values = self.read(place.segment, place.begin, place.count)
+        return np.asarray(values, np.float32).reshape(self._layout[name])
+
     def _part(self, place: TensorPlace, begin: int, count: int) -> Values:
         at = place.at + begin
         if self._stored is None:

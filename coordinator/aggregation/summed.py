@@ -5,7 +5,6 @@ Nothing here can read an update: the input is the total of the round's sum, and 
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
@@ -29,6 +28,7 @@ from coordinator.aggregation.bank_round import (
 from coordinator.aggregation.claim import Claim
 from coordinator.aggregation.joint import JointModel, PublishedJoint, TensorPlace, Values, places_of
 from coordinator.aggregation.stored_total import StoredTotal
+from coordinator.aggregation.summed_weights import NewWeights, Receivers, write, write_as_difference
 from coordinator.db.engine import Database, database_time, run
 from coordinator.db.federation_lock import lock_federation
 from coordinator.db.tables.federations import ClientRow
@@ -42,15 +42,14 @@ from coordinator.storage import payloads
 from coordinator.storage.payloads import Staged
 from coordinator.strategies.opening import OpenedPlan, require_summed
 from coordinator.totals import Joint, Revised
-from coordinator.weights.store import assign
+from coordinator.weights.store import assign, store_differences
 from schemas.maths.adapter import Layout, is_of_one_base_model, module_of
 from schemas.maths.bank import bank_layout
 from schemas.messages.enrolment import Profile
 from schemas.messages.updates import BankIndex, WeightsManifest
 from schemas.secure_sum.counts import groups_of
 from schemas.secure_sum.segments import segments_of
-from schemas.wire.digests import digest_from_hash
-from schemas.wire.envelope import MEDIA_TYPE, head
+from schemas.wire.envelope import MEDIA_TYPE
 
 _BYTES_PER_VALUE = 64
 """Memory per value of a block: total and model as stored and as float64, the result, and its octets."""
@@ -72,22 +71,15 @@ class _Inputs:
     Attributes:
         payload_id: that of the model which all began with; None = the start.
         packs: the digest of the alignment pack of each client that is served; None = it has none.
+        began: those of them whose last weights are the model which all began with.
     """
 
     total: SummedTotal
     layout: Layout
     payload_id: int | None
     packs: Mapping[str, str | None]
+    began: frozenset[str]
     bank: BankInputs | None
-
-
-@dataclass(frozen=True, slots=True)
-class _NewWeights:
-    """Staged values, and for each client its own head with the digest of head and values."""
-
-    staged: Staged
-    heads: Mapping[str, bytes]
-    digests: Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,11 +126,19 @@ def publish_sum(
             change = change_bank(current, counts, model, total, revised, claim.number)
             experts = stage_experts(database, claim, inputs.layout, change, begun, between)
             bank = _NewBank(change, experts, next_index(current, change, claim.number, experts))
-        heads = _heads(claim, inputs, bank.index if bank is not None else None)
-        with database.write() as session:
-            begun.append(payloads.stage(session))
-        blocks = revised_values(inputs.layout, model, revised, max(1, block_bytes // _BYTES_PER_VALUE))
-        weights = _write(database, begun[-1], heads, blocks, between)
+        manifests = _manifests(claim, inputs, bank.index if bank is not None else None)
+
+        def values() -> Iterator[Values]:
+            return revised_values(inputs.layout, model, revised, max(1, block_bytes // _BYTES_PER_VALUE))
+
+        receivers = Receivers(inputs.layout, manifests, inputs.began)
+        weights = None
+        recipe = opened.plan.wire.served_difference
+        if recipe is not None:
+            new = values()
+            weights = write_as_difference(database, recipe, receivers, new, shared.tensor, begun, between)
+        if weights is None:
+            weights = write(database, receivers, values(), begun, between)
         _publish(database, claim, inputs, weights, bank, total.mean_losses())
     except BaseException:
         _discard(database, begun)
@@ -199,7 +199,14 @@ def _read(session: Session, claim: Claim, opened: OpenedPlan) -> _Inputs:
             continue
         if _layout(session, claim, opened, client_model, client_profile) == layout:
             packs[client] = base_weights.pack_digest(session, claim.federation_id, client_model)
-    return _Inputs(total, layout, before.payload_id if before is not None else None, packs, bank)
+    payload_id = before.payload_id if before is not None else None
+    began = set()
+    for client in packs:
+        served = base_weights.newest(session, client, claim.number)
+        # Before the first model, all that a client was served are zeros, which stand for the start.
+        if served is not None and payload_id in (None, served.payload_id):
+            began.add(client)
+    return _Inputs(total, layout, payload_id, packs, frozenset(began), bank)
 
 
 def _layout(
@@ -209,11 +216,10 @@ def _layout(
     return base_weights.layout(session, claim.federation_id, opened, base_model, parsed)
 
 
-def _heads(claim: Claim, inputs: _Inputs, bank: BankIndex | None) -> dict[str, bytes]:
-    """Return the head of each client's weights for the next round."""
-    heads = {}
-    for client, pack in inputs.packs.items():
-        manifest = WeightsManifest(
+def _manifests(claim: Claim, inputs: _Inputs, bank: BankIndex | None) -> dict[str, WeightsManifest]:
+    """Return the manifest of each client's weights for the next round."""
+    return {
+        client: WeightsManifest(
             federation=claim.federation_id,
             recipe={},
             round=claim.number + 1,
@@ -221,35 +227,15 @@ def _heads(claim: Claim, inputs: _Inputs, bank: BankIndex | None) -> dict[str, b
             pack=pack,
             bank=bank,
         )
-        heads[client] = head(inputs.layout, manifest)
-    return heads
-
-
-def _write(
-    database: Database,
-    staged: Staged,
-    heads: Mapping[str, bytes],
-    blocks: Iterator[Values],
-    between: Callable[[], None],
-) -> _NewWeights:
-    hashers = {client: hashlib.sha256(beginning) for client, beginning in heads.items()}
-    for values in blocks:
-        octets = values.data.cast("B")
-        with database.write() as session:
-            staged.append(session, octets)
-        may_crash("block-staged")
-        for hasher in hashers.values():
-            hasher.update(octets)
-        between()
-    digests = {client: digest_from_hash(hasher.hexdigest()) for client, hasher in hashers.items()}
-    return _NewWeights(staged, heads, digests)
+        for client, pack in inputs.packs.items()
+    }
 
 
 def _publish(
     database: Database,
     claim: Claim,
     inputs: _Inputs,
-    weights: _NewWeights,
+    weights: NewWeights,
     bank: _NewBank | None,
     losses: Mapping[str, float],
 ) -> None:
@@ -257,7 +243,8 @@ def _publish(
     with database.write() as session:
         # The payloads before the federation's lock, in the same order as a delivery.
         digest, size = weights.staged.digest, weights.staged.size
-        adopted = payloads.adopt_all(session, [*(expert.staged for expert in experts), weights.staged])
+        staged = [*(expert.staged for expert in experts), weights.staged, *weights.differences.values()]
+        adopted = payloads.adopt_all(session, staged)
         payload_id = adopted[weights.staged.payload_id]
         locked = lock_federation(session, claim.federation_id)
         row = rounds.get_round(session, claim.federation_id, claim.number, lock=True)
@@ -268,6 +255,8 @@ def _publish(
             body = len(beginning) + size
             stored = Stored(payload_id, weights.digests[client], body, MEDIA_TYPE, head=beginning)
             assign(session, claim.federation_id, client, claim.number + 1, stored, now)
+        differences = {client: adopted[item.payload_id] for client, item in weights.differences.items()}
+        store_differences(session, claim.federation_id, claim.number + 1, differences)
         published = PublishedJoint(inputs.layout, payload_id, digest, losses)
         joint.store(session, claim.federation_id, claim.number, published)
         if bank is not None:

@@ -14,6 +14,7 @@ from coordinator.enrolment.names import NameLooksAlike
 from coordinator.errors import AuthMissing, Forbidden, Invalid, JsonMalformed, NotFound
 from coordinator.federations import store
 from coordinator.federations.sum_checks import check_sum
+from coordinator.federations.weights_checks import check_weights
 from coordinator.http.dependencies import TheDatabase
 from coordinator.http.json_body import json_body, parse, takes
 from coordinator.http.params import DEFAULT_LIMIT, After, FederationId, Limit
@@ -91,6 +92,7 @@ def _resolved(plan: FederationPlan) -> FederationPlan:
     resolved = StrategyPlan(name=plan.strategy.name, options=options.model_dump(mode="json"))
     opened = open_plan(plan.model_copy(update={"strategy": resolved}))
     check_sum(opened)
+    check_weights(opened)
     _check_traits(opened)
     unfit = opened.strategy.unfit(opened.plan)
     if unfit is not None:

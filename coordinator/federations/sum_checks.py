@@ -59,10 +59,10 @@ def _encoding(plan: FederationPlan) -> Refusal | None:
             "wire.recipe",
             "members of a secure sum encode all values alike; leave it out, or use dense",
         )
-    if plan.wire.weights_recipe != "dense":
+    if plan.wire.own_last_recipe is not None:
         return (
             "wire.weights_recipe",
-            "there is no update that weights could be relative to; leave it out, or use dense",
+            "there is no update that weights could be relative to; leave it out, or use int8, int4 or dense",
         )
     if plan.wire.max_bytes is not None:
         return (

@@ -17,6 +17,7 @@ from coordinator.db.tables.federations import (
     WeightsRow,
 )
 from coordinator.db.tables.secure_sum import JointModelRow
+from coordinator.db.tables.weights import CodedWeightsRow
 from coordinator.federations.store import plan_of
 from coordinator.rounds import store, transitions
 from coordinator.rounds.lifecycle import ENDED, PACK_ENDED
@@ -165,3 +166,13 @@ def _delete_unserved_weights(session: Session, federation_id: str, client_ids: S
     )
     payloads.start_grace(session, *(payload_id for payload_id in payload_ids if payload_id is not None))
     session.execute(delete(WeightsRow).where(*later).execution_options(synchronize_session=False))
+    differences = (
+        CodedWeightsRow.federation_id == federation_id,
+        CodedWeightsRow.client_id.in_(client_ids),
+        CodedWeightsRow.round_number > last,
+    )
+    coded_ids = session.scalars(
+        select(CodedWeightsRow.payload_id).where(*differences, CodedWeightsRow.payload_id.is_not(None))
+    )
+    payloads.start_grace(session, *(payload_id for payload_id in coded_ids if payload_id is not None))
+    session.execute(delete(CodedWeightsRow).where(*differences).execution_options(synchronize_session=False))

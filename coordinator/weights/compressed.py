@@ -57,11 +57,19 @@ class EncodingRequest:
         return EncodedKey(self.member.federation_id, self.member.client_id, self.number, self.name)
 
 
-def requested_form(accept: str) -> RecipeName | Literal["whole"] | None:
+@dataclass(frozen=True, slots=True)
+class DifferenceTo:
+    """A request for the difference to weights with this digest; None = the client has no weights."""
+
+    digest: str | None
+
+
+def requested_form(accept: str) -> RecipeName | Literal["whole"] | DifferenceTo | None:
     """Parse an Accept field; None = weights as stored, also for every unknown form.
 
     `application/vnd.tessera.adapter+safetensors;recipe=int8_own_last` requests a recipe, `;fold=whole` the
-    sum of all base deltas; the first known form counts.
+    sum of all base deltas, `;against="sha256:..."` or `;against=none` the published difference to weights
+    with this digest; the first known form counts.
     """
     for media_range in accept.split(","):
         kind, *parameters = (part.strip() for part in media_range.split(";"))
@@ -72,6 +80,8 @@ def requested_form(accept: str) -> RecipeName | Literal["whole"] | None:
             form = (name.strip().lower(), value.strip().strip('"'))
             if form == ("fold", "whole"):
                 return "whole"
+            if form[0] == "against":
+                return DifferenceTo(None if form[1] == "none" else form[1])
             for recipe_name in ON_REQUEST:
                 if form == ("recipe", recipe_name):
                     return recipe_name

@@ -20,7 +20,14 @@ from coordinator.http.problems import answers
 from coordinator.rounds.participations import count_download
 from coordinator.weights import store
 from coordinator.weights.base_delta import whole_delta
-from coordinator.weights.compressed import EncodingRequest, encoded_weights, requested_form, sign_encoded
+from coordinator.weights.compressed import (
+    DifferenceTo,
+    EncodingRequest,
+    encoded_weights,
+    requested_form,
+    sign_encoded,
+)
+from coordinator.weights.published_differences import published_difference
 from schemas.messages.recipes import RecipeName
 from schemas.wire.envelope import MEDIA_TYPE
 
@@ -32,7 +39,7 @@ class _WeightsRequest:
     """A client, and the form of weights that it requests; None = as stored."""
 
     member: Member
-    form: RecipeName | Literal["whole"] | None
+    form: RecipeName | Literal["whole"] | DifferenceTo | None
 
 
 async def _weights_request(request: Request, member: DownloadingMember) -> AsyncIterator[_WeightsRequest]:
@@ -66,6 +73,8 @@ def get_weights(
     Weights are dense unless the client sends
     `Accept: application/vnd.tessera.adapter+safetensors;recipe=<name>` (docs/reference/wire-format.md)
     and has an accepted update; `Tessera-Weights` is then a signed statement of the dense weights' digest.
+    With `;against="<digest of its last weights>"` they are the published difference to those, if there is
+    one, from which the client reconstructs the dense weights.
     With `;fold=whole`, weights with a base delta carry the sum of all base deltas so far, if that is
     stored, with the same statement. Rounds outside TESSERA_KEEP_ROUNDS have no weights.
     """
@@ -84,7 +93,10 @@ def get_weights(
         begin=weights.begin,
     )
     encoded: Stored | None = None
-    if form == "whole":
+    if isinstance(form, DifferenceTo):
+        # No statement is signed: the reconstructed weights have the digest of the signed manifest.
+        stored = published_difference(database, settings_of(request), member, weights, form) or stored
+    elif form == "whole":
         with codec_slot():
             encoded = whole_delta(database, member, weights)
     elif form is not None:

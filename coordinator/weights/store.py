@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from datetime import datetime
+from typing import Final, Literal
 
 from sqlalchemy import bindparam, insert, select
 from sqlalchemy.dialects import postgresql, sqlite
@@ -26,6 +28,8 @@ from coordinator.rounds.base_weights import ServedWeights
 from coordinator.storage import payloads
 from schemas.messages.recipes import RecipeName
 from schemas.wire.envelope import MEDIA_TYPE
+
+SERVED: Final = "served"
 
 _PLACE = (
     select(FederationRow.state, RoundRow.id, ParticipationRow.client_id)
@@ -106,14 +110,24 @@ def assign(
     )
 
 
+def store_differences(
+    session: Session, federation_id: str, round_number: int, payload_ids: Mapping[str, int]
+) -> None:
+    """Store by client the differences by which clients reconstruct their weights for a round."""
+    place = {"federation_id": federation_id, "round_number": round_number, "recipe": SERVED}
+    rows = [{**place, "client_id": client, "payload_id": number} for client, number in payload_ids.items()]
+    if rows:
+        run(session, insert(CodedWeightsRow), rows)
+
+
 @dataclass(frozen=True, slots=True)
 class EncodedKey:
-    """The weights of a client for a round, in a recipe."""
+    """The weights of a client for a round, in a recipe; `SERVED` is the difference that was published."""
 
     federation_id: str
     client_id: str
     round_number: int
-    recipe: RecipeName
+    recipe: RecipeName | Literal["served"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,8 +21,10 @@ RecipeName = Literal[
     "top10_int8_served",
 ]
 
-WeightsRecipeName = Literal["dense", "int8_own_last", "int4_own_last"]
-"""Recipes of served weights: dense, or the difference to the client's last counted update."""
+WeightsRecipeName = Literal["dense", "int8", "int4", "int8_own_last", "int4_own_last"]
+"""Recipes of served weights: dense, the difference to the weights served before, or to the client's last
+counted update.
+"""
 
 
 class Recipe(Strict):
@@ -103,6 +105,18 @@ ON_REQUEST: Final = {
 }
 """Recipes of weights on request. `served` would refer to the weights themselves; dense is the stored form."""
 
+OwnLastName = Literal["int8_own_last", "int4_own_last"]
+_OWN_LAST: Final[dict[WeightsRecipeName, OwnLastName]] = {
+    "int8_own_last": "int8_own_last",
+    "int4_own_last": "int4_own_last",
+}
+
+SERVED_DIFFERENCES: Final[dict[WeightsRecipeName, Recipe]] = {
+    "int8": Recipe(reference="served", values="int8"),
+    "int4": Recipe(reference="served", values="int4"),
+}
+"""Recipes in which weights are published: differences to what the client was served before."""
+
 NamedRecipe = Annotated[Recipe, BeforeValidator(_resolved, json_schema_input_type=RecipeName | Recipe)]
 """A recipe or its name; stored as an object, so that its meaning is fixed."""
 
@@ -119,8 +133,10 @@ class WirePlan(Strict):
     recipe: NamedRecipe = NAMED["int4_own_last"]
     """The recipe of updates: a name or an object. Dense updates are accepted under every plan."""
     weights_recipe: WeightsRecipeName | None = None
-    """The recipe in which agents request weights; null = `int8_own_last`, or `dense` where updates are dense
-    or differences to the weights, which both sides then need to the bit.
+    """The recipe of weights. `int8` and `int4`: the coordinator publishes weights that are its last ones for
+    the client and a difference in so few bits, exactly. `int8_own_last` and `int4_own_last`: agents request
+    the difference to their last update, and train from rounded weights. null = `int8_own_last`, or `dense`
+    where updates are dense or differences to the weights.
     """
     compression: Literal["zstd", "none"] = "zstd"
     """The compression of tensor bodies."""
@@ -143,13 +159,20 @@ class WirePlan(Strict):
         needs_all = self.recipe.is_dense or self.recipe.reference == "served"
         if self.weights_recipe is None:
             object.__setattr__(self, "weights_recipe", "dense" if needs_all else "int8_own_last")
-        elif self.recipe.reference == "served" and self.weights_recipe != "dense":
+        elif self.recipe.reference == "served" and self.weights_recipe in _OWN_LAST:
             raise field_error(
-                "must be dense, because updates are differences to the weights", "weights_recipe"
+                "must be dense, int8 or int4: updates are differences to the weights, which both sides then "
+                "need to the bit",
+                "weights_recipe",
             )
         return self
 
     @property
-    def requested_recipe(self) -> WeightsRecipeName:
-        """Return the recipe in which agents request weights, resolved."""
-        return self.weights_recipe or "dense"
+    def own_last_recipe(self) -> OwnLastName | None:
+        """Return the recipe by which agents request differences to their last update; None = they do not."""
+        return _OWN_LAST.get(self.weights_recipe or "dense")
+
+    @property
+    def served_difference(self) -> Recipe | None:
+        """Return the recipe in which weights are published; None = as they were computed."""
+        return SERVED_DIFFERENCES.get(self.weights_recipe or "dense")

@@ -6,6 +6,7 @@ truncated frame. So the frame is fed in small pieces, and its end, checksum and 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import BinaryIO, Protocol
 
 import zstandard
@@ -38,7 +39,17 @@ class Sink(Protocol):
 
 def compress(body: bytes) -> bytes:
     """Compress into one frame with size and checksum, at level 1: higher levels gain nothing on floats."""
-    return zstandard.ZstdCompressor(level=1, write_checksum=True, write_content_size=True).compress(body)
+    return _compressor().compress(body)
+
+
+def compress_pieces(pieces: Iterable[bytes], size: int) -> bytes:
+    """Compress pieces of `size` bytes in all, as `compress` does, without joining them."""
+    frame = _compressor().compressobj(size=size)
+    return b"".join([*(frame.compress(piece) for piece in pieces), frame.flush()])
+
+
+def _compressor() -> zstandard.ZstdCompressor:
+    return zstandard.ZstdCompressor(level=1, write_checksum=True, write_content_size=True)
 
 
 def is_frame(body: bytes) -> bool:

@@ -120,6 +120,25 @@ def read_own_head(head: bytes) -> tuple[dict[str, tuple[int, ...]], Mapping[str,
     return {name: tuple(entry["shape"]) for name, entry in raw.items()}, metadata
 
 
+def free_slots(source: BinaryIO, size: int) -> dict[str, Slot]:
+    """Return the tensors that the header of a file of `size` bytes names, as float32 of any shape.
+
+    For `read_header` of a file whose layout is not known otherwise.
+
+    Raises:
+        TensorHeader, TensorSchema: it is malformed.
+    """
+    raw, _ = _raw_entries(source, size, HeaderLimits(HEADER_LIMIT, HEADER_LIMIT))
+    slots = {}
+    for name, entry in raw.items():
+        if name != _METADATA:
+            shape = entry["shape"]
+            if not isinstance(shape, list):
+                raise TensorSchema(f"{name} has no shape")
+            slots[name] = Slot((None,) * len(shape), frozenset({"F32"}))
+    return slots
+
+
 def read_header(
     source: BinaryIO, size: int, expected: Expected, coded: Expected | None = None, *, limits: HeaderLimits
 ) -> Header:

@@ -44,6 +44,12 @@ class Given:
         """Say for the start of which rounds each client was given weights."""
         return {client: set(rounds) for client, rounds in self._of.items()}
 
+    def published(self, number: int) -> NDArray[np.float32] | None:
+        """Return what was given first for the start of a round; None = nothing was."""
+        rows = (row for row, kept in self.rows.items() if kept[2] == number)
+        first = min(rows, default=None)
+        return self.values[first] if first is not None else None
+
     def to(self, client: str, number: int) -> int | None:
         """Name the row of what a client starts round `number` from; None = it was given nothing so far."""
         mine = self._of.get(client, {})

@@ -11,7 +11,7 @@ import sqlite3
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,8 +32,11 @@ if TYPE_CHECKING:
 Values = NDArray[np.float32]
 
 _VALUE_BYTES = 4
-_STEPS: dict[WeightsRecipeName, float] = {"dense": 0, "int8_own_last": 1.01 / 127, "int4_own_last": 1.01 / 7}
-"""How far rounding may take a value from what it was, of the largest; scales are rounded too."""
+_STEPS: dict[WeightsRecipeName, float] = {"int8_own_last": 1.01 / 127, "int4_own_last": 1.01 / 7}
+"""How far rounding on the way may take a value from what it was, of the largest; scales are rounded too."""
+
+_PUBLISHED_STEPS: dict[WeightsRecipeName, float] = {"int8": 1.01 / 127, "int4": 1.01 / 7}
+"""How far published weights may be from what was computed, of the largest difference to those before."""
 
 _SIGNED = {SIGNATURE: Slot((None,), frozenset({"F32"}), optional=True)}
 
@@ -114,9 +117,21 @@ class Meaning:
         slack = 0.0
         if own is not None and self._world.plan.summed is None:
             largest = float(np.abs(given - self.states[client, own]).max())
-            slack = largest * _STEPS[self._world.plan.weights_recipe]
+            slack = largest * _STEPS.get(self._world.plan.weights_recipe, 0.0)
         if not np.allclose(start, given, rtol=0.0, atol=slack):
             self._world.violated("I16", f"{client} began round {number} from other weights than it was given")
+
+    def published_slack(self, expected: NDArray[Any], number: int) -> float:
+        """Say how far weights for round `number` may be from what was computed; 0 = no difference was made.
+
+        They may be a difference to what any client was given before: those of equal weights share it.
+        """
+        step = _PUBLISHED_STEPS.get(self._world.plan.weights_recipe, 0.0)
+        if not step:
+            return 0.0
+        before = [self._given(client, number - 1) for client in self._world.index_of_clients()]
+        moved = [float(np.abs(expected - values).max()) for values in before if values is not None]
+        return step * max(moved, default=0.0)
 
     def attempts(self, agent: int, number: int) -> list[tuple[Values, Values]]:
         """Return what an agent learnt in a round, and from what it began: every attempt."""

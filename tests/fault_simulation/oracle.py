@@ -39,7 +39,7 @@ _PUBLIC = frozenset({"/v1/hello"})  # it needs no identity: an agent asks for th
 _ROUND = re.compile(r"/rounds/(\d+)/(\w+)$")
 _SUM_STEP = re.compile(r"/rounds/(\d+)/secure-sum/\d+/(\d)$")
 _ABOUT = re.compile(r"/clients/([^/]+)")
-_OWNER = re.compile(rb'"client\\*":\s*\\*"([^"\\]+)')
+_OWNER = re.compile(rb'"client\\*":\s*\\*"([^"\\]*)')
 _REPEATABLE = ("join", "update", "ready", "weights")
 _OURS = frozenset({0, 500})
 _MISMATCH, _NOTHING = ReferenceMismatch.status, 204
@@ -223,7 +223,7 @@ class Oracle:
             self._world.violated("I11", f"{client} was answered {asked.method} {asked.path}")
         if asked.path.endswith("/weights") and answer.status == 200:
             owner = _owner(bytes(answer.body))
-            if owner != client:
+            if owner != client and not (owner == "" and "against=" in asked.accept):
                 self._world.violated("I11", f"{client} was served {owner}'s weights")
 
     def _is_the_same(self, client: str, asked: Asked, answer: Answer) -> None:

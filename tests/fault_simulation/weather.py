@@ -24,7 +24,11 @@ _RECIPES: tuple[tuple[RecipeName, int], ...] = (
     ("int4_served", 20),
     ("top10_int8_served", 10),
 )
+DIFFERENCES = 0.4
+"""The share of schedules whose weights are published as differences to those before."""
+
 _WEIGHTS: tuple[WeightsRecipeName, ...] = ("dense", "int8_own_last", "int4_own_last")
+PUBLISHED: tuple[WeightsRecipeName, ...] = ("int8", "int4")
 
 
 SUMMED = 0.12
@@ -177,7 +181,15 @@ def plan_of(seed: int) -> Plan:
         replaces_pack=packs.random() < 0.5,
         keep_rounds=keep_rounds,
     )
-    return _summed(seed, plan)
+    return _with_differences(seed, _summed(seed, plan))
+
+
+def _with_differences(seed: int, plan: Plan) -> Plan:
+    """Publish the weights of some plans as differences, whatever their recipe of updates."""
+    dice = random.Random(f"differences {seed}")
+    if dice.random() >= DIFFERENCES:
+        return plan
+    return replace(plan, weights_recipe=dice.choices(PUBLISHED, [70, 30])[0])
 
 
 def _summed(seed: int, plan: Plan) -> Plan:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from schemas.messages.recipes import WeightsRecipeName
 from tests.fault_simulation.packs import PIVOT
 from tests.fault_simulation.weather import ATTEMPTS, CLIP, Plan, SumDrawn
 
@@ -30,10 +31,10 @@ def written_plan(plan: Plan) -> dict[str, Any]:
             "weights_recipe": plan.weights_recipe,
             "compression": plan.compression,
         },
-    } | (_sums(plan.summed) if plan.summed is not None else {})
+    } | (_sums(plan.summed, plan.weights_recipe) if plan.summed is not None else {})
 
 
-def _sums(drawn: SumDrawn) -> dict[str, Any]:
+def _sums(drawn: SumDrawn, weights_recipe: WeightsRecipeName) -> dict[str, Any]:
     summed = {
         "masking": drawn.masking,
         "minimum": drawn.minimum,
@@ -42,4 +43,4 @@ def _sums(drawn: SumDrawn) -> dict[str, Any]:
         "clip": CLIP,
         "weigh_up_to": drawn.weigh_up_to,
     }
-    return {"privacy": {"secure_sum": summed}, "wire": {}}
+    return {"privacy": {"secure_sum": summed}, "wire": {"recipe": "dense", "weights_recipe": weights_recipe}}

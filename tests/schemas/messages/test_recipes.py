@@ -46,6 +46,6 @@ def test_weights_are_asked_for_whole_where_updates_are_whole_or_differences_to_t
     asked = {name: WirePlan(recipe=recipe).weights_recipe for name, recipe in NAMED.items()}
     coded = {name for name, how in asked.items() if how == "int8_own_last"}
     assert coded == {"bf16", "int8", "int8_own_last", "int4_own_last"}
-    assert WirePlan(recipe=NAMED["dense"], weights_recipe="int4_own_last").requested_recipe == "int4_own_last"
+    assert WirePlan(recipe=NAMED["dense"], weights_recipe="int4_own_last").own_last_recipe == "int4_own_last"
     with pytest.raises(ValidationError, match="must be dense"):
         WirePlan(recipe=NAMED["int4_served"], weights_recipe="int8_own_last")

@@ -1,0 +1,59 @@
+"""The difference of new weights to those served before: the values that clients reconstruct, and its body."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from coordinator.db.engine import Database
+from coordinator.storage import payloads
+from coordinator.storage.payloads import Staged
+from schemas.maths.adapter import Layout
+from schemas.messages.recipes import Recipe
+from schemas.messages.updates import WeightsManifest
+from schemas.wire.envelope import pack
+from schemas.wire.quantise import Floats
+from schemas.wire.served_difference import DifferenceWriter
+
+_PIECE_BYTES = 8 * 2**20  # of a transaction
+
+Read = Callable[[str], Floats]
+
+
+@dataclass(frozen=True, slots=True)
+class StagedDifference:
+    """The body of a difference, by which a client reconstructs its new weights."""
+
+    staged: Staged
+
+
+class Difference:
+    """The difference of weights for a round to earlier ones, encoded while their tensors pass."""
+
+    def __init__(self, recipe: Recipe, round_number: int) -> None:
+        self._recipe = recipe
+        self._writer = DifferenceWriter(recipe, "weights", round_number)
+
+    def rounded(self, layout: Layout, values: Read, reference: Read) -> Iterator[Floats]:
+        """Yield the tensors of a layout as clients reconstruct them.
+
+        Raises:
+            NotEncodable: a value is too far from its reference.
+        """
+        for name in layout:
+            yield self._writer.add(name, values(name), reference(name))
+
+    def stage(self, database: Database, manifest: WeightsManifest) -> StagedDifference:
+        """Write the body of all tensors so far as an unpublished payload.
+
+        `manifest` is that of the weights of any client that shares the difference.
+        """
+        sent = {"client": "", "recipe": self._recipe.model_dump(mode="json")}
+        tensors = self._writer.streams().tensors
+        body = memoryview(pack(tensors, manifest.model_copy(update=sent), compress=True))
+        with database.write() as session:
+            staged = payloads.stage(session)
+        for at in range(0, len(body), _PIECE_BYTES):
+            with database.write() as session:
+                staged.append(session, body[at : at + _PIECE_BYTES])
+        return StagedDifference(staged)

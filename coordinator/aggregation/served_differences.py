@@ -1,0 +1,183 @@
+"""Publish weights that clients can reconstruct from few bits: their last ones plus an encoded difference.
+
+Published are the values that a client reconstructs: manifests, exports and later rounds refer to them,
+whether they were downloaded as a difference or dense. Clients of equal values share a difference.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+from sqlalchemy.orm import Session
+
+from coordinator.aggregation.difference import Difference, StagedDifference
+from coordinator.aggregation.output_writer import (
+    BATCH_BYTES,
+    Receiver,
+    StagedBody,
+    StagedOutput,
+    discard,
+)
+from coordinator.db.engine import Database
+from coordinator.observability.fault_points import may_crash
+from coordinator.rounds import base_weights, delta_reference
+from coordinator.rounds.delta_reference import Reference
+from coordinator.storage import payloads
+from coordinator.strategies.opening import OpenedPlan
+from schemas.maths.adapter import Layout
+from schemas.messages.recipes import Recipe
+from schemas.messages.updates import WeightsManifest
+from schemas.wire.envelope import MANIFEST_KEY
+from schemas.wire.header import read_own_head
+from schemas.wire.quantise import Floats, NotEncodable
+
+
+@dataclass(frozen=True, slots=True)
+class ServedOutput:
+    """Bodies by client, and the differences by which some clients reconstruct theirs."""
+
+    bodies: dict[str, StagedOutput]
+    differences: dict[str, StagedDifference]
+
+
+def as_differences(
+    database: Database,
+    opened: OpenedPlan,
+    bodies: dict[str, StagedOutput],
+    round_number: int,
+    between: Callable[[], None],
+) -> ServedOutput:
+    """Replace the weights after a round by ones that clients reconstruct, by the recipe of the plan.
+
+    Weights stay as they are where a client has none in their layout and frames, and where a value is too far
+    from its last one. `between` is called after every tensor; if it raises, all staged payloads are
+    discarded.
+    """
+    recipe = opened.plan.wire.served_difference
+    result = ServedOutput(dict(bodies), {})
+    if recipe is None:
+        return result
+    try:
+        with database.read() as session:
+            groups = _groups(session, bodies, round_number, opened.plan.training.seed)
+        for group in groups:
+            _encode(database, recipe, group, result, between)
+    except BaseException:
+        discard(database, [*bodies.values(), *result.bodies.values(), *result.differences.values()])
+        raise
+    published = {body.staged.payload_id for body in result.bodies.values()}
+    discard(database, [body for body in bodies.values() if body.staged.payload_id not in published])
+    return result
+
+
+@dataclass(slots=True)
+class _Group:
+    """Clients with equal new weights, and what each was served before, if that can be a reference.
+
+    `manifest` is that of any of them.
+    """
+
+    values: Reference
+    manifest: WeightsManifest
+    receivers: list[Receiver] = field(default_factory=list)
+    earlier: dict[str, Reference] = field(default_factory=dict)
+
+    def commonest(self) -> Reference | None:
+        """Return the earlier weights that most of these clients have; None = none of them has any."""
+        places = [(reference.payload_id, reference.begin) for reference in self.earlier.values()]
+        return max(
+            self.earlier.values(),
+            key=lambda reference: places.count((reference.payload_id, reference.begin)),
+            default=None,
+        )
+
+
+def _groups(
+    session: Session, bodies: Mapping[str, StagedOutput], round_number: int, seed: int
+) -> list[_Group]:
+    groups: dict[tuple[object, ...], _Group] = {}
+    for client, body in sorted(bodies.items()):
+        layout, metadata = read_own_head(body.head)
+        manifest = WeightsManifest.model_validate_json(metadata[MANIFEST_KEY])
+        values = Reference(body.digest, body.staged.payload_id, body.begin, None)
+        shared = manifest.model_copy(update={"client": ""}).model_dump_json()
+        group = groups.setdefault((values.payload_id, values.begin, shared), _Group(values, manifest))
+        group.receivers.append(Receiver(client, layout, body.head))
+        earlier = _earlier(session, client, round_number, layout, manifest, seed)
+        if earlier is not None:
+            group.earlier[client] = earlier
+    return list(groups.values())
+
+
+def _earlier(
+    session: Session, client: str, round_number: int, layout: Layout, manifest: WeightsManifest, seed: int
+) -> Reference | None:
+    """Return the weights that a client was served last, if they are in this layout and in these frames."""
+    served = base_weights.newest(session, client, round_number)
+    if served is None or served.payload_id is None or served.head is None:
+        return None
+    served_layout, metadata = read_own_head(served.head)
+    pack_digest = WeightsManifest.model_validate_json(metadata[MANIFEST_KEY]).pack
+    if served_layout != layout or pack_digest != manifest.pack:
+        return None
+    return Reference(served.digest, served.payload_id, served.begin, seed)
+
+
+def _encode(
+    database: Database, recipe: Recipe, group: _Group, result: ServedOutput, between: Callable[[], None]
+) -> None:
+    """Stage a group's weights and their difference, and put them into `result`.
+
+    Clients with another reference than most are served the same weights without a difference, so that from
+    then on they share those of the others.
+    """
+    earlier = group.commonest()
+    if earlier is None:
+        return
+    layout = group.receivers[0].layout
+    difference = Difference(recipe, group.manifest.round)
+    rounded = difference.rounded(
+        layout,
+        delta_reference.reader(database, group.values, layout),
+        delta_reference.reader(database, earlier, layout),
+    )
+    with database.write() as session:
+        staged = payloads.stage(session)
+        staged.append(session, group.receivers[0].head)
+    body = StagedBody(staged, group.receivers)
+    try:
+        _write(database, body, rounded, between)
+        coded = difference.stage(database, group.manifest)
+    except NotEncodable:
+        discard(database, body.outputs().values())
+        return
+    except BaseException:
+        discard(database, body.outputs().values())
+        raise
+    result.bodies.update(body.outputs())
+    for client, reference in group.earlier.items():
+        if (reference.payload_id, reference.begin) == (earlier.payload_id, earlier.begin):
+            result.differences[client] = coded
+
+
+def _write(
+    database: Database, body: StagedBody, tensors: Iterator[Floats], between: Callable[[], None]
+) -> None:
+    buffered: list[memoryview] = []
+
+    def flush() -> None:
+        with database.write() as session:
+            for view in buffered:
+                body.write(session, view)
+        buffered.clear()
+        may_crash("block-staged")
+
+    for tensor in tensors:
+        view = tensor.astype("<f4", copy=False).reshape(-1).data.cast("B")
+        body.hash(view)
+        buffered.append(view)
+        if sum(map(len, buffered)) >= BATCH_BYTES:
+            flush()
+        between()
+    flush()

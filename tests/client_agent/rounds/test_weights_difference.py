@@ -1,0 +1,240 @@
+"""Weights that an agent rebuilds from few bytes: to the bit, or downloaded whole."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+import pytest
+
+from client_agent.errors import DownloadDamaged
+from client_agent.identity.membership import read_key
+from client_agent.rounds.final_weights import finish
+from client_agent.rounds.participant import Participant
+from client_agent.rounds.steps import take_part
+from client_agent.rounds.weights_difference import earlier_weights
+from client_agent.storage.round_folder import FINAL_WEIGHTS, RECEIPT, WEIGHTS, RoundFolder
+from client_agent.transport.client import CoordinatorApi
+from schemas.messages.rounds import FinishedBrief
+from schemas.wire.digests import digest_of, to_field
+from tests.client_agent.rounds.test_encode_update import LORA, PQ, SERVED, Killed, Scene
+from tests.served import Served
+from tests.waiting import wait_until
+
+Enrolled = Callable[..., Participant]
+INT8 = {"weights_recipe": "int8"}
+
+
+def served_whole(scene: Scene, number: int) -> bytes:
+    return scene.who.session.api.weights(scene.federation_id, number).body
+
+
+def bytes_down(scene: Scene, number: int) -> int:
+    return int(scene.served.rounds(scene.federation_id)[number - 1]["bytes"]["down"])
+
+
+@pytest.mark.parametrize(
+    ("adapter", "wire"),
+    [
+        (PQ | {"rank": 32}, INT8),
+        (LORA, INT8),
+        (LORA, {"weights_recipe": "int4"}),
+        (LORA, INT8 | {"recipe": SERVED}),
+        (PQ, INT8 | {"recipe": "dense"}),
+    ],
+    ids=["pq", "lora", "int4", "lora against served", "dense updates"],
+)
+def test_an_agent_trains_from_exactly_the_weights_of_its_manifest(
+    served: Served, participant: Enrolled, adapter: dict[str, object], wire: dict[str, object]
+) -> None:
+    scene = Scene(served, participant, adapter=adapter, wire=wire)
+    first = scene.play()
+    assert bytes_down(scene, 1) < 1500 < len(first.read(WEIGHTS)) + 1000  # zeros
+    for number in (2, 3):
+        folder = scene.play()
+        down = bytes_down(scene, number)
+        assert folder.read(WEIGHTS) == served_whole(scene, number)
+        assert folder.base == digest_of(folder.read(WEIGHTS))
+        assert down < 0.6 * len(folder.read(WEIGHTS)) + 600
+        assert folder.has(RECEIPT)
+
+
+def lose(folder: RoundFolder) -> None:
+    folder.forget(WEIGHTS)
+
+
+def damage(folder: RoundFolder) -> None:
+    body = folder.read(WEIGHTS)
+    folder.write(WEIGHTS, body[:-1] + bytes([body[-1] ^ 1]))
+
+
+def truncate(folder: RoundFolder) -> None:
+    folder.write(WEIGHTS, folder.read(WEIGHTS)[:100])
+
+
+@pytest.mark.parametrize("change", [lose, damage, truncate])
+def test_a_silo_whose_last_weights_are_lost_or_damaged_downloads_the_next_ones_whole(
+    served: Served, participant: Enrolled, change: Callable[[RoundFolder], None]
+) -> None:
+    scene = Scene(served, participant, wire=INT8)
+    change(scene.play())
+    assert earlier_weights(scene.who.workspace.rounds, 2) is None
+    folder = scene.play()
+    assert folder.read(WEIGHTS) == served_whole(scene, 2)
+    assert earlier_weights(scene.who.workspace.rounds, 3) is not None
+    scene.play()
+    assert bytes_down(scene, 3) < 0.6 * len(folder.read(WEIGHTS)) + 600
+
+
+def test_weights_of_another_round_than_the_coordinator_thinks_are_no_reference(
+    served: Served, participant: Enrolled
+) -> None:
+    """A backup of the silo from a round before."""
+    scene = Scene(served, participant, wire=INT8)
+    first, second = scene.play(), scene.play()
+    second.write(WEIGHTS, first.read(WEIGHTS))
+    second.forget("base.txt")
+    assert scene.play().read(WEIGHTS) == served_whole(scene, 3)
+
+
+class Changed(httpx.HTTPTransport):
+    """Somebody between an agent and its coordinator who changes differences."""
+
+    def __init__(self, change: Callable[[bytes], bytes]) -> None:
+        super().__init__()
+        self._change = change
+
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        answer = super().handle_request(request)
+        if "against=" not in request.headers.get("Accept", ""):
+            return answer
+        body = self._change(b"".join(answer.stream))  # type: ignore[arg-type]
+        headers = dict(answer.headers) | {"repr-digest": to_field(digest_of(body))}
+        headers["content-length"] = str(len(body))
+        return httpx.Response(answer.status_code, headers=headers, stream=httpx.ByteStream(body))
+
+
+def flipped(body: bytes) -> bytes:
+    return body[:-9] + bytes([body[-9] ^ 1]) + body[-8:]
+
+
+def cut(body: bytes) -> bytes:
+    return body[:-20]
+
+
+def nothing(_: bytes) -> bytes:
+    return b""
+
+
+def through(scene: Scene, transport: httpx.BaseTransport) -> CoordinatorApi:
+    who = scene.who
+    return CoordinatorApi(
+        scene.served.url,
+        key=read_key(who.workspace.folder),
+        server_key=who.session.server_key,
+        deadline_seconds=5,
+        sleep=lambda _: None,
+        transport=transport,
+    )
+
+
+@pytest.mark.parametrize("change", [flipped, cut, nothing])
+def test_a_difference_that_was_changed_on_the_way_is_not_used(
+    served: Served,
+    participant: Enrolled,
+    change: Callable[[bytes], bytes],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    scene = Scene(served, participant, wire=INT8)
+    scene.play()
+    who, honest = scene.who, scene.who.session.api
+    with through(scene, Changed(change)) as who.session.api:
+        assert take_part(who, scene.brief())
+    who.session.api = honest
+    assert "downloading dense" in caplog.text
+    assert who.workspace.rounds.open(2).read(WEIGHTS) == served_whole(scene, 2)
+
+
+class Older(httpx.HTTPTransport):
+    """A coordinator from before differences: it ignores what it does not know of a field."""
+
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        if "against=" in request.headers.get("Accept", ""):
+            request.headers["Accept"] = "application/vnd.tessera.adapter+safetensors"
+        return super().handle_request(request)
+
+
+def test_an_older_coordinator_sends_the_same_weights_whole(
+    served: Served, participant: Enrolled, caplog: pytest.LogCaptureFixture
+) -> None:
+    scene = Scene(served, participant, wire=INT8)
+    scene.play()
+    with through(scene, Older()) as scene.who.session.api:
+        folder = scene.play()
+        assert folder.read(WEIGHTS) == served_whole(scene, 2)
+    assert "downloading dense" not in caplog.text
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["before the file", "after the file"])
+def test_an_agent_that_is_killed_around_the_write_of_its_weights_begins_from_the_same_ones(
+    served: Served, participant: Enrolled, monkeypatch: pytest.MonkeyPatch, after: bool
+) -> None:
+    scene = Scene(served, participant, wire=INT8)
+    scene.play()
+    write = RoundFolder.write
+
+    def killed(folder: RoundFolder, name: str, content: bytes) -> None:
+        if name != WEIGHTS or after:
+            write(folder, name, content)
+        if name == WEIGHTS:
+            raise Killed
+
+    monkeypatch.setattr(RoundFolder, "write", killed)
+    with pytest.raises(Killed):
+        take_part(scene.who, scene.brief())
+    monkeypatch.setattr(RoundFolder, "write", write)
+    folder = scene.play()
+    assert folder.number == 2
+    assert folder.read(WEIGHTS) == served_whole(scene, 2)
+    assert scene.play().read(WEIGHTS) == served_whole(scene, 3)
+
+
+def finished_brief(scene: Scene) -> FinishedBrief:
+    def find() -> FinishedBrief | None:
+        brief = scene.who.session.api.current_round(scene.federation_id)
+        return brief if isinstance(brief, FinishedBrief) else None
+
+    return wait_until(find)
+
+
+@pytest.mark.parametrize("change", [None, lose, damage])
+def test_final_weights_are_a_difference_too(
+    served: Served, participant: Enrolled, change: Callable[[RoundFolder], None] | None
+) -> None:
+    wire: dict[str, Any] = {"wire": INT8, "rounds": {"total": 2, "min_clients": 1}}
+    scene = Scene(served, participant, **wire)
+    folder = scene.play(2)
+    brief = finished_brief(scene)
+    if change is not None:
+        change(folder)
+    finish(scene.who, brief)
+    content = (scene.who.workspace.home / FINAL_WEIGHTS).read_bytes()
+    assert content == served_whole(scene, 3)
+    assert brief.weights is not None
+    assert digest_of(content) == brief.weights.digest
+
+
+def test_final_weights_of_another_digest_are_refused(served: Served, participant: Enrolled) -> None:
+    scene = Scene(served, participant, wire=INT8, rounds={"total": 1, "min_clients": 1})
+    scene.play()
+    brief = finished_brief(scene)
+
+    class Everything(Changed):
+        def handle_request(self, request: httpx.Request) -> httpx.Response:
+            if request.url.path.endswith("/weights"):
+                request.headers["Accept"] += ";against=none"
+            return super().handle_request(request)
+
+    with through(scene, Everything(flipped)) as scene.who.session.api, pytest.raises(DownloadDamaged):
+        finish(scene.who, brief)

@@ -1,0 +1,217 @@
+"""Weights published as differences: who gets one, what it rebuilds, and who is sent all values."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from sqlalchemy import select
+
+from coordinator.db.tables.weights import CodedWeightsRow
+from schemas.maths.adapter import in_order
+from schemas.maths.start import from_start
+from schemas.messages.recipes import SERVED_DIFFERENCES
+from schemas.messages.updates import WeightsManifest
+from schemas.wire.compress import decompress
+from schemas.wire.digests import digest_of
+from schemas.wire.envelope import MEDIA_TYPE, pack, unpack
+from schemas.wire.served_difference import reconstructed
+from schemas.wire.streams import stream_slots
+from tests.served import Served, Silo
+from tests.taking_part import deliver, join, plan, running, show, tensors_of, url, wait_for, weights
+
+Arrays = dict[str, NDArray[np.float32]]
+RANK = 40
+LAYOUT = {"b0.q.P": (RANK, RANK), "b0.q.Q": (RANK,)}
+SEED = 0
+
+
+def planned(recipe: str = "int8", **changes: Any) -> dict[str, Any]:
+    adapter = {"rank": RANK, "blocks": 1, "roles": ["q"]}
+    return plan(**({"adapter": adapter, "wire": {"weights_recipe": recipe}} | changes))
+
+
+def drawn(seed: int) -> Arrays:
+    random = np.random.default_rng(seed)
+    return {name: random.normal(size=shape).astype(np.float32) for name, shape in LAYOUT.items()}
+
+
+def ask(silo: Silo, number: int, against: str | None, **headers: str) -> tuple[httpx.Response, bytes]:
+    """Ask for a difference; give the answer and its bytes as they travel."""
+    form = f'"{against}"' if against is not None else "none"
+    accept = f"{MEDIA_TYPE};against={form}, {MEDIA_TYPE}"
+    path = url(silo, number, "/weights")
+    with silo.http.stream("GET", path, headers={"Accept": accept} | headers) as answer:
+        return answer, b"".join(answer.iter_raw())
+
+
+def plain(frame: bytes) -> bytes:
+    sink = io.BytesIO()
+    decompress(io.BytesIO(frame), sink, max_bytes=2**24)
+    return sink.getvalue()
+
+
+def rebuilt(silo: Silo, frame: bytes, earlier: Arrays, recipe: str = "int8") -> bytes:
+    """Make the dense body that a difference stands for."""
+    layout, by = in_order(dict(LAYOUT)), SERVED_DIFFERENCES[recipe]  # type: ignore[index]
+    with unpack(plain(frame), encoding=None, expected={}, max_bytes=2**24, coded=stream_slots()) as body:
+        manifest = body.manifest(WeightsManifest)
+        assert manifest.recipe == by.model_dump(mode="json")
+        assert manifest.client == ""
+        values = dict(
+            reconstructed(body, layout, by, lambda name: from_start(name, earlier.__getitem__, SEED, layout))
+        )
+    return pack(dict(values), manifest.model_copy(update={"client": silo.client_id, "recipe": {}}))
+
+
+def play(served: Served, silos: list[Silo], number: int) -> None:
+    for seed, silo in enumerate(silos):
+        deliver(silo, number, drawn(10 * number + seed))
+    wait_for(served, silos[0].federation_id, number, "published")
+
+
+@dataclass(frozen=True)
+class Second:
+    """Two clients in round 2, and the digests of their weights in both rounds."""
+
+    silos: list[Silo]
+    first: list[str]
+    second: list[str]
+
+
+@pytest.fixture(scope="module", params=["int8", "int4"])
+def second(coordinator: Served, request: pytest.FixtureRequest) -> tuple[str, Second]:
+    _, silos = running(coordinator, **planned(request.param))
+    first = [join(silo, 1) for silo in silos]
+    play(coordinator, silos, 1)
+    return request.param, Second(silos, first, [join(silo, 2) for silo in silos])
+
+
+def test_a_difference_rebuilds_the_weights_of_the_manifest_to_the_bit(second: tuple[str, Second]) -> None:
+    recipe, scene = second
+    zeros = {name: np.zeros(shape, np.float32) for name, shape in LAYOUT.items()}
+    for silo, before, named in zip(scene.silos, scene.first, scene.second, strict=True):
+        answer, frame = ask(silo, 2, before)
+        assert (answer.status_code, answer.headers["content-encoding"]) == (200, "zstd")
+        assert answer.headers["vary"] == "Accept"
+        assert digest_of(rebuilt(silo, frame, zeros, recipe)) == named
+        dense = (RANK * RANK + RANK) * 4
+        assert len(frame) < (0.35 if recipe == "int8" else 0.25) * dense
+
+
+def test_the_values_are_within_a_step_of_the_mean_of_the_updates(second: tuple[str, Second]) -> None:
+    recipe, scene = second
+    served = weights(scene.silos[0], 2, LAYOUT)
+    for name in LAYOUT:
+        mean = (drawn(10)[name] + drawn(11)[name]) / 2
+        step = np.abs(mean).max() / {"int8": 127, "int4": 7}[recipe]
+        assert 0 < np.abs(served[name] - mean).max() < 1.01 * step
+
+
+def test_clients_of_equal_weights_share_one_difference(second: tuple[str, Second]) -> None:
+    _, scene = second
+    frames = [ask(silo, 2, before)[1] for silo, before in zip(scene.silos, scene.first, strict=True)]
+    assert frames[0] == frames[1]
+
+
+def test_ranges_and_tags_are_those_of_the_difference(second: tuple[str, Second]) -> None:
+    _, scene = second
+    silo, before = scene.silos[0], scene.first[0]
+    whole, frame = ask(silo, 2, before)
+    tag = whole.headers["etag"]
+    assert tag == f'"{digest_of(frame)}"'
+    part, rest = ask(silo, 2, before, **{"Range": "bytes=100-", "If-Range": tag})
+    assert (part.status_code, frame[:100] + rest) == (206, frame)
+    assert ask(silo, 2, before, **{"If-None-Match": tag})[0].status_code == 304
+
+
+@pytest.mark.parametrize("against", [None, "sha256:" + "0" * 64, "", "sha256:x"])
+def test_a_client_with_other_weights_or_none_is_sent_all_values(
+    second: tuple[str, Second], against: str | None
+) -> None:
+    _, scene = second
+    assert ask(scene.silos[0], 2, against)[0].headers["etag"] == f'"{scene.second[0]}"'
+
+
+def test_zeros_cost_a_few_bytes(second: tuple[str, Second]) -> None:
+    _, scene = second
+    answer, frame = ask(scene.silos[0], 1, None)
+    assert digest_of(plain(frame)) == scene.first[0]
+    assert len(frame) < 500
+    assert answer.headers["etag"] == f'"{digest_of(frame)}"'
+    assert ask(scene.silos[0], 1, None)[1] == frame
+
+
+def test_a_client_that_was_away_and_a_newcomer_are_sent_all_values_once(coordinator: Served) -> None:
+    federation_id, silos = running(coordinator, **planned(rounds={"total": 5, "min_clients": 2}))
+    held = [join(silo, 1) for silo in silos]
+    play(coordinator, silos, 1)
+    newcomer = coordinator.enrol(federation_id, "late")
+    play(coordinator, [silos[0], newcomer], 2)
+    third = [join(silo, 3) for silo in (*silos, newcomer)]
+    assert len({tuple(map(float, weights(s, 3, LAYOUT)["b0.q.Q"])) for s in (*silos, newcomer)}) == 1
+    answer, _ = ask(silos[1], 3, held[1])  # it has the weights of round 1
+    assert answer.headers["etag"] == f'"{third[1]}"'
+    two = digest_of(silos[0].http.get(url(silos[0], 2, "/weights")).content)
+    assert ask(silos[0], 3, two)[0].headers["etag"] != f'"{third[0]}"'
+    late = digest_of(newcomer.http.get(url(newcomer, 2, "/weights")).content)
+    assert ask(newcomer, 3, late)[0].headers["etag"] == f'"{third[2]}"'  # its first weights were its own
+    play(coordinator, [*silos, newcomer], 3)
+    join(newcomer, 4)
+    assert ask(newcomer, 4, third[2])[0].headers["content-encoding"] == "zstd"
+
+
+def test_the_bytes_that_travel_are_counted_and_the_final_weights_are_a_difference_too(
+    coordinator: Served,
+) -> None:
+    federation_id, silos = running(coordinator, **planned(rounds={"total": 2, "min_clients": 2}))
+    play(coordinator, silos, 1)
+    named = [join(silo, 2) for silo in silos]
+    first = digest_of(silos[0].http.get(url(silos[0], 1, "/weights")).content)
+    before = show(coordinator, federation_id, 2)["bytes"]["down"]
+    _, frame = ask(silos[0], 2, first)
+    assert show(coordinator, federation_id, 2)["bytes"]["down"] - before == len(frame)
+    held = weights(silos[0], 2, LAYOUT)
+    play(coordinator, silos, 2)
+    answer, frame = ask(silos[0], 3, named[0])
+    assert digest_of(rebuilt(silos[0], frame, held)) == digest_of(
+        silos[0].http.get(url(silos[0], 3, "/weights")).content
+    )
+    assert answer.headers["content-encoding"] == "zstd"
+
+
+def test_weights_too_far_from_the_last_ones_are_published_as_they_are(coordinator: Served) -> None:
+    federation_id, silos = running(coordinator, **planned(limits={"max_norm": 1e30}))
+    before = [join(silo, 1) for silo in silos]
+    for silo in silos:
+        deliver(silo, 1, {name: np.full(shape, 1e20, np.float32) for name, shape in LAYOUT.items()})
+    wait_for(coordinator, federation_id, 1, "published")
+    named = join(silos[0], 2)
+    assert ask(silos[0], 2, before[0])[0].headers["etag"] == f'"{named}"'
+    assert (weights(silos[0], 2, LAYOUT)["b0.q.Q"] == np.float32(1e20)).all()
+
+
+def test_a_dense_plan_publishes_no_differences(coordinator: Served) -> None:
+    federation_id, silos = running(coordinator, **planned("dense"))
+    first = [join(silo, 1) for silo in silos]
+    play(coordinator, silos, 1)
+    named = join(silos[0], 2)
+    assert ask(silos[0], 2, first[0])[0].headers["etag"] == f'"{named}"'
+    with coordinator.database.read() as session:
+        rows = select(CodedWeightsRow).where(
+            CodedWeightsRow.federation_id == federation_id, CodedWeightsRow.round_number == 2
+        )
+        assert session.scalars(rows).all() == []
+
+
+def test_an_agent_that_knows_no_differences_gets_the_same_weights(second: tuple[str, Second]) -> None:
+    _, scene = second
+    silo = scene.silos[0]
+    answer = silo.http.get(url(silo, 2, "/weights"))
+    assert digest_of(answer.content) == scene.second[0]
+    assert tensors_of(answer, LAYOUT).keys() == LAYOUT.keys()
