@@ -70,6 +70,11 @@ def test_a_strategy_that_needs_each_update_names_those_that_do_not(
         ({"rounds": {"min_clients": 6, "quorum": 4}}, "rounds.quorum", "use 5 or more"),
         ({"rounds": {"min_clients": 129}}, "rounds.min_clients", "at most 128"),
         ({"wire": {"recipe": "int8"}}, "wire.recipe", "dense"),
+        (
+            {"wire": {"recipe": "dense", "weights_recipe": "int8_own_last"}},
+            "wire.weights_recipe",
+            "int8, int4 or dense",
+        ),
         ({"wire": {"max_bytes": 10**6}}, "wire.max_bytes", "fixed size"),
         ({"alignment": {"pivot": "tiny-s-3f0c9a1b2c3d"}}, "adapter.target_modules", "all base models share"),
         ({"signature": {"dp": {"epsilon": 4}}}, "signature.dp", "no signatures are sent"),
@@ -82,6 +87,13 @@ def test_a_plan_that_does_not_fit_a_sum_is_refused(
     coordinator: Served, plan: dict[str, Any], field: str, detail: str
 ) -> None:
     _assert_refused(create(coordinator, **plan), field, detail)
+
+
+@pytest.mark.parametrize("recipe", ["int8", "int4"])
+def test_a_sum_may_be_published_as_a_difference(coordinator: Served, recipe: str) -> None:
+    made = create(coordinator, wire={"recipe": "dense", "weights_recipe": recipe})
+    assert made.status_code == 201, made.text
+    assert made.json()["plan"]["wire"]["weights_recipe"] == recipe
 
 
 def test_a_small_sum_in_clear_is_allowed(coordinator: Served) -> None:
