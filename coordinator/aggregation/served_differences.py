@@ -100,7 +100,7 @@ def _groups(
     for client, body in sorted(bodies.items()):
         layout, metadata = read_own_head(body.head)
         manifest = WeightsManifest.model_validate_json(metadata[MANIFEST_KEY])
-        values = Reference(body.digest, body.staged.payload_id, body.begin, None)
+        values = Reference(body.digest, body.staged.payload_id, body.begin, layout, None)
         shared = manifest.model_copy(update={"client": ""}).model_dump_json()
         group = groups.setdefault((values.payload_id, values.begin, shared), _Group(values, manifest))
         group.receivers.append(Receiver(client, layout, body.head))
@@ -121,7 +121,7 @@ def _earlier(
     pack_digest = WeightsManifest.model_validate_json(metadata[MANIFEST_KEY]).pack
     if served_layout != layout or pack_digest != manifest.pack:
         return None
-    return Reference(served.digest, served.payload_id, served.begin, seed)
+    return Reference(served.digest, served.payload_id, served.begin, layout, seed)
 
 
 def _encode(
