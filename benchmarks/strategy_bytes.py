@@ -135,9 +135,9 @@ def main() -> None:
         "strategy",
         "values",
         "MB up",
-        "down before: first",
+        "own_last: first",
         "later",
-        "after: first",
+        "int8: first",
         "later",
         "down / up",
     )
