@@ -73,8 +73,8 @@ def download_difference(
         recipe: that of the plan.
         seed: the plan's, for weights whose zeros stand for the start.
     """
-    against = earlier.digest if earlier is not None else None
-    body = session.api.weights_difference(session.federation_id, round_number, against)
+    against = f'against="{earlier.digest}"' if earlier is not None else "against=none"
+    body = session.api.weights(session.federation_id, round_number, against=against)
     if body.digest == weights.digest:  # there is no difference, or the coordinator knows none
         return body.body
     try:

@@ -165,18 +165,12 @@ class CoordinatorApi:
         headers = upload_headers(signature) if signature is not None else None
         return read(Joined, self.call("POST", path, content=signature, headers=headers))
 
-    def weights(self, federation_id: str, round_number: int, recipe: OwnLastName | None = None) -> TensorBody:
-        """Download this client's weights of a round, as a recipe where supported, else dense."""
-        accept = f"{MEDIA_TYPE};recipe={recipe}, {MEDIA_TYPE}" if recipe is not None else MEDIA_TYPE
-        return self._download(f"/v1/federations/{federation_id}/rounds/{round_number}/weights", accept)
-
-    def weights_difference(self, federation_id: str, round_number: int, against: str | None) -> TensorBody:
-        """Download this client's weights of a round as the difference to weights with the digest `against`.
-
-        None = this client has no weights. The coordinator sends dense weights where there is no difference.
-        """
-        form = f'against="{against}"' if against is not None else "against=none"
-        accept = f"{MEDIA_TYPE};{form}, {MEDIA_TYPE}"
+    def weights(
+        self, federation_id: str, round_number: int, recipe: OwnLastName | None = None, against: str = ""
+    ) -> TensorBody:
+        """Download this client's weights of a round: by a recipe, or as a difference (`against`), else dense."""
+        form = f"recipe={recipe}" if recipe is not None else against
+        accept = f"{MEDIA_TYPE};{form}, {MEDIA_TYPE}" if form else MEDIA_TYPE
         return self._download(f"/v1/federations/{federation_id}/rounds/{round_number}/weights", accept)
 
     def whole_weights(self, federation_id: str, round_number: int) -> TensorBody:
