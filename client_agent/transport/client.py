@@ -168,7 +168,7 @@ class CoordinatorApi:
     def weights(
         self, federation_id: str, round_number: int, recipe: OwnLastName | None = None, against: str = ""
     ) -> TensorBody:
-        """Download this client's weights of a round: by a recipe, or as a difference (`against`), else dense."""
+        """Download this client's weights of a round: by a recipe, as a difference (`against`), or dense."""
         form = f"recipe={recipe}" if recipe is not None else against
         accept = f"{MEDIA_TYPE};{form}, {MEDIA_TYPE}" if form else MEDIA_TYPE
         return self._download(f"/v1/federations/{federation_id}/rounds/{round_number}/weights", accept)
