@@ -70,9 +70,9 @@ def read_result(folder: Path, adapter: Adapter, plan: AdapterPlan) -> dict[str, 
     if odd:
         raise AdapterUnreadable(f"{folder / CONFIG} has {odd[0]}, which is not sent; train a plain LoRA")
     names = {
-        f"base_model.model.{path}.{factor}.weight": f"{name}.{ours}"
+        f"base_model.model.{path}.{factor}.weight": f"{name}.{part}"
         for name, path in paths.items()
-        for ours, factor in _FACTORS
+        for part, factor in _FACTORS
     }
     state = {names.get(key, key): np.asarray(values, np.float32) for key, values in tensors.items()}
     require_fit(adapter.layout, state)

@@ -85,21 +85,21 @@ def _save(entries: Sequence[SentRequest], folder: Path, target: Path) -> int:
     Raises:
         OutputUnwritable: the target is no writable folder.
     """
-    wanted = {entry.sha256: entry for entry in entries if entry.sha256 is not None}
+    by_digest = {entry.sha256: entry for entry in entries if entry.sha256 is not None}
     bodies = {
         entry.sha256: entry.body.encode() for entry in entries if entry.sha256 and entry.body is not None
     }
-    sizes = {entry.bytes for entry in wanted.values()}
+    sizes = {entry.bytes for entry in by_digest.values()}
     for file in _files(folder):
         if file.stat().st_size in sizes:
             content = file.read_bytes()
             digest = hashlib.sha256(content).hexdigest()
-            if digest in wanted:
+            if digest in by_digest:
                 bodies[digest] = content
     try:
         target.mkdir(parents=True, exist_ok=True)
         for digest, content in bodies.items():
-            entry = wanted[digest]
+            entry = by_digest[digest]
             name = f"{entry.round or 0:06d}-{entry.kind.replace(' ', '-')}-{digest[:12]}"
             (target / name).write_bytes(content)
     except OSError as error:

@@ -132,7 +132,8 @@ def _weights(
     if served is None or served.payload_id is None or served.head is None:
         return None
     stored, _ = read_own_head(served.head)
-    own = {name: shape for name, shape in stored.items() if factor_of(name) not in ("RA", "RB")}
-    if own and not _is_same(own, layout, mixed_ranks=mixed_ranks):  # with a base delta A and B may begin anew
+    adapter = {name: shape for name, shape in stored.items() if factor_of(name) not in ("RA", "RB")}
+    # With a base delta A and B may begin anew.
+    if adapter and not _is_same(adapter, layout, mixed_ranks=mixed_ranks):
         return None
     return Reference(served.digest, served.payload_id, served.begin, stored, seed)

@@ -82,12 +82,12 @@ def draw(
     joined = {client for client, _, _, participation in rows if participation is not None}
     willing = joined | {
         client
-        for client, _, seen, _ in rows
-        if client == asking or (seen is not None and seen >= now - WILLING)
+        for client, _, last_seen, _ in rows
+        if client == asking or (last_seen is not None and last_seen >= now - WILLING)
     }
     order = in_order(plan.training.seed, round_number, willing)
     places = places_of(plan.rounds, len(willing))
-    already = [client for client in order if client in joined]
-    rest = [client for client in order if client not in joined]
-    drawn = [*already, *rest[: max(0, places - len(already))]]
+    early = [client for client in order if client in joined]
+    late = [client for client in order if client not in joined]
+    drawn = [*early, *late[: max(0, places - len(early))]]
     return Draw(places, tuple(drawn), tuple(names[client] for client in drawn))

@@ -55,8 +55,8 @@ def aggregated(values: NDArray[np.float32], how: Aggregate) -> NDArray[np.float3
     if how == "median":
         return np.asarray(np.median(values, axis=0), np.float32)
     cut = min(math.ceil(TRIMMED * len(values)), (len(values) - 1) // 2)
-    kept = np.sort(values, axis=0)[cut : len(values) - cut]
-    return np.asarray(kept.mean(axis=0, dtype=np.float64), np.float32)
+    middle = np.sort(values, axis=0)[cut : len(values) - cut]
+    return np.asarray(middle.mean(axis=0, dtype=np.float64), np.float32)
 
 
 def unfit_for_sums(how: Aggregate, plan: FederationPlan) -> Unfit | None:
