@@ -187,8 +187,8 @@ def _reference(inputs: UpdateInputs, layout: Layout, stored_digest: str | None) 
     if last_counted is None:
         content = folder.read(WEIGHTS)
         # Weights with a base delta may be stored here as the whole of it, with the same A and B.
-        held = folder.base if traits.base_delta else digest_of(content)
-        if stored_digest not in (None, held):
+        digest = folder.base if traits.base_delta else digest_of(content)
+        if stored_digest not in (None, digest):
             log.warning(
                 "round %d: this silo lacks the coordinator's reference; sending a whole update", number
             )

@@ -117,7 +117,7 @@ class Trainer:
         return with_importance(adapter, self.silo.base, opened.strategy, seed=opened.brief.training.seed)
 
     def followed(self, opened: OpenedBrief, state: State | None) -> AbstractContextManager[None]:
-        """Have the other processes of torchrun wrap their models in the same adapter, if there are any."""
+        """Make the other processes of torchrun wrap their models in the same adapter, if there are any."""
         if self.silo.ranks is None:
             return nullcontext()
         structure = Structure(

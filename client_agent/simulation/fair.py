@@ -40,8 +40,8 @@ def with_fair_rules(study: Study, seeds: Sequence[int]) -> Study:
     return study.model_copy(update={"fair": rules.model_copy(update={"search_seed": seed})})
 
 
-def fair_plan(rules: FairRules, name: str, plan: Table, own: Table, rate: float | None) -> Table:
-    """Return a method's plan with the common adapter and a rate; `own` is what the study itself says of it.
+def fair_plan(rules: FairRules, name: str, plan: Table, set_by_study: Table, rate: float | None) -> Table:
+    """Return a method's plan with the common adapter and a rate; `set_by_study` is what the study sets.
 
     Raises:
         StudyUnusable: the study sets a learning rate.
@@ -61,7 +61,7 @@ def fair_plan(rules: FairRules, name: str, plan: Table, own: Table, rate: float 
         adapter |= {field: rules.adapter[field] for field in _COMMON if field in rules.adapter}
         if adapter.get("same_architecture_rank") and "rank" in rules.adapter:
             adapter["same_architecture_rank"] = rules.adapter["rank"]
-    return plan | {"adapter": adapter | _table(own.get("adapter")), "training": training}
+    return plan | {"adapter": adapter | _table(set_by_study.get("adapter")), "training": training}
 
 
 def adapter_label(adapter: AdapterPlan) -> str:

@@ -85,7 +85,7 @@ BUILT_IN: Final[Mapping[str, StudyMethod]] = {
 class Method:
     """A method with its `like` chain resolved; `run` is the method whose runs it shares, often itself.
 
-    `own` is the part of its plan that the study itself sets.
+    `set_by_study` is the part of its plan that the study itself sets.
     """
 
     name: str
@@ -93,7 +93,7 @@ class Method:
     plan: Table
     states: States = "all"
     run: str = ""
-    own: Table = field(default_factory=dict)
+    set_by_study: Table = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "run", self.run or self.name)
@@ -129,7 +129,7 @@ def plan_of(
     everybody: Table = {"min_clients": len(study.founders)}
     plan["rounds"] = {"collect_seconds": _PATIENCE_SECONDS} | _table(plan.get("rounds")) | everybody
     if study.fair is not None:
-        plan = fair_plan(study.fair, method.name, plan, method.own, rate)
+        plan = fair_plan(study.fair, method.name, plan, method.set_by_study, rate)
     plan["training"] = _table(plan.get("training")) | {"seed": seed}
     if pivot is not None and _table(plan.get("adapter")).get("kind", "pq") == "pq":
         plan["alignment"] = _table(plan.get("alignment")) | {"pivot": pivot}
@@ -237,15 +237,15 @@ def _resolve(study: Study, name: str, above: tuple[str, ...]) -> Method:
         raise StudyUnusable(f"unknown method {name}; choose from {available}")
     like = next((entry.like for entry in reversed(layers) if entry.like is not None), None)
     parent = _resolve(study, like, (*above, name)) if like is not None else Method(name, False, {})
-    alone, plan, states, own = parent.alone, parent.plan, parent.states, parent.own
+    alone, plan, states, set_by_study = parent.alone, parent.plan, parent.states, parent.set_by_study
     for entry in layers:
         alone = entry.alone if entry.alone is not None else alone
         if entry.states is not None and (study.fair is None or entry is in_study):
             states = entry.states  # fairly compared, methods count all states but where the study says so
         plan = merge_tables(plan, entry.plan)
-        own = merge_tables(own, entry.plan) if entry is in_study else own
+        set_by_study = merge_tables(set_by_study, entry.plan) if entry is in_study else set_by_study
     shares_runs = any(entry.states is not None for entry in layers) and plan == parent.plan
-    return Method(name, alone, plan, states, parent.run if shares_runs else name, own)
+    return Method(name, alone, plan, states, parent.run if shares_runs else name, set_by_study)
 
 
 def _table(value: JsonValue | None) -> Table:

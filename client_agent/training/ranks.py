@@ -131,7 +131,7 @@ class Leader:
 
     @contextmanager
     def followed(self, base: BaseModel, structure: Structure) -> Iterator[None]:
-        """Have the others put the same adapter around their base model, until the context ends.
+        """Make the others put the same adapter around their base model, until the context ends.
 
         Raises:
             RankLost: another process ended.

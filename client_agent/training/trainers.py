@@ -100,7 +100,7 @@ def installed_trainers() -> dict[str, list[EntryPoint]]:
     trainers: dict[str, list[EntryPoint]] = {}
     for entry in entry_points(group=GROUP):
         same_name = trainers.setdefault(entry.name, [])
-        if all(entry.value != other.value for other in same_name):
+        if all(entry.value != listed.value for listed in same_name):
             same_name.append(entry)
     return trainers
 

@@ -107,7 +107,7 @@ def mark_delivered(database: Database, message: Message) -> None:
 
 
 def retry_in(database: Database, message: Message, seconds: float) -> None:
-    """Let a message be claimed again after a time, unless another worker has claimed it meanwhile."""
+    """Offer a message again after a time, unless another worker has claimed it meanwhile."""
     with database.write() as session:
         session.execute(
             update(WebhookRow)

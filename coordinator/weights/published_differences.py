@@ -24,7 +24,7 @@ _DIGEST = select(PayloadRow.digest).where(PayloadRow.id == bindparam("payload"))
 
 
 def published_difference(
-    database: Database, settings: Settings, member: Member, weights: ServedWeights, wanted: DifferenceTo
+    database: Database, settings: Settings, member: Member, weights: ServedWeights, request: DifferenceTo
 ) -> Stored | None:
     """Return the difference to the weights that a client has; None = it needs the weights as stored.
 
@@ -37,7 +37,7 @@ def published_difference(
         stored = store.find_encoded(session, key)
         digest = run(session, _DIGEST, {"payload": weights.payload_id}).scalar()
     if earlier is not None and stored is not None:
-        return stored.stored if wanted.digest == earlier.digest else None
+        return stored.stored if request.digest == earlier.digest else None
     head = weights.head or b""
     zeros = Zeros(head, weights.size - len(head))
     if digest != zeros.digest:

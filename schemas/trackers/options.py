@@ -63,13 +63,13 @@ def listed_trackers(report_to: str, folder: str, mlflow_uri: str, wandb_url: str
     Raises:
         ValueError: a name is no tracker, or see `require_addresses`.
     """
-    known: dict[str, TrackerName] = {name: name for name in _MODULES}
+    by_name: dict[str, TrackerName] = {name: name for name in _MODULES}
     names = [name.strip() for name in report_to.split(",") if name.strip()]
-    unknown = [name for name in names if name not in known]
+    unknown = [name for name in names if name not in by_name]
     if unknown:
-        raise ValueError(f"{unknown[0]!r} is no tracker; write {', '.join(known)}")
+        raise ValueError(f"{unknown[0]!r} is no tracker; write {', '.join(by_name)}")
     options = TrackerOptions(
-        tuple(known[name] for name in names), Path(folder), mlflow_uri or None, wandb_url or None
+        tuple(by_name[name] for name in names), Path(folder), mlflow_uri or None, wandb_url or None
     )
     require_addresses(options.report_to, options.mlflow_uri, options.wandb_url)
     return options

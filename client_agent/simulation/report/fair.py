@@ -209,18 +209,18 @@ def _compared(values: Sequence[float], controls: Sequence[float]) -> Compared:
 def _course(rule: Rule, result: CellResult) -> _Course:
     founders = [client for client in result.clients if client.joins_after == 0]
     points = range(result.plan.rounds.total + 1)
-    held = [[_held(rule, client, point) for point in points] for client in founders]
-    names = set.intersection(*({*state.scores} for history in held for state in history)) - {PERPLEXITY}
+    histories = [[_state_after(rule, client, point) for point in points] for client in founders]
+    names = set.intersection(*({*state.scores} for history in histories for state in history)) - {PERPLEXITY}
     return _Course(
         scores={
-            name: [mean([history[point].scores[name].value for history in held]) for point in points]
+            name: [mean([history[point].scores[name].value for history in histories]) for point in points]
             for name in names
         },
         bytes=[mean(list(spent)) for spent in zip(*map(_spent, founders), strict=True)],
     )
 
 
-def _held(rule: Rule, client: ClientResult, point: int) -> HeldState:
+def _state_after(rule: Rule, client: ClientResult, point: int) -> HeldState:
     """Return a client's result after some rounds, with what it is served after them."""
     history = [
         state
