@@ -1,0 +1,27 @@
+"""Every notebook runs to its end, and is stored without outputs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import nbformat
+import pytest
+from nbclient import NotebookClient
+
+FOLDER = Path(__file__).parents[2] / "examples" / "notebooks"
+NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
+
+
+def test_there_are_notebooks_without_outputs() -> None:
+    assert NOTEBOOKS
+    for file in NOTEBOOKS:
+        cells = nbformat.read(file, as_version=4).cells
+        assert not any(cell.get("outputs") or cell.get("execution_count") for cell in cells), file
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # of the kernel's libraries
+@pytest.mark.parametrize("file", NOTEBOOKS, ids=lambda file: file.stem)
+def test_a_notebook_runs_to_its_end(file: Path) -> None:
+    notebook = nbformat.read(file, as_version=4)
+    NotebookClient(notebook, timeout=200, resources={"metadata": {"path": str(FOLDER)}}).execute()
