@@ -22,7 +22,8 @@ def test_the_quick_battery_has_the_methods_of_the_whole_one() -> None:
     assert quick.fair.model_copy(update={"rates": None}) == whole.fair
 
 
-@pytest.mark.slow
+@pytest.mark.long
+@pytest.mark.timeout(900)
 def test_all_methods_of_the_battery_run(tmp_path: Path) -> None:
     report = simulate(read_study(STUDIES / "battery_quick.toml"), out=tmp_path, workers=2)
     assert not report.missing
@@ -36,7 +37,8 @@ def test_all_methods_of_the_battery_run(tmp_path: Path) -> None:
     assert all(cell.wall_seconds > 0 for cell in fair.cells)
 
 
-@pytest.mark.slow
+@pytest.mark.long
+@pytest.mark.timeout(900)
 def test_a_search_goes_on_while_the_pool_runs(tmp_path: Path) -> None:
     read = fair_study(tmp_path, "fair.rates = [0.003, 0.01]\n")
     report = simulate(read, methods=["local_lora", "fedit"], out=tmp_path / "out", workers=2, fair=True)
