@@ -100,6 +100,14 @@ def test_a_difference_to_the_weights_finds_a_and_b_beside_a_base_delta(pair: Sce
         assert_near(stored(scene, "aster", layout_of(folder)), trained(folder), 0.01)
 
 
+@pytest.mark.parametrize("strategy", ["fedsa_lora", "ffa_lora"])
+def test_a_difference_of_one_factor_refers_to_that_factor_of_the_weights(pair: Scene, strategy: str) -> None:
+    scene = pair(strategy, "int4_own_last")
+    folder = scene.play(*BOTH)["aster"]
+    assert sent_recipe(folder).against == digest_of(folder.read(WEIGHTS))
+    assert_near(stored(scene, "aster", layout_of(folder)), trained(folder), 0.5)
+
+
 def test_a_client_that_got_the_whole_base_delta_refers_to_the_same_a_and_b(pair: Scene) -> None:
     scene = pair("fedex_lora", OF_WEIGHTS | {"density": 1.0})
     for _ in range(2):
