@@ -144,7 +144,7 @@ FIELDS: dict[str, set[str] | int] = {
     "/v1/federations/{fid}/alignments": {"items", "next", "voided"},
     "/v1/federations/{fid}/rounds": {"items", "next"},
     "/v1/federations/{fid}/experts": {"experts", "rounds", "events", "next"},
-    "/v1/federations/{fid}/rounds/{n}": SUMMARY | {"clients", "claims", "secure_sum"},
+    "/v1/federations/{fid}/rounds/{n}": SUMMARY | {"clients", "claims", "sample", "secure_sum"},
     "/v1/federations/{fid}/rounds/{n}/relevance": {
         *("round", "clients", "rows", "relevance", "similarity", "entropy", "served", "agreement", "held")
     },

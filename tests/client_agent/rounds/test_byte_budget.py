@@ -76,7 +76,7 @@ def test_a_budget_beyond_need_changes_no_byte(served: Served, participant: Enrol
         ("fedavg", {"recipe": "int4_own_last", "max_bytes": 900}, '"values": "int8"} would do'),
         ("fedavg", {"recipe": SERVED, "max_bytes": 50}, "the least that does"),
         ("flora", {"recipe": "dense", "max_bytes": 5000}, "int8_own_last would do"),
-        ("het_lora", {"recipe": "f16", "max_bytes": 3000}, "int8_own_last would do"),
+        ("het_lora", {"recipe": "f16", "max_bytes": 3000}, "int4_own_last would do"),
     ],
 )
 def test_an_agent_refuses_a_budget_that_its_adapter_cannot_keep_to(
