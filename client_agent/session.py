@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from client_agent.settings import AgentSettings
     from client_agent.training.ranks import Leader
     from client_agent.transport.client import CoordinatorApi
+    from schemas.messages.enrolment import Profile
 
 
 class StopFlag:
@@ -111,13 +112,7 @@ def open_participant(
         AgentError: the model, the data or the connection do not work.
     """
     from client_agent.identity.key_rotation import current_key
-    from client_agent.identity.membership import enrol as redeem_token
-    from client_agent.identity.membership import (
-        exclusive,
-        is_enrolled,
-        read_membership,
-        set_aside_earlier_client,
-    )
+    from client_agent.identity.membership import exclusive, read_membership, set_aside_earlier_client
 
     if enrolment is None:
         read_membership(settings.folder)  # before torch is imported and a model loaded
@@ -130,10 +125,8 @@ def open_participant(
     pins, flag = read_pins(settings.roster), stop or StopFlag()
     with exclusive(settings.folder):
         silo = open_silo(settings)
-        if enrolment is not None and not is_enrolled(settings.folder):
-            token, name = enrolment
-            with connection(settings, None, flag) as api:
-                redeem_token(api, settings.folder, token=token, name=name, profile=silo.profile)
+        if enrolment is not None:
+            _enrol_once(settings, enrolment, silo.profile, flag)
         membership = read_membership(settings.folder)
         set_aside_earlier_client(settings.folder, membership)
         key = current_key(lambda key: connection(settings, key, flag), settings.folder)
@@ -228,6 +221,19 @@ def require_trackers(settings: AgentSettings) -> None:
         settings.trackers.require_installed()
     except TrackerMissing as missing:
         raise SettingsUnusable(f"report_to: {missing}") from None
+
+
+def _enrol_once(
+    settings: AgentSettings, enrolment: tuple[str, str], profile: Profile, stop: StopFlag
+) -> None:
+    from client_agent.identity.membership import enrol as redeem_token
+    from client_agent.identity.membership import is_enrolled
+
+    if is_enrolled(settings.folder):
+        return
+    token, name = enrolment
+    with connection(settings, None, stop) as api:
+        redeem_token(api, settings.folder, token=token, name=name, profile=profile)
 
 
 def alone_trackers(settings: AgentSettings) -> Trackers:

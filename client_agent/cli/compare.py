@@ -38,64 +38,71 @@ class EngineName(StrEnum):
     RAY = "ray"
 
 
+_Data = Annotated[
+    Path | None, typer.Option(help="The folder of the study's data.", show_default="the study's")
+]
+_Models = Annotated[
+    Path | None, typer.Option(help="The folder of the study's models.", show_default="the study's")
+]
+_Out = Annotated[
+    Path | None, typer.Option(help="The output folder.", show_default="runs/ and the study's name")
+]
+_Seeds = Annotated[str | None, typer.Option(help="Seeds, such as 0,1,2.", show_default="the study's")]
+_Methods = Annotated[
+    str | None, typer.Option(help="Methods, such as local,fedmosaic.", show_default="the study's")
+]
+_Examples = Annotated[int | None, typer.Option(min=1, help="Examples per silo.", show_default="the study's")]
+_Tests = Annotated[
+    int | None, typer.Option(min=1, help="Test examples per silo, at most.", show_default="the study's")
+]
+_Copies = Annotated[
+    int | None,
+    typer.Option(min=1, help="Silos in place of each silo with copies.", show_default="the study's"),
+]
+_Workers = Annotated[
+    int | None, typer.Option(min=1, help="The number of parallel runs.", show_default="one per core")
+]
+_Fair = Annotated[
+    bool,
+    typer.Option(
+        "--fair",
+        help="Train one adapter with all methods, and search the learning rate of each on a seed that is "
+        "not reported. A study with [fair] is always compared so.",
+    ),
+]
+_EngineOption = Annotated[
+    EngineName, typer.Option(help="Where runs take place: processes of this machine, or actors on Ray.")
+]
+_Address = Annotated[
+    str | None,
+    typer.Option(help="A Ray cluster, such as auto.", show_default="one on this machine, for this command"),
+]
+_GpusPerWorker = Annotated[float, typer.Option(min=0, help="The share of a GPU that a worker on Ray takes.")]
+_Fresh = Annotated[bool, typer.Option("--fresh", help="Discard earlier results and run everything again.")]
+_Paper = Annotated[
+    Path | None,
+    typer.Option(help="A folder for PDF figures and a LaTeX table.", show_default="none are written"),
+]
+
+
 @compare.command(name="compare")
 def compare_methods(
     study: Annotated[Path, typer.Argument(help="The study: a TOML file with silos, data and methods.")],
-    data: Annotated[
-        Path | None, typer.Option(help="The folder of the study's data.", show_default="the study's")
-    ] = None,
-    models: Annotated[
-        Path | None, typer.Option(help="The folder of the study's models.", show_default="the study's")
-    ] = None,
-    out: Annotated[
-        Path | None, typer.Option(help="The output folder.", show_default="runs/ and the study's name")
-    ] = None,
-    seeds: Annotated[
-        str | None, typer.Option(help="Seeds, such as 0,1,2.", show_default="the study's")
-    ] = None,
-    methods: Annotated[
-        str | None, typer.Option(help="Methods, such as local,fedmosaic.", show_default="the study's")
-    ] = None,
-    examples: Annotated[
-        int | None, typer.Option(min=1, help="Examples per silo.", show_default="the study's")
-    ] = None,
-    tests: Annotated[
-        int | None, typer.Option(min=1, help="Test examples per silo, at most.", show_default="the study's")
-    ] = None,
-    copies: Annotated[
-        int | None,
-        typer.Option(min=1, help="Silos in place of each silo with copies.", show_default="the study's"),
-    ] = None,
-    workers: Annotated[
-        int | None, typer.Option(min=1, help="The number of parallel runs.", show_default="one per core")
-    ] = None,
-    fair: Annotated[
-        bool,
-        typer.Option(
-            "--fair",
-            help="Train one adapter with all methods, and search the learning rate of each on a seed that is "
-            "not reported. A study with [fair] is always compared so.",
-        ),
-    ] = False,
-    engine: Annotated[
-        EngineName, typer.Option(help="Where runs take place: processes of this machine, or actors on Ray.")
-    ] = EngineName.PROCESSES,
-    address: Annotated[
-        str | None,
-        typer.Option(
-            help="A Ray cluster, such as auto.", show_default="one on this machine, for this command"
-        ),
-    ] = None,
-    gpus_per_worker: Annotated[
-        float, typer.Option(min=0, help="The share of a GPU that a worker on Ray takes.")
-    ] = 0,
-    fresh: Annotated[
-        bool, typer.Option("--fresh", help="Discard earlier results and run everything again.")
-    ] = False,
-    paper: Annotated[
-        Path | None,
-        typer.Option(help="A folder for PDF figures and a LaTeX table.", show_default="none are written"),
-    ] = None,
+    data: _Data = None,
+    models: _Models = None,
+    out: _Out = None,
+    seeds: _Seeds = None,
+    methods: _Methods = None,
+    examples: _Examples = None,
+    tests: _Tests = None,
+    copies: _Copies = None,
+    workers: _Workers = None,
+    fair: _Fair = False,
+    engine: _EngineOption = EngineName.PROCESSES,
+    address: _Address = None,
+    gpus_per_worker: _GpusPerWorker = 0,
+    fresh: _Fresh = False,
+    paper: _Paper = None,
     as_json: Json = False,
 ) -> None:
     """Run methods with a real coordinator and real agents, and compare them.

@@ -41,13 +41,7 @@ def train(
 ) -> None:
     """Train without a federation, in the plan's steps and rounds, as the baseline of this silo."""
     with clear_errors(), opened_settings(config) as settings:
-        # Options are checked before torch is imported, which takes seconds.
-        if out is not None and not out.parent.is_dir():
-            raise SettingsUnusable(f"--out: there is no folder {out.parent}; create it first")
-        if torchrun_rank() is not None:
-            raise SettingsUnusable("torchrun divides rounds of `tessera agent run` and `work`, not `train`")
-        if top_m > (experts or 1) + 1:
-            raise SettingsUnusable(f"--top-m {top_m} needs --experts {top_m - 1} or more")
+        _check_options(out, experts, top_m)  # before torch is imported, which takes seconds
         body = read_file(pack) if pack is not None else None
 
         from client_agent.rounds.plan import read_plan
@@ -78,3 +72,12 @@ def train(
                     )
         if as_json:
             print(json.dumps([trained.scores.model_dump() for trained in results]))
+
+
+def _check_options(out: Path | None, experts: int | None, top_m: int) -> None:
+    if out is not None and not out.parent.is_dir():
+        raise SettingsUnusable(f"--out: there is no folder {out.parent}; create it first")
+    if torchrun_rank() is not None:
+        raise SettingsUnusable("torchrun divides rounds of `tessera agent run` and `work`, not `train`")
+    if top_m > (experts or 1) + 1:
+        raise SettingsUnusable(f"--top-m {top_m} needs --experts {top_m - 1} or more")

@@ -24,7 +24,7 @@ from client_agent.model.loading import BaseModel
 from client_agent.model.tokens import Batch, Encoded, collate, pad_id
 from client_agent.training.batches import iterate_batches
 from client_agent.training.checkpoint import Position, TrainingCheckpoint, owner_of
-from client_agent.training.mode import training_mode
+from client_agent.training.mode import generator_states, restore_generators, training_mode
 from client_agent.training.optimiser import OptimiserState, build_optimiser, restore_state, saved_state
 from client_agent.training.options import DEFAULT_OPTIONS, TrainingOptions
 from client_agent.training.packing import packed
@@ -102,16 +102,11 @@ def train(
     if optimiser_state is not None:
         restore_state(optimiser, parameters, optimiser_state)
     run = _Run(base, parameters, optimiser, plan, options, ranks)
-    if ranks is not None:
-        facts_of_all = {"plan": plan.model_dump(mode="json"), "options": asdict(options)}
-        ranks.begin(**facts_of_all, seed=seed, round=round_number)
+    run.begin_ranks(seed, round_number)
     with training_mode(base, plan, int(words(1, "training", seed, round_number)[0] >> np.uint64(1))):
         if checkpoint is not None:
-            place = [base.slug, str(base.device), str(base.model.dtype), checkpoint.belongs_to]
-            rules = [plan.model_dump(mode="json"), asdict(options), learning_rate]
-            facts = [*rules, seed, round_number, total_rounds, *place]
             start = [copy_out(parameters), adapter.state(), optimiser_state or {}]
-            run.resume(checkpoint, owner_of(facts, start, texts))
+            run.resume(checkpoint, [learning_rate, seed, round_number, total_rounds], start, texts)
         batches = iterate_batches(texts, plan.batch_size, seed=seed, round_number=round_number)
         batches = islice(batches, len(run.losses) * plan.accumulation, None)
         while len(run.losses) < plan.steps and not (stop is not None and stop()):
@@ -122,9 +117,7 @@ def train(
             except RankLost:
                 run.store(checkpoint, at_end=True)
                 raise
-            if on_step is not None:
-                rate = learning_rate * factor
-                on_step(Step(len(run.losses), plan.steps, run.losses[-1], run.tokens, run.seconds, rate))
+            run.report(on_step, learning_rate * factor)
             run.store(checkpoint)
         run.store(checkpoint, at_end=True)
     return TrainingOutcome(run.losses, run.tokens, run.seconds, saved_state(optimiser, parameters))
@@ -158,6 +151,17 @@ class _Run:
     def seconds(self) -> float:
         return time.monotonic() - self._started
 
+    def begin_ranks(self, seed: int, round_number: int) -> None:
+        """Announce this training to its ranks, if there are any."""
+        if self._ranks is not None:
+            rules = {"plan": self._plan.model_dump(mode="json"), "options": asdict(self._options)}
+            self._ranks.begin(**rules, seed=seed, round=round_number)
+
+    def report(self, on_step: Callable[[Step], None] | None, rate: float) -> None:
+        if on_step is not None:
+            done, planned = len(self.losses), self._plan.steps
+            on_step(Step(done, planned, self.losses[-1], self.tokens, self.seconds, rate))
+
     def step(self, texts: Sequence[Sequence[Encoded]], factor: float, penalty: Penalty | None) -> None:
         """Take one optimiser step on batches of texts, at `factor` times the learning rate.
 
@@ -188,16 +192,24 @@ class _Run:
         share = self._ranks.divide(texts, len(self.losses) + 1)
         return self._ranks.add_up(gradients_of(self._base, share, answers, self._options))
 
-    def resume(self, checkpoint: TrainingCheckpoint, owner: str) -> None:
-        """Continue at the stored position of the same training, if there is one."""
-        self._owner = owner
-        position = checkpoint.load(owner)
+    def resume(
+        self,
+        checkpoint: TrainingCheckpoint,
+        facts: Sequence[object],
+        start: Sequence[Mapping[str, NDArray[np.float32]]],
+        texts: Sequence[Encoded],
+    ) -> None:
+        """Continue at the stored position of the same training (its facts, first tensors, texts), if any."""
+        base = self._base
+        place = [base.slug, str(base.device), str(base.model.dtype), checkpoint.belongs_to]
+        rules = [self._plan.model_dump(mode="json"), asdict(self._options)]
+        self._owner = owner_of([*rules, *facts, *place], start, texts)
+        position = checkpoint.load(self._owner)
         if position is None:
             return
         copy_in(self._parameters, position.parameters)
         restore_state(self._optimiser, self._parameters, position.optimiser)
-        for device, state in position.generators.items():
-            _set_generator(device, torch.from_numpy(np.array(state)))
+        restore_generators(position.generators)
         self.losses = list(position.losses)
         self.tokens = position.tokens
         self._started = time.monotonic() - position.seconds
@@ -210,14 +222,10 @@ class _Run:
         if len(self.losses) == self._plan.steps and not checkpoint.keeps_end:
             return
         if at_end or checkpoint.is_due:
-            generators = {"cpu": torch.get_rng_state().numpy()}
-            if self._base.device.type == "cuda":
-                device = str(self._base.device)
-                generators[device] = torch.cuda.get_rng_state(self._base.device).numpy()
             position = Position(
                 parameters=copy_out(self._parameters),
                 optimiser=saved_state(self._optimiser, self._parameters),
-                generators=generators,
+                generators=generator_states(self._base.device),
                 losses=self.losses,
                 tokens=self.tokens,
                 seconds=self.seconds,
@@ -281,10 +289,3 @@ def _check_gradients(parameters: Mapping[str, nn.Parameter], loss: float, *, fir
 def _on_device(base: BaseModel, texts: Sequence[Encoded], options: TrainingOptions) -> Batch:
     batch = packed if options.packing else collate
     return batch(texts, pad=pad_id(base.tokenizer)).to(base.device)
-
-
-def _set_generator(device: str, state: Tensor) -> None:
-    if device == "cpu":
-        torch.set_rng_state(state)
-    else:
-        torch.cuda.set_rng_state(state, torch.device(device))

@@ -64,7 +64,7 @@ def moves_rounds_without_comparing() -> Iterator[None]:
 def drives_on_what_it_saw() -> Iterator[None]:
     """Only that: where transitions compare and set, it does no harm."""
 
-    def drive(database: Any) -> bool:
+    def drive(database: Any, tracer: Any = None) -> bool:
         with database.read() as session:
             moment = workers.database_time(session)
             seen = [(row, next_state(facts, moment)) for row, facts in rounds.collecting(session)]
