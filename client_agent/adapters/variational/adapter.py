@@ -1,7 +1,7 @@
 """An ordinary LoRA with a posterior over the importance of its ranks, a shared prior and a modulator.
 
-The prior is sent less 1, since every client starts at zeros. A tenth of the prior that a client sends is its
-posterior; the modulator is never sent.
+The prior is sent less `START`, since every client starts at zeros. A tenth of the prior that a client sends
+is its posterior; the modulator is never sent.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from client_agent.adapters.base import (
 from client_agent.adapters.proximal import proximal_term
 from client_agent.adapters.variational.modulator import Modulator, fourier, frequencies, mean_feature, pooled
 from client_agent.adapters.variational.posterior import (
+    START,
     Posterior,
     column_norms,
     gamma_kl,
-    importance,
     positive,
     size_term,
     size_weight,
@@ -61,7 +61,7 @@ class VariationalAdapter(Removable):
         priors = prior_layout(lora.layout)
         rank = lora.layout[f"{self._modules[0]}.A"][0]
         self.layout: Layout = in_order({**lora.layout, **priors})
-        self._prior = torch.ones(2, len(self._modules), rank, device=base.device)
+        self._prior = torch.full((2, len(self._modules), rank), START, device=base.device)
         self._posterior = Posterior(len(self._modules), rank).to(base.device)
         self._variational: dict[str, nn.Parameter] = {_POSTERIOR: self._posterior.u}
         self._modulator: Modulator | None = None
@@ -87,8 +87,8 @@ class VariationalAdapter(Removable):
         return [*self._lora.parameter_groups(learning_rate), variational]
 
     def state(self) -> Arrays:
-        """Copy A, B and the prior of every module: shapes and rates less 1, (2, r)."""
-        offset = np.array((self._prior - 1).cpu().numpy(), np.float32)
+        """Copy A, B and the prior of every module: shapes and rates less `START`, (2, r)."""
+        offset = np.array((self._prior - START).cpu().numpy(), np.float32)
         priors = {prior_name(module): offset[:, row].copy() for row, module in enumerate(self._modules)}
         return dict(sorted({**self._lora.state(), **priors}.items()))
 
@@ -96,7 +96,7 @@ class VariationalAdapter(Removable):
         """Set A, B and the prior; restart the posterior at the prior and the proximal term at A, B."""
         require_fit(self.layout, state)
         priors = np.stack([state[prior_name(module)] for module in self._modules], 1)  # (2, M, r)
-        self._prior = torch.from_numpy(1 + priors).clamp(*_PRIOR_RANGE).to(self._base.device)
+        self._prior = torch.from_numpy(START + priors).clamp(*_PRIOR_RANGE).to(self._base.device)
         self._lora.load({name: state[name] for name in self._lora.layout})
         self._posterior.restart(self._prior)
         self._start = {
@@ -135,7 +135,7 @@ class VariationalAdapter(Removable):
         def penalty(parameters: Mapping[str, nn.Parameter]) -> Tensor:
             gamma = self._posterior.gamma()
             prior = self._client_prior(z)
-            size = size_term(column_norms(parameters, self._modules), importance(gamma))
+            size = size_term(column_norms(parameters, self._modules), gamma)
             kl = gamma_kl(gamma[0], gamma[1], prior[0], prior[1]).mean()
             return weight * size + plan.alpha_p * kl + plan.alpha_f * proximal_term(parameters, self._start)
 

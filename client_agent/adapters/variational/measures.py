@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from pydantic import AfterValidator, Field, ValidationError
 
 from client_agent.adapters.base import State
-from client_agent.adapters.variational.posterior import gamma_kl, importance
+from client_agent.adapters.variational.posterior import START, gamma_kl, importance
 from schemas.maths.adapter import lora_modules, prior_name
 from schemas.messages.base import Strict
 
@@ -66,9 +66,11 @@ class MeasuresFile(Strict):
 
 
 def posterior_measures(gamma: torch.Tensor, served: State) -> PosteriorMeasures:
-    """Compute statistics of a posterior; gamma (2, M, r), `served` holds the priors less 1."""
+    """Compute statistics of a posterior; gamma (2, M, r), `served` holds the priors less `START`."""
     modules = lora_modules(served)
-    prior = torch.from_numpy(1 + np.stack([served[prior_name(module)] for module in modules], 1))  # (2, M, r)
+    prior = torch.from_numpy(
+        START + np.stack([served[prior_name(module)] for module in modules], 1)
+    )  # (2, M, r)
     s: NDArray[np.float32] = importance(gamma).numpy()  # (M, r)
     return PosteriorMeasures(
         kl=float(gamma_kl(gamma[0], gamma[1], prior[0], prior[1]).mean()),

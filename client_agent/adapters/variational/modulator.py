@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as nnf
 
-from client_agent.adapters.variational.posterior import positive, raw_of
+from client_agent.adapters.variational.posterior import START, positive, raw_of
 from client_agent.model.examples import Example, encode_beginnings, probe_set
 from client_agent.model.loading import BaseModel
 from client_agent.model.tokens import Batch, collate, pad_id
@@ -53,7 +53,7 @@ def pooled(server: Tensor, personal: Tensor) -> Tensor:
 
 
 class Modulator(nn.Module):
-    """A network from z (D,) to the client's own prior (alpha, beta): (2, M, r), near 1 at the start."""
+    """A network from z (D,) to the client's own prior (alpha, beta): (2, M, r), near `START` at first."""
 
     def __init__(self, features: int, modules: int, rank: int, *, seed: int) -> None:
         super().__init__()
@@ -62,12 +62,12 @@ class Modulator(nn.Module):
         self.hidden_weight = nn.Parameter(_random((_WIDTH, features), 1.0, "hidden", seed))
         self.hidden_bias = nn.Parameter(torch.zeros(_WIDTH))
         self.weight = nn.Parameter(_random((outputs, _WIDTH), 0.1, "outputs", seed))
-        self.bias = nn.Parameter(raw_of(torch.ones(outputs)))
+        self.bias = nn.Parameter(raw_of(torch.full((2, modules, rank), START)).reshape(-1))
 
     def forward(self, z: Tensor) -> Tensor:
-        """Compute (alpha, beta) = eps + softplus(W' tanh(W z + c) + c'); a ReLU could be dead at z."""
+        """Compute raw (alpha, beta) = W' tanh(W z + c) + c', then positive; a ReLU could be dead at z."""
         hidden = torch.tanh(self.hidden_weight @ z + self.hidden_bias)
-        return positive(self.weight @ hidden + self.bias).reshape(self._shape)
+        return positive((self.weight @ hidden + self.bias).reshape(self._shape))
 
 
 def _random(shape: tuple[int, int], bound: float, *key: Key) -> Tensor:

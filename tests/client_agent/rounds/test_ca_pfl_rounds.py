@@ -13,6 +13,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from client_agent.adapters.variational.adapter import posterior_of
+from client_agent.adapters.variational.posterior import START
 from client_agent.rounds.checkpoints import adapter_of_round
 from client_agent.rounds.steps import take_part
 from client_agent.rounds.trained import Trained
@@ -140,14 +142,14 @@ def test_the_prior_that_is_served_is_the_moving_average_of_what_the_clients_lear
     two = pair(rounds={"total": 2, "min_clients": 2})
     one, after = two.play("aster", "birch"), two.play("aster", "birch")
     learnt = {
-        name: 0.01 + np.logaddexp(0, Trained.read(folder.path / TRAINED).private["posterior.u"])
+        name: posterior_of(Trained.read(folder.path / TRAINED).private).numpy()
         for name, folder in one.items()
     }
     mean = 0.6 * learnt["aster"] + 0.4 * learnt["birch"]  # (2, M, r)
     for row, module in enumerate(sorted({tensor[:4] for tensor in weights(one["aster"])})):
-        served = 1 + weights(after["aster"])[f"{module}.prior"]
-        np.testing.assert_allclose(served, 0.9 + 0.1 * mean[:, row], atol=2e-4)  # a step of int8
-        assert np.abs(served - 1).max() > 5e-4
+        served = START + weights(after["aster"])[f"{module}.prior"]
+        np.testing.assert_allclose(served, 0.9 * START + 0.1 * mean[:, row], atol=2e-4)  # a step of int8
+        assert np.abs(served - START).max() > 5e-4
 
 
 def test_who_was_not_there_counts_for_nothing_and_what_it_had_left_is_out_of_date(
@@ -223,7 +225,7 @@ def test_two_clients_move_away_from_the_prior_and_rank_modules_in_orders_of_thei
     told = {name: json.loads(folder.read(MEASURES)) for name, folder in folders.items()}
     assert all(one["kl"] > 0 for client in told.values() for one in client["rounds"])
     for name, folder in folders.items():
-        gamma = 0.01 + np.logaddexp(0, Trained.read(folder.path / TRAINED).private["posterior.u"])
+        gamma = posterior_of(Trained.read(folder.path / TRAINED).private).numpy()
         mean = (gamma[0] / gamma[1]).mean(1)
         modules = sorted({tensor.rpartition(".")[0] for tensor in layout_of(folder)})
         assert told[name]["modules"] == pytest.approx(dict(zip(modules, mean, strict=True)), rel=1e-5)

@@ -10,7 +10,7 @@ import torch
 
 from client_agent.adapters.variational.measures import Measures, MeasuresFile, posterior_measures, with_round
 
-# Priors less 1, (2, r): with shapes and rates of 1, and of 2 and 4.
+# Priors less 2, (2, r): with shapes and rates of 2, and of 3 and 5.
 SERVED = {
     "l0.q.A": np.zeros((2, 3), np.float32),
     "l0.q.prior": np.zeros((2, 2), np.float32),
@@ -31,7 +31,7 @@ def test_a_module_s_importance_is_the_mean_over_its_ranks() -> None:
 
 
 def test_divergence_is_zero_at_the_prior_that_was_served_and_above_it_elsewhere() -> None:
-    prior = torch.tensor([[[1.0, 1.0], [2.0, 2.0]], [[1.0, 1.0], [4.0, 4.0]]])
+    prior = torch.tensor([[[2.0, 2.0], [3.0, 3.0]], [[2.0, 2.0], [5.0, 5.0]]])
     assert posterior_measures(prior, SERVED).kl == pytest.approx(0, abs=1e-6)
     for place in np.ndindex(2, 2, 2):
         moved = prior.clone()

@@ -2,11 +2,100 @@
 
 from __future__ import annotations
 
+from math import log
+
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.distributions import Gamma
 
 from client_agent.adapters.proximal import proximal_term
-from client_agent.adapters.variational.posterior import column_norms, size_term, size_weight
+from client_agent.adapters.variational.posterior import (
+    column_norms,
+    gamma_kl,
+    inverse_mean,
+    log_mean,
+    positive,
+    size_term,
+    size_weight,
+)
+
+
+def narrow(kappa: Tensor) -> Tensor:
+    """Return shapes and rates (2, M, r) of a Gamma distribution close to a point kappa (M, r)."""
+    shape = torch.full_like(kappa, 1e4)
+    return torch.stack([shape, shape / kappa])
+
+
+@pytest.mark.parametrize(("a", "b"), [(3.0, 2.0), (4.5, 0.3), (20.0, 30.0)])
+def test_expectations_are_those_of_samples(a: float, b: float) -> None:
+    torch.manual_seed(0)
+    gamma = torch.tensor([a, b], dtype=torch.float64).view(2, 1, 1)
+    kappa = Gamma(gamma[0], gamma[1]).sample(torch.Size([400_000]))
+    for computed, values in ((inverse_mean(gamma), 1 / kappa), (log_mean(gamma), kappa.log())):
+        error = float(values.std()) / len(kappa) ** 0.5
+        assert abs(float(computed) - float(values.mean())) < 4 * error
+
+
+def test_the_published_example_has_an_inverse_mean_three_times_that_of_its_mean() -> None:
+    gamma = torch.tensor([1.5, 2.0]).view(2, 1, 1)
+    assert float(inverse_mean(gamma)) == pytest.approx(4.0)
+    assert float(gamma[1] / gamma[0]) == pytest.approx(4 / 3)
+
+
+@pytest.mark.parametrize("norm", [0.0, 0.3, 2.0])
+def test_the_concentration_has_a_gradient_at_a_fixed_mean(norm: float) -> None:
+    """The gradient along (a, b) -> (t a, t b), which leaves the mean a/b as it is."""
+    t = torch.ones((), requires_grad=True)
+    gamma = t * torch.tensor([2.0, 2.0]).view(2, 1, 1)
+    size_term(torch.tensor([[norm]]), gamma).backward()  # type: ignore[no-untyped-call]
+    assert t.grad is not None
+    # d/dt [s b/(a - 1/t) + psi(t a) - ln t b] at t = 1
+    s = norm**2 / 2 if norm < 1 else norm - 0.5
+    expected = -s * 2.0 + 2.0 * float(torch.polygamma(1, torch.tensor(2.0))) - 1
+    assert float(t.grad) == pytest.approx(expected, rel=1e-4)
+    assert abs(float(t.grad)) > 0.05
+
+
+@given(
+    norm=st.floats(0.05, 20),
+    a=st.floats(1.2, 30),
+    b=st.floats(0.05, 30),
+    prior=st.sampled_from([1.5, 2.0, 6.0]),
+)
+@settings(deadline=None, max_examples=60)
+def test_size_and_divergence_bound_the_evidence(norm: float, a: float, b: float, prior: float) -> None:
+    shapes, rates = torch.tensor([a, prior]).double(), torch.tensor([b, 2.0]).double()
+    gamma = torch.stack([shapes[:1], rates[:1]]).view(2, 1, 1)
+    size = size_term(torch.tensor([[norm]], dtype=torch.float64), gamma)
+    bound = float(size + gamma_kl(shapes[0], rates[0], shapes[1], rates[1]))
+    s = norm**2 / 2 if norm < 1 else norm - 0.5
+    assert bound >= -log_evidence(s, prior, 2.0) - 1e-6
+
+
+def test_the_best_posterior_is_close_to_the_evidence_and_more_certain_under_a_more_certain_prior() -> None:
+    s, concentrations = 1.5, []
+    values = torch.logspace(-2, 2, 801, dtype=torch.float64)
+    shapes, rates = (grid.reshape(-1, 1, 1) for grid in torch.meshgrid(1 + values, values, indexing="ij"))
+    for certainty in (2.0, 8.0):
+        prior = torch.tensor(certainty).double()
+        gamma = torch.stack([shapes, rates])
+        bounds = s * inverse_mean(gamma) + log_mean(gamma) + gamma_kl(shapes, rates, prior, prior)
+        assert 0 <= float(bounds.min()) + log_evidence(s, certainty, certainty) < 0.06
+        concentrations.append(float(shapes.reshape(-1)[bounds.argmin()]))
+    assert concentrations[0] < concentrations[1]
+
+
+def log_evidence(s: float, a: float, b: float) -> float:
+    """Integrate ln of p(s) = int e^(-s/kappa) / kappa Gamma(kappa; a, b) d kappa, over ln kappa."""
+    ln_kappa = torch.linspace(log(1e-6), log(1e4), 200_001, dtype=torch.float64)
+    kappa = ln_kappa.exp()
+    prior = Gamma(torch.tensor(a).double(), torch.tensor(b).double())
+    return float(torch.logsumexp(prior.log_prob(kappa) - s / kappa, 0)) + log(
+        float(ln_kappa[1] - ln_kappa[0])
+    )
 
 
 @pytest.mark.parametrize("norm", [0.02, 0.5, 1.0, 40.0])
@@ -14,7 +103,7 @@ def test_a_larger_kappa_is_not_always_better_and_the_best_is_the_size_itself(nor
     best = norm**2 / 2 if norm < 1 else norm - 0.5
 
     def at(kappa: float) -> float:
-        return float(size_term(torch.tensor([[norm]]), torch.tensor([[kappa]])))
+        return float(size_term(torch.tensor([[norm]]), narrow(torch.tensor([[kappa]]))))
 
     assert at(best / 2) > at(best) < at(2 * best)
     assert at(1e6 * best) > at(2 * best)
@@ -22,7 +111,7 @@ def test_a_larger_kappa_is_not_always_better_and_the_best_is_the_size_itself(nor
 
 def test_a_large_kappa_lets_its_column_grow_and_a_small_one_holds_it_down() -> None:
     norms = torch.ones(1, 2, requires_grad=True)
-    size_term(norms, torch.tensor([[0.1, 10.0]])).backward()  # type: ignore[no-untyped-call]
+    size_term(norms, narrow(torch.tensor([[0.1, 10.0]]))).backward()  # type: ignore[no-untyped-call]
     assert norms.grad is not None
     small, large = norms.grad[0].tolist()
     assert small == pytest.approx(100 * large)
@@ -37,7 +126,7 @@ def test_each_row_of_kappa_acts_on_its_own_module_and_each_column_on_its_own_ran
     assert column_norms(tensors, modules).tolist() == [[pytest.approx(0.5)] * 2] * 3
     kappa = torch.full((3, 2), 1e9)
     kappa[1, 0] = 1.0
-    size_term(column_norms(tensors, modules), kappa).backward()  # type: ignore[no-untyped-call]
+    size_term(column_norms(tensors, modules), narrow(kappa)).backward()  # type: ignore[no-untyped-call]
     pulls = {name: tensor.grad.abs().sum(0) for name, tensor in tensors.items() if tensor.grad is not None}
     assert float(pulls["l0.v.B"][0]) > 1e-3
     assert max(float(pulls["l0.v.B"][1]), *(float(pulls[f"{m}.B"].max()) for m in ("l0.q", "l1.q"))) < 1e-8
@@ -56,4 +145,4 @@ def test_the_size_weighs_in_the_first_round_and_fully_after_the_warm_up() -> Non
 
 
 def test_nothing_explodes_at_the_smallest_scale_that_a_posterior_can_have() -> None:
-    assert torch.isfinite(size_term(torch.zeros(1, 1), torch.tensor([[1e-6]])))
+    assert torch.isfinite(size_term(torch.tensor([[1e3]]), positive(torch.full((2, 1, 1), -1e4))))

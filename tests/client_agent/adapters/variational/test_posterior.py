@@ -10,7 +10,14 @@ from hypothesis import strategies as st
 from torch.distributions import Gamma, kl_divergence
 
 from client_agent.adapters.variational.modulator import Modulator, fourier, frequencies, pooled
-from client_agent.adapters.variational.posterior import Posterior, gamma_kl, importance, positive, raw_of
+from client_agent.adapters.variational.posterior import (
+    START,
+    Posterior,
+    gamma_kl,
+    importance,
+    positive,
+    raw_of,
+)
 
 sizes = st.floats(0.05, 60)
 
@@ -34,9 +41,9 @@ def test_of_equal_distributions_the_divergence_is_zero() -> None:
 
 
 def test_a_posterior_begins_where_it_is_told_to() -> None:
-    gamma = torch.tensor([[[0.1, 1.0, 50.0]], [[3.0, 0.7, 0.1]]])
+    gamma = torch.tensor([[[1.2, 2.0, 50.0]], [[3.0, 0.7, 0.1]]])
     posterior = Posterior(1, 3)
-    assert posterior.gamma().detach() == pytest.approx(torch.ones(2, 1, 3))
+    assert posterior.gamma().detach() == pytest.approx(torch.full((2, 1, 3), START))
     posterior.restart(gamma)
     torch.testing.assert_close(posterior.gamma().detach(), gamma, rtol=1e-4, atol=1e-5)
 
@@ -52,11 +59,17 @@ def test_importance_is_the_mean_and_no_draw() -> None:
     torch.testing.assert_close(drawn.mean(0), once, rtol=0.05, atol=0.05)
 
 
-def test_shapes_and_rates_stay_positive_wherever_their_parameters_go() -> None:
-    values = positive(torch.tensor([-1e4, -10.0, 0.0, 1e4]))
-    assert (values >= 0.01).all()
-    assert torch.isfinite(importance(torch.stack([values, values.flip(0)]))).all()
-    torch.testing.assert_close(positive(raw_of(torch.tensor([0.02, 1.0]))), torch.tensor([0.02, 1.0]))
+def test_shapes_stay_above_one_and_rates_positive_wherever_their_parameters_go() -> None:
+    gamma = positive(torch.tensor([-1e4, -10.0, 0.0, 1e4]).expand(2, 1, 4))
+    assert (gamma[0] >= 1.1).all()
+    assert (gamma[1] >= 0.01).all()
+    assert torch.isfinite(importance(torch.stack([gamma[0], gamma[1].flip(1)]))).all()
+
+
+def test_values_at_the_bounds_are_put_back_as_they_were() -> None:
+    gamma = torch.tensor([[[1.1001, 2.0]], [[0.02, 1.0]]])
+    torch.testing.assert_close(positive(raw_of(gamma)), gamma)
+    assert torch.isfinite(raw_of(torch.tensor([[[0.1]], [[0.0]]]))).all()
 
 
 @pytest.mark.parametrize("features", [2, 16, 256])
@@ -89,10 +102,10 @@ def test_a_pooled_prior_lies_between_the_two_by_what_they_have_seen() -> None:
 def test_the_modulator_starts_near_the_common_prior_and_learns_from_the_divergence_at_once() -> None:
     modulator = Modulator(16, 3, 4, seed=0)
     z = fourier(torch.randn(8, generator=torch.Generator().manual_seed(0)), frequencies(8, 16, seed=0))
-    common = torch.ones(2, 3, 4)
+    common = torch.full((2, 3, 4), START)
     personal = modulator(z)
     assert personal.shape == (2, 3, 4)
-    assert (personal - 1).abs().max() < 0.3
+    assert (personal - START).abs().max() < 0.3
     prior = pooled(common, personal)
     gamma_kl(common[0], common[1], prior[0], prior[1]).mean().backward()  # type: ignore[no-untyped-call]
     for name, parameter in modulator.named_parameters():

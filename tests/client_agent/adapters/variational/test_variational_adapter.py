@@ -12,8 +12,9 @@ import pytest
 import torch
 
 from client_agent.adapters.inject import inject_lora
-from client_agent.adapters.variational.adapter import VariationalAdapter, with_importance
+from client_agent.adapters.variational.adapter import VariationalAdapter, posterior_of, with_importance
 from client_agent.adapters.variational.modulator import mean_feature
+from client_agent.adapters.variational.posterior import START
 from client_agent.model.examples import Example
 from client_agent.model.loading import BaseModel
 from client_agent.strategies.base import load_strategy
@@ -72,6 +73,23 @@ def test_the_rate_of_what_is_learnt_beside_the_adapter_is_its_own(
         assert np.abs(adapter.private_state()["posterior.u"] - begun).max() > 0.02
 
 
+def test_the_loss_of_a_round_has_a_gradient_along_the_concentration_beside_that_of_the_divergence(
+    tiny: Callable[..., BaseModel], examples: list[Example]
+) -> None:
+    base = tiny()
+    with placed(base, modulator=False, warm_rounds=0, alpha_s=1.0, alpha_p=1e-9, alpha_f=0.0) as adapter:
+        adapter.load(zeros(adapter))
+        parameters = adapter.named_parameters()
+        torch.autograd.backward(adapter.penalty(examples, 64, 1)(parameters))
+        u = parameters["posterior.u"]
+        assert u.grad is not None
+        gamma = posterior_of(adapter.private_state())
+        along = (gamma * u.grad / torch.sigmoid(u.detach())).sum(0)  # a dL/da + b dL/db, (M, r)
+    # 0 if the term depends on a/b alone; here B = 0, and it is a psi'(a) - 1 over the M r values
+    expected = (2 * float(torch.polygamma(1, torch.tensor(2.0))) - 1) / along.numel()
+    torch.testing.assert_close(along, torch.full_like(along, expected), rtol=1e-3, atol=0)
+
+
 def test_every_module_and_rank_has_an_importance_of_its_own(
     tiny: Callable[..., BaseModel], examples: list[Example]
 ) -> None:
@@ -93,7 +111,7 @@ def test_what_travels_is_the_adapter_and_its_prior_and_nothing_else(tiny: Callab
         assert not adapter.layout.keys() & adapter.private_state().keys()
         served = zeros(adapter)
         adapter.load(served)
-        assert not adapter.state()["l0.q.prior"].any()  # where everybody starts: a = b = 1
+        assert not adapter.state()["l0.q.prior"].any()  # where everybody starts: a = b = 2
 
 
 def test_what_was_copied_is_put_back_as_it_was(
@@ -128,10 +146,10 @@ def test_the_mean_of_what_clients_send_is_the_moving_average_of_their_posteriors
             adapter.load_private({"posterior.u": u})
             adapter.end_round()
             sent.append(adapter.state()["l1.v.prior"])
-            posteriors.append((0.01 + np.log1p(np.exp(u)))[:, 3])  # l0.q, l0.v, l1.q, l1.v
+            posteriors.append(posterior_of({"posterior.u": u}).numpy()[:, 3])  # l0.q, l0.v, l1.q, l1.v
     weights = (0.3, 0.7)
-    mean = sum(w * offset for w, offset in zip(weights, sent, strict=True)) + 1
-    expected = 0.9 * (1 + served) + 0.1 * sum(w * p for w, p in zip(weights, posteriors, strict=True))
+    mean = sum(w * offset for w, offset in zip(weights, sent, strict=True)) + START
+    expected = 0.9 * (START + served) + 0.1 * sum(w * p for w, p in zip(weights, posteriors, strict=True))
     np.testing.assert_allclose(mean, expected, rtol=1e-5)
 
 
@@ -140,7 +158,7 @@ def test_a_newcomer_begins_at_the_prior_that_it_is_served(tiny: Callable[..., Ba
     with placed(base, modulator=False) as adapter:
         adapter.load({n: v + np.float32(0.5) for n, v in zeros(adapter).items()})
         u = adapter.private_state()["posterior.u"]
-    np.testing.assert_allclose(0.01 + np.log1p(np.exp(u)), 1.5, rtol=1e-5)
+    np.testing.assert_allclose(posterior_of({"posterior.u": u}), START + 0.5, rtol=1e-5)
 
 
 def test_clients_that_train_after_one_another_start_from_the_same_weights(
