@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from math import prod
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field, StringConstraints
 
 from client_agent.errors import AgentError
-from schemas.maths.adapter import Layout
-from schemas.messages.adapter_plan import AdapterPlan
 from schemas.messages.base import Digest, Strict
-from schemas.messages.federations import FederationPlan
-from schemas.messages.recipes import Recipe
-from schemas.messages.sum_plan import SecureSumPlan
 from schemas.wire.digests import digest_of
+
+if TYPE_CHECKING:
+    from schemas.maths.adapter import Layout
+    from schemas.messages.adapter_plan import AdapterPlan
+    from schemas.messages.federations import FederationPlan
+    from schemas.messages.recipes import Recipe
+    from schemas.messages.sum_plan import SecureSumPlan
 
 _MODULE = r"^(b[0-9]{1,4}\.)?(q|k|v|o|gate|up|down)$"
 _BYTES_OF_SUM = {8: 2, 16: 3}

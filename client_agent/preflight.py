@@ -13,7 +13,8 @@ from pathlib import Path
 from client_agent.adapters.frames import first_adapted_layer, random_frames
 from client_agent.adapters.inject import inject
 from client_agent.errors import AgentError, CoordinatorRefused, DataInvalid, NotEnrolled
-from client_agent.identity.membership import connect_once, pending_key_file, read_membership
+from client_agent.identity.agent_folder import read_membership
+from client_agent.identity.membership import connect_once, pending_key_file
 from client_agent.model.examples import encode_all, encode_for, encode_some, learnt_end
 from client_agent.model.frozen_prefix import is_worth_storing
 from client_agent.model.gguf import model_folder

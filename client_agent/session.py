@@ -21,7 +21,7 @@ from schemas.trackers.trackers import Trackers
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-    from client_agent.identity.membership import Membership
+    from client_agent.identity.agent_folder import Membership
     from client_agent.rounds.participant import Participant
     from client_agent.rounds.sync_steps import SyncClient
     from client_agent.settings import AgentSettings
@@ -77,7 +77,7 @@ def connection(
     settings: AgentSettings, key: Ed25519PrivateKey | None, stop: StopFlag | None = None
 ) -> Iterator[CoordinatorApi]:
     """Connect to the coordinator of the settings; without `key` only for requests that need no identity."""
-    from client_agent.identity.membership import read_membership
+    from client_agent.identity.agent_folder import read_membership
     from client_agent.transport.client import CoordinatorApi
     from client_agent.transport.sent_log import SentLog
 
@@ -111,8 +111,9 @@ def open_participant(
         SettingsUnusable: a tracker of `report_to` is not installed.
         AgentError: the model, the data or the connection do not work.
     """
+    from client_agent.identity.agent_folder import exclusive, read_membership
     from client_agent.identity.key_rotation import current_key
-    from client_agent.identity.membership import exclusive, read_membership, set_aside_earlier_client
+    from client_agent.identity.membership import set_aside_earlier_client
 
     if enrolment is None:
         read_membership(settings.folder)  # before torch is imported and a model loaded
@@ -158,8 +159,9 @@ def open_sync(settings: AgentSettings, stop: StopFlag) -> Iterator[SyncClient]:
         NotEnrolled: the folder has no membership.
         FolderInUse: another process uses the folder.
     """
+    from client_agent.identity.agent_folder import exclusive, read_membership
     from client_agent.identity.key_rotation import current_key
-    from client_agent.identity.membership import exclusive, read_membership, set_aside_earlier_client
+    from client_agent.identity.membership import set_aside_earlier_client
 
     read_membership(settings.folder)
     require_trackers(settings)
@@ -178,7 +180,8 @@ def open_offline(settings: AgentSettings, stop: StopFlag) -> Iterator[SyncClient
     Raises:
         NotEnrolled: the folder has no membership.
     """
-    from client_agent.identity.membership import read_key, read_membership
+    from client_agent.identity.agent_folder import read_membership
+    from client_agent.identity.membership import read_key
     from client_agent.rounds.stored_answers import StoredAnswers
     from client_agent.transport.client import CoordinatorApi
 
@@ -226,8 +229,8 @@ def require_trackers(settings: AgentSettings) -> None:
 def _enrol_once(
     settings: AgentSettings, enrolment: tuple[str, str], profile: Profile, stop: StopFlag
 ) -> None:
+    from client_agent.identity.agent_folder import is_enrolled
     from client_agent.identity.membership import enrol as redeem_token
-    from client_agent.identity.membership import is_enrolled
 
     if is_enrolled(settings.folder):
         return

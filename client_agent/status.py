@@ -10,7 +10,8 @@ from typing import Final
 from pydantic import TypeAdapter
 
 from client_agent.errors import AgentError, RoundUnreadable
-from client_agent.identity.membership import Membership, connect_once, is_in_use, read_membership
+from client_agent.identity.agent_folder import Membership, is_in_use, read_membership
+from client_agent.identity.membership import connect_once
 from client_agent.rounds.pending import pending_work
 from client_agent.secure_sum.progress import read_progress
 from client_agent.session import StopFlag, open_offline

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
+import sys
 from importlib.metadata import entry_points, requires, version
 from typing import Annotated
 
@@ -13,8 +14,8 @@ from typer.core import TyperGroup
 _DISTRIBUTION = "tessera-fl"
 
 
-def application() -> typer.Typer:
-    """Build the command from all installed entry points."""
+def application(first: str = "") -> typer.Typer:
+    """Build the command from all installed entry points, or only from the one with the name `first`."""
     app = typer.Typer(
         name="tessera",
         help="Personalised federated fine-tuning of language models, across organisations and architectures.",
@@ -23,7 +24,10 @@ def application() -> typer.Typer:
         cls=_GroupsFirst,
     )
     app.callback()(_root)
-    for entry in sorted(entry_points(group="tessera.commands"), key=lambda entry: entry.name, reverse=True):
+    entries = entry_points(group="tessera.commands")
+    if first in entries.names:
+        entries = entries.select(name=first)
+    for entry in sorted(entries, key=lambda entry: entry.name, reverse=True):
         entry.load()(app)
     _unwrap_help(app)
     return app
@@ -61,7 +65,7 @@ def _unwrap_help(app: typer.Typer) -> None:
 
 def main() -> None:
     try:
-        application()()
+        application(*sys.argv[1:2])()
     except ModuleNotFoundError as error:
         extra = _extra_with((error.name or "").partition(".")[0])
         if extra is None:

@@ -133,7 +133,7 @@ def adapter_source(
 
 
 def _round_adapter(settings: AgentSettings, option: str | None, variant: Variant) -> _RoundAdapter:
-    from client_agent.identity.membership import read_membership
+    from client_agent.identity.agent_folder import read_membership
     from client_agent.rounds.checkpoints import round_with
 
     if option not in (None, "latest") and not option.isdecimal():

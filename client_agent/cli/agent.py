@@ -53,7 +53,8 @@ def enrol(
     client's name, profile and public key only.
     """
     with clear_errors(), opened_settings(config) as settings:
-        from client_agent.identity.membership import checked_name, exclusive, read_key
+        from client_agent.identity.agent_folder import exclusive
+        from client_agent.identity.membership import checked_name, read_key
         from client_agent.identity.membership import enrol as redeem_token
         from client_agent.privacy.budget import require_voices
         from client_agent.rounds.plan import parse_plan, require_trainer
@@ -96,8 +97,8 @@ def rotate_key(
     The old key stays valid for an hour, so that requests under way still succeed.
     """
     with clear_errors(), opened_settings(config) as settings:
+        from client_agent.identity.agent_folder import exclusive
         from client_agent.identity.key_rotation import replace_key
-        from client_agent.identity.membership import exclusive
 
         with exclusive(settings.folder):
             connect = partial(connection, settings)
@@ -120,10 +121,10 @@ def accept_restored(
     adapter that was trained last.
     """
     with clear_errors(), opened_settings(config) as settings:
+        from client_agent.identity.agent_folder import exclusive, read_membership
         from client_agent.identity.backup_recovery import accept, compare_state
         from client_agent.identity.key_rotation import current_key
         from client_agent.identity.manifests import Manifests
-        from client_agent.identity.membership import exclusive, read_membership
         from client_agent.identity.roster import read_pins
 
         pins, connect = read_pins(settings.roster), partial(connection, settings)

@@ -13,6 +13,7 @@ from client_agent.session import StopFlag, open_offline, open_sync, stop_on_sign
 from client_agent.torchrun import follows, led
 
 if TYPE_CHECKING:
+    from client_agent.rounds.pending import PendingWork
     from client_agent.settings import AgentSettings
     from client_agent.training.ranks import Leader
 
@@ -77,7 +78,7 @@ def work(
     it again, and it resumes.
     """
     with clear_errors(), opened_settings(config) as settings:
-        from client_agent.identity.membership import exclusive
+        from client_agent.identity.agent_folder import exclusive
 
         if follows(settings):
             return
@@ -91,7 +92,7 @@ def work(
 
 
 def _work(settings: AgentSettings, flag: StopFlag, ranks: Leader | None, *, prepare: bool) -> None:
-    from client_agent.identity.membership import is_enrolled
+    from client_agent.identity.agent_folder import is_enrolled, read_membership
 
     if prepare and not is_enrolled(settings.folder):
         from client_agent.offline_work import store_facts
@@ -100,16 +101,25 @@ def _work(settings: AgentSettings, flag: StopFlag, ranks: Leader | None, *, prep
         store_facts(open_silo(settings), settings.folder)
         print("next: tessera agent enrol --prepared")
         return
+    from client_agent.storage.round_folder import awaits_exchange
+
+    if awaits_exchange(settings.folder / read_membership(settings.folder).federation_id):
+        _print_idle(None)
+        return
     with open_offline(settings, flag) as client:
         from client_agent.rounds.pending import pending_work
 
         pending = pending_work(client)
         if pending is None or (prepare and pending.task != "prepare"):
-            print("nothing to do" if pending is None else f"nothing to prepare; {pending.reason}")
-            print(f"next: tessera agent {'sync' if pending is None else 'work'}")
+            _print_idle(pending)
             return
         print(pending.reason)
         from client_agent.offline_work import do_work
 
         do_work(with_model(client, settings, flag, ranks), pending)
         print("next: tessera agent sync")
+
+
+def _print_idle(pending: PendingWork | None) -> None:
+    print("nothing to do" if pending is None else f"nothing to prepare; {pending.reason}")
+    print(f"next: tessera agent {'sync' if pending is None else 'work'}")

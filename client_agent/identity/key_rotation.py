@@ -11,15 +11,14 @@ from pathlib import Path
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from client_agent.errors import CoordinatorRefused
+from client_agent.identity.agent_folder import Membership, read_membership
 from client_agent.identity.membership import (
     KEY,
     NEXT_KEY,
-    Membership,
     load_or_create_key,
     name_refused_key,
     pending_key_file,
     read_key,
-    read_membership,
 )
 from client_agent.storage.archive import keep_copy
 from client_agent.storage.files import fsync_folder

@@ -1,8 +1,7 @@
-"""The agent's identity on disk: enrolment, private key, membership, and the lock of its folder."""
+"""The agent's identity on disk: its private key, and enrolment, which makes it a member."""
 
 from __future__ import annotations
 
-import fcntl
 import logging
 import secrets
 from collections.abc import Iterator
@@ -16,67 +15,34 @@ from cryptography.hazmat.primitives.serialization import (
     PrivateFormat,
     load_pem_private_key,
 )
-from pydantic import ValidationError
 
 from client_agent.errors import (
     AlreadyEnrolled,
     CoordinatorRefused,
-    FolderInUse,
     KeyRefused,
     NotEnrolled,
     SettingsUnusable,
     TokenDamaged,
 )
+from client_agent.identity.agent_folder import MEMBERSHIP, Membership, is_enrolled
 from client_agent.settings import AgentSettings
 from client_agent.storage.archive import move_aside, set_aside
 from client_agent.storage.files import fsync_folder, write_durably
-from client_agent.storage.folder_permissions import open_folder
 from client_agent.transport.client import CoordinatorApi
 from client_agent.transport.sent_log import SentLog
 from schemas.identity.documents import sign
 from schemas.identity.enrolment_token import TokenMalformed, read
 from schemas.identity.keys import name_of
-from schemas.messages.base import Strict
 from schemas.messages.enrolment import EnrolmentRequest, Profile, enrolment_statement
 from schemas.names.spelling import NameRefused, new_name
 
 log = logging.getLogger("tessera.agent")
 
-_MEMBERSHIP = "membership.json"
-_LOCK = "agent.lock"
 KEY = "client.key"
 """The file of this agent's private key."""
 NEXT_KEY = "next.key"
 """The file of the new key during a rotation."""
 _KEY_BYTES = 32
-
-
-class Membership(Strict):
-    """The result of enrolment; `server_key` is the coordinator's public key, as proved at enrolment."""
-
-    name: str
-    client_id: str
-    federation_id: str
-    server_key: str
-
-
-def read_membership(folder: Path) -> Membership:
-    """Read the membership.
-
-    Raises:
-        NotEnrolled: the folder holds no membership.
-        SettingsUnusable: the file is damaged.
-    """
-    file = folder / _MEMBERSHIP
-    try:
-        return Membership.model_validate_json(file.read_bytes())
-    except FileNotFoundError:
-        raise NotEnrolled(folder) from None
-    except ValidationError as error:
-        raise SettingsUnusable(
-            f"{file} is damaged; restore it from a backup, or ask the operator to revoke this client, "
-            "and enrol again"
-        ) from error
 
 
 def read_key(folder: Path, name: str = KEY) -> Ed25519PrivateKey:
@@ -96,10 +62,6 @@ def read_key(folder: Path, name: str = KEY) -> Ed25519PrivateKey:
     if not isinstance(key, Ed25519PrivateKey):
         raise SettingsUnusable(f"{file} is not an Ed25519 key; restore it from a backup")
     return key
-
-
-def is_enrolled(folder: Path) -> bool:
-    return (folder / _MEMBERSHIP).exists()
 
 
 def checked_name(name: str) -> str:
@@ -161,7 +123,7 @@ def enrol(api: CoordinatorApi, folder: Path, *, token: str, name: str, profile: 
     if pending_key := pending_key_file(folder):
         move_aside(pending_key)
     set_aside_earlier_client(folder, membership)
-    write_durably(folder / _MEMBERSHIP, membership.model_dump_json(indent=1).encode())
+    write_durably(folder / MEMBERSHIP, membership.model_dump_json(indent=1).encode())
     return membership
 
 
@@ -189,46 +151,6 @@ def name_refused_key(file: Path) -> Iterator[None]:
         if refusal.slug != "weak-public-key":
             raise
         raise KeyRefused(file, refusal) from refusal
-
-
-@contextmanager
-def exclusive(folder: Path) -> Iterator[None]:
-    """Lock the folder for this process.
-
-    Raises:
-        FolderInUse: another agent runs on the folder.
-        SettingsUnusable: the folder cannot be created.
-    """
-    try:
-        open_folder(folder)
-    except OSError as error:
-        raise SettingsUnusable(
-            f"folder {folder} cannot be created ({error.strerror}); set `folder` to a writable path"
-        ) from error
-    with (folder / _LOCK).open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise FolderInUse(f"another agent runs on {folder}; stop it, or use another folder") from None
-        except OSError as error:
-            raise SettingsUnusable(
-                f"folder {folder} cannot be locked ({error.strerror}): its file system has no locks between "
-                "machines. Mount Lustre with -o flock, and NFS with a lock daemon, or set `folder` to "
-                "another file system"
-            ) from error
-        yield
-
-
-def is_in_use(folder: Path) -> bool:
-    """Whether an agent runs on the folder. The probe may make an agent that starts just now fail."""
-    try:
-        with (folder / _LOCK).open() as file:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except FileNotFoundError:
-        return False
-    return False
 
 
 def encode_pem(key: Ed25519PrivateKey) -> bytes:

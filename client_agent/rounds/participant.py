@@ -34,7 +34,7 @@ from schemas.messages.rounds import RoundBrief
 from schemas.trackers.trackers import NO_TRACKERS, Trackers
 
 if TYPE_CHECKING:
-    from client_agent.identity.membership import Membership
+    from client_agent.identity.agent_folder import Membership
 
 
 @dataclass(slots=True)

@@ -7,7 +7,7 @@ from typing import Literal, NamedTuple
 from client_agent.rounds.opened_brief import OpenedBrief
 from client_agent.rounds.sync_steps import SyncClient, SyncRound, missing_for_join
 from client_agent.storage.prepared import read_prepared
-from client_agent.storage.round_folder import BRIEF, FINAL_SCORES, FINAL_WEIGHTS, WEIGHTS, RoundFolder
+from client_agent.storage.round_folder import BRIEF, FINAL_WEIGHTS, WEIGHTS, RoundFolder, awaits_exchange
 
 
 class PendingWork(NamedTuple):
@@ -21,17 +21,13 @@ class PendingWork(NamedTuple):
 def pending_work(client: SyncClient) -> PendingWork | None:
     """Return the next task that needs the model; None = there is none before the next exchange."""
     rounds, home = client.workspace.rounds, client.workspace.home
-    newest = next((folder for folder in rounds.newest_first() if folder.has(BRIEF)), None)
-    if newest is None:
+    if awaits_exchange(home):
         return None
     if (home / FINAL_WEIGHTS).is_file():
-        if (home / FINAL_SCORES).is_file():
-            return None
         scored = next((folder for folder in rounds.newest_first() if folder.has(WEIGHTS)), None)
         return PendingWork("score", scored, "the final weights are not scored yet") if scored else None
+    newest = next(folder for folder in rounds.newest_first() if folder.has(BRIEF))
     work = SyncRound(client, OpenedBrief.read(newest), newest)
-    if newest.finished or newest.has(work.encoded):
-        return None
     if newest.has(WEIGHTS):
         return PendingWork("train", newest, f"round {newest.number}: its update is not made yet")
     reason = missing_for_join(work, read_prepared(client.workspace.folder))

@@ -8,7 +8,8 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from client_agent.errors import AgentError, AnswerUnreadable, NotEnrolled, PlanUnusable
-from client_agent.identity.membership import Membership, connect_once, read_membership
+from client_agent.identity.agent_folder import Membership, read_membership
+from client_agent.identity.membership import connect_once
 from client_agent.settings import AgentSettings
 from client_agent.storage.round_files import read_brief
 from client_agent.storage.round_folder import BRIEF, RoundFolders

@@ -124,3 +124,13 @@ class RoundFolders:
         for folder in self.newest_first():
             if folder.number < trained[keep - 1]:
                 shutil.rmtree(folder.path, ignore_errors=True)
+
+
+def awaits_exchange(home: Path) -> bool:
+    """Whether files show, by their names alone, that the model waits for an exchange with the coordinator."""
+    newest = next(
+        (folder for folder in RoundFolders(home / "rounds").newest_first() if folder.has(BRIEF)), None
+    )
+    if newest is None or (home / FINAL_WEIGHTS).is_file():
+        return newest is None or (home / FINAL_SCORES).is_file()
+    return newest.finished or newest.has(UPDATE) or newest.has(INPUT)

@@ -11,7 +11,7 @@ import pytest
 
 from client_agent.daemon import run
 from client_agent.errors import Stopped
-from client_agent.identity.membership import exclusive
+from client_agent.identity.agent_folder import exclusive
 from client_agent.storage.round_folder import CLOSED, UPDATE
 from tests.client_agent.conftest import config
 from tests.client_agent.rounds.test_checkpoints import tessera

@@ -16,7 +16,7 @@ import pytest
 
 from client_agent.daemon import run
 from client_agent.errors import CoordinatorRefused, SettingsUnusable, Stopped
-from client_agent.identity.membership import exclusive
+from client_agent.identity.agent_folder import exclusive
 from client_agent.offline_work import store_facts
 from client_agent.rounds.awaited import SumNeedsAnswers
 from client_agent.rounds.participant import Participant

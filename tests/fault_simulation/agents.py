@@ -21,8 +21,9 @@ from client_agent.adapters.provenance import Origin
 from client_agent.alignment.pack_exchange import FramesInUse
 from client_agent.daemon import run
 from client_agent.errors import AgentError, CoordinatorRefused, CoordinatorUnreachable
+from client_agent.identity.agent_folder import is_enrolled, read_membership
 from client_agent.identity.key_rotation import Connect, current_key, replace_key
-from client_agent.identity.membership import enrol, is_enrolled, read_membership
+from client_agent.identity.membership import enrol
 from client_agent.rounds import final_weights, sketch
 from client_agent.rounds import steps as agent_round
 from client_agent.rounds.examine import Exam

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import httpx
 
 from client_agent.errors import AgentError
-from client_agent.identity.membership import read_membership
+from client_agent.identity.agent_folder import read_membership
 from schemas.messages.updates import UpdateManifest
 from schemas.wire.digests import digest_of
 from schemas.wire.envelope import pack

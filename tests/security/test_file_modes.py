@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from client_agent.identity.membership import exclusive
+from client_agent.identity.agent_folder import exclusive
 from client_agent.storage.files import write_durably
 from client_agent.storage.round_folder import RoundFolders
 from tests.hostile.process import start_process

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+from client_agent.identity.agent_folder import MEMBERSHIP, Membership
 from client_agent.rounds.trained import Trained
 from tests.client_agent.test_daemon import config
+from tests.client_agent.test_status import beside
 from tests.scenarios.agents import TESSERA, environment, tessera
 
 PLAN = {
@@ -94,3 +97,22 @@ def test_a_check_without_configuration_names_the_missing_setting() -> None:
     finding = json.loads(done.stdout)[0]
     assert not finding["good"]
     assert "url: Field required" in finding["found"]
+
+
+def test_work_with_nothing_to_do_imports_no_connection_model_or_operator(tmp_path: Path) -> None:
+    file = beside(tmp_path)
+    member = Membership(name="aster", client_id="cli_1", federation_id="fed_1", server_key="key")
+    (tmp_path / MEMBERSHIP).write_text(member.model_dump_json())
+    program = (
+        "import sys\n"
+        "from schemas.command import main\n"
+        "try: main()\n"
+        "except SystemExit as end: assert not end.code, end.code\n"
+        "heavy = {'torch', 'transformers', 'numpy', 'httpx', 'cryptography', 'coordinator', 'fastapi', "
+        "'schemas.messages.federations', 'schemas.messages.rounds'}\n"
+        "assert not heavy & set(sys.modules), heavy & set(sys.modules)\n"
+    )
+    command = [sys.executable, "-c", program, "agent", "work", "--config", str(file)]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment(), check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "nothing to do\nnext: tessera agent sync\n"

@@ -10,8 +10,9 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from client_agent.errors import KeyRefused
+from client_agent.identity.agent_folder import Membership
 from client_agent.identity.manifests import Manifests
-from client_agent.identity.membership import Membership, encode_pem, enrol, read_key, set_aside_earlier_client
+from client_agent.identity.membership import encode_pem, enrol, read_key, set_aside_earlier_client
 from client_agent.storage.round_folder import SCORES_SENT, WEIGHTS, RoundFolders
 from client_agent.transport.client import CoordinatorApi
 from schemas.messages.enrolment import Profile

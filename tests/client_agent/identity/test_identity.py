@@ -12,7 +12,8 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from client_agent.errors import CoordinatorNotTrusted, Stopped, TokenDamaged
-from client_agent.identity.membership import enrol, read_key, read_membership
+from client_agent.identity.agent_folder import read_membership
+from client_agent.identity.membership import enrol, read_key
 from client_agent.transport.client import CoordinatorApi
 from schemas.identity.enrolment_token import read
 from schemas.messages.enrolment import Profile

@@ -15,8 +15,9 @@ from client_agent import daemon
 from client_agent.daemon import run
 from client_agent.errors import CoordinatorRefused, KeyRefused, SettingsUnusable, Stopped
 from client_agent.identity import key_rotation, membership
+from client_agent.identity.agent_folder import Membership
 from client_agent.identity.key_rotation import current_key, replace_key, switch_to_accepted_key
-from client_agent.identity.membership import Membership, enrol, read_key
+from client_agent.identity.membership import enrol, read_key
 from client_agent.session import open_participant
 from client_agent.settings import read_settings
 from client_agent.transport.client import CoordinatorApi

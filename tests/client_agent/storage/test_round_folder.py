@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from client_agent.errors import FolderInUse, NotEnrolled, SettingsUnusable
-from client_agent.identity.membership import exclusive, read_membership
+from client_agent.identity.agent_folder import exclusive, read_membership
 from client_agent.settings import read_settings
 from client_agent.storage.files import write_durably
 from client_agent.storage.round_folder import SCORES_SENT, TRAINED, RoundFolders
