@@ -83,7 +83,6 @@ class SimulatedSilo:
 
     @property
     def train(self) -> range:
-        """How many there are is all that is asked."""
         return range(10)
 
 
