@@ -244,7 +244,13 @@ def refresh_page(browser: Browser, running: RunningCoordinator, fragment: str) -
 
 
 def _view(responses: list[Response], seconds: float) -> View:
-    return View(seconds, len(responses), sum(len(response.body()) for response in [*responses]))
+    return View(seconds, len(responses), sum(map(_received, [*responses])))
+
+
+def _received(response: Response) -> int:
+    """Return the bytes of a body as it was sent, compressed or not."""
+    response.finished()
+    return int(response.request.sizes()["responseBodySize"])
 
 
 @contextmanager

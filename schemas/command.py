@@ -21,7 +21,7 @@ def application(first: str = "") -> typer.Typer:
         help="Personalised federated fine-tuning of language models, across organisations and architectures.",
         no_args_is_help=True,
         pretty_exceptions_enable=False,
-        cls=_GroupsFirst,
+        cls=_Ordered,
     )
     app.callback()(_root)
     entries = entry_points(group="tessera.commands")
@@ -33,15 +33,22 @@ def application(first: str = "") -> typer.Typer:
     return app
 
 
-class _GroupsFirst(TyperGroup):
-    """A group whose panels show groups before single commands."""
+_COMMANDS_FIRST = "Coordinator"
+"""The panel that begins with `serve`; typer forgets the order between commands and groups."""
+
+
+class _Ordered(TyperGroup):
+    """A group whose panels show groups before single commands, but for one panel."""
 
     def list_commands(self, ctx: object) -> list[str]:
         panels = {name: getattr(command, "rich_help_panel", None) for name, command in self.commands.items()}
         order = list(dict.fromkeys(panels.values()))
         return sorted(
             self.commands,
-            key=lambda name: (order.index(panels[name]), not isinstance(self.commands[name], TyperGroup)),
+            key=lambda name: (
+                order.index(panels[name]),
+                isinstance(self.commands[name], TyperGroup) == (panels[name] == _COMMANDS_FIRST),
+            ),
         )
 
 

@@ -12,10 +12,10 @@ from coordinator.cli.client import DEFAULT_URL, Coordinator, Url
 
 def commands(app: typer.Typer) -> None:
     app.command("serve", rich_help_panel="Coordinator")(serve)
+    app.command("ready", rich_help_panel="Coordinator")(ready)
     app.command("migrate", rich_help_panel="Coordinator")(migrate)
     app.command("backup", rich_help_panel="Coordinator")(backup)
     app.add_typer(payloads, name="payloads", rich_help_panel="Coordinator")
-    app.command("ready", rich_help_panel="Coordinator")(ready)
 
 
 def serve(

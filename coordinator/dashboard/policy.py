@@ -1,6 +1,9 @@
-"""Content security policy of the pages: scripts and connections of this origin only."""
+"""How files of the pages are sent: compressed, with scripts and connections of this origin only."""
 
 from __future__ import annotations
+
+import gzip
+from functools import lru_cache
 
 from fastapi import Request, Response
 
@@ -25,5 +28,14 @@ def answer(request: Request, content: bytes, media_type: str, *, policy: str = P
         "X-Content-Type-Options": "nosniff",
         "Referrer-Policy": "no-referrer",
         "Cache-Control": "no-cache",
+        "Vary": "Accept-Encoding",
     }
+    if "gzip" in request.headers.get("accept-encoding", ""):
+        headers["Content-Encoding"] = "gzip"
+        content = _compressed(content)
     return Response(content, media_type=media_type, headers=headers)
+
+
+@lru_cache(maxsize=32)
+def _compressed(content: bytes) -> bytes:
+    return gzip.compress(content, mtime=0)

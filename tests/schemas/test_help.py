@@ -87,6 +87,7 @@ def test_agent_commands_come_as_one_meets_them() -> None:
 
 
 def test_operator_commands_come_as_one_meets_them() -> None:
+    assert panels()["Coordinator"] == ["serve", "ready", "migrate", "backup", "payloads"]
     assert panels()["Operator"] == [
         *("federation", "enrolment", "client", "round", "token", "anchors", "alignment"),
         *("report", "experts", "audit"),

@@ -6,13 +6,13 @@ from collections.abc import Mapping, Sequence
 from math import sqrt
 from typing import Literal
 
-from schemas.maths.paired_test import upper_tail
 from schemas.messages.base import Strict
 
 Verdict = Literal["lower", "higher", "noise", "one draw"]
 """How a difference is from 0, or that its draws are too few or too scattered to know."""
 
-_LEVEL = 0.05
+_WITHIN = 2.0
+"""Differences within this many standard errors are noise."""
 
 
 class Estimate(Strict):
@@ -78,13 +78,9 @@ def pairing(
 
 
 def verdict_of(difference: Estimate) -> Verdict:
-    """Return whether a paired difference is beyond the noise, by a two-sided t test at 5 %."""
+    """Return whether a paired difference is beyond the noise, which is two standard errors."""
     if difference.error is None:
         return "one draw"
-    if difference.error > 0:
-        t = abs(difference.mean) / difference.error
-        if 2 * upper_tail(t, len(difference.values) - 1) >= _LEVEL:
-            return "noise"
-    if difference.mean == 0:
+    if abs(difference.mean) <= _WITHIN * difference.error:
         return "noise"
     return "lower" if difference.mean < 0 else "higher"

@@ -12,20 +12,17 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from math import exp, log
-from typing import Literal
 
 from client_agent.simulation.fair import adapter_label
 from client_agent.simulation.fair_search import RateTrial
 from client_agent.simulation.outcomes import HeldState, Rule, states
-from client_agent.simulation.report.estimates import Estimate, estimate
+from client_agent.simulation.report.estimates import Estimate, Verdict, estimate, verdict_of
 from client_agent.simulation.report.runs import mean
 from client_agent.simulation.results import CellResult, ClientResult
 from schemas.messages.base import Strict
 from schemas.messages.scores import LOSS, PERPLEXITY
 
 _BUDGETS = 4
-_WITHIN = 2.0
-"""Differences within this many standard errors are noise."""
 
 
 class CellCost(Strict):
@@ -48,16 +45,9 @@ class Compared(Strict):
     difference: Estimate | None
 
     @property
-    def verdict(self) -> Literal["noise", "one draw", "lower", "higher"] | None:
-        """Whether the difference is beyond two standard errors."""
-        difference = self.difference
-        if difference is None:
-            return None
-        if difference.error is None:
-            return "one draw"
-        if abs(difference.mean) <= _WITHIN * difference.error:
-            return "noise"
-        return "lower" if difference.mean < 0 else "higher"
+    def verdict(self) -> Verdict | None:
+        """Whether the difference is beyond the noise."""
+        return verdict_of(self.difference) if self.difference is not None else None
 
 
 class FairMethod(Strict):

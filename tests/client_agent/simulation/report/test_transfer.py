@@ -21,8 +21,9 @@ from tests.client_agent.simulation.studies import result, study
         ([0.0, 0.0], "noise"),
         ([0.1, 0.1, 0.1], "higher"),
         ([-0.10, -0.11, -0.12], "lower"),
-        # mean .1, error .0577, t = 1.73: of two degrees of freedom 4.30 are needed
-        ([0.0, 0.1, 0.2], "noise"),
+        ([0.0, 0.1, 0.2], "noise"),  # mean .1, error .0577: 1.73 of them
+        ([0.0, 0.2, 0.2], "noise"),  # mean .1333, error .0667: two, and not beyond
+        ([0.1, 0.2, 0.25], "higher"),  # mean .1833, error .0441: 4.16
     ],
 )
 def test_a_difference_counts_beyond_the_noise_only(values: list[float], verdict: str) -> None:
