@@ -14,8 +14,10 @@ from coordinator.aggregation import base_delta_store, store, summed
 from coordinator.aggregation.base_delta import RoundOutput, write_base_deltas
 from coordinator.aggregation.claim import Claim
 from coordinator.aggregation.factor_combining import write_weights
+from coordinator.aggregation.moments import store_moments
 from coordinator.aggregation.output_writer import Receiver, discard
 from coordinator.aggregation.served_differences import as_differences
+from coordinator.aggregation.server_steps import move
 from coordinator.aggregation.weighting import SettledWeights, settle_weights
 from coordinator.db.engine import Database, database_time
 from coordinator.db.federation_lock import lock_federation
@@ -113,8 +115,13 @@ def aggregate(database: Database, claim: Claim, *, block_bytes: int, between: Ca
         bodies = write_weights(
             database, opened, settled.weights, states, receivers, block_bytes=block_bytes, between=between
         )
-        served = as_differences(database, opened, bodies, claim.number, between)
-        output = RoundOutput(served.bodies, differences=served.differences)
+        moved = move(database, opened, settled.weights, clients, bodies, claim.number, between)
+        try:
+            served = as_differences(database, opened, moved.bodies, claim.number, between)
+        except BaseException:
+            discard(database, moved.moments)
+            raise
+        output = RoundOutput(served.bodies, differences=served.differences, moments=moved.moments)
     try:
         _publish(database, claim, settled, output)
     except BaseException:
@@ -150,6 +157,7 @@ def _publish(database: Database, claim: Claim, settled: SettledWeights, output: 
         }
         store_differences(session, claim.federation_id, claim.number + 1, differences)
         deltas = [(delta, adopted[delta.staged.payload_id]) for delta in output.deltas]
+        store_moments(session, claim.federation_id, claim.number, output.moments, adopted)
         base_delta_store.store_deltas(session, claim.federation_id, claim.number, deltas)
         store.store_relevance(session, row.id, settled)
         transitions.publish(session, locked, row)

@@ -28,9 +28,6 @@ from schemas.maths.adapter import Layout
 from schemas.wire.digests import digest_from_hash
 from schemas.wire.envelope import MEDIA_TYPE
 
-BATCH_BYTES = 8 * 2**20
-"""Bytes that are worth a transaction: a deep model has thousands of modules."""
-
 log = logger(__name__)
 
 
@@ -85,7 +82,7 @@ class StagedBody:
         self._staged = staged
         self._hashes = [sha256(receiver.head) for receiver in receivers[1:]]
 
-    def hash(self, values: memoryview) -> None:
+    def update_digest(self, values: memoryview) -> None:
         """Hash values for each receiver, behind its own head."""
         self._staged.update_digest(values)
         for running in self._hashes:
@@ -128,7 +125,7 @@ def outputs(bodies: Iterable[StagedBody]) -> dict[str, StagedOutput]:
 
 def hash_rows(bodies: Sequence[StagedBody], values: Values) -> None:
     for body, row in zip(bodies, values, strict=True):
-        body.hash(_bytes_of(row))
+        body.update_digest(_bytes_of(row))
 
 
 def write(database: Database, products: Iterable[Product]) -> None:

@@ -21,7 +21,7 @@ from coordinator.http.params import DEFAULT_LIMIT, After, FederationId, Limit
 from coordinator.http.problems import answers
 from coordinator.observability.logs import logger
 from coordinator.storage import audit_log
-from coordinator.strategies.opening import OpenedPlan, UnknownStrategy, load, names, open_plan
+from coordinator.strategies.opening import OpenedPlan, UnknownStrategy, load, names, open_plan, unknown_option
 from schemas.messages.federation_views import Federation, FederationPage
 from schemas.messages.federations import FederationPlan, StrategyPlan
 from schemas.names.spelling import NameRefused, new_name
@@ -88,6 +88,9 @@ def _resolved(plan: FederationPlan) -> FederationPlan:
         file = load(plan.strategy.name)
     except UnknownStrategy as error:
         raise Invalid(f"strategy.name: {error}", field="strategy.name", known=[*names()]) from error
+    for option in sorted(plan.strategy.options.keys() - file.Options.model_fields.keys()):
+        field = f"strategy.options.{option}"
+        raise Invalid(f"{field}: {unknown_option(plan.strategy.name, option)}", field=field)
     options = parse(file.Options, json.dumps(plan.strategy.options).encode(), under="strategy.options")
     resolved = StrategyPlan(name=plan.strategy.name, options=options.model_dump(mode="json"))
     opened = open_plan(plan.model_copy(update={"strategy": resolved}))

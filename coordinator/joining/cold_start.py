@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from threading import BoundedSemaphore
 
 from sqlalchemy.orm import Session
@@ -112,7 +112,10 @@ def _compute(database: Database, newcomer: Newcomer, last_published: int) -> Sta
             clients = store.established(session, newcomer.member.federation_id, opened, last_published)
             enrolled = [client for client in clients if client.is_enrolled]
             facts = _facts(session, newcomer)
-        cohort = Cohort([*(client.facts for client in enrolled), facts], opened.plan.rounds.staleness_decay)
+        others = [client.facts for client in enrolled]
+        if opened.strategy.optimizer is not None:  # what all have in common is what they were served
+            others = [replace(client, is_source=False) for client in others]
+        cohort = Cohort([*others, facts], opened.plan.rounds.staleness_decay)
         states = {client.facts.client: client.state for client in enrolled}
         settled = settle_weights(
             database, opened, cohort, states, {client_id}, block_bytes=_BLOCK_BYTES, between=lambda: None

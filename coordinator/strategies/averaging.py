@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Final, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field
+from pydantic import BaseModel, ConfigDict, Field
 
-from coordinator.strategies.base import Cohort, Floats, Weighing
+from coordinator.strategies import base
+from coordinator.strategies.base import Cohort, Floats, Robust, Weighing
 from coordinator.strategies.capabilities import Unfit
+from coordinator.strategies.server_optimizer import ServerOptimizer, ServerOptimizerOption
 from coordinator.totals import Joint, Revised, Total
 from schemas.messages.federations import FederationPlan
 from schemas.secure_sum.segments import WEIGHT
@@ -65,13 +68,56 @@ def aggregated(values: NDArray[np.float32], how: Aggregate) -> NDArray[np.float3
     return np.asarray(middle.mean(axis=0, dtype=np.float64), np.float32)
 
 
-def unfit_for_sums(how: Aggregate, plan: FederationPlan) -> Unfit | None:
-    """Return the option that needs each client's update, if the plan sums updates; None = it does not."""
-    if how == "mean" or plan.privacy.secure_sum is None:
+class Options(BaseModel):
+    """How updates become one."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, use_attribute_docstrings=True)
+
+    aggregate: Aggregate = "mean"
+    """How the values of clients become one: `mean`, or value by value `median` or `trimmed_mean`, for which
+    all clients count alike.
+    """
+    server_optimizer: ServerOptimizerOption = None
+    """How the coordinator moves the common weights by the mean of a round: `none` replaces them, `momentum`
+    (FedAvgM) and `adam` (FedAdam) take a step from them; a name, or an object with settings of its own. With
+    an optimiser only updates of the round itself count.
+    """
+
+
+@dataclass(frozen=True, slots=True)
+class Averaging(base.Strategy):
+    """One mean for all clients that share a (block, role), or a step of an optimiser towards it."""
+
+    options: Options
+
+    @property
+    def robust(self) -> Robust | None:
+        how = self.options.aggregate
+        return None if how == "mean" else partial(aggregated, how=how)
+
+    @property
+    def optimizer(self) -> ServerOptimizer | None:
+        return self.options.server_optimizer
+
+    def unfit(self, plan: FederationPlan) -> Unfit | None:
+        if self.options.aggregate != "mean" and plan.privacy.secure_sum is not None:
+            fact = "mean with privacy.secure_sum: a sum shows no single value to compare"
+            return Unfit("strategy.options.aggregate", fact)
+        if self.optimizer is not None and plan.privacy.secure_sum is None and plan.privacy.min_voices > 1:
+            fact = (
+                "none with privacy.min_voices: a client with too few voices keeps weights of its own, and an "
+                "optimiser moves weights that all have in common; leave min_voices at 1, or sum updates "
+                "(privacy.secure_sum)"
+            )
+            return Unfit("strategy.options.server_optimizer", fact)
         return None
-    return Unfit(
-        "strategy.options.aggregate", "mean with privacy.secure_sum: a sum shows no single value to compare"
-    )
+
+    def weigh(self, cohort: Cohort) -> Weighing:
+        # An older update began with other weights: its difference to those of today is no gradient.
+        return mean_of_all(cohort, present_only=self.optimizer is not None)
+
+    def step(self, joint: Joint, total: Total) -> Iterator[Revised]:
+        return summed_mean(joint, total)
 
 
 def summed_mean(joint: Joint, total: Total) -> Iterator[Revised]:

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from coordinator.strategies.bank_rules import BankPlan
 from coordinator.strategies.capabilities import BaseDelta, Caps, Source, Traits, Unfit, weighted_mean
+from coordinator.strategies.server_optimizer import ServerOptimizer
 from coordinator.totals import Counted, Joint, Outline, Revised, Total
 from schemas.maths.adapter import Layout, Shape, is_of_one_base_model, module_of
 from schemas.maths.factors import Factors
@@ -210,6 +211,14 @@ class Strategy(ABC):
         """A function of the values (clients, block) of all clients with weight, in place of their mean.
 
         It returns (block,) and decides each value by itself. None = the weighted mean.
+        """
+        return None
+
+    @property
+    def optimizer(self) -> ServerOptimizer | None:
+        """The optimiser that moves the common weights by what `weigh` makes of a round; None = none.
+
+        Clients of one base model and layout must then all be served one mean.
         """
         return None
 

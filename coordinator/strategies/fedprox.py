@@ -2,54 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
 from typing import Annotated, ClassVar
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
-from coordinator.strategies import base
-from coordinator.strategies.averaging import Aggregate, aggregated, mean_of_all, summed_mean, unfit_for_sums
-from coordinator.strategies.base import Cohort, Robust, Weighing
-from coordinator.strategies.capabilities import Traits, Unfit
-from coordinator.totals import Joint, Revised, Total
-from schemas.messages.federations import FederationPlan
+from coordinator.strategies import averaging
+from coordinator.strategies.capabilities import Traits
 
 
-class Options(BaseModel):
+class Options(averaging.Options):
     """How strongly each client is held near the weights that it is served."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, use_attribute_docstrings=True)
 
     proximal: Annotated[float, Field(ge=0)] = 0.1
     """The weight mu of |v - w|^2 / 2 in the loss of a client's adapter v, with w the adapter that it was
     served in this round; 0 is `fedavg`.
     """
-    aggregate: Aggregate = "mean"
-    """How the values of clients become one: `mean`, or value by value `median` or `trimmed_mean`, for which
-    all clients count alike.
-    """
 
 
 @dataclass(frozen=True, slots=True)
-class Strategy(base.Strategy):
+class Strategy(averaging.Averaging):
     """One mean for all clients, as `fedavg`; the pull is the clients' part."""
 
     traits: ClassVar[Traits] = Traits(sums=True)
 
     options: Options
-
-    @property
-    def robust(self) -> Robust | None:
-        how = self.options.aggregate
-        return None if how == "mean" else partial(aggregated, how=how)
-
-    def unfit(self, plan: FederationPlan) -> Unfit | None:
-        return unfit_for_sums(self.options.aggregate, plan)
-
-    def weigh(self, cohort: Cohort) -> Weighing:
-        return mean_of_all(cohort)
-
-    def step(self, joint: Joint, total: Total) -> Iterator[Revised]:
-        return summed_mean(joint, total)

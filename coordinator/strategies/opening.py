@@ -99,6 +99,14 @@ def make(name: str, options: Mapping[str, JsonValue]) -> Strategy:
     return file.Strategy(file.Options.model_validate(dict(options)))
 
 
+def unknown_option(name: str, option: str) -> str:
+    """Return why a strategy has not this option: the options that it has, and the strategies that have it."""
+    has = ", ".join(load(name).Options.model_fields) or "none"
+    others = [other for other in _usable() if option in load(other).Options.model_fields]
+    elsewhere = f"; {', '.join(others)} have it" if others else ""
+    return f"{name} has no such option, only {has}{elsewhere}"
+
+
 def require_summed(opened: OpenedPlan) -> Summed:
     """Return the strategy of a plan as one that needs sums only.
 
@@ -114,15 +122,19 @@ def require_summed(opened: OpenedPlan) -> Summed:
 
 
 def _summed_names() -> list[str]:
+    """List the strategies that need sums only, whatever their options."""
+    traits = {name: getattr(load(name).Strategy, "traits", None) for name in _usable()}
+    return [name for name, of in traits.items() if isinstance(of, Traits) and of.sums]
+
+
+def _usable() -> list[str]:
     usable = []
     for name in names():
         try:
-            file = load(name)
+            load(name)
         except UnknownStrategy:
             continue
-        traits = getattr(file.Strategy, "traits", None)  # a property where options decide
-        if isinstance(traits, Traits) and traits.sums:
-            usable.append(name)
+        usable.append(name)
     return usable
 
 

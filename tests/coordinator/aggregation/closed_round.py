@@ -16,10 +16,15 @@ from coordinator.aggregation.job import claim_due
 from coordinator.db.engine import Database, database_time
 from coordinator.db.tables.federations import RoundRow, SignatureRow, UpdateRow, WeightsRow
 from coordinator.federations import store as federations
+from coordinator.http.downloads import Stored
+from coordinator.rounds import base_weights
 from coordinator.rounds import store as rounds
 from coordinator.storage import payloads
+from coordinator.weights.store import assign
 from schemas.maths.adapter import Layout, in_order, size
 from schemas.messages.federations import FederationPlan
+from schemas.messages.updates import WeightsManifest
+from schemas.wire.envelope import MEDIA_TYPE
 from tests.coordinator.rows import client_row, participation_row
 
 
@@ -80,6 +85,31 @@ def close_round(database: Database, wanted: FederationPlan, sent: Sequence[Sent]
     return closed
 
 
+def close_next(database: Database, closed: Closed, sent: Mapping[str, Sent]) -> None:
+    """Close the round that the last publication opened, with the updates of some of its clients."""
+    with database.write() as session:
+        row = rounds.latest(session, closed.federation_id)
+        assert row is not None
+        now = database_time(session)
+        row.state, row.closing_at, row.collecting_at = "closing", now, now
+        session.flush()
+        for client_id, update in sent.items():
+            _deliver(session, row, client_id, update)
+
+
+def begin_with_zeros(database: Database, closed: Closed, layout: Layout) -> None:
+    """Assign zeros to all clients for the first round, as a join does."""
+    with database.write() as session:
+        for client_id in closed.clients:
+            manifest = WeightsManifest(
+                federation=closed.federation_id, recipe={}, round=1, client=client_id, pack=None
+            )
+            reference, body = base_weights.zeros(layout, manifest)
+            payload_id = payloads.store(session, body.digest, body.size, body.pieces())
+            begun = Stored(payload_id, reference.digest, reference.bytes, MEDIA_TYPE, head=body.head)
+            assign(session, closed.federation_id, client_id, 1, begun, database_time(session))
+
+
 def _deliver(session: Session, row: RoundRow, client_id: str, sent: Sent) -> None:
     body = bytes(sent.shift) + sent.values.astype("<f4").tobytes()
     assert sent.values.size == size(sent.layout)
@@ -90,7 +120,7 @@ def _deliver(session: Session, row: RoundRow, client_id: str, sent: Sent) -> Non
             UpdateRow(
                 federation_id=row.federation_id,
                 round_id=row.id,
-                round_number=1,
+                round_number=row.number,
                 client_id=client_id,
                 digest=digest,
                 bytes=len(body),
@@ -106,7 +136,7 @@ def _deliver(session: Session, row: RoundRow, client_id: str, sent: Sent) -> Non
             SignatureRow(
                 federation_id=row.federation_id,
                 round_id=row.id,
-                round_number=1,
+                round_number=row.number,
                 client_id=client_id,
                 origin="update",
                 vector=np.asarray(sent.signature, "<f4").tobytes(),
