@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from math import ceil
 from typing import Final
 
 from pydantic import JsonValue, ValidationError
@@ -127,9 +126,8 @@ def plan_of(
         if field in (_table(plan.get(table)) if table else plan):
             raise StudyUnusable(f"the plan of method {method.name} must not set {path}: {setter}")
     plan["name"] = f"{method.run} seed {seed}"
-    rounds = _table(plan.get("rounds"))
-    needed: Table = {"min_clients": _needed(rounds.get("sample"), len(study.founders))}
-    plan["rounds"] = {"collect_seconds": _PATIENCE_SECONDS} | rounds | needed
+    everybody: Table = {"min_clients": len(study.founders)}
+    plan["rounds"] = {"collect_seconds": _PATIENCE_SECONDS} | _table(plan.get("rounds")) | everybody
     if study.fair is not None:
         plan = fair_plan(study.fair, method.name, plan, method.set_by_study, rate)
     plan["training"] = _table(plan.get("training")) | {"seed": seed}
@@ -151,13 +149,6 @@ def plan_of(
             "lower joins_after, or raise plan.rounds.total"
         )
     return validated
-
-
-def _needed(sample: object, founders: int) -> int:
-    """Return the clients that a round waits for: all founders, or as many as `rounds.sample` draws of them."""
-    if isinstance(sample, float):
-        return max(1, min(founders, ceil(sample * founders)))
-    return sample if isinstance(sample, int) and 0 < sample < founders else founders
 
 
 def _score_by_client(method: str, plan: Table) -> None:

@@ -6,13 +6,14 @@ import importlib
 import json
 from collections.abc import Iterator
 from dataclasses import fields
-from typing import Any, Final
+from typing import Any, Final, get_args
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from coordinator.strategies import opening
 from coordinator.strategies.capabilities import Traits
+from coordinator.strategies.server_optimizer import ServerOptimizer
 from docs.generate.json_schema import Schema, default_text, type_text
 from docs.generate.markdown import block, code, page_of, prose, sentence, table
 from schemas.messages.federations import FederationPlan
@@ -44,6 +45,9 @@ _STRATEGIES = """\
 `strategy.name` names the method, `strategy.options` its options. A strategy declares what it needs; these
 are its traits. [Strategies](../explanation/strategies.md) compares them: what a client is served, and how
 many values travel. Strategies of [installed packages](../how-to/write-a-strategy.md) have their own names."""
+
+_OPTIMISERS = """\
+Objects of `strategy.options.server_optimizer`. A name stands for the object with its defaults."""
 
 _RECIPES = """\
 A recipe says which values of an update are sent, what they are differences to, and in which number format.
@@ -81,6 +85,9 @@ def page() -> str:
         "## Strategies",
         _STRATEGIES,
         *(_strategy(name) for name in opening.names()),
+        "## Server optimisers",
+        _OPTIMISERS,
+        *(_optimiser(model) for model in get_args(ServerOptimizer)),
     )
 
 
@@ -111,7 +118,7 @@ def _fields(path: str, model: type[BaseModel], schema: Schema, definitions: Sche
         nested = _nested(field.annotation)
         place = f"{path}.{name}" if path else name
         target = f"[object](#{place.replace('.', '').lower()})" if nested is not None else None
-        kind = target or type_text(described)
+        kind = target or type_text(described, lambda name: f"[{name}](#{name.lower()})")
         if nested is Recipe:
             kind = f"[name](#named-recipes) or {target}"
         elif target and field.default is None:
@@ -167,6 +174,11 @@ def _strategy(name: str) -> str:
         described,
     )
     return "\n\n".join(part for part in parts if part)
+
+
+def _optimiser(model: type[BaseModel]) -> str:
+    schema = model.model_json_schema()
+    return "\n\n".join((f"### {model.__name__}", prose(model.__doc__), _fields("", model, schema, {})))
 
 
 def _traits(traits: Traits) -> str:
