@@ -17,7 +17,7 @@ from coordinator.aggregation.factor_combining import write_weights
 from coordinator.aggregation.moments import store_moments
 from coordinator.aggregation.output_writer import Receiver, discard
 from coordinator.aggregation.served_differences import as_differences
-from coordinator.aggregation.server_steps import move
+from coordinator.aggregation.server_steps import Moved, move
 from coordinator.aggregation.weighting import SettledWeights, settle_weights
 from coordinator.db.engine import Database, database_time
 from coordinator.db.federation_lock import lock_federation
@@ -116,18 +116,24 @@ def aggregate(database: Database, claim: Claim, *, block_bytes: int, between: Ca
             database, opened, settled.weights, states, receivers, block_bytes=block_bytes, between=between
         )
         moved = move(database, opened, settled.weights, clients, bodies, claim.number, between)
-        try:
-            served = as_differences(database, opened, moved.bodies, claim.number, between)
-        except BaseException:
-            discard(database, moved.moments)
-            raise
-        output = RoundOutput(served.bodies, differences=served.differences, moments=moved.moments)
+        output = _as_served(database, opened, moved, claim.number, between)
     try:
         _publish(database, claim, settled, output)
     except BaseException:
         discard(database, output.written)
         raise
     return int(sum(row[place] == 1.0 for place, row in enumerate(settled.weighing.relevance)))
+
+
+def _as_served(
+    database: Database, opened: OpenedPlan, moved: Moved, round_number: int, between: Callable[[], None]
+) -> RoundOutput:
+    try:
+        served = as_differences(database, opened, moved.bodies, round_number, between)
+    except BaseException:
+        discard(database, moved.moments)
+        raise
+    return RoundOutput(served.bodies, differences=served.differences, moments=moved.moments)
 
 
 def abandon(database: Database, claim: Claim) -> None:

@@ -112,10 +112,10 @@ def _compute(database: Database, newcomer: Newcomer, last_published: int) -> Sta
             clients = store.established(session, newcomer.member.federation_id, opened, last_published)
             enrolled = [client for client in clients if client.is_enrolled]
             facts = _facts(session, newcomer)
-        others = [client.facts for client in enrolled]
+        peers = [client.facts for client in enrolled]
         if opened.strategy.optimizer is not None:  # what all have in common is what they were served
-            others = [replace(client, is_source=False) for client in others]
-        cohort = Cohort([*others, facts], opened.plan.rounds.staleness_decay)
+            peers = [replace(peer, is_source=False) for peer in peers]
+        cohort = Cohort([*peers, facts], opened.plan.rounds.staleness_decay)
         states = {client.facts.client: client.state for client in enrolled}
         settled = settle_weights(
             database, opened, cohort, states, {client_id}, block_bytes=_BLOCK_BYTES, between=lambda: None

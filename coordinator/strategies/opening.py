@@ -102,8 +102,8 @@ def make(name: str, options: Mapping[str, JsonValue]) -> Strategy:
 def unknown_option(name: str, option: str) -> str:
     """Return why a strategy has not this option: the options that it has, and the strategies that have it."""
     has = ", ".join(load(name).Options.model_fields) or "none"
-    others = [other for other in _usable() if option in load(other).Options.model_fields]
-    elsewhere = f"; {', '.join(others)} have it" if others else ""
+    owners = [strategy for strategy in _usable() if option in load(strategy).Options.model_fields]
+    elsewhere = f"; {', '.join(owners)} have it" if owners else ""
     return f"{name} has no such option, only {has}{elsewhere}"
 
 

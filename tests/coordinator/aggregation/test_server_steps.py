@@ -2,28 +2,18 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
-import sys
-from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 from sqlalchemy import select
 
-from coordinator.aggregation import job
 from coordinator.db.engine import Database
-from coordinator.db.tables.federations import PayloadRow
 from coordinator.db.tables.weights import OptimizerMomentsRow
-from coordinator.storage.garbage_collection import collect
 from schemas.maths.adapter import in_order
 from schemas.messages.federations import FederationPlan
 from tests.coordinator.aggregation import summed_round
 from tests.coordinator.aggregation.closed_round import (
-    Closed,
     Sent,
     begin_with_zeros,
     close_next,
@@ -33,71 +23,21 @@ from tests.coordinator.aggregation.closed_round import (
     publish,
     served,
 )
+from tests.coordinator.aggregation.optimised_rounds import (
+    ADAM,
+    MOMENTUM,
+    PQ,
+    begun,
+    mean_of,
+    planned,
+    play,
+    reference,
+    updates,
+)
 from tests.coordinator.aggregation.test_summed import MEMBERS, began_with, layout_under, rounding
-from tests.fault_simulation.settled import AT_ONCE
 from tests.served import Served
 from tests.taking_part import deliver, running, try_join, values, wait_for, weights
 from tests.taking_part import plan as body_of
-
-Floats = NDArray[np.float64]
-PQ = in_order({"b0.q.P": (3, 3), "b0.q.Q": (3,)})
-SIZE = 12
-MOMENTUM: dict[str, Any] = {"kind": "momentum", "learning_rate": 0.5, "beta": 0.8}
-ADAM: dict[str, Any] = {"kind": "adam", "learning_rate": 0.1, "beta1": 0.7, "beta2": 0.9, "tau": 0.01}
-EXAMPLES = (1, 4, 7)
-
-
-def reference(optimizer: dict[str, Any], means: Sequence[Floats]) -> list[Floats]:
-    """Follow the papers: the weights after each round whose mean is given, from zeros."""
-    weights, m = np.zeros_like(means[0]), np.zeros_like(means[0])
-    v = np.full_like(m, optimizer.get("tau", 0.0) ** 2)
-    after = []
-    for mean in means:
-        gradient = mean - weights
-        if optimizer["kind"] == "momentum":
-            m = optimizer["beta"] * m + gradient
-            step = m
-        else:
-            m = optimizer["beta1"] * m + (1 - optimizer["beta1"]) * gradient
-            v = optimizer["beta2"] * v + (1 - optimizer["beta2"]) * gradient**2
-            step = m / (np.sqrt(v) + optimizer["tau"])
-        weights = weights + optimizer["learning_rate"] * step
-        after.append(weights)
-    return after
-
-
-def planned(optimizer: object, recipe: str = "dense", **options: Any) -> FederationPlan:
-    strategy = {"name": "fedavg", "options": {"server_optimizer": optimizer, **options}}
-    wire = {"recipe": "dense", "weights_recipe": recipe}
-    whole = plan(total=9).model_dump(mode="json") | {"strategy": strategy, "wire": wire}
-    return FederationPlan.model_validate(whole)
-
-
-def updates(number: int, clients: int = 3) -> list[Sent]:
-    draw = np.random.default_rng(number)
-    return [
-        Sent(PQ, draw.normal(size=SIZE).astype(np.float32), examples=EXAMPLES[place], shift=place)
-        for place in range(clients)
-    ]
-
-
-def mean_of(sent: Sequence[Sent]) -> Floats:
-    weights = np.array([update.examples for update in sent], np.float64)
-    return np.average([update.values for update in sent], axis=0, weights=weights)
-
-
-def begun(database: Database, wanted: FederationPlan) -> Closed:
-    closed = close_round(database, wanted, updates(1))
-    begin_with_zeros(database, closed, PQ)
-    return closed
-
-
-def play(database: Database, closed: Closed, number: int, clients: Sequence[int] = (0, 1, 2)) -> Floats:
-    """Play a round after the first with some clients; return the mean of what they sent."""
-    sent = updates(number)
-    close_next(database, closed, {closed.clients[place]: sent[place] for place in clients})
-    publish(database)
-    return mean_of([sent[place] for place in clients])
 
 
 @pytest.mark.parametrize("optimizer", [MOMENTUM, ADAM], ids=["momentum", "adam"])
@@ -201,70 +141,6 @@ def test_clients_of_another_base_model_have_moments_of_their_own(database: Datab
     with database.read() as session:
         rows = session.execute(select(OptimizerMomentsRow.base_model, OptimizerMomentsRow.round_number)).all()
     assert sorted(tuple(row) for row in rows) == [("m", 1), ("s", 2)]
-
-
-def test_moments_take_one_payload_until_the_federation_is_finished(database: Database) -> None:
-    closed = begun(database, planned(ADAM))
-    publish(database)
-    for number in (2, 3):
-        play(database, closed, number)
-        collect(database, grace=AT_ONCE)
-        with database.read() as session:
-            (row,) = session.execute(
-                select(OptimizerMomentsRow.round_number, PayloadRow.bytes).join(
-                    PayloadRow, PayloadRow.id == OptimizerMomentsRow.payload_id
-                )
-            ).all()
-        assert tuple(row) == (number, 2 * 4 * SIZE)
-    stored = count(database, PayloadRow)
-    for number in range(4, 10):
-        assert count(database, OptimizerMomentsRow) == 1
-        play(database, closed, number)
-    assert count(database, OptimizerMomentsRow) == 0
-    assert stored > 0
-
-
-_AGGREGATE = """
-import sys
-from coordinator.observability import fault_points
-fault_points.arm()
-from coordinator.aggregation import job
-from coordinator.db.engine import Database
-database = Database(sys.argv[1])
-job.aggregate(database, job.claim_due(database, 0.1), block_bytes=64, between=lambda: None)
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("place", ["block-staged", "publication-written", "publication-committed"])
-def test_a_killed_coordinator_resumes_with_the_same_moments(
-    fresh_database: Callable[[str], str], backend: str, place: str
-) -> None:
-    url = fresh_database(backend)
-    database, twin = Database(url), Database(fresh_database(backend))
-    scenes = [(one, begun(one, planned(ADAM, "int8"))) for one in (database, twin)]
-    for one, _ in scenes:
-        publish(one)
-    for number in (2, 3):
-        for one, closed in scenes:
-            close_next(one, closed, dict(zip(closed.clients, updates(number), strict=True)))
-        publish(twin)
-        environment = {**os.environ, "TESSERA_CRASH": f"{place}:1"}
-        killed = subprocess.run([sys.executable, "-c", _AGGREGATE, url], env=environment, check=False)
-        assert killed.returncode == -signal.SIGKILL
-        while place != "publication-committed":
-            claim = job.claim_due(database, 60.0)  # None until the lease of the killed one has run out
-            if claim is not None:
-                job.aggregate(database, claim, block_bytes=4096, between=lambda: None)
-                break
-    (_, mine), (_, theirs) = scenes
-    for number in (2, 3, 4):
-        assert (
-            served(database, mine.clients[1], PQ, number).tobytes()
-            == served(twin, theirs.clients[1], PQ, number).tobytes()
-        )
-    database.close()
-    twin.close()
 
 
 @pytest.mark.parametrize("recipe", ["dense", "int8"])
