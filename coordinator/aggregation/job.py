@@ -7,7 +7,7 @@ publishing transaction checks the token of the lease, so that only its holder pu
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 
 from coordinator.aggregation import base_delta_store, store, summed
@@ -18,6 +18,7 @@ from coordinator.aggregation.moments import store_moments
 from coordinator.aggregation.output_writer import Receiver, discard
 from coordinator.aggregation.served_differences import as_differences
 from coordinator.aggregation.server_steps import Moved, move
+from coordinator.aggregation.store import Established
 from coordinator.aggregation.weighting import SettledWeights, settle_weights
 from coordinator.db.engine import Database, database_time
 from coordinator.db.federation_lock import lock_federation
@@ -29,7 +30,7 @@ from coordinator.rounds.lease import Lease
 from coordinator.rounds.lifecycle import AGGREGATION_FAILED, next_state
 from coordinator.storage import payloads
 from coordinator.strategies.base import Cohort
-from coordinator.strategies.opening import open_plan
+from coordinator.strategies.opening import OpenedPlan, open_plan
 from coordinator.weights.store import assign, store_differences
 from schemas.wire.envelope import head
 
@@ -83,11 +84,7 @@ def aggregate(database: Database, claim: Claim, *, block_bytes: int, between: Ca
     with database.read() as session:
         clients = store.established(session, claim.federation_id, opened, claim.number)
     cohort = Cohort([client.facts for client in clients], opened.plan.rounds.staleness_decay)
-    receivers = [
-        Receiver(client.facts.client, client.state.layout, head(client.state.layout, client.manifest))
-        for client in clients
-        if client.is_enrolled
-    ]
+    receivers = _receivers(clients)
     states = {client.facts.client: client.state for client in clients}
     settled = settle_weights(
         database,
@@ -123,6 +120,14 @@ def aggregate(database: Database, claim: Claim, *, block_bytes: int, between: Ca
         discard(database, output.written)
         raise
     return int(sum(row[place] == 1.0 for place, row in enumerate(settled.weighing.relevance)))
+
+
+def _receivers(clients: Sequence[Established]) -> list[Receiver]:
+    return [
+        Receiver(client.facts.client, client.state.layout, head(client.state.layout, client.manifest))
+        for client in clients
+        if client.is_enrolled
+    ]
 
 
 def _as_served(
