@@ -64,6 +64,11 @@ def frames_for(
     if brief.alignment is not None and not (folder / PACK).exists():
         builder = _PackBuilder(silo, api, federation_id, folder, brief.adapter, brief.alignment, stop, wait)
         write_durably(folder / PACK, builder.fetch_or_build())
+        if brief.alignment.require_passed and silo.base.slug != brief.alignment.pivot:
+            log.warning(
+                "alignment pack: the plan requires a passed test; until a client of this base model has run "
+                "`tessera agent alignment-test`, it shares with the identical base model only"
+            )
     return stored_frames(brief, silo.base, folder)
 
 

@@ -13,6 +13,7 @@ from coordinator.aggregation.state_reader import StoredState
 from coordinator.aggregation.weighting import SettledWeights
 from coordinator.db.tables.alignment import PackRow
 from coordinator.db.tables.federations import ClientRow, RelevanceRow, SignatureRow, UpdateRow
+from coordinator.federations.store import shares_across
 from coordinator.rounds import base_weights
 from coordinator.strategies.base import ClientFacts, Sketch, modules_of
 from coordinator.strategies.opening import OpenedPlan
@@ -72,7 +73,7 @@ def established(
         .order_by(UpdateRow.client_id)
     )
     return [
-        _established(opened, round_number, update, client, sketch, _set_in_use(pack))
+        _established(opened, round_number, update, client, sketch, _set_in_use(pack, opened.plan))
         for update, client, sketch, pack in rows
     ]
 
@@ -98,12 +99,13 @@ def sketch_model(plan: FederationPlan, base_model: str) -> str:
     return plan.signature.model or pivot or base_model
 
 
-def alignment_set(session: Session, federation_id: str, base_model: str) -> str | None:
-    """Return the alignment set in which a base model shares; None without a pack, or if its test failed."""
+def alignment_set(session: Session, federation_id: str, plan: FederationPlan, base_model: str) -> str | None:
+    """Return the alignment set in which a base model shares with others; None = it does not."""
     return _set_in_use(
         session.scalar(
             select(PackRow).where(PackRow.federation_id == federation_id, PackRow.base_model == base_model)
-        )
+        ),
+        plan,
     )
 
 
@@ -144,9 +146,9 @@ def store_relevance(session: Session, round_id: int, settled: SettledWeights) ->
         )
 
 
-def _set_in_use(pack: PackRow | None) -> str | None:
-    """Return the set of a pack; None after a failed acceptance test, when P and Q are not comparable."""
-    if pack is None or (pack.acceptance is not None and pack.acceptance["verdict"] == "failed"):
+def _set_in_use(pack: PackRow | None, plan: FederationPlan) -> str | None:
+    """Return the set of a pack; None if its test failed, or is required, when P and Q are not comparable."""
+    if pack is None or plan.alignment is None or not shares_across(pack, plan.alignment):
         return None
     return pack.alignment_set
 
@@ -177,7 +179,7 @@ def _established(
         facts=ClientFacts(
             client=client.id,
             base_model=client.base_model,
-            alignment_set=aligned if plan.alignment is not None else None,
+            alignment_set=aligned,
             modules=modules_of(compared),
             age=age,
             examples=min(update.examples, plan.limits.max_examples),

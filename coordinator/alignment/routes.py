@@ -60,9 +60,11 @@ log = logger(__name__)
 def list_packs(_: AsReader, federation_id: FederationId, database: TheDatabase) -> PackList:
     """List the alignment packs with their held-out errors, and the digests of voided packs."""
     with database.read() as session:
-        federation(session, federation_id)
+        plan = plan_of(federation(session, federation_id)).alignment
+        if plan is None:
+            return PackList(items=[], voided=[])
         return PackList(
-            items=[store.view(row) for row in store.packs(session, federation_id)],
+            items=[store.view(row, plan) for row in store.packs(session, federation_id)],
             voided=store.voided(session, federation_id),
         )
 
@@ -164,7 +166,7 @@ def put_pack(
                 response.status_code = 200
                 if isinstance(caller, Person):
                     stored.stored_by = None  # from now on an operator's pack, which no revocation voids
-                return store.view(stored)
+                return store.view(stored, alignment)
             intake.require_replaceable(stored.digest, by_client=isinstance(caller, Member))
             pack_voiding.void(session, row, stored)
         view = _insert(session, caller, row, base_model, manifest, payload_id, body)
@@ -282,4 +284,4 @@ def _insert(
         reason = f"{base_model}: {body.digest}"
         audit_log.append(session, "pack-stored", actor=caller.id, subject=row.id, reason=reason)
     log.info("pack-stored", federation=row.id, base_model=base_model, selected=len(manifest.selected))
-    return store.view(pack)
+    return store.view(pack, alignment)

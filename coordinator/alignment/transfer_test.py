@@ -111,7 +111,7 @@ def put_acceptance(
         earlier, by_operator = store.stored_test(pack, tested_by), store.acceptance(pack, None)
         if acceptance in (by_operator, store.acceptance(pack, tested_by)):
             response.status_code = 200
-            return store.view(pack)
+            return store.view(pack, alignment)
         if by_operator is not None and tested_by is not None:
             raise UploadConflict("an operator tested this pack, and that test stays; none is needed")
         if tested_by is not None and earlier is not None:
@@ -121,7 +121,7 @@ def put_acceptance(
             reason = f"{base_model}: {acceptance.verdict}"
             audit_log.append(session, "acceptance-set", actor=caller.id, subject=federation_id, reason=reason)
         log.info("pack-tested", federation=federation_id, base_model=base_model, verdict=acceptance.verdict)
-        view, change = store.view(pack), Change(federation_id, base_model, row.events)
+        view, change = store.view(pack, alignment), Change(federation_id, base_model, row.events)
     notify(change)
     return view
 

@@ -70,7 +70,7 @@ def list_alignments(
             for pack in packs
         ],
     )
-    sharing = [pack for pack in packs if not pack["acceptance"] or pack["acceptance"]["verdict"] == "passed"]
+    sharing = [pack for pack in packs if pack["shares_across"]]
     if len(sharing) > 1:
         typer.echo(_shared_modules(sharing))
 
@@ -79,8 +79,8 @@ def _shared_modules(packs: Sequence[Mapping[str, Any]]) -> str:
     everywhere = set[str].intersection(*(set(pack["selected"]) for pack in packs))
     shared = [name for name in packs[0]["selected"] if name in everywhere]
     if not shared:
-        return "No module is shared by all packs that have not failed; see `tessera alignment show`."
-    return f"Shared by all that have not failed: {','.join(shared)}"
+        return "No module is shared by all packs in use; see `tessera alignment show`."
+    return f"Shared by all that share across base models: {','.join(shared)}"
 
 
 @alignments.command("show")

@@ -24,9 +24,7 @@ from schemas.messages.federation_views import (
     PackVerdict,
     RoundNumber,
 )
-from schemas.messages.federations import (
-    FederationPlan,
-)
+from schemas.messages.federations import AlignmentPlan, FederationPlan
 
 _SHARING: dict[PackVerdict, str] = {
     "passed": "Its pack passed the acceptance test: what both packs select is shared across architectures.",
@@ -34,6 +32,11 @@ _SHARING: dict[PackVerdict, str] = {
     "untested": "Its pack is not tested: what both packs select is shared across architectures. Run "
     "`tessera agent alignment-test` in one of its silos to test it.",
 }
+_UNTESTED_AND_REQUIRED = (
+    "Its pack is not tested, and the plan requires a passed test (alignment.require_passed): it shares with "
+    "clients of the identical base model only. Run `tessera agent alignment-test` in one of its silos."
+)
+_PIVOT = "Its pack is the pivot's, which the packs of the others are tested against."
 _PLAN = select(FederationRow.plan).where(FederationRow.id == bindparam("federation_id"))
 
 
@@ -113,23 +116,39 @@ def view(session: Session, row: FederationRow) -> Federation:
             "round": _current_round(session, row.id),
             "clients": _client_counts(session, row.id),
             "claims": claims.of_stored_plan(plan),
-            "alignment": _alignment(session, row.id) if plan.alignment is not None else [],
+            "alignment": _alignment(session, row.id, plan.alignment) if plan.alignment is not None else [],
             "created_at": row.created_at,
         }
     )
 
 
-def _alignment(session: Session, federation_id: str) -> list[PackStanding]:
+def _alignment(session: Session, federation_id: str, plan: AlignmentPlan) -> list[PackStanding]:
     rows = session.scalars(
         select(PackRow).where(PackRow.federation_id == federation_id).order_by(PackRow.base_model)
     )
-    return [pack_status(row) for row in rows]
+    return [pack_status(row, plan) for row in rows]
 
 
-def pack_status(row: PackRow) -> PackStanding:
+def pack_status(row: PackRow, plan: AlignmentPlan) -> PackStanding:
     """Return the verdict of a pack's acceptance test, and what its base model shares as a consequence."""
+    verdict, sharing = _verdict(row), _SHARING[_verdict(row)]
+    if verdict == "untested" and plan.require_passed:
+        sharing = _PIVOT if row.base_model == plan.pivot else _UNTESTED_AND_REQUIRED
+    return PackStanding(base_model=row.base_model, verdict=verdict, sharing=sharing)
+
+
+def shares_across(row: PackRow, plan: AlignmentPlan) -> bool:
+    """Whether the clients of a pack share P and Q with clients of other base models."""
+    match _verdict(row):
+        case "untested":
+            return not plan.require_passed or row.base_model == plan.pivot
+        case verdict:
+            return verdict == "passed"
+
+
+def _verdict(row: PackRow) -> PackVerdict:
     verdict: PackVerdict = row.acceptance["verdict"] if row.acceptance is not None else "untested"
-    return PackStanding(base_model=row.base_model, verdict=verdict, sharing=_SHARING[verdict])
+    return verdict
 
 
 def anchors_stored(session: Session, federation_id: str) -> int:

@@ -146,11 +146,10 @@ def _weigher() -> Iterator[None]:
 
 def _facts(session: Session, newcomer: Newcomer) -> ClientFacts:
     member, plan = newcomer.member, newcomer.opened.plan
-    aligned = store.alignment_set(session, member.federation_id, member.base_model)
     return ClientFacts(
         client=member.client_id,
         base_model=member.base_model,
-        alignment_set=aligned if plan.alignment is not None else None,
+        alignment_set=store.alignment_set(session, member.federation_id, plan, member.base_model),
         modules=modules_of(newcomer.layout),
         age=None,
         examples=0,

@@ -54,7 +54,8 @@ def require_summable(session: Session, opened: OpenedPlan, member: Member, round
     if not _layout(session, member, opened, member.base_model, member.profile).fits(agreed):
         raise LayoutMismatch(
             f"all members of a sum have tensors of one meaning: those of {agreed.base_model}; use that base "
-            "model, or one that is aligned with it and has the same modules",
+            "model, or one that is aligned with it and has the same modules (`tessera alignment list` shows "
+            "packs and their tests)",
             base_model=agreed.base_model,
         )
 
@@ -63,9 +64,8 @@ def _layout(
     session: Session, member: Member, opened: OpenedPlan, base_model: str, profile: Profile
 ) -> SummedLayout:
     federation_id = member.federation_id
-    aligned = opened.plan.alignment is not None
     return SummedLayout(
         base_model,
         base_weights.layout(session, federation_id, opened, base_model, profile),
-        alignment_set(session, federation_id, base_model) if aligned else None,
+        alignment_set(session, federation_id, opened.plan, base_model),
     )

@@ -78,6 +78,11 @@ class RoundsPlan(Strict):
         return self.quorum if self.quorum is not None else self.min_clients
 
 
+def _is_off(value: bool) -> bool:
+    """Omit an option that is off from a plan, so that digests and older agents are unaffected."""
+    return not value
+
+
 class AlignmentPlan(Strict):
     """Alignment of P and Q across architectures.
 
@@ -94,8 +99,18 @@ class AlignmentPlan(Strict):
     """The largest error of a module, on pseudo-tasks that were not fitted, with which it is shared."""
     pivot_pack_by_any_client: bool = False
     """Whether any client that has waited half an hour for the pivot's pack makes it."""
+    require_passed: bool = Field(default=False, exclude_if=_is_off)
+    """Whether a base model shares with others only once its pack has passed `tessera agent alignment-test`;
+    until then it shares with clients of the identical base model. The pivot's pack needs no test.
+    """
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     """The seed of random targets, pseudo-tasks and random frames."""
+
+    @model_validator(mode="after")
+    def _a_test_can_be_passed(self) -> Self:
+        if self.require_passed and self.frames == "random":
+            raise field_error("must be false with random frames, which are not aligned", "require_passed")
+        return self
 
 
 class PrivacyPlan(Strict):

@@ -1,0 +1,98 @@
+"""Plans that require a passed test of alignment packs: who shares before it, who after, and what is said."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from schemas.messages.federations import AlignmentPlan
+from tests.coordinator.alignment.test_alignment import ANCHORS, OTHER, PIVOT, aligned, put_pack
+from tests.coordinator.alignment.test_transfer_test import figures, path
+from tests.coordinator.cli.test_operator import Operator
+from tests.served import Served
+from tests.taking_part import join, put, update_body, values, wait_for, weights
+
+REQUIRED = {"pivot": PIVOT, "anchors": len(ANCHORS["anchors"]), "require_passed": True}
+
+
+def with_packs(served: Served, **plan: Any) -> tuple[str, str, str]:
+    """Return a federation that requires tests, and the digests of the pivot's pack and of the other."""
+    federation_id = aligned(served, alignment=REQUIRED, **plan)
+    of_pivot, of_other = (
+        put_pack(served.admin, federation_id, model).json()["digest"] for model in (PIVOT, OTHER)
+    )
+    return federation_id, of_pivot, of_other
+
+
+def sharing(served: Served, federation_id: str) -> dict[str, tuple[str, bool, str]]:
+    packs = served.admin.get(f"/v1/federations/{federation_id}/alignments").json()["items"]
+    shown = served.admin.get(f"/v1/federations/{federation_id}").json()["alignment"]
+    verdicts = {pack["base_model"]: pack["verdict"] for pack in shown}
+    assert [pack["sharing"] for pack in packs] == [pack["sharing"] for pack in shown]
+    return {
+        pack["base_model"]: (verdicts[pack["base_model"]], pack["shares_across"], pack["sharing"])
+        for pack in packs
+    }
+
+
+@pytest.mark.parametrize("verdict", [None, "failed", "passed"])
+def test_a_base_model_shares_with_others_once_its_pack_has_passed(
+    coordinator: Served, verdict: str | None
+) -> None:
+    federation_id, of_pivot, of_other = with_packs(coordinator)
+    if verdict is not None:
+        stored = coordinator.admin.put(path(federation_id), json=figures(of_other, verdict))
+        assert stored.status_code == 201
+    pivots = coordinator.enrol(federation_id, "pivot")
+    tested = [coordinator.enrol(federation_id, name, base_model=OTHER) for name in ("a", "b")]
+    coordinator.admin.post(f"/v1/federations/{federation_id}/start")
+    bases = [join(silo, 1) for silo in (pivots, *tested)]
+    for silo, base, fill in zip((pivots, *tested), bases, (1.0, 3.0, 5.0), strict=True):
+        digest = of_pivot if silo is pivots else of_other
+        assert put(silo, 1, update_body(silo, 1, base, values(fill), pack=digest)).status_code == 201
+    wait_for(coordinator, federation_id, 1, "published")
+    newcomer = coordinator.enrol(federation_id, "new", base_model=OTHER)
+    served = {}
+    for silo in (pivots, *tested, newcomer):
+        join(silo, 2)
+        served[silo.client_id] = weights(silo, 2)["b0.q.P"]
+    across = verdict == "passed"
+    assert (served[pivots.client_id] == (4.0 if across else 1.0)).all()  # the others' mean, or its own
+    assert (served[tested[0].client_id] == (3.0 if across else 5.0)).all()
+    assert (served[newcomer.client_id] == (3.0 if across else 4.0)).all()
+
+
+def test_what_is_missing_is_said_and_what_to_do(coordinator: Served) -> None:
+    federation_id, _, of_other = with_packs(coordinator)
+    before = sharing(coordinator, federation_id)
+    assert before[PIVOT][:2] == ("untested", True)
+    assert before[OTHER][:2] == ("untested", False)
+    assert "the plan requires a passed test" in before[OTHER][2]
+    assert "Run `tessera agent alignment-test`" in before[OTHER][2]
+    tessera = Operator(coordinator)
+    assert "Shared by all" not in tessera("alignment", "list", federation_id)
+    assert "requires a passed test" in tessera("alignment", "show", federation_id, OTHER)
+    assert "requires a passed test" in tessera("federation", "show", federation_id, "--plan")
+    silo = coordinator.enrol(federation_id, "a", base_model=OTHER)
+    stored = silo.http.put(path(federation_id), json=figures(of_other)).json()
+    assert (stored["shares_across"], stored["acceptance"]["verdict"]) == (True, "passed")
+    assert sharing(coordinator, federation_id)[OTHER][:2] == ("passed", True)
+    assert "Shared by all that share across base models: b0.q" in tessera("alignment", "list", federation_id)
+
+
+def test_a_plan_without_the_option_says_nothing_of_it_and_untested_packs_share(coordinator: Served) -> None:
+    federation_id = aligned(coordinator)
+    put_pack(coordinator.admin, federation_id, PIVOT)
+    put_pack(coordinator.admin, federation_id, OTHER)
+    assert {shares for _, shares, _ in sharing(coordinator, federation_id).values()} == {True}
+    shown = coordinator.admin.get(f"/v1/federations/{federation_id}").json()["plan"]["alignment"]
+    assert "require_passed" not in shown
+    off = AlignmentPlan(pivot=PIVOT, require_passed=False)
+    assert off.model_dump_json() == AlignmentPlan(pivot=PIVOT).model_dump_json()
+
+
+def test_random_frames_cannot_be_required_to_pass(coordinator: Served) -> None:
+    plan = {"name": "x", "strategy": {"name": "fedmosaic"}, "alignment": REQUIRED | {"frames": "random"}}
+    refused = coordinator.admin.post("/v1/federations", json=plan)
+    assert (refused.status_code, refused.json()["field"]) == (422, "alignment.require_passed")
