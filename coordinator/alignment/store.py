@@ -12,7 +12,7 @@ from sqlalchemy.orm import Session
 from coordinator.db.tables.alignment import AnchorsRow, PackRow, VoidedPackRow
 from coordinator.db.tables.federations import FederationRow
 from coordinator.errors import FederationStateConflict, NotFound, PivotPackMissing
-from coordinator.federations.store import pack_status, plan_of, shares_across
+from coordinator.federations.store import pack_status, plan_of
 from coordinator.rounds.pack_voiding import update_acceptance
 from coordinator.storage import payloads
 from schemas.messages.alignment import (
@@ -173,7 +173,6 @@ def view(row: PackRow, plan: AlignmentPlan) -> PackView:
             "acceptance": row.acceptance,
             "verdicts": Counter(test["verdict"] for test in (row.verdicts or {}).values()),
             "sharing": pack_status(row, plan).sharing,
-            "shares_across": shares_across(row, plan),
         }
     )
 

@@ -48,7 +48,8 @@ def list_alignments(
     federation: Federation, url: Url = DEFAULT_URL, token: Token = "", as_json: AsJson = False
 ) -> None:
     """List the alignment packs of a federation with their acceptance tests."""
-    packs = list(Coordinator(url, token).pages(f"/v1/federations/{federation}/alignments"))
+    coordinator = Coordinator(url, token)
+    packs = list(coordinator.pages(f"/v1/federations/{federation}/alignments"))
     if as_json:
         print_json(packs)
         return
@@ -70,9 +71,17 @@ def list_alignments(
             for pack in packs
         ],
     )
-    sharing = [pack for pack in packs if pack["shares_across"]]
+    plan = coordinator.get(f"/v1/federations/{federation}")["plan"]["alignment"] or {}
+    sharing = [pack for pack in packs if _shares(pack, plan)]
     if len(sharing) > 1:
         typer.echo(_shared_modules(sharing))
+
+
+def _shares(pack: Mapping[str, Any], plan: Mapping[str, Any]) -> bool:
+    """Whether a pack's clients share with those of other base models."""
+    if pack["acceptance"]:
+        return bool(pack["acceptance"]["verdict"] == "passed")
+    return not plan.get("require_passed") or pack["base_model"] == plan["pivot"]
 
 
 def _shared_modules(packs: Sequence[Mapping[str, Any]]) -> str:

@@ -224,8 +224,6 @@ class PackView(Strict):
     """The number of clients' tests, by verdict."""
     sharing: str
     """With whom the clients of this base model share."""
-    shares_across: bool
-    """Whether they share with clients of other base models."""
 
 
 class VoidedPack(Strict):

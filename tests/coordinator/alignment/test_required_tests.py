@@ -25,15 +25,12 @@ def with_packs(served: Served, **plan: Any) -> tuple[str, str, str]:
     return federation_id, of_pivot, of_other
 
 
-def sharing(served: Served, federation_id: str) -> dict[str, tuple[str, bool, str]]:
+def sharing(served: Served, federation_id: str) -> dict[str, tuple[str, str]]:
     packs = served.admin.get(f"/v1/federations/{federation_id}/alignments").json()["items"]
     shown = served.admin.get(f"/v1/federations/{federation_id}").json()["alignment"]
     verdicts = {pack["base_model"]: pack["verdict"] for pack in shown}
     assert [pack["sharing"] for pack in packs] == [pack["sharing"] for pack in shown]
-    return {
-        pack["base_model"]: (verdicts[pack["base_model"]], pack["shares_across"], pack["sharing"])
-        for pack in packs
-    }
+    return {pack["base_model"]: (verdicts[pack["base_model"]], pack["sharing"]) for pack in packs}
 
 
 @pytest.mark.parametrize("verdict", [None, "failed", "passed"])
@@ -66,18 +63,18 @@ def test_a_base_model_shares_with_others_once_its_pack_has_passed(
 def test_what_is_missing_is_said_and_what_to_do(coordinator: Served) -> None:
     federation_id, _, of_other = with_packs(coordinator)
     before = sharing(coordinator, federation_id)
-    assert before[PIVOT][:2] == ("untested", True)
-    assert before[OTHER][:2] == ("untested", False)
-    assert "the plan requires a passed test" in before[OTHER][2]
-    assert "Run `tessera agent alignment-test`" in before[OTHER][2]
+    assert (before[PIVOT][0], before[OTHER][0]) == ("untested", "untested")
+    assert "is the pivot's" in before[PIVOT][1]
+    assert "the plan requires a passed test" in before[OTHER][1]
+    assert "Run `tessera agent alignment-test`" in before[OTHER][1]
     tessera = Operator(coordinator)
     assert "Shared by all" not in tessera("alignment", "list", federation_id)
     assert "requires a passed test" in tessera("alignment", "show", federation_id, OTHER)
     assert "requires a passed test" in tessera("federation", "show", federation_id, "--plan")
     silo = coordinator.enrol(federation_id, "a", base_model=OTHER)
     stored = silo.http.put(path(federation_id), json=figures(of_other)).json()
-    assert (stored["shares_across"], stored["acceptance"]["verdict"]) == (True, "passed")
-    assert sharing(coordinator, federation_id)[OTHER][:2] == ("passed", True)
+    assert stored["acceptance"]["verdict"] == "passed"
+    assert sharing(coordinator, federation_id)[OTHER][0] == "passed"
     assert "Shared by all that share across base models: b0.q" in tessera("alignment", "list", federation_id)
 
 
@@ -85,7 +82,8 @@ def test_a_plan_without_the_option_says_nothing_of_it_and_untested_packs_share(c
     federation_id = aligned(coordinator)
     put_pack(coordinator.admin, federation_id, PIVOT)
     put_pack(coordinator.admin, federation_id, OTHER)
-    assert {shares for _, shares, _ in sharing(coordinator, federation_id).values()} == {True}
+    assert all("shared across" in said for _, said in sharing(coordinator, federation_id).values())
+    assert "Shared by all" in Operator(coordinator)("alignment", "list", federation_id)
     shown = coordinator.admin.get(f"/v1/federations/{federation_id}").json()["plan"]["alignment"]
     assert "require_passed" not in shown
     off = AlignmentPlan(pivot=PIVOT, require_passed=False)
