@@ -40,8 +40,9 @@ function ask({ title, content, confirm, danger = false, act }) {
     alert.textContent = "";
     try {
       const result = await act(Object.fromEntries(new FormData(form)));
-      if (result) dialog.replaceChildren(...result);
-      else dialog.close();
+      if (!result) return dialog.close();
+      dialog.replaceChildren(...result);
+      dialog.querySelector("button").focus(); // the button that was pressed is gone
     } catch (error) {
       alert.textContent = error.message;
       send.disabled = false;
@@ -67,7 +68,10 @@ function copyable(id, label, text) {
   const shown = element("input", "", { id, readonly: "", value: text }), copy = element("button", "Copy", { type: "button" });
   copy.addEventListener("click", async () => {
     shown.select();
-    await navigator.clipboard.writeText(text).then(() => { copy.textContent = "Copied"; }, () => document.execCommand("copy"));
+    // Browsers have no clipboard object on plain http:// of another machine.
+    const isCopied = navigator.clipboard ? await navigator.clipboard.writeText(text).then(() => true, () => false) : document.execCommand("copy");
+    copy.textContent = isCopied ? "Copied" : "Press Ctrl+C";
+    if (isCopied) copy.focus(); // selecting has moved it
   });
   return element("div", [element("label", label, { for: id }), element("div", [shown, copy], { class: "copyable" })], { class: "field" });
 }
@@ -83,14 +87,35 @@ function planOf({ name, strategy, rounds, members, more }) {
   return { ...plan, name, strategy: { ...plan.strategy, name: strategy }, rounds: { ...plan.rounds, total: Number(rounds), min_clients: Number(members) } };
 }
 
+// What is recommended for a strategy, as the text of the plan's field: a line for each part.
+function recommendedFor(strategy) {
+  const option = [...at("strategies").children].find(({ value }) => value === strategy), plan = option ? JSON.parse(option.dataset.plan) : {};
+  const lines = Object.entries(plan).filter(([part]) => !["strategy", "rounds"].includes(part)).map(([part, members]) => `  ${JSON.stringify(part)}: ${JSON.stringify(members)}`);
+  return { text: lines.length ? `{\n${lines.join(",\n")}\n}` : "", members: plan.rounds ? plan.rounds.min_clients : 0 };
+}
+
+// Fill in what is recommended; another strategy replaces it unless it was edited.
+function followStrategy() {
+  const strategy = at("field-strategy"), more = at("field-more"), members = at("field-members");
+  let filled = "";
+  const fill = () => {
+    const { text, members: least } = recommendedFor(strategy.value);
+    if (more.value === filled) more.value = filled = text;
+    members.value = String(Math.max(Number(members.value), least));
+  };
+  strategy.addEventListener("input", fill);
+  fill();
+}
+
 export function askToCreate(post, open) {
   ask({
     title: "New federation", confirm: "Create",
     content: [field("name", "Name", { required: "", maxlength: "64" }), field("strategy", "Strategy", { required: "", list: "strategies", value: "fedmosaic" }),
       field("rounds", "Rounds", { type: "number", min: "1", required: "", value: "10" }), field("members", "Clients that a round needs", { type: "number", min: "1", required: "", value: "2" }),
-      field("more", "More of the plan, as JSON (optional)", { rows: "5", placeholder: '{"training": {"steps": 20}}' }, "Members as in the plan that tessera federation create --plan reads; all have defaults. A plan is fixed once it is created.")],
+      field("more", "More of the plan, as JSON (optional)", { rows: "6", placeholder: '{"training": {"steps": 20}}' }, "At first what is recommended for the strategy and one base model. Members as in the plan that tessera federation create --plan reads; all have defaults. A plan is fixed once it is created.")],
     act: async (fields) => { open((await post("/v1/federations", planOf(fields))).id); },
   });
+  followStrategy();
 }
 
 const STEPS = {

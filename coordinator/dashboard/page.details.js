@@ -59,8 +59,9 @@ export function clientSections({ federation, rounds, matrix, clientNames }, clie
   const parts = views.map((view) => ({ view, part: view.clients.find((c) => c.client_id === client.client_id) })).filter(({ part }) => part);
   const scored = parts.filter(({ part }) => part.scores);
   const newest = scored[0], first = scored.at(-1);
+  const packed = federation.plan.alignment ? "rounds and alignment packs" : "all rounds";
   const boxes = [[client.state, "state", `${client.identity === "key" ? "signs with a key" : "bearer credential"}`], [ago(client.last_seen_at), "last seen", `enrolled ${ago(client.enrolled_at)}`],
-    [String(client.rounds), "rounds with an update"], [size(client.bytes.up), "sent by it, all rounds"], [size(client.bytes.down), "sent to it, all rounds"]];
+    [String(client.rounds), "rounds with an update"], [size(client.bytes.up), "sent by it", packed], [size(client.bytes.down), "sent to it", packed]];
   if (newest) {
     const moved = difference(value(personal(newest.part.scores), "loss"), value(first.part.scores.served, "loss"));
     boxes.push([number(value(personal(newest.part.scores), "loss")), `loss in round ${newest.view.round}`, `${signed(moved)} since round ${first.view.round} began`]);

@@ -15,7 +15,7 @@ import { claimsSection, clientsSection, factsSection, headlineSection, helpSecti
 const REFRESH_MS = 3000, SELDOM_MS = 15000, PAGE = 100, HISTORY = 20; // HISTORY: the rounds of the first view, and of a client's
 const CHANGING = 3; // so many of the newest rounds may still get updates or scores
 const MATRICES = 6; // rounds whose relevance is shown side by side
-const ui = { metric: "loss", history: false }; // history: whether the relevance of several rounds was asked for
+const ui = { metric: "loss", history: false, acted: false }; // history: whether the relevance of several rounds was asked for
 const known = { federations: [], listedAt: 0, shown: null }; // shown: what is loaded of one federation
 let turn = 0, running = 0, answeredAt = 0;
 
@@ -116,6 +116,7 @@ async function act(method, path, body) {
   const answer = await send(method, path, body);
   known.listedAt = 0;
   if (known.shown) known.shown.seldomAt = 0;
+  ui.acted = true;
   refresh();
   return answer;
 }
@@ -165,6 +166,12 @@ function show(sections) {
   at("loading").hidden = true;
   at("view").hidden = false;
   render(at("view"), sections);
+  // The button that opened the dialog may be gone, and with it the place of a keyboard's user.
+  if (ui.acted && !at("dialog").open && document.activeElement === document.body) {
+    const places = ["#actions-part button", "#back a", "#home"].map((place) => document.querySelector(place));
+    places.find(Boolean).focus({ preventScroll: true });
+  }
+  if (!at("dialog").open) ui.acted = false;
 }
 
 function showChoice(chosen) {

@@ -1,5 +1,6 @@
 // The parts of the overview: what happens now, who is missing, whether it helps.
 
+import { mayAct } from "./page.actions.js";
 import { chart, code, element, facts, link, note, section, table } from "./page.dom.js";
 import {
   REASONS, TERMS, ago, count, difference, isLowerBetter, kept, label, mean, meaning, names, number, personal,
@@ -40,15 +41,16 @@ export function missing({ current, clients }) {
 
 function sentence({ federation, current, clients }) {
   const { rounds } = federation.plan, enrolled = count(federation.clients.enrolled, "client");
-  if (!current) return [`${enrolled} enrolled; a round begins with ${rounds.min_clients}. Start it with `, code(`tessera federation start ${federation.id}`), "."];
+  const start = mayAct(federation.id) ? "below, or " : "";
+  if (!current) return [`${enrolled} enrolled; a round begins with ${rounds.min_clients}. Start it ${start}with `, code(`tessera federation start ${federation.id}`), "."];
   const { counts } = current;
   if (federation.state === "finished") return [`${enrolled} took part. Each agent fetches its final weights and scores them.`];
-  const paused = federation.state === "paused" ? ["Paused: no further round opens. Resume with ", code(`tessera federation start ${federation.id}`), ". "] : [];
+  const paused = federation.state === "paused" ? [`Paused: no further round opens. Resume ${start}with `, code(`tessera federation start ${federation.id}`), ". "] : [];
   if (current.state === "open") return [...paused, `${counts.joined} of the ${count(rounds.min_clients, "client")} that a round needs have joined; ${counts.arrived} have delivered.`];
   if (current.state === "collecting") {
     const left = secondsUntil(current.deadline);
     const end = left > 0 ? `It closes in ${span(left)}, or as soon as all have delivered.` : "Its deadline has passed; it closes now.";
-    return [...paused, `${counts.arrived} of ${count(counts.joined, "client")} have delivered. ${end} At the deadline ${count(rounds.quorum, "update")} suffice.`];
+    return [...paused, `${counts.arrived} of ${count(counts.joined, "client")} have delivered. ${end} With fewer than ${count(rounds.quorum, "update")} at the deadline it is abandoned.`];
   }
   if (current.state === "summing") return [...paused, `${count(counts.arrived, "client")} have trained, and send shares of a sum of their updates.`];
   if (current.state === "abandoned") return [...paused, `Reason: ${REASONS[current.reason] || current.reason}.`];
@@ -162,7 +164,7 @@ export function clientsSection(data) {
   });
   return section("clients", "Clients",
     clients.length ? note(scored ? `Scores are those of round ${scored.round}.` : "Scores appear after the first published round.")
-      : note(["No client is enrolled yet. Create a token with ", code(`tessera enrolment create ${federation.id} NAME`), " and hand it to the silo."]),
+      : note([`No client is enrolled yet. Create a token ${mayAct(federation.id) ? "above, or " : ""}with `, code(`tessera enrolment create ${federation.id} NAME`), ", and hand it to the silo."]),
     clients.length ? table("clients", "Clients", columns, rows) : null);
 }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from html import escape
 from importlib.resources import files
 
@@ -10,6 +11,7 @@ from fastapi import APIRouter, Request, Response
 from coordinator.dashboard.policy import answer
 from coordinator.errors import NotFound
 from coordinator.strategies.opening import names
+from schemas.messages.recommended import recommended
 
 router = APIRouter(include_in_schema=False)
 
@@ -21,9 +23,12 @@ _SUGGESTIONS = "<!-- strategies -->"
 
 @router.get("/")
 def page(request: Request) -> Response:
-    """Return the page, with the names of the installed strategies as suggestions."""
+    """Return the page, with the names of the installed strategies and what is recommended for each."""
     html = (files(__package__) / "page.html").read_text("utf-8")
-    options = "".join(f'<option value="{escape(name)}">' for name in names())
+    plans = {name: json.dumps(recommended(name, aligned=False)) for name in names()}
+    options = "".join(
+        f'<option value="{escape(name)}" data-plan="{escape(plan)}">' for name, plan in plans.items()
+    )
     return answer(request, html.replace(_SUGGESTIONS, options).encode(), _TYPES["html"])
 
 

@@ -9,7 +9,7 @@ from tests.served import Served, Silo
 from tests.system.conftest import enter
 from tests.taking_part import deliver, join, running, url, values, wait_for
 
-pytestmark = [pytest.mark.system, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.system, pytest.mark.timeout(300)]
 
 
 def _report(silo: Silo, step: int, loss: float, seconds_left: float) -> None:
