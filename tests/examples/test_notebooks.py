@@ -20,8 +20,9 @@ def test_there_are_notebooks_without_outputs() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 @pytest.mark.filterwarnings("ignore")  # of the kernel's libraries
 @pytest.mark.parametrize("file", NOTEBOOKS, ids=lambda file: file.stem)
 def test_a_notebook_runs_to_its_end(file: Path) -> None:
     notebook = nbformat.read(file, as_version=4)
-    NotebookClient(notebook, timeout=200, resources={"metadata": {"path": str(FOLDER)}}).execute()
+    NotebookClient(notebook, timeout=800, resources={"metadata": {"path": str(FOLDER)}}).execute()
