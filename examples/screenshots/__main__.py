@@ -1,0 +1,112 @@
+"""`make screenshots`: run the federations, take the pictures of docs/images.
+
+Two agents of the main federation are held in the middle of a round: the page has somebody to wait for.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import subprocess
+import sys
+import tempfile
+from datetime import datetime, timedelta
+from pathlib import Path
+
+from client_agent.simulation.admin_client import Operator
+from client_agent.simulation.coordinator_process import TESSERA, quiet_environment, running_coordinator
+from examples.screenshots.federations import (
+    SHOWN_ROUND,
+    Agents,
+    ScreenshotsFailed,
+    bank,
+    clinics,
+    helpdesk,
+)
+from examples.screenshots.pictures import Camera, Picture, create_dialog, token_dialog
+
+IMAGES = Path(__file__).resolve().parents[2] / "docs" / "images"
+SHOWN_CLIENT = "aster"
+_PHONE = (390, 844)
+_BESIDE = (1280, 800)
+_REPORT = (1000, 1200)
+
+
+def main() -> int:
+    """Run the federations and take the pictures; 1 if something did not work."""
+    parser = argparse.ArgumentParser(prog="python -m examples.screenshots", description=__doc__)
+    parser.add_argument("--out", type=Path, default=IMAGES, help="folder of the pictures")
+    parser.add_argument("--keep", type=Path, default=None, help="keep coordinator and silos in this folder")
+    parser.add_argument("--scene", action="append", choices=SCENES, help="these federations only")
+    parser.add_argument(
+        "--comparison", type=Path, default=None, help="also take a picture of this report.html of a study"
+    )
+    arguments = parser.parse_args()
+    chromium = shutil.which("chromium")
+    if chromium is None:
+        parser.error("there is no chromium; on Debian: apt-get install chromium")
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = (arguments.keep or Path(temporary)).resolve()
+        try:
+            with (
+                running_coordinator(folder) as running,
+                Operator(running.url, running.token) as operator,
+                Camera(chromium, operator, arguments.out) as camera,
+            ):
+                if arguments.comparison is not None:
+                    camera.take_file("comparison", arguments.comparison, (1180, 1100))
+                for scene in arguments.scene or SCENES:
+                    SCENES[scene](operator, folder, camera)
+        except ScreenshotsFailed as error:
+            print(f"no pictures: {error}", file=sys.stderr)
+            return 1
+    return 0
+
+
+def _clinics(operator: Operator, folder: Path, camera: Camera) -> None:
+    with Agents(operator, folder / "clinics") as agents:
+        federation = clinics(agents)
+        path = f"/v1/federations/{federation}"
+        clients = {client["name"]: client["client_id"] for client in operator.every(f"{path}/clients")}
+        opened = datetime.fromisoformat(operator.get(f"{path}/rounds/{SHOWN_ROUND}")["opened_at"])
+        now = opened + timedelta(minutes=4)
+        for picture in (
+            Picture("page-overview"),
+            Picture("page-progress", selector="#clients-part"),
+            Picture("page-round", f"/rounds/{SHOWN_ROUND - 1}", window=(1280, 1080)),
+            Picture("page-client", f"/clients/{clients[SHOWN_CLIENT]}"),
+            Picture("page-phone-dark", window=_PHONE, dark=True),
+            Picture("page-create", selector="#dialog", role="operator", act=create_dialog),
+            Picture("page-token", selector="#dialog", role="operator", act=token_dialog),
+        ):
+            camera.take(picture, federation, now)
+        report = folder / "report.html"
+        subprocess.run(
+            [*TESSERA, "report", "create", federation, "--html", str(report)],
+            env=quiet_environment(TESSERA_URL=operator.url, TESSERA_TOKEN=camera.token("auditor")),
+            check=True,
+        )
+        camera.take_file("report", report, _REPORT)
+
+
+def _helpdesks(operator: Operator, folder: Path, camera: Camera) -> None:
+    """Take the picture of two federations of the same silos, one with relevance and one with averages."""
+    federations = {}
+    for name, strategy in (("helpdesks", "fedmosaic"), ("helpdesks averaged", "fedavg")):
+        with Agents(operator, folder / strategy) as agents:
+            federations[strategy] = helpdesk(agents, name, strategy)
+    picture = Picture("page-beside", f"/beside/{federations['fedavg']}", window=_BESIDE)
+    camera.take(picture, federations["fedmosaic"], None)
+
+
+def _bank(operator: Operator, folder: Path, camera: Camera) -> None:
+    with Agents(operator, folder / "bank") as agents:
+        camera.take(Picture("page-experts", selector="#experts-part"), bank(agents), None)
+
+
+SCENES = {"clinics": _clinics, "helpdesks": _helpdesks, "bank": _bank}
+
+
+if __name__ == "__main__":
+    sys.exit(main())
