@@ -28,7 +28,7 @@ from examples.screenshots.pictures import Camera, Picture, create_dialog, token_
 IMAGES = Path(__file__).resolve().parents[2] / "docs" / "images"
 SHOWN_CLIENT = "aster"
 _PHONE = (390, 844)
-_BESIDE = (1280, 800)
+_BESIDE = (1280, 840)
 _REPORT = (1000, 1200)
 
 
