@@ -189,10 +189,10 @@ def bank(agents: Agents) -> str:
     federation = agents.create(
         {
             "name": "wards",
-            "strategy": {"name": "fed_vemoe", "options": {"experts": 4, "explore_rounds": 3}},
+            "strategy": {"name": "fed_vemoe", "options": {"experts": 2, "explore_rounds": 2}},
             "adapter": {"kind": "lora", "rank": 4, "roles": ["v"]},
-            "rounds": {"total": 6, "min_clients": len(SILOS)},
-            "privacy": {"secure_sum": {"masking": "pairwise", "minimum": 5, "k_min": 2}},
+            "rounds": {"total": 5, "min_clients": len(SILOS)},
+            "privacy": {"secure_sum": {"masking": "pairwise", "minimum": 5, "k_min": 3}},
             "training": _TRAINING | {"steps": 10},
         }
     )
