@@ -20,15 +20,16 @@ from client_agent.rounds.participant import Participant
 from client_agent.rounds.steps import take_part
 from client_agent.rounds.trained import Trained
 from client_agent.simulation.admin_client import Operator
-from client_agent.simulation.clients import SharedModels, build_silos
+from client_agent.simulation.clients import SharedModels
 from client_agent.simulation.coordinator_process import running_coordinator
+from client_agent.simulation.crew import local_crew
 from client_agent.simulation.federated_run import Federation, create_federation, wait_until_published
 from client_agent.simulation.methods import Method, plan_of
-from client_agent.simulation.partition import draw_examples
 from client_agent.simulation.results import Cell
+from client_agent.simulation.shared_files import FolderFiles
 from client_agent.simulation.study import Study
 from client_agent.simulation.study_fields import StudySilo
-from client_agent.storage.rate_store import RATES, RateStore
+from client_agent.simulation.worker_context import WorkerContext
 from client_agent.storage.round_folder import SIGNATURE, TRAINED, RoundFolder
 from schemas.maths.adapter import in_order, size
 from schemas.maths.start import start_values
@@ -120,16 +121,17 @@ def run(where: Place, attack: str, guard: str, *, seed: int, rounds: int, tell: 
         },
     )
     cell = Cell("attacked", seed, False, plan_of(study, method, seed, None), "")
-    silos = build_silos(study, draw_examples(study, seed), where.models)
     folder = where.folder / f"{attack}-{guard}-{seed}"
     result = Scored([], [])
-    rates = RateStore(where.folder / RATES)
-    with create_federation(cell, study, silos, where.operator, folder, None, rates) as federation:
+    context = WorkerContext(study, folder, where.operator, where.models, FolderFiles(where.folder))
+    with local_crew(context, cell) as crew:
+        federation = create_federation(cell, study, crew, where.operator, None)
         where.operator.post(f"{federation.path}/start")
         for silo in study.silo:
             federation.enrol(silo)
+        members = [crew.host.member(name) for name in federation.members]
         for number in range(1, rounds + 1):
-            _round(federation, number, ATTACKS[attack].craft, result)
+            _round(federation, members, number, ATTACKS[attack].craft, result)
             tell()
     shutil.rmtree(folder)
     return result
@@ -154,8 +156,9 @@ def _study(attackers: int, rounds: int) -> Study:
     return Study.model_validate({"silo": [*honest, *mallory], "plan": plan})
 
 
-def _round(federation: Federation, number: int, craft: Craft, result: Scored) -> None:
-    members = list(federation.members.values())
+def _round(
+    federation: Federation, members: list[Participant], number: int, craft: Craft, result: Scored
+) -> None:
     victims, attackers = members[:HONEST], members[HONEST:]
     for client in victims:
         take_part(client, _brief(client, number))

@@ -78,6 +78,15 @@ _Address = Annotated[
     typer.Option(help="A Ray cluster, such as auto.", show_default="one on this machine, for this command"),
 ]
 _GpusPerWorker = Annotated[float, typer.Option(min=0, help="The share of a GPU that a worker on Ray takes.")]
+_SiloWorkers = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        help="Spread the silos of each run over so many workers on Ray. Each loads the base models of its "
+        "silos once, and takes the share of a GPU.",
+        show_default="a run is one worker",
+    ),
+]
 _Fresh = Annotated[bool, typer.Option("--fresh", help="Discard earlier results and run everything again.")]
 _Paper = Annotated[
     Path | None,
@@ -101,6 +110,7 @@ def compare_methods(
     engine: _EngineOption = EngineName.PROCESSES,
     address: _Address = None,
     gpus_per_worker: _GpusPerWorker = 0,
+    silo_workers: _SiloWorkers = None,
     fresh: _Fresh = False,
     paper: _Paper = None,
     as_json: Json = False,
@@ -112,7 +122,7 @@ def compare_methods(
     with clear_errors():
         from client_agent.simulation.compare import Comparison
 
-        chosen = _engine(engine, address, workers, gpus_per_worker)
+        chosen = _engine(engine, address, workers, gpus_per_worker, silo_workers or 0)
         planned = _planned(study, data, models, copies, examples, tests)
         comparison = Comparison.planned(planned, out, _names(methods), _numbers(seeds), _print, fair=fair)
         with comparison.claimed():
@@ -145,12 +155,19 @@ def _planned(
     return planned if tests is None else planned.with_tests(tests)
 
 
-def _engine(name: EngineName, address: str | None, workers: int | None, gpus_per_worker: float) -> Engine:
+def _engine(
+    name: EngineName, address: str | None, workers: int | None, gpus_per_worker: float, silo_workers: int
+) -> Engine:
     from client_agent.simulation.engines import ProcessEngine
     from client_agent.simulation.ray_engine import RayEngine
 
     if name is EngineName.PROCESSES:
-        for option, value in (("--address", address), ("--gpus-per-worker", gpus_per_worker)):
+        of_ray = {
+            "--address": address,
+            "--gpus-per-worker": gpus_per_worker,
+            "--silo-workers": silo_workers,
+        }
+        for option, value in of_ray.items():
             if value:
                 raise typer.BadParameter("only with --engine ray", param_hint=option)
         return ProcessEngine(workers or os.cpu_count() or 1)
@@ -158,7 +175,8 @@ def _engine(name: EngineName, address: str | None, workers: int | None, gpus_per
         raise typer.BadParameter(
             "with --address, pass how many runs the cluster has room for", param_hint="--workers"
         )
-    return RayEngine(workers or os.cpu_count() or 1, address, gpus_per_worker)
+    workers = workers or max(1, (os.cpu_count() or 1) // max(1, silo_workers))
+    return RayEngine(workers, address, gpus_per_worker, silo_workers)
 
 
 def _run(comparison: Comparison, engine: Engine) -> None:

@@ -11,7 +11,7 @@ from client_agent.model.examples import encode_all
 from client_agent.model.tokens import collate, pad_id
 from client_agent.simulation.clients import build_silos
 from client_agent.simulation.results import Cell
-from client_agent.simulation.run_cell import WorkerContext
+from client_agent.simulation.worker_context import WorkerContext
 from client_agent.training.memory import held_bytes, step_memory
 
 _PROBE_EXAMPLES, _PROBE_LENGTH = 4, 256

@@ -7,6 +7,7 @@ import torch
 from client_agent.model.loading import BaseModel, load_base_model
 from client_agent.settings import Quantization
 from client_agent.simulation.study import Study
+from client_agent.simulation.study_fields import StudySilo
 from client_agent.storage.prefix_store import PrefixStore
 from client_agent.training.data import SiloData
 from client_agent.training.silo import Silo, allow_tf32, auto_dtype
@@ -43,17 +44,18 @@ class SharedModels:
         return self._loaded[key]
 
 
+def build_silo(study: Study, silo: StudySilo, data: SiloData, models: SharedModels) -> Silo:
+    """Build a silo with its data, its base model and the shared pivot, which is dense."""
+    return Silo(
+        models.at(silo.model, silo.quantization),
+        data,
+        study.pivot_model,
+        models.at(study.pivot_model) if study.pivot_model is not None else None,
+        quantised_from=silo.model if silo.quantization != "none" else None,
+        quantization=silo.quantization,
+    )
+
+
 def build_silos(study: Study, data: dict[str, SiloData], models: SharedModels) -> dict[str, Silo]:
-    """Build every silo with its data, its base model and the shared pivot, which is dense."""
-    pivot = models.at(study.pivot_model) if study.pivot_model is not None else None
-    return {
-        silo.name: Silo(
-            models.at(silo.model, silo.quantization),
-            data[silo.name],
-            study.pivot_model,
-            pivot,
-            quantised_from=silo.model if silo.quantization != "none" else None,
-            quantization=silo.quantization,
-        )
-        for silo in study.silo
-    }
+    """Build every silo of a study."""
+    return {silo.name: build_silo(study, silo, data[silo.name], models) for silo in study.silo}

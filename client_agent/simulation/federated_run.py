@@ -1,220 +1,124 @@
-"""Run one federated method: real enrolment and rounds over HTTP, the clients of a round in sequence."""
+"""Run one federated method: real enrolment and rounds over HTTP, by the silos of a crew."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 
-from client_agent.adapters.variational.measures import MeasuresFile
-from client_agent.alignment.pack import Pack
 from client_agent.errors import RoundMissed
-from client_agent.identity.membership import enrol, read_key
-from client_agent.rounds.checkpoints import adapter_of_round
-from client_agent.rounds.final_weights import finish
-from client_agent.rounds.participant import Participant
-from client_agent.rounds.steps import resume, take_part
-from client_agent.rounds.trained import Trained
 from client_agent.simulation.admin_client import Operator
-from client_agent.simulation.forgetting import Forgetting
-from client_agent.simulation.pack_cache import body_for_federation
+from client_agent.simulation.crew import Crew
 from client_agent.simulation.results import Cell, ClientResult, ClientRound
+from client_agent.simulation.silo_work import (
+    Described,
+    Enrol,
+    Final,
+    Finish,
+    Join,
+    Note,
+    Noted,
+    TakePart,
+    TakePartInSum,
+)
 from client_agent.simulation.study import Study
 from client_agent.simulation.study_fields import StudySilo
-from client_agent.storage.final_scores import FinalScores, TaskScores, read_final_scores
-from client_agent.storage.rate_store import RateStore
-from client_agent.storage.round_folder import MEASURES, READY, TRAINED, RoundFolders
-from client_agent.training.silo import Silo
-from client_agent.transport.client import CoordinatorApi
+from client_agent.storage.round_folder import READY
 from schemas.messages.alignment import Anchors
-from schemas.messages.rounds import FinishedBrief, RoundBrief
 from schemas.messages.scores import Scores
-from schemas.trackers.trackers import NO_TRACKERS, Trackers
 
 ReportProgress = Callable[[int, str], None]
 """Called with the number of finished rounds and the current activity."""
 
 _POLL_SECONDS = 0.02
 _PUBLISH_SECONDS = 600.0
-_DEADLINE_SECONDS = 60.0
 
 
 @dataclass(slots=True)
 class Federation:
-    """A running federation: its silos, its enrolled members and its operator."""
+    """A running federation: its crew, the names of its members and its operator."""
 
     study: Study
-    silos: dict[str, Silo]
+    crew: Crew
     operator: Operator
     id: str
-    folder: Path
-    opened: ExitStack
-    rates: RateStore
-    trackers: Trackers
-    members: dict[str, Participant] = field(default_factory=dict)
+    members: list[str] = field(default_factory=list)
 
     @property
     def path(self) -> str:
         return f"/v1/federations/{self.id}"
 
     def enrol(self, silo: StudySilo) -> None:
-        """Enrol a silo, as `tessera agent enrol` does."""
-        folder = self.folder / silo.name
+        """Enrol a silo. The order of enrolments is that of the clients in sums."""
         tokens = f"{self.path}/enrolment-tokens"
         token = str(self.operator.post(tokens, {"client_name": silo.name})["token"])
-        profile = self.silos[silo.name].profile
-        with CoordinatorApi(self.operator.url, key=None, deadline_seconds=_DEADLINE_SECONDS) as api:
-            membership = enrol(api, folder, token=token, name=silo.name, profile=profile)
-        api = self.opened.enter_context(
-            CoordinatorApi(
-                self.operator.url,
-                key=read_key(folder),
-                server_key=membership.server_key,
-                deadline_seconds=_DEADLINE_SECONDS,
-            )
-        )
-        self.members[silo.name] = Participant.of(
-            *(self.silos[silo.name], api, membership, folder),
-            keep_rounds=1,
-            lora_rank=silo.lora_rank,
-            rates=self.rates,
-            trackers=self.trackers.named(silo.name),
-        )
+        self.crew.each([silo.name], Enrol(token))
+        self.members.append(silo.name)
 
 
-@contextmanager
 def create_federation(
-    cell: Cell,
-    study: Study,
-    silos: dict[str, Silo],
-    operator: Operator,
-    folder: Path,
-    anchors: Anchors | None,
-    rates: RateStore,
-    trackers: Trackers = NO_TRACKERS,
-) -> Iterator[Federation]:
-    """Create a federation with its anchors; close its members' connections at the end."""
+    cell: Cell, study: Study, crew: Crew, operator: Operator, anchors: Anchors | None
+) -> Federation:
+    """Create a federation with its anchors."""
     federation = str(operator.post("/v1/federations", cell.plan.model_dump(mode="json"))["id"])
-    with ExitStack() as opened:
-        created = Federation(study, silos, operator, federation, folder, opened, rates, trackers)
-        if cell.plan.alignment is not None and anchors is not None:
-            operator.put(f"{created.path}/anchors", anchors.model_dump(mode="json"))
-        yield created
-
-
-@dataclass(slots=True)
-class _Noted:
-    """What clients keep to themselves, noted while their round folders are there."""
-
-    validation: dict[str, list[dict[str, float]]] = field(default_factory=dict)
-    tasks: dict[str, list[dict[str, TaskScores]]] = field(default_factory=dict)
-    rates: dict[str, float] = field(default_factory=dict)
-    forgetting: dict[str, float] = field(default_factory=dict)
-
-    def note(self, name: str, participant: Participant, round_number: int) -> None:
-        folder = participant.workspace.rounds.newest_with(TRAINED, before=round_number + 1)
-        if folder is None:
-            raise RoundMissed(f"{name} has no file of round {round_number}; run the comparison again")
-        trained = Trained.read(folder.path / TRAINED)
-        self.validation.setdefault(name, []).append(trained.validation)
-        self.tasks.setdefault(name, []).append(trained.tasks)
-        self.rates[name] = trained.learning_rate
+    created = Federation(study, crew, operator, federation)
+    if cell.plan.alignment is not None and anchors is not None:
+        operator.put(f"{created.path}/anchors", anchors.model_dump(mode="json"))
+    return created
 
 
 def run_federated(
-    federation: Federation,
-    cell: Cell,
-    packs: dict[str, Pack],
-    forgetting: Forgetting | None,
-    report_progress: ReportProgress,
+    federation: Federation, cell: Cell, described: dict[str, Described], report_progress: ReportProgress
 ) -> list[ClientResult]:
     """Run all rounds of a federation, and return the clients' results from its status and their folders.
 
-    Args:
-        packs: alignment packs by base model, the pivot's first; agents make missing ones.
-        forgetting: measures the final models, if the study has anchor texts.
+    Its alignment packs are uploaded already, or made by its agents.
 
     Raises:
         RoundMissed: an update was not counted, or final weights were not scored.
         AgentError: an agent failed.
     """
-    for slug, pack in packs.items():
-        body = body_for_federation(pack, federation.id)
-        federation.operator.put_tensors(f"{federation.path}/alignments/{slug}", body)
     federation.operator.post(f"{federation.path}/start")
-    noted = _Noted()
-    for round_number in range(1, cell.plan.rounds.total + 1):
-        report_progress(round_number - 1, "")
-        activity = partial(report_progress, round_number - 1)
-        sums = cell.plan.privacy.secure_sum is not None
-        _run_round(federation, round_number, noted, activity, sums=sums)
-    for name, participant in federation.members.items():
-        report_progress(cell.plan.rounds.total, f"{name}: scoring the final weights")
-        answer = participant.session.api.current_round(federation.id)
-        if isinstance(answer, FinishedBrief):
-            finish(participant, answer)
-        if forgetting is not None:
-            silo = federation.silos[name]
-            with adapter_of_round(silo, participant.workspace.home, None, "kept"):
-                noted.forgetting[name] = forgetting.of(silo.base)
-    report_progress(cell.plan.rounds.total, "")
-    return _results(federation, cell, noted)
+    noted: dict[str, list[Noted]] = {}
+    sums, total = cell.plan.privacy.secure_sum is not None, cell.plan.rounds.total
+    for number in range(1, total + 1):
+        report_progress(number - 1, "")
+        activity = partial(report_progress, number - 1)
+        for name, note in _run_round(federation, number, activity, sums=sums).items():
+            noted.setdefault(name, []).append(note)
+    finals = federation.crew.each(
+        federation.members,
+        Finish(),
+        lambda name, _: report_progress(total, f"{name}: scoring the final weights"),
+    )
+    report_progress(total, "")
+    return _results(federation, cell, described, noted, finals)
 
 
 def _run_round(
-    federation: Federation,
-    round_number: int,
-    noted: _Noted,
-    report_activity: Callable[[str], None],
-    *,
-    sums: bool,
-) -> None:
-    """Run a round with all members, and wait until it is published."""
-    established = dict(federation.members)
+    federation: Federation, round_number: int, report_activity: Callable[[str], None], *, sums: bool
+) -> dict[str, Noted]:
+    """Run a round with all members, wait until it is published, and return what they noted."""
+    crew, established = federation.crew, list(federation.members)
     for silo in federation.study.silo:
         if silo.joins_after == round_number - 1:
             federation.enrol(silo)
-    newcomers = {
-        name: participant for name, participant in federation.members.items() if name not in established
-    }
+    newcomers = [name for name in federation.members if name not in set(established)]
     if len(federation.members) > len(federation.study.founders):
         # A round ends when enough have delivered and nobody who joined is waited for. Founders are enough:
         # all join before the first of them delivers, or the last would come too late.
-        for participant in established.values():
-            participant.session.api.join(federation.id, round_number, None)
-    members = newcomers | established
-    for name, participant in members.items():
-        report_activity(name)
-        answer = participant.session.api.current_round(federation.id)
-        # Where updates are summed, members wait for each other: first all train, then all sum.
-        until = READY if sums else None
-        if (
-            not isinstance(answer, RoundBrief)
-            or answer.round != round_number
-            or not take_part(participant, answer, until=until)
-        ):
-            raise RoundMissed(f"{name} found round {round_number} closed; run the comparison again")
+        crew.each(established, Join(round_number))
+    members = [*newcomers, *established]
+    # Where updates are summed, members wait for each other: first all train, then all sum.
+    work = TakePart(round_number, until=READY if sums else None)
+    crew.each(members, work, lambda name, _: report_activity(name))
     if sums:
         report_activity("summing")
-        sum_at_once(members)
-    for name, participant in members.items():
-        noted.note(name, participant, round_number)
+        crew.each(members, TakePartInSum(), at_once=True)
+    noted = crew.each(members, Note(round_number))
     wait_until_published(federation, round_number)
-
-
-def sum_at_once(members: Mapping[str, Participant]) -> None:
-    """Run the sum of all members that are ready, each in a thread of its own. Needs no torch.
-
-    Raises:
-        AgentError: the first error of a member, in their order.
-    """
-    with ThreadPoolExecutor(len(members), thread_name_prefix="sum") as threads:
-        for summed in [threads.submit(resume, participant) for participant in members.values()]:
-            summed.result()
+    return noted
 
 
 def wait_until_published(federation: Federation, round_number: int) -> None:
@@ -229,8 +133,14 @@ def wait_until_published(federation: Federation, round_number: int) -> None:
         time.sleep(_POLL_SECONDS)
 
 
-def _results(federation: Federation, cell: Cell, noted: _Noted) -> list[ClientResult]:
-    """Read every client's scores and bytes from the operator API, and what only it has from its folder."""
+def _results(
+    federation: Federation,
+    cell: Cell,
+    described: dict[str, Described],
+    noted: dict[str, list[Noted]],
+    finals: dict[str, Final],
+) -> list[ClientResult]:
+    """Read every client's scores and bytes from the operator API, and add what only it has."""
     by_silo: dict[str, list[ClientRound]] = {silo.name: [] for silo in federation.study.silo}
     for round_number in range(1, cell.plan.rounds.total + 1):
         for participation in federation.operator.get(f"{federation.path}/rounds/{round_number}")["clients"]:
@@ -240,12 +150,13 @@ def _results(federation: Federation, cell: Cell, noted: _Noted) -> list[ClientRe
                     "run the comparison again"
                 )
             rounds = by_silo[participation["name"]]
+            note = noted[participation["name"]][len(rounds)]
             rounds.append(
                 ClientRound(
                     round=round_number,
                     scores=Scores.model_validate(participation["scores"]),
-                    validation=noted.validation[participation["name"]][len(rounds)],
-                    tasks=noted.tasks[participation["name"]][len(rounds)],
+                    validation=note.validation,
+                    tasks=note.tasks,
                     bytes_up=participation["bytes"]["up"],
                     bytes_down=participation["bytes"]["down"],
                 )
@@ -256,29 +167,13 @@ def _results(federation: Federation, cell: Cell, noted: _Noted) -> list[ClientRe
     return [
         ClientResult(
             name=silo.name,
-            base_model=federation.silos[silo.name].base.slug,
+            base_model=described[silo.name].base_model,
             joins_after=silo.joins_after,
             rounds=by_silo[silo.name],
-            final=_final_scores(federation.members[silo.name]),
-            learning_rate=noted.rates[silo.name],
-            forgetting=noted.forgetting.get(silo.name),
-            measures=_measures(federation.members[silo.name].workspace.rounds),
+            final=finals[silo.name].scores,
+            learning_rate=noted[silo.name][-1].learning_rate,
+            forgetting=finals[silo.name].forgetting,
+            measures=finals[silo.name].measures,
         )
         for silo in federation.study.silo
     ]
-
-
-def _final_scores(participant: Participant) -> FinalScores:
-    scores = read_final_scores(participant.workspace.home)
-    if scores is None:
-        name = participant.workspace.folder.name
-        raise RoundMissed(
-            f"{name}'s final weights were not scored; see the log, and run the comparison again"
-        )
-    return scores
-
-
-def _measures(rounds: RoundFolders) -> MeasuresFile | None:
-    """Read the newest importance measures of a client, if any."""
-    folder = next((folder for folder in rounds.newest_first() if folder.has(MEASURES)), None)
-    return MeasuresFile.model_validate_json(folder.read(MEASURES)) if folder is not None else None

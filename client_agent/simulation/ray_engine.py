@@ -41,11 +41,14 @@ class RayEngine:
         workers: the number of parallel runs.
         address: that of a cluster, such as `auto`; None = a cluster on this machine, for this run only.
         gpus_per_worker: the share of a GPU that a worker takes; measured before the first run.
+        silo_workers: the number of actors over which the silos of a run are spread; 0 = one actor runs them
+            all. Then `gpus_per_worker` is the share of each of these.
     """
 
     workers: int
     address: str | None = None
     gpus_per_worker: float = 0.0
+    silo_workers: int = 0
 
     def run(
         self, study: Study, out: Path, cells: Sequence[Cell], listener: ProgressListener, follow: Follow
@@ -55,7 +58,7 @@ class RayEngine:
         with ExitStack() as opened:
             host = opened.enter_context(self._connected())
             from client_agent.simulation.ray_pool import RayPool
-            from client_agent.simulation.ray_worker import RaySetup, slugs_of
+            from client_agent.simulation.ray_setup import RaySetup, slugs_of
 
             setup = RaySetup(
                 study=study,
@@ -65,9 +68,11 @@ class RayEngine:
                 slugs=slugs_of(study),
                 anchors=study.anchors.read_bytes() if study.anchors is not None else None,
                 gpus=self.gpus_per_worker,
+                silo_workers=self.silo_workers,
             )
             opened.callback(shutil.rmtree, setup.folder(), ignore_errors=True)
             pool = opened.enter_context(RayPool.on_the_cluster(self.address, setup, out, cells, listener))
+            pool.require_room(self.workers)
             pool.run(cells, self.workers, follow)
 
     @contextmanager
@@ -110,7 +115,7 @@ class RayEngine:
                 return
             ray.init(
                 address="local",  # whatever cluster the environment or another command names
-                num_cpus=self.workers,
+                num_cpus=self.workers * max(1, self.silo_workers),
                 include_dashboard=False,
                 object_store_memory=_OBJECT_STORE_BYTES,
                 log_to_driver=False,

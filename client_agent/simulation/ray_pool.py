@@ -18,7 +18,9 @@ from client_agent.errors import EngineUnusable
 from client_agent.simulation.card_share import require_share
 from client_agent.simulation.coordinator_process import running_coordinator
 from client_agent.simulation.partition import draw_examples
-from client_agent.simulation.ray_worker import Board, CellWorker, RaySetup
+from client_agent.simulation.ray_board import Board
+from client_agent.simulation.ray_setup import RaySetup
+from client_agent.simulation.ray_worker import CellWorker
 from client_agent.simulation.results import Cell, store_divergence
 from client_agent.simulation.worker_pool import CellQueue, Follow, ProgressListener, delete_database
 from client_agent.simulation.worker_protocol import Progress
@@ -31,7 +33,6 @@ _remote: Any = ray.remote  # its types know no options of a class
 class RayPool:
     """The workers of a comparison: a thread per worker waits for its actor."""
 
-    options: dict[str, Any]
     setup: RaySetup
     board: Any
     out: Path
@@ -66,8 +67,7 @@ class RayPool:
                 f"the Ray cluster at {address} runs code of anybody who reaches it, or none of this process; "
                 "start all of its nodes with RAY_AUTH_MODE=token"
             )
-        options = {"num_cpus": 1, "num_gpus": setup.gpus, "max_restarts": 0}
-        pool = cls(options, setup, board, out, listener)
+        pool = cls(setup, board, out, listener)
         try:
             if setup.gpus:
                 pool.require_memory(cells)
@@ -105,11 +105,26 @@ class RayPool:
         Raises:
             EngineUnusable: the share is too small.
         """
-        actor, name = self._started()
+        actor, name = self._started(self.setup.of_trainers)
         plans = {cell.plan.model_dump_json(include={"adapter", "training"}): cell for cell in cells}
         card, needed = ray.get(actor.memory.remote([(cell, self._drawn(cell)) for cell in plans.values()]))
         self._end(actor, name)
         require_share(self.setup.gpus, card, needed)
+
+    def require_room(self, workers: int) -> None:
+        """Check that all runs can have all of their silo workers, or they would wait for each other's.
+
+        Raises:
+            EngineUnusable: the cluster is too small.
+        """
+        of_a_run = self.setup.silo_workers
+        nodes: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
+        room = sum(room_of(node["Resources"], self.setup.gpus) for node in nodes if node["Alive"])
+        if workers * of_a_run > room:
+            raise EngineUnusable(
+                f"{workers} runs at a time with {of_a_run} silo workers each are {workers * of_a_run}, and "
+                f"the Ray cluster has room for {room}; lower --workers or --silo-workers"
+            )
 
     def stop(self) -> None:
         """End all workers."""
@@ -122,7 +137,7 @@ class RayPool:
         actor, name = None, ""
         while not self._stopped and (cell := waiting.next()) is not None:
             if actor is None:
-                actor, name = self._started()
+                actor, name = self._started(self.setup.of_workers)
             self.listener.started(cell)
             failure, is_alive = self._run_cell(actor, cell)
             if self._stopped:
@@ -160,11 +175,11 @@ class RayPool:
                 self._draws[cell.seed] = ray.put(draw_examples(self.setup.study, cell.seed))
             return self._draws[cell.seed]
 
-    def _started(self) -> tuple[Any, str]:
+    def _started(self, options: dict[str, Any]) -> tuple[Any, str]:
         with self._lock:
             self._number += 1
             name = f"worker-{self._number}"
-        actor = _remote(CellWorker).options(**self.options).remote(self.setup, self.board, name)
+        actor = _remote(CellWorker).options(**options).remote(self.setup, self.board, name)
         self._actors.add(actor)
         return actor, name
 
@@ -172,6 +187,14 @@ class RayPool:
         ray.kill(actor)
         self._actors.discard(actor)
         self.board.forget.remote(name)
+
+
+def room_of(resources: dict[str, float], share: float) -> int:
+    """Return how many workers with a core and a share of a GPU each a node has room for."""
+    cores, cards = int(resources.get("CPU", 0)), resources.get("GPU", 0.0)
+    if not share:
+        return cores
+    return min(cores, int(cards * int(1 / share)) if share <= 1 else int(cards / share))
 
 
 @contextmanager

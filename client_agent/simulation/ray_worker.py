@@ -1,61 +1,24 @@
-"""Actors of a comparison on Ray: workers that run cells, and the board of the files that they share."""
+"""The worker of a comparison on Ray that runs cells."""
 
 from __future__ import annotations
 
-import asyncio
-import os
 import queue
 import shutil
-import tempfile
 import threading
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import ray
 import torch
-from ray.actor import ActorHandle
 
-from client_agent.model.loading import base_model_slug
-from client_agent.simulation.admin_client import Operator
 from client_agent.simulation.card_share import card_bytes, memory_needed
-from client_agent.simulation.code_fingerprint import code_of_runs
+from client_agent.simulation.ray_board import BoardFiles
+from client_agent.simulation.ray_crew import ray_crew
+from client_agent.simulation.ray_setup import Draw, RaySetup, opened_context
 from client_agent.simulation.results import Cell, has_diverged
-from client_agent.simulation.run_cell import WorkerContext
-from client_agent.simulation.shared_files import FolderFiles
-from client_agent.simulation.study import Study
-from client_agent.simulation.worker import Worker, models_in
+from client_agent.simulation.worker import Worker
 from client_agent.simulation.worker_protocol import Done, Failed, Progress
-from client_agent.training.data import SiloData
-
-Draw = Mapping[str, SiloData]
-"""The examples of every silo for one seed."""
-
-
-@dataclass(frozen=True, slots=True)
-class RaySetup:
-    """What a worker on any node needs: texts and the identity of code and models, but no file of this one.
-
-    `host` is the coordinator's address, `anchors` the content of the study's file of anchor texts.
-    `url` and `token` are an operator's access to the coordinator. `slugs` has the base models that
-    the comparison began with.
-    """
-
-    study: Study
-    host: str
-    run: str
-    code: str
-    slugs: dict[str, str]
-    anchors: bytes | None = None
-    url: str | None = None
-    token: str = ""
-    gpus: float = 0.0
-
-    def folder(self) -> Path:
-        """The working folder on a node."""
-        return Path(tempfile.gettempdir()) / f"tessera-compare-{self.run}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,37 +35,24 @@ class Ended:
 
 
 class CellWorker:
-    """One worker of a comparison; it runs cells in sequence."""
+    """One worker of a comparison; it runs cells in sequence, here or by workers for their silos."""
 
-    def __init__(self, setup: RaySetup, board: ActorHandle[Board], name: str) -> None:
-        for variable in [name for name in os.environ if name.startswith("TESSERA_")]:
-            del os.environ[variable]
-        os.environ |= {"NO_PROXY": setup.host, "no_proxy": setup.host}
-        torch.set_num_threads(1)
-        if 0 < setup.gpus < 1:
-            torch.cuda.set_per_process_memory_fraction(setup.gpus)
+    def __init__(self, setup: RaySetup, board: Any, name: str) -> None:
         self._setup = setup
         self._draw: Draw = {}
-        out = setup.folder()
-        out.mkdir(mode=0o700, exist_ok=True)
-        study = setup.study
-        if setup.anchors is not None:
-            anchors = out / f"anchors-{name}.json"
-            anchors.write_bytes(setup.anchors)
-            study = study.model_copy(update={"anchors": anchors})
-        operator = Operator(setup.url, setup.token) if setup.url is not None else None
-        self._context = WorkerContext(
-            study, out, operator, models_in(out), BoardFiles(board, name), lambda *_: dict(self._draw)
-        )
+        files = BoardFiles(board, name)
+        self._context = opened_context(setup, name, files, trains=not setup.silo_workers)
+        self._context.draw = lambda *_: dict(self._draw)
+        if setup.silo_workers:
+            self._context.spread = lambda cell: ray_crew(setup, board, name, cell, self._draw)
 
     def run(self, cell: Cell, draw: Draw) -> Iterator[Progress | Ended]:
         """Run a cell: yield its progress, and its end last."""
         self._draw = draw
         messages: queue.SimpleQueue[Progress | Done | Failed] = queue.SimpleQueue()
         worker = Worker(self._context, messages.put)
-        is_current = self._setup.code == code_of_runs() and self._setup.slugs == slugs_of(self._setup.study)
         threading.Thread(
-            target=worker.run, args=(cell,), kwargs={"is_current": is_current}, daemon=True
+            target=worker.run, args=(cell,), kwargs={"is_current": self._setup.is_current}, daemon=True
         ).start()
         while isinstance(message := messages.get(), Progress):
             yield message
@@ -120,73 +70,3 @@ class CellWorker:
             self._draw = ray.get(draw)
             needed = max(needed, memory_needed(self._context, [cell]))
         return card_bytes(), needed
-
-
-class Board:
-    """The files that workers share, in the output folder, with locks that end with their workers."""
-
-    def __init__(self, out: Path) -> None:
-        self._files = FolderFiles(out)
-        self._owners: dict[str, str] = {}
-        self._changed = asyncio.Condition()
-
-    async def has_authentication(self) -> bool:
-        """Whether this node belongs to a cluster with token authentication."""
-        return os.environ.get("RAY_AUTH_MODE") == "token"
-
-    async def read(self, name: str) -> bytes | None:
-        return self._files.read(name)
-
-    async def write(self, name: str, content: bytes) -> None:
-        self._files.write(name, content)
-
-    async def acquire(self, name: str, owner: str, *, wait: bool) -> bool:
-        """Lock a name for a worker; without `wait` return False if another worker has it."""
-        async with self._changed:
-            if name in self._owners and not wait:
-                return False
-            await self._changed.wait_for(lambda: name not in self._owners)
-            self._owners[name] = owner
-            return True
-
-    async def release(self, name: str) -> None:
-        async with self._changed:
-            self._owners.pop(name, None)
-            self._changed.notify_all()
-
-    async def forget(self, owner: str) -> None:
-        """Release all locks of a worker that ended."""
-        async with self._changed:
-            self._owners = {name: holder for name, holder in self._owners.items() if holder != owner}
-            self._changed.notify_all()
-
-
-@dataclass(frozen=True, slots=True)
-class BoardFiles:
-    """A worker's door to the board."""
-
-    board: Any
-    owner: str
-
-    def read(self, name: str) -> bytes | None:
-        content: bytes | None = ray.get(self.board.read.remote(name))
-        return content
-
-    def write(self, name: str, content: bytes) -> None:
-        ray.get(self.board.write.remote(name, content))
-
-    @contextmanager
-    def locked(self, name: str, waiting: Callable[[], None] | None = None) -> Iterator[None]:
-        if not ray.get(self.board.acquire.remote(name, self.owner, wait=False)):
-            if waiting is not None:
-                waiting()
-            ray.get(self.board.acquire.remote(name, self.owner, wait=True))
-        try:
-            yield
-        finally:
-            ray.get(self.board.release.remote(name))
-
-
-def slugs_of(study: Study) -> dict[str, str]:
-    """Return the slug of every base model of a study."""
-    return {model: base_model_slug(model) for model in study.models}

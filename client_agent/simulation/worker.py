@@ -24,8 +24,9 @@ from client_agent.simulation.admin_client import Operator
 from client_agent.simulation.clients import SharedModels
 from client_agent.simulation.methods import methods_of
 from client_agent.simulation.results import Cell, CellPlanner, store_divergence, store_result
-from client_agent.simulation.run_cell import WorkerContext, run_cell
+from client_agent.simulation.run_cell import run_cell
 from client_agent.simulation.tracked import track_result, trackers_of
+from client_agent.simulation.worker_context import WorkerContext
 from client_agent.simulation.worker_protocol import Done, Failed, Order, Progress, Setup
 from client_agent.storage.prefix_store import PREFIXES, PrefixStore
 
@@ -33,7 +34,10 @@ log = logging.getLogger(__name__)
 
 _PREFIX_BYTES = 8 * 2**30
 
-_CHANGED = "code or data changed since the comparison began; start the comparison again"
+CHANGED = "code or data changed since the comparison began; start the comparison again"
+
+OF_A_SILO = "of_a_silo"
+"""An attribute of log records whose text names its silo."""
 
 _ACTIVITIES = (
     "client_agent.training",
@@ -63,11 +67,11 @@ class Worker:
         out = self.context.out
         cell.folder(out).mkdir(parents=True, exist_ok=True)
         _log_into(cell, out)
-        logging.getLogger().addHandler(_Activity(lambda doing: self._report_activity(cell, doing)))
+        logging.getLogger().addHandler(_Activity(lambda record: self._report_activity(cell, record)))
         log.info("%s: %s", cell.label, cell.plan.model_dump_json())
         try:
             if not is_current:
-                raise StudyUnusable(_CHANGED)
+                raise StudyUnusable(CHANGED)
             with trackers_of(self.context.study, out, cell) as trackers:
                 result = run_cell(
                     self.context,
@@ -92,22 +96,23 @@ class Worker:
         self._rounds, self._client = rounds, doing
         self.send(Progress(rounds=rounds, total=cell.plan.rounds.total, doing=doing))
 
-    def _report_activity(self, cell: Cell, line: str) -> None:
+    def _report_activity(self, cell: Cell, record: logging.LogRecord) -> None:
         """Report a log line of the active client: what it searches, trains or scores."""
-        doing = f"{self._client}: {line}" if self._client else line
+        line = record.getMessage()
+        doing = f"{self._client}: {line}" if self._client and not hasattr(record, OF_A_SILO) else line
         self.send(Progress(rounds=self._rounds, total=cell.plan.rounds.total, doing=doing))
 
 
 class _Activity(logging.Handler):
     """Passes on the log lines of training and rounds, without those that hold for every silo of the study."""
 
-    def __init__(self, report: Callable[[str], None]) -> None:
+    def __init__(self, report: Callable[[logging.LogRecord], None]) -> None:
         super().__init__(logging.INFO)
         self._report = report
 
     def emit(self, record: logging.LogRecord) -> None:
         if record.name.startswith(_ACTIVITIES) and not hasattr(record, OF_THE_DATA):
-            self._report(record.getMessage())
+            self._report(record)
 
 
 def main() -> None:

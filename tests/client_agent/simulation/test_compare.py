@@ -24,9 +24,10 @@ from client_agent.simulation.compare import Comparison, simulate
 from client_agent.simulation.methods import methods_of
 from client_agent.simulation.partition_record import describe_partition
 from client_agent.simulation.results import CellResult, cells_of, store_result, stored_result
-from client_agent.simulation.run_cell import WorkerContext, run_cell
+from client_agent.simulation.run_cell import run_cell
 from client_agent.simulation.shared_rates import SharedRates
 from client_agent.simulation.study import read_study
+from client_agent.simulation.worker_context import WorkerContext
 from client_agent.simulation.worker_pool import Pool
 from client_agent.storage.prefix_store import PREFIXES
 from client_agent.storage.rate_store import RateSearch

@@ -9,8 +9,9 @@ from client_agent.simulation.clients import SharedModels
 from client_agent.simulation.methods import control_of, merge_tables, methods_of
 from client_agent.simulation.report.summary import summarise
 from client_agent.simulation.results import CellResult, ClientResult, cells_of
-from client_agent.simulation.run_cell import WorkerContext, run_cell
+from client_agent.simulation.run_cell import run_cell
 from client_agent.simulation.study import Study
+from client_agent.simulation.worker_context import WorkerContext
 from schemas.messages.scores import Scores
 from tests.client_agent.simulation.instruction_rows import KEYWORDS, study
 from tests.served import ADMIN_TOKEN, Served

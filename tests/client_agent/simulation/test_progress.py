@@ -33,7 +33,7 @@ def test_warning_of_the_data_is_printed_once_and_by_no_run(tmp_path: Path) -> No
     assert few_validation(16) is None
     activities: list[str] = []
     log = logging.getLogger("client_agent.rounds.examine")
-    handler = _Activity(activities.append)
+    handler = _Activity(lambda record: activities.append(record.getMessage()))
     log.addHandler(handler)
     try:
         log.warning("said of the data", extra={OF_THE_DATA: True})

@@ -20,7 +20,7 @@ from client_agent.simulation.card_share import memory_needed, require_share
 from client_agent.simulation.clients import SharedModels
 from client_agent.simulation.methods import methods_of
 from client_agent.simulation.results import cells_of
-from client_agent.simulation.run_cell import WorkerContext
+from client_agent.simulation.worker_context import WorkerContext
 from tests.client_agent.simulation.studies import study, write_study
 from tests.client_agent.simulation.test_compare import invoked
 from tests.scenarios.agents import TESSERA

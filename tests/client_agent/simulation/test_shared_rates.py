@@ -14,9 +14,10 @@ from client_agent.simulation import shared_rates
 from client_agent.simulation.clients import SharedModels
 from client_agent.simulation.methods import methods_of
 from client_agent.simulation.results import CellResult, cells_of
-from client_agent.simulation.run_cell import WorkerContext, run_cell
+from client_agent.simulation.run_cell import run_cell
 from client_agent.simulation.shared_files import FolderFiles
 from client_agent.simulation.shared_rates import SharedRates
+from client_agent.simulation.worker_context import WorkerContext
 from client_agent.storage.rate_store import RATES, RateSearch
 from tests.client_agent.simulation.studies import study
 

@@ -12,13 +12,14 @@ from safetensors.numpy import load
 from client_agent.errors import StudyUnusable
 from client_agent.rounds.final_weights import finish
 from client_agent.rounds.participant import Participant
-from client_agent.simulation import federated_run
+from client_agent.simulation import silo_work
 from client_agent.simulation.admin_client import Operator
 from client_agent.simulation.clients import SharedModels
 from client_agent.simulation.methods import methods_of, plan_of
 from client_agent.simulation.results import CellResult, cells_of
-from client_agent.simulation.run_cell import WorkerContext, run_cell
+from client_agent.simulation.run_cell import run_cell
 from client_agent.simulation.study import Study
+from client_agent.simulation.worker_context import WorkerContext
 from client_agent.storage.round_folder import FINAL_WEIGHTS, RECEIPT
 from schemas.messages.rounds import FinishedBrief
 from tests.client_agent.simulation.studies import silo_table, study
@@ -65,7 +66,7 @@ def test_plain_and_summed_fedavg_end_with_the_same_weights(
     tmp_path: Path, served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read, finals = three(tmp_path), Finals()
-    monkeypatch.setattr(federated_run, "finish", finals.finish)
+    monkeypatch.setattr(silo_work, "finish", finals.finish)
     results: dict[str, CellResult] = {}
     with Operator(served.url, ADMIN_TOKEN) as operator:
         context = WorkerContext(read, tmp_path / "out", operator, SharedModels())

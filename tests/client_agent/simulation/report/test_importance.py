@@ -20,7 +20,8 @@ from client_agent.simulation.report.page import write_page
 from client_agent.simulation.report.summary import Report, summarise
 from client_agent.simulation.report.tables import show
 from client_agent.simulation.results import CellResult, cells_of, store_result, stored_result
-from client_agent.simulation.run_cell import WorkerContext, run_cell
+from client_agent.simulation.run_cell import run_cell
+from client_agent.simulation.worker_context import WorkerContext
 from tests.client_agent.simulation.studies import result, silo_table, study
 from tests.served import ADMIN_TOKEN, Served
 
