@@ -117,8 +117,9 @@ class TakePart:
 
     def __call__(self, host: SiloHost, name: str) -> None:
         member = host.member(name)
-        if member.workspace.rounds.open(self.round).finished:
-            return  # a host that was killed has delivered it
+        folder = member.workspace.rounds.open(self.round)
+        if folder.finished or (self.until is not None and folder.has(self.until)):
+            return  # a host that was killed had come so far
         answer = member.session.api.current_round(member.session.federation_id)
         if (
             not isinstance(answer, RoundBrief)

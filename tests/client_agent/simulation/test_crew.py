@@ -26,9 +26,12 @@ from tests.client_agent.simulation.test_ray_engine import begun, compared, needs
 from tests.served import ADMIN_TOKEN, Served
 from tests.waiting import wait_until
 
-ONE_ROUND = (
-    '[method.once]\nlike = "fedavg"\nadapter = {kind = "lora", same_architecture_rank = 0}\nrounds.total = 1\n'
-)
+ONE_ROUND = """
+[method.once]
+like = "fedavg"
+adapter = { kind = "lora", same_architecture_rank = 0 }
+rounds.total = 1
+"""
 
 
 def many(folder: Path, count: int) -> Path:
