@@ -220,10 +220,9 @@ def test_the_exit_status_is_1_while_results_are_missing(
 def test_seconds_are_those_of_training_alone(tmp_path: Path) -> None:
     read = read_study(write_study(tmp_path))
     (cell,) = cells_of(read, methods_of(read, ["local"]), [0])
+    context = WorkerContext(read, tmp_path / "out", None, SharedModels())
     began = time.monotonic()
-    done = run_cell(
-        WorkerContext(read, tmp_path / "out", None, SharedModels()), cell, lambda rounds, doing: None
-    )
+    done = run_cell(context, cell, lambda rounds, doing: None)
     took = time.monotonic() - began
     (pack,) = (tmp_path / "out" / "packs").glob("*.safetensors")
     since_pack = time.time() - pack.stat().st_mtime
