@@ -68,7 +68,7 @@ class SiloWork(Protocol[TResult]):
 class Crew(Protocol):
     """The silos of a run."""
 
-    def each(
+    def run(
         self, names: Sequence[str], work: SiloWork[T], report: Report = unreported, *, at_once: bool = False
     ) -> dict[str, T]:
         """Do a piece of work for silos, in their order in one process; `at_once`: in a thread for each.
@@ -186,7 +186,7 @@ class LocalCrew:
 
     host: SiloHost
 
-    def each(
+    def run(
         self, names: Sequence[str], work: SiloWork[T], report: Report = unreported, *, at_once: bool = False
     ) -> dict[str, T]:
         self.host.report = report

@@ -53,7 +53,7 @@ class Federation:
         """Enrol a silo. The order of enrolments is that of the clients in sums."""
         tokens = f"{self.path}/enrolment-tokens"
         token = str(self.operator.post(tokens, {"client_name": silo.name})["token"])
-        self.crew.each([silo.name], Enrol(token))
+        self.crew.run([silo.name], Enrol(token))
         self.members.append(silo.name)
 
 
@@ -87,7 +87,7 @@ def run_federated(
         activity = partial(report_progress, number - 1)
         for name, note in _run_round(federation, number, activity, sums=sums).items():
             noted.setdefault(name, []).append(note)
-    finals = federation.crew.each(
+    finals = federation.crew.run(
         federation.members,
         Finish(),
         lambda name, _: report_progress(total, f"{name}: scoring the final weights"),
@@ -108,15 +108,15 @@ def _run_round(
     if len(federation.members) > len(federation.study.founders):
         # A round ends when enough have delivered and nobody who joined is waited for. Founders are enough:
         # all join before the first of them delivers, or the last would come too late.
-        crew.each(established, Join(round_number))
+        crew.run(established, Join(round_number))
     members = [*newcomers, *established]
     # Where updates are summed, members wait for each other: first all train, then all sum.
     work = TakePart(round_number, until=READY if sums else None)
-    crew.each(members, work, lambda name, _: report_activity(name))
+    crew.run(members, work, lambda name, _: report_activity(name))
     if sums:
         report_activity("summing")
-        crew.each(members, TakePartInSum(), at_once=True)
-    noted = crew.each(members, Note(round_number))
+        crew.run(members, TakePartInSum(), at_once=True)
+    noted = crew.run(members, Note(round_number))
     wait_until_published(federation, round_number)
     return noted
 

@@ -33,8 +33,9 @@ def draw_examples(study: Study, seed: int) -> dict[str, SiloData]:
     if study.partition is not None:
         return draw_mixtures(study, seed)
     draw = _Draw.of(study)
+    digests = {id(pool): digest_of_examples(pool.test) for pool in draw.distinct}
     tests = {
-        name: tuple(shuffled(pool.test, "study tests", seed, name)[: study.tests])
+        name: tuple(shuffled(pool.test, "study tests", seed, name, digest=digests[id(pool)])[: study.tests])
         for name, pool in draw.pools.items()
     }
     tested = {example.key for items in tests.values() for example in items}
@@ -97,6 +98,11 @@ class _Draw:
             together.append(silo)
         return cls({name: opened[place] for name, place in places.items()}, sharing)
 
+    @property
+    def distinct(self) -> list[Pool]:
+        """Every pool once, whatever the number of its silos."""
+        return list({id(pool): pool for pool in self.pools.values()}.values())
+
     def available(self, source: str, excluded: AbstractSet[str]) -> list[Example]:
         """Return the examples in the training side of every pool of a source, minus the excluded keys."""
         sides = self._sides(source)
@@ -119,7 +125,7 @@ class _Draw:
         return f"{source}, without test items of {' and '.join(sorted(sources))},"
 
     def _sides(self, source: str) -> list[tuple[Example, ...]]:
-        return [pool.train for pool in self.pools.values() if pool.place.train == source]
+        return [pool.train for pool in self.distinct if pool.place.train == source]
 
 
 def _require(available: int, silos: Sequence[StudySilo], validation: int, where: str) -> None:

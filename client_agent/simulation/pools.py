@@ -92,9 +92,12 @@ def distinct(examples: Iterable[Example]) -> list[Example]:
     return list({example.key: example for example in examples}.values())
 
 
-def shuffled(examples: Sequence[Example], *key: Key) -> list[Example]:
-    """Return the examples in an order that depends on them and on `key` only."""
-    return [examples[i] for i in permutation(len(examples), *key, digest_of_examples(examples))]
+def shuffled(examples: Sequence[Example], *key: Key, digest: str | None = None) -> list[Example]:
+    """Return the examples in an order that depends on them and on `key` only.
+
+    `digest`: theirs, if it is known; see `digest_of_examples`.
+    """
+    return [examples[i] for i in permutation(len(examples), *key, digest or digest_of_examples(examples))]
 
 
 def _row_options(table: RowFields) -> RowOptions:

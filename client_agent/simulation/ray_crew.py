@@ -97,7 +97,7 @@ class SiloWorker:
     ) -> None:
         before = self._crew.spent()
         try:
-            results = self._crew.each(
+            results = self._crew.run(
                 names, work, lambda name, rounds: messages.put(Reached(name, rounds)), at_once=at_once
             )
         except Exception as error:
@@ -149,7 +149,7 @@ class RayCrew:
     _spent: Spent = field(default_factory=Spent)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def each(
+    def run(
         self, names: Sequence[str], work: SiloWork[T], report: Report = unreported, *, at_once: bool = False
     ) -> dict[str, T]:
         chosen = set(names)
@@ -167,8 +167,8 @@ class RayCrew:
         return {name: results[name] for name in names}
 
     def spent(self) -> Spent:
-        own = Spent(cpu=time.process_time(), search_wall=max(share.search_wall for share in self.shares))
-        return self._spent.plus(own)
+        driving = Spent(cpu=time.process_time(), search_wall=max(share.search_wall for share in self.shares))
+        return self._spent.plus(driving)
 
     def close(self) -> None:
         """End all workers."""

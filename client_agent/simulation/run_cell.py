@@ -44,7 +44,7 @@ def run_cell(
     """
     names = [silo.name for silo in context.study.silo]
     with _crew(context, cell, trackers) as crew:
-        described = crew.each(names, Describe())
+        described = crew.run(names, Describe())
         packs = _packs(crew, described, partial(report_progress, 0))
         # Models, packs and searched rates are there or not by the order of runs: their time is not counted.
         began, before = time.monotonic(), crew.spent()
@@ -88,14 +88,14 @@ def _packs(
     def report(doing: str, _: int) -> None:
         report_activity(doing)
 
-    (pivot,) = crew.each([next(iter(described))], MakePack(of_pivot=True), report).values()
+    (pivot,) = crew.run([next(iter(described))], MakePack(of_pivot=True), report).values()
     if pivot is None:
         return {}
     by_model = {silo.base_model: name for name, silo in described.items()}
-    bodies = crew.each(list(by_model.values()), MakePack(), report)
-    made = {slug: body for slug, name in by_model.items() if (body := bodies[name]) is not None}
+    bodies = crew.run(list(by_model.values()), MakePack(), report)
+    packs = {slug: body for slug, name in by_model.items() if (body := bodies[name]) is not None}
     first = Pack.from_body(pivot)
-    return {first.manifest.base_model: first} | {slug: Pack.from_body(body) for slug, body in made.items()}
+    return {first.manifest.base_model: first} | {slug: Pack.from_body(body) for slug, body in packs.items()}
 
 
 def _alone(
@@ -112,7 +112,7 @@ def _alone(
         finished[name] = max(finished.get(name, 0), rounds)
         report_progress(sum(finished.values()) // len(described), name)
 
-    return list(crew.each(list(described), TrainAlone(), report).values()), _Shown()
+    return list(crew.run(list(described), TrainAlone(), report).values()), _Shown()
 
 
 def _federated(

@@ -70,17 +70,17 @@ def test_another_host_goes_on_from_the_folders_of_silos(tmp_path: Path, coordina
             operator.post(f"{federation.path}/start")
             for silo in read.silo:
                 federation.enrol(silo)
-            first.each([names[0]], TakePart(1))
-            first.each([names[1]], TakePart(1, until=UPDATE))
+            first.run([names[0]], TakePart(1))
+            first.run([names[1]], TakePart(1, until=UPDATE))
             folders = [first.host.member(name).workspace.rounds.open(1) for name in names]
             updates = [folder.read(UPDATE) for folder in folders]
         with local_crew(context, cell) as second:
-            second.each(names, Enrol("a token that was redeemed"))
-            second.each(names, TakePart(1))
+            second.run(names, Enrol("a token that was redeemed"))
+            second.run(names, TakePart(1))
             assert [folder.read(UPDATE) for folder in folders] == updates
             wait_until_published(federation, 1)
-            assert {note.learning_rate for note in second.each(names, Note(1)).values()} == {0.01}
-            scores = second.each(names, Finish())
+            assert {note.learning_rate for note in second.run(names, Note(1)).values()} == {0.01}
+            scores = second.run(names, Finish())
     assert all(final.scores.scores["loss"].count == 8 for final in scores.values())
 
 
