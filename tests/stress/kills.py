@@ -85,14 +85,16 @@ def at_every_place_of_a_sum(database_url: str, folder: Path, trial: SummedTrial)
     return Kills([*undertaker.died_at], undertaker.back_after)
 
 
-def at_random(database_url: str, folder: Path, trial: Trial, *, seed: int, every: float) -> Kills:
+def at_random(
+    database_url: str, folder: Path, trial: Trial, *, seed: int, every: float, **settings: str
+) -> Kills:
     """Die at random moments, `every` seconds on average, until the federation is finished.
 
     Raises:
         AssertionError: something was lost, doubled or changed.
     """
     draw = random.Random(seed)
-    coordinator = Coordinator(database_url, folder / "log")
+    coordinator = Coordinator(database_url, folder / "log", **settings)
     back_after = [coordinator.start()]
     finished = threading.Event()
 

@@ -11,6 +11,7 @@ import pytest
 
 from coordinator.observability.fault_points import PLACES
 from tests.stress import kills
+from tests.stress.movers import moving_everything
 from tests.stress.one_hot import Trial
 from tests.stress.summed import SummedTrial
 
@@ -30,6 +31,20 @@ def test_killed_at_every_place_of_a_sum(database_url: str, tmp_path: Path) -> No
 def test_killed_at_random_moments(database_url: str, tmp_path: Path) -> None:
     found = kills.at_random(database_url, tmp_path, Trial(clients=8, rounds=12), seed=7, every=1.5)
     assert len(found.died_at) >= 3
+
+
+def test_killed_at_random_moments_while_tensors_move_to_a_store(
+    database_url: str, tmp_path: Path, rows: Callable[[str, str], list[tuple[Any, ...]]]
+) -> None:
+    pytest.importorskip("obstore")
+    store = (tmp_path / "store").as_uri()
+    trial, settings = Trial(clients=4, rounds=12), {"TESSERA_PAYLOAD_STORE": store}
+    with moving_everything(database_url, store) as movers:
+        found = kills.at_random(database_url, tmp_path, trial, seed=8, every=2.0, **settings)
+    assert found.died_at
+    assert set(movers.died_at) == set(kills.OF_MOVES)
+    assert movers.moved > trial.clients * trial.rounds
+    assert rows(database_url, "SELECT count(*) FROM payloads WHERE place IS NOT NULL")[0][0] > 0
 
 
 def test_killed_while_collecting_what_nobody_refers_to(
