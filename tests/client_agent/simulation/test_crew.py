@@ -162,6 +162,7 @@ def test_a_killed_silo_worker_costs_no_round(
         *(silo_table(f"s{number}") for number in range(6)),
         more=ONE_ROUND + (sums if summed else ""),
     )
+    write_pools(tmp_path, 60)
     method = ("--methods", "summed" if summed else "once", "--workers", "1")
     undisturbed = finished(tmp_path, "processes", *method)
     monkeypatch.setenv("TMPDIR", str(tmp_path))
