@@ -10,9 +10,10 @@ import os
 import secrets
 import shutil
 import signal
+import sys
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -56,6 +57,7 @@ class RayEngine:
         if study.report_to:
             raise EngineUnusable("report_to: workers on Ray have no trackers; remove it, or use processes")
         with ExitStack() as opened:
+            opened.enter_context(redirect_stdout(sys.stderr))  # Ray prints there that a worker was killed
             host = opened.enter_context(self._connected())
             from client_agent.simulation.ray_pool import RayPool
             from client_agent.simulation.ray_setup import RaySetup, slugs_of
