@@ -5,12 +5,8 @@ TESSERA_SECRETS_DIR. The environment takes precedence.
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Iterable, Mapping
-from functools import cache
-from ipaddress import ip_address, ip_network
 from typing import Annotated, Final, Literal
-from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field, SecretStr, ValidationInfo, field_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
@@ -18,7 +14,14 @@ from pydantic_settings.sources import SecretsSettingsSource
 from sqlalchemy import make_url
 from sqlalchemy.exc import ArgumentError
 
-from schemas.identity.addresses import normal_root_path
+from coordinator.addresses import (
+    checked_issuer,
+    checked_names,
+    checked_proxies,
+    checked_root_path,
+    is_among_names,
+    is_among_proxies,
+)
 from schemas.identity.group_roles import roles_of_groups
 from schemas.identity.webhooks import checked_receiver, checked_secret
 from schemas.trackers.options import TrackerOptions, listed_trackers
@@ -27,10 +30,6 @@ PREFIX = "TESSERA_"
 SECRETS_DIR = f"{PREFIX}SECRETS_DIR"
 _AGENT_PREFIX = "AGENT_"
 _ADMIN_TOKEN_CHARACTERS = 20
-SERVED = frozenset(
-    {"v1", "docs", "openapi.json", "healthz", "readyz", "metrics", "icon.svg", "page.css", "page.js"}
-)
-"""The first segments of the coordinator's paths, which a root path must not begin with."""
 EXTERNAL: Final[Mapping[str, str]] = {
     "SECRETS_DIR": "folder of files that may take the place of these variables: tessera_admin_token for"
     " TESSERA_ADMIN_TOKEN; the environment takes precedence",
@@ -71,14 +70,17 @@ class Settings(BaseSettings):
     ] = None
     public_names: Annotated[
         str,
+        AfterValidator(checked_names),
         Field(description="host names in the URLs that clients use, with or without port; comma-separated"),
     ] = "localhost,127.0.0.1,[::1]"
     root_path: Annotated[
         str,
+        AfterValidator(checked_root_path),
         Field(description="path in front of the coordinator's own in the URLs that clients use: `/tessera`"),
     ] = ""
     trusted_proxies: Annotated[
         str,
+        AfterValidator(checked_proxies),
         Field(description="addresses and networks whose X-Forwarded-For is trusted; comma-separated"),
     ] = ""
     failed_enrolments_per_minute: Annotated[
@@ -107,6 +109,7 @@ class Settings(BaseSettings):
     name: Annotated[str, Field(min_length=1, max_length=100, description="name in /v1/hello")] = "Tessera"
     oidc_issuer: Annotated[
         str,
+        AfterValidator(checked_issuer),
         Field(
             description="issuer of an OpenID Connect provider where people sign in: `https://id.example.org`"
         ),
@@ -216,44 +219,6 @@ class Settings(BaseSettings):
             )
         return token
 
-    @field_validator("public_names")
-    @classmethod
-    def _are_names(cls, names: str) -> str:
-        for name in _listed(names):
-            if not re.fullmatch(r"(\[[0-9a-fA-F:.]+\]|[\w.-]+)(:[0-9]+)?", name):
-                raise ValueError(f"{name} is not a host name; give host and port of the URL that clients use")
-        return names
-
-    @field_validator("root_path")
-    @classmethod
-    def _is_root_path(cls, text: str) -> str:
-        path = normal_root_path(text)
-        first = path.partition("/")[2].partition("/")[0]
-        if first in SERVED:
-            raise ValueError(f"the coordinator's own paths begin with /{first} too; choose another path")
-        return path
-
-    @field_validator("trusted_proxies")
-    @classmethod
-    def _are_addresses(cls, proxies: str) -> str:
-        for proxy in _listed(proxies):
-            try:
-                if proxy != "*":
-                    ip_network(proxy)
-            except ValueError as error:
-                raise ValueError(
-                    f"{error}; write addresses like 10.0.0.5 and networks like 10.0.0.0/8"
-                ) from error
-        return proxies
-
-    @field_validator("oidc_issuer")
-    @classmethod
-    def _is_protected(cls, issuer: str) -> str:
-        url = urlsplit(issuer)
-        if issuer and url.scheme != "https" and url.hostname not in ("localhost", "127.0.0.1", "::1"):
-            raise ValueError("it is not an https:// address; whoever is on the way could sign anybody in")
-        return issuer
-
     @field_validator("oidc_roles")
     @classmethod
     def _are_roles(cls, text: str) -> str:
@@ -265,21 +230,12 @@ class Settings(BaseSettings):
         return listed_trackers(self.report_to, self.tracker_folder, self.mlflow_uri, self.wandb_url)
 
     def goes_by(self, authority: str) -> bool:
-        """Whether a Host field names this server; a public name without a port matches every port."""
-        names = {name.lower() for name in _listed(self.public_names)}
-        host = authority.lower()
-        return host in names or re.sub(r":[0-9]*$", "", host) in names
+        """Whether a Host field names this server."""
+        return is_among_names(authority, self.public_names)
 
     def trusts(self, address: str | None) -> bool:
         """Whether an address belongs to a trusted proxy."""
-        proxies = _listed(self.trusted_proxies)
-        if not proxies or address is None:
-            return False
-        try:
-            parsed = ip_address(address)
-        except ValueError:
-            return False
-        return any(proxy == "*" or parsed in ip_network(proxy) for proxy in proxies)
+        return is_among_proxies(address, self.trusted_proxies)
 
     @property
     def block_bytes(self) -> int:
@@ -291,8 +247,3 @@ def unread(variables: Iterable[str]) -> list[str]:
     names = [name.upper().removeprefix(PREFIX) for name in variables if name.upper().startswith(PREFIX)]
     read = {*EXTERNAL, *(field.upper() for field in Settings.model_fields)}
     return sorted(PREFIX + name for name in names if name not in read and not name.startswith(_AGENT_PREFIX))
-
-
-@cache
-def _listed(text: str) -> list[str]:
-    return [part.strip() for part in text.split(",") if part.strip()]

@@ -22,7 +22,7 @@ from coordinator.rounds import store as rounds
 from coordinator.rounds.base_weights import Zeros
 from coordinator.rounds.lifecycle import ACCEPTING
 from coordinator.rounds.notifications import Change
-from coordinator.rounds.sampling import draw
+from coordinator.rounds.sampling import is_drawn
 from coordinator.storage import payloads
 from coordinator.storage.server_key import ServerKey
 from coordinator.strategies.base import Sketch
@@ -131,10 +131,8 @@ def _require_drawn(
 ) -> None:
     if plan.rounds.sample is None:
         return
-    drawn = draw(
-        *(session, row.federation_id, row.id, row.number, plan, context.read_at), asking=member.client_id
-    ).drawn
-    if member.client_id not in drawn:
+    of_round = row.federation_id, row.id, row.number
+    if not is_drawn(session, *of_round, plan, context.read_at, member.client_id):
         raise NotDrawn(round=row.number)
 
 

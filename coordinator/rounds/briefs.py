@@ -15,7 +15,7 @@ from coordinator.federations import store as federations
 from coordinator.http.dependencies import server_key_of
 from coordinator.rounds import base_weights, manifests, queries, store, transitions
 from coordinator.rounds.lifecycle import DELIVERED, ClientAction, client_action
-from coordinator.rounds.sampling import draw
+from coordinator.rounds.sampling import is_drawn
 from coordinator.storage.server_key import ServerKey
 from coordinator.strategies.opening import open_plan
 from schemas.messages.federations import FederationPlan
@@ -49,8 +49,7 @@ def prepare_brief(
     request.state.undrawn = None
     if plan.rounds.sample is not None and status.participation is None:
         of_round = status.round_id, status.round_number
-        drawn = draw(session, federation_id, *of_round, plan, now, asking=member.client_id).drawn
-        if member.client_id not in drawn:
+        if not is_drawn(session, federation_id, *of_round, plan, now, member.client_id):
             request.state.undrawn = status.round_number
             return None
     base = _base(session, plan, status.round_number, member)

@@ -12,7 +12,7 @@ from datetime import datetime, timedelta
 from math import ceil
 from typing import Final
 
-from sqlalchemy import bindparam, select
+from sqlalchemy import bindparam, func, or_, select
 from sqlalchemy.orm import Session
 
 from coordinator.db.engine import run
@@ -23,8 +23,28 @@ from schemas.messages.federations import FederationPlan, RoundsPlan
 WILLING: Final = timedelta(minutes=5)
 """How long after its last request a client counts as willing: agents that wait ask twice a minute."""
 
+_IS_ASKING = ClientRow.id == bindparam("client")
+_IS_UNSEEN = or_(ClientRow.last_seen_at.is_(None), ClientRow.last_seen_at < bindparam("since"))
 _CLIENTS = (
     select(ClientRow.id, ClientRow.name, ClientRow.last_seen_at, ParticipationRow.client_id)
+    .outerjoin(
+        ParticipationRow,
+        (ParticipationRow.client_id == ClientRow.id) & (ParticipationRow.round_id == bindparam("round")),
+    )
+    .where(ClientRow.federation_id == bindparam("federation_id"), ClientRow.state == "enrolled")
+)
+
+
+_COUNTS = (
+    select(
+        func.count(ParticipationRow.client_id).label("joined"),
+        func.count()
+        .filter(or_(ParticipationRow.client_id.is_not(None), ClientRow.last_seen_at >= bindparam("since")))
+        .label("willing"),
+        func.count().filter(_IS_ASKING, ParticipationRow.client_id.is_not(None)).label("has_joined"),
+        func.count().filter(_IS_ASKING, ParticipationRow.client_id.is_(None), _IS_UNSEEN).label("is_back"),
+    )
+    .select_from(ClientRow)
     .outerjoin(
         ParticipationRow,
         (ParticipationRow.client_id == ClientRow.id) & (ParticipationRow.round_id == bindparam("round")),
@@ -65,6 +85,25 @@ def in_order(seed: int, round_number: int, clients: Collection[str]) -> list[str
     return sorted(
         clients, key=lambda client: (int(words(1, "sample", seed, round_number, client)[0]), client)
     )
+
+
+def is_drawn(
+    session: Session,
+    federation_id: str,
+    round_id: int,
+    round_number: int,
+    plan: FederationPlan,
+    now: datetime,
+    client: str,
+) -> bool:
+    """Whether `draw` for this client would draw it. Once all places are taken, no tickets are compared."""
+    place = {"federation_id": federation_id, "round": round_id, "client": client, "since": now - WILLING}
+    joined, willing, has_joined, is_back = run(session, _COUNTS, place).one()
+    if has_joined:
+        return True
+    if joined >= places_of(plan.rounds, willing + is_back):
+        return False
+    return client in draw(session, federation_id, round_id, round_number, plan, now, client).drawn
 
 
 def draw(

@@ -12,8 +12,9 @@ import pytest
 from client_agent.errors import AddressMismatch, AgentError
 from client_agent.identity.membership import enrol
 from client_agent.transport.client import CoordinatorApi
+from coordinator.addresses import SERVED
 from coordinator.app import ROUTERS
-from coordinator.settings import SERVED, Settings
+from coordinator.settings import Settings
 from schemas.messages.enrolment import Profile
 from tests.served import PROFILE, SIGNING_KEY, Served, Silo, start
 

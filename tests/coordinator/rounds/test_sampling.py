@@ -10,10 +10,14 @@ import pytest
 from pydantic import ValidationError
 from sqlalchemy import update
 
-from coordinator.db.engine import database_time
+from coordinator.db.engine import Database, database_time
 from coordinator.db.tables.federations import ClientRow
-from coordinator.rounds.sampling import WILLING, in_order, places_of
+from coordinator.federations import store as federations
+from coordinator.rounds import sampling
+from coordinator.rounds import store as rounds
+from coordinator.rounds.sampling import WILLING, draw, in_order, is_drawn, places_of
 from schemas.messages.federations import FederationPlan, RoundsPlan
+from tests.coordinator.rows import client_row, participation_row
 from tests.served import Served, Silo, slug
 from tests.taking_part import deliver, plan, running, show, try_join, values, wait_for
 
@@ -140,3 +144,35 @@ def test_a_place_is_free_again_once_its_client_is_revoked_or_gone(coordinator: S
     assert try_join(third, 1).is_success
     assert current(second).status_code == 204, "its place is taken"
     assert show(coordinator, federation_id, 1)["sample"]["drawn"] == names_of(coordinator, [third])
+
+
+@pytest.mark.parametrize("sample", [2, 5, 0.5])
+@pytest.mark.parametrize("joined", [0, 1, 2, 4])
+def test_a_client_is_drawn_if_it_is_among_those_that_the_draw_names(
+    database: Database, monkeypatch: pytest.MonkeyPatch, sample: float, joined: int
+) -> None:
+    wanted = FederationPlan.model_validate(
+        {"name": "f", "strategy": {"name": "fedavg"}, "rounds": {"min_clients": 1, "sample": sample}}
+    )
+    with database.write() as session:
+        federation = federations.create(session, wanted)
+        now = database_time(session)
+        row = rounds.open_round(session, federation.id, 1, now)
+        # Every third client was never seen, or long ago; the last ones have joined.
+        seen = [now, now - 2 * WILLING, now - WILLING / 2, None, now, now, None, now]
+        session.add_all(
+            client_row(federation.id, name, now, last_seen_at=at)
+            for name, at in zip(NAMES, seen, strict=True)
+        )
+        session.flush()
+        session.add_all(participation_row(row.id, name, "joined", now) for name in NAMES[8 - joined :])
+        session.flush()
+        of_round = session, federation.id, row.id, 1, wanted, now
+        answers = {name: (is_drawn(*of_round, name), name in draw(*of_round, name).drawn) for name in NAMES}
+        assert all(short == whole for short, whole in answers.values()), answers
+        if joined < sample or sample == 0.5:
+            return
+        monkeypatch.setattr(sampling, "draw", None)  # every place is taken: nobody's ticket is looked at
+        assert [is_drawn(*of_round, name) for name in NAMES] == [
+            name in NAMES[8 - joined :] for name in NAMES
+        ]
