@@ -165,7 +165,8 @@ def test_a_client_is_drawn_if_it_is_among_those_that_the_draw_names(
             for name, at in zip(NAMES, seen, strict=True)
         )
         session.flush()
-        session.add_all(participation_row(row.id, name, "joined", now) for name in NAMES[8 - joined :])
+        members = NAMES[8 - joined :]
+        session.add_all(participation_row(row.id, name, "joined", now) for name in members)
         session.flush()
         of_round = session, federation.id, row.id, 1, wanted, now
         answers = {name: (is_drawn(*of_round, name), name in draw(*of_round, name).drawn) for name in NAMES}
