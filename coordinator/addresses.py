@@ -59,9 +59,9 @@ def checked_issuer(issuer: str) -> str:
 
 def is_among_names(authority: str, names: str) -> bool:
     """Whether a Host field is one of these names; a name without a port matches every port."""
-    known = {name.lower() for name in _listed(names)}
+    listed = {name.lower() for name in _listed(names)}
     host = authority.lower()
-    return host in known or re.sub(r":[0-9]*$", "", host) in known
+    return host in listed or re.sub(r":[0-9]*$", "", host) in listed
 
 
 def is_among_proxies(address: str | None, proxies: str) -> bool:
