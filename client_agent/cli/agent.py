@@ -54,7 +54,7 @@ def enrol(
     """
     with clear_errors(), opened_settings(config) as settings:
         from client_agent.identity.agent_folder import exclusive
-        from client_agent.identity.membership import checked_name, read_key
+        from client_agent.identity.membership import checked_name, read_key, read_token
         from client_agent.identity.membership import enrol as redeem_token
         from client_agent.privacy.budget import require_voices
         from client_agent.rounds.plan import parse_plan, require_trainer
@@ -62,10 +62,11 @@ def enrol(
         from schemas.operator_claims import coordinator_sees
         from schemas.peers import of_members
 
-        name = checked_name(name)  # before a model is loaded
+        name, secret = checked_name(name), _secret(token)
+        read_token(secret)  # as the name, before a model is loaded
         with exclusive(settings.folder), connection(settings, None) as api:
             profile = _prepared_profile(settings.folder) if prepared else _examined_profile(settings)
-            membership = redeem_token(api, settings.folder, token=_secret(token), name=name, profile=profile)
+            membership = redeem_token(api, settings.folder, token=secret, name=name, profile=profile)
         print(f"{name} is client {membership.client_id} of federation {membership.federation_id}")
         key = read_key(settings.folder)
         print(f"its public key is {name_of(key)}")

@@ -31,7 +31,7 @@ from client_agent.storage.files import fsync_folder, write_durably
 from client_agent.transport.client import CoordinatorApi
 from client_agent.transport.sent_log import SentLog
 from schemas.identity.documents import sign
-from schemas.identity.enrolment_token import TokenMalformed, read
+from schemas.identity.enrolment_token import EnrolmentTokenText, TokenMalformed, read
 from schemas.identity.keys import name_of
 from schemas.messages.enrolment import EnrolmentRequest, Profile, enrolment_statement
 from schemas.names.spelling import NameRefused, new_name
@@ -78,6 +78,18 @@ def checked_name(name: str) -> str:
         ) from error
 
 
+def read_token(token: str) -> EnrolmentTokenText:
+    """Parse an enrolment token.
+
+    Raises:
+        TokenDamaged: it is incomplete.
+    """
+    try:
+        return read(token)
+    except TokenMalformed as error:
+        raise TokenDamaged from error
+
+
 def enrol(api: CoordinatorApi, folder: Path, *, token: str, name: str, profile: Profile) -> Membership:
     """Redeem an enrolment token. Idempotent: after a crash or a lost answer, repeat the same call.
 
@@ -95,10 +107,7 @@ def enrol(api: CoordinatorApi, folder: Path, *, token: str, name: str, profile: 
     if is_enrolled(folder):
         raise AlreadyEnrolled(f"{folder} holds a membership already; use another folder for another client")
     name = checked_name(name)
-    try:
-        token_text = read(token)
-    except TokenMalformed as error:
-        raise TokenDamaged from error
+    token_text = read_token(token)
     hello = api.proved_hello(token_text.server)
     key = load_or_create_key(folder, KEY)
     statement = enrolment_statement(

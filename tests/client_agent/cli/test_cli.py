@@ -90,6 +90,14 @@ def test_an_agent_without_membership_is_told_to_enrol(tmp_path: Path) -> None:
     assert "Traceback" not in done.stderr
 
 
+def test_a_damaged_token_is_refused_before_the_model_is_loaded(tmp_path: Path) -> None:
+    token = ["--name", "aster", "--token", "tsr1_cut"]
+    done = tessera("agent", "enrol", "--config", str(config(tmp_path)), *token)
+    assert done.returncode == 1
+    assert "copy it whole" in done.stderr
+    assert "silo:" not in done.stderr
+
+
 @pytest.mark.slow
 def test_a_check_without_configuration_names_the_missing_setting() -> None:
     done = tessera("agent", "check", "--json")
