@@ -90,7 +90,7 @@ def adapter_of_round(
     gated = traits.gated and (stored is not None or earlier is not None)
     injected = inject(silo.base, plan, frames, gated=gated, seed=seed, parts=parts_of(opened.strategy))
     injected = with_personal(injected, opened.strategy)
-    with with_importance(injected, silo.base, opened.strategy, seed=seed) as adapter:
+    with with_importance(injected, silo.base, opened.strategy) as adapter:
         if stored is None:
             weights = _load_downloaded(adapter, traits, home, folder, is_final=is_final)
             adapter.load(weights if earlier is None or not gated else earlier.adapter)

@@ -9,12 +9,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from client_agent.adapters.base import State
-from client_agent.adapters.variational.adapter import posterior_of
+from client_agent.adapters.variational.adapter import VariationalAdapter, posterior_of, ranks_of
 from client_agent.adapters.variational.measures import Measures, nonzero_share, posterior_measures, with_round
 from client_agent.adapters.variational.posterior import importance
 from client_agent.adapters.variational.sparsity import density_at, unit_marks
 from client_agent.storage.round_folder import MEASURES, RoundFolder, RoundFolders
+from client_agent.training.loop import gradients_of
+from client_agent.training.ranks import answers_of
+from client_agent.training.silo import Silo
 from schemas.maths.adapter import lora_modules
+from schemas.messages.federations import TrainingPlan
 from schemas.messages.importance import ImportancePlan
 from schemas.wire.budget import Marks
 from schemas.wire.quantise import Floats
@@ -31,6 +35,19 @@ def marks_by_importance(
     return marks_at, density_at(plan, round_number)
 
 
+def readmit_ranks(adapter: VariationalAdapter, silo: Silo, plan: TrainingPlan) -> None:
+    """Return idle ranks to the model in which the loss of a batch is steep: see `rank_choice.returning`.
+
+    The batch is the first `plan.batch_size` of the silo's texts.
+    """
+    if not adapter.has_idle_ranks:
+        return
+    texts = silo.encoded(silo.data.train, plan.max_length)[: plan.batch_size]
+    adapter.fill_ranks()
+    gradients_of(silo.base, [texts], answers_of([texts]), silo.options)
+    adapter.readmit()
+
+
 def store_measures(
     folder: RoundFolder,
     rounds: RoundFolders,
@@ -40,7 +57,7 @@ def store_measures(
     residual: float,
     octets: int,
 ) -> None:
-    posterior = posterior_measures(posterior_of(private), served)
+    posterior = posterior_measures(posterior_of(private), served, ranks_of(private))
     measures = Measures(
         round=folder.number,
         density=nonzero_share(decoded),
@@ -49,11 +66,13 @@ def store_measures(
         importance=posterior.importance,
         bytes=octets,
     )
+    trained = ranks_of(private)
     log.info(
-        "round %d: density %.3f, residual %.2f of what was learnt, KL %.4f, importance %.3f to %.3f",
+        "round %d: density %.3f, residual %.2f of what was learnt, KL %.4f, importance %.3f to %.3f, "
+        "%d of %d ranks",
         *(measures.round, measures.density, measures.residual, measures.kl),
-        *(measures.importance[0], measures.importance[2]),
+        *(measures.importance[0], measures.importance[2], trained.sum(), trained.size),
     )
     last = rounds.newest_with(MEASURES, before=folder.number)
     earlier = last.read(MEASURES) if last is not None else None
-    folder.write(MEASURES, with_round(earlier, measures, posterior.modules))
+    folder.write(MEASURES, with_round(earlier, measures, posterior.modules, posterior.ranks))

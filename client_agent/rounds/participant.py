@@ -114,7 +114,7 @@ class Trainer:
             parts=parts_of(opened.strategy),
         )
         adapter = with_personal(adapter, opened.strategy)
-        return with_importance(adapter, self.silo.base, opened.strategy, seed=opened.brief.training.seed)
+        return with_importance(adapter, self.silo.base, opened.strategy)
 
     def followed(self, opened: OpenedBrief, state: State | None) -> AbstractContextManager[None]:
         """Make the other processes of torchrun wrap their models in the same adapter, if there are any."""

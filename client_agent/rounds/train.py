@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import TypedDict
+from typing import TypedDict, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,7 +14,9 @@ from client_agent.adapters.personal_lora import PersonalLora
 from client_agent.adapters.provenance import Origin
 from client_agent.adapters.proximal import pull_to
 from client_agent.adapters.rank_pruning import Pruner
+from client_agent.adapters.variational.adapter import VariationalAdapter
 from client_agent.rounds.examine import Exam, Examiner
+from client_agent.rounds.importance import readmit_ranks
 from client_agent.rounds.local_steps import LocalSteps, Report, run_steps
 from client_agent.rounds.trained import Arrays, Side, Trained
 from client_agent.storage.final_scores import TaskScores
@@ -60,6 +62,8 @@ def train_locally(
     adapter.load(start)
     if earlier is not None:
         adapter.load_private(earlier.private)
+        if traits.importance is not None:
+            readmit_ranks(cast(VariationalAdapter, adapter), silo, plan)
     pruner = Pruner(adapter, traits.pruning) if traits.pruning is not None else None
     penalty = pruner.penalty if pruner else adapter.penalty(silo.data.train, plan.max_length, round_number)
     if traits.proximal is not None:
@@ -183,12 +187,11 @@ def _examined(earlier: Trained) -> list[Exam]:
 def _optimiser_state(earlier: Trained | None, adapter: Adapter, traits: Traits) -> Arrays | None:
     if earlier is None or traits.restarts or not earlier.optimiser:  # a trainer of one's own has none
         return None
-    pruned = traits.mixed_ranks and any(
-        earlier.optimiser[f"{name}.exp_avg"].shape != tensor.shape
-        for name, tensor in adapter.named_parameters().items()
-        if f"{name}.exp_avg" in earlier.optimiser
-    )
-    return None if pruned else earlier.optimiser
+    if not traits.mixed_ranks and traits.importance is None:
+        return earlier.optimiser
+    shapes = {f"{name}.exp_avg": tensor.shape for name, tensor in adapter.named_parameters().items()}
+    stored = {name: values.shape for name, values in earlier.optimiser.items() if name.endswith(".exp_avg")}
+    return earlier.optimiser if shapes == stored else None  # pruned, or with parameters of an earlier version
 
 
 def zeros_like(adapter: Adapter) -> Mapping[str, NDArray[np.float32]]:

@@ -42,7 +42,7 @@ _FIXED_BANK: Final[Table] = {"shared": False, "regret_above": 1, "prune_below": 
 
 ON_REQUEST: Final = (
     *("fedit", "fedit_local", "fedmosaic_lora_replace"),
-    *(*LORA_STRATEGIES, "topk", "ca_pfl", "ca_pfl_unmodulated"),
+    *(*LORA_STRATEGIES, "topk", "ca_pfl"),
     *("fedavg_summed", "fed_vemoe", "fed_vemoe_pq", "ifca"),
 )
 """Methods that a study compares only where it, or --methods, names them."""
@@ -77,7 +77,6 @@ BUILT_IN: Final[Mapping[str, StudyMethod]] = {
     "fed_vemoe_pq": StudyMethod(alone=False, plan={"strategy": {"name": "fed_vemoe"}, **_SUMMED}),
     "ifca": StudyMethod(like="fed_vemoe", plan={"strategy": {"options": _FIXED_BANK}}),
     "ca_pfl": StudyMethod(alone=False, plan=CA_PFL),
-    "ca_pfl_unmodulated": StudyMethod(like="ca_pfl", plan={"strategy": {"options": {"modulator": False}}}),
 }
 
 

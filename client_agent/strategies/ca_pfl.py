@@ -21,7 +21,7 @@ class Options(ImportancePlan):
 
 @dataclass(frozen=True, slots=True)
 class Strategy(AgentStrategy):
-    """The served adapter replaces the local one; posterior, modulator and unsent values stay."""
+    """The served adapter replaces the local one; posterior and unsent values stay."""
 
     options: Options
 

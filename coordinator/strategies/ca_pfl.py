@@ -9,7 +9,7 @@ published method: docs/decisions/0024.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Final
 
 from pydantic import ConfigDict, model_validator
 
@@ -22,6 +22,8 @@ from schemas.messages.base import field_error
 from schemas.messages.federations import FederationPlan
 from schemas.messages.importance import ImportancePlan
 
+_EARLIER: Final = ("max_bytes", "modulator", "fourier_features")
+
 
 class Options(ImportancePlan):
     """How clients learn importance and select the values to send; the coordinator does not use them."""
@@ -30,12 +32,13 @@ class Options(ImportancePlan):
 
     @model_validator(mode="before")
     @classmethod
-    def _budget_is_of_the_wire(cls, values: object) -> object:
-        if isinstance(values, dict) and "max_bytes" in values:
-            if values["max_bytes"] is not None:
-                raise field_error("is the plan's wire.max_bytes", "max_bytes")
-            return {name: value for name, value in values.items() if name != "max_bytes"}
-        return values
+    def _without_earlier_options(cls, values: object) -> object:
+        """Leave out what plans of earlier versions have; max_bytes has moved, the others do nothing."""
+        if not isinstance(values, dict):
+            return values
+        if values.get("max_bytes") is not None:
+            raise field_error("is the plan's wire.max_bytes", "max_bytes")
+        return {name: value for name, value in values.items() if name not in _EARLIER}
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,12 @@ class ImportancePlan(BaseModel):
     ] = 0.25
     cut: Annotated[
         float,
-        Field(ge=0, le=100, description="Ranks below this importance are not sent; 0 = off."),
+        Field(
+            ge=0,
+            le=100,
+            description="Ranks below this importance are not sent, and not trained after two such rounds; "
+            "0 = off.",
+        ),
     ] = 0.0
     warm_rounds: Annotated[
         int,
@@ -40,16 +45,6 @@ class ImportancePlan(BaseModel):
     alpha_f: Annotated[
         float, Field(ge=0, le=100, description="Weight of the squared distance to the served weights.")
     ] = 0.1
-    variational_rate: Annotated[
-        float, Field(gt=0, le=1, description="Learning rate of the posterior and the modulator.")
-    ] = 0.01
-    modulator: Annotated[
-        bool,
-        Field(description="Whether a client's own examples shape its prior, in addition to the shared one."),
-    ] = True
-    fourier_features: Annotated[
-        int,
-        Field(
-            ge=2, le=65536, multiple_of=2, description="Number of random Fourier features of the modulator."
-        ),
-    ] = 64
+    variational_rate: Annotated[float, Field(gt=0, le=1, description="Learning rate of the posterior.")] = (
+        0.01
+    )

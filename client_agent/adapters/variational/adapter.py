@@ -1,13 +1,14 @@
-"""An ordinary LoRA with a posterior over the importance of its ranks, a shared prior and a modulator.
+"""An ordinary LoRA with a posterior over the importance of its ranks, and a shared prior.
 
 The prior is sent less `START`, since every client starts at zeros. A tenth of the prior that a client sends
-is its posterior; the modulator is never sent.
+is its posterior. Idle ranks are not in the model; their A and B are sent as they were served, which is to
+send nothing of them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -24,17 +25,19 @@ from client_agent.adapters.base import (
     copy_out,
     require_fit,
 )
+from client_agent.adapters.lora import LoraAdapter
 from client_agent.adapters.proximal import proximal_term
-from client_agent.adapters.variational.modulator import Modulator, fourier, frequencies, mean_feature, pooled
 from client_agent.adapters.variational.posterior import (
     START,
     Posterior,
     column_norms,
     gamma_kl,
+    importance,
     positive,
     size_term,
     size_weight,
 )
+from client_agent.adapters.variational.rank_choice import active, counted, returning
 from client_agent.model.examples import Example
 from client_agent.model.loading import BaseModel
 from client_agent.strategies.base import AgentStrategy
@@ -46,6 +49,8 @@ _POSTERIOR_WEIGHT = 0.1
 
 _PRIOR_RANGE = (0.1, 50.0)
 _POSTERIOR = "posterior.u"
+_BELOW = "ranks.below"
+"""Rounds in a row in which each rank's importance was below the cut (M, r)."""
 
 Arrays = dict[str, NDArray[np.float32]]
 
@@ -53,9 +58,9 @@ Arrays = dict[str, NDArray[np.float32]]
 class VariationalAdapter(Removable):
     """A LoRA with a posterior over the importance of its ranks, in the module order of `lora_modules`."""
 
-    def __init__(self, lora: Adapter, base: BaseModel, plan: ImportancePlan, *, seed: int) -> None:
+    def __init__(self, lora: LoraAdapter, base: BaseModel, plan: ImportancePlan) -> None:
         self._lora = lora
-        self._base = base
+        self._device = base.device
         self._plan = plan
         self._modules = lora_modules(lora.layout)
         priors = prior_layout(lora.layout)
@@ -64,14 +69,8 @@ class VariationalAdapter(Removable):
         self._prior = torch.full((2, len(self._modules), rank), START, device=base.device)
         self._posterior = Posterior(len(self._modules), rank).to(base.device)
         self._variational: dict[str, nn.Parameter] = {_POSTERIOR: self._posterior.u}
-        self._modulator: Modulator | None = None
-        if plan.modulator:
-            self._modulator = Modulator(plan.fourier_features, len(self._modules), rank, seed=seed)
-            self._modulator.to(base.device)
-            self._frequencies = frequencies(2 * base.layers, plan.fourier_features, seed).to(base.device)
-            self._variational |= {
-                f"modulator.{name}": tensor for name, tensor in self._modulator.named_parameters()
-            }
+        self._served: Arrays = lora.state()
+        self._below = np.zeros((len(self._modules), rank), np.float32)
         self._start: dict[str, Tensor] = {}
 
     def named_parameters(self) -> dict[str, nn.Parameter]:
@@ -87,31 +86,99 @@ class VariationalAdapter(Removable):
         return [*self._lora.parameter_groups(learning_rate), variational]
 
     def state(self) -> Arrays:
-        """Copy A, B and the prior of every module: shapes and rates less `START`, (2, r)."""
+        """Copy A, B and the prior of every module: shapes and rates less `START`, (2, r).
+
+        Idle ranks have the A and B that were loaded.
+        """
         offset = np.array((self._prior - START).cpu().numpy(), np.float32)
         priors = {prior_name(module): offset[:, row].copy() for row, module in enumerate(self._modules)}
-        return dict(sorted({**self._lora.state(), **priors}.items()))
+        return dict(sorted({**self._all_ranks(), **priors}.items()))
 
     def load(self, state: State) -> None:
-        """Set A, B and the prior; restart the posterior at the prior and the proximal term at A, B."""
+        """Set A, B and the prior; restart the posterior at the prior and the proximal term at A, B.
+
+        No rank is idle until `load_private`.
+        """
         require_fit(self.layout, state)
         priors = np.stack([state[prior_name(module)] for module in self._modules], 1)  # (2, M, r)
-        self._prior = torch.from_numpy(START + priors).clamp(*_PRIOR_RANGE).to(self._base.device)
+        self._prior = torch.from_numpy(START + priors).clamp(*_PRIOR_RANGE).to(self._device)
         self._lora.load({name: state[name] for name in self._lora.layout})
         self._posterior.restart(self._prior)
-        self._start = {
-            name: tensor.detach().clone() for name, tensor in self._lora.named_parameters().items()
-        }
+        self._served = self._lora.state()
+        self._below = np.zeros_like(self._below)
+        self._restart_proximal_term()
 
     def load_global(self, state: State) -> None:
         self._lora.load_global(state)
 
     def private_state(self) -> Arrays:
-        """Copy the raw posterior (2, M, r) and the modulator's weights; neither is sent."""
-        return copy_out(self._variational)
+        """Copy the raw posterior (2, M, r) and the counts (M, r) of idle ranks, which are not sent."""
+        return {**copy_out(self._variational), _BELOW: self._below.copy()}
 
     def load_private(self, state: State) -> None:
-        copy_in(self._variational, state)
+        """Set the posterior, and take the idle ranks out of the model.
+
+        A state of before decision 64 has a modulator, which is left out, and no idle ranks.
+        """
+        copy_in(self._variational, {_POSTERIOR: state[_POSTERIOR]})
+        self._drop(np.array(state.get(_BELOW, np.zeros_like(self._below)), np.float32))
+
+    @property
+    def has_idle_ranks(self) -> bool:
+        return not bool(active(self._below).all())
+
+    def fill_ranks(self) -> None:
+        """Put all ranks into the model, idle ones with B = 0, until `readmit`: its function is the same."""
+        filled = self._all_ranks()
+        for row, module in enumerate(self._modules):
+            filled[f"{module}.B"][:, ~active(self._below[row])] = 0
+        self._lora.load(filled)
+
+    @torch.no_grad()
+    def readmit(self) -> None:
+        """Return idle ranks to the model by the gradients that B has now, with the values that were served.
+
+        Their posterior restarts at the prior.
+        """
+        parameters, gradients = self._lora.named_parameters(), []
+        for module in self._modules:
+            gradient = parameters[f"{module}.B"].grad
+            if gradient is None:
+                raise RuntimeError("the gradients of all ranks are needed first")
+            gradients.append(gradient.abs().sum(0).float().cpu().numpy())
+        back = returning(self._below, np.stack(gradients))
+        restarted = Posterior(*self._below.shape).to(self._device)
+        restarted.restart(self._prior)
+        mask = torch.from_numpy(back).to(self._device)
+        self._posterior.u.copy_(torch.where(mask, restarted.u, self._posterior.u))
+        self._lora.load(self._served)
+        self._drop(np.where(back, np.float32(0), self._below))
+
+    def _drop(self, below: NDArray[np.float32]) -> None:
+        """Take the ranks out of the model that are idle by these counts."""
+        self._hold(self._all_ranks(), below)
+        self._restart_proximal_term()
+
+    def _hold(self, values: State, below: NDArray[np.float32]) -> None:
+        """Put those ranks of `values` into the model that are not idle by these counts."""
+        self._below = below
+        self._lora.load(values)
+        if self.has_idle_ranks:
+            self._lora.keep_ranks(dict(zip(self._modules, active(below), strict=True)))
+
+    def _all_ranks(self) -> Arrays:
+        """Copy A and B of all ranks; those not in the model as they were loaded."""
+        held, whole = self._lora.state(), {name: values.copy() for name, values in self._served.items()}
+        for module, trained in zip(self._modules, active(self._below), strict=True):
+            if held[f"{module}.A"].shape == whole[f"{module}.A"].shape:
+                trained = np.ones_like(trained)
+            whole[f"{module}.A"][trained] = held[f"{module}.A"]
+            whole[f"{module}.B"][:, trained] = held[f"{module}.B"]
+        return whole
+
+    def _restart_proximal_term(self) -> None:
+        parameters = self._lora.named_parameters()
+        self._start = {name: tensor.detach().clone() for name, tensor in parameters.items()}
 
     def merged_state(self) -> Arrays:
         return self.state()
@@ -123,18 +190,13 @@ class VariationalAdapter(Removable):
         self._lora.remove()
 
     def penalty(self, examples: Sequence[Example], max_length: int, round_number: int) -> Penalty:
-        """Return the loss term of every step of a round; `examples` are the client's own.
-
-        Raises:
-            TextTooLong: an example exceeds the base model's context.
-        """
+        """Return the loss term of every step of a round."""
         plan = self._plan
         weight = size_weight(plan.alpha_s, round_number, plan.warm_rounds)
-        z = self._fourier(examples, max_length) if self._modulator is not None else None
+        trained = torch.from_numpy(active(self._below)).to(self._device)
 
         def penalty(parameters: Mapping[str, nn.Parameter]) -> Tensor:
-            gamma = self._posterior.gamma()
-            prior = self._client_prior(z)
+            gamma, prior = self._posterior.gamma()[:, trained], self._prior[:, trained]  # (2, n)
             size = size_term(column_norms(parameters, self._modules), gamma)
             kl = gamma_kl(gamma[0], gamma[1], prior[0], prior[1]).mean()
             return weight * size + plan.alpha_p * kl + plan.alpha_f * proximal_term(parameters, self._start)
@@ -143,26 +205,31 @@ class VariationalAdapter(Removable):
 
     @torch.no_grad()
     def end_round(self) -> None:
-        """Set the prior that is sent: .9 of the shared prior and .1 of the client's posterior.
+        """Set the prior that is sent, .9 of the shared one and .1 of the posterior; drop unimportant ranks.
 
-        The coordinator's weighted mean of these is .9 a_g + .1 sum w_i a_i, and so for b.
+        The coordinator's weighted mean of these priors is .9 a_g + .1 sum w_i a_i, and so for b. What a rank
+        that is dropped has learnt in this round is lost.
         """
-        self._prior = (1 - _POSTERIOR_WEIGHT) * self._prior + _POSTERIOR_WEIGHT * self._posterior.gamma()
-
-    def _client_prior(self, z: Tensor | None) -> Tensor:
-        """Return this client's prior (2, M, r): the shared prior, pooled with the modulator's."""
-        if self._modulator is None or z is None:
-            return self._prior
-        return pooled(self._prior, self._modulator(z))
-
-    def _fourier(self, examples: Sequence[Example], max_length: int) -> Tensor:
-        return fourier(mean_feature(self._base, examples, max_length), self._frequencies)
+        gamma = self._posterior.gamma()
+        self._prior = (1 - _POSTERIOR_WEIGHT) * self._prior + _POSTERIOR_WEIGHT * gamma
+        below = counted(self._below, importance(gamma).cpu().numpy(), self._plan.cut)
+        values = self._all_ranks()
+        for module, remains in zip(self._modules, active(below), strict=True):
+            values[f"{module}.A"][~remains] = self._served[f"{module}.A"][~remains]
+            values[f"{module}.B"][:, ~remains] = self._served[f"{module}.B"][:, ~remains]
+        self._hold(values, below)
 
 
-def with_importance(lora: Adapter, base: BaseModel, strategy: AgentStrategy, *, seed: int) -> Adapter:
+def with_importance(lora: Adapter, base: BaseModel, strategy: AgentStrategy) -> Adapter:
     """Wrap an adapter in `VariationalAdapter` if the strategy learns importance."""
     plan = strategy.traits.importance
-    return VariationalAdapter(lora, base, plan, seed=seed) if plan is not None else lora
+    return VariationalAdapter(cast(LoraAdapter, lora), base, plan) if plan is not None else lora
+
+
+def ranks_of(private: State) -> NDArray[np.bool_]:
+    """Return the ranks (M, r) that are in the model, by an adapter's private state."""
+    shape = private[_POSTERIOR].shape[1:]
+    return active(np.asarray(private.get(_BELOW, np.zeros(shape, np.float32))))
 
 
 def posterior_of(private: State) -> Tensor:

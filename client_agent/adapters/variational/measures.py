@@ -1,8 +1,8 @@
 """Statistics of a round's importance posterior and of its sparse update. Pure.
 
-A round's file lists all rounds so far, so the newest file is enough to plot them; importance per module is
-stored for the newest round only, which bounds the file. Values have six digits: the last bits of a long sum
-depend on memory layout, and a rewritten file must be identical.
+A round's file lists all rounds so far, so the newest file is enough to plot them; importance and rank per
+module are stored for the newest round only, which bounds the file. Values have six digits: the last bits of a
+long sum depend on memory layout, and a rewritten file must be identical.
 """
 
 from __future__ import annotations
@@ -31,11 +31,13 @@ class PosteriorMeasures(Strict):
         kl: KL to the prior that was served, mean over modules and ranks, in nats.
         importance: the smallest importance a'/b', the median and the largest.
         modules: the mean importance over each module's ranks.
+        ranks: how many ranks of each module are trained.
     """
 
     kl: SixDigits
     importance: tuple[SixDigits, SixDigits, SixDigits]
     modules: dict[str, SixDigits]
+    ranks: dict[str, int]
 
 
 class Measures(Strict):
@@ -59,14 +61,18 @@ class Measures(Strict):
 
 
 class MeasuresFile(Strict):
-    """A round's file: statistics of all rounds so far, and the newest round's mean importance per module."""
+    """A round's file: statistics of all rounds so far; importance and ranks per module of the newest."""
 
     rounds: list[Measures]
     modules: dict[str, SixDigits] = Field(default_factory=dict)
+    ranks: dict[str, int] = Field(default_factory=dict)
 
 
-def posterior_measures(gamma: torch.Tensor, served: State) -> PosteriorMeasures:
-    """Compute statistics of a posterior; gamma (2, M, r), `served` holds the priors less `START`."""
+def posterior_measures(gamma: torch.Tensor, served: State, trained: NDArray[np.bool_]) -> PosteriorMeasures:
+    """Compute statistics of a posterior; gamma (2, M, r), `served` holds the priors less `START`.
+
+    `trained` (M, r) marks the ranks that are in the model.
+    """
     modules = lora_modules(served)
     prior = torch.from_numpy(
         START + np.stack([served[prior_name(module)] for module in modules], 1)
@@ -76,6 +82,7 @@ def posterior_measures(gamma: torch.Tensor, served: State) -> PosteriorMeasures:
         kl=float(gamma_kl(gamma[0], gamma[1], prior[0], prior[1]).mean()),
         importance=(float(s.min()), float(np.median(s)), float(s.max())),
         modules=dict(zip(modules, s.mean(1).tolist(), strict=True)),
+        ranks=dict(zip(modules, trained.sum(1).tolist(), strict=True)),
     )
 
 
@@ -83,8 +90,10 @@ def nonzero_share(update: Mapping[str, NDArray[np.float32]]) -> float:
     return sum(int(np.count_nonzero(v)) for v in update.values()) / sum(v.size for v in update.values())
 
 
-def with_round(before: bytes | None, measures: Measures, modules: Mapping[str, float]) -> bytes:
-    """Return the round's file: the rounds of the previous file, this round, and its modules.
+def with_round(
+    before: bytes | None, measures: Measures, modules: Mapping[str, float], ranks: Mapping[str, int]
+) -> bytes:
+    """Return the round's file: the rounds of the previous file, this round, its modules and their ranks.
 
     An unreadable previous file counts as empty, since statistics must not stop an update.
     """
@@ -92,5 +101,5 @@ def with_round(before: bytes | None, measures: Measures, modules: Mapping[str, f
         earlier = MeasuresFile.model_validate_json(before).rounds if before is not None else []
     except ValidationError:
         earlier = []
-    file = MeasuresFile(rounds=[*earlier, measures], modules=dict(modules))
+    file = MeasuresFile(rounds=[*earlier, measures], modules=dict(modules), ranks=dict(ranks))
     return file.model_dump_json(indent=1).encode()

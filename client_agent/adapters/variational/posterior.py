@@ -67,12 +67,12 @@ def importance(gamma: Tensor) -> Tensor:
 
 
 def column_norms(tensors: Mapping[str, Tensor], modules: Sequence[str]) -> Tensor:
-    """Compute n_lj = |column j of module l's B|_1: (M, r)."""
-    return torch.stack([tensors[f"{module}.B"].abs().sum(0) for module in modules])
+    """Compute n_lj = |column j of module l's B|_1 of all ranks of all modules, in order: (n,)."""
+    return torch.cat([tensors[f"{module}.B"].abs().sum(0) for module in modules])
 
 
 def inverse_mean(gamma: Tensor) -> Tensor:
-    """Compute E[1/kappa] = b/(a - 1) (M, r) under Gamma(a, b), a > 1.
+    """Compute E[1/kappa] = b/(a - 1) elementwise under Gamma(a, b), a > 1.
 
     With Gamma(a) for the function, the integral of kappa^(a - 2) e^(-b kappa) b^a / Gamma(a) over kappa > 0
     is b^a Gamma(a - 1) / (b^(a - 1) Gamma(a)), and Gamma(a) = (a - 1) Gamma(a - 1).
@@ -81,7 +81,7 @@ def inverse_mean(gamma: Tensor) -> Tensor:
 
 
 def log_mean(gamma: Tensor) -> Tensor:
-    """Compute E[ln kappa] = psi(a) - ln b (M, r) under Gamma(a, b).
+    """Compute E[ln kappa] = psi(a) - ln b elementwise under Gamma(a, b).
 
     E[kappa^t] = Gamma(a + t) / (Gamma(a) b^t), whose derivative at t = 0 this is.
     """
@@ -90,6 +90,8 @@ def log_mean(gamma: Tensor) -> Tensor:
 
 def size_term(norms: Tensor, gamma: Tensor) -> Tensor:
     """Compute mean(s E[1/kappa] + E[ln kappa]) () of s = SmoothL1(n), under kappa ~ Gamma(a, b).
+
+    `gamma` has shapes and rates, (2, *) for norms of shape (*).
 
     s given kappa is exponential with mean kappa, -ln p(s | kappa) = s/kappa + ln kappa, and this term is its
     expectation under the posterior. By Jensen's inequality

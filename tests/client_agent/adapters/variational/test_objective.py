@@ -65,7 +65,7 @@ def test_the_concentration_has_a_gradient_at_a_fixed_mean(norm: float) -> None:
     b=st.floats(0.05, 30),
     prior=st.sampled_from([1.5, 2.0, 6.0]),
 )
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=30)
 def test_size_and_divergence_bound_the_evidence(norm: float, a: float, b: float, prior: float) -> None:
     shapes, rates = torch.tensor([a, prior]).double(), torch.tensor([b, 2.0]).double()
     gamma = torch.stack([shapes[:1], rates[:1]]).view(2, 1, 1)
@@ -90,7 +90,7 @@ def test_the_best_posterior_is_close_to_the_evidence_and_more_certain_under_a_mo
 
 def log_evidence(s: float, a: float, b: float) -> float:
     """Integrate ln of p(s) = int e^(-s/kappa) / kappa Gamma(kappa; a, b) d kappa, over ln kappa."""
-    ln_kappa = torch.linspace(log(1e-6), log(1e4), 200_001, dtype=torch.float64)
+    ln_kappa = torch.linspace(log(1e-6), log(1e4), 4_001, dtype=torch.float64)
     kappa = ln_kappa.exp()
     prior = Gamma(torch.tensor(a).double(), torch.tensor(b).double())
     return float(torch.logsumexp(prior.log_prob(kappa) - s / kappa, 0)) + log(
@@ -123,10 +123,10 @@ def test_each_row_of_kappa_acts_on_its_own_module_and_each_column_on_its_own_ran
     with torch.no_grad():
         for tensor in tensors.values():
             tensor.fill_(-0.1)
-    assert column_norms(tensors, modules).tolist() == [[pytest.approx(0.5)] * 2] * 3
+    assert column_norms(tensors, modules).tolist() == [pytest.approx(0.5)] * 6
     kappa = torch.full((3, 2), 1e9)
     kappa[1, 0] = 1.0
-    size_term(column_norms(tensors, modules), narrow(kappa)).backward()  # type: ignore[no-untyped-call]
+    size_term(column_norms(tensors, modules), narrow(kappa).reshape(2, 6)).backward()  # type: ignore[no-untyped-call]
     pulls = {name: tensor.grad.abs().sum(0) for name, tensor in tensors.items() if tensor.grad is not None}
     assert float(pulls["l0.v.B"][0]) > 1e-3
     assert max(float(pulls["l0.v.B"][1]), *(float(pulls[f"{m}.B"].max()) for m in ("l0.q", "l1.q"))) < 1e-8

@@ -1,15 +1,13 @@
-"""Importance: a Gamma posterior per module and rank, and the client's own prior from random features."""
+"""Importance: a Gamma posterior per module and rank."""
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.distributions import Gamma, kl_divergence
 
-from client_agent.adapters.variational.modulator import Modulator, fourier, frequencies, pooled
 from client_agent.adapters.variational.posterior import (
     START,
     Posterior,
@@ -70,44 +68,3 @@ def test_values_at_the_bounds_are_put_back_as_they_were() -> None:
     gamma = torch.tensor([[[1.1001, 2.0]], [[0.02, 1.0]]])
     torch.testing.assert_close(positive(raw_of(gamma)), gamma)
     assert torch.isfinite(raw_of(torch.tensor([[[0.1]], [[0.0]]]))).all()
-
-
-@pytest.mark.parametrize("features", [2, 16, 256])
-def test_random_fourier_features_have_length_one(features: int) -> None:
-    drawn = frequencies(8, features, seed=3)
-    for scale in (0.0, 1.0, 30.0):
-        z = fourier(scale * torch.arange(8.0), drawn)
-        assert z.shape == (features,)
-        assert float(z.square().sum()) == pytest.approx(1.0, abs=1e-5)
-
-
-def test_frequencies_follow_from_the_seed_and_estimate_a_gaussian_kernel() -> None:
-    drawn = frequencies(8, 16384, seed=3)
-    assert torch.equal(drawn, frequencies(8, 16384, seed=3))
-    assert not torch.equal(drawn, frequencies(8, 16384, seed=4))
-    assert float(drawn.mean()) == pytest.approx(0, abs=0.005)
-    rng = np.random.default_rng(0)
-    left, right = (torch.from_numpy(rng.standard_normal(8).astype(np.float32)) for _ in range(2))
-    kernel = float(torch.exp(-(left - right).square().sum() / 16))
-    assert float(fourier(left, drawn) @ fourier(right, drawn)) == pytest.approx(kernel, abs=0.03)
-
-
-def test_a_pooled_prior_lies_between_the_two_by_what_they_have_seen() -> None:
-    server, personal = torch.tensor([6.0, 3.0]), torch.tensor([1.0, 1.0])  # means 2 and 1
-    mean = pooled(server, personal)
-    assert float(mean[0] / mean[1]) == pytest.approx((3 * 2 + 1 * 1) / (3 + 1))
-    assert torch.equal(pooled(server, server), server)
-
-
-def test_the_modulator_starts_near_the_common_prior_and_learns_from_the_divergence_at_once() -> None:
-    modulator = Modulator(16, 3, 4, seed=0)
-    z = fourier(torch.randn(8, generator=torch.Generator().manual_seed(0)), frequencies(8, 16, seed=0))
-    common = torch.full((2, 3, 4), START)
-    personal = modulator(z)
-    assert personal.shape == (2, 3, 4)
-    assert (personal - START).abs().max() < 0.3
-    prior = pooled(common, personal)
-    gamma_kl(common[0], common[1], prior[0], prior[1]).mean().backward()  # type: ignore[no-untyped-call]
-    for name, parameter in modulator.named_parameters():
-        assert parameter.grad is not None, name
-        assert parameter.grad.abs().max() > 0, name

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import pytest
 import torch
 
 from client_agent.adapters.inject import inject_lora
 from client_agent.adapters.variational.adapter import VariationalAdapter, posterior_of, with_importance
-from client_agent.adapters.variational.modulator import mean_feature
 from client_agent.adapters.variational.posterior import START
 from client_agent.model.examples import Example
 from client_agent.model.loading import BaseModel
@@ -30,7 +27,7 @@ TRAINING = TrainingPlan(steps=6, batch_size=4, learning_rate=0.003, max_length=6
 @contextmanager
 def placed(base: BaseModel, **options: Any) -> Iterator[VariationalAdapter]:
     lora = inject_lora(base, PLAN, seed=0)
-    with VariationalAdapter(lora, base, ImportancePlan(**options), seed=0) as adapter:
+    with VariationalAdapter(lora, base, ImportancePlan(**options)) as adapter:
         yield adapter
 
 
@@ -46,20 +43,27 @@ def zeros(adapter: VariationalAdapter) -> dict[str, np.ndarray]:
     return {name: np.zeros(shape, np.float32) for name, shape in adapter.layout.items()}
 
 
-@pytest.mark.parametrize("modulator", [True, False])
-def test_a_few_steps_move_posterior_and_modulator_away_from_where_they_began(
-    tiny: Callable[..., BaseModel], examples: list[Example], modulator: bool
+def test_a_few_steps_move_the_posterior_away_from_its_start(
+    tiny: Callable[..., BaseModel], examples: list[Example]
 ) -> None:
     base = tiny()
-    with placed(base, modulator=modulator) as adapter:
+    with placed(base) as adapter:
         adapter.load(zeros(adapter))
         before = adapter.private_state()
         trained(base, adapter, examples)
         after = adapter.private_state()
-    assert ("modulator.weight" in after) is modulator
-    moved = {name: float(np.abs(after[name] - before[name]).max()) for name in after}
-    assert moved["posterior.u"] > 0.02  # six steps of 0.01; the reference's made 1e-3 in 356
-    assert min(moved.values()) > 1e-3
+    assert after.keys() == {"posterior.u", "ranks.below"}
+    assert np.abs(after["posterior.u"] - before["posterior.u"]).max() > 0.02  # six steps of 0.01
+
+
+def test_the_private_tensors_of_an_earlier_version_are_read_without_its_modulator(
+    tiny: Callable[..., BaseModel],
+) -> None:
+    with placed(tiny()) as adapter:
+        adapter.load(zeros(adapter))
+        u = adapter.private_state()["posterior.u"] + np.float32(0.5)
+        adapter.load_private({"posterior.u": u, "modulator.bias": np.zeros(9, np.float32)})
+        np.testing.assert_array_equal(adapter.private_state()["posterior.u"], u)
 
 
 def test_the_rate_of_what_is_learnt_beside_the_adapter_is_its_own(
@@ -77,7 +81,7 @@ def test_the_loss_of_a_round_has_a_gradient_along_the_concentration_beside_that_
     tiny: Callable[..., BaseModel], examples: list[Example]
 ) -> None:
     base = tiny()
-    with placed(base, modulator=False, warm_rounds=0, alpha_s=1.0, alpha_p=1e-9, alpha_f=0.0) as adapter:
+    with placed(base, warm_rounds=0, alpha_s=1.0, alpha_p=1e-9, alpha_f=0.0) as adapter:
         adapter.load(zeros(adapter))
         parameters = adapter.named_parameters()
         torch.autograd.backward(adapter.penalty(examples, 64, 1)(parameters))
@@ -138,7 +142,7 @@ def test_the_mean_of_what_clients_send_is_the_moving_average_of_their_posteriors
 ) -> None:
     base = tiny()
     served, sent, posteriors = 0.25, [], []
-    with placed(base, modulator=False) as adapter:
+    with placed(base) as adapter:
         for client in range(2):
             adapter.load({n: v + np.float32(served) for n, v in zeros(adapter).items()})
             rng = np.random.default_rng(client)
@@ -155,7 +159,7 @@ def test_the_mean_of_what_clients_send_is_the_moving_average_of_their_posteriors
 
 def test_a_newcomer_begins_at_the_prior_that_it_is_served(tiny: Callable[..., BaseModel]) -> None:
     base = tiny()
-    with placed(base, modulator=False) as adapter:
+    with placed(base) as adapter:
         adapter.load({n: v + np.float32(0.5) for n, v in zeros(adapter).items()})
         u = adapter.private_state()["posterior.u"]
     np.testing.assert_allclose(posterior_of({"posterior.u": u}), START + 0.5, rtol=1e-5)
@@ -201,32 +205,8 @@ def test_a_round_is_made_again_to_the_bit(tiny: Callable[..., BaseModel], exampl
     assert all(np.array_equal(priors[0][name], priors[1][name]) for name in priors[0])
 
 
-def test_a_feature_is_of_the_examples_and_not_of_their_padding(
-    each_architecture: BaseModel, examples: list[Example]
-) -> None:
-    base = each_architecture
-    together = mean_feature(base, examples[:6], 64)
-    alone = torch.stack([mean_feature(base, [example], 64) for example in examples[:6]]).mean(0)
-    assert together.shape == (2 * base.layers,)
-    torch.testing.assert_close(together, alone, rtol=1e-3, atol=1e-3)
-    assert not torch.allclose(together, mean_feature(base, examples[6:12], 64), atol=1e-3)
-    assert float(together.mean()) == pytest.approx(0, abs=1e-4)
-
-
 def test_other_strategies_get_their_adapter_as_it_is(tiny: Callable[..., BaseModel]) -> None:
     base = tiny()
     with inject_lora(base, PLAN, seed=0) as lora:
-        assert with_importance(lora, base, load_strategy("fedavg"), seed=0) is lora
-        assert isinstance(with_importance(lora, base, load_strategy("ca_pfl"), seed=0), VariationalAdapter)
-
-
-def test_examples_of_another_task_give_another_prior(
-    tiny: Callable[..., BaseModel], examples: list[Example]
-) -> None:
-    base = tiny()
-    rewritten = [replace(example, prompt=example.prompt.replace("rev", "abc 123 |")) for example in examples]
-    with placed(base, alpha_s=0.0, alpha_f=0.0) as adapter:
-        adapter.load(zeros(adapter))
-        parameters = adapter.named_parameters()
-        terms = [float(adapter.penalty(texts, 64, 1)(parameters).detach()) for texts in (examples, rewritten)]
-    assert terms[0] != terms[1]
+        assert with_importance(lora, base, load_strategy("fedavg")) is lora
+        assert isinstance(with_importance(lora, base, load_strategy("ca_pfl")), VariationalAdapter)
