@@ -1,0 +1,57 @@
+"""What a client of CA-PFL keeps between rounds: its ranks, and the states of earlier versions."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+
+from client_agent.rounds.checkpoints import adapter_of_round
+from client_agent.rounds.trained import Trained
+from client_agent.storage.round_folder import MEASURES, TRAINED
+from coordinator.strategies.opening import make
+from tests.client_agent.rounds.test_ca_pfl_rounds import Pair, pair
+from tests.client_agent.rounds.test_encode_update import layout_of
+
+__all__ = ["pair"]
+
+
+def test_after_two_rounds_below_the_cut_a_client_trains_fewer_ranks_and_its_models_are_reopened_with_them(
+    pair: Callable[..., Pair],
+) -> None:
+    options = {"warm_rounds": 0, "density": 0.3, "cut": 5.0}
+    two = pair(rounds={"total": 4, "min_clients": 1}, strategy={"name": "ca_pfl", "options": options})
+    folders = [two.play("aster")["aster"] for _ in range(3)]
+    ranks = [set(json.loads(folder.read(MEASURES))["ranks"].values()) for folder in folders]
+    assert ranks[:2] == [{2}, {1}]
+    last = Trained.read(folders[-1].path / TRAINED)
+    assert any(last.optimiser[f"{module}.A.exp_avg"].shape[0] == 1 for module in ("l0.q", "l0.v"))
+    assert layout_of(folders[-1])["l0.q.A"][0] == 2  # what is sent has all ranks
+    who = two.members["aster"]
+    with adapter_of_round(who.trainer.silo, who.workspace.home, 2, "trained") as (adapter, _):
+        assert {len(factors.A) for factors in adapter.as_lora().values()} == {1}
+    with adapter_of_round(who.trainer.silo, who.workspace.home, 2, "served") as (adapter, _):
+        assert {len(factors.A) for factors in adapter.as_lora().values()} == {2}
+
+
+def test_a_federation_of_an_earlier_version_goes_on_without_its_modulator(pair: Callable[..., Pair]) -> None:
+    two = pair(rounds={"total": 3, "min_clients": 1})
+    first = two.play("aster")["aster"]
+    earlier = Trained.read(first.path / TRAINED)
+    bias = np.zeros(9, np.float32)
+    moments = {f"modulator.bias.{name}": bias for name in ("exp_avg", "exp_avg_sq", "step")}
+    modulated = replace(
+        earlier,
+        private=earlier.private | {"modulator.bias": bias},
+        optimiser=earlier.optimiser | moments,
+    )
+    first.write(TRAINED, modulated.to_bytes())
+    second = two.play("aster")["aster"]
+    assert Trained.read(second.path / TRAINED).private.keys() == {"posterior.u", "ranks.below"}
+
+
+def test_a_stored_plan_of_an_earlier_version_is_read_without_the_options_of_the_modulator() -> None:
+    options = {"modulator": True, "fourier_features": 64, "max_bytes": None, "cut": 0.5}
+    assert make("ca_pfl", options) == make("ca_pfl", {"cut": 0.5})
