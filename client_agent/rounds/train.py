@@ -59,11 +59,7 @@ def train_locally(
     Raises:
         Stopped: `stop` returned true; `checkpoint` has the position.
     """
-    adapter.load(start)
-    if earlier is not None:
-        adapter.load_private(earlier.private)
-        if traits.importance is not None:
-            readmit_ranks(cast(VariationalAdapter, adapter), silo, plan)
+    _begin(silo, adapter, plan, start, earlier, traits)
     pruner = Pruner(adapter, traits.pruning) if traits.pruning is not None else None
     penalty = pruner.penalty if pruner else adapter.penalty(silo.data.train, plan.max_length, round_number)
     if traits.proximal is not None:
@@ -94,6 +90,17 @@ def train_locally(
         learning_rate=learning_rate,
         **_results(served, trained, fallback),
     )
+
+
+def _begin(
+    silo: Silo, adapter: Adapter, plan: TrainingPlan, start: State, earlier: Trained | None, traits: Traits
+) -> None:
+    """Load the round's start and the private tensors of `earlier`; return idle ranks that matter now."""
+    adapter.load(start)
+    if earlier is not None:
+        adapter.load_private(earlier.private)
+        if traits.importance is not None:
+            readmit_ranks(cast(VariationalAdapter, adapter), silo, plan)
 
 
 def _training_of(silo: Silo, adapter: AdapterPlan) -> Callable[..., TrainingOutcome]:
