@@ -168,12 +168,12 @@ class VariationalAdapter(Removable):
 
     def _all_ranks(self) -> Arrays:
         """Copy A and B of all ranks; those not in the model as they were loaded."""
-        held, whole = self._lora.state(), {name: values.copy() for name, values in self._served.items()}
+        in_model, whole = self._lora.state(), {name: values.copy() for name, values in self._served.items()}
         for module, trained in zip(self._modules, active(self._below), strict=True):
-            if held[f"{module}.A"].shape == whole[f"{module}.A"].shape:
+            if in_model[f"{module}.A"].shape == whole[f"{module}.A"].shape:
                 trained = np.ones_like(trained)
-            whole[f"{module}.A"][trained] = held[f"{module}.A"]
-            whole[f"{module}.B"][:, trained] = held[f"{module}.B"]
+            whole[f"{module}.A"][trained] = in_model[f"{module}.A"]
+            whole[f"{module}.B"][:, trained] = in_model[f"{module}.B"]
         return whole
 
     def _restart_proximal_term(self) -> None:
