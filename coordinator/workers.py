@@ -19,7 +19,7 @@ from coordinator.aggregation.claim import Claim
 from coordinator.auth import failure_limit, nonces
 from coordinator.db.engine import Database, database_time
 from coordinator.db.federation_lock import lock_federation
-from coordinator.errors import StrategyUnavailable
+from coordinator.errors import Unavailable
 from coordinator.observability.logs import logger, scope
 from coordinator.observability.metrics import Metrics
 from coordinator.observability.tracing import NO_TRACER, begin_span
@@ -224,7 +224,7 @@ class Ticker:
             log.info("aggregation-overtaken")
         except Stopped:
             lease.release()
-        except (OperationalError, InterfaceError, PoolExhausted, StrategyUnavailable):
+        except (OperationalError, InterfaceError, PoolExhausted, Unavailable):
             log.exception("aggregation-interrupted")  # the round is claimed again after the lease expires
         except Exception:
             log.exception("aggregation-failed")

@@ -156,7 +156,7 @@ export function askToEnrol(post, federation) {
 export function askToRevoke(remove, federation, client) {
   ask({
     title: `Revoke ${client.name}?`, confirm: "Revoke", danger: true,
-    content: [element("p", "Its key is refused at once, and its update of the current round does not count. It can come back only as a new client under another name. Alignment packs that it stored are deleted. This cannot be undone."), typed(client.name)],
+    content: [element("p", "Its key is refused at once. An update that was accepted from it before still counts. It can come back only as a new client under another name. Alignment packs that it stored are deleted; a round whose updates need them is abandoned. This cannot be undone."), typed(client.name)],
     act: async (fields) => {
       requireTyped(fields, client.name);
       await remove(`/v1/federations/${encodeURIComponent(federation.id)}/clients/${encodeURIComponent(client.client_id)}`);

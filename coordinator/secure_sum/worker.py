@@ -9,7 +9,7 @@ from sqlalchemy.exc import InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolExhausted
 
 from coordinator.db.engine import Database
-from coordinator.errors import StrategyUnavailable
+from coordinator.errors import StrategyUnavailable, Unavailable
 from coordinator.observability.logs import logger, scope
 from coordinator.rounds.store import LostRace
 from coordinator.secure_sum import opening
@@ -68,9 +68,9 @@ class SumWorker:
             )
         except self._stopped:
             lease.release()
-        except LostRace:
+        except (LostRace, StrategyUnavailable):
             raise
-        except (OperationalError, InterfaceError, PoolExhausted):
+        except (OperationalError, InterfaceError, PoolExhausted, Unavailable):
             log.exception("sum-interrupted")  # the session is claimed again after the lease expires
         except SumOutOfRange:
             opening.abandon(self._database, claim)

@@ -33,7 +33,7 @@ SMALLEST = 2**20
 """Bytes below which a payload stays in rows: a request would take longer than the bytes."""
 
 SETTLED = timedelta(minutes=10)
-"""Age at which a coordinator moves a payload by itself: a running round has read it by then."""
+"""Age at which a coordinator moves a payload by itself: short rounds have read it by then."""
 
 _UNUSED = GRACE + timedelta(hours=1)
 _BATCH = 100

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import base64
 from datetime import timedelta
+from pathlib import Path
 
 import numpy as np
 import pytest
+from pydantic import SecretStr
 from sqlalchemy import update
 from sqlalchemy.exc import IntegrityError, OperationalError
 
@@ -14,10 +17,11 @@ from coordinator.aggregation.job import claim_due, lease_of
 from coordinator.db.engine import Database, database_time
 from coordinator.db.federation_lock import lock_federation
 from coordinator.db.tables.federations import ChunkRow, PayloadRow, RoundRow, WeightsRow
+from coordinator.errors import Unavailable
 from coordinator.observability.metrics import Metrics
 from coordinator.rounds import transitions
 from coordinator.rounds.store import LostRace
-from coordinator.storage import garbage_collection, payloads
+from coordinator.storage import garbage_collection, moving, payloads, server_key
 from coordinator.storage.server_key import ServerKey
 from coordinator.workers import Ticker
 from tests.coordinator.aggregation.closed_round import (
@@ -198,11 +202,12 @@ def test_a_round_that_cannot_be_aggregated_is_abandoned_and_the_next_opens(datab
     ("fault", "state"),
     [
         (OperationalError("SELECT 1", {}, Exception("gone")), "aggregating"),
+        (Unavailable("the payload store does not answer"), "aggregating"),
         (IntegrityError("INSERT", {}, Exception("twice")), "abandoned"),
     ],
-    ids=["the database is away", "the same would happen again"],
+    ids=["the database is away", "the store is away", "the same would happen again"],
 )
-def test_only_a_database_that_is_away_is_waited_for(
+def test_only_storage_that_is_away_is_waited_for(
     database: Database, monkeypatch: pytest.MonkeyPatch, fault: Exception, state: str
 ) -> None:
     closed = simple(database)
@@ -214,6 +219,24 @@ def test_only_a_database_that_is_away_is_waited_for(
     ticker = _ticker(database)
     assert ticker._aggregate()
     assert round_row(database, closed).state == state
+
+
+def test_a_round_waits_while_the_payload_store_is_away(database: Database, tmp_path: Path) -> None:
+    pytest.importorskip("obstore")
+    server_key.load(database, SecretStr(base64.urlsafe_b64encode(bytes(32)).decode().rstrip("=")))
+    closed, store = simple(database), tmp_path / "store"
+    assert len(list(moving.move(database, f"file://{store}", smallest=1))) == 3
+    away = store.rename(tmp_path / "away")
+    store.write_text("no folder, so that every read fails")
+    ticker = _ticker(database)
+    assert ticker._aggregate()
+    assert round_row(database, closed).state == "aggregating"
+    store.unlink()
+    away.rename(store)
+    assert not ticker._aggregate()  # the lease has not run out
+    _expire(database)
+    assert ticker._aggregate()
+    assert round_row(database, closed).state == "published"
 
 
 def test_a_service_that_starts_again_goes_on_at_once_when_it_is_the_only_one(
