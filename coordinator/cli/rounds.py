@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(help="Show the rounds of a federation.", no_args_is_help=True)
 
+_FRESH = timedelta(seconds=30)
 _LOSSES = "served, trained, final: held-out loss; other scores: of the final model, else of the kept one"
 
 Federation = Annotated[str, typer.Argument(help="Federation id.")]
@@ -208,11 +210,16 @@ def _sample_lines(sample: dict[str, Any] | None) -> list[str]:
 
 
 def _progress(report: dict[str, Any] | None) -> str | None:
-    """Describe how far a client's training has come: `12 of 40, loss 1.840, 31 s left`."""
+    """Describe how far a client's training has come: `12 of 40, loss 1.840, 31 s left`.
+
+    An old report says when it came instead: nobody knows whether that training still runs.
+    """
     if report is None:
         return None
     loss = f", loss {report['loss']:.3f}" if report["loss"] is not None else ""
-    return f"{report['step']} of {report['steps']}{loss}, {report['seconds_left']:.0f} s left"
+    age = datetime.now(UTC) - datetime.fromisoformat(report["at"])
+    rest = f"reported {ago(report['at'])}" if age > _FRESH else f"{report['seconds_left']:.0f} s left"
+    return f"{report['step']} of {report['steps']}{loss}, {rest}"
 
 
 def _state(details: dict[str, Any]) -> str:

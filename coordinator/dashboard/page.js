@@ -230,8 +230,9 @@ async function refresh() {
 }
 
 // A refused token brings the question back; anything else may pass, so what was shown stays, and its age with it.
+// Whoever may list federations may be refused another one, by its link, and stays signed in.
 function showTrouble(error) {
-  if (error.status === 401 || error.status === 403) {
+  if (error.status === 401 || (error.status === 403 && !known.federations.length)) {
     token.forget();
     at("view").replaceChildren();
     at("view").setAttribute("aria-busy", "true");
@@ -242,7 +243,7 @@ function showTrouble(error) {
   }
   at("loading").hidden = true;
   const since = answeredAt ? ` Shown is what was known ${span((Date.now() - answeredAt) / 1000)} ago.` : "";
-  const what = error.status ? `The coordinator answers with an error: ${error.message}.` : error instanceof TypeError ? "The coordinator does not answer." : `The page failed: ${error.message}.`;
+  const what = error.status === 403 ? "You have no role that may see this; choose a federation above." : error.status ? `The coordinator answers with an error: ${error.message}.` : error instanceof TypeError ? "The coordinator does not answer." : `The page failed: ${error.message}.`;
   at("outage").textContent = `${what}${since} Trying again every ${count(REFRESH_MS / 1000, "second")}.`;
   at("outage").hidden = false;
   document.body.classList.add("stale");

@@ -23,9 +23,12 @@ export const state = (text, reason) =>
   element("span", reason ? `${text}: ${reason}` : text, { class: `state ${TONE[text] || ""}` });
 
 // How far a client's training has come: a bar with its numbers.
+// A report of long ago says where the training was, and no longer when it ends.
+const FRESH_MS = 30000;
 export function progressOf({ name, progress }) {
   if (!progress) return "–";
-  const { step, steps, loss, seconds_left: left } = progress, text = `${step} of ${steps}${loss === null ? "" : `, loss ${number(loss)}`}, ${span(left)} left`;
+  const { step, steps, loss, seconds_left: left, at } = progress, rest = Date.now() - Date.parse(at) > FRESH_MS ? `reported ${ago(at)}` : `${span(left)} left`;
+  const text = `${step} of ${steps}${loss === null ? "" : `, loss ${number(loss)}`}, ${rest}`;
   return element("span", [element("progress", "", { value: step, max: steps, "aria-label": `Training of ${name}` }), ` ${text}`]);
 }
 

@@ -46,7 +46,7 @@ def page(browser: Browser) -> Iterator[Page]:
     context.close()
     # Refusals of what the test enters are meant, the coordinator may be gone before the page is, and an
     # identity provider may ask for styles from elsewhere.
-    meant = ("401", "404", "422", "ERR_CONNECTION_REFUSED", "ERR_NAME_NOT_RESOLVED")
+    meant = ("401", "403", "404", "422", "ERR_CONNECTION_REFUSED", "ERR_NAME_NOT_RESOLVED")
     assert [error for error in errors if not any(one in error for one in meant)] == []
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime, timedelta
+
 import pytest
 from playwright.sync_api import Page, expect
 
@@ -56,6 +58,11 @@ def test_a_client_that_trains_has_a_bar_until_its_update_arrives(
     expect(page.get_by_role("progressbar")).to_have_count(2)
     expect(page.locator("#clients")).to_contain_text("2 of 20, loss 2.250, 90 s left")
     page.locator("#back a").first.click()
+
+    page.clock.install(time=datetime.now(UTC) + timedelta(minutes=5))
+    page.reload()
+    expect(page.locator("#clients")).to_contain_text("2 of 20, loss 2.250, reported 5 min ago")
+    expect(page.locator("#clients")).not_to_contain_text("s left")
 
     deliver(silo, 1, values(1.0))
     expect(bar).to_have_count(0)
