@@ -204,7 +204,7 @@ def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
         try:
             wait_until(lambda: _answers(url), what="the server of moto")
             assert httpx.put(f"{url}/payloads", trust_env=False).is_success
-            yield "s3://payloads/tessera"
+            yield f"s3://payloads/tessera-{port}"  # a store is opened once per URL
         finally:
             process.kill()
 
