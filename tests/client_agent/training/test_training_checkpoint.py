@@ -45,7 +45,7 @@ def pq(base: BaseModel) -> Adapter:
 
 
 def variational(base: BaseModel) -> Adapter:
-    return VariationalAdapter(inject_lora(base, LORA), base, ImportancePlan(), seed=0)
+    return VariationalAdapter(inject_lora(base, LORA), base, ImportancePlan())
 
 
 def trained(

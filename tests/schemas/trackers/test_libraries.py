@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from schemas.trackers import trackers
 from schemas.trackers.options import TrackerMissing, TrackerName, TrackerOptions, require_addresses
 from schemas.trackers.tracker import TrackedRun
 
@@ -20,10 +21,16 @@ STEPS = [(1, 2.5), (2, 2.25), (3, 2.0)]
 
 
 def record(options: TrackerOptions, steps: list[tuple[int, float]] = STEPS) -> None:
-    with options.open(RUN) as trackers:
+    with options.open(RUN) as opened:
         for step, loss in steps:
-            trackers.log("step", step, {"train/loss": loss, "train/learning_rate": 1e-3})
-        trackers.named("birch").log("round", 1, {"scores/loss": 1.5, "broken": float("nan")})
+            opened.log("step", step, {"train/loss": loss, "train/learning_rate": 1e-3})
+        opened.named("birch").log("round", 1, {"scores/loss": 1.5, "broken": float("nan")})
+
+
+@pytest.fixture(autouse=True)
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wait for a library that is slow to load, where an agent would leave it."""
+    monkeypatch.setattr(trackers, "_CLOSING_SECONDS", 200.0)
 
 
 def test_tensorboard_reads_steps_and_rounds(tmp_path: Path) -> None:
