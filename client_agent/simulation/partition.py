@@ -58,8 +58,8 @@ def draw_examples(study: Study, seed: int) -> dict[str, SiloData]:
     used = {example.key for items in validation.values() for example in items}
     hands: _Hands = {}
     for source, silos in draw.sharing.items():
-        left = _without(orders[source], used)
-        hands |= _deal(left, {silo.name: silo.examples for silo in silos})
+        unused = _without(orders[source], used)
+        hands |= _deal(unused, {silo.name: silo.examples for silo in silos})
     return {
         silo.name: SiloData(
             train=tuple(hands[silo.name]),

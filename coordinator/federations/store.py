@@ -237,11 +237,11 @@ def rounds_by_state(session: Session) -> dict[str, int]:
 def _rounds_of(session: Session, client_ids: list[str]) -> dict[str, int]:
     """Return the number of rounds in which each client sent an update, or was ready for a sum."""
     summed = (ParticipationRow.client_id.in_(client_ids), ParticipationRow.ready_at.is_not(None))
-    sent = union_all(
+    rounds_sent = union_all(
         select(UpdateRow.client_id).where(UpdateRow.client_id.in_(client_ids)),
         select(ParticipationRow.client_id).where(*summed),
     ).subquery()
-    rows = session.execute(select(sent.c.client_id, func.count()).group_by(sent.c.client_id))
+    rows = session.execute(select(rounds_sent.c.client_id, func.count()).group_by(rounds_sent.c.client_id))
     return {client_id: count for client_id, count in rows}
 
 

@@ -212,7 +212,7 @@ def _have_arrived(agents: Agents) -> bool:
 
 
 def _advance(agents: Agents, name: str, share: float) -> None:
-    """Let a held agent train in short turns, until it has reported this share of its steps."""
+    """Train in short turns with a held agent, until it has reported this share of its steps."""
 
     def is_far_enough() -> bool:
         part = agents.part(name, SHOWN_ROUND)

@@ -63,8 +63,8 @@ class Camera:
     def token(self, role: str) -> str:
         """Return a token of a role, made at its first use."""
         if role not in self._tokens:
-            made = self._operator.post("/v1/tokens", {"role": role, "name": f"pictures {role}"})
-            self._tokens[role] = str(made["token"])
+            answer = self._operator.post("/v1/tokens", {"role": role, "name": f"pictures {role}"})
+            self._tokens[role] = str(answer["token"])
         return self._tokens[role]
 
     def take(self, picture: Picture, federation: str, now: datetime | None) -> None:

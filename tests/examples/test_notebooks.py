@@ -26,3 +26,6 @@ def test_there_are_notebooks_without_outputs() -> None:
 def test_a_notebook_runs_to_its_end(file: Path) -> None:
     notebook = nbformat.read(file, as_version=4)
     NotebookClient(notebook, timeout=800, resources={"metadata": {"path": str(FOLDER)}}).execute()
+    cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    assert [cell.execution_count for cell in cells] == [*range(1, len(cells) + 1)]
+    assert cells[-1].outputs

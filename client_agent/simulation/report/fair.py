@@ -229,7 +229,7 @@ def _spent(client: ClientResult) -> list[float]:
     down = [entry.bytes_down for entry in client.rounds]
     down.append(down[-1])
     up = [0, *(entry.bytes_up for entry in client.rounds)]
-    return list(accumulate(float(sent + received) for sent, received in zip(up, down, strict=True)))
+    return list(accumulate(float(sum(both)) for both in zip(up, down, strict=True)))
 
 
 def _common_scores(courses: Iterable[_Course]) -> list[str]:

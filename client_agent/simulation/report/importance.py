@@ -87,9 +87,11 @@ def _ranks(values: NDArray[np.float64]) -> NDArray[np.float64]:
 def _agreements(clients: Sequence[ClientResult]) -> list[float]:
     """Return the correlations of all pairs of clients of one base model."""
     pairs = (
-        spearman(left.measures.modules, right.measures.modules)
-        for left, right in combinations(clients, 2)
-        if left.base_model == right.base_model and left.measures is not None and right.measures is not None
+        spearman(first.measures.modules, second.measures.modules)
+        for first, second in combinations(clients, 2)
+        if first.base_model == second.base_model
+        and first.measures is not None
+        and second.measures is not None
     )
     return [correlation for correlation in pairs if correlation is not None]
 

@@ -8,10 +8,9 @@ import pytest
 
 from schemas.messages.federations import AlignmentPlan
 from tests.coordinator.alignment.test_alignment import ANCHORS, OTHER, PIVOT, aligned, put_pack
-from tests.coordinator.alignment.test_transfer_test import figures, path
+from tests.coordinator.alignment.test_transfer_test import assert_shares, figures, path
 from tests.coordinator.cli.test_operator import Operator
 from tests.served import Served
-from tests.taking_part import join, put, update_body, values, wait_for, weights
 
 REQUIRED = {"pivot": PIVOT, "anchors": len(ANCHORS["anchors"]), "require_passed": True}
 
@@ -41,23 +40,7 @@ def test_a_base_model_shares_with_others_once_its_pack_has_passed(
     if verdict is not None:
         stored = coordinator.admin.put(path(federation_id), json=figures(of_other, verdict))
         assert stored.status_code == 201
-    pivots = coordinator.enrol(federation_id, "pivot")
-    tested = [coordinator.enrol(federation_id, name, base_model=OTHER) for name in ("a", "b")]
-    coordinator.admin.post(f"/v1/federations/{federation_id}/start")
-    bases = [join(silo, 1) for silo in (pivots, *tested)]
-    for silo, base, fill in zip((pivots, *tested), bases, (1.0, 3.0, 5.0), strict=True):
-        digest = of_pivot if silo is pivots else of_other
-        assert put(silo, 1, update_body(silo, 1, base, values(fill), pack=digest)).status_code == 201
-    wait_for(coordinator, federation_id, 1, "published")
-    newcomer = coordinator.enrol(federation_id, "new", base_model=OTHER)
-    served = {}
-    for silo in (pivots, *tested, newcomer):
-        join(silo, 2)
-        served[silo.client_id] = weights(silo, 2)["b0.q.P"]
-    across = verdict == "passed"
-    assert (served[pivots.client_id] == (4.0 if across else 1.0)).all()  # the others' mean, or its own
-    assert (served[tested[0].client_id] == (3.0 if across else 5.0)).all()
-    assert (served[newcomer.client_id] == (3.0 if across else 4.0)).all()
+    assert_shares(coordinator, federation_id, of_pivot, of_other, across=verdict == "passed")
 
 
 def test_what_is_missing_is_said_and_what_to_do(coordinator: Served) -> None:

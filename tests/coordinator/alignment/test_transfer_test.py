@@ -46,6 +46,27 @@ def path(federation_id: str, base_model: str = OTHER) -> str:
     return f"/v1/federations/{federation_id}/alignments/{base_model}/acceptance"
 
 
+def assert_shares(served: Served, federation_id: str, of_pivot: str, of_other: str, *, across: bool) -> None:
+    """Play a round of a client of the pivot and two of the other base model; see whether it mixes both."""
+    pivots = served.enrol(federation_id, "pivot")
+    others = [served.enrol(federation_id, name, base_model=OTHER) for name in ("a", "b")]
+    served.admin.post(f"/v1/federations/{federation_id}/start")
+    bases = [join(silo, 1) for silo in (pivots, *others)]
+    for silo, base, fill in zip((pivots, *others), bases, (1.0, 3.0, 5.0), strict=True):
+        digest = of_pivot if silo is pivots else of_other
+        assert put(silo, 1, update_body(silo, 1, base, values(fill), pack=digest)).status_code == 201
+    wait_for(served, federation_id, 1, "published")
+    # a newcomer shows what the rule does to those without an update, too
+    newcomer = served.enrol(federation_id, "new", base_model=OTHER)
+    by_client = {}
+    for silo in (pivots, *others, newcomer):
+        join(silo, 2)
+        by_client[silo.client_id] = weights(silo, 2)["b0.q.P"]
+    assert (by_client[pivots.client_id] == (4.0 if across else 1.0)).all()  # the others' mean, or its own
+    assert (by_client[others[0].client_id] == (3.0 if across else 5.0)).all()
+    assert (by_client[newcomer.client_id] == (3.0 if across else 4.0)).all()
+
+
 def test_a_test_is_stored_by_a_client_of_the_base_model_and_shown(coordinator: Served) -> None:
     federation_id, pack = with_packs(coordinator)
     shown = coordinator.admin.get(f"/v1/federations/{federation_id}").json()["alignment"]
@@ -165,24 +186,8 @@ def test_after_a_failed_test_a_base_model_shares_with_its_own_kind_only(
     federation_id, pack = with_packs(coordinator)
     of_pivot = put_pack(coordinator.admin, federation_id, PIVOT).json()["digest"]
     assert coordinator.admin.put(path(federation_id), json=figures(pack, verdict)).status_code == 201
-    pivots = coordinator.enrol(federation_id, "pivot")
-    testers = [coordinator.enrol(federation_id, name, base_model=OTHER) for name in ("a", "b")]
-    coordinator.admin.post(f"/v1/federations/{federation_id}/start")
-    bases = [join(silo, 1) for silo in (pivots, *testers)]
-    for silo, base, fill in zip((pivots, *testers), bases, (1.0, 3.0, 5.0), strict=True):
-        digest = of_pivot if silo is pivots else pack
-        assert put(silo, 1, update_body(silo, 1, base, values(fill), pack=digest)).status_code == 201
-    wait_for(coordinator, federation_id, 1, "published")
-    # a newcomer of the pivot's kind sees what the rule does to those without an update, too
-    newcomer = coordinator.enrol(federation_id, "new", base_model=OTHER)
-    served = {}
-    for silo in (pivots, *testers, newcomer):
-        join(silo, 2)
-        served[silo.client_id] = weights(silo, 2)["b0.q.P"]
     across = verdict == "passed"
-    assert (served[pivots.client_id] == (4.0 if across else 1.0)).all()  # the others' mean, or its own
-    assert (served[testers[0].client_id] == (3.0 if across else 5.0)).all()
-    assert (served[newcomer.client_id] == (3.0 if across else 4.0)).all()
+    assert_shares(coordinator, federation_id, of_pivot, pack, across=across)
     line = coordinator.admin.get(f"/v1/federations/{federation_id}").json()["alignment"][0]
     assert ("identical base model only" in line["sharing"]) == (not across)
 
