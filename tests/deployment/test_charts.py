@@ -6,6 +6,7 @@ import json
 import tomllib
 from pathlib import PurePosixPath
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 import yaml
@@ -13,6 +14,7 @@ import yaml
 from client_agent.settings import AgentSettings
 from coordinator.health import router
 from coordinator.settings import EXTERNAL, Settings
+from coordinator.storage.object_store import SCHEMES
 from tests.deployment.composition import dockerfile
 from tests.deployment.queries import ALERTS
 from tests.deployment.rendered_charts import CHARTS, RELEASES, documents, golden, render
@@ -23,7 +25,7 @@ FOREIGN = {"ServiceMonitor", "PrometheusRule"}
 """Kinds of the Prometheus operator, which Kubernetes has no schemas of."""
 
 OF_THE_COMMANDS = {"TESSERA_AGENT_NAME", "TESSERA_AGENT_TOKEN", "TESSERA_AGENT_LOG_LEVEL"}
-OF_OTHERS = {"POD_IP", "OPENBLAS_NUM_THREADS", "HF_HOME", "HF_HUB_OFFLINE", "SSL_CERT_FILE"}
+OF_LIBRARIES = {"OPENBLAS_NUM_THREADS", "HF_HOME", "HF_HUB_OFFLINE", "SSL_CERT_FILE", "AWS_ENDPOINT_URL"}
 SECRETS = {name for name, field in Settings.model_fields.items() if "Secret" in str(field.annotation)}
 OF_THE_CHART = SECRETS | {"database_url", "public_names", "trusted_proxies", "host", "port"}
 """Settings that are files of the secret, or have values of their own, or belong to the image."""
@@ -36,6 +38,13 @@ def pods(release: str) -> list[dict[str, Any]]:
         for document in documents(release)
         if "template" in document.get("spec", {})
     ]
+
+
+def ways_out(release: str) -> list[dict[str, Any]]:
+    """The rules of a release's network policy for its own connections."""
+    (policy,) = [d for d in documents(release) if d["kind"] == "NetworkPolicy"]
+    rules: list[dict[str, Any]] = policy["spec"]["egress"]
+    return rules
 
 
 def containers() -> list[tuple[str, dict[str, Any], dict[str, Any]]]:
@@ -70,6 +79,7 @@ def test_helm_finds_no_fault(release: str) -> None:
         {"replica": 3},
         {"database": {"url": "postgresql://tessera:secret@db/tessera"}},
         {"secretName": ""},
+        {"settings": {"payload_store": "file:///tmp/payloads"}},  # each pod would have its own
     ],
 )
 def test_helm_refuses_values_that_mean_nothing(change: dict[str, Any]) -> None:
@@ -92,7 +102,7 @@ def test_every_variable_is_read_by_somebody() -> None:
     agents = {f"TESSERA_AGENT_{name.upper()}" for name in AgentSettings.model_fields}
     for chart, _, container in containers():
         ours = coordinators if chart == "tessera" else agents | OF_THE_COMMANDS
-        assert {variable["name"] for variable in container["env"]} <= ours | OF_OTHERS
+        assert {variable["name"] for variable in container["env"]} <= ours | OF_LIBRARIES | {"POD_IP"}
 
 
 def test_a_chart_takes_every_setting_of_the_coordinator() -> None:
@@ -142,6 +152,23 @@ def test_alerts_are_those_of_the_release() -> None:
     for rule, original in zip(group["rules"], ALERTS, strict=True):
         assert rule["expr"] == original["expr"].replace('job="tessera"', 'job="coordinator-monitored"')
         assert rule["annotations"] == original["annotations"]
+
+
+def test_a_payload_store_is_reached_with_the_keys_of_its_secret() -> None:
+    values = RELEASES["coordinator-with-store"]["values"]
+    pod, _ = pods("coordinator-with-store")
+    (container,) = pod["containers"]
+    assert container["envFrom"] == [{"secretRef": {"name": values["payloadStoreSecretName"]}}]
+    variables = {v["name"]: v["value"] for v in container["env"] if "value" in v}
+    assert variables["TESSERA_PAYLOAD_STORE"].partition("://")[0] in SCHEMES
+    peers = values["networkPolicy"]["payloadStoreTo"]
+    port = urlsplit(variables["AWS_ENDPOINT_URL"]).port
+    assert {"ports": [{"protocol": "TCP", "port": port}], "to": peers} in ways_out("coordinator-with-store")
+
+
+def test_without_a_payload_store_the_policy_leads_to_the_database_alone() -> None:
+    ports = [port["port"] for rule in ways_out("coordinator") for port in rule["ports"]]
+    assert ports == [53, 53, 5432]
 
 
 def test_pods_have_no_rights_and_a_place_for_every_file() -> None:
