@@ -218,8 +218,8 @@ def _progress(report: dict[str, Any] | None) -> str | None:
         return None
     loss = f", loss {report['loss']:.3f}" if report["loss"] is not None else ""
     age = datetime.now(UTC) - datetime.fromisoformat(report["at"])
-    rest = f"reported {ago(report['at'])}" if age > _FRESH else f"{report['seconds_left']:.0f} s left"
-    return f"{report['step']} of {report['steps']}{loss}, {rest}"
+    remaining = f"reported {ago(report['at'])}" if age > _FRESH else f"{report['seconds_left']:.0f} s left"
+    return f"{report['step']} of {report['steps']}{loss}, {remaining}"
 
 
 def _state(details: dict[str, Any]) -> str:
