@@ -132,7 +132,9 @@ class Settings(BaseSettings):
     dashboard: Annotated[bool, Field(description="serve the dashboard on / and the API's page on /docs")] = (
         True
     )
-    report_to: Annotated[str, Field(description="trackers of rounds: `tensorboard,mlflow,wandb`")] = ""
+    report_to: Annotated[str, Field(description="trackers of rounds: `tensorboard,mlflow,wandb,trackio`")] = (
+        ""
+    )
     tracker_folder: Annotated[str, Field(description="folder of the trackers' files")] = "trackers"
     mlflow_uri: Annotated[str, Field(description="MLflow server or database; empty: a SQLite file")] = ""
     wandb_url: Annotated[str, Field(description="W&B server; empty: files in the folder")] = ""

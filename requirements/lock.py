@@ -15,7 +15,7 @@ from tempfile import TemporaryDirectory
 
 HERE = Path(__file__).parent
 PYPROJECT = HERE.parent / "pyproject.toml"
-TRACKERS = ("tensorboard", "mlflow", "wandb")
+TRACKERS = ("tensorboard", "mlflow", "wandb", "trackio")
 FILES = {
     "dev.txt": (
         *("coordinator", "postgres", "oidc", "otel", "object-store", "agent", "data", "ray"),

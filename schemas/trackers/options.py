@@ -13,9 +13,10 @@ from schemas.trackers.mlflow_tracker import MlflowTracker
 from schemas.trackers.tensorboard_tracker import TensorboardTracker
 from schemas.trackers.tracker import TrackedRun, Tracker
 from schemas.trackers.trackers import Trackers
+from schemas.trackers.trackio_tracker import TrackioTracker
 from schemas.trackers.wandb_tracker import WandbTracker
 
-TrackerName = Literal["tensorboard", "mlflow", "wandb"]
+TrackerName = Literal["tensorboard", "mlflow", "wandb", "trackio"]
 """The trackers; each is also the name of the extra that installs its library."""
 
 _STORE = re.compile(r"(https?|sqlite|postgresql|mysql)(\+\w+)?://")
@@ -53,6 +54,7 @@ class TrackerOptions:
             "tensorboard": lambda: TensorboardTracker(self.folder / "tensorboard"),
             "mlflow": lambda: MlflowTracker(self.folder, self.mlflow_uri),
             "wandb": lambda: WandbTracker(self.folder, self.wandb_url),
+            "trackio": lambda: TrackioTracker(self.folder / "trackio"),
         }
         return Trackers.of(run, {name: makers[name] for name in self.report_to})
 
@@ -101,4 +103,5 @@ _MODULES: Final[Mapping[TrackerName, tuple[str, ...]]] = {
     "tensorboard": ("tensorboard",),
     "mlflow": ("mlflow", "sqlalchemy", "alembic"),
     "wandb": ("wandb",),
+    "trackio": ("trackio",),
 }

@@ -17,7 +17,7 @@ from tests.client_agent.commands import tessera
 from tests.client_agent.conftest import checked, config, next_brief
 from tests.client_agent.test_daemon import alone_plan, naps
 from tests.served import Served
-from tests.tracked import recorded
+from tests.tracked import in_new_process, recorded, recorded_by_trackio
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of the libraries, whose imports warn
 
@@ -55,13 +55,24 @@ def test_steps_and_rounds_of_a_restarted_agent_are_in_one_run(served: Served, tm
         assert not any(str(text).encode() in content for text in row.values() if len(str(text)) > 4)
 
 
-def test_training_without_a_federation_is_recorded_too(tmp_path: Path) -> None:
-    file = with_trackers(tmp_path)
-    plan = tmp_path / "plan.json"
+def train(file: Path) -> None:
+    plan = file.parent / "plan.json"
     planned: dict[str, Any] = {"name": "alone"} | alone_plan(rounds={"total": 1, "min_clients": 1})
     plan.write_text(json.dumps(planned))
     done = tessera("train", "--config", file, "--plan", plan)
     assert done.exit_code == 0, done.output
+
+
+@pytest.mark.slow
+def test_trackio_has_the_steps_of_a_silo(tmp_path: Path) -> None:
+    in_new_process(train, with_trackers(tmp_path, 'report_to = ["trackio"]'))
+    ((_, rows),) = recorded_by_trackio(tmp_path / "state" / "trackers" / "trackio", "alone").values()
+    assert [row["step"] for row in rows if "train/loss" in row] == [1, 2]
+    assert [row["step"] for row in rows if "trained/loss" in row] == [1]
+
+
+def test_training_without_a_federation_is_recorded_too(tmp_path: Path) -> None:
+    train(with_trackers(tmp_path))
     values = recorded(tmp_path / "state" / "trackers")
     assert [step for step, _ in values["train/loss"]] == [1, 2]
     assert len(values["trained/loss"]) == 1

@@ -50,7 +50,10 @@ def test_rounds_are_recorded_with_the_means_that_members_see(
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        ({"report_to": "tensorbord"}, "'tensorbord' is no tracker; write tensorboard, mlflow, wandb"),
+        (
+            {"report_to": "tensorbord"},
+            "'tensorbord' is no tracker; write tensorboard, mlflow",
+        ),
         (
             {"report_to": "tensorboard", "mlflow_uri": "https://mlflow.example.org"},
             'report_to lacks "mlflow"',

@@ -13,6 +13,7 @@ import pytest
 from schemas.trackers import trackers
 from schemas.trackers.options import TrackerMissing, TrackerName, TrackerOptions, require_addresses
 from schemas.trackers.tracker import TrackedRun
+from tests.tracked import in_new_process, recorded_by_trackio
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of the libraries, whose imports warn
 
@@ -108,6 +109,38 @@ def wandb_records(file: Path) -> Iterator[Any]:
         if kind in (1, 4):  # whole, or its last part
             yield Record.FromString(message)
             message = b""
+
+
+def record_with_trackio(folder: Path) -> None:
+    """Record a run, continue it, and try another folder in the same process."""
+    trackers._CLOSING_SECONDS = 200.0
+    options = TrackerOptions(("trackio",), folder)
+    record(options)
+    record(options, [(4, 1.75)])
+    record(TrackerOptions(("trackio",), folder / "second"))
+
+
+@pytest.mark.slow
+def test_trackio_reads_a_run_that_was_continued(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "foreign"))  # not the silo's choice
+    monkeypatch.setenv("TRACKIO_SERVER_URL", "http://127.0.0.1:1")
+    monkeypatch.setenv("TRACKIO_BUCKET_ID", "somebody/bucket")
+    in_new_process(record_with_trackio, tmp_path)
+    printed = capfd.readouterr()
+    assert printed.out == ""
+    assert printed.err.count("trackio: values are lost") == 1
+    assert f"has loaded trackio with folder {tmp_path / 'trackio'}" in printed.err
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["trackio"]
+    runs = recorded_by_trackio(tmp_path / "trackio", "federation_one_a")
+    assert list(runs) == ["aster"]
+    facts, rows = runs["aster"]
+    assert facts == {"base model": "tiny-s", "seed": 3}
+    losses = [(row["step"], row["train/loss"]) for row in rows if "train/loss" in row]
+    assert losses == [*STEPS, (4, 1.75)]
+    assert [row["step"] for row in rows if "birch/scores/loss" in row] == [1, 1]
+    assert not any("birch/broken" in row for row in rows)
 
 
 def test_a_missing_library_is_named_at_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
