@@ -12,6 +12,9 @@ FIRST_SEED ?= auto
 SHARD ?= all
 # One thread per process: agents and test workers share the cores, and oversubscription costs more than it gives.
 RUN := OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1
+# Images of Python often switch bytecode off. The tests start hundreds of processes, and each would compile its
+# modules anew; pytest would rewrite the assertions of every test file in each run.
+unexport PYTHONDONTWRITEBYTECODE
 # Tests are handed out in order: the fault schedules, which replace clocks and threads in their process, come after
 # all tests that share a running coordinator.
 PYTEST := $(RUN) $(BIN)/python -m pytest -n 2 --dist load
