@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from math import prod
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 from pydantic import Field, StringConstraints
 
@@ -22,6 +22,17 @@ if TYPE_CHECKING:
 _MODULE = r"^(b[0-9]{1,4}\.)?(q|k|v|o|gate|up|down)$"
 _BYTES_OF_SUM = {8: 2, 16: 3}
 """The bytes of a value in a masked input of at most 256 members, by `privacy.secure_sum.bits`."""
+
+SentKind = Literal["sketches", "scores", "progress", "alignment", "counts"]
+"""What an agent sends beside updates: gradient sketches; losses and other scores; how far training has come;
+alignment packs with responses to anchors, and tests of them; which experts of a bank it belongs to.
+"""
+_WITHOUT: Final[dict[str, str]] = {
+    "sketches": "a plan with privacy.secure_sum, which uses no sketches",
+    "scores": "a plan with privacy.secure_sum, pairwise masking and summed scores",
+    "alignment": "a plan without alignment",
+    "counts": "a strategy without a bank of experts",
+}
 
 Module = Annotated[str, StringConstraints(pattern=_MODULE)]
 
@@ -45,6 +56,8 @@ class Policy(Strict):
     """The linear layers whose changes may leave the silo: roles such as `v`, or modules such as `b0.v`."""
     max_update_bytes: Annotated[int, Field(ge=1)] | None = None
     """The most bytes of an update, or of a silo's part of a sum."""
+    sends: tuple[SentKind, ...] | None = None
+    """What may leave the silo beside updates and enrolment; `[]` = nothing."""
     plan: Digest | None = None
     """The digest of the plan that was examined; every other plan is refused."""
 
@@ -72,6 +85,20 @@ class Policy(Strict):
         if self.plan is not None and document is not None and digest_of(document) != self.plan:
             fact = f"the plan's digest is {digest_of(document)}"
             raise PolicyRefused("plan", self.plan, fact, "the plan that was examined")
+
+    def require_kinds(self, kinds: Iterable[SentKind]) -> None:
+        """Check what the agents of a plan send beside updates.
+
+        Raises:
+            PolicyRefused: `sends` lacks a kind.
+        """
+        for kind in kinds:
+            if not self.may_send(kind):
+                fact = f"under the plan agents send {kind}"
+                raise PolicyRefused("sends", _listed(self.sends or ()) or "empty", fact, _WITHOUT[kind])
+
+    def may_send(self, kind: SentKind) -> bool:
+        return self.sends is None or kind in self.sends
 
     def require_update(
         self, layout: Layout, recipe: Recipe, max_bytes: int | None, summed: SecureSumPlan | None
@@ -106,6 +133,7 @@ class Policy(Strict):
             "strategies": _listed(self.strategies) if self.strategies else None,
             "modules": _listed(self.modules) if self.modules else None,
             "at most": f"{self.max_update_bytes} bytes per update" if self.max_update_bytes else None,
+            "sends": (_listed(self.sends) or "nothing") if self.sends is not None else None,
             "plan": self.plan,
         }
         texts = [f"{rule} {text}" for rule, text in rules.items() if text is not None]

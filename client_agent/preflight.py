@@ -32,6 +32,7 @@ from client_agent.rounds.plan import (
     served_plan,
     training_plan,
 )
+from client_agent.rounds.plan_policy import require_policy
 from client_agent.rounds.sketch import mechanism_for
 from client_agent.session import require_trackers
 from client_agent.settings import AgentSettings, read_settings
@@ -231,12 +232,12 @@ def _policy(settings: AgentSettings, file: Path | None) -> str:
     """Return the rules in force, and the digest of the federation's plan that `policy.plan` may name."""
     rules = settings.policy.sentences()
     if file is not None:
-        settings.policy.require_plan(read_plan(file), None)
+        require_policy(settings.policy, read_plan(file), None)
         return f"{rules}; {file} is allowed"
     served = served_plan(settings)
     if served is None:
         return f"{rules} (not enrolled yet)"
-    settings.policy.require_plan(parse_plan(served), served)
+    require_policy(settings.policy, parse_plan(served), served)
     return f"{rules}; the plan has the digest {digest_of(served)}"
 
 

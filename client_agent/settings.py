@@ -133,7 +133,8 @@ class AgentSettings(BaseSettings):
     """The fewest peers in a served mixture; plans with fewer are refused."""
     policy: Policy = Policy()
     """The rules that plans must keep before anything is trained or sent: `strategies`, `modules`,
-    `max_update_bytes` and the digest of one `plan`; a rule that is not set allows everything.
+    `max_update_bytes`, what else an agent `sends`, and the digest of one `plan`; a rule that is not set
+    allows everything.
     """
     lora_rank: Annotated[int, Field(ge=1)] | None = None
     """The first rank of this silo under a strategy with mixed ranks; by default the plan's."""

@@ -58,6 +58,7 @@ def enrol(
         from client_agent.identity.membership import enrol as redeem_token
         from client_agent.privacy.budget import require_voices
         from client_agent.rounds.plan import parse_plan, require_trainer
+        from client_agent.rounds.plan_policy import require_policy
         from schemas.identity.keys import name_of
         from schemas.operator_claims import coordinator_sees
         from schemas.peers import of_members
@@ -77,7 +78,7 @@ def enrol(
             print(coordinator_sees(plan, summed))
         print(*of_members(plan), sep="\n")
         require_voices(plan, settings.min_voices)
-        settings.policy.require_plan(plan, served)
+        require_policy(settings.policy, plan, served)
         require_trainer(settings, plan)
 
 

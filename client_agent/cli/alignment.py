@@ -132,6 +132,7 @@ def _test_in_federation(
 
     session, trainer = participant.session, participant.trainer
     brief = next_round(participant)
+    session.check_brief(brief)  # before a missing pack is made and sent
     alignment, base = brief.alignment, trainer.silo.base
     if alignment is None:
         raise AlignmentImpossible("this federation uses no alignment packs; there is nothing to test")

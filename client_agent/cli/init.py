@@ -63,7 +63,9 @@ def init(
     validation: Annotated[
         str | None, typer.Option(help="Validation data; by default a tenth of the rest of --train.")
     ] = None,
-    url: Annotated[str, typer.Option(help="The coordinator's URL.")] = "http://127.0.0.1:8000",
+    url: Annotated[
+        str, typer.Option(envvar="TESSERA_URL", help="The coordinator's URL.")
+    ] = "http://127.0.0.1:8000",
     row_format: Annotated[
         str | None, typer.Option("--format", help=f"{_FORMATS}; by default found by the columns.")
     ] = None,

@@ -66,6 +66,7 @@ train = {local(train)}
 # policy.strategies = ["fedmosaic", "fedavg"]
 # policy.modules = ["q", "v"]
 # policy.max_update_bytes = 5000000
+# policy.sends = ["sketches", "scores", "progress"]
 """
 
 

@@ -14,6 +14,7 @@ from client_agent.identity.manifests import Manifests
 from client_agent.identity.roster import Roster
 from client_agent.policy import Policy
 from client_agent.privacy.budget import require_private, require_voices
+from client_agent.rounds.plan_policy import require_policy
 from client_agent.storage.rate_store import RATES, RateStore
 from client_agent.storage.round_folder import RoundFolders
 from client_agent.transport.client import CoordinatorApi
@@ -99,7 +100,7 @@ class Session:
         """
         manifests = self.manifests
         manifests.fetch_plan(self.api)
-        self.policy.require_plan(manifests.plan, manifests.stored_plan)
+        require_policy(self.policy, manifests.plan, manifests.stored_plan)
 
 
 @dataclass(frozen=True, slots=True)

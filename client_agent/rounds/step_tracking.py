@@ -17,7 +17,7 @@ def step_reports(work: Work) -> Iterator[Report]:
     """Return what is called after each step of the round; the coordinator learns of it if the silo wants."""
     session, number = work.session, work.brief.round
     track = step_tracking(session.trackers, number)
-    if not work.trainer.reports_progress:
+    if not (work.trainer.reports_progress and session.policy.may_send("progress")):
         yield track
         return
     path = f"/v1/federations/{session.federation_id}/rounds/{number}/progress"

@@ -104,11 +104,14 @@ class IdentityProvider:
                 leeway=_LEEWAY_SECONDS,
                 options={"require": ["iss", "aud", "exp", "iat", "sub"]},
             )
-        except jwt.PyJWTError as error:
+            expires_at = datetime.fromtimestamp(claims["exp"], UTC)
+        except (jwt.PyJWTError, OverflowError, ValueError, OSError) as error:
             log.info("id-token-refused", reason=f"{type(error).__name__}: {error}")
             raise CredentialInvalid from error
-        if claims.get("azp", self.client_id) != self.client_id:
-            log.info("id-token-refused", reason="azp names another client")
+        # Section 3.1.3.7: a token for several audiences names in azp the client that it was issued to.
+        is_shared = isinstance(claims["aud"], list) and len(claims["aud"]) > 1
+        if claims.get("azp", None if is_shared else self.client_id) != self.client_id:
+            log.info("id-token-refused", reason="azp names another client, or none of several audiences")
             raise CredentialInvalid
         roles = self._roles(claims)
         if not roles:
@@ -119,7 +122,7 @@ class IdentityProvider:
             id=PREFIX + digest[:24],
             name="".join(filter(str.isprintable, shown))[:_NAME_CHARACTERS],
             roles=roles,
-            expires_at=datetime.fromtimestamp(claims["exp"], UTC),
+            expires_at=expires_at,
             nonce=claims.get("nonce"),
         )
 

@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from client_agent.cli.alignment import _test_in_federation
+from client_agent.cli.console import Bars
 from client_agent.daemon import prepare, run
 from client_agent.errors import SettingsUnusable
 from client_agent.policy import Policy, PolicyRefused
+from client_agent.rounds.opened_brief import OpenedBrief
 from client_agent.rounds.participant import Participant
+from client_agent.rounds.plan_policy import require_policy, sent_kinds
+from client_agent.rounds.step_tracking import step_reports
 from client_agent.rounds.steps import take_part
+from client_agent.rounds.work import Work
 from client_agent.settings import read_settings
 from client_agent.storage.round_folder import RECEIPT, UPDATE, WEIGHTS
 from schemas.messages.federations import FederationPlan
@@ -56,9 +63,61 @@ def test_a_plan_is_held_to_each_rule(
         policy.require_plan(plan(adapter=adapter), b"{}")
 
 
+SUMMED = {"minimum": 3}
+BANK = {"strategy": {"name": "fed_vemoe"}, "adapter": LORA, "privacy": {"secure_sum": SUMMED}}
+PIVOT = {"alignment": {"pivot": "tiny-s-3f0c9a1b2c3d"}, "strategy": {"name": "fedmosaic"}}
+
+
+@pytest.mark.parametrize(
+    ("fields", "kinds"),
+    [
+        ({}, ("sketches", "scores")),
+        (PIVOT, ("sketches", "scores", "alignment")),
+        ({"privacy": {"secure_sum": SUMMED}, "adapter": LORA}, ()),
+        ({"privacy": {"secure_sum": SUMMED | {"scores": "own"}}, "adapter": LORA}, ("scores",)),
+        ({"privacy": {"secure_sum": SUMMED | {"masking": "none"}}, "adapter": LORA}, ("scores",)),
+        (BANK, ("counts",)),
+    ],
+)
+def test_each_kind_that_a_plan_sends_needs_leave(fields: dict[str, Any], kinds: tuple[str, ...]) -> None:
+    planned = plan(**fields)
+    assert sent_kinds(planned) == kinds
+    require_policy(Policy.model_validate({"sends": kinds}), planned, None)
+    require_policy(Policy(), planned, None)
+    for kind in kinds:
+        fewer = Policy.model_validate({"sends": [other for other in kinds if other != kind]})
+        with pytest.raises(PolicyRefused, match=f"agents send {kind}, .* policy.sends is .*; nothing is"):
+            require_policy(fewer, planned, None)
+
+
+def test_progress_is_left_out_without_leave(started: Callable[..., Participant]) -> None:
+    who = started(**alone_plan(adapter=LORA, strategy={"name": "fedavg"}))
+    who.trainer.reports_progress = True
+    brief = next_brief(who)
+    who.session.check_brief(brief)
+    work = Work(who, OpenedBrief.of(brief), who.workspace.rounds.open(1))
+    reports = []
+    for kinds in (["sketches", "scores"], ["sketches", "scores", "progress"]):
+        who.session.policy = Policy.model_validate({"sends": kinds})
+        with step_reports(work):
+            reports.append("progress" in {thread.name for thread in threading.enumerate()})
+    assert reports == [False, True]
+
+
+def test_an_alignment_test_makes_no_pack_without_leave(started: Callable[..., Participant]) -> None:
+    who = started(**alone_plan(alignment={"pivot": "tiny-x-3f0c9a1b2c3d", "frames": "random"}))
+    who.session.policy = Policy(sends=("sketches", "scores"))
+    with Bars() as bars, pytest.raises(PolicyRefused, match="agents send alignment"):
+        _test_in_federation(who, None, None, bars, store=True)
+    assert not who.session.api.packs(who.session.federation_id).items
+
+
 @pytest.mark.parametrize(
     "rules",
-    [{"strategies": ["flora"]}, {"modules": ["q"]}, {"max_update_bytes": 500}, {"plan": digest_of(b"")}],
+    [
+        *({"strategies": ["flora"]}, {"modules": ["q"]}, {"max_update_bytes": 500}, {"plan": digest_of(b"")}),
+        {"sends": ["scores", "progress"]},
+    ],
 )
 def test_a_refused_plan_is_neither_trained_nor_answered(
     served: Served, started: Callable[..., Participant], rules: dict[str, Any]
@@ -99,9 +158,15 @@ def test_the_check_shows_the_policy_and_holds_a_plan_to_it(tmp_path: Path) -> No
         assert finding.passed is passed
     assert "policy.strategies is fedavg" in finding.detail
     assert "at most 500 bytes per update" in checked(file)["policy"].detail
+    file.write_text(f"{file.read_text()}sends = []\n")
+    planned.write_text(json.dumps({"name": "x", "strategy": {"name": "fedavg"}}))
+    assert "sends nothing" in checked(file)["policy"].detail
+    assert "agents send sketches" in checked(file, planned)["policy"].detail
 
 
-@pytest.mark.parametrize("rule", ['modules = ["b1"]', "max_update_bytes = 0", "other = 1", 'plan = "md5:0"'])
+@pytest.mark.parametrize(
+    "rule", ['modules = ["b1"]', "max_update_bytes = 0", 'sends = ["text"]', "other = 1", 'plan = "md5:0"']
+)
 def test_a_misspelt_rule_is_refused(tmp_path: Path, rule: str) -> None:
     file = config(tmp_path)
     file.write_text(f"{file.read_text()}[policy]\n{rule}\n")

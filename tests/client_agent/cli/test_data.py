@@ -29,6 +29,19 @@ def test_init_writes_settings_that_the_agent_reads(table: Path, tmp_path: Path) 
     assert (settings.model, settings.train, settings.test) == (str(MODELS["S"]), str(table), None)
 
 
+def test_init_takes_the_coordinator_of_the_environment(
+    table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TESSERA_URL", "https://tessera.example.org/")
+    begun, named = tmp_path / "begun.toml", tmp_path / "named.toml"
+    tessera("init", "--model", MODELS["S"], "--train", table, "--out", begun)
+    assert str(AgentSettings.from_toml(begun).url) == "https://tessera.example.org/"
+    tessera(
+        *("init", "--model", MODELS["S"], "--train", table, "--out", named), "--url", "http://127.0.0.1:9"
+    )
+    assert str(AgentSettings.from_toml(named).url) == "http://127.0.0.1:9/"
+
+
 def test_init_maps_columns(tmp_path: Path) -> None:
     file, out = tmp_path / "faq.csv", tmp_path / "silo.toml"
     file.write_text("question,answer\n" + "".join(f"what is {i},number {i}\n" for i in range(40)))

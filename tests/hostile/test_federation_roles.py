@@ -1,0 +1,152 @@
+"""Every route, and people whose role holds in one federation: it counts there, and nowhere else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import httpx
+import pytest
+
+from tests.coordinator.alignment.test_alignment import OTHER, PIVOT, aligned, put_pack
+from tests.coordinator.alignment.test_transfer_test import figures
+from tests.coordinator.auth.provider import CLIENT, running_provider
+from tests.coordinator.experts.stored_bank import store_bank
+from tests.hostile.test_authorisation_matrix import ANYONE, NOT_SET_UP, POLICIES
+from tests.served import Served, Silo, slug, start
+from tests.taking_part import join, put, update_body, values, wait_for
+
+pytestmark = pytest.mark.slow
+
+ROLES = ("auditor", "operator", "admin")
+ABOUT_ALL = "GET /v1/federations"
+"""The one route about all federations that leaves out those without a role."""
+
+
+@dataclass
+class Scene:
+    """Federations in which each group has its role, one in which none has, and a person of each group.
+
+    Attributes:
+        inside: has a published round and packs.
+        ending, passing: one may be finished, the other loses packs and clients.
+        outside: as `inside`, and of no group.
+    """
+
+    served: Served
+    people: dict[str, httpx.Client]
+    inside: Silo
+    ending: str
+    passing: str
+    outside: Silo
+    pack: str
+
+    def ask(self, role: str, operation: str, silo: Silo) -> tuple[int, str]:
+        method, _, template = operation.partition(" ")
+        federation_id, client_id = silo.federation_id, silo.client_id
+        if silo is self.inside and operation.endswith("/finish"):
+            federation_id = self.ending
+        if silo is self.inside and method == "DELETE":  # what other routes need stays as it is
+            federation_id = self.passing
+            put_pack(self.served.admin, federation_id, OTHER)
+            if "{cid}" in template:
+                client_id = self.served.enrol(federation_id, f"of the {role}", base_model=OTHER).client_id
+        path = template.format(
+            fid=federation_id,
+            cid=client_id,
+            **{"token_id": "tok_none", "base_model": OTHER, "n": 1, "session": 1, "step": 0},
+            **{"expert": 1, "revision": 6},
+        )
+        body = figures(self.pack) if operation.endswith("/acceptance") else {}
+        sent = {"json": body} if method in ("PUT", "POST") else {}
+        with self.people[role].stream(method, path, **sent) as answer:  # events do not end
+            if answer.is_success:
+                return answer.status_code, ""
+            answer.read()
+            return answer.status_code, slug(answer)
+
+
+def _published(served: Served, name: str) -> tuple[Silo, str]:
+    """Make a federation with a published round, packs and a bank; return a client of it and its pack."""
+    federation_id = aligned(served, name=name, rounds={"total": 3, "min_clients": 2})
+    for base_model in (PIVOT, OTHER):
+        stored = put_pack(served.admin, federation_id, base_model)
+        assert stored.status_code == 201, stored.text
+    pack = str(stored.json()["digest"])
+    silos = [served.enrol(federation_id, silo, base_model=OTHER) for silo in ("aster", "birch")]
+    assert served.admin.post(f"/v1/federations/{federation_id}/start").status_code == 200
+    for silo, base in [(silo, join(silo, 1)) for silo in silos]:
+        assert put(silo, 1, update_body(silo, 1, base, values(1.0), pack=pack)).status_code == 201
+    wait_for(served, federation_id, 1, "published")
+    store_bank(served.database, federation_id)
+    return silos[0], pack
+
+
+@pytest.fixture(scope="module")
+def scene(fresh_database: Callable[[str], str]) -> Iterator[Scene]:
+    url = fresh_database("sqlite")
+    before = start(url, tick_seconds=0.05)
+    inside, pack = _published(before, "inside")
+    outside, _ = _published(before, "outside")
+    ending, passing = before.federation(name="ending"), aligned(before, name="passing")
+    put_pack(before.admin, passing, PIVOT)
+    before.stop()
+    ids = (inside.federation_id, ending, passing)
+    groups = ", ".join(f"{role}s={role}@{federation_id}" for role in ROLES for federation_id in ids)
+    with running_provider() as provider:
+        there = {"oidc_issuer": provider.issuer, "oidc_client_id": CLIENT, "oidc_roles": groups}
+        served = start(url, **there)
+        for role in ROLES:
+            provider.know(role, groups=[f"{role}s"])
+        people = {role: served.http(provider.token(role)) for role in ROLES}
+        yield Scene(served, people, inside, ending, passing, outside, pack)
+        served.stop()
+
+
+def _is_of_a_federation(operation: str) -> bool:
+    return "{fid}" in operation
+
+
+def _is_open(operation: str) -> bool:
+    return POLICIES[operation] in (ANYONE, NOT_SET_UP) or operation == ABOUT_ALL
+
+
+@pytest.mark.parametrize("role", ROLES)
+@pytest.mark.parametrize("operation", list(filter(_is_of_a_federation, POLICIES)))
+def test_a_role_counts_in_its_federation(scene: Scene, operation: str, role: str) -> None:
+    status, problem = scene.ask(role, operation, scene.inside)
+    if role in POLICIES[operation].allowed:
+        assert status < 500
+        assert problem not in ("auth-missing", "credential-invalid", "forbidden", "not-found")
+    else:
+        assert (status, problem) == (403, "forbidden")
+
+
+@pytest.mark.parametrize("role", ROLES)
+@pytest.mark.parametrize("operation", list(filter(_is_of_a_federation, POLICIES)))
+def test_it_counts_in_no_other(scene: Scene, operation: str, role: str) -> None:
+    assert scene.ask(role, operation, scene.outside) == (403, "forbidden")
+
+
+@pytest.mark.parametrize("role", ROLES)
+@pytest.mark.parametrize("operation", [name for name in POLICIES if not _is_of_a_federation(name)])
+def test_what_is_about_all_federations_is_refused(scene: Scene, operation: str, role: str) -> None:
+    status, problem = scene.ask(role, operation, scene.outside)
+    if _is_open(operation):
+        assert (status < 500, problem in ("forbidden", "credential-invalid")) == (True, False)
+    else:
+        assert (status, problem) == (403, "forbidden")
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_the_list_has_the_own_federations_alone(scene: Scene, role: str) -> None:
+    shown = scene.people[role].get("/v1/federations").json()["items"]
+    assert {item["id"] for item in shown} == {scene.inside.federation_id, scene.ending, scene.passing}
+
+
+def test_nothing_changed_outside(scene: Scene) -> None:
+    path = f"/v1/federations/{scene.outside.federation_id}"
+    shown = scene.served.admin.get(path).json()
+    assert (shown["state"], shown["clients"]) == ("running", {"enrolled": 2, "revoked": 0})
+    packs = scene.served.admin.get(f"{path}/alignments").json()
+    assert {item["base_model"] for item in packs["items"]} == {PIVOT, OTHER}
