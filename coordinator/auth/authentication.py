@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
@@ -127,7 +127,7 @@ def identify(request: Request, connection: Connection) -> Person | Member:
         caller: Person | Member = _as_member(client, now, signed=signed)
     else:
         admin_token = settings.admin_token.get_secret_value() if settings.admin_token else None
-        token = _token_of(request.headers.get("authorization"))
+        token = _token_of(request.headers.getlist("authorization"))
         provider: IdentityProvider | None = request.app.state.identity_provider
         if provider is not None and _is_jwt(token):
             caller = _signed_in(provider.person(token), request.path_params.get("fid"))
@@ -186,12 +186,13 @@ def still_counts(session: Session, caller: Person | Member) -> None:
         still_person(session, caller)
 
 
-def _token_of(authorization: str | None) -> str:
-    if authorization is None:
+def _token_of(authorizations: Sequence[str]) -> str:
+    """Return the bearer token; of two fields, a proxy may have checked the other."""
+    if not authorizations:
         raise AuthMissing
-    scheme, _, token = authorization.partition(" ")
+    scheme, _, token = authorizations[0].partition(" ")
     token = token.strip()
-    if scheme.lower() != "bearer" or not token:
+    if len(authorizations) > 1 or scheme.lower() != "bearer" or not token:
         raise CredentialInvalid
     return token
 
