@@ -57,6 +57,16 @@ test-long: setup ## Tests that take minutes: kills, memory, transfer between arc
 test-system: setup ## The page in Chromium, replicas behind Caddy and nginx, alerts; Debian: `apt-get install chromium caddy nginx prometheus`
 	$(RUN) $(BIN)/python -m pytest -m system
 
+S3 := build/s3
+# moto's own libraries are others than this project's, so its server has an environment of its own.
+$(S3)/.ready: requirements/s3.txt
+	$(PYTHON) -m venv $(S3)
+	$(S3)/bin/python -m pip install -qq --disable-pip-version-check --no-deps --require-hashes -r requirements/s3.txt
+	touch $@
+
+test-s3: setup $(S3)/.ready ## Tensors in S3, played by moto's server (one minute)
+	PATH="$(CURDIR)/$(S3)/bin:$$PATH" $(RUN) $(BIN)/python -m pytest -m s3
+
 fault-simulation: setup ## Play schedules of faults (SCHEDULES=100: three minutes); the commit chooses FIRST_SEED
 	$(RUN) $(BIN)/python -m tests.fault_simulation --schedules $(SCHEDULES) --seed $(FIRST_SEED)
 
@@ -72,7 +82,7 @@ charts: setup ## Render and lint the Helm charts of deploy/charts, and rewrite t
 load: setup ## A thousand agents polling and delivering at once, and a long time (ten minutes)
 	$(RUN) $(BIN)/python -m benchmarks.load
 
-release-check: test test-slow test-long ## Everything that is run before a release (three hours)
+release-check: test test-slow test-long test-s3 ## Everything that is run before a release (three hours)
 	$(MAKE) fault-simulation SCHEDULES=1000
 	$(MAKE) stress load demo demo-tiny
 
@@ -131,4 +141,4 @@ dist: setup ## Build dist/: sdist and wheel
 clean: ## Remove what was built, not what was trained
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
-.PHONY: help setup demo demo-tiny test test-slow test-long test-system fault-simulation stress charts load release-check test-gpu bench lint format models real-models screenshots openapi reference docs docs-serve lock dist clean
+.PHONY: help setup demo demo-tiny test test-slow test-long test-system test-s3 fault-simulation stress charts load release-check test-gpu bench lint format models real-models screenshots openapi reference docs docs-serve lock dist clean

@@ -2,7 +2,7 @@
 
 N updates are stored, their columns read in blocks as by an aggregation, N weights written, and downloaded;
 before each reading, the tensors have been moved to their place. S3 is moto's server, a process of its own
-(`moto_server`, of `pip install 'moto[s3,server]'`), or a bucket that is named. Ratios are to rows.
+(`make test-s3` installs it into build/s3), or a bucket that is named. Ratios are to rows.
 
     python -m benchmarks.payload_places [--clients 8] [--mib 8] [--s3 s3://bucket/prefix]
 """
@@ -11,24 +11,19 @@ from __future__ import annotations
 
 import argparse
 import os
-import shutil
-import socket
-import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-import httpx
-
+from benchmarks.s3_server import NoServer, s3_server
 from coordinator.db import migrate
 from coordinator.db.engine import Database
 from coordinator.storage import moving, payloads, server_key
 
 PHASES = ("store updates", "move them", "read blocks", "write weights", "move them too", "download")
 _BLOCK = 2**20
-_WAIT_SECONDS = 60.0
 
 
 def main() -> None:
@@ -37,7 +32,7 @@ def main() -> None:
     parser.add_argument("--mib", type=int, default=8)
     parser.add_argument("--s3", help="a bucket, with AWS_* in the environment; default: moto's server")
     chosen = parser.parse_args()
-    with TemporaryDirectory() as folder, bucket(chosen.s3) as s3:
+    with TemporaryDirectory() as folder, bucket(chosen.s3, Path(folder)) as s3:
         places = {"rows": moving.ROWS, "files": f"file://{folder}/objects", "S3": s3}
         seconds = {
             name: a_round(Path(folder), name, place, chosen.clients, chosen.mib * 2**20)
@@ -99,42 +94,18 @@ def moved(database: Database, place: str) -> float:
 
 
 @contextmanager
-def bucket(named: str | None) -> Iterator[str | None]:
+def bucket(named: str | None, folder: Path) -> Iterator[str | None]:
     """Yield the bucket that is named, or one of moto's server; None without both."""
-    server = shutil.which("moto_server")
-    if named is not None or server is None:
+    if named is not None:
         yield named
         return
-    with closing(socket.create_server(("127.0.0.1", 0))) as probe:
-        port = int(probe.getsockname()[1])
-    url = f"http://127.0.0.1:{port}"
-    os.environ |= {
-        "AWS_ENDPOINT_URL": url,
-        "AWS_ALLOW_HTTP": "true",
-        "AWS_ACCESS_KEY_ID": "key",
-        "AWS_SECRET_ACCESS_KEY": "secret",
-        "AWS_REGION": "us-east-1",
-    }
-    with subprocess.Popen([server, "-p", str(port)], stderr=subprocess.DEVNULL) as process:
-        try:
-            _wait_for(url)
-            httpx.put(f"{url}/payloads", trust_env=False).raise_for_status()
-            yield "s3://payloads/benchmark"
-        finally:
-            process.kill()
-
-
-def _wait_for(url: str) -> None:
-    deadline = time.monotonic() + _WAIT_SECONDS
-    while True:
-        try:
-            httpx.get(url, trust_env=False)
-        except httpx.TransportError:
-            if time.monotonic() > deadline:
-                raise
-            time.sleep(0.1)
-        else:
-            return
+    try:
+        with s3_server(folder) as server:
+            os.environ |= server.environment
+            yield server.bucket
+    except NoServer as error:
+        print(f"without S3: {error}")
+        yield None
 
 
 if __name__ == "__main__":

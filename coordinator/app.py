@@ -55,6 +55,7 @@ from coordinator.secure_sum import ready_routes
 from coordinator.secure_sum import routes as secure_sum
 from coordinator.settings import Settings
 from coordinator.storage import server_key
+from coordinator.storage.mover import PayloadMover
 from coordinator.updates import routes as updates
 from coordinator.updates.group_commit import GroupCommit
 from coordinator.webhook import WebhookSender
@@ -171,13 +172,14 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
         await to_thread.run_sync(migrate.prepare, database)
         long_polls = LongPolls(database, app.state.stopping)
         app.state.server_key = key = server_key.load(database, settings.signing_key)
+        mover = PayloadMover(database, settings.payload_store, metrics) if settings.payload_store else None
         ticker = Ticker(
             database,
             lease_seconds=settings.lease_seconds,
             tick_seconds=settings.tick_seconds,
             block_bytes=settings.block_bytes,
             keep_rounds=settings.keep_rounds,
-            payload_store=settings.payload_store,
+            mover=mover,
             key=key,
             metrics=metrics,
             moved=long_polls.notify,
@@ -190,6 +192,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
         app.state.long_polls = long_polls
         app.state.streams = streams = Streams(database, app.state.stopping)
         app.state.ticker = ticker
+        app.state.mover = mover
         ticker.start()
         stack.callback(ticker.stop)
         if settings.webhook_url:

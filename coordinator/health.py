@@ -18,12 +18,22 @@ from coordinator.http.dependencies import TheDatabase, TheMetrics, TheServerKey,
 from coordinator.http.problems import answers
 from coordinator.observability.metrics import CONTENT_TYPE, StoredFacts
 from coordinator.rounds.stuck import stuck_rounds
-from coordinator.storage import moving
+from coordinator.storage.mover import PayloadMover
 from schemas import PROTOCOL_VERSION
 from schemas.messages.secure_sum import CAPABILITY
 from schemas.messages.tokens import Hello
 
 router = APIRouter(tags=["about"])
+
+_STORE_AWAY = "the payload store does not answer, so older tensors cannot be read; the log has the reason"
+
+
+async def _mover(request: Request) -> PayloadMover | None:
+    mover: PayloadMover | None = request.app.state.mover
+    return mover
+
+
+_TheMover = Annotated[PayloadMover | None, Depends(_mover)]
 
 
 @router.get("/healthz", response_class=PlainTextResponse)
@@ -33,13 +43,15 @@ async def is_alive() -> str:
 
 
 @router.get("/readyz", response_class=PlainTextResponse, responses=answers(Unavailable))
-def is_ready(database: TheDatabase, settings: TheSettings) -> str:
-    """Return ready if the database answers, its migrations are current, and the payload store answers."""
+def is_ready(database: TheDatabase, mover: _TheMover) -> str:
+    """Return ready if the database answers and its migrations are current.
+
+    A second line reports a payload store that does not answer. It makes no replica unready: all of them would
+    be at once, while open rounds need only the database.
+    """
     if not migrate.is_current(database):
         raise Unavailable("the database is not migrated to this version; run `tessera migrate`")
-    if settings.payload_store:
-        moving.require(database, settings.payload_store)
-    return "ready\n"
+    return "ready\n" if mover is None or mover.answers else f"ready\n{_STORE_AWAY}\n"
 
 
 @router.get("/v1/hello", responses=answers(Invalid))

@@ -34,7 +34,7 @@ from coordinator.errors import SettingsUnusable
 from coordinator.http.limits.connections import connections
 from coordinator.observability import fault_points, logs
 from coordinator.settings import PREFIX, SECRETS_DIR, Settings, unread
-from coordinator.storage import server_key
+from coordinator.storage import object_store, server_key
 from schemas.private_files import close_umask, tighten
 from schemas.trackers.options import TrackerMissing
 
@@ -61,6 +61,8 @@ def serve(*, host: str | None = None, port: int | None = None) -> None:
     fault_points.arm()
     if misspelt := unread(os.environ):
         log.warning("unknown-variables", names=misspelt)
+    if settings.payload_store:
+        object_store.require_url(settings.payload_store)
     with opened_database(settings) as database, only_replica(database):
         was_current = migrations.is_current(database)
         migrations.prepare(database)

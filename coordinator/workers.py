@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 
 from opentelemetry.trace import Tracer
 from sqlalchemy.exc import InterfaceError, OperationalError
@@ -30,12 +31,11 @@ from coordinator.rounds.notifications import Change, PendingNotifications
 from coordinator.rounds.tracked import TrackedRounds
 from coordinator.secure_sum import leases, sessions
 from coordinator.secure_sum.worker import SumWorker
-from coordinator.storage import event_log, garbage_collection, moving, webhook_outbox
+from coordinator.storage import event_log, garbage_collection, webhook_outbox
+from coordinator.storage.mover import PASS_SECONDS, PayloadMover
 from coordinator.storage.server_key import ServerKey
 
 _COLLECT_EVERY_SECONDS = 600.0
-_MOVE_EVERY_SECONDS = 60.0
-_SWEEP_EVERY_SECONDS = 3600.0
 log = logger(__name__)
 
 
@@ -57,7 +57,7 @@ class Ticker:
         tick_seconds: float,
         block_bytes: int,
         keep_rounds: int | None = None,
-        payload_store: str = "",
+        mover: PayloadMover | None = None,
         key: ServerKey,
         metrics: Metrics,
         moved: Callable[[], None],
@@ -68,7 +68,6 @@ class Ticker:
         self._lease_seconds = lease_seconds
         self._block_bytes = block_bytes
         self._keep_rounds = keep_rounds
-        self._payload_store = payload_store
         self._key = key
         self._metrics = metrics
         self._moved = moved
@@ -96,9 +95,9 @@ class Ticker:
         ]
         if tracked is not None:
             self._loops.append(_Loop("trackers", self._record, self._tick, self._stopping))
-        if payload_store:
-            self._loops.append(_Loop("payloads", self._move, lambda: _MOVE_EVERY_SECONDS, self._stopping))
-        self._next_sweep = time.monotonic() + _SWEEP_EVERY_SECONDS
+        if mover is not None:
+            move = partial(self._move, mover)
+            self._loops.append(_Loop("payloads", move, lambda: PASS_SECONDS, self._stopping))
 
     def start(self) -> None:
         """Start the threads."""
@@ -174,12 +173,8 @@ class Ticker:
         self._next_collection = time.monotonic()
         return True
 
-    def _move(self) -> bool:
-        """Move settled payloads to the object store, and delete objects that no payload has any more."""
-        moving.move_settled(self._database, self._payload_store, self._stopping.is_set)
-        if not self._stopping.is_set() and time.monotonic() >= self._next_sweep:
-            self._next_sweep = time.monotonic() + _SWEEP_EVERY_SECONDS
-            moving.sweep(self._database, self._payload_store)
+    def _move(self, mover: PayloadMover) -> bool:
+        mover.work(self._stopping.is_set)
         return False
 
     def _sum(self) -> bool:

@@ -26,6 +26,8 @@ FILES = {
     "fuzz.txt": ("fuzz",),
     "charts.txt": ("charts",),
 }
+# Tests start this server as a process of an environment of its own: boto3 needs an older python-dateutil.
+S3_SERVER = ("moto[s3]>=5.1,<6", "flask>=3,<4", "flask-cors>=6,<7")
 CUDA = re.compile(r"(nvidia-|cuda-|triton==)")
 HEADER = "# Written by `make lock` from pyproject.toml.\n"
 
@@ -55,6 +57,9 @@ def main() -> None:
         for name, names in FILES.items():
             resolved = _resolved(PYPROJECT, Path(folder) / name, *_options(names), *constrained)
             _write(name, [entry for entry in resolved if not CUDA.match(entry)])
+        alone = Path(folder) / "s3.in"
+        alone.write_text("\n".join(S3_SERVER))
+        _write("s3.txt", _resolved(alone, Path(folder) / "s3.txt"))
         _write("uv.txt", [entry for entry in entries if entry.startswith("uv==")])
         _write("torch.txt", [entry for entry in entries if entry.startswith("torch==")])
         _write("torch-cpu.txt", [_with_hashes(f"torch=={CPU_BUILD}+cpu", CPU_BUILD_HASHES)])

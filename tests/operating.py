@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import typer
+from click.testing import Result
 from typer.testing import CliRunner
 
 from coordinator.cli import commands
@@ -20,6 +21,17 @@ class Operator:
     served: Served
 
     def __call__(self, *arguments: str, fails: bool = False, token: str = ADMIN_TOKEN) -> str:
+        done = self._run(*arguments, token=token)
+        assert done.exit_code == (1 if fails else 0), done.output
+        return done.stderr if fails else done.stdout
+
+    def warnings(self, *arguments: str) -> str:
+        """Run a command that succeeds; return what it prints on standard error."""
+        done = self._run(*arguments, token=ADMIN_TOKEN)
+        assert done.exit_code == 0, done.output
+        return done.stderr
+
+    def _run(self, *arguments: str, token: str) -> Result:
         app = typer.Typer(pretty_exceptions_enable=False)
         commands(app)
         environment = {
@@ -28,9 +40,7 @@ class Operator:
             "COLUMNS": "250",
             "TERM": "dumb",
         }
-        done = CliRunner().invoke(app, list(arguments), env=environment, catch_exceptions=False)
-        assert done.exit_code == (1 if fails else 0), done.output
-        return done.stderr if fails else done.stdout
+        return CliRunner().invoke(app, list(arguments), env=environment, catch_exceptions=False)
 
     def json(self, *arguments: str) -> Any:
         return json.loads(self(*arguments, "--json"))

@@ -89,9 +89,9 @@ class Coordinator:
     def get(self, path: str, **query: str | int) -> Any:
         return self._call("GET", path, params=query)
 
-    def check_readiness(self) -> None:
-        """Check that the service and its database answer."""
-        self._send("GET", "/readyz")
+    def check_readiness(self) -> list[str]:
+        """Check that the service and its database answer; return what does not work beside them."""
+        return self._send("GET", "/readyz").text.splitlines()[1:]
 
     def post(self, path: str, message: Mapping[str, Any] | None = None) -> Any:
         return self._call("POST", path, json=message)

@@ -122,7 +122,8 @@ def ready(url: Url = DEFAULT_URL) -> None:
     """Check that a coordinator and its database are ready; exit 1 with the reason if not. For health
     checks.
     """
-    Coordinator(url, token="").check_readiness()
+    for sentence in Coordinator(url, token="").check_readiness():
+        typer.echo(f"warning: {sentence}", err=True)
 
 
 def _fail(error: Exception) -> None:

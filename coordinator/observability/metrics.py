@@ -102,6 +102,13 @@ class Metrics:
             "tessera_database_bytes", "Size of the database on its disk", registry=self.registry
         )
 
+        self.payload_store_up = Gauge(
+            "tessera_payload_store_up",
+            "0 if the payload store did not answer when it was last tried, each minute; else 1",
+            registry=self.registry,
+        )
+        self.payload_store_up.set(1)
+
     def recent(self) -> bytes | None:
         text, now = self._rendered
         return text if time.monotonic() - now < _RECENT_SECONDS else None

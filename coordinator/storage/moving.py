@@ -21,7 +21,7 @@ from coordinator.db.tables.federations import ChunkRow, PayloadRow
 from coordinator.db.tables.identity import ServerIdentityRow
 from coordinator.observability.fault_points import may_crash
 from coordinator.observability.logs import logger
-from coordinator.storage import object_store, payloads
+from coordinator.storage import current, object_store, payloads
 from coordinator.storage.garbage_collection import GRACE
 from schemas.identity.keys import thumbprint
 from schemas.wire.digests import digest_from_hash
@@ -33,7 +33,7 @@ SMALLEST = 2**20
 """Bytes below which a payload stays in rows: a request would take longer than the bytes."""
 
 SETTLED = timedelta(minutes=10)
-"""Age at which a coordinator moves a payload by itself: short rounds have read it by then."""
+"""Age at which a coordinator moves a payload by itself, unless a round still reads it (`storage.current`)."""
 
 _UNUSED = GRACE + timedelta(hours=1)
 _BATCH = 100
@@ -58,14 +58,14 @@ def home(database: Database, url: str) -> str:
 
 
 def move(
-    database: Database, to: str, *, smallest: int = SMALLEST, settled: timedelta = timedelta()
+    database: Database, to: str, *, smallest: int = SMALLEST, settled: timedelta | None = None
 ) -> Iterator[int]:
     """Move all finished payloads that are elsewhere; yield the bytes of each. May be stopped at any time.
 
     Args:
         to: `rows`, or the URL of a store.
         smallest: payloads of fewer bytes stay where they are.
-        settled: those of a lower age too.
+        settled: those of a lower age too, and those that open rounds or the next ones read.
 
     Raises:
         Unavailable: the store does not answer; repeat the call.
@@ -84,10 +84,12 @@ def move(
                 yield payload.size
 
 
-def move_settled(database: Database, to: str, is_stopping: Callable[[], bool]) -> None:
-    """Move the payloads of a store that are old enough, until it is stopping."""
+def move_settled(
+    database: Database, to: str, is_stopping: Callable[[], bool], *, settled: timedelta = SETTLED
+) -> None:
+    """Move the payloads that are older than `settled`, and that no open round reads, until it is stopping."""
     moved = 0
-    for size in move(database, to, settled=SETTLED):
+    for size in move(database, to, settled=settled):
         moved += size
         if is_stopping():
             break
@@ -133,7 +135,7 @@ def missing(database: Database) -> Iterator[str]:
 
 
 def _elsewhere(
-    database: Database, base: str | None, smallest: int, settled: timedelta, after: int
+    database: Database, base: str | None, smallest: int, settled: timedelta | None, after: int
 ) -> list[_Finished]:
     column = PayloadRow.place
     is_elsewhere = (
@@ -145,13 +147,15 @@ def _elsewhere(
             .where(
                 PayloadRow.digest.is_not(None),
                 PayloadRow.bytes >= max(1, smallest),
-                PayloadRow.created_at <= database_time(session) - settled,
                 PayloadRow.id > after,
                 is_elsewhere,
             )
             .order_by(PayloadRow.id)
             .limit(_BATCH)
         )
+        if settled is not None:
+            age = PayloadRow.created_at <= database_time(session) - settled
+            query = query.where(age, ~current.is_current())
         return [
             _Finished(payload_id, str(digest), size, place)
             for payload_id, digest, size, place in session.execute(query)

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime, timedelta
 from functools import cache, lru_cache
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from coordinator.errors import SettingsUnusable, Unavailable
@@ -26,6 +27,19 @@ _TIMEOUTS = {"timeout": "60s", "connect_timeout": "10s"}
 _RETRIES = {"max_retries": 3, "retry_timeout": timedelta(seconds=20)}
 
 
+def require_url(url: str) -> None:
+    """Raise unless a URL is one of a store; the store need not answer.
+
+    Raises:
+        SettingsUnusable: obstore is missing, or the URL is none of a store.
+    """
+    if url.partition("://")[0] not in SCHEMES or not url.partition("://")[2].strip("/"):
+        raise SettingsUnusable(
+            f"{url} is no object store; write s3://BUCKET/PREFIX, gs://, az:// or file:///FOLDER"
+        )
+    _require_obstore()
+
+
 def require_store(url: str) -> None:
     """Raise unless payloads can be stored at a URL: one small object is listed, none is written.
 
@@ -33,10 +47,7 @@ def require_store(url: str) -> None:
         SettingsUnusable: obstore is missing, or the URL is none of a store.
         Unavailable: the store does not answer, or refuses the credentials.
     """
-    if url.partition("://")[0] not in SCHEMES:
-        raise SettingsUnusable(
-            f"{url} is no object store; write s3://BUCKET/PREFIX, gs://, az:// or file:///FOLDER"
-        )
+    require_url(url)
     with _explained(url):
         next(iter(_store(url).list(chunk_size=1)), None)
 
@@ -66,10 +77,21 @@ def read(place: str, begin: int, end: int) -> bytes:
     """
     base, key = _parted(place)
     with _explained(base):
-        content = bytes(_store(base).get_range(key, start=begin, end=end))
+        try:
+            content = bytes(_store(base).get_range(key, start=begin, end=end))
+        except FileNotFoundError:
+            raise
+        except Exception as error:  # stores have errors of their own for a range beyond the end
+            if _store(base).head(key)["size"] < end:
+                raise LookupError(_shorter(place, begin, end)) from error
+            raise
     if len(content) != end - begin:
-        raise LookupError(f"{place} has no bytes {begin} to {end}")
+        raise LookupError(_shorter(place, begin, end))
     return content
+
+
+def _shorter(place: str, begin: int, end: int) -> str:
+    return f"{place} has no bytes {begin} to {end}"
 
 
 def ranged(place: str, size: int, begin: int, end: int) -> Iterator[bytes]:
@@ -113,14 +135,18 @@ def _block(place: str, begin: int, end: int) -> bytes:
     return read(place, begin, end)
 
 
-@cache
-def _store(url: str) -> ObjectStore:
-    try:
-        from obstore.store import from_url
-    except ModuleNotFoundError as error:
+def _require_obstore() -> None:
+    if find_spec("obstore") is None:
         raise SettingsUnusable(
             "payloads in an object store need obstore: pip install '.[coordinator,object-store]'"
-        ) from error
+        )
+
+
+@cache
+def _store(url: str) -> ObjectStore:
+    _require_obstore()
+    from obstore.store import from_url
+
     if url.startswith("file:"):
         return from_url(url, mkdir=True)
     allows_http = os.environ.get("AWS_ALLOW_HTTP", "").lower() == "true"  # options hide the variable

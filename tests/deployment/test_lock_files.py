@@ -83,6 +83,8 @@ def test_what_builds_the_project_is_locked_in_range() -> None:
 def test_all_files_agree_on_versions(environment: dict[str, str]) -> None:
     versions: dict[str, set[str]] = {}
     for file in FILES:
+        if file.name == "s3.txt":  # in an environment of its own
+            continue
         for pin in pins(file):
             if pin.holds_in(environment):
                 versions.setdefault(pin.name, set()).add(pin.version.removesuffix("+cpu"))

@@ -1,4 +1,7 @@
-"""A process that moves all payloads of a federation in progress to an object store, and is killed at it."""
+"""A process that moves all payloads of a federation in progress to an object store, and is killed at it.
+
+Whenever it is dead, the objects that no payload has are swept, however young: nobody moves meanwhile.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +11,14 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
+from datetime import timedelta
 from itertools import cycle
 
+from coordinator.db.engine import Database
 from coordinator.observability.fault_points import VARIABLE
+from coordinator.storage import moving
 from tests.stress.kills import OF_MOVES
 
 _PROGRAM = """
@@ -27,16 +33,24 @@ while True:
         print(size, flush=True)
     time.sleep(0.02)
 """
-_FIFTH = 5
-"""The pass at which it dies, so that some payloads have moved before."""
+_ANY_AGE = timedelta(minutes=-1)
+MOVED_BEFORE = 4
+"""Payloads that a process moves before it dies at the next."""
 
 
 @dataclass
 class Movers:
-    """Where movers died, and how many payloads they moved."""
+    """Where movers died, and how many payloads they moved; how many objects were swept after them."""
 
     died_at: list[str] = field(default_factory=list)
     moved: int = 0
+    swept: int = 0
+    failures: list[BaseException] = field(default_factory=list)
+
+    def sweep(self, database_url: str, store: str) -> None:
+        """Delete the objects that no payload has; nobody must move at the same time."""
+        with closing(Database(database_url)) as database:
+            self.swept += moving.sweep(database, store, unused=_ANY_AGE)
 
 
 @contextmanager
@@ -51,7 +65,7 @@ def moving_everything(database_url: str, store: str) -> Iterator[Movers]:
                 return
             process = subprocess.Popen(
                 [sys.executable, "-c", _PROGRAM, database_url, store],
-                env=os.environ | {VARIABLE: f"{place}:{_FIFTH}"},
+                env=os.environ | {VARIABLE: f"{place}:{MOVED_BEFORE + 1}"},
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
                 text=True,
@@ -61,6 +75,11 @@ def moving_everything(database_url: str, store: str) -> Iterator[Movers]:
             movers.moved += len(printed.splitlines())
             if process.returncode == -signal.SIGKILL and not stopped.is_set():
                 movers.died_at.append(place)
+                try:
+                    movers.sweep(database_url, store)
+                except Exception as error:
+                    movers.failures.append(error)
+                    return
             stopped.wait(0.2)  # before the coordinator has made the tables it fails at once
 
     thread = threading.Thread(target=keep_moving, name="mover", daemon=True)
@@ -72,3 +91,4 @@ def moving_everything(database_url: str, store: str) -> Iterator[Movers]:
         for process in running:
             process.terminate()
         thread.join()
+    movers.sweep(database_url, store)

@@ -11,7 +11,7 @@ import pytest
 
 from coordinator.observability.fault_points import PLACES
 from tests.stress import kills
-from tests.stress.movers import moving_everything
+from tests.stress.movers import MOVED_BEFORE, moving_everything
 from tests.stress.one_hot import Trial
 from tests.stress.summed import SummedTrial
 
@@ -37,14 +37,19 @@ def test_killed_at_random_moments_while_tensors_move_to_a_store(
     database_url: str, tmp_path: Path, rows: Callable[[str, str], list[tuple[Any, ...]]]
 ) -> None:
     pytest.importorskip("obstore")
-    store = (tmp_path / "store").as_uri()
+    folder = tmp_path / "store"
+    store = folder.as_uri()
     trial, settings = Trial(clients=4, rounds=12), {"TESSERA_PAYLOAD_STORE": store}
     with moving_everything(database_url, store) as movers:
         found = kills.at_random(database_url, tmp_path, trial, seed=8, every=2.0, **settings)
     assert found.died_at
+    assert not movers.failures
+    assert movers.swept >= movers.died_at.count("payload-put")
     assert set(movers.died_at) == set(kills.OF_MOVES)
-    assert movers.moved > trial.clients * trial.rounds
-    assert rows(database_url, "SELECT count(*) FROM payloads WHERE place IS NOT NULL")[0][0] > 0
+    assert movers.moved >= MOVED_BEFORE * len(movers.died_at)
+    places = {place for (place,) in rows(database_url, "SELECT place FROM payloads WHERE place IS NOT NULL")}
+    assert places == {file.as_uri() for file in folder.rglob("*-*") if file.is_file()}
+    assert places
 
 
 def test_killed_while_collecting_what_nobody_refers_to(

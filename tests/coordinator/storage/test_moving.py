@@ -4,27 +4,23 @@ from __future__ import annotations
 
 import base64
 import os
-import shutil
 import signal
-import socket
 import subprocess
 import sys
-from collections.abc import Iterator
 from contextlib import closing
 from datetime import timedelta
 from pathlib import Path
 
-import httpx
 import pytest
 from pydantic import SecretStr
 from sqlalchemy import func, select, update
 
+from benchmarks.s3_server import S3Server
 from coordinator.db import migrate
 from coordinator.db.engine import Database
 from coordinator.db.tables.federations import ChunkRow, PayloadRow
 from coordinator.errors import SettingsUnusable, Unavailable
 from coordinator.storage import garbage_collection, moving, object_store, payloads, server_key
-from tests.waiting import wait_until
 
 pytest.importorskip("obstore")
 
@@ -181,47 +177,17 @@ def test_a_kill_between_object_and_commit_loses_nothing(tmp_path: Path, place: s
         assert_all_is_read(database, ids)
 
 
-@pytest.fixture
-def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """A bucket of moto's S3 server, a process of its own."""
-    server = shutil.which("moto_server")
-    if server is None:
-        pytest.skip(
-            "moto_server is not installed: pip install 'moto[s3,server]' in an environment of its own"
-        )
-    with closing(socket.create_server(("127.0.0.1", 0))) as probe:
-        port = probe.getsockname()[1]
-    url = f"http://127.0.0.1:{port}"
-    with subprocess.Popen([server, "-p", str(port)], stderr=subprocess.DEVNULL) as process:
-        for name, value in (
-            ("AWS_ENDPOINT_URL", url),
-            ("AWS_ALLOW_HTTP", "true"),
-            ("AWS_ACCESS_KEY_ID", "key"),
-            ("AWS_SECRET_ACCESS_KEY", "secret"),
-            ("AWS_REGION", "us-east-1"),
-        ):
-            monkeypatch.setenv(name, value)
-        try:
-            wait_until(lambda: _answers(url), what="the server of moto")
-            assert httpx.put(f"{url}/payloads", trust_env=False).is_success
-            yield f"s3://payloads/tessera-{port}"  # a store is opened once per URL
-        finally:
-            process.kill()
-
-
-def _answers(url: str) -> bool:
-    try:
-        return httpx.get(url, trust_env=False).is_success
-    except httpx.TransportError:
-        return False
-
-
+@pytest.mark.s3
 @pytest.mark.slow
-def test_payloads_move_to_s3_in_parts_and_back(database: Database, bucket: str) -> None:
-    ids = filled(database)
+def test_payloads_move_to_s3_in_parts_and_back(database: Database, s3: S3Server) -> None:
+    ids, bucket = filled(database), s3.bucket
     moving.require(database, bucket)
     assert len(moved(database, bucket)) == 2
     assert_all_is_read(database, ids)
+    place, size = str(places(database)[0]), len(BODIES[0])
+    for begin, end in ((size - 1, size + 9), (size + 1, size + 9)):
+        with pytest.raises(LookupError, match="has no bytes"):
+            object_store.read(place, begin, end)
     object_store.put(f"{moving.home(database, bucket)}/9-abandoned", [b"never committed"])
     assert moving.sweep(database, bucket, unused=timedelta(days=-1)) == 1
     assert len(moved(database, moving.ROWS, 0)) == 2
