@@ -24,6 +24,10 @@ app = typer.Typer(help="Show the rounds of a federation.", no_args_is_help=True)
 _FRESH = timedelta(seconds=30)
 _LOSSES = "served, trained, final: held-out loss; other scores: of the final model, else of the kept one"
 
+_NO_ROUND = "No round yet; start the federation with `tessera federation start`."
+_ENDED = ("published", "abandoned")
+
+Interval = Annotated[float, typer.Option(min=0.1, help="Seconds between two polls.")]
 Federation = Annotated[str, typer.Argument(help="Federation id.")]
 
 
@@ -66,13 +70,32 @@ def list_rounds(
 @app.command("show")
 def show(
     federation: Federation,
-    number: Annotated[int, typer.Argument(min=1, help="Round number.")],
+    number: Annotated[
+        int | None, typer.Argument(min=1, help="Round number.", show_default="the current round")
+    ] = None,
+    watching: Annotated[
+        bool,
+        typer.Option(
+            "--watch", help="Follow the round to its end; without a number, each round as `round watch` does."
+        ),
+    ] = False,
+    interval: Interval = 1.0,
     url: Url = DEFAULT_URL,
     token: Token = "",
     as_json: AsJson = False,
 ) -> None:
     """Show a round: clients, states, bytes, scores, the secure sum and claims."""
-    details = Coordinator(url, token).get(f"/v1/federations/{federation}/rounds/{number}")
+    coordinator = Coordinator(url, token)
+    if watching:
+        _follow(_states(coordinator, federation, number, interval), as_json=as_json)
+        return
+    if number is None:
+        current = coordinator.get(f"/v1/federations/{federation}")["round"]
+        if current is None:
+            typer.echo(_NO_ROUND, err=True)
+            raise typer.Exit(1)
+        number = current["number"]
+    details = coordinator.get(f"/v1/federations/{federation}/rounds/{number}")
     if as_json:
         print_json(details)
         return
@@ -121,16 +144,20 @@ def relevance(
 @app.command("watch")
 def watch(
     federation: Federation,
-    interval: Annotated[float, typer.Option(min=0.1, help="Seconds between two polls.")] = 1.0,
+    interval: Interval = 1.0,
     url: Url = DEFAULT_URL,
     token: Token = "",
     as_json: AsJson = False,
 ) -> None:
     """Follow the current round until the federation is finished; with --json, one line per change."""
-    current = _current_rounds(Coordinator(url, token), federation, interval)
+    _follow(_states(Coordinator(url, token), federation, None, interval), as_json=as_json)
+
+
+def _follow(states: Iterator[Any], *, as_json: bool) -> None:
+    """Show each state of a round in place of the one before; None stands for no round yet."""
     if as_json:
         last = None
-        for details in current:
+        for details in states:
             if details is not None and details != last:
                 typer.echo(json.dumps(details, ensure_ascii=False))
             last = details
@@ -138,22 +165,28 @@ def watch(
     from rich.live import Live
 
     with Live(refresh_per_second=4) as live:
-        for details in current:
-            live.update(
-                _round(details)
-                if details is not None
-                else "No round yet; start the federation with `tessera federation start`."
-            )
+        for details in states:
+            live.update(_round(details) if details is not None else _NO_ROUND)
 
 
-def _current_rounds(coordinator: Coordinator, federation: str, interval: float) -> Iterator[Any]:
-    """Yield the current round repeatedly, None before the first, until the federation is finished."""
+def _states(coordinator: Coordinator, federation: str, number: int | None, interval: float) -> Iterator[Any]:
+    """Yield a round repeatedly, until it has ended.
+
+    Without a number this is the current round, None before the first, until the federation has ended.
+    """
+    path = f"/v1/federations/{federation}"
     while True:
-        state = coordinator.get(f"/v1/federations/{federation}")
-        current = state["round"]
-        yield current and coordinator.get(f"/v1/federations/{federation}/rounds/{current['number']}")
-        if state["state"] == "finished":
-            return
+        if number is None:
+            state = coordinator.get(path)
+            current = state["round"]
+            yield current and coordinator.get(f"{path}/rounds/{current['number']}")
+            if state["state"] == "finished":
+                return
+        else:
+            details = coordinator.get(f"{path}/rounds/{number}")
+            yield details
+            if details["state"] in _ENDED:
+                return
         time.sleep(interval)
 
 
@@ -168,11 +201,12 @@ def _round(details: dict[str, Any]) -> RenderableType:
     )
     title = "\n".join([title, *_sample_lines(details.get("sample")), *sum_lines(details.get("secure_sum"))])
     clients = details["clients"]
+    ranks = {c["rank"] for c in clients if c.get("rank") is not None}
     of_kept = [c["scores"] and personal(c["scores"]) for c in clients]
     more = other_names(of_kept)
     return fitting_table(
         [
-            *("client", "state", "progress", "joined", "received", "bytes", "norm", "epsilon", "age"),
+            *("client", "state", "progress", "joined", "received", "bytes", "norm", "rank", "epsilon", "age"),
             *("served", "trained", "kept", "final", "perplexity", *more, "why"),
         ],
         [
@@ -184,6 +218,7 @@ def _round(details: dict[str, Any]) -> RenderableType:
                 ago(c["received_at"]) if c["received_at"] else "-",
                 traffic(c["bytes"]),
                 c["norm"],
+                c.get("rank") if len(ranks) > 1 else None,
                 c["epsilon"],
                 c["staleness"],
                 *losses(c["scores"]),
@@ -194,7 +229,7 @@ def _round(details: dict[str, Any]) -> RenderableType:
             for c, scores in zip(clients, of_kept, strict=True)
         ],
         optional=(
-            *("epsilon", "age", "norm", "bytes", "joined", "received", *reversed(more), "perplexity"),
+            *("epsilon", "age", "norm", "rank", "bytes", "joined", "received", *reversed(more), "perplexity"),
             *("final", "kept", "why", "served"),
         ),
         title=f"{title}\n{_LOSSES}",

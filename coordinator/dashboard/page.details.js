@@ -2,6 +2,7 @@
 
 import { chart, element, facts, link, note, section, table } from "./page.dom.js";
 import { REASONS, ago, count, difference, kept, label, names, number, personal, signed, size, span, value } from "./page.text.js";
+import { curves } from "./page.curves.js";
 import { voicesSection } from "./page.relevance.js";
 import { byName, links, progressOf, state } from "./page.views.js";
 
@@ -34,12 +35,13 @@ export function roundSections({ federation, rounds }, round) {
   }
   const metrics = names(round.clients.map((c) => personal(c.scores))).filter((name) => name !== "loss");
   const has = (read) => round.clients.some((c) => read(c) !== null && read(c) !== undefined);
+  const hasRanks = has((c) => (c.rank === federation.plan.adapter.rank ? null : c.rank)); // clients differ from the plan under strategies with ranks of their own
   const hasFinal = has((c) => c.scores && c.scores.final), hasEpsilon = has((c) => c.epsilon), budget = federation.plan.signature.dp;
-  const columns = [{ name: "client", few: true }, { name: "state", few: true, text: true }, { name: "received" }, { name: "up" }, { name: "down" }, { name: "norm" }, { name: "age" },
+  const columns = [{ name: "client", few: true }, { name: "state", few: true, text: true }, { name: "received" }, { name: "up" }, { name: "down" }, { name: "norm" }, ...(hasRanks ? [{ name: "rank" }] : []), { name: "age" },
     ...(has((c) => c.progress) ? [{ name: "progress", few: true, text: true }] : []), ...(hasEpsilon ? [{ name: "epsilon spent" }] : []), { name: "served", head: "loss served", few: true }, { name: "trained", head: "loss trained", few: true }, { name: "kept", text: true },
     ...(hasFinal ? [{ name: "final", head: "loss final", few: true }] : []), ...metrics.map((name) => ({ name: label(name) }))];
   const rows = [...round.clients].sort(byName).map((c) => [link(c.name, href.client(c.client_id)), state(c.state, c.reject_reason),
-    c.received_at ? ago(c.received_at) : "–", size(c.bytes.up), size(c.bytes.down), number(c.norm), c.staleness === null ? "–" : String(c.staleness),
+    c.received_at ? ago(c.received_at) : "–", size(c.bytes.up), size(c.bytes.down), number(c.norm), ...(hasRanks ? [c.rank === null ? "–" : String(c.rank)] : []), c.staleness === null ? "–" : String(c.staleness),
     ...(has((x) => x.progress) ? [progressOf(c)] : []), ...(hasEpsilon ? [c.epsilon === null ? "–" : `${number(c.epsilon)} of ${budget ? budget.epsilon : "?"}`] : []),
     number(c.scores && value(c.scores.served, "loss")), number(c.scores && value(c.scores.trained, "loss")), c.scores ? c.scores.kept : "–",
     ...(hasFinal ? [number(c.scores && value(c.scores.final, "loss"))] : []), ...metrics.map((name) => number(value(personal(c.scores), name)))]);
@@ -75,12 +77,14 @@ export function clientSections({ federation, rounds, matrix, clientNames }, clie
     number(scores && value(scores.served, "loss")), number(scores && value(scores.trained, "loss")), scores ? scores.kept : "–", ...(hasFinal ? [number(scores && value(scores.final, "loss"))] : []),
     ...metrics.map((name) => number(value(personal(scores), name)))]);
   const model = `${profile.architecture}, ${profile.layers} layers of width ${profile.hidden_size}; base model ${profile.base_model}; agent ${profile.agent_version}`;
+  const among = curves(views, "loss", (id) => clientNames[id] || id, [], client.client_id);
   const loading = views.length < wanted ? `Loaded ${views.length} of ${count(wanted, "round")} …` : rounds.length > wanted ? `The newest ${count(wanted, "round")}.` : "All rounds that it joined.";
   return [back(federation),
     element("section", [element("h2", client.name, { id: "headline" }), element("p", `${client.organisation ? `${client.organisation}; ` : ""}${model}.`, { class: "lead", id: "now" })], { id: "headline-part" }),
     element("section", facts(boxes), { id: "facts" }),
     section("history", "Held-out loss by round (lower is better)", scored.length ? element("div", chart(`Held-out loss of ${client.name}`, "loss, nats per token", lines), { id: "curve" })
       : note("No scores of this client yet.", { class: "empty" })),
+    ...(among ? [section("among", "Among the other clients", note("Losses of the personal models; this client, the best and the worst one are in front."), among.figure)] : []),
     voicesSection(matrix, client.client_id, (id) => clientNames[id] || id, href.client),
     section("rounds", "Its rounds", note(loading), rows.length ? table("rounds", `Rounds of ${client.name}`, columns, rows) : note("It has not joined a round yet.")),
   ];

@@ -1,6 +1,6 @@
 // Elements, tables and charts. All text enters as text, never as markup.
 
-import { TERMS, number } from "./page.text.js";
+import { TERMS, count, number } from "./page.text.js";
 
 export const at = (id) => document.getElementById(id);
 
@@ -83,15 +83,16 @@ export function ticks(low, high) {
   return Array.from({ length: Math.max(last - first, 1) + 1 }, (_, i) => (first + i) * step);
 }
 
-// Lines are { name, style, points: [[round, value], ...] }; the vertical axis does not begin at zero.
+// Lines are { name, style, points: [[round, value], ...] }; the vertical axis does not begin at zero. Lines of the style
+// "faint" stand behind the others: without dots, and without a name of their own in the legend.
 export function chart(name, unit, lines) {
-  const points = lines.flatMap((line) => line.points);
+  const points = lines.flatMap((line) => line.points), named = lines.filter((line) => line.style !== "faint"), faint = lines.length - named.length;
   const [width, height, left, right, top, bottom] = [window.innerWidth < 640 ? 370 : 640, 250, 52, 14, 12, 40];
   const first = Math.min(...points.map(([round]) => round)), last = Math.max(first + 1, ...points.map(([round]) => round));
   const values = points.map(([, value]) => value), levels = ticks(Math.min(...values), Math.max(...values));
   const x = (round) => left + ((width - left - right) * (round - first)) / (last - first);
   const y = (value) => height - bottom - ((height - top - bottom) * (value - levels[0])) / (levels.at(-1) - levels[0]);
-  const svg = svgElement("svg", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": `${name} by round: ${lines.map((line) =>
+  const svg = svgElement("svg", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": `${name} by round: ${named.map((line) =>
     `${line.name} ${number(line.points[0][1])} in round ${line.points[0][0]}, ${number(line.points.at(-1)[1])} in round ${line.points.at(-1)[0]}`).join("; ")}` });
   const digits = [0, 1, 2, 3, 4, 5].find((d) => levels.every((level) => Math.abs(level - level.toFixed(d)) < 1e-9)) ?? 6;
   for (const level of levels) {
@@ -107,13 +108,14 @@ export function chart(name, unit, lines) {
     svgElement("text", { x: -(height - bottom + top) / 2, y: 11, transform: "rotate(-90)", "text-anchor": "middle" }, unit));
   for (const line of lines) {
     svg.append(svgElement("path", { class: line.style, d: `M${line.points.map(([round, value]) => `${x(round).toFixed(1)},${y(value).toFixed(1)}`).join("L")}` }));
-    for (const [round, value] of line.points) {
+    for (const [round, value] of line.style === "faint" ? [] : line.points) {
       const dot = svgElement("circle", { class: line.style, cx: x(round).toFixed(1), cy: y(value).toFixed(1), r: points.length > 120 ? 1.5 : 3 });
       dot.append(svgElement("title", {}, `round ${round}: ${line.name} ${number(value)}`));
       svg.append(dot);
     }
   }
-  const legend = element("ul", lines.map((line) => {
+  const entries = [...named, ...(faint ? [{ name: count(faint, "other client"), style: "faint" }] : [])];
+  const legend = element("ul", entries.map((line) => {
     const swatch = svgElement("svg", { class: "swatch", viewBox: "0 0 26 8", "aria-hidden": "true" });
     swatch.append(svgElement("path", { class: line.style, d: "M0,4L26,4" }));
     return element("li", [swatch, line.name]);

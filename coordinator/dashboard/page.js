@@ -8,6 +8,7 @@ import { at, element, link, note, render, section } from "./page.dom.js";
 import { comeBack, leaveFor, provider } from "./page.signin.js";
 import { count, span } from "./page.text.js";
 import { clientSections, roundSections } from "./page.details.js";
+import { curvesSection } from "./page.curves.js";
 import { expertsSection } from "./page.experts.js";
 import { historySection, relevanceSection } from "./page.relevance.js";
 import { claimsSection, clientsSection, factsSection, headlineSection, helpSection, links, packsSection, roundsSection, termsSection } from "./page.views.js";
@@ -15,7 +16,7 @@ import { claimsSection, clientsSection, factsSection, headlineSection, helpSecti
 const REFRESH_MS = 3000, SELDOM_MS = 15000, PAGE = 100, HISTORY = 20; // HISTORY: the rounds of the first view, and of a client's
 const CHANGING = 3; // so many of the newest rounds may still get updates or scores
 const MATRICES = 6; // rounds whose relevance is shown side by side
-const ui = { metric: "loss", history: false, acted: false }; // history: whether the relevance of several rounds was asked for
+const ui = { metric: "loss", history: false, curves: 0, chosen: [], acted: false }; // history: whether relevance of several rounds was asked for; curves: rounds of the curve per client; chosen: clients in front of it
 const known = { federations: [], listedAt: 0, shown: null }; // shown: what is loaded of one federation
 let turn = 0, running = 0, answeredAt = 0;
 
@@ -101,6 +102,13 @@ async function matricesOf({ shown, path, federation, rounds }) {
   return published.map(({ round }) => shown.matrices.get(round)).filter(Boolean).reverse();
 }
 
+// The newest rounds with their clients, as many as were asked for; each is fetched once.
+async function scoredViews({ shown, path, rounds }, mine) {
+  const views = [];
+  for (const { round } of rounds.filter((r) => r.scores).slice(0, ui.curves)) if (mine === turn) views.push(await view(shown, path, round));
+  return views;
+}
+
 async function beside(data, fid) {
   const path = `/v1/federations/${encodeURIComponent(fid)}`, [federation, rounds] = await Promise.all([fetchJson(path), all(`${path}/rounds`)]);
   return federation ? [besideSection(data, { federation, rounds })] : absent(data, `Federation ${fid}`);
@@ -121,7 +129,7 @@ async function act(method, path, body) {
   return answer;
 }
 
-async function overview(data) {
+async function overview(data, mine) {
   const { path, rounds, federation, clientNames } = data;
   const published = rounds.filter((round) => round.scores && round.published_at);
   const scoredRounds = published.length ? published : rounds.filter((round) => round.scores);
@@ -132,7 +140,9 @@ async function overview(data) {
   Object.assign(data, { current, scored: shown, before: earlier, start: first });
   const name = (id) => clientNames[id] || id;
   const matrices = await matricesOf(data), actions = mayAct(federation.id) ? actionsSection(federation) : null;
-  return [headlineSection(data), ...(actions ? [actions] : []), factsSection(data), helpSection(data, ui), clientsSection(data), roundsSection(data),
+  const hasCurves = shown && !federation.plan.privacy.secure_sum && federation.clients.enrolled > 1, views = hasCurves ? await scoredViews(data, mine) : [];
+  return [headlineSection(data), ...(actions ? [actions] : []), factsSection(data), helpSection(data, ui),
+    ...(hasCurves ? [curvesSection(views, ui.metric, name, ui.chosen, links(federation.id).client, ui.curves < rounds.filter((round) => round.scores).length)] : []), clientsSection(data), roundsSection(data),
     ...(federation.plan.privacy.secure_sum ? [] : [relevanceSection(data.matrix, name, links(federation.id).client, data.published && data.published.round)]),
     ...(data.matrix && data.published.round > 1 ? [historySection(matrices, name)] : []),
     ...(data.bank && data.bank.experts.length ? [expertsSection(data.bank, federation.plan.privacy.secure_sum)] : []),
@@ -212,7 +222,7 @@ async function refresh() {
     const sections = isAudit ? await audit() : !chosen
       ? [section("empty", "No federation yet", note(["Create one with ", element("code", "tessera federation create --name NAME --strategy fedmosaic --rounds 10"), mayAct() ? ", or with New federation above." : "; this page shows it at once."], { id: "headline" }))]
       : !data ? [section("absent", `There is no federation ${chosen}`, note(["The link is wrong, or it belongs to another coordinator. ", link("Show the newest federation", "#")]))]
-        : kind === "beside" ? await beside(data, id) : kind === "rounds" || kind === "clients" ? await details(data, kind, id, mine) : await overview(data);
+        : kind === "beside" ? await beside(data, id) : kind === "rounds" || kind === "clients" ? await details(data, kind, id, mine) : await overview(data, mine);
     if (mine !== turn) return;
     show(sections);
     document.title = data ? `${data.federation.name}: ${at("headline") ? at("headline").textContent : "Tessera"}` : "Tessera";
@@ -259,9 +269,11 @@ at("leave").addEventListener("click", () => { token.forget(); at("view").replace
 at("federation").addEventListener("change", () => { location.hash = `#/${at("federation").value}`; });
 at("beside").addEventListener("change", () => { location.hash = `#/${at("federation").value}${at("beside").value && `/beside/${at("beside").value}`}`; });
 at("view").addEventListener("click", (event) => {
-  const { metric, action } = (event.target.closest("button[data-metric], button[data-action]") || { dataset: {} }).dataset;
+  const { metric, action, curve } = (event.target.closest("button[data-metric], button[data-action], button[data-curve]") || { dataset: {} }).dataset;
   const post = (path, body) => act("POST", path, body);
-  if (metric || action === "history") { Object.assign(ui, metric ? { metric } : { history: true }); refresh(); }
+  const asked = metric ? { metric } : action === "history" ? { history: true } : action === "curves" ? { curves: ui.curves + HISTORY }
+    : curve ? { chosen: ui.chosen.includes(curve) ? ui.chosen.filter((id) => id !== curve) : [...ui.chosen, curve] } : null;
+  if (asked) { Object.assign(ui, asked); refresh(); }
   else if (action === "enrol") askToEnrol(post, known.federation);
   else if (action === "revoke") askToRevoke((path) => act("DELETE", path), known.federation, known.client);
   else if (action) askToMove(post, known.federation, action);

@@ -11,6 +11,7 @@ export const TERMS = {
   personal: "Loss of the personal model: of the final weights, otherwise of the kept ones.",
   up: "Bytes of bodies that clients sent.",
   down: "Bytes of bodies that clients received.",
+  rank: "Rank of the update's A and B. Under HetLoRA and FLoRA each client has its own, up to the plan's.",
   norm: "L2 norm of the update, over all its tensors.",
   age: "Rounds since the client's newest update; an older update counts for less.",
   "epsilon spent": "Privacy budget that the client's sketches have used, of the budget in the plan.",

@@ -119,7 +119,7 @@ class ClientRoundStatus:
 
 @dataclass(frozen=True, slots=True)
 class ParticipationDetails:
-    """One client in one round; None = not yet."""
+    """One client in one round; None = not yet. `tensor` is the first one of its update: name and shape."""
 
     client_id: str
     name: str
@@ -133,6 +133,7 @@ class ParticipationDetails:
     norm: float | None
     epsilon: float | None
     examples: int | None
+    tensor: list[Any] | None
     scores: dict[str, Any] | None
     report: dict[str, Any] | None
     reported_at: datetime | None
@@ -221,6 +222,7 @@ def participations(session: Session, round_id: int, client_id: str | None) -> li
             UpdateRow.norm,
             epsilon,
             UpdateRow.examples,
+            UpdateRow.layout[0],
             ScoresRow.scores,
             ProgressRow.report,
             ProgressRow.reported_at,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
-from typing import TypeVar, get_args
+from typing import Any, TypeVar, get_args
 
 import numpy as np
 from sqlalchemy.orm import Session
@@ -21,6 +21,7 @@ from coordinator.rounds.progress_reports import progress_of
 from coordinator.rounds.sampling import draw
 from coordinator.rounds.store import state_of
 from coordinator.strategies.base import WeightReduction
+from schemas.maths.adapter import factor_of
 from schemas.messages.enrolment import Traffic
 from schemas.messages.federations import FederationPlan
 from schemas.messages.rounds import (
@@ -114,6 +115,7 @@ def view_of(session: Session, row: RoundRow, shown: RoundSummary, *, only: str |
             norm=client.norm,
             epsilon=client.epsilon,
             examples_capped=client.examples is not None and client.examples > plan.limits.max_examples,
+            rank=_rank(client.tensor),
             staleness=row.number - last[client.client_id] if client.client_id in last else None,
             scores=Scores.model_validate(client.scores) if client.scores else None,
             reject_reason=client.reject_reason,
@@ -128,6 +130,14 @@ def view_of(session: Session, row: RoundRow, shown: RoundSummary, *, only: str |
         secure_sum=summed,
         sample=_sample(session, row, plan, clients, only),
     )
+
+
+def _rank(tensor: Sequence[Any] | None) -> int | None:
+    """Return the rank of an update whose first tensor is `A` (r, d_in); all its modules have one rank."""
+    if tensor is None:
+        return None
+    name, shape = tensor
+    return int(shape[0]) if factor_of(name) == "A" else None
 
 
 def _sample(

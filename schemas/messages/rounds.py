@@ -184,6 +184,8 @@ class ParticipationView(Strict):
     """The privacy budget spent on the client's sketches so far."""
     examples_capped: bool = False
     """Whether the client reported more examples than `limits.max_examples`."""
+    rank: int | None = None
+    """The rank of the update's `A` and `B`; null without an update, or without `A` and `B`."""
     staleness: int | None
     """Rounds since the client's last counted update; null without one."""
     scores: Scores | None

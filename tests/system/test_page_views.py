@@ -7,9 +7,22 @@ import time
 import pytest
 from playwright.sync_api import Page, Route, expect
 
+from tests.coordinator.aggregation.test_ranks import adapter
+from tests.coordinator.aggregation.test_ranks import running as clients_of_ranks
 from tests.served import ADMIN_TOKEN, Served, Silo
 from tests.system.conftest import enter
-from tests.taking_part import deliver, join, one_round, plan, running, scored, url, values
+from tests.taking_part import (
+    deliver,
+    join,
+    one_round,
+    plan,
+    put,
+    running,
+    scored,
+    update_body,
+    url,
+    values,
+)
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(120)]
 
@@ -84,6 +97,19 @@ def test_an_address_opens_a_round_or_a_client_and_never_contains_the_token(
     assert ADMIN_TOKEN not in page.evaluate(
         "location.href + document.title + performance.getEntries().map((e) => e.name)"
     )
+
+
+def test_a_round_shows_the_ranks_of_clients_that_differ(page: Page, served: Served) -> None:
+    federation_id, silos = clients_of_ranks(served, ["tiny-s-aaaaaaaaaaaa"] * 3)
+    for silo, rank in zip(silos, (2, 3, 4), strict=True):
+        sent = update_body(silo, 1, join(silo, 1), adapter(rank, rank))
+        assert put(silo, 1, sent).status_code == 201
+    _open(page, served, f"{federation_id}/rounds/1")
+    place = page.locator("#clients thead th").all_inner_texts().index("rank")
+    shown = [
+        row.locator("th, td").all_inner_texts()[place] for row in page.locator("#clients tbody tr").all()
+    ]
+    assert sorted(shown) == ["2", "3", "4"]
 
 
 @pytest.mark.parametrize(

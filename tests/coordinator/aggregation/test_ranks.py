@@ -12,6 +12,7 @@ from coordinator.strategies.capabilities import Source
 from coordinator.strategies.opening import make
 from schemas.maths.adapter import Layout, lora_layout
 from schemas.maths.factors import Factors
+from tests.operating import Operator
 from tests.served import Served, Silo, slug
 from tests.taking_part import join, put, update_body, wait_for, weights
 
@@ -49,6 +50,12 @@ def joined_weights(silo: Silo, number: int, rank: int) -> Tensors:
     return weights(silo, number, layout(rank))
 
 
+def rank_column(shown: str) -> list[str]:
+    lines = shown.splitlines()
+    (end,) = [line.index(" rank ") + 5 for line in lines if line.split()[:2] == ["client", "state"]]
+    return sorted(line[:end].split()[-1] for line in lines if line.split()[:1] in (["c0"], ["c1"], ["c2"]))
+
+
 def expected(sent: list[Tensors], rank: int) -> Tensors:
     strategy = make("het_lora", {})
     assert strategy.traits.combines
@@ -68,7 +75,9 @@ def test_everybody_is_served_the_mean_of_its_base_model_in_its_own_rank(coordina
         assert set(joined_weights(silo, 1, 4)) == set(layout(4))  # nobody's rank is known yet
         answer = put(silo, 1, update_body(silo, 1, join(silo, 1), tensors))
         assert answer.status_code == 201, answer.text
-    wait_for(coordinator, federation_id, 1, "published")
+    published = wait_for(coordinator, federation_id, 1, "published")
+    assert rank_column(Operator(coordinator)("round", "show", federation_id, "1")) == ["2", "2", "3"]
+    assert {client["name"]: client["rank"] for client in published["clients"]} == {"c0": 2, "c1": 3, "c2": 2}
     for place, (silo, rank) in enumerate(zip(silos, ranks, strict=True)):
         wanted = expected(sent[:2] if place < 2 else sent[2:], rank)
         for name, values in joined_weights(silo, 2, rank).items():

@@ -169,8 +169,9 @@ def test_who_was_held_back_is_shown_with_the_reason(tessera: Operator) -> None:
     assert tessera.json("round", "relevance", federation_id, "1")["served"] == [[1.0, 0.0], [0.0, 1.0]]
 
 
-def test_watch_follows_rounds_until_the_federation_is_finished(
-    tessera: Operator, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("watch", [("watch",), ("show", "--watch"), ("show", "1", "--watch")])
+def test_watch_follows_rounds_to_their_end(
+    tessera: Operator, monkeypatch: pytest.MonkeyPatch, watch: tuple[str, ...]
 ) -> None:
     federation_id = tessera.served.federation()
     path = f"/v1/federations/{federation_id}"
@@ -180,9 +181,17 @@ def test_watch_follows_rounds_until_the_federation_is_finished(
         tessera.served.admin.post(f"{path}/finish")
 
     monkeypatch.setattr("coordinator.cli.rounds.time", SimpleNamespace(sleep=finish))  # after its first look
-    lines = tessera("round", "watch", federation_id, "--json").splitlines()
+    command, *more = watch
+    lines = tessera("round", command, federation_id, *more, "--json").splitlines()
     assert [json.loads(line)["state"] for line in lines] == ["open", "abandoned"]
-    assert "abandoned" in tessera("round", "watch", federation_id)
+    assert "abandoned" in tessera("round", command, federation_id, *more)
+
+
+def test_without_a_number_the_current_round_is_shown(tessera: Operator) -> None:
+    federation_id = tessera.served.federation()
+    assert "No round yet; start the federation" in tessera("round", "show", federation_id, fails=True)
+    tessera.served.admin.post(f"/v1/federations/{federation_id}/start")
+    assert tessera.json("round", "show", federation_id)["round"] == 1
 
 
 def test_ready_says_nothing_of_a_coordinator_that_serves_and_why_another_does_not(tessera: Operator) -> None:

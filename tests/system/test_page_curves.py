@@ -1,0 +1,84 @@
+"""The curve of each client on the page, in a real browser: the best, the worst and chosen ones in front."""
+
+from __future__ import annotations
+
+import pytest
+from playwright.sync_api import Page, expect
+
+from tests.served import Served, Silo
+from tests.system.conftest import enter
+from tests.taking_part import one_round, plan, running, scored, send_scores
+
+pytestmark = [pytest.mark.system, pytest.mark.timeout(120)]
+
+
+def _scored_rounds(served: Served, clients: int) -> tuple[str, dict[str, Silo]]:
+    """Return a federation with two scored rounds, and its silos by name, the best first."""
+    rounds = {"total": 3, "min_clients": clients, "collect_seconds": 600}
+    federation_id, silos = running(served, clients, **plan(rounds=rounds))
+    for number in (1, 2):
+        one_round(served, federation_id, silos, number, [1.0] * clients)
+        for place, silo in enumerate(silos):
+            assert send_scores(silo, number, scored({"loss": 1.0 + place / number, "f1": 0.5}))[0] == 204
+    rows = served.admin.get(f"/v1/federations/{federation_id}/clients").json()["items"]
+    names = {row["client_id"]: row["name"] for row in rows}
+    return federation_id, {names[silo.client_id]: silo for silo in silos}
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_the_best_and_the_worst_are_in_front_and_the_keyboard_brings_others(
+    page: Page, served: Served, theme: str
+) -> None:
+    federation_id, silos = _scored_rounds(served, 7)
+    best, second, *_, worst = silos
+    page.emulate_media(color_scheme="dark" if theme == "dark" else "light")
+    enter(page, served, federation_id)
+    button = page.get_by_role("button", name="Show a curve per client")
+    button.focus()
+    page.keyboard.press("Enter")
+    legend = page.locator("#curves-part .legend li")
+    expect(legend).to_have_text([f"{best} (best)", f"{worst} (worst)", "5 other clients"])
+    expect(page.locator("#curves-part figure > svg path")).to_have_count(7)
+    picture = page.get_by_role("img", name="Held-out loss of each client by round")
+    expect(picture).to_have_attribute(
+        "aria-label",
+        f"Held-out loss of each client by round: {best} (best) "
+        f"1.000 in round 1, 1.000 in round 2; {worst} (worst) 7.000 in round 1, 4.000 in round 2",
+    )
+    page.locator("#curves-all summary").focus()
+    page.keyboard.press("Enter")
+    first = page.locator("#curves-values tbody tr").nth(1)
+    expect(first.locator("th, td")).to_have_text([second, "bring to the front", "2.000", "1.500"])
+    chosen = page.get_by_role("button", name=f"Curve of {second}", exact=True)
+    chosen.focus()
+    page.keyboard.press("Enter")
+    expect(legend).to_have_text([f"{best} (best)", f"{worst} (worst)", second, "4 other clients"])
+    expect(chosen).to_have_attribute("aria-pressed", "true")
+    expect(chosen).to_be_focused()
+    page.keyboard.press("Enter")
+    expect(chosen).to_have_attribute("aria-pressed", "false")
+    page.get_by_role("button", name="f1").click()
+    expect(page.locator("#curves-part h2")).to_have_text(
+        "Held-out f1 of each client by round (higher is better)"
+    )
+
+
+def test_a_clients_page_has_its_curve_among_the_others(page: Page, served: Served) -> None:
+    federation_id, silos = _scored_rounds(served, 6)
+    best, _, third, *_, worst = silos
+    enter(page, served, f"{federation_id}/clients/{silos[third].client_id}")
+    expect(page.locator("#among-part .legend li")).to_have_text(
+        [third, f"{best} (best)", f"{worst} (worst)", "3 other clients"]
+    )
+
+
+def test_few_clients_are_all_in_front(page: Page, served: Served) -> None:
+    federation_id, silos = _scored_rounds(served, 3)
+    best, middle, worst = silos
+    enter(page, served, federation_id)
+    page.get_by_role("button", name="Show a curve per client").click()
+    expect(page.locator("#curves-part .legend li")).to_have_text(
+        [f"{best} (best)", f"{worst} (worst)", middle]
+    )
+    expect(page.get_by_role("button", name="Curve of")).to_have_count(0)
+    expect(page.get_by_role("button", name="Show earlier rounds too")).to_have_count(0)
