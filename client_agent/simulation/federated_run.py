@@ -10,6 +10,7 @@ from functools import partial
 from client_agent.errors import RoundMissed
 from client_agent.simulation.admin_client import Operator
 from client_agent.simulation.crew import Crew
+from client_agent.simulation.drawn import drawn_in, rounds_by_silo
 from client_agent.simulation.results import Cell, ClientResult, ClientRound
 from client_agent.simulation.silo_work import (
     Described,
@@ -26,6 +27,7 @@ from client_agent.simulation.study import Study
 from client_agent.simulation.study_fields import StudySilo
 from client_agent.storage.round_folder import READY
 from schemas.messages.alignment import Anchors
+from schemas.messages.federations import FederationPlan
 from schemas.messages.scores import Scores
 
 ReportProgress = Callable[[int, str], None]
@@ -85,7 +87,7 @@ def run_federated(
     for number in range(1, total + 1):
         report_progress(number - 1, "")
         activity = partial(report_progress, number - 1)
-        for name, note in _run_round(federation, number, activity, sums=sums).items():
+        for name, note in _run_round(federation, cell.plan, number, activity, sums=sums).items():
             noted.setdefault(name, []).append(note)
     finals = federation.crew.run(
         federation.members,
@@ -97,9 +99,14 @@ def run_federated(
 
 
 def _run_round(
-    federation: Federation, round_number: int, report_activity: Callable[[str], None], *, sums: bool
+    federation: Federation,
+    plan: FederationPlan,
+    round_number: int,
+    report_activity: Callable[[str], None],
+    *,
+    sums: bool,
 ) -> dict[str, Noted]:
-    """Run a round with all members, wait until it is published, and return what they noted."""
+    """Run a round with the members that it draws, wait until it is published, and return what they noted."""
     crew, established = federation.crew, list(federation.members)
     for silo in federation.study.silo:
         if silo.joins_after == round_number - 1:
@@ -109,7 +116,7 @@ def _run_round(
         # A round ends when enough have delivered and nobody who joined is waited for. Founders are enough:
         # all join before the first of them delivers, or the last would come too late.
         crew.run(established, Join(round_number))
-    members = [*newcomers, *established]
+    members = drawn_in(plan, round_number, [*newcomers, *established])
     # Where updates are summed, members wait for each other: first all train, then all sum.
     work = TakePart(round_number, until=READY if sums else None)
     crew.run(members, work, lambda name, _: report_activity(name))
@@ -161,8 +168,9 @@ def _results(
                     bytes_down=participation["bytes"]["down"],
                 )
             )
+    expected = rounds_by_silo(federation.study, cell.plan)
     for silo in federation.study.silo:
-        if len(by_silo[silo.name]) != cell.plan.rounds.total - silo.joins_after:
+        if len(by_silo[silo.name]) != expected[silo.name]:
             raise RoundMissed(f"{silo.name} missed a round; run the comparison again")
     return [
         ClientResult(

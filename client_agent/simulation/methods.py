@@ -13,6 +13,7 @@ from typing import Final
 from pydantic import JsonValue, ValidationError
 
 from client_agent.errors import StudyUnusable
+from client_agent.simulation.drawn import clients_per_round, require_all_drawn
 from client_agent.simulation.fair import fair_plan
 from client_agent.simulation.study import Study
 from client_agent.simulation.study_fields import States, StudyMethod, Table, faults
@@ -125,8 +126,8 @@ def plan_of(
         if field in (_table(plan.get(table)) if table else plan):
             raise StudyUnusable(f"the plan of method {method.name} must not set {path}: {setter}")
     plan["name"] = f"{method.run} seed {seed}"
-    everybody: Table = {"min_clients": len(study.founders)}
-    plan["rounds"] = {"collect_seconds": _PATIENCE_SECONDS} | _table(plan.get("rounds")) | everybody
+    rounds = {"collect_seconds": _PATIENCE_SECONDS} | _table(plan.get("rounds"))
+    plan["rounds"] = rounds | {"min_clients": clients_per_round(rounds.get("sample"), len(study.founders))}
     if study.fair is not None:
         plan = fair_plan(study.fair, method.name, plan, method.set_by_study, rate)
     plan["training"] = _table(plan.get("training")) | {"seed": seed}
@@ -141,6 +142,8 @@ def plan_of(
         validated = FederationPlan.model_validate_json(json.dumps(plan))
     except ValidationError as error:
         raise StudyUnusable(f"the plan of method {method.name} is invalid: {faults(error)}") from error
+    if validated.rounds.sample is not None and not method.alone:
+        require_all_drawn(study, method.name, validated)
     late = [silo for silo in study.latecomers if silo.joins_after >= validated.rounds.total]
     if late:
         raise StudyUnusable(

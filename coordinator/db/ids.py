@@ -7,5 +7,6 @@ import time
 
 
 def new_id(prefix: str) -> str:
-    """Return a new id: a readable prefix, milliseconds since 1970, 48 random bits."""
-    return f"{prefix}_{time.time_ns() // 1_000_000:012x}{secrets.token_hex(6)}"
+    """Return a new id: a readable prefix, milliseconds since 1970, microseconds of them, 36 random bits."""
+    milliseconds, nanoseconds = divmod(time.time_ns(), 1_000_000)
+    return f"{prefix}_{milliseconds:012x}{nanoseconds // 1000:03x}{secrets.token_hex(5)[:9]}"

@@ -1,15 +1,12 @@
 """Draw the clients that may take part in a round, if the plan samples them (`rounds.sample`).
 
-Every client has a ticket per round, a hash of the plan's seed, the round and its id; the lowest tickets are
-drawn. So the same clients, joins and plan give the same draw.
+The lowest tickets are drawn, so that the same clients, joins and plan give the same draw.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from math import ceil
 from typing import Final
 
 from sqlalchemy import bindparam, func, or_, select
@@ -17,8 +14,8 @@ from sqlalchemy.orm import Session
 
 from coordinator.db.engine import run
 from coordinator.db.tables.federations import ClientRow, ParticipationRow
-from schemas.maths.seeded_random import words
-from schemas.messages.federations import FederationPlan, RoundsPlan
+from schemas.maths.sampling import in_order, places_of
+from schemas.messages.federations import FederationPlan
 
 WILLING: Final = timedelta(minutes=5)
 """How long after its last request a client counts as willing: agents that wait ask twice a minute."""
@@ -68,25 +65,6 @@ class Draw:
     names: tuple[str, ...]
 
 
-def places_of(plan: RoundsPlan, willing: int) -> int:
-    """Return how many of so many willing clients a round takes.
-
-    A share is rounded up, and `min_clients` at least.
-    """
-    if plan.sample is None:
-        return willing
-    if isinstance(plan.sample, int):
-        return plan.sample
-    return max(plan.min_clients, ceil(plan.sample * willing))
-
-
-def in_order(seed: int, round_number: int, clients: Collection[str]) -> list[str]:
-    """Return clients by their tickets in a round, the first drawn first."""
-    return sorted(
-        clients, key=lambda client: (int(words(1, "sample", seed, round_number, client)[0]), client)
-    )
-
-
 def is_drawn(
     session: Session,
     federation_id: str,
@@ -124,7 +102,8 @@ def draw(
         for client, _, last_seen, _ in rows
         if client == asking or (last_seen is not None and last_seen >= now - WILLING)
     }
-    order = in_order(plan.training.seed, round_number, willing)
+    by_name = {names[client]: client for client in willing}
+    order = [by_name[name] for name in in_order(plan.training.seed, round_number, by_name)]
     places = places_of(plan.rounds, len(willing))
     early = [client for client in order if client in joined]
     late = [client for client in order if client not in joined]

@@ -237,15 +237,19 @@ def test_all_ways_to_misuse_a_token_get_one_answer(scene: Scene) -> None:
 
 def test_an_unknown_key_gets_the_answer_of_a_wrong_signature_as_late(scene: Scene) -> None:
     wrong, unknown = (next(case.send for case in CASES if case.row == row) for row in (2, 4))
-    taken: dict[int, list[float]] = {2: [], 4: []}
-    answers = set()
-    for _ in range(60):
-        for row, send in ((2, wrong), (4, unknown)):
-            began = time.perf_counter()
-            answer = send(scene)
-            taken[row].append(time.perf_counter() - began)
-            assert isinstance(answer, httpx.Response)
-            answers.add(answer.content)
+    answers, ratios = set(), []
+    for _ in range(4):  # a difference is there every time, a busy machine is not
+        taken: dict[int, list[float]] = {2: [], 4: []}
+        for _ in range(60):
+            for row, send in ((2, wrong), (4, unknown)):
+                began = time.perf_counter()
+                answer = send(scene)
+                taken[row].append(time.perf_counter() - began)
+                assert isinstance(answer, httpx.Response)
+                answers.add(answer.content)
+        first, second = (statistics.quantiles(times, n=4)[0] for times in taken.values())
+        ratios.append(first / second)
+        if 0.6 < ratios[-1] < 1.7:
+            break
     assert len(answers) == 1
-    first, second = (statistics.quantiles(times, n=4)[0] for times in taken.values())
-    assert 0.6 < first / second < 1.7
+    assert 0.6 < ratios[-1] < 1.7, ratios

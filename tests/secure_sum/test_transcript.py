@@ -56,7 +56,7 @@ def test_a_masked_vector_is_no_input_under_any_known_mask() -> None:
         key = self_mask_key(seed, session.members[owner].accepted.digest)
         Masks([MaskKey(key, is_subtracted=True)], modulus.word).add_to(words)
         in_range = np.abs(modulus.signed(words)) <= 32_767
-        assert in_range.mean() < 0.2  # 1 in 256 words of a uniform vector is in the range of an input
+        assert in_range.mean() < 0.3  # 1 in 256 words of a uniform vector is; 6 of 20 are once in 10^10
         assert not np.array_equal(modulus.signed(words), session.inputs[owner])
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import socket
@@ -9,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import httpx
@@ -18,14 +20,19 @@ from coordinator.observability.fault_points import VARIABLE, Place
 from tests.served import ADMIN_TOKEN, SIGNING_KEY
 
 READY_SECONDS = 60.0
+_FIRST_PORT, _END_PORT = 10_000, 32_768
+_begin = _FIRST_PORT + os.getpid() * 97 % (_END_PORT - _FIRST_PORT)  # apart from other processes of the tests
+_ports = itertools.chain(range(_begin, _END_PORT), range(_FIRST_PORT, _begin))
 _COMMAND = [sys.executable, "-c", "from schemas.command import main; main()"]
 
 
 def free_port() -> int:
-    """Find a port that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """Find a port that nobody listens on, below those that the system gives to connections meanwhile."""
+    for port in _ports:
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
+    raise RuntimeError("no port is free")
 
 
 class Coordinator:

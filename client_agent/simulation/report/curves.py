@@ -44,10 +44,13 @@ def trained_curve(results: Sequence[CellResult], names: Sequence[str], steps: in
 
 
 def bytes_so_far(clients: Sequence[ClientResult]) -> list[float]:
-    """Return the cumulative bytes of a client on average, from 0 and after each round."""
+    """Return the cumulative bytes of a client on average, from 0 and after each round that it was in.
+
+    Where rounds draw clients, it ends with the fewest rounds of one.
+    """
     per_round = [
         mean([client.rounds[i].bytes_up + client.rounds[i].bytes_down for client in clients])
-        for i in range(len(clients[0].rounds))
+        for i in range(min(len(client.rounds) for client in clients))
     ]
     return [0.0, *accumulate(per_round)]
 

@@ -76,15 +76,17 @@ class MethodSummary(Strict):
     `served` and `trained` are losses before and after local steps; `bytes_by_round` is the cumulative traffic
     of a founder, up and down. `forgetting` is a mean over founders, None without anchor texts. `rates` are
     the learning rates of each client, by seed. `importance` is None if the method learns none. `states` are
-    those of a client that may be its result; `adapters` is how many it trains, each in all steps. `bank` is
-    None without experts; `worst` is the loss of the worst founder after local steps. `tasks` has the scores
-    of each task, where the rows have tasks. `clients` are the losses of each client after its own steps.
+    those of a client that may be its result; `clients_per_round` are those that a round draws, None for all;
+    `adapters` is how many a client trains, each in all steps. `bank` is None without
+    experts; `worst` is the loss of the worst founder after local steps. `tasks` has the scores of each task,
+    where the rows have tasks. `clients` are the losses of each client after its own steps.
     """
 
     method: str
     alone: bool
     seeds: list[int]
     rounds: int
+    clients_per_round: int | None
     steps_per_round: int
     batch_size: int
     states: States
@@ -195,6 +197,7 @@ def _summary(method: str, all_runs: dict[str, Runs], rules: list[Rule]) -> Metho
         alone=results[0].alone,
         seeds=[result.seed for result in results],
         rounds=plan.rounds.total,
+        clients_per_round=plan.rounds.min_clients if plan.rounds.sample and not results[0].alone else None,
         steps_per_round=steps,
         batch_size=plan.training.batch_size * plan.training.accumulation,
         states=results[0].clients[0].states,

@@ -138,7 +138,8 @@ def amounts(report: Report) -> str:
     methods = report.methods
     trained = " or ".join(
         dict.fromkeys(
-            f"{m.rounds} rounds × {m.steps_per_round} steps, batches of {m.batch_size}" for m in methods
+            f"{m.rounds} rounds × {m.steps_per_round} steps, batches of {m.batch_size}" + _drawn(m, report)
+            for m in methods
         )
     )
     counts = sorted(set(report.examples.values()))
@@ -146,6 +147,13 @@ def amounts(report: Report) -> str:
     models = ", ".join(f"{count} × {slug}" for slug, count in Counter(report.models.values()).items())
     data = f"{example_counts} training examples and at most {report.tests} test items per silo"
     return f"{trained}; {data}; {models}"
+
+
+def _drawn(method: MethodSummary, report: Report) -> str:
+    """Format how many clients take part in a round, if it draws them."""
+    if method.clients_per_round is None:
+        return ""
+    return f" ({method.method}: {method.clients_per_round} of {len(report.models)} clients in each round)"
 
 
 def _main(report: Report) -> Table:

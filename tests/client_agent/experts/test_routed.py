@@ -51,6 +51,7 @@ def base(tiny: Callable[..., BaseModel]) -> Iterator[BaseModel]:
 
 @pytest.fixture
 def memory(tmp_path: Path) -> ExpertMemory:
+    (tmp_path / "experts.json").write_text(f'{{"secret": "{"7" * 64}"}}')  # which specialists are drawn
     return ExpertMemory(tmp_path / "experts.json")
 
 

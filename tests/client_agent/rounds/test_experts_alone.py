@@ -35,7 +35,9 @@ PLAN = FederationPlan.model_validate(
 
 
 def bank(folder: Path, **routing: object) -> OwnBank:
-    return OwnBank(4, Routing(**{"explore_rounds": 2, **routing}), ExpertMemory(folder / EXPERTS))  # type: ignore[arg-type]
+    memory = ExpertMemory(folder / EXPERTS)
+    memory.secret = "5" * 64  # which specialists are drawn
+    return OwnBank(4, Routing(**{"explore_rounds": 2, **routing}), memory)  # type: ignore[arg-type]
 
 
 @pytest.fixture

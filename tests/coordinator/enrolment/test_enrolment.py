@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -9,7 +8,10 @@ from typing import Any
 import httpx
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from sqlalchemy import update
 
+from coordinator.db.engine import database_time
+from coordinator.db.tables.federations import EnrolmentTokenRow
 from schemas.identity.documents import sign
 from schemas.identity.enrolment_token import read
 from schemas.identity.keys import encode, name_of
@@ -145,10 +147,12 @@ def test_only_a_trusted_proxy_says_where_a_newcomer_is(
 
 
 def test_a_repeat_after_the_tokens_life_is_refused(coordinator: Served) -> None:
-    token = coordinator.enrolment_token(coordinator.federation(), "a", expires_in_seconds=1)
-    key = Ed25519PrivateKey.generate()
+    federation_id = coordinator.federation()
+    token, key = coordinator.enrolment_token(federation_id, "a"), Ed25519PrivateKey.generate()
     assert _with_key(coordinator, token, key).status_code == 201
-    time.sleep(1.1)
+    with coordinator.database.write() as session:
+        ended = update(EnrolmentTokenRow).where(EnrolmentTokenRow.federation_id == federation_id)
+        session.execute(ended.values(expires_at=database_time(session)))
     assert _with_key(coordinator, token, key).status_code == 401
 
 

@@ -15,7 +15,8 @@ from coordinator.db.tables.federations import ClientRow
 from coordinator.federations import store as federations
 from coordinator.rounds import sampling
 from coordinator.rounds import store as rounds
-from coordinator.rounds.sampling import WILLING, draw, in_order, is_drawn, places_of
+from coordinator.rounds.sampling import WILLING, draw, is_drawn
+from schemas.maths.sampling import in_order, places_of
 from schemas.messages.federations import FederationPlan, RoundsPlan
 from tests.coordinator.rows import client_row, participation_row
 from tests.served import Served, Silo, slug
@@ -118,15 +119,16 @@ def test_others_wait_and_are_told_so_and_the_view_names_the_drawn(coordinator: S
 
 
 def test_other_rounds_draw_other_clients(coordinator: Served) -> None:
-    federation_id, silos = sampled(coordinator, 1, clients=3, total=30)
-    (first,) = drawn(silos)
-    for number in range(1, 30):  # the ids decide, and they are random: the same one 30 times is (1/3)^29
-        (taking,) = drawn(silos)
-        if taking is not first:
-            return
-        deliver(taking, number, values(1.0))
+    federation_id, silos = sampled(coordinator, 1, clients=3)
+    names = names_of(coordinator, silos)
+    taking = []
+    for number in range(1, 5):
+        (silo,) = drawn(silos)
+        taking += names_of(coordinator, [silo])
+        deliver(silo, number, values(1.0))
         wait_for(coordinator, federation_id, number, "published")
-    raise AssertionError("every round drew the same client")
+    assert taking == [in_order(0, number, names)[0] for number in range(1, 5)]
+    assert len(set(taking)) > 1
 
 
 def test_a_place_is_free_again_once_its_client_is_revoked_or_gone(coordinator: Served) -> None:
