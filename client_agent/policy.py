@@ -23,15 +23,17 @@ _MODULE = r"^(b[0-9]{1,4}\.)?(q|k|v|o|gate|up|down)$"
 _BYTES_OF_SUM = {8: 2, 16: 3}
 """The bytes of a value in a masked input of at most 256 members, by `privacy.secure_sum.bits`."""
 
-SentKind = Literal["sketches", "scores", "progress", "alignment", "counts"]
+SentKind = Literal["sketches", "scores", "progress", "alignment", "counts", "outputs"]
 """What an agent sends beside updates: gradient sketches; losses and other scores; how far training has come;
-alignment packs with responses to anchors, and tests of them; which experts of a bank it belongs to.
+alignment packs with responses to anchors, and tests of them; which experts of a bank it belongs to; outputs
+of its model on public texts.
 """
 _WITHOUT: Final[dict[str, str]] = {
     "sketches": "a plan with privacy.secure_sum, which uses no sketches",
     "scores": "a plan with privacy.secure_sum, pairwise masking and summed scores",
     "alignment": "a plan without alignment",
     "counts": "a strategy without a bank of experts",
+    "outputs": "a plan without strategy.options.distil",
 }
 
 Module = Annotated[str, StringConstraints(pattern=_MODULE)]
@@ -101,9 +103,18 @@ class Policy(Strict):
         return self.sends is None or kind in self.sends
 
     def require_update(
-        self, layout: Layout, recipe: Recipe, max_bytes: int | None, summed: SecureSumPlan | None
+        self,
+        layout: Layout,
+        recipe: Recipe,
+        max_bytes: int | None,
+        summed: SecureSumPlan | None,
+        *,
+        beside: int = 0,
     ) -> None:
         """Check before training that updates of a layout are small enough, uncompressed.
+
+        Args:
+            beside: the bytes that go with the adapter.
 
         Raises:
             PolicyRefused: they may be larger than `max_update_bytes`.
@@ -115,7 +126,7 @@ class Policy(Strict):
         if summed is not None:
             size = sum(prod(shape) for shape in layout.values()) * _BYTES_OF_SUM[summed.bits]
         else:
-            size = min(most_bytes(layout, recipe), max_bytes or 2**63)
+            size = min(most_bytes(layout, recipe), max_bytes or 2**63) + beside
         self._require_bytes(size, "an update under this plan has up to")
 
     def require_body(self, body: bytes) -> None:

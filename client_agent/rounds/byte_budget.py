@@ -9,6 +9,7 @@ from client_agent.adapters.variational.sparsity import least_density
 from client_agent.errors import AgentError
 from client_agent.rounds.opened_brief import OpenedBrief
 from client_agent.rounds.opened_round import OpenedRound
+from client_agent.rounds.outputs import bytes_of_outputs
 from client_agent.strategies.base import State
 from schemas.maths.adapter import Layout
 from schemas.wire.budget import Marks, fit_budget, shortfall
@@ -51,7 +52,8 @@ def require_allowed_size(work: OpenedRound, layout: Callable[[], Layout]) -> Non
     policy, opened = work.session.policy, work.opened
     if policy.max_update_bytes is None:
         return
-    policy.require_update(layout(), opened.recipe, opened.brief.wire.max_bytes, work.sum_plan)
+    limit, beside = opened.brief.wire.max_bytes, bytes_of_outputs(work)
+    policy.require_update(layout(), opened.recipe, limit, work.sum_plan, beside=beside)
 
 
 def marked(opened: OpenedBrief, private: State, delta: dict[str, Floats]) -> Marks | None:

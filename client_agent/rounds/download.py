@@ -73,7 +73,7 @@ def download_whole(session: Session, round_number: int, weights: str) -> bytes |
     body = session.api.whole_weights(session.federation_id, round_number)
     if body.digest == weights:  # nothing else is stored, or the coordinator is older than this request
         return None
-    if not _is_proved(session, round_number, body, weights):
+    if not is_proved(session, round_number, body, weights):
         log.warning("round %d: whole base delta without a valid signature; not used", round_number)
         return None
     return body.body
@@ -89,7 +89,7 @@ def _compressed(
     body = session.api.weights(session.federation_id, brief.round, name)
     if body.digest == reference.digest:  # the coordinator lacks that update, or is older than recipes
         return body.body
-    if not _is_proved(session, brief.round, body, reference.digest):
+    if not is_proved(session, brief.round, body, reference.digest):
         log.warning(
             "round %d: compressed weights without a valid signature; downloading dense ones", brief.round
         )
@@ -103,7 +103,7 @@ def _compressed(
         return None
 
 
-def _is_proved(session: Session, round_number: int, body: TensorBody, weights: str) -> bool:
+def is_proved(session: Session, round_number: int, body: TensorBody, weights: str) -> bool:
     """Whether the coordinator has signed that a body stands for these weights."""
     try:
         document = json.loads(urlsafe_b64decode(body.proof))

@@ -17,6 +17,7 @@ from client_agent.adapters.base import State
 from client_agent.adapters.ranks import rank_of
 from client_agent.rounds.byte_budget import marked
 from client_agent.rounds.opened_brief import OpenedBrief
+from client_agent.rounds.outputs import sent_outputs
 from client_agent.rounds.served_weights import read_adapter
 from client_agent.rounds.trained import Trained
 from client_agent.rounds.update_history import confirmed, store_values, stored_residual, stored_values
@@ -170,7 +171,8 @@ def _body(inputs: UpdateInputs, tensors: Mapping[str, Array], recipe: SentRecipe
         signature_reliability=sketch.reliability,
         signature_epsilon=sketch.epsilon,
     )
-    body_tensors: dict[str, Array] = {**tensors, SIGNATURE_TENSOR: sketch.vector}
+    outputs = sent_outputs(inputs.folder)
+    body_tensors: dict[str, Array] = {**tensors, SIGNATURE_TENSOR: sketch.vector, **outputs}
     return pack(body_tensors, manifest, compress=inputs.opened.brief.wire.compression == "zstd")
 
 

@@ -9,9 +9,12 @@ import logging
 from collections.abc import Callable
 from typing import Final
 
-from client_agent.adapters.base import Adapter, State
+import safetensors.numpy
+
+from client_agent.adapters.base import Adapter, Penalty, State
 from client_agent.experts.probing import prober_of, with_probe_set
 from client_agent.experts.routed import RoutedExperts
+from client_agent.model.next_bytes import NextBytes
 from client_agent.rounds.bank import experts_of, read_bank, read_index, store_experts
 from client_agent.rounds.byte_budget import has_budget, require_affordable, require_allowed_size
 from client_agent.rounds.delivery import report_scores
@@ -19,6 +22,7 @@ from client_agent.rounds.download import download_whole
 from client_agent.rounds.encode_input import encode_input
 from client_agent.rounds.joining import archive_trained, join_round, rejoin
 from client_agent.rounds.opened_brief import OpenedBrief
+from client_agent.rounds.outputs import public_texts, read_mixture, store_mixture
 from client_agent.rounds.participant import Participant
 from client_agent.rounds.plain_steps import encode_update, newcomer_body, push_update, sign
 from client_agent.rounds.served_weights import load_served
@@ -32,6 +36,7 @@ from client_agent.storage.round_folder import (
     BRIEF,
     FOLD,
     INPUT,
+    OUTPUTS,
     READY,
     RECEIPT,
     SCORES_SENT,
@@ -41,6 +46,7 @@ from client_agent.storage.round_folder import (
     UPDATE,
     WEIGHTS,
 )
+from client_agent.training.distillation import pull_to_peers
 from client_agent.training.ranks import require_divisible
 from schemas.messages.rounds import RoundBrief
 from schemas.wire.digests import digest_of
@@ -104,12 +110,14 @@ def _pull(work: Work) -> bytes:
     trainer.silo.require_fit(brief.training.max_length)
     trainer.frames(brief)  # the coordinator must have the pack before a join: it determines the layout
     body = newcomer_body(work) if work.carries_sketch else None
-    return join_round(
+    content = join_round(
         work,
         body,
         redeliver=lambda: trainer.redeliver_pack(brief),
         expert_layout=lambda: trainer.layout(work.opened, None),
     )
+    store_mixture(work)
+    return content
 
 
 def _require_suitable(work: Work) -> None:
@@ -143,7 +151,8 @@ def _train(work: Work) -> bytes:
             adapter.probe_with(prober_of(silo, adapter.routing, longest, memory.losses), memory)
         if traits.gated:
             adapter.load_global(served)
-        return train_locally(
+        public = _public_texts(work)
+        trained = train_locally(
             silo,
             adapter,
             brief.training,
@@ -160,7 +169,28 @@ def _train(work: Work) -> bytes:
             stop=trainer.stop,
             checkpoint=work.checkpoint,
             report=report,
-        ).to_bytes()
+            peers=_peers(work, public),
+        )
+        if public is not None:
+            work.folder.write(OUTPUTS, safetensors.numpy.save(public.outputs().tensors))
+        return trained.to_bytes()
+
+
+def _public_texts(work: Work) -> NextBytes | None:
+    """Return the texts on which outputs are compared, in this model's tokens; None without distillation."""
+    plan = work.opened.traits.distil
+    if plan is None:
+        return None
+    texts = public_texts(work.session, plan.texts)
+    return NextBytes(work.trainer.silo.base, texts, work.brief.training.max_length)
+
+
+def _peers(work: Work, public: NextBytes | None) -> Penalty | None:
+    """Return the pull to the outputs of peers' models, if the round began with any."""
+    plan, mixture = work.opened.traits.distil, read_mixture(work.folder)
+    if plan is None or public is None or mixture is None or len(mixture.bytes) != public.rows:
+        return None
+    return pull_to_peers(public, mixture, plan.factor)
 
 
 def _experts(work: Work) -> tuple[int, ...]:

@@ -31,6 +31,10 @@ def store_anchors(folder: Path, anchors: Anchors) -> None:
     write_durably(folder / _ANCHORS, anchors.model_dump_json().encode())
 
 
+def read_anchors(folder: Path) -> Anchors:
+    return Anchors.model_validate_json((folder / _ANCHORS).read_bytes())
+
+
 def has_pack(folder: Path, base_model: str) -> bool:
     return _pack_file(folder, base_model).is_file()
 

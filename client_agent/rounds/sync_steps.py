@@ -19,6 +19,7 @@ from client_agent.rounds.download import download_whole
 from client_agent.rounds.joining import archive_trained, join_round
 from client_agent.rounds.layouts import sent_layout
 from client_agent.rounds.opened_round import OpenedRound
+from client_agent.rounds.outputs import store_mixture
 from client_agent.rounds.step_runner import run_missing
 from client_agent.rounds.stored_answers import has_anchors, has_pack, store_anchors, store_pack
 from client_agent.rounds.summed_steps import report_ready, run_sum
@@ -136,6 +137,7 @@ def _pull(work: SyncRound) -> bytes:
         redeliver=lambda: redeliver_pack(slug, pivot, session.api, session.federation_id, session.home),
         expert_layout=lambda: layout_of_silo(work, None),
     )
+    store_mixture(work)
     return _whole(work, content) if work.opened.traits.base_delta else content
 
 
@@ -159,7 +161,8 @@ def _fetch_for_work(work: SyncRound, base_model: str | None) -> None:
         builds = not stored and alignment.frames != "random"
         if builds and base_model != alignment.pivot and (pivot := api.pack(federation_id, alignment.pivot)):
             store_pack(home, alignment.pivot, pivot.body)
-    if builds and not has_anchors(home):
+    compares = work.opened.traits.distil is not None
+    if (builds or compares) and not has_anchors(home):
         store_anchors(home, api.anchors(federation_id))
 
 

@@ -9,7 +9,7 @@ from typing import TypedDict, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from client_agent.adapters.base import Adapter, State
+from client_agent.adapters.base import Adapter, Penalty, State
 from client_agent.adapters.personal_lora import PersonalLora
 from client_agent.adapters.provenance import Origin
 from client_agent.adapters.proximal import pull_to
@@ -22,6 +22,7 @@ from client_agent.rounds.trained import Arrays, Side, Trained
 from client_agent.storage.final_scores import TaskScores
 from client_agent.strategies.base import Traits
 from client_agent.training.checkpoint import TrainingCheckpoint
+from client_agent.training.distillation import both
 from client_agent.training.loop import TrainingOutcome, train
 from client_agent.training.rate_search import RateStore, search_key, search_rate
 from client_agent.training.silo import Silo
@@ -50,11 +51,13 @@ def train_locally(
     stop: Callable[[], bool],
     checkpoint: TrainingCheckpoint | None = None,
     report: Report | None = None,
+    peers: Penalty | None = None,
 ) -> Trained:
     """Train the injected adapter from `start` with the private tensors and the optimiser state of `earlier`.
 
     `federated`: peers have made `start`, which is kept where validation examples are too few, unless it does
     nothing yet. `surroundings` is the digest of what else acts in the model: base delta, global branch.
+    `peers` is the pull to the outputs of peers' models.
 
     Raises:
         Stopped: `stop` returned true; `checkpoint` has the position.
@@ -78,7 +81,7 @@ def train_locally(
     outcome = run_steps(
         *(adapter, training, LocalSteps(plan, round_number, total_rounds, report)),
         optimiser_state=_optimiser_state(earlier, adapter, traits),
-        penalty=penalty,
+        penalty=both(penalty, peers),
         checkpoint=checkpoint,
     )
     adapter.end_round()

@@ -74,7 +74,7 @@ def download_difference(
         seed: the plan's, for weights whose zeros stand for the start.
     """
     against = f'against="{earlier.digest}"' if earlier is not None else "against=none"
-    body = session.api.weights(session.federation_id, round_number, against=against)
+    body = session.api.weights(session.federation_id, round_number, form=against)
     if body.digest == weights.digest:  # there is no difference, or the coordinator knows none
         return body.body
     try:

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, JsonValue, ValidationError
 
 from client_agent.errors import StrategyOptionsInvalid, UnknownStrategy
+from schemas.messages.distil import DistilPlan
 from schemas.messages.importance import ImportancePlan
 from schemas.strategy_packages import StrategyPackageBroken, load_strategy_package, strategy_packages
 
@@ -94,6 +95,7 @@ class Traits:
         proximal: clients' own steps are pulled to the weights they are served, by this weight; None = they
             are not.
         routing: clients choose among a bank of experts by it, and train those; None = there is no bank.
+        distil: clients learn from the outputs of their peers' models by it; None = they do not.
     """
 
     gated: bool = False
@@ -106,6 +108,7 @@ class Traits:
     pull: float | None = None
     proximal: float | None = None
     routing: Routing | None = None
+    distil: DistilPlan | None = None
 
     @property
     def mixed_ranks(self) -> bool:

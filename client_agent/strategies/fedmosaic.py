@@ -12,12 +12,19 @@ import numpy as np
 
 from client_agent.errors import LayoutMismatch
 from client_agent.strategies.base import AgentOptions, AgentStrategy, State, Traits
+from schemas.messages.distil import DistilPlan
 
 
 class Options(AgentOptions):
-    """`mix`: continue from L (`init`), mean of L and G (`average`), G (`replace`), L beside G (`gate`)."""
+    """How clients use what they are served.
+
+    Attributes:
+        mix: continue from L (`init`), mean of L and G (`average`), G (`replace`), L beside G (`gate`).
+        distil: learn from the outputs of peers' models as well; None = do not.
+    """
 
     mix: Literal["init", "average", "replace", "gate"] = "average"
+    distil: DistilPlan | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +35,7 @@ class Strategy(AgentStrategy):
 
     @property
     def traits(self) -> Traits:
-        return Traits(gated=self.options.mix == "gate")
+        return Traits(gated=self.options.mix == "gate", distil=self.options.distil)
 
     def start(self, local: State | None, served: State, *, newcomer: bool) -> State:
         """L <- G for a newcomer and with `replace`; L <- (L + G) / 2 with `average`; else L.

@@ -79,6 +79,7 @@ class OpenedTrainer:
             "learns the importance of ranks": traits.importance,
             "trains two adapters": traits.pull,
             "pulls its steps to the served weights": traits.proximal,
+            "learns from the outputs of peers' models": traits.distil,
         }
         obstacles = [text for text, trait in parts.items() if trait is not None]
         if self.trainer.needs_peft:

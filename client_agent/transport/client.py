@@ -166,10 +166,12 @@ class CoordinatorApi:
         return read(Joined, self.call("POST", path, content=signature, headers=headers))
 
     def weights(
-        self, federation_id: str, round_number: int, recipe: OwnLastName | None = None, against: str = ""
+        self, federation_id: str, round_number: int, recipe: OwnLastName | None = None, form: str = ""
     ) -> TensorBody:
-        """Download this client's weights of a round: by a recipe, as a difference (`against`), or dense."""
-        form = f"recipe={recipe}" if recipe is not None else against
+        """Download this client's weights of a round by a recipe, in another form, or dense.
+
+        With `outputs=peers` it is the mixture of peers' outputs beside them, and never the weights."""
+        form = f"recipe={recipe}" if recipe is not None else form
         accept = f"{MEDIA_TYPE};{form}, {MEDIA_TYPE}" if form else MEDIA_TYPE
         return self._download(f"/v1/federations/{federation_id}/rounds/{round_number}/weights", accept)
 

@@ -58,20 +58,22 @@ class RoundOutput:
     """The staged result of a round: each client's body, and the sum of base deltas of each group.
 
     `differences` are by client: those by which bodies are reconstructed from earlier weights. `moments` are
-    those of the groups whose weights an optimiser has moved.
+    those of the groups whose weights an optimiser has moved. `outputs` are by client: mixtures of its peers'.
     """
 
     bodies: dict[str, StagedOutput]
     deltas: Sequence[GroupDelta] = ()
     differences: Mapping[str, StagedDifference] = field(default_factory=dict)
     moments: Sequence[StagedMoments] = ()
+    outputs: Mapping[str, StagedDifference] = field(default_factory=dict)
 
     @property
     def written(self) -> list[Written]:
         """Return everything staged, in the order of clients."""
         bodies = dict(sorted(self.bodies.items())).values()
         differences = dict(sorted(self.differences.items())).values()
-        return [*bodies, *self.deltas, *differences, *self.moments]
+        outputs = dict(sorted(self.outputs.items())).values()
+        return [*bodies, *self.deltas, *differences, *self.moments, *outputs]
 
 
 @dataclass(slots=True)

@@ -50,10 +50,15 @@ class Difference:
         """
         sent = {"client": "", "recipe": self._recipe.model_dump(mode="json")}
         tensors = self._writer.streams().tensors
-        body = memoryview(pack(tensors, manifest.model_copy(update=sent), compress=True))
+        return stage_body(database, pack(tensors, manifest.model_copy(update=sent), compress=True))
+
+
+def stage_body(database: Database, body: bytes) -> StagedDifference:
+    """Write a body as an unpublished payload, in short transactions."""
+    content = memoryview(body)
+    with database.write() as session:
+        staged = payloads.stage(session)
+    for at in range(0, len(content), _PIECE_BYTES):
         with database.write() as session:
-            staged = payloads.stage(session)
-        for at in range(0, len(body), _PIECE_BYTES):
-            with database.write() as session:
-                staged.append(session, body[at : at + _PIECE_BYTES])
-        return StagedDifference(staged)
+            staged.append(session, content[at : at + _PIECE_BYTES])
+    return StagedDifference(staged)

@@ -7,15 +7,18 @@ publishing transaction checks the token of the lease, so that only its holder pu
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from datetime import timedelta
 
 from coordinator.aggregation import base_delta_store, store, summed
 from coordinator.aggregation.base_delta import RoundOutput, write_base_deltas
 from coordinator.aggregation.claim import Claim
+from coordinator.aggregation.difference import StagedDifference
 from coordinator.aggregation.factor_combining import write_weights
 from coordinator.aggregation.moments import store_moments
 from coordinator.aggregation.output_writer import Receiver, discard
+from coordinator.aggregation.outputs import stage_mixtures
 from coordinator.aggregation.served_differences import as_differences
 from coordinator.aggregation.server_steps import Moved, move
 from coordinator.aggregation.store import Established
@@ -31,7 +34,7 @@ from coordinator.rounds.lifecycle import AGGREGATION_FAILED, next_state
 from coordinator.storage import payloads
 from coordinator.strategies.base import Cohort
 from coordinator.strategies.opening import OpenedPlan, open_plan
-from coordinator.weights.store import assign, store_differences
+from coordinator.weights.store import OUTPUTS, SERVED, assign, store_bodies
 from schemas.wire.envelope import head
 
 
@@ -115,6 +118,8 @@ def aggregate(database: Database, claim: Claim, *, block_bytes: int, between: Ca
         moved = move(database, opened, settled.weights, clients, bodies, claim.number, between)
         output = _as_served(database, opened, moved, claim.number, between)
     try:
+        mixtures = stage_mixtures(database, opened, clients, settled.weighing, between)
+        output = replace(output, outputs=mixtures)
         _publish(database, claim, settled, output)
     except BaseException:
         discard(database, output.written)
@@ -162,11 +167,13 @@ def _publish(database: Database, claim: Claim, settled: SettledWeights, output: 
         for client, body in sorted(output.bodies.items()):
             stored = body.adopted(adopted[body.staged.payload_id])
             assign(session, claim.federation_id, client, claim.number + 1, stored, now)
-        differences = {
-            client: adopted[difference.staged.payload_id]
-            for client, difference in sorted(output.differences.items())
-        }
-        store_differences(session, claim.federation_id, claim.number + 1, differences)
+
+        def ids(of_clients: Mapping[str, StagedDifference]) -> dict[str, int]:
+            return {client: adopted[row.staged.payload_id] for client, row in sorted(of_clients.items())}
+
+        place = claim.federation_id, claim.number + 1
+        store_bodies(session, *place, SERVED, ids(output.differences))
+        store_bodies(session, *place, OUTPUTS, ids(output.outputs))
         deltas = [(delta, adopted[delta.staged.payload_id]) for delta in output.deltas]
         store_moments(session, claim.federation_id, claim.number, output.moments, adopted)
         base_delta_store.store_deltas(session, claim.federation_id, claim.number, deltas)

@@ -28,7 +28,7 @@ class Established:
     """A client with an accepted update; after it is revoked, the update counts in its own round only.
 
     `manifest` is that of its next weights, which only an enrolled client gets. `compared` is the layout of
-    its state, under mixed ranks at the largest one.
+    its state, under mixed ranks at the largest one. `received` are id and size of the payload as received.
     """
 
     facts: ClientFacts
@@ -36,6 +36,7 @@ class Established:
     compared: Layout
     manifest: WeightsManifest
     is_enrolled: bool
+    received: tuple[int, int]
 
 
 def established(
@@ -170,7 +171,7 @@ def _established(
     plan = opened.plan
     layout = {str(name): tuple(int(extent) for extent in shape) for name, shape in update.layout}
     age = round_number - update.round_number
-    if update.state_payload_id is None:
+    if update.state_payload_id is None or update.payload_id is None:
         raise LookupError(f"the last update of {client.id} was deleted by retention")
     model, client_sketch = sketch_model(plan, client.base_model), _sketch(sketch)
     # Mixed ranks are compared at the largest one.
@@ -198,4 +199,5 @@ def _established(
             pack=update.pack_digest,
         ),
         is_enrolled=client.state == "enrolled",
+        received=(update.payload_id, update.bytes),
     )

@@ -43,7 +43,7 @@ from coordinator.storage import optimizer_moments, payloads
 from coordinator.storage.payloads import Staged
 from coordinator.strategies.opening import OpenedPlan, require_summed
 from coordinator.totals import Joint, Revised
-from coordinator.weights.store import assign, store_differences
+from coordinator.weights.store import SERVED, assign, store_bodies
 from schemas.maths.adapter import Layout, is_of_one_base_model, module_of
 from schemas.maths.bank import bank_layout
 from schemas.messages.enrolment import Profile
@@ -272,7 +272,7 @@ def _publish(
             stored = Stored(payload_id, weights.digests[client], body, MEDIA_TYPE, head=beginning)
             assign(session, claim.federation_id, client, claim.number + 1, stored, now)
         differences = {client: adopted[item.payload_id] for client, item in weights.differences.items()}
-        store_differences(session, claim.federation_id, claim.number + 1, differences)
+        store_bodies(session, claim.federation_id, claim.number + 1, SERVED, differences)
         published = PublishedJoint(inputs.layout, payload_id, digest, losses)
         joint.store(session, claim.federation_id, claim.number, published)
         if moments is not None:

@@ -1,4 +1,4 @@
-"""Routes of anchors: the public texts, set by an operator, on which base models are aligned."""
+"""Routes of anchors: the public texts, set by an operator, on which base models are aligned or compared."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def put_anchors(
     database: TheDatabase,
     response: Response,
 ) -> AnchorsView:
-    """Set the public texts on which base models are aligned, before the federation starts."""
+    """Set the public texts on which base models are aligned or compared, before the federation starts."""
     if len({anchor.id for anchor in anchors.anchors}) != len(anchors.anchors):
         raise Invalid("anchors: two have the same id; give each its own", field="anchors")
     body = anchors.model_dump_json().encode()
@@ -65,7 +65,7 @@ def put_anchors(
         payload_id, digest = payloads.store_bytes(session, body)
         row = lock_federation(session, federation_id)
         still_person(session, person)
-        store.require_alignment(row)
+        store.require_use_of_anchors(row)
         stored = store.anchors(session, federation_id)
         if stored is not None and stored.digest == digest:
             response.status_code = 200
@@ -101,7 +101,7 @@ def get_anchors(
     database: TheDatabase,
     metrics: TheMetrics,
 ) -> Response:
-    """Download the public texts on which base models are aligned."""
+    """Download the public texts on which base models are aligned or compared."""
     with database.read() as session:
         row = store.require_row(store.anchors(session, federation_id))
     stored = Stored(row.payload_id, row.digest, row.bytes, "application/json")

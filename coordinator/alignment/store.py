@@ -15,6 +15,7 @@ from coordinator.errors import FederationStateConflict, NotFound, PivotPackMissi
 from coordinator.federations.store import pack_status, plan_of
 from coordinator.rounds.pack_voiding import update_acceptance
 from coordinator.storage import payloads
+from coordinator.strategies.opening import open_plan
 from schemas.messages.alignment import (
     Acceptance,
     AcceptanceView,
@@ -40,6 +41,21 @@ def require_alignment(row: FederationRow) -> tuple[FederationPlan, AlignmentPlan
             "the federation's plan has no alignment; create a federation with one", state=row.state
         )
     return plan, plan.alignment
+
+
+def require_use_of_anchors(row: FederationRow) -> None:
+    """Check that a federation's plan has a use for anchor texts.
+
+    Raises:
+        FederationStateConflict: it has neither an alignment nor distillation.
+    """
+    plan = plan_of(row)
+    if plan.alignment is None and open_plan(plan).traits.distil is None:
+        raise FederationStateConflict(
+            "the federation's plan has neither an alignment nor strategy.options.distil, which anchors are "
+            "for; create a federation with one",
+            state=row.state,
+        )
 
 
 def anchors(session: Session, federation_id: str) -> AnchorsRow | None:

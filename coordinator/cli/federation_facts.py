@@ -55,7 +55,8 @@ def round_of(federation: Mapping[str, Any]) -> str:
 def _needs_anchors(plan: Mapping[str, Any]) -> bool:
     """Whether the federation cannot start before an operator has stored anchor texts."""
     alignment = plan["alignment"]
-    return alignment is not None and bool(alignment["frames"] != "random")
+    is_fitted = alignment is not None and bool(alignment["frames"] != "random")
+    return is_fitted or plan["strategy"]["options"].get("distil") is not None
 
 
 def _where_the_plan_is(federation: Mapping[str, Any]) -> dict[str, object]:

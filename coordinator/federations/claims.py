@@ -37,7 +37,11 @@ _UNGUARDED = (
 _IN_CLEAR = (
     "The operator sees adapters, scores, counts of examples and bytes, and participation times in the clear."
 )
-
+_OUTPUTS = (
+    "The operator sees what each member's model says on the federation's public texts: the eight likeliest "
+    "bytes at each place. Each member is served a mixture of what the models of members like it say, which "
+    "with one such member is that member's own. No bound holds for what it learns from the mixture."
+)
 
 _NOT_INSTALLED = (
     "The strategy {} is not installed at the coordinator any more, or its package was changed: nothing is "
@@ -90,6 +94,7 @@ def of_federation(opened: OpenedPlan) -> list[str]:
         _MEMBERS[plan.privacy.roster_policy],
         _private(plan) or _SIGNATURES,
         _guarded(opened.strategy.caps),
+        *([_OUTPUTS] if opened.traits.distil is not None else []),
         _IN_CLEAR,
     ]
 

@@ -20,6 +20,7 @@ from coordinator.rounds import base_weights, store, sums
 from coordinator.rounds.lifecycle import ENDED, FEDERATION_FINISHED, Step, after_round, next_state
 from coordinator.rounds.views import summary
 from coordinator.storage import audit_log, event_log, optimizer_moments, webhook_outbox
+from coordinator.strategies.opening import open_plan
 from schemas.messages.federation_views import FederationState
 
 ROUND_ABANDONED = "round-abandoned"
@@ -42,15 +43,14 @@ def start(session: Session, federation: FederationRow) -> None:
 
 
 def _require_anchors(session: Session, federation: FederationRow) -> None:
-    plan = plan_of(federation)
-    if plan.alignment is None:
-        return
-    needs_anchors = plan.alignment.frames != "random"
-    stored = anchors_stored(session, federation.id)
-    if needs_anchors and stored < plan.alignment.anchors:
+    opened = open_plan(plan_of(federation))
+    alignment = opened.plan.alignment
+    fitted = alignment.anchors if alignment is not None and alignment.frames != "random" else 0
+    needed, stored = max(fitted, opened.traits.distil or 0), anchors_stored(session, federation.id)
+    if stored < needed:
         raise AnchorsMissing(
-            f"the plan needs {plan.alignment.anchors} anchor texts, {stored} are stored; store them first",
-            needed=plan.alignment.anchors,
+            f"the plan needs {needed} anchor texts, {stored} are stored; store them first",
+            needed=needed,
             stored=stored,
         )
 

@@ -222,6 +222,13 @@ class Strategy(ABC):
         """
         return None
 
+    def listens(self, weighing: Weighing) -> Floats:
+        """Return the weight of each client's outputs in the mixture for every other, (N, N).
+
+        The diagonal is 0, and rows sum to 1, or to 0 for a client that listens to nobody.
+        """
+        return np.zeros_like(weighing.relevance)
+
     def unfit(self, plan: FederationPlan) -> Unfit | None:
         """Return the field of a plan that this strategy cannot work with; None = it can."""
         return None

@@ -29,6 +29,8 @@ class Traits:
         per_client: what the strategy needs from each client's update, if sums are not enough: the end of a
             sentence that begins with the strategy's name.
         least_rank: clients may differ in rank, from this to the plan's `adapter.rank`; None = they may not.
+        distil: clients send the outputs of their models on this many anchor texts, and are served mixtures of
+            their peers' by `Strategy.listens`; None = they do not.
     """
 
     needs_sketch: bool = False
@@ -43,6 +45,7 @@ class Traits:
     sums: bool = False
     per_client: str = "computes with the update of each client"
     least_rank: int | None = None
+    distil: int | None = None
 
     @property
     def mixed_ranks(self) -> bool:

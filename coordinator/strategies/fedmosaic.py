@@ -17,6 +17,7 @@ from coordinator.strategies import base
 from coordinator.strategies.averaging import log_decay, log_examples, normalised, with_own_state
 from coordinator.strategies.base import Cohort, Floats, Sketch, Weighing, equal_pairs
 from coordinator.strategies.capabilities import Caps, Traits, Unfit
+from schemas.messages.distil import DistilPlan
 from schemas.messages.federations import FederationPlan
 
 _SMALLEST_CENTRED = 3
@@ -35,6 +36,11 @@ _MOST_OF_ALL = 0.7
 """The largest share of all peers in them."""
 
 _NO_DIVISION_BY_ZERO = 1e-9
+
+
+def _is_off(distil: DistilPlan | None) -> bool:
+    """Omit distillation that is off from a plan, so that digests and older agents are unaffected."""
+    return distil is None
 
 
 class Options(BaseModel):
@@ -71,6 +77,10 @@ class Options(BaseModel):
     peers are left, `off` is as published. The weight that it cuts off goes to the client itself, whatever
     `include_self` is.
     """
+    distil: Annotated[DistilPlan | None, Field(exclude_if=_is_off)] = None
+    """Whether clients of all base models also learn from the outputs of each other's models on the anchor
+    texts, mixed by relevance (docs/explanation/distillation.md); null = they do not.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,10 +91,14 @@ class Strategy(base.Strategy):
 
     @property
     def traits(self) -> Traits:
+        per_client = "serves each client a mixture of its own, and N mixtures of N updates reveal them all"
+        if self.options.distil is not None:
+            per_client = "mixes the outputs of each client's model (strategy.options.distil)"
         return Traits(
             needs_sketch=True,
             gated=self.options.mix == "gate",
-            per_client="serves each client a mixture of its own, and N mixtures of N updates reveal them all",
+            distil=self.options.distil.texts if self.options.distil is not None else None,
+            per_client=per_client,
         )
 
     @property
@@ -128,6 +142,19 @@ class Strategy(base.Strategy):
             if facts.age is None and facts.sketch is None:
                 relevance[i] = reachable[i] / max(1, np.count_nonzero(reachable[i]))
         return Weighing(cohort=cohort, relevance=with_own_state(relevance, cohort), similarity=similarity)
+
+    def listens(self, weighing: Weighing) -> Floats:
+        """w_ij = d^age_j exp(S_ij / temperature) / the sum over all peers j above the floor.
+
+        Outputs are comparable between all base models, so neither `sources` nor packs matter. Without an
+        established client's sketch there is nothing to compare, and it listens to nobody.
+        """
+        cohort, similarity = weighing.cohort, weighing.similarity
+        peers = np.broadcast_to(cohort.sources()[None, :], similarity.shape) & ~np.eye(
+            len(similarity), dtype=bool
+        )
+        scores = np.nan_to_num(similarity) / self.options.temperature + log_decay(cohort)
+        return normalised(scores, self._eligible(peers, similarity))
 
     def _reachable(self, cohort: Cohort) -> NDArray[np.bool_]:
         """Return the pairs (i, j) for which i may be served the update of j at all, (N, N)."""

@@ -108,6 +108,7 @@ def load_expected(database: Database, member: Member, round_number: int) -> Expe
         seed=restart_seed(seed, round_number) if opened.traits.restarts else seed,
         restarts=opened.traits.restarts,
         least_rank=opened.traits.least_rank,
+        distils=opened.traits.distil is not None,
     )
     return ExpectedUpdate(member, round_number, context, spec)
 
@@ -157,7 +158,7 @@ def _decoded(database: Database, body: ReceivedBody, spec: UpdateSpec) -> Iterat
     """Decode and validate an update; a state that came as plain float32 in order is not copied."""
     file = cast("BinaryIO", body.file)
     file.seek(0)
-    expected = expected_tensors(spec.layout, needs_sketch=spec.needs_sketch)
+    expected = expected_tensors(spec.layout, needs_sketch=spec.needs_sketch, distils=spec.distils)
     if spec.least_rank is not None:
         expected = {**expected, **any_rank(spec.layout)}
     with unpack(
@@ -165,7 +166,7 @@ def _decoded(database: Database, body: ReceivedBody, spec: UpdateSpec) -> Iterat
         encoding=body.encoding,
         expected=expected,
         max_bytes=spec.limits.max_update_bytes,
-        coded=expected_streams(needs_sketch=spec.needs_sketch),
+        coded=expected_streams(needs_sketch=spec.needs_sketch, distils=spec.distils),
     ) as envelope:
         if not is_dense(envelope, spec.layout):
             with _from_streams(database, envelope, spec) as decoded:

@@ -21,8 +21,10 @@ from schemas.maths.adapter import SIGNATURE, Layout, at_rank, factor_of
 from schemas.messages.federations import LimitsPlan, SignaturePlan
 from schemas.messages.recipes import Recipe, Reference, SentRecipe
 from schemas.messages.updates import SignatureManifest, UpdateManifest
+from schemas.wire import outputs
 from schemas.wire.envelope import Envelope, slots
 from schemas.wire.header import Expected, Slot
+from schemas.wire.outputs import Outputs
 from schemas.wire.refusals import RecipeRefused, TensorSchema
 from schemas.wire.streams import stream_slots
 
@@ -51,6 +53,7 @@ class UpdateSpec:
         seed: that of the start values of an ordinary LoRA: the plan's, or the round's own if it begins anew.
         restarts: whether the round begins anew, so that its update is never a difference to the last one.
         least_rank: smallest accepted rank; None = the rank of the layout only.
+        distils: whether the update may carry outputs of the client's model.
     """
 
     address: Address
@@ -63,6 +66,7 @@ class UpdateSpec:
     seed: int
     restarts: bool = False
     least_rank: int | None = None
+    distils: bool = False
 
     @property
     def reference(self) -> Reference:
@@ -90,13 +94,13 @@ class ValidationResult:
         return self.scale != 1.0
 
 
-def expected_tensors(layout: Layout, *, needs_sketch: bool) -> Expected:
+def expected_tensors(layout: Layout, *, needs_sketch: bool, distils: bool = False) -> Expected:
     """Return the tensors of a dense update. `read_sketch` checks the length of the sketch."""
-    return {**slots(layout), **_sketch_slot(needs_sketch)}
+    return {**slots(layout), **_sketch_slot(needs_sketch), **(outputs.slots() if distils else {})}
 
 
-def expected_streams(*, needs_sketch: bool) -> Expected:
-    return {**stream_slots(), **_sketch_slot(needs_sketch)}
+def expected_streams(*, needs_sketch: bool, distils: bool = False) -> Expected:
+    return {**stream_slots(), **_sketch_slot(needs_sketch), **(outputs.slots() if distils else {})}
 
 
 def _sketch_slot(needed: bool) -> Expected:
@@ -104,7 +108,8 @@ def _sketch_slot(needed: bool) -> Expected:
 
 
 def is_dense(envelope: Envelope, layout: Layout) -> bool:
-    return all(name in layout or name == SIGNATURE for name in envelope.names)
+    beside = {SIGNATURE, outputs.BYTES, outputs.SHARES}
+    return all(name in layout or name in beside for name in envelope.names)
 
 
 def check_recipe(envelope: Envelope, spec: UpdateSpec) -> SentRecipe:
@@ -158,11 +163,13 @@ def validate_update(envelope: Envelope, norm: float, spec: UpdateSpec) -> Valida
     """Validate a decoded update whose adapter state has the L2 norm `norm`; nothing is clipped yet.
 
     Raises:
-        NormExceeded, SignatureRefused, ManifestRefused, MetadataRefused, BaseMismatch: in this order.
+        NormExceeded, SignatureRefused, TensorSchema, ManifestRefused, MetadataRefused, BaseMismatch: in this
+            order.
     """
     if norm > spec.limits.max_norm:
         raise NormExceeded(norm=norm, limit=spec.limits.max_norm)
     vector = read_sketch(envelope, spec.sketch)
+    Outputs.read(envelope)
     manifest = envelope.manifest(UpdateManifest)
     check_address(manifest, spec.address, dense=is_dense(envelope, spec.layout))
     if manifest.base != spec.base:

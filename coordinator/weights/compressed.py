@@ -64,12 +64,13 @@ class DifferenceTo:
     digest: str | None
 
 
-def requested_form(accept: str) -> RecipeName | Literal["whole"] | DifferenceTo | None:
+def requested_form(accept: str) -> RecipeName | Literal["whole", "outputs"] | DifferenceTo | None:
     """Parse an Accept field; None = weights as stored, also for every unknown form.
 
     `application/vnd.tessera.adapter+safetensors;recipe=int8_own_last` requests a recipe, `;fold=whole` the
     sum of all base deltas, `;against="sha256:..."` or `;against=none` the published difference to weights
-    with this digest; the first known form counts.
+    with this digest, `;outputs=peers` the mixture of peers' outputs beside the weights; the first known form
+    counts.
     """
     for media_range in accept.split(","):
         kind, *parameters = (part.strip() for part in media_range.split(";"))
@@ -80,6 +81,8 @@ def requested_form(accept: str) -> RecipeName | Literal["whole"] | DifferenceTo 
             form = (name.strip().lower(), value.strip().strip('"'))
             if form == ("fold", "whole"):
                 return "whole"
+            if form == ("outputs", "peers"):
+                return "outputs"
             if form[0] == "against":
                 return DifferenceTo(None if form[1] == "none" else form[1])
             for recipe_name in ON_REQUEST:

@@ -11,12 +11,14 @@ from fastapi import APIRouter, Depends, Request, Response
 
 from coordinator.auth.authentication import Member, still_counts
 from coordinator.auth.permissions import DownloadingMember
+from coordinator.db.engine import Database
 from coordinator.errors import AuthMissing, Busy, NotFound, NotJoined, RangeUnsatisfiable, RateLimited
 from coordinator.http.dependencies import database_of, metrics_of, server_key_of, settings_of
 from coordinator.http.downloads import Stored, reply, requested_range
 from coordinator.http.limits.concurrency import codec_slot, locks_of
 from coordinator.http.params import RoundNumber
 from coordinator.http.problems import answers
+from coordinator.rounds.base_weights import ServedWeights
 from coordinator.rounds.participations import count_download
 from coordinator.weights import store
 from coordinator.weights.base_delta import whole_delta
@@ -28,6 +30,7 @@ from coordinator.weights.compressed import (
     sign_encoded,
 )
 from coordinator.weights.published_differences import published_difference
+from coordinator.weights.store import EncodedKey
 from schemas.messages.recipes import RecipeName
 from schemas.wire.envelope import MEDIA_TYPE
 
@@ -39,7 +42,7 @@ class _WeightsRequest:
     """A client, and the form of weights that it requests; None = as stored."""
 
     member: Member
-    form: RecipeName | Literal["whole"] | DifferenceTo | None
+    form: RecipeName | Literal["whole", "outputs"] | DifferenceTo | None
 
 
 async def _weights_request(request: Request, member: DownloadingMember) -> AsyncIterator[_WeightsRequest]:
@@ -76,7 +79,9 @@ def get_weights(
     With `;against="<digest of its last weights>"` they are the published difference to those, if there is
     one, from which the client reconstructs the dense weights.
     With `;fold=whole`, weights with a base delta carry the sum of all base deltas so far, if that is
-    stored, with the same statement. Rounds outside TESSERA_KEEP_ROUNDS have no weights.
+    stored, with the same statement. With `;outputs=peers` the answer is the mixture of other members'
+    outputs that was published with the weights, and 404 if there is none.
+    Rounds outside TESSERA_KEEP_ROUNDS have no weights.
     """
     member, form, database = parsed.member, parsed.form, database_of(request)
     with database.read() as session:
@@ -99,6 +104,8 @@ def get_weights(
     elif form == "whole":
         with codec_slot():
             encoded = whole_delta(database, member, weights)
+    elif form == "outputs":
+        encoded = _mixture_beside(database, member, weights)
     elif form is not None:
         encoding = EncodingRequest(member, n, weights, weights.payload_id, form)
         encoded = encoded_weights(database, settings_of(request), encoding)
@@ -111,3 +118,17 @@ def get_weights(
     answer = reply(database, stored, part, partial(still_counts, caller=member))
     answer.headers.update(headers)
     return answer
+
+
+def _mixture_beside(database: Database, member: Member, weights: ServedWeights) -> Stored:
+    """Return the mixture of outputs that was published with some weights.
+
+    Raises:
+        NotFound: there is none.
+    """
+    key = EncodedKey(member.federation_id, member.client_id, weights.round_number, store.OUTPUTS)
+    with database.read() as session:
+        published = store.find_encoded(session, key)
+    if published is None or published.stored is None:
+        raise NotFound
+    return published.stored

@@ -30,6 +30,7 @@ from schemas.messages.recipes import RecipeName
 from schemas.wire.envelope import MEDIA_TYPE
 
 SERVED: Final = "served"
+OUTPUTS: Final = "outputs"
 
 _PLACE = (
     select(FederationRow.state, RoundRow.id, ParticipationRow.client_id)
@@ -110,11 +111,18 @@ def assign(
     )
 
 
-def store_differences(
-    session: Session, federation_id: str, round_number: int, payload_ids: Mapping[str, int]
+def store_bodies(
+    session: Session,
+    federation_id: str,
+    round_number: int,
+    form: Literal["served", "outputs"],
+    payload_ids: Mapping[str, int],
 ) -> None:
-    """Store by client the differences by which clients reconstruct their weights for a round."""
-    place = {"federation_id": federation_id, "round_number": round_number, "recipe": SERVED}
+    """Store by client the bodies that were published with the weights for a round.
+
+    `SERVED` are the differences by which clients reconstruct them, `OUTPUTS` the mixtures beside them.
+    """
+    place = {"federation_id": federation_id, "round_number": round_number, "recipe": form}
     rows = [{**place, "client_id": client, "payload_id": number} for client, number in payload_ids.items()]
     if rows:
         run(session, insert(CodedWeightsRow), rows)
@@ -122,12 +130,12 @@ def store_differences(
 
 @dataclass(frozen=True, slots=True)
 class EncodedKey:
-    """The weights of a client for a round, in a recipe; `SERVED` is the difference that was published."""
+    """The weights of a client for a round, in a recipe; see `store_bodies` for those that were published."""
 
     federation_id: str
     client_id: str
     round_number: int
-    recipe: RecipeName | Literal["served"]
+    recipe: RecipeName | Literal["served", "outputs"]
 
 
 @dataclass(frozen=True, slots=True)

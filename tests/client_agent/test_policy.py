@@ -65,6 +65,7 @@ def test_a_plan_is_held_to_each_rule(
 
 SUMMED = {"minimum": 3}
 BANK = {"strategy": {"name": "fed_vemoe"}, "adapter": LORA, "privacy": {"secure_sum": SUMMED}}
+DISTIL = {"strategy": {"name": "fedmosaic", "options": {"distil": {}}}}
 PIVOT = {"alignment": {"pivot": "tiny-s-3f0c9a1b2c3d"}, "strategy": {"name": "fedmosaic"}}
 
 
@@ -73,6 +74,7 @@ PIVOT = {"alignment": {"pivot": "tiny-s-3f0c9a1b2c3d"}, "strategy": {"name": "fe
     [
         ({}, ("sketches", "scores")),
         (PIVOT, ("sketches", "scores", "alignment")),
+        (DISTIL, ("sketches", "scores", "outputs")),
         ({"privacy": {"secure_sum": SUMMED}, "adapter": LORA}, ()),
         ({"privacy": {"secure_sum": SUMMED | {"scores": "own"}}, "adapter": LORA}, ("scores",)),
         ({"privacy": {"secure_sum": SUMMED | {"masking": "none"}}, "adapter": LORA}, ("scores",)),

@@ -1,0 +1,99 @@
+"""Exchange outputs on public texts: store the mixture of the peers', and send this client's own.
+
+Needs no torch.
+"""
+
+from __future__ import annotations
+
+import logging
+
+import httpx
+
+from client_agent.errors import AgentError, CoordinatorRefused
+from client_agent.rounds.client import Session
+from client_agent.rounds.download import is_proved
+from client_agent.rounds.opened_round import OpenedRound
+from client_agent.rounds.stored_answers import has_anchors, read_anchors, store_anchors
+from client_agent.storage.round_folder import MIXTURE, OUTPUTS, RoundFolder
+from schemas.messages.alignment import Anchor
+from schemas.wire.envelope import Array, unpack
+from schemas.wire.outputs import MOST_ROWS, ROW_BYTES, Outputs, slots
+from schemas.wire.refusals import BodyRefused
+
+log = logging.getLogger(__name__)
+
+_MOST_BYTES = MOST_ROWS * ROW_BYTES + 2**20
+
+
+class AnchorsTooFew(AgentError):
+    """The federation has fewer public texts than its plan compares outputs on, or too long ones."""
+
+
+def store_mixture(work: OpenedRound) -> None:
+    """Download the mixture of the peers' outputs beside a round's weights, if there is one.
+
+    Without it the client trains as without the option.
+    """
+    session, folder = work.session, work.folder
+    if work.opened.traits.distil is None:
+        return
+    try:
+        body = session.api.weights(session.federation_id, folder.number, form="outputs=peers")
+    except CoordinatorRefused as refusal:
+        if refusal.status != httpx.codes.NOT_FOUND:
+            raise
+        folder.forget(MIXTURE)
+        return
+    if not is_proved(session, folder.number, body, folder.base):
+        log.warning("round %d: outputs of peers without a valid signature; not used", folder.number)
+        return
+    try:
+        with unpack(body.body, encoding="zstd", expected=slots(), max_bytes=_MOST_BYTES) as envelope:
+            Outputs.read(envelope)
+    except BodyRefused as error:
+        log.warning("round %d: outputs of peers are malformed (%s); not used", folder.number, error)
+        return
+    folder.write(MIXTURE, body.body)
+
+
+def read_mixture(folder: RoundFolder) -> Outputs | None:
+    """Return the mixture of the peers' outputs that a round began with, if it has one."""
+    if not folder.has(MIXTURE):
+        return None
+    with unpack(folder.read(MIXTURE), encoding="zstd", expected=slots(), max_bytes=_MOST_BYTES) as envelope:
+        return Outputs.read(envelope)
+
+
+def sent_outputs(folder: RoundFolder) -> dict[str, Array]:
+    """Return the tensors of this client's outputs in a round; {} if it has none."""
+    if not folder.has(OUTPUTS):
+        return {}
+    with unpack(folder.read(OUTPUTS), encoding=None, expected=slots(), max_bytes=_MOST_BYTES) as envelope:
+        outputs = Outputs.read(envelope)
+    return outputs.tensors if outputs is not None else {}
+
+
+def public_texts(session: Session, count: int) -> list[Anchor]:
+    """Return the federation's first anchor texts, on which outputs are compared.
+
+    Raises:
+        AnchorsTooFew: there are fewer, or their answers are too long together.
+    """
+    if not has_anchors(session.home):  # they are final when a federation has started
+        store_anchors(session.home, session.api.anchors(session.federation_id))
+    anchors = read_anchors(session.home).anchors[:count]
+    rows = sum(len(anchor.answer) + 1 for anchor in anchors)
+    if len(anchors) < count or rows > MOST_ROWS:
+        raise AnchorsTooFew(
+            f"the plan compares outputs on {count} anchor texts with at most {MOST_ROWS} characters of "
+            f"answers, and there are {len(anchors)} with {rows}; ask the operator for a new federation"
+        )
+    return anchors
+
+
+def bytes_of_outputs(work: OpenedRound) -> int:
+    """Return how many bytes an update has beside the adapter for this client's outputs."""
+    plan = work.opened.traits.distil
+    if plan is None:
+        return 0
+    return ROW_BYTES * sum(len(text.answer) + 1 for text in public_texts(work.session, plan.texts))

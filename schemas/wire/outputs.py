@@ -1,0 +1,107 @@
+"""Outputs of a model on public texts, in a form that does not depend on its tokenizer.
+
+A row belongs to one character of an answer, or to its end. It has the likeliest first bytes of the next token
+there, in UTF-8, with their probabilities; zeros where no token of this tokenizer begins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from schemas.wire.envelope import Array, Envelope
+from schemas.wire.header import Expected, Slot
+from schemas.wire.refusals import TensorSchema
+
+BYTES: Final = "outputs.bytes"
+SHARES: Final = "outputs.shares"
+TOP: Final = 8
+"""How many bytes a row has."""
+
+END: Final = 0xFF
+"""The end of an answer; no UTF-8 text has this byte."""
+
+VALUES: Final = 256
+"""How many bytes there are, `END` included."""
+
+ROW_BYTES: Final = TOP * 3
+"""The encoded size of a row."""
+
+MOST_ROWS: Final = 2**17
+"""The largest number of rows: 3 MB."""
+
+_ROUNDING = 1e-2
+"""Eight float16 numbers that sum to 1 are off by less."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outputs:
+    """Bytes (rows, TOP) uint8, and their probabilities (rows, TOP) float16."""
+
+    bytes: NDArray[np.uint8]
+    shares: NDArray[np.float16]
+
+    @classmethod
+    def of(cls, shares: NDArray[np.float32]) -> Self:
+        """Return the largest probabilities of each row of `shares` (rows, VALUES)."""
+        largest = np.argsort(-shares, axis=1, kind="stable")[:, :TOP]
+        return cls(largest.astype(np.uint8), np.take_along_axis(shares, largest, axis=1).astype(np.float16))
+
+    @classmethod
+    def read(cls, envelope: Envelope) -> Self | None:
+        """Read and validate the outputs of a body; None if it has none.
+
+        Raises:
+            TensorSchema: one tensor of the two is missing, there are too many rows, or a row is no
+                distribution.
+        """
+        names = {BYTES, SHARES} & set(envelope.names)
+        if not names:
+            return None
+        if len(names) == 1 or envelope.shape(BYTES) != envelope.shape(SHARES):
+            raise TensorSchema(f"send {BYTES} and {SHARES} of one shape, or neither")
+        rows = envelope.shape(BYTES)[0]
+        if not 0 < rows <= MOST_ROWS:
+            raise TensorSchema(f"{BYTES} has {rows} rows; send 1 to {MOST_ROWS}")
+        shares = envelope.read(SHARES)
+        wide = shares.astype(np.float32)
+        # Values that are not numbers fail both comparisons.
+        if not (np.all(wide >= 0) and np.all(wide.sum(axis=1) <= 1 + _ROUNDING)):
+            raise TensorSchema(f"a row of {SHARES} is no distribution; send probabilities")
+        return cls(np.asarray(envelope.read(BYTES), np.uint8), np.asarray(shares, np.float16))
+
+    @property
+    def tensors(self) -> dict[str, Array]:
+        return {BYTES: self.bytes, SHARES: self.shares}
+
+    def dense(self) -> NDArray[np.float32]:
+        """Return the probabilities of all bytes, (rows, VALUES); those that are not listed are 0."""
+        dense = np.zeros((len(self.bytes), VALUES), np.float32)
+        np.add.at(dense, (np.arange(len(dense))[:, None], self.bytes), self.shares.astype(np.float32))
+        return dense
+
+
+def slots() -> Expected:
+    """Return the tensors that a body may have; `Outputs.read` validates their values."""
+    return {
+        BYTES: Slot((None, TOP), frozenset({"U8"}), optional=True, coded=True),
+        SHARES: Slot((None, TOP), frozenset({"F16"}), optional=True, coded=True),
+    }
+
+
+def mixed(outputs: Sequence[Outputs], weights: Sequence[float]) -> Outputs:
+    """Return sum_j w_j p_j of outputs of one shape, row by row over those that have the row.
+
+    p_mix = sum_j w_j p_j / sum_j w_j [p_j > 0], so that a row sums to 1 but for what peers have cut off.
+    """
+    total = np.zeros((len(outputs[0].bytes), VALUES), np.float32)
+    present = np.zeros((len(total), 1), np.float32)
+    for output, weight in zip(outputs, weights, strict=True):
+        dense = output.dense()
+        total += np.float32(weight) * dense
+        present += np.float32(weight) * dense.any(axis=1, keepdims=True)
+    return Outputs.of(np.divide(total, present, out=np.zeros_like(total), where=present > 0))

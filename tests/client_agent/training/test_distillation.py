@@ -1,0 +1,117 @@
+"""The pull to peers' outputs: where they are surer it has their gradient, elsewhere none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from client_agent.adapters.base import Adapter
+from client_agent.adapters.inject import inject_lora
+from client_agent.model.loading import BaseModel
+from client_agent.model.next_bytes import NextBytes
+from client_agent.training.distillation import both, pull_to_peers
+from schemas.messages.adapter_plan import AdapterPlan
+from schemas.messages.alignment import Anchor
+from schemas.wire.outputs import VALUES, Outputs
+
+WORDS = ("abc", "xyz")
+ANCHORS = [Anchor(id=word, prompt=f"rev {word}=", answer=word[::-1]) for word in WORDS]
+LORA = AdapterPlan(kind="lora", rank=2, bias=False, roles=("v", "down"))
+
+Setting = tuple[BaseModel, Adapter, NextBytes]
+
+
+@pytest.fixture
+def setting(tiny: Callable[..., BaseModel]) -> Iterator[Setting]:
+    base = tiny()
+    with inject_lora(base, LORA, seed=0) as adapter:
+        yield base, adapter, NextBytes(base, ANCHORS, 64)
+
+
+def surely(byte: str, rows: int) -> Outputs:
+    dense = np.zeros((rows, VALUES), np.float32)
+    dense[:, ord(byte)] = 1
+    return Outputs.of(dense)
+
+
+def become_sure(adapter: Adapter, public: NextBytes) -> list[float]:
+    """Train the adapter on what surer peers say; return the losses."""
+    penalty = pull_to_peers(public, surely("q", public.rows), 1.0)
+    parameters = adapter.named_parameters()
+    optimiser = torch.optim.Adam(parameters.values(), lr=0.2)
+    losses = []
+    for _ in range(10):
+        loss = penalty(parameters)
+        optimiser.zero_grad()
+        loss.backward()
+        optimiser.step()
+        losses.append(loss.item())
+    return losses
+
+
+def test_a_client_follows_surer_peers_and_not_those_that_are_less_sure(setting: Setting) -> None:
+    _, adapter, public = setting
+    losses = become_sure(adapter, public)
+    assert losses[-1] < losses[0] / 4
+    assert public.outputs().dense()[:, ord("q")].min() > 0.6
+    flat = np.zeros((public.rows, VALUES), np.float32)
+    flat[:, 97:105] = 1 / 8
+    value = pull_to_peers(public, Outputs.of(flat), 1.0)(adapter.named_parameters())
+    assert value.item() == 0
+    value.backward()  # a step that follows nobody is a step all the same
+
+
+def test_the_factor_scales_the_mean_over_rows(setting: Setting) -> None:
+    _, adapter, public = setting
+    mixture = surely("q", public.rows)
+    logs, _ = public.log_shares(public.texts)
+    expected = -logs[:, ord("q")].mean().item()
+    penalty = pull_to_peers(public, mixture, 0.25)
+    assert penalty(adapter.named_parameters()).item() == pytest.approx(0.25 * expected, rel=1e-4)
+
+
+def test_rows_that_no_peer_has_count_nothing(setting: Setting) -> None:
+    _, adapter, public = setting
+    mixture = surely("q", public.rows)
+    mixture.shares[1:] = 0
+    logs, _ = public.log_shares(public.texts)
+    value = pull_to_peers(public, mixture, 1.0)(adapter.named_parameters())
+    assert value.item() == pytest.approx(-logs[0, ord("q")].item(), rel=1e-4)
+
+
+def test_texts_are_drawn_from_the_generator_that_a_checkpoint_stores(tiny: Callable[..., BaseModel]) -> None:
+    base = tiny()
+    many = [Anchor(id=str(place), prompt=f"rev {place}=", answer=str(place)) for place in range(40)]
+    with inject_lora(base, LORA, seed=0) as adapter:
+        public = NextBytes(base, many, 64)
+        penalty = pull_to_peers(public, surely("q", public.rows), 1.0)
+
+        def draw() -> float:
+            return penalty(adapter.named_parameters()).item()
+
+        torch.manual_seed(3)
+        first = draw()
+        state = torch.get_rng_state()
+        second = draw()
+        torch.set_rng_state(state)
+        assert draw() == second
+        assert first != second
+
+
+def test_two_loss_terms_are_added() -> None:
+    def three(_: Mapping[str, nn.Parameter]) -> Tensor:
+        return torch.tensor(3.0)
+
+    def four(_: Mapping[str, nn.Parameter]) -> Tensor:
+        return torch.tensor(4.0)
+
+    assert both(None, None) is None
+    assert both(three, None) is three
+    assert both(None, four) is four
+    together = both(three, four)
+    assert together is not None
+    assert together({}).item() == 7

@@ -1,0 +1,196 @@
+"""Distillation at the coordinator: whose outputs a client is served, with which weights, and when none."""
+
+from __future__ import annotations
+
+import json
+from base64 import urlsafe_b64decode
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from schemas.identity.documents import is_signed
+from schemas.identity.keys import public_key
+from schemas.messages.updates import WeightsManifest
+from schemas.wire.digests import digest_of
+from schemas.wire.envelope import MEDIA_TYPE, Array, unpack
+from schemas.wire.outputs import SHARES, VALUES, Outputs, slots
+from tests.served import Served, Silo, slug
+from tests.taking_part import deliver, join, last_update, plan, put, show, update_body, url, values, wait_for
+
+ANCHORS = {"anchors": [{"id": name, "prompt": "p", "answer": "a"} for name in "xy"]}
+ROWS = 4
+NEAR, FAR = (np.array(vector, np.float32) for vector in ([1, 0, 0, 0], [0, 1, 0, 0]))
+
+
+def planned(**changes: Any) -> dict[str, Any]:
+    """Plan for three clients that listen to all peers that resemble them at all."""
+    options = {"distil": {"texts": 2}, "min_relevance": 0.5, "temperature": 1.0}
+    signature = {"model": "m0-aaaaaaaaaaaa"}  # sketches of one model are comparable
+    return plan(
+        **(
+            {
+                "signature": signature,
+                "strategy": {"name": "fedmosaic", "options": options},
+                "rounds": {"min_clients": 3},
+            }
+            | changes
+        )
+    )
+
+
+def begin(coordinator: Served, **changes: Any) -> list[Silo]:
+    federation_id = coordinator.federation(**planned(**changes))
+    silos = [coordinator.enrol(federation_id, f"silo-{i}", base_model=f"m{i}-aaaaaaaaaaaa") for i in range(3)]
+    assert coordinator.admin.put(f"/v1/federations/{federation_id}/anchors", json=ANCHORS).status_code == 201
+    assert coordinator.admin.post(f"/v1/federations/{federation_id}/start").status_code == 200
+    return sorted(silos, key=lambda silo: silo.client_id)
+
+
+def sure_of(byte: int) -> dict[str, Array]:
+    dense = np.zeros((ROWS, VALUES), np.float32)
+    dense[:, byte] = 1.0
+    return Outputs.of(dense).tensors
+
+
+def play(
+    coordinator: Served,
+    silos: list[Silo],
+    sketches: list[NDArray[np.float32]],
+    outputs: list[dict[str, Array]],
+    **said: Any,
+) -> None:
+    """Let everybody deliver round 1, and join round 2."""
+    for place, (silo, sketch, sent) in enumerate(zip(silos, sketches, outputs, strict=True)):
+        tensors: dict[str, Any] = {**values(float(place + 1)), **sent}
+        deliver(silo, 1, tensors, signature=sketch, **said)
+    wait_for(coordinator, silos[0].federation_id, 1, "published")
+    for silo in silos:
+        join(silo, 2)
+
+
+def ask(silo: Silo, number: int = 2) -> httpx.Response:
+    return silo.http.get(url(silo, number, "/weights"), headers={"Accept": f"{MEDIA_TYPE};outputs=peers"})
+
+
+def mixture(answer: httpx.Response) -> NDArray[np.float32]:
+    assert answer.status_code == 200, answer.text
+    body = answer.content
+    with unpack(body, encoding=None, expected=slots(), max_bytes=2**20) as envelope:
+        assert envelope.manifest(WeightsManifest).round == 2
+        outputs = Outputs.read(envelope)
+    assert outputs is not None
+    return outputs.dense()
+
+
+def test_a_client_is_served_its_peers_of_other_base_models_by_relevance_without_itself(
+    coordinator: Served,
+) -> None:
+    silos = begin(coordinator)
+    play(coordinator, silos, [NEAR, NEAR, FAR], [sure_of(byte) for byte in (1, 2, 3)])
+    first, second = mixture(ask(silos[0])), mixture(ask(silos[1]))
+    assert np.all(first[:, 2] == 1)
+    assert np.all(second[:, 1] == 1)
+    refused = ask(silos[2])  # it resembles nobody
+    assert (refused.status_code, slug(refused)) == (404, "not-found")
+    # Their weights stay their own: the base models differ.
+    for place, silo in enumerate(silos):
+        assert np.all(last_update(silo)["b0.q.P"] == place + 1)
+
+
+def test_a_mixture_is_signed_for_the_client_its_round_and_its_weights(coordinator: Served) -> None:
+    silos = begin(coordinator)
+    play(coordinator, silos, [NEAR, NEAR, FAR], [sure_of(byte) for byte in (1, 2, 3)])
+    with silos[0].http.stream(
+        "GET", url(silos[0], 2, "/weights"), headers={"Accept": f"{MEDIA_TYPE};outputs=peers"}
+    ) as answer:
+        raw = b"".join(answer.iter_raw())
+    statement = json.loads(urlsafe_b64decode(answer.headers["tessera-weights"]))
+    server_key = coordinator.http().get("/v1/hello").json()["server_key"]
+    assert is_signed("tessera-weights-v1", statement, statement["signature"], public_key(server_key))
+    dense = silos[0].http.get(url(silos[0], 2, "/weights")).content
+    expected = (silos[0].client_id, 2, digest_of(raw), digest_of(dense))
+    assert tuple(statement[name] for name in ("client", "round", "digest", "weights")) == expected
+
+
+def test_compressed_updates_and_old_agents_take_part(coordinator: Served) -> None:
+    silos = begin(coordinator)
+    outputs: list[dict[str, Array]] = [sure_of(1), sure_of(2), {}]
+    for silo, sent in zip(silos, outputs, strict=True):
+        tensors: dict[str, Any] = {**values(1.0), **sent}
+        body = update_body(silo, 1, join(silo, 1), tensors, signature=NEAR, compress=True)
+        assert put(silo, 1, body, "zstd").status_code == 201
+    wait_for(coordinator, silos[0].federation_id, 1, "published")
+    for silo in silos:
+        join(silo, 2)
+    assert np.all(mixture(ask(silos[0]))[:, 2] == 1)
+    assert ask(silos[2]).status_code == 404
+
+
+def test_a_first_round_has_no_mixture(coordinator: Served) -> None:
+    silos = begin(coordinator)
+    join(silos[0], 1)
+    assert ask(silos[0], 1).status_code == 404
+
+
+@pytest.mark.parametrize(("least", "status"), [(2, 200), (3, 404)])
+def test_a_mixture_of_too_few_voices_is_not_served(coordinator: Served, least: int, status: int) -> None:
+    silos = begin(coordinator, privacy={"min_voices": least})
+    play(coordinator, silos, [NEAR] * 3, [sure_of(byte) for byte in (1, 2, 3)])
+    answer = ask(silos[0])
+    assert answer.status_code == status
+    if status == 200:
+        np.testing.assert_allclose(mixture(answer)[:, [1, 2, 3]], [[0, 0.5, 0.5]] * ROWS, atol=1e-3)
+
+
+def test_outputs_of_other_texts_are_left_out(coordinator: Served) -> None:
+    silos = begin(coordinator)
+    longer = {name: np.concatenate([tensor, tensor]) for name, tensor in sure_of(3).items()}
+    play(coordinator, silos, [NEAR] * 3, [sure_of(1), sure_of(2), longer])
+    assert np.all(mixture(ask(silos[0]))[:, 2] == 1)
+    assert ask(silos[2]).status_code == 404
+
+
+def test_outputs_that_are_no_distribution_are_refused_and_may_be_sent_again(coordinator: Served) -> None:
+    silo = begin(coordinator)[0]
+    base = join(silo, 1)
+    wrong: dict[str, Any] = {**values(1.0), **sure_of(1), SHARES: np.ones((ROWS, 8), np.float16)}
+    refused = put(silo, 1, update_body(silo, 1, base, wrong))
+    assert (refused.status_code, slug(refused)) == (422, "tensor-schema")
+    right: dict[str, Any] = {**values(1.0), **sure_of(1)}
+    assert put(silo, 1, update_body(silo, 1, base, right)).status_code == 201
+
+
+def test_without_the_option_outputs_are_unknown_tensors(coordinator: Served) -> None:
+    federation_id = coordinator.federation(**plan(strategy={"name": "fedmosaic", "options": {}}))
+    silo = coordinator.enrol(federation_id, "silo")
+    coordinator.admin.post(f"/v1/federations/{federation_id}/start")
+    tensors: dict[str, Any] = {**values(1.0), **sure_of(1)}
+    refused = put(silo, 1, update_body(silo, 1, join(silo, 1), tensors))
+    assert (refused.status_code, slug(refused)) == (422, "tensor-schema")
+
+
+def test_a_federation_starts_with_as_many_texts_as_outputs_are_of(coordinator: Served) -> None:
+    federation_id = coordinator.federation(**planned())
+    path = f"/v1/federations/{federation_id}"
+    refused = coordinator.admin.post(f"{path}/start")
+    assert (refused.status_code, slug(refused)) == (409, "anchors-missing")
+    assert coordinator.admin.put(f"{path}/anchors", json=ANCHORS).status_code == 201
+    assert coordinator.admin.post(f"{path}/start").status_code == 200
+    assert show(coordinator, federation_id, 1)["state"] == "open"
+
+
+def test_a_plan_that_sums_refuses_distillation_and_says_why(coordinator: Served) -> None:
+    wanted = {"name": "f"} | planned(privacy={"secure_sum": {"minimum": 3}})
+    wanted["adapter"] = {"kind": "lora"}
+    refused = coordinator.admin.post("/v1/federations", json=wanted)
+    assert refused.status_code == 422
+    assert "outputs of each client's model" in refused.text
+
+
+def test_a_federation_without_the_option_takes_no_texts(coordinator: Served) -> None:
+    federation_id = coordinator.federation(**plan(strategy={"name": "fedmosaic", "options": {}}))
+    refused = coordinator.admin.put(f"/v1/federations/{federation_id}/anchors", json=ANCHORS)
+    assert (refused.status_code, slug(refused)) == (409, "federation-state")

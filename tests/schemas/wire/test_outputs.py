@@ -1,0 +1,86 @@
+"""Outputs on public texts: what a row has, how rows are mixed, and what is no distribution."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from schemas.messages.updates import WeightsManifest
+from schemas.wire.envelope import Array, pack, unpack
+from schemas.wire.outputs import BYTES, MOST_ROWS, SHARES, TOP, VALUES, Outputs, mixed, slots
+from schemas.wire.refusals import TensorDtype, TensorSchema
+
+MANIFEST = WeightsManifest(federation="f", recipe={}, round=1, client="c", pack=None)
+
+
+def rows(*content: dict[int, float]) -> Outputs:
+    dense = np.zeros((len(content), VALUES), np.float32)
+    for row, shares in enumerate(content):
+        for byte, share in shares.items():
+            dense[row, byte] = share
+    return Outputs.of(dense)
+
+
+def read(tensors: dict[str, Array]) -> Outputs | None:
+    with unpack(pack(tensors, MANIFEST), encoding=None, expected=slots(), max_bytes=2**24) as envelope:
+        return Outputs.read(envelope)
+
+
+def test_a_row_has_the_likeliest_bytes_to_the_precision_of_float16() -> None:
+    dense = np.zeros((1, VALUES), np.float32)
+    dense[0, :10] = np.linspace(0.19, 0.01, 10)
+    sent = Outputs.of(dense)
+    assert sent.bytes.tolist() == [[*range(TOP)]]
+    np.testing.assert_allclose(sent.dense()[0, :TOP], dense[0, :TOP], rtol=1e-3)
+    assert sent.dense()[0, TOP:].sum() == 0
+    back = read(sent.tensors)
+    assert back is not None
+    assert back.dense().tobytes() == sent.dense().tobytes()
+
+
+def test_a_sure_model_whose_other_bytes_are_denormal_is_accepted() -> None:
+    sure = rows({97: 1.0, **dict.fromkeys(range(7), 1e-6)})
+    assert np.count_nonzero(sure.shares) == TOP
+    assert read(sure.tensors) is not None
+
+
+def test_a_mixture_has_the_weights_of_those_whose_tokens_begin_there() -> None:
+    first, second = rows({1: 1.0}, {2: 1.0}, {}), rows({1: 0.5, 3: 0.5}, {}, {})
+    dense = mixed([first, second], [0.75, 0.25]).dense()
+    np.testing.assert_allclose([dense[0, 1], dense[0, 3]], [0.875, 0.125], rtol=1e-3)
+    assert dense[1, 2] == 1.0  # the second has no token there
+    assert not dense[2].any()
+
+
+@pytest.mark.parametrize(
+    ("change", "refusal"),
+    [
+        ({SHARES: None}, "of one shape, or neither"),
+        ({BYTES: np.zeros((2, TOP), np.uint8)}, "of one shape"),
+        ({SHARES: np.full((1, TOP), 0.2, np.float16)}, "no distribution"),
+        ({SHARES: np.full((1, TOP), -0.1, np.float16)}, "no distribution"),
+        ({SHARES: np.full((1, TOP), np.nan, np.float16)}, "no distribution"),
+        ({SHARES: np.full((1, TOP), np.inf, np.float16)}, "no distribution"),
+        ({SHARES: np.zeros((1, 7), np.float16)}, "must have the shape"),
+        ({name: np.zeros((0, TOP), dtype) for name, dtype in ((BYTES, "u1"), (SHARES, "f2"))}, "0 rows"),
+        (
+            {name: np.zeros((MOST_ROWS + 1, TOP), dtype) for name, dtype in ((BYTES, "u1"), (SHARES, "f2"))},
+            f"send 1 to {MOST_ROWS}",
+        ),
+    ],
+)
+def test_what_is_no_distribution_is_refused(change: dict[str, Array | None], refusal: str) -> None:
+    tensors = {
+        name: values for name, values in (rows({1: 1.0}).tensors | change).items() if values is not None
+    }
+    with pytest.raises(TensorSchema, match=refusal):
+        read(tensors)
+
+
+def test_log_probabilities_in_place_of_bytes_are_refused() -> None:
+    with pytest.raises(TensorDtype):
+        read({**rows({1: 1.0}).tensors, BYTES: np.zeros((1, TOP), np.float32)})
+
+
+def test_a_body_without_outputs_has_none() -> None:
+    assert read({}) is None
