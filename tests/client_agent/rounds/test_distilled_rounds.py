@@ -18,7 +18,7 @@ from client_agent.storage.round_folder import MIXTURE, OUTPUTS, RECEIPT, SIGNATU
 from client_agent.training.silo import open_silo
 from schemas.wire.outputs import ROW_BYTES, Outputs, mixed
 from tests.client_agent.conftest import config, enrolled, next_brief
-from tests.scenarios.agents import MODELS
+from tests.scenarios.agents import EXAMPLES, MODELS
 from tests.served import Served
 
 ANCHORS = [
@@ -40,23 +40,24 @@ PLAN = {
 def agents(served: Served, tmp_path: Path) -> Iterator[list[Participant]]:
     with ExitStack() as stack:
         silos = {}
-        for letter in "SQ":
+        for letter in "sq":
             (tmp_path / letter).mkdir()
-            changes = {"model": str(MODELS[letter]), "pivot_model": str(MODELS["S"])}
+            folder = EXAMPLES / "models" / f"tiny-{letter}"
+            changes = {"model": str(folder), "pivot_model": str(MODELS["S"])}
             silos[letter] = open_silo(read_settings(config(tmp_path / letter, **changes)))
-        signature = PLAN["signature"] | {"model": silos["S"].base.slug}
+        signature = PLAN["signature"] | {"model": silos["s"].base.slug}
         federation_id = served.federation(**PLAN | {"signature": signature})
         path = f"/v1/federations/{federation_id}"
         assert served.admin.put(f"{path}/anchors", json={"anchors": ANCHORS}).status_code == 201
         members = [
-            enrolled(served, federation_id, silo, tmp_path / letter, stack, name=letter)
+            enrolled(served, federation_id, silo, tmp_path / letter, stack, name=f"silo-{letter}")
             for letter, silo in silos.items()
         ]
         assert served.admin.post(f"{path}/start").status_code == 200
         yield members
 
 
-def folder(agent: Participant, number: int) -> Path:
+def files(agent: Participant, number: int) -> Path:
     return agent.workspace.rounds.open(number).path
 
 
@@ -69,7 +70,7 @@ def test_each_is_pulled_to_the_others_outputs_and_sends_the_same_bytes_after_a_k
     agents: list[Participant],
 ) -> None:
     play(agents)
-    assert not any((folder(agent, 1) / MIXTURE).exists() for agent in agents)
+    assert not any((files(agent, 1) / MIXTURE).exists() for agent in agents)
     sent = [Outputs(**renamed(agent)) for agent in agents]
     assert [outputs.bytes.shape for outputs in sent] == [(ROWS, 8)] * 2
     briefs = [next_brief(agent) for agent in agents]
@@ -80,12 +81,12 @@ def test_each_is_pulled_to_the_others_outputs_and_sends_the_same_bytes_after_a_k
         mixture = read_mixture(agent.workspace.rounds.open(2))
         assert mixture is not None
         np.testing.assert_allclose(mixture.dense(), mixed([peer], [1.0]).dense(), atol=1e-3)
-    update, trained = ((folder(first, 2) / name).read_bytes() for name in (UPDATE, TRAINED))
+    update, trained = ((files(first, 2) / name).read_bytes() for name in (UPDATE, TRAINED))
     for name in (TRAINED, OUTPUTS, SIGNATURE, UPDATE, RECEIPT):  # killed during the training
-        (folder(first, 2) / name).unlink()
+        (files(first, 2) / name).unlink()
     take_part(first, briefs[0])
-    assert (folder(first, 2) / TRAINED).read_bytes() == trained
-    assert (folder(first, 2) / UPDATE).read_bytes() == update
+    assert (files(first, 2) / TRAINED).read_bytes() == trained
+    assert (files(first, 2) / UPDATE).read_bytes() == update
 
 
 def renamed(agent: Participant) -> dict[str, np.ndarray]:
@@ -98,11 +99,11 @@ def test_the_pull_changes_what_is_trained(agents: list[Participant]) -> None:
     agent = agents[1]
     brief = next_brief(agent)
     take_part(agent, brief, until=TRAINED)
-    pulled = (folder(agent, 2) / TRAINED).read_bytes()
+    pulled = (files(agent, 2) / TRAINED).read_bytes()
     for name in (TRAINED, MIXTURE):
-        (folder(agent, 2) / name).unlink()
+        (files(agent, 2) / name).unlink()
     take_part(agent, brief, until=TRAINED)
-    assert (folder(agent, 2) / TRAINED).read_bytes() != pulled
+    assert (files(agent, 2) / TRAINED).read_bytes() != pulled
 
 
 def test_a_silos_limit_of_bytes_counts_outputs_before_anything_is_trained(agents: list[Participant]) -> None:
@@ -115,4 +116,4 @@ def test_a_silos_limit_of_bytes_counts_outputs_before_anything_is_trained(agents
     agent.session.policy = Policy(max_update_bytes=size - ROWS * ROW_BYTES)
     with pytest.raises(PolicyRefused):
         take_part(agent, brief)
-    assert not (folder(agent, 1) / WEIGHTS).exists()
+    assert not (files(agent, 1) / WEIGHTS).exists()

@@ -20,7 +20,7 @@ from schemas.wire.outputs import VALUES, Outputs
 
 WORDS = ("abc", "xyz")
 ANCHORS = [Anchor(id=word, prompt=f"rev {word}=", answer=word[::-1]) for word in WORDS]
-LORA = AdapterPlan(kind="lora", rank=2, bias=False, roles=("v", "down"))
+LORA = AdapterPlan(kind="lora", rank=2, bias=False, roles=("v", "o", "gate", "up", "down"))
 
 Setting = tuple[BaseModel, Adapter, NextBytes]
 
@@ -44,7 +44,7 @@ def become_sure(adapter: Adapter, public: NextBytes) -> list[float]:
     parameters = adapter.named_parameters()
     optimiser = torch.optim.Adam(parameters.values(), lr=0.2)
     losses = []
-    for _ in range(10):
+    for _ in range(30):
         loss = penalty(parameters)
         optimiser.zero_grad()
         loss.backward()

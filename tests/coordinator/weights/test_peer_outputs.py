@@ -11,13 +11,15 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from coordinator.storage.server_key import ServerKey
 from schemas.identity.documents import is_signed
+from schemas.identity.keys import decode as decoded
 from schemas.identity.keys import public_key
 from schemas.messages.updates import WeightsManifest
 from schemas.wire.digests import digest_of
 from schemas.wire.envelope import MEDIA_TYPE, Array, unpack
 from schemas.wire.outputs import SHARES, VALUES, Outputs, slots
-from tests.served import Served, Silo, slug
+from tests.served import SIGNING_KEY, Served, Silo, slug
 from tests.taking_part import deliver, join, last_update, plan, put, show, update_body, url, values, wait_for
 
 ANCHORS = {"anchors": [{"id": name, "prompt": "p", "answer": "a"} for name in "xy"]}
@@ -108,8 +110,8 @@ def test_a_mixture_is_signed_for_the_client_its_round_and_its_weights(coordinato
     ) as answer:
         raw = b"".join(answer.iter_raw())
     statement = json.loads(urlsafe_b64decode(answer.headers["tessera-weights"]))
-    server_key = coordinator.http().get("/v1/hello").json()["server_key"]
-    assert is_signed("tessera-weights-v1", statement, statement["signature"], public_key(server_key))
+    key = public_key(ServerKey(decoded(SIGNING_KEY)).public)
+    assert is_signed("tessera-weights-v1", statement, statement["signature"], key)
     dense = silos[0].http.get(url(silos[0], 2, "/weights")).content
     expected = (silos[0].client_id, 2, digest_of(raw), digest_of(dense))
     assert tuple(statement[name] for name in ("client", "round", "digest", "weights")) == expected
