@@ -159,6 +159,16 @@ def _recommended() -> Iterator[str]:
             yield block("json", text)
 
 
+def _nested_options(options: type[BaseModel], definitions: Schema) -> Iterator[str]:
+    """Yield a section per option that is an object."""
+    for name, field in options.model_fields.items():
+        nested = _nested(field.annotation)
+        if nested is not None:
+            yield f"#### {name}"
+            yield prose(nested.__doc__)
+            yield _fields(name, nested, definitions[nested.__name__], definitions)
+
+
 def _strategy(name: str) -> str:
     file = opening.load(name)
     module = importlib.import_module(file.Options.__module__)
@@ -172,6 +182,7 @@ def _strategy(name: str) -> str:
         f"Traits: {traits}.",
         prose(options.__doc__) if options.model_fields else "",
         described,
+        *_nested_options(options, schema.get("$defs", {})),
     )
     return "\n\n".join(part for part in parts if part)
 

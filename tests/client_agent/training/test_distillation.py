@@ -20,7 +20,7 @@ from schemas.wire.outputs import VALUES, Outputs
 
 WORDS = ("abc", "xyz")
 ANCHORS = [Anchor(id=word, prompt=f"rev {word}=", answer=word[::-1]) for word in WORDS]
-LORA = AdapterPlan(kind="lora", rank=2, bias=False, roles=("v", "o", "gate", "up", "down"))
+LORA = AdapterPlan(kind="lora", rank=2, bias=False, roles=("v", "down"))
 
 Setting = tuple[BaseModel, Adapter, NextBytes]
 
@@ -38,31 +38,34 @@ def surely(byte: str, rows: int) -> Outputs:
     return Outputs.of(dense)
 
 
-def become_sure(adapter: Adapter, public: NextBytes) -> list[float]:
-    """Train the adapter on what surer peers say; return the losses."""
+def test_a_client_learns_what_its_peers_are_sure_of(setting: Setting) -> None:
+    _, adapter, public = setting
     penalty = pull_to_peers(public, surely("q", public.rows), 1.0)
     parameters = adapter.named_parameters()
-    optimiser = torch.optim.Adam(parameters.values(), lr=0.2)
+    optimiser = torch.optim.Adam(parameters.values(), lr=0.05)
     losses = []
-    for _ in range(30):
+    for _ in range(12):
         loss = penalty(parameters)
         optimiser.zero_grad()
         loss.backward()
         optimiser.step()
         losses.append(loss.item())
-    return losses
+    assert losses[-1] < losses[0] - 0.3
 
 
-def test_a_client_follows_surer_peers_and_not_those_that_are_less_sure(setting: Setting) -> None:
-    _, adapter, public = setting
-    losses = become_sure(adapter, public)
-    assert losses[-1] < losses[0] / 4
-    assert public.outputs().dense()[:, ord("q")].min() > 0.6
+def test_a_client_that_is_surer_than_its_peers_is_not_moved(setting: Setting) -> None:
+    base, adapter, public = setting
     flat = np.zeros((public.rows, VALUES), np.float32)
     flat[:, 97:105] = 1 / 8
+    with torch.no_grad():
+        base.model.get_submodule("lm_head").weight.mul_(100)
+    logs, _ = public.log_shares(public.texts)
+    assert float((-(logs.exp() * logs).sum(1)).max()) < np.log(8)
     value = pull_to_peers(public, Outputs.of(flat), 1.0)(adapter.named_parameters())
     assert value.item() == 0
     value.backward()  # a step that follows nobody is a step all the same
+    assert all(not parameter.grad.any() for parameter in adapter.named_parameters().values())
+    assert pull_to_peers(public, surely("q", public.rows), 1.0)(adapter.named_parameters()).item() > 0
 
 
 def test_the_factor_scales_the_mean_over_rows(setting: Setting) -> None:

@@ -184,6 +184,18 @@ def test_a_federation_starts_with_as_many_texts_as_outputs_are_of(coordinator: S
     assert show(coordinator, federation_id, 1)["state"] == "open"
 
 
+def test_a_claim_names_what_outputs_reveal(coordinator: Served) -> None:
+    views = [
+        coordinator.admin.get(f"/v1/federations/{coordinator.federation(**wanted)}").json()
+        for wanted in (planned(), plan(strategy={"name": "fedmosaic", "options": {}}))
+    ]
+    with_outputs, without = ([c for c in view["claims"] if "public texts" in c] for view in views)
+    assert len(with_outputs) == 1
+    assert "that member's own" in with_outputs[0]
+    assert not without
+    assert "distil" not in views[1]["plan"]["strategy"]["options"]
+
+
 def test_a_plan_that_sums_refuses_distillation_and_says_why(coordinator: Served) -> None:
     wanted = {"name": "f"} | planned(privacy={"secure_sum": {"minimum": 3}})
     wanted["adapter"] = {"kind": "lora"}

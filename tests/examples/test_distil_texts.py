@@ -1,0 +1,24 @@
+"""The public texts of the study of distillation: reproducible, of both tasks, and none of any silo's."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from examples.studies.make_distil_texts import FILE, NAMES, TEXTS, texts
+from schemas.messages.alignment import Anchors
+
+
+def test_the_file_is_what_the_command_writes() -> None:
+    anchors = Anchors.model_validate_json(FILE.read_text())
+    assert json.loads(FILE.read_text())["anchors"] == texts()
+    assert len({anchor.id for anchor in anchors.anchors}) == len(NAMES) * TEXTS
+
+
+def test_no_prompt_is_trained_on_or_scored() -> None:
+    of_silos = set()
+    for name in NAMES:
+        for file in (Path(FILE).parent / "data" / name).glob("*.jsonl"):
+            of_silos |= {json.loads(line)["prompt"] for line in file.read_text().splitlines()}
+    assert len(of_silos) > 1000
+    assert not of_silos & {text["prompt"] for text in texts()}
