@@ -85,7 +85,8 @@ def test_the_studies_of_the_examples_can_be_run(tmp_path: Path) -> None:
             control = control_of(read, name, all_plans[name])
             if control is not None:
                 mine, other = all_plans[name], all_plans[control]
-                assert (mine.adapter, mine.training.learning_rate) == (other.adapter, "auto"), name
+                rates = mine.training.learning_rate, other.training.learning_rate
+                assert (mine.adapter, rates[0]) == (other.adapter, rates[1]), name
         for name, plan in plan_by_method.items():
             assert plan.rounds.min_clients == len(read.founders)
             shipped = BUILT_IN[name].plan.get("strategy", {}) if name in BUILT_IN else None
