@@ -18,7 +18,7 @@ from client_agent.adapters.ranks import rank_of
 from client_agent.rounds.byte_budget import marked
 from client_agent.rounds.opened_brief import OpenedBrief
 from client_agent.rounds.outputs import sent_outputs
-from client_agent.rounds.served_weights import read_adapter
+from client_agent.rounds.served_weights import is_initial, read_adapter
 from client_agent.rounds.trained import Trained
 from client_agent.rounds.update_history import confirmed, store_values, stored_residual, stored_values
 from client_agent.sketches.gradient import Sketch
@@ -215,15 +215,16 @@ def _with_residual(inputs: UpdateInputs, delta: Arrays, layout: Layout) -> Array
     """Add what the last update lost in encoding (error feedback, Karimireddy et al., arXiv 1901.09847).
 
     Only the residual of the round directly before counts, of an update that was counted, under the pack in
-    use. After an abandoned round the same weights are served, from which everything is learnt again; after a
-    pack has ended, none in its frames are.
+    use. After an abandoned round the same weights are served, or initial ones again, from which everything is
+    learnt anew; after a pack has ended, none in its frames are.
     """
     folder = inputs.folder
     last = inputs.rounds.newest_with(RESIDUAL, before=folder.number)
     if last is None:
         return delta
     residual = None
-    if last.number == folder.number - 1 and last.has(RECEIPT) and last.base != folder.base:
+    is_next = last.number == folder.number - 1 and last.base != folder.base
+    if is_next and last.has(RECEIPT) and not is_initial(folder.read(WEIGHTS), layout, inputs.opened.traits):
         receipt = Receipt.model_validate_json(last.read(RECEIPT))
         mixed = inputs.opened.traits.mixed_ranks
         residual = stored_residual(last, receipt.digest, layout, inputs.pack_digest, mixed_ranks=mixed)

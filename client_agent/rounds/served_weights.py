@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -15,7 +16,8 @@ from client_agent.storage.stored_body import open_body
 from client_agent.strategies.base import Traits
 from schemas.maths.adapter import Layout
 from schemas.maths.factors import resized
-from schemas.wire.envelope import slots
+from schemas.messages.updates import WeightsManifest
+from schemas.wire.envelope import Envelope, slots
 from schemas.wire.ranks import any_rank
 from schemas.wire.refusals import BodyRefused
 
@@ -29,14 +31,8 @@ def read_weights(body: bytes, layout: Layout, *, mixed_ranks: bool = False) -> d
     Raises:
         AdapterUnreadable: the body is damaged or of another layout.
     """
-    try:
-        with open_body(body, any_rank(layout) if mixed_ranks else slots(layout)) as envelope:
-            return {name: resized(envelope.read_float32(name), shape) for name, shape in layout.items()}
-    except BodyRefused as refusal:
-        raise AdapterUnreadable(
-            f"the stored weights are damaged, or not of this plan ({refusal}); "
-            "`--round` chooses another round"
-        ) from refusal
+    with _opened(body, layout, mixed_ranks=mixed_ranks) as envelope:
+        return {name: resized(envelope.read_float32(name), shape) for name, shape in layout.items()}
 
 
 def read_adapter(body: bytes, layout: Layout, traits: Traits) -> dict[str, NDArray[np.float32]]:
@@ -48,6 +44,30 @@ def read_adapter(body: bytes, layout: Layout, traits: Traits) -> dict[str, NDArr
     if traits.base_delta:
         return read_served(body, layout, mixed_ranks=traits.mixed_ranks).adapter
     return read_weights(body, layout, mixed_ranks=traits.mixed_ranks)
+
+
+def is_initial(body: bytes, layout: Layout, traits: Traits) -> bool:
+    """Whether served weights are those of a client none of whose updates counts.
+
+    Raises:
+        AdapterUnreadable: the body is damaged or of another layout.
+    """
+    if traits.base_delta:
+        return read_served(body, layout, mixed_ranks=traits.mixed_ranks).manifest.initial
+    with _opened(body, layout, mixed_ranks=traits.mixed_ranks) as envelope:
+        return envelope.manifest(WeightsManifest).initial
+
+
+@contextmanager
+def _opened(body: bytes, layout: Layout, *, mixed_ranks: bool) -> Iterator[Envelope]:
+    try:
+        with open_body(body, any_rank(layout) if mixed_ranks else slots(layout)) as envelope:
+            yield envelope
+    except BodyRefused as refusal:
+        raise AdapterUnreadable(
+            f"the stored weights are damaged, or not of this plan ({refusal}); "
+            "`--round` chooses another round"
+        ) from refusal
 
 
 def load_served(

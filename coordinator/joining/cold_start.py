@@ -54,6 +54,7 @@ class Newcomer:
             client=self.member.client_id,
             pack=self.pack,
             bank=self.bank,
+            initial=True,
         )
 
 

@@ -96,6 +96,7 @@ def _base(
         round=round_number,
         client=member.client_id,
         pack=base_weights.pack_digest(session, federation_id, member.base_model),
+        initial=True,
     )
     return lambda: base_weights.zeros(layout, manifest)[0]
 

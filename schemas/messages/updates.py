@@ -83,10 +83,15 @@ def _is_absent(bank: BankIndex | None) -> bool:
     return bank is None
 
 
+def _is_false(value: bool) -> bool:
+    return not value
+
+
 class WeightsManifest(Manifest):
     """The manifest of personalised weights, served at the start of `round`.
 
-    `bank` names the experts beside them, by a strategy that has a bank of experts.
+    `bank` names the experts beside them, by a strategy that has a bank of experts. `initial` weights are for
+    a client none of whose updates counts: before its first, or again after its round was abandoned.
     """
 
     kind: Literal["weights"] = "weights"
@@ -94,6 +99,7 @@ class WeightsManifest(Manifest):
     client: StrictStr
     pack: Digest | None
     bank: BankIndex | None = Field(default=None, exclude_if=_is_absent)
+    initial: bool = Field(default=False, exclude_if=_is_false)
 
 
 class FoldedWeightsManifest(WeightsManifest):

@@ -100,3 +100,9 @@ def test_weights_survive_the_end_of_another_pack() -> None:
 def test_final_weights_may_have_the_number_of_an_abandoned_round() -> None:
     """A schedule such as seed 137231 seemed to break I19: final weights have the number of round 1."""
     assert _play(137231, 1)["rounds abandoned"]
+
+
+@pytest.mark.slow
+def test_what_an_update_lost_is_not_added_after_its_round_was_abandoned_with_a_pack() -> None:
+    """A schedule such as seed 429429 broke I15: initial weights of another round had another digest."""
+    assert _play(429429, 1)["rounds abandoned with a pack"]

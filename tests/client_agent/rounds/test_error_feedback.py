@@ -5,8 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from client_agent.rounds.encode_update import pack_update
+from client_agent.rounds.opened_brief import OpenedBrief
+from client_agent.rounds.served_weights import is_initial
 from client_agent.rounds.update_history import store_values
+from client_agent.rounds.work import Work
 from client_agent.storage.round_folder import RECEIPT, RESIDUAL, UPDATE, WEIGHTS
+from schemas.messages.updates import WeightsManifest
+from schemas.wire.envelope import pack
 from tests.client_agent.rounds.test_encode_update import (
     SERVED,
     Enrolled,
@@ -63,6 +69,31 @@ def test_what_was_lost_under_another_alignment_pack_is_not_made_up_for(
     body, ended = one.read(UPDATE), "sha256:" + "0" * 64
     store_values(one, RESIDUAL, kept(one, RESIDUAL), scene.federation_id, body, ended)
     two = scene.play()
+    before, still, said = kept(two, WEIGHTS), kept(two, RESIDUAL), difference(two)
+    for name, values in trained(two).items():
+        assert (still[name] == values - before[name] - said[name]).all()
+    assert "round 2: residual of round 1 dropped" in caplog.text
+
+
+def test_initial_weights_mean_that_no_update_counted(
+    served: Served, participant: Enrolled, caplog: pytest.LogCaptureFixture
+) -> None:
+    scene = Scene(served, participant, wire={"recipe": SERVED})
+    one, two = scene.play(), scene.play()
+    opened_brief, layout = OpenedBrief.read(two), layout_of(two)
+    assert is_initial(one.read(WEIGHTS), layout, opened_brief.traits)
+    assert not is_initial(two.read(WEIGHTS), layout, opened_brief.traits)
+    # As after the end of a pack, which abandons a round: another body with the same values.
+    manifest = WeightsManifest(
+        federation=scene.federation_id,
+        recipe={},
+        round=2,
+        client=scene.who.session.client_id,
+        pack=None,
+        initial=True,
+    )
+    two.write(WEIGHTS, pack(kept(two, WEIGHTS), manifest))
+    two.write(UPDATE, pack_update(Work(scene.who, opened_brief, two).update_inputs))
     before, still, said = kept(two, WEIGHTS), kept(two, RESIDUAL), difference(two)
     for name, values in trained(two).items():
         assert (still[name] == values - before[name] - said[name]).all()
