@@ -19,6 +19,7 @@ from client_agent.errors import CoordinatorRefused, SettingsUnusable, Stopped
 from client_agent.identity.agent_folder import exclusive
 from client_agent.offline_work import store_facts
 from client_agent.rounds.awaited import SumNeedsAnswers
+from client_agent.rounds.outputs import sent_outputs
 from client_agent.rounds.participant import Participant
 from client_agent.rounds.steps import take_part
 from client_agent.session import StopFlag
@@ -92,6 +93,26 @@ def test_killed_halves_of_a_round_make_the_bytes_of_run(
     machines.until_done(lambda: machines.sync(waits=False))
     assert folder.finished
     assert folder.has(RECEIPT)
+
+
+def test_work_compares_outputs_on_texts_that_sync_fetched(
+    served: Served, participant: Enrolled, machines: Machines
+) -> None:
+    strategy = {"name": "fedmosaic", "options": {"distil": {"texts": 2}}}
+    federation_id = served.federation(**alone_plan(strategy=strategy, adapter=LORA))
+    path = f"/v1/federations/{federation_id}"
+    texts = [{"id": name, "prompt": "COPY abc=", "answer": name} for name in ("abc", "cab")]
+    assert served.admin.put(f"{path}/anchors", json={"anchors": texts}).status_code == 201
+    who = participant(federation_id)
+    assert served.admin.post(f"{path}/start").status_code == 200
+    next_brief(who)
+    tasks = []
+    while machines.sync().next == "work" and "train" not in tasks:
+        tasks.append(machines.work())
+    assert tasks == ["prepare", "train"]
+    sent = sent_outputs(who.workspace.rounds.open(1))
+    assert {name: tensor.shape for name, tensor in sent.items()} == dict.fromkeys(sent, (8, 8))
+    assert sent.keys() == {"outputs.bytes", "outputs.shares"}
 
 
 @pytest.mark.slow
