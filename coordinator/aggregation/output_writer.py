@@ -5,8 +5,9 @@ A thread hashes and writes while the next values are computed; both take about a
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import sha256
 from types import TracebackType
@@ -72,6 +73,23 @@ def discard(database: Database, outputs: Iterable[Written]) -> None:
         payloads.discard(database, staged.values())
     except SQLAlchemyError as error:
         log.warning("discarding-failed", bodies=len(staged), error=type(error).__name__)
+
+
+@contextmanager
+def replacing(
+    database: Database,
+    before: Mapping[str, StagedOutput],
+    after: Mapping[str, StagedOutput],
+    beside: Collection[Written],
+) -> Iterator[None]:
+    """Discard bodies `before` a step that are not `after` it; if it raises, both, and all `beside` them."""
+    try:
+        yield
+    except BaseException:
+        discard(database, [*before.values(), *after.values(), *beside])
+        raise
+    in_use = {body.staged.payload_id for body in after.values()}
+    discard(database, [body for body in before.values() if body.staged.payload_id not in in_use])
 
 
 class StagedBody:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from sqlalchemy.orm import Session
 
 from coordinator.aggregation.difference import Difference, StagedDifference
-from coordinator.aggregation.output_writer import Receiver, StagedBody, StagedOutput, discard
+from coordinator.aggregation.output_writer import Receiver, StagedBody, StagedOutput, discard, replacing
 from coordinator.aggregation.tensor_writing import write_tensors
 from coordinator.db.engine import Database
 from coordinator.rounds import base_weights, delta_reference
@@ -52,16 +52,11 @@ def as_differences(
     result = ServedOutput(dict(bodies), {})
     if recipe is None:
         return result
-    try:
+    with replacing(database, bodies, result.bodies, result.differences.values()):
         with database.read() as session:
             groups = _groups(session, bodies, round_number, opened.plan.training.seed)
         for group in groups:
             _encode(database, recipe, group, result, between)
-    except BaseException:
-        discard(database, [*bodies.values(), *result.bodies.values(), *result.differences.values()])
-        raise
-    published = {body.staged.payload_id for body in result.bodies.values()}
-    discard(database, [body for body in bodies.values() if body.staged.payload_id not in published])
     return result
 
 

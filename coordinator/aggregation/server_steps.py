@@ -14,7 +14,13 @@ import numpy as np
 from sqlalchemy.orm import Session
 
 from coordinator.aggregation.moments import StagedMoments, Stepper
-from coordinator.aggregation.output_writer import Receiver, StagedBody, StagedOutput, Written, discard
+from coordinator.aggregation.output_writer import (
+    Receiver,
+    StagedBody,
+    StagedOutput,
+    discard,
+    replacing,
+)
 from coordinator.aggregation.served_differences import commonest, earlier_weights
 from coordinator.aggregation.state_reader import Values
 from coordinator.aggregation.store import Established
@@ -40,10 +46,6 @@ class Moved:
     bodies: dict[str, StagedOutput]
     moments: list[StagedMoments] = field(default_factory=list)
 
-    @property
-    def staged(self) -> list[Written]:
-        return [*self.bodies.values(), *self.moments]
-
 
 def move(
     database: Database,
@@ -63,18 +65,13 @@ def move(
     result = Moved(dict(bodies))
     if optimizer is None:
         return result
-    try:
+    with replacing(database, bodies, result.bodies, result.moments):
         with database.read() as session:
             groups = _groups(session, clients, bodies, round_number, opened.plan.training.seed)
         for group in groups:
             moving = _moving(weights, group)
             if any(moving.values()):
                 _step(database, optimizer, group, moving, result, between)
-    except BaseException:
-        discard(database, [*bodies.values(), *result.staged])
-        raise
-    in_use = {body.staged.payload_id for body in result.bodies.values()}
-    discard(database, [body for body in bodies.values() if body.staged.payload_id not in in_use])
     return result
 
 
