@@ -17,17 +17,31 @@ from client_agent.simulation.admin_client import Operator
 from client_agent.simulation.coordinator_process import TESSERA, quiet_environment, running_coordinator
 from examples.screenshots.federations import (
     SHOWN_ROUND,
+    WATCHED_ROUND,
     Agents,
     ScreenshotsFailed,
     bank,
     clinics,
     helpdesk,
+    ward,
+    ward_in_round,
+    ward_to_the_end,
 )
-from examples.screenshots.pictures import Camera, Picture, create_dialog, token_dialog
+from examples.screenshots.pictures import (
+    Camera,
+    Picture,
+    create_dialog,
+    finish_dialog,
+    show_curves,
+    token_dialog,
+)
 
 IMAGES = Path(__file__).resolve().parents[2] / "docs" / "images"
 SHOWN_CLIENT = "aster"
 _PHONE = (390, 844)
+_RUN = (1280, 390)
+_RUN_ROUND = (1280, 560)
+_AUDIT = (1280, 520)
 _BESIDE = (1280, 840)
 _REPORT = (1000, 1200)
 
@@ -72,7 +86,6 @@ def _clinics(operator: Operator, folder: Path, camera: Camera) -> None:
         opened = datetime.fromisoformat(operator.get(f"{path}/rounds/{SHOWN_ROUND}")["opened_at"])
         now = opened + timedelta(minutes=4)
         for picture in (
-            Picture("page-overview"),
             Picture("page-progress", selector="#clients-part"),
             Picture("page-round", f"/rounds/{SHOWN_ROUND - 1}", window=(1280, 1080)),
             Picture("page-client", f"/clients/{clients[SHOWN_CLIENT]}"),
@@ -105,7 +118,37 @@ def _bank(operator: Operator, folder: Path, camera: Camera) -> None:
         camera.take(Picture("page-experts", selector="#experts-part"), bank(agents), None)
 
 
-SCENES = {"clinics": _clinics, "helpdesks": _helpdesks, "bank": _bank}
+def _run(operator: Operator, folder: Path, camera: Camera) -> None:
+    """Take pictures of a run at its start, inside a round and at its end, on the page and in the terminal."""
+    with Agents(operator, folder / "run") as agents:
+        federation = ward(agents)
+        camera.take(Picture("run-start", window=_RUN), federation, None)
+        ward_in_round(agents)
+        opened = datetime.fromisoformat(operator.get(f"{agents.path}/rounds/{WATCHED_ROUND}")["opened_at"])
+        now = opened + timedelta(minutes=4)
+        camera.take(Picture("run-round", f"/rounds/{WATCHED_ROUND}", window=_RUN_ROUND), federation, now)
+        camera.take(Picture("page-overview", role="operator"), federation, now)
+        camera.take(
+            Picture("page-finish", selector="#dialog", role="operator", act=finish_dialog), federation, now
+        )
+        camera.take(Picture("page-audit", "audit", window=_AUDIT), "", now)
+        camera.take_text("terminal-round", _terminal(operator, camera, "round", "show", federation))
+        ward_to_the_end(agents)
+        camera.take(Picture("run-end"), federation, None)
+        camera.take(Picture("page-curves", selector="#curves-part", act=show_curves), federation, None)
+        camera.take_text("terminal-rounds", _terminal(operator, camera, "round", "list", federation))
+
+
+def _terminal(operator: Operator, camera: Camera, *command: str) -> str:
+    """Return a command and its output in a terminal of 110 columns."""
+    environment = quiet_environment(
+        TESSERA_URL=operator.url, TESSERA_TOKEN=camera.token("auditor"), COLUMNS="110"
+    )
+    done = subprocess.run([*TESSERA, *command], env=environment, check=True, capture_output=True, text=True)
+    return f"$ tessera {' '.join(command)}\n{done.stdout}"
+
+
+SCENES = {"run": _run, "clinics": _clinics, "helpdesks": _helpdesks, "bank": _bank}
 
 
 if __name__ == "__main__":

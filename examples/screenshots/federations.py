@@ -6,7 +6,7 @@ import json
 import signal
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -31,6 +31,10 @@ HELD = {"elder": 0.7, "fjord": 0.3}
 """The agents that are held, and the share of their steps at which they are."""
 SHOWN_ROUND = 5
 """The round that the pictures show before its end."""
+
+WATCHED = {"birch": 0.3, "elder": 0.7}
+"""The agents that are held in the run that is watched from start to end, in round `WATCHED_ROUND`."""
+WATCHED_ROUND = 3
 
 _GIVE_UP_SECONDS = 1800.0
 _TRAINING = {"max_length": 64, "learning_rate": 0.01}
@@ -150,20 +154,35 @@ def clinics(agents: Agents) -> str:
     for name in SILOS:
         if name not in ("aster", "cedar"):
             agents.start(name, SILOS[name])
-    waiting = set(HELD)
-
-    def all_held() -> bool:
-        for name in list(waiting):
-            if agents.part(name, SHOWN_ROUND) is not None:
-                agents.hold(name)
-                waiting.remove(name)
-        return not waiting
-
-    agents.wait(all_held)
-    agents.wait(partial(_have_arrived, agents))
-    for name, share in HELD.items():
-        _advance(agents, name, share)
+    _hold_in_round(agents, SHOWN_ROUND, HELD, set(SILOS) - set(HELD))
     return federation
+
+
+def ward(agents: Agents) -> str:
+    """Create and start a federation that has no client yet; return its id."""
+    return agents.create(
+        {
+            "name": "wards of the east",
+            "strategy": {"name": "fedmosaic"},
+            "adapter": {"kind": "lora", "rank": 8},
+            "rounds": {"total": 5, "min_clients": 3},
+            "training": _TRAINING | {"steps": 40},
+            "signature": {"probe_examples": 12},
+        }
+    )
+
+
+def ward_in_round(agents: Agents) -> None:
+    """Enrol three silos, and hold two of them in the middle of a round."""
+    for silo in ("aster", *WATCHED):
+        agents.start(silo)
+    _hold_in_round(agents, WATCHED_ROUND, WATCHED, {"aster"})
+
+
+def ward_to_the_end(agents: Agents) -> None:
+    for name in WATCHED:
+        agents.release(name)
+    agents.wait_for_end()
 
 
 def helpdesk(agents: Agents, name: str, strategy: str) -> str:
@@ -206,16 +225,32 @@ def _has_packs(agents: Agents, count: int) -> bool:
     return len(agents.operator.get(f"{agents.path}/alignments")["items"]) >= count
 
 
-def _have_arrived(agents: Agents) -> bool:
-    parts = [agents.part(name, SHOWN_ROUND) for name in SILOS if name not in HELD]
-    return all(part is not None and part["state"] == "arrived" for part in parts)
+def _hold_in_round(agents: Agents, number: int, held: Mapping[str, float], others: Collection[str]) -> None:
+    """Wait until the others have delivered in a round, and each held agent has trained its share of it."""
+    waiting = set(held)
+
+    def all_held() -> bool:
+        for name in list(waiting):
+            if agents.part(name, number) is not None:
+                agents.hold(name)
+                waiting.remove(name)
+        return not waiting
+
+    def have_arrived() -> bool:
+        parts = [agents.part(name, number) for name in others]
+        return all(part is not None and part["state"] == "arrived" for part in parts)
+
+    agents.wait(all_held)
+    agents.wait(have_arrived)
+    for name, share in held.items():
+        _advance(agents, name, number, share)
 
 
-def _advance(agents: Agents, name: str, share: float) -> None:
+def _advance(agents: Agents, name: str, number: int, share: float) -> None:
     """Train in short turns with a held agent, until it has reported this share of its steps."""
 
     def is_far_enough() -> bool:
-        part = agents.part(name, SHOWN_ROUND)
+        part = agents.part(name, number)
         if part is None or part["state"] != "joined":
             raise ScreenshotsFailed(f"{name} delivered before it was held; run it again")
         if part["progress"] is not None and part["progress"]["step"] >= share * part["progress"]["steps"]:

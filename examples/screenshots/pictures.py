@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
+from html import escape
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -21,6 +22,10 @@ from examples.screenshots.federations import ScreenshotsFailed
 _MOST_BYTES = 150_000
 _DESKTOP = (1280, 940)
 _MARGIN = 18
+_TERMINAL = (
+    "body { margin: 0 } pre { margin: 0; padding: 18px; display: inline-block; color: #e6e9ee; "
+    "background: #14181e; font: 14px/1.45 'Liberation Mono', monospace }"
+)
 _PATIENCE_MS = 180_000  # agents train beside the browser
 
 
@@ -88,6 +93,13 @@ class Camera:
         self._store(name, page.screenshot())
         page.context.close()
 
+    def take_text(self, name: str, text: str) -> None:
+        """Take a picture of a terminal's output."""
+        page = self._page((1280, 400), dark=True)
+        page.set_content(f"<style>{_TERMINAL}</style><pre>{escape(text)}</pre>")
+        self._store(name, page.locator("pre").screenshot())
+        page.context.close()
+
     def _page(self, window: tuple[int, int], *, dark: bool = False) -> Page:
         context = self._browser.new_context(
             viewport={"width": window[0], "height": window[1]},
@@ -119,6 +131,18 @@ def create_dialog(page: Page) -> None:
     """Open the dialog of a new federation, and fill it in."""
     page.get_by_role("button", name="New federation").click()
     page.locator("#field-name").fill("clinics of the south")
+
+
+def finish_dialog(page: Page) -> None:
+    """Open the dialog that finishes the federation, without confirming it."""
+    page.get_by_role("button", name="Finish", exact=True).click()
+    page.locator("#field-typed").wait_for()
+
+
+def show_curves(page: Page) -> None:
+    """Show a curve per client, and the table below it."""
+    page.get_by_role("button", name="Show a curve per client").click()
+    page.locator("#curves-all summary").click()
 
 
 def token_dialog(page: Page) -> None:
