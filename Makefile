@@ -64,7 +64,7 @@ $(S3)/.ready: requirements/s3.txt
 	$(S3)/bin/python -m pip install -qq --disable-pip-version-check --no-deps --require-hashes -r requirements/s3.txt
 	touch $@
 
-test-s3: setup $(S3)/.ready ## Tensors in S3, played by moto's server (one minute)
+test-s3: setup $(S3)/.ready ## Tensors in S3, played by moto's server (four minutes)
 	PATH="$(CURDIR)/$(S3)/bin:$$PATH" $(RUN) $(BIN)/python -m pytest -m s3
 
 fault-simulation: setup ## Play schedules of faults (SCHEDULES=100: three minutes); the commit chooses FIRST_SEED

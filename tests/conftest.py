@@ -17,6 +17,7 @@ import hypothesis
 import pytest
 from sqlalchemy import create_engine, text
 
+from benchmarks.s3_server import NoServer, S3Server, s3_server
 from coordinator.db import migrate
 from coordinator.db.engine import Database
 from coordinator.observability import logs
@@ -193,6 +194,19 @@ def empty_postgres_url(postgres: PostgresServer) -> str:
     name = f"empty_{next(_numbers)}"
     postgres.create(name)
     return postgres.url(name)
+
+
+@pytest.fixture
+def s3(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[S3Server]:
+    """A server of S3 with one bucket; its variables are those of this process."""
+    pytest.importorskip("obstore")
+    try:
+        with s3_server(tmp_path) as server:
+            for name, value in server.environment.items():
+                monkeypatch.setenv(name, value)
+            yield server
+    except NoServer as error:
+        pytest.skip(str(error))
 
 
 @pytest.fixture
