@@ -114,11 +114,13 @@ def _listed(server: S3Server) -> bool:
 def test_a_bucket_that_is_missing_is_reported(
     serve: Callable[..., Served], database_url: str, s3: S3Server
 ) -> None:
-    served = serve(database_url, payload_store="s3://no-such-bucket/tessera", tick_seconds=0.05)
+    endpoint = httpx.URL(s3.environment["AWS_ENDPOINT_URL"])
+    name = f"no-such-bucket-{endpoint.port}"  # a store is opened once per URL
+    served = serve(database_url, payload_store=f"s3://{name}/tessera", tick_seconds=0.05)
     wait_for_answers(served, 0)
     assert readiness(served).startswith(AWAY)
     play_a_round(served)
-    made = httpx.put(f"{s3.environment['AWS_ENDPOINT_URL']}/no-such-bucket", trust_env=False)
+    made = httpx.put(endpoint.join(name), trust_env=False)
     assert made.is_success
     wait_for_answers(served, 1)
     assert readiness(served) == READY
