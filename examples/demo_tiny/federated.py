@@ -106,15 +106,13 @@ def _follow(
     """Show the current round's status until something is the case."""
 
     def look() -> bool:
-        rounds = operator.get(f"{path}/rounds?limit=1")["items"]
-        newest = rounds[0] if rounds else {}
+        views = operator.get(f"{path}/rounds?limit=1")["items"]
+        newest = views[0] if views else {}
         if newest:
             counts, scores = newest["counts"], newest["scores"]
             loss = f", loss {scores['mean']['loss']['value']:.2f}" if scores else ""
             delivered = f"{counts['arrived']} of {counts['joined']} delivered"
-            done = (newest["round"] - 1 + counts["arrived"] / max(1, counts["joined"])) / newest[
-                "total_rounds"
-            ]
+            done = (newest["round"] - 1 + counts["arrived"] / max(1, counts["joined"])) / rounds
             report(f"round {newest['round']} {newest['state']}, {delivered}{loss}", done)
         return until(newest)
 
