@@ -1,0 +1,36 @@
+"""What `make demo-tiny` says while a federation runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import cast
+
+from client_agent.simulation.admin_client import Operator
+from examples.agents import Agents
+from examples.demo_tiny.federated import _follow
+from tests.served import ADMIN_TOKEN, Served
+from tests.taking_part import PLAN, deliver, running, values, wait_for
+
+
+class Once:
+    """Agents that are looked at once."""
+
+    def until(self, condition: Callable[[], bool]) -> None:
+        assert condition()
+
+
+def test_the_round_and_how_far_the_federation_is(coordinator: Served) -> None:
+    federation_id, silos = running(coordinator, 2, **(PLAN | {"rounds": {"total": 4, "min_clients": 2}}))
+    for silo in silos:
+        deliver(silo, 1, values(1.0))
+    wait_for(coordinator, federation_id, 1, "published")
+    told: list[tuple[str, float]] = []
+
+    def report(text: str, done: float) -> None:
+        told.append((text, done))
+
+    agents = cast("Agents", Once())
+    with Operator(coordinator.url, ADMIN_TOKEN) as operator:
+        path = f"/v1/federations/{federation_id}"
+        _follow(operator, path, agents, report, rounds=4, until=lambda view: view["round"] == 2)
+    assert told == [("round 2 open, 0 of 0 delivered", 0.25)]
