@@ -126,7 +126,7 @@ def _run(operator: Operator, folder: Path, camera: Camera) -> None:
         ward_in_round(agents)
         opened = datetime.fromisoformat(operator.get(f"{agents.path}/rounds/{WATCHED_ROUND}")["opened_at"])
         now = opened + timedelta(minutes=4)
-        camera.take(Picture("run-round", f"/rounds/{WATCHED_ROUND}", window=_RUN_ROUND), federation, now)
+        camera.take(Picture("run-round", f"/rounds/{WATCHED_ROUND}", window=_RUN_ROUND), federation, None)
         camera.take(Picture("page-overview", role="operator"), federation, now)
         camera.take(
             Picture("page-finish", selector="#dialog", role="operator", act=finish_dialog), federation, now

@@ -120,6 +120,7 @@ def _shot(page: Page, selector: str | None) -> bytes:
     """Return a picture of the window, or of a part of the page with a margin."""
     if selector is None:
         return page.screenshot()
+    page.evaluate("window.scrollTo(0, 0)")  # boxes are relative to the window, clips to the page
     box = page.locator(selector).bounding_box()
     assert box is not None
     x, y = max(box["x"] - _MARGIN, 0), max(box["y"] - _MARGIN, 0)
