@@ -54,6 +54,20 @@ def finished(folder: Path, out: str, *arguments: str) -> Any:
     return json.loads(printed)
 
 
+def assert_alike(value: Any, expected: Any) -> None:
+    """Check that two reports are equal but for 1e-5 in their numbers."""
+    if isinstance(expected, dict):
+        assert value.keys() == expected.keys()
+        for key, item in expected.items():
+            assert_alike(value[key], item)
+    elif isinstance(expected, list):
+        assert len(value) == len(expected)
+        for item, other in zip(value, expected, strict=True):
+            assert_alike(item, other)
+    else:
+        assert value == (pytest.approx(expected, abs=1e-5) if isinstance(expected, float) else expected)
+
+
 def silo_workers() -> list[psutil.Process]:
     mine = psutil.Process().children(recursive=True)
     return [process for process in mine if "ray::SiloWorker" in " ".join(process.cmdline())]
@@ -174,7 +188,10 @@ def test_a_killed_silo_worker_costs_no_round(
         worker.kill()
     printed, stderr = process.communicate(timeout=1400)
     assert process.returncode == 0, stderr
-    assert compared(json.loads(printed)) == compared(undisturbed)
+    if summed:  # a sum rounds its inputs at random, so no two runs are equal to the bit
+        assert_alike(compared(json.loads(printed)), compared(undisturbed))
+    else:
+        assert compared(json.loads(printed)) == compared(undisturbed)
     log = next((tmp_path / "ray" / "cells").glob("*/log.txt")).read_text()
     assert set(re.findall(r"silo worker (\d) ended .* its 3 silos go on", log)) == {"1", "2"}
 
