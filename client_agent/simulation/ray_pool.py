@@ -136,16 +136,20 @@ class RayPool:
     def _run_queue(self, waiting: CellQueue) -> None:
         actor, name = None, ""
         while not self._stopped and (cell := waiting.next()) is not None:
-            if actor is None:
-                actor, name = self._started(self.setup.of_workers)
-            self.listener.started(cell)
-            failure, is_alive = self._run_cell(actor, cell)
-            if self._stopped:
+            try:
+                if actor is None:
+                    actor, name = self._started(self.setup.of_workers)
+                self.listener.started(cell)
+                failure, is_alive = self._run_cell(actor, cell)
+                if self._stopped:
+                    return
+                if not is_alive:
+                    self._end(actor, name)
+                    actor = None
+                self.listener.ended(cell, failure)
+            except BaseException as error:  # rich exits the thread when a pipe is closed; others wait for it
+                waiting.fail(error)
                 return
-            if not is_alive:
-                self._end(actor, name)
-                actor = None
-            self.listener.ended(cell, failure)
             waiting.end(cell)
         if actor is not None:
             self._end(actor, name)

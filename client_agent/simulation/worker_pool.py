@@ -39,7 +39,7 @@ class CellQueue:
     """The cells that wait for a worker, and those that follow from the ones that end."""
 
     def __init__(self, cells: Sequence[Cell], follow: Follow) -> None:
-        self.error: Exception | None = None
+        self.error: BaseException | None = None
         self._follow = follow
         self._cells = deque(cells)
         self._running = 0
@@ -66,6 +66,14 @@ class CellQueue:
             self._running -= 1
             self._changed.notify_all()
 
+    def fail(self, error: BaseException) -> None:
+        """End the run with an error that has nothing to do with a cell; cells that run are ended first."""
+        with self._changed:
+            self.error = self.error or error
+            self._cells.clear()
+            self._running -= 1
+            self._changed.notify_all()
+
 
 @dataclass(slots=True)
 class Pool:
@@ -79,7 +87,8 @@ class Pool:
     def run(self, cells: Sequence[Cell], workers: int, follow: Follow = lambda cell: ()) -> None:
         """Run all cells in at most `workers` processes; terminate them on KeyboardInterrupt.
 
-        `follow` returns further cells that can run once a cell has ended; calls of it do not overlap.
+        `follow` returns further cells that can run once a cell has ended; calls of it do not overlap. What
+        the listener raises ends the run, and is raised here.
         """
         waiting = CellQueue(cells, follow)
         threads = [
@@ -100,13 +109,17 @@ class Pool:
     def _run_queue(self, waiting: CellQueue) -> None:
         process: subprocess.Popen[str] | None = None
         while not self._stopped and (cell := waiting.next()) is not None:
-            if process is None or process.poll() is not None:
-                process = self._start_worker()
-            self.listener.started(cell)
-            failure = self._order(process, cell)
-            if self._stopped:
+            try:
+                if process is None or process.poll() is not None:
+                    process = self._start_worker()
+                self.listener.started(cell)
+                failure = self._order(process, cell)
+                if self._stopped:
+                    return
+                self.listener.ended(cell, failure)
+            except BaseException as error:  # rich exits the thread when a pipe is closed; others wait for it
+                waiting.fail(error)
                 return
-            self.listener.ended(cell, failure)
             waiting.end(cell)
         if process is not None:
             _end(process)
