@@ -37,6 +37,12 @@ _OVER_ROUNDS = (
 )
 
 
+_OUTPUTS = (
+    "Each member sends what its model says on the federation's public texts, and is served a mixture of what "
+    "the models of members like it say. privacy.min_voices holds at each place of a text; with 1 a place may "
+    "be one member's own. No bound holds for what a member learns from the mixture."
+)
+
 _SUMMED = {
     "fed_vemoe": "Members are served one bank of experts, each changed by the weighted mean of the changes "
     "that the members who used it have learnt.",
@@ -67,7 +73,8 @@ def of_members(plan: FederationPlan) -> list[str]:
             f"{colluding} can compute what a member sent.",
             _OVER_SUMS,
         ]
-    return [_SERVED.get(plan.strategy.name, _OTHER.format(plan.strategy.name)), _voices(plan), _OVER_ROUNDS]
+    served = [_SERVED.get(plan.strategy.name, _OTHER.format(plan.strategy.name)), _voices(plan), _OVER_ROUNDS]
+    return [*served, _OUTPUTS] if plan.strategy.options.get("distil") is not None else served
 
 
 def serves_fewer_than(min_voices: int, plan: FederationPlan) -> bool:

@@ -17,7 +17,7 @@ from client_agent.rounds.stored_answers import has_anchors, read_anchors, store_
 from client_agent.storage.round_folder import MIXTURE, OUTPUTS, RoundFolder
 from schemas.messages.alignment import Anchor
 from schemas.wire.envelope import Array, unpack
-from schemas.wire.outputs import MOST_ROWS, ROW_BYTES, Outputs, slots
+from schemas.wire.outputs import MOST_ROWS, ROW_BYTES, Outputs, rows_of, slots
 from schemas.wire.refusals import BodyRefused
 
 log = logging.getLogger(__name__)
@@ -82,7 +82,7 @@ def public_texts(session: Session, count: int) -> list[Anchor]:
     if not has_anchors(session.home):  # they are final when a federation has started
         store_anchors(session.home, session.api.anchors(session.federation_id))
     anchors = read_anchors(session.home).anchors[:count]
-    rows = sum(len(anchor.answer) + 1 for anchor in anchors)
+    rows = rows_of(anchor.answer for anchor in anchors)
     if len(anchors) < count or rows > MOST_ROWS:
         raise AnchorsTooFew(
             f"the plan compares outputs on {count} anchor texts with at most {MOST_ROWS} characters of "
@@ -96,4 +96,4 @@ def bytes_of_outputs(work: OpenedRound) -> int:
     plan = work.opened.traits.distil
     if plan is None:
         return 0
-    return ROW_BYTES * sum(len(text.answer) + 1 for text in public_texts(work.session, plan.texts))
+    return ROW_BYTES * rows_of(text.answer for text in public_texts(work.session, plan.texts))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 import numpy as np
 
@@ -11,13 +12,15 @@ from coordinator.aggregation.output_writer import discard
 from coordinator.aggregation.store import Established
 from coordinator.aggregation.voices import has_voices
 from coordinator.db.engine import Database
+from coordinator.db.tables.alignment import AnchorsRow
 from coordinator.storage import payloads
 from coordinator.strategies.base import Floats, Weighing
 from coordinator.strategies.opening import OpenedPlan
 from coordinator.updates.validation import expected_streams, expected_tensors
+from schemas.messages.alignment import Anchors
 from schemas.wire.compress import is_frame
 from schemas.wire.envelope import pack, unpack
-from schemas.wire.outputs import Outputs, mixed
+from schemas.wire.outputs import Outputs, mixed, rows_of
 
 
 def stage_mixtures(
@@ -29,12 +32,12 @@ def stage_mixtures(
 ) -> dict[str, StagedDifference]:
     """Stage by client the mixture of its peers' outputs; none for clients with too few voices.
 
-    A client that sent none in its last update is served none. `between` is called after every client; if it
-    raises, everything staged is discarded.
+    A client that sent none in its last update, or of other texts, is served none. `between` is called after
+    every client; if it raises, everything staged is discarded.
     """
     if opened.traits.distil is None:
         return {}
-    sent = _read_outputs(database, opened, clients, between)
+    sent = _read_outputs(database, opened, clients, between) if clients else {}
     weights = opened.strategy.listens(weighing)
     manifests = {client.facts.client: client.manifest for client in clients if client.is_enrolled}
     staged: dict[str, StagedDifference] = {}
@@ -42,7 +45,7 @@ def stage_mixtures(
         for row, facts in zip(weights, weighing.cohort.clients, strict=True):
             if facts.client in sent and facts.client in manifests:
                 names = [peer.client for peer in weighing.cohort.clients]
-                mixture = _mixture(sent, facts.client, names, row, opened.plan.privacy.min_voices)
+                mixture = _mixture(sent, names, row, opened.plan.privacy.min_voices)
                 if mixture is not None:
                     body = pack(mixture.tensors, manifests[facts.client], compress=True)
                     staged[facts.client] = stage_body(database, body)
@@ -53,17 +56,25 @@ def stage_mixtures(
     return staged
 
 
-def _mixture(
-    sent: Mapping[str, Outputs], client: str, names: Sequence[str], row: Floats, least: int
-) -> Outputs | None:
-    """Return the mixture of peers with outputs of the client's texts; None if they are too few voices."""
-    shape = sent[client].bytes.shape
-    fits = np.array([name in sent and sent[name].bytes.shape == shape for name in names], bool)
-    shares = np.where(fits, row, 0.0)
-    places = np.flatnonzero(shares).tolist()
-    if not places or not has_voices(shares, least):
+def _rows(database: Database, federation_id: str, opened: OpenedPlan) -> int:
+    """Return how many rows the outputs on the federation's public texts have."""
+    with database.read() as session:
+        row = session.get_one(AnchorsRow, federation_id)
+        body = payloads.read(session, row.payload_id, 0, row.bytes)
+    texts = Anchors.model_validate_json(body).anchors[: opened.traits.distil]
+    return rows_of(text.answer for text in texts)
+
+
+def _mixture(sent: Mapping[str, Outputs], names: Sequence[str], row: Floats, least: int) -> Outputs | None:
+    """Return the mixture of a client's peers; None if no row has enough voices.
+
+    A row may have fewer voices than the mixture: where the tokens of few peers end.
+    """
+    places = [place for place in np.flatnonzero(row).tolist() if names[place] in sent]
+    if not places:
         return None
-    return mixed([sent[names[place]] for place in places], shares[places].tolist())
+    mixture = mixed([sent[names[place]] for place in places], row[places], partial(has_voices, least=least))
+    return mixture if mixture.shares.any() else None
 
 
 def _read_outputs(
@@ -71,6 +82,7 @@ def _read_outputs(
 ) -> dict[str, Outputs]:
     """Read the outputs of each client's last update; one body is in memory at a time."""
     sent: dict[str, Outputs] = {}
+    rows = _rows(database, clients[0].manifest.federation, opened)
     needed = opened.traits.needs_sketch
     for client in clients:
         payload_id, size = client.received
@@ -83,7 +95,7 @@ def _read_outputs(
             coded=expected_streams(needs_sketch=needed, distils=True),
         ) as envelope:
             outputs = Outputs.read(envelope)
-        if outputs is not None and client.facts.is_source:
+        if outputs is not None and len(outputs.bytes) == rows:
             sent[client.facts.client] = outputs
         between()
     return sent

@@ -65,7 +65,7 @@ def put_anchors(
         payload_id, digest = payloads.store_bytes(session, body)
         row = lock_federation(session, federation_id)
         still_person(session, person)
-        store.require_use_of_anchors(row)
+        store.require_use_of_anchors(row, anchors)
         stored = store.anchors(session, federation_id)
         if stored is not None and stored.digest == digest:
             response.status_code = 200

@@ -11,7 +11,7 @@ from sqlalchemy.orm import Session
 
 from coordinator.db.tables.alignment import AnchorsRow, PackRow, VoidedPackRow
 from coordinator.db.tables.federations import FederationRow
-from coordinator.errors import FederationStateConflict, NotFound, PivotPackMissing
+from coordinator.errors import FederationStateConflict, Invalid, NotFound, PivotPackMissing
 from coordinator.federations.store import pack_status, plan_of
 from coordinator.rounds.pack_voiding import update_acceptance
 from coordinator.storage import payloads
@@ -20,11 +20,13 @@ from schemas.messages.alignment import (
     Acceptance,
     AcceptanceView,
     AlignmentManifest,
+    Anchors,
     PackView,
     VoidedPack,
     random_set,
 )
 from schemas.messages.federations import AlignmentPlan, FederationPlan
+from schemas.wire.outputs import MOST_ROWS, rows_of
 
 Row = TypeVar("Row")
 
@@ -43,14 +45,23 @@ def require_alignment(row: FederationRow) -> tuple[FederationPlan, AlignmentPlan
     return plan, plan.alignment
 
 
-def require_use_of_anchors(row: FederationRow) -> None:
-    """Check that a federation's plan has a use for anchor texts.
+def require_use_of_anchors(row: FederationRow, texts: Anchors) -> None:
+    """Check that a federation's plan has a use for these anchor texts.
 
     Raises:
         FederationStateConflict: it has neither an alignment nor distillation.
+        Invalid: outputs on them would have too many rows for an update.
     """
     plan = plan_of(row)
-    if plan.alignment is None and open_plan(plan).traits.distil is None:
+    distil = open_plan(plan).traits.distil
+    rows = rows_of(anchor.answer for anchor in texts.anchors[: distil or 0])
+    if rows > MOST_ROWS:
+        raise Invalid(
+            f"anchors: the first {distil} answers have {rows} characters and ends, and outputs are compared "
+            f"at {MOST_ROWS} at most; send shorter ones",
+            field="anchors",
+        )
+    if plan.alignment is None and distil is None:
         raise FederationStateConflict(
             "the federation's plan has neither an alignment nor strategy.options.distil, which anchors are "
             "for; create a federation with one",

@@ -39,8 +39,7 @@ _IN_CLEAR = (
 )
 _OUTPUTS = (
     "The operator sees what each member's model says on the federation's public texts: the eight likeliest "
-    "bytes at each place. Each member is served a mixture of what the models of members like it say, which "
-    "with one such member is that member's own. No bound holds for what it learns from the mixture."
+    "bytes at each place."
 )
 
 _NOT_INSTALLED = (

@@ -6,7 +6,7 @@ there, in UTF-8, with their probabilities; zeros where no token of this tokenize
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final, Self
 
@@ -33,6 +33,9 @@ ROW_BYTES: Final = TOP * 3
 
 MOST_ROWS: Final = 2**17
 """The largest number of rows: 3 MB."""
+
+_BLOCK_ROWS = 4096
+"""How many rows are mixed at a time: 4 MB for each array."""
 
 _ROUNDING = 1e-2
 """Eight float16 numbers that sum to 1 are off by less."""
@@ -72,7 +75,12 @@ class Outputs:
         # Values that are not numbers fail both comparisons.
         if not (np.all(wide >= 0) and np.all(wide.sum(axis=1) <= 1 + _ROUNDING)):
             raise TensorSchema(f"a row of {SHARES} is no distribution; send probabilities")
-        return cls(np.asarray(envelope.read(BYTES), np.uint8), np.asarray(shares, np.float16))
+        listed = np.asarray(envelope.read(BYTES), np.uint8)
+        # Bytes without a share count as different ones.
+        ordered = np.sort(np.where(wide > 0, listed, VALUES + np.arange(TOP)), axis=1)
+        if np.any(ordered[:, 1:] == ordered[:, :-1]):
+            raise TensorSchema(f"a row of {BYTES} has a byte twice; send each once")
+        return cls(listed, np.asarray(shares, np.float16))
 
     @property
     def tensors(self) -> dict[str, Array]:
@@ -93,15 +101,38 @@ def slots() -> Expected:
     }
 
 
-def mixed(outputs: Sequence[Outputs], weights: Sequence[float]) -> Outputs:
+def rows_of(answers: Iterable[str]) -> int:
+    """Return how many rows outputs on texts with these answers have: one per character, and one per end."""
+    return sum(len(answer) + 1 for answer in answers)
+
+
+def mixed(
+    outputs: Sequence[Outputs],
+    weights: NDArray[np.float64],
+    is_served: Callable[[NDArray[np.float64]], bool] | None = None,
+) -> Outputs:
     """Return sum_j w_j p_j of outputs of one shape, row by row over those that have the row.
 
     p_mix = sum_j w_j p_j / sum_j w_j [p_j > 0], so that a row sums to 1 but for what peers have cut off.
+
+    Args:
+        is_served: whether a row of peers with these weights (n,) is served, 0 for those that lack the row;
+            the others are zeros.
     """
-    total = np.zeros((len(outputs[0].bytes), VALUES), np.float32)
-    present = np.zeros((len(total), 1), np.float32)
-    for output, weight in zip(outputs, weights, strict=True):
-        dense = output.dense()
-        total += np.float32(weight) * dense
-        present += np.float32(weight) * dense.any(axis=1, keepdims=True)
-    return Outputs.of(np.divide(total, present, out=np.zeros_like(total), where=present > 0))
+    shares = np.stack([output.shares.any(axis=1) for output in outputs], axis=1) * weights  # (rows, n)
+    patterns, pattern_of = np.unique(shares, axis=0, return_inverse=True)
+    may_serve = [pattern.any() and (is_served is None or is_served(pattern)) for pattern in patterns]
+    served = np.array(may_serve, bool)[pattern_of.ravel()]  # (rows,)
+    blocks: list[Outputs] = []
+    for begin in range(0, len(shares), _BLOCK_ROWS):
+        at = slice(begin, begin + _BLOCK_ROWS)
+        total = np.zeros((len(shares[at]), VALUES), np.float32)
+        for output, weight in zip(outputs, weights, strict=True):
+            total += np.float32(weight) * Outputs(output.bytes[at], output.shares[at]).dense()
+        present = np.where(served[at], shares[at].sum(axis=1), 0.0).astype(np.float32)[:, None]
+        mean = np.divide(total, present, out=np.zeros_like(total), where=present > 0)
+        # A peer's row may sum to a little more than 1, and receivers refuse what rounding adds to that.
+        blocks.append(Outputs.of(mean / np.maximum(mean.sum(axis=1, keepdims=True), 1)))
+    return Outputs(
+        np.concatenate([block.bytes for block in blocks]), np.concatenate([block.shares for block in blocks])
+    )

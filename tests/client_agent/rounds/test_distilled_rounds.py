@@ -80,7 +80,7 @@ def test_each_is_pulled_to_the_others_outputs_and_sends_the_same_bytes_after_a_k
     for agent, peer in ((first, sent[1]), (second, sent[0])):
         mixture = read_mixture(agent.workspace.rounds.open(2))
         assert mixture is not None
-        np.testing.assert_allclose(mixture.dense(), mixed([peer], [1.0]).dense(), atol=1e-3)
+        np.testing.assert_allclose(mixture.dense(), mixed([peer], np.array([1.0])).dense(), atol=1e-3)
     update, trained = ((files(first, 2) / name).read_bytes() for name in (UPDATE, TRAINED))
     for name in (TRAINED, OUTPUTS, SIGNATURE, UPDATE, RECEIPT):  # killed during the training
         (files(first, 2) / name).unlink()

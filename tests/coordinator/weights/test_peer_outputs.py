@@ -147,6 +147,39 @@ def test_a_mixture_of_too_few_voices_is_not_served(coordinator: Served, least: i
         np.testing.assert_allclose(mixture(answer)[:, [1, 2, 3]], [[0, 0.5, 0.5]] * ROWS, atol=1e-3)
 
 
+def test_a_place_of_too_few_voices_is_not_served(coordinator: Served) -> None:
+    silos = begin(coordinator, privacy={"min_voices": 2})
+    alone = np.zeros((ROWS, VALUES), np.float32)
+    alone[0, 3] = 1.0  # its tokenizer ends a token at the other places, where the third's does not
+    play(coordinator, silos, [NEAR] * 3, [sure_of(1), sure_of(2), Outputs.of(alone).tensors])
+    first = mixture(ask(silos[0]))
+    assert np.all(first[0, [2, 3]] == 0.5)
+    assert not first[1:].any()
+
+
+def test_a_client_that_was_away_too_long_to_be_a_peer_is_served(coordinator: Served) -> None:
+    rounds = {"min_clients": 2, "max_staleness": 0, "collect_seconds": 2}
+    silos = begin(coordinator, rounds=rounds)
+    for number, present in ((1, silos), (2, silos[:2])):
+        for silo in present:
+            join(silo, number)
+        for place, silo in enumerate(present):
+            deliver(silo, number, {**values(float(place + 1)), **sure_of(place + 1)}, signature=NEAR)
+        wait_for(coordinator, silos[0].federation_id, number, "published")
+    for silo in silos:
+        join(silo, 3)
+    assert [ask(silo, 3).status_code for silo in silos] == [200, 200, 200]
+
+
+def test_texts_with_too_long_answers_are_refused(coordinator: Served) -> None:
+    strategy = {"name": "fedmosaic", "options": {"distil": {"texts": 7}}}
+    federation_id = coordinator.federation(**planned(strategy=strategy))
+    long = {"anchors": [{"id": str(i), "prompt": "p", "answer": "a" * 20_000} for i in range(7)]}
+    answer = coordinator.admin.put(f"/v1/federations/{federation_id}/anchors", json=long)
+    assert (answer.status_code, slug(answer)) == (422, "validation")
+    assert "send shorter ones" in answer.text
+
+
 def test_outputs_of_other_texts_are_left_out(coordinator: Served) -> None:
     silos = begin(coordinator)
     longer = {name: np.concatenate([tensor, tensor]) for name, tensor in sure_of(3).items()}
@@ -190,8 +223,9 @@ def test_a_claim_names_what_outputs_reveal(coordinator: Served) -> None:
         for wanted in (planned(), plan(strategy={"name": "fedmosaic", "options": {}}))
     ]
     with_outputs, without = ([c for c in view["claims"] if "public texts" in c] for view in views)
-    assert len(with_outputs) == 1
-    assert "that member's own" in with_outputs[0]
+    of_members, of_operator = with_outputs
+    assert "may be one member's own" in of_members
+    assert "The operator sees" in of_operator
     assert not without
     assert "distil" not in views[1]["plan"]["strategy"]["options"]
 

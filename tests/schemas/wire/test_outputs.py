@@ -46,10 +46,31 @@ def test_a_sure_model_whose_other_bytes_are_denormal_is_accepted() -> None:
 
 def test_a_mixture_has_the_weights_of_those_whose_tokens_begin_there() -> None:
     first, second = rows({1: 1.0}, {2: 1.0}, {}), rows({1: 0.5, 3: 0.5}, {}, {})
-    dense = mixed([first, second], [0.75, 0.25]).dense()
+    dense = mixed([first, second], np.array([0.75, 0.25])).dense()
     np.testing.assert_allclose([dense[0, 1], dense[0, 3]], [0.875, 0.125], rtol=1e-3)
     assert dense[1, 2] == 1.0  # the second has no token there
     assert not dense[2].any()
+
+
+def test_a_row_is_served_only_if_those_that_have_it_may_be() -> None:
+    first, second = rows({1: 1.0}, {2: 1.0}), rows({1: 1.0}, {})
+    dense = mixed([first, second], np.array([0.5, 0.5]), lambda weights: bool(weights.all())).dense()
+    assert dense[0, 1] == 1.0
+    assert not dense[1].any()
+
+
+def test_a_mixture_of_rows_a_little_above_one_is_accepted_by_its_receivers() -> None:
+    high = np.array([[0.505] * 2 + [0.0] * 6], np.float16)
+    sent = Outputs(np.arange(TOP, dtype=np.uint8)[None], high)
+    assert read(sent.tensors) is not None
+    assert read(mixed([sent, sent], np.array([0.9, 0.1])).tensors) is not None
+
+
+def test_rows_beyond_one_block_are_mixed() -> None:
+    many = Outputs(
+        np.zeros((9000, TOP), np.uint8), np.tile(np.array([1.0] + [0.0] * 7, np.float16), (9000, 1))
+    )
+    assert (mixed([many], np.array([1.0])).dense()[:, 0] == 1.0).all()
 
 
 @pytest.mark.parametrize(
@@ -61,6 +82,7 @@ def test_a_mixture_has_the_weights_of_those_whose_tokens_begin_there() -> None:
         ({SHARES: np.full((1, TOP), -0.1, np.float16)}, "no distribution"),
         ({SHARES: np.full((1, TOP), np.nan, np.float16)}, "no distribution"),
         ({SHARES: np.full((1, TOP), np.inf, np.float16)}, "no distribution"),
+        ({BYTES: np.zeros((1, TOP), np.uint8), SHARES: np.full((1, TOP), 0.1, np.float16)}, "a byte twice"),
         ({SHARES: np.zeros((1, 7), np.float16)}, "must have the shape"),
         ({name: np.zeros((0, TOP), dtype) for name, dtype in ((BYTES, "u1"), (SHARES, "f2"))}, "0 rows"),
         (
