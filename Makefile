@@ -48,7 +48,7 @@ demo-tiny: setup ## Seven silos on two tiny base models, five methods compared (
 test: setup lint ## Lint, types, dependency rules and the fast tests (9 minutes on two cores)
 	$(PYTEST) -m "not slow and not long and not gpu and not system"
 
-test-slow: setup ## PostgreSQL, every route as every caller, stories; SHARD=auto runs this commit's seventh
+test-slow: setup ## PostgreSQL, every route as every caller, stories; SHARD=auto runs this commit's tenth
 	$(PYTEST) -m "slow and not long" --shard $(SHARD)
 
 test-long: setup ## Tests that take minutes: kills, memory, transfer between architectures (half an hour)

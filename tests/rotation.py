@@ -11,7 +11,7 @@ from datetime import UTC, date, datetime
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
-SHARDS = 7
+SHARDS = 10
 SEEDS = 1_000_000
 """First seeds are below this number."""
 

@@ -30,11 +30,11 @@ def sent_kinds(plan: FederationPlan) -> tuple[SentKind, ...]:
     summed = plan.privacy.secure_sum
     is_hidden = summed is not None and summed.scores == "summed" and summed.masking == "pairwise"
     traits = load_strategy(plan.strategy.name, plan.strategy.options).traits
-    sent: dict[SentKind, bool] = {
+    is_sent_by_kind: dict[SentKind, bool] = {
         "sketches": summed is None,
         "scores": not is_hidden,
         "alignment": plan.alignment is not None,
         "counts": traits.routing is not None,
         "outputs": traits.distil is not None,
     }
-    return tuple(kind for kind, is_sent in sent.items() if is_sent)
+    return tuple(kind for kind, is_sent in is_sent_by_kind.items() if is_sent)

@@ -48,9 +48,9 @@ class Difference:
 
         `manifest` is that of the weights of any client that shares the difference.
         """
-        sent = {"client": "", "recipe": self._recipe.model_dump(mode="json")}
+        members = {"client": "", "recipe": self._recipe.model_dump(mode="json")}
         tensors = self._writer.streams().tensors
-        return stage_body(database, pack(tensors, manifest.model_copy(update=sent), compress=True))
+        return stage_body(database, pack(tensors, manifest.model_copy(update=members), compress=True))
 
 
 def stage_body(database: Database, body: bytes) -> StagedDifference:

@@ -37,15 +37,15 @@ def stage_mixtures(
     """
     if opened.traits.distil is None:
         return {}
-    sent = _read_outputs(database, opened, clients, between) if clients else {}
+    outputs_by_client = _read_outputs(database, opened, clients, between) if clients else {}
     weights = opened.strategy.listens(weighing)
     manifests = {client.facts.client: client.manifest for client in clients if client.is_enrolled}
     staged: dict[str, StagedDifference] = {}
     try:
         for row, facts in zip(weights, weighing.cohort.clients, strict=True):
-            if facts.client in sent and facts.client in manifests:
+            if facts.client in outputs_by_client and facts.client in manifests:
                 names = [peer.client for peer in weighing.cohort.clients]
-                mixture = _mixture(sent, names, row, opened.plan.privacy.min_voices)
+                mixture = _mixture(outputs_by_client, names, row, opened.plan.privacy.min_voices)
                 if mixture is not None:
                     body = pack(mixture.tensors, manifests[facts.client], compress=True)
                     staged[facts.client] = stage_body(database, body)
@@ -65,15 +65,18 @@ def _rows(database: Database, federation_id: str, opened: OpenedPlan) -> int:
     return rows_of(text.answer for text in texts)
 
 
-def _mixture(sent: Mapping[str, Outputs], names: Sequence[str], row: Floats, least: int) -> Outputs | None:
+def _mixture(
+    outputs_by_client: Mapping[str, Outputs], names: Sequence[str], row: Floats, least: int
+) -> Outputs | None:
     """Return the mixture of a client's peers; None if no row has enough voices.
 
     A row may have fewer voices than the mixture: where the tokens of few peers end.
     """
-    places = [place for place in np.flatnonzero(row).tolist() if names[place] in sent]
+    places = [place for place in np.flatnonzero(row).tolist() if names[place] in outputs_by_client]
     if not places:
         return None
-    mixture = mixed([sent[names[place]] for place in places], row[places], partial(has_voices, least=least))
+    of_peers = [outputs_by_client[names[place]] for place in places]
+    mixture = mixed(of_peers, row[places], partial(has_voices, least=least))
     return mixture if mixture.shares.any() else None
 
 
@@ -81,7 +84,7 @@ def _read_outputs(
     database: Database, opened: OpenedPlan, clients: Sequence[Established], between: Callable[[], None]
 ) -> dict[str, Outputs]:
     """Read the outputs of each client's last update; one body is in memory at a time."""
-    sent: dict[str, Outputs] = {}
+    outputs_by_client: dict[str, Outputs] = {}
     rows = _rows(database, clients[0].manifest.federation, opened)
     needed = opened.traits.needs_sketch
     for client in clients:
@@ -96,6 +99,6 @@ def _read_outputs(
         ) as envelope:
             outputs = Outputs.read(envelope)
         if outputs is not None and len(outputs.bytes) == rows:
-            sent[client.facts.client] = outputs
+            outputs_by_client[client.facts.client] = outputs
         between()
-    return sent
+    return outputs_by_client
