@@ -17,7 +17,7 @@ from sqlalchemy.exc import TimeoutError as PoolExhausted
 
 from coordinator.aggregation import job
 from coordinator.aggregation.claim import Claim
-from coordinator.auth import failure_limit, nonces
+from coordinator.auth import failure_limit, nonces, signed_out
 from coordinator.db.engine import Database, database_time
 from coordinator.db.federation_lock import lock_federation
 from coordinator.errors import Unavailable
@@ -157,6 +157,8 @@ class Ticker:
             return False
         self._next_collection = time.monotonic() + _COLLECT_EVERY_SECONDS
         while not self._stopping.is_set() and failure_limit.delete_expired(self._database):
+            pass
+        while not self._stopping.is_set() and signed_out.delete_expired(self._database):
             pass
         while not self._stopping.is_set() and webhook_outbox.delete_old(self._database):
             pass

@@ -15,7 +15,7 @@ from fastapi import Request
 from sqlalchemy import Connection
 from sqlalchemy.orm import Session
 
-from coordinator.auth import failure_limit, http_signatures, last_seen, principals
+from coordinator.auth import failure_limit, http_signatures, last_seen, principals, signed_out
 from coordinator.auth.oidc import IdentityProvider, SignedIn
 from coordinator.auth.principals import StoredClient, Token
 from coordinator.db.engine import database_time
@@ -39,6 +39,7 @@ class Person:
         role: in the federation of the request, or in all.
         federations: those in which a person of an identity provider has a role; None = all.
         expires_at: when a token of an identity provider ends; None for a token of this coordinator.
+        token_digest: of a token of an identity provider, else None.
     """
 
     id: str
@@ -46,6 +47,7 @@ class Person:
     name: str
     federations: frozenset[str] | None = None
     expires_at: datetime | None = None
+    token_digest: str | None = None
 
     def at_least(self, role: PersonRole) -> bool:
         return RANKS[self.role] >= RANKS[role]
@@ -116,7 +118,7 @@ def identify(request: Request, connection: Connection) -> Person | Member:
 
     Raises:
         AuthMissing: no credential.
-        CredentialInvalid: the bearer token is unknown, expired or revoked.
+        CredentialInvalid: the bearer token is unknown, expired, revoked or signed out.
         AuthorityUnknown, ClockSkew, DigestMissing, KeyRevoked, SignatureInvalid, SignatureProfileBroken:
             the signature is not acceptable.
     """
@@ -130,7 +132,9 @@ def identify(request: Request, connection: Connection) -> Person | Member:
         token = _token_of(request.headers.getlist("authorization"))
         provider: IdentityProvider | None = request.app.state.identity_provider
         if provider is not None and _is_jwt(token):
-            caller = _signed_in(provider.person(token), request.path_params.get("fid"))
+            signed_in = provider.person(token)
+            signed_out.check(connection, signed_in.token_digest)
+            caller = _signed_in(signed_in, request.path_params.get("fid"))
         else:
             caller = _bearer(connection, token, admin_token=admin_token)
     if isinstance(caller, Member):
@@ -165,11 +169,12 @@ def still_person(session: Session, person: Person) -> None:
     """Check in a later transaction that a person's token is still valid.
 
     Raises:
-        CredentialInvalid: it was revoked or has expired.
+        CredentialInvalid: it was revoked or signed out, or has expired.
     """
-    if person.expires_at is not None:
+    if person.expires_at is not None and person.token_digest is not None:
         if person.expires_at <= database_time(session):
             raise CredentialInvalid
+        signed_out.check(session, person.token_digest)
     elif person.id != SETTINGS_ID:
         _valid(*principals.token_by_id(session, person.id))
 
@@ -210,6 +215,7 @@ def _signed_in(signed: SignedIn, federation_id: str | None) -> Person:
         name=signed.name,
         federations=None if None in signed.roles else frozenset(filter(None, signed.roles)),
         expires_at=signed.expires_at,
+        token_digest=signed.token_digest,
     )
 
 

@@ -18,6 +18,7 @@ from urllib.parse import quote
 
 import httpx
 
+from coordinator.auth import signed_out
 from coordinator.errors import CredentialInvalid, Forbidden, Refused, SettingsUnusable
 from coordinator.observability.logs import logger
 from coordinator.settings import Settings
@@ -56,12 +57,14 @@ class SignedIn:
     Attributes:
         id: derived from issuer and subject, so that it is the same for every token of the person.
         roles: by federation; that of the key None holds in all.
+        token_digest: what the token is recognised by after the person signed out.
     """
 
     id: str
     name: str
     roles: Mapping[str | None, PersonRole]
     expires_at: datetime
+    token_digest: str
     nonce: str | None
 
 
@@ -123,6 +126,7 @@ class IdentityProvider:
             name="".join(filter(str.isprintable, shown))[:_NAME_CHARACTERS],
             roles=roles,
             expires_at=expires_at,
+            token_digest=signed_out.digest_of(token),
             nonce=claims.get("nonce"),
         )
 

@@ -3,57 +3,78 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import dataclass
 from datetime import datetime
 
 from sqlalchemy import or_, select
 from sqlalchemy.orm import Session
 
+from coordinator.auth import signed_out
 from coordinator.auth.authentication import SETTINGS_ID, Member, Person
 from coordinator.db.engine import database_time
 from coordinator.db.tables.federations import ClientRow, PersonToken
 from coordinator.db.tables.identity import ClientKeyRow
 
-Credential = tuple[str, str | None]
-"""A person's token id or a client id, with the public key of a signing client, or the end of an ID token."""
+
+@dataclass(frozen=True, slots=True)
+class Credential:
+    """What a caller was authenticated by.
+
+    Attributes:
+        id: of a client, of a person's token, or of a person at an identity provider.
+        secret: the public key of a signing client, or the digest of an ID token.
+        expires_at: the end of an ID token.
+    """
+
+    id: str
+    secret: str | None = None
+    expires_at: datetime | None = None
 
 
 def credential_of(caller: Person | Member) -> Credential:
     if isinstance(caller, Member):
-        return caller.client_id, caller.public_key
-    return caller.id, caller.expires_at.isoformat() if caller.expires_at is not None else None
+        return Credential(caller.client_id, caller.public_key)
+    return Credential(caller.id, caller.token_digest, caller.expires_at)
 
 
 def still_valid(
     session: Session, members: Collection[Credential], people: Collection[Credential]
 ) -> set[Credential]:
-    """Return the credentials that are neither revoked nor expired."""
+    """Return the credentials that are not revoked, signed out or expired."""
     now = database_time(session)
-    valid = {
-        (person, until)
-        for person, until in people
-        if person == SETTINGS_ID or (until is not None and datetime.fromisoformat(until) > now)
-    }
+    valid = {person for person in people if person.id == SETTINGS_ID}
+    if digests := {person.secret for person in people if person.secret is not None}:
+        ended = signed_out.among(session, digests)
+        valid.update(
+            person
+            for person in people
+            if person.expires_at is not None and person.expires_at > now and person.secret not in ended
+        )
     if members:
-        ids = {client_id for client_id, _ in members}
+        ids = {member.id for member in members}
         query = select(ClientRow.id).where(ClientRow.id.in_(ids), ClientRow.state == "enrolled")
         enrolled = set(session.scalars(query))
         keys = (
             select(ClientKeyRow.client_id, ClientKeyRow.public_key)
-            .where(ClientKeyRow.public_key.in_({key for _, key in members if key is not None}))
+            .where(
+                ClientKeyRow.public_key.in_(
+                    {member.secret for member in members if member.secret is not None}
+                )
+            )
             .where(or_(ClientKeyRow.expires_at.is_(None), ClientKeyRow.expires_at > now))
         )
-        valid_keys: set[Credential] = {(client_id, key) for client_id, key in session.execute(keys)}
+        valid_keys = {Credential(client_id, key) for client_id, key in session.execute(keys)}
         valid.update(
             member
             for member in members
-            if member[0] in enrolled and (member[1] is None or member in valid_keys)
+            if member.id in enrolled and (member.secret is None or member in valid_keys)
         )
     if len(people) > len(valid.intersection(people)):
         tokens = (
             select(PersonToken.id)
-            .where(PersonToken.id.in_({token_id for token_id, _ in people}))
+            .where(PersonToken.id.in_({person.id for person in people}))
             .where(PersonToken.revoked_at.is_(None))
             .where(or_(PersonToken.expires_at.is_(None), PersonToken.expires_at > now))
         )
-        valid.update((token_id, None) for token_id in session.scalars(tokens))
+        valid.update(Credential(token_id) for token_id in session.scalars(tokens))
     return valid

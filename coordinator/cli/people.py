@@ -69,6 +69,15 @@ def revoke_token(
     print_json({"id": token_id, "revoked": True}) if as_json else typer.echo(f"{token_id} is revoked.")
 
 
+@tokens.command("sign-out")
+def sign_out(url: Url = DEFAULT_URL, token: Token = "", as_json: AsJson = False) -> None:
+    """End the sign-in of an identity provider's ID token: it is refused from now on."""
+    Coordinator(url, token).delete("/v1/sign-in")
+    print_json({"signed_out": True}) if as_json else typer.echo(
+        "Signed out: the token is refused from now on."
+    )
+
+
 @enrolments.command("create")
 def create_enrolment(
     federation: Federation,

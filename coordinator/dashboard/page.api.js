@@ -9,6 +9,7 @@ export const token = {
     sessionStorage.setItem(KEY, value);
     if (roles) sessionStorage.setItem(ROLES, JSON.stringify(roles));
   },
+  isOfProvider: () => sessionStorage.getItem(ROLES) !== null,
   forget: () => [KEY, ROLES].forEach((key) => sessionStorage.removeItem(key)),
 };
 

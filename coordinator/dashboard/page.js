@@ -5,7 +5,7 @@ import { actionsSection, askToCreate, askToEnrol, askToMove, askToRevoke, auditS
 import { all, fetchJson, roleIn, send, token } from "./page.api.js";
 import { besideSection } from "./page.beside.js";
 import { at, element, link, note, render, section } from "./page.dom.js";
-import { comeBack, leaveFor, provider } from "./page.signin.js";
+import { comeBack, leaveFor, offer, provider, signOut } from "./page.signin.js";
 import { count, span } from "./page.text.js";
 import { clientSections, roundSections } from "./page.details.js";
 import { curvesSection } from "./page.curves.js";
@@ -200,7 +200,7 @@ function showChoice(chosen) {
 async function refresh() {
   const mine = ++turn, now = Date.now(), isIn = Boolean(token.get());
   at("entry").hidden = isIn;
-  at("leave").hidden = !isIn;
+  Object.assign(at("leave"), { hidden: !isIn, textContent: token.isOfProvider() ? "Sign out" : "Forget the token" });
   at("audit-link").hidden = roleIn() === null;
   at("create").hidden = !mayAct();
   if (!isIn) {
@@ -239,15 +239,19 @@ async function refresh() {
   }
 }
 
+// Show the view, or without a token the form that asks for it, with what went wrong.
+function startAgain(trouble) {
+  at("view").replaceChildren(); at("view").setAttribute("aria-busy", "true");
+  at("trouble").textContent = trouble;
+  refresh(); offer();
+}
+
 // A refused token brings the question back; anything else may pass, so what was shown stays, and its age with it.
 // Whoever may list federations may be refused another one, by its link, and stays signed in.
 function showTrouble(error) {
   if (error.status === 401 || (error.status === 403 && !known.federations.length)) {
     token.forget();
-    at("view").replaceChildren();
-    at("view").setAttribute("aria-busy", "true");
-    at("trouble").textContent = error.status === 401 ? "This token is unknown, expired or revoked. Enter another one." : "This token's role may not see federations. Enter one of an auditor, operator or admin.";
-    refresh();
+    startAgain(error.status === 401 ? "This token is unknown, expired or revoked. Enter another one." : "This token's role may not see federations. Enter one of an auditor, operator or admin.");
     at("token").focus();
     return;
   }
@@ -265,7 +269,7 @@ at("entry").addEventListener("submit", (event) => {
   at("token").value = at("trouble").textContent = "";
   refresh();
 });
-at("leave").addEventListener("click", () => { token.forget(); at("view").replaceChildren(); at("view").setAttribute("aria-busy", "true"); refresh(); });
+at("leave").addEventListener("click", async () => { const ended = signOut(); startAgain(""); at("trouble").textContent = await ended; });
 at("federation").addEventListener("change", () => { location.hash = `#/${at("federation").value}`; });
 at("beside").addEventListener("change", () => { location.hash = `#/${at("federation").value}${at("beside").value && `/beside/${at("beside").value}`}`; });
 at("view").addEventListener("click", (event) => {
@@ -291,10 +295,6 @@ at("organisation").addEventListener("click", async () => {
   else at("trouble").textContent = "The identity provider does not answer. Try again, or enter a token.";
 });
 document.addEventListener("visibilitychange", () => document.hidden || running || refresh());
-comeBack().then(async (trouble) => {
-  if (trouble) at("trouble").textContent = trouble;
-  refresh();
-  if (!token.get()) at("organisation").hidden = !(await provider());
-});
+comeBack().then(startAgain);
 // A refresh in progress is not overtaken: with a slow coordinator none would ever come to its end.
 setInterval(() => document.hidden || running || refresh(), REFRESH_MS);

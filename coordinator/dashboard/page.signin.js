@@ -1,7 +1,8 @@
 // Sign in at the identity provider that the coordinator knows: an authorization code with PKCE (RFC 7636). The coordinator
-// exchanges the code; secret, state and nonce of a request stay in this tab.
+// exchanges the code; secret, state and nonce of a request stay in this tab. Signing out ends the sign-in at the coordinator.
 
 import { ROOT, fetchJson, send, token } from "./page.api.js";
+import { at } from "./page.dom.js";
 
 const KEY = `sign-in${ROOT}`, REDIRECT = `${location.origin}${ROOT}/`;
 
@@ -10,6 +11,23 @@ const random = () => base64url(crypto.getRandomValues(new Uint8Array(48)));
 
 // The provider, or null if there is none or it does not answer.
 export const provider = () => fetchJson("/v1/sign-in").catch(() => null);
+
+// Offer the provider to whoever has no token.
+export async function offer() {
+  at("organisation").hidden = Boolean(token.get()) || !(await provider());
+}
+
+// Forget the token in this tab, and end a sign-in for every copy of it. Returns what went wrong, or null.
+export async function signOut() {
+  const ended = token.isOfProvider() ? send("DELETE", "/v1/sign-in") : null; // its header is written before the token is forgotten
+  token.forget();
+  try {
+    await ended;
+    return null;
+  } catch (error) {
+    return error.status === 401 ? null : "This tab has forgotten the token, but the coordinator did not confirm: the token counts until it expires.";
+  }
+}
 
 export async function leaveFor({ authorization_endpoint: endpoint, client_id: client, scope }) {
   const request = { state: random(), nonce: random(), verifier: random(), hash: location.hash };

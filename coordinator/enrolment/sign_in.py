@@ -1,4 +1,4 @@
-"""Routes by which people sign in at an identity provider: where it is, and a code for a token."""
+"""Routes by which people sign in at an identity provider, and sign out."""
 
 from __future__ import annotations
 
@@ -6,9 +6,12 @@ from typing import Annotated
 
 from fastapi import APIRouter, Depends, Request, Response
 
+from coordinator.auth import signed_out
 from coordinator.auth.authentication import auth_connection
 from coordinator.auth.oidc import SCOPE, IdentityProvider, ProviderDown
+from coordinator.auth.permissions import AsPersonAnywhere
 from coordinator.errors import (
+    AuthMissing,
     CredentialInvalid,
     Forbidden,
     Invalid,
@@ -16,8 +19,10 @@ from coordinator.errors import (
     NotFound,
     RateLimited,
 )
+from coordinator.http.dependencies import TheDatabase
 from coordinator.http.json_body import json_body, takes
 from coordinator.http.problems import answers
+from coordinator.storage import audit_log
 from schemas.messages.sign_in import SignedInPerson, SignInProvider, SignInRequest
 
 router = APIRouter(prefix="/v1/sign-in", tags=["about"])
@@ -80,3 +85,16 @@ def sign_in(
         role=person.roles.get(None),
         federations={fid: role for fid, role in person.roles.items() if fid is not None},
     )
+
+
+@router.delete("", status_code=204, responses=answers(AuthMissing, Forbidden, NotFound, ProviderDown))
+def sign_out(_: TheProvider, person: AsPersonAnywhere, database: TheDatabase) -> None:
+    """End the sign-in of this request's ID token: it is refused from now on, on every replica."""
+    if person.token_digest is None or person.expires_at is None:
+        raise Forbidden(
+            "This is a token of the coordinator, not of the identity provider; an admin revokes it.",
+            needs="id-token",
+        )
+    with database.write() as session:
+        if signed_out.add(session, person.token_digest, person.expires_at):
+            audit_log.append(session, "person-signed-out", actor=person.id, subject=person.id)

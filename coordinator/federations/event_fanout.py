@@ -169,7 +169,7 @@ def streams_of(request: Request) -> Streams:
 
 
 def _caller_id(caller: Person | Member) -> str:
-    return credential_of(caller)[0]
+    return credential_of(caller).id
 
 
 def _page(database: Database, follower: Follower) -> tuple[list[Event], int]:

@@ -29,6 +29,7 @@ Event = Literal[
     "pack-deleted",
     "person-token-made",
     "person-token-revoked",
+    "person-signed-out",
     "adapter-downloaded",
     "anchors-set",
     "pack-stored",

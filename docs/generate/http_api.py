@@ -52,6 +52,7 @@ _BY_THEMSELVES: Final = {
     ("/v1/enrolments", "post"): "anybody with an enrolment token",
     ("/v1/sign-in", "get"): "anybody",
     ("/v1/sign-in", "post"): "anybody with a code of the identity provider",
+    ("/v1/sign-in", "delete"): "a person with an ID token of the identity provider",
     ("/metrics", "get"): "any person; anybody with TESSERA_PUBLIC_METRICS=true",
     ("/healthz", "get"): "anybody",
     ("/readyz", "get"): "anybody",

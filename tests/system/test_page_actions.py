@@ -12,6 +12,7 @@ from tests.coordinator.auth.provider import CLIENT, running_provider
 from tests.served import Served
 from tests.system.conftest import enter
 from tests.taking_part import one_round, plan, running
+from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(120)]
 
@@ -139,7 +140,12 @@ def test_a_person_signs_in_at_the_identity_provider(
         expect(page.locator("#outage")).to_be_hidden()
         expect(page.locator("#now")).to_contain_text("Paused")
         page.goto(f"{served.url}/?code=abc&state=foreign")
-        page.get_by_role("button", name="Forget the token").click()
+        token = page.evaluate("sessionStorage.getItem('token')")
+        assert served.http(token).get("/v1/federations").status_code == 200
+        page.get_by_role("button", name="Sign out").click()
+        expect(page.get_by_role("button", name="Sign in with your organisation")).to_be_visible()
+        wait_until(lambda: served.http(token).get("/v1/federations").status_code == 401, what="the sign-out")
+        assert page.evaluate("sessionStorage.length") == 0
         page.goto(f"{served.url}/?code=abc&state=foreign")
         expect(page.get_by_role("alert").first).to_contain_text("did not begin in this tab")
         assert "code=" not in page.url

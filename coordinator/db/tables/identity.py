@@ -41,6 +41,15 @@ class FailedEnrolmentRow(Table):
     failed_at: Mapped[datetime] = mapped_column(primary_key=True, index=True)
 
 
+class SignedOutTokenRow(Table):
+    """An ID token whose person signed out, by the digest of what the provider signed, until it expires."""
+
+    __tablename__ = "signed_out_tokens"
+
+    digest: Mapped[str] = mapped_column(primary_key=True)
+    expires_at: Mapped[datetime] = mapped_column(index=True)
+
+
 class NameKeyRow(Table):
     """A key of a name in use: names that can be taken for each other have one in common.
 

@@ -11,7 +11,7 @@ import pytest
 from pydantic import ValidationError
 
 from coordinator.auth.oidc import ProviderDown, provider_of
-from coordinator.auth.revalidation import still_valid
+from coordinator.auth.revalidation import Credential, still_valid
 from coordinator.errors import SettingsUnusable
 from coordinator.settings import Settings
 from tests.coordinator.auth.provider import CLIENT, NONCE, REDIRECT, VERIFIER, Provider, running_provider
@@ -120,10 +120,10 @@ def test_a_token_is_good_until_it_expires(serve: Serve, fresh_database: Callable
         served = serve(fresh_database("sqlite"), **there)
         assert slug(served.http(late.token("ada")).get("/v1/federations")) == "credential-invalid"
     now = datetime.now(UTC)
-    past, future = ((now + timedelta(minutes=m)).isoformat() for m in (-1, 1))
+    past, future = (Credential("oidc_a", "digest", now + timedelta(minutes=m)) for m in (-1, 1))
     with served.database.read() as session:
-        valid = still_valid(session, set(), {("oidc_a", past), ("oidc_b", future), ("tok_x", None)})
-    assert valid == {("oidc_b", future)}
+        valid = still_valid(session, set(), {past, future, Credential("tok_x")})
+    assert valid == {future}
 
 
 def test_a_code_is_exchanged_once_for_a_token(served: Served, provider: Provider) -> None:
