@@ -55,7 +55,7 @@ class Counted:
     Attributes:
         updates: number of accepted updates; of clients in the round's sum, or ready for it.
         from_bearers: number of accepted updates from bearer clients.
-        private: number of updates that report the privacy cost of their signatures.
+        private: number of updates that report the privacy cost of their sketches.
         spent: largest reported cost (epsilon) of a client so far; None without a report.
     """
 
@@ -107,31 +107,48 @@ def of_round(opened: OpenedPlan, counted: Counted) -> list[str]:
     if plan.privacy.secure_sum is not None:
         return [*claims, *of_sum(counted.updates)]
     claims += _voices(plan.privacy.min_voices, counted.updates)
-    if counted.from_bearers:
-        senders = f"Of {counted.updates} updates, {counted.from_bearers} came with bearer credentials."
-    else:
-        senders = f"Of {counted.updates} updates, all were signed with the keys of their clients."
-    if plan.signature.dp is None:
-        return [*claims, senders]
+    return [*claims, _senders(counted), *([_costs(counted)] if plan.signature.dp is not None else [])]
+
+
+def _senders(counted: Counted) -> str:
+    signed, bearers = counted.updates - counted.from_bearers, counted.from_bearers
+    if counted.updates == 1:
+        how = "was signed with its client's key" if signed else "came with a bearer credential"
+        return f"The only update {how}."
+    if not bearers:
+        return f"Of {counted.updates} updates, all were signed with the keys of their clients."
+    credentials = "a bearer credential" if bearers == 1 else "bearer credentials"
+    return f"Of {counted.updates} updates, {bearers} came with {credentials}."
+
+
+def _costs(counted: Counted) -> str:
+    """Return how many updates report the privacy cost of their sketches, and the largest one."""
     spent = f", at most epsilon {counted.spent:.3g} so far" if counted.spent is not None else ""
-    return [
-        *claims,
-        senders,
-        f"Of {counted.updates} updates, {counted.private} report the privacy cost of their client's "
-        f"signatures{spent}.",
-    ]
+    reporting = counted.private
+    if counted.updates == 1:
+        start = "The only update reports" if reporting else "The only update does not report"
+    else:
+        verb = "report" if reporting > 1 else "reports"
+        start = f"Of {counted.updates} updates, {reporting or 'none'} {verb}"
+    sketches = "their clients' sketches" if reporting > 1 else "its client's sketches"
+    return f"{start} the privacy cost of {sketches}{spent}."
 
 
 def _voices(least: int, updates: int) -> list[str]:
     peers = updates - 1
+    with_updates = "With 1 update" if updates == 1 else f"With {updates} updates"
     if least == 1:
-        single = f"With {updates} updates, weights that a member is served may be one other member's alone."
+        single = f"{with_updates}, weights that a member is served may be one other member's alone."
         return [single] if peers <= 1 else []
     too_few = (
-        f"With {updates} updates, each sender has {peers} peers in this round, fewer than the {least} that a "
+        f"{with_updates}, each sender has {_peers(peers)} in this round, fewer than the {least} that a "
         "mixture needs; it keeps its own adapter unless earlier updates count too."
     )
     return [too_few] if peers < least else []
+
+
+def _peers(count: int) -> str:
+    return {0: "no peer", 1: "1 peer"}.get(count, f"{count} peers")
 
 
 def _private(plan: FederationPlan) -> str | None:

@@ -124,10 +124,13 @@ def test_a_federation_is_shown_with_its_claims(coordinator: Served) -> None:
     ("counted", "said"),
     [
         (Counted(0, 0), []),
-        (Counted(2, 0), ["all were signed", "0 report the privacy cost of their client's signatures."]),
-        (Counted(2, 1, 2, 1.25), ["1 came with bearer", "2 report", "at most epsilon 1.25 so far"]),
+        (Counted(1, 0), ["The only update does not report the privacy cost of its client's sketches."]),
+        (Counted(1, 1, 1, 2.5), ["came with a bearer credential.", "The only update reports", "2.5 so far"]),
+        (Counted(2, 0), ["all were signed", "2 updates, none reports the privacy cost of its client's"]),
+        (Counted(3, 2, 1, 0.5), ["2 came with bearer credentials.", "3 updates, 1 reports the privacy"]),
+        (Counted(2, 1, 2, 1.25), ["1 came with a bearer", "2 report", "their clients' sketches, at most"]),
     ],
-    ids=["no update yet", "none says", "all say"],
+    ids=["no update yet", "the only one does not", "the only one does", "none does", "one does", "all do"],
 )
 def test_a_round_says_what_private_signatures_have_cost(counted: Counted, said: list[str]) -> None:
     plan = FederationPlan.model_validate(
@@ -148,14 +151,14 @@ def test_a_round_says_who_was_in_fact_behind_its_updates(coordinator: Served) ->
     before = _claims(coordinator, federation_id)
     assert before == coordinator.admin.get(f"/v1/federations/{federation_id}").json()["claims"]
     deliver(silos[0], 1, values(1.0))
-    alone = "With {} updates, weights that a member is served may be one other member's alone."
-    signed = "Of 1 updates, all were signed with the keys of their clients."
-    assert _claims(coordinator, federation_id) == [*before, alone.format(1), signed]
+    alone = "With {}, weights that a member is served may be one other member's alone."
+    signed = "The only update was signed with its client's key."
+    assert _claims(coordinator, federation_id) == [*before, alone.format("1 update"), signed]
     deliver(bearer, 1, values(1.0))
     assert _claims(coordinator, federation_id) == [
         *before,
-        alone.format(2),
-        "Of 2 updates, 1 came with bearer credentials.",
+        alone.format("2 updates"),
+        "Of 2 updates, 1 came with a bearer credential.",
     ]
 
 
