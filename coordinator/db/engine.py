@@ -165,8 +165,10 @@ class Database:
         if not self.is_sqlite:
             engine = create_engine(
                 self.url,
-                pool_size=20,
-                max_overflow=20,
+                # A connection for each thread of the server, and kept: PostgreSQL starts a process for each,
+                # which costs more than a poll, so that opening them anew in a burst makes the burst last.
+                pool_size=40,
+                max_overflow=0,
                 hide_parameters=True,  # errors are logged, and parameters include signatures
                 connect_args={
                     "prepare_threshold": None,  # for connection poolers
