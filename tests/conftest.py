@@ -43,7 +43,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--shard",
         default="all",
         choices=("all", "auto", *map(str, range(SHARDS))),
-        help="run one fifth of the selected tests: its number, or auto for the one whose turn it is",
+        help="run one part of the selected tests: its number, or auto for the one whose turn it is",
     )
 
 

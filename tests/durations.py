@@ -1,12 +1,21 @@
-"""The guard on durations: no fast test takes longer than the limit, and all together stay in the budget."""
+"""The guard on durations: no fast test takes longer than the limit, and all together stay in the budget.
+
+Tests that run beside each other slow each other down, and other work slows all of them. So what took too long
+is run again by itself, and fails the run only where it takes too long once more.
+"""
 
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
+import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 
@@ -15,6 +24,12 @@ LIMIT = 3.0
 BUDGET = 480.0
 """Seconds that all fast tests together may take on two cores."""
 DEAREST = 5
+FAR_OVER = 1.5
+"""How far over the budget a run fails; below, it warns."""
+MOST_AGAIN = 20
+"""Tests that are run again, at most."""
+AGAIN = "TESSERA_TESTS_AGAIN"
+"""An environment variable of the run of these tests, which judges nothing."""
 NOT_FAST = frozenset({"slow", "long", "gpu", "system"})
 
 
@@ -31,17 +46,17 @@ class Durations:
             self.calls[test] = seconds
 
 
-def complaints(durations: Durations, elapsed: float) -> list[str]:
-    """Return what is wrong with the durations of a run of fast tests that took `elapsed` seconds."""
+def too_long(durations: Durations) -> dict[str, float]:
+    """Return the tests over the limit with their seconds, the longest first."""
+    return {test: seconds for test, seconds in _dearest(durations.calls) if seconds > LIMIT}
+
+
+def over_budget(durations: Durations, elapsed: float) -> str | None:
+    """Return what is wrong with a run of `elapsed` seconds; None within the budget."""
+    if elapsed <= BUDGET:
+        return None
     dearest = ", ".join(f"{test} ({seconds:.1f} s)" for test, seconds in _dearest(durations.totals)[:DEAREST])
-    lines = [
-        f"{test} took {seconds:.1f} s, and a fast test may take {LIMIT:.0f} s: shorten it, or mark it slow"
-        for test, seconds in _dearest(durations.calls)
-        if seconds > LIMIT
-    ]
-    if elapsed > BUDGET:
-        lines.append(f"the fast tests took {elapsed:.0f} s of {BUDGET:.0f} s; the dearest: {dearest}")
-    return lines
+    return f"the fast tests took {elapsed:.0f} s of {BUDGET:.0f} s; the dearest: {dearest}"
 
 
 def is_machine_loaded() -> bool:
@@ -52,31 +67,84 @@ def is_machine_loaded() -> bool:
     return os.getloadavg()[0] > len(os.sched_getaffinity(0))
 
 
-class Guard:
-    """Fails a run whose fast tests took too long; on a loaded machine it warns."""
+def run_alone(tests: Sequence[str]) -> dict[str, float]:
+    """Run tests once more, one after the other in a process of their own; return the seconds of each call."""
+    with tempfile.TemporaryDirectory() as folder:
+        report = Path(folder) / "report.xml"
+        subprocess.run(
+            [
+                *(sys.executable, "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider"),
+                *("-o", "junit_duration_report=call", f"--junitxml={report}", *tests),
+            ],
+            env=os.environ | {AGAIN: "1"},
+            stdout=subprocess.DEVNULL,
+            check=False,
+        )
+        if not report.exists():
+            return {}
+        cases = ElementTree.parse(report).iter("testcase")
+        seconds = {
+            f"{case.get('classname')}.{case.get('name')}": float(case.get("time", 0)) for case in cases
+        }
+    return {test: seconds[name] for test in tests if (name := _junit_name(test)) in seconds}
 
-    def __init__(self) -> None:
+
+class Guard:
+    """Fails a run whose fast tests took too long."""
+
+    def __init__(self, again: Callable[[Sequence[str]], Mapping[str, float]] = run_alone) -> None:
+        self._again = again
         self._durations = Durations()
         self._began = time.monotonic()
         self._is_loaded = is_machine_loaded()
-        self._complaints: list[str] = []
+        self._failures: list[str] = []
+        self._warnings: list[str] = []
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if not NOT_FAST & report.keywords.keys():
             self._durations.add(report.nodeid, report.when or "", report.duration)
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        elapsed = time.monotonic() - self._began if self._durations.totals else 0.0
-        self._complaints = complaints(self._durations, elapsed)
-        if self._complaints and not self._is_loaded and session.exitstatus == pytest.ExitCode.OK:
+        if session.exitstatus != pytest.ExitCode.OK or not self._durations.totals or AGAIN in os.environ:
+            return
+        elapsed = time.monotonic() - self._began
+        self._judge_budget(elapsed)
+        self._judge_tests()
+        if self._failures:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
+    def _judge_budget(self, elapsed: float) -> None:
+        complaint = over_budget(self._durations, elapsed)
+        if complaint is not None:
+            is_far_over = elapsed > FAR_OVER * BUDGET and not self._is_loaded
+            (self._failures if is_far_over else self._warnings).append(complaint)
+
+    def _judge_tests(self) -> None:
+        first = too_long(self._durations)
+        if len(first) > MOST_AGAIN:
+            self._warnings.append(f"{len(first)} tests took over {LIMIT:.0f} s; the longest are run again")
+        retried = list(first)[:MOST_AGAIN]
+        alone = self._again(retried) if retried else {}
+        for test in retried:
+            line = f"{test} took {first[test]:.1f} s, and {alone.get(test, 0):.1f} s by itself"
+            if alone.get(test, 0) > LIMIT:
+                self._failures.append(
+                    f"{line}; a fast test may take {LIMIT:.0f} s: shorten it, or mark it slow"
+                )
+            else:
+                self._warnings.append(line)
+
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
-        if self._complaints:
-            verdict = "a warning, since the machine was loaded before" if self._is_loaded else "the run fails"
-            terminalreporter.section(f"durations: {verdict}")
-        for line in self._complaints:
-            terminalreporter.write_line(line)
+        for verdict, lines in (("the run fails", self._failures), ("warnings", self._warnings)):
+            if lines:
+                terminalreporter.section(f"durations: {verdict}")
+            for line in lines:
+                terminalreporter.write_line(line)
+
+
+def _junit_name(test: str) -> str:
+    file, _, rest = test.partition("::")
+    return f"{file.removesuffix('.py').replace('/', '.')}.{rest.replace('::', '.')}"
 
 
 def _dearest(seconds: Mapping[str, float]) -> list[tuple[str, float]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.durations import BUDGET, LIMIT, Durations, complaints
+from tests.durations import BUDGET, LIMIT, Durations, over_budget, run_alone, too_long
 
 pytest_plugins = ["pytester"]
 
@@ -29,40 +29,51 @@ def durations_of(**seconds: float) -> Durations:
 
 
 def test_durations_within_limit_and_budget_pass() -> None:
-    assert not complaints(durations_of(short=0.1, longest=LIMIT), elapsed=BUDGET)
+    durations = durations_of(short=0.1, longest=LIMIT)
+    assert not too_long(durations)
+    assert over_budget(durations, elapsed=BUDGET) is None
 
 
 def test_test_over_the_limit_is_named() -> None:
-    (line,) = complaints(durations_of(short=0.1, long=LIMIT + 0.2), elapsed=10)
-    assert line.startswith("long took 3.2 s")
+    assert too_long(durations_of(short=0.1, long=LIMIT + 0.2)) == {"long": LIMIT + 0.2}
 
 
 def test_fixtures_do_not_count_for_the_limit() -> None:
     durations = Durations()
     durations.add("test", "setup", LIMIT + 1)
     durations.add("test", "call", 0.1)
-    assert not complaints(durations, elapsed=10)
+    assert not too_long(durations)
 
 
 def test_run_over_the_budget_names_the_five_dearest() -> None:
-    durations = durations_of(**{f"test_{number}": number / 10 for number in range(9)})
-    (line,) = complaints(durations, elapsed=BUDGET + 1)
+    line = over_budget(
+        durations_of(**{f"test_{number}": number / 10 for number in range(9)}), elapsed=BUDGET + 1
+    )
+    assert line is not None
     assert [f"test_{number} " in line for number in range(9)] == [False] * 4 + [True] * 5
 
 
-@pytest.mark.parametrize(("load", "passes"), [(0.0, False), (1000.0, True)])
-def test_guard_fails_a_run_unless_the_machine_is_loaded(
-    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, load: float, passes: bool
+@pytest.mark.parametrize(("alone", "passes"), [(LIMIT + 1, False), (0.0, True)])
+def test_a_test_that_is_too_long_by_itself_too_fails_the_run(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, alone: float, passes: bool
 ) -> None:
     monkeypatch.setattr("tests.durations.LIMIT", 0.01)
-    monkeypatch.setattr("os.getloadavg", lambda: (load, load, load))
     pytester.makeconftest(
         "from tests.durations import Guard\ndef pytest_configure(config):\n"
         "    config.addinivalue_line('markers', 'slow: x')\n"
-        "    config.pluginmanager.register(Guard())\n"
+        f"    config.pluginmanager.register(Guard(lambda tests: dict.fromkeys(tests, {alone})))\n"
     )
     pytester.makepyfile(SLEEPERS.format(seconds=0.02))
     run = pytester.runpytest_inprocess("-p", "no:cacheprovider")
     assert (run.ret == pytest.ExitCode.OK) is passes
-    run.stdout.fnmatch_lines(["*test_sleeping took 0.0 s*"])
+    run.stdout.fnmatch_lines([f"*test_sleeping took 0.0 s, and {alone:.1f} s by itself*"])
     run.stdout.no_fnmatch_line("*test_slow took*")
+
+
+@pytest.mark.slow
+def test_tests_run_alone_report_their_seconds(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(SLEEPERS.format(seconds=0.5))
+    (file,) = pytester.path.glob("test_*.py")
+    ((test, seconds),) = run_alone([f"{file.name}::test_sleeping"]).items()
+    assert test == f"{file.name}::test_sleeping"
+    assert 0.5 <= seconds < LIMIT

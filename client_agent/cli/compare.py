@@ -67,7 +67,7 @@ _Fair = Annotated[
     typer.Option(
         "--fair",
         help="Train one adapter with all methods, and search the learning rate of each on a seed that is "
-        "not reported. A study with [fair] is always compared so.",
+        "not reported. A study with a table named fair is always compared so.",
     ),
 ]
 _EngineOption = Annotated[

@@ -240,7 +240,8 @@ def _common_scores(courses: Iterable[_Course]) -> list[str]:
 
 def _budgets(federated: Iterable[Sequence[_Course]]) -> list[float]:
     """Return bytes at equal ratios, from the least of a whole run to the most; empty without bytes."""
-    totals = [mean([run.bytes[-1] for run in runs]) for runs in federated]
+    # The dearest seed counts: a method's own budget pays for the last round of all its runs.
+    totals = [max(run.bytes[-1] for run in runs) for runs in federated]
     if not totals:
         return []
     least, most = log(min(totals)), log(max(totals))

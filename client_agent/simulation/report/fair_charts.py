@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from math import inf
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import NullFormatter
+from matplotlib.ticker import LogFormatter, LogLocator, MaxNLocator, NullFormatter
 
 from client_agent.simulation.report.charts import INK, ChartStyle, legend_beside
 from client_agent.simulation.report.fair import Compared, FairReport
@@ -30,6 +31,7 @@ def over_rounds(fair: FairReport, styles: Mapping[str, ChartStyle]) -> Figure:
             _curve(axes, points, method.rounds[score], styles[method.method], method.method)
         axes.set(xlabel="rounds", ylabel=f"test {score}")
         axes.set_xlim(left=0)
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     legend_beside(figure, grid[0])
     return figure
 
@@ -47,7 +49,7 @@ def over_bytes(fair: FairReport, styles: Mapping[str, ChartStyle]) -> Figure:
                 end = method.end(score).value.mean
                 axes.axhline(end, color=style.colour, linestyle=style.line, label=method.method)
         axes.set(xlabel="kB of a client, up and down", ylabel=f"test {score}", xscale="log")
-        axes.xaxis.set_minor_formatter(NullFormatter())
+        _label_decades(axes)
     legend_beside(figure, grid[0])
     return figure
 
@@ -78,6 +80,15 @@ def differences(fair: FairReport, styles: Mapping[str, ChartStyle]) -> Figure:
         axes.grid(visible=False, axis="y")
     figure.supxlabel("two standard errors; hollow: noise", fontsize=9)
     return figure
+
+
+def _label_decades(axes: Axes) -> None:
+    """Label the powers of ten, and within two decades 2 and 5 as well: one label alone is no scale."""
+    low, high = axes.get_xlim()
+    digits = (1.0, 2.0, 5.0) if high < 100 * low else (1.0,)
+    axes.xaxis.set_major_locator(LogLocator(subs=digits))
+    axes.xaxis.set_major_formatter(LogFormatter(labelOnlyBase=False, minor_thresholds=(inf, inf)))
+    axes.xaxis.set_minor_formatter(NullFormatter())
 
 
 def _curve(

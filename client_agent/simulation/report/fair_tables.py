@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from rich.table import Table
 
 from client_agent.simulation.report.estimates import Estimate
 from client_agent.simulation.report.fair import Compared, FairMethod, FairReport
+
+_MINUS = re.compile(r"(?<!\w)-(?=\d)")
 
 RULE = "noise: within two standard errors over seeds, paired by seed"
 
@@ -95,7 +98,7 @@ def latex_fair(fair: FairReport) -> str:
     tables = [_tabular(f"{about(fair)}", heads(fair), rows)]
     for score in fair.scores if fair.budgets else ():
         names = ["method", *(budget(count) for count in fair.budgets)]
-        at = [[m.method, *(_both(c, ", ") for c in m.budgets[score])] for m in fair.methods]
+        at = [row for method in fair.methods for row in _rows_at(method, score)]
         tables.append(_tabular(f"{score}: {about_budgets()}; minus {fair.control}", names, at))
     return "\n".join(tables)
 
@@ -137,10 +140,20 @@ def _both(compared: Compared, between: str) -> str:
     return value if compared.difference is None else value + between + difference_figure(compared)
 
 
-def _tabular(comment: str, names: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def _rows_at(method: FairMethod, score: str) -> list[list[str]]:
+    """Return the scores of a method at equal bytes, and below them its differences to the control."""
+    compared = method.budgets[score]
+    values = [method.method, *(score_figure(entry.value) for entry in compared)]
+    differences = ["", *(difference_figure(entry) for entry in compared)]
+    return [values] if all(entry.difference is None for entry in compared) else [values, differences]
+
+
+def _tabular(caption: str, names: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join(
         [
-            f"% {comment}",
+            r"\begin{table}",
+            r"\centering",
+            rf"\caption{{{_latex(caption)}}}",
             r"\begin{tabular}{l" + "r" * (len(names) - 1) + "}",
             r"\toprule",
             " & ".join(map(_latex, names)) + r" \\",
@@ -148,12 +161,15 @@ def _tabular(comment: str, names: Sequence[str], rows: Sequence[Sequence[str]]) 
             *(" & ".join(map(_latex, row)) + r" \\" for row in rows),
             r"\bottomrule",
             r"\end{tabular}",
+            r"\end{table}",
             "",
         ]
     )
 
 
 def _latex(text: str) -> str:
-    """Return a cell of a table in LaTeX."""
-    special = {"_": r"\_", "%": r"\%", "&": r"\&", "#": r"\#", "±": r"$\pm$", "-": "$-$"}
-    return "".join(special.get(letter, letter) for letter in text) if text != "-" else "--"
+    """Return a text in LaTeX. A hyphen before a number is a minus, one within a word or `1e-05` stays."""
+    if text == "-":
+        return "--"
+    special = {"_": r"\_", "%": r"\%", "&": r"\&", "#": r"\#", "±": r"$\pm$"}
+    return "".join(special.get(letter, letter) for letter in _MINUS.sub("$-$", text))

@@ -81,6 +81,7 @@ def test_a_build_without_noise_fails_the_audit(monkeypatch: pytest.MonkeyPatch) 
     assert proved_epsilon(mechanism, 1) > 4.0
 
 
+@pytest.mark.slow
 def test_a_build_that_does_not_clip_fails_the_audit(monkeypatch: pytest.MonkeyPatch) -> None:
     mechanism = Mechanism(8, 8, noise_for(8, 8, 1, 4.0, DELTA), clip=1.0, dim=1)
     whole = releasing.on_grid

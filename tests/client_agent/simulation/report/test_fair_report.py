@@ -6,11 +6,14 @@ from io import StringIO
 from pathlib import Path
 
 import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from rich.console import Console
 
 from client_agent.simulation.fair_search import RateTrial
+from client_agent.simulation.report.charts import ChartStyle
 from client_agent.simulation.report.estimates import estimate
 from client_agent.simulation.report.fair import Compared, FairReport, cost_of, fair_report
+from client_agent.simulation.report.fair_charts import over_bytes, over_rounds
 from client_agent.simulation.report.fair_tables import latex_fair
 from client_agent.simulation.report.page import write_page
 from client_agent.simulation.report.pictures import write_paper, write_pictures
@@ -57,7 +60,10 @@ def sending(done: CellResult, times: int) -> CellResult:
 
 
 def fair() -> FairReport:
-    results = runs()
+    return compared_fairly(runs())
+
+
+def compared_fairly(results: list[CellResult]) -> FairReport:
     made = fair_report(
         "best",
         control="local_lora",
@@ -96,6 +102,16 @@ def test_scores_at_equal_bytes_are_those_of_the_rounds_that_fit() -> None:
     assert [round(c.value.mean, 3) for c in by_name["local_lora"].budgets["loss"]] == [0.533] * 4
 
 
+def test_a_method_can_pay_for_its_own_last_round_on_every_seed() -> None:
+    results = [
+        sending(done, 11) if (done.method, done.seed) == ("fedex_lora", 2) else done for done in runs()
+    ]
+    made = compared_fairly(results)
+    dear = next(method for method in made.methods if method.method == "fedex_lora")
+    assert made.budgets[-1] >= 11 * 80_000
+    assert dear.budgets["loss"][-1] == dear.end("loss")
+
+
 @pytest.mark.parametrize(
     ("values", "verdict"),
     [
@@ -125,8 +141,37 @@ def test_tables_say_what_is_noise(tmp_path: Path) -> None:
         assert text in printed.getvalue()
     paper = latex_fair(fair())
     assert r"$-$0.133 $\pm$ 0.093 (noise)" in paper
-    assert paper.count(r"\begin{tabular}") == 3
+    assert paper.count(r"\begin{tabular}") == paper.count(r"\caption{") == 3
+    assert r"\begin{table}" in paper
     assert Report.model_validate_json(made.model_dump_json()).fair == made.fair
+
+
+def test_a_small_rate_in_latex_has_no_minus_within() -> None:
+    made = fair()
+    small = [method.model_copy(update={"rate": 1e-5}) for method in made.methods]
+    assert " & 1e-05 & " in latex_fair(made.model_copy(update={"methods": small}))
+
+
+@pytest.mark.parametrize("spread", [1.5, 8, 90, 5000])
+def test_an_axis_of_bytes_has_several_labels_and_one_of_rounds_whole_numbers(spread: float) -> None:
+    made = fair()
+    methods = [
+        m.model_copy(update={"bytes": [150e3 * spread ** (i / 2) for i in range(len(m.bytes))]})
+        for m in made.methods
+    ]
+    made = made.model_copy(update={"methods": methods})
+    styles = {method.method: ChartStyle.nth(i) for i, method in enumerate(methods)}
+    for figure, least in ((over_bytes(made, styles), 2), (over_rounds(made, styles), 2)):
+        FigureCanvasAgg(figure).draw()
+        axes = figure.axes[0]
+        low, high = axes.get_xlim()
+        shown = [
+            text
+            for text in axes.get_xticklabels()
+            if text.get_text() and low <= text.get_position()[0] <= high
+        ]
+        assert len(shown) >= least
+    assert all(float(text.get_position()[0]).is_integer() for text in shown)
 
 
 @pytest.mark.slow

@@ -84,6 +84,7 @@ def test_worst_clients_are_those_of_each_round(tmp_path: Path) -> None:
     assert [loss.mean for loss in fedavg.worst.loss] == [1, 0.4]
 
 
+@pytest.mark.slow
 def test_files_are_written_for_what_there_is(tmp_path: Path) -> None:
     with_bank, without = report(tmp_path), report(tmp_path, bank=None)
     assert set(figures_of(without)) == {"worst_client", "negative_transfer", "client_losses", "round_bytes"}

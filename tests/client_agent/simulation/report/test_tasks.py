@@ -66,6 +66,7 @@ def test_a_task_is_compared_with_training_alone(report: Report) -> None:
     assert (fedavg["rouge_l"].against["local"].better, fedavg["rouge_l"].against["local"].worse) == (4, 0)
 
 
+@pytest.mark.slow
 def test_every_form_of_the_report_has_the_tasks(report: Report, tmp_path: Path) -> None:
     console = Console(file=io.StringIO(), width=200)
     show(report, console)
