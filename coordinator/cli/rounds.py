@@ -206,7 +206,8 @@ def _round(details: dict[str, Any]) -> RenderableType:
     more = other_names(of_kept)
     return fitting_table(
         [
-            *("client", "state", "progress", "joined", "received", "bytes", "norm", "rank", "epsilon", "age"),
+            *("client", "state", "progress", "joined", "received", "bytes", "norm", "rank", "ranks sent"),
+            *("epsilon", "age"),
             *("served", "trained", "kept", "final", "perplexity", *more, "why"),
         ],
         [
@@ -219,6 +220,7 @@ def _round(details: dict[str, Any]) -> RenderableType:
                 traffic(c["bytes"]),
                 c["norm"],
                 c.get("rank") if len(ranks) > 1 else None,
+                _sent(c.get("sent_ranks")),
                 c["epsilon"],
                 c["staleness"],
                 *losses(c["scores"]),
@@ -229,11 +231,26 @@ def _round(details: dict[str, Any]) -> RenderableType:
             for c, scores in zip(clients, of_kept, strict=True)
         ],
         optional=(
-            *("epsilon", "age", "norm", "rank", "bytes", "joined", "received", *reversed(more), "perplexity"),
+            *(
+                "epsilon",
+                "age",
+                "norm",
+                "ranks sent",
+                "rank",
+                "bytes",
+                "joined",
+                "received",
+                *reversed(more),
+                "perplexity",
+            ),
             *("final", "kept", "why", "served"),
         ),
         title=f"{title}\n{_LOSSES}",
     )
+
+
+def _sent(ranks: dict[str, int] | None) -> str | None:
+    return f"{ranks['sent']} of {ranks['of']}" if ranks is not None else None
 
 
 def _sample_lines(sample: dict[str, Any] | None) -> list[str]:

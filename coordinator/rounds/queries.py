@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import Connection, bindparam, exists, func, select
+from sqlalchemy import Connection, bindparam, case, exists, func, select
 from sqlalchemy.orm import Session, aliased
 
 from coordinator.db.engine import run
@@ -119,7 +119,13 @@ class ClientRoundStatus:
 
 @dataclass(frozen=True, slots=True)
 class ParticipationDetails:
-    """One client in one round; None = not yet. `tensor` is the first one of its update: name and shape."""
+    """One client in one round; None = not yet.
+
+    Attributes:
+        tensor: the first one of its update: name and shape.
+        sent_ranks: ranks that its update has values of, where clients choose among ranks; else None.
+        layout: the tensors of its update, if `sent_ranks` is not None.
+    """
 
     client_id: str
     name: str
@@ -134,6 +140,8 @@ class ParticipationDetails:
     epsilon: float | None
     examples: int | None
     tensor: list[Any] | None
+    sent_ranks: int | None
+    layout: list[Any] | None
     scores: dict[str, Any] | None
     report: dict[str, Any] | None
     reported_at: datetime | None
@@ -223,6 +231,8 @@ def participations(session: Session, round_id: int, client_id: str | None) -> li
             epsilon,
             UpdateRow.examples,
             UpdateRow.layout[0],
+            UpdateRow.sent_ranks,
+            case((UpdateRow.sent_ranks.is_not(None), UpdateRow.layout)),
             ScoresRow.scores,
             ProgressRow.report,
             ProgressRow.reported_at,

@@ -24,6 +24,7 @@ from coordinator.strategies.base import WeightReduction
 from schemas.maths.adapter import factor_of
 from schemas.messages.enrolment import Traffic
 from schemas.messages.federations import FederationPlan
+from schemas.messages.importance import SentRanks
 from schemas.messages.rounds import (
     HeldFor,
     ParticipationState,
@@ -116,6 +117,7 @@ def view_of(session: Session, row: RoundRow, shown: RoundSummary, *, only: str |
             epsilon=client.epsilon,
             examples_capped=client.examples is not None and client.examples > plan.limits.max_examples,
             rank=_rank(client.tensor),
+            sent_ranks=_sent_ranks(client.sent_ranks, client.layout),
             staleness=row.number - last[client.client_id] if client.client_id in last else None,
             scores=Scores.model_validate(client.scores) if client.scores else None,
             reject_reason=client.reject_reason,
@@ -138,6 +140,12 @@ def _rank(tensor: Sequence[Any] | None) -> int | None:
         return None
     name, shape = tensor
     return int(shape[0]) if factor_of(name) == "A" else None
+
+
+def _sent_ranks(sent: int | None, layout: Sequence[Any] | None) -> SentRanks | None:
+    if sent is None or layout is None:
+        return None
+    return SentRanks(sent=sent, of=sum(int(shape[0]) for name, shape in layout if factor_of(name) == "A"))
 
 
 def _sample(

@@ -199,7 +199,8 @@ def _from_streams(database: Database, envelope: Envelope, spec: UpdateSpec) -> I
     read = delta_reference.reader(database, reference, spec.layout) if reference is not None else None
     with SpooledTemporaryFile[bytes](max_size=_SPOOL_BYTES) as spool:
         state = DecodedState(envelope, spec.layout, spec.recipe, read, cast("BinaryIO", spool))
-        result = _clipped(validate_update(envelope, state.norm, spec), spec, state.pieces())
+        result = replace(validate_update(envelope, state.norm, spec), sent_ranks=state.sent_ranks)
+        result = _clipped(result, spec, state.pieces())
         if not result.clipped:
             content = Content(state.digest, state.size, partial(payloads.pieces, cast("BinaryIO", spool)))
             yield _Decoded(result, spec.layout, content)

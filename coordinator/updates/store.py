@@ -181,6 +181,7 @@ def _values(row: RoundRow, update: AcceptedUpdate, now: datetime) -> dict[str, A
         "layout": [[name, list(shape)] for name, shape in update.layout.items()],
         "norm": update.result.norm,
         "clipped": update.result.clipped,
+        "sent_ranks": update.result.sent_ranks,
         "examples": update.result.examples,
         "pack_digest": update.pack,
         "received_at": now,

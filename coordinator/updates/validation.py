@@ -82,12 +82,14 @@ class ValidationResult:
         norm: L2 norm over all adapter tensors, as sent.
         scale: factor of the state's distance from its start: 1, or less to bring it to `limits.clip_norm`.
         sketch: None = the update has none.
+        sent_ranks: ranks of all modules that have values, where clients choose among ranks.
     """
 
     norm: float
     scale: float
     sketch: Sketch | None
     examples: int
+    sent_ranks: int | None = None
 
     @property
     def clipped(self) -> bool:

@@ -1,10 +1,12 @@
-"""Options of strategies that learn the importance of each rank (CA-PFL)."""
+"""Options of strategies that learn the importance of each rank (CA-PFL), and the ranks of an update."""
 
 from __future__ import annotations
 
 from typing import Annotated
 
 from pydantic import BaseModel, Field
+
+from schemas.messages.base import Strict
 
 
 class ImportancePlan(BaseModel):
@@ -48,3 +50,12 @@ class ImportancePlan(BaseModel):
     variational_rate: Annotated[float, Field(gt=0, le=1, description="Learning rate of the posterior.")] = (
         0.01
     )
+
+
+class SentRanks(Strict):
+    """How many ranks of an update have a value that is not zero, in `A` or in `B`."""
+
+    sent: int
+    """Ranks with values, over all modules."""
+    of: int
+    """All ranks, over all modules."""

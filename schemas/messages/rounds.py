@@ -16,6 +16,7 @@ from schemas.messages.federations import (
     StrategyPlan,
     TrainingPlan,
 )
+from schemas.messages.importance import SentRanks
 from schemas.messages.progress import ProgressView
 from schemas.messages.recipes import WirePlan
 from schemas.messages.scores import Scores, ScoreSummary
@@ -186,6 +187,8 @@ class ParticipationView(Strict):
     """Whether the client reported more examples than `limits.max_examples`."""
     rank: int | None = None
     """The rank of the update's `A` and `B`; null without an update, or without `A` and `B`."""
+    sent_ranks: SentRanks | None = None
+    """How many ranks the update has values of; null unless clients choose among ranks, as in `ca_pfl`."""
     staleness: int | None
     """Rounds since the client's last counted update; null without one."""
     scores: Scores | None

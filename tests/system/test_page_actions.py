@@ -63,6 +63,7 @@ def test_a_federation_is_run_from_the_page_alone(page: Page, served: Served) -> 
     assert token not in page.url
     assert token not in page.evaluate("JSON.stringify({...sessionStorage, ...localStorage})")
     page.get_by_role("button", name="Close").click()
+    expect(page.locator("#enrolment-token")).to_have_count(0)  # the dialog is emptied after it was closed
     assert token not in page.content()
     expect(page.locator("#clients tbody tr")).to_have_count(1)
 

@@ -1,6 +1,4 @@
-"""Tables of federations, clients and rounds. Tensors are payloads: content-addressed bytes in chunk rows
-of at most CHUNK_BYTES.
-"""
+"""Tables of federations, clients and rounds. Tensors are payloads: content-addressed bytes in chunk rows."""
 
 from __future__ import annotations
 
@@ -174,7 +172,7 @@ class ChunkRow(Table):
 
 
 class UpdateRow(Table):
-    """A client's accepted adapter state of one round.
+    """A client's accepted adapter state of one round; `sent_ranks` counts where clients choose among ranks.
 
     `payload_id` are the bytes as received. The state, float32 values in the order of `layout` (of [tensor,
     shape]), begins at `state_begin` of `state_payload_id`, which may be the same. Retention clears both.
@@ -196,6 +194,7 @@ class UpdateRow(Table):
     layout: Mapped[list[Any]]
     norm: Mapped[float]
     clipped: Mapped[bool]
+    sent_ranks: Mapped[int | None]
     examples: Mapped[int]
     pack_digest: Mapped[str | None]
     received_at: Mapped[datetime]

@@ -13,7 +13,7 @@ from client_agent.rounds.trained import Trained
 from client_agent.storage.round_folder import MEASURES, TRAINED
 from coordinator.strategies.opening import make
 from tests.client_agent.rounds.test_ca_pfl_rounds import Pair, pair
-from tests.client_agent.rounds.test_encode_update import layout_of
+from tests.client_agent.rounds.test_encode_update import difference, layout_of
 
 __all__ = ["pair"]
 
@@ -26,6 +26,16 @@ def test_after_two_rounds_below_the_cut_a_client_trains_fewer_ranks_and_its_mode
     folders = [two.play("aster")["aster"] for _ in range(3)]
     ranks = [set(json.loads(folder.read(MEASURES))["ranks"].values()) for folder in folders]
     assert ranks[:2] == [{2}, {1}]
+    for folder in folders:  # what the coordinator counts is what the client decodes of its own update
+        path = f"/v1/federations/{two.federation_id}/rounds/{folder.number}"
+        (shown,) = two.served.admin.get(path).json()["clients"]
+        change = difference(folder)
+        modules = [name.removesuffix(".A") for name in change if name.endswith(".A")]
+        sent = [change[f"{m}.A"].any(axis=1) | change[f"{m}.B"].any(axis=0) for m in modules]
+        assert shown["sent_ranks"] == {"sent": int(np.sum(sent)), "of": 2 * len(modules)}
+        assert shown["sent_ranks"]["sent"] <= len(modules), (
+            "at least one rank of each module is below the cut"
+        )
     last = Trained.read(folders[-1].path / TRAINED)
     assert any(last.optimiser[f"{module}.A.exp_avg"].shape[0] == 1 for module in ("l0.q", "l0.v"))
     assert layout_of(folders[-1])["l0.q.A"][0] == 2  # what is sent has all ranks

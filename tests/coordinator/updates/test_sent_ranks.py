@@ -1,0 +1,87 @@
+"""Under CA-PFL a client chooses among ranks: the coordinator counts those that an update has values of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from schemas.messages.recipes import Recipe
+from tests.operating import Operator
+from tests.served import Served, Silo
+from tests.taking_part import Tensors, coded_body, deliver, join, layout_for, put, url, wait_for
+
+FORM: dict[str, Any] = {"layers": 2, "shapes": {"q": [5, 6], "down": [4, 5]}}
+RECIPE = Recipe(reference="served", density=0.9, values="int8")
+PLAN: dict[str, Any] = {
+    "strategy": {"name": "ca_pfl"},
+    "adapter": {"kind": "lora", "rank": 2, "blocks": 1, "roles": ["q", "down"]},
+    "rounds": {"total": 3, "min_clients": 3, "collect_seconds": 600},
+    "wire": {"recipe": RECIPE.model_dump()},
+    "signature": {"dim": 4},
+}
+
+
+@pytest.fixture
+def served(serve: Callable[..., Served], database_url: str) -> Served:
+    return serve(database_url, tick_seconds=0.05)
+
+
+def running(served: Served, **plan: Any) -> list[Silo]:
+    federation_id = served.federation(**PLAN | plan)
+    silos = [served.enrol(federation_id, name, **FORM) for name in ("aster", "birch", "cedar")]
+    assert served.admin.post(f"/v1/federations/{federation_id}/start").is_success
+    return silos
+
+
+def learnt(silo: Silo) -> Tensors:
+    rng = np.random.default_rng(7)
+    return {name: rng.normal(size=shape).astype(np.float32) for name, shape in layout_for(silo).items()}
+
+
+def without(change: Tensors, name: str, rank: int) -> None:
+    """Leave out one rank of a tensor: a row of A, a column of B."""
+    change[name][(rank,) if name.endswith(".A") else (slice(None), rank)] = 0
+
+
+def send(silo: Silo, change: Tensors) -> None:
+    base = join(silo, 1)
+    body, _ = coded_body(silo, 1, base, change, RECIPE, against=base)
+    answer = put(silo, 1, body)
+    assert answer.status_code == 201, answer.text
+
+
+def test_ranks_without_values_are_counted_out(served: Served) -> None:
+    aster, birch, cedar = running(served)
+    modules = sorted(name.removesuffix(".A") for name in layout_for(aster) if name.endswith(".A"))
+    fewer = learnt(aster)
+    for module in modules[:1]:
+        without(fewer, f"{module}.A", 1)
+        without(fewer, f"{module}.B", 1)
+    without(fewer, f"{modules[1]}.A", 0)  # its column of B has values
+    send(aster, fewer)
+    send(birch, learnt(birch))
+    deliver(cedar, 1, learnt(cedar))  # dense: the state itself, which does not say what is new
+    total = 2 * len(modules)
+    shown = wait_for(served, aster.federation_id, 1, "published")
+    assert {client["name"]: client["sent_ranks"] for client in shown["clients"]} == {
+        "aster": {"sent": total - 1, "of": total},
+        "birch": {"sent": total, "of": total},
+        "cedar": None,
+    }
+    (mine,) = aster.http.get(url(aster, 1)).json()["clients"]
+    assert mine["sent_ranks"]["sent"] == total - 1
+    table = Operator(served)("round", "show", aster.federation_id, "1")
+    assert "ranks sent" in table
+    assert f"{total - 1} of {total}" in table
+
+
+def test_where_clients_choose_no_ranks_none_are_counted(served: Served) -> None:
+    silos = running(served, strategy={"name": "fedavg"})
+    for silo in silos:
+        send(silo, learnt(silo))
+    shown = wait_for(served, silos[0].federation_id, 1, "published")
+    assert [client["sent_ranks"] for client in shown["clients"]] == [None] * 3
+    assert "ranks sent" not in Operator(served)("round", "show", silos[0].federation_id, "1")
