@@ -13,7 +13,7 @@ published differences. A change of the base model, by FedEx-LoRA and FLoRA, come
 from __future__ import annotations
 
 import argparse
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Final
@@ -79,6 +79,10 @@ def measure(model: Model) -> list[Row]:
         int8 = own_last if is_exact else (zeros, coded, coded)
         label = f"{name}, several base models" if aligned else name
         rows.append(Row(model.name, label, size(layout), encoded_up(key, recipe), own_last, int8))
+        settled = getattr(opened.strategy.options, "density", None)
+        if settled is not None:
+            up = encoded_up(key, recipe.model_copy(update={"density": settled}))
+            rows.append(replace(rows[-1], strategy=f"{name} after its warm-up", up=up))
     return rows
 
 

@@ -36,7 +36,12 @@ _BOTH: Final[Table] = {"adapter": {"same_architecture_rank": SAME_ARCHITECTURE_R
 _SUMMED: Final[Table] = {"privacy": {"secure_sum": {"masking": "none", "minimum": 2}}}
 """Sums in clear: the same inputs and totals as with masks, without the work of masking."""
 
-_LARGEST: Final[Table] = {"wire": {"recipe": {"reference": "served", "density": 0.27, "values": "int8"}}}
+_LARGEST: Final[Table] = {
+    "wire": {
+        "recipe": {"reference": "served", "density": 0.27, "values": "int8"},
+        "weights_recipe": "int8",
+    }
+}
 
 _FIXED_BANK: Final[Table] = {"shared": False, "regret_above": 1, "prune_below": 0, "merge_above": 1}
 """One of k models, k fixed, without a shared expert."""
