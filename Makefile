@@ -70,7 +70,7 @@ test-s3: setup $(S3)/.ready ## Tensors in S3, played by moto's server (four minu
 fault-simulation: setup ## Play schedules of faults (SCHEDULES=100: three minutes); the commit chooses FIRST_SEED
 	$(RUN) $(BIN)/python -m tests.fault_simulation --schedules $(SCHEDULES) --seed $(FIRST_SEED)
 
-stress: setup ## Kills, freezes, bad networks, hostile bytes and fuzzing at length, with a table (an hour)
+stress: setup ## Kills, freezes, bad networks, hostile bytes and fuzzing at length, with a table (two hours)
 	$(PIP) --require-hashes -r requirements/fuzz.txt
 	$(RUN) $(BIN)/python -m tests.stress
 
@@ -82,7 +82,7 @@ charts: setup ## Render and lint the Helm charts of deploy/charts, and rewrite t
 load: setup ## A thousand agents polling and delivering at once, and a long time (ten minutes)
 	$(RUN) $(BIN)/python -m benchmarks.load
 
-release-check: test test-slow test-long test-s3 ## Everything that is run before a release (three hours)
+release-check: test test-slow test-long test-s3 ## Everything that is run before a release (five hours)
 	$(MAKE) fault-simulation SCHEDULES=1000
 	$(MAKE) stress load demo demo-tiny
 

@@ -36,7 +36,7 @@ CA_PFL: Final[Table] = {
         "weights_recipe": "int8",
     },
 }
-"""The published adapter; the density is the maximum of a warm-up round. Weights come down as differences, since
+"""The published adapter; the density is the maximum of a warm-up round. Weights come down as differences, as
 they would be dense otherwise (docs/decisions/0053)."""
 
 # A LoRA of models of 8B and more exceeds the plan's default limit.

@@ -20,6 +20,8 @@ from tests.waiting import wait_until
 
 SILOS = {"aster": "S", "birch": "S", "cedar": "L", "delta": "L", "elder": "S", "fjord": "S"}
 LEASE_SECONDS = 2.0
+_PATIENCE_SECONDS = 900.0
+"""For six agents that train on two cores, beside whatever else runs there."""
 
 
 @dataclass
@@ -150,7 +152,7 @@ def cut_off(database_url: str, folder: Path) -> dict[str, str]:
             wait_until(lambda: watched.round(2).get("state") == "published", what="round 2 without it")
             line.mend()
             for agent in agents:
-                agent.wait()
+                agent.wait(_PATIENCE_SECONDS)
             told = {str(number): watched.client(number, lost.name) for number in (1, 2, 3)}
             return told | {"log": " ".join(lost.log.split())}  # it comes in lines of 80 characters
     finally:
@@ -161,7 +163,7 @@ def cut_off(database_url: str, folder: Path) -> dict[str, str]:
 def _in_the_end(database_url: str, agents: Sequence[AgentProcess]) -> Published:
     """Wait for the end; give what was published, of which everybody has kept the last."""
     for agent in agents:
-        agent.wait()
+        agent.wait(_PATIENCE_SECONDS)
     found = published_in(database_url)
     last = max(number for _, number in found)
     for agent in agents:
