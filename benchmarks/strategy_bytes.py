@@ -79,7 +79,7 @@ def measure(model: Model) -> list[Row]:
         int8 = own_last if is_exact else (zeros, coded, coded)
         label = f"{name}, several base models" if aligned else name
         rows.append(Row(model.name, label, size(layout), encoded_up(key, recipe), own_last, int8))
-        settled = getattr(opened.strategy.options, "density", None)
+        settled = getattr(getattr(opened.strategy, "options", None), "density", None)
         if settled is not None:
             up = encoded_up(key, recipe.model_copy(update={"density": settled}))
             rows.append(replace(rows[-1], strategy=f"{name} after its warm-up", up=up))
