@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TypeGuard
 
+from client_agent.data.json_text import fault_of
 from client_agent.data.row import Row
 
 _NUMBER = re.compile(r"\d+")
@@ -44,6 +45,9 @@ def task_rows(file: Path, content: Mapping[str, object]) -> Iterator[Row]:
         place = f"{file} instance {number}"
         if not isinstance(instance, Mapping):
             yield Row(place, {}, fault="not an object with input and output")
+            continue
+        if (fault := fault_of(instance)) is not None:
+            yield Row(place, {}, fault=fault)
             continue
         columns = {
             "id": instance.get("id"),

@@ -10,7 +10,7 @@ from client_agent.data.own_template import by_template
 from client_agent.data.row import Row
 from client_agent.data.sources import rows
 from client_agent.data.templates import template, template_names
-from client_agent.data.unread import ALL_USED, Unused, unused_of
+from client_agent.data.unread import ALL_USED, Unused, refuse_mixed_flags, unused_of
 from client_agent.errors import DataInvalid
 from client_agent.model.examples import Example
 from client_agent.row_template import OWN_TEMPLATE, RowTemplate
@@ -61,7 +61,8 @@ def load_examples(source: str, options: RowOptions = BY_COLUMNS) -> Loaded:
     """Load all examples of a source (`client_agent.data.sources.rows`).
 
     Raises:
-        DataInvalid: the source cannot be read, has no examples, or has a bad row.
+        DataInvalid: the source cannot be read, has no examples, has a bad row, or a column that is not read
+            and may change what is learnt.
     """
     convert = by_template(options.template) if options.template is not None else _format(options.format)
     errors: list[str] = []
@@ -82,6 +83,7 @@ def load_examples(source: str, options: RowOptions = BY_COLUMNS) -> Loaded:
             unused |= unused_of(row, row_format)
 
     examples = tuple(convert(accepted()))  # rows of one item reach the format together
+    refuse_mixed_flags(source, unused)
     if not count:
         raise DataInvalid(f"{source}: holds no example; write JSON lines with prompt and completion")
     if not examples:

@@ -5,22 +5,21 @@ Text files are read with the standard library, which guesses no types; the rest 
 
 from __future__ import annotations
 
-import csv
 import json
 from codecs import BOM_UTF8
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, TextIO, cast
+from typing import Any, cast
 
+from client_agent.data.csv_rows import csv_rows
 from client_agent.data.instruction_tasks import is_task, task_files, task_rows
+from client_agent.data.json_text import RepeatedKey, fault_of, parsed
 from client_agent.data.row import Row
 from client_agent.errors import DataInvalid
 
 HUB = "hub:"
-_DELIMITERS = (",", ";", "\t", "|")
-_LISTS_OF_ROWS = frozenset({"messages", "conversations", "prompt", "completion"})
+_LISTS_OF_ROWS = frozenset({"messages", "conversations", "prompt", "completion", "tools", "functions"})
 """Columns of one row that hold lists of objects."""
-_LARGEST_CELL = 2**31 - 1
 
 
 def rows(source: str, *, stream: bool = False) -> Iterator[Row]:
@@ -78,8 +77,15 @@ def _object(line: bytes, place: str) -> Row:
         record = _parsed(line)
     except (ValueError, RecursionError) as error:
         return Row(place, {}, fault=f"not JSON ({error}); write one JSON object per line in UTF-8")
+    return _row(place, record)
+
+
+def _row(place: str, record: object) -> Row:
+    """Return a row of a JSON file."""
     if not isinstance(record, dict):
         return Row(place, {}, fault="not a JSON object; write prompt and completion, or messages")
+    if (fault := fault_of(record)) is not None:
+        return Row(place, {}, fault=fault)
     return Row(place, cast(dict[str, object], record))
 
 
@@ -90,10 +96,10 @@ def _parsed(content: bytes) -> object:
         ValueError, RecursionError: it is not JSON, or has half a character, which no tokenizer takes.
     """
     text = content.decode("utf-8-sig")  # some editors begin a file with a byte order mark
-    record = json.loads(text)
+    record = parsed(text)
     if "\\u" in text:  # an escape can spell half a character
         json.dumps(record, ensure_ascii=False).encode("utf-8")
-    return cast(object, record)
+    return record
 
 
 def _json(path: Path) -> Iterator[Row]:
@@ -111,15 +117,13 @@ def _json(path: Path) -> Iterator[Row]:
         raise DataInvalid(
             f"{path}: not JSON in UTF-8 ({error}); write [{{...}}, ...], or JSON lines"
         ) from error
+    if isinstance(content, RepeatedKey):
+        raise DataInvalid(f"{path}: {fault_of(content)}")
     if is_task(content):
         yield from task_rows(path, content)
         return
-    for number, record in enumerate(_records(content), start=1):
-        place = f"{path} row {number}"
-        if isinstance(record, dict):
-            yield Row(place, record)
-        else:
-            yield Row(place, {}, fault="not a JSON object; write prompt and completion, or messages")
+    for number, record in enumerate(_records(path, content), start=1):
+        yield _row(f"{path} row {number}", record)
 
 
 def _beginning(path: Path) -> tuple[bool, bool]:
@@ -133,60 +137,28 @@ def _beginning(path: Path) -> tuple[bool, bool]:
             return first[:1] == b"[", False
 
 
-def _records(content: object) -> list[object]:
-    """Return the rows of a JSON file: a list, the list in an object around it, or one row."""
+def _records(path: Path, content: object) -> list[object]:
+    """Return the rows of a JSON file: a list, the list in an object around it, or one row.
+
+    Raises:
+        DataInvalid: an object has several lists of objects.
+    """
     if isinstance(content, list):
         return content
     if isinstance(content, dict) and not content.keys() & _LISTS_OF_ROWS:
-        lists = [value for value in content.values() if _is_list_of_objects(value)]
-        if len(lists) == 1:
-            return cast(list[object], lists[0])
+        lists = [name for name, value in content.items() if _is_list_of_objects(value)]
+        if len(lists) > 1:
+            raise DataInvalid(
+                f"{path}: an object with several lists of objects, {', '.join(map(str, lists))}; leave the "
+                "list of the rows alone in the file"
+            )
+        if lists:
+            return cast(list[object], content[lists[0]])
     return [content]
 
 
 def _is_list_of_objects(value: object) -> bool:
     return isinstance(value, list) and bool(value) and all(isinstance(entry, dict) for entry in value)
-
-
-def _csv(path: Path) -> Iterator[Row]:
-    csv.field_size_limit(_LARGEST_CELL)
-    with path.open(encoding="utf-8-sig", newline="") as lines:
-        delimiter, skipped = _delimiter(lines)
-        table = csv.DictReader(lines, strict=True, delimiter=delimiter)
-        try:
-            for columns in table:
-                place = f"{path} row {table.line_num + skipped}"
-                if None in columns or None in columns.values():
-                    yield Row(
-                        place,
-                        {},
-                        fault=f"has another number of cells than the first line has names (cells end with "
-                        f"{delimiter!r}); quote cells that contain it",
-                    )
-                else:
-                    yield Row(place, columns)
-        except (csv.Error, UnicodeDecodeError) as error:
-            raise DataInvalid(
-                f"{path} row {table.line_num + skipped}: not CSV in UTF-8 ({error}); save it as CSV UTF-8"
-            ) from error
-
-
-def _delimiter(lines: TextIO) -> tuple[str, int]:
-    """Return what separates the cells of a CSV file, and the number of lines before its names.
-
-    It is what the first line names (`sep=;`, as spreadsheets write it), else what divides the line of names
-    into most cells. `lines` stands at the names then.
-    """
-    try:
-        first = lines.readline()
-    except UnicodeDecodeError:
-        first = ""  # reading the names fails alike, and says where
-    content = first.rstrip("\r\n").strip('"')
-    if content.startswith("sep=") and len(content) == len("sep=") + 1:
-        return content[-1], 1
-    lines.seek(0)
-    counts = {delimiter: len(next(csv.reader([first], delimiter=delimiter), [])) for delimiter in _DELIMITERS}
-    return max(counts, key=counts.__getitem__), 0
 
 
 def _parquet(path: Path) -> Iterator[Row]:
@@ -202,7 +174,7 @@ def _parquet(path: Path) -> Iterator[Row]:
 
 _READERS: dict[str, Callable[[Path], Iterator[Row]]] = {
     ".json": _json,
-    ".csv": _csv,
+    ".csv": csv_rows,
     ".parquet": _parquet,
 }
 

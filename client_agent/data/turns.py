@@ -6,12 +6,14 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import cast
 
+from client_agent.data.json_text import fault_of, parsed
 from client_agent.data.printable import is_blank
 from client_agent.data.row import Row, shown
 from client_agent.model.chat import ASSISTANT, Turn
 
 _CALL = "call"
 _ROLES = {
+    "developer": "system",
     "human": "user",
     "gpt": ASSISTANT,
     "chatgpt": ASSISTANT,
@@ -26,6 +28,7 @@ _ROLES = {
 }
 """Roles as LLaMA-Factory, ShareGPT, ms-swift and OpenAI write them, where templates expect another name."""
 _SHAREGPT_ROLES = ("system", "user", ASSISTANT, "tool", *_ROLES)
+"""In any case; other roles of messages are the chat template's."""
 _TEXT_PARTS = ("text", "input_text", "output_text")
 _REASONING = ("reasoning_content", "reasoning", "thinking")
 _WEIGHTS = ("weight", "train", "loss")
@@ -52,11 +55,11 @@ def turns_of(row: Row, column: str, *, learnt: bool = True) -> list[Turn]:
 
 
 def _turn(row: Row, *, learnt: bool) -> Turn:
-    source_role, key = _role(row)
-    role = _ROLES.get(source_role, source_role)
+    role, key = _role(row)
+    role = _ROLES.get(role, role)
     fields: dict[str, object] = {}
     if role == _CALL:
-        calls, content, role = _calls(row, key, _parsed(row.value(key))), "", ASSISTANT
+        calls, content, role = _calls(row, key, _parsed(row, key, row.value(key))), "", ASSISTANT
     else:
         calls = _calls_beside(row)
         content = _content(row, key, optional=bool(calls))
@@ -72,11 +75,19 @@ def _turn(row: Row, *, learnt: bool) -> Turn:
 def _role(row: Row) -> tuple[str, str]:
     """Return a turn's role, and the key of its content."""
     if row.has(["role"]) or not row.has(["from"]):
-        return row.text("role"), "value" if row.has(["value"]) and not row.has(["content"]) else "content"
-    role = row.text("from")
+        return _folded(row.text("role")), "value" if row.has(["value"]) and not row.has(
+            ["content"]
+        ) else "content"
+    role = _folded(row.text("from"))
     if role not in _SHAREGPT_ROLES:
         raise row.invalid("from", f"is {role!r}, and only {', '.join(_SHAREGPT_ROLES)} are roles")
     return role, "content" if row.has(["content"]) and not row.has(["value"]) else "value"
+
+
+def _folded(role: str) -> str:
+    """Return a role in lower case if it is a known one, since some exporters write `Human` and `GPT`."""
+    folded = role.strip().casefold()
+    return folded if folded in _SHAREGPT_ROLES else role
 
 
 def _content(row: Row, key: str, *, optional: bool) -> str:
@@ -106,7 +117,7 @@ def _part(row: Row, key: str, part: object) -> str:
 def _calls_beside(row: Row) -> list[dict[str, object]]:
     """Return the calls of an assistant's turn: `tool_calls`, or `function_call` as it was called before."""
     for key in ("tool_calls", "function_call"):
-        value = _parsed(row.optional(key))
+        value = _parsed(row, key, row.optional(key))
         if value:
             return _calls(row, key, value)
     return []
@@ -121,14 +132,14 @@ def _calls(row: Row, key: str, value: object) -> list[dict[str, object]]:
 
 def _call(row: Row, key: str, value: object) -> dict[str, object]:
     """Return a call as chat templates expect it: type, perhaps an id, and a function with its arguments."""
-    entry = _parsed(value)
+    entry = _parsed(row, key, value)
     function = entry.get("function", entry) if isinstance(entry, Mapping) else None
     name = function.get("name") if isinstance(function, Mapping) else None
     if not isinstance(function, Mapping) or not isinstance(name, str) or not name.strip():
         raise row.invalid(
             key, f'is no call, such as {{"name": "price", "arguments": {{}}}}, but {shown(value)}'
         )
-    arguments = _parsed(function.get("arguments", function.get("parameters", {})))
+    arguments = _parsed(row, key, function.get("arguments", function.get("parameters", {})))
     call: dict[str, object] = {"type": "function", "function": {"name": name, "arguments": arguments}}
     if isinstance(entry, Mapping) and isinstance(entry.get("id"), str):
         call["id"] = entry["id"]
@@ -161,7 +172,7 @@ def tools_of(row: Row) -> str:
         DataInvalid: it is something else.
     """
     for column in ("tools", "functions"):
-        value = _parsed(row.optional(column))
+        value = _parsed(row, column, row.optional(column))
         if value is None or value == "" or value == []:
             continue
         if not isinstance(value, Sequence) or isinstance(value, str):
@@ -171,7 +182,7 @@ def tools_of(row: Row) -> str:
 
 
 def _tool(row: Row, column: str, value: object) -> Mapping[str, object]:
-    entry = _parsed(value)
+    entry = _parsed(row, column, value)
     function = entry.get("function", entry) if isinstance(entry, Mapping) else None
     if not isinstance(entry, Mapping) or not isinstance(function, Mapping) or "name" not in function:
         raise row.invalid(column, f"has a tool without a name: {shown(value)}")
@@ -180,14 +191,21 @@ def _tool(row: Row, column: str, value: object) -> Mapping[str, object]:
     )
 
 
-def _parsed(value: object) -> object:
-    """Return the value of a text that is JSON of an object or a list; other values as they are."""
-    if isinstance(value, str) and value.lstrip()[:1] in ("{", "["):
-        try:
-            return cast(object, json.loads(value))
-        except (ValueError, RecursionError):
-            return value
-    return value
+def _parsed(row: Row, column: str, value: object) -> object:
+    """Return the value of a text that is JSON of an object or a list; other values as they are.
+
+    Raises:
+        DataInvalid: an object of it has a key twice.
+    """
+    if not isinstance(value, str) or value.lstrip()[:1] not in ("{", "["):
+        return value
+    try:
+        content = parsed(value)
+    except (ValueError, RecursionError):
+        return value
+    if (fault := fault_of(content)) is not None:
+        raise row.invalid(column, fault)
+    return content
 
 
 def _json(value: object) -> str:

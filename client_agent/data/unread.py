@@ -74,13 +74,15 @@ class Unused:
     Attributes:
         columns: columns and keys of objects in them, such as `messages.mood`, in order of name.
         formats: (format of rows, another format whose columns they have too).
+        flags: (one of `columns`, a value of it), for those that are true or false.
     """
 
     columns: frozenset[str] = frozenset()
     formats: frozenset[tuple[str, str]] = frozenset()
+    flags: frozenset[tuple[str, bool]] = frozenset()
 
     def __or__(self, more: Unused) -> Unused:
-        return Unused(self.columns | more.columns, self.formats | more.formats)
+        return Unused(self.columns | more.columns, self.formats | more.formats, self.flags | more.flags)
 
     def sentences(self) -> list[str]:
         """Return what is not read, a line each; empty = nothing."""
@@ -107,23 +109,51 @@ def unused_of(row: Row, row_format: str) -> Unused:
     """
     also = _other_formats(row, row_format)
     read_by_them = {column for name in also for column in COLUMNS_OF[name] | _READ_BY.get(name, set())}
-    columns = set()
+    columns, flags = set(), set()
     for name, value in row.unread():
         key = name.rpartition(".")[2]
         remedy = _remedy(row_format, name, key, value)
         if _is_neutral(key, value):
             continue
         if remedy is not None and name not in read_by_them:
-            raise DataInvalid(
-                printable(
-                    f"{row.place}: column {name} changes what is learnt, and is not read; {remedy}; or set "
-                    f'ignore_columns = ["{key}"] in silo.toml to train without it (--ignore {key} of '
-                    "`agent init`)"
-                )
-            )
+            raise _refused(f"{row.place}: column {name} changes what is learnt", key, remedy)
         if key not in _HARMLESS and not key.endswith("_id"):
             columns.add(name)
-    return Unused(frozenset(columns), frozenset((row_format, name) for name in also))
+            if (flag := _flag(value)) is not None and row_format != OWN_TEMPLATE and name not in read_by_them:
+                flags.add((name, flag))
+    return Unused(frozenset(columns), frozenset((row_format, name) for name in also), frozenset(flags))
+
+
+def refuse_mixed_flags(source: str, unused: Unused) -> None:
+    """Raise where a column that is not read divides the rows of a source into true and false ones.
+
+    Whatever its name is (`is_good`, `accepted`): rows that are marked as bad would be learnt like the good.
+
+    Raises:
+        DataInvalid: a column does; the message says what to do.
+    """
+    for name, value in sorted(unused.flags):
+        if value and (name, False) in unused.flags:
+            raise _refused(
+                f"{source}: column {name} is true in some rows and false in others, which may change what is "
+                "learnt",
+                name.rpartition(".")[2],
+                _PREFERENCES,
+            )
+
+
+def _refused(fact: str, key: str, remedy: str) -> DataInvalid:
+    return DataInvalid(
+        printable(
+            f'{fact}, and is not read; {remedy}; or set ignore_columns = ["{key}"] in silo.toml to train '
+            f"without it (--ignore {key} of `agent init`)"
+        )
+    )
+
+
+def _flag(value: object) -> bool | None:
+    """Return the value of a column that is true or false; a CSV file has it as text."""
+    return {"true": True, "false": False}.get(str(value).strip().lower())
 
 
 def _remedy(row_format: str, name: str, key: str, value: object) -> str | None:

@@ -38,8 +38,11 @@ def exact_match(generated: str, reference: str) -> float:
 
 
 def f1(generated: str, reference: str) -> float:
-    """Return the harmonic mean of precision and recall over normalised words (ibid.)."""
-    words, expected = _normalised(generated).split(), _normalised(reference).split()
+    """Return the harmonic mean of precision and recall over normalised words (ibid.).
+
+    Text of a script without spaces is compared by characters.
+    """
+    words, expected = _normalised_words(generated), _normalised_words(reference)
     if not words or not expected:
         return float(words == expected)
     common = sum((Counter(words) & Counter(expected)).values())
@@ -82,6 +85,12 @@ def _normalised(text: str) -> str:
     lower = " ".join(text.lower().split())
     plain = "".join(character for character in lower if character not in string.punctuation)
     return " ".join(_ARTICLES.sub(" ", plain).split()) or " ".join(plain.split()) or lower
+
+
+def _normalised_words(text: str) -> list[str]:
+    """Split a normalised text at spaces, and words of scripts without spaces into characters."""
+    words = _normalised(text).split()
+    return [part for word in words for part in ((_WITHOUT_SPACES.search(word) and _words(word)) or [word])]
 
 
 def _words(text: str) -> list[str]:

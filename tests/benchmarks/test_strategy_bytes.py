@@ -11,7 +11,7 @@ TINY = Model("tiny", 4, {role: (256, 256) for role in ("q", "k", "v", "o", "gate
 
 def test_every_strategy_is_measured_and_none_receives_more_than_before() -> None:
     rows = {row.strategy: row for row in measure(TINY)}
-    assert {*names(), "fedmosaic, several base models"} == rows.keys()
+    assert {*names(), "fedmosaic, several base models", "ca_pfl after its warm-up"} == rows.keys()
     for row in rows.values():
         assert all(few <= all_ for few, all_ in zip(row.int8, row.own_last, strict=True))
         assert row.own_last[0] > 4 * row.values
@@ -20,5 +20,6 @@ def test_every_strategy_is_measured_and_none_receives_more_than_before() -> None
     assert coded.int8[1] < 0.3 * coded.own_last[0]
     ca_pfl = rows["ca_pfl"]
     assert ca_pfl.int8[1] < 0.3 * ca_pfl.own_last[1]
+    assert rows["ca_pfl after its warm-up"].up < 0.5 * ca_pfl.up
     flora = rows["flora"]
     assert flora.int8 == flora.own_last

@@ -91,6 +91,24 @@ CHATS = {
         messages(answer(), {"role": "user", "content": "Sure?"}, answer("no", weight=0)),
         (QUESTION,),
     ),
+    "roles in capitals": (
+        {
+            "conversations": [
+                {"from": "System", "value": SYSTEM.content},
+                {"from": "Human", "value": "How much?"},
+                {"from": "GPT", "value": "12"},
+            ]
+        },
+        (SYSTEM, QUESTION),
+    ),
+    "roles of messages in capitals": (
+        {"messages": [{"role": "User", "content": "How much?"}, {"role": "Assistant", "content": "12"}]},
+        (QUESTION,),
+    ),
+    "a developer's turn": (
+        {"messages": [{"role": "developer", "content": SYSTEM.content}, *messages(answer())["messages"]]},
+        (SYSTEM, QUESTION),
+    ),
     "a named user": (
         {"messages": [{"role": "user", "content": "How much?", "name": "ann"}, answer()]},
         (Turn("user", "How much?", '{"name": "ann"}'),),

@@ -10,6 +10,7 @@ import pytest
 
 from client_agent.data.load import Loaded, RowOptions, load_examples
 from client_agent.errors import DataInvalid
+from client_agent.row_template import RowTemplate
 from tests.client_agent.data.test_load import write_csv, write_parquet
 
 PLAIN = {"prompt": "a", "completion": "b"}
@@ -69,6 +70,43 @@ def test_a_key_of_a_turn_that_changes_what_is_learnt_is_refused(tmp_path: Path, 
     with pytest.raises(DataInvalid, match=rf"column messages.{key} changes what is learnt"):
         load(tmp_path, row)
     assert load(tmp_path, row, ignored=(key,)) == load(tmp_path, CHAT)
+
+
+@pytest.mark.parametrize("column", ["is_good", "accepted"])
+@pytest.mark.parametrize("row", [PLAIN, CHAT, {"text": "a"}])
+def test_a_column_of_true_and_false_is_refused_whatever_its_name(
+    tmp_path: Path, row: dict[str, Any], column: str
+) -> None:
+    good, bad = ({**row, column: value} for value in (True, False))
+    for options in ({}, {"skip_bad_rows": True}):
+        with pytest.raises(
+            DataInvalid,
+            match=rf"rows.jsonl: column {column} is true in some rows and false in others.*keep those that "
+            rf'are true.*ignore_columns = \["{column}"\] in silo.toml',
+        ):
+            load(tmp_path, good, bad, **options)
+    assert load(tmp_path, good, bad, ignored=(column,)) == load(tmp_path, row, row)
+    assert load(tmp_path, good, good).unused.sentences() == [f"not used: {column}"]
+
+
+def test_true_and_false_are_text_in_a_csv_file(tmp_path: Path) -> None:
+    rows = [{**PLAIN, "is_correct": value} for value in ("True", "False")]
+    with pytest.raises(DataInvalid, match="column is_correct is true in some rows"):
+        load_examples(write_csv(tmp_path / "rows.csv", rows))
+
+
+def test_a_key_of_turns_that_is_true_and_false_is_refused(tmp_path: Path) -> None:
+    row = json.loads(json.dumps(CHAT))
+    row["messages"][0]["is_good"], row["messages"][1]["is_good"] = True, False
+    with pytest.raises(DataInvalid, match=r"column messages\.is_good is true in some rows"):
+        load(tmp_path, row)
+    assert load(tmp_path, row, ignored=("is_good",)) == load(tmp_path, CHAT)
+
+
+def test_a_template_of_ones_own_may_leave_true_and_false_out(tmp_path: Path) -> None:
+    rows = [{"text": "a", "topic": "x", "is_good": value} for value in (True, False)]
+    loaded = load(tmp_path, *rows, template=RowTemplate(prompt="{text}", answer="{topic}"))
+    assert loaded.unused.sentences() == ["not used: is_good"]
 
 
 def test_other_columns_are_named(tmp_path: Path) -> None:

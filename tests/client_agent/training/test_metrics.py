@@ -30,6 +30,11 @@ from client_agent.training.metrics import (
         (f1, "dog", "cat", 0.0),
         (f1, "", "the", 0.0),
         (f1, "", "cat", 0.0),
+        (f1, "今日は晴れ", "今日は雨", 2 * 3 / 9),
+        (f1, "今日は、晴れ。", "今日は晴れ", 1.0),
+        (f1, "答えは The Cat", "答えは cat", 1.0),
+        (f1, "ห้องสมุด", "ห้องครัว", 2 * 4 / 16),  # marks of vowels and tones count too
+        (f1, "・", "。", 0.0),
         (number, "It is 3.\n#### 1,003", "1003", 1.0),
         (number, "#### 7.0 apples", "7", 1.0),
         (number, "#### .5", "0.5", 1.0),

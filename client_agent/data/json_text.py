@@ -1,0 +1,49 @@
+"""Parse JSON of a silo's data; an object with a key twice is told from one that has it once."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from typing import cast
+
+
+class RepeatedKey(dict[str, object]):
+    """An object that has `key` twice, so that its last value alone is left.
+
+    Attributes:
+        key: the first key that is repeated.
+    """
+
+    key: str
+
+
+def parsed(text: str) -> object:
+    """Parse JSON; objects with a repeated key are `RepeatedKey`.
+
+    Raises:
+        ValueError, RecursionError: it is not JSON.
+    """
+    return cast(object, json.loads(text, object_pairs_hook=_object))
+
+
+def _object(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    content = dict(pairs)
+    if len(content) == len(pairs):
+        return content
+    repeated = RepeatedKey(content)
+    repeated.key = next(key for key, count in Counter(key for key, _ in pairs).items() if count > 1)
+    return repeated
+
+
+def fault_of(value: object) -> str | None:
+    """Return that an object in a parsed value has a key twice, and what to do; None = none has."""
+    pending = [value]
+    while pending:
+        entry = pending.pop()
+        if isinstance(entry, RepeatedKey):
+            return f"has the key {json.dumps(entry.key, ensure_ascii=False)} twice in an object; remove one"
+        if isinstance(entry, dict):
+            pending.extend(entry.values())
+        elif isinstance(entry, list):
+            pending.extend(entry)
+    return None
