@@ -42,9 +42,11 @@ Module = Annotated[str, StringConstraints(pattern=_MODULE)]
 class PolicyRefused(AgentError):
     """The federation's plan, or an update, is outside of the silo's policy: nothing more is sent."""
 
-    def __init__(self, rule: str, allowed: str, fact: str, way_out: str) -> None:
+    def __init__(
+        self, rule: str, allowed: str, fact: str, way_out: str, *, effect: str = "nothing is trained or sent"
+    ) -> None:
         super().__init__(
-            f"{fact}, and this silo's policy.{rule} is {allowed}; nothing is trained or sent. "
+            f"{fact}, and this silo's policy.{rule} is {allowed}; {effect}. "
             f"Ask the operator for {way_out}, or change policy.{rule} in silo.toml"
         )
 
@@ -113,8 +115,10 @@ class Policy(Strict):
     ) -> None:
         """Check before training that updates of a layout are small enough, uncompressed.
 
+        An update that cannot be encoded by the recipe is sent dense; `require_body` measures that one.
+
         Args:
-            beside: the bytes that go with the adapter.
+            beside: the bytes that go with the adapter: header, manifest, sketch, outputs.
 
         Raises:
             PolicyRefused: they may be larger than `max_update_bytes`.
@@ -126,8 +130,8 @@ class Policy(Strict):
         if summed is not None:
             size = sum(prod(shape) for shape in layout.values()) * _BYTES_OF_SUM[summed.bits]
         else:
-            size = min(most_bytes(layout, recipe), max_bytes or 2**63) + beside
-        self._require_bytes(size, "an update under this plan has up to")
+            size = min(most_bytes(layout, recipe), max_bytes or 2**63)
+        self._require_bytes(size + beside, "an update under this plan has up to")
 
     def require_body(self, body: bytes) -> None:
         """Check the exact bytes of an update immediately before they are sent.
@@ -136,7 +140,7 @@ class Policy(Strict):
             PolicyRefused: there are more than `max_update_bytes`.
         """
         if self.max_update_bytes is not None:
-            self._require_bytes(len(body), "the encoded update has")
+            self._require_bytes(len(body), "the encoded update has", effect="it is not sent")
 
     def sentences(self) -> str:
         """Return the rules in force as text."""
@@ -154,11 +158,11 @@ class Policy(Strict):
         allowed = self.modules or ()
         return module in allowed or module.rpartition(".")[2] in allowed
 
-    def _require_bytes(self, size: int, fact: str) -> None:
+    def _require_bytes(self, size: int, fact: str, **effect: str) -> None:
         limit = self.max_update_bytes
         if limit is not None and size > limit:
             way_out = f"a plan with a wire.max_bytes below {limit}, fewer adapter.roles or a lower rank"
-            raise PolicyRefused("max_update_bytes", str(limit), f"{fact} {size} bytes", way_out)
+            raise PolicyRefused("max_update_bytes", str(limit), f"{fact} {size} bytes", way_out, **effect)
 
 
 def sent_modules(adapter: AdapterPlan) -> tuple[str, ...]:

@@ -10,6 +10,7 @@ from coordinator.db.engine import Database
 from coordinator.errors import SettingsUnusable
 from coordinator.server import load_settings, opened_database
 from coordinator.storage import moving
+from coordinator.storage.object_store import require_url
 
 
 def move_payloads(to: str, *, progress: Callable[[int], None]) -> None:
@@ -20,6 +21,8 @@ def move_payloads(to: str, *, progress: Callable[[int], None]) -> None:
         Unavailable: the store does not answer.
         LookupError: a payload is damaged.
     """
+    if to != moving.ROWS:
+        require_url(to)
     with _current_database() as database:
         if to != moving.ROWS:
             moving.require(database, to)

@@ -13,8 +13,12 @@ from client_agent.rounds.outputs import bytes_of_outputs
 from client_agent.strategies.base import State
 from schemas.maths.adapter import Layout
 from schemas.wire.budget import Marks, fit_budget, shortfall
+from schemas.wire.header import write_header
 from schemas.wire.quantise import Floats
 from schemas.wire.sparse import kept_count, largest
+
+_FRAME_BYTES = 4096
+"""More than manifest, streams' entries in the header and the frame of zstd ever have."""
 
 
 class BudgetTooSmall(AgentError):
@@ -52,8 +56,19 @@ def require_allowed_size(work: OpenedRound, layout: Callable[[], Layout]) -> Non
     policy, opened = work.session.policy, work.opened
     if policy.max_update_bytes is None:
         return
-    limit, beside = opened.brief.wire.max_bytes, bytes_of_outputs(work)
-    policy.require_update(layout(), opened.recipe, limit, work.sum_plan, beside=beside)
+    limit, updates = opened.brief.wire.max_bytes, layout()
+    beside = _bytes_beside(work, updates) if work.sum_plan is None else 0
+    policy.require_update(updates, opened.recipe, limit, work.sum_plan, beside=beside)
+
+
+def _bytes_beside(work: OpenedRound, layout: Layout) -> int:
+    """Return an upper bound of the bytes of an update that are no values of the adapter.
+
+    A coded update has a few streams; the header of a dense one names every tensor.
+    """
+    tensors = {name: ("F32", shape) for name, shape in layout.items()} if work.opened.recipe.is_dense else {}
+    sketch = 4 * work.brief.signature.dim
+    return _FRAME_BYTES + len(write_header(tensors, {})) + sketch + bytes_of_outputs(work)
 
 
 def marked(opened: OpenedBrief, private: State, delta: dict[str, Floats]) -> Marks | None:

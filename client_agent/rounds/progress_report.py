@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import Self
 
 import httpx
+from pydantic import ValidationError
 
 from client_agent.errors import AgentError
 from client_agent.training.loop import Step
@@ -19,6 +20,8 @@ log = logging.getLogger(__name__)
 SECONDS = 5.0
 """The least time between two reports."""
 _LAST_SECONDS = 6.0
+_LEAST_SECONDS = 1e-3
+"""Of a rate: a clock may show none for the first step."""
 
 
 class ProgressReports:
@@ -55,14 +58,18 @@ class ProgressReports:
 
     def __call__(self, step: Step, done: int, total: int) -> None:
         """Report a step of a part of the round, before which `done` of `total` steps were finished."""
-        number, pace = done + step.number, step.seconds / step.number
-        self._newest = Progress(
-            step=number,
-            steps=total,
-            loss=step.loss if self._with_loss and 0 <= step.loss < 1e9 else None,
-            tokens_per_second=step.tokens / max(step.seconds, 1e-9),
-            seconds_left=pace * (total - number),
-        )
+        number, pace = done + step.number, step.seconds / max(step.number, 1)
+        try:
+            self._newest = Progress(
+                step=number,
+                steps=total,
+                loss=step.loss if self._with_loss and 0 <= step.loss < 1e9 else None,
+                tokens_per_second=step.tokens / max(step.seconds, _LEAST_SECONDS),
+                seconds_left=max(pace * (total - number), 0),
+            )
+        except ValidationError:  # a trainer of one's own counts as it likes
+            self._failed("step without usable numbers")
+            return
         self._wake.set()
 
     def _run(self) -> None:

@@ -96,7 +96,8 @@ def move_payloads(
     try:
         run(to, progress=sizes.append)
     except (SettingsUnusable, Refused, LookupError) as error:
-        typer.echo(f"moved {len(sizes)} payloads before this:", err=True)
+        if sizes:
+            typer.echo(f"moved {len(sizes)} payloads before this:", err=True)
         _fail(error)
     typer.echo(f"moved {len(sizes)} payloads, {sum(sizes) / 2**20:.1f} MiB, to {to}")
 

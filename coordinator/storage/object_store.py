@@ -33,7 +33,9 @@ def require_url(url: str) -> None:
     Raises:
         SettingsUnusable: obstore is missing, or the URL is none of a store.
     """
-    if url.partition("://")[0] not in SCHEMES or not url.partition("://")[2].strip("/"):
+    scheme, _, path = url.partition("://")
+    has_bucket = path.partition("/")[0] or scheme == "file"
+    if scheme not in SCHEMES or not has_bucket or not path.strip("/"):
         raise SettingsUnusable(
             f"{url} is no object store; write s3://BUCKET/PREFIX, gs://, az:// or file:///FOLDER"
         )

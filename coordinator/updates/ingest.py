@@ -187,15 +187,15 @@ def _decoded(database: Database, body: ReceivedBody, spec: UpdateSpec) -> Iterat
 
 @contextmanager
 def _from_streams(database: Database, envelope: Envelope, spec: UpdateSpec) -> Iterator[_Decoded]:
-    address, sent, mixed = spec.address, check_recipe(envelope, spec), spec.least_rank is not None
+    address, recipe, mixed = spec.address, check_recipe(envelope, spec), spec.least_rank is not None
     if spec.least_rank is not None:
-        spec = replace(spec, layout=coded_layout(sent, spec.layout, spec.least_rank))
+        spec = replace(spec, layout=coded_layout(recipe, spec.layout, spec.least_rank))
     with database.read() as session:
         reference = delta_reference.find(
             *(session, address.client, address.round, spec.reference, spec.layout, spec.seed),
             mixed_ranks=mixed,
         )
-    check_reference(sent, spec, reference.digest if reference is not None else None)
+    check_reference(recipe, spec, reference.digest if reference is not None else None)
     read = delta_reference.reader(database, reference, spec.layout) if reference is not None else None
     with SpooledTemporaryFile[bytes](max_size=_SPOOL_BYTES) as spool:
         state = DecodedState(envelope, spec.layout, spec.recipe, read, cast("BinaryIO", spool))

@@ -145,9 +145,32 @@ def test_an_encoded_update_is_measured_before_it_is_sent(started: Callable[..., 
     folder = who.workspace.rounds.open(1)
     size = len(folder.read(UPDATE))
     folder.write(UPDATE, folder.read(UPDATE) + bytes(10**6))
-    with pytest.raises(PolicyRefused, match=f"has {size + 10**6} bytes, .* is 1000000; nothing"):
+    with pytest.raises(PolicyRefused, match=f"has {size + 10**6} bytes, .* is 1000000; it is not sent"):
         take_part(who, brief)
     assert not folder.has(RECEIPT)
+
+
+@pytest.mark.parametrize("recipe", ["dense", "int8_own_last"])
+def test_no_update_is_larger_than_the_check_before_joining_allows(
+    served: Served, started: Callable[..., Participant], recipe: str
+) -> None:
+    wire = {"recipe": recipe, "compression": "none"}
+    who = started(**alone_plan(adapter=LORA, strategy={"name": "fedavg"}, wire=wire))
+    who.session.policy = Policy(max_update_bytes=1)
+    brief = next_brief(who)
+    with pytest.raises(
+        PolicyRefused, match=r"has up to \d+ bytes, .*; nothing is trained or sent"
+    ) as refused:
+        take_part(who, brief)
+    assert (
+        served.admin.get(f"/v1/federations/{who.session.federation_id}/rounds/1").json()["counts"]["joined"]
+        == 0
+    )
+    most = int(str(refused.value).split("has up to ")[1].split()[0])
+    who.session.policy = Policy(max_update_bytes=most)
+    take_part(who, brief, until=UPDATE)
+    size = len(who.workspace.rounds.open(1).read(UPDATE))
+    assert most - 6000 < size <= most
 
 
 def test_the_check_shows_the_policy_and_holds_a_plan_to_it(tmp_path: Path) -> None:

@@ -56,3 +56,27 @@ def test_training_neither_waits_nor_fails(caplog: pytest.LogCaptureFixture) -> N
             wait_until(lambda before=before: len(calls) > min(before, 2), what="a try")
     assert len(calls) == 3, "a refusal for good ends the reports"
     assert caplog.text.count("shows no progress of this round") == 1
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        Step(1, 4, 1.0, 100, 0.0),
+        Step(1, 4, 1.0, 100, 1e-8),
+        Step(1, 4, 1.0, -5, 1.0),
+        Step(1, 4, 1.0, 100, 1e12),
+        Step(0, 4, 1.0, 100, 1.0),
+        Step(1, 4, float("nan"), 100, float("nan")),
+    ],
+)
+def test_odd_numbers_of_a_trainer_do_not_reach_training(step: Step) -> None:
+    sent: list[Progress] = []
+
+    def send(report: Progress) -> int:
+        sent.append(report)
+        return 204
+
+    with ProgressReports(send, with_loss=True, seconds=0.001) as reports:
+        reports(step, 0, 4)
+        reports(STEP, 0, 4)
+        wait_until(lambda: bool(sent) and sent[-1].step == STEP.number, what="the usable report")

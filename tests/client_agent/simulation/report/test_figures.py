@@ -142,6 +142,7 @@ def test_a_late_joiner_is_ahead_only_once_it_stays_ahead(
     assert passing(late, "local") == f"{'not within 30 steps' if ahead is None else ahead} (0.500)"
 
 
+@pytest.mark.slow
 def test_methods_are_compared_on_the_seeds_that_all_of_them_have(tmp_path: Path) -> None:
     def run(method: str, seed: int, loss: float) -> CellResult:
         return result(method, seed, {"aster": (1, loss), "birch": (1, loss)})
@@ -183,6 +184,7 @@ FIGURES = (
 )
 
 
+@pytest.mark.slow
 def test_tables_and_page_carry_the_figures(tmp_path: Path) -> None:
     summary = report(tmp_path)
     printed = StringIO()
