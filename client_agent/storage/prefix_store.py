@@ -10,6 +10,7 @@ import logging
 import os
 import shutil
 import tempfile
+import time
 import zlib
 from contextlib import suppress
 from pathlib import Path
@@ -22,6 +23,8 @@ PREFIXES = "prefixes"
 """The store's folder in an agent's folder."""
 
 _CHECKSUM_BYTES = 4
+_UNFINISHED = ".new-"
+_ABANDONED_SECONDS = 3600.0
 
 
 class PrefixStore:
@@ -29,7 +32,8 @@ class PrefixStore:
 
     When it is full, the spaces that were written longest ago are removed first; of the space in use nothing
     is, and further files are not stored. Processes may share a folder: each counts the files that it found
-    and its own, so that together they may exceed the limit by what the others wrote meanwhile.
+    and its own, so that together they may exceed the limit by what the others wrote meanwhile. A file that a
+    killed process left unfinished is never read, and is deleted after an hour.
     """
 
     def __init__(self, folder: Path, limit_bytes: int) -> None:
@@ -44,6 +48,8 @@ class PrefixStore:
         if self._space == self.folder / space:
             return
         self._space = self.folder / space
+        for folder in self._spaces():
+            _delete_abandoned(folder)
         self._used = sum(_bytes_in(folder) for folder in self._spaces())
         self._is_full = False
 
@@ -93,7 +99,7 @@ class PrefixStore:
 def _write(file: Path, content: bytes) -> None:
     """Write a file atomically, with access for its owner only."""
     make_folder(file.parent)
-    handle, name = tempfile.mkstemp(dir=file.parent, prefix=".new-")
+    handle, name = tempfile.mkstemp(dir=file.parent, prefix=_UNFINISHED)
     try:
         with os.fdopen(handle, "wb") as stream:
             stream.write(content)
@@ -102,6 +108,14 @@ def _write(file: Path, content: bytes) -> None:
         with suppress(FileNotFoundError):
             os.unlink(name)
         raise
+
+
+def _delete_abandoned(folder: Path) -> None:
+    """Delete what killed processes left; another process may be writing a file that is not old."""
+    for path in folder.glob(f"{_UNFINISHED}*"):
+        with suppress(OSError):
+            if time.time() - path.stat().st_mtime > _ABANDONED_SECONDS:
+                path.unlink()
 
 
 def _checksum(content: bytes | bytearray) -> bytes:

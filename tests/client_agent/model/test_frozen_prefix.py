@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import os
 import stat
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import count
@@ -190,6 +192,19 @@ def test_the_store_is_bounded_and_drops_other_prefixes_first(
     assert [store.get(name, 96) is not None for name in "bcd"] == [True, True, False]
     assert caplog.text.count("limit") == 1
     assert sum(path.stat().st_size for path in tmp_path.rglob("*") if path.is_file()) <= 250
+
+
+def test_files_that_killed_processes_left_are_deleted_after_an_hour(tmp_path: Path) -> None:
+    space = tmp_path / "space"
+    space.mkdir()
+    old, new = space / ".new-old", space / ".new-new"
+    for file in (old, new):
+        file.write_bytes(bytes(100))
+    an_hour_ago = time.time() - 3601
+    os.utime(old, (an_hour_ago, an_hour_ago))
+    PrefixStore(tmp_path, ROOM).use("space")
+    assert not old.exists()
+    assert new.exists()
 
 
 def test_a_disk_that_cannot_be_written_stops_nothing(

@@ -139,7 +139,11 @@ killed_training(Path(sys.argv[1]))
 
 
 def chat(count: int = 24) -> list[Example]:
-    return [Example(f"number {i} is ", f"{i * 7 % 10}{i % 3}") for i in range(count)]
+    """Return examples of letters that the model's vocabulary has; no two are equal."""
+    letters = "abcdefghijklmnop"
+    return [
+        Example(f"CIPHER {letters[i % 16]}{letters[i // 16]}=", letters[i * 7 % 16]) for i in range(count)
+    ]
 
 
 def killed_training(file: Path) -> None:
