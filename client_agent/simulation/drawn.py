@@ -49,10 +49,18 @@ def require_all_drawn(study: Study, method: str, plan: FederationPlan) -> None:
         StudyUnusable: it never draws one, takes more silos than there are, or has latecomers or fair rules.
     """
     sample, silos = plan.rounds.sample, len(study.silo)
-    if study.latecomers or study.fair is not None:
-        reason = f"silo {study.latecomers[0].name} joins late" if study.latecomers else "the study is [fair]"
+    if study.latecomers:
         raise StudyUnusable(
-            f"the plan of method {method} draws clients, and {reason}: leave rounds.sample or that out"
+            f"the plan of method {method} draws clients, and silo {study.latecomers[0].name} joins late: "
+            "leave rounds.sample or joins_after out"
+        )
+    if study.fair is not None:
+        # What a client is served is measured where it takes part, so that there is no score of all clients
+        # after each round, nor at a budget; and the control would train in more rounds than a client.
+        raise StudyUnusable(
+            f"the plan of method {method} draws clients, and a fair comparison needs the scores of every "
+            "client after each round, which are measured only where it takes part: leave rounds.sample out, "
+            "or compare without [fair] and --fair, with one adapter and one learning rate for all methods"
         )
     if isinstance(sample, int) and sample > silos:
         raise StudyUnusable(

@@ -63,7 +63,11 @@ def test_seed_round_and_names_alone_decide_who_takes_part(tmp_path: Path) -> Non
     [
         (NAMES, "rounds.sample = 1\nrounds.total = 1\n", "never draw silo .*: raise rounds.total"),
         (NAMES, "rounds.sample = 4\n", "draws 4 of 3 silos"),
-        ([*NAMES, "late"], "rounds.sample = 0.5\n", "late joins late: leave rounds.sample or that out"),
+        (
+            [*NAMES, "late"],
+            "rounds.sample = 0.5\n",
+            "late joins late: leave rounds.sample or joins_after out",
+        ),
         (NAMES, 'rounds.sample = "half"\n', "rounds.sample"),
     ],
 )

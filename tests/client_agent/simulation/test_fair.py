@@ -87,6 +87,15 @@ def test_named_rates_are_all_tried_and_a_single_one_is_not(tmp_path: Path) -> No
     assert len(single.cells) == 4
 
 
+@pytest.mark.parametrize("rules", ["", "[fair]\n"])
+def test_methods_that_draw_clients_are_refused(tmp_path: Path, rules: str) -> None:
+    half = '[method.half]\nlike = "fedit"\nrounds.sample = 0.5\n'
+    with pytest.raises(
+        StudyUnusable, match=r"half draws clients.* leave rounds\.sample out, or compare without"
+    ):
+        planned(tmp_path, half + rules, [*BOTH, "half"])
+
+
 def test_methods_that_share_their_runs_share_their_searches(tmp_path: Path) -> None:
     more = 'fair.rates = [0.1, 0.2]\n[method.averages]\nlike = "fedit"\nstates = "served"\n'
     comparison = planned(tmp_path, more, ["local_lora", "fedit", "fedit_local", "averages"])
