@@ -193,9 +193,9 @@ def _states(coordinator: Coordinator, federation: str, number: int | None, inter
 def _round(details: dict[str, Any]) -> RenderableType:
     counts = details["counts"]
     dropped = f", {counts['dropped']} dropped" if counts.get("dropped") else ""
+    deadline = "" if details["state"] in _ENDED else f", deadline {until(details['deadline'])}"
     title = (
-        f"round {details['round']}: {_state(details)}, opened {ago(details['opened_at'])}, "
-        f"deadline {until(details['deadline'])}\n"
+        f"round {details['round']}: {_state(details)}, opened {ago(details['opened_at'])}{deadline}\n"
         f"{counts['joined']} joined, {counts['arrived']} arrived, {counts['late']} late, "
         f"{counts['rejected']} rejected{dropped}; {traffic(details['bytes'])}"
     )

@@ -11,12 +11,14 @@ import subprocess
 import sys
 import tempfile
 from datetime import datetime, timedelta
+from functools import partial
 from pathlib import Path
 
 from client_agent.simulation.admin_client import Operator
 from client_agent.simulation.coordinator_process import TESSERA, quiet_environment, running_coordinator
 from examples.screenshots.federations import (
     SHOWN_ROUND,
+    WATCHED,
     WATCHED_ROUND,
     Agents,
     ScreenshotsFailed,
@@ -24,6 +26,7 @@ from examples.screenshots.federations import (
     clinics,
     helpdesk,
     ward,
+    ward_further,
     ward_in_round,
     ward_to_the_end,
 )
@@ -35,6 +38,7 @@ from examples.screenshots.pictures import (
     show_curves,
     token_dialog,
 )
+from examples.screenshots.terminal import COLUMNS, Recording, moments, svg_of
 
 IMAGES = Path(__file__).resolve().parents[2] / "docs" / "images"
 SHOWN_CLIENT = "aster"
@@ -133,17 +137,50 @@ def _run(operator: Operator, folder: Path, camera: Camera) -> None:
         )
         camera.take(Picture("page-audit", "audit", window=_AUDIT), "", now)
         camera.take_text("terminal-round", _terminal(operator, camera, "round", "show", federation))
+        camera.store_svg("terminal-watch", _watched(operator, camera, agents, federation))
         ward_to_the_end(agents)
         camera.take(Picture("run-end"), federation, None)
         camera.take(Picture("page-curves", selector="#curves-part", act=show_curves), federation, None)
         camera.take_text("terminal-rounds", _terminal(operator, camera, "round", "list", federation))
 
 
+def _watched(operator: Operator, camera: Camera, agents: Agents, federation: str) -> str:
+    """Follow the round to its end in a terminal; return a picture of three moments of it."""
+    command = ["round", "show", federation, str(WATCHED_ROUND), "--watch"]
+    with Recording([*TESSERA, *command], _environment(operator, camera)) as recording:
+        agents.wait(lambda: bool(recording.drawings()))
+        ward_further(agents)
+        drawn = len(recording.drawings())
+        agents.wait(lambda: len(recording.drawings()) > drawn + 1)
+        for name in reversed(WATCHED):
+            agents.release(name)
+            agents.wait(partial(_has_arrived, agents, name))
+        agents.wait(recording.has_ended)
+    shown = moments(
+        recording.drawings(),
+        (
+            lambda text: text.count(", loss ") == len(WATCHED) and " s left" in text,
+            lambda text: text.count(", loss ") == len(WATCHED) - 1,
+            lambda text: "published" in text,
+        ),
+    )
+    return svg_of(f"tessera {' '.join(command)}", shown)
+
+
+def _has_arrived(agents: Agents, name: str) -> bool:
+    part = agents.part(name, WATCHED_ROUND)
+    return part is not None and part["state"] == "arrived"
+
+
+def _environment(operator: Operator, camera: Camera) -> dict[str, str]:
+    return quiet_environment(
+        TESSERA_URL=operator.url, TESSERA_TOKEN=camera.token("auditor"), COLUMNS=str(COLUMNS)
+    )
+
+
 def _terminal(operator: Operator, camera: Camera, *command: str) -> str:
     """Return a command and its output in a terminal of 110 columns."""
-    environment = quiet_environment(
-        TESSERA_URL=operator.url, TESSERA_TOKEN=camera.token("auditor"), COLUMNS="110"
-    )
+    environment = _environment(operator, camera)
     done = subprocess.run([*TESSERA, *command], env=environment, check=True, capture_output=True, text=True)
     return f"$ tessera {' '.join(command)}\n{done.stdout}"
 

@@ -100,6 +100,12 @@ class Camera:
         self._store(name, page.locator("pre").screenshot())
         page.context.close()
 
+    def store_svg(self, name: str, content: str) -> None:
+        """Store a picture that is a drawing already."""
+        file = self._out / f"{name}.svg"
+        file.write_text(content, "utf-8")
+        print(f"{file}: {len(content) / 1024:.0f} KiB", file=sys.stderr, flush=True)
+
     def _page(self, window: tuple[int, int], *, dark: bool = False) -> Page:
         context = self._browser.new_context(
             viewport={"width": window[0], "height": window[1]},

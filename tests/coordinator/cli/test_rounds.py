@@ -47,6 +47,8 @@ def test_rounds_are_listed_by_their_mean_loss(coordinator: Served, federation_id
 def test_a_round_shows_the_losses_of_each_client(coordinator: Served, federation_id: str) -> None:
     lines = output(coordinator, "round", "show", federation_id, "1")
     assert max(len(line) for line in lines if not line.startswith("- ")) <= 80
+    assert lines[0].startswith("round 1: published, opened ")
+    assert "deadline" not in lines[0]
     (head,) = [line.split() for line in lines if line.split()[:2] == ["client", "state"]]
     assert [name for name in head if name in ("served", "trained", "kept", "final", "perplexity")] == [
         *("served", "trained", "kept", "final", "perplexity")
