@@ -25,8 +25,6 @@ from schemas.messages.tokens import Hello
 
 router = APIRouter(tags=["about"])
 
-_STORE_AWAY = "the payload store does not answer, so older tensors cannot be read; the log has the reason"
-
 
 async def _mover(request: Request) -> PayloadMover | None:
     mover: PayloadMover | None = request.app.state.mover
@@ -46,12 +44,13 @@ async def is_alive() -> str:
 def is_ready(database: TheDatabase, mover: _TheMover) -> str:
     """Return ready if the database answers and its migrations are current.
 
-    A second line reports a payload store that does not answer. It makes no replica unready: all of them would
-    be at once, while open rounds need only the database.
+    A second line reports a payload store that does not answer or that another database claims. It makes no
+    replica unready: all of them would be at once, while open rounds need only the database.
     """
     if not migrate.is_current(database):
         raise Unavailable("the database is not migrated to this version; run `tessera migrate`")
-    return "ready\n" if mover is None or mover.answers else f"ready\n{_STORE_AWAY}\n"
+    fault = None if mover is None else mover.fault
+    return "ready\n" if fault is None else f"ready\n{fault}\n"
 
 
 @router.get("/v1/hello", responses=answers(Invalid))

@@ -19,6 +19,7 @@ def move_payloads(to: str, *, progress: Callable[[int], None]) -> None:
     Raises:
         SettingsUnusable: the database cannot be used, or the URL is none of a store.
         Unavailable: the store does not answer.
+        NotOwner: another database claims the store.
         LookupError: a payload is damaged.
     """
     if to != moving.ROWS:
@@ -39,6 +40,23 @@ def check_payloads() -> list[str]:
     """
     with _current_database() as database:
         return list(moving.missing(database))
+
+
+def take_over(store: str | None) -> str:
+    """Make this database the owner of its folder in a store, by default that of the settings; return its URL.
+
+    Raises:
+        SettingsUnusable: there is no store, or the database cannot be used.
+        Unavailable: the store does not answer.
+    """
+    url = store or load_settings().payload_store
+    if not url:
+        raise SettingsUnusable("TESSERA_PAYLOAD_STORE is not set; set it, or pass --store s3://BUCKET/PREFIX")
+    require_url(url)
+    with _current_database() as database:
+        moving.require(database, url)
+        moving.ownership(database, url).take_over()
+    return url
 
 
 @contextmanager

@@ -8,6 +8,7 @@ from sqlalchemy import Connection, text
 import coordinator.db.tables.alignment
 import coordinator.db.tables.experts
 import coordinator.db.tables.identity
+import coordinator.db.tables.payload_stores
 import coordinator.db.tables.progress
 import coordinator.db.tables.secure_sum
 import coordinator.db.tables.webhooks

@@ -119,6 +119,33 @@ def check_payloads() -> None:
     typer.echo("every payload in a store is there")
 
 
+@payloads.command("take-over")
+def take_over_payloads(
+    store: Annotated[
+        str | None, typer.Option(help="The store; by default that of TESSERA_PAYLOAD_STORE.")
+    ] = None,
+    yes: Annotated[bool, typer.Option("--yes", help="Take it over without confirmation.")] = False,
+) -> None:
+    """Make the database at TESSERA_DATABASE_URL the owner of its tensors' folder in a store.
+
+    Needed where two databases with one signing key have used a store, as after a restored backup: neither
+    moves or deletes there until this command ran for one of them. Stop the coordinator of the other first, or
+    set another store there. Two hours later, objects are deleted that this database has no tensor for.
+    """
+    from coordinator.errors import Refused, SettingsUnusable
+    from coordinator.maintenance import take_over as run
+
+    if not yes:
+        typer.confirm("Does no other coordinator with this signing key use the store any more?", abort=True)
+    try:
+        url = run(store)
+    except (SettingsUnusable, Refused) as error:
+        _fail(error)
+    typer.echo(
+        f"this database owns its folder in {url}; objects without a tensor are deleted from two hours on"
+    )
+
+
 def ready(url: Url = DEFAULT_URL) -> None:
     """Check that a coordinator and its database are ready; exit 1 with the reason if not. For health
     checks.

@@ -43,6 +43,8 @@ Place = Literal[
     "collection-deleted",
     "payload-put",
     "payload-moved",
+    "owner-written",
+    "owner-put",
 ]
 """`written`: before the commit; `committed`: after it, before any notification or response."""
 

@@ -101,13 +101,22 @@ class Metrics:
         self._database_bytes = Gauge(
             "tessera_database_bytes", "Size of the database on its disk", registry=self.registry
         )
+        self._describe_store()
 
-        self.payload_store_up = Gauge(
+    def _describe_store(self) -> None:
+        self.payload_store_up = self._gauge_of_one(
             "tessera_payload_store_up",
             "0 if the payload store did not answer when it was last tried, each minute; else 1",
-            registry=self.registry,
         )
-        self.payload_store_up.set(1)
+        self.payload_store_owned = self._gauge_of_one(
+            "tessera_payload_store_owned",
+            "0 if another database claims the payload store, so that nothing is moved or deleted; else 1",
+        )
+
+    def _gauge_of_one(self, name: str, description: str) -> Gauge:
+        gauge = Gauge(name, description, registry=self.registry)
+        gauge.set(1)
+        return gauge
 
     def recent(self) -> bytes | None:
         text, now = self._rendered

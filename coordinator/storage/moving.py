@@ -23,6 +23,7 @@ from coordinator.observability.fault_points import may_crash
 from coordinator.observability.logs import logger
 from coordinator.storage import current, object_store, payloads
 from coordinator.storage.garbage_collection import GRACE
+from coordinator.storage.ownership import Ownership
 from schemas.identity.keys import thumbprint
 from schemas.wire.digests import digest_from_hash
 
@@ -69,16 +70,19 @@ def move(
 
     Raises:
         Unavailable: the store does not answer; repeat the call.
+        NotOwner: another database claims the store.
         LookupError: a payload's bytes are missing, or are not those of its digest.
     """
     base = None if to == ROWS else home(database, to)
+    owner = None if base is None else Ownership(database, base)
     after = 0
     while batch := _elsewhere(database, base, smallest, settled, after):
         for payload in batch:
             after = payload.id
-            if base is None:
+            if base is None or owner is None:
                 moved = _to_rows(database, payload)
             else:
+                owner.keep()
                 moved = _to_object(database, payload, f"{base}/{payload.id}-{secrets.token_hex(8)}")
             if moved:
                 yield payload.size
@@ -100,12 +104,22 @@ def move_settled(
 def sweep(database: Database, url: str, *, unused: timedelta = _UNUSED) -> int:
     """Delete objects of this database that are older than `unused` and no payload's; return their number.
 
-    Collected and moved payloads leave such objects, and so does a kill between object and commit.
+    Collected and moved payloads leave such objects, and so does a kill between object and commit. Nothing is
+    deleted before the database has owned its folder for `unused`, so that another has time to dispute it.
+
+    Raises:
+        NotOwner: another database claims the store.
+        Unavailable: the store does not answer.
     """
     base, swept = home(database, url), 0
+    owner = Ownership(database, base)
+    owner.keep()
     for batch in object_store.listed(base):
+        owner.keep()
         with database.read() as session:
             oldest = database_time(session) - unused
+            if owner.owned_since(session) >= oldest:
+                return 0
             old = [place for place, changed in batch if changed < oldest]
             in_use = set(session.scalars(select(PayloadRow.place).where(PayloadRow.place.in_(old))))
         orphans = [place for place in old if place not in in_use]
@@ -216,3 +230,8 @@ def require(database: Database, url: str) -> None:
         SettingsUnusable, Unavailable: see `object_store.require_store`.
     """
     object_store.require_store(home(database, url))
+
+
+def ownership(database: Database, url: str) -> Ownership:
+    """Return the claim of a database to its folder in a store."""
+    return Ownership(database, home(database, url))

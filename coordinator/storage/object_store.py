@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import datetime, timedelta
 from functools import cache, lru_cache
 from importlib.util import find_spec
@@ -70,6 +70,31 @@ def put(place: str, content: Iterable[bytes]) -> None:
                 writer.write(piece)
 
 
+def put_small(place: str, text: str) -> None:
+    """Write or replace an object of a few bytes at once.
+
+    Raises:
+        Unavailable: the store does not answer, or refuses the credentials.
+    """
+    base, key = _parted(place)
+    with _explained(base):
+        _store(base).put(key, text.encode(), use_multipart=False)
+
+
+def small(place: str) -> str | None:
+    """Read an object that `put_small` wrote; None if there is none.
+
+    Raises:
+        Unavailable: the store does not answer, or refuses the credentials.
+    """
+    base, key = _parted(place)
+    with _explained(base):
+        try:
+            return bytes(_store(base).get(key).bytes()).decode("utf-8", "replace")
+        except FileNotFoundError:
+            return None
+
+
 def read(place: str, begin: int, end: int) -> bytes:
     """Read a range of an object.
 
@@ -123,8 +148,15 @@ def delete(places: Sequence[str]) -> None:
     """Delete objects of one store; missing ones do not matter."""
     if places:
         base = _parted(places[0])[0]
+        keys = [_parted(place)[1] for place in places]
         with _explained(base):
-            _store(base).delete([_parted(place)[1] for place in places])
+            store = _store(base)
+            try:
+                store.delete(keys)
+            except FileNotFoundError:  # a folder stops there; a replica may have swept at the same time
+                for key in keys:
+                    with suppress(FileNotFoundError):
+                        store.delete(key)
 
 
 def _parted(place: str) -> tuple[str, str]:

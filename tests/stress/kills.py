@@ -24,10 +24,14 @@ _COLLECTING: Place = "collection-deleted"
 OF_MOVES = [place for place in PLACES if place.startswith("payload-")]
 """Those of `tests.coordinator.storage.test_moving`."""
 
+OF_OWNERS = [place for place in PLACES if place.startswith("owner-")]
+"""Those of `tests.coordinator.storage.test_ownership`."""
+
 OF_SUMS = [place for place in PLACES if place.startswith(("ready-", "sum-"))]
 """Places that only a federation comes to whose updates are summed."""
 
-_WHILE_SERVING = [place for place in PLACES if place != _COLLECTING and place not in (*OF_SUMS, *OF_MOVES)]
+_ELSEWHERE = (_COLLECTING, *OF_SUMS, *OF_MOVES, *OF_OWNERS)
+_WHILE_SERVING = [place for place in PLACES if place not in _ELSEWHERE]
 _LEFT_OVER = 4
 
 
