@@ -12,10 +12,10 @@ import threading
 import time
 from datetime import datetime, timedelta
 
-import httpx
 from pydantic import SecretStr
 
 from coordinator.db.engine import Database, database_time
+from coordinator.http import outgoing
 from coordinator.observability.logs import logger
 from coordinator.rounds.stuck import stuck_rounds, waiting_since
 from coordinator.storage import webhook_outbox
@@ -27,6 +27,8 @@ LEASE = timedelta(seconds=60)
 """Time after which another worker tries a message whose worker died."""
 
 TIMEOUT_SECONDS = 10.0
+"""Deadline of an attempt, from its connection to the headers of the answer."""
+
 _MAX_WAIT_SECONDS = 3600.0
 _SCAN_SECONDS = 10.0
 _JOIN_SECONDS = 1.0
@@ -48,6 +50,7 @@ class WebhookSender:
         stuck_seconds: float,
         tick_seconds: float,
         first_wait_seconds: float = 5.0,
+        timeout_seconds: float = TIMEOUT_SECONDS,
     ) -> None:
         """Prepare; `secret` adds an HMAC to the signature, `first_wait_seconds` is the first retry's."""
         self._database = database
@@ -57,6 +60,7 @@ class WebhookSender:
         self._stuck_seconds = stuck_seconds
         self._tick_seconds = tick_seconds
         self._first_wait_seconds = first_wait_seconds
+        self._timeout_seconds = timeout_seconds
         self._stopping = threading.Event()
         self._next_scan = time.monotonic()
         self._thread = threading.Thread(target=self._run, name="webhook", daemon=True)
@@ -70,27 +74,26 @@ class WebhookSender:
         self._thread.join(_JOIN_SECONDS)
 
     def _run(self) -> None:
-        with httpx.Client(timeout=TIMEOUT_SECONDS, follow_redirects=False) as client:
-            while not self._stopping.is_set():
-                try:
-                    self._scan()
-                    if self.send_next(client):
-                        continue
-                except Exception:
-                    log.exception("webhook-interrupted")
-                self._stopping.wait(self._tick_seconds)
+        while not self._stopping.is_set():
+            try:
+                self._scan()
+                if self.send_next():
+                    continue
+            except Exception:
+                log.exception("webhook-interrupted")
+            self._stopping.wait(self._tick_seconds)
 
     def _scan(self) -> None:
         if time.monotonic() >= self._next_scan:
             self._next_scan = time.monotonic() + min(_SCAN_SECONDS, self._stuck_seconds)
             report_stuck_rounds(self._database, self._stuck_seconds)
 
-    def send_next(self, client: httpx.Client) -> bool:
+    def send_next(self) -> bool:
         """Try to deliver one message that is due; return whether there was one."""
         message = webhook_outbox.claim(self._database, LEASE)
         if message is None:
             return False
-        fault = self._post(client, message)
+        fault = self._post(message)
         names = {"message": message.id, "kind": message.kind, "federation": message.federation_id}
         if fault is None:
             webhook_outbox.mark_delivered(self._database, message)
@@ -103,16 +106,23 @@ class WebhookSender:
         )
         return True
 
-    def _post(self, client: httpx.Client, message: Message) -> str | None:
+    def _post(self, message: Message) -> str | None:
         """Send a message; return why it was not accepted, None = it was."""
         body = payload(message)
         now = int(time.time())
         signed = signed_headers(message.id, body, now, sign=self._key.sign_webhook, secret=self._secret)
         try:
-            with client.stream("POST", self._url, content=body, headers=_HEADERS | signed) as answer:
-                return None if answer.is_success else f"status {answer.status_code}"
-        except httpx.HTTPError as error:
-            return type(error).__name__
+            answer = outgoing.request(
+                "POST",
+                self._url,
+                seconds=self._timeout_seconds,
+                most_bytes=0,
+                content=body,
+                headers=_HEADERS | signed,
+            )
+        except outgoing.NoAnswer as error:
+            return str(error)
+        return None if answer.is_success else f"status {answer.status}"
 
 
 def payload(message: Message) -> bytes:

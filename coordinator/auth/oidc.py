@@ -7,6 +7,7 @@ role. Needs the extra `oidc`.
 from __future__ import annotations
 
 import hashlib
+import json
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -16,10 +17,9 @@ from math import inf
 from typing import Any, ClassVar, Final
 from urllib.parse import quote
 
-import httpx
-
 from coordinator.auth import signed_out
 from coordinator.errors import CredentialInvalid, Forbidden, Refused, SettingsUnusable
+from coordinator.http.outgoing import Answer, NoAnswer, request
 from coordinator.observability.logs import logger
 from coordinator.settings import Settings
 from schemas.identity.group_roles import RANKS, roles_of_groups
@@ -39,7 +39,9 @@ _DOWN_SECONDS: Final = 10.0
 """A provider that did not answer is not asked again for so long: waiting callers would take all threads."""
 _EXCHANGES: Final = 4
 """Codes that are exchanged at once: anybody can send one, and each holds a thread until the answer."""
-_TIMEOUT: Final = httpx.Timeout(5.0)
+_TIMEOUT_SECONDS: Final = 5.0
+_MOST_BYTES: Final = 2**20
+"""Bytes of an answer of the provider; metadata, keys and tokens have some thousands."""
 _NAME_CHARACTERS: Final = 100
 
 
@@ -159,7 +161,7 @@ class IdentityProvider:
             self._exchanges.release()
         token = _document(answer).get("id_token") if answer.is_success else None
         if not isinstance(token, str):
-            log.info("authorization-code-refused", status=answer.status_code)
+            log.info("authorization-code-refused", status=answer.status)
             raise CredentialInvalid
         return token
 
@@ -172,12 +174,12 @@ class IdentityProvider:
         with self._lock:
             if not self._metadata:
                 url = f"{self.issuer.rstrip('/')}/.well-known/openid-configuration"
-                document = _document(self._request("GET", url))
+                document = self._get(url)
                 needed = ("authorization_endpoint", "token_endpoint", "jwks_uri")
                 if document.get("issuer") != self.issuer or not all(
                     isinstance(document.get(name), str) for name in needed
                 ):
-                    log.error("identity-provider-unusable", url=url, issuer=document.get("issuer"))
+                    self._note_down(url, f"metadata of {document.get('issuer')!r}, or without endpoints")
                     raise ProviderDown
                 self._metadata = document
             return self._metadata
@@ -191,14 +193,23 @@ class IdentityProvider:
             age = self.clock() - self._fetched_at if self._fetched_at is not None else None
             kid = str(header.get("kid", ""))
             if age is None or age > _KEYS_SECONDS or (kid not in self._keys and age > _RETRY_SECONDS):
-                document = _document(self._request("GET", uri))
-                self._keys = {str(key.key_id or ""): key for key in jwt.PyJWKSet.from_dict(document).keys}
+                self._keys = self._fetched_keys(uri)
                 self._fetched_at = self.clock()
             if not kid and len(self._keys) == 1:  # section 10.1: the name may be left out then
                 return next(iter(self._keys.values()))
             if kid not in self._keys:
                 raise jwt.InvalidKeyError(f"the provider has no key {kid!r}")
             return self._keys[kid]
+
+    def _fetched_keys(self, uri: str) -> dict[str, Any]:
+        import jwt
+
+        document = self._get(uri)
+        try:
+            return {str(key.key_id or ""): key for key in jwt.PyJWKSet.from_dict(document).keys}
+        except (jwt.PyJWTError, AttributeError, TypeError, ValueError) as error:  # a list of numbers, say
+            self._note_down(uri, f"unusable keys: {error}")
+            raise ProviderDown from error
 
     def _roles(self, claims: Mapping[str, Any]) -> dict[str | None, PersonRole]:
         """Return the highest role by federation that the groups of a person have."""
@@ -213,21 +224,33 @@ class IdentityProvider:
                     roles[federation] = role
         return roles
 
-    def _request(self, method: str, url: str, **options: Any) -> httpx.Response:
+    def _get(self, url: str) -> dict[str, Any]:
+        """Return a document of the provider; one that cannot be used counts as no answer."""
+        answer = self._request("GET", url)
+        try:
+            return _document(answer)
+        except ProviderDown:
+            self._note_down(url, f"status {answer.status}, and no JSON object")
+            raise
+
+    def _request(self, method: str, url: str, **options: Any) -> Answer:
         if self.clock() < self._down_until:
             raise ProviderDown
         try:
-            return httpx.request(method, url, timeout=_TIMEOUT, follow_redirects=False, **options)
-        except httpx.HTTPError as error:
-            self._down_until = self.clock() + _DOWN_SECONDS
-            log.warning("identity-provider-down", url=url, reason=type(error).__name__)
+            return request(method, url, seconds=_TIMEOUT_SECONDS, most_bytes=_MOST_BYTES, **options)
+        except NoAnswer as error:
+            self._note_down(url, str(error))
             raise ProviderDown from error
 
+    def _note_down(self, url: str, reason: str) -> None:
+        self._down_until = self.clock() + _DOWN_SECONDS
+        log.warning("identity-provider-down", url=url, reason=reason)
 
-def _document(answer: httpx.Response) -> dict[str, Any]:
+
+def _document(answer: Answer) -> dict[str, Any]:
     try:
-        document = answer.json()
-    except ValueError as error:
+        document = json.loads(answer.body)
+    except (ValueError, RecursionError) as error:
         raise ProviderDown from error
     if not isinstance(document, dict):
         raise ProviderDown

@@ -10,7 +10,6 @@ from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
-import httpx
 import pytest
 from cryptography.exceptions import InvalidSignature
 from pydantic import SecretStr
@@ -33,6 +32,7 @@ from tests.coordinator.aggregation.closed_round import simple
 from tests.coordinator.webhook_receiver import receiving
 from tests.served import Served, start
 from tests.taking_part import PLAN, running
+from tests.trickling import trickling
 from tests.waiting import wait_until
 
 SECRET = "whsec_" + base64.b64encode(bytes(range(32))).decode()
@@ -52,8 +52,7 @@ def sender(database: Database, url: str, **changes: Any) -> WebhookSender:
 
 
 def send(database: Database, url: str, **changes: Any) -> bool:
-    with httpx.Client(timeout=2.0) as client:
-        return sender(database, url, **changes).send_next(client)
+    return sender(database, url, **changes).send_next()
 
 
 def message_row(database: Database) -> WebhookRow:
@@ -122,8 +121,7 @@ def test_a_receiver_that_is_away_or_silent_gets_the_message_later(sqlite_databas
     make_due(sqlite_database)
     with receiving() as receiver:
         receiver.released.clear()
-        with httpx.Client(timeout=0.1) as client:
-            assert sender(sqlite_database, receiver.url).send_next(client)
+        assert send(sqlite_database, receiver.url, timeout_seconds=0.1)
         assert message_row(sqlite_database).delivered_at is None
         receiver.released.set()
         make_due(sqlite_database)
@@ -131,6 +129,25 @@ def test_a_receiver_that_is_away_or_silent_gets_the_message_later(sqlite_databas
     row = message_row(sqlite_database)
     assert row.attempts == 3
     assert row.delivered_at is not None
+
+
+@pytest.mark.parametrize("part", ["headers", "one header", "hints"])
+def test_a_receiver_whose_answer_does_not_end_holds_nobody(sqlite_database: Database, part: str) -> None:
+    add_message(sqlite_database)
+    with trickling(part) as server:
+        assert send(sqlite_database, server.url, timeout_seconds=0.4)
+        assert message_row(sqlite_database).delivered_at is None
+        make_due(sqlite_database)
+        with receiving() as receiver:
+            assert send(sqlite_database, receiver.url)
+    assert message_row(sqlite_database).delivered_at is not None
+
+
+def test_a_body_that_does_not_end_is_not_waited_for(sqlite_database: Database) -> None:
+    add_message(sqlite_database)
+    with trickling("body") as server:
+        assert send(sqlite_database, server.url, timeout_seconds=60.0)
+    assert message_row(sqlite_database).delivered_at is not None
 
 
 def test_retries_wait_longer_up_to_an_hour() -> None:

@@ -1,0 +1,89 @@
+"""An identity provider that is slow or answers nonsense is left alone for a while, and holds no thread."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import jwt
+import pytest
+
+from coordinator.auth import oidc
+from coordinator.auth.oidc import IdentityProvider, ProviderDown, provider_of
+from coordinator.settings import Settings
+from tests.coordinator.auth.provider import CLIENT
+from tests.trickling import trickling
+
+METADATA = "/.well-known/openid-configuration"
+TOKEN = jwt.encode({}, "k" * 32, "HS256", headers={"kid": "any"})
+
+
+def provider_at(issuer: str) -> IdentityProvider:
+    provider = provider_of(Settings(oidc_issuer=issuer, oidc_client_id=CLIENT, oidc_roles="chiefs=admin"))
+    assert provider is not None
+    return provider
+
+
+@contextmanager
+def answering(metadata: str, keys: str = "") -> Iterator[tuple[str, list[str]]]:
+    """Answer as a provider, `ISSUER` in its metadata; yield the issuer and the paths of the requests."""
+    paths: list[str] = []
+
+    class Answers(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            paths.append(self.path)
+            body = (metadata.replace("ISSUER", issuer) if self.path == METADATA else keys).encode()
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None: ...
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Answers)
+    issuer = f"http://127.0.0.1:{server.server_port}"
+    thread = threading.Thread(target=server.serve_forever, args=(0.02,))
+    thread.start()
+    try:
+        yield issuer, paths
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+@pytest.mark.parametrize("part", ["headers", "body"])
+def test_an_answer_that_does_not_end_is_waited_for_once(monkeypatch: pytest.MonkeyPatch, part: str) -> None:
+    monkeypatch.setattr(oidc, "_TIMEOUT_SECONDS", 0.3)
+    with trickling(part) as server:
+        provider = provider_at(server.url)
+        for _ in range(3):
+            with pytest.raises(ProviderDown):
+                provider.person(TOKEN)
+        assert server.connections == 1
+
+
+@pytest.mark.parametrize("body", ["no", "[]", '{"issuer": "https://another.example"}', "[" * 10_000, "\x00"])
+def test_metadata_that_cannot_be_used_are_asked_for_once(body: str) -> None:
+    with answering(body) as (issuer, paths):
+        provider = provider_at(issuer)
+        for _ in range(3):
+            with pytest.raises(ProviderDown):
+                provider.person(TOKEN)
+    assert paths == [METADATA]
+
+
+@pytest.mark.parametrize("keys", ['{"keys": [1]}', '{"keys": 5}', '{"keys": []}', '{"keys": [{}]}', "{}"])
+def test_keys_that_cannot_be_used_are_no_fault_of_the_token(keys: str) -> None:
+    metadata = (
+        '{"issuer": "ISSUER", "authorization_endpoint": "ISSUER/a", "token_endpoint": "ISSUER/t",'
+        ' "jwks_uri": "ISSUER/keys"}'
+    )
+    with answering(metadata, keys) as (issuer, paths):
+        provider = provider_at(issuer)
+        for _ in range(3):
+            with pytest.raises(ProviderDown):
+                provider.person(TOKEN)
+    assert paths == [METADATA, "/keys"]
