@@ -130,6 +130,7 @@ def create_app(settings: Settings, *, traces: TracerProvider | None = None) -> F
     app.state.metrics = Metrics()
     app.state.stopping = threading.Event()
     app.state.poll_rate = PollRate(settings.polls_per_second)
+    app.state.me_rate = PollRate(settings.polls_per_second)
     app.state.sum_poll_rate = PollRate(settings.polls_per_second, burst=secure_sum.SUM_POLLS_AT_ONCE)
     app.state.identity_provider = provider_of(settings)
     app.state.progress_rate = PollRate(progress.PER_SECOND, burst=progress.BURST)

@@ -92,7 +92,8 @@ class Settings(BaseSettings):
         Field(ge=1, description="invalid bearer tokens per address before 429, across replicas"),
     ] = 20
     polls_per_second: Annotated[
-        float, Field(gt=0, description="polls of one client per second, after a burst of ten")
+        float,
+        Field(gt=0, description="polls of one client per second, and reads of `/v1/me`, after ten of each"),
     ] = 1.0
     upload_bytes_per_second: Annotated[
         int, Field(ge=1000, description="slowest pace of a body after 30 s; lower it for slow networks")

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import re
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Request
 
 from coordinator.auth.authentication import Member
 from coordinator.auth.permissions import AnyMember, AsAuditor, AsAuditorOfClient, AsReader
 from coordinator.enrolment import roster
-from coordinator.errors import AuthMissing, Forbidden, Invalid, NotFound
+from coordinator.errors import AuthMissing, Forbidden, Invalid, NotFound, RateLimited
 from coordinator.federations import store
 from coordinator.federations.layouts import layout_of
 from coordinator.http.dependencies import TheDatabase
+from coordinator.http.limits.poll_rate import PollRate
 from coordinator.http.params import DEFAULT_LIMIT, After, ClientId, FederationId, Limit
 from coordinator.http.problems import answers
 from coordinator.strategies.opening import open_plan
@@ -22,9 +23,11 @@ router = APIRouter(tags=["clients"])
 _CURSOR = re.compile(r"[0-9]{1,9}")
 
 
-@router.get("/v1/me", responses=answers(AuthMissing, Forbidden))
-def who_am_i(member: AnyMember, database: TheDatabase) -> Me:
+@router.get("/v1/me", responses=answers(AuthMissing, Forbidden, RateLimited))
+def who_am_i(member: AnyMember, request: Request, database: TheDatabase) -> Me:
     """Return the calling client's identity and adapter layout."""
+    rate: PollRate = request.app.state.me_rate
+    rate.take(member.client_id)
     with database.read() as session:
         row = store.client(session, member.federation_id, member.client_id)
         opened = open_plan(store.plan_of(store.federation(session, member.federation_id)))

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from math import sqrt
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal, Self, cast
 
-from pydantic import Field, model_validator
+from pydantic import Field, ValidationError, ValidatorFunctionWrapHandler, WrapValidator, model_validator
+from pydantic_core import PydanticCustomError
 
 from schemas.maths.adapter import block_modules
 from schemas.messages.base import Strict, field_error
@@ -17,11 +18,23 @@ ALL_ROLES: tuple[Role, ...] = ("q", "k", "v", "o", "gate", "up", "down")
 
 _SHOWN = 8
 
+
+def _in_one_sentence(value: object, read: ValidatorFunctionWrapHandler) -> int | tuple[int, ...]:
+    """Validate layers with one error, where a union has one for each of its members."""
+    try:  # inside a wrapper strict validation takes no list of JSON for a tuple
+        return cast(int | tuple[int, ...], read(tuple(value) if isinstance(value, list) else value))
+    except ValidationError:
+        raise PydanticCustomError(
+            "wrong", "must be a number from 1 to 1024, or a list of layers from 0 to 1023"
+        ) from None
+
+
 _LayerNumber = Annotated[int, Field(strict=True, ge=0, lt=1024)]
-AdaptedLayers = (
+AdaptedLayers = Annotated[
     Annotated[int, Field(strict=True, ge=1, le=1024)]
-    | Annotated[tuple[_LayerNumber, ...], Field(min_length=1, max_length=1024)]
-)
+    | Annotated[tuple[_LayerNumber, ...], Field(min_length=1, max_length=1024)],
+    WrapValidator(_in_one_sentence),
+]
 
 
 def is_absent(value: object) -> bool:

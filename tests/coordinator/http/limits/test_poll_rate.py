@@ -138,3 +138,17 @@ def test_a_refused_poll_ends_when_its_client_has_gone() -> None:
 
     anyio.run(refuse)
     assert not messages
+
+
+def test_a_client_reads_about_itself_ten_times_at_once(
+    serve: Callable[..., Served], fresh_database: Callable[[str], str]
+) -> None:
+    served = serve(fresh_database("sqlite"), polls_per_second=1e-6)
+    federation_id = served.federation()
+    silo, another = served.enrol(federation_id, "a"), served.enrol(federation_id, "b")
+    answers = [silo.http.get("/v1/me") for _ in range(BURST + 1)]
+    assert [answer.status_code for answer in answers] == [200] * BURST + [429]
+    assert slug(answers[-1]) == "rate-limited"
+    assert int(answers[-1].headers["Retry-After"]) >= 1
+    assert another.http.get("/v1/me").status_code == 200
+    assert silo.http.get(f"/v1/federations/{federation_id}/rounds/current").status_code == 204
