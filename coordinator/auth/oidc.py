@@ -7,19 +7,19 @@ role. Needs the extra `oidc`.
 from __future__ import annotations
 
 import hashlib
-import json
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from math import inf
-from typing import Any, ClassVar, Final
+from typing import Any, Final
 from urllib.parse import quote
 
 from coordinator.auth import signed_out
-from coordinator.errors import CredentialInvalid, Forbidden, Refused, SettingsUnusable
-from coordinator.http.outgoing import Answer, NoAnswer, request
+from coordinator.auth.provider_requests import ProviderDown, ProviderRequests, document_of
+from coordinator.errors import CredentialInvalid, Forbidden, SettingsUnusable
 from coordinator.observability.logs import logger
 from coordinator.settings import Settings
 from schemas.identity.group_roles import RANKS, roles_of_groups
@@ -35,21 +35,11 @@ _BASIC: Final = "client_secret_basic"
 _LEEWAY_SECONDS: Final = 30
 _KEYS_SECONDS: Final = 600.0
 _RETRY_SECONDS: Final = 30.0
-_DOWN_SECONDS: Final = 10.0
-"""A provider that did not answer is not asked again for so long: waiting callers would take all threads."""
 _EXCHANGES: Final = 4
 """Codes that are exchanged at once: anybody can send one, and each holds a thread until the answer."""
-_TIMEOUT_SECONDS: Final = 5.0
-_MOST_BYTES: Final = 2**20
-"""Bytes of an answer of the provider; metadata, keys and tokens have some thousands."""
+_WAITING: Final = 8
+"""Threads that fetch metadata or keys, or wait for that: anybody can send a token of an unknown key."""
 _NAME_CHARACTERS: Final = 100
-
-
-class ProviderDown(Refused):
-    """The identity provider cannot be asked."""
-
-    status, slug, title = 503, "identity-provider", "The identity provider does not answer; retry later"
-    headers: ClassVar[dict[str, str]] = {"Retry-After": "30"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,11 +73,15 @@ class IdentityProvider:
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _metadata: dict[str, Any] = field(default_factory=dict)
     _keys: dict[str, Any] = field(default_factory=dict)
-    _fetched_at: float | None = None
-    _down_until: float = -inf
+    _fetched_at: float = -inf
+    _requests: ProviderRequests = field(init=False)
+    _waiting: threading.BoundedSemaphore = field(default_factory=lambda: threading.BoundedSemaphore(_WAITING))
     _exchanges: threading.BoundedSemaphore = field(
         default_factory=lambda: threading.BoundedSemaphore(_EXCHANGES)
     )
+
+    def __post_init__(self) -> None:
+        self._requests = ProviderRequests(lambda: self.clock())
 
     def person(self, token: str) -> SignedIn:
         """Return whom an ID token is about.
@@ -156,10 +150,10 @@ class IdentityProvider:
         if not self._exchanges.acquire(blocking=False):
             raise ProviderDown
         try:
-            answer = self._request("POST", metadata["token_endpoint"], data=form, **options)
+            answer = self._requests.send("POST", metadata["token_endpoint"], data=form, **options)
         finally:
             self._exchanges.release()
-        token = _document(answer).get("id_token") if answer.is_success else None
+        token = document_of(answer).get("id_token") if answer.is_success else None
         if not isinstance(token, str):
             log.info("authorization-code-refused", status=answer.status)
             raise CredentialInvalid
@@ -171,44 +165,71 @@ class IdentityProvider:
         Raises:
             ProviderDown: it does not answer, or its metadata are those of another issuer.
         """
-        with self._lock:
-            if not self._metadata:
-                url = f"{self.issuer.rstrip('/')}/.well-known/openid-configuration"
-                document = self._get(url)
-                needed = ("authorization_endpoint", "token_endpoint", "jwks_uri")
-                if document.get("issuer") != self.issuer or not all(
-                    isinstance(document.get(name), str) for name in needed
-                ):
-                    self._note_down(url, f"metadata of {document.get('issuer')!r}, or without endpoints")
-                    raise ProviderDown
-                self._metadata = document
-            return self._metadata
+        if not self._metadata:
+            with self._fetching():
+                if not self._metadata:
+                    self._metadata = self._fetched_metadata()
+        return self._metadata
 
     def _key(self, header: Mapping[str, Any]) -> Any:
         """Return the key that a token names; an unknown one is looked for at most twice a minute."""
         import jwt
 
-        uri = self.metadata()["jwks_uri"]
-        with self._lock:
-            age = self.clock() - self._fetched_at if self._fetched_at is not None else None
-            kid = str(header.get("kid", ""))
-            if age is None or age > _KEYS_SECONDS or (kid not in self._keys and age > _RETRY_SECONDS):
-                self._keys = self._fetched_keys(uri)
-                self._fetched_at = self.clock()
-            if not kid and len(self._keys) == 1:  # section 10.1: the name may be left out then
-                return next(iter(self._keys.values()))
-            if kid not in self._keys:
-                raise jwt.InvalidKeyError(f"the provider has no key {kid!r}")
-            return self._keys[kid]
+        uri, kid = self.metadata()["jwks_uri"], str(header.get("kid", ""))
+        if self._are_due(kid) and not self._is_usable_meanwhile(kid):
+            with self._fetching():
+                if self._are_due(kid):
+                    self._keys, self._fetched_at = self._fetched_keys(uri), self.clock()
+        keys = self._keys
+        if not kid and len(keys) == 1:  # section 10.1: the name may be left out then
+            return next(iter(keys.values()))
+        if kid not in keys:
+            raise jwt.InvalidKeyError(f"the provider has no key {kid!r}")
+        return keys[kid]
+
+    def _are_due(self, kid: str) -> bool:
+        age = self.clock() - self._fetched_at
+        return age > _KEYS_SECONDS or (kid not in self._keys and age > _RETRY_SECONDS)
+
+    def _is_usable_meanwhile(self, kid: str) -> bool:
+        """Whether a key is known, only just due, and another thread is fetching it anew."""
+        age = self.clock() - self._fetched_at
+        return kid in self._keys and age <= _KEYS_SECONDS + _RETRY_SECONDS and self._lock.locked()
+
+    @contextmanager
+    def _fetching(self) -> Iterator[None]:
+        """Fetch in one thread, for which a few may wait.
+
+        Raises:
+            ProviderDown: enough of them wait; all threads would, and nobody else be served meanwhile.
+        """
+        if not self._waiting.acquire(blocking=False):
+            raise ProviderDown
+        try:
+            with self._lock:
+                yield
+        finally:
+            self._waiting.release()
+
+    def _fetched_metadata(self) -> dict[str, Any]:
+        url = f"{self.issuer.rstrip('/')}/.well-known/openid-configuration"
+        document = self._requests.get(url)
+        needed = ("authorization_endpoint", "token_endpoint", "jwks_uri")
+        if document.get("issuer") != self.issuer or not all(
+            isinstance(document.get(name), str) for name in needed
+        ):
+            self._requests.note_down(url, f"metadata of {document.get('issuer')!r}, or without endpoints")
+            raise ProviderDown
+        return document
 
     def _fetched_keys(self, uri: str) -> dict[str, Any]:
         import jwt
 
-        document = self._get(uri)
+        document = self._requests.get(uri)
         try:
             return {str(key.key_id or ""): key for key in jwt.PyJWKSet.from_dict(document).keys}
         except (jwt.PyJWTError, AttributeError, TypeError, ValueError) as error:  # a list of numbers, say
-            self._note_down(uri, f"unusable keys: {error}")
+            self._requests.note_down(uri, f"unusable keys: {error}")
             raise ProviderDown from error
 
     def _roles(self, claims: Mapping[str, Any]) -> dict[str | None, PersonRole]:
@@ -223,38 +244,6 @@ class IdentityProvider:
                 if federation not in roles or RANKS[role] > RANKS[roles[federation]]:
                     roles[federation] = role
         return roles
-
-    def _get(self, url: str) -> dict[str, Any]:
-        """Return a document of the provider; one that cannot be used counts as no answer."""
-        answer = self._request("GET", url)
-        try:
-            return _document(answer)
-        except ProviderDown:
-            self._note_down(url, f"status {answer.status}, and no JSON object")
-            raise
-
-    def _request(self, method: str, url: str, **options: Any) -> Answer:
-        if self.clock() < self._down_until:
-            raise ProviderDown
-        try:
-            return request(method, url, seconds=_TIMEOUT_SECONDS, most_bytes=_MOST_BYTES, **options)
-        except NoAnswer as error:
-            self._note_down(url, str(error))
-            raise ProviderDown from error
-
-    def _note_down(self, url: str, reason: str) -> None:
-        self._down_until = self.clock() + _DOWN_SECONDS
-        log.warning("identity-provider-down", url=url, reason=reason)
-
-
-def _document(answer: Answer) -> dict[str, Any]:
-    try:
-        document = json.loads(answer.body)
-    except (ValueError, RecursionError) as error:
-        raise ProviderDown from error
-    if not isinstance(document, dict):
-        raise ProviderDown
-    return document
 
 
 def provider_of(settings: Settings) -> IdentityProvider | None:

@@ -8,8 +8,9 @@ from fastapi import APIRouter, Depends, Request, Response
 
 from coordinator.auth import signed_out
 from coordinator.auth.authentication import auth_connection
-from coordinator.auth.oidc import SCOPE, IdentityProvider, ProviderDown
+from coordinator.auth.oidc import SCOPE, IdentityProvider
 from coordinator.auth.permissions import AsPersonAnywhere
+from coordinator.auth.provider_requests import ProviderDown
 from coordinator.errors import (
     AuthMissing,
     CredentialInvalid,

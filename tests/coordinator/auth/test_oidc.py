@@ -10,7 +10,8 @@ import jwt
 import pytest
 from pydantic import ValidationError
 
-from coordinator.auth.oidc import ProviderDown, provider_of
+from coordinator.auth.oidc import provider_of
+from coordinator.auth.provider_requests import ProviderDown
 from coordinator.auth.revalidation import Credential, still_valid
 from coordinator.errors import SettingsUnusable
 from coordinator.settings import Settings

@@ -2,22 +2,32 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import jwt
 import pytest
 
-from coordinator.auth import oidc
-from coordinator.auth.oidc import IdentityProvider, ProviderDown, provider_of
+from coordinator.auth import provider_requests
+from coordinator.auth.oidc import IdentityProvider, provider_of
+from coordinator.auth.provider_requests import ProviderDown
 from coordinator.settings import Settings
 from tests.coordinator.auth.provider import CLIENT
 from tests.trickling import trickling
+from tests.waiting import wait_until
 
 METADATA = "/.well-known/openid-configuration"
 TOKEN = jwt.encode({}, "k" * 32, "HS256", headers={"kid": "any"})
+METADATA_OF_ITS_OWN = (
+    '{"issuer": "ISSUER", "authorization_endpoint": "ISSUER/a", "token_endpoint": "ISSUER/t",'
+    ' "jwks_uri": "ISSUER/keys"}'
+)
+KEYS = json.dumps({"keys": [{"kty": "oct", "kid": "a", "alg": "HS256", "k": "a2V5"}]})
+WAITING = 8
 
 
 def provider_at(issuer: str) -> IdentityProvider:
@@ -56,7 +66,7 @@ def answering(metadata: str, keys: str = "") -> Iterator[tuple[str, list[str]]]:
 
 @pytest.mark.parametrize("part", ["headers", "body"])
 def test_an_answer_that_does_not_end_is_waited_for_once(monkeypatch: pytest.MonkeyPatch, part: str) -> None:
-    monkeypatch.setattr(oidc, "_TIMEOUT_SECONDS", 0.3)
+    monkeypatch.setattr(provider_requests, "TIMEOUT_SECONDS", 0.3)
     with trickling(part) as server:
         provider = provider_at(server.url)
         for _ in range(3):
@@ -77,13 +87,41 @@ def test_metadata_that_cannot_be_used_are_asked_for_once(body: str) -> None:
 
 @pytest.mark.parametrize("keys", ['{"keys": [1]}', '{"keys": 5}', '{"keys": []}', '{"keys": [{}]}', "{}"])
 def test_keys_that_cannot_be_used_are_no_fault_of_the_token(keys: str) -> None:
-    metadata = (
-        '{"issuer": "ISSUER", "authorization_endpoint": "ISSUER/a", "token_endpoint": "ISSUER/t",'
-        ' "jwks_uri": "ISSUER/keys"}'
-    )
-    with answering(metadata, keys) as (issuer, paths):
+    with answering(METADATA_OF_ITS_OWN, keys) as (issuer, paths):
         provider = provider_at(issuer)
         for _ in range(3):
             with pytest.raises(ProviderDown):
                 provider.person(TOKEN)
     assert paths == [METADATA, "/keys"]
+
+
+def test_few_threads_wait_for_a_provider(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(provider_requests, "TIMEOUT_SECONDS", 3600.0)
+    with trickling("headers") as server:
+        provider = provider_at(server.url)
+        with ThreadPoolExecutor(WAITING) as threads:
+            waiting = [threads.submit(provider.person, TOKEN) for _ in range(WAITING)]
+            wait_until(lambda: not provider._waiting._value, what="all of them")
+            for _ in range(100):
+                with pytest.raises(ProviderDown):
+                    provider.person(TOKEN)
+            assert not any(task.done() for task in waiting)
+            server.close()
+            for task in waiting:
+                with pytest.raises(ProviderDown):
+                    task.result(60)
+        assert server.connections == 1
+
+
+def test_known_keys_count_while_another_thread_fetches_them_anew() -> None:
+    with answering(METADATA_OF_ITS_OWN, KEYS) as (issuer, paths):
+        provider = provider_at(issuer)
+        now = 0.0
+        provider.clock = lambda: now
+        key = provider._key({"kid": "a"})
+        now = 610.0
+        with provider._fetching():
+            assert provider._key({"kid": "a"}) is key
+        assert paths == [METADATA, "/keys"]
+        assert provider._key({"kid": "a"}) is not key
+        assert paths == [METADATA, "/keys", "/keys"]
