@@ -12,7 +12,7 @@ from typing import Any, cast
 
 import torch
 
-from client_agent.errors import LossNotFinite
+from client_agent.errors import DataInvalid, LossNotFinite
 from client_agent.model.examples import Example, encode_question, encode_some, learnt_parts, probe_set
 from client_agent.model.generation import completions
 from client_agent.model.loading import BaseModel
@@ -65,6 +65,7 @@ def evaluate(
     The loss is of as many texts at most, of which a long raw text has several (`encode_some`).
 
     Raises:
+        DataInvalid: there is no example, which would have no loss instead of a perfect one.
         LossNotFinite: the model's output is NaN or infinite.
         TextTooLong: an example exceeds the base model's context.
     """
@@ -84,21 +85,25 @@ def mean_loss(base: BaseModel, texts: Sequence[Encoded]) -> float:
     """Compute the mean loss of texts, in nats per answer token, end-of-sequence included.
 
     Raises:
+        DataInvalid: there is no text.
         LossNotFinite: the model's output is NaN or infinite.
     """
     return teacher_forced(base, texts).loss
 
 
 def teacher_forced(base: BaseModel, texts: Sequence[Encoded]) -> Evaluation:
-    """Compute mean loss and teacher-forced match of texts, one at least.
+    """Compute mean loss and teacher-forced match of texts.
 
     Raises:
+        DataInvalid: there is no text.
         LossNotFinite: the model's output is NaN or infinite.
     """
     return _forced(answer_losses(base, texts))
 
 
 def _forced(answers: Sequence[AnswerLosses]) -> Evaluation:
+    if not answers:
+        raise DataInvalid("there is no example to score; name held-out ones: test in silo.toml")
     losses = torch.cat([answer.losses for answer in answers]).double()
     mean = float(losses.mean())
     if not isfinite(mean):

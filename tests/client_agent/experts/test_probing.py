@@ -102,6 +102,32 @@ def test_losses_are_of_the_function_that_is_trained(
         assert losses.specialists[1] != losses.specialists[2]
 
 
+def test_choosing_and_scoring_copy_no_expert(
+    tiny: Callable[..., BaseModel], examples: list[Example], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The reference copied its whole bank to the device for each probe and evaluation (defect 11)."""
+    base = tiny()
+    texts = probe_texts(base, examples, 8, 64)
+
+    def places() -> dict[str, int]:
+        return {name: tensor.data_ptr() for name, tensor in base.model.named_parameters()}
+
+    def refused(*_: object) -> None:
+        pytest.fail("the bank was copied")
+
+    with ExpertLora(base, PLAN, (0, 1, 2), seed=0) as adapter:
+        adapter.load(noisy(adapter))
+        before = places()
+        monkeypatch.setattr(ExpertLora, "load", refused)
+        monkeypatch.setattr(torch.nn.Module, "to", refused)
+        prober = Prober(base, texts, {})
+        for specialists in ((1,), (2, 1), ()):
+            adapter.select(specialists)
+            prober.losses(adapter)
+            prober.loss()
+        assert places() == before
+
+
 def test_a_pair_of_revisions_is_scored_once(
     tiny: Callable[..., BaseModel], examples: list[Example], monkeypatch: pytest.MonkeyPatch
 ) -> None:

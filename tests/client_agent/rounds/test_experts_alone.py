@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,11 +14,15 @@ from client_agent.errors import SettingsUnusable
 from client_agent.experts.memory import EXPERTS, ExpertMemory
 from client_agent.experts.routed import RoutedExperts
 from client_agent.model.examples import Example
+from client_agent.model.tokens import Encoded
 from client_agent.rounds.checkpoints import reopened
 from client_agent.rounds.standalone import OwnBank, own_bank, train_alone
 from client_agent.rounds.trained import Trained
 from client_agent.storage.rate_store import RateStore
 from client_agent.strategies.base import Routing
+from client_agent.training import loop
+from client_agent.training.batches import iterate_batches
+from client_agent.training.data import with_probe
 from client_agent.training.evaluate import evaluate
 from client_agent.training.silo import Silo
 from schemas.maths.bank import expert_tensors
@@ -63,7 +69,8 @@ def changed(before: dict[str, np.ndarray], after: dict[str, np.ndarray]) -> set[
 
 @pytest.mark.parametrize("top_m", [2, 3])
 def test_a_silo_trains_what_it_draws_and_opens_it_again(wide: Silo, tmp_path: Path, top_m: int) -> None:
-    own = bank(tmp_path, top_m=top_m)
+    """Defect 9: the reference evaluated with a random router, another temperature, and all experts."""
+    own = bank(tmp_path, top_m=top_m, gamma=0.5)
     rounds = trained(wide, tmp_path, own)
     for number, result in enumerate(rounds, start=1):
         choice = own.memory.rounds[number]
@@ -102,3 +109,33 @@ def test_a_silo_with_few_examples_trains_without_a_probe(silo: Silo, tmp_path: P
     trained(silo, tmp_path, own)
     assert not own.memory.losses
     assert all(choice.local is None for choice in own.memory.rounds.values())
+
+
+def test_no_turn_begins_with_the_texts_of_another_and_all_are_trained_on(
+    wide: Silo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Defect 7: every round of the reference began the same stream again, and the rest was never read."""
+    plan = PLAN.model_copy(
+        update={
+            "training": PLAN.training.model_copy(update={"steps": 2, "batch_size": 8}),
+            "rounds": PLAN.rounds.model_copy(update={"total": 8}),
+        }
+    )
+    turns: list[list[frozenset[Encoded]]] = []
+
+    def recorded(*arguments: Any, **options: Any) -> Iterator[list[Encoded]]:
+        turns.append([])
+        for batch in iterate_batches(*arguments, **options):
+            turns[-1].append(frozenset(batch))
+            yield batch
+
+    monkeypatch.setattr(loop, "iterate_batches", recorded)
+    own = bank(tmp_path, explore_rounds=4)
+    for _ in train_alone(wide, plan, None, lambda: False, RateStore(tmp_path), own):
+        pass
+    assert [len(turn) for turn in turns] == [1] * 8 + [2] * 4  # two experts in turn, then one
+    assert len({turn[0] for turn in turns[:8]}) == 8
+    assert len({turn[0] for turn in turns[8:]}) == 4
+    read = {text for turn in turns for batch in turn for text in batch}
+    training = with_probe(wide.data, own.routing.probe_examples).train
+    assert read == set(wide.encoded(training, plan.training.max_length))

@@ -5,23 +5,27 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from math import exp
+from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 import pytest
 import torch
+from pydantic import ValidationError
 from torch.nn import functional as nnf
 from transformers import GenerationConfig
 
 from client_agent.adapters.frames import random_frames
 from client_agent.adapters.inject import inject_pq
-from client_agent.errors import LossNotFinite, TextTooLong
+from client_agent.errors import DataInvalid, LossNotFinite, TextTooLong
 from client_agent.model.examples import Example, Task, Turn, encode_for, encode_prompt, encode_question
 from client_agent.model.generation import Decoding, completion, completions
 from client_agent.model.loading import BaseModel
 from client_agent.model.token_budget import grouped_by_length
+from client_agent.training.data import load_data
 from client_agent.training.evaluate import evaluate, mean_loss, teacher_forced
 from schemas.messages.federations import AdapterPlan, ScoresPlan, TrainingPlan
+from schemas.messages.scores import Score
 from tests.client_agent.model.test_generation import TEMPLATE
 from tests.local_training import train_examples
 
@@ -188,6 +192,20 @@ def test_a_long_prompt_loses_its_start(tiny: Callable[..., BaseModel]) -> None:
     assert evaluate(small, [long], max_length=12).scores()["exact_match"].count == 1
     with pytest.raises(TextTooLong, match="reads 9 at most"):
         completions(small, [[5] * 10], max_new_tokens=4)
+
+
+def test_no_example_is_no_score(tiny: Callable[..., BaseModel], tmp_path: Path) -> None:
+    """The reference reported a perplexity of 1 for an empty set (defect 8 of fed_vemoe's)."""
+    base = tiny()
+    for score in (lambda: evaluate(base, [], max_length=64), lambda: mean_loss(base, ())):
+        with pytest.raises(DataInvalid, match="no example to score"):
+            score()
+    with pytest.raises(ValidationError, match="greater than or equal to 1"):
+        Score(value=0.0, count=0)
+    (tmp_path / "train.jsonl").write_text('{"prompt": "a", "completion": "b"}\n' * 9)
+    (tmp_path / "empty.jsonl").write_text("")
+    with pytest.raises(DataInvalid, match=r"empty\.jsonl"):
+        load_data(tmp_path / "train.jsonl", tmp_path / "empty.jsonl")
 
 
 def test_groups_are_bounded_and_complete() -> None:

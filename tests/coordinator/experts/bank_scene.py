@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -47,7 +47,8 @@ class BankScene:
     federation_id: str
     silos: list[Silo]
     plan: FederationPlan
-    ready: dict[str, str] = field(default_factory=dict)
+    summed: tuple[str, ...] = ()
+    """The segments of the newest sum."""
 
     def begin(self, silo: Silo, number: int) -> tuple[State, BankIndex, str]:
         """Join a round; return the bank that the client begins with, its index, and the weights' digest."""
@@ -94,6 +95,7 @@ class BankScene:
                 client.begin(keys, version, link)
                 assert client.terms is not None
                 client.input = SumInput.from_bytes(content, client.terms.segments).values
+                self.summed = tuple(segment.name for segment in client.terms.segments)
             for client, _ in members:
                 sent = client.put(MASKED)
                 assert sent.status_code == 201, sent.text

@@ -22,6 +22,11 @@ def fills(state: State, expert: int) -> float:
     return float(values.mean())
 
 
+def summed_groups(scene: BankScene) -> set[str]:
+    """Return the specialists of the newest sum, and `new` for the change of those who reject all."""
+    return {name.partition(".")[0] for name in scene.summed if "." in name}
+
+
 def events(scene: BankScene) -> list[tuple[str, int, int | None]]:
     return [(event["change"], event["expert"], event["peer"]) for event in scene.shown()["events"]]
 
@@ -36,6 +41,7 @@ def test_only_experts_with_enough_members_change(coordinator: Served) -> None:
         Learnt(2, 1.0, 0.4),
     ]
     scene.play(1, learnt)
+    assert summed_groups(scene) == {"x1"}
     state, index, _ = scene.begin(scene.silos[0], 2)
     assert fills(state, 0) == pytest.approx(0.2, abs=TOLERANCE)
     assert fills(state, 1) == pytest.approx(0.4, abs=TOLERANCE)
@@ -74,6 +80,7 @@ def test_a_birth_is_what_the_rejecters_would_change(coordinator: Served) -> None
     scene = bank_scene(coordinator, 6, **OF_NEITHER)
     others = [Learnt(1, 0.3)] * 3
     scene.play(1, [*others, *[Learnt(2, 0.1, shared, rejects=True) for shared in (0.9, 0.3, 0.6)]])
+    assert summed_groups(scene) == {"x1", "x2", "new"}
     state, index, _ = scene.begin(scene.silos[0], 2)
     assert fills(state, 3) == pytest.approx(0.6, abs=TOLERANCE)
     assert fills(state, 0) == pytest.approx(0.3, abs=TOLERANCE)
@@ -81,6 +88,18 @@ def test_a_birth_is_what_the_rejecters_would_change(coordinator: Served) -> None
     assert sum(entry.prior for entry in index.experts) == pytest.approx(1)
     assert events(scene) == [("born", 3, 0)]
     assert "3 of 6 members fit no expert" in scene.shown()["events"][0]["reason"]
+
+
+def test_rejecters_are_summed_only_in_the_round_of_a_birth(coordinator: Served) -> None:
+    """Row 16: a change of theirs in every round would double what all members send of the shared expert."""
+    scene = bank_scene(coordinator, 6, **OF_NEITHER, birth_patience=2)
+    learnt = [*[Learnt(1, 0.3)] * 3, *[Learnt(2, 0.1, 0.5, rejects=True)] * 3]
+    summed = []
+    for number in (1, 2):
+        scene.play(number, learnt)
+        summed.append("new" in summed_groups(scene))
+    assert summed == [False, True]
+    assert events(scene) == [("born", 3, 0)]
 
 
 @pytest.mark.parametrize("rejecting", [2, 4], ids=["two reject", "all but one reject"])

@@ -1,0 +1,44 @@
+"""A small bank beside a tiny model, with and without a router, for the tests of experts."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from client_agent.experts.routed import RoutedExperts
+from client_agent.model.loading import BaseModel
+from client_agent.strategies.base import Routing
+from schemas.messages.federations import AdapterPlan, TrainingPlan
+
+PLAN = AdapterPlan(kind="lora", rank=2, roles=("q", "v", "down"))
+TRAINING = TrainingPlan(steps=2, batch_size=4, max_length=64)
+HARD = Routing(explore_rounds=2)
+SOFT = Routing(top_m=3, explore_rounds=0, gamma=0.7)
+EXPERTS = (0, 1, 2, 5)
+IDS = torch.tensor([[1, 5, 9, 14, 7, 22], [1, 8, 30, 6, 11, 2]])
+
+
+def noise(adapter: RoutedExperts, seed: int = 0) -> dict[str, np.ndarray]:
+    """Return a bank of which no two experts are alike."""
+    rng = np.random.default_rng(seed)
+    return {n: (0.3 * rng.standard_normal(s)).astype(np.float32) for n, s in adapter.layout.items()}
+
+
+def logits(base: BaseModel, ids: torch.Tensor = IDS) -> torch.Tensor:
+    with torch.no_grad():
+        return base.model(input_ids=ids).logits  # type: ignore[operator]
+
+
+def with_router(adapter: RoutedExperts, seed: int = 1) -> None:
+    """Choose experts 1 and 5, unequally responsible, with rows of a trained router."""
+    rng = np.random.default_rng(seed)
+    rows = {n: v for n, v in adapter.private_state().items() if n.startswith("router.")}
+    trained = {n: np.asarray(0.5 * rng.standard_normal(v.shape), np.float32) for n, v in rows.items()}
+    routing = {"routing.x1": 0.5, "routing.x2": 0.2, "routing.x5": 0.3}
+    adapter.load_private(
+        {
+            **trained,
+            **{name: np.array(r, np.float32) for name, r in routing.items()},
+            "routing.chosen": np.array([1, 5], np.float32),
+        }
+    )
