@@ -38,6 +38,7 @@ from schemas.messages.enrolment import Profile
 from schemas.messages.rounds import RoundBrief
 from schemas.messages.scores import Score, Scores
 from schemas.wire.digests import digest_of
+from tests.fault_simulation.experts import Injected, InjectedBank
 from tests.fault_simulation.meaning import flat as flattened
 from tests.fault_simulation.network import Network
 from tests.fault_simulation.packs import BaseModel, base_model_of, packs_without_models
@@ -86,24 +87,6 @@ class SimulatedSilo:
         return range(10)
 
 
-@dataclass
-class Injected:
-    """Stands for an adapter around a base model."""
-
-    layout: Layout
-
-    @property
-    def adapter(self) -> Injected:
-        """Stands for the placed adapter too."""
-        return self
-
-    def __enter__(self) -> Injected:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        pass
-
-
 class SimulatedTrainer(Trainer):
     """A trainer without a model."""
 
@@ -112,7 +95,8 @@ class SimulatedTrainer(Trainer):
         return super().frames(brief) if brief.alignment is not None else FramesInUse({}, None)
 
     def injected(self, opened: OpenedBrief, state: State | None, experts: Sequence[int] = ()) -> Any:
-        return Injected(self.layout(opened, state))
+        layout = self.layout(opened, state)
+        return InjectedBank(layout, experts[1:]) if experts else Injected(layout)
 
     def layout(self, opened: OpenedBrief, state: State | None) -> Layout:
         return pq_layout(["b0.q"], opened.brief.adapter.rank)
@@ -144,9 +128,10 @@ def _train(silo: Any, adapter: Any, plan: Any, *, round_number: int, start: Any,
     world.scheduler.sleep(world.scheduler.dice.uniform(0.5, 40.0 if is_sluggish else 4.0))
     silo.attempts += 1
     flat = learnt(world.plan, round_number, silo.index, silo.attempts)
-    world.oracle.meaning.learnt(silo.index, round_number, flat, flattened(start))
+    world.oracle.meaning.learnt(silo.index, round_number, flat, flattened(adapter.shared(start)))
     rank = world.plan.rank
     adapter_state = {"b0.q.P": flat[: rank * rank].reshape(rank, rank), "b0.q.Q": flat[rank * rank :]}
+    adapter_state = adapter.trained(world, (silo.index, round_number, silo.attempts), start, adapter_state)
     scores = Scores(served=_SCORE, trained=_SCORE, kept="trained")
     return Trained(adapter_state, {}, {}, {}, {}, scores, None, plan.learning_rate, {}, {})
 

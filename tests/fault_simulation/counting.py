@@ -19,6 +19,7 @@ from client_agent.rounds import encode_input
 from client_agent.rounds.sum_input import RoundResult
 from client_agent.strategies import fedavg as agent_fedavg
 from coordinator.strategies import fedavg
+from schemas.maths.bank import REJECT
 from schemas.messages.secure_sum import SumTerms
 from schemas.messages.sum_counts import SumCounts
 from schemas.secure_sum.counts import counts_digest
@@ -28,14 +29,14 @@ from tests.fault_simulation.weather import Plan
 if TYPE_CHECKING:
     from tests.fault_simulation.world import World
 
-GROUPS = ("x0", "reject")
+GROUPS = ("x0", REJECT)
 K_MIN = 3
 
 
 @contextmanager
 def groups_taken(plan: Plan) -> Iterator[None]:
     """Let the strategy of a schedule count who rejects the model: three agents of four."""
-    if plan.summed is None or not plan.summed.counts:
+    if plan.summed is None or not plan.summed.counts or plan.summed.bank is not None:
         yield
         return
 
@@ -54,10 +55,11 @@ def groups_taken(plan: Plan) -> Iterator[None]:
         yield
 
 
-def is_count(values: NDArray[np.int64], bits: int) -> bool:
-    """Whether an input is that of an agent: it uses the model, and rejects it or not."""
-    whole = 2 ** (bits - 1) - 1
-    return bool(values[0] == whole and values[1] in (0, whole))
+def is_count(values: NDArray[np.int64], terms: SumTerms) -> bool:
+    """Whether an input is that of an agent: it uses one model of all, and rejects them or not."""
+    whole = 2 ** (terms.bits - 1) - 1
+    of_models = [v for v, s in zip(values, terms.segments, strict=True) if s.name != REJECT]
+    return bool(np.isin(values, (0, whole)).all() and np.count_nonzero(of_models) == 1)
 
 
 class CountsSeen:
@@ -75,9 +77,14 @@ class CountsSeen:
         if (total % whole).any():
             self._broken(f"the counts of round {row.round} are no whole numbers")
         counted = sorted(row.client(position) for position in row.closed["masked"])
-        groups = dict(zip(GROUPS, (total // whole).tolist(), strict=True))
+        names = [segment.name for segment in row.terms.segments]
+        groups = dict(zip(names, (total // whole).tolist(), strict=True))
         self._outcomes[row.round] = SumCounts(session=row.number, counted=counted, groups=groups)
         self._world.count("counts taken")
+
+    def outcome(self, number: int) -> SumCounts:
+        """Return what was counted in a round that was summed."""
+        return self._outcomes[number]
 
     def opened(self, row: Summed) -> None:
         """Check what a new session may be after what was counted."""

@@ -153,6 +153,7 @@ class Ledger:
             client for (client,) in self.connection.execute("SELECT id FROM clients WHERE state = 'revoked'")
         )
         self._world.oracle.thinned.look(self.connection)
+        self._world.oracle.bank.look(self.connection, new_weights)
 
     def _broken(self, promise: str, what: str) -> None:
         self._world.violated(promise, what)

@@ -49,7 +49,8 @@ class Body:
     recipe: SentRecipe | None
 
 
-def _unpacked(body: bytes, rank: int) -> AbstractContextManager[Envelope]:
+def unpacked(body: bytes, rank: int) -> AbstractContextManager[Envelope]:
+    """Open an update, or weights."""
     return unpack(
         body,
         encoding="zstd" if is_frame(body) else None,
@@ -63,7 +64,7 @@ def _unpacked(body: bytes, rank: int) -> AbstractContextManager[Envelope]:
 def read_body(body: bytes, rank: int) -> Body:
     """Read an update, or weights, in the order of the layout."""
     layout = pq_layout(["b0.q"], rank)
-    with _unpacked(body, rank) as envelope:
+    with unpacked(body, rank) as envelope:
         if set(layout) <= set(envelope.names):
             return Body(flat({name: envelope.read_float32(name) for name in layout}), None)
         sent = SentRecipe.model_validate(envelope.manifest(UpdateManifest).recipe)
@@ -72,7 +73,7 @@ def read_body(body: bytes, rank: int) -> Body:
 
 def pack_of(body: bytes, rank: int) -> str | None:
     """Under which alignment pack does an update say that it was learnt?"""
-    with _unpacked(body, rank) as envelope:
+    with unpacked(body, rank) as envelope:
         return envelope.manifest(UpdateManifest).pack
 
 

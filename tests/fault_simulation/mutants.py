@@ -28,6 +28,7 @@ from coordinator.updates import store as updates
 from coordinator.weights import store as weights
 from tests.fault_simulation import (  # noqa: F401 - they register their faults
     agent_mutants,
+    bank_mutants,
     count_mutants,
     lease_mutants,
     member_mutants,

@@ -19,6 +19,7 @@ from coordinator.storage import garbage_collection
 from schemas.wire.compress import is_frame
 from schemas.wire.digests import digest_of
 from tests.fault_simulation import settled
+from tests.fault_simulation.bank import BankSeen
 from tests.fault_simulation.ledger import Ledger
 from tests.fault_simulation.meaning import Meaning, read_body
 from tests.fault_simulation.packs import Packs
@@ -71,6 +72,7 @@ class Oracle:
         self.packs = Packs(world)
         self.thinned = Thinned(world)
         self.sums = Sums(world)
+        self.bank = BankSeen(world)
         self.sums_sent = SumsSent(world)
         self.acknowledged: dict[tuple[str, int], str] = {}
         self._pushed: dict[tuple[int, int], str] = {}
@@ -267,6 +269,7 @@ class Oracle:
         connection: sqlite3.Connection = self.ledger.connection
         settled.check(world, connection)
         self.packs.settle()
+        self.bank.settle()
         world.scheduler.say(f"settled {settled.summary(connection)}")
         world.scheduler.raise_failure()
 

@@ -161,8 +161,9 @@ class SumsSent:
                 "I25", f"agent {agent} sent its input in clear" if is_clear else "a plain sum has masks"
             )
         if row.terms.kind == "counts":
-            if not is_count(values, row.terms.bits):
+            if not is_count(values, row.terms):
                 self._broken("I21", f"agent {agent} counts itself by something else than 0 and 1")
+            self._world.oracle.bank.counts_itself(agent, number, row.terms, values)
         elif not any(self._is_learnt(row, values, one) for one in self._changes(agent, number)):
             self._broken("I21", f"the input of agent {agent} is not what it learnt in round {number}")
 

@@ -8,6 +8,7 @@ from typing import Literal
 
 from schemas.messages.recipes import NAMED, RecipeName, WeightsRecipeName
 from schemas.messages.sum_plan import Masking
+from tests.fault_simulation.bank_drawn import BankDrawn, bank_of
 from tests.fault_simulation.replicas import LEASE_SECONDS
 
 LAST_ROUND = 15
@@ -63,6 +64,7 @@ class SumDrawn:
     weigh_up_to: int | None
     lies: float
     counts: bool
+    bank: BankDrawn | None = None
 
 
 @dataclass(frozen=True)
@@ -210,12 +212,14 @@ def _summed(seed: int, plan: Plan) -> Plan:
         lies=dice.choice([0.0, 0.0, 0.3]),
         counts=random.Random(f"counts {seed}").random() < COUNTED,
     )
+    if drawn.counts:
+        drawn = replace(drawn, bank=bank_of(seed))
     revoked = dice.choice([0, 1])
     least = max(minimum, agents - dice.choice([0, 1, 2]) - revoked - plan.thief)
     return replace(
         plan,
         agents=agents,
-        rounds=min(plan.rounds, 2) if plan.keep_rounds is None else plan.rounds,
+        rounds=_summed_rounds(plan, drawn),
         min_clients=least,
         quorum=dice.randint(minimum, least),
         revoked=revoked,
@@ -226,6 +230,13 @@ def _summed(seed: int, plan: Plan) -> Plan:
         aligned=False,
         summed=drawn,
     )
+
+
+def _summed_rounds(plan: Plan, drawn: SumDrawn) -> int:
+    """Return how many rounds are summed: few, but a bank changes with its second."""
+    if drawn.bank is not None:
+        return max(2, min(plan.rounds, 3))
+    return min(plan.rounds, 2) if plan.keep_rounds is None else plan.rounds
 
 
 def _asked_for(recipe: RecipeName, dice: random.Random) -> WeightsRecipeName:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from tests.fault_simulation.agents import Agent, SimulatedSilo, without_models
 from tests.fault_simulation.counting import groups_taken
 from tests.fault_simulation.disk import Disks
+from tests.fault_simulation.experts import banks_without_models
 from tests.fault_simulation.oracle import Oracle
 from tests.fault_simulation.people import Curious, Historian, Operator, TwoMouthed
 from tests.fault_simulation.replicas import LEASE_SECONDS, Replica
@@ -286,6 +287,7 @@ def play(seed: int, *, trace: bool = False) -> Outcome:
         stack.enter_context(world.disks.taken())
         stack.enter_context(without_models())
         stack.enter_context(groups_taken(world.plan))
+        stack.enter_context(banks_without_models(world.plan))
         stack.enter_context(waits_taken(scheduler))
         try:
             world.run()

@@ -11,9 +11,10 @@ from tests.fault_simulation.weather import ATTEMPTS, CLIP, Plan, SumDrawn
 
 def written_plan(plan: Plan) -> dict[str, Any]:
     """Write a drawn plan as the operator sends it."""
+    bank = plan.summed.bank if plan.summed is not None else None
     return {
         "name": "simulated",
-        "strategy": {"name": "fedavg"},
+        "strategy": bank.strategy() if bank is not None else {"name": "fedavg"},
         "adapter": {"rank": plan.rank, "blocks": 1, "roles": ["q"]},
         "rounds": {
             "total": plan.rounds,

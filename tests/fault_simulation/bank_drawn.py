@@ -1,0 +1,44 @@
+"""What a seed draws of a bank of experts: how many there are, and when they are born, pruned and merged."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import asdict, dataclass
+from typing import Any
+
+BANKED = 0.5
+"""The share of the schedules with counts whose strategy has a bank of experts."""
+
+_MOST_EXPERTS = 4
+_AT_ONCE = {"explore_rounds": 0, "grace": 0, "birth_cooldown": 0, "prune_cooldown": 0, "merge_patience": 1}
+"""Few rounds are played, so that a bank changes in its first ones."""
+
+
+@dataclass(frozen=True)
+class BankDrawn:
+    """The bank of a schedule, and when its experts change."""
+
+    experts: int
+    birth_patience: int
+    prune_patience: int
+    merge_above: float
+
+    def strategy(self) -> dict[str, Any]:
+        """Write the strategy as a plan names it."""
+        return {
+            "name": "fed_vemoe",
+            "options": {**_AT_ONCE, "most_experts": _MOST_EXPERTS, **asdict(self)},
+        }
+
+
+def bank_of(seed: int) -> BankDrawn | None:
+    """Draw the bank of a schedule with counts; None = it counts without one."""
+    dice = random.Random(f"bank {seed}")
+    if dice.random() >= BANKED:
+        return None
+    return BankDrawn(
+        experts=dice.choice([2, 2, 3]),
+        birth_patience=dice.choice([1, 1, 2]),
+        prune_patience=dice.choice([1, 1, 64]),
+        merge_above=dice.choice([0.0, 1.0, 1.0]),
+    )
