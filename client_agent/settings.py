@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Mapping
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self
 
@@ -17,6 +18,7 @@ from pydantic import (
     field_validator,
     model_validator,
 )
+from pydantic_core import ErrorDetails
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from client_agent.errors import SettingsUnusable
@@ -211,10 +213,7 @@ def read_settings(file: Path | None) -> AgentSettings:
     try:
         return AgentSettings(**options)
     except ValidationError as error:
-        lines = [
-            f"  {'.'.join(map(str, e['loc']))}: {e['msg'].removeprefix('Value error, ')}"
-            for e in error.errors()
-        ]
+        lines = [f"  {'.'.join(map(str, fault['loc']))}: {_complaint(fault)}" for fault in error.errors()]
         source = str(file) if file is not None else "the environment"
         raise SettingsUnusable(
             f"{source} is not usable:\n"
@@ -223,11 +222,23 @@ def read_settings(file: Path | None) -> AgentSettings:
         ) from error
 
 
+def _complaint(fault: ErrorDetails) -> str:
+    if fault["type"] != "extra_forbidden":
+        return fault["msg"].removeprefix("Value error, ")
+    option = str(fault["loc"][-1])
+    tables: dict[object, type[BaseModel]] = {"policy": Policy, "template": RowTemplate}
+    table = AgentSettings if len(fault["loc"]) == 1 else tables.get(fault["loc"][0])
+    near = get_close_matches(option, table.model_fields, n=1) if table is not None else []
+    return f"there is no such option; did you mean {near[0]}?" if near else "there is no such option"
+
+
 def _from_file(file: Path) -> dict[str, Any]:
     try:
         options = tomllib.loads(file.read_text("utf-8"))
     except OSError as error:
-        raise SettingsUnusable(f"{file} cannot be read: {error.strerror}") from error
+        raise SettingsUnusable(
+            f"{file} cannot be read: {error.strerror}; `tessera agent init` writes settings"
+        ) from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise SettingsUnusable(f"{file} is not TOML: {error}") from error
     for option in ("folder", "roster", "tracker_folder"):

@@ -47,6 +47,9 @@ def sent(
             entries = [entry for entry in entries if entry.round == round_number]
         if as_json:
             print(json.dumps([asdict(entry) for entry in entries], indent=1))
+        elif not entries:
+            when = "has been sent yet" if round_number is None else f"was sent in round {round_number}"
+            Console(stderr=True).print(f"nothing {when}", highlight=False)
         else:
             _show(entries)
         if save is not None:

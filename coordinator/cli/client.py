@@ -120,10 +120,19 @@ class Coordinator:
 
         try:
             answer = self._client.request(method, path, **options)
+        except httpx.UnsupportedProtocol:
+            fail(f"{self._client.base_url} is not a URL; use one like {DEFAULT_URL} (--url, TESSERA_URL)")
         except httpx.TransportError as error:
-            fail(f"{self._client.base_url} does not answer ({type(error).__name__}: {error}); check --url")
+            fail(
+                f"{self._client.base_url} does not answer ({type(error).__name__}: {error}); start the "
+                "coordinator with `tessera serve`, or check --url and TESSERA_URL"
+            )
         except httpx.InvalidURL:
             fail(f"{path!r} cannot be part of a URL; check the ids")
+        if answer.status_code == httpx.codes.UNAUTHORIZED and "Authorization" not in self._client.headers:
+            fail(
+                "no token is set: set TESSERA_TOKEN or --token; `tessera serve` names the first admin's file"
+            )
         if not answer.is_success:
             fail(_summary(answer))
         return answer
@@ -146,7 +155,8 @@ def _summary(answer: httpx.Response) -> str:
         title, kind = problem["title"], problem["type"].rpartition(":")[2]
     except (ValueError, KeyError, TypeError, AttributeError):
         return f"{answer.status_code} {answer.reason_phrase}: not a Tessera coordinator; check --url"
-    standard = {"type", "title", "status", "detail", "errors", "field"}
+    title = title.removesuffix("; see `errors`")  # which are printed here
+    standard = {"type", "title", "status", "detail", "errors", "field", "known"}
     facts = ", ".join(f"{name}={value}" for name, value in problem.items() if name not in standard)
     faults = [f"{fault.get('field')}: {fault.get('message')}" for fault in problem.get("errors") or ()]
     detail = "; ".join(faults) if len(faults) > 1 else problem.get("detail")

@@ -95,6 +95,9 @@ def list_all(url: Url = DEFAULT_URL, token: Token = "", as_json: AsJson = False)
     if as_json:
         print_json(federations)
         return
+    if not federations:
+        typer.echo("No federation yet; create one with `tessera federation create`.", err=True)
+        return
     from rich.console import Console
 
     shown = fitting_table(
@@ -159,7 +162,7 @@ def _read(path: Path) -> dict[str, Any]:
     try:
         plan = json.loads(path.read_text("utf-8"))
     except OSError as error:
-        fail(f"{path}: {error.strerror}")
+        fail(f"{path} cannot be read ({error.strerror}); pass the plan as a JSON file")
     except ValueError as error:
         fail(f"{path} is not JSON: {error}; correct the plan")
     if not isinstance(plan, dict):

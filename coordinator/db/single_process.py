@@ -50,6 +50,11 @@ def only_replica(database: Database) -> Iterator[None]:
 
 
 def _open_lock(path: str) -> TextIO:
+    folder = os.path.dirname(path) or "."
+    if not os.path.isdir(folder):
+        raise SettingsUnusable(
+            f"TESSERA_DATABASE_URL: there is no folder {folder}; create it, or correct the path"
+        )
     try:
         return open(f"{path}-serving", "w")
     except OSError as error:

@@ -138,3 +138,14 @@ def test_a_try_that_does_not_arrive_is_in_the_log(tmp_path: Path) -> None:
     ):
         api.call("PUT", "/v1/federations/fed_1/rounds/1/update", content=b"weights")
     assert {entry.bytes for entry in log.entries()} == {7}
+
+
+def test_an_agent_that_has_sent_nothing_says_so(tmp_path: Path) -> None:
+    file = config(tmp_path)
+    for arguments, answer in (
+        ([], "nothing has been sent yet"),
+        (["--round", "3"], "nothing was sent in round 3"),
+    ):
+        done = tessera("sent", "--config", file, *arguments)
+        assert done.exit_code == 0
+        assert answer in done.stderr

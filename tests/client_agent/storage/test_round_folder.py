@@ -99,7 +99,9 @@ def test_every_option_can_come_from_the_environment(monkeypatch: pytest.MonkeyPa
     ("text", "complaint"),
     [
         ("url = ", "is not TOML"),
-        (CONFIG + "modle = 1\n", "modle"),
+        (CONFIG + "modle = 1\n", r"modle: there is no such option; did you mean model\?"),
+        (CONFIG + "zzz = 1\n", "zzz: there is no such option\n"),
+        (CONFIG + "policy.strategy = []\n", r"policy.strategy: .* did you mean strategies\?"),
         (CONFIG.replace("https://t.example", "nowhere"), "url"),
         ('url = "https://t.example"\n', "train"),
     ],
@@ -111,5 +113,5 @@ def test_a_wrong_config_names_what_is_wrong(tmp_path: Path, text: str, complaint
 
 
 def test_a_missing_config_says_so(tmp_path: Path) -> None:
-    with pytest.raises(SettingsUnusable, match="cannot be read"):
+    with pytest.raises(SettingsUnusable, match=r"cannot be read: .*; `tessera agent init` writes"):
         read_settings(tmp_path / "none.toml")

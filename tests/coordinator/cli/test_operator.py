@@ -144,17 +144,28 @@ def test_tokens_are_made_listed_and_revoked(tessera: Operator) -> None:
 def test_refusals_are_one_readable_line(tessera: Operator, tmp_path: Path) -> None:
     for arguments, expected in [
         (["federation", "show", "fed_none"], "[not-found]"),
-        (["federation", "create", "--name", "x", "--strategy", "nope"], "strategy.name"),
+        (["federation", "create", "--name", "x", "--strategy", "nope"], "wrong: strategy.name"),
         (["federation", "create", "--name", "x", "--strategy", "fedavg", "--option", "x"], "KEY=VALUE"),
-        (["federation", "create", "--plan", str(tmp_path / "none.json")], "none.json"),
+        (["federation", "create", "--plan", str(tmp_path / "none.json")], "none.json cannot be read"),
+        (["federation", "create", "--plan", str(tmp_path)], "pass the plan as a JSON file"),
         (["token", "create", "--role", "king", "--name", "x"], "role"),
         (["federation", "list", "--url", "http://127.0.0.1:1"], "does not answer"),
         (["federation", "list", "--url", "not a url"], "http://"),
+        (["federation", "list", "--url", "127.0.0.1:8000"], "is not a URL; use one like http://"),
     ]:
         said = tessera(*arguments, fails=True)
         assert said.startswith("tessera: ")
         assert expected in said
         assert said.count("\n") == 1
+
+
+def test_without_a_token_or_a_federation_the_next_step_is_named(
+    serve: Callable[..., Served], database_url: str
+) -> None:
+    tessera = Operator(serve(database_url))
+    assert "set TESSERA_TOKEN or --token" in tessera("federation", "list", token="", fails=True)
+    assert tessera("federation", "list") == ""
+    assert "`tessera federation create`" in tessera.warnings("federation", "list")
 
 
 def test_who_was_held_back_is_shown_with_the_reason(tessera: Operator) -> None:

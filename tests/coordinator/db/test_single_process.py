@@ -40,6 +40,13 @@ def test_this_machine_tells_its_mounts(tmp_path: Path) -> None:
     assert file_system_of(tmp_path, Path("/proc/self/mountinfo").read_text("utf-8")) not in (None, "nfs")
 
 
+def test_a_folder_that_does_not_exist_is_named(tmp_path: Path) -> None:
+    database = Database(f"sqlite:///{tmp_path / 'none' / 'tessera.db'}")
+    with pytest.raises(SettingsUnusable, match=r"no folder .*none; create it"), only_replica(database):
+        raise AssertionError("it serves")
+    database.close()
+
+
 @pytest.mark.parametrize("kind", ["nfs4", "fuse.glusterfs", "smb3"])
 def test_sqlite_on_a_network_disk_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
