@@ -12,6 +12,9 @@ from matplotlib.ticker import LogFormatter, LogLocator, MaxNLocator, NullFormatt
 from client_agent.simulation.report.charts import INK, ChartStyle, legend_beside
 from client_agent.simulation.report.fair import Compared, FairReport
 
+_WIDE = 20
+"""A loss whose greatest value is so many times the least is drawn on a logarithmic axis."""
+
 
 def fair_figures(fair: FairReport, styles: Mapping[str, ChartStyle]) -> dict[str, Figure]:
     """Return the pictures by name; the band of a curve is one standard error over seeds."""
@@ -32,6 +35,7 @@ def over_rounds(fair: FairReport, styles: Mapping[str, ChartStyle]) -> Figure:
         axes.set(xlabel="rounds", ylabel=f"test {score}")
         axes.set_xlim(left=0)
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        _scale_loss(axes, fair, score)
     legend_beside(figure, grid[0])
     return figure
 
@@ -49,7 +53,13 @@ def over_bytes(fair: FairReport, styles: Mapping[str, ChartStyle]) -> Figure:
                 end = method.end(score).value.mean
                 axes.axhline(end, color=style.colour, linestyle=style.line, label=method.method)
         axes.set(xlabel="kB of a client, up and down", ylabel=f"test {score}", xscale="log")
+        after_a_round = [
+            method.bytes[1] for method in fair.methods if len(method.bytes) > 1 and method.bytes[1]
+        ]
+        if after_a_round:
+            axes.set_xlim(left=min(after_a_round) / 2e3)  # what is before a round is joining, and no result
         _label_decades(axes)
+        _scale_loss(axes, fair, score)
     legend_beside(figure, grid[0])
     return figure
 
@@ -80,6 +90,13 @@ def differences(fair: FairReport, styles: Mapping[str, ChartStyle]) -> Figure:
         axes.grid(visible=False, axis="y")
     figure.supxlabel("two standard errors; hollow: noise", fontsize=9)
     return figure
+
+
+def _scale_loss(axes: Axes, fair: FairReport, score: str) -> None:
+    """Draw a loss that falls far on a logarithmic axis, where the methods lie apart."""
+    means = [entry.value.mean for method in fair.methods for entry in method.rounds[score]]
+    if score == "loss" and min(means) > 0 and max(means) > _WIDE * min(means):
+        axes.set_yscale("log")
 
 
 def _label_decades(axes: Axes) -> None:

@@ -174,6 +174,21 @@ def test_an_axis_of_bytes_has_several_labels_and_one_of_rounds_whole_numbers(spr
     assert all(float(text.get_position()[0]).is_integer() for text in shown)
 
 
+@pytest.mark.parametrize(("factor", "scale"), [(1.0, "linear"), (0.001, "log")])
+def test_a_loss_that_falls_far_has_a_logarithmic_axis(factor: float, scale: str) -> None:
+    made = fair()
+    styles = {method.method: ChartStyle.nth(i) for i, method in enumerate(made.methods)}
+    best = made.methods[-1]
+    *earlier, last = best.rounds["loss"]
+    fallen = last.model_copy(
+        update={"value": last.value.model_copy(update={"mean": factor * last.value.mean})}
+    )
+    changed = best.model_copy(update={"rounds": {**best.rounds, "loss": [*earlier, fallen]}})
+    made = made.model_copy(update={"methods": [*made.methods[:-1], changed]})
+    for figure in (over_bytes(made, styles), over_rounds(made, styles)):
+        assert figure.axes[0].get_yscale() == scale
+
+
 @pytest.mark.slow
 def test_page_and_pictures_have_the_fair_comparison(tmp_path: Path) -> None:
     made = report(tmp_path)
