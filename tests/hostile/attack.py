@@ -13,7 +13,7 @@ from functools import partial
 import httpx
 
 from tests.hostile.process import ServedProcess
-from tests.hostile.scene import Answer, Scene, changed, told
+from tests.hostile.scene import Answer, Scene, changed, is_answered, told
 from tests.taking_part import put
 
 CPU_SECONDS = 0.25
@@ -63,7 +63,7 @@ def attack(scene: Scene, case: Case) -> None:
         assert not case.closes or answer.is_closed or answer.headers.get("connection") == "close"
     written = changed(before, scene.stored())
     assert written <= case.writes, f"written: {written}"
-    assert scene.silo.http.get("/v1/me").json()["client_id"] == scene.silo.client_id
+    assert is_answered(scene.silo)
     # What is good is still taken: a wrong base would not be told before everything else is right.
     assert told(put(scene.silo, 1, scene.manifest(base="sha256:" + "0" * 64))).problem == "base-mismatch"
 

@@ -16,6 +16,7 @@ from coordinator.http.limits.body_deadline import ANSWER_BYTES_PER_SECOND, GRACE
 from schemas.wire.envelope import MEDIA_TYPE
 from tests.hostile.attack import MEMORY_BYTES
 from tests.hostile.process import ServedProcess, start_process
+from tests.hostile.scene import is_answered
 from tests.served import Served, Silo
 from tests.signed import request_bytes, signed
 from tests.taking_part import deliver, join, layout_for, plan, running, scored, url, wait_for
@@ -74,7 +75,7 @@ def test_slow_readers_of_large_downloads_hold_little_and_are_cut_off(
         lines = [stack.enter_context(reading_nothing(served, weights)) for _ in range(READERS)]
         while (left := [line for line in lines if not is_cut_off(line)]) and time.monotonic() - began < 60:
             lines = left
-            assert good.http.get("/v1/me").status_code == 200
+            assert is_answered(good)
             assert good.http.put(url(good, 1, "/scores"), json=scored({"loss": 1.0})).status_code == 204, (
                 "it writes"
             )
