@@ -17,7 +17,7 @@ from coordinator.rounds.base_weights import ServedWeights, Zeros
 from coordinator.settings import Settings
 from coordinator.weights import store
 from coordinator.weights.compressed import DifferenceTo
-from coordinator.weights.store import SERVED, EncodedKey
+from coordinator.weights.store import SERVED, ZEROS, EncodedKey
 from schemas.wire.compress import compress_pieces
 
 _DIGEST = select(PayloadRow.digest).where(PayloadRow.id == bindparam("payload"))
@@ -31,13 +31,14 @@ def published_difference(
     Raises:
         Busy: too many requests are being encoded.
     """
-    key = EncodedKey(member.federation_id, member.client_id, weights.round_number, SERVED)
+    place = (member.federation_id, member.client_id, weights.round_number)
     with database.read() as session:
         earlier = base_weights.newest_reference(session, member.client_id, weights.round_number - 1)
-        stored = store.find_encoded(session, key)
+        published = store.find_encoded(session, EncodedKey(*place, SERVED))
+        stored = store.find_encoded(session, EncodedKey(*place, ZEROS))
         digest = run(session, _DIGEST, {"payload": weights.payload_id}).scalar()
-    if earlier is not None and stored is not None:
-        return stored.stored if request.digest == earlier.digest else None
+    if earlier is not None and published is not None:
+        return published.stored if request.digest == earlier.digest else None
     head = weights.head or b""
     zeros = Zeros(head, weights.size - len(head))
     if digest != zeros.digest:
@@ -46,5 +47,5 @@ def published_difference(
         with codec_slot():
             body = compress_pieces([head, *zeros.pieces()], weights.size)
             with database.write() as session:
-                stored = store.store_encoded(session, key, body)
+                stored = store.store_encoded(session, EncodedKey(*place, ZEROS), body)
     return stored.stored if stored is not None else None

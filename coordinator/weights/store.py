@@ -31,6 +31,7 @@ from schemas.wire.envelope import MEDIA_TYPE
 
 SERVED: Final = "served"
 OUTPUTS: Final = "outputs"
+ZEROS: Final = "zeros"
 
 _PLACE = (
     select(FederationRow.state, RoundRow.id, ParticipationRow.client_id)
@@ -130,12 +131,15 @@ def store_bodies(
 
 @dataclass(frozen=True, slots=True)
 class EncodedKey:
-    """The weights of a client for a round, in a recipe; see `store_bodies` for those that were published."""
+    """The weights of a client for a round, in a recipe; see `store_bodies` for those that were published.
+
+    `ZEROS` are zeros, compressed when they were first requested.
+    """
 
     federation_id: str
     client_id: str
     round_number: int
-    recipe: RecipeName | Literal["served", "outputs"]
+    recipe: RecipeName | Literal["served", "outputs", "zeros"]
 
 
 @dataclass(frozen=True, slots=True)

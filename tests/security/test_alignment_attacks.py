@@ -21,6 +21,7 @@ from tests.coordinator.alignment.test_alignment import (
 from tests.coordinator.alignment.test_transfer_test import figures
 from tests.coordinator.alignment.test_transfer_test import path as acceptance
 from tests.coordinator.cli.test_operator import Operator
+from tests.coordinator.weights.test_published_differences import ask, plain
 from tests.served import Served, Silo
 from tests.taking_part import join, put, try_join, update_body, url, values, wait_for, weights
 
@@ -161,6 +162,22 @@ def test_with_the_pivots_pack_all_that_were_made_on_it_end(coordinator: Served) 
     take_part(coordinator, silos, 3, stored(coordinator, federation_id))
     join(silos[0], 4)
     assert (weights(silos[0], 4)["b0.q.P"] == 5.0).all()
+
+
+def test_zeros_after_a_voided_round_are_the_same_bytes_whenever_they_are_read(coordinator: Served) -> None:
+    federation_id = aligned(coordinator, rounds={"total": 3, "min_clients": 2, "collect_seconds": 600})
+    silos = [coordinator.enrol(federation_id, name) for name in ("a", "b")]
+    assert put_pack(silos[0].http, federation_id, PIVOT).status_code == 201
+    coordinator.admin.post(f"/v1/federations/{federation_id}/start")
+    before = [join(silo, 1) for silo in silos]
+    assert put_pack(coordinator.admin, federation_id, PIVOT, **REPLACED).status_code == 201
+    after = [join(silo, 2) for silo in silos]
+    for silo, earlier, named in zip(silos, before, after, strict=True):
+        assert earlier != named
+        answer, frame = ask(silo, 2, None)
+        assert (answer.headers["content-encoding"], digest_of(plain(frame))) == ("zstd", named)
+        assert ask(silo, 2, None)[1] == frame
+        assert ask(silo, 2, earlier)[1] == frame, "zeros need no earlier weights"
 
 
 def test_weights_for_a_round_that_is_not_open_yet_are_made_anew(coordinator: Served) -> None:
