@@ -12,6 +12,7 @@ import typer
 from typer.core import TyperGroup
 
 _DISTRIBUTION = "tessera-fl"
+_INTERRUPTED = 130  # 128 + SIGINT, as in shells
 
 
 def application(first: str = "") -> typer.Typer:
@@ -73,12 +74,15 @@ def _unwrap_help(app: typer.Typer) -> None:
 def main() -> None:
     try:
         application(*sys.argv[1:2])()
+    except KeyboardInterrupt:  # while the commands are imported
+        typer.echo("tessera: interrupted", err=True)
+        raise SystemExit(_INTERRUPTED) from None
     except ModuleNotFoundError as error:
         extra = _extra_with((error.name or "").partition(".")[0])
         if extra is None:
             raise
         typer.echo(
-            f"tessera: this needs {error.name}, which is not installed: in a clone of Tessera, run "
+            f"tessera: this command needs {error.name}, which is not installed; in a clone of Tessera, run "
             f"pip install '.[{extra}]'",
             err=True,
         )

@@ -8,11 +8,24 @@ import typer
 from typer.models import CommandInfo
 
 from client_agent.cli import agent as cli_agent
-from client_agent.cli import alignment, compare, data, export, generate, init, offline, pivot, sent, train
+from client_agent.cli import (
+    alignment,
+    check,
+    compare,
+    data,
+    export,
+    generate,
+    init,
+    offline,
+    pivot,
+    sent,
+    train,
+)
 from schemas.private_files import close_umask
 
 _GROUPS = (
     cli_agent.agent,
+    check.checking,
     sent.sending,
     offline.offline,
     generate.generating,
@@ -29,7 +42,7 @@ _PANELS = {
     "Identity": ("rotate-key", "accept-restored"),
     "Alignment": ("align", "alignment-test", "write-anchors", "make-pivot-pack"),
 }
-"""The commands of `tessera agent --help`, in the order in which one meets them."""
+"""The commands of `tessera agent --help`, in the order of their first use."""
 
 
 def commands(app: typer.Typer) -> None:

@@ -22,25 +22,30 @@ if TYPE_CHECKING:
 
 Round = Annotated[
     str | None,
-    typer.Option("--round", help="The number of a round still on disk, or latest.", show_default="latest"),
+    typer.Option(
+        "--round", help="Number of a round whose files are still on disk, or latest.", show_default="latest"
+    ),
 ]
 File = Annotated[
     Path | None,
-    typer.Option("--adapter", help="Instead of a round: a file of `agent train --out`; needs --plan."),
+    typer.Option(
+        "--adapter", help="In place of a round: a file that `agent train --out` wrote; needs --plan."
+    ),
 ]
 Which = Annotated[
     Literal["kept", "served", "trained"],
     typer.Option(
         "--variant",
-        help="The final weights, or without them the better of served and trained; the weights that the "
-        "round began with; or those after the local steps.",
+        help="`kept`: the final weights, or before the end the better of the other two. `served`: the "
+        "weights at the start of the round. `trained`: the weights after the local steps.",
     ),
 ]
 FileOrFolder = Annotated[
     Path | None,
     typer.Option(
         "--adapter",
-        help="Instead of a round: a file of `agent train --out`, with --plan; or a folder of `agent export`.",
+        help="In place of a round: a file of `agent train --out`, with --plan, or a folder of `agent "
+        "export`.",
     ),
 ]
 Plan = Annotated[Path | None, typer.Option(help="With --adapter FILE: the federation plan used in training.")]
@@ -114,7 +119,7 @@ def adapter_source(
     if file is None:
         if plan is not None or pack is not None:
             raise SettingsUnusable(
-                "--plan and --pack belong to --adapter FILE, and a round has its own; leave them out"
+                "--plan and --pack belong to --adapter FILE, and a round has its own; leave out both options"
             )
         return _round_adapter(settings, number, variant)
     _require_exists(file, number)

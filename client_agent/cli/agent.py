@@ -1,4 +1,4 @@
-"""Commands of a silo's agent: enrol, rotate-key, accept-restored, check, status, align and run."""
+"""Commands of a silo's agent: enrol, rotate-key, accept-restored, status, align and run."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ agent = typer.Typer()
 
 @agent.command()
 def enrol(
-    name: Annotated[str, typer.Option(help="The client's name, as the operator issued it with the token.")],
+    name: Annotated[str, typer.Option(help="The client's name, for which the operator created the token.")],
     token: Annotated[
         str,
         typer.Option(
-            envvar="TESSERA_AGENT_TOKEN", help="The enrolment token; - reads it from standard input."
+            envvar="TESSERA_AGENT_TOKEN", help="The enrolment token, or - to read it from standard input."
         ),
     ],
     config: Config = None,
@@ -45,12 +45,13 @@ def enrol(
         ),
     ] = False,
 ) -> None:
-    """Create a key in the agent's folder and enrol it with an enrolment token. Safe to repeat.
+    """Create a key in the agent's folder and enrol the client with an enrolment token. Safe to repeat.
 
-    Prints what the federation's plan reveals to other members and, where updates are summed, to the
-    coordinator. Exit 1 if members learn more than the `min_voices` setting of this silo allows, if its
-    `[policy]` does not allow the plan, or if its `trainer` does not suit it; the coordinator then holds the
-    client's name, profile and public key only.
+    Prints what the federation's plan reveals to other members and, with a secure sum, to the coordinator.
+    Exit 1 if the plan breaks the `min_voices` setting or the `policy` table of silo.toml, or does not suit
+    the silo's `trainer`; the coordinator then has only the client's name, profile and public key.
+
+    Example: `tessera agent enrol --config silo.toml --name aster --token TOKEN`
     """
     with clear_errors(), opened_settings(config) as settings:
         from client_agent.identity.agent_folder import exclusive
@@ -89,14 +90,14 @@ def rotate_key(
         bool,
         typer.Option(
             "--at-once",
-            help="Revoke the old key and all earlier ones immediately, without the hour of overlap: for a "
-            "key that may be compromised.",
+            help="Revoke the old key and all earlier keys immediately, without the hour of overlap. Use it "
+            "if a key may be compromised.",
         ),
     ] = False,
 ) -> None:
     """Replace the agent's key. Stop the agent first. Safe to repeat.
 
-    The old key stays valid for an hour, so that requests under way still succeed.
+    The old key stays valid for an hour, so that requests in progress still succeed.
     """
     with clear_errors(), opened_settings(config) as settings:
         from client_agent.identity.agent_folder import exclusive
@@ -112,7 +113,7 @@ def rotate_key(
 @agent.command("accept-restored")
 def accept_restored(
     config: Config = None,
-    yes: Annotated[bool, typer.Option("--yes", help="Accept without confirmation.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")] = False,
 ) -> None:
     """Accept a coordinator that was restored from a backup older than this silo's last round.
 
@@ -148,39 +149,11 @@ def accept_restored(
 
 
 @agent.command()
-def check(
-    config: Config = None,
-    plan: Annotated[
-        Path | None,
-        typer.Option(help="A federation plan as JSON, checked instead of the federation's own."),
-    ] = None,
-    as_json: Json = False,
-) -> None:
-    """Check configuration, device, model, data and connection. Exit 1 if a check fails."""
-    from client_agent.preflight import findings
-
-    results = findings(config, plan)
-    if as_json:
-        print(json.dumps([finding.document() for finding in results], indent=1))
-    else:
-        table = Table("what", "", "found")
-        for finding in results:
-            table.add_row(
-                finding.subject,
-                "[green]ok" if finding.passed else "[red]no",
-                Text(finding.detail, overflow="fold"),
-            )
-        Console().print(table)
-    if not all(finding.passed for finding in results):
-        raise typer.Exit(1)
-
-
-@agent.command()
 def status(config: Config = None, as_json: Json = False) -> None:
     """Show whether the agent runs, the coordinator's answer, and the scores of the last rounds.
 
-    Loads no model and is safe at any time. Exit 1 unless the coordinator answers, and either the agent runs
-    or the federation is finished.
+    Loads no model, and can be used while the agent runs. Exit 1 unless the coordinator answers, and either
+    the agent runs or the federation is finished.
     """
     with clear_errors(), opened_settings(config) as settings:
         from client_agent.status import read_status
@@ -213,18 +186,36 @@ def run(
     config: Config = None,
     name: Annotated[
         str | None,
-        typer.Option(envvar="TESSERA_AGENT_NAME", help="With --token: enrol first, if not enrolled yet."),
+        typer.Option(
+            envvar="TESSERA_AGENT_NAME",
+            help="With --token: name under which to enrol first, if the client is not enrolled.",
+        ),
     ] = None,
     token: Annotated[
-        str | None, typer.Option(envvar="TESSERA_AGENT_TOKEN", help="With --name: the enrolment token.")
+        str | None,
+        typer.Option(
+            envvar="TESSERA_AGENT_TOKEN",
+            help="With --name: the enrolment token, or - to read it from standard input.",
+        ),
     ] = None,
 ) -> None:
-    """Participate in rounds until the federation is finished. Safe to stop at any time: it resumes."""
+    """Participate in rounds until the federation is finished. Safe to stop at any time: it resumes.
+
+    Ctrl-C or SIGTERM stops the agent with status 0 and stores its position; the same command continues.
+
+    Examples:
+
+    - `tessera agent run --config silo.toml`
+
+    - `tessera agent run --config silo.toml --name aster --token TOKEN`
+    """
     with clear_errors(resumes=True), opened_settings(config) as settings:
         from client_agent.identity.membership import checked_name
 
         if token and not name:
-            raise SettingsUnusable("--token needs a name; add --name with the name that the operator issued")
+            raise SettingsUnusable(
+                "--token needs a name; add --name with the name for which the operator created the token"
+            )
         if follows(settings):
             return
         enrolment, stop = (_secret(token), checked_name(name)) if token and name else None, stop_on_signal()
@@ -245,7 +236,7 @@ def _show(agent_status: AgentStatus) -> None:
     facts.add_row(
         "client", Text(f"{agent_status.name}, {agent_status.client} of federation {agent_status.federation}")
     )
-    facts.add_row("agent", "runs" if agent_status.running else "does not run")
+    facts.add_row("agent", "running" if agent_status.running else "not running")
     if agent_status.last_sync is not None:
         facts.add_row("last sync", agent_status.last_sync)
     facts.add_row("coordinator", Text(f"{agent_status.url}: {agent_status.coordinator}"))
@@ -283,7 +274,7 @@ def _prepared_profile(folder: Path) -> Profile:
 
     facts = read_prepared(folder)
     if facts is None:
-        raise WorkAwaited("--prepared: nothing is known of this silo's model yet")
+        raise WorkAwaited("--prepared: the facts of this silo's model are missing")
     return facts.profile
 
 

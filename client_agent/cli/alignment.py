@@ -54,21 +54,25 @@ def alignment_test(
     seed: Annotated[
         int | None,
         typer.Option(
-            min=0, max=2**63 - 1, help="The seed of the pseudo-tasks; default: the plan's alignment.seed."
+            min=0,
+            max=2**63 - 1,
+            help="Seed of the pseudo-tasks.",
+            show_default="alignment.seed of the plan",
         ),
     ] = None,
     plan: Annotated[
-        Path | None, typer.Option(help="Without a coordinator: a federation plan as JSON.")
+        Path | None, typer.Option(help="Test without a coordinator: JSON file of a federation plan.")
     ] = None,
-    anchors: Annotated[Path | None, typer.Option(help="With --plan: the anchor texts as JSON.")] = None,
+    anchors: Annotated[Path | None, typer.Option(help="With --plan: JSON file of the anchor texts.")] = None,
     store: Annotated[
         bool, typer.Option("--store", help="Store the verdict even with a non-default --steps or --seed.")
     ] = False,
     pack: Annotated[
-        Path | None, typer.Option(help="With --plan: the pack of the silo's base model; default: make one.")
+        Path | None,
+        typer.Option(help="With --plan: pack of the silo's base model.", show_default="made for the test"),
     ] = None,
     pivot_pack: Annotated[
-        Path | None, typer.Option(help="With --plan: the pivot's pack; default: make one.")
+        Path | None, typer.Option(help="With --plan: pack of the pivot.", show_default="made for the test")
     ] = None,
     as_json: Json = False,
 ) -> None:
@@ -135,14 +139,16 @@ def _test_in_federation(
     session.check_brief(brief)  # before a missing pack is made and sent
     alignment, base = brief.alignment, trainer.silo.base
     if alignment is None:
-        raise AlignmentImpossible("this federation uses no alignment packs; there is nothing to test")
+        raise AlignmentImpossible("this federation uses no alignment packs, so there is nothing to test")
     require_testable(base, alignment)
     wait_for_frames(participant, brief)
     client_pack, pivot_pack = (
         session.api.pack(session.federation_id, slug) for slug in (base.slug, alignment.pivot)
     )
     if client_pack is None or pivot_pack is None:
-        raise AlignmentImpossible("an alignment pack was removed from the coordinator meanwhile; try again")
+        raise AlignmentImpossible(
+            "an alignment pack was removed from the coordinator during the test; repeat the command"
+        )
     trial = Trial(
         brief.adapter,
         brief.training,

@@ -38,36 +38,42 @@ class EngineName(StrEnum):
     RAY = "ray"
 
 
-_Data = Annotated[
-    Path | None, typer.Option(help="The folder of the study's data.", show_default="the study's")
-]
+_Data = Annotated[Path | None, typer.Option(help="Folder of the study's data.", show_default="the study's")]
 _Models = Annotated[
-    Path | None, typer.Option(help="The folder of the study's models.", show_default="the study's")
+    Path | None, typer.Option(help="Folder of the study's models.", show_default="the study's")
 ]
-_Out = Annotated[
-    Path | None, typer.Option(help="The output folder.", show_default="runs/ and the study's name")
+_Out = Annotated[Path | None, typer.Option(help="Output folder.", show_default="runs/ and the study's name")]
+_Seeds = Annotated[
+    str | None, typer.Option(help="Comma-separated seeds, such as 0,1,2.", show_default="the study's")
 ]
-_Seeds = Annotated[str | None, typer.Option(help="Seeds, such as 0,1,2.", show_default="the study's")]
 _Methods = Annotated[
-    str | None, typer.Option(help="Methods, such as local,fedmosaic.", show_default="the study's")
+    str | None,
+    typer.Option(help="Comma-separated methods, such as local,fedmosaic.", show_default="the study's"),
 ]
-_Examples = Annotated[int | None, typer.Option(min=1, help="Examples per silo.", show_default="the study's")]
+_Examples = Annotated[
+    int | None, typer.Option(min=1, help="Number of training examples per silo.", show_default="the study's")
+]
 _Tests = Annotated[
-    int | None, typer.Option(min=1, help="Test examples per silo, at most.", show_default="the study's")
+    int | None,
+    typer.Option(min=1, help="Largest number of test examples per silo.", show_default="the study's"),
 ]
 _Copies = Annotated[
     int | None,
-    typer.Option(min=1, help="Silos in place of each silo with copies.", show_default="the study's"),
+    typer.Option(
+        min=1,
+        help="Number of silos for each silo that has `copies` in the study.",
+        show_default="the study's",
+    ),
 ]
 _Workers = Annotated[
-    int | None, typer.Option(min=1, help="The number of parallel runs.", show_default="one per core")
+    int | None, typer.Option(min=1, help="Number of parallel runs.", show_default="one per core")
 ]
 _Fair = Annotated[
     bool,
     typer.Option(
         "--fair",
-        help="Train one adapter with all methods, and search the learning rate of each on a seed that is "
-        "not reported. A study with a table named fair is always compared so.",
+        help="Train the same adapter with all methods, and search the learning rate of each method with a "
+        "seed that is not reported. A study with a `fair` table always does.",
     ),
 ]
 _EngineOption = Annotated[
@@ -75,28 +81,31 @@ _EngineOption = Annotated[
 ]
 _Address = Annotated[
     str | None,
-    typer.Option(help="A Ray cluster, such as auto.", show_default="one on this machine, for this command"),
+    typer.Option(
+        help="Address of a running Ray cluster, such as auto.",
+        show_default="one on this machine, for this command",
+    ),
 ]
-_GpusPerWorker = Annotated[float, typer.Option(min=0, help="The share of a GPU that a worker on Ray takes.")]
+_GpusPerWorker = Annotated[float, typer.Option(min=0, help="Share of a GPU for each worker on Ray.")]
 _SiloWorkers = Annotated[
     int | None,
     typer.Option(
         min=1,
-        help="Spread the silos of each run over so many workers on Ray. Each loads the base models of its "
-        "silos once, and takes the share of a GPU.",
+        help="Number of workers on Ray that divide the silos of each run. Each worker loads the base models "
+        "of its silos once, and takes --gpus-per-worker of a GPU.",
         show_default="a run is one worker",
     ),
 ]
 _Fresh = Annotated[bool, typer.Option("--fresh", help="Discard earlier results and run everything again.")]
 _Paper = Annotated[
     Path | None,
-    typer.Option(help="A folder for PDF figures and a LaTeX table.", show_default="none are written"),
+    typer.Option(help="Folder for PDF figures and a LaTeX table.", show_default="none are written"),
 ]
 
 
 @compare.command(name="compare")
 def compare_methods(
-    study: Annotated[Path, typer.Argument(help="The study: a TOML file with silos, data and methods.")],
+    study: Annotated[Path, typer.Argument(help="TOML file of the study: its silos, data and methods.")],
     data: _Data = None,
     models: _Models = None,
     out: _Out = None,
@@ -117,7 +126,14 @@ def compare_methods(
 ) -> None:
     """Run methods with a real coordinator and real agents, and compare them.
 
-    Safe to interrupt: the same command resumes.
+    Writes report.json, tables and, with the extra `report`, report.html and pictures into the output folder.
+    Safe to interrupt with Ctrl-C: the same command resumes.
+
+    Examples:
+
+    - `tessera compare study.toml`
+
+    - `tessera compare study.toml --methods local_lora,fedmosaic --seeds 0,1,2 --out runs/first`
     """
     with clear_errors():
         from client_agent.simulation.compare import Comparison
@@ -169,11 +185,14 @@ def _engine(
         }
         for option, value in of_ray.items():
             if value:
-                raise typer.BadParameter("only with --engine ray", param_hint=option)
+                raise typer.BadParameter(
+                    "only with --engine ray; add it, or leave this option out", param_hint=option
+                )
         return ProcessEngine(workers or os.cpu_count() or 1)
     if address is not None and workers is None:
         raise typer.BadParameter(
-            "with --address, pass how many runs the cluster has room for", param_hint="--workers"
+            "missing; with --address, pass the number of runs that the cluster has room for",
+            param_hint="--workers",
         )
     workers = workers or max(1, (os.cpu_count() or 1) // max(1, silo_workers))
     return RayEngine(workers, address, gpus_per_worker, silo_workers)
@@ -211,7 +230,7 @@ def _report(comparison: Comparison, report: Report, as_json: bool, paper: Path |
     missing_packages = [name for name in _REPORT_EXTRA if find_spec(name) is None]
     if missing_packages:
         message = (
-            f"results: {file}; for a page with charts, pictures and --paper, in a clone of Tessera: "
+            f"results: {file}; for report.html, pictures and --paper, run in a clone of Tessera: "
             "pip install '.[report]'"
         )
     else:
@@ -255,6 +274,7 @@ def _numbers(text: str | None) -> list[int] | None:
         return None
     if not all(_SEED.fullmatch(name) for name in names):
         raise typer.BadParameter(
-            f"{text!r} is not a list of seeds; write whole numbers such as 0,1,2", param_hint="--seeds"
+            f"{text!r} is not a list of seeds; write whole numbers from 0 on, such as 0,1,2",
+            param_hint="--seeds",
         )
     return [int(name) for name in names]

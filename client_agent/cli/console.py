@@ -27,7 +27,8 @@ Config = Annotated[
     Path | None,
     typer.Option(
         "--config",
-        help="The silo's TOML file. Every option can also be set as TESSERA_AGENT_<OPTION>.",
+        help="The silo's TOML file, such as silo.toml. Variables TESSERA_AGENT_<OPTION> override its "
+        "options, or replace the file.",
         show_default=False,
     ),
 ]
@@ -39,15 +40,19 @@ _INTERRUPTED = 130  # 128 + SIGINT, as in shells
 def clear_errors(*, resumes: bool = False) -> Iterator[None]:
     """Print an `AgentError` without a traceback and exit 1.
 
-    A stop exits 0 if the command `resumes` at its next start, else 130.
+    A stop exits 0 if the command `resumes` at its next start, else 130. An interrupt of a command that sets
+    no flag for it exits 130.
     """
     try:
         yield
     except Stopped:
         if resumes:
-            print("stopped; the next start resumes the interrupted work", file=sys.stderr)
+            print("stopped; start the same command again to resume", file=sys.stderr)
             raise typer.Exit(0) from None
         print("stopped before the end; the next start begins from zero", file=sys.stderr)
+        raise typer.Exit(_INTERRUPTED) from None
+    except KeyboardInterrupt:
+        print("interrupted before the end; run the same command again", file=sys.stderr)
         raise typer.Exit(_INTERRUPTED) from None
     except AgentError as error:
         message = Text.assemble(("error: ", "red"), str(error))
@@ -59,7 +64,7 @@ def _log_level() -> str:
     level = os.environ.get("TESSERA_AGENT_LOG_LEVEL", "info").upper()
     if level not in logging.getLevelNamesMapping():
         raise SettingsUnusable(
-            "TESSERA_AGENT_LOG_LEVEL is not a log level; set it to debug, info, warning or error"
+            "TESSERA_AGENT_LOG_LEVEL has an unknown level; set it to debug, info, warning or error"
         )
     return level
 

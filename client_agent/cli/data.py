@@ -1,4 +1,4 @@
-"""The command `tessera agent data`: show a silo's data as the model sees it."""
+"""The command `tessera agent data`: show a silo's data as the model reads them."""
 
 from __future__ import annotations
 
@@ -33,20 +33,21 @@ _MAX_LENGTH = 512
 @data.command("data")
 def show_data(
     config: Config = None,
-    count: Annotated[
-        int, typer.Option("--examples", min=0, help="The number of examples to print.")
-    ] = _SHOWN,
+    count: Annotated[int, typer.Option("--examples", min=0, help="Number of examples to print.")] = _SHOWN,
     max_length: Annotated[
-        int, typer.Option(min=2, help="The longest text in tokens; the plan's training.max_length.")
+        int,
+        typer.Option(min=2, help="Largest number of tokens of a text, as training.max_length of the plan."),
     ] = _MAX_LENGTH,
     as_json: Json = False,
 ) -> None:
-    """Show the silo's examples as the model sees them: what is learnt, counts, lengths, duplicates.
+    """Show the silo's examples as the model reads them: learnt text, counts, lengths, duplicates.
 
-    Loads the tokenizer and no model; a .gguf file is converted first. `format` in silo.toml names what a row
-    is: messages, prompt_completion, sharegpt, alpaca, text, or a task template (natural_instructions, mnli,
-    commonsense_qa, squad, gsm8k, openbookqa, boolq, winogrande, arc_easy, arc_challenge). `template` there,
-    or `tessera agent init --template`, is a template of one's own instead.
+    Loads the tokenizer and no model; a .gguf file is converted first. `format` in silo.toml names the format
+    of a row: messages, prompt_completion, sharegpt, alpaca, text, or a task template (natural_instructions,
+    mnli, commonsense_qa, squad, gsm8k, openbookqa, boolq, winogrande, arc_easy, arc_challenge). `template` in
+    silo.toml, or `tessera agent init --template`, is your own template in place of `format`.
+
+    Example: `tessera agent data --config silo.toml --examples 10`
     """
     with clear_errors(), opened_settings(config) as settings:
         from client_agent.model.chat import set_template

@@ -25,30 +25,35 @@ _GGUF = ".gguf"
 _BaseGguf = Annotated[
     Path | None,
     typer.Option(
-        "--base-gguf", help="With --for gguf: the base model as a .gguf file, if the silo's is a folder."
+        "--base-gguf",
+        help="With --for gguf: .gguf file of the base model, if `model` in silo.toml is a folder.",
     ),
 ]
 _Routed = Annotated[
     bool,
     typer.Option(
-        "--routed", help="With --for peft: experts that are weighed by token as an X-LoRA, with their router."
+        "--routed",
+        help="With --for peft: export experts that are weighed by token as an X-LoRA, with their router.",
     ),
 ]
 _Flat = Annotated[
     bool,
-    typer.Option("--flat", help="Such experts as one LoRA, with the same weights for every token."),
+    typer.Option(
+        "--flat",
+        help="Export experts that are weighed by token as one LoRA, with equal weights for all tokens.",
+    ),
 ]
 
 
 @exporting.command()
 def export(
-    out: Annotated[Path, typer.Option(help="The folder for the files.")],
+    out: Annotated[Path, typer.Option(help="Folder for the files.")],
     target: Annotated[
         Literal["peft", "vllm", "gguf", "merged"],
         typer.Option(
             "--for",
-            help="peft: an adapter for transformers. vllm: the same, of a rank that vLLM serves. gguf: an "
-            "adapter for llama.cpp and Ollama. merged: whole weights.",
+            help="`peft`: an adapter for transformers. `vllm`: the same adapter at a rank that vLLM serves. "
+            "`gguf`: an adapter for llama.cpp and Ollama. `merged`: the whole weights.",
         ),
     ] = "peft",
     config: Config = None,
@@ -65,10 +70,16 @@ def export(
         typer.Option(help="Upload the files to this private repository of the Hugging Face hub: org/name."),
     ] = None,
 ) -> None:
-    """Write a trained adapter so that other software serves it, with a model card.
+    """Write a trained adapter and a model card for other software.
 
     The files are loaded again with the public libraries and scored on the silo's held-out examples. If the
-    loss differs by more than 0.001 from that of the adapter, nothing is written.
+    loss differs by more than 0.001 from the loss of the adapter, nothing is written.
+
+    Examples:
+
+    - `tessera agent export --config silo.toml --out adapter`
+
+    - `tessera agent export --config silo.toml --out model --for merged`
     """
     with clear_errors(), opened_settings(config) as settings:
         _require_writable(out)
@@ -183,11 +194,14 @@ def _report(out: Path, settings: AgentSettings, written: Written, precision: str
         print("the adapter's output shift (Q) is folded into one more rank, fitted on the training examples")
     print(_loss_line(written.losses))
     if written.losses.routed is not None:
-        print(f"weighed by token the experts have {written.losses.routed:.4f}; this is the price of --flat")
+        print(
+            f"with experts weighed by token: held-out loss {written.losses.routed:.4f}; --flat costs the "
+            "difference"
+        )
     if written.losses.has_moved:
         print(
-            "the adapter itself has another loss here than in training: the held-out examples or the base "
-            "model's precision have changed since"
+            "the adapter's loss differs from its loss in training: the held-out examples or the base model's "
+            "precision have changed since"
         )
     print(precision)
 

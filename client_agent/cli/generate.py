@@ -1,4 +1,4 @@
-"""The command `tessera agent generate`: ask a trained adapter, alone or beside its base model."""
+"""The command `tessera agent generate`: generate text with a trained adapter and its base model."""
 
 from __future__ import annotations
 
@@ -40,22 +40,26 @@ def generate(
         bool, typer.Option("--interactive", help="Load the model once, and read prompts until /exit.")
     ] = False,
     compare: Annotated[
-        bool, typer.Option("--compare", help="Show the answer of the base model too, without the adapter.")
+        bool, typer.Option("--compare", help="Also show the answer of the base model without the adapter.")
     ] = False,
-    max_new_tokens: Annotated[int, typer.Option(min=1, help="The most tokens of an answer.")] = 128,
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="Largest number of tokens of an answer.")] = 128,
     temperature: Annotated[
-        float, typer.Option(min=0.0, help="Above 0: sample tokens. 0: take the likeliest token each time.")
+        float,
+        typer.Option(min=0.0, help="Temperature of the sampling; 0 takes the likeliest token each time."),
     ] = 0.0,
     top_p: Annotated[
         float | None,
         typer.Option(
-            min=0.0, max=1.0, help="Sample from the likeliest tokens of this total probability; by default 1."
+            min=0.0,
+            max=1.0,
+            help="Sample from the likeliest tokens with this total probability.",
+            show_default="1",
         ),
     ] = None,
-    seed: Annotated[int | None, typer.Option(min=0, help="Makes the sampling repeatable.")] = None,
-    stop: Annotated[
-        list[str] | None, typer.Option(help="A text that ends the answer; may be repeated.")
+    seed: Annotated[
+        int | None, typer.Option(min=0, help="Seed of the sampling; the same seed repeats an answer.")
     ] = None,
+    stop: Annotated[list[str] | None, typer.Option(help="Text that ends the answer; repeatable.")] = None,
     number: Round = None,
     variant: Which = "kept",
     base: Annotated[bool, typer.Option("--base", help="Use the base model without an adapter.")] = False,
@@ -66,7 +70,9 @@ def generate(
 ) -> None:
     """Generate text with the silo's model and its latest kept adapter.
 
-    If the silo's data are chats, the prompt is the user's turn, and --interactive keeps the turns.
+    If the silo's data are chats, the prompt is the user's turn, and --interactive continues one chat.
+
+    Example: `tessera agent generate --config silo.toml --prompt 'Who wrote it?' --compare`
     """
     with clear_errors(), opened_settings(config) as settings:
         selects = any(option is not None for option in (number, adapter, plan, pack))
@@ -125,7 +131,7 @@ def _require_model(*, base: bool, compare: bool, selects: bool) -> None:
 
 def _require_prompt(prompt: str | None, *, interactive: bool, as_json: bool) -> None:
     if prompt is None and not interactive:
-        raise SettingsUnusable("there is no prompt; pass --prompt TEXT, or --interactive to type prompts")
+        raise SettingsUnusable("a prompt is missing; pass --prompt TEXT, or --interactive to type prompts")
     if interactive and as_json:
         raise SettingsUnusable("--json prints the answers to one --prompt; leave out --interactive")
 
@@ -141,7 +147,7 @@ def _require_sampling(temperature: float, top_p: float | None, seed: int | None)
 
 def _stop_texts(texts: list[str]) -> tuple[str, ...]:
     if "" in texts:
-        raise SettingsUnusable("--stop is empty; pass the text at which the answer shall end")
+        raise SettingsUnusable("--stop is empty; pass the text that ends the answer")
     return tuple(texts)
 
 

@@ -24,33 +24,33 @@ _Columns = Annotated[
     list[str] | None,
     typer.Option(
         metavar="NAME=COLUMN",
-        help="A column of the data under another name: prompt=question; repeatable.",
+        help="Column of the data for a name of the format, such as prompt=question; repeatable.",
     ),
 ]
 _Ignored = Annotated[
     list[str] | None,
     typer.Option(
         metavar="COLUMN",
-        help="A column, or a key of turns, that is as if it were not there; repeatable.",
+        help="Column, or key of turns, to ignore; repeatable.",
     ),
 ]
 _Prompt = Annotated[
     str | None,
     typer.Option(
         metavar="PROMPT",
-        help="Instead of --format: the prompt of a template of one's own, with columns in braces and "
-        "\\n for a line break, such as 'Question: {text}\\nIt asks for a'; needs --answer.",
+        help="In place of --format: the prompt of your own template, with columns in braces and \\n for a "
+        "line break, such as 'Question: {text}\\nIt asks for a'; needs --answer.",
     ),
 ]
 _Answer = Annotated[
-    str | None, typer.Option(help="With --template: what is learnt, such as '{coarse_label}'.")
+    str | None, typer.Option(help="With --template: the answer to learn, such as '{coarse_label}'.")
 ]
 _Choices = Annotated[
     str | None,
     typer.Option(
         "--options",
-        help="With --template: the possible answers by index from 0, as person,place,number, or by the "
-        "column's values, as 1=bad,2=good. Without them the answer is free text.",
+        help="With --template: the possible answers, either by index from 0, such as person,place,number, "
+        "or by value of the column, such as 1=bad,2=good. Without them the answer is free text.",
     ),
 ]
 
@@ -59,27 +59,32 @@ _Choices = Annotated[
 def init(
     model: Annotated[str, typer.Option(help="The base model: a folder, a .gguf file or a hub id.")],
     train: Annotated[str, typer.Option(help="Training data: a file, a saved data set, or hub:<id>:<split>.")],
-    test: Annotated[str | None, typer.Option(help="Held-out data; by default a fifth of --train.")] = None,
+    test: Annotated[
+        str | None, typer.Option(help="Held-out data.", show_default="a fifth of --train")
+    ] = None,
     validation: Annotated[
-        str | None, typer.Option(help="Validation data; by default a tenth of the rest of --train.")
+        str | None, typer.Option(help="Validation data.", show_default="a tenth of the rest of --train")
     ] = None,
     url: Annotated[
         str, typer.Option(envvar="TESSERA_URL", help="The coordinator's URL.")
     ] = "http://127.0.0.1:8000",
     row_format: Annotated[
-        str | None, typer.Option("--format", help=f"{_FORMATS}; by default found by the columns.")
+        str | None,
+        typer.Option("--format", help=f"Format of a row: {_FORMATS}.", show_default="found by the columns"),
     ] = None,
     column: _Columns = None,
     ignore: _Ignored = None,
     template: _Prompt = None,
     answer: _Answer = None,
     choices: _Choices = None,
-    out: Annotated[Path, typer.Option(help="The file to write.")] = Path("silo.toml"),
+    out: Annotated[Path, typer.Option(help="File to write.")] = Path("silo.toml"),
 ) -> None:
     """Read the data once, and write a commented silo.toml for the other commands.
 
-    A row's format is found by its columns, named by --format, or written as a template of one's own:
+    The format of a row is found by its columns, named by --format, or written as your own template:
     --template 'Review: {text}\\nIt is' --answer '{label}' --options bad,good.
+
+    Example: `tessera agent init --model HuggingFaceTB/SmolLM2-135M-Instruct --train data.jsonl`
     """
     with clear_errors():
         if out.exists():
@@ -135,7 +140,7 @@ def _template(
         raise SettingsUnusable(f"--template: {prompt} is a built-in template; pass it as --format {prompt}")
     if row_format is not None or columns:
         raise SettingsUnusable(
-            "--template says what a row is, and its braces name the columns; leave --format and --column out"
+            "--template replaces --format and --column, since its braces name the columns; leave both out"
         )
     if answer is None:
         raise SettingsUnusable("--template needs --answer, such as --answer '{label}'")
@@ -162,7 +167,7 @@ def _columns(options: list[str]) -> tuple[tuple[str, str], ...]:
     for name, equals, column in pairs:
         if not (name and equals and column):
             raise SettingsUnusable(
-                f"--column: {name + equals + column!r} is not NAME=COLUMN; pass the name that the format "
-                "expects and the data's, such as prompt=question"
+                f"--column: {name + equals + column!r} is not NAME=COLUMN; pass a name of the format and "
+                "the column of the data, such as prompt=question"
             )
     return tuple(sorted((name, column) for name, _, column in pairs))

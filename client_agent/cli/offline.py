@@ -30,13 +30,16 @@ def sync(
         bool, typer.Option("--until-work", help="Wait until there is work for `tessera agent work`.")
     ] = False,
     wait: Annotated[
-        float | None, typer.Option(min=0, help="The most seconds to wait for work.", show_default=False)
+        float | None,
+        typer.Option(min=0, help="Largest number of seconds to wait for work.", show_default=False),
     ] = None,
 ) -> None:
     """Exchange files with the coordinator for `tessera agent work`; needs no model, no GPU and no torch.
 
-    Sends what is finished, and joins the next round. Safe to stop and to repeat. With --until-work or --wait,
-    exit 75 if there is no work.
+    Sends finished updates and scores, and joins the next round. Safe to stop and to repeat. With --until-work
+    or --wait, exit 75 if there is no work.
+
+    Example: `tessera agent sync --config silo.toml --wait 600`
     """
     waits = until_work or wait is not None
     with clear_errors(), opened_settings(config) as settings:
@@ -47,7 +50,9 @@ def sync(
             with open_sync(settings, flag) as client:
                 outcome = synchronise(client, waits=waits)
         except Stopped:
-            print("no work for `tessera agent work` yet; the next call goes on", file=sys.stderr)
+            print(
+                "no work for `tessera agent work` yet; run `tessera agent sync` again later", file=sys.stderr
+            )
             raise typer.Exit(_AGAIN) from None
         print(outcome.reason)
         if outcome.next == "work":
@@ -63,19 +68,19 @@ def work(
         bool,
         typer.Option(
             "--prepare",
-            help="Only check model and data, and store what `tessera agent sync` and `tessera agent enrol "
-            "--prepared` need of them.",
+            help="Only check the model and data, and store the facts that `tessera agent sync` and "
+            "`tessera agent enrol --prepared` need.",
         ),
     ] = False,
     time: Annotated[
         float | None,
-        typer.Option(min=1, help="Stop after so many seconds, with a checkpoint.", show_default=False),
+        typer.Option(min=1, help="Seconds after which to store a checkpoint and stop.", show_default=False),
     ] = None,
 ) -> None:
     """Train, sign and encode the round that `tessera agent sync` fetched; needs no network.
 
-    Without work it ends at once, before a model is loaded. Exit 75 if it was stopped, or its time is up: call
-    it again, and it resumes.
+    Ends at once, without loading a model, if there is no work. Exit 75 if the command was stopped, or --time
+    is over: the same command resumes.
     """
     with clear_errors(), opened_settings(config) as settings:
         from client_agent.identity.agent_folder import exclusive
@@ -87,7 +92,7 @@ def work(
             with led(settings) as (settings, ranks), exclusive(settings.folder):
                 _work(settings, flag, ranks, prepare=prepare)
         except Stopped:
-            print("stopped; call `tessera agent work` again to resume", file=sys.stderr)
+            print("stopped; run `tessera agent work` again to resume", file=sys.stderr)
             raise typer.Exit(_AGAIN) from None
 
 

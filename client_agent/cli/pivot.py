@@ -1,4 +1,4 @@
-"""Commands for whoever has the pivot's model: its alignment pack, and anchor texts that it writes."""
+"""Commands that use the pivot's model: make its alignment pack, and write anchor texts."""
 
 from __future__ import annotations
 
@@ -15,20 +15,23 @@ pivot = typer.Typer()
 
 @pivot.command("make-pivot-pack")
 def make_pivot_pack(
-    federation: Annotated[str, typer.Argument(help="The federation's id.")],
+    federation: Annotated[str, typer.Argument(help="Federation id.")],
     model: Annotated[str, typer.Argument(help="The pivot: a folder, .gguf file or hub id.")],
     token: Annotated[
-        str, typer.Option(envvar=["TESSERA_TOKEN", "TESSERA_ADMIN_TOKEN"], help="An operator's token.")
+        str,
+        typer.Option(
+            envvar=["TESSERA_TOKEN", "TESSERA_ADMIN_TOKEN"], help="Bearer token of an operator or admin."
+        ),
     ],
     url: Annotated[
-        str, typer.Option(envvar="TESSERA_URL", help="The coordinator's URL.")
+        str, typer.Option(envvar="TESSERA_URL", help="URL of the coordinator.")
     ] = "http://127.0.0.1:8000",
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:<n>.")] = "auto",
 ) -> None:
     """Make the pivot's alignment pack and store it as an operator; all packs of other base models need it.
 
-    Clients of the pivot's base model make it themselves. The pack stored last is in use: replacing it
-    invalidates all packs that were made on it, and the weights that were trained with them.
+    Clients of the pivot's base model make the pack by themselves. Replacing a stored pack invalidates all
+    packs that were made with it, and the weights that were trained with those packs.
     """
     with clear_errors(), Bars() as bars:
         configure_logging()
@@ -46,7 +49,9 @@ def make_pivot_pack(
             with Operator(url, token) as operator:
                 plan = FederationPlan.model_validate(operator.get(path)["plan"])
                 if plan.alignment is None or plan.alignment.frames == "random":
-                    raise PlanUnusable(f"{federation} uses no pivot pack; there is nothing to make")
+                    raise PlanUnusable(
+                        f"{federation} uses no pivot pack; its plan has no alignment, or random frames"
+                    )
                 texts = Anchors.model_validate(operator.get(f"{path}/anchors")).anchors
                 base = load_base_model(model, device=device_named(device))
                 if base.slug != plan.alignment.pivot:
@@ -81,20 +86,20 @@ def write_anchors(
     model_source: Annotated[
         str, typer.Argument(metavar="PIVOT", help="The pivot: a folder, .gguf file or hub id.")
     ],
-    out: Annotated[Path, typer.Option(help="The JSON file to write, for `tessera anchors put`.")],
+    out: Annotated[Path, typer.Option(help="JSON file to write, for `tessera anchors put`.")],
     count: Annotated[
-        int, typer.Option(min=1, max=100_000, help="The number of texts; the plan's alignment.anchors.")
+        int, typer.Option(min=1, max=100_000, help="Number of texts, as alignment.anchors of the plan.")
     ] = 1024,
     max_tokens: Annotated[
-        int, typer.Option(min=4, max=512, help="The most tokens of a text that the model does not end.")
+        int, typer.Option(min=4, max=512, help="Number of tokens after which a text is cut.")
     ] = 32,
-    seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="The seed of the texts.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Seed of the texts.")] = 0,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:<n>.")] = "auto",
 ) -> None:
     """Write the anchor texts for alignment with the pivot model, where no silo may share text.
 
     Reads nothing but the pivot's weights. Verify the texts with `tessera agent alignment-test`: a model that
-    was trained on answers only, and never on questions, writes texts of no use.
+    was trained on answers only, and never on questions, writes unusable texts.
     """
     with clear_errors(), Bars() as bars:
         configure_logging()
@@ -115,4 +120,4 @@ def write_anchors(
         )
         write_durably(out, Anchors(anchors=texts).model_dump_json(indent=1).encode())
     print(f"{out}: {count} texts by {model.slug}, for example {texts[0].prompt!r} + {texts[0].answer!r}")
-    print(f"next: the operator stores them: tessera anchors put FEDERATION {out}")
+    print(f"next: the operator runs tessera anchors put FEDERATION {out}")

@@ -27,17 +27,19 @@ sending = typer.Typer()
 def sent(
     config: Config = None,
     round_number: Annotated[
-        int | None, typer.Option("--round", min=1, help="Only what was sent in this round.")
+        int | None, typer.Option("--round", min=1, help="List only the requests of this round.")
     ] = None,
     save: Annotated[
-        Path | None, typer.Option(help="A folder for the bodies that are still in the agent's folder.")
+        Path | None, typer.Option(help="Folder to copy the bodies to that are still in the agent's folder.")
     ] = None,
     as_json: Json = False,
 ) -> None:
     """List what this agent has sent to the coordinator: time, route, bytes and digest of every body.
 
-    Reads the agent's own log, sends nothing and is safe at any time. A line is written before its request
-    leaves, so a request that did not arrive has one too. Requests that only fetch are not listed.
+    Reads the agent's own log and sends nothing. The agent writes a line before it sends a request, so
+    requests that did not arrive are listed too. GET requests, which carry no data of the silo, are left out.
+
+    Example: `tessera agent sent --config silo.toml --round 3`
     """
     with clear_errors(), opened_settings(config) as settings:
         from client_agent.transport.sent_log import SentLog
@@ -54,7 +56,7 @@ def sent(
             _show(entries)
         if save is not None:
             written = _save(entries, settings.folder, save)
-            message = f"{written} bodies written to {save}; of the others the digest remains"
+            message = f"{written} bodies written to {save}; of the remaining ones only the digests are stored"
             Console(stderr=True).print(message, soft_wrap=True, highlight=False)
 
 

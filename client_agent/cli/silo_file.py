@@ -20,7 +20,7 @@ def silo_toml(
     """Return the commented text of a first silo.toml; `row_format` is that of the rows."""
 
     def local(source: str) -> str:
-        """Return a path, perhaps with a split behind a colon, that is right wherever the agent is started."""
+        """Return a path, perhaps with a split behind a colon, as valid in any working folder."""
         folder, colon, split = source.rpartition(":")
         if Path(source).exists():
             source = str(Path(source).absolute())
@@ -34,12 +34,13 @@ def silo_toml(
     )
     ignored = _quoted(list(options.ignored) or ["label"])
     return f"""\
-# A silo of Tessera. `tessera agent check` verifies it; the environment overrides it (TESSERA_AGENT_<OPTION>).
+# A silo of Tessera. `tessera agent check --config FILE` verifies this file. Variables TESSERA_AGENT_<OPTION>
+# override it.
 
 # The coordinator.
 url = {json.dumps(url)}
 
-# The base model: a folder, a .gguf file or a hub id. On a GPU, quantization = "nf4" holds it in 4 bits.
+# The base model: a folder, a .gguf file or a hub id. On a GPU, quantization = "nf4" loads it in 4 bits.
 model = {local(model)}
 # quantization = "nf4"
 # The model that all silos of the federation share, if it is not this one.
@@ -50,7 +51,7 @@ model = {local(model)}
 train = {local(train)}
 {held_out_lines}
 {_row_lines(options, row_format)}
-# Columns, and keys of turns, that are as if they were not there.
+# Columns, and keys of turns, to ignore.
 {"" if options.ignored else "# "}ignore_columns = {ignored}
 # skip_bad_rows = true
 
@@ -60,7 +61,7 @@ train = {local(train)}
 # packing = true
 # optimizer = "adamw8bit"
 
-# Limits of this silo, whatever a plan allows.
+# Limits of this silo: the agent refuses a plan that exceeds them.
 # max_epsilon = 8.0
 # min_voices = 2
 # policy.strategies = ["fedmosaic", "fedavg"]
@@ -71,23 +72,23 @@ train = {local(train)}
 
 
 def _row_lines(options: RowOptions, row_format: str) -> str:
-    """Return the lines that say what a row is, examples in comments where they are not set."""
+    """Return the lines about the format of a row; those that are not set are commented examples."""
     if options.template is not None:
         return _template_lines(options.template)
     named = ", ".join(f"{_quoted(name)} = {_quoted(column)}" for name, column in options.columns)
     named = named or 'prompt = "question", completion = "answer"'
     return f'''\
-# What a row is; found by its columns if it is not set. Columns with other names are mapped.
+# The format of a row; found by its columns if it is not set. `columns` maps columns with other names.
 {"" if options.format is not None else "# "}format = "{row_format}"
 {"" if options.columns else "# "}columns = {{ {named} }}
-# A template of one's own instead of both.
+# Your own template in place of both.
 # template.prompt = "Question: {{text}}\\nAnswer:"
 # template.answer = "{{label}}"
 # template.options = ["no", "yes"]'''
 
 
 def _template_lines(template: RowTemplate) -> str:
-    """Return the lines of a template of one's own."""
+    """Return the lines of the silo's own template."""
     lines = [
         "# A row's prompt and answer, with columns in braces, and the answers that are possible.",
         f"template.prompt = {_quoted(template.prompt)}",

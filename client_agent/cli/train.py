@@ -18,28 +18,30 @@ training = typer.Typer()
 
 @training.command()
 def train(
-    plan: Annotated[Path, typer.Option(help="A federation plan as JSON: adapter, training, rounds.total.")],
+    plan: Annotated[
+        Path, typer.Option(help="JSON file of a federation plan: adapter, training, rounds.total.")
+    ],
     config: Config = None,
-    pack: Annotated[Path | None, typer.Option(help="The alignment pack with the frames of P and Q.")] = None,
-    out: Annotated[Path | None, typer.Option(help="Where to write the trained adapter.")] = None,
+    pack: Annotated[Path | None, typer.Option(help="Alignment pack with the frames of P and Q.")] = None,
+    out: Annotated[Path | None, typer.Option(help="File for the trained adapter.")] = None,
     experts: Annotated[
         int | None,
         typer.Option(
             min=1,
-            help="Train a bank: a shared adapter, and so many specialists among which probe examples choose.",
+            help="Train a bank: a shared adapter and this number of specialists, chosen by probe examples.",
         ),
     ] = None,
     top_m: Annotated[
         int,
         typer.Option(
             min=2,
-            help="With --experts: how many act, the shared one included; above 2 a router weighs them by "
-            "token.",
+            help="With --experts: number of experts that act, the shared one included. Above 2, a router "
+            "weighs them by token.",
         ),
     ] = 2,
     as_json: Json = False,
 ) -> None:
-    """Train without a federation, in the plan's steps and rounds, as the baseline of this silo."""
+    """Train without a federation, in the steps and rounds of a plan, as the baseline of this silo."""
     with clear_errors(), opened_settings(config) as settings:
         _check_options(out, experts, top_m)  # before torch is imported, which takes seconds
         body = read_file(pack) if pack is not None else None
@@ -78,6 +80,8 @@ def _check_options(out: Path | None, experts: int | None, top_m: int) -> None:
     if out is not None and not out.parent.is_dir():
         raise SettingsUnusable(f"--out: there is no folder {out.parent}; create it first")
     if torchrun_rank() is not None:
-        raise SettingsUnusable("torchrun divides rounds of `tessera agent run` and `work`, not `train`")
+        raise SettingsUnusable(
+            "torchrun divides the training of `tessera agent run` and `work` only; run `train` without it"
+        )
     if top_m > (experts or 1) + 1:
         raise SettingsUnusable(f"--top-m {top_m} needs --experts {top_m - 1} or more")

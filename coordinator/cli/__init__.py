@@ -1,5 +1,6 @@
-"""Operator commands: run the service, and administer it over HTTP. All but `service` need only httpx and
-rich.
+"""Operator commands: run the service, and administer it over HTTP.
+
+All commands but those of `service` need only httpx and rich.
 """
 
 from __future__ import annotations

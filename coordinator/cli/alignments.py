@@ -24,7 +24,7 @@ Federation = Annotated[str, typer.Argument(help="Federation id.")]
 @anchors.command("put")
 def put_anchors(
     federation: Federation,
-    file: Annotated[Path, typer.Argument(help='JSON: {"anchors": [{"id", "prompt", "answer"}, ...]}.')],
+    file: Annotated[Path, typer.Argument(help='JSON file: {"anchors": [{"id", "prompt", "answer"}, ...]}.')],
     url: Url = DEFAULT_URL,
     token: Token = "",
     as_json: AsJson = False,
@@ -33,7 +33,7 @@ def put_anchors(
     try:
         body = file.read_bytes()
     except OSError as error:
-        fail(f"{file}: {error.strerror}")
+        fail(f"{file} cannot be read ({error.strerror}); pass a file of anchor texts")
     digest = base64.b64encode(hashlib.sha256(body).digest()).decode()
     headers = {"Content-Type": "application/json", "Content-Digest": f"sha-256=:{digest}:"}
     stored = Coordinator(url, token).put(f"/v1/federations/{federation}/anchors", body, headers)
@@ -47,7 +47,7 @@ def put_anchors(
 def list_alignments(
     federation: Federation, url: Url = DEFAULT_URL, token: Token = "", as_json: AsJson = False
 ) -> None:
-    """List the alignment packs of a federation with their acceptance tests."""
+    """List the alignment packs of a federation and their acceptance tests."""
     coordinator = Coordinator(url, token)
     packs = list(coordinator.pages(f"/v1/federations/{federation}/alignments"))
     if as_json:
@@ -89,18 +89,18 @@ def _shared_modules(packs: Sequence[Mapping[str, Any]]) -> str:
     shared = [name for name in packs[0]["selected"] if name in everywhere]
     if not shared:
         return "No module is shared by all packs in use; see `tessera alignment show`."
-    return f"Shared by all that share across base models: {','.join(shared)}"
+    return f"Shared by all base models that share: {','.join(shared)}"
 
 
 @alignments.command("show")
 def show(
     federation: Federation,
-    base_model: Annotated[str, typer.Argument(help="Base model slug.")],
+    base_model: Annotated[str, typer.Argument(help="Slug of the base model.")],
     url: Url = DEFAULT_URL,
     token: Token = "",
     as_json: AsJson = False,
 ) -> None:
-    """Show a pack: held-out errors per (block, role), and its acceptance test in both directions."""
+    """Show an alignment pack: held-out errors per (block, role), and its acceptance test both ways."""
     packs = Coordinator(url, token).pages(f"/v1/federations/{federation}/alignments")
     pack = next((pack for pack in packs if pack["base_model"] == base_model), None)
     if pack is None:
@@ -128,14 +128,15 @@ def show(
 @alignments.command("delete")
 def delete(
     federation: Federation,
-    base_model: Annotated[str, typer.Argument(help="Base model slug.")],
+    base_model: Annotated[str, typer.Argument(help="Slug of the base model.")],
     url: Url = DEFAULT_URL,
     token: Token = "",
     as_json: AsJson = False,
 ) -> None:
-    """Delete a pack; deleting the pivot's deletes all others, and states trained under them no longer count.
+    """Delete an alignment pack; deleting the pivot's pack deletes all packs of the federation.
 
-    The round in progress is abandoned. Agents of the base model create a new pack.
+    Adapter states that were trained under a deleted pack no longer count, and the round in progress is
+    abandoned. Agents of the base model create a new pack.
     """
     Coordinator(url, token).delete(f"/v1/federations/{federation}/alignments/{base_model}")
     deleted = {"base_model": base_model, "deleted": True}

@@ -19,7 +19,7 @@ HeadFile = Annotated[
     Path | None,
     typer.Option(
         "--head",
-        help="File that stores the signed head of the log; its entry must still be in the log.",
+        help="File for the signed head of the log. If it exists, its entry must still be in the log.",
         show_default=False,
     ),
 ]
@@ -31,8 +31,8 @@ def audit(
     """Show the audit log; exit 1 if its hash chain is broken.
 
     The head of the log is signed with the coordinator's key. An attacker with write access to the database
-    could build another chain, which the coordinator would sign: store the head with --head, so that entries
-    shown once cannot be replaced.
+    could build another chain, which the coordinator would sign. Store the head with --head to detect entries
+    that were replaced after they were shown.
     """
     coordinator = Coordinator(url, token)
     entries, head = _chain(coordinator)
@@ -74,7 +74,10 @@ def _hashes(entries: list[Document]) -> list[str]:
     hashes: list[str] = []
     for number, entry in enumerate(entries, 1):
         if (entry["number"], entry["previous"]) != (number, hashes[-1] if hashes else None):
-            fail(f"the audit log is broken at entry {number}: changed or removed; compare a backup")
+            fail(
+                f"the audit log is broken at entry {number}, which was changed or removed; compare with a "
+                "backup"
+            )
         hashes.append(hash_of(entry))
     return hashes
 
@@ -89,14 +92,14 @@ def _check(head: Document, hashes: list[str], key: str) -> None:
         fail("the head of the audit log is not signed with this coordinator's key; check --url and --head")
     number = head["number"]
     if not 1 <= number <= len(hashes) or hashes[number - 1] != head["hash"]:
-        fail(f"the audit log was replaced: entry {number} differs from the signed one; compare a backup")
+        fail(f"the audit log was replaced: entry {number} differs from the signed one; compare with a backup")
 
 
 def _read(file: Path) -> Document:
     try:
         head = json.loads(file.read_text("utf-8"))
     except (OSError, ValueError) as error:
-        fail(f"{file} cannot be read ({error}); check --head")
+        fail(f"--head: {file} cannot be read ({error}); pass a file that `tessera audit --head` wrote")
     if not isinstance(head, dict) or not isinstance(head.get("number"), int):
-        fail(f"{file} is not the head of an audit log; check --head")
+        fail(f"--head: {file} is not the head of an audit log; pass a file that `tessera audit --head` wrote")
     return head

@@ -1,6 +1,4 @@
-"""HTTP client of the operator commands: JSON in and out; an error ends the command with one readable
-line.
-"""
+"""HTTP client of the operator commands: JSON in and out; an error ends a command with one line of text."""
 
 from __future__ import annotations
 
@@ -26,7 +24,7 @@ Token = Annotated[
         "--token",
         envvar=["TESSERA_TOKEN", "TESSERA_ADMIN_TOKEN"],
         show_envvar=True,
-        help="Token of a person.",
+        help="Bearer token of an admin, operator or auditor.",
     ),
 ]
 Insecure = Annotated[
@@ -42,16 +40,22 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a ta
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 _SECONDS = 30.0
+_INTERRUPTED = 130  # 128 + SIGINT, as in shells
 _insecure: ContextVar[bool] = ContextVar("insecure", default=False)
 
 
 def over_http(command: Callable[..., None]) -> Callable[..., None]:
-    """Add `--insecure` to a command that uses HTTP."""
+    """Add `--insecure` to a command that uses HTTP, and end it with a sentence if it is interrupted."""
 
     @wraps(command)
     def run(*, insecure: bool, **options: Any) -> None:
         _insecure.set(insecure)
-        command(**options)
+        try:
+            command(**options)
+        except KeyboardInterrupt:
+            interrupted(
+                "the coordinator may have received the last request; check with a `list` or `show` command"
+            )
 
     signature = inspect.signature(command, eval_str=True)
     added = inspect.Parameter("insecure", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=Insecure)
@@ -90,7 +94,7 @@ class Coordinator:
         return self._call("GET", path, params=query)
 
     def check_readiness(self) -> list[str]:
-        """Check that the service and its database answer; return what does not work beside them."""
+        """Check that the service and its database answer; return a sentence per further part that fails."""
         return self._send("GET", "/readyz").text.splitlines()[1:]
 
     def post(self, path: str, message: Mapping[str, Any] | None = None) -> Any:
@@ -128,14 +132,21 @@ class Coordinator:
                 "coordinator with `tessera serve`, or check --url and TESSERA_URL"
             )
         except httpx.InvalidURL:
-            fail(f"{path!r} cannot be part of a URL; check the ids")
+            fail(f"{path!r} cannot be part of a URL; check the ids in the command")
         if answer.status_code == httpx.codes.UNAUTHORIZED and "Authorization" not in self._client.headers:
             fail(
-                "no token is set: set TESSERA_TOKEN or --token; `tessera serve` names the first admin's file"
+                "no token is set: set TESSERA_TOKEN or --token; `tessera serve` prints the file of the first "
+                "admin's token"
             )
         if not answer.is_success:
             fail(_summary(answer))
         return answer
+
+
+def interrupted(consequence: str) -> NoReturn:
+    """Print that the command was interrupted, and exit with status 130."""
+    typer.echo(f"tessera: interrupted; {consequence}", err=True)
+    raise typer.Exit(_INTERRUPTED) from None
 
 
 def fail(reason: str) -> NoReturn:

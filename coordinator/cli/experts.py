@@ -23,7 +23,7 @@ def experts(
         print_json(bank)
         return
     if not bank["experts"]:
-        typer.echo("There is no bank of experts; the strategy fed_vemoe has one.")
+        typer.echo("This federation has no bank of experts; create a federation with the strategy fed_vemoe.")
         return
     from rich.console import Console
 

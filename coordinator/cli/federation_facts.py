@@ -19,7 +19,7 @@ def print_federation(federation: Mapping[str, Any], *, with_plan: bool = False) 
 
 
 def summary(federation: Mapping[str, Any]) -> dict[str, object]:
-    """Return what an operator needs to go on: id, state, counts and the next command."""
+    """Return the id, state, counts and next command of a federation."""
     least, clients = federation["plan"]["rounds"]["min_clients"], federation["clients"]
     revoked = f", {clients['revoked']} revoked" if clients["revoked"] else ""
     return {

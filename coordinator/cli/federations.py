@@ -21,47 +21,80 @@ TargetModules = Annotated[
     str | None,
     typer.Option(
         metavar="b0.v,b1.o,...",
-        help="Modules with P and Q; all blocks and roles by default. `tessera alignment list` of a "
-        "federation with the same base models prints the modules that they can share.",
+        help="Modules with P and Q, separated by commas. `tessera alignment list` prints the modules that "
+        "the base models of a federation can share.",
+        show_default="all blocks and roles",
     ),
 ]
 
 
 @app.command("create")
 def create(
-    plan: Annotated[Path | None, typer.Option(help="Plan as a JSON file; other options override it.")] = None,
-    name: Annotated[str | None, typer.Option(help="Name of the federation.")] = None,
-    strategy: Annotated[str | None, typer.Option(help="Strategy: fedmosaic, fedavg, ...")] = None,
-    option: Annotated[
-        list[str] | None, typer.Option(metavar="KEY=VALUE", help="Option of the strategy; repeatable.")
+    plan: Annotated[
+        Path | None, typer.Option(help="JSON file with the plan; the other options override its fields.")
     ] = None,
-    rounds: Annotated[int | None, typer.Option(help="Number of rounds.")] = None,
-    min_clients: Annotated[int | None, typer.Option(help="Number of clients that a round waits for.")] = None,
-    quorum: Annotated[int | None, typer.Option(help="Updates that suffice at the deadline.")] = None,
-    collect_seconds: Annotated[float | None, typer.Option(help="Duration of a round's collection.")] = None,
-    rank: Annotated[int | None, typer.Option(help="Rank of P and Q, or of an ordinary LoRA.")] = None,
+    name: Annotated[
+        str | None, typer.Option(help="Name of the federation; required unless the plan has one.")
+    ] = None,
+    strategy: Annotated[
+        str | None,
+        typer.Option(help="Strategy, such as fedmosaic or fedavg; required unless the plan has one."),
+    ] = None,
+    option: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="KEY=VALUE", help="Option of the strategy, such as temperature=0.5; repeatable."
+        ),
+    ] = None,
+    rounds: Annotated[int | None, typer.Option(help="Number of rounds.", show_default="10")] = None,
+    min_clients: Annotated[
+        int | None,
+        typer.Option(help="Number of clients that a round waits for.", show_default="2; fed_vemoe: 5"),
+    ] = None,
+    quorum: Annotated[
+        int | None,
+        typer.Option(
+            help="Number of updates with which a round is published at its deadline.",
+            show_default="--min-clients",
+        ),
+    ] = None,
+    collect_seconds: Annotated[
+        float | None, typer.Option(help="Seconds from a round's start to its deadline.", show_default="3600")
+    ] = None,
+    rank: Annotated[
+        int | None,
+        typer.Option(help="Rank of P and Q, or of an ordinary LoRA.", show_default="the strategy's"),
+    ] = None,
     same_architecture_rank: Annotated[
-        int | None, typer.Option(help="Rank of the LoRA beside P and Q; 0 for none.")
+        int | None,
+        typer.Option(
+            help="Rank of the LoRA that travels beside P and Q; 0 for none.", show_default="the strategy's"
+        ),
     ] = None,
     pivot: Annotated[
         str | None,
         typer.Option(
-            help="Slug of the small model that base models are aligned to; `tessera agent check` prints it."
+            help="Slug of the small model to which base models are aligned; `tessera agent check` prints it."
         ),
     ] = None,
     target_modules: TargetModules = None,
-    steps: Annotated[int | None, typer.Option(help="Local steps per round.")] = None,
-    quiet: Annotated[bool, typer.Option("--quiet", help="Print the id alone.")] = False,
+    steps: Annotated[
+        int | None, typer.Option(help="Optimiser steps of each client per round.", show_default="20")
+    ] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Print only the id of the federation.")] = False,
     url: Url = DEFAULT_URL,
     token: Token = "",
     as_json: AsJson = False,
 ) -> None:
     """Create a federation.
 
-    Without --plan, adapter, recipe and limits are the recommended ones of the strategy: for fedmosaic and
-    fedavg an ordinary LoRA of rank 16, and with --pivot, --same-architecture-rank or --target-modules P and Q
-    beside a LoRA of rank 8; fed_vemoe gets a secure sum of five members. Everything else gets its default;
-    each client searches for its learning rate.
+    Without --plan, the adapter, recipe and limits are those recommended for the strategy: an ordinary LoRA of
+    rank 16 for fedmosaic and fedavg, or P and Q beside a LoRA of rank 8 with --pivot,
+    --same-architecture-rank or --target-modules; for fed_vemoe also a secure sum of five members. All other
+    fields of the plan get their defaults, and each client searches for its learning rate. A plan cannot be
+    changed after its federation has been created.
+
+    Example: `tessera federation create --name clinics --strategy fedmosaic --rounds 20 --min-clients 4`
     """
     if quiet and as_json:
         fail("--quiet and --json exclude each other; use one of them")
@@ -123,26 +156,26 @@ def list_all(url: Url = DEFAULT_URL, token: Token = "", as_json: AsJson = False)
 def show(
     federation: Federation,
     with_plan: Annotated[
-        bool, typer.Option("--plan", help="Print the plan, alignment packs and claims as well.")
+        bool, typer.Option("--plan", help="Also print the plan, alignment packs and claims.")
     ] = False,
     url: Url = DEFAULT_URL,
     token: Token = "",
     as_json: AsJson = False,
 ) -> None:
-    """Show a federation: state, next command, counts; with --plan or --json also its plan and claims."""
+    """Show a federation: state, next command and counts; with --plan or --json also the plan and claims."""
     view = Coordinator(url, token).get(f"/v1/federations/{federation}")
     print_json(view) if as_json else print_federation(view, with_plan=with_plan)
 
 
 @app.command("start")
 def start(federation: Federation, url: Url = DEFAULT_URL, token: Token = "", as_json: AsJson = False) -> None:
-    """Open the first round, or resume after a pause."""
+    """Open the first round of a federation, or resume it after a pause."""
     _print(Coordinator(url, token).post(f"/v1/federations/{federation}/start"), as_json)
 
 
 @app.command("pause")
 def pause(federation: Federation, url: Url = DEFAULT_URL, token: Token = "", as_json: AsJson = False) -> None:
-    """Complete the current round and open no further one."""
+    """Pause a federation: its current round completes, and no further round opens until `start`."""
     _print(Coordinator(url, token).post(f"/v1/federations/{federation}/pause"), as_json)
 
 
@@ -150,7 +183,7 @@ def pause(federation: Federation, url: Url = DEFAULT_URL, token: Token = "", as_
 def finish(
     federation: Federation, url: Url = DEFAULT_URL, token: Token = "", as_json: AsJson = False
 ) -> None:
-    """End a federation; an unpublished round is abandoned."""
+    """Finish a federation permanently; a round that is not published is abandoned."""
     _print(Coordinator(url, token).post(f"/v1/federations/{federation}/finish"), as_json)
 
 
@@ -162,11 +195,11 @@ def _read(path: Path) -> dict[str, Any]:
     try:
         plan = json.loads(path.read_text("utf-8"))
     except OSError as error:
-        fail(f"{path} cannot be read ({error.strerror}); pass the plan as a JSON file")
+        fail(f"--plan: {path} cannot be read ({error.strerror}); pass the plan as a JSON file")
     except ValueError as error:
-        fail(f"{path} is not JSON: {error}; correct the plan")
+        fail(f"--plan: {path} is not JSON ({error}); correct the file")
     if not isinstance(plan, dict):
-        fail(f"{path}: the plan is not a JSON object; correct it")
+        fail(f'--plan: {path} is not a JSON object; write a plan such as {{"name": "clinics", ...}}')
     return plan
 
 
@@ -174,7 +207,7 @@ def _option(text: str) -> tuple[str, Any]:
     """Parse `temperature=0.5`; a value that is not JSON is a string."""
     key, separator, value = text.partition("=")
     if not separator or not key:
-        fail(f"{text!r} is not KEY=VALUE; write --option KEY=VALUE")
+        fail(f"--option: {text!r} is not KEY=VALUE; write the name and the value, such as temperature=0.5")
     try:
         return key, json.loads(value)
     except ValueError:

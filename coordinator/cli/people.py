@@ -14,24 +14,28 @@ enrolments = typer.Typer(help="Create one-time enrolment tokens for clients.", n
 clients = typer.Typer(help="Manage the clients of a federation.", no_args_is_help=True)
 
 Federation = Annotated[str, typer.Argument(help="Federation id.")]
-Expires = Annotated[int | None, typer.Option(min=1, help="Lifetime of the token.")]
+Expires = Annotated[
+    int | None,
+    typer.Option(min=1, help="Lifetime of the token in seconds.", show_default="86400, a day"),
+]
 
 
 @tokens.command("create")
 def create_token(
     role: Annotated[str, typer.Option(help="Role: admin, operator or auditor.")],
-    name: Annotated[str, typer.Option(help="Owner of the token.")],
+    name: Annotated[str, typer.Option(help="Name of the person who owns the token.")],
     expires_in_seconds: Annotated[
-        int | None, typer.Option(min=1, help="Lifetime of the token; 90 days by default.")
+        int | None,
+        typer.Option(min=1, help="Lifetime of the token in seconds.", show_default="7776000, 90 days"),
     ] = None,
     never_expires: Annotated[
-        bool, typer.Option("--never-expires", help="Valid until it is revoked.")
+        bool, typer.Option("--never-expires", help="Keep the token valid until it is revoked.")
     ] = False,
     url: Url = DEFAULT_URL,
     token: Token = "",
     as_json: AsJson = False,
 ) -> None:
-    """Create a token of a person; it is shown once."""
+    """Create the token of a person; the coordinator shows it once."""
     if never_expires and expires_in_seconds is not None:
         fail("--never-expires and --expires-in-seconds exclude each other; use one of them")
     request: dict[str, str | int | None] = {"role": role, "name": name}
@@ -43,7 +47,7 @@ def create_token(
 
 @tokens.command("list")
 def list_tokens(url: Url = DEFAULT_URL, token: Token = "", as_json: AsJson = False) -> None:
-    """List tokens of people, without the secrets."""
+    """List the tokens of people, without their secrets."""
     token_views = list(Coordinator(url, token).pages("/v1/tokens"))
     if as_json:
         print_json(token_views)
@@ -71,7 +75,7 @@ def revoke_token(
 
 @tokens.command("sign-out")
 def sign_out(url: Url = DEFAULT_URL, token: Token = "", as_json: AsJson = False) -> None:
-    """End the sign-in of an identity provider's ID token: it is refused from now on."""
+    """Sign out: the coordinator refuses this ID token of an identity provider from now on."""
     Coordinator(url, token).delete("/v1/sign-in")
     print_json({"signed_out": True}) if as_json else typer.echo(
         "Signed out: the token is refused from now on."
@@ -83,20 +87,22 @@ def create_enrolment(
     federation: Federation,
     client_name: Annotated[str, typer.Argument(help="Name of the client.")],
     organisation: Annotated[str | None, typer.Option(help="Organisation of the client.")] = None,
-    cidr: Annotated[str | None, typer.Option(help="Network that may use the token: 192.0.2.0/24.")] = None,
+    cidr: Annotated[
+        str | None, typer.Option(help="Network that may use the token, such as 192.0.2.0/24.")
+    ] = None,
     base_model: Annotated[
         str | None, typer.Option(help="Slug of the only base model that may use the token.")
     ] = None,
     expires_in_seconds: Expires = None,
     replace: Annotated[
         bool,
-        typer.Option("--replace", help="Revoke an unused token of this name that was lost or leaked."),
+        typer.Option("--replace", help="Revoke an unused token of this name, which was lost or leaked."),
     ] = False,
     url: Url = DEFAULT_URL,
     token: Token = "",
     as_json: AsJson = False,
 ) -> None:
-    """Create a one-time enrolment token for one client; it is shown once."""
+    """Create a one-time enrolment token for one client; the coordinator shows it once."""
     request: dict[str, str | int] = {"client_name": client_name}
     if replace:
         request["replace"] = True

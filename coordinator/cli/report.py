@@ -17,7 +17,7 @@ from schemas.messages.reports import Report
 from schemas.wire.digests import digest_of
 from schemas.wire.strict_json import MalformedJson, loads
 
-app = typer.Typer(no_args_is_help=True, help="Signed reports of a federation, for auditors.")
+app = typer.Typer(no_args_is_help=True, help="Fetch and verify signed reports of a federation, for auditors.")
 
 Document = dict[str, Any]
 _THUMBPRINT = re.compile(r"[A-Za-z0-9_-]{43}")
@@ -28,7 +28,7 @@ _THUMBPRINT = re.compile(r"[A-Za-z0-9_-]{43}")
 def create_report(
     federation: Annotated[str, typer.Argument(help="Federation id.")],
     html_file: Annotated[
-        Path | None, typer.Option("--html", help="File for the report as a page.", show_default=False)
+        Path | None, typer.Option("--html", help="File for the report as an HTML page.", show_default=False)
     ] = None,
     json_file: Annotated[
         Path | None, typer.Option("--json", help="File for the report as JSON.", show_default=False)
@@ -38,14 +38,14 @@ def create_report(
 ) -> None:
     """Fetch the signed report of a federation: plan, members, rounds, privacy, audit entries.
 
-    It is printed as JSON unless a file is named.
+    Prints the report as JSON unless --html or --json names a file.
     """
     coordinator = Coordinator(url, token)
     document: Document = coordinator.get(f"/v1/federations/{federation}/report")
     key = str(coordinator.get("/v1/hello")["signing_key"])
     fault = fault_of(document, key)
     if fault is not None:
-        fail(f"{fault}; check --url, and for a proxy that changes answers")
+        fail(f"{fault}; check --url, and whether a proxy changes answers")
     for file, text in ((json_file, _json(document)), (html_file, page(document))):
         if file is not None:
             _write(file, text)
@@ -65,7 +65,8 @@ def verify_report(
 ) -> None:
     """Verify a report offline; exit 1 if it was changed, or is not signed with this key.
 
-    Get the key from elsewhere than the report: enrolment tokens contain its thumbprint, `/v1/hello` the key.
+    Take the key from another source than the report: enrolment tokens contain its thumbprint, and `/v1/hello`
+    returns the key.
     """
     try:
         text = file.read_text("utf-8")
@@ -77,7 +78,7 @@ def verify_report(
     if fault is None and is_page and page(document) != text:
         fault = (
             "the page differs from the signed data in it: it was changed, or another version of tessera "
-            "wrote it; ask for the JSON"
+            "wrote it; verify the JSON file instead"
         )
     if fault is not None:
         fail(f"{file}: {fault}")
@@ -93,15 +94,19 @@ def fault_of(document: Document, key: str) -> str | None:
         Report.model_validate_json(json.dumps(document))
         signer = public_key(document["signing_key"])
     except (ValueError, KeyUnusable):
-        return "not a report of this format, or it was changed; ask for it again"
+        return "not a report of this format, or the file was changed; fetch the report again"
     if not _THUMBPRINT.fullmatch(key):
-        return "--coordinator-key: not a public key or a thumbprint of 43 characters"
+        return (
+            "--coordinator-key: not a public key or thumbprint of 43 characters; `/v1/hello` returns the key"
+        )
     if key not in (document["signing_key"], thumbprint(document["signing_key"])):
-        return f"signed with another key, of thumbprint {thumbprint(document['signing_key'])}"
+        return f"signed with another key, of thumbprint {thumbprint(document['signing_key'])}; check the key"
     if not is_signed("tessera-report-v1", document, document["signature"], signer):
-        return "the signature does not match: it was changed after it was signed"
+        return (
+            "the signature does not match: the report was changed after it was signed; fetch the report again"
+        )
     if digest_of(document["plan"].encode()) != document["plan_digest"]:
-        return "the plan does not have the digest that is named"
+        return "the plan does not have the digest that the report names; fetch the report again"
     return None
 
 
@@ -128,5 +133,5 @@ def _parse(text: str, file: Path) -> Document:
     except MalformedJson:
         document = None
     if not isinstance(document, dict):
-        fail(f"{file}: not a report of this format, or it was changed; ask for it again")
+        fail(f"{file}: not a report of this format, or the file was changed; fetch the report again")
     return document

@@ -1,4 +1,4 @@
-"""The report of a federation as one HTML page that needs nothing else, and prints well.
+"""The report of a federation as one HTML page that loads no other file and can be printed.
 
 Rendering is a function of the report alone: a verifier renders the data in a page again and compares.
 """
@@ -39,9 +39,10 @@ pre { font: .78rem/1.4 ui-monospace, monospace; white-space: pre-wrap; overflow-
 }
 """
 _NOTE = (
-    "This page is the coordinator's word, signed with its key: tessera report verify FILE --coordinator-key "
-    "KEY refuses a page or a file that was changed. Silos have their own signed manifests, whose hashes are "
-    "below; heads of the audit log that were kept are evidence against a coordinator that writes another."
+    "This page is the coordinator's own statement, signed with its key. tessera report verify FILE "
+    "--coordinator-key KEY refuses a page or a file that was changed. Silos have their own signed manifests, "
+    "whose hashes are below. A stored head of the audit log is evidence against a coordinator that rewrites "
+    "the log."
 )
 
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'"

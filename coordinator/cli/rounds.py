@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from coordinator.cli.client import DEFAULT_URL, AsJson, Coordinator, Token, Url, print_json
+from coordinator.cli.client import DEFAULT_URL, AsJson, Coordinator, Token, Url, interrupted, print_json
 from coordinator.cli.output import ago, fitting_table, print_table, text, traffic, until, wrapped
 from coordinator.cli.scores import losses, other_names, personal, score
 from coordinator.cli.sums import sum_lines
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 app = typer.Typer(help="Show the rounds of a federation.", no_args_is_help=True)
 
 _FRESH = timedelta(seconds=30)
-_LOSSES = "served, trained, final: held-out loss; other scores: of the final model, else of the kept one"
+_LOSSES = "served, trained, final: held-out losses; other scores: of the final model, else the kept model"
 
 _NO_ROUND = "No round yet; start the federation with `tessera federation start`."
 _ENDED = ("published", "abandoned")
@@ -76,7 +76,8 @@ def show(
     watching: Annotated[
         bool,
         typer.Option(
-            "--watch", help="Follow the round to its end; without a number, each round as `round watch` does."
+            "--watch",
+            help="Follow the round until it ends; without a number, follow each round as `round watch` does.",
         ),
     ] = False,
     interval: Interval = 1.0,
@@ -115,7 +116,7 @@ def relevance(
     token: Token = "",
     as_json: AsJson = False,
 ) -> None:
-    """Show the relevance of clients to each other, the served shares, and reasons of the guard."""
+    """Show the relevance of clients to each other, the served shares, and the limits that the guard set."""
     coordinator = Coordinator(url, token)
     path = f"/v1/federations/{federation}"
     matrix = coordinator.get(f"{path}/rounds/{number}/relevance")
@@ -149,12 +150,24 @@ def watch(
     token: Token = "",
     as_json: AsJson = False,
 ) -> None:
-    """Follow the current round until the federation is finished; with --json, one line per change."""
+    """Follow the current round until the federation is finished; with --json, print one line per change.
+
+    Ctrl-C stops the display and not the round.
+
+    Example: `tessera round watch FEDERATION --interval 5`
+    """
     _follow(_states(Coordinator(url, token), federation, None, interval), as_json=as_json)
 
 
 def _follow(states: Iterator[Any], *, as_json: bool) -> None:
     """Show each state of a round in place of the one before; None stands for no round yet."""
+    try:
+        _show_states(states, as_json=as_json)
+    except KeyboardInterrupt:
+        interrupted("the round continues; repeat the command to follow it again")
+
+
+def _show_states(states: Iterator[Any], *, as_json: bool) -> None:
     if as_json:
         last = None
         for details in states:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from coordinator.cli.client import DEFAULT_URL, Coordinator, Url
+from coordinator.cli.client import DEFAULT_URL, Coordinator, Url, interrupted
 
 
 def commands(app: typer.Typer) -> None:
@@ -19,10 +19,20 @@ def commands(app: typer.Typer) -> None:
 
 
 def serve(
-    host: Annotated[str | None, typer.Option(help="Address to listen on; TESSERA_HOST.")] = None,
-    port: Annotated[int | None, typer.Option(help="Port to listen on; TESSERA_PORT.")] = None,
+    host: Annotated[
+        str | None, typer.Option(help="Address to listen on.", show_default="TESSERA_HOST, else 127.0.0.1")
+    ] = None,
+    port: Annotated[
+        int | None, typer.Option(help="Port to listen on.", show_default="TESSERA_PORT, else 8000")
+    ] = None,
 ) -> None:
-    """Run the coordinator; configure it with TESSERA_* variables."""
+    """Run the coordinator; configure it with TESSERA_* variables.
+
+    The database is TESSERA_DATABASE_URL, or the file tessera.db in this folder. At its first start the
+    coordinator prints the file of the first admin's token. Ctrl-C ends it gracefully.
+
+    Example: `tessera serve --port 8080`
+    """
     from coordinator.errors import SettingsUnusable
     from coordinator.server import serve as run
 
@@ -35,7 +45,8 @@ def serve(
 def migrate() -> None:
     """Migrate the database at TESSERA_DATABASE_URL to this version.
 
-    Prints names in use that look alike, from before such names were refused, and what to do about them.
+    Prints a warning with the next step for each pair of stored names that look alike; new names of this kind
+    are refused.
     """
     from coordinator.errors import SettingsUnusable
     from coordinator.server import migrate as run
@@ -50,12 +61,14 @@ def migrate() -> None:
 
 
 def backup(
-    file: Annotated[Path, typer.Argument(help="New file, preferably on another disk.", show_default=False)],
+    file: Annotated[
+        Path, typer.Argument(help="New file for the copy, preferably on another disk.", show_default=False)
+    ],
 ) -> None:
     """Copy the SQLite database at TESSERA_DATABASE_URL while it is in use.
 
-    Writers wait meanwhile, or get a 503 and retry. The copy does not contain the signing key: back up
-    TESSERA_SIGNING_KEY, or the file beside the database, separately.
+    Agents whose writes wait longer than ten seconds get status 503, and retry. The copy does not contain the
+    signing key: back up TESSERA_SIGNING_KEY, or the key file beside the database, separately.
     """
     from rich.console import Console
     from rich.progress import Progress
@@ -69,25 +82,31 @@ def backup(
             run(file, progress=lambda done, total: bar.update(task, completed=done, total=total))
         except SettingsUnusable as error:
             _fail(error)
-    typer.echo(
-        f"Copied the database to {file}. It does not contain the signing key; back that up separately."
-    )
+        except KeyboardInterrupt:
+            bar.stop()
+            interrupted(f"{file} was not written; repeat the command")
+    typer.echo(f"Copied the database to {file}. The copy has no signing key; back up the key separately.")
 
 
-payloads = typer.Typer(help="Where tensors are stored: in rows of the database, or in an object store.")
+payloads = typer.Typer(
+    help="Manage where tensors are stored: in rows of the database, or in an object store."
+)
 
 
 @payloads.command("move")
 def move_payloads(
     to: Annotated[
         str,
-        typer.Option(help="rows, or a store: s3://BUCKET/PREFIX, file:///FOLDER.", show_default=False),
+        typer.Option(
+            help="`rows`, or the URL of a store, such as s3://BUCKET/PREFIX or file:///FOLDER.",
+            show_default=False,
+        ),
     ],
 ) -> None:
-    """Move the tensors of the database at TESSERA_DATABASE_URL; the coordinator may go on.
+    """Move the tensors of the database at TESSERA_DATABASE_URL; the coordinator can keep running.
 
-    Each is copied, read back and compared with its digest before its place changes. Safe to interrupt: the
-    same command goes on. To a store, tensors of 1 MiB or more are moved.
+    Each tensor is copied, read back and compared with its digest before its place changes. Tensors below
+    1 MiB stay in rows. Safe to interrupt: the same command continues.
     """
     from coordinator.errors import Refused, SettingsUnusable
     from coordinator.maintenance import move_payloads as run
@@ -97,14 +116,19 @@ def move_payloads(
         run(to, progress=sizes.append)
     except (SettingsUnusable, Refused, LookupError) as error:
         if sizes:
-            typer.echo(f"moved {len(sizes)} payloads before this:", err=True)
+            typer.echo(f"moved {len(sizes)} payloads before this error:", err=True)
         _fail(error)
+    except KeyboardInterrupt:
+        interrupted(f"{len(sizes)} payloads are moved; repeat the command to move the remaining ones")
     typer.echo(f"moved {len(sizes)} payloads, {sum(sizes) / 2**20:.1f} MiB, to {to}")
 
 
 @payloads.command("check")
 def check_payloads() -> None:
-    """Read the last byte of every tensor in a store; exit 1 if one is missing, as after a restore."""
+    """Check that the store has every tensor; exit 1 if a tensor is missing, as after a restore.
+
+    Reads the last byte of each tensor.
+    """
     from coordinator.errors import Refused, SettingsUnusable
     from coordinator.maintenance import check_payloads as run
 
@@ -116,39 +140,43 @@ def check_payloads() -> None:
         typer.echo(fault)
     if faults:
         raise typer.Exit(1)
-    typer.echo("every payload in a store is there")
+    typer.echo("no payload is missing in the store")
 
 
 @payloads.command("take-over")
 def take_over_payloads(
     store: Annotated[
-        str | None, typer.Option(help="The store; by default that of TESSERA_PAYLOAD_STORE.")
+        str | None, typer.Option(help="URL of the store.", show_default="TESSERA_PAYLOAD_STORE")
     ] = None,
-    yes: Annotated[bool, typer.Option("--yes", help="Take it over without confirmation.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")] = False,
 ) -> None:
     """Make the database at TESSERA_DATABASE_URL the owner of its tensors' folder in a store.
 
-    Needed where two databases with one signing key have used a store, as after a restored backup: neither
-    moves or deletes there until this command ran for one of them. Stop the coordinator of the other first, or
-    set another store there. Two hours later, objects are deleted that this database has no tensor for.
+    Needed after two databases with one signing key have used the same store, as after a restored backup:
+    until then neither database moves or deletes tensors there. Before you run the command, stop the
+    coordinator of the other database, or set another store for it. Two hours later, the coordinator deletes
+    the objects that belong to no tensor of this database.
     """
     from coordinator.errors import Refused, SettingsUnusable
     from coordinator.maintenance import take_over as run
 
     if not yes:
-        typer.confirm("Does no other coordinator with this signing key use the store any more?", abort=True)
+        typer.confirm(
+            "Have all other coordinators with this signing key stopped using the store?", abort=True
+        )
     try:
         url = run(store)
     except (SettingsUnusable, Refused) as error:
         _fail(error)
     typer.echo(
-        f"this database owns its folder in {url}; objects without a tensor are deleted from two hours on"
+        f"This database owns its folder in {url}; objects without a tensor are deleted after two hours."
     )
 
 
 def ready(url: Url = DEFAULT_URL) -> None:
-    """Check that a coordinator and its database are ready; exit 1 with the reason if not. For health
-    checks.
+    """Check that a coordinator and its database are ready; exit 1 with the reason if not.
+
+    For health checks of containers and load balancers.
     """
     for sentence in Coordinator(url, token="").check_readiness():
         typer.echo(f"warning: {sentence}", err=True)

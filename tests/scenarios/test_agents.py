@@ -115,7 +115,7 @@ def test_a_stopped_agent_says_so_and_resumes(database_url: str, serve: Serve, tm
     assert agent.process is not None
     agent.process.terminate()
     assert agent.process.wait(timeout=20) == 0
-    assert "the next start resumes" in agent.log
+    assert "start the same command again to resume" in agent.log
     agent.start()
     agent.wait()
     assert served.rounds(federation_id)[0]["state"] == "published"

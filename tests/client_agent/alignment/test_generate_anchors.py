@@ -104,7 +104,7 @@ def test_the_command_writes_what_a_coordinator_takes(name: str, tmp_path: Path) 
     base = load_base_model(str(MODELS["S"].with_name(name)), device=torch.device("cpu"))
     assert anchors == generate_anchors(base, 64, seed=3, max_tokens=8)
     assert base.slug in done.stdout
-    assert f"next: the operator stores them: tessera anchors put FEDERATION {out}" in done.stdout
+    assert f"next: the operator runs tessera anchors put FEDERATION {out}" in done.stdout
     again = tessera(*command)
     assert again.exit_code == 1
     assert "exists already; remove it" in again.output

@@ -229,7 +229,7 @@ def test_init_writes_a_template_that_data_shows(
         (("--answer", "{kind}"), "add --template PROMPT"),
         (
             ("--template", "{text}", "--answer", "{kind}", "--format", "text"),
-            "leave --format and --column out",
+            "its braces name the columns; leave both out",
         ),
         (("--template", "What?", "--answer", "{kind}"), "--template is the same for every row"),
         (("--template", "{text}", "--answer", "{kind}", "--options", "yes"), "--options needs two different"),

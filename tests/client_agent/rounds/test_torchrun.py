@@ -67,7 +67,7 @@ def kill_rank_one(torchrun: subprocess.Popen[bytes]) -> None:
     ("end", "explanation"),
     [
         (kill_rank_one, "another process of torchrun ended"),
-        (subprocess.Popen.terminate, "stopped; the next start resumes"),
+        (subprocess.Popen.terminate, "stopped; start the same command again to resume"),
     ],
     ids=["killed", "stopped"],
 )

@@ -160,7 +160,7 @@ def test_a_cluster_without_authentication_is_refused(tmp_path: Path, monkeypatch
     [
         (("--address", "auto"), "only with --engine ray"),
         (("--gpus-per-worker", ".5"), "only with --engine ray"),
-        (("--engine", "ray", "--address", "auto"), "pass how many runs the cluster has room for"),
+        (("--engine", "ray", "--address", "auto"), "pass the number of runs that the cluster has room for"),
         (("--engine", "dask"), "'dask' is not one of 'processes', 'ray'"),
     ],
 )

@@ -58,7 +58,7 @@ def test_what_is_missing_is_said_and_what_to_do(coordinator: Served) -> None:
     stored = silo.http.put(path(federation_id), json=figures(of_other)).json()
     assert stored["acceptance"]["verdict"] == "passed"
     assert sharing(coordinator, federation_id)[OTHER][0] == "passed"
-    assert "Shared by all that share across base models: b0.q" in tessera("alignment", "list", federation_id)
+    assert "Shared by all base models that share: b0.q" in tessera("alignment", "list", federation_id)
 
 
 def test_a_plan_without_the_option_says_nothing_of_it_and_untested_packs_share(coordinator: Served) -> None:

@@ -197,7 +197,7 @@ def test_the_command_line_shows_errors_figures_and_what_follows(coordinator: Ser
     tessera = Operator(coordinator)
     listed = tessera("alignment", "list", federation_id)
     assert "untested" in listed
-    assert "Shared by all that share across base models: b0.q" in listed.splitlines()
+    assert "Shared by all base models that share: b0.q" in listed.splitlines()
     coordinator.admin.put(path(federation_id), json=figures(pack, "failed"))
     listed = tessera("alignment", "list", federation_id)
     assert "failed" in listed

@@ -11,7 +11,7 @@ from tests.served import Served
 
 def test_experts_are_listed_with_the_reason_of_each_change(coordinator: Served) -> None:
     plain, federation_id = coordinator.federation(), coordinator.federation(**PLAN)
-    assert output(coordinator, "experts", plain)[0].startswith("There is no bank of experts")
+    assert output(coordinator, "experts", plain)[0].startswith("This federation has no bank of experts")
     store_bank(coordinator.database, federation_id)
     lines = output(coordinator, "experts", federation_id)
     assert max(map(len, lines)) <= 80

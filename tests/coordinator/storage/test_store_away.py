@@ -155,7 +155,7 @@ def test_payloads_are_checked_and_moved_by_commands(database_url: str, tmp_path:
     moved = command(database_url, "payloads", "move", "--to", store)
     assert moved.stdout == f"moved 3 payloads, 3.0 MiB, to {store}\n"
     checked = command(database_url, "payloads", "check")
-    assert (checked.exit_code, checked.stdout) == (0, "every payload in a store is there\n")
+    assert (checked.exit_code, checked.stdout) == (0, "no payload is missing in the store\n")
     missing, short, _ = sorted(file for file in (tmp_path / "store").rglob("*-*") if file.is_file())
     missing.unlink()
     short.write_bytes(b"the beginning")

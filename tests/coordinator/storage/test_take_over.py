@@ -77,7 +77,7 @@ def test_a_coordinator_reports_a_dispute_until_it_takes_over(
     assert served.counted("tessera_payload_store_up") == 1
     taken = command(database_url, store, "take-over", "--yes")
     assert (taken.exit_code, taken.stderr) == (0, "")
-    assert taken.stdout.startswith(f"this database owns its folder in {store}")
+    assert taken.stdout.startswith(f"This database owns its folder in {store}")
     wait_until(lambda: served.counted("tessera_payload_store_owned") == 1, what="a pass of the mover")
     assert served.http().get("/readyz").text == "ready\n"
 
