@@ -24,9 +24,11 @@ _BYTES_OF_SUM = {8: 2, 16: 3}
 """The bytes of a value in a masked input of at most 256 members, by `privacy.secure_sum.bits`."""
 
 SentKind = Literal["sketches", "scores", "progress", "alignment", "counts", "outputs"]
-"""What an agent sends beside updates: gradient sketches; losses and other scores; how far training has come;
-alignment packs with responses to anchors, and tests of them; which experts of a bank it belongs to; outputs
-of its model on public texts.
+"""The kinds of data that an agent sends beside updates.
+
+`sketches`: gradient sketches; `scores`: losses and other scores; `progress`: steps of training; `alignment`:
+alignment packs with responses to anchors, and their tests; `counts`: the experts of a bank that the client
+uses; `outputs`: outputs of its model on public texts.
 """
 _WITHOUT: Final[dict[str, str]] = {
     "sketches": "a plan with privacy.secure_sum, which uses no sketches",
@@ -59,11 +61,11 @@ class Policy(Strict):
     modules: Annotated[tuple[Module, ...], Field(min_length=1)] | None = None
     """The linear layers whose changes may leave the silo: roles such as `v`, or modules such as `b0.v`."""
     max_update_bytes: Annotated[int, Field(ge=1)] | None = None
-    """The most bytes of an update, or of a silo's part of a sum."""
+    """The largest size in bytes of an update, or of the silo's input of a sum."""
     sends: tuple[SentKind, ...] | None = None
-    """What may leave the silo beside updates and enrolment; `[]` = nothing."""
+    """The kinds of data that may leave the silo beside updates and enrolment; `[]` = none."""
     plan: Digest | None = None
-    """The digest of the plan that was examined; every other plan is refused."""
+    """The digest of the only allowed plan; `tessera agent check` prints it."""
 
     def require_plan(self, plan: FederationPlan, document: bytes | None) -> None:
         """Check a plan by every rule that needs no layout.
@@ -98,7 +100,7 @@ class Policy(Strict):
         """
         for kind in kinds:
             if not self.may_send(kind):
-                fact = f"under the plan agents send {kind}"
+                fact = f"under the plan, agents send {kind}"
                 raise PolicyRefused("sends", _listed(self.sends or ()) or "empty", fact, _WITHOUT[kind])
 
     def may_send(self, kind: SentKind) -> bool:

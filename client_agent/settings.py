@@ -28,18 +28,24 @@ from schemas.identity.plain_http import is_exposed
 from schemas.trackers.options import TrackerName, TrackerOptions, require_addresses
 
 MetricName = Literal["option_accuracy", "exact_match", "f1", "rouge_l", "number"]
-"""What an answer can be scored by, beside its loss."""
-"""The same names as in `client_agent.model.examples`, which needs transformers."""
+"""The metrics of answers beside the loss.
+
+The same names are in `client_agent.model.examples`, which needs transformers.
+"""
 
 _PREFIX = "TESSERA_AGENT_"
 _FOLDER = "tessera-agent"
+_CORRECT = f"Correct the file, or set an option as {_PREFIX}<OPTION>."
+_CONFIGURE = (
+    f"Pass --config with a silo.toml, which `tessera agent init` writes, or set options as {_PREFIX}<OPTION>."
+)
 Quantization = Literal["none", "nf4", "int8"]
 OptimizerName = Literal["adamw", "adamw8bit"]
 GeneratedScores = Literal["rounds", "ends"]
 
 
 class TrainerTable(BaseModel):
-    """Any options: those of a trainer, which its package checks."""
+    """Options of a trainer, which its package checks."""
 
     model_config = ConfigDict(extra="allow", frozen=True)
 
@@ -70,78 +76,80 @@ class AgentSettings(BaseSettings):
     train: str
     """Training examples: a .jsonl, .json, .csv or .parquet file, a saved data set, or `hub:<id>:<split>`."""
     validation: str | None = None
-    """Examples that choose the rate and the personal model; by default a share of `train`, by stable hash."""
+    """Examples that choose the learning rate and the personal model; by default a share of `train`, chosen by
+    a stable hash.
+    """
     test: str | None = None
     """Held-out examples for scores; by default a share of `train`, chosen by a stable hash."""
     format: str | None = None
     """The format of rows, or a task template (`tessera agent data --help`); by default found by columns."""
     template: RowTemplate | None = None
-    """A template of one's own instead of `format`: `{ prompt = "Q: {text}\\nA:", answer = "{label}" }`."""
+    """Your own template in place of `format`: `{ prompt = "Q: {text}\\nA:", answer = "{label}" }`."""
     columns: tuple[tuple[str, str], ...] = ()
-    """Names of columns, as `{ prompt = "question" }`, where the data's are not those of the format."""
+    """Columns of the data by the names of the format, where they differ: `{ prompt = "question" }`."""
     ignore_columns: tuple[str, ...] = ()
-    """Columns of rows, and keys of turns in them, that are as if they were not there: `["label"]`."""
+    """Columns of rows, and keys of turns, to ignore: `["label"]`."""
     metrics: tuple[MetricName, ...] | None = None
-    """What answers are scored by beside the loss; by default what the task template names."""
+    """The metrics of answers beside the loss; by default those of the task template."""
     generated_scores: GeneratedScores = "rounds"
-    """Where answers are generated for scores that need them: in all `rounds`, or only for the state that the
-    silo begins with and for the one that it ends with, which takes less time.
+    """When answers are generated for metrics that need them: in all `rounds`, or at both `ends`, for the
+    first and the last state of the silo only, which takes less time.
     """
     skip_bad_rows: bool = False
-    """Whether rows that are no examples are counted and skipped instead of refused."""
+    """Whether rows that cannot be read as examples are counted and skipped; otherwise the agent stops."""
     test_share: Annotated[float, Field(gt=0, lt=1)] = 0.2
-    """The held-out share of `train` without `test`."""
+    """The held-out share of `train` if `test` is not set."""
     validation_share: Annotated[float, Field(ge=0, lt=1)] = 0.1
-    """The share of the other examples of `train` for validation without `validation`; 0 = none."""
+    """The share of the remaining examples of `train` for validation if `validation` is not set; 0 = none."""
     device: str = "auto"
     """`auto`, `cpu`, `cuda` or `cuda:<n>`; auto is the GPU if there is one."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """The base model's type: auto is bfloat16 on a GPU or when quantised, else float32. Adapters: float32."""
     quantization: Quantization = "none"
-    """The format of the base model's linear layers in memory: `dtype`, 4 bits or 8 bits."""
+    """The format of the base model's linear layers: `none` is `dtype`, `nf4` 4 bits, `int8` 8 bits."""
     chat_template: str | None = None
-    """`plain`, or a .jinja file, instead of the model's chat template; a base model may have none."""
+    """`plain` or a .jinja file, in place of the model's chat template; base models may have none."""
     optimizer: OptimizerName = "adamw"
-    """`adamw8bit` keeps the moments of large adapters in 8 bits."""
+    """The optimiser of local training; `adamw8bit` stores the moments of large adapters in 8 bits."""
     prefix_cache_mib: Annotated[int, Field(ge=0)] = 4096
-    """The most MiB in `folder` for what the layers below the first adapter put out, computed once per text if
-    they are half of all or more; 0 = compute it in each step. It can be turned back into the text.
+    """The limit in MiB of stored outputs of the layers below the first adapter, in `folder`. The outputs are
+    computed once per text if these layers are half of all or more; 0 = compute them in each step. The text
+    can be reconstructed from them.
     """
     packing: bool = False
-    """Whether several short texts share a row in training, each with its own attention: less padding."""
+    """Whether several short texts share a row in training, each with its own attention, to save padding."""
     trainer: str | None = None
-    """An installed package's training in place of Tessera's own loop, by its name."""
+    """The name of an installed trainer that replaces Tessera's own training loop."""
     trainer_options: TrainerTable = TrainerTable()
-    """Options of `trainer`, which its package describes."""
+    """Options of `trainer`; its package describes them."""
     threads: Annotated[int, Field(ge=1)] | None = None
-    """CPU threads; set it to 1 when several agents share a machine."""
+    """The number of CPU threads; by default PyTorch's. Set it to 1 when several agents share a machine."""
     request_deadline_seconds: Annotated[float, Field(gt=0)] = 900.0
-    """How long a request is retried before the agent logs the failure; large bodies are retried longer."""
+    """Seconds for which a request is retried before the agent logs the failure; large bodies have longer."""
     max_epsilon: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
-    """The limit on the privacy cost of gradient sketches, whatever the plan allows; default: the plan's."""
+    """The limit on the epsilon of gradient sketches, above which plans are refused; by default the plan's."""
     report_progress: bool = True
-    """Whether the coordinator sees step, speed and time left, and the loss unless losses are summed."""
+    """Whether the agent reports step, speed and time left, and the loss unless losses are summed."""
     report_to: tuple[TrackerName, ...] = ()
     """The trackers that record losses, scores and sizes of this silo; each needs the extra of its name."""
     tracker_folder: Path | None = None
     """The folder of the trackers' files; by default `trackers` in `folder`."""
     mlflow_uri: str | None = None
-    """An MLflow server or database instead of a SQLite file; what is recorded then leaves this machine."""
+    """An MLflow server or database in place of a SQLite file; recorded values then leave this machine."""
     wandb_url: str | None = None
-    """A W&B server instead of files, such as https://api.wandb.ai; what is recorded then leaves this
-    machine.
+    """A W&B server in place of files, such as https://api.wandb.ai; recorded values then leave this machine.
     """
     min_voices: Annotated[int, Field(ge=1)] = 1
-    """The fewest peers in a served mixture; plans with fewer are refused."""
+    """The smallest number of peers in a served mixture; plans with a smaller one are refused."""
     policy: Policy = Policy()
-    """The rules that plans must keep before anything is trained or sent: `strategies`, `modules`,
-    `max_update_bytes`, what else an agent `sends`, and the digest of one `plan`; a rule that is not set
-    allows everything.
+    """Rules that a plan must meet before anything is trained or sent: allowed `strategies` and `modules`,
+    `max_update_bytes`, the kinds of data that the agent `sends` beside updates, and the digest of one `plan`.
+    A rule that is not set allows everything.
     """
     lora_rank: Annotated[int, Field(ge=1)] | None = None
     """The first rank of this silo under a strategy with mixed ranks; by default the plan's."""
     checkpoint_seconds: Annotated[float, Field(ge=1)] = 180.0
-    """How often the position inside a round's training is stored; a killed agent loses no more."""
+    """Seconds between two stored positions of a round's training; a killed agent loses no more than that."""
     keep_rounds: Annotated[int, Field(ge=1)] = 2
     """The number of finished rounds that stay on disk."""
 
@@ -216,13 +224,13 @@ def read_settings(file: Path | None) -> AgentSettings:
         lines = [f"  {'.'.join(map(str, fault['loc']))}: {_complaint(fault)}" for fault in error.errors()]
         source = str(file) if file is not None else "the environment"
         raise SettingsUnusable(
-            f"{source} is not usable:\n"
-            + "\n".join(lines)
-            + f"\nEvery option can also be set as {_PREFIX}<OPTION>."
+            f"{source} is not usable:\n" + "\n".join(lines) + "\n" + (_CORRECT if file else _CONFIGURE)
         ) from error
 
 
 def _complaint(fault: ErrorDetails) -> str:
+    if fault["type"] == "missing":
+        return "missing; set it"
     if fault["type"] != "extra_forbidden":
         return fault["msg"].removeprefix("Value error, ")
     option = str(fault["loc"][-1])
@@ -237,10 +245,10 @@ def _from_file(file: Path) -> dict[str, Any]:
         options = tomllib.loads(file.read_text("utf-8"))
     except OSError as error:
         raise SettingsUnusable(
-            f"{file} cannot be read: {error.strerror}; `tessera agent init` writes settings"
+            f"{file} cannot be read ({error.strerror}); pass a silo.toml, which `tessera agent init` writes"
         ) from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise SettingsUnusable(f"{file} is not TOML: {error}") from error
+        raise SettingsUnusable(f"{file} is not TOML ({error}); correct the file") from error
     for option in ("folder", "roster", "tracker_folder"):
         if isinstance(options.get(option), str):
             options[option] = file.parent / Path(options[option]).expanduser()

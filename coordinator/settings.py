@@ -34,7 +34,7 @@ EXTERNAL: Final[Mapping[str, str]] = {
     "SECRETS_DIR": "folder of files that may take the place of these variables: tessera_admin_token for"
     " TESSERA_ADMIN_TOKEN; the environment takes precedence",
     "URL": "operator commands: URL of the coordinator",
-    "TOKEN": "operator commands: token of a person",
+    "TOKEN": "operator commands: bearer token of a person",
     "INSECURE": "operator commands: true allows sending the token over plain http:// to another machine",
     "DOMAIN": "Compose: public host name of the coordinator, for which Caddy gets a certificate",
     "MAX_BODY": "Compose: largest body that Caddy passes on",
@@ -42,7 +42,7 @@ EXTERNAL: Final[Mapping[str, str]] = {
     "HTTP_PORT": "Compose: port of the machine for plain HTTP, which Caddy redirects",
     "HTTPS_PORT": "Compose: port of the machine for HTTPS",
 }
-"""Variables that are no settings: of the operator commands, of Compose, and the folder of secret files."""
+"""Variables that are no settings: those of the operator commands and of Compose, and the secrets folder."""
 
 
 class Settings(BaseSettings):
@@ -76,7 +76,7 @@ class Settings(BaseSettings):
     root_path: Annotated[
         str,
         AfterValidator(checked_root_path),
-        Field(description="path in front of the coordinator's own in the URLs that clients use: `/tessera`"),
+        Field(description="path before the coordinator's own paths in the URLs that clients use: `/tessera`"),
     ] = ""
     trusted_proxies: Annotated[
         str,
@@ -93,21 +93,27 @@ class Settings(BaseSettings):
     ] = 20
     polls_per_second: Annotated[
         float,
-        Field(gt=0, description="polls of one client per second, and reads of `/v1/me`, after ten of each"),
+        Field(
+            gt=0,
+            description="polls per second of one client, and reads of `/v1/me`, after a burst of ten each",
+        ),
     ] = 1.0
     upload_bytes_per_second: Annotated[
-        int, Field(ge=1000, description="slowest pace of a body after 30 s; lower it for slow networks")
+        int,
+        Field(ge=1000, description="slowest accepted rate of a body after 30 s; lower it for slow networks"),
     ] = 1_000_000
     connections: Annotated[
         int,
         Field(ge=1, description="concurrent connections; further ones get 503"),
     ] = 2000
     storage_reserve_mib: Annotated[
-        int, Field(ge=0, description="SQLite: uploads are refused while less disk space is free")
+        int, Field(ge=0, description="free disk space below which uploads are refused; SQLite only")
     ] = 256
     host: Annotated[str, Field(description="address to listen on")] = "127.0.0.1"
     port: Annotated[int, Field(ge=0, le=65535, description="port to listen on")] = 8000
-    name: Annotated[str, Field(min_length=1, max_length=100, description="name in /v1/hello")] = "Tessera"
+    name: Annotated[
+        str, Field(min_length=1, max_length=100, description="name of the coordinator in /v1/hello")
+    ] = "Tessera"
     oidc_issuer: Annotated[
         str,
         AfterValidator(checked_issuer),
@@ -117,25 +123,29 @@ class Settings(BaseSettings):
     ] = ""
     oidc_client_id: Annotated[str, Field(description="this coordinator's client id at the provider")] = ""
     oidc_client_secret: Annotated[
-        SecretStr | None, Field(description="its secret there; empty for a public client with PKCE")
+        SecretStr | None,
+        Field(description="client secret at the provider; empty for a public client with PKCE"),
     ] = None
     oidc_claim: Annotated[
-        str, Field(description="claim with a person's groups; `realm_access.roles` reaches into an object")
+        str,
+        Field(
+            description="claim with a person's groups; a dot selects a key of an object: `realm_access.roles`"
+        ),
     ] = "groups"
     oidc_roles: Annotated[
         str,
         Field(description="roles of groups: `admins=admin, ward=operator@FEDERATION`; comma-separated"),
     ] = ""
     traces: Annotated[
-        bool, Field(description="export traces as the OTEL_* variables say; needs the extra `otel`")
+        bool, Field(description="export traces, configured by OTEL_* variables; needs the extra `otel`")
     ] = False
     public_metrics: Annotated[bool, Field(description="serve /metrics without a token")] = False
     dashboard: Annotated[bool, Field(description="serve the dashboard on / and the API's page on /docs")] = (
         True
     )
-    report_to: Annotated[str, Field(description="trackers of rounds: `tensorboard,mlflow,wandb,trackio`")] = (
-        ""
-    )
+    report_to: Annotated[
+        str, Field(description="trackers that record rounds: `tensorboard,mlflow,wandb,trackio`")
+    ] = ""
     tracker_folder: Annotated[str, Field(description="folder of the trackers' files")] = "trackers"
     mlflow_uri: Annotated[str, Field(description="MLflow server or database; empty: a SQLite file")] = ""
     wandb_url: Annotated[str, Field(description="W&B server; empty: files in the folder")] = ""
@@ -148,31 +158,40 @@ class Settings(BaseSettings):
     ] = "json"
     aggregation_block_mib: Annotated[
         int,
-        Field(ge=1, le=65536, description="memory of an aggregation for reading, mixing and writing"),
+        Field(ge=1, le=65536, description="memory of an aggregation in MiB, for reading, mixing and writing"),
     ] = 192
     keep_rounds: Annotated[
         int | None,
-        Field(ge=1, le=2**31 - 1, description="published rounds that keep their tensors; empty: all"),
+        Field(
+            ge=1,
+            le=2**31 - 1,
+            description="number of newest published rounds that keep their tensors; empty: all",
+        ),
     ] = None
     webhook_url: Annotated[
         str,
         AfterValidator(checked_receiver),
-        Field(description="receiver of messages about stuck rounds and the like: `https://example.org/hook`"),
+        Field(description="URL that receives messages, as about stuck rounds: `https://example.org/hook`"),
     ] = ""
     webhook_secret: Annotated[
         SecretStr | None,
         AfterValidator(checked_secret),
         Field(description="`whsec_` and 24 to 64 bytes in base64, for receivers that verify an HMAC"),
     ] = None
-    payload_store: Annotated[str, Field(description="where large tensors move: `s3://BUCKET/PREFIX`")] = ""
+    payload_store: Annotated[
+        str, Field(description="object store for large tensors: `s3://BUCKET/PREFIX`; empty: none")
+    ] = ""
     lease_seconds: Annotated[
-        float, Field(gt=0, description="lease of an aggregation; another process takes over after it")
+        float, Field(gt=0, description="lease of an aggregation, after which another process takes over")
     ] = 60.0
     stuck_seconds: Annotated[
-        float, Field(gt=0, description="seconds in a state, or after the deadline, that make a round stuck")
+        float,
+        Field(gt=0, description="seconds in a state, or after the deadline, after which a round is stuck"),
     ] = 3600.0
-    tick_seconds: Annotated[float, Field(gt=0, description="interval of checks for due rounds")] = 1.0
-    retry_seconds: Annotated[float, Field(gt=0, description="Retry-After of clients without a round")] = 5.0
+    tick_seconds: Annotated[float, Field(gt=0, description="seconds between two checks for due rounds")] = 1.0
+    retry_seconds: Annotated[
+        float, Field(gt=0, description="mean Retry-After, in seconds, of clients without a round")
+    ] = 5.0
 
     @classmethod
     def settings_customise_sources(

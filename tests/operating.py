@@ -31,6 +31,12 @@ class Operator:
         assert done.exit_code == 0, done.output
         return done.stderr
 
+    def interrupted(self, *arguments: str) -> str:
+        """Run a command that is interrupted; return what it prints on standard error."""
+        done = self._run(*arguments, token=ADMIN_TOKEN)
+        assert done.exit_code == 130, done.output
+        return done.stderr
+
     def _run(self, *arguments: str, token: str) -> Result:
         app = typer.Typer(pretty_exceptions_enable=False)
         commands(app)

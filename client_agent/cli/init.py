@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from client_agent.cli.console import clear_errors
-from client_agent.errors import OutputUnwritable, SettingsUnusable
+from client_agent.errors import ModelNotFound, OutputUnwritable, SettingsUnusable
 
 if TYPE_CHECKING:
     from client_agent.row_template import RowTemplate
@@ -19,6 +19,7 @@ _FORMATS = (
     "messages, prompt_completion, sharegpt, alpaca, text, or a task template: natural_instructions, mnli, "
     "commonsense_qa, squad, gsm8k, openbookqa, boolq, winogrande, arc_easy, arc_challenge"
 )
+_GGUF = ".gguf"
 _OPTION_OF = {"prompt": "--template", "answer": "--answer", "options": "--options"}
 _Columns = Annotated[
     list[str] | None,
@@ -89,6 +90,7 @@ def init(
     with clear_errors():
         if out.exists():
             raise OutputUnwritable(f"--out: {out} exists already; remove it, or pass the name of a new file")
+        _require_model(model)
         from client_agent.cli.silo_file import silo_toml
         from client_agent.data.load import RowOptions, load_examples
         from client_agent.training.data import resolved, with_test
@@ -113,6 +115,23 @@ def init(
     for sentence in unused.sentences():
         print(sentence)
     print(f"next: tessera agent data --config {out}, then tessera agent check --config {out}")
+
+
+def _require_model(model: str) -> None:
+    """Check that a model on this machine can be one; a hub id is not looked up.
+
+    Raises:
+        ModelNotFound: a folder has no config.json, or a file is missing or of another format.
+    """
+    path, remedy = Path(model), "pass the folder of a model, a .gguf file or a hub id"
+    if path.is_dir():
+        if not (path / "config.json").is_file():
+            raise ModelNotFound(f"--model: {model} has no config.json, so it is no model; {remedy}")
+    elif path.is_file():
+        if path.suffix.lower() != _GGUF:
+            raise ModelNotFound(f"--model: {model} is a file, but no {_GGUF} file; {remedy}")
+    elif model.startswith((".", "/", "~")) or model.lower().endswith(_GGUF):
+        raise ModelNotFound(f"--model: {model} does not exist; {remedy}")
 
 
 def _template(

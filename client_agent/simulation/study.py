@@ -226,7 +226,10 @@ def read_study(
     try:
         study = Study.model_validate(content)
     except ValidationError as error:
-        raise StudyUnusable(f"{file} is not a study: {faults(error)}") from error
+        problem = faults(error, {"": Study, "silo": StudySilo, "source": StudySource, "fair": FairRules})
+        raise StudyUnusable(
+            f"{file} is not a study: {problem}. docs/reference/studies.md describes the fields"
+        ) from error
     name = file.stem if copies is None else f"{file.stem}-x{copies}"
     return _placed(study, home, **places).named(name)
 

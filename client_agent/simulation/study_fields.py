@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from difflib import get_close_matches
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, JsonValue, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, Field, JsonValue, ValidationError, field_validator, model_validator
+from pydantic_core import ErrorDetails
 
 from client_agent.row_template import RowTemplate, require_no_names
 from client_agent.settings import MetricName, Quantization
@@ -23,10 +26,10 @@ Table = dict[str, JsonValue]
 class RowFields(Strict):
     """How rows become examples, as in silo.toml: `format` is a row format or a task template.
 
-    `template` is one of the study's own instead: its prompt, its answer and perhaps the answer's options.
-    `columns` maps names that the format expects to names in the data; `ignore_columns` names those of the
-    data, and keys of turns, that are as if they were not there. `metrics` replaces the template's; an
-    empty list scores the loss alone.
+    `template` is the study's own template in place of `format`: a prompt, an answer and perhaps the answer's
+    options. `columns` maps names of the format to columns of the data; `ignore_columns` names columns of the
+    data, and keys of turns, to ignore. `metrics` replaces the metrics of the template; an empty list scores
+    the loss alone.
     """
 
     format: str | None = None
@@ -150,6 +153,23 @@ class FairRules(Strict):
         return rates
 
 
-def faults(error: ValidationError) -> str:
-    """Return the invalid fields and their errors as text."""
-    return "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
+def faults(error: ValidationError, tables: Mapping[str, type[BaseModel]] | None = None) -> str:
+    """Return the invalid fields and their errors as text.
+
+    Args:
+        tables: the messages by the first part of a field's path, "" for the whole; a misspelt field is
+            compared with their fields.
+    """
+    return "; ".join(
+        f"{'.'.join(map(str, fault['loc']))}: {_complaint(fault, tables or {})}" for fault in error.errors()
+    )
+
+
+def _complaint(fault: ErrorDetails, tables: Mapping[str, type[BaseModel]]) -> str:
+    if fault["type"] == "missing":
+        return "missing; add it"
+    if fault["type"] != "extra_forbidden":
+        return fault["msg"].removeprefix("Value error, ")
+    table = tables.get(str(fault["loc"][0]) if len(fault["loc"]) > 1 else "")
+    near = get_close_matches(str(fault["loc"][-1]), table.model_fields, n=1) if table is not None else []
+    return f"there is no such field; did you mean {near[0]}?" if near else "there is no such field; remove it"

@@ -14,10 +14,12 @@ _OF_METHODS = frozenset({"like", "alone", "control", "states"})
 def content_of(file: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(file.read_text("utf-8"))
+    except IsADirectoryError as error:
+        raise StudyUnusable(f"{file} is a folder; pass the TOML file of a study") from error
     except OSError as error:
         raise StudyUnusable(f"{file} cannot be read ({error.strerror}); check the path") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise StudyUnusable(f"{file} is not TOML: {error}") from error
+        raise StudyUnusable(f"{file} is not TOML ({error}); correct the file") from error
 
 
 def folder_of(named: object, passed: Path | None, home: Path, field: str) -> Path:

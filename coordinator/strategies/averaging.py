@@ -49,7 +49,7 @@ def _is_mean(how: object) -> bool:
     return how == "mean"
 
 
-# Left out where it is the mean: plans of before have the same digest, and agents of before know all options.
+# Left out where it is the mean, so that older plans keep their digest and older agents know all options.
 Aggregate = Annotated[Literal["mean", "median", "trimmed_mean"], Field(exclude_if=_is_mean)]
 
 TRIMMED: Final = 0.1
@@ -69,18 +69,18 @@ def aggregated(values: NDArray[np.float32], how: Aggregate) -> NDArray[np.float3
 
 
 class Options(BaseModel):
-    """How updates become one."""
+    """How updates are combined."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, use_attribute_docstrings=True)
 
     aggregate: Aggregate = "mean"
-    """How the values of clients become one: `mean`, or value by value `median` or `trimmed_mean`, for which
-    all clients count alike.
+    """How the values of clients are combined: by `mean`, or value by value by `median` or `trimmed_mean`, for
+    which all clients count equally.
     """
     server_optimizer: ServerOptimizerOption = None
     """How the coordinator moves the common weights by the mean of a round: `none` replaces them, `momentum`
-    (FedAvgM) and `adam` (FedAdam) take a step from them; a name, or an object with settings of its own. With
-    an optimiser only updates of the round itself count.
+    (FedAvgM) and `adam` (FedAdam) take a step from them; a name, or an object with its settings. With an
+    optimiser, only updates of the current round count.
     """
 
 

@@ -1,4 +1,4 @@
-"""When a bank of experts changes, and how it begins: what a strategy with experts declares. Pure."""
+"""The rules by which a bank of experts changes, and its start, as a strategy declares them. Pure."""
 
 from __future__ import annotations
 
@@ -17,15 +17,16 @@ class Rules:
         k_min: the fewest members of an expert that is summed.
         k_max: how many specialists are active at most.
         birth_share: the share of members that must reject all experts, at least `k_min` of them.
-        birth_patience: in how many rounds in a row.
-        birth_cooldown: after a birth, none follows for so many rounds.
-        grace: a new expert is neither pruned nor merged for so many rounds.
+        birth_patience: the number of consecutive rounds in which that share must reject all experts.
+        birth_cooldown: the number of rounds after a birth without another birth.
+        grace: the number of rounds in which a new expert is neither pruned nor merged.
         utilisation_decay: the weight of the past in the moving average of an expert's share of members.
         prune_below: an average below this adds a strike, and one above `prune_until` clears them.
-        prune_patience: so many strikes archive an expert.
-        prune_cooldown: after an expert was archived, none follows for so many rounds.
-        merge_above: the cosine of two experts as functions from which they are alike.
-        merge_patience: in how many rounds in a row, before they are merged.
+        prune_patience: the number of strikes after which an expert is archived.
+        prune_cooldown: the number of rounds after an archived expert in which no other expert is archived.
+        merge_above: the smallest cosine, as functions, at which two experts are alike.
+        merge_patience: the number of consecutive rounds in which two experts must be alike before they are
+            merged.
     """
 
     k_min: int = 3

@@ -1,4 +1,4 @@
-"""CA-PFL, corrected: one common LoRA, of which each client sends most of what matters most to it.
+"""CA-PFL, corrected: one common LoRA; each client sends more values of the ranks that it finds important.
 
 theta <- theta + sum w_i kept_i over the clients of this round: values that a client did not send count as
 zero and join its next update (error feedback). The prior over importances travels beside A and B; a client
@@ -33,7 +33,7 @@ class Options(ImportancePlan):
     @model_validator(mode="before")
     @classmethod
     def _without_earlier_options(cls, values: object) -> object:
-        """Leave out what plans of earlier versions have; max_bytes has moved, the others do nothing."""
+        """Leave out options of earlier versions: max_bytes has moved, and the others have no effect."""
         if not isinstance(values, dict):
             return values
         if values.get("max_bytes") is not None:
@@ -43,7 +43,7 @@ class Options(ImportancePlan):
 
 @dataclass(frozen=True, slots=True)
 class Strategy(base.Strategy):
-    """One mean, by examples, of the updates of this round."""
+    """The mean of the updates of this round, weighted by examples."""
 
     traits: ClassVar[Traits] = Traits(
         extra_tensors=True,

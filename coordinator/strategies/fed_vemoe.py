@@ -1,7 +1,7 @@
 """Fed-VEMoE: a shared expert and a bank of specialists, chosen by clients in private, under sums only.
 
-What clients learnt of an expert is summed over those who trained it, so that no update is seen alone. With
-`shared` false the bank is that of IFCA (Ghosh et al. 2020): one of k models, chosen by loss.
+The changes of an expert are summed over the clients that trained it, so that the coordinator sees no single
+update. With `shared` false the bank is that of IFCA (Ghosh et al. 2020): one of k models, chosen by loss.
 """
 
 from __future__ import annotations
@@ -31,22 +31,22 @@ _Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
 class Options(BaseModel):
-    """How many experts there are, how clients choose among them, and when the bank changes."""
+    """The number of experts, the choice of clients among them, and the changes of the bank."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
     experts: _Count = 6
-    """The number of specialists at first: about twice the number of tasks that are expected."""
+    """The initial number of specialists, about twice the number of expected tasks."""
     most_experts: _Count = 12
     """The largest number of active specialists."""
     top_m: Annotated[int, Field(ge=2, le=8)] = 2
-    """How many experts act in a client, the shared one included; with more than 2, a router weighs them."""
+    """The number of experts that act in a client, the shared one included; above 2, a router weighs them."""
     shared: bool = True
     """Whether an expert that all clients train acts beside the specialists."""
     explore_rounds: Annotated[int, Field(ge=0, le=1000)] | None = None
-    """In how many rounds clients draw specialists at random; null = half of all, 10 at most."""
+    """The number of first rounds in which clients draw specialists at random; null = half, 10 at most."""
     probe_examples: Annotated[int, Field(ge=8, le=4096)] = 64
-    """About how many training examples a client holds out to choose by."""
+    """The approximate number of training examples that a client holds out to choose experts."""
     tau: _Positive | None = None
     """The temperature of the responsibilities; null = the spread of a client's losses."""
     gamma: _Positive = 1.0
@@ -55,30 +55,32 @@ class Options(BaseModel):
     """The weight of the distance between token weights and responsibilities; 0 = none."""
     regret_above: _Share = 0.1
     """A client rejects all experts if its personal model is better by more than this share of the shared
-    expert's loss; 1 = it never does.
+    expert's loss; 1 = never.
     """
     server_rate: Annotated[float, Field(gt=0, le=2)] = 1.0
-    """The share of the mean change that an expert moves by in a round."""
+    """The share of the mean change by which an expert moves in a round."""
     birth_share: _Share = 0.1
     """The share of members that must reject all experts before one is born, at least `k_min` of them."""
     birth_patience: _Count = 2
-    """In how many rounds in a row."""
+    """The number of consecutive rounds in which that share must reject all experts."""
     birth_cooldown: _Rounds = 3
-    """For how many rounds no birth follows another."""
+    """The number of rounds after a birth without another birth."""
     grace: _Rounds = 3
-    """For how many rounds a new expert is neither pruned nor merged; at first, from the end of exploring."""
+    """The number of rounds in which a new expert is neither pruned nor merged; the initial experts have them
+    after the exploring rounds.
+    """
     prune_below: _Share = 0.02
     """The average share of members below which an expert gets a strike in a round."""
     prune_until: _Share = 0.05
-    """The average share above which its strikes are cleared."""
+    """The average share of members above which the strikes of an expert are cleared."""
     prune_patience: _Count = 3
-    """The number of strikes that archives an expert."""
+    """The number of strikes after which an expert is archived."""
     prune_cooldown: _Rounds = 2
-    """For how many rounds no other expert is archived."""
+    """The number of rounds after an archived expert in which no other expert is archived."""
     merge_above: _Share = 0.95
-    """The cosine of two experts as functions from which they are alike."""
+    """The smallest cosine, as functions, at which two experts are alike."""
     merge_patience: _Count = 2
-    """In how many rounds in a row, before they are merged."""
+    """The number of consecutive rounds in which two experts must be alike before they are merged."""
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:

@@ -54,8 +54,8 @@ class Options(BaseModel):
     include_self: bool = False
     """Whether a client's own update is part of the mixture that it is served; always with `mix` replace."""
     centre: bool = False
-    """Whether the mean sketch is subtracted first, and with it most of the direction that a majority shares;
-    the cosine is then not corrected for noise.
+    """Whether the mean sketch is subtracted before the cosine, which removes most of the direction that a
+    majority shares; the cosine is then not corrected for noise.
     """
     top_k: Annotated[int, Field(ge=1)] | None = None
     """The largest number of peers in a mixture, without the client itself; null = all eligible ones."""
@@ -66,16 +66,16 @@ class Options(BaseModel):
     """
     sources: Literal["same_architecture", "all"] = "same_architecture"
     """Peers of established clients, unless `mix` is init: those of the identical base model, or all. For
-    newcomers, and with `mix` init, it is always all.
+    newcomers, and with `mix` init, the peers are always all.
     """
     min_relevance: Annotated[float, Field(ge=-1, le=1)] | None = 0.6
     """The smallest similarity at which a peer counts; 1 is the same task, null = no floor."""
     weight_by_examples: bool = False
     """Whether weights are multiplied by the number of examples."""
     guard: Literal["on", "strict", "off"] = "on"
-    """Limits on the influence of peers (docs/explanation/poisoning.md); `strict` holds them even if few
-    peers are left, `off` is as published. The weight that it cuts off goes to the client itself, whatever
-    `include_self` is.
+    """Limits on the influence of peers (docs/explanation/poisoning.md); `strict` applies them even if few
+    peers remain, `off` is the published method. The weight that the guard cuts off goes to the client itself,
+    whatever `include_self` is.
     """
     distil: Annotated[DistilPlan | None, Field(exclude_if=_is_off)] = None
     """Whether clients of all base models also learn from the outputs of each other's models on the anchor

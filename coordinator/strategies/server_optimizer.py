@@ -26,11 +26,11 @@ class Momentum(_Options):
     """
 
     kind: Literal["momentum"] = "momentum"
-    """Which optimiser this is."""
+    """The name of the optimiser."""
     learning_rate: Annotated[float, Field(gt=0)] = 1.0
     """The rate by which the weights move. A change that repeats moves them by rate / (1 - beta) of it."""
     beta: Annotated[float, Field(ge=0, lt=1)] = 0.9
-    """The share of m that stays from round to round."""
+    """The share of m that remains from round to round."""
 
     moments: ClassVar[int] = 1
 
@@ -52,15 +52,15 @@ class Adam(_Options):
     """
 
     kind: Literal["adam"] = "adam"
-    """Which optimiser this is."""
+    """The name of the optimiser."""
     learning_rate: Annotated[float, Field(gt=0)] = 0.01
-    """The rate; about the most that a value moves in a round."""
+    """The rate by which the weights move, about the largest move of a value in a round."""
     beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
-    """The share of m that stays from round to round."""
+    """The share of m that remains from round to round."""
     beta2: Annotated[float, Field(ge=0, lt=1)] = 0.99
-    """The share of v that stays from round to round."""
+    """The share of v that remains from round to round."""
     tau: Annotated[float, Field(gt=0)] = 1e-3
-    """How little a value that hardly changes is sped up: changes far below it move as under a fixed rate."""
+    """The constant added to sqrt(v): values with changes far below it move as with a fixed rate."""
 
     moments: ClassVar[int] = 2
 
@@ -88,7 +88,7 @@ def _is_none(optimizer: object) -> bool:
     return optimizer is None
 
 
-# Left out where there is none: plans of before have the same digest.
+# Left out where there is none, so that older plans keep their digest.
 ServerOptimizerOption = Annotated[
     Annotated[ServerOptimizer, Field(discriminator="kind")] | None,
     BeforeValidator(

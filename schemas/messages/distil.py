@@ -7,7 +7,7 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field
 
 MOST_TEXTS = 4096
-"""The largest number of public texts that outputs are of."""
+"""The largest number of public texts on which outputs are computed."""
 
 
 class DistilPlan(BaseModel):
@@ -20,9 +20,11 @@ class DistilPlan(BaseModel):
 
     texts: Annotated[
         int,
-        Field(ge=1, le=MOST_TEXTS, description="How many anchor texts outputs are of, the first ones."),
+        Field(
+            ge=1, le=MOST_TEXTS, description="The number of first anchor texts on which outputs are computed."
+        ),
     ] = 64
     factor: Annotated[
         float,
-        Field(gt=0, le=10, description="Weight of the divergence from the peers' mixture in the loss."),
+        Field(gt=0, le=10, description="The weight of the divergence from the peers' mixture in the loss."),
     ] = 0.1

@@ -51,15 +51,15 @@ class RoundsPlan(Strict):
     min_clients: Count = 2
     """The number of clients that a round waits for."""
     quorum: Count | None = None
-    """The number of updates that suffice at the deadline; null = `min_clients`."""
+    """The number of updates with which a round is published at its deadline; null = `min_clients`."""
     collect_seconds: Annotated[float, Field(gt=0, le=30 * 86400)] = 3600.0
     """The deadline of a round, in seconds after its start."""
     max_staleness: Annotated[int, Field(ge=0)] = 3
-    """For how many more rounds the last update of an absent client counts."""
+    """The number of further rounds in which the last update of an absent client counts."""
     staleness_decay: Annotated[float, Field(gt=0, le=1)] = 0.5
-    """The factor by which the weight of an absent client's update falls per round."""
+    """The factor by which the weight of an absent client's update is multiplied per round."""
     sample: Sample = Field(default=None, exclude_if=is_absent)
-    """How many of the willing clients take part in a round: a number, or a share below 1; null = all. The
+    """The number of clients that are drawn for a round, or their share below 1; null = all take part. The
     coordinator draws them by `training.seed`; the others wait for the next round.
     """
 
@@ -96,7 +96,7 @@ class AlignmentPlan(Strict):
     frames: Literal["pca-tok", "random"] = "pca-tok"
     """`pca-tok`: fitted on anchor texts; `random`: from `seed`, not aligned, as a control."""
     max_error: Positive = 0.85
-    """The largest error of a module, on pseudo-tasks that were not fitted, with which it is shared."""
+    """The largest error, on held-out pseudo-tasks, with which a module is shared."""
     pivot_pack_by_any_client: bool = False
     """Whether any client that has waited half an hour for the pivot's pack makes it."""
     require_passed: bool = Field(default=False, exclude_if=_is_off)
@@ -123,8 +123,8 @@ class PrivacyPlan(Strict):
     (`tofu`), or those of the coordinator (`server`).
     """
     min_voices: Count = 1
-    """The fewest other members in a served mixture; below it a client keeps its own adapter. With 1, a
-    member with one peer is served that peer's adapter.
+    """The smallest number of other members in a served mixture; below it a client keeps its own adapter. With
+    1, a member with one peer is served that peer's adapter.
     """
     secure_sum: SecureSumPlan | None = Field(default=None, exclude_if=is_absent)
     """How updates are summed before the coordinator sees them; null = clients send their updates."""

@@ -133,17 +133,17 @@ class WirePlan(Strict):
     recipe: NamedRecipe = NAMED["int4_own_last"]
     """The recipe of updates: a name or an object. Dense updates are accepted under every plan."""
     weights_recipe: WeightsRecipeName | None = None
-    """The recipe of weights. `int8` and `int4`: the coordinator publishes weights that are its last ones for
-    the client and a difference in so few bits, exactly. `int8_own_last` and `int4_own_last`: agents request
-    the difference to their last update, and train from rounded weights. null = `int8_own_last`, or `dense`
-    where updates are dense or differences to the weights.
+    """The recipe of weights. `int8` and `int4`: the coordinator publishes a difference in 8 or 4 bits, and
+    the new weights are exactly the client's last weights plus this difference. `int8_own_last` and
+    `int4_own_last`: agents request the difference to their last update, and train from rounded weights.
+    null = `int8_own_last`, or `dense` where updates are dense or differences to the weights.
     """
     compression: Literal["zstd", "none"] = "zstd"
     """The compression of tensor bodies."""
     max_bytes: Annotated[int, Field(ge=1, le=2**40)] | None = Field(default=None, exclude_if=_is_unset)
-    """The most bytes of an update's values with their scales and positions; null = no limit. The density of
-    a sparse recipe is lowered to fit; where that is not enough, clients are refused before training.
-    Updates that must be sent complete may exceed it.
+    """The largest size in bytes of an update's values with their scales and positions; null = no limit. The
+    density of a sparse recipe is lowered to fit; where that is not enough, clients are refused before
+    training. Updates that must be sent complete may exceed the limit.
     """
 
     @model_validator(mode="before")

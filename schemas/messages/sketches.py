@@ -18,8 +18,8 @@ class SignatureDpPlan(Strict):
     delta: Annotated[float, Field(ge=1e-8, le=1e-2)] = 1e-5
     """The probability with which the guarantee of epsilon may fail."""
     releases: Annotated[int, Field(ge=1, le=100_000)] | None = None
-    """Over how many sketches the budget is divided, one per round; null = `rounds.total`. Once it is spent,
-    the last sketch is sent again.
+    """The number of sketches that share the budget, one per round; null = `rounds.total`. Once the budget is
+    spent, the last sketch is sent again.
     """
     minimum_sample: Count = 64
     """The smallest expected number of records per sketch: with fewer, a sketch is mostly noise."""
@@ -33,7 +33,7 @@ class SignaturePlan(Strict):
     """A client's sanitized gradient sketch, from which relevance is computed."""
 
     kind: Literal["gradient"] = "gradient"
-    """What is sketched: the gradients of the silo's examples in the shared model."""
+    """The kind of sketch: `gradient` sketches the gradients of the silo's examples in the shared model."""
     dim: Annotated[int, Field(ge=2, le=65536)] = 256
     """The number of values of a sketch; with `dp` 64 by default."""
     probe_examples: Annotated[int, Field(ge=1, le=65536)] = 32

@@ -1,4 +1,4 @@
-"""The part of a plan that says how updates are summed, so that the coordinator learns sums only."""
+"""The part of a plan that describes secure sums, in which the coordinator learns sums only."""
 
 from __future__ import annotations
 
@@ -30,22 +30,22 @@ class SecureSumPlan(Strict):
     without masks, so that the coordinator sees every update.
     """
     minimum: Annotated[int, Field(ge=2, le=128)] = 5
-    """The fewest members of a sum. Agents refuse to take part in a smaller one."""
+    """The smallest number of members of a sum. Agents refuse to take part in a smaller sum."""
     phase_seconds: Annotated[int, Field(ge=1, le=86400)] = 120
-    """How long a step waits for members; those that do not answer in time drop out."""
+    """Seconds that a step waits for members; members that do not answer in time drop out."""
     attempts: Annotated[int, Field(ge=1, le=10)] = 3
     """The number of sessions of a round that may fail before the round is abandoned."""
     bits: Literal[8, 16] = 16
-    """The bits of an encoded value."""
+    """The number of bits of an encoded value."""
     clip: Positive | None = None
-    """The largest change of a value that is sent, others are clipped to it; null = `training.steps` times
+    """The largest change of a value; larger changes are clipped to it. null = `training.steps` times
     `training.learning_rate`, or times 0.03 with `auto`.
     """
     weigh_up_to: Count | None = None
     """The number of examples from which a member has full weight; null = all members weigh the same."""
     k_min: Annotated[int, Field(ge=1, le=128)] = Field(default=LEAST_GROUP, exclude_if=_is_usual)
-    """The fewest members of a group, such as the users of one expert, that is summed. Agents refuse to take
-    part in a sum in which a group may have fewer.
+    """The smallest number of members of a summed group, such as the users of one expert. Agents refuse to
+    take part in a sum in which a group may have fewer members.
     """
     scores: Literal["summed", "own"] = "summed"
     """`summed`: the losses of members are part of the sum; `own`: every client sends its scores by name."""

@@ -1,4 +1,4 @@
-"""The parts of a plan that say how clients train and how they score their models."""
+"""The parts of a plan that describe how clients train and how they score their models."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class TrainingPlan(Strict):
     schedule_floor: Annotated[float, Field(ge=0, le=1)] = 0.0
     """The share of `learning_rate` at which the schedule ends."""
     warmup_steps: Annotated[int, Field(ge=0)] = 0
-    """The number of steps over which the rate rises at first, counted over all rounds."""
+    """The number of first steps over which the learning rate rises, counted over all rounds."""
     accumulation: Annotated[int, Field(ge=1, le=65536)] = 1
     """The number of batches whose gradients are added before a step."""
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
@@ -36,7 +36,7 @@ class TrainingPlan(Strict):
     max_grad_norm: Positive | None = 1.0
     """The L2 norm to which gradients are clipped; null = not clipped."""
     gradient_checkpointing: bool = False
-    """Whether activations are recomputed instead of stored: less memory, slower."""
+    """Whether activations are recomputed instead of stored, which saves memory and takes longer."""
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     """The seed of the adapter's first values and of the order of examples."""
 

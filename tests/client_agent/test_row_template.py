@@ -21,7 +21,7 @@ OWN = 'template = { prompt = "{text}", answer = "{label}" }\n'
     ("written", "error"),
     [
         ('template = "mnli"', "template: is a table .* belongs to format"),
-        ('template = { prompt = "{a}" }', "template.answer: Field required"),
+        ('template = { prompt = "{a}" }', "template.answer: missing"),
         (
             'template = { prompt = "{a", answer = "{b}" }',
             r"template.prompt: has a lone { in '{a'; write {col",

@@ -59,6 +59,30 @@ def panels(*path: str) -> dict[str, list[str]]:
     }
 
 
+def marked_up(command: object, path: tuple[str, ...] = ()) -> Iterator[str]:
+    """Yield the help texts with brackets that rich would read as markup and leave out."""
+    texts = [
+        getattr(command, "help", None),
+        *(getattr(p, "help", None) for p in getattr(command, "params", [])),
+    ]
+    yield from (f"{' '.join(path)}: {text}" for text in texts if text and re.search(r"\[[a-z#/@]", text))
+    if isinstance(command, TyperGroup):
+        for name, child in command.commands.items():
+            yield from marked_up(child, (*path, name))
+
+
+def test_no_word_of_help_is_read_as_markup() -> None:
+    assert not list(marked_up(TESSERA))
+
+
+@pytest.mark.parametrize(
+    "command",
+    ["serve", "federation create", "round watch", "compare", "agent run", "agent check", "agent export"],
+)
+def test_the_most_used_commands_show_an_example(command: str) -> None:
+    assert f"`tessera {command} " in " ".join(shown(*command.split()).split())
+
+
 @pytest.mark.slow
 def test_paragraphs_of_help_fill_eighty_columns() -> None:
     every = list(paths(TESSERA))

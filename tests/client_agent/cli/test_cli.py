@@ -104,7 +104,8 @@ def test_a_check_without_configuration_names_the_missing_setting() -> None:
     assert done.returncode == 1
     finding = json.loads(done.stdout)[0]
     assert not finding["good"]
-    assert "url: Field required" in finding["found"]
+    assert "url: missing; set it" in finding["found"]
+    assert "--config with a silo.toml, which `tessera agent init` writes" in finding["found"]
 
 
 def test_work_with_nothing_to_do_imports_no_connection_model_or_operator(tmp_path: Path) -> None:

@@ -56,6 +56,28 @@ def test_init_maps_columns(tmp_path: Path) -> None:
     assert AgentSettings.from_toml(out).columns == (("completion", "answer"), ("prompt", "question"))
 
 
+@pytest.mark.parametrize(
+    ("model", "error"),
+    [
+        ("empty", "has no config.json, so it is no model; pass the folder of a model"),
+        ("table.csv", "is a file, but no .gguf file"),
+        ("./none", "./none does not exist"),
+        ("none.gguf", "none.gguf does not exist"),
+    ],
+)
+def test_init_refuses_a_model_that_is_none(
+    table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: str, error: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("empty").mkdir()
+    Path("table.csv").write_bytes(table.read_bytes())
+    done = tessera("init", "--model", model, "--train", table, "--out", "silo.toml")
+    assert done.exit_code == 1
+    assert f"error: --model: {model}" in done.output
+    assert error in done.output
+    assert not Path("silo.toml").exists()
+
+
 def test_init_keeps_an_existing_file(table: Path, tmp_path: Path) -> None:
     out = tmp_path / "silo.toml"
     out.write_text("# mine\n")

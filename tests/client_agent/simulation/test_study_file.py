@@ -106,11 +106,19 @@ def test_a_folder_that_is_missing_is_said_with_the_option_that_names_one(tmp_pat
         (SILOS.replace("[[silo]]", 'metrics = ["bleu"]\n[[silo]]', 1), r"silo\.0\.metrics"),
         ("data = 3\n" + SILOS, "data: must be the path of a folder"),
         ("validation = -1\n" + SILOS, "validation: Input should be"),
+        ("", r"silo: missing; add it.*docs/reference/studies\.md describes the fields"),
+        ("seed = [0]\n" + SILOS, r"seed: there is no such field; did you mean seeds\?"),
+        (SILOS.replace("examples = 6", "exampels = 6"), r"silo\.2\.exampels: .* did you mean examples\?"),
     ],
 )
 def test_what_is_wrong_is_said_with_its_field(tmp_path: Path, content: str, message: str) -> None:
     with pytest.raises(StudyUnusable, match=message):
         read_study(write(tmp_path, content))
+
+
+def test_a_folder_is_no_study(tmp_path: Path) -> None:
+    with pytest.raises(StudyUnusable, match="is a folder; pass the TOML file of a study"):
+        read_study(tmp_path)
 
 
 def test_a_partition_needs_sources_and_silos_without_one_need_train(tmp_path: Path) -> None:

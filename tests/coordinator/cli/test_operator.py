@@ -198,6 +198,20 @@ def test_watch_follows_rounds_to_their_end(
     assert "abandoned" in tessera("round", command, federation_id, *more)
 
 
+@pytest.mark.parametrize("form", [(), ("--json",)])
+def test_an_interrupted_watch_ends_with_a_sentence(
+    tessera: Operator, monkeypatch: pytest.MonkeyPatch, form: tuple[str, ...]
+) -> None:
+    federation_id = tessera.served.federation()
+
+    def press(_: float) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("coordinator.cli.rounds.time", SimpleNamespace(sleep=press))
+    message = tessera.interrupted("round", "watch", federation_id, *form)
+    assert message == "tessera: interrupted; the round continues; repeat the command to follow it again\n"
+
+
 def test_without_a_number_the_current_round_is_shown(tessera: Operator) -> None:
     federation_id = tessera.served.federation()
     assert "No round yet; start the federation" in tessera("round", "show", federation_id, fails=True)
