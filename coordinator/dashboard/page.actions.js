@@ -1,5 +1,5 @@
-// What an operator does from the page: create, start, pause, finish, enrol, revoke. Each action is confirmed in a dialog that
-// says what follows. Requests carry the token in a header, which no other origin can send, and nothing secret is in an address.
+// Actions of operators: create, start, pause, finish, enrol, revoke. Each action is confirmed in a dialog that names its
+// consequences. Requests carry the token in a header, which no other origin can send, and nothing secret is in an address.
 
 import { roleIn } from "./page.api.js";
 import { at, code, element, note, section, table } from "./page.dom.js";
@@ -55,7 +55,7 @@ function ask({ title, content, confirm, danger = false, act }) {
 const typed = (name) => field("typed", `Type ${name} to confirm`, { required: "" });
 
 function requireTyped(fields, name) {
-  if (fields.typed !== name) throw new Error(`Type ${name} exactly as it is written.`);
+  if (fields.typed !== name) throw new Error(`Type ${name} exactly as shown.`);
 }
 
 function result(title, content) {
@@ -83,7 +83,7 @@ function planOf({ name, strategy, rounds, members, more }) {
   } catch (error) {
     throw new Error(`The plan is not JSON: ${error.message}`);
   }
-  if (plan === null || typeof plan !== "object" || Array.isArray(plan)) throw new Error('The plan is a JSON object, such as {"training": {"steps": 20}}.');
+  if (plan === null || typeof plan !== "object" || Array.isArray(plan)) throw new Error('The plan must be a JSON object, such as {"training": {"steps": 20}}.');
   return { ...plan, name, strategy: { ...plan.strategy, name: strategy }, rounds: { ...plan.rounds, total: Number(rounds), min_clients: Number(members) } };
 }
 
@@ -112,17 +112,17 @@ export function askToCreate(post, open) {
     title: "New federation", confirm: "Create",
     content: [field("name", "Name", { required: "", maxlength: "64" }), field("strategy", "Strategy", { required: "", list: "strategies", value: "fedmosaic" }),
       field("rounds", "Rounds", { type: "number", min: "1", required: "", value: "10" }), field("members", "Clients that a round needs", { type: "number", min: "1", required: "", value: "2" }),
-      field("more", "More of the plan, as JSON (optional)", { rows: "6", placeholder: '{"training": {"steps": 20}}' }, "At first what is recommended for the strategy and one base model. Members as in the plan that tessera federation create --plan reads; all have defaults. A plan is fixed once it is created.")],
+      field("more", "More of the plan, as JSON (optional)", { rows: "6", placeholder: '{"training": {"steps": 20}}' }, "Filled in with the recommended fields for the strategy and one base model. The fields are those of the plan that tessera federation create --plan reads, and all have defaults. A plan cannot be changed after its federation has been created.")],
     act: async (fields) => { open((await post("/v1/federations", planOf(fields))).id); },
   });
   followStrategy();
 }
 
 const STEPS = {
-  start: ({ state, plan }) => (state === "paused" ? ["Resume", "The next round opens as soon as the current one has ended."]
+  start: ({ state, plan }) => (state === "paused" ? ["Resume", "The next round opens when the current round has ended."]
     : ["Start", `Round 1 opens; it begins once ${count(plan.rounds.min_clients, "client")} have joined.`]),
-  pause: () => ["Pause", "The current round goes on to its end; no further one opens until the federation is resumed."],
-  finish: () => ["Finish", "The current round is abandoned, and no further one opens. Agents fetch their final weights. This cannot be undone."],
+  pause: () => ["Pause", "The current round completes; no further round opens until the federation is resumed."],
+  finish: () => ["Finish", "The current round is abandoned, and no further round opens. Agents fetch their final weights. This cannot be undone."],
 };
 
 export function askToMove(post, federation, step) {
@@ -140,15 +140,15 @@ export function askToEnrol(post, federation) {
   ask({
     title: `Enrol a client in ${federation.name}`, confirm: "Make a token",
     content: [field("name", "Name of the client", { required: "", maxlength: "64" }),
-      field("organisation", "Organisation (optional)", { maxlength: "64" }, "Clients of one organisation count once in a secure sum, and are one voice to the guard."),
+      field("organisation", "Organisation (optional)", { maxlength: "64" }, "Clients of one organisation count once in a secure sum, and as one voice for the guard."),
       element("label", [element("input", "", { type: "checkbox", name: "replace", value: "yes" }), " Replace an unused token of this name"])],
     act: async ({ name, organisation, replace }) => {
       const request = { client_name: name.trim(), ...(organisation.trim() ? { organisation: organisation.trim() } : {}), replace: replace === "yes" };
       const { token, expires_at: expires } = await post(`/v1/federations/${encodeURIComponent(federation.id)}/enrolment-tokens`, request);
       return result(`Token for ${request.client_name}`, [
-        element("p", ["It is shown now and never again. It works once, until ", new Date(expires).toLocaleString("en-GB"), ". Send it over a channel that you trust: whoever redeems it first is the client."]),
+        element("p", ["This page shows the token only now. It can be used once, until ", new Date(expires).toLocaleString("en-GB"), ". Send it over a channel that you trust: the first agent that redeems it becomes the client."]),
         copyable("enrolment-token", "Token", token),
-        element("p", ["The silo redeems it: ", code(`tessera agent enrol --config silo.toml --name ${request.client_name} --token -`), ", with the token as standard input."])]);
+        element("p", ["The silo redeems the token with ", code(`tessera agent enrol --config silo.toml --name ${request.client_name} --token -`), ", which reads it from standard input."])]);
     },
   });
 }
@@ -156,7 +156,7 @@ export function askToEnrol(post, federation) {
 export function askToRevoke(remove, federation, client) {
   ask({
     title: `Revoke ${client.name}?`, confirm: "Revoke", danger: true,
-    content: [element("p", "Its key is refused at once. An update that was accepted from it before still counts. It can come back only as a new client under another name. Alignment packs that it stored are deleted; a round whose updates need them is abandoned. This cannot be undone."), typed(client.name)],
+    content: [element("p", "The coordinator refuses the client's key at once. Updates that were accepted before still count. The silo can return only as a new client under another name. Alignment packs that the client stored are deleted, and a round whose updates need them is abandoned. This cannot be undone."), typed(client.name)],
     act: async (fields) => {
       requireTyped(fields, client.name);
       await remove(`/v1/federations/${encodeURIComponent(federation.id)}/clients/${encodeURIComponent(client.client_id)}`);

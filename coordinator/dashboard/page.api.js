@@ -49,7 +49,7 @@ export async function all(path) {
 export async function send(method, path, body) {
   const headers = { Authorization: `Bearer ${token.get()}`, ...(body === undefined ? {} : { "Content-Type": "application/json" }) };
   const answer = await fetch(ROOT + path, { method, headers, body: body === undefined ? undefined : JSON.stringify(body) }).catch(() => {
-    throw new Error("The coordinator did not answer. The action may have happened: look before you repeat it.");
+    throw new Error("The coordinator did not answer. The action may have been carried out: check before you repeat it.");
   });
   if (!answer.ok) throw new Refused(answer.status, await titleOf(answer, (problem) => problem.detail || problem.title));
   return answer.status === 204 ? null : answer.json();

@@ -13,7 +13,7 @@ function sumSection({ sessions, counted }) {
   const steps = (answered) => Object.entries(answered).map(([step, many]) => `${step} ${many}`).join(", ") || "–";
   const columns = [{ name: "session", few: true }, { name: "state", few: true, text: true }, { name: "members", few: true }, { name: "answered", text: true }, { name: "duration", few: true }];
   const rows = sessions.map((s) => [`${s.number} (${s.kind})`, state(s.state, s.reason), String(s.members), steps(s.answered), span(s.seconds)]);
-  return section("sum", "Sum of the updates", rows.length ? table("sessions", "Sessions of the sum", columns, rows) : note("No session yet: a sum begins once enough clients have trained."),
+  return section("sum", "Sum of the updates", rows.length ? table("sessions", "Sessions of the sum", columns, rows) : note("No session yet. A sum begins once enough clients have trained."),
     counted === null ? null : note(`The sum has the updates of ${count(counted, "member")}.`));
 }
 
@@ -52,7 +52,7 @@ export function roundSections({ federation, rounds }, round) {
     element("section", facts(boxes), { id: "facts" }),
     ...(round.secure_sum ? [sumSection(round.secure_sum)] : []),
     section("clients", "Clients in this round", rows.length ? table("clients", `Clients in round ${round.round}`, columns, rows) : note("No client has joined."),
-      note("served: the weights that the round began with; trained: after the client's local steps; kept: which of both is its personal model.")),
+      note("served: the weights at the start of the round; trained: the adapter after the client's local steps; kept: which of the two is the client's personal model.")),
   ];
 }
 
@@ -64,7 +64,7 @@ export function clientSections({ federation, rounds, matrix, clientNames }, clie
   const newest = scored[0], first = scored.at(-1);
   const packed = federation.plan.alignment ? "rounds and alignment packs" : "all rounds";
   const boxes = [[client.state, "state", `${client.identity === "key" ? "signs with a key" : "bearer credential"}`], [ago(client.last_seen_at), "last seen", `enrolled ${ago(client.enrolled_at)}`],
-    [String(client.rounds), "rounds with an update"], [size(client.bytes.up), "sent by it", packed], [size(client.bytes.down), "sent to it", packed]];
+    [String(client.rounds), "rounds with an update"], [size(client.bytes.up), "sent by the client", packed], [size(client.bytes.down), "sent to the client", packed]];
   if (newest) {
     const moved = difference(value(personal(newest.part.scores), "loss"), value(first.part.scores.served, "loss"));
     boxes.push([number(value(personal(newest.part.scores), "loss")), `loss in round ${newest.view.round}`, `${signed(moved)} since round ${first.view.round} began`]);
@@ -79,7 +79,7 @@ export function clientSections({ federation, rounds, matrix, clientNames }, clie
     ...metrics.map((name) => number(value(personal(scores), name)))]);
   const model = `${profile.architecture}, ${profile.layers} layers of width ${profile.hidden_size}; base model ${profile.base_model}; agent ${profile.agent_version}`;
   const among = curves(views, "loss", (id) => clientNames[id] || id, [], client.client_id);
-  const loading = views.length < wanted ? `Loaded ${views.length} of ${count(wanted, "round")} …` : rounds.length > wanted ? `The newest ${count(wanted, "round")}.` : "All rounds that it joined.";
+  const loading = views.length < wanted ? `Loaded ${views.length} of ${count(wanted, "round")} …` : rounds.length > wanted ? `The newest ${count(wanted, "round")}.` : "All rounds that the client joined.";
   return [back(federation),
     element("section", [element("h2", client.name, { id: "headline" }), element("p", `${client.organisation ? `${client.organisation}; ` : ""}${model}.`, { class: "lead", id: "now" })], { id: "headline-part" }),
     element("section", facts(boxes), { id: "facts" }),
@@ -87,6 +87,6 @@ export function clientSections({ federation, rounds, matrix, clientNames }, clie
       : note("No scores of this client yet.", { class: "empty" })),
     ...(among ? [section("among", "Among the other clients", note("Losses of the personal models; this client, the best and the worst one are in front."), among.figure)] : []),
     voicesSection(matrix, client.client_id, (id) => clientNames[id] || id, href.client),
-    section("rounds", "Its rounds", note(loading), rows.length ? table("rounds", `Rounds of ${client.name}`, columns, rows) : note("It has not joined a round yet.")),
+    section("rounds", "Its rounds", note(loading), rows.length ? table("rounds", `Rounds of ${client.name}`, columns, rows) : note("The client has not joined a round yet.")),
   ];
 }

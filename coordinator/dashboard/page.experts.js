@@ -20,7 +20,7 @@ export function expertsSection({ experts, rounds, events, next }, { masking }) {
     e.revision ? String(e.revision) : "–", e.revision ? size(e.bytes) : "–"]);
   const counted = last ? ` In round ${last.round}, ${last.rejects} of ${count(last.members, "member")} reject all experts.` : " No round was summed yet.";
   const changes = events.map((e) => [String(e.round), element("span", [element("b", `expert ${e.expert} ${e.change}`), `: ${e.reason}`], { class: "prose" })]);
-  const choice = masking === "none" ? "Each client chooses among them itself; without masks the coordinator can see its choice." : "Clients choose among them in private: the coordinator knows how many members use an expert, not which.";
+  const choice = masking === "none" ? "Each client chooses experts itself; without masks the coordinator can see the choice." : "Clients choose experts in private: the coordinator knows how many members use an expert, not which.";
   return section("experts", "Experts",
     note(`${count(active, "active specialist")}. ${choice}${counted}`),
     table("experts", "Experts of the bank", columns, rows),

@@ -149,7 +149,7 @@ async function overview(data, mine) {
     ...(data.packs.length ? [packsSection(data.packs)] : []), claimsSection((data.current || federation).claims), termsSection()];
 }
 
-const absent = (data, what) => [section("absent", `${what} is not here`, note([`${data.federation.name} does not have it. `, link("Show the federation", links(data.federation.id).home)]))];
+const absent = (data, what) => [section("absent", `${what} does not exist`, note([`The link is wrong, or the entry belongs to another federation than ${data.federation.name}. `, link("Show the federation", links(data.federation.id).home)]))];
 
 async function details(data, kind, id, mine) {
   if (kind === "rounds") {
@@ -251,13 +251,13 @@ function startAgain(trouble) {
 function showTrouble(error) {
   if (error.status === 401 || (error.status === 403 && !known.federations.length)) {
     token.forget();
-    startAgain(error.status === 401 ? "This token is unknown, expired or revoked. Enter another one." : "This token's role may not see federations. Enter one of an auditor, operator or admin.");
+    startAgain(error.status === 401 ? "This token is unknown, expired or revoked. Enter another token." : "The role of this token does not allow this view. Enter a token of an auditor, operator or admin.");
     at("token").focus();
     return;
   }
   at("loading").hidden = true;
-  const since = answeredAt ? ` Shown is what was known ${span((Date.now() - answeredAt) / 1000)} ago.` : "";
-  const what = error.status === 403 ? "You have no role that may see this; choose a federation above." : error.status ? `The coordinator answers with an error: ${error.message}.` : error instanceof TypeError ? "The coordinator does not answer." : `The page failed: ${error.message}.`;
+  const since = answeredAt ? ` The page shows the state of ${span((Date.now() - answeredAt) / 1000)} ago.` : "";
+  const what = error.status === 403 ? "Your role does not allow this view; choose a federation above." : error.status ? `The coordinator answers with an error: ${error.message}.` : error instanceof TypeError ? "The coordinator does not answer." : `The page failed: ${error.message}.`;
   at("outage").textContent = `${what}${since} Trying again every ${count(REFRESH_MS / 1000, "second")}.`;
   at("outage").hidden = false;
   document.body.classList.add("stale");

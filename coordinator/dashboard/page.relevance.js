@@ -45,7 +45,7 @@ export function relevanceSection(matrix, name, href, published) {
   const any = rows.some((i) => columns.some((j) => isHeld(matrix, i, j)));
   return section("relevance", "Relevance between clients",
     note(`After round ${matrix.round}: how much each row's client listens to each column's client; a row sums to 1. `
-      + (matrix.served ? "Shown is the share that was served, after the guard against poisoned updates. " : "")
+      + (matrix.served ? "The values are the served shares, after the guard against poisoned updates. " : "")
       + (any ? "* is less than the relevance, because the guard held it back; hover for the reason. " : "")
       + (dense ? "Hover a cell for its value, or open a client to see its row." : ""), { id: "relevance-note" }),
     element("div", element("table", [element("caption", `Relevance after round ${matrix.round}`, { class: "unseen" }), element("thead", head), element("tbody", body)],
@@ -69,7 +69,7 @@ export function voicesSection(matrix, id, name, href) {
   });
   const table = element("table", [element("caption", "Shares of the mixture", { class: "unseen" }), element("tbody", body)], { id: "voices" });
   return section("voices", "Who it listens to",
-    note(`Shares of the other clients' updates in what it was served after round ${matrix.round}; shares below 0.005 are left out.`),
+    note(`Shares of the other clients' updates in the weights served to this client after round ${matrix.round}; shares below 0.005 are left out.`),
     element("div", table, { class: "wide", tabindex: "0", role: "region", "aria-label": "Who it listens to" }));
 }
 

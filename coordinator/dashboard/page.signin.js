@@ -12,12 +12,12 @@ const random = () => base64url(crypto.getRandomValues(new Uint8Array(48)));
 // The provider, or null if there is none or it does not answer.
 export const provider = () => fetchJson("/v1/sign-in").catch(() => null);
 
-// Offer the provider to whoever has no token.
+// Offer the provider to people without a token.
 export async function offer() {
   at("organisation").hidden = Boolean(token.get()) || !(await provider());
 }
 
-// Forget the token in this tab, and end a sign-in for every copy of it. Returns what went wrong, or null.
+// Delete the token in this tab, and end a sign-in for every copy of it. Returns an error message, or null.
 export async function signOut() {
   const ended = token.isOfProvider() ? send("DELETE", "/v1/sign-in") : null; // its header is written before the token is forgotten
   token.forget();
@@ -25,7 +25,7 @@ export async function signOut() {
     await ended;
     return null;
   } catch (error) {
-    return error.status === 401 ? null : "This tab has forgotten the token, but the coordinator did not confirm: the token counts until it expires.";
+    return error.status === 401 ? null : "This tab has deleted the token, but the coordinator did not confirm the sign-out: the token is valid until it expires.";
   }
 }
 
@@ -39,19 +39,19 @@ export async function leaveFor({ authorization_endpoint: endpoint, client_id: cl
   location.assign(url);
 }
 
-// Take the code out of the address that the provider sent the browser back to. Returns what went wrong, or null.
+// Redeem the code in the address to which the provider returned the browser. Returns an error message, or null.
 export async function comeBack() {
   const query = new URLSearchParams(location.search), request = JSON.parse(sessionStorage.getItem(KEY) || "null");
   if (!query.has("state")) return null;
   sessionStorage.removeItem(KEY);
   history.replaceState(null, "", `${REDIRECT}${request ? request.hash : ""}`);
-  if (!request || query.get("state") !== request.state) return "This sign-in did not begin in this tab. Try again.";
-  if (!query.has("code")) return `The provider refused: ${query.get("error_description") || query.get("error")}.`;
+  if (!request || query.get("state") !== request.state) return "This sign-in did not begin in this tab. Sign in again.";
+  if (!query.has("code")) return `The provider refused the sign-in: ${query.get("error_description") || query.get("error")}.`;
   try {
     const person = await send("POST", "/v1/sign-in", { code: query.get("code"), code_verifier: request.verifier, redirect_uri: REDIRECT, nonce: request.nonce });
     token.set(person.token, { role: person.role, federations: person.federations });
     return null;
   } catch (error) {
-    return error.status === 401 ? "The provider's answer was not accepted. Try again." : error.message;
+    return error.status === 401 ? "The coordinator did not accept the provider's answer. Sign in again." : error.message;
   }
 }

@@ -1,28 +1,28 @@
-// Words and numbers: how values are written, and what the names of the page mean.
+// The format of values, and the definitions of the terms on the page.
 
 export const TERMS = {
   client: "An enrolled agent of one organisation.",
   served: "Held-out loss of the weights that the round began with: the mixture that the coordinator made for this client.",
   trained: "Held-out loss of the client's adapter after the local steps of the round.",
-  kept: "Which of both the client keeps as its personal model: the weights as served, or as trained.",
+  kept: "The weights that the client keeps as its personal model: as served, or as trained.",
   final: "Held-out loss of the final weights; clients send it once the federation is finished.",
   "by mixing": "Loss of the weights served in a round minus loss of the model that the client kept in the round before. Negative: the other clients' updates helped.",
   "since start": "Loss of the personal model minus loss of the weights served in the first scored round. Negative: the federation has improved it.",
-  personal: "Loss of the personal model: of the final weights, otherwise of the kept ones.",
+  personal: "Loss of the personal model: of the final weights, or of the kept weights before the end.",
   up: "Bytes of bodies that clients sent.",
   down: "Bytes of bodies that clients received.",
   rank: "Rank of the update's A and B. Under HetLoRA and FLoRA each client has its own, up to the plan's.",
-  "ranks sent": "Ranks that the update has values of, over all modules. Under CA-PFL each client leaves out what matters little to it.",
+  "ranks sent": "Ranks with values in the update, over all modules. Under CA-PFL each client leaves out values of ranks that are unimportant to it.",
   norm: "L2 norm of the update, over all its tensors.",
   age: "Rounds since the client's newest update; an older update counts for less.",
   "epsilon spent": "Privacy budget that the client's sketches have used, of the budget in the plan.",
-  received: "When the coordinator accepted the update.",
-  "last seen": "When the client last spoke with the coordinator.",
-  updates: "Updates accepted, of the clients that joined the round.",
-  "used by": "Members that used the expert in the newest summed round, by the sum of their counts; one may use several.",
+  received: "Time at which the coordinator accepted the update.",
+  "last seen": "Time of the client's last request.",
+  updates: "Accepted updates, and the number of clients that joined the round.",
+  "used by": "Members that used the expert in the newest summed round, by the sum of their counts; a member may use several experts.",
   prior: "Share of the prior over active experts, from the sums of the clients' responsibilities.",
   utilisation: "Moving average of the share of members that use the expert.",
-  revision: "Round that changed the expert's values last.",
+  revision: "Last round that changed the expert's values.",
   loss: "Mean negative log-likelihood per answer token on held-out examples, in nats; lower is better.",
   perplexity: "Exponential of the loss; lower is better.",
   "exact match": "Share of held-out answers that equal a reference; higher is better.",
@@ -81,11 +81,11 @@ export const difference = (a, b) => (a === null || b === null || a === undefined
 export const mean = (values) => values.reduce((a, b) => a + b, 0) / values.length;
 
 export const REASONS = {
-  "too-few-updates": "fewer updates than the quorum had arrived at the deadline; the next round begins anew",
+  "too-few-updates": "fewer updates than the quorum had arrived at the deadline; the coordinator opens the next round",
   finished: "the federation was finished before the round was published",
   "aggregation-failed": "aggregation failed; read the coordinator's log",
-  "pack-ended": "an alignment pack was replaced; the next round begins anew",
-  "too-few-members": "fewer clients were ready than a sum needs; the next round begins anew",
+  "pack-ended": "an alignment pack was replaced; the coordinator opens the next round",
+  "too-few-members": "fewer clients were ready than a sum needs; the coordinator opens the next round",
   "secure-sum-failed": "too few clients took part in the sum; the federation is paused",
-  "sum-out-of-range": "a client spoilt the sum; the federation is paused",
+  "sum-out-of-range": "the sum has impossible values, because a client sent a wrong input; the federation is paused",
 };

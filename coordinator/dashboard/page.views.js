@@ -52,8 +52,8 @@ function sentence({ federation, current, clients }) {
   if (current.state === "open") return [...paused, `${counts.joined} of the ${count(rounds.min_clients, "client")} that a round needs have joined; ${counts.arrived} have delivered.`];
   if (current.state === "collecting") {
     const left = secondsUntil(current.deadline);
-    const end = left > 0 ? `It closes in ${span(left)}, or as soon as all have delivered.` : "Its deadline has passed; it closes now.";
-    return [...paused, `${counts.arrived} of ${count(counts.joined, "client")} have delivered. ${end} With fewer than ${count(rounds.quorum, "update")} at the deadline it is abandoned.`];
+    const end = left > 0 ? `The round closes in ${span(left)}, or when all clients have delivered.` : "The deadline has passed; the round closes now.";
+    return [...paused, `${counts.arrived} of ${count(counts.joined, "client")} have delivered. ${end} With fewer than ${count(rounds.quorum, "update")} at the deadline the round is abandoned.`];
   }
   if (current.state === "summing") return [...paused, `${count(counts.arrived, "client")} have trained, and send shares of a sum of their updates.`];
   if (current.state === "abandoned") return [...paused, `Reason: ${REASONS[current.reason] || current.reason}.`];
@@ -135,7 +135,7 @@ export function helpSection(data, ui) {
   const lines = [{ name: "mean of the clients", style: "first", points: points("mean") }, ...(worst ? [{ name: "worst client", style: "second", points: points("worst") }] : [])];
   return section("help", "Does it help?",
     note([`Held-out scores of round ${scored.round}, ${scored.published_at ? "the newest published round with them" : "which is not published yet"}, from ${summed ? summed.trained.count : scored.clients.filter((c) => c.scores).length} of ${count(scored.clients.length, "client")}. `
-      + (summed ? "They are summed like the updates: no client's own loss is known." : "The changes compare a client with itself.") + " What a client would reach alone is not measured here; ", code("tessera compare"), " measures it."]),
+      + (summed ? "Scores are summed like the updates: no client's own loss is known." : "The changes compare a client with itself.") + " What a client would reach alone is not measured here; ", code("tessera compare"), " measures it."]),
     facts(boxes),
     element("div", [
       element("div", [element("h3", `${label(metric)} by round (${better})`), element("div", buttons, { class: "metrics", role: "group", "aria-label": "Score shown in the chart" }),
@@ -190,7 +190,7 @@ export function packsSection(packs) {
   const column = (name, few = false, text = false) => ({ name, few, text });
   const pairs = [...new Set(packs.flatMap((pack) => Object.keys(pack.errors)))].sort();
   return section("alignment", "Alignment between base models",
-    note("One pack per base model makes adapters of different architectures comparable. The acceptance test transfers a task from the pivot to the base model / and back; the losses after its steps are from the right adapter, from zero, and from two wrong ones. The right one should be lowest."),
+    note("One pack per base model makes adapters of different architectures comparable. The acceptance test transfers a task from the pivot to the base model / and back; the losses after its steps are from the right adapter, from zero, and from two wrong ones. The loss from the right adapter should be the lowest."),
     table("packs", "Alignment packs", [column("base model", true), column("acceptance test", true, true), column("loss from right P, Q"), column("from zero"), column("wrong task"), column("random frames"), column("shares", true, true)],
       packs.map((pack) => [pack.base_model, pack.acceptance ? pack.acceptance.verdict : "untested", ...["right", "zero", "wrong_task", "random_frames"].map((start) => losses(pack, start)), element("span", pack.sharing, { class: "prose" })])),
     element("details", [element("summary", "Held-out errors by block and role"),
@@ -198,7 +198,7 @@ export function packsSection(packs) {
       table("errors", "Held-out errors of task gradients", [column("block and role", true), ...packs.map((pack) => column(pack.base_model, true))], pairs.map((name) => [name, ...packs.map((pack) => error(pack, name))]))], { id: "errors-all" }));
 }
 
-export const claimsSection = (claims) => section("claims", "What may be claimed", note("These sentences follow from the plan, and from the counts of the round."),
+export const claimsSection = (claims) => section("claims", "What may be claimed", note("Privacy and security claims that follow from the plan and from the counts of the round."),
   element("ul", claims.map((claim) => element("li", claim)), { id: "claims" }));
 
 export const termsSection = () => element("section", element("details", [element("summary", "What the numbers mean"),

@@ -136,7 +136,7 @@ def test_a_person_signs_in_at_the_identity_provider(
         _act(page, "Pause", "Pause")
         expect(page.locator("#now")).to_contain_text("Paused")
         page.goto(f"{served.url}/#/{hidden}")
-        expect(page.locator("#outage")).to_contain_text("You have no role that may see this")
+        expect(page.locator("#outage")).to_contain_text("Your role does not allow this view")
         page.goto(f"{served.url}/#/{first}")
         expect(page.locator("#outage")).to_be_hidden()
         expect(page.locator("#now")).to_contain_text("Paused")

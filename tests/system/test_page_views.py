@@ -59,7 +59,7 @@ def test_it_names_who_is_missing_until_when_and_what_mixing_did(
     late = served.admin.get(f"/v1/federations/{federation_id}/clients/{silos[1].client_id}").json()["name"]
     _open(page, served, federation_id)
     expect(page.locator("#headline")).to_have_text("Round 3 of 3 is collecting updates")
-    expect(page.locator("#now")).to_contain_text("1 of 2 clients have delivered. It closes in 10 min")
+    expect(page.locator("#now")).to_contain_text("1 of 2 clients have delivered. The round closes in 10 min")
     expect(page.locator("#missing")).to_contain_text(f"Waiting for {late} (joined")
     mixing = page.locator(".fact").filter(has_text="by mixing")
     # Served 0.6 to clients whose models had losses 0.8 and 1.0.
@@ -116,8 +116,8 @@ def test_a_round_shows_the_ranks_of_clients_that_differ(page: Page, served: Serv
     ("fragment", "message"),
     [
         ("fed_not_here", "There is no federation fed_not_here"),
-        ("{}/rounds/99", "Round 99 is not here"),
-        ("{}/clients/cli_not_here", "Client cli_not_here is not here"),
+        ("{}/rounds/99", "Round 99 does not exist"),
+        ("{}/clients/cli_not_here", "Client cli_not_here does not exist"),
     ],
 )
 def test_an_address_of_nothing_leads_back(page: Page, served: Served, fragment: str, message: str) -> None:
@@ -133,7 +133,7 @@ def test_a_coordinator_that_is_down_is_reported_over_what_was_known(page: Page, 
     _open(page, served, federation_id)
     page.route("**/v1/**", lambda route: route.abort("connectionrefused"))
     expect(page.get_by_role("alert")).to_contain_text("does not answer", timeout=10_000)
-    expect(page.locator("#outage")).to_contain_text("Shown is what was known")
+    expect(page.locator("#outage")).to_contain_text("The page shows the state of")
     expect(page.locator("#headline")).to_contain_text("Round 1 of 3")
     page.unroute("**/v1/**")
     expect(page.locator("#outage")).to_be_hidden(timeout=10_000)
