@@ -1,4 +1,4 @@
-"""The errors of an agent: each class is a fact, each message says what to do next."""
+"""The errors of an agent: each class names a fact, each message says what to do next."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ class AgentError(Exception):
 
 
 class ModelNotFound(AgentError):
-    """A path or hub id is no loadable base model."""
+    """A path or hub id is not a base model that can be loaded."""
 
 
 class ModelTooLarge(AgentError):
@@ -18,7 +18,7 @@ class ModelTooLarge(AgentError):
 
 
 class UnknownArchitecture(AgentError):
-    """A base model is no decoder that carries adapters; the message names the reason."""
+    """A base model is not a decoder that can carry adapters; the message names the reason."""
 
 
 class TokenizerUnfit(AgentError):
@@ -78,8 +78,8 @@ class RoundUnreadable(AgentError):
 
     def __init__(self, file: Path, trouble: str) -> None:
         super().__init__(
-            f"{file} cannot be read; if a newer version of Tessera wrote it, run that version, otherwise "
-            f"move {file.parent} away, and the agent goes on without that round: {trouble}"
+            f"{file} cannot be read ({trouble}). If a newer version of Tessera wrote it, run that version; "
+            f"otherwise move {file.parent} away, and the agent continues without that round"
         )
 
 
@@ -112,7 +112,7 @@ class OutputUnwritable(AgentError):
 
 
 class CoordinatorStopped(AgentError):
-    """The coordinator of a simulation does not run."""
+    """The coordinator of a simulation is not running."""
 
 
 class RoundMissed(AgentError):
@@ -127,7 +127,7 @@ class NotEnrolled(AgentError):
     """The agent's folder has no membership."""
 
     def __init__(self, folder: Path) -> None:
-        super().__init__(f"{folder.absolute()} holds no membership: run `tessera agent enrol` first")
+        super().__init__(f"{folder.absolute()} has no membership; run `tessera agent enrol` first")
 
 
 class AlreadyEnrolled(AgentError):
@@ -179,8 +179,8 @@ class NotInTheBackup(AgentError):
     def __init__(self, refusal: CoordinatorRefused) -> None:
         super().__init__(
             f"the coordinator does not know this client's key: {refusal}. If it was restored from a backup, "
-            "the backup is older than the client or its key: ask the operator for a token, and enrol anew "
-            "with another folder"
+            "the backup is older than the client or its key: ask the operator for a token, and enrol again "
+            "with another `folder`"
         )
 
 
@@ -198,7 +198,7 @@ class ManifestExpired(AgentError):
     """The deadline of the coordinator's current round has passed; the daemon tries again."""
 
     def __init__(self, round_number: int) -> None:
-        super().__init__(f"round {round_number} is still current after its deadline")
+        super().__init__(f"round {round_number} is still current after its deadline; the agent tries again")
 
 
 class FolderInUse(AgentError):
@@ -282,7 +282,7 @@ class AnswerUnreadable(AgentError):
 
     def __init__(self, path: str, trouble: str) -> None:
         super().__init__(
-            f"the answer to {path} is not Tessera's protocol; check that the URL is a coordinator: {trouble}"
+            f"the answer to {path} is not Tessera's protocol ({trouble}); check that the URL is a coordinator"
         )
 
 

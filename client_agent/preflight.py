@@ -1,6 +1,6 @@
 """Check everything that a run needs: settings, device, model, data and connection.
 
-Changes nothing, but that a model in a .gguf file is converted into the agent's folder, as for a run.
+Changes nothing, except that a model in a .gguf file is converted into the agent's folder, as for a run.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ def _model(settings: AgentSettings) -> str:
 
 def _shared_model(settings: AgentSettings) -> str:
     pivot = settings.pivot_model
-    return base_model_slug(model_folder(pivot, settings.folder)) if pivot else "our own model"
+    return base_model_slug(model_folder(pivot, settings.folder)) if pivot else "the silo's own model"
 
 
 def _memory(settings: AgentSettings, planned: SiloPlan) -> str:
@@ -206,7 +206,7 @@ def _privacy(settings: AgentSettings, planned: SiloPlan, file: Path | None) -> s
     if planned.guessed:
         if most is None:
             return "no max_epsilon is set: the federation's plan decides whether gradient sketches get noise"
-        return f"max_epsilon {most:g} is kept, whatever the federation's plan will say"
+        return f"max_epsilon {most:g} limits the federation's plan, which is not known yet"
     whole = federation_plan(settings, file)
     if whole is not None and whole.privacy.secure_sum is not None:
         return f"{coordinator_sees(whole, whole.privacy.secure_sum)} No gradient sketches are sent."
@@ -216,14 +216,14 @@ def _privacy(settings: AgentSettings, planned: SiloPlan, file: Path | None) -> s
     mechanism = mechanism_for(_examples(settings).train, signature, signature.dp)
     releases = Ledger(settings.folder).read().releases
     so_far = budget_status(signature, max((entry.epsilon for entry in releases), default=0.0), len(releases))
-    limit = "no max_epsilon is set: the plan decides" if most is None else f"max_epsilon {most:g} is kept"
+    limit = "no max_epsilon is set: the plan decides" if most is None else f"max_epsilon {most:g} is met"
     return f"{guarantee(signature)}. Noise {mechanism.noise_multiplier:.2f}; {so_far}; {limit}"
 
 
 def _members(settings: AgentSettings, file: Path | None) -> str:
     plan, least = federation_plan(settings, file), settings.min_voices
     if plan is None:
-        return f"min_voices {least} is kept, whatever the federation's plan will say (not enrolled yet)"
+        return f"min_voices {least} limits the federation's plan, which is not known yet (not enrolled yet)"
     require_voices(plan, least)
     return " ".join([*of_members(plan), f"This silo's min_voices is {least}."])
 
@@ -268,10 +268,12 @@ def _identity(settings: AgentSettings) -> str:
     try:
         membership = read_membership(settings.folder)
     except NotEnrolled:
-        return "not enrolled yet: `tessera agent enrol` is the next step"
+        return "not enrolled yet; next: tessera agent enrol"
     waiting = pending_key_file(settings.folder)
     unfinished = (
-        f"; {waiting} waits: `tessera agent rotate-key` finishes replacing the key" if waiting else ""
+        f"; {waiting} is a new key not yet in use: `tessera agent rotate-key` completes the rotation"
+        if waiting
+        else ""
     )
     try:
         with connect_once(settings, membership) as api:

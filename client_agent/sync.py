@@ -1,4 +1,4 @@
-"""Exchange with the coordinator what an agent on a machine without network needs and has made. No torch.
+"""Exchange the files of an agent on a machine without a network with the coordinator. No torch.
 
 `synchronise` takes every step of a round that needs the coordinator; the steps between them are those of
 `client_agent.offline_work`. Both leave their results as files of the round's folder, so each resumes.
@@ -102,7 +102,7 @@ def _exchange(client: SyncClient, wait_seconds: int) -> Outcome:
     if isinstance(answer, NothingYet):
         reason = "the coordinator has nothing for this client now"
         if answer.undrawn is not None:
-            reason = f"round {answer.undrawn} goes on without this client: others were drawn"
+            reason = f"other clients were drawn for round {answer.undrawn}"
         return Outcome("nothing", reason, answer.seconds)
     if isinstance(answer, FinishedBrief):
         return _finish(client, answer)
@@ -135,7 +135,7 @@ def _advance(work: SyncRound) -> Outcome | None:
         return Outcome("nothing", str(awaited))
     if work.folder.finished:
         return None
-    return Outcome("work", f"round {work.brief.round}: its weights are here")
+    return Outcome("work", f"round {work.brief.round}: weights downloaded")
 
 
 def _is_over(client: SyncClient, round_number: int) -> bool:
@@ -163,13 +163,15 @@ def _finish(client: SyncClient, brief: FinishedBrief) -> Outcome:
     if newest is None:
         return Outcome("finished", "the federation is finished; this client has no round on disk")
     if pending_work(client) is not None:
-        return Outcome("work", "the federation is finished: its final weights are here, not scored yet")
+        return Outcome(
+            "work", "the federation is finished; its final weights are downloaded and not scored yet"
+        )
     scores = read_final_scores(client.workspace.home)
     try:
         if scores is not None:
             send_final_scores(client, scores, brief.round - 1)
     except AgentError as error:
-        log.warning("scores of the final weights not sent (%s); the next sync repeats it", error)
+        log.warning("scores of the final weights not sent (%s); the next sync sends them again", error)
     return Outcome("finished", "the federation is finished")
 
 

@@ -64,7 +64,8 @@ def settings_of_rank(settings: AgentSettings) -> AgentSettings:
     """
     if settings.trainer is not None:
         raise SettingsUnusable(
-            f"trainer {settings.trainer!r} and torchrun: a trainer starts processes itself; use one of both"
+            f"trainer {settings.trainer!r} and torchrun: a trainer starts processes itself; use only "
+            "one of them"
         )
     if settings.device not in ("auto", "cuda", "cpu"):
         raise SettingsUnusable(

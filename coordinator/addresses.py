@@ -1,4 +1,4 @@
-"""Check names, path and proxies by which a coordinator is reached, and compare requests with them.
+"""Check the public names, the root path and the proxies of a coordinator, and compare requests with them.
 
 Names and proxies are lists in one text, separated by commas, as in an environment variable. Pure.
 """
@@ -20,7 +20,7 @@ SERVED: Final = frozenset(
 
 
 def checked_names(names: str) -> str:
-    """Return host names with or without port; raise ValueError if one is none."""
+    """Return host names with or without port; raise ValueError for an invalid one."""
     for name in _listed(names):
         if not re.fullmatch(r"(\[[0-9a-fA-F:.]+\]|[\w.-]+)(:[0-9]+)?", name):
             raise ValueError(f"{name} is not a host name; give host and port of the URL that clients use")
@@ -28,7 +28,7 @@ def checked_names(names: str) -> str:
 
 
 def checked_root_path(text: str) -> str:
-    """Return the path in front of the coordinator's own; raise ValueError if it cannot be one."""
+    """Return the path before the coordinator's own paths; raise ValueError if it is invalid."""
     path = normal_root_path(text)
     first = path.partition("/")[2].partition("/")[0]
     if first in SERVED:
@@ -37,7 +37,7 @@ def checked_root_path(text: str) -> str:
 
 
 def checked_proxies(proxies: str) -> str:
-    """Return addresses and networks, or `*`; raise ValueError if one is none of these."""
+    """Return addresses and networks, or `*`; raise ValueError for an invalid one."""
     for proxy in _listed(proxies):
         try:
             if proxy != "*":
@@ -53,7 +53,9 @@ def checked_issuer(issuer: str) -> str:
     """Return the address of an identity provider; raise ValueError unless it is https or of this machine."""
     url = urlsplit(issuer)
     if issuer and url.scheme != "https" and url.hostname not in ("localhost", "127.0.0.1", "::1"):
-        raise ValueError("it is not an https:// address; whoever is on the way could sign anybody in")
+        raise ValueError(
+            "it is not an https:// address, so others on the network could sign in as anybody; use https://"
+        )
     return issuer
 
 

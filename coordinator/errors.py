@@ -85,7 +85,7 @@ class EnrolmentTokenMisused(EnrolmentTokenInvalid):
 
 
 class Forbidden(Refused):
-    status, slug, title = 403, "forbidden", "Your role or credential does not allow this"
+    status, slug, title = 403, "forbidden", "Your role or credential does not allow this request"
 
 
 class NotFound(Refused):
@@ -97,7 +97,7 @@ class MethodNotAllowed(Refused):
 
 
 class FederationStateConflict(Refused):
-    status, slug, title = 409, "federation-state", "The federation's state does not allow this"
+    status, slug, title = 409, "federation-state", "The federation's state does not allow this request"
 
 
 class ClientNameTaken(Refused):
@@ -106,7 +106,7 @@ class ClientNameTaken(Refused):
 
 
 class RoundClosed(Refused):
-    status, slug, title = 409, "round-closed", "The round is closed for this; continue with the next round"
+    status, slug, title = 409, "round-closed", "The round is closed; continue with the next round"
 
 
 class NotDrawn(Refused):
@@ -122,11 +122,11 @@ class UploadConflict(Refused):
 
 
 class SecureSumRequired(Refused):
-    status, slug, title = 409, "secure-sum-required", "Updates are summed; send no update, but `ready`"
+    status, slug, title = 409, "secure-sum-required", "Updates are summed; send `ready`, not an update"
 
 
 class NoSecureSum(Refused):
-    status, slug, title = 409, "no-secure-sum", "The plan of this federation sums nothing; send an update"
+    status, slug, title = 409, "no-secure-sum", "This federation has no secure sum; send an update"
 
 
 class AnchorsMissing(Refused):
@@ -211,7 +211,7 @@ class Invalid(Refused):
 
 
 class LayoutMismatch(Refused):
-    status, slug, title = 422, "layout-mismatch", "This adapter cannot be summed with those of other members"
+    status, slug, title = 422, "layout-mismatch", "This adapter cannot be summed with other members' adapters"
 
 
 class WeakPublicKey(Refused):

@@ -224,7 +224,8 @@ def opened_database(settings: Settings) -> Iterator[Database]:
     except DatabaseError as error:
         shown = database.url.render_as_string()
         raise SettingsUnusable(
-            f"TESSERA_DATABASE_URL: {shown} does not answer: {_reason(error, database)}; start it"
+            f"TESSERA_DATABASE_URL: {shown} does not answer: {_reason(error, database)}; start the database, "
+            "or correct the URL"
         ) from error
     finally:
         database.close()

@@ -87,7 +87,11 @@ class PackDelivery:
         while (conflict := self._put(base_model, body)) is not None:
             if (stored := self.api.pack(self.federation, base_model)) is not None:
                 return stored.body
-            log.info("alignment pack: another client's has ended (%s): %s", base_model, conflict)
+            log.info(
+                "alignment pack: the pack of another client was voided (%s): %s; delivering again",
+                base_model,
+                conflict,
+            )
         file.unlink()
         return body
 

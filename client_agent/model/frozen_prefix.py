@@ -201,7 +201,7 @@ def _tested(base: BaseModel, first: int) -> _Split | None:
             hook.remove()
     words = read.bool()
     if _differ(whole[words], _in_training(base, ids, read)[words], base.model.dtype):
-        _log_off(base, "it has dropout, so that its output in training is another one each time")
+        _log_off(base, "its dropout changes the output of each training step")
         return None
     below = tuple(id(module) for layer in layers[:first] for module in layer.modules())
     split = _Split(layers, first, [types.get(number, False) for number in range(len(layers))], below)

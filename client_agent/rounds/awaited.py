@@ -1,4 +1,4 @@
-"""What one of `tessera agent sync` and `tessera agent work` waits for, and the other one does. No torch."""
+"""The work for which `tessera agent sync` waits for `tessera agent work`, and the reverse. No torch."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from client_agent.errors import AgentError
 
 
 class SyncAwaited(AgentError):
-    """A step without a network needs an answer of the coordinator."""
+    """A step on a machine without a network needs an answer of the coordinator."""
 
     def __init__(self, method: str, path: str) -> None:
         super().__init__(
@@ -15,7 +15,7 @@ class SyncAwaited(AgentError):
 
 
 class WorkAwaited(AgentError):
-    """A round cannot go on before the model was used; `task` names what is missing."""
+    """A round needs work with the model first; `task` names the missing result."""
 
     def __init__(self, task: str) -> None:
         super().__init__(f"{task}: run `tessera agent work` where the model is")

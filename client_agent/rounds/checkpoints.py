@@ -208,7 +208,7 @@ def read_trained(file: Path, plan: FederationPlan) -> Trained:
         raise AdapterUnreadable(f"{error}; pass a file that `tessera agent train --out` wrote") from error
     if trained.origin is None:
         raise AdapterUnreadable(
-            f"{file} does not say what it was trained under: train it again with `tessera agent train --out`"
+            f"{file} does not name the plan of its training; train it again with `tessera agent train --out`"
         )
     require_plan(trained.origin, plan.adapter)
     return trained

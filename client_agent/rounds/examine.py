@@ -100,7 +100,7 @@ class Examiner:
             return self.examine(adapter)
         stored = store.read(self._fingerprint(adapter, self._plan))
         if stored is not None:
-            log.info("scores: those of the start are known from an earlier run")
+            log.info("scores: start state scored in an earlier run; its scores are reused")
             return Exam(stored.fingerprint, dict(stored.scores), stored.validation_loss, stored.tasks)
         exam = self.examine(adapter)
         scores = StartScores(

@@ -26,7 +26,7 @@ _MOST_BYTES = MOST_ROWS * ROW_BYTES + 2**20
 
 
 class AnchorsTooFew(AgentError):
-    """The federation has fewer public texts than its plan compares outputs on, or too long ones."""
+    """The federation has fewer public texts than its plan needs to compare outputs, or longer ones."""
 
 
 def store_mixture(work: OpenedRound) -> None:

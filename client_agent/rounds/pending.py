@@ -1,4 +1,4 @@
-"""What the model's machine has to do next, found by the files alone. Needs no torch and no network."""
+"""The next task for the machine with the model, found by files alone. Needs no torch and no network."""
 
 from __future__ import annotations
 
@@ -29,6 +29,6 @@ def pending_work(client: SyncClient) -> PendingWork | None:
     newest = next(folder for folder in rounds.newest_first() if folder.has(BRIEF))
     work = SyncRound(client, OpenedBrief.read(newest), newest)
     if newest.has(WEIGHTS):
-        return PendingWork("train", newest, f"round {newest.number}: its update is not made yet")
+        return PendingWork("train", newest, f"round {newest.number}: the update is not trained yet")
     reason = missing_for_join(work, read_prepared(client.workspace.folder))
     return PendingWork("prepare", newest, f"round {newest.number}: {reason}") if reason else None

@@ -91,13 +91,13 @@ def mechanism_for(examples: Sequence[Example], plan: SignaturePlan, dp: Signatur
     if records < dp.minimum_sample:
         raise TooFewRecords(
             f"{records} different training examples are too few for the plan's differential privacy, which "
-            f"draws {dp.minimum_sample} at least: of fewer, little but noise would be left. Add examples, or "
-            "have signature.dp.minimum_sample lowered in a new plan"
+            f"draws at least {dp.minimum_sample}: a sketch of fewer is mostly noise. Add examples, or ask "
+            "the operator for a plan with a lower signature.dp.minimum_sample"
         )
     if dp.delta * records >= 1:
         raise TooFewRecords(
-            f"delta {dp.delta:g} is no promise to {records} records: one of them may be betrayed outright. "
-            f"Have signature.dp.delta set below {1 / records:.1g} in a new plan"
+            f"delta {dp.delta:g} is too large for {records} records: one record may be revealed completely. "
+            f"Ask the operator for a plan with a signature.dp.delta below {1 / records:.1g}"
         )
     sampled = min(plan.probe_examples, records)
     noise = noise_for(sampled, records, dp.releases or 1, dp.epsilon, dp.delta)

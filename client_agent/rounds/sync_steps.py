@@ -114,7 +114,7 @@ def layout_of_silo(work: SyncRound, state: State | None) -> Layout:
 def _prepared(work: SyncRound) -> Prepared:
     prepared = read_prepared(work.participant.workspace.folder)
     if prepared is None:
-        raise WorkAwaited("nothing is known of this silo's model yet")
+        raise WorkAwaited("the facts of this silo's model are missing")
     return prepared
 
 

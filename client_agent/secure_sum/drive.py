@@ -111,7 +111,9 @@ def _checked(terms: SumTerms, status: SumStatus, round_number: int) -> SumTerms:
 def _stand_aside(task: SumTask, round_number: int, session: int) -> None:
     """Wait for the next session: the coordinator shows the terms of this one to its members only."""
     task.journal.end(before=session)
-    log.debug("round %d: sum, session %d goes on among others", round_number, session)
+    log.debug(
+        "round %d: sum, session %d has other members; waiting for the next session", round_number, session
+    )
     task.report(SumProgress.now(session, None, None, "this client is not among its members"))
 
 
@@ -185,7 +187,7 @@ class _Session:
     def leave(self, reason: str) -> None:
         """End this member's part in the session: nothing more is sent in it."""
         log.warning(
-            "round %d: sum, session %d goes on without this client: %s",
+            "round %d: sum, session %d continues without this client (%s)",
             *(self.terms.round, self.terms.session, reason),
         )
         self._steps = None

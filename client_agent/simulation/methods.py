@@ -186,7 +186,9 @@ def control_of(study: Study, method: str, plan: FederationPlan) -> str | None:
     named = _control(study, method)
     if named is not None:
         if not methods_of(study, [named])[0].alone:
-            raise StudyUnusable(f"the control of method {method}, {named}, is federated; name an alone one")
+            raise StudyUnusable(
+                f"the control of method {method}, {named}, is federated; name a method that trains alone"
+            )
         return named
     if plan.adapter.kind == "lora":
         return LOCAL_LORA
@@ -236,7 +238,9 @@ def merge_tables(below: Mapping[str, JsonValue], above: Mapping[str, JsonValue])
 
 def _resolve(study: Study, name: str, above: tuple[str, ...]) -> Method:
     if name in above:
-        raise StudyUnusable(f"method {name} is like itself ({' -> '.join((*above, name))}); break the circle")
+        raise StudyUnusable(
+            f"method {name} refers to itself by `like` ({' -> '.join((*above, name))}); change one of them"
+        )
     in_study = study.method.get(name)
     layers = [entry for entry in (BUILT_IN.get(name), in_study) if entry is not None]
     if not layers:

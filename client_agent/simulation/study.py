@@ -118,19 +118,21 @@ class Study(Strict):
     def _is_one_federation(self) -> Self:
         for first, second in combinations([silo.name for silo in self.silo], 2):
             if is_resembling(first, second):
-                raise field_error(f"two silos are called {first} and {second}, which look alike", "silo")
+                raise field_error(
+                    f"two silos are called {first} and {second}, which look alike; rename one", "silo"
+                )
         if len(self.founders) < 2:
             raise field_error("at least two silos must be founders (joins_after = 0)", "silo")
         if len(set(self.seeds)) != len(self.seeds):
-            raise field_error("a seed is named twice", "seeds")
+            raise field_error("a seed is listed twice; remove one", "seeds")
         if self.methods is not None and len(set(self.methods)) != len(self.methods):
-            raise field_error("a method is named twice", "methods")
+            raise field_error("a method is listed twice; remove one", "methods")
         if self.pivot_model is None and len({silo.model for silo in self.silo}) > 1:
             raise field_error(
-                "silos of several base models need a model that all of them load", "pivot_model"
+                "missing: silos of several base models need a model that all of them load", "pivot_model"
             )
         if self.pivot_model is not None and self.anchors is None:
-            raise field_error("a pivot needs public anchor texts", "anchors")
+            raise field_error("missing: a pivot needs public anchor texts", "anchors")
         return self
 
     @model_validator(mode="after")
@@ -146,7 +148,7 @@ class Study(Strict):
     def _has_data(self) -> Self:
         twice = _repeated([source.name for source in self.source])
         if twice is not None:
-            raise field_error(f"two sources are called {twice}", "source")
+            raise field_error(f"two sources are called {twice}; rename one", "source")
         if self.partition is None:
             require_fit(None, self.silo, self.source)
             without = [silo.name for silo in self.silo if silo.train is None]

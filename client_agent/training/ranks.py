@@ -43,7 +43,7 @@ class RankLost(AgentError):
 
 
 class RanksUnusable(AgentError):
-    """What this silo does cannot be divided among the processes of torchrun."""
+    """The training of this silo cannot be divided among the processes of torchrun."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,7 +36,7 @@ _OWNER, _FILES, _START = "owner.txt", "files", "start"
 
 
 class TrainerFailed(AgentError):
-    """A trainer of the silo's own raised an error, or returned no adapter that can be sent."""
+    """The silo's trainer raised an error, or returned an adapter that cannot be sent."""
 
     def __init__(self, name: str, round_number: int, trouble: str) -> None:
         super().__init__(
@@ -159,7 +159,9 @@ def train_by(
         LossNotFinite: it reported a loss that is not finite.
     """
     if penalty is not None:
-        raise TrainerFailed(opened.name, round_number, "knows no penalty, and the plan's method has one")
+        raise TrainerFailed(
+            opened.name, round_number, "supports no penalty of the loss, and the plan's method has one"
+        )
     facts = [opened.name, opened.options.model_dump(mode="json"), plan.model_dump(mode="json"), learning_rate]
     facts += [seed, round_number, total_rounds, base.slug, str(base.model.dtype)]
     facts += [checkpoint.belongs_to] if checkpoint is not None else []
@@ -206,7 +208,7 @@ def _trained(opened: OpenedTrainer, task: TrainerTask) -> State:
     except Exception as error:  # the code of somebody's package
         raise failed(f"failed after {len(task.losses)} of {task.plan.steps} steps ({error!r})") from error
     if _versions(task.base) != before:
-        raise failed("changed the base model, which other silos do not have so")
+        raise failed("changed the base model, which must be the same in all silos")
     if len(task.losses) < task.plan.steps:
         if task.stop():
             raise Stopped
@@ -223,7 +225,7 @@ def _checked(state: object, task: TrainerTask, failed: Callable[[str], TrainerFa
         raise failed(f"returned tensors that do not fit the adapter, such as {wrong[0][0]} {wrong[0][1]}")
     infinite = [name for name, values in state.items() if not np.isfinite(values).all()]
     if infinite:
-        raise failed(f"returned values that are not finite, in {infinite[0]}; lower its learning rate")
+        raise failed(f"returned values that are not finite, in {infinite[0]}; lower the learning rate")
     return {name: np.asarray(values, np.float32) for name, values in state.items()}
 
 

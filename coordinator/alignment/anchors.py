@@ -59,7 +59,9 @@ def put_anchors(
 ) -> AnchorsView:
     """Set the public texts on which base models are aligned or compared, before the federation starts."""
     if len({anchor.id for anchor in anchors.anchors}) != len(anchors.anchors):
-        raise Invalid("anchors: two have the same id; give each its own", field="anchors")
+        raise Invalid(
+            "anchors: two texts have the same id; use a different id for each text", field="anchors"
+        )
     body = anchors.model_dump_json().encode()
     with database.write() as session:
         payload_id, digest = payloads.store_bytes(session, body)

@@ -65,7 +65,7 @@ def check_bodies(plan: FederationPlan, layout: Layout, *, base_delta: bool, fiel
     limit = plan.limits.max_update_bytes
     if total > limit:
         raise Invalid(
-            f"an update of this adapter has {total} bytes, and limits.max_update_bytes is {limit}; it takes "
+            f"an update of this adapter has {total} bytes, and limits.max_update_bytes is {limit}; use "
             "a plan with a lower adapter.rank, fewer adapter.roles or a larger limits.max_update_bytes",
             field=field,
         )
@@ -120,8 +120,8 @@ def check_pack(plan: FederationPlan, profile: Profile) -> None:
     frames = adapter.rank * width * _FLOAT32_BYTES
     if frames > PACK_BYTES:
         raise Invalid(
-            f"the frames of this model's alignment pack have {frames} bytes, and {PACK_BYTES} are the most; "
-            "it takes a plan with a lower adapter.rank, or fewer adapter.blocks or roles",
+            f"the frames of this model's alignment pack have {frames} bytes, and at most {PACK_BYTES} are "
+            "allowed; use a plan with a lower adapter.rank, or fewer adapter.blocks or roles",
             field="profile.shapes",
         )
 
@@ -133,7 +133,7 @@ def _update_head(plan: FederationPlan, layout: Layout) -> bytes:
 def _too_many(tensors: int, header: int, *, base_delta: bool, field: str) -> Invalid:
     alternative = ", or a strategy without a base delta, which takes half of them" if base_delta else ""
     return Invalid(
-        f"{tensors} tensors need a header of {header} bytes or more, and {HEADER_LIMIT} are the most; it "
-        f"takes a plan with fewer adapter.roles{alternative}",
+        f"{tensors} tensors need a header of at least {header} bytes, and at most {HEADER_LIMIT} are allowed; "
+        f"use a plan with fewer adapter.roles{alternative}",
         field=field,
     )

@@ -102,7 +102,7 @@ def check_format(formats: Collection[str]) -> None:
     if CAPABILITY not in formats:
         raise CapabilityMissing(
             f"this federation sums updates (privacy.secure_sum) in the format {CAPABILITY}, which this agent "
-            "cannot; install a newer agent",
+            "does not support; install a newer agent",
             needed=CAPABILITY,
         )
 

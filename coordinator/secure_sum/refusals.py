@@ -1,4 +1,4 @@
-"""The errors of the secure sum: a message at the wrong time, and one of each step that is not acceptable."""
+"""The errors of the secure sum: a message at the wrong time, and an invalid message of each step."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from coordinator.secure_sum.phases import Phase
 
 
 class PhaseMismatch(Refused):
-    """The session or step of a request is not the one that goes on."""
+    """The session or step of a request is not the current one."""
 
-    status, slug, title = 409, "phase-mismatch", "Another step is due, or none; see `session` and `step`"
+    status, slug, title = 409, "phase-mismatch", "This step of the sum is not due; see `session` and `step`"
 
 
 class OrganisationTaken(Refused):
@@ -24,7 +24,7 @@ class ShareList(Refused):
     status, slug, title = (
         422,
         "share-list",
-        "The shares do not fit the members of step 0; make one ciphertext for each of them but yourself",
+        "The shares do not fit the members of step 0; make one ciphertext for each other member",
     )
 
 

@@ -59,7 +59,7 @@ class Strategy(base.Strategy):
         """Require A and B, and sparse differences to the served weights, which feed back their losses."""
         recipe = plan.wire.recipe
         if plan.adapter.kind != "lora":
-            return Unfit("adapter.kind", "lora: it speaks of the ranks of A and B")
+            return Unfit("adapter.kind", "lora, whose ranks it weighs")
         if recipe.reference != "served" or recipe.density == 1:
             return Unfit(
                 "wire.recipe",

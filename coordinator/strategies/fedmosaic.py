@@ -122,8 +122,8 @@ class Strategy(base.Strategy):
             return None
         return Unfit(
             "wire.recipe",
-            "one that feeds nothing back, such as int4_own_last: clients go on from their own adapters, "
-            "which have what was not sent, and it would be counted twice",
+            "a recipe without error feedback, such as int4_own_last: clients continue from their own "
+            "adapters, which include the unsent values, so that feedback would count them twice",
         )
 
     def weigh(self, cohort: Cohort) -> Weighing:

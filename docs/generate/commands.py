@@ -12,12 +12,12 @@ from docs.generate.markdown import anchor, block, code, page_of, prose, sentence
 from schemas.command import application
 
 _INTRODUCTION = """\
-`tessera` is one command for everybody: for those who run a coordinator, who operate federations, who run a
-silo, and who compare methods. `tessera COMMAND --help` prints what is on this page.
+`tessera` is the command of coordinators, operators and silos, and of comparisons of methods. `tessera
+COMMAND --help` prints the texts of this page.
 
 Commands that call a coordinator use only its [HTTP API](http-api.md). A command exits with status 0 if it
 succeeds, with 1 after an error, whose message says what to do next, with 2 if an option is wrong, and with
-130 if it is interrupted and cannot resume ([errors of the agent](errors.md#agent))."""
+130 if it is interrupted ([errors of the agent](errors.md#agent))."""
 _BOOLEAN = "<bool>"
 
 

@@ -20,10 +20,10 @@ from schemas.wire.refusals import BodyRefused
 Problem = type[Refused] | type[BodyRefused]
 
 _INTRODUCTION = f"""\
-The coordinator answers what it refuses with a problem document ([RFC
+The coordinator answers a refused request with a problem document ([RFC
 9457](https://www.rfc-editor.org/rfc/rfc9457)) of the media type `{MEDIA_TYPE}`. Programs read `type`, whose
 last part is the slug below, and further members; people read `title` and `detail`. New slugs may be added:
-treat an unknown one by its status."""
+handle an unknown slug by its status."""
 
 _EXAMPLE = f"""\
 HTTP/1.1 409 Conflict
@@ -31,14 +31,13 @@ Content-Type: {MEDIA_TYPE}
 
 {{
   "type": "{PREFIX}round-closed",
-  "title": "The round is closed for this; continue with the next round",
+  "title": "The round is closed; continue with the next round",
   "status": 409
 }}"""
 
 _DAEMON = """\
-`tessera agent run` reacts by itself: it **retries** until the request succeeds, goes on with the **next
-round**, or **stops** with exit status 1 because a person has to act. A client of your own should do the
-same."""
+`tessera agent run` reacts by itself: it **retries** until the request succeeds, continues with the **next
+round**, or **stops** with exit status 1 because a person has to act. Your own client should do the same."""
 
 _AGENT = """\
 Commands of `tessera agent` print an error in one line that begins with `error:` and says what to do next.
@@ -52,7 +51,8 @@ _EXITS = (
         "An error, a check that failed, or a comparison with missing runs. The message says what to do next.",
     ),
     ("2", "An unknown command, or a missing or wrong option."),
-    ("130", "The command was interrupted, and its next start begins from zero."),
+    ("75", "`tessera agent sync` or `work` has no work, or was stopped; run the same command again later."),
+    ("130", "The command was interrupted. The message says whether its next start resumes."),
 )
 _REACTIONS = {
     "CoordinatorRefused": "[by slug](#coordinator)",

@@ -11,7 +11,7 @@ _WRITE_BODY_ANEW = (
     "Write the body as [wire format](wire-format.md) describes; the same bytes are refused again."
 )
 _ENCODE_AGAIN = (
-    "Encode the update anew from the [recipe](wire-format.md#recipes) of the plan; the same bytes "
+    "Encode the update again from the [recipe](wire-format.md#recipes) of the plan; the same bytes "
     "are refused again."
 )
 
@@ -28,7 +28,7 @@ REMEDIES: Final[Mapping[str, str]] = {
         "Choose another name than `taken`, or pass `replace` to invalidate an unused token of this name."
     ),
     "clock-skew": "Synchronise the clock of the client (NTP). `server_time` is the coordinator's time.",
-    "codec-corrupt": "Compress the body anew, with a checksum.",
+    "codec-corrupt": "Compress the body again, with a checksum.",
     "codec-trailing": "Send exactly one zstd frame.",
     "codec-truncated": _SEND_AGAIN,
     "codec-window": "Compress with a window of 8 MiB at most.",
@@ -37,14 +37,14 @@ REMEDIES: Final[Mapping[str, str]] = {
     "decompressed-too-large": "Send less; the limit follows from the adapter's layout.",
     "digest-mismatch": "Compute the digest of the bytes as sent, and send them again.",
     "digest-missing": "Send `Content-Digest: sha-256=:...:` (RFC 9530) with the body.",
-    "enrolment-token-invalid": "Ask the operator for a new enrolment token; one is valid once, for one name.",
+    "enrolment-token-invalid": "Ask the operator for a new enrolment token; it is valid once, for one name.",
     "federation-state": (
         "Look at the state with `tessera federation show`, and start, resume or create a federation."
     ),
     "forbidden": _ASK_FOR_TOKEN,
     "head-too-large": "Send fewer or shorter header fields.",
     "internal": (
-        "Send the request again; if it fails again, give the `incident` to the operator, whose log has it."
+        "Send the request again; if it fails again, send the `incident` to the operator, whose log has it."
     ),
     "key-revoked": (
         "Sign with the current key. If the client was revoked, ask the operator for an enrolment token."
@@ -55,47 +55,47 @@ REMEDIES: Final[Mapping[str, str]] = {
     ),
     "malformed-json": "Send JSON without duplicate keys, comments or NaN.",
     "malformed-request": "Send a valid HTTP/1.1 request; check any proxy in between.",
-    "masked-vector": "Send the masked vector in exactly the bytes that the terms give it.",
+    "masked-vector": "Send the masked vector in exactly the number of bytes that the terms require.",
     "media-type": "Use a media type of `accepts`.",
     "metadata": "Write the manifest of the body for this federation, round and client.",
     "method-not-allowed": "Use a method of the `Allow` field.",
     "name-looks-alike": (
         "Write the name as `taken` has it if both are of one organisation, person or federation; otherwise "
-        "choose another."
+        "choose another name."
     ),
     "no-secure-sum": "Send an update; only a plan with `privacy.secure_sum` has sums.",
     "norm-exceeded": "Train with a lower rate, or create a federation with a larger `limits.max_norm`.",
     "not-found": "Check the ids. A client gets this answer for everything that is not its own.",
     "not-drawn": "Poll for the next round; the agent does.",
-    "not-joined": "Join the round first; the agent goes on with the next round.",
+    "not-joined": "Join the round first; the agent continues with the next round.",
     "organisation-taken": "Nothing; the organisation takes part through its client that was ready first.",
     "pack-missing": "Run `tessera agent align`, which makes and stores the pack.",
-    "phase-mismatch": "Ask where the sum stands, and go on with the step that is due.",
+    "phase-mismatch": "Fetch the status of the sum, and continue with the step that is due.",
     "pivot-pack-missing": "Wait for a client of the pivot, or make it: `tessera agent make-pivot-pack`.",
     "protocol-version": "Upgrade the older of coordinator and agent.",
     "quant-code": _ENCODE_AGAIN,
     "quant-scale": _ENCODE_AGAIN,
-    "range": "Ask for a range inside the size that `Content-Range` names.",
+    "range": "Request a range within the size that `Content-Range` names.",
     "rate-limited": "Wait for the seconds in `Retry-After`, then send the request again.",
     "recipe": "Encode the update in the plan's recipe, or dense.",
     "reference-mismatch": "Send the update dense; its reference is not what the coordinator stores.",
     "replayed": (
-        "Sign the request anew, with a new nonce. If it was the first attempt, a proxy repeats requests."
+        "Sign the request again, with a new nonce. If it was the first attempt, a proxy repeats requests."
     ),
     "request-timeout": (
-        "Send it again, faster than `TESSERA_UPLOAD_BYTES_PER_SECOND`; on slow lines the operator "
-        "lowers that."
+        "Send the request again, faster than `TESSERA_UPLOAD_BYTES_PER_SECOND`; for slow networks the "
+        "operator lowers this setting."
     ),
-    "round-closed": "Nothing; the agent goes on with the next round.",
-    "secure-sum-required": "Upgrade the agent; it says that it is ready, and takes part in the sum.",
+    "round-closed": "Nothing; the agent continues with the next round.",
+    "secure-sum-required": "Upgrade the agent; newer agents report `ready` and take part in the sum.",
     "share-invalid": "Send the shares that the terms require; the same bytes are refused again.",
-    "share-list": "Make one ciphertext for each member of the answer to step 0 but yourself.",
-    "signature-invalid": "Check the key and what is signed; enrol first.",
+    "share-list": "Make one ciphertext for each other member of the answer to step 0.",
+    "signature-invalid": "Check the key and the signed components; a new client enrols first.",
     "signature-profile": "Sign as [signed requests](wire-format.md#signed-requests) describes.",
     "signature-vector": "Send a sketch of `signature.dim` finite values that are not all zero.",
     "sparse-index": _ENCODE_AGAIN,
-    "statement-invalid": "Sign the sets that the coordinator answered; the same bytes are refused again.",
-    "storage-full": "The operator frees disk space, or lowers `TESSERA_KEEP_ROUNDS`; then it is accepted.",
+    "statement-invalid": "Sign the sets of the coordinator's answers; the same bytes are refused again.",
+    "storage-full": "The operator frees disk space, or lowers `TESSERA_KEEP_ROUNDS`; then repeat the request.",
     "stream-length": _ENCODE_AGAIN,
     "target-too-long": "Shorten path and query to `limit` bytes.",
     "tensor-dtype": _WRITE_BODY_ANEW,
@@ -106,7 +106,7 @@ REMEDIES: Final[Mapping[str, str]] = {
         "Send the tensors that the plan's adapter has, in its shapes; check that the agent runs this plan."
     ),
     "unavailable": "Wait for the seconds in `Retry-After`. If it stays, the operator checks the database.",
-    "upload-conflict": "Nothing; what was accepted first stays.",
+    "upload-conflict": "Nothing; the content that was accepted first stays.",
     "validation": "Correct the fields in `errors`.",
     "weak-public-key": "Make a new key: move the key file away, and repeat the command.",
 }

@@ -26,7 +26,9 @@ def checked_receiver(url: str) -> str:
     if url and (parts.scheme not in ("http", "https") or not parts.hostname):
         raise ValueError("it is not a URL; use one like https://example.org/hooks/tessera")
     if is_exposed(url):
-        raise ValueError("it is not an https:// address; whoever is on the way could read the messages")
+        raise ValueError(
+            "it is not an https:// address, so others on the network could read messages; use https://"
+        )
     return url
 
 

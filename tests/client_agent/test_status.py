@@ -73,7 +73,7 @@ def test_an_agents_standing_follows_it_from_enrolment_to_the_end(
     shown = tessera("status", "--config", file).stdout
     for part in (
         "aster",
-        "does not run",
+        "not running",
         "federation is finished",
         "perplexity",
         f"{ended['rounds'][0]['bytes_sent']:,}",

@@ -44,7 +44,7 @@ def test_a_bank_shows_its_experts_and_the_reason_of_each_change(page: Page, serv
     expect(page.locator("#experts tbody tr").nth(0)).to_contain_text("8 of 15 (53 %)")
     expect(page.locator("#experts tbody tr").nth(1)).to_contain_text("merged into 1")
     expect(page.locator("#experts-part")).to_contain_text("3 active specialists")
-    expect(page.locator("#experts-part")).to_contain_text("without masks the coordinator can see its choice")
+    expect(page.locator("#experts-part")).to_contain_text("without masks the coordinator can see the choice")
     expect(page.locator("#experts-part")).to_contain_text("In round 6, 0 of 15 members reject all experts.")
     changes = page.locator("#expert-changes tbody tr")
     expect(changes).to_have_count(3)

@@ -219,7 +219,7 @@ def test_a_pack_is_delivered_again_if_the_one_stored_before_it_ends(
     own = prepare(slow)
     assert own != others[0]
     assert [*running.packs.values()] == [own]
-    assert "another client's has ended" in caplog.text
+    assert "the pack of another client was voided" in caplog.text
 
 
 def test_reminders_become_rarer_and_name_the_operators_command_in_the_end(

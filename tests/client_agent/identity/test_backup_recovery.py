@@ -278,7 +278,7 @@ def test_a_backup_from_before_the_enrolment_needs_a_new_one(scene: Scene) -> Non
         scene.compare_state()
     scene.play()
     scene.restore()
-    with pytest.raises(NotInTheBackup, match="enrol anew"):
+    with pytest.raises(NotInTheBackup, match="enrol again"):
         scene.compare_state()
 
 

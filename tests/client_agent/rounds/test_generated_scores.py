@@ -58,7 +58,7 @@ def test_a_start_is_scored_once_until_something_changes(
         once = Examiner(silo, SCORES, 64).examine_served(adapter, None)
         stored = (tmp_path / START_SCORES).read_bytes()
         assert Examiner(silo, SCORES, 64).examine_served(adapter, None) == once
-        assert caplog.text.count("known from an earlier run") == 1
+        assert caplog.text.count("start state scored in an earlier run") == 1
         assert "0 validation examples are too few to choose" in caplog.text
         assert Examiner(silo, SCORES, 32).examine_served(adapter, None).fingerprint != once.fingerprint
         assert (tmp_path / START_SCORES).read_bytes() != stored

@@ -54,7 +54,7 @@ def test_paths_are_relative_to_the_file_and_a_model_may_be_a_hub_id(tmp_path: Pa
         ((silo_table("a"), silo_table("b", colour="red")), "", "silo.1.colour"),
         ((), "seeds_ = 1\n", "seeds_"),
         ((), "methods = []\n", "methods"),
-        ((), 'methods = ["local", "local"]\n', "a method is named twice"),
+        ((), 'methods = ["local", "local"]\n', "a method is listed twice"),
         ((), "[method.Bad]\n", "method.Bad"),
     ],
 )
@@ -178,7 +178,7 @@ alone = true
     ("more", "message"),
     [
         ('[method.a]\nlike = "b"\n', "unknown method b"),
-        ('[method.a]\nlike = "c"\n[method.c]\nlike = "a"\n', "like itself"),
+        ('[method.a]\nlike = "c"\n[method.c]\nlike = "a"\n', "refers to itself by `like`"),
         ('[method.a]\nlike = "fedavg"\ntraining.step = 3\n', "training.step: Extra inputs"),
     ],
 )
