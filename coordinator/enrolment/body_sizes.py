@@ -133,7 +133,7 @@ def _update_head(plan: FederationPlan, layout: Layout) -> bytes:
 def _too_many(tensors: int, header: int, *, base_delta: bool, field: str) -> Invalid:
     alternative = ", or a strategy without a base delta, which takes half of them" if base_delta else ""
     return Invalid(
-        f"{tensors} tensors need a header of at least {header} bytes, and at most {HEADER_LIMIT} are allowed; "
+        f"{tensors} tensors need a header of {header} bytes or more, and {HEADER_LIMIT} are allowed; "
         f"use a plan with fewer adapter.roles{alternative}",
         field=field,
     )

@@ -122,7 +122,10 @@ def test_an_interrupted_rotation_is_mentioned_with_what_to_do(
         (folder / "next.key").write_bytes(old)
     (said,) = (finding for finding in findings(file) if finding.subject == "identity")
     assert said.passed != is_known, "the old key is over"
-    assert "next.key waits: `tessera agent rotate-key` finishes replacing the key" in said.detail
+    assert (
+        "next.key is a new key not yet in use: `tessera agent rotate-key` completes the rotation"
+        in said.detail
+    )
 
 
 def test_texts_that_the_model_cannot_read_are_found_before_a_round(tmp_path: Path) -> None:

@@ -257,7 +257,7 @@ def test_sync_needs_no_torch(started: Enrolled, silo: Silo, machines: Machines) 
         check=True,
     )
     assert "work 0 nothing to do\nnext: tessera agent sync" in done.stdout
-    assert "sync 0 round 1: its weights are here\nnext: tessera agent work" in done.stdout
+    assert "sync 0 round 1: weights downloaded\nnext: tessera agent work" in done.stdout
     assert "tessera agent work" in done.stdout.partition("status 0")[2]
     assert who.workspace.rounds.open(1).has(WEIGHTS)
 

@@ -45,7 +45,7 @@ def test_a_check_says_what_others_may_learn_and_holds_the_plan_to_it(
     monkeypatch.setenv("TESSERA_AGENT_MIN_VOICES", "2")
     unknown = checked(file)["other members"]
     assert unknown.passed
-    assert "min_voices 2 is kept, whatever the federation's plan will say" in unknown.detail
+    assert "min_voices 2 limits the federation's plan, which is not known yet" in unknown.detail
     for least, good in ((1, False), (2, True)):
         said = {"name": "x", "strategy": {"name": "fedmosaic"}, "privacy": {"min_voices": least}}
         plan.write_text(json.dumps(said))

@@ -184,7 +184,7 @@ def test_a_check_holds_a_plan_to_what_the_silo_allows(
     monkeypatch.setenv("TESSERA_AGENT_MAX_EPSILON", "2")
     unknown = checked(file)["privacy"]
     assert unknown.passed
-    assert "max_epsilon 2 is kept, whatever the federation's plan will say" in unknown.detail
+    assert "max_epsilon 2 limits the federation's plan, which is not known yet" in unknown.detail
     for most, good, found in (
         ("2", True, "max_epsilon 2 is kept"),
         ("1.9", False, "allows sketches to cost epsilon 2, and this silo's max_epsilon is 1.9"),
@@ -217,7 +217,7 @@ def test_silos_that_are_too_small_or_too_large_for_the_promise_are_told(
         mechanism_for(silo.data.train, SignaturePlan(dp=dp), dp)
     loose = SignatureDpPlan(epsilon=2.0, releases=2, minimum_sample=12, delta=1e-2)
     many = [example.__class__(f"{i}{example.prompt}", "a") for i in range(9) for example in silo.data.train]
-    with pytest.raises(TooFewRecords, match=r"delta 0\.01 is no promise to 108 records"):
+    with pytest.raises(TooFewRecords, match=r"delta 0\.01 is too large for 108 records"):
         mechanism_for(many, SignaturePlan(dp=loose), loose)
 
 
