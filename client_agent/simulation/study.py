@@ -12,6 +12,7 @@ from pydantic import BaseModel, Field, PrivateAttr, ValidationError, model_valid
 from client_agent.data.sources import HUB
 from client_agent.errors import StudyUnusable
 from client_agent.simulation.study_fields import (
+    TABLES,
     FairRules,
     MethodName,
     StudyMethod,
@@ -228,9 +229,9 @@ def read_study(
     try:
         study = Study.model_validate(content)
     except ValidationError as error:
-        problem = faults(error, {"": Study, "silo": StudySilo, "source": StudySource, "fair": FairRules})
+        problem = faults(error, {"": Study} | TABLES)
         raise StudyUnusable(
-            f"{file} is not a study: {problem}. docs/reference/studies.md describes the fields"
+            f"{file} is not a study: {problem} (docs/reference/studies.md describes the fields)"
         ) from error
     name = file.stem if copies is None else f"{file.stem}-x{copies}"
     return _placed(study, home, **places).named(name)

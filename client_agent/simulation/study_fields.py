@@ -153,11 +153,21 @@ class FairRules(Strict):
         return rates
 
 
+TABLES: Mapping[str, type[BaseModel]] = {
+    "silo": StudySilo,
+    "source": StudySource,
+    "stream": Stream,
+    "fair": FairRules,
+    "template": RowTemplate,
+}
+"""The tables of a study file by the name of their field."""
+
+
 def faults(error: ValidationError, tables: Mapping[str, type[BaseModel]] | None = None) -> str:
     """Return the invalid fields and their errors as text.
 
     Args:
-        tables: the messages by the first part of a field's path, "" for the whole; a misspelt field is
+        tables: the messages by the name of the field that holds them, "" for the whole; an unknown field is
             compared with their fields.
     """
     return "; ".join(
@@ -170,6 +180,7 @@ def _complaint(fault: ErrorDetails, tables: Mapping[str, type[BaseModel]]) -> st
         return "missing; add it"
     if fault["type"] != "extra_forbidden":
         return fault["msg"].removeprefix("Value error, ")
-    table = tables.get(str(fault["loc"][0]) if len(fault["loc"]) > 1 else "")
+    parents = [part for part in fault["loc"][:-1] if isinstance(part, str)]
+    table = tables.get(parents[-1] if parents else "")
     near = get_close_matches(str(fault["loc"][-1]), table.model_fields, n=1) if table is not None else []
     return f"there is no such field; did you mean {near[0]}?" if near else "there is no such field; remove it"

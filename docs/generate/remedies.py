@@ -95,7 +95,7 @@ REMEDIES: Final[Mapping[str, str]] = {
     "signature-vector": "Send a sketch of `signature.dim` finite values that are not all zero.",
     "sparse-index": _ENCODE_AGAIN,
     "statement-invalid": "Sign the sets of the coordinator's answers; the same bytes are refused again.",
-    "storage-full": "Repeat the request once the operator has freed disk space or lowered `TESSERA_KEEP_ROUNDS`.",
+    "storage-full": "Repeat the request when the operator has freed space or lowered `TESSERA_KEEP_ROUNDS`.",
     "stream-length": _ENCODE_AGAIN,
     "target-too-long": "Shorten path and query to `limit` bytes.",
     "tensor-dtype": _WRITE_BODY_ANEW,

@@ -33,7 +33,7 @@ OWN = 'template = { prompt = "{text}", answer = "{label}" }\n'
         ('template = { prompt = "{a}", answer = "{b}", metrics = ["f1"] }', "beside the template"),
         (
             'template = { prompt = "{a}", answer = "{b}", option = ["x", "y"] }',
-            "template.option: (Extra inputs|there is no such option; did you mean options)",
+            "template.option: there is no such (option|field); did you mean options",
         ),
         (OWN + 'format = "mnli"', "template: says what a row is, and so does format = 'mnli'; leave one out"),
         (OWN + 'columns = { prompt = "q" }', "template: names the columns of the data in its braces"),

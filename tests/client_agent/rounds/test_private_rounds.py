@@ -186,7 +186,7 @@ def test_a_check_holds_a_plan_to_what_the_silo_allows(
     assert unknown.passed
     assert "max_epsilon 2 limits the federation's plan, which is not known yet" in unknown.detail
     for most, good, found in (
-        ("2", True, "max_epsilon 2 is kept"),
+        ("2", True, "max_epsilon 2 is met"),
         ("1.9", False, "allows sketches to cost epsilon 2, and this silo's max_epsilon is 1.9"),
     ):
         monkeypatch.setenv("TESSERA_AGENT_MAX_EPSILON", most)
@@ -213,7 +213,7 @@ def test_silos_that_are_too_small_or_too_large_for_the_promise_are_told(
     participant: Enrolled, silo: Any
 ) -> None:
     dp = SignatureDpPlan(epsilon=2.0, releases=2)
-    with pytest.raises(TooFewRecords, match=r"12 different training examples are too few.*draws 64 at least"):
+    with pytest.raises(TooFewRecords, match=r"12 different training examples are too few.*draws at least 64"):
         mechanism_for(silo.data.train, SignaturePlan(dp=dp), dp)
     loose = SignatureDpPlan(epsilon=2.0, releases=2, minimum_sample=12, delta=1e-2)
     many = [example.__class__(f"{i}{example.prompt}", "a") for i in range(9) for example in silo.data.train]
