@@ -179,7 +179,7 @@ alone = true
     [
         ('[method.a]\nlike = "b"\n', "unknown method b"),
         ('[method.a]\nlike = "c"\n[method.c]\nlike = "a"\n', "refers to itself by `like`"),
-        ('[method.a]\nlike = "fedavg"\ntraining.step = 3\n', "training.step: Extra inputs"),
+        ('[method.a]\nlike = "fedavg"\ntraining.step = 3\n', "training.step: there is no such field"),
     ],
 )
 def test_a_method_that_cannot_be_is_refused(tmp_path: Path, more: str, message: str) -> None:
