@@ -229,7 +229,7 @@ def read_study(
     try:
         study = Study.model_validate(content)
     except ValidationError as error:
-        problem = faults(error, {"": Study} | TABLES)
+        problem = faults(error, {"": Study, **TABLES})
         raise StudyUnusable(
             f"{file} is not a study: {problem} (docs/reference/studies.md describes the fields)"
         ) from error
