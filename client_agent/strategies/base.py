@@ -80,7 +80,7 @@ class Routing(AgentOptions):
 
 @dataclass(frozen=True, slots=True)
 class Traits:
-    """What a strategy needs from the agent. The defaults describe an adapter that trains and travels whole.
+    """A strategy's needs from the agent. The defaults describe an adapter that is trained and sent whole.
 
     Attributes:
         gated: the served weights are a frozen global branch beside the local one.
@@ -90,8 +90,8 @@ class Traits:
         least_rank: clients choose their rank, from this to the plan's; None = all have the plan's rank.
         pruning: clients prune their rank as they train; None = they keep it.
         importance: clients learn the importance of each rank and send by it; None = they do not.
-        pull: clients train an adapter of their own beside the common one, pulled to it by this weight; None =
-            they do not.
+        pull: clients train a second adapter beside the common adapter, pulled towards it by this weight; None
+            = they do not.
         proximal: clients' own steps are pulled to the weights they are served, by this weight; None = they
             are not.
         routing: clients choose among a bank of experts by it, and train those; None = there is no bank.

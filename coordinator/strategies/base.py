@@ -54,7 +54,7 @@ class ClientFacts:
         sketch: None = it sent none.
         sketch_model: the small model that made the sketch; only sketches of one model are comparable.
         is_source: whether its update may be served: recent enough, and the client not revoked.
-        organisation: the client's, in its first spelling; None = unknown, it counts as one of its own.
+        organisation: in its first spelling; None = unknown, the client counts as its own organisation.
     """
 
     client: str
@@ -143,8 +143,8 @@ class Weighing:
         cohort: its order is that of rows and columns.
         relevance: (N, N), rows sum to 1; the row of a newcomer without any source is zero.
         similarity: (N, N), as used; NaN = not compared.
-        absent: clients whose last update nobody is served; they stand for the weights they were served last,
-            which are those of all clients of their group.
+        absent: clients whose last update is served to no client. They represent the weights that they were
+            served last, which are the weights of all clients of their group.
     """
 
     cohort: Cohort
@@ -203,7 +203,7 @@ class Strategy(ABC):
 
     @property
     def caps(self) -> Caps | None:
-        """Limits on the influence of peers; None = clients are served what relevance says."""
+        """Limits on the influence of peers; None = relevance alone determines the served shares."""
         return None
 
     @property
@@ -216,16 +216,16 @@ class Strategy(ABC):
 
     @property
     def optimizer(self) -> ServerOptimizer | None:
-        """The optimiser that moves the common weights by what `weigh` makes of a round; None = none.
+        """The optimiser that moves the common weights by the mean of a round; None = none.
 
-        Clients of one base model and layout must then all be served one mean.
+        `weigh` must then serve one mean to all clients of one base model and layout.
         """
         return None
 
     def listens(self, weighing: Weighing) -> Floats:
         """Return the weight of each client's outputs in the mixture for every other, (N, N).
 
-        The diagonal is 0, and rows sum to 1, or to 0 for a client that listens to nobody.
+        The diagonal is 0, and rows sum to 1, or to 0 for a client without sources.
         """
         return np.zeros_like(weighing.relevance)
 
@@ -238,7 +238,7 @@ class Strategy(ABC):
         return True
 
     def beside(self, layout: Layout) -> Layout:
-        """Return the tensors that travel in addition to an adapter's; the agent's adapter has the same."""
+        """Return the tensors sent in addition to an adapter's; the agent's adapter has the same tensors."""
         return {}
 
     def strength(self, factors: Factors) -> float:
@@ -250,7 +250,7 @@ class Strategy(ABC):
         return weighted_mean(sources)
 
     def base_delta(self, sources: Sequence[Source]) -> BaseDelta:
-        """Return what clients continue from and what joins the base model, for one module."""
+        """Return the factors from which clients continue, and the base model's change, for one module."""
         served = self.combine(sources)
         return BaseDelta(served, served.first(0))
 

@@ -54,7 +54,7 @@ class Traits:
 
 @dataclass(frozen=True, slots=True)
 class Caps:
-    """How far a client is moved by its peers at most (`aggregation/guard`), as shares of what it is served.
+    """The maximum influence of peers on a client (`aggregation/guard`), as shares of the served weights.
 
     Attributes:
         peer: the weight of one peer, and of the clients of one organisation together.

@@ -17,19 +17,18 @@ _SHOWN: Final = 3
 
 _INTRODUCTION = """\
 An adapter changes the linear layers of seven *roles*: `q`, `k`, `v`, `o` of the attention, `gate`, `up`,
-`down` of the feed-forward layer. The agent finds them by the names and shapes of the layers, so that no
-architecture has an entry of its own. What names cannot tell it measures when it loads the model, on two
-texts of six tokens:
+`down` of the feed-forward layer. The agent finds them by the names and shapes of the layers, so no
+architecture needs its own entry. When it loads the model, the agent measures properties that names do not
+show, on two texts of six tokens:
 
-- which rows of a fused layer are whose (`query_key_value`, `gate_up_proj`);
-- that a token sees no later one, and that the outputs of the head, with the factor and the softcap that
+- the role of each row of a fused layer (`query_key_value`, `gate_up_proj`);
+- that no token sees a later token, and that the outputs of the head, with the factor and the softcap that
   the config suggests, are the model's logits;
 - that every adapted layer reads each token once.
 
-A model that fails is refused before anything is trained, and `tessera agent check` names the reason. The
-table was made with transformers {version}: a tiny random model of each architecture was loaded, trained
-for a few steps, exported, and loaded again with public peft. Its rows are tests
-(`tests/client_agent/model`)."""
+A model that fails is refused before training, and `tessera agent check` states the reason. The table was
+created with transformers {version}: a tiny random model of each architecture was loaded, trained for a few
+steps, exported, and loaded again with public peft. Its rows are tests (`tests/client_agent/model`)."""
 
 _KINDS = """\
 - **Mixtures of experts**: the attention and the shared experts are trained, and dense feed-forward layers

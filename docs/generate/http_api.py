@@ -16,14 +16,14 @@ from docs.generate.json_schema import Schema, default_text, type_text
 from docs.generate.markdown import anchor, code, linked, page_of, sentence, table
 
 _INTRODUCTION = """\
-Everything that commands, agents and the page do goes through this API. A running coordinator serves the
-same document for machines at `/openapi.json`, and a page to try it out at `/docs`.
+Commands, agents and the page use only this API. A running coordinator serves the same document for machines
+at `/openapi.json`, and a page for trying it out at `/docs`.
 
 People send `Authorization: Bearer TOKEN`. Clients sign every request ([signed
 requests](wire-format.md#signed-requests)). Bodies are JSON, or tensors where a media type is named ([wire
-format](wire-format.md)). What is refused is answered with a [problem document](errors.md), and any request
-may be answered with `rate-limited`, `busy` or `unavailable`. Lists come in pages: `next` of a page is
-`after` of the request for the following one, null at the end."""
+format](wire-format.md)). A refused request receives a [problem document](errors.md); any request may receive
+`rate-limited`, `busy` or `unavailable`. Lists are returned in pages: `next` of a page is `after` of the
+request for the following page, null at the end."""
 
 _TAGS: Final = {
     "about": "The service",
@@ -49,14 +49,14 @@ _BY_THEMSELVES: Final = {
     ("/v1/federations/{fid}/alignments/{base_model}", "get"): _CLIENT_OR_OPERATOR,
     ("/v1/federations/{fid}/alignments/{base_model}", "put"): _CLIENT_OR_OPERATOR,
     ("/v1/federations/{fid}/alignments/{base_model}/acceptance", "put"): _CLIENT_OR_OPERATOR,
-    ("/v1/enrolments", "post"): "anybody with an enrolment token",
-    ("/v1/sign-in", "get"): "anybody",
-    ("/v1/sign-in", "post"): "anybody with a code of the identity provider",
+    ("/v1/enrolments", "post"): "anyone with an enrolment token",
+    ("/v1/sign-in", "get"): "anyone",
+    ("/v1/sign-in", "post"): "anyone with a code of the identity provider",
     ("/v1/sign-in", "delete"): "a person with an ID token of the identity provider",
-    ("/metrics", "get"): "any person; anybody with TESSERA_PUBLIC_METRICS=true",
-    ("/healthz", "get"): "anybody",
-    ("/readyz", "get"): "anybody",
-    ("/v1/hello", "get"): "anybody",
+    ("/metrics", "get"): "any person; anyone with TESSERA_PUBLIC_METRICS=true",
+    ("/healthz", "get"): "anyone",
+    ("/readyz", "get"): "anyone",
+    ("/v1/hello", "get"): "anyone",
 }
 """Callers of routes that decide in their body, by path and method."""
 

@@ -9,11 +9,10 @@ from coordinator.observability.metrics import Metrics
 from docs.generate.markdown import block, code, page_of, sentence, table
 
 _INTRODUCTION = """\
-`GET /metrics` answers in Prometheus' text format, to holders of a person's token. With
-`TESSERA_PUBLIC_METRICS=true` ([settings](settings.md#coordinator)) it needs no token. Counters and
-histograms are those of the process that answers, since its start; add them up over replicas. Gauges come
-from the database and are the same for all. [Monitor a coordinator](../how-to/monitor.md) has a dashboard
-and alerts."""
+`GET /metrics` returns metrics in Prometheus' text format. It needs the token of a person, or no token with
+`TESSERA_PUBLIC_METRICS=true` ([settings](settings.md#coordinator)). Counters and histograms belong to the
+process that answers, since its start; add them up over replicas. Gauges come from the database and are the
+same for all replicas. [Monitor a coordinator](../how-to/monitor.md) has a dashboard and alerts."""
 
 _SCRAPE = """\
 scrape_configs:

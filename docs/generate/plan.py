@@ -23,11 +23,11 @@ from schemas.messages.recommended import recommended
 _INTRODUCTION = """\
 A plan is the JSON object that describes one federation: its method, its adapter, its rounds, and its
 limits. Operators create a federation from it (`tessera federation create --plan plan.json`, or `POST
-/v1/federations`). Agents receive it, check it, and refuse what they do not support; a plan is data and
-contains no code.
+/v1/federations`). Agents receive the plan, check it, and refuse it if they do not support a part of it. A
+plan is data and contains no code.
 
-Only `name` and `strategy.name` are required. Unknown fields are refused, so that a misspelt one is an
-error. A plan cannot be changed after the federation has been created."""
+Only `name` and `strategy.name` are required. Unknown fields are refused, so a misspelt field is an error. A
+plan cannot be changed after the federation has been created."""
 
 _EXAMPLE = {
     "name": "clinics",
@@ -37,21 +37,22 @@ _EXAMPLE = {
 }
 
 _RECOMMENDED = """\
-`tessera federation create --strategy NAME` fills in what is recommended for a strategy, unless it reads a
-plan from a file. With `--pivot`, `--same-architecture-rank` or `--target-modules` it fills in what is
-recommended for several base models. Everything else has the defaults above."""
+`tessera federation create --strategy NAME` fills in the recommended values of a strategy, unless it reads a
+plan from a file. With `--pivot`, `--same-architecture-rank` or `--target-modules` it fills in the values
+recommended for several base models. All other fields have the defaults above."""
 
 _STRATEGIES = """\
-`strategy.name` names the method, `strategy.options` its options. A strategy declares what it needs; these
-are its traits. [Strategies](../explanation/strategies.md) compares them: what a client is served, and how
-many values travel. Strategies of [installed packages](../how-to/write-a-strategy.md) have their own names."""
+`strategy.name` selects the method, `strategy.options` its options. A strategy declares its needs as traits.
+[Strategies](../explanation/strategies.md) compares the weights served to a client, and the number of values
+sent. Strategies of [installed packages](../how-to/write-a-strategy.md) have their own names."""
 
 _OPTIMISERS = """\
-Objects of `strategy.options.server_optimizer`. A name stands for the object with its defaults."""
+Objects of `strategy.options.server_optimizer`. A name means the object with its defaults."""
 
 _RECIPES = """\
-A recipe says which values of an update are sent, what they are differences to, and in which number format.
-[Wire format](wire-format.md#recipes) has the encoding, [bytes](../explanation/bytes.md) what recipes save."""
+A recipe determines the values of an update that are sent, the reference of the differences, and the number
+format. [Wire format](wire-format.md#recipes) has the encoding, and [Bytes on the
+wire](../explanation/bytes.md) has the savings."""
 
 _TRAITS: Final = {
     "needs_sketch": "needs gradient sketches",

@@ -25,17 +25,17 @@ class Part:
 
 
 _INTRODUCTION = """\
-What is on this page is the public Python API. Everything else may change between versions. Names are
-imported from the package that a heading names, and loaded when they are first used, so that `import
-client_agent` does not import PyTorch."""
+This page documents the public Python API. All other objects may change between versions. Import names from
+the package in the example of each section. They are loaded at their first use, so `import client_agent` does
+not import PyTorch."""
 
 _AGENT = """\
-An agent in a program of your own. Errors are subclasses of `client_agent.errors.AgentError`
+An agent in your own program. Errors are subclasses of `client_agent.errors.AgentError`
 ([errors](errors.md#agent))."""
 _SIMULATION = """\
 Comparisons of methods on one machine, as `tessera compare` runs them ([studies](studies.md))."""
 _COORDINATOR = """\
-The coordinator as an ASGI application, for a server or a test of your own."""
+The coordinator as an ASGI application, for your own server or test."""
 _STRATEGY = """\
 The coordinator's side of a strategy, in `coordinator/strategies/<name>.py` or in the module `coordinator`
 of an installed package: `Options`, a pydantic model that forbids unknown members, and `Strategy`, made from

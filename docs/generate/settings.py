@@ -17,22 +17,22 @@ from docs.generate.json_schema import Schema, type_text
 from docs.generate.markdown import block, code, page_of, sentence, table
 
 _INTRODUCTION = """\
-The coordinator is configured by environment variables, an agent by its `silo.toml`. What belongs to one
-federation is in its [plan](plan.md), not here."""
+Environment variables configure the coordinator, and `silo.toml` configures an agent. The settings of one
+federation are in its [plan](plan.md), not on this page."""
 
 _COORDINATOR = """\
-Set in the environment. A file named like the variable in lower case, in the folder that
-`TESSERA_SECRETS_DIR` names, may take a variable's place, such as `tessera_admin_token`; the environment
-takes precedence. An empty variable counts as not set. Variables that begin with `TESSERA_` and are unknown
-are logged at start (`unknown-variables`), as they are most likely misspelt."""
+Set these variables in the environment. A file in the folder `TESSERA_SECRETS_DIR`, with the variable's name
+in lower case, such as `tessera_admin_token`, can replace a variable; the environment takes precedence. An
+empty variable counts as not set. At startup the coordinator logs unknown variables that begin with
+`TESSERA_` (`unknown-variables`), because they are most likely misspelt."""
 
 _AGENT = """\
-Written in `silo.toml`; `tessera agent init` makes a commented one. Every option can also be set in the
-environment as `TESSERA_AGENT_<OPTION>`, which takes precedence. Paths are relative to `silo.toml`. Only
-`url`, `model` and `train` are required."""
+Set these options in `silo.toml`; `tessera agent init` writes a commented file. You can also set every option
+in the environment as `TESSERA_AGENT_<OPTION>`, which takes precedence. Paths are relative to `silo.toml`.
+Only `url`, `model` and `train` are required."""
 
 _COMMANDS = """\
-Options of [commands](cli.md) that may also come from the environment, and the variables of
+Options of [commands](cli.md) that can also be set in the environment, and the variables of
 [`docker-compose.yml`](../../docker-compose.yml)."""
 
 _EXAMPLE = """\
