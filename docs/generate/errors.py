@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from client_agent.rounds.failure_policy import CONTENT_REFUSED, FATAL, TOO_LATE, TRANSIENT
 from coordinator import errors as coordinator_errors
+from coordinator.auth import provider_requests
 from coordinator.enrolment import names
 from coordinator.errors import Refused
 from coordinator.secure_sum import refusals as sum_refusals
@@ -87,7 +88,7 @@ def problems() -> dict[str, list[Problem]]:
 
 
 def _classes() -> Iterator[Problem]:
-    for module in (coordinator_errors, names, sum_refusals, refusals):
+    for module in (coordinator_errors, provider_requests, names, sum_refusals, refusals):
         for kind in vars(module).values():
             if inspect.isclass(kind) and issubclass(kind, Refused | BodyRefused) and hasattr(kind, "slug"):
                 yield kind

@@ -33,9 +33,8 @@ def _plain_type(schema: Schema, link: Link) -> str:
         case "array":
             return f"list of {type_text(schema['items'], link) if 'items' in schema else 'values'}"
         case "object" if isinstance(schema.get("additionalProperties"), Mapping):
-            return f"object of {type_text(schema['additionalProperties'], link)}".removesuffix(
-                " of JsonValue"
-            )
+            values = schema["additionalProperties"]
+            return "object" if _is_any_json(values) else f"object of {type_text(values, link)}"
         case "integer" | "number" as kind:
             return " ".join(filter(None, (kind, limits(schema))))
         case "string" if schema.get("format") == "date-time":
@@ -44,6 +43,11 @@ def _plain_type(schema: Schema, link: Link) -> str:
             return _NAMES.get(kind, kind)
         case _:
             return "any JSON"
+
+
+def _is_any_json(schema: Schema) -> bool:
+    """Whether a schema is pydantic's `JsonValue`, which no page describes."""
+    return bool(schema.get("$ref", "").rpartition("/")[2] == "JsonValue")
 
 
 def limits(schema: Schema) -> str:

@@ -43,6 +43,7 @@ REMEDIES: Final[Mapping[str, str]] = {
     ),
     "forbidden": _ASK_FOR_TOKEN,
     "head-too-large": "Send fewer or shorter header fields.",
+    "identity-provider": "Wait for the seconds in `Retry-After`, then sign in again. Other tokens work.",
     "internal": (
         "Send the request again; if it fails again, send the `incident` to the operator, whose log has it."
     ),
