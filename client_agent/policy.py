@@ -64,6 +64,8 @@ class Policy(Strict):
     """The largest size in bytes of an update, or of the silo's input of a sum."""
     sends: tuple[SentKind, ...] | None = None
     """The kinds of data that may leave the silo beside updates and enrolment; `[]` = none."""
+    max_training_epsilon: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    """The largest `privacy.training.epsilon` of a plan; a plan without private training is refused."""
     plan: Digest | None = None
     """The digest of the only allowed plan; `tessera agent check` prints it."""
 
@@ -88,9 +90,20 @@ class Policy(Strict):
             fact = f"the plan's adapter sends {_listed(outside)}"
             way_out = "a plan with other adapter.roles or adapter.target_modules"
             raise PolicyRefused("modules", _listed(self.modules), fact, way_out)
+        self._require_private(plan)
         if self.plan is not None and document is not None and digest_of(document) != self.plan:
             fact = f"the plan's digest is {digest_of(document)}"
             raise PolicyRefused("plan", self.plan, fact, "the plan that was examined")
+
+    def _require_private(self, plan: FederationPlan) -> None:
+        most, training = self.max_training_epsilon, plan.privacy.training
+        if most is None or (training is not None and training.epsilon <= most):
+            return
+        fact = "the plan trains without differential privacy"
+        if training is not None:
+            fact = f"the plan allows training to cost epsilon {training.epsilon:g}"
+        way_out = f"a plan with a privacy.training.epsilon of {most:g} or less"
+        raise PolicyRefused("max_training_epsilon", f"{most:g}", fact, way_out)
 
     def require_kinds(self, kinds: Iterable[SentKind]) -> None:
         """Check what the agents of a plan send beside updates.
@@ -146,11 +159,13 @@ class Policy(Strict):
 
     def sentences(self) -> str:
         """Return the rules in force as text."""
+        most = self.max_training_epsilon
         rules = {
             "strategies": _listed(self.strategies) if self.strategies else None,
             "modules": _listed(self.modules) if self.modules else None,
             "at most": f"{self.max_update_bytes} bytes per update" if self.max_update_bytes else None,
             "sends": (_listed(self.sends) or "nothing") if self.sends is not None else None,
+            "training epsilon at most": f"{most:g}" if most is not None else None,
             "plan": self.plan,
         }
         texts = [f"{rule} {text}" for rule, text in rules.items() if text is not None]

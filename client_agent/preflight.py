@@ -21,8 +21,7 @@ from client_agent.model.gguf import model_folder
 from client_agent.model.loading import BaseModel, base_model_slug
 from client_agent.model.template_facts import ending_fault
 from client_agent.model.tokens import collate, pad_id
-from client_agent.privacy.budget import require_private, require_voices
-from client_agent.privacy.ledger import Ledger
+from client_agent.privacy.budget import require_voices
 from client_agent.rounds.plan import (
     SiloPlan,
     federation_plan,
@@ -33,7 +32,7 @@ from client_agent.rounds.plan import (
     training_plan,
 )
 from client_agent.rounds.plan_policy import require_policy
-from client_agent.rounds.sketch import mechanism_for
+from client_agent.rounds.privacy_facts import privacy_facts
 from client_agent.session import require_trackers
 from client_agent.settings import AgentSettings, read_settings
 from client_agent.training.data import SiloData
@@ -45,9 +44,7 @@ from client_agent.training.token_losses import shared_rows
 from client_agent.transport.handshake import require_protocol
 from schemas.identity.keys import thumbprint
 from schemas.messages.federations import TrainingPlan
-from schemas.operator_claims import coordinator_sees
 from schemas.peers import of_members
-from schemas.privacy import budget_status, guarantee
 from schemas.wire.digests import digest_of
 
 _PROBE_EXAMPLES = 4
@@ -202,22 +199,8 @@ def _ends(settings: AgentSettings) -> str:
 
 
 def _privacy(settings: AgentSettings, planned: SiloPlan, file: Path | None) -> str:
-    signature, most = planned.signature, settings.max_epsilon
-    if planned.guessed:
-        if most is None:
-            return "no max_epsilon is set: the federation's plan decides whether gradient sketches get noise"
-        return f"max_epsilon {most:g} limits the federation's plan, which is not known yet"
-    whole = federation_plan(settings, file)
-    if whole is not None and whole.privacy.secure_sum is not None:
-        return f"{coordinator_sees(whole, whole.privacy.secure_sum)} No gradient sketches are sent."
-    require_private(signature, most)
-    if signature.dp is None:
-        return f"gradient sketches without noise ({planned.source}): the coordinator is trusted with them"
-    mechanism = mechanism_for(_examples(settings).train, signature, signature.dp)
-    releases = Ledger(settings.folder).read().releases
-    so_far = budget_status(signature, max((entry.epsilon for entry in releases), default=0.0), len(releases))
-    limit = "no max_epsilon is set: the plan decides" if most is None else f"max_epsilon {most:g} is met"
-    return f"{guarantee(signature)}. Noise {mechanism.noise_multiplier:.2f}; {so_far}; {limit}"
+    whole = federation_plan(settings, file) if not planned.guessed else None
+    return privacy_facts(settings, planned, whole, lambda: _examples(settings).train)
 
 
 def _members(settings: AgentSettings, file: Path | None) -> str:

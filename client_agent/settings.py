@@ -143,8 +143,8 @@ class AgentSettings(BaseSettings):
     """The smallest number of peers in a served mixture; plans with a smaller one are refused."""
     policy: Policy = Policy()
     """Rules that a plan must meet before anything is trained or sent: allowed `strategies` and `modules`,
-    `max_update_bytes`, the kinds of data that the agent `sends` beside updates, and the digest of one `plan`.
-    A rule that is not set allows everything.
+    `max_update_bytes`, the kinds of data that the agent `sends` beside updates, `max_training_epsilon`, and
+    the digest of one `plan`. A rule that is not set allows everything.
     """
     lora_rank: Annotated[int, Field(ge=1)] | None = None
     """The first rank of this silo under a strategy with mixed ranks; by default the plan's."""

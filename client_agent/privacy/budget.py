@@ -12,12 +12,12 @@ class TooFewRecords(AgentError):
 
 
 class LedgerDamaged(AgentError):
-    """The ledger of the silo's sketches is unreadable or incomplete."""
+    """The ledger of the silo's sketches and training is unreadable or incomplete."""
 
     def __init__(self, damage: str) -> None:
         super().__init__(
             f"{damage}; restore the newest copy of it. Without it the spent privacy budget is not known, and "
-            "no sketch is released"
+            "no sketch or update is released"
         )
 
 
@@ -34,6 +34,18 @@ class BudgetSpent(AgentError):
         super().__init__(
             f"the privacy budget is spent: epsilon {spent:.3g} of {budget:.3g}, and one more sketch would "
             f"make it {after:.3g}. {'The last sketch is sent again' if again else advice}"
+        )
+
+
+class TrainingBudgetSpent(AgentError):
+    """Steps of a round would exceed the plan's privacy budget of training."""
+
+    def __init__(self, spent: float, after: float, budget: float, steps: int) -> None:
+        super().__init__(
+            f"the privacy budget of training is spent: epsilon {spent:.3g} of {budget:.3g}, and {steps} more "
+            f"steps would make it {after:.3g}; nothing is trained or sent. Other federations, abandoned "
+            "rounds and steps that crashes lost count too. Ask the operator for a federation plan with a "
+            "larger privacy.training.epsilon, or with more privacy.training.steps, of which each costs less"
         )
 
 

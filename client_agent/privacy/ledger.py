@@ -1,24 +1,28 @@
-"""The ledger of a silo's private sketches: one entry per release, written before the release.
+"""The ledger of a silo's private sketches and private training, written before anything is released.
 
-It belongs to the silo, beside the client's key, across federations and clients. It is written atomically; a
-crash between entry and release costs budget and releases nothing. Entries are never removed, so the spent
-budget never falls.
+A sketch has one entry per release. A round's training has one entry, which pays for its steps, and counts
+those that were begun: a step that a crash lost has been paid for, and is paid for again when it is repeated.
+
+The ledger belongs to the silo, beside the client's key, across federations and clients. It is written
+atomically; a crash between entry and release costs budget and releases nothing. Entries are never removed, so
+the spent budget never falls.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated
 
 from pydantic import Field, ValidationError
 
-from client_agent.privacy.accountant import epsilon_of
-from client_agent.privacy.budget import BudgetSpent, LedgerDamaged
+from client_agent.privacy.accountant import epsilon_of, epsilon_of_counted
+from client_agent.privacy.budget import BudgetSpent, LedgerDamaged, TrainingBudgetSpent
 from client_agent.privacy.release import Averaged, Mechanism
 from client_agent.storage.files import write_durably
 from schemas.messages.base import Strict
-from schemas.messages.federations import SignatureDpPlan
+from schemas.messages.private_training import PrivateTrainingPlan
+from schemas.messages.sketches import SignatureDpPlan
 
 LEDGER = "privacy_ledger.json"
 _ROUNDING = 1 + 1e-6
@@ -42,10 +46,61 @@ class Entry(Strict):
         return Mechanism(self.sampled, self.records, self.noise_multiplier, self.clip, self.dim)
 
 
+class TrainingEntry(Strict):
+    """Steps of a round's training: how many were paid for, and how many of them were begun.
+
+    The other fields are those of `Entry`; `dim` is the number of trained values.
+    """
+
+    federation: str
+    round: Annotated[int, Field(ge=1)]
+    steps: Annotated[int, Field(ge=1)]
+    begun: Annotated[int, Field(ge=0)] = 0
+    sampled: Annotated[int, Field(ge=1)]
+    records: Annotated[int, Field(ge=1)]
+    noise_multiplier: Annotated[float, Field(gt=0)]
+    clip: Annotated[float, Field(gt=0)]
+    dim: Annotated[int, Field(ge=1)]
+    delta: Annotated[float, Field(gt=0, lt=1)]
+    epsilon: Annotated[float, Field(ge=0)]
+
+    @property
+    def mechanism(self) -> Mechanism:
+        return Mechanism(self.sampled, self.records, self.noise_multiplier, self.clip, self.dim)
+
+    @property
+    def left(self) -> int:
+        """Return how many steps were paid for and not begun."""
+        return self.steps - self.begun
+
+    def pays_for(self, federation_id: str, round_number: int, mechanism: Mechanism) -> bool:
+        """Whether the entry is of this round and mechanism."""
+        return (self.federation, self.round, self.mechanism) == (federation_id, round_number, mechanism)
+
+
+def _is_empty(entries: tuple[TrainingEntry, ...]) -> bool:
+    return not entries
+
+
 class Book(Strict):
-    """All releases, oldest first."""
+    """All releases of sketches, and all steps of training, oldest first."""
 
     releases: tuple[Entry, ...] = ()
+    training: tuple[TrainingEntry, ...] = Field(default=(), exclude_if=_is_empty)
+
+    @property
+    def steps(self) -> list[tuple[Mechanism, int]]:
+        """Return the mechanism of all steps that were paid for, and their number."""
+        return [(entry.mechanism, entry.steps) for entry in self.training]
+
+    @property
+    def training_epsilon(self) -> float:
+        """Return the epsilon of all training so far, at the delta of each."""
+        return max((entry.epsilon for entry in self.training), default=0.0)
+
+    def together(self, delta: float) -> float:
+        """Return the epsilon of all sketches and all training together, at `delta`."""
+        return epsilon_of_counted([*((e.mechanism, 1) for e in self.releases), *self.steps], delta)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +158,57 @@ class Ledger:
             delta=dp.delta,
             epsilon=after,
         )
-        return Book(releases=(*book.releases, entry))
+        return book.model_copy(update={"releases": (*book.releases, entry)})
+
+    def with_steps(
+        self,
+        federation_id: str,
+        round_number: int,
+        mechanism: Mechanism,
+        needed: int,
+        dp: PrivateTrainingPlan,
+    ) -> Book:
+        """Return the ledger with enough steps paid for that `needed` can be begun, without writing it.
+
+        Raises:
+            TrainingBudgetSpent: they would exceed the budget of all training.
+            LedgerDamaged: the file cannot be read.
+        """
+        book = self.read()
+        of_round = [e for e in book.training if e.pays_for(federation_id, round_number, mechanism)]
+        missing = needed - sum(entry.left for entry in of_round)
+        if missing <= 0:
+            return book
+        spent = max((e.epsilon for e in book.training if e.delta <= dp.delta), default=0.0)
+        after = max(spent, epsilon_of_counted([*book.steps, (mechanism, missing)], dp.delta))
+        if after > dp.epsilon * _ROUNDING:
+            raise TrainingBudgetSpent(epsilon_of_counted(book.steps, dp.delta), after, dp.epsilon, missing)
+        entry = TrainingEntry(
+            federation=federation_id,
+            round=round_number,
+            steps=missing,
+            **asdict(mechanism),
+            delta=dp.delta,
+            epsilon=after,
+        )
+        return book.model_copy(update={"training": (*book.training, entry)})
+
+    def begin_step(self, federation_id: str, round_number: int, mechanism: Mechanism) -> None:
+        """Count a step of a round as begun, durably; its examples may be drawn after this returns.
+
+        Raises:
+            LedgerDamaged: no step is left that was paid for.
+        """
+        book = self.read()
+        for index, entry in enumerate(book.training):
+            if entry.left and entry.pays_for(federation_id, round_number, mechanism):
+                begun = entry.model_copy(update={"begun": entry.begun + 1})
+                training = (*book.training[:index], begun, *book.training[index + 1 :])
+                self.write(book.model_copy(update={"training": training}))
+                return
+        raise LedgerDamaged(
+            f"{self.folder / LEDGER} has no step of round {round_number} that was paid for and not begun"
+        )
 
     def write(self, book: Book) -> None:
         """Store a ledger durably; its last release is allowed only after this returns."""

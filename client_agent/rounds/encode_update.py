@@ -54,6 +54,7 @@ class UpdateInputs:
         folder: the round's folder; `rounds` has the earlier ones.
         pack_digest: the alignment pack in use; None without alignment.
         examples: the number of training examples.
+        training_epsilon: what private training has cost so far; None = training is not private.
     """
 
     opened: OpenedBrief
@@ -64,6 +65,7 @@ class UpdateInputs:
     client_id: str
     pack_digest: str | None
     examples: int
+    training_epsilon: float | None = None
 
     @property
     def layout(self) -> Layout:
@@ -170,6 +172,7 @@ def _body(inputs: UpdateInputs, tensors: Mapping[str, Array], recipe: SentRecipe
         examples=inputs.examples,
         signature_reliability=sketch.reliability,
         signature_epsilon=sketch.epsilon,
+        training_epsilon=inputs.training_epsilon,
     )
     outputs = sent_outputs(inputs.folder)
     body_tensors: dict[str, Array] = {**tensors, SIGNATURE_TENSOR: sketch.vector, **outputs}

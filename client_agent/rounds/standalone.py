@@ -77,6 +77,8 @@ def train_alone(
         TrainerUnusable: the silo's trainer does not suit the plan.
         LayoutMismatch: the bank has fewer specialists than are to act.
     """
+    if plan.privacy.training is not None:
+        log.warning("privacy.training of the plan is not used here: of a training alone nothing is sent")
     if silo.trainer is not None:
         silo.trainer.require_suitable(plan.adapter, Traits(routing=bank.routing if bank else None))
     earlier: Trained | None = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from math import isfinite
 
 from client_agent.rounds.local_steps import Report
 from client_agent.rounds.progress_report import ProgressReports
@@ -14,10 +15,14 @@ from schemas.trackers.trackers import Trackers
 
 @contextmanager
 def step_reports(work: Work) -> Iterator[Report]:
-    """Return what is called after each step of the round; the coordinator learns of it if the silo wants."""
+    """Return what is called after each step of the round; the coordinator learns of it if the silo wants.
+
+    Of private training it learns nothing: losses and tokens of a step are of the examples that were drawn.
+    """
     session, number = work.session, work.brief.round
     track = step_tracking(session.trackers, number)
-    if not (work.trainer.reports_progress and session.policy.may_send("progress")):
+    is_wanted = work.trainer.reports_progress and session.policy.may_send("progress")
+    if not is_wanted or work.private_training is not None:
         yield track
         return
     path = f"/v1/federations/{session.federation_id}/rounds/{number}/progress"
@@ -37,10 +42,9 @@ def step_tracking(trackers: Trackers, round_number: int) -> Report:
     """Return what records the steps of a round, which are counted over all rounds."""
 
     def track(step: Step, done: int, total: int) -> None:
-        values = {
-            "train/loss": step.loss,
-            "train/tokens_per_second": step.tokens / max(step.seconds, 1e-9),
-        }
+        values = {"train/tokens_per_second": step.tokens / max(step.seconds, 1e-9)}
+        if isfinite(step.loss):  # a private step may have drawn no example
+            values["train/loss"] = step.loss
         if step.learning_rate is not None:
             values["train/learning_rate"] = step.learning_rate
         trackers.log("step", (round_number - 1) * total + done + step.number, values)

@@ -25,6 +25,11 @@ from client_agent.rounds.opened_brief import OpenedBrief
 from client_agent.rounds.outputs import public_texts, read_mixture, store_mixture
 from client_agent.rounds.participant import Participant
 from client_agent.rounds.plain_steps import encode_update, newcomer_body, push_update, sign
+from client_agent.rounds.private_training import (
+    private_steps,
+    require_affordable_round,
+    require_private_steps,
+)
 from client_agent.rounds.served_weights import load_served
 from client_agent.rounds.step_runner import run_missing
 from client_agent.rounds.step_tracking import step_reports
@@ -102,6 +107,7 @@ def _run(work: Work, until: str | None = None) -> None:
 def _pull(work: Work) -> bytes:
     trainer, brief = work.trainer, work.brief
     _require_suitable(work)
+    require_affordable_round(work)
     if brief.alignment is not None and trainer.drop_ended_pack():
         archive_trained(work.rounds)
     if has_budget(work.opened):
@@ -130,6 +136,8 @@ def _require_suitable(work: Work) -> None:
 
 def _train(work: Work) -> bytes:
     _require_suitable(work)
+    if work.private_training is not None:
+        require_private_steps(work.trainer.silo, work.opened.traits)
     trainer, opened, brief = work.trainer, work.opened, work.brief
     earlier, traits = work.trained.before(brief.round), work.opened.traits
     origin, silo = trainer.origin(opened), trainer.silo
@@ -170,6 +178,7 @@ def _train(work: Work) -> bytes:
             checkpoint=work.checkpoint,
             report=report,
             peers=_peers(work, public),
+            private=private_steps(work, adapter),
         )
         if public is not None:
             work.folder.write(OUTPUTS, safetensors.numpy.save(public.outputs().tensors))

@@ -24,6 +24,7 @@ from client_agent.strategies.base import Traits
 from client_agent.training.checkpoint import TrainingCheckpoint
 from client_agent.training.distillation import both
 from client_agent.training.loop import TrainingOutcome, train
+from client_agent.training.private_steps import PrivateSteps
 from client_agent.training.rate_search import RateStore, search_key, search_rate
 from client_agent.training.silo import Silo
 from client_agent.training.trainer_task import train_by
@@ -52,27 +53,27 @@ def train_locally(
     checkpoint: TrainingCheckpoint | None = None,
     report: Report | None = None,
     peers: Penalty | None = None,
+    private: PrivateSteps | None = None,
 ) -> Trained:
     """Train the injected adapter from `start` with the private tensors and the optimiser state of `earlier`.
 
     `federated`: peers have made `start`, which is kept where validation examples are too few, unless it does
     nothing yet. `surroundings` is the digest of what else acts in the model: base delta, global branch.
-    `peers` is the pull to the outputs of peers' models.
+    `peers` is the pull to the outputs of peers' models. `private` makes the steps differentially private.
 
     Raises:
         Stopped: `stop` returned true; `checkpoint` has the position.
     """
     _begin(silo, adapter, plan, start, earlier, traits)
     pruner = Pruner(adapter, traits.pruning) if traits.pruning is not None else None
-    penalty = pruner.penalty if pruner else adapter.penalty(silo.data.train, plan.max_length, round_number)
-    if traits.proximal is not None:
-        penalty = pull_to(adapter.state(), traits.proximal)
+    base_term = pruner.penalty if pruner else adapter.penalty(silo.data.train, plan.max_length, round_number)
+    penalty = base_term if traits.proximal is None else pull_to(adapter.state(), traits.proximal)
     examiner = Examiner(silo, scores, plan.max_length, surroundings)
     served = examiner.examine_served(adapter, _examined(earlier) if earlier is not None else None)
     fallback: Side = "served" if federated and _is_common(adapter) and acts(adapter) else "trained"
     before = adapter.state(), adapter.private_state()
     training = partial(
-        _training_of(silo, origin.adapter),
+        _training_of(silo, origin.adapter, private),
         *(silo.base, adapter, silo.encoded(silo.data.train, plan.max_length)),
         learning_rate=learning_rate,
         seed=plan.seed,
@@ -106,10 +107,12 @@ def _begin(
             readmit_ranks(cast(VariationalAdapter, adapter), silo, plan)
 
 
-def _training_of(silo: Silo, adapter: AdapterPlan) -> Callable[..., TrainingOutcome]:
+def _training_of(
+    silo: Silo, adapter: AdapterPlan, private: PrivateSteps | None
+) -> Callable[..., TrainingOutcome]:
     """Return the silo's training: the own loop, or its trainer."""
     if silo.trainer is None:
-        return partial(train, options=silo.options, ranks=silo.ranks)
+        return partial(train, options=silo.options, ranks=silo.ranks, private=private)
     return partial(train_by, silo.trainer, examples=silo.data.train, adapter_plan=adapter)
 
 

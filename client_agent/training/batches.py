@@ -3,13 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import islice
 
 from client_agent.model.tokens import Encoded
 from schemas.maths.seeded_random import permutation
+from schemas.messages.training import TrainingPlan
 
 _WINDOW_BATCHES = 16
 _WINDOWS_PER_PASS = 4
 """With fewer windows, sorting would put the same texts together in every pass."""
+
+
+def deal(
+    texts: Sequence[Encoded], plan: TrainingPlan, *, seed: int, round_number: int, done: int
+) -> Iterator[list[list[Encoded]]]:
+    """Yield the batches of each step, `plan.accumulation` of them, after `done` steps."""
+    batches = iterate_batches(texts, plan.batch_size, seed=seed, round_number=round_number)
+    batches = islice(batches, done * plan.accumulation, None)
+    while True:
+        yield list(islice(batches, plan.accumulation))
 
 
 def iterate_batches(

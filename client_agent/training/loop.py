@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import logging
 import time
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from itertools import islice
 from math import inf, isfinite
 
 import numpy as np
@@ -18,16 +15,18 @@ from torch import Tensor, nn
 from torch.nn import functional as nnf
 
 from client_agent.adapters.base import Adapter, Penalty, copy_in, copy_out
-from client_agent.errors import LossNotFinite, MissingGradient
+from client_agent.errors import LossNotFinite
 from client_agent.model.forward import answer_logits
 from client_agent.model.loading import BaseModel
 from client_agent.model.tokens import Batch, Encoded, collate, pad_id
-from client_agent.training.batches import iterate_batches
+from client_agent.training.batches import deal
 from client_agent.training.checkpoint import Position, TrainingCheckpoint, owner_of
+from client_agent.training.gradient_checks import check_gradients, require_backward
 from client_agent.training.mode import generator_states, restore_generators, training_mode
 from client_agent.training.optimiser import OptimiserState, build_optimiser, restore_state, saved_state
 from client_agent.training.options import DEFAULT_OPTIONS, TrainingOptions
 from client_agent.training.packing import packed
+from client_agent.training.private_steps import PrivateSteps
 from client_agent.training.ranks import Leader, RankLost, answers_of
 from client_agent.training.schedule import learning_rate_factor
 from schemas.maths.seeded_random import words
@@ -78,6 +77,7 @@ def train(
     checkpoint: TrainingCheckpoint | None = None,
     options: TrainingOptions = DEFAULT_OPTIONS,
     ranks: Leader | None = None,
+    private: PrivateSteps | None = None,
 ) -> TrainingOutcome:
     """Train the adapter in place for `plan.steps` steps of AdamW on the answer tokens.
 
@@ -86,13 +86,13 @@ def train(
     called before each step. `penalty` is added to the loss of each step, and not to the reported losses.
     `checkpoint` resumes this training where an earlier process left it, with the same result to the bit.
     `ranks` share the texts of each step; the result is that of one process up to the order of sums.
+    `private` draws the texts instead, and adds noise; no two runs of it are alike.
 
     Raises:
-        MissingGradient: a trainable parameter has no gradient after the first backward pass, or an operation
-            has no backward pass.
+        MissingGradient: a parameter has no gradient after the first backward pass, or an operation none.
         LossNotFinite: the loss or the gradient is NaN or infinite.
         LayoutMismatch: `optimiser_state` belongs to another adapter.
-        RankLost: one of `ranks` ended; `checkpoint` has the position.
+        RankLost, TrainingBudgetSpent, LedgerDamaged: one of `ranks` ended, or `private` cannot be paid for.
     """
     parameters = adapter.named_parameters()
     optimiser = build_optimiser(
@@ -101,19 +101,18 @@ def train(
     optimiser.zero_grad(set_to_none=True)  # an earlier training of the adapter may have diverged
     if optimiser_state is not None:
         restore_state(optimiser, parameters, optimiser_state)
-    run = _Run(base, parameters, optimiser, plan, options, ranks)
+    run = _Run(base, parameters, optimiser, plan, options, ranks, private)
     run.begin_ranks(seed, round_number)
     with training_mode(base, plan, int(words(1, "training", seed, round_number)[0] >> np.uint64(1))):
         if checkpoint is not None:
             start = [copy_out(parameters), adapter.state(), optimiser_state or {}]
             run.resume(checkpoint, [learning_rate, seed, round_number, total_rounds], start, texts)
-        batches = iterate_batches(texts, plan.batch_size, seed=seed, round_number=round_number)
-        batches = islice(batches, len(run.losses) * plan.accumulation, None)
+        steps = run.remaining(texts, seed, round_number)
         while len(run.losses) < plan.steps and not (stop is not None and stop()):
             step = (round_number - 1) * plan.steps + len(run.losses)
             factor = learning_rate_factor(step, plan, total_rounds * plan.steps)
             try:
-                run.step([next(batches) for _ in range(plan.accumulation)], factor, penalty)
+                run.step(next(steps), factor, penalty)
             except RankLost:
                 run.store(checkpoint, at_end=True)
                 raise
@@ -134,6 +133,7 @@ class _Run:
         plan: TrainingPlan,
         options: TrainingOptions,
         ranks: Leader | None,
+        private: PrivateSteps | None,
     ) -> None:
         self._base = base
         self._parameters = parameters
@@ -141,6 +141,7 @@ class _Run:
         self._plan = plan
         self._options = options
         self._ranks = ranks
+        self._private = private
         self._rates = [float(group["lr"]) for group in optimiser.param_groups]
         self._owner = ""
         self._started = time.monotonic()
@@ -157,6 +158,15 @@ class _Run:
             rules = {"plan": self._plan.model_dump(mode="json"), "options": asdict(self._options)}
             self._ranks.begin(**rules, seed=seed, round=round_number)
 
+    def remaining(
+        self, texts: Sequence[Encoded], seed: int, round_number: int
+    ) -> Iterator[list[list[Encoded]]]:
+        """Yield the batches of each step that is still to be taken."""
+        plan, done = self._plan, len(self.losses)
+        if self._private is not None:
+            return self._private.samples(plan.steps - done)
+        return deal(texts, plan, seed=seed, round_number=round_number, done=done)
+
     def report(self, on_step: Callable[[Step], None] | None, rate: float) -> None:
         if on_step is not None:
             done, planned = len(self.losses), self._plan.steps
@@ -170,11 +180,12 @@ class _Run:
         """
         for group, rate in zip(self._optimiser.param_groups, self._rates, strict=True):
             group["lr"] = rate * factor
-        with _require_backward():
+        with require_backward():
             loss = self._backward(texts)
         if penalty is not None:
             torch.autograd.backward(penalty(self._parameters))
-        _check_gradients(self._parameters, loss, first=not self.losses)
+        if self._private is None:  # else the noise is finite, and a refusal would reveal an example
+            check_gradients(self._parameters, loss, first=not self.losses)
         norm = nn.utils.clip_grad_norm_(self._parameters.values(), self._plan.max_grad_norm or inf)
         if not isfinite(norm.item()):
             raise LossNotFinite(
@@ -186,6 +197,8 @@ class _Run:
         self.tokens += sum(len(text.ids) for batch in texts for text in batch)
 
     def _backward(self, texts: Sequence[Sequence[Encoded]]) -> float:
+        if self._private is not None:
+            return self._private.noisy_gradient(self._base, texts, self._parameters, _gradient_of_text)
         answers = answers_of(texts)
         if self._ranks is None:
             return gradients_of(self._base, texts, answers, self._options)
@@ -202,7 +215,8 @@ class _Run:
         """Continue at the stored position of the same training (its facts, first tensors, texts), if any."""
         base = self._base
         place = [base.slug, str(base.device), str(base.model.dtype), checkpoint.belongs_to]
-        rules = [self._plan.model_dump(mode="json"), asdict(self._options)]
+        rules: list[object] = [self._plan.model_dump(mode="json"), asdict(self._options)]
+        rules += [self._private.facts] if self._private is not None else []
         self._owner = owner_of([*rules, *facts, *place], start, texts)
         position = checkpoint.load(self._owner)
         if position is None:
@@ -254,36 +268,8 @@ def gradients_of(
     return total
 
 
-@contextmanager
-def _require_backward() -> Iterator[None]:
-    """Raise `MissingGradient` at an operation without a backward pass.
-
-    torch only warns, and every parameter may still have a gradient, through residuals and adapters, which is
-    wrong.
-    """
-    with warnings.catch_warnings():
-        warnings.filterwarnings("error", ".*an autograd kernel was not registered")
-        try:
-            yield
-        except UserWarning as warning:
-            raise MissingGradient(
-                f"gradients do not pass through the base model: {str(warning).partition(':')[0]} cannot be "
-                "differentiated; load the model again, or without quantization"
-            ) from warning
-
-
-def _check_gradients(parameters: Mapping[str, nn.Parameter], loss: float, *, first: bool) -> None:
-    if not isfinite(loss):
-        raise LossNotFinite(
-            f"the loss became {loss}; lower learning_rate, or load the base model in float32 or bfloat16"
-        )
-    without = [name for name, parameter in parameters.items() if parameter.grad is None]
-    if first and (without or not parameters):
-        raise MissingGradient(
-            f"no gradient reaches {', '.join(without[:3]) or 'anything'} ({len(without)} of "
-            f"{len(parameters)} parameters); check that the adapter is in place and the base model is "
-            "differentiable"
-        )
+def _gradient_of_text(base: BaseModel, text: Encoded) -> float:
+    return gradients_of(base, [[text]], max(1, answers_of([[text]])), DEFAULT_OPTIONS)
 
 
 def _on_device(base: BaseModel, texts: Sequence[Encoded], options: TrainingOptions) -> Batch:

@@ -28,6 +28,7 @@ from client_agent.training.ranks import Leader
 from client_agent.training.remarks import remarks_on
 from client_agent.training.trainers import OpenedTrainer, open_trainer
 from schemas import PROTOCOL_VERSION
+from schemas.messages import private_training
 from schemas.messages.enrolment import Profile
 from schemas.messages.secure_sum import CAPABILITY
 
@@ -134,7 +135,7 @@ class Silo:
             layer_shapes=self.base.layer_shapes,
             agent_version=__version__,
             protocol_version=PROTOCOL_VERSION,
-            capabilities=(CAPABILITY,),
+            capabilities=(CAPABILITY, private_training.CAPABILITY),
         )
 
 

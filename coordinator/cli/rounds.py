@@ -220,7 +220,7 @@ def _round(details: dict[str, Any]) -> RenderableType:
     return fitting_table(
         [
             *("client", "state", "progress", "joined", "received", "bytes", "norm", "rank", "ranks sent"),
-            *("epsilon", "age"),
+            *("epsilon", "training epsilon", "age"),
             *("served", "trained", "kept", "final", "perplexity", *more, "why"),
         ],
         [
@@ -235,6 +235,7 @@ def _round(details: dict[str, Any]) -> RenderableType:
                 c.get("rank") if len(ranks) > 1 else None,
                 _sent(c.get("sent_ranks")),
                 c["epsilon"],
+                c.get("training_epsilon"),
                 c["staleness"],
                 *losses(c["scores"]),
                 score(scores, PERPLEXITY),
@@ -246,6 +247,7 @@ def _round(details: dict[str, Any]) -> RenderableType:
         optional=(
             *(
                 "epsilon",
+                "training epsilon",
                 "age",
                 "norm",
                 "ranks sent",

@@ -38,12 +38,14 @@ export function roundSections({ federation, rounds }, round) {
   const hasRanks = has((c) => (c.rank === federation.plan.adapter.rank ? null : c.rank)); // clients differ from the plan under strategies with ranks of their own
   const hasSent = has((c) => c.sent_ranks), sent = ({ sent_ranks: ranks }) => (ranks ? `${ranks.sent} of ${ranks.of}` : "–");
   const hasFinal = has((c) => c.scores && c.scores.final), hasEpsilon = has((c) => c.epsilon), budget = federation.plan.signature.dp;
+  const trainingBudget = federation.plan.privacy.training, hasTraining = has((c) => c.training_epsilon);
   const columns = [{ name: "client", few: true }, { name: "state", few: true, text: true }, { name: "received" }, { name: "up" }, { name: "down" }, { name: "norm" }, ...(hasRanks ? [{ name: "rank" }] : []), ...(hasSent ? [{ name: "ranks sent" }] : []), { name: "age" },
-    ...(has((c) => c.progress) ? [{ name: "progress", few: true, text: true }] : []), ...(hasEpsilon ? [{ name: "epsilon spent" }] : []), { name: "served", head: "loss served", few: true }, { name: "trained", head: "loss trained", few: true }, { name: "kept", text: true },
+    ...(has((c) => c.progress) ? [{ name: "progress", few: true, text: true }] : []), ...(hasEpsilon ? [{ name: "epsilon spent" }] : []), ...(hasTraining ? [{ name: "training epsilon" }] : []), { name: "served", head: "loss served", few: true }, { name: "trained", head: "loss trained", few: true }, { name: "kept", text: true },
     ...(hasFinal ? [{ name: "final", head: "loss final", few: true }] : []), ...metrics.map((name) => ({ name: label(name) }))];
   const rows = [...round.clients].sort(byName).map((c) => [link(c.name, href.client(c.client_id)), state(c.state, c.reject_reason),
     c.received_at ? ago(c.received_at) : "–", size(c.bytes.up), size(c.bytes.down), number(c.norm), ...(hasRanks ? [c.rank === null ? "–" : String(c.rank)] : []), ...(hasSent ? [sent(c)] : []), c.staleness === null ? "–" : String(c.staleness),
     ...(has((x) => x.progress) ? [progressOf(c)] : []), ...(hasEpsilon ? [c.epsilon === null ? "–" : `${number(c.epsilon)} of ${budget ? budget.epsilon : "?"}`] : []),
+    ...(hasTraining ? [c.training_epsilon === null ? "–" : `${number(c.training_epsilon)} of ${trainingBudget ? trainingBudget.epsilon : "?"}`] : []),
     number(c.scores && value(c.scores.served, "loss")), number(c.scores && value(c.scores.trained, "loss")), c.scores ? c.scores.kept : "–",
     ...(hasFinal ? [number(c.scores && value(c.scores.final, "loss"))] : []), ...metrics.map((name) => number(value(personal(c.scores), name)))]);
   return [back(federation, ...steps),

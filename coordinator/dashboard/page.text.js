@@ -16,6 +16,7 @@ export const TERMS = {
   norm: "L2 norm of the update, over all its tensors.",
   age: "Rounds since the client's newest update; an older update counts for less.",
   "epsilon spent": "Privacy budget that the client's sketches have used, of the budget in the plan.",
+  "training epsilon": "Privacy budget that the client's training has used, of the budget in the plan.",
   received: "Time at which the coordinator accepted the update.",
   "last seen": "Time of the client's last request.",
   updates: "Accepted updates, and the number of clients that joined the round.",

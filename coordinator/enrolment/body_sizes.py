@@ -41,6 +41,7 @@ _UPDATE = UpdateManifest(
     examples=_LARGEST_COUNT,
     signature_reliability=_LONGEST_SHARE,
     signature_epsilon=_LONGEST_SHARE,
+    training_epsilon=_LONGEST_SHARE,
 )
 _WEIGHTS_WITH_DELTA = FoldedWeightsManifest(
     federation=_LONGEST_ID,

@@ -10,6 +10,7 @@ from coordinator.strategies.opening import OpenedPlan
 from schemas.maths.adapter import Layout, pq_layout
 from schemas.maths.blocks import adapted_layers
 from schemas.maths.layout import block_roles, client_layout, roles_of
+from schemas.messages import private_training
 from schemas.messages.enrolment import Profile
 from schemas.messages.federations import AdapterPlan, FederationPlan
 from schemas.messages.secure_sum import CAPABILITY, FIRST_FORMAT
@@ -72,13 +73,20 @@ def _check_layers(adapter: AdapterPlan, profile: Profile) -> None:
 
 
 def check_capability(plan: FederationPlan, profile: Profile) -> None:
-    """Raise if updates are summed and an agent cannot take part: it would send its updates in clear.
+    """Raise if an agent would ignore a part of the plan that protects its silo.
 
     Raises:
-        CapabilityMissing: its profile does not name the format of sessions.
+        CapabilityMissing: updates are summed, and its profile does not name the format of sessions; or
+            training is private, and it does not name that.
     """
     if plan.privacy.secure_sum is not None:
         check_format(profile.capabilities)
+    if plan.privacy.training is not None and private_training.CAPABILITY not in profile.capabilities:
+        raise CapabilityMissing(
+            "this federation trains with differential privacy (privacy.training), which this agent would "
+            "leave out; install a newer agent",
+            needed=private_training.CAPABILITY,
+        )
 
 
 def check_enrolled_capability(profile: Profile) -> None:

@@ -7,12 +7,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from coordinator.errors import StrategyUnavailable
-from coordinator.federations.sum_claims import OPERATOR_OF_SUMS, of_sum, of_sums
+from coordinator.federations.sum_claims import OPERATOR_OF_SUMS, enforced_by_agents, of_sum, of_sums
 from coordinator.strategies.capabilities import Caps
 from coordinator.strategies.opening import OpenedPlan, open_plan
 from schemas.messages.federations import FederationPlan, RosterPolicy
 from schemas.peers import of_members
-from schemas.privacy import guarantee
+from schemas.privacy import guarantee, training_guarantee
 
 _OPERATOR = "The server operator is trusted; what clients send is confidential in transit."
 _SIGNED = "Clients sign every request with keys that never leave them."
@@ -92,6 +92,7 @@ def of_federation(opened: OpenedPlan) -> list[str]:
         _BEARER if plan.privacy.allow_bearer_clients else _SIGNED,
         _MEMBERS[plan.privacy.roster_policy],
         _private(plan) or _SIGNATURES,
+        *_private_training(plan),
         _guarded(opened.strategy.caps),
         *([_OUTPUTS] if opened.traits.distil is not None else []),
         _IN_CLEAR,
@@ -152,13 +153,13 @@ def _peers(count: int) -> str:
 
 
 def _private(plan: FederationPlan) -> str | None:
-    sentence = guarantee(plan.signature)
-    if sentence is None:
-        return None
-    return (
-        f"{sentence[0].upper()}{sentence[1:]}. Each agent enforces this for the releases of its own folder; "
-        "the coordinator cannot verify it."
-    )
+    sentence = guarantee(plan.signature, plan.privacy.training)
+    return enforced_by_agents(sentence) if sentence is not None else None
+
+
+def _private_training(plan: FederationPlan) -> list[str]:
+    sentence = training_guarantee(plan)
+    return [enforced_by_agents(sentence)] if sentence is not None else []
 
 
 def _guarded(caps: Caps | None) -> str:

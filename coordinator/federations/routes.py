@@ -96,6 +96,7 @@ def _resolved(plan: FederationPlan) -> FederationPlan:
     opened = open_plan(plan.model_copy(update={"strategy": resolved}))
     check_sum(opened)
     check_weights(opened)
+    _check_private(opened)
     _check_traits(opened)
     unfit = opened.strategy.unfit(opened.plan)
     if unfit is not None:
@@ -110,6 +111,21 @@ def _how_summed(plan: FederationPlan) -> str | None:
     if summed is None:
         return None
     return f"updates are summed: masking {summed.masking}, at least {summed.minimum} members"
+
+
+def _check_private(opened: OpenedPlan) -> None:
+    """Raise if the plan asks for private training that the strategy's clients do not do.
+
+    Raises:
+        Invalid: something else than gradient steps reads their examples.
+    """
+    if opened.plan.privacy.training is not None and not opened.traits.only_steps:
+        raise Invalid(
+            f"privacy.training: clients of {opened.plan.strategy.name} with these options use their training "
+            "examples outside of gradient steps, which noise would not cover; choose another strategy, or "
+            "leave it out",
+            field="privacy.training",
+        )
 
 
 def _check_traits(opened: OpenedPlan) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from schemas.messages.federations import FederationPlan
 from schemas.messages.sum_plan import SecureSumPlan
 from schemas.operator_claims import coordinator_sees
+from schemas.privacy import training_guarantee
 
 OPERATOR_OF_SUMS = (
     "What clients send is confidential in transit, and the server operator sees sums of updates."
@@ -25,7 +26,17 @@ def of_sums(plan: FederationPlan, summed: SecureSumPlan, *, has_bank: bool) -> l
     `has_bank` is whether members choose among the experts of a bank.
     """
     choices = [_of_choices(summed)] if has_bank else []
-    return [coordinator_sees(plan, summed), *choices, _UNBOUNDED, _NO_NOISE, _operator_knows(summed)]
+    private = training_guarantee(plan)
+    noise = enforced_by_agents(private) if private is not None else _NO_NOISE
+    return [coordinator_sees(plan, summed), *choices, _UNBOUNDED, noise, _operator_knows(summed)]
+
+
+def enforced_by_agents(guarantee: str) -> str:
+    """Return the claim of a guarantee of differential privacy."""
+    return (
+        f"{guarantee[0].upper()}{guarantee[1:]}. Each agent enforces this for the releases of its own "
+        "folder; the coordinator cannot verify it."
+    )
 
 
 def of_sum(count: int) -> list[str]:

@@ -138,6 +138,7 @@ class ParticipationDetails:
     received_at: datetime | None
     norm: float | None
     epsilon: float | None
+    training_epsilon: float | None
     examples: int | None
     tensor: list[Any] | None
     sent_ranks: int | None
@@ -229,6 +230,7 @@ def participations(session: Session, round_id: int, client_id: str | None) -> li
             func.coalesce(UpdateRow.received_at, ParticipationRow.ready_at),
             UpdateRow.norm,
             epsilon,
+            UpdateRow.training_epsilon,
             UpdateRow.examples,
             UpdateRow.layout[0],
             UpdateRow.sent_ranks,

@@ -115,6 +115,7 @@ def view_of(session: Session, row: RoundRow, shown: RoundSummary, *, only: str |
             bytes=Traffic(up=client.up, down=client.down),
             norm=client.norm,
             epsilon=client.epsilon,
+            training_epsilon=client.training_epsilon,
             examples_capped=client.examples is not None and client.examples > plan.limits.max_examples,
             rank=_rank(client.tensor),
             sent_ranks=_sent_ranks(client.sent_ranks, client.layout),

@@ -29,6 +29,8 @@ class Traits:
         per_client: what the strategy needs from each client's update, if sums are not enough: the end of a
             sentence that begins with the strategy's name.
         least_rank: clients may differ in rank, from this to the plan's `adapter.rank`; None = they may not.
+        only_steps: nothing but gradient steps on one adapter reads the training examples of clients, so that
+            these steps can be made differentially private (`privacy.training`).
         distil: clients send the outputs of their models on this many anchor texts, and are served mixtures of
             their peers' by `Strategy.listens`; None = they do not.
     """
@@ -45,6 +47,7 @@ class Traits:
     sums: bool = False
     per_client: str = "computes with the update of each client"
     least_rank: int | None = None
+    only_steps: bool = False
     distil: int | None = None
 
     @property

@@ -17,6 +17,6 @@ class Options(averaging.Options):
 class Strategy(averaging.Averaging):
     """One mean for all clients that share a (block, role); absent clients decay as planned."""
 
-    traits: ClassVar[Traits] = Traits(sums=True)
+    traits: ClassVar[Traits] = Traits(sums=True, only_steps=True)
 
     options: Options

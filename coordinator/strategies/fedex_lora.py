@@ -36,6 +36,7 @@ class Strategy(base.Strategy):
     traits: ClassVar[Traits] = Traits(
         lora_only=True,
         base_delta=True,
+        only_steps=True,
         per_client="needs the product B A of each client, which the sums of A and B do not give",
     )
 

@@ -99,6 +99,7 @@ class Strategy(base.Strategy):
             gated=self.options.mix == "gate",
             distil=self.options.distil.texts if self.options.distil is not None else None,
             per_client=per_client,
+            only_steps=self.options.distil is None,
         )
 
     @property

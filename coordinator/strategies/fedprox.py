@@ -24,6 +24,6 @@ class Options(averaging.Options):
 class Strategy(averaging.Averaging):
     """One mean for all clients, as `fedavg`; the pull is the clients' part."""
 
-    traits: ClassVar[Traits] = Traits(sums=True)
+    traits: ClassVar[Traits] = Traits(sums=True, only_steps=True)
 
     options: Options

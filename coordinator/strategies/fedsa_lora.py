@@ -21,7 +21,7 @@ class Options(averaging.Options):
 class Strategy(averaging.Averaging):
     """One mean of A for all clients of a base model."""
 
-    traits: ClassVar[Traits] = Traits(lora_only=True, part_travels=True, sums=True)
+    traits: ClassVar[Traits] = Traits(lora_only=True, part_travels=True, sums=True, only_steps=True)
 
     options: Options
 

@@ -22,7 +22,7 @@ class Options(averaging.Options):
 class Strategy(averaging.Averaging):
     """One mean of B for all clients of a base model, over the same frozen A."""
 
-    traits: ClassVar[Traits] = Traits(lora_only=True, part_travels=True, sums=True)
+    traits: ClassVar[Traits] = Traits(lora_only=True, part_travels=True, sums=True, only_steps=True)
 
     options: Options
 

@@ -34,6 +34,7 @@ class Strategy(base.Strategy):
     traits: ClassVar[Traits] = Traits(
         lora_only=True,
         base_delta=True,
+        only_steps=True,
         restarts=True,
         per_client="stacks A and B of each client side by side",
         least_rank=1,

@@ -109,6 +109,7 @@ def load_expected(database: Database, member: Member, round_number: int) -> Expe
         restarts=opened.traits.restarts,
         least_rank=opened.traits.least_rank,
         distils=opened.traits.distil is not None,
+        private=plan.privacy.training is not None,
     )
     return ExpectedUpdate(member, round_number, context, spec)
 

@@ -182,6 +182,7 @@ def _values(row: RoundRow, update: AcceptedUpdate, now: datetime) -> dict[str, A
         "norm": update.result.norm,
         "clipped": update.result.clipped,
         "sent_ranks": update.result.sent_ranks,
+        "training_epsilon": update.result.training_epsilon,
         "examples": update.result.examples,
         "pack_digest": update.pack,
         "received_at": now,

@@ -54,6 +54,7 @@ class UpdateSpec:
         restarts: whether the round begins anew, so that its update is never a difference to the last one.
         least_rank: smallest accepted rank; None = the rank of the layout only.
         distils: whether the update may carry outputs of the client's model.
+        private: whether training is differentially private, so that the update must say what it has cost.
     """
 
     address: Address
@@ -67,6 +68,7 @@ class UpdateSpec:
     restarts: bool = False
     least_rank: int | None = None
     distils: bool = False
+    private: bool = False
 
     @property
     def reference(self) -> Reference:
@@ -83,6 +85,7 @@ class ValidationResult:
         scale: factor of the state's distance from its start: 1, or less to bring it to `limits.clip_norm`.
         sketch: None = the update has none.
         sent_ranks: ranks of all modules that have values, where clients choose among ranks.
+        training_epsilon: the privacy cost of the client's training so far; None = training is not private.
     """
 
     norm: float
@@ -90,6 +93,7 @@ class ValidationResult:
     sketch: Sketch | None
     examples: int
     sent_ranks: int | None = None
+    training_epsilon: float | None = None
 
     @property
     def clipped(self) -> bool:
@@ -179,7 +183,19 @@ def validate_update(envelope: Envelope, norm: float, spec: UpdateSpec) -> Valida
     sketch = None
     if vector is not None:
         sketch = Sketch(vector, manifest.signature_reliability, manifest.signature_epsilon)
-    return ValidationResult(norm=norm, scale=1.0, sketch=sketch, examples=manifest.examples)
+    if spec.private and manifest.training_epsilon is None:
+        raise MetadataRefused(
+            "the plan has privacy.training, and the manifest does not say what the training has cost: an "
+            "agent of an earlier version adds no noise; install a newer one",
+            field="training_epsilon",
+        )
+    return ValidationResult(
+        norm=norm,
+        scale=1.0,
+        sketch=sketch,
+        examples=manifest.examples,
+        training_epsilon=manifest.training_epsilon if spec.private else None,
+    )
 
 
 def read_sketch(envelope: Envelope, plan: SignaturePlan) -> NDArray[np.float32] | None:

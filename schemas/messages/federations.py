@@ -11,6 +11,7 @@ from schemas.messages.adapter_plan import AdapterPlan as AdapterPlan
 from schemas.messages.adapter_plan import Role as Role
 from schemas.messages.adapter_plan import is_absent
 from schemas.messages.base import Name, SharedModelSlug, Strict, field_error
+from schemas.messages.private_training import PrivateTrainingPlan as PrivateTrainingPlan
 from schemas.messages.recipes import WirePlan
 from schemas.messages.sketches import SignatureDpPlan as SignatureDpPlan
 from schemas.messages.sketches import SignaturePlan as SignaturePlan
@@ -128,6 +129,8 @@ class PrivacyPlan(Strict):
     """
     secure_sum: SecureSumPlan | None = Field(default=None, exclude_if=is_absent)
     """How updates are summed before the coordinator sees them; null = clients send their updates."""
+    training: PrivateTrainingPlan | None = Field(default=None, exclude_if=is_absent)
+    """Differential privacy of training, and so of updates; null = none."""
 
 
 class LimitsPlan(Strict):
@@ -178,6 +181,31 @@ class FederationPlan(Strict):
         dp = self.signature.dp
         if dp is not None and dp.releases is None:
             object.__setattr__(dp, "releases", self.rounds.total)
+        return self
+
+    @model_validator(mode="after")
+    def _private_training_is_all_of_it(self) -> Self:
+        private = self.privacy.training
+        if private is None:
+            return self
+        if self.training.learning_rate == "auto":
+            raise field_error(
+                "must be a number with privacy.training: the search trains without noise",
+                "training",
+                "learning_rate",
+            )
+        if self.signature.dp is None and self.privacy.secure_sum is None:
+            raise field_error(
+                "must be set with privacy.training: sketches reveal the same examples", "signature", "dp"
+            )
+        if private.steps is None:
+            steps = (self.rounds.total + 1) * self.training.steps
+            object.__setattr__(private, "steps", steps)
+        elif private.steps < self.training.steps:
+            raise field_error(
+                f"must be {self.training.steps} or more, the training.steps of one round",
+                *("privacy", "training", "steps"),
+            )
         return self
 
     @model_validator(mode="after")

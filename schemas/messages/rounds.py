@@ -183,6 +183,8 @@ class ParticipationView(Strict):
     """The L2 norm of the update."""
     epsilon: float | None = None
     """The privacy budget spent on the client's sketches so far."""
+    training_epsilon: float | None = None
+    """The privacy budget spent on the client's training so far; null unless training is private."""
     examples_capped: bool = False
     """Whether the client reported more examples than `limits.max_examples`."""
     rank: int | None = None

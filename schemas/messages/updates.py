@@ -14,7 +14,7 @@ Reliability = Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)]
 """The share of a sketch's squared length that is not sampling noise; 1 = no noise."""
 
 Epsilon = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-"""The privacy budget spent on a client's sketches, this one included."""
+"""The privacy budget spent on a client's sketches, or on its training, this body's included."""
 
 
 class Manifest(Lenient):
@@ -29,7 +29,8 @@ class UpdateManifest(Manifest):
     """The manifest of a client's adapter and sketch; `base` is the digest of the weights it was trained from.
 
     `signature_reliability` is the share of the sketch that is not noise (default 1). `signature_epsilon` is
-    the spent privacy budget, for display, if the plan sets one.
+    the spent privacy budget of sketches, for display, if the plan sets one. `training_epsilon` is that of
+    training, and required if the plan has `privacy.training`.
     """
 
     kind: Literal["update"] = "update"
@@ -40,6 +41,7 @@ class UpdateManifest(Manifest):
     examples: Count
     signature_reliability: Reliability = 1.0
     signature_epsilon: Epsilon | None = None
+    training_epsilon: Epsilon | None = None
 
 
 class SignatureManifest(Manifest):

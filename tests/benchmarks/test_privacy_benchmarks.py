@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks import leak
+from benchmarks import leak, private_training
 from benchmarks.private_relevance import mass
+from client_agent.adapters.inject import inject_lora
 from client_agent.model.loading import load_base_model
 from client_agent.sketches.gradient import Sketch
 
@@ -30,3 +31,19 @@ def test_one_record_is_read_from_its_gradient_and_not_from_a_private_sketch() ->
     assert found["whole gradient, span check"] == (1.0, 1.0)
     assert found["sketch of 256, matching"][1] >= 0.8
     assert found["sketch of 64, epsilon 1, matching"][1] <= 0.6
+
+
+@pytest.mark.slow
+def test_private_training_is_measured_with_the_noise_of_its_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+    base = load_base_model(str(leak.ROOT / "examples" / "models" / "tiny-s"), device=torch.device("cpu"))
+    data = private_training.drawn(16, 0)
+    assert not {e.prompt for e in data.train} & {e.prompt for e in data.held_out}
+    plan = private_training.plan_of(4, 0.01, steps=2)
+    with inject_lora(base, private_training.ADAPTER) as adapter:
+        strict, loose = (private_training.steps_of(base, adapter, data, plan, eps) for eps in (1.0, 8.0))
+    assert strict.mechanism.noise_multiplier > loose.mechanism.noise_multiplier > 0
+    assert (loose.mechanism.sampled, loose.mechanism.records) == (4, 16)
+    monkeypatch.setattr(private_training, "STEPS", 5)
+    loss, noise = private_training.trained_loss(base, data, 4, None, 0.01)
+    assert noise == 0
+    assert loss < private_training.start_loss(base, data)

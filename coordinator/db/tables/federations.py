@@ -195,6 +195,7 @@ class UpdateRow(Table):
     norm: Mapped[float]
     clipped: Mapped[bool]
     sent_ranks: Mapped[int | None]
+    training_epsilon: Mapped[float | None]
     examples: Mapped[int]
     pack_digest: Mapped[str | None]
     received_at: Mapped[datetime]

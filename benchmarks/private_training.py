@@ -1,0 +1,197 @@
+"""What differentially private training costs: held-out loss, and time per step.
+
+    python -m benchmarks.private_training [--records 256 1024] [--draws 3] [--out FILE.json]
+
+One silo trains a LoRA of examples/models/tiny-s on the task cipher, with the agent's own loop and its own
+private steps, without a federation: loss on held-out examples after all steps, at the best of a few learning
+rates by that loss. A second table has the time of a step of eight examples with and without privacy.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import pairwise, product
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.progress import Progress
+
+from benchmarks import figures
+from client_agent.adapters.base import Adapter
+from client_agent.adapters.inject import inject_lora
+from client_agent.model.examples import Example, encode_for
+from client_agent.model.loading import BaseModel, load_base_model
+from client_agent.privacy.training import training_mechanism
+from client_agent.training.evaluate import mean_loss
+from client_agent.training.loop import Step, train
+from client_agent.training.private_steps import PrivateSteps
+from examples.tasks import TASKS, draw
+from schemas.messages.federations import AdapterPlan, TrainingPlan
+from schemas.messages.private_training import PrivateTrainingPlan
+
+ROOT = Path(__file__).resolve().parents[1]
+TASK = "cipher"
+HELD_OUT = 64
+BUDGETS = (8.0, 4.0, 1.0)
+RATES = (3e-3, 1e-2, 3e-2)
+BATCHES = (32,)
+ADAPTER = AdapterPlan(kind="lora", rank=4, roles=("q", "v"))
+STEPS = 40
+CLIP = 0.1
+TIMED = 20
+
+
+@dataclass(frozen=True, slots=True)
+class NotCounted:
+    """No ledger: the examples of a benchmark are public."""
+
+    def pay(self, steps: int) -> None:
+        return None
+
+    def begin_step(self) -> None:
+        return None
+
+
+def main() -> None:
+    """Measure, show, write."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.private_training",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--records", type=int, nargs="+", default=[256, 1024], help="(default: 256 1024)")
+    parser.add_argument("--draws", type=int, default=3, help="draws of the examples (default: 3)")
+    parser.add_argument("--out", type=Path, default=Path("runs/benchmarks/private_training.json"))
+    arguments = parser.parse_args()
+    console = Console()
+    torch.set_num_threads(1)
+    base = load_base_model(str(ROOT / "examples" / "models" / "tiny-s"), device=torch.device("cpu"))
+    cases = [*product(arguments.records, BATCHES, (None, *BUDGETS))]
+    found = []
+    with Progress(console=console) as progress:
+        bar = progress.add_task("trainings", total=len(cases) * len(RATES) * arguments.draws)
+        for records, batch, epsilon in cases:
+            losses: dict[float, list[float]] = {rate: [] for rate in RATES}
+            noise = 0.0
+            for seed, rate in product(range(arguments.draws), RATES):
+                loss, noise = trained_loss(base, drawn(records, seed), batch, epsilon, rate)
+                losses[rate].append(loss)
+                progress.advance(bar)
+            found.append(_case(records, batch, epsilon, noise, losses))
+    seconds = {name: step_seconds(base, drawn(256, 0), private=private) for name, private in _SIDES}
+    start = statistics.mean(start_loss(base, drawn(64, seed)) for seed in range(arguments.draws))
+    facts = {"draws": arguments.draws, "steps": STEPS, "start": start, "found": found, "seconds": seconds}
+    figures.write(arguments.out, {**figures.machine(), **facts})
+    columns = ("examples", "batch", "epsilon", "noise", "rate", "held-out loss")
+    rows = [[str(case[column]) for column in columns] for case in found]
+    figures.show(console, f"after {STEPS} steps; {start:.2f} at the start", columns, rows)
+    ratio = seconds["private"] / seconds["plain"]
+    console.print(f"a step of 8 examples: {1e3 * seconds['plain']:.1f} ms, private {ratio:.1f} times as long")
+
+
+_SIDES = (("plain", False), ("private", True))
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """Training and held-out examples of one draw."""
+
+    train: list[Example]
+    held_out: list[Example]
+
+
+def drawn(records: int, seed: int) -> Drawn:
+    """Draw different examples; the held-out ones are those of no training set."""
+    pool = draw(TASKS[TASK], records + HELD_OUT, random.Random(f"private training:{seed}"))
+    examples = [Example(item.prompt, item.completion) for item in pool]
+    return Drawn(examples[HELD_OUT:], examples[:HELD_OUT])
+
+
+def plan_of(batch: int, rate: float, steps: int) -> TrainingPlan:
+    """Return the plan of a training."""
+    return TrainingPlan(steps=steps, batch_size=batch, learning_rate=rate, max_length=64)
+
+
+def steps_of(
+    base: BaseModel, adapter: Adapter, data: Drawn, plan: TrainingPlan, epsilon: float
+) -> PrivateSteps:
+    """Return private steps, of which all of a plan cost `epsilon`."""
+    dim = sum(parameter.numel() for parameter in adapter.named_parameters().values())
+    dp = PrivateTrainingPlan(epsilon=epsilon, clip=CLIP, steps=plan.steps)
+    records = [encode_for(base, [example], plan.max_length) for example in data.train]
+    return PrivateSteps(records, training_mechanism(len(records), dim, plan, dp), NotCounted())
+
+
+def trained_loss(
+    base: BaseModel, data: Drawn, batch: int, epsilon: float | None, rate: float
+) -> tuple[float, float]:
+    """Train from zero; return the loss on the held-out examples, in nats per answer token, and the noise."""
+    with inject_lora(base, ADAPTER) as adapter:
+        noise = _train(base, adapter, data, plan_of(batch, rate, STEPS), epsilon)
+        return start_loss(base, data), noise
+
+
+def start_loss(base: BaseModel, data: Drawn) -> float:
+    """Return the loss of the base model on the held-out examples."""
+    return mean_loss(base, encode_for(base, data.held_out, 64))
+
+
+def step_seconds(base: BaseModel, data: Drawn, *, private: bool) -> float:
+    """Return the median processor time of a step, in seconds."""
+    ends: list[float] = [time.process_time()]
+    with inject_lora(base, ADAPTER) as adapter:
+        plan = plan_of(8, 1e-3, TIMED)
+        _train(
+            base, adapter, data, plan, 4.0 if private else None, lambda _: ends.append(time.process_time())
+        )
+    return statistics.median(after - before for before, after in pairwise(ends[1:]))
+
+
+def _train(
+    base: BaseModel,
+    adapter: Adapter,
+    data: Drawn,
+    plan: TrainingPlan,
+    epsilon: float | None,
+    on_step: Callable[[Step], None] | None = None,
+) -> float:
+    """Train for the steps of a plan, and return the noise multiplier."""
+    private = steps_of(base, adapter, data, plan, epsilon) if epsilon is not None else None
+    train(
+        base,
+        adapter,
+        encode_for(base, data.train, plan.max_length),
+        plan,
+        learning_rate=float(plan.learning_rate),
+        seed=0,
+        round_number=1,
+        total_rounds=1,
+        private=private,
+        on_step=on_step,
+    )
+    return private.mechanism.noise_multiplier if private is not None else 0.0
+
+
+def _case(
+    records: int, batch: int, epsilon: float | None, noise: float, losses: dict[float, list[float]]
+) -> dict[str, Any]:
+    best = min(losses, key=lambda rate: statistics.mean(losses[rate]))
+    return {
+        "examples": records,
+        "batch": batch,
+        "epsilon": epsilon if epsilon is not None else "no noise",
+        "noise": noise,
+        "rate": best,
+        "held-out loss": round(statistics.mean(losses[best]), 3),
+    }
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,148 @@
+"""Make a round's training differentially private where the plan asks for it: what suits it, and who pays."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from client_agent.adapters.base import Adapter
+from client_agent.errors import AgentError
+from client_agent.model.examples import Example, probe_set
+from client_agent.privacy.ledger import Ledger
+from client_agent.privacy.release import Mechanism
+from client_agent.privacy.training import training_mechanism
+from client_agent.rounds.work import Work
+from client_agent.strategies.base import Traits
+from client_agent.training.private_steps import PrivateSteps
+from client_agent.training.silo import Silo
+from schemas.messages.private_training import PrivateTrainingPlan
+from schemas.privacy import training_status
+
+log = logging.getLogger(__name__)
+
+
+class NotPrivatelyTrained(AgentError):
+    """The plan asks for differentially private training, which this method or this silo cannot give."""
+
+    def __init__(self, obstacle: str, way_out: str) -> None:
+        super().__init__(
+            f"the plan asks for differentially private training (privacy.training), and {obstacle}; nothing "
+            f"is trained or sent. {way_out}"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class RoundPayments:
+    """The ledger of a silo, for the steps of one round."""
+
+    ledger: Ledger
+    federation_id: str
+    round_number: int
+    mechanism: Mechanism
+    dp: PrivateTrainingPlan
+
+    def pay(self, steps: int) -> None:
+        """Pay for steps, less those that are paid for and not begun."""
+        book = self.ledger.with_steps(self.federation_id, self.round_number, self.mechanism, steps, self.dp)
+        self.ledger.write(book)
+        log.info(
+            "round %d: %d private steps with noise %.2f, %d of %d examples in each on average; %s",
+            *(self.round_number, steps, self.mechanism.noise_multiplier),
+            *(
+                self.mechanism.sampled,
+                self.mechanism.records,
+                training_status(self.dp, book.training_epsilon),
+            ),
+        )
+
+    def begin_step(self) -> None:
+        self.ledger.begin_step(self.federation_id, self.round_number, self.mechanism)
+
+
+def private_steps(work: Work, adapter: Adapter) -> PrivateSteps | None:
+    """Return how the steps of a round are made private; None if the plan asks for no such training.
+
+    Raises:
+        TooFewRecords: delta protects none of so many examples.
+    """
+    dp = work.private_training
+    if dp is None:
+        return None
+    silo, plan = work.trainer.silo, work.brief.training
+    examples = different(silo.data.train)
+    dim = sum(parameter.numel() for parameter in adapter.named_parameters().values())
+    mechanism = training_mechanism(len(examples), dim, plan, dp)
+    payments = RoundPayments(
+        Ledger(work.participant.workspace.folder), work.session.federation_id, work.brief.round, mechanism, dp
+    )
+    records = [silo.encoded([example], plan.max_length) for example in examples]
+    return PrivateSteps(records, mechanism, payments)
+
+
+def require_affordable_round(work: Work) -> None:
+    """Check before this client joins that it can train privately, and pay for the steps of a round.
+
+    Raises:
+        NotPrivatelyTrained: the method or the silo does not train in private steps.
+        TrainingBudgetSpent: the budget is too small for a round.
+        TooFewRecords, LedgerDamaged: see `training_mechanism` and `Ledger`.
+    """
+    dp = work.private_training
+    if dp is None:
+        return
+    silo, plan = work.trainer.silo, work.brief.training
+    require_private_steps(silo, work.opened.traits)
+    mechanism = training_mechanism(len(different(silo.data.train)), 1, plan, dp)
+    ledger = Ledger(work.participant.workspace.folder)
+    ledger.with_steps(work.session.federation_id, work.brief.round, mechanism, plan.steps, dp)
+
+
+def require_private_steps(silo: Silo, traits: Traits) -> None:
+    """Check that a silo's training consists of gradient steps on one adapter, in one process of its own loop.
+
+    Raises:
+        NotPrivatelyTrained: it does not.
+    """
+    require_private_method(traits)
+    require_own_loop(silo.trainer.name if silo.trainer is not None else None)
+    if silo.ranks is not None:
+        raise NotPrivatelyTrained(
+            "its steps are not divided among processes", "Start the agent without torchrun"
+        )
+
+
+def require_own_loop(trainer: str | None) -> None:
+    """Check that no trainer of the silo's own replaces the loop that adds the noise.
+
+    Raises:
+        NotPrivatelyTrained: one does.
+    """
+    if trainer is not None:
+        raise NotPrivatelyTrained(f"trainer {trainer!r} adds no noise", "Remove `trainer` from silo.toml")
+
+
+def require_private_method(traits: Traits) -> None:
+    """Check that nothing but gradient steps on one adapter reads the training examples.
+
+    Raises:
+        NotPrivatelyTrained: something does.
+    """
+    obstacles = {
+        "chooses among experts by losses": traits.routing,
+        "prunes ranks by a penalty of the loss": traits.pruning,
+        "learns the importance of ranks": traits.importance,
+        "trains two adapters": traits.pull,
+        "sends outputs of the model": traits.distil,
+    }
+    for text, trait in obstacles.items():
+        if trait is not None:
+            raise NotPrivatelyTrained(
+                f"its method {text}, which has no noise",
+                "Ask the operator for a plan with another strategy",
+            )
+
+
+def different(examples: Sequence[Example]) -> list[Example]:
+    """Return each example once: a repeated one would count twice, and be protected half as well."""
+    return probe_set(examples, len(examples))

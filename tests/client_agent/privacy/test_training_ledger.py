@@ -1,0 +1,119 @@
+"""The ledger of private training: steps are paid for first, repeated ones again, and no kill is free."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from client_agent.privacy.accountant import epsilon_of_counted
+from client_agent.privacy.budget import LedgerDamaged, TrainingBudgetSpent
+from client_agent.privacy.ledger import LEDGER, Ledger
+from client_agent.privacy.release import Mechanism
+from schemas.messages.private_training import PrivateTrainingPlan
+from tests.client_agent.privacy.test_ledger import NOISY as SKETCH
+from tests.client_agent.privacy.test_ledger import pay as pay_sketch
+
+DP = PrivateTrainingPlan(epsilon=1.0, steps=30)
+NOISY = Mechanism(sampled=8, records=64, noise_multiplier=3.0, clip=1.0, dim=4)
+
+
+def pay(folder: Path, number: int, steps: int, mechanism: Mechanism = NOISY, federation: str = "f") -> None:
+    ledger = Ledger(folder)
+    ledger.write(ledger.with_steps(federation, number, mechanism, steps, DP))
+
+
+def begin(folder: Path, number: int, steps: int) -> None:
+    for _ in range(steps):
+        Ledger(folder).begin_step("f", number, NOISY)
+
+
+def paid(folder: Path) -> int:
+    return sum(entry.steps for entry in Ledger(folder).read().training)
+
+
+def test_steps_are_paid_for_once_and_again_only_if_they_are_repeated(tmp_path: Path) -> None:
+    pay(tmp_path, 1, 6)
+    pay(tmp_path, 1, 6)  # started again before any step
+    assert paid(tmp_path) == 6
+    begin(tmp_path, 1, 4)
+    pay(tmp_path, 1, 2)  # resumed where it stopped
+    assert paid(tmp_path) == 6
+    pay(tmp_path, 1, 5)  # resumed three steps earlier, after a kill
+    assert paid(tmp_path) == 9
+    begin(tmp_path, 1, 5)
+    with pytest.raises(LedgerDamaged, match="has no step of round 1 that was paid for and not begun"):
+        begin(tmp_path, 1, 1)
+    pay(tmp_path, 1, 6)  # the whole round anew, as after the end of a pack
+    assert paid(tmp_path) == 15
+    spent = [entry.epsilon for entry in Ledger(tmp_path).read().training]
+    assert spent == sorted(spent)
+    assert spent[-1] == epsilon_of_counted([(NOISY, 15)], DP.delta)
+
+
+def test_steps_of_another_mechanism_or_federation_are_not_exchanged_but_count(tmp_path: Path) -> None:
+    pay(tmp_path, 1, 4)
+    other = Mechanism(sampled=8, records=63, noise_multiplier=3.0, clip=1.0, dim=4)
+    pay(tmp_path, 1, 4, other)
+    pay(tmp_path, 1, 4, federation="g")
+    assert paid(tmp_path) == 12
+    (*_, last) = Ledger(tmp_path).read().training
+    assert last.epsilon == epsilon_of_counted([(NOISY, 8), (other, 4)], DP.delta)
+
+
+def test_a_spent_budget_refuses_and_says_what_to_do(tmp_path: Path) -> None:
+    pay(tmp_path, 1, 10)
+    before = (tmp_path / LEDGER).read_bytes()
+    with pytest.raises(
+        TrainingBudgetSpent,
+        match=r"of 1, and 3000 more steps would make it .*larger privacy\.training\.epsilon",
+    ):
+        pay(tmp_path, 2, 3000)
+    assert (tmp_path / LEDGER).read_bytes() == before
+
+
+def test_sketches_and_training_are_in_one_ledger_and_composed(tmp_path: Path) -> None:
+    pay(tmp_path, 1, 6)
+    pay_sketch(Ledger(tmp_path), 1)
+    pay(tmp_path, 2, 6)
+    book = Ledger(tmp_path).read()
+    assert [len(book.releases), len(book.training)] == [1, 2]
+    both = book.together(DP.delta)
+    assert both == epsilon_of_counted([(SKETCH, 1), (NOISY, 12)], DP.delta)
+    alone = (book.releases[-1].epsilon, book.training[-1].epsilon)
+    assert max(alone) < both < sum(alone)
+
+
+def test_a_ledger_without_training_is_the_one_of_earlier_versions(tmp_path: Path) -> None:
+    pay_sketch(Ledger(tmp_path), 1)
+    assert json.loads((tmp_path / LEDGER).read_text()).keys() == {"releases"}
+
+
+BEGINS = """
+import sys
+from pathlib import Path
+from tests.client_agent.privacy.test_training_ledger import begin, pay
+pay(Path(sys.argv[1]), 1, 5)
+begin(Path(sys.argv[1]), 1, 3)
+print("begun", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.long
+def test_killed_inside_a_step_a_silo_has_paid_for_it(tmp_path: Path) -> None:
+    """No checkpoint was stored: all five steps are to be done again, and three were begun."""
+    for died, total in ((1, 5), (2, 8), (3, 11)):
+        command = [sys.executable, "-c", BEGINS, str(tmp_path)]
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:
+            assert child.stdout is not None
+            assert child.stdout.readline() == "begun\n"
+            child.send_signal(signal.SIGKILL)
+        book = Ledger(tmp_path).read()
+        assert sum(entry.begun for entry in book.training) == 3 * died
+        assert paid(tmp_path) == total
+    assert book.training[-1].epsilon == epsilon_of_counted([(NOISY, 11)], DP.delta)

@@ -1,0 +1,207 @@
+"""Rounds of private training over HTTP: what is paid, claimed, refused and kept from the coordinator."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import pytest
+
+from client_agent.daemon import run
+from client_agent.policy import Policy, PolicyRefused
+from client_agent.privacy.accountant import epsilon_of_counted
+from client_agent.privacy.budget import TrainingBudgetSpent
+from client_agent.privacy.ledger import Ledger
+from client_agent.rounds import plain_steps
+from client_agent.rounds.opened_brief import OpenedBrief
+from client_agent.rounds.participant import Participant
+from client_agent.rounds.private_training import NotPrivatelyTrained, require_private_steps
+from client_agent.rounds.step_tracking import step_reports
+from client_agent.rounds.steps import take_part
+from client_agent.rounds.trained import Trained
+from client_agent.rounds.work import Work
+from client_agent.storage.round_folder import TRAINED, WEIGHTS
+from client_agent.strategies.base import load_strategy
+from client_agent.training import loop
+from client_agent.training.silo import Silo
+from client_agent.training.trainers import OpenedTrainer
+from schemas.messages.federations import FederationPlan
+from tests.client_agent.conftest import checked, config, next_brief
+from tests.client_agent.rounds.test_private_rounds import DP, Killed, run_until_killed
+from tests.client_agent.test_daemon import QUICK, alone_plan, naps
+from tests.served import Served
+
+Enrolled = Callable[..., Participant]
+LORA = {"kind": "lora", "rank": 2, "roles": ["v"]}
+PRIVATE = {"epsilon": 4.0}
+
+
+def private_plan(**changes: Any) -> dict[str, Any]:
+    privacy = {"training": PRIVATE} | changes.pop("privacy", {})
+    plan = {"adapter": LORA, "strategy": {"name": "fedavg"}, "signature": {"dp": DP}, "privacy": privacy}
+    return alone_plan(**plan | changes)
+
+
+@pytest.mark.slow
+def test_a_silo_trains_in_private_steps_and_says_what_they_cost(served: Served, started: Enrolled) -> None:
+    who = started(**private_plan())
+    run(who, naps(500))
+    views = served.rounds(who.session.federation_id)
+    assert [view["state"] for view in views] == ["published"] * 2
+    book = Ledger(who.workspace.folder).read()
+    assert [(entry.round, entry.steps, entry.begun) for entry in book.training] == [(1, 2, 2), (2, 2, 2)]
+    assert [entry.round for entry in book.releases] == [1, 2]
+    mechanism = book.training[-1].mechanism
+    assert (mechanism.sampled, mechanism.records) == (8, 12)
+    assert book.training[-1].epsilon == epsilon_of_counted([(mechanism, 4)], 1e-5)
+    assert 0 < book.training[0].epsilon < book.training[1].epsilon < 4.0  # a round's steps are in reserve
+    assert book.together(1e-5) < book.training[-1].epsilon + book.releases[-1].epsilon
+    spent = [view["clients"][0]["training_epsilon"] for view in views]
+    assert spent == [entry.epsilon for entry in book.training]
+    claims = " ".join(views[0]["claims"])
+    assert "Updates: record-level (4, 1e-05)-differential privacy against everybody" in claims
+    assert "updates and sketches together: (6, 2e-05)" in claims
+    assert "adapters, with which the coordinator is trusted" not in claims
+    assert views[0]["clients"][0]["progress"] is None
+
+
+@pytest.mark.slow
+def test_a_kill_between_two_steps_pays_for_the_lost_ones_again(
+    started: Enrolled, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    who = started(**private_plan(rounds={"total": 1, "min_clients": 1}, training=QUICK | {"steps": 3}))
+    calls: list[int] = []
+    whole = loop._gradient_of_text
+
+    def dies_in_the_third_step(*arguments: Any) -> float:
+        if Ledger(who.workspace.folder).read().training[-1].begun == 3:
+            raise Killed
+        calls.append(1)
+        return whole(*arguments)
+
+    run_until_killed_by(who, monkeypatch, dies_in_the_third_step)
+    (entry,) = Ledger(who.workspace.folder).read().training
+    assert (entry.steps, entry.begun) == (3, 3)
+    run(who, naps(500))
+    book = Ledger(who.workspace.folder).read()
+    assert [(entry.steps, entry.begun) for entry in book.training] == [(3, 3), (3, 3)]
+    assert book.training[-1].epsilon <= 4.0
+
+
+def run_until_killed_by(who: Participant, monkeypatch: pytest.MonkeyPatch, gradient: Any) -> None:
+    with monkeypatch.context() as patched:
+        patched.setattr(loop, "_gradient_of_text", gradient)
+        with pytest.raises(Killed):
+            run(who, naps(500))
+
+
+@pytest.mark.slow
+def test_a_kill_after_the_training_sends_the_same_update_and_costs_nothing(
+    started: Enrolled, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    who = started(**private_plan(rounds={"total": 1, "min_clients": 1}))
+    run_until_killed(who, monkeypatch, plain_steps, "pack_update")
+    kept = who.workspace.rounds.open(1).read(TRAINED)
+    run(who, naps(500))
+    assert who.workspace.rounds.open(1).read(TRAINED) == kept
+    assert [entry.steps for entry in Ledger(who.workspace.folder).read().training] == [2]
+    assert all(np.isfinite(values).all() for values in Trained.from_bytes(kept).adapter.values())
+
+
+@pytest.mark.slow
+def test_a_silo_whose_budget_is_spent_does_not_join(started: Enrolled) -> None:
+    who = started(**private_plan(privacy={"training": {"epsilon": 4.0, "steps": 3}}))
+    with pytest.raises(
+        TrainingBudgetSpent, match=r"the privacy budget of training is spent.*nothing is trained"
+    ):
+        run(who, naps(500))
+    assert not who.workspace.rounds.open(2).has(WEIGHTS)
+    assert [entry.round for entry in Ledger(who.workspace.folder).read().training] == [1]
+
+
+@pytest.mark.parametrize(
+    ("training", "refusal"),
+    [
+        (
+            None,
+            "trains without differential privacy, and this silo's policy.max_training_epsilon is 3; nothing",
+        ),
+        (PRIVATE, "allows training to cost epsilon 4, .* privacy.training.epsilon of 3 or less, or change"),
+    ],
+)
+def test_a_policy_refuses_a_plan_that_costs_more_before_anything_is_trained(
+    started: Enrolled, training: dict[str, float] | None, refusal: str
+) -> None:
+    who = started(**private_plan(privacy={"training": training}))
+    who.session.policy = Policy(max_training_epsilon=3.0)
+    with pytest.raises(PolicyRefused, match=refusal):
+        take_part(who, next_brief(who))
+    assert not who.workspace.rounds.open(1).has(WEIGHTS)
+    assert Ledger(who.workspace.folder).read().training == ()
+    who.session.policy = Policy(max_training_epsilon=4.0)
+    if training is not None:
+        who.session.check_plan()
+
+
+@pytest.mark.parametrize("name", ["fed_vemoe", "het_lora", "ca_pfl", "ditto"])
+def test_a_method_that_reads_examples_outside_of_its_steps_is_refused(silo: Silo, name: str) -> None:
+    with pytest.raises(NotPrivatelyTrained, match="nothing is trained or sent"):
+        require_private_steps(silo, load_strategy(name, {}).traits)
+
+
+def test_a_trainer_or_ranks_of_the_silo_are_refused(silo: Silo) -> None:
+    traits = load_strategy("fedavg", {}).traits
+    require_private_steps(silo, traits)
+    trainer = OpenedTrainer("mine", cast(Any, None), cast(Any, None))
+    with pytest.raises(NotPrivatelyTrained, match="trainer 'mine' adds no noise"):
+        require_private_steps(replace(silo, trainer=trainer), traits)
+    with pytest.raises(NotPrivatelyTrained, match="not divided among processes"):
+        require_private_steps(replace(silo, ranks=cast(Any, object())), traits)
+
+
+def test_the_coordinator_is_told_no_progress_of_private_training(started: Enrolled) -> None:
+    who = started(**private_plan())
+    who.trainer.reports_progress = True
+    work = Work(who, OpenedBrief.of(next_brief(who)), who.workspace.rounds.open(1))
+    who.session.check_plan()
+    sent: list[object] = []
+    object.__setattr__(who.session.api, "put_once", lambda *_: sent.append(_) or 204)
+    with step_reports(work) as report:
+        report(loop.Step(1, 2, 1.5, 10, 1.0), 0, 2)
+    assert sent == []
+
+
+def test_a_check_says_what_training_costs(tmp_path: Path) -> None:
+    file, said = config(tmp_path), tmp_path / "plan.json"
+    said.write_text(json.dumps({"name": "x"} | private_plan()))
+    found = checked(file, said)["privacy"]
+    assert found.passed, found.detail
+    assert "Training: updates: record-level (4, 1e-05)-differential privacy" in found.detail
+    assert "on 8 of 12 examples a step; epsilon 0 of 4 spent at delta 1e-05" in found.detail
+    said.write_text(json.dumps({"name": "x"} | private_plan(strategy={"name": "het_lora"})))
+    refused = checked(file, said)["privacy"]
+    assert not refused.passed
+    assert "prunes ranks by a penalty of the loss" in refused.detail
+
+
+def test_a_plan_is_resolved_and_covers_all_that_is_sent() -> None:
+    plan = FederationPlan.model_validate({"name": "x"} | private_plan(rounds={"total": 7, "min_clients": 1}))
+    assert plan.privacy.training is not None
+    assert plan.privacy.training.steps == 8 * 2
+    assert FederationPlan.model_validate_json(plan.model_dump_json()) == plan
+    without = FederationPlan.model_validate({"name": "x", "strategy": {"name": "fedavg"}})
+    assert "training" not in without.privacy.model_dump()
+    with pytest.raises(ValueError, match=r"learning_rate[\s\S]*must be a number with privacy.training"):
+        FederationPlan.model_validate({"name": "x"} | private_plan(training={}))
+    with pytest.raises(ValueError, match=r"signature.dp[\s\S]*must be set with privacy.training"):
+        FederationPlan.model_validate({"name": "x"} | private_plan(signature={}))
+    with pytest.raises(ValueError, match=r"training.steps[\s\S]*must be 2 or more"):
+        FederationPlan.model_validate(
+            {"name": "x"} | private_plan(privacy={"training": {"epsilon": 1, "steps": 1}})
+        )
+    summed = private_plan(signature={}, privacy={"secure_sum": {}}, rounds={"min_clients": 5})
+    assert FederationPlan.model_validate({"name": "x"} | summed).privacy.training is not None

@@ -1,0 +1,99 @@
+"""Private training at the coordinator: which plans and agents can have it, and what is claimed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from coordinator.federations.claims import of_federation
+from coordinator.strategies.opening import names, open_plan
+from schemas.messages.federations import FederationPlan
+from schemas.messages.private_training import CAPABILITY
+from tests.served import Served, slug
+from tests.taking_part import PLAN, join, put, show, update_body, values
+
+LORA = {"kind": "lora", "rank": 4, "roles": ["q"]}
+ONLY_STEPS = {"fedavg", "fedprox", "fedmosaic", "fedsa_lora", "ffa_lora", "flora", "fedex_lora", "lora_fair"}
+
+
+def private_plan(name: str, **changes: Any) -> dict[str, Any]:
+    adapter = {} if name == "fedmosaic" else LORA
+    return {
+        "name": "a",
+        "strategy": {"name": name},
+        "adapter": adapter,
+        "training": {"learning_rate": 1e-3},
+        "signature": {"dp": {"epsilon": 2}},
+        "privacy": {"training": {"epsilon": 3}},
+    } | changes
+
+
+@pytest.mark.parametrize("name", names())
+def test_a_plan_is_refused_where_noise_would_not_cover_what_is_read(coordinator: Served, name: str) -> None:
+    made = coordinator.admin.post("/v1/federations", json=private_plan(name))
+    if name in ONLY_STEPS:
+        assert made.status_code == 201, made.text
+        assert made.json()["plan"]["privacy"]["training"]["steps"] == 11 * 20
+        return
+    assert (made.status_code, slug(made)) == (422, "validation")
+    if made.json()["field"] != "adapter.kind":
+        assert made.json()["field"] == "privacy.training"
+
+
+def test_outputs_of_models_are_not_sent_beside_private_training(coordinator: Served) -> None:
+    strategy = {"name": "fedmosaic", "options": {"distil": {"texts": 8}}}
+    made = coordinator.admin.post("/v1/federations", json=private_plan("fedmosaic", strategy=strategy))
+    assert (made.status_code, made.json()["field"]) == (422, "privacy.training")
+
+
+def test_an_agent_that_would_leave_the_noise_out_cannot_enrol(coordinator: Served) -> None:
+    plan = private_plan("fedavg", adapter={})
+    federation_id = coordinator.federation(**{key: plan[key] for key in plan if key != "name"})
+    token = coordinator.enrolment_token(federation_id, "a")
+    refused = coordinator.try_enrol(token, "a", capabilities=[])
+    assert (refused.status_code, slug(refused)) == (426, "capability-missing")
+    assert refused.json()["needed"] == CAPABILITY
+    assert "privacy.training" in refused.json()["detail"]
+    assert coordinator.try_enrol(token, "a", capabilities=[CAPABILITY]).status_code == 201
+
+
+def test_updates_are_claimed_private_with_what_is_not_covered() -> None:
+    claims = of_federation(open_plan(FederationPlan.model_validate(private_plan("fedavg"))))
+    (sketches,) = [claim for claim in claims if claim.startswith("Sketches: record-level (2, 1e-05)")]
+    assert "the adapters, with which the coordinator is trusted" not in sketches
+    (updates,) = [claim for claim in claims if claim.startswith("Updates: record-level (3, 1e-05)")]
+    assert "the presence of any one training example of a silo" in updates
+    assert "updates and sketches together: (5, 2e-05)" in updates
+    assert "not covered: the scores, which are of held-out examples" in updates
+    assert "the coordinator cannot verify it" in updates
+    without = of_federation(
+        open_plan(FederationPlan.model_validate({"name": "a", "strategy": {"name": "fedavg"}}))
+    )
+    assert not any("Updates: record-level" in claim for claim in without)
+
+
+def test_a_sum_of_private_updates_is_not_claimed_to_be_without_noise() -> None:
+    plan = private_plan("fedavg", signature={}, rounds={"min_clients": 5})
+    plan["privacy"] = plan["privacy"] | {"secure_sum": {}}
+    claims = " ".join(of_federation(open_plan(FederationPlan.model_validate(plan))))
+    assert "Updates: record-level (3, 1e-05)" in claims
+    assert "Sums have no noise" not in claims
+    assert "together" not in claims.partition("Updates: record-level")[2].partition("not covered")[0]
+
+
+def test_an_update_says_what_its_training_has_cost_or_is_refused(coordinator: Served) -> None:
+    plan = private_plan("fedavg", adapter=PLAN["adapter"], rounds={"total": 1, "min_clients": 2})
+    plan["signature"] = {"dim": 4, "dp": {"epsilon": 2}}
+    federation_id = coordinator.federation(**{key: plan[key] for key in plan if key != "name"})
+    silos = [coordinator.enrol(federation_id, name, capabilities=[CAPABILITY]) for name in ("a", "b")]
+    coordinator.admin.post(f"/v1/federations/{federation_id}/start")
+    base = join(silos[0], 1)
+    refused = put(silos[0], 1, update_body(silos[0], 1, base, values(1.0)))
+    assert (refused.status_code, refused.json()["field"]) == (422, "training_epsilon")
+    assert "adds no noise; install a newer one" in refused.json()["detail"]
+    body = update_body(silos[0], 1, base, values(1.0), training_epsilon=1.25)
+    assert put(silos[0], 1, body).status_code == 201
+    join(silos[1], 1)
+    shown = {client["name"]: client for client in show(coordinator, federation_id, 1)["clients"]}
+    assert [shown[name]["training_epsilon"] for name in ("a", "b")] == [1.25, None]
