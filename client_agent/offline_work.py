@@ -41,7 +41,7 @@ def do_work(participant: Participant, pending: PendingWork) -> None:
 
 
 def prepare_join(work: Work) -> None:
-    """Check the data, make the alignment pack, or a newcomer's sketch: what a join needs of the model.
+    """Check the data, and make the alignment pack or a newcomer's sketch, which a join needs.
 
     Raises:
         TextTooLong, DataInvalid, TokenizerUnfit: the data do not fit.

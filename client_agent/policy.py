@@ -1,4 +1,4 @@
-"""Hold a federation's plan to the `[policy]` table of silo.toml, whatever the coordinator asks for."""
+"""Check a federation's plan and updates against the `[policy]` table of silo.toml."""
 
 from __future__ import annotations
 
@@ -183,7 +183,7 @@ class Policy(Strict):
 
 
 def sent_modules(adapter: AdapterPlan) -> tuple[str, ...]:
-    """Return what a plan's adapter sends changes of: roles with A and B, (block, role)s with P and Q."""
+    """Return the modules that a plan's adapter sends: roles with A and B, (block, role)s with P and Q."""
     modules = adapter.modules() if adapter.kind == "pq" else ()
     return (*(adapter.roles if adapter.travelling_lora_rank else ()), *modules)
 

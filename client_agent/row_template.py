@@ -1,4 +1,4 @@
-"""A template of one's own: a prompt and an answer with columns in braces, and the options of the answer."""
+"""The silo's own template: a prompt and an answer with columns in braces, and the options of the answer."""
 
 from __future__ import annotations
 

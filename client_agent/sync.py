@@ -38,7 +38,7 @@ _PAUSE_SECONDS = 5.0
 
 
 class Outcome(NamedTuple):
-    """What is next: `work` for the model's machine, `nothing` before the coordinator has more, or the end."""
+    """The next task: `work` for the model's machine, `nothing` until the coordinator has more, the end."""
 
     next: Literal["work", "nothing", "finished"]
     reason: str

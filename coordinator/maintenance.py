@@ -1,4 +1,4 @@
-"""Work on the database at TESSERA_DATABASE_URL beside the service: where its tensors are."""
+"""Move and check the tensors of the database at TESSERA_DATABASE_URL beside the service."""
 
 from __future__ import annotations
 

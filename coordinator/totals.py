@@ -1,4 +1,4 @@
-"""What a strategy is handed where the coordinator knows sums only. Pure.
+"""The input of a strategy where the coordinator knows sums only. Pure.
 
 A `Summed` strategy changes the one model that all clients have in common, by the sum of what clients learnt.
 It never sees a client, an update or a session.

@@ -1,4 +1,4 @@
-"""Claims about a coordinator that sums updates: what it sees of them under a plan. Pure."""
+"""Claims about the view of updates of a coordinator that sums them under a plan. Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _THIRD = "while fewer than a third of the members of each session collude with i
 
 
 def coordinator_sees(plan: FederationPlan, summed: SecureSumPlan) -> str:
-    """Return what the coordinator sees of updates under a plan with `privacy.secure_sum`."""
+    """Return the claim about the coordinator's view of updates under a plan with `privacy.secure_sum`."""
     if summed.masking == "none":
         return _IN_CLEAR
     sums = f"The coordinator sees only sums over at least {summed.minimum} members"

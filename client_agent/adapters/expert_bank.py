@@ -1,7 +1,7 @@
-"""What banks of experts have in common, whatever the tensors of an expert are.
+"""The common part of banks of experts, independent of the tensors of an expert.
 
 Tensors are named `x<k>.<tensor>` with k the expert's ordinal: `x0.l3.q.A` of the shared expert. An ordinal is
-never used again, so that a name means the same expert for ever.
+never used again, so that a name always means the same expert.
 """
 
 from __future__ import annotations

@@ -61,5 +61,5 @@ def inject_lora(base: BaseModel, plan: AdapterPlan, *, seed: int = 0) -> LoraAda
 
 
 def parts_of(strategy: AgentStrategy) -> Parts | None:
-    """Return which factors of an ordinary LoRA a strategy sends and trains; None means all of them."""
+    """Return the factors of an ordinary LoRA that a strategy sends and trains; None means all of them."""
     return Parts(strategy.travels, strategy.trains) if strategy.traits.part_travels else None

@@ -32,7 +32,7 @@ _REPORT_EXTRA = ("jinja2", "matplotlib")
 
 
 class EngineName(StrEnum):
-    """Where the runs of a comparison take place."""
+    """The engine on which the runs of a comparison take place."""
 
     PROCESSES = "processes"
     RAY = "ray"

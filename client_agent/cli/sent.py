@@ -1,4 +1,4 @@
-"""`tessera agent sent`: what this agent has sent to its coordinator, from its own log. Loads no model."""
+"""`tessera agent sent`: the requests of this agent to its coordinator, from its own log. Loads no model."""
 
 from __future__ import annotations
 

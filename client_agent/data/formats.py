@@ -1,4 +1,4 @@
-"""What a row is: a chat, an instruction, a prompt with its completion, or plain text."""
+"""The formats of a row: a chat, an instruction, a prompt with its completion, or plain text."""
 
 from __future__ import annotations
 

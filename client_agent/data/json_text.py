@@ -1,4 +1,4 @@
-"""Parse JSON of a silo's data; an object with a key twice is told from one that has it once."""
+"""Parse JSON of a silo's data, and detect objects that have a key twice."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows by a template of one's own (`client_agent.row_template`)."""
+"""Rows by the silo's own template (`client_agent.row_template`)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a format does not read of a row: harmless, named, or a change of what is learnt, which is refused."""
+"""The parts of a row that a format does not read: ignored, reported, or refused where they matter."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ _READ_BY = {
 
 @dataclass(frozen=True, slots=True)
 class Unused:
-    """What is not read of the rows of a source.
+    """The parts of the rows of a source that are not read.
 
     Attributes:
         columns: columns and keys of objects in them, such as `messages.mood`, in order of name.
@@ -85,7 +85,7 @@ class Unused:
         return Unused(self.columns | more.columns, self.formats | more.formats, self.flags | more.flags)
 
     def sentences(self) -> list[str]:
-        """Return what is not read, a line each; empty = nothing."""
+        """Return a line for each part that is not read; empty = none."""
         lines = []
         if self.columns:
             lines.append(printable(f"not used: {', '.join(sorted(self.columns))}"))
@@ -102,7 +102,7 @@ ALL_USED = Unused()
 
 
 def unused_of(row: Row, row_format: str) -> Unused:
-    """Return what a format has not read of a row.
+    """Return the parts of a row that a format has not read.
 
     Raises:
         DataInvalid: it changes what is learnt; the message says what to do.

@@ -1,1 +1,1 @@
-"""How a client chooses among the experts of a bank: by losses on a probe set that never leave it."""
+"""The choice of a client among the experts of a bank, by private losses on a probe set."""

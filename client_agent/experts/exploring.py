@@ -1,7 +1,7 @@
-"""Which specialists a client trains in a round, and for how many steps: drawn at first, then the best. Pure.
+"""The specialists that a client trains in a round, and their steps: drawn at first, then the best. Pure.
 
 All experts begin as equal functions, and every client has the same losses for all of them. Clients that chose
-greedily would meet on one expert for ever; so each draws at random, from a seed of its own, until experts
+greedily would all stay with one expert; so each draws at random, from a seed of its own, until experts
 differ.
 """
 

@@ -1,6 +1,6 @@
-"""What a client remembers of its choices among experts, as a file of its own that is never sent.
+"""The stored choices of a client among experts, in a file that is never sent.
 
-It holds the seed of the client's draws, the losses on its probe set, and what it chose in each round.
+The file has the seed of the client's draws, the losses on its probe set, and the choice of each round.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _Share = Annotated[float, Field(ge=0, le=1)]
 
 
 class Choice(Strict):
-    """What a client chose in a round, by its probe set; responsibilities are by specialist.
+    """The choice of a client in a round, by its probe set; responsibilities are by specialist.
 
     `fit` and `regret` are null without a probe set, `regret` also without a personal model of before. `local`
     is the loss of the personal model after the round, and `probe` the digest of the texts of all losses.

@@ -100,7 +100,7 @@ def with_probe_set(silo: Silo, routing: Routing) -> Silo:
 def prober_of(
     silo: Silo, routing: Routing, max_length: int, losses: MutableMapping[str, float]
 ) -> Prober | None:
-    """Return what scores experts on a silo's probe set; None if the silo is too small for one.
+    """Return the scorer of experts on a silo's probe set; None if the silo is too small for one.
 
     Args:
         losses: those that were computed before, by digests.

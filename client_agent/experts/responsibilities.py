@@ -1,4 +1,4 @@
-"""How well each specialist fits a client: responsibilities, fit, regret and rejection, from probe losses.
+"""The fit of each specialist to a client: responsibilities, fit, regret and rejection, from probe losses.
 
 Losses are in nats per answer token; none of them leaves the client. Pure.
 """
@@ -77,12 +77,12 @@ def spread(losses: Mapping[int, float]) -> float:
 
 
 def fit(losses: ProbeLosses) -> float:
-    """Compute g = clip((l_0 - min_k l_k) / l_0, 0, 1): what the best specialist adds to the shared expert."""
+    """Compute g = clip((l_0 - min_k l_k) / l_0, 0, 1): the gain of the best specialist."""
     return _share(losses.shared - losses.best, losses.shared)
 
 
 def regret(losses: ProbeLosses, local: float) -> float:
-    """Compute h = clip((min_k l_k - l_local) / l_0, 0, 1): what the bank lacks to the personal model.
+    """Compute h = clip((min_k l_k - l_local) / l_0, 0, 1): the loss of the bank against the personal model.
 
     Like `fit` it is a share of the shared expert's loss: two losses that are both near zero differ by little.
 

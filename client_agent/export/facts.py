@@ -1,4 +1,4 @@
-"""What is known about the training of an adapter on disk: federation, plan and held-out scores."""
+"""The recorded facts of the training of an adapter on disk: federation, plan and held-out scores."""
 
 from __future__ import annotations
 

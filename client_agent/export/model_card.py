@@ -22,7 +22,7 @@ _HUB_ID = re.compile(r"^[\w.-]+/[\w.-]+$")
 
 @dataclass(frozen=True, slots=True)
 class CardFacts:
-    """What a model card says beside the facts of training.
+    """The content of a model card beside the facts of training.
 
     Attributes:
         base: the hub id of the base model, or the name of its file or folder.

@@ -1,7 +1,7 @@
 """The parts of a causal language model: decoder, layers, head, and the linear layer of each role.
 
 Nothing is listed by `model_type`: roles follow from the names and shapes of the linear layers
-(`named_parts.py`), and what names cannot tell is measured on the loaded model (`measured.py`).
+(`named_parts.py`), and facts that names do not contain are measured on the loaded model (`measured.py`).
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class RoleLinear:
 
 @dataclass(frozen=True, slots=True)
 class FrozenParts:
-    """What no adapter changes in the layers of a model.
+    """The parts of the layers of a model that no adapter changes.
 
     Attributes:
         expert_layers: how many layers have routed experts.
@@ -53,7 +53,7 @@ class FrozenParts:
     linears: Mapping[str, int] = field(default_factory=dict)
 
     def sentences(self) -> list[str]:
-        """Return what a silo's owner should know, one sentence each."""
+        """Return the facts for a silo's owner, one sentence each."""
         notes = []
         if self.expert_layers:
             beside = ", ".join(self.beside_experts) or "nothing"

@@ -60,7 +60,7 @@ class _Probe:
         self.noise = noise.to(parameter.device, cast(torch.dtype, getattr(decoder, "dtype", torch.float32)))
 
     def output(self, z: Tensor) -> Tensor:
-        """Return what `reader` reads: (texts, positions, d_in)."""
+        """Return the input of `reader`: (texts, positions, d_in)."""
         inputs: list[Tensor] = []
 
         def replace(_: nn.Module, arguments: tuple[Tensor, ...], output: Tensor) -> Tensor:

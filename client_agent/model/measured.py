@@ -1,4 +1,4 @@
-"""Measure on a loaded model what names cannot tell, and refuse a model that does not compute what is assumed.
+"""Measure facts of a loaded model that names do not contain, and refuse a model that breaks an assumption.
 
 Two short texts are enough, which differ in their last token: earlier hidden states must not differ, the
 outputs of the head must be the model's logits, and every adapted layer must read each token once.

@@ -27,7 +27,7 @@ _USE = "use a decoder-only transformer (docs/reference/architectures.md)"
 
 @dataclass(frozen=True, slots=True)
 class NamedParts:
-    """What names and shapes tell about a model before anything is measured; fused layers have no rows yet."""
+    """The parts of a model by names and shapes, before measurements; fused layers have no rows yet."""
 
     decoder: str
     layers: str
@@ -153,7 +153,7 @@ def _of_layer(
 def frozen_parts(
     model: nn.Module, parts: NamedParts, roles: Sequence[Mapping[Role, RoleLinear]]
 ) -> FrozenParts:
-    """Find what no adapter changes in the layers: routed experts, and linear layers without a role."""
+    """Find the parts of layers that no adapter changes: routed experts, and linear layers without a role."""
     layers = [model.get_submodule(f"{parts.layers}.{number}") for number in range(len(roles))]
     experts = [number for number, layer in enumerate(layers) if _has_experts(layer)]
     beside = {role for number in experts for role in roles[number]}

@@ -1,4 +1,4 @@
-"""The first byte of the next token along public texts: what models of different tokenizers can compare.
+"""The first byte of the next token along public texts, which models of different tokenizers can compare.
 
 Two tokenizers are compared where both end a token. The probability of a byte there is that of all tokens that
 begin with it.

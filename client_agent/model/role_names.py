@@ -1,6 +1,6 @@
 """The linear layers of roles by their names in a transformer layer; no other file contains module names.
 
-A name counts together with its shape: what reads or writes hidden states must have their width. Names that
+A name counts together with its shape: layers at the hidden states must have their width. Names that
 several roles share are fused layers, whose rows `fused_rows` measures.
 """
 
@@ -100,7 +100,7 @@ class Placed:
 
     @property
     def key(self) -> tuple[str, int]:
-        """Return what layers have in common whose rows have the same order: path and outputs."""
+        """Return the path and the outputs, which layers with the same order of rows have in common."""
         return self.linear.path, self.linear.shape[0]
 
     @property

@@ -1,4 +1,4 @@
-"""What a chat template can render, and how its answers end; found once, by rendering chats and comparing."""
+"""The features and the answer endings of a chat template, found once by rendering chats and comparing."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Ending:
 
 @dataclass(frozen=True, slots=True)
 class TemplateFacts:
-    """What a template renders.
+    """The features that a template renders.
 
     Attributes:
         calls: how it expects the arguments of calls; None = it renders no calls.
@@ -62,7 +62,7 @@ _facts: WeakKeyDictionary[PreTrainedTokenizerFast, tuple[object, TemplateFacts]]
 
 
 def facts_of(tokenizer: PreTrainedTokenizerFast) -> TemplateFacts:
-    """Return what the tokenizer's chat template renders.
+    """Return the features that the tokenizer's chat template renders.
 
     Raises:
         TokenizerUnfit: the tokenizer has no chat template.

@@ -152,7 +152,7 @@ def is_finished(home: Path, round_number: int | None, variant: Variant) -> bool:
 
 
 def kept_side(trained: Trained, variant: Variant) -> Side:
-    """Return which adapter of a round a variant is."""
+    """Return the adapter of a round for a variant."""
     return trained.scores.kept if variant == "kept" else variant
 
 

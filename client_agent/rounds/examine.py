@@ -27,7 +27,7 @@ OF_THE_DATA = "of_the_data"
 
 
 def few_validation(count: int) -> str | None:
-    """Return what too few validation examples mean; None if they are enough."""
+    """Return the consequence of too few validation examples; None if there are enough."""
     if count >= MIN_VALIDATION:
         return None
     return (

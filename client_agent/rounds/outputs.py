@@ -92,7 +92,7 @@ def public_texts(session: Session, count: int) -> list[Anchor]:
 
 
 def bytes_of_outputs(work: OpenedRound) -> int:
-    """Return how many bytes an update has beside the adapter for this client's outputs."""
+    """Return the number of bytes of an update beside the adapter, for this client's outputs."""
     plan = work.opened.traits.distil
     if plan is None:
         return 0

@@ -1,4 +1,4 @@
-"""Hold a plan to a silo's `[policy]`, with what its agents send beside their updates. Needs no torch."""
+"""Check a plan, and the data sent beside its updates, against a silo's `[policy]`. Needs no torch."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def require_policy(policy: Policy, plan: FederationPlan, document: bytes | None)
 
 
 def sent_kinds(plan: FederationPlan) -> tuple[SentKind, ...]:
-    """Return what the agents of a plan send beside updates; progress is left to each silo.
+    """Return the kinds of data that agents of a plan send beside updates; progress is each silo's choice.
 
     A sum has no sketches. Its losses count as sent if no mask hides a member's from the coordinator.
     """

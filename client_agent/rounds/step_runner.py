@@ -1,4 +1,4 @@
-"""Run the steps of a round whose files are missing, and close a round that cannot go on. Needs no torch."""
+"""Run the steps of a round whose files are missing, and close rounds that cannot continue. No torch."""
 
 from __future__ import annotations
 

@@ -15,9 +15,9 @@ from schemas.trackers.trackers import Trackers
 
 @contextmanager
 def step_reports(work: Work) -> Iterator[Report]:
-    """Return what is called after each step of the round; the coordinator learns of it if the silo wants.
+    """Return the callback after each step of the round; it reports progress if the silo allows it.
 
-    Of private training it learns nothing: losses and tokens of a step are of the examples that were drawn.
+    Private training reports nothing: losses and tokens of a step are those of the examples that were drawn.
     """
     session, number = work.session, work.brief.round
     track = step_tracking(session.trackers, number)
@@ -39,7 +39,7 @@ def step_reports(work: Work) -> Iterator[Report]:
 
 
 def step_tracking(trackers: Trackers, round_number: int) -> Report:
-    """Return what records the steps of a round, which are counted over all rounds."""
+    """Return the callback that records the steps of a round, counted over all rounds."""
 
     def track(step: Step, done: int, total: int) -> None:
         values = {"train/tokens_per_second": step.tokens / max(step.seconds, 1e-9)}

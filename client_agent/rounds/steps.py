@@ -1,6 +1,6 @@
-"""One client in one round: a list of steps whose results are files. Resuming is running it again.
+"""One client in one round: a list of steps whose results are files. Running the list again resumes it.
 
-A step is done when its file exists; what was sent once is sent again byte for byte, never made anew.
+A step is done when its file exists; a sent body is sent again byte for byte, and never made again.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A client's input of a sum: what it learnt in the round, clipped, weighed and rounded once, as one file."""
+"""A client's input of a sum: its change in the round, clipped, weighed and rounded once, as one file."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def _expert(group: str | None) -> int:
 
 @dataclass(frozen=True, slots=True)
 class RoundResult:
-    """What a client has after its training: the served and the trained values, scores and examples.
+    """The result of a client's training: the served and the trained values, scores and examples.
 
     `base` is the digest of the served weights, head included. `groups` are those whose members are counted
     before the sum. `bank` names the experts beside the common values. `responsibilities` are r_ik of the
@@ -140,7 +140,7 @@ class RoundResult:
         return {name: values * np.float32(limit / norm) for name, values in change.items()}
 
     def encode(self, round_number: int) -> bytes:
-        """Return the file of the input; every call rounds anew, so that it is made once per round.
+        """Return the file of the input; every call rounds at random again, so that it is made once per round.
 
         It has the input of the counts, and that of all segments which the sum after them may have.
 

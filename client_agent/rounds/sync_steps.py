@@ -1,6 +1,6 @@
 """The steps of a round that need the coordinator, without the model. Needs no torch.
 
-What a join needs of the model, `tessera agent work` has written into files before.
+`tessera agent work` has written the model's facts that a join needs into files before.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def sync_round(work: SyncRound) -> None:
 
 
 def missing_for_join(work: OpenedRound, prepared: Prepared | None) -> str | None:
-    """Return which work a join of a round waits for; None if none can be done now, or is needed."""
+    """Return the work for which a join of a round waits; None if no work is possible now, or needed."""
     brief, home = work.brief, work.session.home
     if prepared is None or prepared.max_length != brief.training.max_length:
         return f"the data were not checked for texts of {brief.training.max_length} tokens yet"

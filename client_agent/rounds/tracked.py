@@ -1,4 +1,4 @@
-"""What the silo's trackers record of a round. Needs no torch."""
+"""The values of a round that the silo's trackers record. Needs no torch."""
 
 from __future__ import annotations
 

@@ -170,7 +170,7 @@ def learning_rate(
 
 
 def better_of(served: Exam, trained: Exam, *, fallback: Side) -> Side:
-    """Return the better of both by validation loss, `served` if they are equal; `fallback` without losses."""
+    """Return the side with the lower validation loss, `served` if equal; `fallback` without losses."""
     if served.validation is None or trained.validation is None:
         return fallback
     return "trained" if trained.validation < served.validation else "served"

@@ -39,7 +39,7 @@ _MESSAGE_REFUSED: Final = frozenset({400, 409, 413, 415, 422})
 
 @dataclass(frozen=True, slots=True)
 class SumTask:
-    """What a member brings to the sum of a round.
+    """The input and the connections of a member in the sum of a round.
 
     Attributes:
         values: returns the encoded input (D,) of a session's segments; `input_digest` is that of the file

@@ -1,4 +1,4 @@
-"""What a member knows of a round by itself, and the check of a session's terms against it."""
+"""A member's own knowledge of a round, and the check of a session's terms against it."""
 
 from __future__ import annotations
 

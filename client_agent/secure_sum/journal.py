@@ -1,4 +1,4 @@
-"""A member's journal of one round's sums: what was sent is sent again byte for byte, or not at all.
+"""A member's journal of one round's sums: a sent message is sent again byte for byte, or not at all.
 
     terms-001.json       the terms of session 1, kept as evidence
     counts.json          the outcome of the counts, kept as evidence

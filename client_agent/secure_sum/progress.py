@@ -1,4 +1,4 @@
-"""How far the sum of a round is, as a file beside its results. Needs no torch."""
+"""The progress of the sum of a round, as a file beside its results. Needs no torch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from schemas.messages.secure_sum import SumStep
 
 
 class SumProgress(Strict):
-    """Where a member stands in the sum of a round.
+    """The progress of a member in the sum of a round.
 
     `members` is the number of members that have answered all steps before this one; `session`, `step` and
     `members` are null before the first session. `began` is when this step began, on the local clock, and
@@ -45,7 +45,7 @@ class SumProgress(Strict):
 
 
 def read_progress(folder: RoundFolder) -> SumProgress | None:
-    """Return how far a round's sum is; None before it, or if the file cannot be read."""
+    """Return the progress of a round's sum; None before it, or if the file cannot be read."""
     try:
         return SumProgress.model_validate_json(folder.read(SUM_PROGRESS))
     except (OSError, ValidationError):

@@ -90,7 +90,7 @@ class SessionJournal:
 
     @property
     def ended(self) -> str | None:
-        """Why the session has ended for this member; None while it goes on."""
+        """The reason why the session has ended for this member; None while it is in progress."""
         state = self._state()
         if state is None:
             return f"{self.folder / _SESSION} is damaged"
@@ -129,7 +129,7 @@ class SessionJournal:
         )
 
     def require(self, terms: SumTerms, input_digest: str) -> _SessionState:
-        """Check that a session goes on, with these terms and this input.
+        """Check that a session is in progress, with these terms and this input.
 
         Raises:
             SessionAborted: it has ended here, or is of other terms or of another input.

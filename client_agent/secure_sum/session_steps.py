@@ -65,7 +65,7 @@ def steps_of(
     values: NDArray[np.int32],
     input_digest: str,
 ) -> SessionSteps:
-    """Return the messages of a session that goes on.
+    """Return the messages of a session in progress.
 
     Raises:
         SessionAborted: the journal is of other terms or of another input.

@@ -1,4 +1,4 @@
-"""Which silo of a study has which tasks: by keywords in their definitions, by category, or by a file."""
+"""The tasks of each silo of a study: by keywords in their definitions, by category, or by a file."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def first_category(definition: str, keywords: Mapping[str, Sequence[str]]) -> st
 
 
 def tasks_by_name(file: Path, owner: str) -> dict[str, list[str]]:
-    """Read a JSON object from silos, or categories, to the names of tasks; `owner` is which of both.
+    """Read a JSON object from silos, or categories, to the names of tasks; `owner` is "silo" or "category".
 
     Raises:
         StudyUnusable: it cannot be read, is something else, or names something twice.

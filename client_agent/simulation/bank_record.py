@@ -1,4 +1,4 @@
-"""What a bank of experts did in a run, as the coordinator tells it: counts, changes and their reasons."""
+"""The record of a bank of experts in a run, from the coordinator: counts, changes and their reasons."""
 
 from __future__ import annotations
 

@@ -192,7 +192,7 @@ class Comparison:
         return follow
 
     def reported(self) -> Report:
-        """Summarise the results that are there, and write report.json, and partition.json: who has what."""
+        """Summarise the results on disk, and write report.json and partition.json, the data of silos."""
         missing = [f"{cell.label}: see {cell.log(self.out)}" for cell in self.missing()]
         seeds = self.seeds
         report = summarise(self.study, self.study.name, seeds, self.results(), missing)

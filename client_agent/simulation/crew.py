@@ -78,7 +78,7 @@ class Crew(Protocol):
         """
 
     def spent(self) -> Spent:
-        """Return what all silos have spent; `search_wall` is that of the process that searched longest."""
+        """Return the time spent by all silos; `search_wall` is that of the process that searched longest."""
 
 
 @dataclass(slots=True)
@@ -162,7 +162,7 @@ class SiloHost:
         return self._packs[base.slug]
 
     def forgetting(self, name: str) -> Forgetting | None:
-        """Return what measures forgetting, with a silo's bare model measured; None if the study counts none.
+        """Return the measure of forgetting, with a silo's bare model measured; None without one.
 
         Call it while the model has no adapter.
         """

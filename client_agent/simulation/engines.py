@@ -1,4 +1,4 @@
-"""Where the runs of a comparison take place: in processes of this machine, or on a Ray cluster."""
+"""The engines that run a comparison: processes of this machine, or a Ray cluster."""
 
 from __future__ import annotations
 

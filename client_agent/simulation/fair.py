@@ -65,7 +65,7 @@ def fair_plan(rules: FairRules, name: str, plan: Table, set_by_study: Table, rat
 
 
 def adapter_label(adapter: AdapterPlan) -> str:
-    """Return what kind of adapter clients train, in words."""
+    """Return a label for the kind of adapter that clients train."""
     if adapter.kind == "lora":
         return "LoRA"
     return "P, Q and LoRA" if adapter.same_architecture_rank else "P, Q"

@@ -1,4 +1,4 @@
-"""How much a client's model forgot: its loss on public texts, against the bare base model's."""
+"""The forgetting of a client's model: its loss on public texts minus that of the bare base model."""
 
 from __future__ import annotations
 

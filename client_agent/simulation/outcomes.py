@@ -1,4 +1,4 @@
-"""What a method's result is for a client: the state that it ends with, or its best one. Pure.
+"""The result of a method for a client: its last state, or its best state. Pure.
 
 The rule is the same for federated clients and for clients that trained alone. Validation losses choose the
 best state, test scores are reported.

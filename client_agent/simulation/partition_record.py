@@ -1,4 +1,4 @@
-"""What every silo of a study has: the record of a partition in a comparison's output."""
+"""The data of every silo of a study: the record of a partition in a comparison's output."""
 
 from __future__ import annotations
 

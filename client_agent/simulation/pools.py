@@ -24,7 +24,7 @@ _SIDES = ("validation", "test")
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a pool is read from, and how; equal places are one pool."""
+    """The source and the format of a pool; equal places are one pool."""
 
     train: str
     validation: str | None

@@ -1,7 +1,7 @@
 """The silos of a run in several workers on Ray; each loads the base models of its silos once.
 
 A silo stays with one worker, and its folder is the durable state. When a worker is killed, another one on the
-same node goes on from the folders of its silos.
+same node continues from the folders of its silos.
 """
 
 from __future__ import annotations
@@ -138,7 +138,7 @@ class _Share:
 
 @dataclass(slots=True)
 class RayCrew:
-    """The silos of a run in several workers. A worker that ends is replaced, and its silos go on."""
+    """The silos of a run in several workers. A worker that ends is replaced, and its silos continue."""
 
     setup: RaySetup
     board: Any

@@ -1,6 +1,6 @@
 """Run the cells of a comparison as actors on Ray: on a cluster of this machine, or on one that exists.
 
-Whoever reaches the ports of a Ray cluster runs code on it, so token authentication is always on.
+Access to the ports of a Ray cluster is enough to run code on it, so token authentication is always on.
 """
 
 from __future__ import annotations

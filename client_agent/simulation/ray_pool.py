@@ -194,7 +194,7 @@ class RayPool:
 
 
 def room_of(resources: dict[str, float], share: float) -> int:
-    """Return how many workers with a core and a share of a GPU each a node has room for."""
+    """Return the number of workers with a core and a share of a GPU each that fit on a node."""
     cores, cards = int(resources.get("CPU", 0)), resources.get("GPU", 0.0)
     if not share:
         return cores

@@ -1,4 +1,4 @@
-"""What workers on any node of a Ray cluster begin with."""
+"""The start of workers on any node of a Ray cluster."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Draw = Mapping[str, SiloData]
 
 @dataclass(frozen=True, slots=True)
 class RaySetup:
-    """What a worker on any node needs: texts and the identity of code and models, but no file of this one.
+    """The needs of a worker on any node: texts and the identity of code and models, but no file of this node.
 
     `host` is the coordinator's address, `anchors` the content of the study's file of anchor texts.
     `url` and `token` are an operator's access to the coordinator. `slugs` has the base models that

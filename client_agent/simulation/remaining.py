@@ -1,4 +1,4 @@
-"""How long a run of several stages still takes, from what its finished part took."""
+"""The remaining time of a run of several stages, from the time of its finished part."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Schedule:
         return (planned - done) * pace
 
     def opening(self) -> str:
-        """Return what to expect, before the start."""
+        """Return the expected stages and minutes, before the start."""
         names = ", ".join(stage.name for stage in self.stages)
         minutes = minutes_of(sum(stage.seconds for stage in self.stages))
         return f"{len(self.stages)} stages ({names}), {minutes} on two cores"

@@ -1,4 +1,4 @@
-"""What a run shows beside scores: relevance by round, errors of alignment, and how many texts were cut."""
+"""The records of a run beside scores: relevance by round, errors of alignment, numbers of cut texts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _NOT_FOUND = 404
 
 
 class RelevanceRecord(Strict):
-    """Who listened to whom in a round: row i of `weights` is that of client `rows[i]`, over `clients`."""
+    """The relevance of clients in a round: row i of `weights` is that of client `rows[i]`, over `clients`."""
 
     round: int
     clients: list[str]

@@ -1,4 +1,4 @@
-"""What a silo does in a run: each step can be repeated after a kill, and continues from the silo's folder."""
+"""The steps of a silo in a run: each can be repeated after a kill, and continues from the silo's folder."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ class TakePartInSum:
 
 @dataclass(frozen=True, slots=True)
 class Noted:
-    """What a silo keeps to itself of a round."""
+    """The private records of a silo about a round."""
 
     validation: dict[str, float]
     tasks: dict[str, TaskScores]
@@ -162,7 +162,7 @@ class Note:
 
 @dataclass(frozen=True, slots=True)
 class Final:
-    """What a silo has at the end of a federation."""
+    """The state of a silo at the end of a federation."""
 
     scores: FinalScores
     forgetting: float | None = None

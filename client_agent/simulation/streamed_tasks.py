@@ -104,7 +104,7 @@ class _Need:
 
     @classmethod
     def of(cls, study: Study) -> _Need:
-        """Return what a study needs.
+        """Return the tasks and rows that a study needs.
 
         Raises:
             StudyUnusable: the partition's file cannot be read, or has not all of its categories.

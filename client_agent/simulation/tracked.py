@@ -1,4 +1,4 @@
-"""What a study's trackers record: one run per method and seed, with a prefix for each client."""
+"""The records of a study's trackers: one run per method and seed, with a prefix for each client."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from schemas.trackers.trackers import Trackers
 
 @contextmanager
 def trackers_of(study: Study, out: Path, cell: Cell) -> Iterator[Trackers]:
-    """Open the trackers of a run; a run that was interrupted begins anew, as a run of its own."""
+    """Open the trackers of a run; an interrupted run starts again as a new run."""
     facts: Facts = {"method": cell.method, "seed": cell.seed, "strategy": cell.plan.strategy.name}
     run = TrackedRun(out.name, cell.label, f"{cell.digest[:16]}-{secrets.token_hex(4)}", facts)
     with study.trackers(out).open(run) as trackers:

@@ -1,4 +1,4 @@
-"""What the runs of one worker share: the study, its models, an operator's connection and shared files."""
+"""The shared state of a worker's runs: the study, its models, an operator's connection, files."""
 
 from __future__ import annotations
 

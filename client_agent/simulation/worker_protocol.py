@@ -52,7 +52,7 @@ class Done(Strict):
 
 
 class Failed(Strict):
-    """The run failed; the worker goes on."""
+    """The run failed; the worker continues."""
 
     kind: Literal["failed"] = "failed"
     reason: str

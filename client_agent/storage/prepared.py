@@ -1,4 +1,4 @@
-"""What `tessera agent work` found out about a silo, so that `tessera agent sync` needs no model. No torch."""
+"""The facts of a silo that `tessera agent work` stores for `tessera agent sync`. Needs no torch."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ class SiloData:
 
 @dataclass(frozen=True, slots=True)
 class Sources:
-    """Where the three sets of a silo are; None = a share of the others."""
+    """The sources of the three sets of a silo; None = a share of the others."""
 
     train: str
     validation: str | None

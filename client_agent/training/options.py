@@ -1,4 +1,4 @@
-"""What a silo decides about its training, beside the federation's plan."""
+"""The options of training that a silo decides, beside the federation's plan."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ class RanksUnusable(AgentError):
 
 @dataclass(frozen=True, slots=True)
 class Structure:
-    """What the other processes need to put the same adapter around the base model."""
+    """The facts by which the other processes put the same adapter around the base model."""
 
     plan: AdapterPlan
     strategy: StrategyPlan

@@ -17,7 +17,7 @@ _LISTED = 3
 
 
 def remarks_on(data: SiloData, tokenizer: PreTrainedTokenizerFast) -> list[str]:
-    """Return what an owner of the data may not expect of how they are read, a sentence each.
+    """Return a sentence for each way of reading the data that their owner may not expect.
 
     Raises:
         TokenizerUnfit, DataInvalid: see `learnt_parts`.

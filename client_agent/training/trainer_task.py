@@ -1,4 +1,4 @@
-"""Run a trainer of one's own in place of the own loop, and check what it returns."""
+"""Run the silo's trainer in place of Tessera's loop, and check its result."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class TrainerFailed(AgentError):
 
 @dataclass(frozen=True, slots=True)
 class TrainerTask:
-    """What a trainer is to do in a round.
+    """The task of a trainer in a round.
 
     Attributes:
         base: the frozen base model, with `adapter` in place.

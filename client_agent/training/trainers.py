@@ -1,4 +1,4 @@
-"""Trainers of one's own: what a package of the entry-point group `tessera.trainers` defines, found by name.
+"""Trainers of silos: packages of the entry-point group `tessera.trainers`, found by name.
 
 An entry point's name is the value of `trainer` in silo.toml. Its value is a module with `Options`
 (`TrainerOptions`) and `Trainer` (a `LocalTrainer` made from them).

@@ -109,7 +109,7 @@ def newcomer_weights(
 
 @dataclass(frozen=True, slots=True)
 class TensorPlace:
-    """Where a tensor's `count` values begin: in its segment, and in the layout."""
+    """The positions of a tensor's first of `count` values: in its segment, and in the layout."""
 
     tensor: str
     segment: str

@@ -84,7 +84,7 @@ class IdentityProvider:
         self._requests = ProviderRequests(lambda: self.clock())
 
     def person(self, token: str) -> SignedIn:
-        """Return whom an ID token is about.
+        """Return the person of an ID token.
 
         Raises:
             CredentialInvalid: the token is not of this issuer, for this client, at this time, or not signed.

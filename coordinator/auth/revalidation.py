@@ -18,7 +18,7 @@ from coordinator.db.tables.identity import ClientKeyRow
 
 @dataclass(frozen=True, slots=True)
 class Credential:
-    """What a caller was authenticated by.
+    """The credential by which a caller was authenticated.
 
     Attributes:
         id: of a client, of a person's token, or of a person at an identity provider.

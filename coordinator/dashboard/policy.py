@@ -1,4 +1,4 @@
-"""How files of the pages are sent: compressed, with scripts and connections of this origin only."""
+"""Send files of the pages: compressed, with scripts and connections of this origin only."""
 
 from __future__ import annotations
 

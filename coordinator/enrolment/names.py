@@ -68,7 +68,7 @@ def reserve(session: Session, kind: Kind, name: str, scope: str = EVERYWHERE) ->
 
 
 def first_spelling(session: Session, kind: Kind, name: str | None, scope: str) -> str | None:
-    """Return the spelling that reserved a name; names of before the rule have others too."""
+    """Return the spelling that reserved a name; names older than the rule can have other spellings too."""
     if name is None:
         return None
     return min(_spellings(session, kind, name, scope), default=normal_name(name))

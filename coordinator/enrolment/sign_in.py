@@ -49,7 +49,7 @@ TheProvider = Annotated[IdentityProvider, Depends(_provider)]
 
 @router.get("", responses=answers(NotFound, ProviderDown))
 def show_provider(provider: TheProvider) -> SignInProvider:
-    """Return where people sign in; 404 if the coordinator knows no identity provider."""
+    """Return the identity provider where people sign in; 404 if the coordinator has none."""
     return SignInProvider(
         authorization_endpoint=provider.metadata()["authorization_endpoint"],
         client_id=provider.client_id,

@@ -1,1 +1,1 @@
-"""The bank of shared experts: which of them are born, pruned and merged, and what their functions are."""
+"""The bank of shared experts: births, pruned and merged experts, and their functions."""

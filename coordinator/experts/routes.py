@@ -1,4 +1,4 @@
-"""The routes of a bank of experts: what it is and how it changed, and the values of each revision."""
+"""The routes of a bank of experts: its experts and changes, and the values of each revision."""
 
 from __future__ import annotations
 

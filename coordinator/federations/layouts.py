@@ -27,7 +27,7 @@ def layout_of(opened: OpenedPlan, profile: Profile, pack_selected: Collection[st
 
 @dataclass(frozen=True, slots=True)
 class SummedLayout:
-    """What decides whether the updates of two clients can be summed.
+    """The facts by which the updates of two clients can be summed.
 
     `alignment_set` is that of the client's pack; None = it has none, or its acceptance test failed.
     """

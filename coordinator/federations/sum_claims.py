@@ -21,7 +21,7 @@ _NO_NOISE = (
 
 
 def of_sums(plan: FederationPlan, summed: SecureSumPlan, *, has_bank: bool) -> list[str]:
-    """Return what the coordinator sees of updates under a plan with `privacy.secure_sum`, and the limits.
+    """Return the claims about the coordinator's view of updates under `privacy.secure_sum`, and the limits.
 
     `has_bank` is whether members choose among the experts of a bank.
     """

@@ -17,7 +17,7 @@ import httpx
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a server answered; `body` is empty if none was to be read."""
+    """The answer of a server; `body` is empty if it was not read."""
 
     status: int
     body: bytes

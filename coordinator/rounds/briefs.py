@@ -1,4 +1,4 @@
-"""Build the brief of a client's current round, unless it has to wait."""
+"""Build the brief of a client's current round, unless the client has to wait."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The route by which clients report how far they have come, and what is stored of it."""
+"""The route by which clients report their progress, and the stored report."""
 
 from __future__ import annotations
 

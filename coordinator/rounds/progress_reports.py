@@ -1,4 +1,4 @@
-"""What clients report of their training: stored in place of the last report, shown while they train."""
+"""Reports of clients on their training: stored in place of the last report, shown while they train."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ router = APIRouter(prefix="/v1/federations/{fid}", tags=["federations"])
 def report(
     _: AsAuditor, federation_id: FederationId, database: TheDatabase, settings: TheSettings, key: TheServerKey
 ) -> Report:
-    """Return what is recorded about a federation, signed: plan, members, rounds, privacy, audit entries.
+    """Return the signed record of a federation: plan, members, rounds, privacy, audit entries.
 
     `tessera report verify` checks it offline. It is the coordinator's word: the manifests of silos and stored
     heads of the audit log are the evidence to compare it with.

@@ -1,4 +1,4 @@
-"""What a round does to the sessions of its secure sum: end them, and delete their messages.
+"""The effects of a round on the sessions of its secure sum: end them, and delete their messages.
 
 Each function needs the caller's write transaction with the federation's row locked.
 """

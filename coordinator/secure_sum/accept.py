@@ -79,7 +79,7 @@ def accept_json(
 
 
 def masked_bytes(database: Database, member: Member, address: StepAddress) -> int:
-    """Return how many bytes a masked vector has, before its body is read.
+    """Return the number of bytes of a masked vector, before its body is read.
 
     Raises:
         NotFound, PhaseMismatch: as `find_place`, or the vector would come too early or too late.

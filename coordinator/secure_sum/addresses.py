@@ -1,4 +1,4 @@
-"""Find the round, the session that goes on, and the client's place in it, from the path of a request."""
+"""Find the round, the current session, and the client's place in it, from the path of a request."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class StepAddress:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A member's place in a session that goes on."""
+    """A member's place in the current session."""
 
     round: RoundRow
     session: SumSessionRow
@@ -82,7 +82,7 @@ def require_in(place: Place, phase: Phase | None) -> None:
 
 
 def mismatch(summed: SumSessionRow | None, detail: str | None = None) -> PhaseMismatch:
-    """Return the error that names the session that goes on, and its step; null without one."""
+    """Return the error that names the current session and its step; null without one."""
     if summed is None or not store.is_live(summed):
         return PhaseMismatch(detail or _NO_SESSION, session=None, step=None)
     return PhaseMismatch(detail, session=summed.number, step=store.step_of(summed))

@@ -1,4 +1,4 @@
-"""Answer a member: what a closed phase has given, and where the sum of a round stands."""
+"""Answer a member with the messages of a closed phase, or with the status of a round's sum."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def _common_answer(session: Session, place: Place, address: StepAddress) -> byte
 
 
 def status(session: Session, member: Member, round_number: int, known_phase: int | None) -> SumStatus | None:
-    """Return where the sum of a round stands; None while the phase is `known_phase`.
+    """Return the status of a round's sum; None while the phase is `known_phase`.
 
     Raises:
         NotFound: there is no such round.

@@ -87,7 +87,7 @@ def ready_clients(session: Session, round_id: int, *, but: Collection[str]) -> l
 
 
 def summed_plan(plan: FederationPlan) -> SecureSumPlan:
-    """Return how a plan sums.
+    """Return the plan's part about secure sums.
 
     Raises:
         LookupError: the plan has no secure sum.

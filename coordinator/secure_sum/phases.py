@@ -1,4 +1,4 @@
-"""When a phase of a session closes: as soon as all of the set before it have answered, or at its deadline."""
+"""The end of a phase of a session: when all members of the set before have answered, or at its deadline."""
 
 from __future__ import annotations
 

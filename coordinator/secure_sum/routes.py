@@ -1,4 +1,4 @@
-"""Routes of the secure sum: where it stands, a member's message of a step, and the answer to a step."""
+"""Routes of the secure sum: its status, a member's message of a step, and the answer to a step."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ async def sum_status(
     ] = None,
     prefer: Prefer = None,
 ) -> SumStatus | Response:
-    """Return where the sum of a round stands, once it is in another phase than the one `seen`.
+    """Return the status of a round's sum, once it is in another phase than the one `seen`.
 
     The terms are those of the current session, for its members; `outcome` is set when the sum has ended.
     """
@@ -165,7 +165,7 @@ async def step_answer(
     step: AnsweredStep,
     prefer: Prefer = None,
 ) -> Response:
-    """Return what all members sent in a step, once the step has closed; of step 1, a member's own part."""
+    """Return the messages of a step once it has closed; of step 1, the part for this member."""
     bind(round=n)
     address = StepAddress(n, number, step)
     answer_or_end = await _poll(request, member, prefer, lambda session: answer(session, member, address))

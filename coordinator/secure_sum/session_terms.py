@@ -54,5 +54,5 @@ def is_of_earlier_version(terms: SumTerms) -> bool:
 
 
 def once(row: SumSessionRow, name: str, compute: Callable[[], Value]) -> Value:
-    """Return what `compute` derives from closed phases of a session, once per process."""
+    """Return the value that `compute` derives from closed phases of a session, once per process."""
     return _RECENT.get((row.terms_hash, name), compute)

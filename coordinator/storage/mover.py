@@ -1,4 +1,4 @@
-"""When a coordinator moves payloads to its object store, and whether it can."""
+"""Decide when a coordinator moves payloads to its object store, and whether it can."""
 
 from __future__ import annotations
 

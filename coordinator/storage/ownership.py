@@ -99,7 +99,7 @@ class Ownership:
             self._kept_at = time.monotonic()
 
     def owned_since(self, session: Session) -> datetime:
-        """Return when this database claimed the folder, which renewals do not change."""
+        """Return the time at which this database claimed the folder, which renewals do not change."""
         return session.get_one(PayloadStoreRow, self._base).owned_since
 
     def take_over(self) -> None:

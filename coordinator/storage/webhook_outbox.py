@@ -96,7 +96,7 @@ def claim(database: Database, lease: timedelta) -> Message | None:
 
 
 def mark_delivered(database: Database, message: Message) -> None:
-    """Record that the receiver has a message, whoever sent it."""
+    """Record that the receiver has a message, sent by any worker."""
     with database.write() as session:
         session.execute(
             update(WebhookRow)

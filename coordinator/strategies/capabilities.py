@@ -1,4 +1,4 @@
-"""What a strategy declares of itself as data, and the values that its methods exchange with the engine."""
+"""The data that a strategy declares, and the values that its methods exchange with the engine."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from schemas.maths.factors import Factors
 
 @dataclass(frozen=True, slots=True)
 class Traits:
-    """What a strategy needs from the engine. The defaults describe plain averaging of everything.
+    """The requirements of a strategy on the engine. The defaults describe plain averaging of everything.
 
     Attributes:
         needs_sketch: every update must carry a gradient sketch.

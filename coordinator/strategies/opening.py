@@ -34,7 +34,7 @@ class NotSummed(Exception):
 
 
 class StrategyFile(Protocol):
-    """What the file of a strategy defines."""
+    """The definitions in the file of a strategy."""
 
     Options: type[BaseModel]
 

@@ -1,1 +1,1 @@
-"""Updates: what clients push, checked and kept."""
+"""Updates of clients: received, checked and stored."""

@@ -120,7 +120,7 @@ def manifest(counts: Mapping[str, int], members: int, lost: int, k_min: int) -> 
 
 
 def birth_minimum(members: int, share: float, k_min: int) -> int:
-    """Return how many of `members` must reject all experts before one is born: max(k_min, ceil(share N)).
+    """Return the number of `members` that must reject all experts before a birth: max(k_min, ceil(share N)).
 
     Fewer than `k_min` members could compute each other's change from the newborn.
     """

@@ -12,7 +12,7 @@ from schemas.messages.federations import RoundsPlan
 
 
 def places_of(plan: RoundsPlan, willing: int) -> int:
-    """Return how many of so many willing clients a round takes.
+    """Return the number of clients that a round takes of the willing ones.
 
     A share is rounded up, and `min_clients` at least.
     """

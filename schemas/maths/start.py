@@ -19,7 +19,7 @@ _SHARED_EXPERT = "x0."
 
 
 def restart_seed(seed: int, round_number: int) -> int:
-    """Return the seed of a round's first A by a strategy of which every round begins anew."""
+    """Return the seed of a round's first A by a strategy that restarts the adapter in every round."""
     return int(words(1, "restart", seed, round_number)[0] >> np.uint64(1))
 
 

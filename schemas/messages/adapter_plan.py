@@ -1,4 +1,4 @@
-"""The adapter of a plan: what clients train."""
+"""The adapter of a plan: the tensors that clients train."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What people and clients see of a bank of experts: its experts, its rounds, and why it changed."""
+"""The views of a bank of experts for people and clients: its experts, its rounds, and reasons of changes."""
 
 from __future__ import annotations
 

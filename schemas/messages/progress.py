@@ -1,4 +1,4 @@
-"""How far a client's training has come inside a round. It is for people to look at, and proves nothing."""
+"""The progress of a client's training inside a round, for people to read. It proves nothing."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _Number = Annotated[float, Field(ge=0, le=1e9, allow_inf_nan=False)]
 
 
 class Progress(Strict):
-    """What a client reports while it trains; a later report replaces it."""
+    """The report of a client while it trains; a later report replaces it."""
 
     step: _Steps
     """The number of finished steps."""

@@ -77,7 +77,7 @@ class ReportRound(Strict):
 
 
 class Report(Strict):
-    """What a coordinator has recorded about a federation at a time, signed with its key."""
+    """The record of a coordinator about a federation at a time, signed with its key."""
 
     version: Literal[1] = 1
     """The version of this format."""

@@ -57,7 +57,7 @@ class Segment(Strict):
 
 
 class SumTerms(Strict):
-    """What all members of a session agree on before any key exists; the server signs it.
+    """The terms that all members of a session accept before any key exists; the server signs them.
 
     `weights` is the digest of the values that all members were served in common; `counts` that of the outcome
     of the round's counts, and `lost` the number of its counted members who are not in this session.
@@ -237,7 +237,7 @@ STEPS: tuple[SumStep, ...] = ("keys", "shares", "masked", "confirm", "unmask")
 
 
 class SumOutcome(Strict):
-    """How the sum of a round ended: `counted` members were summed, or the round was abandoned."""
+    """The end of a round's sum: `counted` members were summed, or the round was abandoned."""
 
     state: Literal["summed", "abandoned"]
     """`summed`, or `abandoned` with the reason of the round."""
@@ -248,7 +248,7 @@ class SumOutcome(Strict):
 
 
 class SumStatus(Strict):
-    """Where the sum of a round stands.
+    """The status of a round's sum.
 
     `phase` grows with every phase of every session of the federation; the next request sends it as `seen`.
     Before the first session, `session` and what describes it are null.

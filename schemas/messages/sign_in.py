@@ -13,7 +13,7 @@ _Text = Annotated[str, Field(min_length=1, max_length=4096)]
 
 
 class SignInProvider(Strict):
-    """Where people sign in: the parameters of an authorization request with PKCE."""
+    """The provider where people sign in: the parameters of an authorization request with PKCE."""
 
     authorization_endpoint: str
     """The provider's page."""

@@ -1,4 +1,4 @@
-"""The outcome of a round's counts: which members were counted, and how many belong to each group."""
+"""The outcome of a round's counts: the counted members, and the number of members of each group."""
 
 from __future__ import annotations
 

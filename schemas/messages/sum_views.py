@@ -1,4 +1,4 @@
-"""What people see of the secure sum of a round: its sessions, and an event when one opens or ends."""
+"""The views of a round's secure sum for people: its sessions, and an event when one opens or ends."""
 
 from __future__ import annotations
 

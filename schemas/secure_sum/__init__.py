@@ -1,1 +1,1 @@
-"""Secure aggregation by pairwise masks (Bonawitz et al. 2017): what both sides compute alike. Pure."""
+"""Secure aggregation by pairwise masks (Bonawitz et al. 2017): the computations of both sides. Pure."""

@@ -21,7 +21,7 @@ class MessageRefused(SecureSumError):
 
 
 class SessionAborted(SecureSumError):
-    """The session cannot go on; nothing was revealed that the next session could add to."""
+    """The session cannot continue; it revealed nothing that the next session could add to."""
 
 
 class SumOutOfRange(SessionAborted):

@@ -1,4 +1,4 @@
-"""What members of a session sign, and the digests of the sets that they agree on."""
+"""The statements that members of a session sign, and the digests of their sets."""
 
 from __future__ import annotations
 

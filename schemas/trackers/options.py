@@ -1,4 +1,4 @@
-"""Options of trackers, the same for coordinator, agent and studies: which ones, and where their runs go."""
+"""Options of trackers, the same for coordinator, agent and studies: names, and places of runs."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class TrackerMissing(Exception):
 
 @dataclass(frozen=True, slots=True)
 class TrackerOptions:
-    """Where runs go: into files below `folder`, unless an address names a server.
+    """The places of runs: files below `folder`, unless an address names a server.
 
     Attributes:
         mlflow_uri: an MLflow server or a database; None = a SQLite file in `folder`.

@@ -1,4 +1,4 @@
-"""What a tracker is: three methods, and numbers. No text of an example has a way into one."""
+"""The interface of a tracker: three methods, and numbers. No text of an example can enter a tracker."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class TrackedRun:
 
 
 class Tracker(Protocol):
-    """One library. Any method may raise anything: `Trackers` warns, and whoever trains goes on."""
+    """One library. Any method may raise anything: `Trackers` warns, and training continues."""
 
     def start(self, run: TrackedRun) -> None:
         """Open a run, or continue the one with its id."""

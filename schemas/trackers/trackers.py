@@ -1,4 +1,4 @@
-"""Record values without ever delaying or failing whoever trains: each tracker has a thread and a queue."""
+"""Record values without ever delaying or failing the training: each tracker has a thread and a queue."""
 
 from __future__ import annotations
 

@@ -104,7 +104,7 @@ def write_header(tensors: Mapping[str, tuple[str, tuple[int, ...]]], metadata: M
 
 
 def least_header_bytes(tensors: int) -> int:
-    """Return a lower bound of the header of so many tensors, for a check before they are laid out."""
+    """Return a lower bound of the header of a number of tensors, for a check before they are laid out."""
     return tensors * len(_entry_text("b0.q.P", "F32", (1,), 0, 4))
 
 

@@ -102,7 +102,7 @@ def slots() -> Expected:
 
 
 def rows_of(answers: Iterable[str]) -> int:
-    """Return how many rows outputs on texts with these answers have: one per character, and one per end."""
+    """Return the number of rows of outputs on texts with these answers: one per character and end."""
     return sum(len(answer) + 1 for answer in answers)
 
 

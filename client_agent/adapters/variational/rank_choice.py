@@ -1,4 +1,4 @@
-"""The ranks that a client trains: which are dropped for their importance, and which return. Pure.
+"""The ranks that a client trains: unimportant ranks are dropped, and some return. Pure.
 
 A rank of a module is idle while `IDLE_AFTER` rounds are counted in which its importance was below the cut.
 Idle ranks are neither in memory nor in the computation, and their count stays until they return.

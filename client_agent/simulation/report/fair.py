@@ -1,4 +1,4 @@
-"""What a fair comparison finds: scores after each round and at equal bytes, against one control. Pure.
+"""The findings of a fair comparison: scores after each round and at equal bytes, against one control. Pure.
 
 Point r of a method is what its clients have after r rounds: the best state so far by validation, of those
 that its method counts, up to the weights served after round r. Its bytes are those of r rounds, and of the
@@ -26,7 +26,7 @@ _BUDGETS = 4
 
 
 class CellCost(Strict):
-    """What one run cost: seconds of rounds and training, and the bytes of all clients."""
+    """The cost of one run: seconds of rounds and training, and the bytes of all clients."""
 
     method: str
     seed: int
@@ -160,7 +160,7 @@ def fair_report(
 
 
 def cost_of(result: CellResult, rate: float, *, search: bool) -> CellCost:
-    """Return what a run cost."""
+    """Return the cost of a run."""
     rounds = [entry for client in result.clients for entry in client.rounds]
     return CellCost(
         method=result.method,

@@ -1,4 +1,4 @@
-"""What happened in each round: losses of single clients, relevance, bytes; and errors of alignment. Pure."""
+"""The records of each round: losses of single clients, relevance, bytes; and errors of alignment. Pure."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def packs_of(results: Sequence[CellResult]) -> AlignmentSummary | None:
 
 
 def texts_of(results: Sequence[CellResult]) -> dict[str, TextCount]:
-    """Return how many texts of each client are cut, where some are; the largest count of all runs."""
+    """Return the number of cut texts of each client with some; the largest count of all runs."""
     counts: dict[str, TextCount] = {}
     for client in (client for result in results for client in result.clients):
         if client.texts is not None and client.texts.cut:

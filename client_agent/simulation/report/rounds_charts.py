@@ -67,7 +67,7 @@ def _loss(axes: Axes, method: MethodSummary, name: str, style: ChartStyle) -> No
 
 
 def relevance_over_rounds(report: Report) -> Figure | None:
-    """Draw who listens to whom in up to six rounds, a row of panels per method; None without relevance."""
+    """Draw the relevance of clients in up to six rounds, a row per method; None without relevance."""
     shown = [(m.method, m.relevance) for m in report.methods if m.relevance is not None]
     if not shown:
         return None

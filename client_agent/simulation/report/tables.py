@@ -98,7 +98,7 @@ def explain(rule: Rule) -> str:
 
 
 def remarks(report: Report) -> list[str]:
-    """Return what is particular to methods: states that do not count, and adapters trained beside."""
+    """Return remarks about methods: states that do not count, and adapters trained beside."""
     about = {
         "served": "what clients are served counts, not what their own steps make of it",
         "trained": "what clients' own steps make of it counts, not what they are served",

@@ -54,7 +54,7 @@ class ExpertRevisionRow(Table):
 
 
 class BankRoundRow(Table):
-    """What a summed round said about a bank: `sums`, `events` with their reasons, and `memory`.
+    """The results of a summed round for a bank: `sums`, `events` with their reasons, and `memory`.
 
     `memory` is what decisions of later rounds depend on beside the experts: streaks and cooldowns.
     """

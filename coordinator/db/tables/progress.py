@@ -1,4 +1,4 @@
-"""What clients report of their training inside open rounds."""
+"""The reports of clients on their training inside open rounds."""
 
 from __future__ import annotations
 

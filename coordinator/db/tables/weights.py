@@ -25,7 +25,7 @@ class CodedWeightsRow(Table):
 
 
 class OptimizerMomentsRow(Table):
-    """What the coordinator's optimiser keeps after `round_number` for clients of one base model and `form`.
+    """The optimiser's moments after `round_number` for clients of one base model and `form`.
 
     The payload is float32 values: the moments of each value of the adapter, in the order of its layout.
     `base_model` is empty for the model that all clients of a summed federation have in common. There is one
