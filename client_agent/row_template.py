@@ -33,7 +33,7 @@ class RowTemplate(Strict):
     prompt: str
     """The text before the answer; its placeholders are columns."""
     answer: str
-    """What is learnt: one placeholder with `options`, else any text with placeholders."""
+    """The learnt answer: one placeholder with `options`, else any text with placeholders."""
     options: Options | None = None
     """The possible answers: a list, looked up by an index from 0 or taken as they are, or a table
     `{ value = "answer" }`, whose values the column has; without options the answer is free text.

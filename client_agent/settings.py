@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Mapping
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self
 
@@ -18,13 +17,13 @@ from pydantic import (
     field_validator,
     model_validator,
 )
-from pydantic_core import ErrorDetails
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from client_agent.errors import SettingsUnusable
 from client_agent.policy import Policy
 from client_agent.row_template import RowTemplate, require_no_names
 from schemas.identity.plain_http import is_exposed
+from schemas.messages.faults import complaint
 from schemas.trackers.options import TrackerName, TrackerOptions, require_addresses
 
 MetricName = Literal["option_accuracy", "exact_match", "f1", "rouge_l", "number"]
@@ -221,23 +220,14 @@ def read_settings(file: Path | None) -> AgentSettings:
     try:
         return AgentSettings(**options)
     except ValidationError as error:
-        lines = [f"  {'.'.join(map(str, fault['loc']))}: {_complaint(fault)}" for fault in error.errors()]
+        lines = [
+            f"  {'.'.join(map(str, fault['loc']))}: {complaint(fault, AgentSettings, 'option')}"
+            for fault in error.errors()
+        ]
         source = str(file) if file is not None else "the environment"
         raise SettingsUnusable(
             f"{source} is not usable:\n" + "\n".join(lines) + "\n" + (_CORRECT if file else _CONFIGURE)
         ) from error
-
-
-def _complaint(fault: ErrorDetails) -> str:
-    if fault["type"] == "missing":
-        return "missing; set it"
-    if fault["type"] != "extra_forbidden":
-        return fault["msg"].removeprefix("Value error, ")
-    option = str(fault["loc"][-1])
-    tables: dict[object, type[BaseModel]] = {"policy": Policy, "template": RowTemplate}
-    table = AgentSettings if len(fault["loc"]) == 1 else tables.get(fault["loc"][0])
-    near = get_close_matches(option, table.model_fields, n=1) if table is not None else []
-    return f"there is no such option; did you mean {near[0]}?" if near else "there is no such option"
 
 
 def _from_file(file: Path) -> dict[str, Any]:

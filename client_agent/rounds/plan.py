@@ -16,6 +16,7 @@ from client_agent.storage.round_folder import BRIEF, RoundFolders
 from client_agent.strategies.base import load_strategy
 from client_agent.training.trainers import open_trainer
 from client_agent.transport.client import CoordinatorApi
+from schemas.messages.faults import complaints
 from schemas.messages.federations import AdapterPlan, FederationPlan, SignaturePlan, TrainingPlan
 from schemas.messages.rounds import RoundBrief
 
@@ -40,10 +41,9 @@ def read_plan(file: Path) -> FederationPlan:
     try:
         return FederationPlan.model_validate_json(file.read_bytes())
     except OSError as error:
-        raise PlanUnusable(f"{file} cannot be read: {error.strerror}") from error
+        raise PlanUnusable(f"{file} cannot be read ({error.strerror}); pass a JSON file of a plan") from error
     except ValidationError as error:
-        fields = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
-        raise PlanUnusable(f"{file} is not a federation plan: {fields}") from error
+        raise PlanUnusable(f"{file} is not a federation plan: {complaints(error, FederationPlan)}") from error
 
 
 def training_plan(settings: AgentSettings, file: Path | None) -> SiloPlan:

@@ -16,7 +16,8 @@ from client_agent.errors import StudyUnusable
 from client_agent.simulation.drawn import clients_per_round, require_all_drawn
 from client_agent.simulation.fair import fair_plan
 from client_agent.simulation.study import Study
-from client_agent.simulation.study_fields import States, StudyMethod, Table, faults
+from client_agent.simulation.study_fields import States, StudyMethod, Table
+from schemas.messages.faults import complaints
 from schemas.messages.federations import FederationPlan
 from schemas.messages.recommended import CA_PFL, LORA, LORA_STRATEGIES, SAME_ARCHITECTURE_RANK
 
@@ -146,7 +147,9 @@ def plan_of(
     try:
         validated = FederationPlan.model_validate_json(json.dumps(plan))
     except ValidationError as error:
-        raise StudyUnusable(f"the plan of method {method.name} is invalid: {faults(error)}") from error
+        raise StudyUnusable(
+            f"the plan of method {method.name} is invalid: {complaints(error, FederationPlan)}"
+        ) from error
     if validated.rounds.sample is not None and not method.alone:
         require_all_drawn(study, method.name, validated)
     late = [silo for silo in study.latecomers if silo.joins_after >= validated.rounds.total]

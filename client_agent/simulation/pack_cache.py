@@ -16,8 +16,8 @@ from client_agent.errors import StudyUnusable
 from client_agent.model.loading import BaseModel
 from client_agent.simulation.code_fingerprint import code_of_packs
 from client_agent.simulation.shared_files import SharedFiles
-from client_agent.simulation.study_fields import faults
 from schemas.messages.alignment import Anchor, Anchors
+from schemas.messages.faults import complaints
 from schemas.messages.federations import AdapterPlan, AlignmentPlan
 
 PACKS = "packs"
@@ -77,7 +77,9 @@ def read_anchors(file: Path) -> Anchors:
     except OSError as error:
         raise StudyUnusable(f"anchors: {file} cannot be read ({error.strerror}); check the path") from error
     except ValidationError as error:
-        raise StudyUnusable(f"anchors: {file} is not a file of anchor texts: {faults(error)}") from error
+        raise StudyUnusable(
+            f"anchors: {file} is not a file of anchor texts: {complaints(error, Anchors)}"
+        ) from error
 
 
 def body_for_federation(pack: Pack, federation_id: str) -> bytes:

@@ -12,14 +12,12 @@ from pydantic import BaseModel, Field, PrivateAttr, ValidationError, model_valid
 from client_agent.data.sources import HUB
 from client_agent.errors import StudyUnusable
 from client_agent.simulation.study_fields import (
-    TABLES,
     FairRules,
     MethodName,
     StudyMethod,
     StudySilo,
     StudySource,
     Table,
-    faults,
 )
 from client_agent.simulation.study_partitions import (
     CategoryPartition,
@@ -31,6 +29,7 @@ from client_agent.simulation.study_partitions import (
 )
 from client_agent.simulation.study_tables import content_of, copies_of, folder_of, method_table, with_copies
 from schemas.messages.base import Strict, field_error
+from schemas.messages.faults import complaints
 from schemas.messages.federations import Count
 from schemas.names.spelling import is_resembling
 from schemas.trackers.options import TrackerName, TrackerOptions, require_addresses
@@ -229,7 +228,7 @@ def read_study(
     try:
         study = Study.model_validate(content)
     except ValidationError as error:
-        problem = faults(error, {"": Study, **TABLES})
+        problem = complaints(error, Study)
         raise StudyUnusable(
             f"{file} is not a study: {problem} (docs/reference/studies.md describes the fields)"
         ) from error

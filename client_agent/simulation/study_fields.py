@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from difflib import get_close_matches
 from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, Field, JsonValue, ValidationError, field_validator, model_validator
-from pydantic_core import ErrorDetails
+from pydantic import Field, JsonValue, field_validator, model_validator
 
 from client_agent.row_template import RowTemplate, require_no_names
 from client_agent.settings import MetricName, Quantization
@@ -151,36 +148,3 @@ class FairRules(Strict):
         if rates is not None and len(set(rates)) != len(rates):
             raise field_error("must be distinct", "rates")
         return rates
-
-
-TABLES: Mapping[str, type[BaseModel]] = {
-    "silo": StudySilo,
-    "source": StudySource,
-    "stream": Stream,
-    "fair": FairRules,
-    "template": RowTemplate,
-}
-"""The tables of a study file by the name of their field."""
-
-
-def faults(error: ValidationError, tables: Mapping[str, type[BaseModel]] | None = None) -> str:
-    """Return the invalid fields and their errors as text.
-
-    Args:
-        tables: the messages by the name of the field that holds them, "" for the whole; an unknown field is
-            compared with their fields.
-    """
-    return "; ".join(
-        f"{'.'.join(map(str, fault['loc']))}: {_complaint(fault, tables or {})}" for fault in error.errors()
-    )
-
-
-def _complaint(fault: ErrorDetails, tables: Mapping[str, type[BaseModel]]) -> str:
-    if fault["type"] == "missing":
-        return "missing; add it"
-    if fault["type"] != "extra_forbidden":
-        return fault["msg"].removeprefix("Value error, ")
-    parents = [part for part in fault["loc"][:-1] if isinstance(part, str)]
-    table = tables.get(parents[-1] if parents else "")
-    near = get_close_matches(str(fault["loc"][-1]), table.model_fields, n=1) if table is not None else []
-    return f"there is no such field; did you mean {near[0]}?" if near else "there is no such field; remove it"

@@ -20,6 +20,7 @@ from pydantic import BaseModel, ConfigDict, JsonValue, ValidationError
 
 from client_agent.errors import StrategyOptionsInvalid, UnknownStrategy
 from schemas.messages.distil import DistilPlan
+from schemas.messages.faults import complaints
 from schemas.messages.importance import ImportancePlan
 from schemas.strategy_packages import StrategyPackageBroken, load_strategy_package, strategy_packages
 
@@ -169,7 +170,7 @@ def load_strategy(name: str, options: Mapping[str, JsonValue] | None = None) -> 
     try:
         return cast(AgentStrategy, module.Strategy(module.Options.model_validate(dict(options or {}))))
     except ValidationError as error:
-        facts = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
+        facts = complaints(error, module.Options, "option")
         raise StrategyOptionsInvalid(
             f"this agent does not support these options of strategy {name}: {facts}; update the agent"
         ) from error

@@ -18,6 +18,7 @@ from pydantic import BaseModel, ConfigDict, JsonValue, ValidationError
 
 from client_agent.errors import AgentError
 from client_agent.strategies.base import State, Traits
+from schemas.messages.faults import complaints
 from schemas.messages.federations import AdapterPlan
 
 if TYPE_CHECKING:
@@ -118,7 +119,7 @@ def open_trainer(name: str | None, options: Mapping[str, JsonValue]) -> OpenedTr
     try:
         parsed = module.Options.model_validate(dict(options))
     except ValidationError as error:
-        facts = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
+        facts = complaints(error, module.Options, "option")
         raise TrainerUnusable(f"trainer_options of trainer {name!r} are not usable: {facts}") from error
     try:
         trainer = cast(LocalTrainer, module.Trainer(parsed))

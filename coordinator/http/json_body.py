@@ -23,6 +23,7 @@ from coordinator.errors import (
     MediaTypeRefused,
 )
 from coordinator.observability.logs import logger
+from schemas.messages.faults import complaint
 from schemas.wire.digests import digest_of, from_field
 from schemas.wire.strict_json import MalformedJson, loads
 
@@ -71,16 +72,20 @@ def parse(message: type[Message], body: bytes, *, under: str = "") -> Message:
         faults = error.errors(include_input=False, include_url=False, include_context=False)
         if faults[0]["type"] == "json_invalid":  # nested too deeply
             raise JsonMalformed from None
-        raise invalid(faults, under=under) from None
+        raise invalid(faults, message, under=under) from None
 
 
-def invalid(faults: Sequence[Mapping[str, Any]], *, under: str = "") -> Invalid:
+def invalid(
+    faults: Sequence[Mapping[str, Any]], message: type[BaseModel] | None = None, *, under: str = ""
+) -> Invalid:
     """Build the error of pydantic's faults, without any input."""
+    texts = [complaint(fault, message) for fault in faults[:MAX_FAULTS]]
     named: list[JsonValue] = [
-        {"field": _field(fault["loc"], under), "message": str(fault["msg"])} for fault in faults[:MAX_FAULTS]
+        {"field": _field(fault["loc"], under), "message": text}
+        for fault, text in zip(faults, texts, strict=False)
     ]
-    field, message = _field(faults[0]["loc"], under), str(faults[0]["msg"])
-    return Invalid(f"{field}: {message}" if field else message, field=field, errors=named)
+    field = _field(faults[0]["loc"], under)
+    return Invalid(f"{field}: {texts[0]}" if field else texts[0], field=field, errors=named)
 
 
 def takes(

@@ -22,7 +22,7 @@ _BYTES_PER_SECOND = 10**6
 
 @dataclass(frozen=True, slots=True)
 class PhaseFacts:
-    """How many members may answer in a phase, how many have, and since when it has been open."""
+    """The number of members that may answer in a phase, the number that have, and the phase's start."""
 
     phase: Phase
     expected: int

@@ -12,7 +12,7 @@ from coordinator.strategies.capabilities import Traits
 
 
 class Options(averaging.Options):
-    """How strongly each client's own adapter is pulled to the common one."""
+    """The strength with which each client's own adapter is pulled to the common one."""
 
     pull: Annotated[float, Field(ge=0)] = 0.1
     """The weight lambda of |v - w|^2 / 2 in the loss of a client's own adapter v, with w the adapter that it

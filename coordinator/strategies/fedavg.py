@@ -10,7 +10,7 @@ from coordinator.strategies.capabilities import Traits
 
 
 class Options(averaging.Options):
-    """How updates become one."""
+    """How updates are combined."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,7 +44,7 @@ def _is_off(distil: DistilPlan | None) -> bool:
 
 
 class Options(BaseModel):
-    """How relevance is computed, and how clients use the weights they are served."""
+    """The computation of relevance, and the use of the served weights by clients."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, use_attribute_docstrings=True)
 

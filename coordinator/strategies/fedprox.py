@@ -12,7 +12,7 @@ from coordinator.strategies.capabilities import Traits
 
 
 class Options(averaging.Options):
-    """How strongly each client is held near the weights that it is served."""
+    """The strength with which each client stays near the weights that it is served."""
 
     proximal: Annotated[float, Field(ge=0)] = 0.1
     """The weight mu of |v - w|^2 / 2 in the loss of a client's adapter v, with w the adapter that it was

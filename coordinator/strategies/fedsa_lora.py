@@ -14,7 +14,7 @@ from schemas.maths.adapter import factor_of
 
 
 class Options(averaging.Options):
-    """How updates become one."""
+    """How updates are combined."""
 
 
 @dataclass(frozen=True, slots=True)

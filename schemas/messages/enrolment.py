@@ -61,13 +61,13 @@ class Profile(Lenient):
     shapes: Annotated[dict[Role, Shape], BeforeValidator(_few)] | None = None
     """(d_out, d_in) by role, of the roles that every layer has in the same shape."""
     layer_shapes: Annotated[dict[Role, LayerRuns], BeforeValidator(_few)] = Field(default_factory=dict)
-    """Of the other roles: the layers that have one, as first and last layer, d_out and d_in."""
+    """The other roles, each with the layers that have it: first and last layer, d_out and d_in."""
     agent_version: Annotated[str, Field(max_length=100)]
     """The version of the agent."""
     protocol_version: int
     """The version of the protocol that it speaks."""
     capabilities: Annotated[tuple[Annotated[str, Field(max_length=50)], ...], Field(max_length=20)] = ()
-    """What the agent can do beyond the protocol's first version, such as `secure-sum-2`."""
+    """The agent's capabilities beyond the protocol's first version, such as `secure-sum-2`."""
 
     @model_validator(mode="after")
     def _runs_are_in_order(self) -> Self:
@@ -187,7 +187,7 @@ class KeyRotation(Strict):
     endorsement: Annotated[str, Field(max_length=128)]
     """The signature of `rotation_statement` by the old key."""
     overlap_seconds: Annotated[int, Field(ge=0, le=86400)] = 3600
-    """How long the old key stays valid."""
+    """Seconds for which the old key stays valid."""
 
 
 def rotation_statement(
@@ -229,7 +229,7 @@ class Client(Strict):
     state: Literal["enrolled", "revoked"]
     """Whether it may take part."""
     identity: Literal["key", "bearer"]
-    """How it authenticates: by signatures or by a bearer token."""
+    """The authentication of the client: signatures or a bearer token."""
     enrolled_at: UtcTime
     """The time of its enrolment."""
     last_seen_at: UtcTime | None
@@ -237,7 +237,7 @@ class Client(Strict):
     rounds: int
     """The number of rounds in which its update counted."""
     bytes: Traffic
-    """Its encoded bytes in all rounds."""
+    """The client's encoded bytes in all rounds."""
 
 
 class ClientPage(Strict):

@@ -28,7 +28,7 @@ class ExpertEvent(Strict):
     """A change of a bank after a round, with its reason and the numbers that it rests on."""
 
     change: ExpertChange
-    """What happened to the expert."""
+    """The change of the expert."""
     round: int
     """The number of the round after which it happened."""
     expert: int

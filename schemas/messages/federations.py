@@ -120,7 +120,7 @@ class PrivacyPlan(Strict):
     allow_bearer_clients: bool = False
     """Whether clients without a key may enrol; they send a bearer token instead of signatures."""
     roster_policy: RosterPolicy = "server"
-    """Which members' keys agents trust: those pinned in the silo (`pinned`), the first key of a name
+    """The keys of members that agents trust: those pinned in the silo (`pinned`), the first key of a name
     (`tofu`), or those of the coordinator (`server`).
     """
     min_voices: Count = 1
@@ -128,7 +128,7 @@ class PrivacyPlan(Strict):
     1, a member with one peer is served that peer's adapter.
     """
     secure_sum: SecureSumPlan | None = Field(default=None, exclude_if=is_absent)
-    """How updates are summed before the coordinator sees them; null = clients send their updates."""
+    """The secure sum of updates, before the coordinator sees them; null = clients send their updates."""
     training: PrivateTrainingPlan | None = Field(default=None, exclude_if=is_absent)
     """Differential privacy of training, and so of updates; null = none."""
 
@@ -158,23 +158,23 @@ class FederationPlan(Strict):
     strategy: StrategyPlan
     """The federated method."""
     adapter: AdapterPlan = AdapterPlan()
-    """What clients train."""
+    """The trainable tensors of clients."""
     rounds: RoundsPlan = RoundsPlan()
-    """How many rounds there are, and when a round ends."""
+    """The number of rounds, and the end of a round."""
     training: TrainingPlan = TrainingPlan()
-    """How clients train."""
+    """The local training of clients."""
     scores: ScoresPlan = ScoresPlan()
-    """How clients score their models."""
+    """The scoring of clients' models."""
     signature: SignaturePlan = SignaturePlan()
     """The gradient sketches."""
     alignment: AlignmentPlan | None = None
     """Sharing across base models; null = none."""
     wire: WirePlan = WirePlan()
-    """How updates and weights are encoded."""
+    """The encoding of updates and weights."""
     privacy: PrivacyPlan = PrivacyPlan()
     """Who may be a member, and how small a mixture may be."""
     limits: LimitsPlan = LimitsPlan()
-    """Which updates are refused or scaled down."""
+    """The limits above which updates are refused or scaled down."""
 
     @model_validator(mode="after")
     def _releases_are_counted(self) -> Self:

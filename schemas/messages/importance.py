@@ -53,7 +53,7 @@ class ImportancePlan(BaseModel):
 
 
 class SentRanks(Strict):
-    """How many ranks of an update have a value that is not zero, in `A` or in `B`."""
+    """The number of ranks of an update with a value that is not zero, in `A` or in `B`."""
 
     sent: int
     """Ranks with values, over all modules."""

@@ -34,7 +34,7 @@ class Recipe(Strict):
     """
 
     reference: Reference = "none"
-    """What values are differences to: nothing, the client's last counted update, or the weights served for
+    """The reference of differences: none, the client's last counted update, or the weights served for
     the round.
     """
     density: Annotated[float, Field(gt=0, le=1)] = 1.0

@@ -33,7 +33,7 @@ class ReportMember(Strict):
     revoked_at: UtcTime | None
     """The time at which it was revoked; null = it is enrolled."""
     bytes: Traffic
-    """Its encoded bytes in all rounds."""
+    """The client's encoded bytes in all rounds."""
     epsilon: str | None
     """The privacy budget spent on its sketches, as the client reported it; null = none was reported."""
 

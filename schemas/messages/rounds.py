@@ -190,7 +190,7 @@ class ParticipationView(Strict):
     rank: int | None = None
     """The rank of the update's `A` and `B`; null without an update, or without `A` and `B`."""
     sent_ranks: SentRanks | None = None
-    """How many ranks the update has values of; null unless clients choose among ranks, as in `ca_pfl`."""
+    """The number of ranks with values in the update; null unless clients choose ranks, as in `ca_pfl`."""
     staleness: int | None
     """Rounds since the client's last counted update; null without one."""
     scores: Scores | None
@@ -198,7 +198,7 @@ class ParticipationView(Strict):
     reject_reason: str | None
     """Why the update was rejected."""
     progress: ProgressView | None = None
-    """How far the client's training has come; null before its first report and once its update is there."""
+    """The progress of the client's training; null before its first report and after its update."""
 
 
 class RoundSummary(Strict):
@@ -234,7 +234,7 @@ class SampleView(Strict):
     """The clients that were drawn for a round."""
 
     places: int | None
-    """How many clients the plan takes; null once the round accepts no more."""
+    """The number of clients that the plan takes; null once the round accepts no more."""
     drawn: list[str]
     """The names of the drawn clients, of which some may not have joined yet; for a client, its own."""
 

@@ -54,7 +54,7 @@ class Scores(Strict):
     trained: ScoreSet
     """Scores of the adapter after the local steps."""
     kept: Literal["served", "trained"]
-    """Which of both the client keeps as its personal model."""
+    """The model that the client keeps as its personal model."""
     final: ScoreSet | None = None
     """Scores of the final weights; accepted once the federation is finished, for the last published round."""
 

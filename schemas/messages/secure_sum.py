@@ -72,7 +72,7 @@ class SumTerms(Strict):
     session: Annotated[int, Field(ge=1)]
     """The number of the session, from 1."""
     kind: SumKind
-    """What the session sums."""
+    """The kind of values that the session sums."""
     masking: Masking = "pairwise"
     """`pairwise`, or `none`: members send their values in clear."""
     nonce: Binary
@@ -80,7 +80,7 @@ class SumTerms(Strict):
     members: Annotated[list[SumMember], Field(min_length=2, max_length=MOST_MEMBERS)]
     """The members, sorted by client; their places are their positions."""
     threshold: Annotated[int, Field(ge=2)]
-    """How many shares give a secret: floor(2 N / 3) + 1 of N members."""
+    """The number of shares that give a secret: floor(2 N / 3) + 1 of N members."""
     minimum: Annotated[int, Field(ge=2)]
     """The fewest members of the sum."""
     roster_version: Annotated[int, Field(ge=0)]
@@ -102,7 +102,7 @@ class SumTerms(Strict):
     lost: Annotated[int, Field(ge=0)] = 0
     """The number of counted members who are not in this session."""
     phase_seconds: Annotated[int, Field(ge=1)]
-    """How long a step waits for members."""
+    """Seconds that a step waits for members."""
     signature: Binary
     """The coordinator's signature of all other members of the terms."""
 
@@ -261,7 +261,7 @@ class SumStatus(Strict):
     session: int | None
     """The number of the current session, from 1."""
     kind: SumKind | None
-    """What the session sums."""
+    """The kind of values that the session sums."""
     step: SumStep | None
     """The step that is due, `opening` while the coordinator computes the sum; null between sessions."""
     deadline: UtcTime | None
@@ -271,7 +271,7 @@ class SumStatus(Strict):
     counts: SumCounts | None = Field(default=None, exclude_if=is_absent)
     """The counts that the terms name; absent without them, and for clients that are not members."""
     outcome: SumOutcome | None
-    """How the sum ended; null while it goes on."""
+    """The end of the sum; null while it is in progress."""
     server_time: UtcTime
     """The coordinator's time."""
 

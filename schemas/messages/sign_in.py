@@ -44,7 +44,7 @@ class SignedInPerson(Strict):
     expires_at: UtcTime
     """The time at which it expires."""
     name: str
-    """Whose token it is."""
+    """The name of the token's owner."""
     role: PersonRole | None
     """The role in all federations; null = the person has roles in some only."""
     federations: dict[str, PersonRole]

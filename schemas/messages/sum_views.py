@@ -20,7 +20,7 @@ class SumEvent(Strict):
     session: int
     """The number of the session."""
     kind: SumKind
-    """What the session sums."""
+    """The kind of values that the session sums."""
     state: SumState
     """The first phase, `done` or `aborted`."""
     members: int
@@ -35,7 +35,7 @@ class SumSessionView(Strict):
     number: int
     """The number of the session, from 1."""
     kind: SumKind
-    """What the session sums."""
+    """The kind of values that the session sums."""
     state: SumState
     """The open phase, `opening`, `done` or `aborted`."""
     members: int

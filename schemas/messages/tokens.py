@@ -16,9 +16,9 @@ class TokenRequest(Strict):
     """A request for a person's token; `expires_in_seconds` defaults to 90 days, null = never."""
 
     role: PersonRole
-    """What the token allows: `auditor` reads, `operator` runs federations, `admin` hands out tokens."""
+    """The role of the token: `auditor` reads, `operator` runs federations, `admin` creates tokens."""
     name: PersonName
-    """Whose token it is."""
+    """The name of the token's owner."""
     expires_in_seconds: Annotated[int, Field(ge=1, le=10 * 365 * 86400)] | None = 90 * 86400
     """The lifetime; null = it never expires."""
 
@@ -31,7 +31,7 @@ class NewToken(Strict):
     role: PersonRole
     """The role of the token."""
     name: str
-    """Whose token it is."""
+    """The name of the token's owner."""
     token: str
     """The secret."""
     expires_at: UtcTime | None
@@ -46,7 +46,7 @@ class TokenView(Strict):
     role: PersonRole
     """The role of the token."""
     name: str
-    """Whose token it is."""
+    """The name of the token's owner."""
     created_at: UtcTime
     """The time at which it was created."""
     expires_at: UtcTime | None
@@ -117,7 +117,7 @@ class Hello(Strict):
     protocol_version: int
     """The version of the protocol that it speaks."""
     capabilities: tuple[str, ...] = ()
-    """What it can do beyond the protocol's first version, such as `secure-sum-2`."""
+    """Its capabilities beyond the protocol's first version, such as `secure-sum-2`."""
     server_time: UtcTime
     """The coordinator's time."""
     signing_key: str

@@ -24,7 +24,7 @@ class TrainingPlan(Strict):
     max_length: Annotated[int, Field(ge=2, le=1_048_576)] = 512
     """The largest number of tokens of a text; longer ones are shortened."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
-    """How the learning rate falls over the steps of all rounds."""
+    """The shape in which the learning rate falls over the steps of all rounds."""
     schedule_floor: Annotated[float, Field(ge=0, le=1)] = 0.0
     """The share of `learning_rate` at which the schedule ends."""
     warmup_steps: Annotated[int, Field(ge=0)] = 0
@@ -42,7 +42,7 @@ class TrainingPlan(Strict):
 
 
 class ScoresPlan(Strict):
-    """How clients score their models on held-out examples."""
+    """The scoring of clients' models on held-out examples."""
 
     examples: Count = 256
     """The largest number of examples that are scored, chosen by digest."""

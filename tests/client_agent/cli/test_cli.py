@@ -104,7 +104,7 @@ def test_a_check_without_configuration_names_the_missing_setting() -> None:
     assert done.returncode == 1
     finding = json.loads(done.stdout)[0]
     assert not finding["good"]
-    assert "url: missing; set it" in finding["found"]
+    assert "url: missing; add it" in finding["found"]
     assert "--config with a silo.toml, which `tessera agent init` writes" in finding["found"]
 
 

@@ -46,7 +46,7 @@ def test_an_unknown_trainer_is_refused_with_the_installed_ones(
 
 def test_broken_packages_and_wrong_options_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     install(tmp_path / "a", monkeypatch, name="constant", module="constant_trainer", source=CONSTANT)
-    with pytest.raises(TrainerUnusable, match="'constant' are not usable: adds: Extra inputs"):
+    with pytest.raises(TrainerUnusable, match="'constant' are not usable: adds: there is no such option"):
         open_trainer("constant", {"adds": 1})
     install(tmp_path / "b", monkeypatch, name="constant", module="other_trainer", source=CONSTANT)
     with pytest.raises(
