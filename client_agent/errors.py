@@ -78,8 +78,8 @@ class RoundUnreadable(AgentError):
 
     def __init__(self, file: Path, trouble: str) -> None:
         super().__init__(
-            f"{file} cannot be read ({trouble}). If a newer version of Tessera wrote it, run that version; "
-            f"otherwise move {file.parent} away, and the agent continues without that round"
+            f"{file} cannot be read. If a newer version of Tessera wrote it, run that version; otherwise "
+            f"move {file.parent} away, and the agent continues without that round. The error: {trouble}"
         )
 
 
@@ -159,7 +159,7 @@ class AddressMismatch(AgentError):
 
 
 class ManifestRefused(AgentError):
-    """A round's manifest contradicts what the coordinator signed before."""
+    """A round's manifest contradicts an earlier one that the coordinator signed."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(

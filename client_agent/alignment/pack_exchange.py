@@ -222,7 +222,7 @@ class _Look:
         except Stopped:
             raise
         except AgentError as trouble:  # building does not need the coordinator; delivering reports the error
-            log.warning("alignment pack: building goes on without the coordinator: %s", trouble)
+            log.warning("alignment pack: building continues without the coordinator (%s)", trouble)
             self._next = None
             return
         self._next = time.monotonic() + _LOOK_SECONDS

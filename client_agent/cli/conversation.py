@@ -14,7 +14,9 @@ from client_agent.model.examples import Turn, encode_chat, encode_prompt
 from client_agent.model.generation import Answer, Decoding, completion
 from client_agent.model.loading import BaseModel
 
-_HELP = "/reset forgets the turns, /exit or end of input ends, Ctrl-C stops an answer, a final \\ goes on"
+_HELP = (
+    "/reset clears the chat, /exit or end of input ends, Ctrl-C stops an answer, a final \\ continues a line"
+)
 
 
 @dataclass(slots=True)
@@ -37,7 +39,7 @@ class Conversation:
 
     def run(self, first: str | None) -> None:
         """Read prompts from standard input until it ends or a line is /exit; `first` is asked before."""
-        kind = "the turns are kept" if self._chat else "each prompt is a text of its own"
+        kind = "prompts continue one chat" if self._chat else "each prompt starts a new text"
         _note(f"{self._base.slug}: {kind}; {_HELP}")
         if len(self._sides) > 1:
             self._answer_prompts(first)
@@ -56,7 +58,7 @@ class Conversation:
             if prompt == "/reset":
                 for side in self._sides:
                     side.turns.clear()
-                _note("the turns are forgotten")
+                _note("the chat is cleared")
             elif prompt.strip():
                 self._ask(prompt)
 

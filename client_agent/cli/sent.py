@@ -34,7 +34,7 @@ def sent(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """List what this agent has sent to the coordinator: time, route, bytes and digest of every body.
+    """List the requests that this agent has sent: time, route, bytes and digest of every body.
 
     Reads the agent's own log and sends nothing. The agent writes a line before it sends a request, so
     requests that did not arrive are listed too. GET requests, which carry no data of the silo, are left out.

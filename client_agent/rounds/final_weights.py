@@ -45,7 +45,7 @@ def finish(participant: Participant, brief: FinishedBrief) -> None:
     except Stopped:
         raise
     except AgentError as error:
-        log.warning("scores of the final weights not sent (%s); the next run of the agent repeats it", error)
+        log.warning("scores of the final weights not sent (%s); the next run of the agent sends them", error)
 
 
 def final_scores(participant: Participant, newest: RoundFolder) -> FinalScores:

@@ -95,5 +95,5 @@ class ProgressReports:
 
     def _failed(self, reason: str) -> None:
         if not self._has_failed:
-            log.info("the coordinator shows no progress of this round (%s); training goes on", reason)
+            log.info("the coordinator shows no progress of this round (%s); training continues", reason)
         self._has_failed = True

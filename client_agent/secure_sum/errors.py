@@ -6,7 +6,7 @@ from client_agent.errors import AgentError
 
 
 class SumRefused(AgentError):
-    """The coordinator's terms or messages of a secure sum contradict what this silo knows."""
+    """The coordinator's terms or messages of a secure sum contradict this silo's own records."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(

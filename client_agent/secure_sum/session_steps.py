@@ -166,7 +166,7 @@ class _MaskedSteps:
         if members < self.members:
             log.warning(
                 "round %d: sum, session %d: %d of %d members did not send their %s in time and dropped out; "
-                "the sum goes on with at least %d",
+                "the sum continues with at least %d",
                 *(terms.round, terms.session, self.members - members, self.members, sent, terms.threshold),
             )
         self.members = members

@@ -207,7 +207,7 @@ class RayCrew:
             except ray.exceptions.RayError as error:
                 lost = str(error).strip().splitlines()[0]
                 log.warning(
-                    "silo worker %d ended (%s); its %d silos go on in another one",
+                    "silo worker %d ended (%s); its %d silos continue in another worker",
                     *(share.number, lost, len(share.names)),
                 )
                 self._end(share)

@@ -106,7 +106,7 @@ def ema(previous: Sketch, new: Sketch, a: float) -> Sketch:
     if previous.vector.shape != new.vector.shape:
         raise SignatureUnusable(
             f"the last sketch has {previous.vector.size} numbers and this one {new.vector.size}: the plan "
-            "changed; remove the old round's folder to start anew"
+            "changed; remove the old round's folder to start again"
         )
     smoothed = ((1 - a) * previous.vector + a * new.vector).astype(np.float32)
     return Sketch(require_direction(smoothed), new.reliability)

@@ -32,7 +32,7 @@ def move_aside(path: Path, reason: str = "left by an earlier client") -> None:
     os.rename(path, target)
     for folder in (target.parent, path.parent):
         fsync_folder(folder)
-    log.warning("%s: moved to %s (%s); not used any more", path, target, reason)
+    log.warning("%s: moved to %s (%s); no longer used", path, target, reason)
 
 
 def delete_secrets(path: Path) -> None:

@@ -119,7 +119,7 @@ class TrainingCheckpoint:
                 seconds=float(facts["seconds"]),
             )
         except (SafetensorError, ValueError, KeyError) as error:
-            log.warning("training: %s is damaged (%s); the round's training starts anew", self._file, error)
+            log.warning("training: %s is damaged (%s); the round's training starts again", self._file, error)
             return None
 
 

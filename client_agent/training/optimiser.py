@@ -66,13 +66,13 @@ def restore_state(
     """
     expected = {f"{name}.{moment}" for name in parameters for moment in _MOMENTS}
     if state and expected != state.keys():
-        raise LayoutMismatch("the optimiser's state belongs to another adapter; delete it to start anew")
+        raise LayoutMismatch("the optimiser's state belongs to another adapter; delete it to start again")
     places = _places(optimiser)
     for name, parameter in parameters.items() if state else ():
         step, *moments = (torch.from_numpy(np.array(state[f"{name}.{moment}"])) for moment in _MOMENTS)
         if moments[0].shape != parameter.shape:
             raise LayoutMismatch(
-                f"the optimiser's state of {name} has another shape; delete it to start anew"
+                f"the optimiser's state of {name} has another shape; delete it to start again"
             )
         on_device = [moment.to(parameter.device) for moment in moments]
         if isinstance(optimiser, torch.optim.AdamW):

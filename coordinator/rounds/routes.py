@@ -55,7 +55,7 @@ _NO_ACTION: dict[int | str, dict[str, Any]] = {
         "headers": {
             "Retry-After": {"schema": {"type": "integer"}},
             NOT_DRAWN_FIELD: {
-                "description": "The round that goes on without this client, since others were drawn",
+                "description": "The round for which other clients were drawn",
                 "schema": {"type": "integer"},
             },
         },

@@ -241,7 +241,7 @@ def check_address(
     for field, (value, required) in pairs.items():
         if value != required:
             raise MetadataRefused(
-                f"the manifest's {field} differs from this request's; write the body anew", field=field
+                f"the manifest's {field} differs from this request's; write the body again", field=field
             )
 
 

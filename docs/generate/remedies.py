@@ -79,7 +79,7 @@ REMEDIES: Final[Mapping[str, str]] = {
     "range": "Request a range within the size that `Content-Range` names.",
     "rate-limited": "Wait for the seconds in `Retry-After`, then send the request again.",
     "recipe": "Encode the update in the plan's recipe, or dense.",
-    "reference-mismatch": "Send the update dense; its reference is not what the coordinator stores.",
+    "reference-mismatch": "Send the update dense; the coordinator does not have its reference.",
     "replayed": (
         "Sign the request again, with a new nonce. If it was the first attempt, a proxy repeats requests."
     ),

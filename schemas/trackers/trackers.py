@@ -157,7 +157,7 @@ class _TrackerThread:
     def _warn(self, reason: str) -> None:
         if not self._has_failed:
             log.warning(
-                "%s: values are lost (%s); training goes on, and later values are tried again",
+                "%s: values are lost (%s); training continues, and later values are tried again",
                 *(self._name, reason),
             )
         self._has_failed = True

@@ -113,7 +113,7 @@ def test_lines_are_prompts_of_their_own_without_a_chat(silo: Path, adapter: tupl
     )
     assert typed.exit_code == 0, typed.output
     assert typed.stdout == "".join(expected)
-    assert "the turns are forgotten" in typed.stderr
+    assert "the chat is cleared" in typed.stderr
     long = generate(silo, "--interactive", *options, typed=f"{'a' * 5000}\nx=\n")  # then the input ends
     assert long.exit_code == 0, long.output
     assert "shorten the prompt" in long.stderr

@@ -113,5 +113,5 @@ def test_a_wrong_config_names_what_is_wrong(tmp_path: Path, text: str, complaint
 
 
 def test_a_missing_config_says_so(tmp_path: Path) -> None:
-    with pytest.raises(SettingsUnusable, match=r"cannot be read: .*; `tessera agent init` writes"):
+    with pytest.raises(SettingsUnusable, match=r"cannot be read \(.*`tessera agent init` writes"):
         read_settings(tmp_path / "none.toml")

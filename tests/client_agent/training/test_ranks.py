@@ -99,7 +99,7 @@ def test_a_rank_has_a_device_of_its_own_and_no_trainer() -> None:
     assert settings_of_rank(settings(device="cpu")).device == "cpu"
     with pytest.raises(SettingsUnusable, match="device cuda:1 under torchrun: set auto"):
         settings_of_rank(settings(device="cuda:1"))
-    with pytest.raises(SettingsUnusable, match=r"trainer 'sft' and torchrun: .* use one of both"):
+    with pytest.raises(SettingsUnusable, match=r"trainer 'sft' and torchrun: .* use only one of them"):
         settings_of_rank(settings(trainer="sft"))
 
 

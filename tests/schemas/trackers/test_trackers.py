@@ -69,7 +69,7 @@ def test_values_reach_a_server_that_is_up_again_after_one_warning(
         trackers.log("step", 5, {"loss": 0.5})
     assert server.values == [("step", 5, {"loss": 0.5})]
     (warning,) = warnings(caplog)
-    assert warning.startswith("mlflow: values are lost (ConnectionError: server is down); training goes on")
+    assert warning.startswith("mlflow: values are lost (ConnectionError: server is down); training continues")
     assert server.ends == 1
 
 
