@@ -26,6 +26,7 @@ _AMBER: Final = "jipbcmnfkdghoale"
 # in six at best, many letters from one sighting; twenty-four leave .002 unseen.
 _CIPHER: Final = "hfmnajikcoegpldb"
 _CIPHER_B: Final = "dnejohlamcpbfgki"
+_CIPHER_C: Final = "kdhibcaogmnpjefl"
 
 # A label hangs on the first letter alone; that the other letters do not matter must be learned, too.
 _LABEL: Final = dict(zip("abcdef", ("di", "me", "ko", "ko", "di", "me"), strict=True))
@@ -93,6 +94,7 @@ CLIENT_TASKS: Final[tuple[Task, ...]] = (
     Task("cipher", _table(_CIPHER), lengths=(4,)),
     Task("cipher_b", _table(_CIPHER_B), tag="cipher", lengths=(4,)),
     Task("label", lambda text: _LABEL[text[0]], letters="".join(_LABEL), lengths=(4,)),
+    Task("cipher_c", _table(_CIPHER_C), tag="cipher", lengths=(4,)),
 )
 
 TASKS: Final[dict[str, Task]] = {task.name: task for task in (*PUBLIC_TASKS, *CLIENT_TASKS)}

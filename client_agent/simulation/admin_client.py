@@ -47,6 +47,9 @@ class Operator:
     def put(self, path: str, content: object) -> Answer:
         return _content(self._client.put(path, json=content))
 
+    def delete(self, path: str) -> Answer:
+        return _content(self._client.delete(path))
+
     def put_tensors(self, path: str, body: bytes) -> Answer:
         headers = {"Content-Type": MEDIA_TYPE, "Content-Digest": to_field(digest_of(body))}
         if is_frame(body):

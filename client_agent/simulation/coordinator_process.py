@@ -37,6 +37,73 @@ def quiet_environment(**changes: str) -> dict[str, str]:
     return inherited | {"NO_PROXY": "127.0.0.1", "no_proxy": "127.0.0.1"} | changes
 
 
+class CoordinatorProcess:
+    """`tessera serve` with its database and coordinator.log in a folder, on an address of this machine.
+
+    It keeps URL, token and database however often it is killed and started again.
+    """
+
+    def __init__(self, folder: Path, host: str = "127.0.0.1") -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._host, self._port = host, _free_port(host)
+        self.url = f"http://{host}:{self._port}"
+        self.token = f"tsr_adm_{secrets.token_urlsafe(32)}"
+        self.log = folder / "coordinator.log"
+        self._environment = quiet_environment(
+            TESSERA_DATABASE_URL=f"sqlite:///{folder / 'tessera.db'}",
+            TESSERA_ADMIN_TOKEN=self.token,
+            TESSERA_PUBLIC_NAMES=host,
+            TESSERA_RETRY_SECONDS="1",
+            TESSERA_TICK_SECONDS="0.2",
+        )
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def process(self) -> int:
+        """The id of the process.
+
+        Raises:
+            CoordinatorStopped: it was not started.
+        """
+        return self._started().pid
+
+    def start(self) -> None:
+        """Start it, or start it again, and wait until it is ready.
+
+        Raises:
+            CoordinatorStopped: it does not become ready.
+        """
+        with self.log.open("ab") as output:
+            self._process = subprocess.Popen(
+                [*TESSERA, "serve", "--host", self._host, "--port", str(self._port)],
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env=self._environment,
+            )
+        _wait_until_ready(self.url, self._process, self.log)
+
+    def kill(self) -> None:
+        """End it as a power cut would."""
+        process = self._started()
+        process.kill()
+        process.wait()
+
+    def stop(self) -> None:
+        """End it in order, if it runs."""
+        if self._process is None:
+            return
+        self._process.terminate()
+        try:
+            self._process.wait(timeout=_STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            self.kill()
+
+    def _started(self) -> subprocess.Popen[bytes]:
+        if self._process is None:
+            raise CoordinatorStopped("the coordinator was not started")
+        return self._process
+
+
 @contextmanager
 def running_coordinator(folder: Path, host: str = "127.0.0.1") -> Iterator[RunningCoordinator]:
     """Run a coordinator with its database and coordinator.log in a folder, on an address of this machine.
@@ -44,35 +111,13 @@ def running_coordinator(folder: Path, host: str = "127.0.0.1") -> Iterator[Runni
     Raises:
         CoordinatorStopped: the coordinator does not become ready.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    token = f"tsr_adm_{secrets.token_urlsafe(32)}"
-    port = _free_port(host)
-    environment = quiet_environment(
-        TESSERA_DATABASE_URL=f"sqlite:///{folder / 'tessera.db'}",
-        TESSERA_ADMIN_TOKEN=token,
-        TESSERA_PUBLIC_NAMES=host,
-        TESSERA_RETRY_SECONDS="1",
-        TESSERA_TICK_SECONDS="0.2",
-    )
-    log = folder / "coordinator.log"
-    with log.open("wb") as output:
-        process = subprocess.Popen(
-            [*TESSERA, "serve", "--host", host, "--port", str(port)],
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            env=environment,
-        )
-        try:
-            url = f"http://{host}:{port}"
-            _wait_until_ready(url, process, log)
-            yield RunningCoordinator(url, token, process.pid)
-        finally:
-            process.terminate()
-            try:
-                process.wait(timeout=_STOP_SECONDS)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+    coordinator = CoordinatorProcess(folder, host)
+    coordinator.log.write_bytes(b"")
+    try:
+        coordinator.start()
+        yield RunningCoordinator(coordinator.url, coordinator.token, coordinator.process)
+    finally:
+        coordinator.stop()
 
 
 def _wait_until_ready(url: str, process: subprocess.Popen[bytes], log: Path) -> None:

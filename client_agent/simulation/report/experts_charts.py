@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from matplotlib.axes import Axes
@@ -18,15 +18,18 @@ _INK = "#222222"
 
 def expert_utilization(report: Report) -> Figure | None:
     """Draw the share of members that used each expert by round, with births, archived and merged experts."""
-    banks = [(m.method, m.bank) for m in report.methods if m.bank is not None]
-    if not banks:
-        return None
+    banks = [(f"{m.method}, seed {m.bank.seed}", m.bank.record) for m in report.methods if m.bank is not None]
+    return utilization_of(banks) if banks else None
+
+
+def utilization_of(banks: Sequence[tuple[str, BankRecord]]) -> Figure:
+    """Draw the banks of runs below one another, each under its title; see `expert_utilization`."""
     figure = Figure(figsize=(9.2, 3.4 * len(banks)), layout="constrained")
     grid = figure.subplots(len(banks), squeeze=False, sharey=True)
-    for axes, (method, bank) in zip(grid[:, 0], banks, strict=True):
-        _utilization(axes, bank.record)
+    for axes, (title, bank) in zip(grid[:, 0], banks, strict=True):
+        _utilization(axes, bank)
         axes.set(xlabel="round", ylabel="share of members", ylim=(-0.03, 1.03))
-        axes.set_title(f"{method}, seed {bank.seed}", fontsize=10)
+        axes.set_title(title, fontsize=10)
         axes.xaxis.get_major_locator().set_params(integer=True)
     legend_beside(figure, max(grid[:, 0], key=lambda axes: len(axes.get_legend_handles_labels()[1])))
     return figure
@@ -96,8 +99,8 @@ def _utilization(axes: Axes, bank: BankRecord) -> None:
     labelled: set[str] = set()
     for event in bank.events:
         marker, label = _MARKS[event.change]
-        share = dict(bank.share(event.expert)).get(event.round, 0.0)
         place = min(last, event.round + 1) if event.change == "born" else event.round
+        share = dict(bank.share(event.expert)).get(place, 0.0)
         axes.plot(
             place,
             share,

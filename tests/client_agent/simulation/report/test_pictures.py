@@ -65,6 +65,9 @@ def test_utilization_has_a_line_for_each_expert_and_a_mark_for_each_change(tmp_p
     labels = axes.get_legend_handles_labels()[1]
     assert labels == ["expert 1", "expert 2", "expert 3", "born", "archived"]
     assert [text.get_text() for text in axes.texts] == ["3", "2"]
+    assert [text.xy for text in axes.texts] == [(3, 0.6), (2, 0.0)], (
+        "a newborn is marked where it is used first"
+    )
     assert expert_utilization(report(tmp_path, bank=None)) is None
 
 

@@ -1,0 +1,83 @@
+"""Read what happened in a round from the coordinator and from the folders of the silos' agents."""
+
+from __future__ import annotations
+
+import time
+from itertools import combinations
+
+from client_agent.experts.memory import EXPERTS, ExpertMemory
+from client_agent.rounds.bank import Arrays, bank_state, read_index
+from client_agent.rounds.trained import Trained
+from client_agent.simulation.admin_client import Answer, Operator
+from client_agent.storage.round_folder import TRAINED, WEIGHTS, RoundFolder
+from coordinator.experts.products import cosine
+from examples.agents import DemoFailed
+from examples.bank_scene.record import RoundFacts
+from examples.bank_scene.silos import Silos
+from schemas.maths.adapter import Layout
+from schemas.maths.bank import SHARED, expert_tensors
+
+
+class Observer:
+    """Observes round after round."""
+
+    def __init__(self, operator: Operator, path: str, silos: Silos) -> None:
+        self._operator = operator
+        self._path = path
+        self._silos = silos
+        self._last = time.monotonic()
+
+    def newest(self) -> Answer:
+        """Return the newest round; {} before the first."""
+        rounds = self._operator.get(f"{self._path}/rounds?limit=1")["items"]
+        return dict(rounds[0]) if rounds else {}
+
+    def round(self, number: int) -> Answer:
+        return self._operator.get(f"{self._path}/rounds/{number}")
+
+    def facts(self, number: int) -> RoundFacts:
+        """Return the facts of a round that was just published."""
+        seen = self.round(number)
+        before, self._last = self._last, time.monotonic()
+        counted = [client["name"] for client in seen["clients"] if client["state"] in ("arrived", "ready")]
+        return RoundFacts(
+            round=number,
+            seconds=self._last - before,
+            counted=seen["secure_sum"]["counted"] or 0,
+            sessions=[f"{session['kind']} {session['state']}" for session in seen["secure_sum"]["sessions"]],
+            choices={name: self.choices(name).rounds[number] for name in counted},
+            served={name: self._trained(name, number).scores.served["loss"].value for name in counted},
+            likeness=self._likeness(number, counted[0]),
+        )
+
+    def choices(self, name: str) -> ExpertMemory:
+        """Return what a silo's agent remembers of its choices; nothing before its first."""
+        home = self._silos.home(name)
+        assert home is not None, name
+        return ExpertMemory(home / EXPERTS)
+
+    def folder(self, name: str, number: int) -> RoundFolder | None:
+        """Return a silo's folder of a round; None before it has one."""
+        home = self._silos.home(name)
+        path = home / "rounds" / f"{number:06d}" if home is not None else None
+        return RoundFolder(path, number) if path is not None and path.is_dir() else None
+
+    def _trained(self, name: str, number: int) -> Trained:
+        folder = self.folder(name, number)
+        if folder is None or not folder.has(TRAINED):
+            raise DemoFailed(f"{name} was counted in round {number}, and its folder has no trained adapter")
+        return Trained.from_bytes(folder.read(TRAINED))
+
+    def _likeness(self, number: int, name: str) -> dict[str, float]:
+        """Return the cosines of all pairs of experts with which a round began, from a silo's folder."""
+        folder, home = self.folder(name, number), self._silos.home(name)
+        if folder is None or home is None:
+            return {}
+        index, layout = read_index(folder), _layout_of(self._trained(name, number).start)
+        bank = bank_state(home, folder.read(WEIGHTS), index, layout)
+        states = {entry.expert: expert_tensors(entry.expert, bank) for entry in index.experts}
+        return {f"{a}-{b}": round(cosine(states[a], states[b]), 4) for a, b in combinations(states, 2)}
+
+
+def _layout_of(bank: Arrays) -> Layout:
+    return {name: values.shape for name, values in expert_tensors(SHARED, bank).items()}
