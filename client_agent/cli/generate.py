@@ -29,6 +29,20 @@ if TYPE_CHECKING:
 
 generating = typer.Typer()
 
+Temperature = Annotated[
+    float,
+    typer.Option(min=0.0, help="Temperature of the sampling; 0 takes the likeliest token each time."),
+]
+TopP = Annotated[
+    float | None,
+    typer.Option(
+        min=0.0,
+        max=1.0,
+        help="Sample from the likeliest tokens with this total probability.",
+        show_default="1",
+    ),
+]
+
 
 @generating.command()
 def generate(
@@ -43,19 +57,8 @@ def generate(
         bool, typer.Option("--compare", help="Also show the answer of the base model without the adapter.")
     ] = False,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Largest number of tokens of an answer.")] = 128,
-    temperature: Annotated[
-        float,
-        typer.Option(min=0.0, help="Temperature of the sampling; 0 takes the likeliest token each time."),
-    ] = 0.0,
-    top_p: Annotated[
-        float | None,
-        typer.Option(
-            min=0.0,
-            max=1.0,
-            help="Sample from the likeliest tokens with this total probability.",
-            show_default="1",
-        ),
-    ] = None,
+    temperature: Temperature = 0.0,
+    top_p: TopP = None,
     seed: Annotated[
         int | None, typer.Option(min=0, help="Seed of the sampling; the same seed repeats an answer.")
     ] = None,

@@ -11,76 +11,43 @@ import typer
 from coordinator.cli.client import DEFAULT_URL, AsJson, Coordinator, Token, Url, fail, print_json
 from coordinator.cli.federation_facts import print_federation, round_of
 from coordinator.cli.output import ago, fitting_table
+from coordinator.cli.plan_options import (
+    CollectSeconds,
+    MinClients,
+    Name,
+    Pivot,
+    PlanFile,
+    Quorum,
+    Rank,
+    Rounds,
+    SameArchitectureRank,
+    Steps,
+    Strategy,
+    StrategyOption,
+    TargetModules,
+)
 from schemas.messages.recommended import recommended
 
 app = typer.Typer(help="Manage federations: plans, states, claims.", no_args_is_help=True)
 
 Federation = Annotated[str, typer.Argument(help="Federation id.")]
 
-TargetModules = Annotated[
-    str | None,
-    typer.Option(
-        metavar="b0.v,b1.o,...",
-        help="Modules with P and Q, separated by commas. `tessera alignment list` prints the modules that "
-        "the base models of a federation can share.",
-        show_default="all blocks and roles",
-    ),
-]
-
 
 @app.command("create")
 def create(
-    plan: Annotated[
-        Path | None, typer.Option(help="JSON file with the plan; the other options override its fields.")
-    ] = None,
-    name: Annotated[
-        str | None, typer.Option(help="Name of the federation; required unless the plan has one.")
-    ] = None,
-    strategy: Annotated[
-        str | None,
-        typer.Option(help="Strategy, such as fedmosaic or fedavg; required unless the plan has one."),
-    ] = None,
-    option: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="KEY=VALUE", help="Option of the strategy, such as temperature=0.5; repeatable."
-        ),
-    ] = None,
-    rounds: Annotated[int | None, typer.Option(help="Number of rounds.", show_default="10")] = None,
-    min_clients: Annotated[
-        int | None,
-        typer.Option(help="Number of clients that a round waits for.", show_default="2; fed_vemoe: 5"),
-    ] = None,
-    quorum: Annotated[
-        int | None,
-        typer.Option(
-            help="Number of updates with which a round is published at its deadline.",
-            show_default="--min-clients",
-        ),
-    ] = None,
-    collect_seconds: Annotated[
-        float | None, typer.Option(help="Seconds from a round's start to its deadline.", show_default="3600")
-    ] = None,
-    rank: Annotated[
-        int | None,
-        typer.Option(help="Rank of P and Q, or of an ordinary LoRA.", show_default="the strategy's"),
-    ] = None,
-    same_architecture_rank: Annotated[
-        int | None,
-        typer.Option(
-            help="Rank of the LoRA that travels beside P and Q; 0 for none.", show_default="the strategy's"
-        ),
-    ] = None,
-    pivot: Annotated[
-        str | None,
-        typer.Option(
-            help="Slug of the small model to which base models are aligned; `tessera agent check` prints it."
-        ),
-    ] = None,
+    plan: PlanFile = None,
+    name: Name = None,
+    strategy: Strategy = None,
+    option: StrategyOption = None,
+    rounds: Rounds = None,
+    min_clients: MinClients = None,
+    quorum: Quorum = None,
+    collect_seconds: CollectSeconds = None,
+    rank: Rank = None,
+    same_architecture_rank: SameArchitectureRank = None,
+    pivot: Pivot = None,
     target_modules: TargetModules = None,
-    steps: Annotated[
-        int | None, typer.Option(help="Optimiser steps of each client per round.", show_default="20")
-    ] = None,
+    steps: Steps = None,
     quiet: Annotated[bool, typer.Option("--quiet", help="Print only the id of the federation.")] = False,
     url: Url = DEFAULT_URL,
     token: Token = "",

@@ -91,7 +91,9 @@ def test_a_routed_bank_computes_nearly_what_it_does_beside_the_dense_model(
         another = divergence(logits(quantised), expected)
     require_bare(quantised)
     assert off < LARGEST[quantization]
-    assert shifted < {"nf4": 0.15, "int8": 0.02}[quantization]
+    # Beside four bits, two or three of twelve tokens near a tie of two experts may choose the other expert;
+    # which ones depends on the processor's arithmetic in bfloat16.
+    assert shifted < {"nf4": 0.3, "int8": 0.02}[quantization]
     assert alphas[1].std(dim=0).min() > 0.1  # the router tells tokens apart
     for other in (divergence(bare, expected), another):  # without the bank, and without the router
         assert other > 4 * off
