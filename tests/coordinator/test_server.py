@@ -154,7 +154,7 @@ def test_a_file_that_cannot_be_served_is_said_in_one_line(tmp_path: Path, path: 
     said = refused.communicate(timeout=30)[1]
     assert refused.returncode == 1
     assert said.startswith("tessera: TESSERA_DATABASE_URL: "), said
-    assert path in said
+    assert path.removesuffix("/x.db") in said
     assert said.count("\n") == 1
 
 

@@ -20,7 +20,7 @@ from client_agent.rounds.standalone import OwnBank, own_bank, train_alone
 from client_agent.rounds.trained import Trained
 from client_agent.storage.rate_store import RateStore
 from client_agent.strategies.base import Routing
-from client_agent.training import loop
+from client_agent.training import batches
 from client_agent.training.batches import iterate_batches
 from client_agent.training.data import with_probe
 from client_agent.training.evaluate import evaluate
@@ -129,7 +129,7 @@ def test_no_turn_begins_with_the_texts_of_another_and_all_are_trained_on(
             turns[-1].append(frozenset(batch))
             yield batch
 
-    monkeypatch.setattr(loop, "iterate_batches", recorded)
+    monkeypatch.setattr(batches, "iterate_batches", recorded)
     own = bank(tmp_path, explore_rounds=4)
     for _ in train_alone(wide, plan, None, lambda: False, RateStore(tmp_path), own):
         pass

@@ -24,11 +24,36 @@ from tests.client_agent.secure_sum.memory_server import (
 from tests.secure_sum.scene import identity, terms_of
 
 
+def hold_step(members: list[DrivenMember], place: int, step: int) -> threading.Event:
+    """Hold the other members at a step until the returned event is set, when member `place` has come to it.
+
+    Otherwise the sum may end before that member has seen that its step is due.
+    """
+    server, has_come = members[place].calls.server, threading.Event()
+    accept = server.put
+
+    def accept_once_it_has_come(position: int, session: int, number: int, body: bytes) -> None:
+        if number == step and position != place:
+            assert has_come.wait(60)
+        accept(position, session, number, body)
+
+    server.put = accept_once_it_has_come  # type: ignore[method-assign]
+    return has_come
+
+
 @pytest.mark.parametrize("step", [0, 1, 2, 3, 4])
 def test_a_member_that_goes_away_drops_out(step: int, tmp_path: Path) -> None:
     members = members_of(tmp_path, 5)
-    server = members[0].calls.server
-    members[2].calls.stop_before, server.missing = step, {2: step}
+    server, gone = members[0].calls.server, members[2]
+    gone.calls.stop_before, server.missing = step, {2: step}
+    put, has_come = gone.calls.put, hold_step(members, 2, step)
+
+    def put_or_go(session: int, number: int, body: bytes) -> None:
+        if number == step:
+            has_come.set()
+        put(session, number, body)
+
+    gone.calls.put = put_or_go  # type: ignore[method-assign]
     errors = run_all(members)
     assert {place: type(error) for place, error in errors.items()} == {2: GoneAway}
     counted = [n for n in range(5) if n != 2 or step > 2]
@@ -42,8 +67,8 @@ def test_a_member_that_is_late_leaves_the_session_and_learns_the_outcome(step: i
     members = members_of(tmp_path, 5)
     server, late = members[0].calls.server, members[2]
     server.missing = {2: step}
-    put, accept = late.calls.put, server.put
-    has_come, patience = threading.Event(), threading.Event()
+    put, patience = late.calls.put, threading.Event()
+    has_come = hold_step(members, 2, step)
 
     def put_late(session: int, number: int, body: bytes) -> None:
         if number == step:
@@ -52,14 +77,7 @@ def test_a_member_that_is_late_leaves_the_session_and_learns_the_outcome(step: i
                 patience.wait(0.001)
         put(session, number, body)
 
-    def accept_once_late_has_come(position: int, session: int, number: int, body: bytes) -> None:
-        # Otherwise the sum may end before the late member has seen that its step is due.
-        if number == step and position != late.calls.position:
-            assert has_come.wait(60)
-        accept(position, session, number, body)
-
     late.calls.put = put_late  # type: ignore[method-assign]
-    server.put = accept_once_late_has_come  # type: ignore[method-assign]
     assert not run_all(members)
     counted = [member for member in members if member is not late or step > 2]
     assert server.total is not None

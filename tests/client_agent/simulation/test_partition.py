@@ -141,7 +141,7 @@ def test_the_pools_of_the_examples_leave_every_seed_other_test_items(tmp_path: P
             assert len(first) == len(second) == read.tests
             assert len(first & second) < read.tests / 2
     sizes = [file.stat().st_size for file in (EXAMPLES / "studies" / "data").rglob("*.jsonl")]
-    assert len(sizes) == 6
+    assert len(sizes) == 8
     assert max(sizes) < 60_000
 
 
