@@ -74,7 +74,7 @@ def main() -> None:
     torch.set_num_threads(1)
     base = load_base_model(str(ROOT / "examples" / "models" / "tiny-s"), device=torch.device("cpu"))
     cases = [*product(arguments.records, BATCHES, (None, *BUDGETS))]
-    found = []
+    measured = []
     with Progress(console=console) as progress:
         bar = progress.add_task("trainings", total=len(cases) * len(RATES) * arguments.draws)
         for records, batch, epsilon in cases:
@@ -84,13 +84,13 @@ def main() -> None:
                 loss, noise = trained_loss(base, drawn(records, seed), batch, epsilon, rate)
                 losses[rate].append(loss)
                 progress.advance(bar)
-            found.append(_case(records, batch, epsilon, noise, losses))
+            measured.append(_case(records, batch, epsilon, noise, losses))
     seconds = {name: step_seconds(base, drawn(256, 0), private=private) for name, private in _SIDES}
     start = statistics.mean(start_loss(base, drawn(64, seed)) for seed in range(arguments.draws))
-    facts = {"draws": arguments.draws, "steps": STEPS, "start": start, "found": found, "seconds": seconds}
+    facts = {"draws": arguments.draws, "steps": STEPS, "start": start, "cases": measured, "seconds": seconds}
     figures.write(arguments.out, {**figures.machine(), **facts})
     columns = ("examples", "batch", "epsilon", "noise", "rate", "held-out loss")
-    rows = [[str(case[column]) for column in columns] for case in found]
+    rows = [[str(case[column]) for column in columns] for case in measured]
     figures.show(console, f"after {STEPS} steps; {start:.2f} at the start", columns, rows)
     ratio = seconds["private"] / seconds["plain"]
     console.print(f"a step of 8 examples: {1e3 * seconds['plain']:.1f} ms, private {ratio:.1f} times as long")

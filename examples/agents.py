@@ -84,8 +84,65 @@ def run_jobs(program: Program, jobs: Sequence[Job], *, at_once: int) -> Iterator
             process.wait()
 
 
-class Agents:
-    """The agents of a federation by the name of their silo."""
+class AgentProcesses:
+    """The processes of a federation's agents by the name of their silo; each has a folder below `folder`."""
+
+    def __init__(self, operator: Operator, federation: str, folder: Path) -> None:
+        self._operator = operator
+        self._path = f"/v1/federations/{federation}"
+        self._folder = folder
+        self._running: dict[str, subprocess.Popen[bytes]] = {}
+
+    def check(self) -> None:
+        """Raise if an agent stopped with an error.
+
+        Raises:
+            DemoFailed: it did.
+        """
+        for name, process in self._running.items():
+            if process.poll() not in (None, 0):
+                raise DemoFailed(f"agent {name} stopped{end_of(self._folder / name / 'agent.log')}")
+
+    def until(self, condition: Callable[[], bool], awaited: str, *, every: float = 0.3) -> None:
+        """Wait until a condition holds; `awaited` names it, and it is checked every `every` seconds.
+
+        Raises:
+            DemoFailed: an agent stopped, or the condition did not hold for too long.
+        """
+        began = time.monotonic()
+        while not condition():
+            self.check()
+            if time.monotonic() - began > _GIVE_UP_SECONDS:
+                raise DemoFailed(
+                    f"waited {_GIVE_UP_SECONDS:.0f} s for {awaited}: see */agent.log in {self._folder}"
+                )
+            time.sleep(every)
+
+    def stop(self) -> None:
+        """End every agent that still runs."""
+        for process in self._running.values():
+            if process.poll() is None:
+                process.terminate()
+        for process in self._running.values():
+            try:
+                process.wait(timeout=60)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+            close_output(process)
+
+    def _token(self, name: str) -> str:
+        return str(self._operator.post(f"{self._path}/enrolment-tokens", {"client_name": name})["token"])
+
+
+def close_output(process: subprocess.Popen[bytes]) -> None:
+    """Close the pipe of an agent's output."""
+    if process.stdout is not None:
+        process.stdout.close()
+
+
+class Agents(AgentProcesses):
+    """The agents of a federation, each enrolled before its first round."""
 
     def __init__(
         self,
@@ -95,12 +152,9 @@ class Agents:
         folder: Path,
         write_config: Callable[[str], Path],
     ) -> None:
+        super().__init__(operator, federation, folder)
         self._program = program
-        self._operator = operator
-        self._federation = federation
-        self._folder = folder
         self._write_config = write_config
-        self._running: dict[str, subprocess.Popen[bytes]] = {}
         self._enrolled: set[str] = set()
 
     def start(self, name: str) -> None:
@@ -124,35 +178,6 @@ class Agents:
             raise DemoFailed(f"{name} could not enrol{end_of(self._folder / name / 'agent.log')}")
         self._enrolled.add(name)
 
-    def _token(self, name: str) -> str:
-        path = f"/v1/federations/{self._federation}/enrolment-tokens"
-        return str(self._operator.post(path, {"client_name": name})["token"])
-
-    def check(self) -> None:
-        """Raise if an agent stopped with an error.
-
-        Raises:
-            DemoFailed: it did.
-        """
-        for name, process in self._running.items():
-            if process.poll() not in (None, 0):
-                raise DemoFailed(f"agent {name} stopped{end_of(self._folder / name / 'agent.log')}")
-
-    def until(self, condition: Callable[[], bool]) -> None:
-        """Wait until something is the case.
-
-        Raises:
-            DemoFailed: an agent stopped, or nothing happened for too long.
-        """
-        began = time.monotonic()
-        while not condition():
-            self.check()
-            if time.monotonic() - began > _GIVE_UP_SECONDS:
-                raise DemoFailed(
-                    f"nothing moved for {_GIVE_UP_SECONDS:.0f} s: see */agent.log in {self._folder}"
-                )
-            time.sleep(0.3)
-
     def wait(self) -> None:
         """Wait until every agent has its final weights and exits.
 
@@ -170,17 +195,6 @@ class Agents:
     def running(self) -> list[str]:
         """Return the silos whose agents have not ended."""
         return [name for name, process in self._running.items() if process.poll() is None]
-
-    def stop(self) -> None:
-        """End every agent that still runs."""
-        for process in self._running.values():
-            if process.poll() is None:
-                process.terminate()
-        for process in self._running.values():
-            try:
-                process.wait(timeout=60)
-            except subprocess.TimeoutExpired:
-                process.kill()
 
 
 @contextmanager

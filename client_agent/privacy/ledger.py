@@ -28,8 +28,8 @@ LEDGER = "privacy_ledger.json"
 _ROUNDING = 1 + 1e-6
 
 
-class Entry(Strict):
-    """One release: its round, `sampled` of `records` in expectation, its noise; `epsilon` so far."""
+class _Spent(Strict):
+    """What a round spent: `sampled` of `records` in expectation, its noise; `epsilon` so far."""
 
     federation: str
     round: Annotated[int, Field(ge=1)]
@@ -46,27 +46,18 @@ class Entry(Strict):
         return Mechanism(self.sampled, self.records, self.noise_multiplier, self.clip, self.dim)
 
 
-class TrainingEntry(Strict):
+class Entry(_Spent):
+    """One release of a sketch; `dim` is its number of values."""
+
+
+class TrainingEntry(_Spent):
     """Steps of a round's training: how many were paid for, and how many of them were begun.
 
-    The other fields are those of `Entry`; `dim` is the number of trained values.
+    `dim` is the number of trained values.
     """
 
-    federation: str
-    round: Annotated[int, Field(ge=1)]
     steps: Annotated[int, Field(ge=1)]
     begun: Annotated[int, Field(ge=0)] = 0
-    sampled: Annotated[int, Field(ge=1)]
-    records: Annotated[int, Field(ge=1)]
-    noise_multiplier: Annotated[float, Field(gt=0)]
-    clip: Annotated[float, Field(gt=0)]
-    dim: Annotated[int, Field(ge=1)]
-    delta: Annotated[float, Field(gt=0, lt=1)]
-    epsilon: Annotated[float, Field(ge=0)]
-
-    @property
-    def mechanism(self) -> Mechanism:
-        return Mechanism(self.sampled, self.records, self.noise_multiplier, self.clip, self.dim)
 
     @property
     def left(self) -> int:

@@ -76,12 +76,13 @@ def _birth(record: Record) -> Iterator[str]:
         yield f"no expert was born after {group} had joined"
     counts = {entry.round: entry for entry in record.bank.rounds}
     for event in born:
-        seen, said = counts[event.round], event.numbers
-        own = sum(choice.rejects for choice in record.facts(event.round).choices.values())
-        if not (said["rejects"] == seen.rejects == own >= said["needed"]):
+        entry, reason = counts[event.round], event.numbers
+        rejecting = sum(choice.rejects for choice in record.facts(event.round).choices.values())
+        if not (reason["rejects"] == entry.rejects == rejecting >= reason["needed"]):
             yield (
-                f"the birth of expert {event.expert} names {said['rejects']:.0f} members who reject all; the "
-                f"counts say {seen.rejects}, {own} silos did, and {said['needed']:.0f} are needed"
+                f"the birth of expert {event.expert} names {reason['rejects']:.0f} members who reject all; "
+                f"the counts say {entry.rejects}, {rejecting} silos did, "
+                f"and {reason['needed']:.0f} are needed"
             )
         if list(birth_groups(record, event)) != [group]:
             yield f"the birth of expert {event.expert} is due to silos of {birth_groups(record, event)}"

@@ -28,14 +28,14 @@ def kill_in_training(silos: Silos, observer: Observer, name: str, number: int) -
     folder, choice = observer.folder(name, number), observer.choices(name).rounds.get(number)
     if folder is None or choice is None or folder.has(TRAINED):
         raise DemoFailed(f"{name} was killed in round {number}, not while it trained; run the scene again")
-    found = f"experts {', '.join(map(str, choice.trained))} drawn, step {len(steps)} done, nothing stored"
+    progress = f"experts {', '.join(map(str, choice.trained))} drawn, step {len(steps)} done, nothing stored"
     return Kill(
         round=number,
         who=name,
         phase="training",
         process=process,
         next_process=silos.revive(name),
-        found=found,
+        progress=progress,
     )
 
 
@@ -45,28 +45,28 @@ def kill_before_unmasking(silos: Silos, observer: Observer, name: str, number: i
     Raises:
         DemoFailed: it had unmasked already when it died.
     """
-    sent = re.compile(rf"round {number}: sum, session (\d+), step masked: \d+ bytes sent")
+    step = re.compile(rf"round {number}: sum, session (\d+), step masked: \d+ bytes sent")
 
     def has_sent() -> bool:
-        return len(sent.findall(silos.log(name))) > 1  # the first are the counts
+        return len(step.findall(silos.log(name))) > 1  # the first are the counts
 
     silos.until(has_sent, f"{name} to send its masked input", every=_WATCH_SECONDS)
     process = silos.kill(name)
-    session = int(sent.findall(silos.log(name))[-1])
+    session = int(step.findall(silos.log(name))[-1])
     folder = observer.folder(name, number)
     secure = folder.path / SECURE / f"{session:03d}" if folder is not None else None
     if secure is None or not (secure / _MASKED).is_file() or (secure / _UNMASK).is_file():
         raise DemoFailed(f"{name} was killed in round {number}, not before unmasking; run the scene again")
     answered = observer.round(number)["secure_sum"]["sessions"][-1]["answered"]
     size = (secure / _MASKED).stat().st_size
-    found = f"{size} bytes of masked input sent, nothing unmasked; the coordinator had {answered}"
+    progress = f"{size} bytes of masked input sent, nothing unmasked; the coordinator had {answered}"
     return Kill(
         round=number,
         who=name,
         phase="between masked input and unmasking",
         process=process,
         next_process=silos.revive(name),
-        found=found,
+        progress=progress,
     )
 
 
@@ -84,12 +84,12 @@ def restart_coordinator(
     process = coordinator.process
     coordinator.kill()
     coordinator.start()
-    found = f"{newest['counts']['arrived']} of {newest['counts']['joined']} members were ready"
+    progress = f"{newest['counts']['arrived']} of {newest['counts']['joined']} members were ready"
     return Kill(
         round=number,
         who="coordinator",
         phase="coordinator",
         process=process,
         next_process=coordinator.process,
-        found=f"round {newest['state']}: {found}",
+        progress=f"round {newest['state']}: {progress}",
     )

@@ -25,7 +25,7 @@ class Narrator:
         phase = "" if kill.phase == "coordinator" else f" {kill.phase}"
         self._say(
             f"round {kill.round}: {kill.who} (process {kill.process}) is killed{phase}, and started again "
-            f"(process {kill.next_process}); {kill.found}"
+            f"(process {kill.next_process}); {kill.progress}"
         )
 
     def published(self, record: Record, number: int) -> None:

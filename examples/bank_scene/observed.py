@@ -37,17 +37,17 @@ class Observer:
 
     def facts(self, number: int) -> RoundFacts:
         """Return the facts of a round that was just published."""
-        seen = self.round(number)
+        view = self.round(number)
         before, self._last = self._last, time.monotonic()
-        counted = [client["name"] for client in seen["clients"] if client["state"] in ("arrived", "ready")]
+        members = [client["name"] for client in view["clients"] if client["state"] in ("arrived", "ready")]
         return RoundFacts(
             round=number,
             seconds=self._last - before,
-            counted=seen["secure_sum"]["counted"] or 0,
-            sessions=[f"{session['kind']} {session['state']}" for session in seen["secure_sum"]["sessions"]],
-            choices={name: self.choices(name).rounds[number] for name in counted},
-            served={name: self._trained(name, number).scores.served["loss"].value for name in counted},
-            likeness=self._likeness(number, counted[0]),
+            counted=view["secure_sum"]["counted"] or 0,
+            sessions=[f"{session['kind']} {session['state']}" for session in view["secure_sum"]["sessions"]],
+            choices={name: self.choices(name).rounds[number] for name in members},
+            served={name: self._trained(name, number).scores.served["loss"].value for name in members},
+            likeness=self._likeness(number, members[0]),
         )
 
     def choices(self, name: str) -> ExpertMemory:

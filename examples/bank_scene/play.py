@@ -73,7 +73,7 @@ def play(cast: Cast, out: Path, forking: Program, narrator: Narrator) -> Record:
             created = operator.post("/v1/federations", cast.plan.model_dump(mode="json"))
             path = f"/v1/federations/{created['id']}"
             configure = partial(_write_config, cast, out, coordinator.url)
-            silos = Silos(forking, operator, path, out / "silos", configure, VICTIMS)
+            silos = Silos(forking, operator, str(created["id"]), out / "silos", configure, VICTIMS)
             scene = Scene(cast, coordinator, operator, path, silos, narrator)
             try:
                 _play_rounds(scene)
@@ -146,9 +146,9 @@ def _wait_for_opening(scene: Scene, number: int) -> None:
 
 def _wait_for_publication(scene: Scene, number: int) -> None:
     def is_published() -> bool:
-        seen = scene.observer.round(number)
-        if seen["state"] == "abandoned":
-            raise DemoFailed(f"round {number} was abandoned: {seen['reason']}")
-        return bool(seen["state"] == "published")
+        view = scene.observer.round(number)
+        if view["state"] == "abandoned":
+            raise DemoFailed(f"round {number} was abandoned: {view['reason']}")
+        return bool(view["state"] == "published")
 
     scene.silos.until(is_published, f"the publication of round {number}")

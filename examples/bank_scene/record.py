@@ -14,7 +14,7 @@ Phase = Literal["training", "between masked input and unmasking", "coordinator"]
 class Kill(Strict):
     """A process that was killed with SIGKILL, and started again.
 
-    `found` is what its folder showed after its death: how far it had come.
+    `progress` is what its folder showed after its death: how far it had come.
     """
 
     round: int
@@ -22,7 +22,7 @@ class Kill(Strict):
     phase: Phase
     process: int
     next_process: int
-    found: str
+    progress: str
 
 
 class RoundFacts(Strict):
@@ -73,8 +73,8 @@ class Record(Strict):
 
     def present(self, number: int) -> list[str]:
         """Return the groups with silos in a round, in order of their first silo."""
-        there = {self.groups[name] for name in self.facts(number).choices}
-        return [group for group in dict.fromkeys(self.groups.values()) if group in there]
+        present = {self.groups[name] for name in self.facts(number).choices}
+        return [group for group in dict.fromkeys(self.groups.values()) if group in present]
 
     def is_exploring(self, number: int) -> bool:
         return any(choice.exploring for choice in self.facts(number).choices.values())
@@ -82,5 +82,5 @@ class Record(Strict):
     def is_separated(self, number: int) -> bool:
         """Whether all silos of each group are on one expert in a round, and no two groups on the same."""
         shares = [self.experts_of(group, number) for group in self.present(number)]
-        ones = [next(iter(share)) for share in shares if len(share) == 1]
-        return not self.is_exploring(number) and len(ones) == len(shares) == len(set(ones))
+        experts = [next(iter(share)) for share in shares if len(share) == 1]
+        return not self.is_exploring(number) and len(experts) == len(shares) == len(set(experts))

@@ -62,7 +62,9 @@ def run_federation(setting: Setting, operator: Operator, federation: str) -> Fed
             follow(lambda newest: is_published(newest, 1))
             narrator.step(f"federation: {cast.latecomer} joins after round 1")
             agents.start(cast.latecomer)
-            agents.until(lambda: has_polled(operator, path, str(cast.latecomer)))
+            agents.until(
+                lambda: has_polled(operator, path, str(cast.latecomer)), f"{cast.latecomer} to ask for work"
+            )
             operator.post(f"{path}/start")
         follow(lambda newest: is_published(newest, total))
         narrator.step("federation: every silo fetches and scores its final weights")
@@ -90,7 +92,7 @@ def _follow(
             )
         return until(newest)
 
-    agents.until(look)
+    agents.until(look, "the rounds to be published")
 
 
 def _result(operator: Operator, federation: str, cast: Cast) -> FederatedResult:

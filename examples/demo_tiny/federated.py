@@ -79,7 +79,7 @@ def run_federation(
         operator.post(f"{path}/pause")
         follow(until=_published(JOINS_AFTER))
         agents.start(LATECOMER.name)
-        agents.until(lambda: has_polled(operator, path, LATECOMER.name))
+        agents.until(lambda: has_polled(operator, path, LATECOMER.name), f"{LATECOMER.name} to ask for work")
         operator.post(f"{path}/start")
         follow(until=_published(rounds))
         agents.wait()
@@ -91,7 +91,10 @@ def _align(operator: Operator, path: str, agents: Agents, report: Report) -> Non
     for count, architecture in enumerate(("S", "L"), start=1):
         agents.start(next(silo.name for silo in FOUNDERS if silo.architecture == architecture))
         report(f"aligning base model {architecture}", 0.0)
-        agents.until(lambda: len(operator.get(f"{path}/alignments")["items"]) >= count)  # noqa: B023
+        agents.until(
+            lambda: len(operator.get(f"{path}/alignments")["items"]) >= count,  # noqa: B023
+            f"{count} alignment packs",
+        )
 
 
 def _follow(
@@ -116,7 +119,7 @@ def _follow(
             report(f"round {newest['round']} {newest['state']}, {delivered}{loss}", done)
         return until(newest)
 
-    agents.until(look)
+    agents.until(look, "the rounds to be published")
 
 
 def _published(number: int) -> Callable[[Answer], bool]:

@@ -105,7 +105,7 @@ def record() -> Record:
             events=[ExpertEvent.model_validate(one) for one in events],
         ),
         kills=[
-            Kill(round=2, who=who, phase=phase, process=1, next_process=2, found="")  # type: ignore[arg-type]
+            Kill(round=2, who=who, phase=phase, process=1, next_process=2, progress="")  # type: ignore[arg-type]
             for phase, who in kills
         ],
         seconds=10.0,

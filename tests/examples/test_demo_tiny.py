@@ -15,7 +15,7 @@ from tests.taking_part import PLAN, deliver, running, values, wait_for
 class Once:
     """Agents that are looked at once."""
 
-    def until(self, condition: Callable[[], bool]) -> None:
+    def until(self, condition: Callable[[], bool], awaited: str, *, every: float = 0.3) -> None:
         assert condition()
 
 
