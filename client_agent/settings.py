@@ -39,6 +39,7 @@ _CONFIGURE = (
     f"Pass --config with a silo.toml, which `tessera agent init` writes, or set options as {_PREFIX}<OPTION>."
 )
 Quantization = Literal["none", "nf4", "int8"]
+Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 OptimizerName = Literal["adamw", "adamw8bit"]
 GeneratedScores = Literal["rounds", "ends"]
 
@@ -102,7 +103,7 @@ class AgentSettings(BaseSettings):
     """The share of the remaining examples of `train` for validation if `validation` is not set; 0 = none."""
     device: str = "auto"
     """`auto`, `cpu`, `cuda` or `cuda:<n>`; auto is the GPU if there is one."""
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    dtype: Dtype = "auto"
     """The base model's type: auto is bfloat16 on a GPU or when quantised, else float32. Adapters: float32."""
     quantization: Quantization = "none"
     """The format of the base model's linear layers: `none` is `dtype`, `nf4` 4 bits, `int8` 8 bits."""

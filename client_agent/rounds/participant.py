@@ -23,6 +23,7 @@ from client_agent.policy import Policy
 from client_agent.rounds.client import Session, Workspace
 from client_agent.rounds.layouts import adapter_plan, sent_layout
 from client_agent.rounds.opened_brief import OpenedBrief
+from client_agent.sketches.gradient import Sketch
 from client_agent.storage.rate_store import RateStore
 from client_agent.training.checkpoint import CHECKPOINT_SECONDS
 from client_agent.training.ranks import Structure
@@ -47,6 +48,7 @@ class Trainer:
         checkpoint_seconds: how often the position inside a round's training is stored.
         reports_progress: whether the coordinator is told how far training has come.
         pivot_wait: since when this agent waits for the pivot's pack.
+        sketches: gradient sketches without differential privacy, by shared model and plan.
     """
 
     silo: Silo
@@ -56,6 +58,7 @@ class Trainer:
     checkpoint_seconds: float = CHECKPOINT_SECONDS
     reports_progress: bool = False
     pivot_wait: PivotWait = field(default_factory=PivotWait)
+    sketches: dict[str, Sketch] = field(default_factory=dict)
     _frames: FramesInUse | None = None
 
     def frames(self, brief: RoundBrief) -> FramesInUse:

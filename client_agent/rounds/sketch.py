@@ -77,8 +77,15 @@ def join_body(session: Session, trainer: Trainer, opened: OpenedBrief, sketch: S
 
 
 def compute_sketch(trainer: Trainer, opened: OpenedBrief) -> Sketch:
-    """Return the sketch (dim,) of the silo's probe set in the shared model without an adapter."""
-    return sketch_of(_shared_model(trainer, opened.brief), trainer.silo.data.train, opened.brief.signature)
+    """Return the sketch (dim,) of the silo's probe set in the shared model without an adapter.
+
+    It is the same in every round of a plan, so a trainer computes it once.
+    """
+    plan = opened.brief.signature
+    key = f"{_shared_slug(opened.brief)} {plan.model_dump_json()}"
+    if key not in trainer.sketches:
+        trainer.sketches[key] = sketch_of(_shared_model(trainer, opened.brief), trainer.silo.data.train, plan)
+    return trainer.sketches[key]
 
 
 def mechanism_for(examples: Sequence[Example], plan: SignaturePlan, dp: SignatureDpPlan) -> Mechanism:
@@ -148,8 +155,12 @@ def _scaled(mean: Averaged) -> Sketch:
 
 
 def _shared_model(trainer: Trainer, brief: RoundBrief) -> BaseModel:
-    slug = brief.signature.model or (brief.alignment.pivot if brief.alignment is not None else None)
+    slug = _shared_slug(brief)
     return trainer.silo.model_named(slug) if slug is not None else trainer.silo.base
+
+
+def _shared_slug(brief: RoundBrief) -> str | None:
+    return brief.signature.model or (brief.alignment.pivot if brief.alignment is not None else None)
 
 
 def _distinct(examples: Sequence[Example]) -> list[Example]:

@@ -5,23 +5,23 @@ from __future__ import annotations
 import torch
 
 from client_agent.model.loading import BaseModel, load_base_model
-from client_agent.settings import Quantization
+from client_agent.settings import Dtype, Quantization
 from client_agent.simulation.study import Study
 from client_agent.simulation.study_fields import StudySilo
 from client_agent.storage.prefix_store import PrefixStore
 from client_agent.training.data import SiloData
-from client_agent.training.silo import Silo, allow_tf32, auto_dtype
+from client_agent.training.silo import Silo, allow_tf32, dtype_named
 
 
 class SharedModels:
-    """Base models by folder or hub id, and bits. Clients use them in turn, each with its own adapter.
+    """Base models by folder or hub id, dtype and bits. Clients use them in turn, each with its own adapter.
 
     `prefixes`: where what the layers below the first adapter put out is stored, for all clients and methods.
     """
 
     def __init__(self, prefixes: PrefixStore | None = None) -> None:
         self._prefixes = prefixes
-        self._loaded: dict[tuple[str, Quantization], BaseModel] = {}
+        self._loaded: dict[tuple[str, torch.dtype, Quantization], BaseModel] = {}
         self._device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         allow_tf32(self._device)
 
@@ -29,28 +29,28 @@ class SharedModels:
     def loaded(self) -> list[BaseModel]:
         return list(self._loaded.values())
 
-    def at(self, source: str, quantization: Quantization = "none") -> BaseModel:
+    def at(self, source: str, dtype: Dtype = "auto", quantization: Quantization = "none") -> BaseModel:
         """Return the base model of a folder or hub id; load it at the first call.
 
         Raises:
             ModelNotFound, UnknownArchitecture, TokenizerUnfit: see `load_base_model`.
         """
-        key = source, quantization
+        loaded_in = dtype_named(dtype, self._device, quantization)
+        key = source, loaded_in, quantization
         if key not in self._loaded:
-            dtype = auto_dtype(self._device, quantization)
-            base = load_base_model(source, device=self._device, dtype=dtype, quantization=quantization)
+            base = load_base_model(source, device=self._device, dtype=loaded_in, quantization=quantization)
             base.prefix.store = self._prefixes
             self._loaded[key] = base
         return self._loaded[key]
 
 
 def build_silo(study: Study, silo: StudySilo, data: SiloData, models: SharedModels) -> Silo:
-    """Build a silo with its data, its base model and the shared pivot, which is dense."""
+    """Build a silo with its data, its base model and the shared pivot, which is dense and of its dtype."""
     return Silo(
-        models.at(silo.model, silo.quantization),
+        models.at(silo.model, silo.dtype, silo.quantization),
         data,
         study.pivot_model,
-        models.at(study.pivot_model) if study.pivot_model is not None else None,
+        models.at(study.pivot_model, silo.dtype) if study.pivot_model is not None else None,
         quantised_from=silo.model if silo.quantization != "none" else None,
         quantization=silo.quantization,
     )

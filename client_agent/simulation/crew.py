@@ -152,7 +152,7 @@ class SiloHost:
         study, plan = self.context.study, self.cell.plan.alignment
         if plan is None or plan.frames == "random" or study.pivot_model is None or study.anchors is None:
             return None
-        pivot = self.context.models.at(study.pivot_model)
+        pivot = self.context.models.at(study.pivot_model, self.entry(name).dtype)
         base = pivot if of_pivot else self.silo(name).base
         if base.slug not in self._packs:
             cache = PackCache(self.context.files, read_anchors(study.anchors).anchors)

@@ -270,7 +270,7 @@ def ray_crew(setup: RaySetup, board: Any, owner: str, cell: Cell, draw: Draw) ->
 
 def shares(study: Study, workers: int) -> list[list[str]]:
     """Divide the silos of a study into at most `workers` equal shares, with few base models in each."""
-    silos = sorted(study.silo, key=lambda silo: (silo.model, silo.quantization))
+    silos = sorted(study.silo, key=lambda silo: (silo.model, silo.dtype, silo.quantization))
     bounds = [len(silos) * n // workers for n in range(workers + 1)]
     parts = [[silo.name for silo in silos[a:b]] for a, b in pairwise(bounds)]
     return [part for part in parts if part]

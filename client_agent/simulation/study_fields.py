@@ -7,7 +7,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, JsonValue, field_validator, model_validator
 
 from client_agent.row_template import RowTemplate, require_no_names
-from client_agent.settings import MetricName, Quantization
+from client_agent.settings import Dtype, MetricName, Quantization
 from schemas.messages.base import Name, Strict, field_error
 from schemas.messages.federations import Count
 from schemas.messages.names import NewName
@@ -50,13 +50,15 @@ class StudySilo(RowFields):
     validation.jsonl and test.jsonl. Silos with the same `train` get disjoint examples; a silo of a partition
     has no sources. `joins_after` is the round after which the silo joins, 0 for a founder; `group` is a label
     for the report, such as the silo's task. `categories` are those of a partition by category from which the
-    silo has tasks; without them silos have the partition's in turn, one each. `quantization` loads the base
-    model in few bits, and `lora_rank` is the silo's first rank under a strategy with mixed ranks, at most the
-    plan's, both as in silo.toml; under other strategies, and alone, a silo has the plan's rank.
+    silo has tasks; without them silos have the partition's in turn, one each. `dtype` and `quantization`
+    are those of the base model in memory, and `lora_rank` is the silo's first rank under a strategy with
+    mixed ranks, at most the plan's, all as in silo.toml; under other strategies, and alone, a silo has the
+    plan's rank.
     """
 
     name: NewName
     model: str
+    dtype: Dtype = "auto"
     quantization: Quantization = "none"
     lora_rank: Annotated[int, Field(ge=1)] | None = None
     train: str | None = None

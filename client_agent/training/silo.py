@@ -17,7 +17,7 @@ from client_agent.model.examples import Example, encode_for
 from client_agent.model.gguf import model_folder
 from client_agent.model.loading import BaseModel, base_model_slug, load_base_model, parameter_count
 from client_agent.model.tokens import Encoded
-from client_agent.settings import AgentSettings, GeneratedScores, Quantization
+from client_agent.settings import AgentSettings, Dtype, GeneratedScores, Quantization
 from client_agent.storage.prefix_store import PREFIXES, PrefixStore
 from client_agent.storage.start_scores import StartScoreStore
 from client_agent.training.data import SiloData, load_data, with_metrics
@@ -275,17 +275,17 @@ def device_named(name: str) -> torch.device:
     return device
 
 
-def auto_dtype(device: torch.device, quantization: Quantization) -> torch.dtype:
-    """Return the dtype of a base model whose settings name none.
+def dtype_of(settings: AgentSettings, device: torch.device) -> torch.dtype:
+    """Return the base model's dtype, which is also the compute dtype of quantised layers."""
+    return dtype_named(settings.dtype, device, settings.quantization)
+
+
+def dtype_named(name: Dtype, device: torch.device, quantization: Quantization) -> torch.dtype:
+    """Return the dtype of a base model; `auto` depends on the device and the bits.
 
     The error of bfloat16 is small beside that of 4 or 8 bits, so only a dense model on a CPU is float32.
     """
+    if name != "auto":
+        return {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}[name]
     few_bits = quantization != "none"
     return torch.bfloat16 if device.type == "cuda" or few_bits else torch.float32
-
-
-def dtype_of(settings: AgentSettings, device: torch.device) -> torch.dtype:
-    """Return the base model's dtype, which is also the compute dtype of quantised layers."""
-    if settings.dtype == "auto":
-        return auto_dtype(device, settings.quantization)
-    return {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}[settings.dtype]
