@@ -106,7 +106,10 @@ def _facts(report: Document) -> str:
 
 def _members(report: Document) -> str:
     return _table(
-        ("name", "organisation", "base model", "key", "enrolled", "revoked", "up", "down", "epsilon"),
+        (
+            *("name", "organisation", "base model", "key", "enrolled", "revoked", "up", "down"),
+            *("epsilon of sketches", "epsilon of training"),
+        ),
         [
             (
                 f"{_text(member['name'])}<br>{_code(member['client'])}",
@@ -118,6 +121,7 @@ def _members(report: Document) -> str:
                 _text(size(member["bytes"]["up"])),
                 _text(size(member["bytes"]["down"])),
                 _text(member["epsilon"]),
+                _text(member.get("training_epsilon")),
             )
             for member in report["members"]
         ],

@@ -68,15 +68,23 @@ def signed_report(session: Session, federation_id: str, *, coordinator: str, key
 
 
 def _members(session: Session, federation_id: str) -> list[ReportMember]:
-    spent = (
+    sketches = (
         select(SignatureRow.client_id, func.max(SignatureRow.epsilon).label("epsilon"))
         .where(SignatureRow.federation_id == federation_id)
         .group_by(SignatureRow.client_id)
         .subquery()
     )
+    training = (
+        select(UpdateRow.client_id, func.max(UpdateRow.training_epsilon).label("epsilon"))
+        .join(RoundRow, RoundRow.id == UpdateRow.round_id)
+        .where(RoundRow.federation_id == federation_id)
+        .group_by(UpdateRow.client_id)
+        .subquery()
+    )
     rows = session.execute(
-        select(ClientRow, spent.c.epsilon)
-        .outerjoin(spent, spent.c.client_id == ClientRow.id)
+        select(ClientRow, sketches.c.epsilon, training.c.epsilon)
+        .outerjoin(sketches, sketches.c.client_id == ClientRow.id)
+        .outerjoin(training, training.c.client_id == ClientRow.id)
         .where(ClientRow.federation_id == federation_id)
         .order_by(ClientRow.id)
     )
@@ -91,10 +99,15 @@ def _members(session: Session, federation_id: str) -> list[ReportMember]:
             enrolled_at=client.enrolled_at,
             revoked_at=client.revoked_at,
             bytes=Traffic(up=client.bytes_up, down=client.bytes_down),
-            epsilon=repr(float(epsilon)) if epsilon is not None else None,
+            epsilon=_number(of_sketches),
+            training_epsilon=_number(of_training),
         )
-        for client, epsilon in rows
+        for client, of_sketches, of_training in rows
     ]
+
+
+def _number(epsilon: float | None) -> str | None:
+    return repr(float(epsilon)) if epsilon is not None else None
 
 
 def _newest_keys(session: Session, federation_id: str) -> dict[str, str]:

@@ -36,6 +36,8 @@ class ReportMember(Strict):
     """The client's encoded bytes in all rounds."""
     epsilon: str | None
     """The privacy budget spent on its sketches, as the client reported it; null = none was reported."""
+    training_epsilon: str | None = None
+    """The privacy budget spent on its training, as the client reported it; null = none was reported."""
 
 
 class ReportParticipation(Strict):

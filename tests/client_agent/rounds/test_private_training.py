@@ -62,6 +62,8 @@ def test_a_silo_trains_in_private_steps_and_says_what_they_cost(served: Served, 
     assert book.together(1e-5) < book.training[-1].epsilon + book.releases[-1].epsilon
     spent = [view["clients"][0]["training_epsilon"] for view in views]
     assert spent == [entry.epsilon for entry in book.training]
+    (member,) = served.admin.get(f"/v1/federations/{who.session.federation_id}/report").json()["members"]
+    assert float(member["training_epsilon"]) == spent[-1]
     claims = " ".join(views[0]["claims"])
     assert "Updates: record-level (4, 1e-05)-differential privacy against everybody" in claims
     assert "updates and sketches together: (6, 2e-05)" in claims

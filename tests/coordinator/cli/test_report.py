@@ -13,7 +13,7 @@ from sqlalchemy import update
 
 from coordinator.cli.report import fault_of
 from coordinator.cli.report_page import page
-from coordinator.db.tables.federations import SignatureRow
+from coordinator.db.tables.federations import SignatureRow, UpdateRow
 from schemas.identity.documents import hash_of
 from schemas.identity.keys import thumbprint
 from schemas.wire.digests import digest_of
@@ -43,6 +43,7 @@ def _reported(served: Served) -> tuple[str, dict[str, Any]]:
     join(silos[2], 2)
     with served.database.write() as session:
         session.execute(update(SignatureRow).values(epsilon=0.53))
+        session.execute(update(UpdateRow).values(training_epsilon=1.25))
     path = f"/v1/federations/{federation_id}"
     assert served.admin.delete(f"{path}/clients/{silos[2].client_id}").status_code == 204
     assert served.admin.post(f"{path}/finish").status_code == 200
@@ -63,6 +64,7 @@ def test_a_report_has_what_was_recorded(reported: tuple[Served, str, dict[str, A
     assert third["revoked_at"]
     assert not first["revoked_at"]
     assert [m["epsilon"] for m in (first, second, third)] == ["0.53", "0.53", None]
+    assert [m["training_epsilon"] for m in (first, second, third)] == ["1.25", "1.25", None]
     one, two = report["rounds"]
     assert (one["state"], two["state"], two["reason"]) == ("published", "abandoned", "finished")
     assert one["counted"] == [first["client"], second["client"]]
