@@ -1,4 +1,4 @@
-"""Recommended plan settings per strategy: the best of the comparisons in docs/lab-notes/index.md.
+"""Recommended plan settings per strategy: the best of the comparisons in docs/lab-notes/methods.md.
 
 The defaults of a plan are part of the HTTP contract and independent of the strategy (docs/decisions/0017).
 """
@@ -42,7 +42,7 @@ they would be dense otherwise (docs/decisions/0053)."""
 # A LoRA of models of 8B and more exceeds the plan's default limit.
 _LIMITS: Final[Table] = {"max_update_bytes": 256 * 2**20}
 
-# q and k gain little from few examples and cost much: measured in docs/lab-notes/index.md.
+# q and k gain little from few examples and cost much: measured in docs/lab-notes/methods.md.
 _MIXED_ROLES: Final[list[JsonValue]] = ["v", "o", "gate", "up", "down"]
 
 FEDMOSAIC: Final[Table] = {
