@@ -1,6 +1,6 @@
 """What masks of an adapter's modules save and cost: layerwise routing beside its controls.
 
-    python -m benchmarks.layer_masks STUDY [--data FOLDER] [--seeds 0 1 2] [--rate 0.001] [--out FILE.json]
+    python -m benchmarks.layer_masks STUDY [--data FOLDER] [--seeds 0 1 2] [--rounds N] [--rate 0.001]
 
 The silos of a study with the base model of its first silo train a LoRA under the relevance of `fedmosaic`,
 without the guard and with `mix` replace. The agent's training, sketches and encoding and the coordinator's
@@ -59,7 +59,7 @@ def main() -> None:
     courses: dict[str, list[Course]] = {way: [] for way in arguments.ways}
     with Progress(console=console) as progress:
         for seed in arguments.seeds:
-            scene = scene_of(study, models, seed, arguments.rate)
+            scene = scene_of(study, models, seed, arguments)
             for way in arguments.ways:
                 bar = progress.add_task(f"seed {seed}, {way}", total=scene.plan.rounds.total)
                 courses[way].append(run(scene, way, progress, bar))
@@ -81,13 +81,14 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument(
         "--dtype", choices=get_args(Dtype), default="auto", help="of base models (default: auto)"
     )
+    parser.add_argument("--rounds", type=int, help="number of rounds (default: the study's)")
     parser.add_argument("--rate", type=float, default=1e-3, help="learning rate (default: .001)")
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS), help="(default: all)")
     parser.add_argument("--out", type=Path, default=Path("runs/benchmarks/layer_masks.json"))
     return parser.parse_args()
 
 
-def scene_of(study: Study, models: SharedModels, seed: int, rate: float) -> Scene:
+def scene_of(study: Study, models: SharedModels, seed: int, arguments: argparse.Namespace) -> Scene:
     """Draw the examples of a seed, and compute the relevance of its silos from their sketches."""
     (cell,) = cells_of(study, methods_of(study, [METHOD]), [seed])
     built = build_silos(study, draw_examples(study, seed), models)
@@ -109,7 +110,10 @@ def scene_of(study: Study, models: SharedModels, seed: int, rate: float) -> Scen
         for (name, silo), sketch in zip(silos.items(), sketches, strict=True)
     ]
     strategy = Strategy(Options(mix="replace", guard="off"))
-    return Scene(silos, cell.plan, strategy.weigh(Cohort(facts, decay=0.5)).relevance, rate, seed)
+    relevance = strategy.weigh(Cohort(facts, decay=0.5)).relevance
+    rounds = cell.plan.rounds.model_copy(update={"total": arguments.rounds or cell.plan.rounds.total})
+    plan = cell.plan.model_copy(update={"rounds": rounds})
+    return Scene(silos, plan, relevance, arguments.rate, seed)
 
 
 _COLUMNS: Final = ("way", "rounds", "loss", "to all", "kB", "training s")
@@ -143,6 +147,7 @@ def _facts(arguments: argparse.Namespace, courses: Mapping[str, list[Course]]) -
         "study": arguments.study.name,
         "seeds": arguments.seeds,
         "rate": arguments.rate,
+        "rounds": arguments.rounds,
         "dtype": arguments.dtype,
         "courses": {
             way: [{"losses": c.losses, "bytes": c.bytes, "seconds": c.seconds} for c in runs]
