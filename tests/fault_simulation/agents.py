@@ -24,6 +24,7 @@ from client_agent.errors import AgentError, CoordinatorRefused, CoordinatorUnrea
 from client_agent.identity.agent_folder import is_enrolled, read_membership
 from client_agent.identity.key_rotation import Connect, current_key, replace_key
 from client_agent.identity.membership import enrol
+from client_agent.model.examples import Example
 from client_agent.rounds import final_weights, sketch
 from client_agent.rounds import steps as agent_round
 from client_agent.rounds.examine import Exam
@@ -35,13 +36,16 @@ from client_agent.training.silo import Silo
 from client_agent.transport.client import CoordinatorApi
 from schemas.maths.adapter import Layout, pq_layout
 from schemas.messages.enrolment import Profile
+from schemas.messages.private_training import CAPABILITY as PRIVATE_TRAINING
 from schemas.messages.rounds import RoundBrief
 from schemas.messages.scores import Score, Scores
+from schemas.messages.secure_sum import CAPABILITY as SUMS
 from schemas.wire.digests import digest_of
 from tests.fault_simulation.experts import Injected, InjectedBank
 from tests.fault_simulation.meaning import flat as flattened
 from tests.fault_simulation.network import Network
 from tests.fault_simulation.packs import BaseModel, base_model_of, packs_without_models
+from tests.fault_simulation.private import EXAMPLES, sketches
 from tests.fault_simulation.replicas import AUTHORITY
 from tests.fault_simulation.scheduler import Process
 from tests.fault_simulation.weather import NOISE, Plan
@@ -83,8 +87,12 @@ class SimulatedSilo:
         return self
 
     @property
-    def train(self) -> range:
-        return range(10)
+    def train(self) -> tuple[Example, ...]:
+        return EXAMPLES
+
+    def encoded(self, examples: Sequence[Example], _: int) -> tuple[str, ...]:
+        """Stand for the tokens of examples."""
+        return tuple(example.key for example in examples)
 
 
 class SimulatedTrainer(Trainer):
@@ -121,8 +129,12 @@ def learnt(plan: Plan, number: int, index: int, attempt: int) -> NDArray[np.floa
     return flat
 
 
-def _train(silo: Any, adapter: Any, plan: Any, *, round_number: int, start: Any, **_: Any) -> Trained:
+def _train(
+    silo: Any, adapter: Any, plan: Any, *, round_number: int, start: Any, private: Any, **_: Any
+) -> Trained:
     world: World = silo.world
+    if private is not None:
+        world.oracle.steps_begun.take(private, private.payments.ledger.folder)
     in_time = world.scheduler.now > world.calm_since  # else a plan of short rounds would go on for ever
     is_sluggish = world.plan.sluggish and silo.index == world.plan.agents - 1 and not in_time
     world.scheduler.sleep(world.scheduler.dice.uniform(0.5, 40.0 if is_sluggish else 4.0))
@@ -161,6 +173,7 @@ def without_models() -> Iterator[None]:
     with (
         patch.object(agent_round, "train_locally", _train),
         patch.object(sketch, "compute_sketch", _sketch),
+        patch.object(sketch, "record_sketches", sketches),
         patch.object(final_weights, "adapter_of_round", _final_adapter),
         patch.object(final_weights, "Examiner", _Examiner),
         packs_without_models(),
@@ -273,7 +286,9 @@ class Agent(Process):
                 token=self.token,
                 name=self.client_name,
                 profile=Profile.model_validate(
-                    PROFILE | {"base_model": base_model_of(self.world.plan, self.index)}
+                    PROFILE
+                    | {"base_model": base_model_of(self.world.plan, self.index)}
+                    | {"capabilities": [SUMS, PRIVATE_TRAINING]}
                 ),
             )
         except CoordinatorUnreachable:

@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import nn
 
 from client_agent.experts.memory import Choice, ExpertMemory
 from client_agent.rounds import steps
@@ -43,6 +45,10 @@ class Injected:
 
     def __exit__(self, *_: object) -> None:
         pass
+
+    def named_parameters(self) -> dict[str, nn.Parameter]:
+        """Return parameters of the layout, which are not trained."""
+        return {name: nn.Parameter(torch.zeros(shape)) for name, shape in self.layout.items()}
 
     def shared(self, start: State) -> State:
         """Return what all clients of a round begin with."""

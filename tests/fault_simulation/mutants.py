@@ -32,6 +32,7 @@ from tests.fault_simulation import (  # noqa: F401 - they register their faults
     count_mutants,
     lease_mutants,
     member_mutants,
+    private_mutants,
     receipt_mutants,
     recipe_mutants,
     sum_mutants,

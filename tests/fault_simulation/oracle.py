@@ -23,6 +23,7 @@ from tests.fault_simulation.bank import BankSeen
 from tests.fault_simulation.ledger import Ledger
 from tests.fault_simulation.meaning import Meaning, read_body
 from tests.fault_simulation.packs import Packs
+from tests.fault_simulation.private import StepsBegun
 from tests.fault_simulation.replicas import Answer
 from tests.fault_simulation.storage import observer
 from tests.fault_simulation.sum_messages import SumsSent
@@ -74,6 +75,7 @@ class Oracle:
         self.sums = Sums(world)
         self.bank = BankSeen(world)
         self.sums_sent = SumsSent(world)
+        self.steps_begun = StepsBegun(world)
         self.acknowledged: dict[tuple[str, int], str] = {}
         self._pushed: dict[tuple[int, int], str] = {}
         self._updates: dict[str, bytes] = {}
@@ -270,6 +272,7 @@ class Oracle:
         settled.check(world, connection)
         self.packs.settle()
         self.bank.settle()
+        self.steps_begun.settle(connection)
         world.scheduler.say(f"settled {settled.summary(connection)}")
         world.scheduler.raise_failure()
 

@@ -35,6 +35,9 @@ PUBLISHED: tuple[WeightsRecipeName, ...] = ("int8", "int4")
 SUMMED = 0.12
 """The share of schedules whose updates are summed; each takes as long as several others."""
 
+PRIVATE = 0.1
+"""The share of schedules whose training is differentially private."""
+
 COUNTED = 0.5
 """The share of them in which members are counted before the sum."""
 
@@ -96,6 +99,7 @@ class Plan:
     replaces_pack: bool
     keep_rounds: int | None
     summed: SumDrawn | None = None
+    private: bool = False
 
     @property
     def is_exact(self) -> bool:
@@ -183,7 +187,13 @@ def plan_of(seed: int) -> Plan:
         replaces_pack=packs.random() < 0.5,
         keep_rounds=keep_rounds,
     )
-    return _with_differences(seed, _summed(seed, plan))
+    return _private(seed, _with_differences(seed, _summed(seed, plan)))
+
+
+def _private(seed: int, plan: Plan) -> Plan:
+    """Make the training of some plans private; agents that choose experts cannot train so."""
+    has_bank = plan.summed is not None and plan.summed.bank is not None
+    return replace(plan, private=not has_bank and random.Random(f"private {seed}").random() < PRIVATE)
 
 
 def _with_differences(seed: int, plan: Plan) -> Plan:

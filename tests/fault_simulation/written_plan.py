@@ -6,13 +6,14 @@ from typing import Any
 
 from schemas.messages.recipes import WeightsRecipeName
 from tests.fault_simulation.packs import PIVOT
+from tests.fault_simulation.private import STEPS, private_sketches, private_training
 from tests.fault_simulation.weather import ATTEMPTS, CLIP, Plan, SumDrawn
 
 
 def written_plan(plan: Plan) -> dict[str, Any]:
     """Write a drawn plan as the operator sends it."""
     bank = plan.summed.bank if plan.summed is not None else None
-    return {
+    written: dict[str, Any] = {
         "name": "simulated",
         "strategy": bank.strategy() if bank is not None else {"name": "fedavg"},
         "adapter": {"rank": plan.rank, "blocks": 1, "roles": ["q"]},
@@ -23,7 +24,7 @@ def written_plan(plan: Plan) -> dict[str, Any]:
             "collect_seconds": plan.collect_seconds,
             "max_staleness": 0,
         },
-        "training": {"learning_rate": 0.01},  # a search needs a model
+        "training": {"learning_rate": 0.01, "steps": STEPS},  # a search needs a model
         "scores": {"examples": 4, "new_tokens": 0},
         "signature": {"dim": 4},
         "alignment": {"pivot": PIVOT, "anchors": 1} if plan.aligned else None,
@@ -33,6 +34,10 @@ def written_plan(plan: Plan) -> dict[str, Any]:
             "compression": plan.compression,
         },
     } | (_sums(plan.summed, plan.weights_recipe) if plan.summed is not None else {})
+    if plan.private:
+        written["privacy"] = written.get("privacy", {}) | {"training": private_training()}
+        written["signature"]["dp"] = private_sketches()
+    return written
 
 
 def _sums(drawn: SumDrawn, weights_recipe: WeightsRecipeName) -> dict[str, Any]:
