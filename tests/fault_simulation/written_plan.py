@@ -36,7 +36,8 @@ def written_plan(plan: Plan) -> dict[str, Any]:
     } | (_sums(plan.summed, plan.weights_recipe) if plan.summed is not None else {})
     if plan.private:
         written["privacy"] = written.get("privacy", {}) | {"training": private_training()}
-        written["signature"]["dp"] = private_sketches()
+        if plan.summed is None:  # no sketches are sent beside sums
+            written["signature"]["dp"] = private_sketches()
     return written
 
 
