@@ -61,20 +61,18 @@ class Salience:
 
         return record
 
-    def shares(self) -> dict[str, float]:
-        """Return the root mean square of each module, as a share of the sum of all."""
-        means = {
-            module: float(np.sqrt(self.squares[module] / self.values[module])) for module in self.squares
-        }
-        total = sum(means.values())
-        return {module: value / total for module, value in means.items()} if total else means
+    def levels(self) -> dict[str, float]:
+        """Return the root mean square of each measured module."""
+        return {module: float(np.sqrt(self.squares[module] / self.values[module])) for module in self.squares}
 
 
 @dataclass(slots=True)
 class Controller:
     """The masks of one client: the most salient modules, and a share of those that were out longest.
 
-    A module leaves the mask only when a challenger's salience exceeds its own by the hysteresis. In round 1
+    `salience` is relative: 1 is the mean of all modules in round 1.
+
+    A module leaves the mask only when another one's salience exceeds its own by the hysteresis. In round 1
     all modules train.
     """
 
@@ -102,11 +100,18 @@ class Controller:
         self.last_in |= dict.fromkeys(self.mask, round_number)
         return self.mask
 
-    def observe(self, shares: Mapping[str, float]) -> None:
-        """Smooth the salience of the modules that trained."""
-        for module, share in shares.items():
-            before = self.salience.get(module, share)
-            self.salience[module] = (1 - EMA) * before + EMA * share
+    def observe(self, levels: Mapping[str, float]) -> None:
+        """Smooth the salience of the modules that trained.
+
+        Their levels are divided by a common factor, so that the sum of their saliences stays as it was:
+        gradients of all modules shrink as training goes on, and modules outside the mask are not measured.
+        """
+        if not (total := sum(levels.values())):
+            return
+        before = sum(self.salience.get(module, 1.0) for module in levels)
+        for module, level in levels.items():
+            fresh = level / total * before
+            self.salience[module] = (1 - EMA) * self.salience.get(module, fresh) + EMA * fresh
 
 
 def random_mask(modules: Sequence[str], keep: float, round_number: int, key: str) -> Mask:

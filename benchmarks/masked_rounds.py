@@ -5,7 +5,9 @@ from __future__ import annotations
 import copy
 import statistics
 import time
+from contextlib import nullcontext
 from dataclasses import dataclass, field
+from math import inf
 from typing import Final
 
 import numpy as np
@@ -22,7 +24,7 @@ from benchmarks.mask_controller import (
     module_of,
     random_mask,
 )
-from client_agent.model.tokens import Encoded
+from client_agent.model.examples import Example
 from client_agent.training.evaluate import mean_loss
 from client_agent.training.loop import train
 from client_agent.training.silo import Silo
@@ -38,32 +40,8 @@ MAX_AGE: Final = 3
 Arrays = dict[str, NDArray[np.float32]]
 
 
-@dataclass(slots=True)
-class Client:
-    """A silo in a run: what it starts from, what it sent last, and when it sent each module."""
-
-    silo: Silo
-    state: Arrays
-    sent: Arrays
-    controller: Controller
-    optimiser: Arrays = field(default_factory=dict)
-    sent_in: dict[str, int] = field(default_factory=dict)
-
-    def texts(self, plan: FederationPlan) -> tuple[Encoded, ...]:
-        return self.silo.encoded(self.silo.data.train, plan.training.max_length)
-
-
-@dataclass(slots=True)
-class Course:
-    """The figures of one run: mean test loss after each round, bytes of updates, seconds of training."""
-
-    losses: list[float] = field(default_factory=list)
-    bytes: int = 0
-    seconds: float = 0.0
-
-
 @dataclass(frozen=True, slots=True)
-class Scene:
+class Setting:
     """The silos of one seed, the plan, and the relevance of every silo for every other, (n, n)."""
 
     silos: dict[str, Silo]
@@ -73,75 +51,122 @@ class Scene:
     seed: int
 
 
-def run(scene: Scene, way: str, progress: Progress, bar: TaskID) -> Course:
+@dataclass(slots=True)
+class Client:
+    """A silo in a run: its next start, its last update, and the round in which it sent each module."""
+
+    name: str
+    silo: Silo
+    state: Arrays
+    sent: Arrays
+    controller: Controller
+    optimiser: Arrays = field(default_factory=dict)
+    sent_in: dict[str, int] = field(default_factory=dict)
+    best: Arrays = field(default_factory=dict)
+    best_loss: float = inf
+
+
+@dataclass(frozen=True, slots=True)
+class RunFigures:
+    """The mean test loss of a run's best and last trained states, bytes of updates, seconds of training."""
+
+    best: float
+    last: float
+    bytes: int
+    seconds: float
+
+
+def run(setting: Setting, way: str, progress: Progress, bar: TaskID) -> RunFigures:
     """Run all rounds of one way."""
-    course, total = Course(), scene.plan.rounds.total
-    clients = {name: _client(silo, scene) for name, silo in scene.silos.items()}
+    clients = [_client(name, silo, setting) for name, silo in setting.silos.items()]
+    total, sent, seconds = setting.plan.rounds.total, 0, 0.0
+    last: list[float] = []
     for number in range(1, total + 1):
-        losses = []
-        for name, client in clients.items():
-            mask = _mask(way, client.controller, number, f"{scene.seed}:{name}")
-            with _adapter(client.silo, scene.plan) as adapter:
-                _train(client, adapter, mask, scene, number, course)
-                if way == "all" or number == total:
-                    losses.append(_test_loss(client.silo, scene.plan))
-            course.bytes += _send(client, mask, way, number, scene.seed)
-        course.losses += [statistics.mean(losses)] if losses else []
-        _mix(list(clients.values()), scene.relevance, number)
+        for client in clients:
+            mask = _mask(way, client, number, setting.seed)
+            with _adapter(client.silo, setting.plan) as adapter:
+                seconds += _train(client, adapter, mask, setting, number, measures=way == "salient")
+                _keep_best(client, setting.plan)
+                if number == total:
+                    last.append(_loss(client.silo, client.silo.data.test, setting.plan))
+            sent += _send(client, mask, way, number, setting.seed)
+        _mix(clients, setting.relevance, number)
         progress.advance(bar)
-    return course
+    best = [_best_test_loss(client, setting.plan) for client in clients]
+    return RunFigures(statistics.mean(best), statistics.mean(last), sent, seconds)
 
 
-def _client(silo: Silo, scene: Scene) -> Client:
-    with _adapter(silo, scene.plan) as adapter:
+def _client(name: str, silo: Silo, setting: Setting) -> Client:
+    """Return a client before its first round; compute the layers below its adapter, which are not timed."""
+    with _adapter(silo, setting.plan) as adapter:
         state = adapter.state()
-    modules = sorted({module_of(name) for name in state})
-    return Client(silo, state, copy.deepcopy(state), Controller(modules, KEEP))
+        _loss(silo, silo.data.train, setting.plan)
+    modules = sorted({module_of(tensor) for tensor in state})
+    return Client(name, silo, state, copy.deepcopy(state), Controller(modules, KEEP))
 
 
 def _adapter(silo: Silo, plan: FederationPlan) -> MaskedLora:
     return inject_masked(silo.base, plan.adapter, seed=plan.training.seed)
 
 
-def _mask(way: str, controller: Controller, number: int, key: str) -> Mask:
+def _mask(way: str, client: Client, number: int, seed: int) -> Mask:
+    modules = client.controller.modules
     match way:
         case "salient":
-            return controller.choose(number)
+            return client.controller.choose(number)
         case "random":
-            return random_mask(controller.modules, KEEP, number, key)
+            return random_mask(modules, KEEP, number, f"{seed}:{client.name}")
         case "last":
-            return last_layers(controller.modules, KEEP, number)
+            return last_layers(modules, KEEP, number)
         case _:
-            return frozenset(controller.modules)
+            return frozenset(modules)
 
 
 def _train(
-    client: Client, adapter: MaskedLora, mask: Mask, scene: Scene, number: int, course: Course
-) -> None:
-    """Train the modules of a mask from the client's state, with the optimiser's state of earlier rounds."""
-    plan, base = scene.plan, client.silo.base
+    client: Client, adapter: MaskedLora, mask: Mask, setting: Setting, number: int, *, measures: bool
+) -> float:
+    """Train the modules of a mask from the client's state; return the processor time, in seconds.
+
+    `measures`: the controller observes the salience of the modules.
+    """
+    plan, silo = setting.plan, client.silo
     adapter.load(client.state)
     adapter.train_only(mask)
-    known = {key: value for key, value in client.optimiser.items() if module_of(module_of(key)) in mask}
-    texts, salience = client.texts(plan), Salience()
+    texts = silo.encoded(silo.data.train, plan.training.max_length)
+    earlier = {key: value for key, value in client.optimiser.items() if module_of(module_of(key)) in mask}
+    salience = Salience()
     began = time.process_time()
-    with salience.measured(adapter.named_parameters()):
+    with salience.measured(adapter.named_parameters()) if measures else nullcontext():
         outcome = train(
-            *(base, adapter, texts, plan.training),
-            learning_rate=scene.rate,
+            *(silo.base, adapter, texts, plan.training),
+            learning_rate=setting.rate,
             seed=plan.training.seed,
             round_number=number,
             total_rounds=plan.rounds.total,
-            optimiser_state=known,
+            optimiser_state=earlier,
         )
-    course.seconds += time.process_time() - began
+    seconds = time.process_time() - began
     client.optimiser |= outcome.optimiser_state
-    client.controller.observe(salience.shares())
+    client.controller.observe(salience.levels())
     client.state = adapter.state()
+    return seconds
 
 
-def _test_loss(silo: Silo, plan: FederationPlan) -> float:
-    return mean_loss(silo.base, silo.encoded(silo.data.test, plan.training.max_length))
+def _keep_best(client: Client, plan: FederationPlan) -> None:
+    """Keep the trained state if its validation loss is the least so far; the model has the adapter."""
+    loss = _loss(client.silo, client.silo.data.validation, plan)
+    if loss < client.best_loss:
+        client.best, client.best_loss = copy.deepcopy(client.state), loss
+
+
+def _best_test_loss(client: Client, plan: FederationPlan) -> float:
+    with _adapter(client.silo, plan) as adapter:
+        adapter.load(client.best)
+        return _loss(client.silo, client.silo.data.test, plan)
+
+
+def _loss(silo: Silo, examples: tuple[Example, ...], plan: FederationPlan) -> float:
+    return mean_loss(silo.base, silo.encoded(examples, plan.training.max_length))
 
 
 def _send(client: Client, mask: Mask, way: str, number: int, seed: int) -> int:
@@ -152,7 +177,7 @@ def _send(client: Client, mask: Mask, way: str, number: int, seed: int) -> int:
     differences = {
         name: client.state[name] - sent for name, sent in client.sent.items() if module_of(name) in mask
     }
-    coded = encode(differences, recipe, "layer masks", seed, number)
+    coded = encode(differences, recipe, "layer masks", seed, client.name, number)
     layout = {name: values.shape for name, values in sorted(differences.items())}
     for name, decoded in decode(coded, layout, recipe):
         client.sent[name] = client.sent[name] + decoded
@@ -161,7 +186,7 @@ def _send(client: Client, mask: Mask, way: str, number: int, seed: int) -> int:
 
 
 def _mix(clients: list[Client], relevance: NDArray[np.float64], number: int) -> None:
-    """Set each client's state to the mixture of what was sent, module by module."""
+    """Set each client's state to a mixture, each module over the clients that sent it lately."""
     for receiver, weights in zip(clients, relevance, strict=True):
         mixed: Arrays = {}
         for name in receiver.state:

@@ -79,7 +79,7 @@ def join_body(session: Session, trainer: Trainer, opened: OpenedBrief, sketch: S
 def compute_sketch(trainer: Trainer, opened: OpenedBrief) -> Sketch:
     """Return the sketch (dim,) of the silo's probe set in the shared model without an adapter.
 
-    It is the same in every round of a plan, so a trainer computes it once.
+    The sketch is equal in all rounds of a plan, so a trainer computes it once.
     """
     plan = opened.brief.signature
     key = f"{_shared_slug(opened.brief)} {plan.model_dump_json()}"

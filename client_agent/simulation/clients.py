@@ -45,15 +45,20 @@ class SharedModels:
 
 
 def build_silo(study: Study, silo: StudySilo, data: SiloData, models: SharedModels) -> Silo:
-    """Build a silo with its data, its base model and the shared pivot, which is dense and of its dtype."""
+    """Build a silo with its data, its base model and the shared pivot, which is dense."""
     return Silo(
         models.at(silo.model, silo.dtype, silo.quantization),
         data,
         study.pivot_model,
-        models.at(study.pivot_model, silo.dtype) if study.pivot_model is not None else None,
+        models.at(study.pivot_model, pivot_dtype(silo)) if study.pivot_model is not None else None,
         quantised_from=silo.model if silo.quantization != "none" else None,
         quantization=silo.quantization,
     )
+
+
+def pivot_dtype(silo: StudySilo) -> Dtype:
+    """Return the dtype of a silo's pivot: the silo's own, but gradients need the range of bfloat16."""
+    return "bfloat16" if silo.dtype == "float16" else silo.dtype
 
 
 def build_silos(study: Study, data: dict[str, SiloData], models: SharedModels) -> dict[str, Silo]:

@@ -15,7 +15,7 @@ from client_agent.errors import CoordinatorStopped
 from client_agent.identity.agent_folder import read_membership
 from client_agent.identity.membership import read_key
 from client_agent.rounds.participant import Participant
-from client_agent.simulation.clients import build_silo
+from client_agent.simulation.clients import build_silo, pivot_dtype
 from client_agent.simulation.forgetting import Forgetting
 from client_agent.simulation.pack_cache import PackCache, read_anchors
 from client_agent.simulation.results import Cell
@@ -152,7 +152,7 @@ class SiloHost:
         study, plan = self.context.study, self.cell.plan.alignment
         if plan is None or plan.frames == "random" or study.pivot_model is None or study.anchors is None:
             return None
-        pivot = self.context.models.at(study.pivot_model, self.entry(name).dtype)
+        pivot = self.context.models.at(study.pivot_model, pivot_dtype(self.entry(name)))
         base = pivot if of_pivot else self.silo(name).base
         if base.slug not in self._packs:
             cache = PackCache(self.context.files, read_anchors(study.anchors).anchors)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from client_agent.model.examples import Example, encode_for, probe_set
 from client_agent.model.loading import BaseModel
+from client_agent.model.quantization import precision_of
 from client_agent.model.tokens import Encoded
 from client_agent.training.evaluate import mean_loss
 from schemas.messages.alignment import Anchor
@@ -22,11 +23,16 @@ class Forgetting:
         self._bare: dict[str, float] = {}
 
     def measure_bare(self, base: BaseModel) -> None:
-        """Measure a base model that has no adapter at the moment; once per model."""
-        if base.slug not in self._bare:
-            self._encoded[base.slug] = encode_for(base, self._texts, self._max_length)
-            self._bare[base.slug] = mean_loss(base, self._encoded[base.slug])
+        """Measure a base model that has no adapter at the moment; once per model and precision."""
+        if (key := _key(base)) not in self._bare:
+            self._encoded[key] = encode_for(base, self._texts, self._max_length)
+            self._bare[key] = mean_loss(base, self._encoded[key])
 
     def of(self, base: BaseModel) -> float:
         """Return the loss of a measured base model, with the adapter that it has now, minus the bare loss."""
-        return mean_loss(base, self._encoded[base.slug]) - self._bare[base.slug]
+        key = _key(base)
+        return mean_loss(base, self._encoded[key]) - self._bare[key]
+
+
+def _key(base: BaseModel) -> str:
+    return f"{base.slug}, {precision_of(base.model)}"

@@ -37,7 +37,9 @@ class ReportMember(Strict):
     epsilon: str | None
     """The privacy budget spent on its sketches, as the client reported it; null = none was reported."""
     training_epsilon: str | None = None
-    """The privacy budget spent on its training, as the client reported it; null = none was reported."""
+    """The privacy budget spent on its training, as the client reported it; null = none was reported, which is
+    always so under a secure sum.
+    """
 
 
 class ReportParticipation(Strict):

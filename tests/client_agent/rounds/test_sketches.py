@@ -1,4 +1,4 @@
-"""Gradient sketches without differential privacy over the rounds of a plan."""
+"""Gradient sketches over the rounds of a plan: computed once, unless they are private."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 
 from client_agent.daemon import run
+from client_agent.errors import SignatureUnusable
+from client_agent.model.loading import BaseModel
 from client_agent.rounds import sketch
 from client_agent.rounds.opened_brief import OpenedBrief
 from client_agent.rounds.participant import Participant
@@ -16,27 +18,65 @@ from client_agent.rounds.sketch import compute_sketch
 from client_agent.sketches.gradient import Sketch, sketch_of
 from client_agent.storage.round_folder import SIGNATURE
 from tests.client_agent.conftest import next_brief
+from tests.client_agent.rounds.test_private_rounds import DP
 from tests.client_agent.test_daemon import alone_plan, naps
 
+Started = Callable[..., Participant]
 
-def test_the_sketch_of_a_plan_is_computed_once(
-    started: Callable[..., Participant], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    computed: list[Sketch] = []
+
+@pytest.fixture
+def computed(monkeypatch: pytest.MonkeyPatch) -> list[Sketch]:
+    """Return the sketches that are computed during a test."""
+    sketches: list[Sketch] = []
 
     def counted(*inputs: Any) -> Sketch:
-        computed.append(sketch_of(*inputs))
-        return computed[-1]
+        sketches.append(sketch_of(*inputs))
+        return sketches[-1]
 
     monkeypatch.setattr(sketch, "sketch_of", counted)
-    who = started(**alone_plan(rounds={"total": 2, "min_clients": 1}))
+    return sketches
+
+
+def opened_with(who: Participant, **signature: object) -> OpenedBrief:
     brief = next_brief(who)
+    changed = brief.signature.model_copy(update=signature)
+    return OpenedBrief.of(brief.model_copy(update={"signature": changed}))
+
+
+def test_the_sketch_of_a_plan_is_computed_once(started: Started, computed: list[Sketch]) -> None:
+    who = started(**alone_plan(rounds={"total": 2, "min_clients": 1}))
     run(who, naps(500))
     (only,) = computed
     for number in (1, 2):
-        kept = Sketch.from_bytes(who.workspace.rounds.open(number).read(SIGNATURE))
-        np.testing.assert_allclose(kept.vector, only.vector, rtol=1e-6)
+        sent = Sketch.from_bytes(who.workspace.rounds.open(number).read(SIGNATURE))
+        np.testing.assert_allclose(sent.vector, only.vector, rtol=1e-6)
 
-    other = brief.signature.model_copy(update={"seed": 1})
-    compute_sketch(who.trainer, OpenedBrief.of(brief.model_copy(update={"signature": other})))
-    assert len(computed) == 2
+
+def test_another_plan_or_shared_model_has_another_sketch(
+    started: Started, computed: list[Sketch], monkeypatch: pytest.MonkeyPatch, tiny: Callable[..., BaseModel]
+) -> None:
+    who = started(**alone_plan())
+    plain, seeded = opened_with(who), opened_with(who, seed=1)
+    assert compute_sketch(who.trainer, plain) is compute_sketch(who.trainer, plain)
+    assert compute_sketch(who.trainer, seeded) is not compute_sketch(who.trainer, plain)
+    pivot = tiny(name="pivot", seed=7)
+    monkeypatch.setattr(who.trainer.silo, "_pivot", pivot)
+    compute_sketch(who.trainer, opened_with(who, model=pivot.slug))
+    assert len(computed) == 3
+
+
+def test_a_sketch_that_failed_is_computed_again(started: Started, monkeypatch: pytest.MonkeyPatch) -> None:
+    who = started(**alone_plan())
+    opened = opened_with(who)
+    with monkeypatch.context() as patched:
+        patched.setattr(sketch, "sketch_of", lambda *_: (_ for _ in ()).throw(SignatureUnusable("zero")))
+        with pytest.raises(SignatureUnusable):
+            compute_sketch(who.trainer, opened)
+    assert np.linalg.norm(compute_sketch(who.trainer, opened).vector) > 0
+
+
+def test_private_sketches_are_drawn_anew(started: Started, computed: list[Sketch]) -> None:
+    who = started(**alone_plan(signature={"dp": DP}, rounds={"total": 2, "min_clients": 1}))
+    run(who, naps(500))
+    assert not computed
+    assert not who.trainer.sketches

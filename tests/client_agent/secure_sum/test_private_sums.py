@@ -21,9 +21,9 @@ CLIENTS = 3
 def test_the_sum_of_privately_trained_updates_is_exact_and_each_silo_pays_for_its_own(
     served: Served, silo: Silo, tmp_path: Path
 ) -> None:
-    wanted = plan(CLIENTS, total=2)
-    wanted["privacy"]["training"] = {"epsilon": 4.0}
-    with agents_of(served, silo, tmp_path, wanted, CLIENTS) as agents:
+    private_plan = plan(CLIENTS, total=2)
+    private_plan["privacy"]["training"] = {"epsilon": 4.0}
+    with agents_of(served, silo, tmp_path, private_plan, CLIENTS) as agents:
         agents.start()
         for number in (1, 2):
             agents.train()

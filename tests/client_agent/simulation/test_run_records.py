@@ -69,25 +69,27 @@ def test_a_silo_of_a_study_is_loaded_in_its_bits_beside_a_dense_pivot(tmp_path: 
     assert aster.model_named(birch.base.slug) is birch.base  # gradients do not survive few bits
 
 
-def test_a_silo_of_a_study_and_its_pivot_are_loaded_in_its_dtype(tmp_path: Path) -> None:
-    read = study(tmp_path, silo_table("aster", dtype="bfloat16"), silo_table("birch"))
-    models = SharedModels()
-    silos = build_silos(read, draw_examples(read, 0), models)
-    aster, birch = (silos[name].base for name in ("aster", "birch"))
-    assert [aster.model.dtype, birch.model.dtype] == [torch.bfloat16, torch.float32]
-    assert silos["aster"].model_named(birch.slug) is aster
-    assert models.loaded == [aster, birch]
-
-
-@pytest.mark.parametrize("other", [{"quantization": "nf4"}, {"dtype": "bfloat16"}])
-def test_what_a_base_model_is_loaded_in_is_part_of_what_a_result_depends_on(
-    tmp_path: Path, other: dict[str, str]
+@pytest.mark.parametrize(
+    ("dtype", "loaded", "pivot"),
+    [("bfloat16", torch.bfloat16, torch.bfloat16), ("float16", torch.float16, torch.bfloat16)],
+)
+def test_a_silo_of_a_study_is_loaded_in_its_dtype_and_its_pivot_in_one_of_the_range_of_gradients(
+    tmp_path: Path, dtype: str, loaded: torch.dtype, pivot: torch.dtype
 ) -> None:
+    read = study(tmp_path, silo_table("aster", model="L", dtype=dtype), silo_table("birch"))
+    silos = build_silos(read, draw_examples(read, 0), SharedModels())
+    aster, birch = silos["aster"], silos["birch"].base
+    assert [aster.base.model.dtype, birch.model.dtype] == [loaded, torch.float32]
+    assert aster.model_named(birch.slug).model.dtype == pivot
+
+
+@pytest.mark.parametrize("option", [{"quantization": "nf4"}, {"dtype": "bfloat16"}])
+def test_dtype_and_quantization_change_the_digest_of_a_result(tmp_path: Path, option: dict[str, str]) -> None:
     digests = [
         next(cells_of(read, methods_of(read, ["local"]), [0])).digest
         for read in (
             study(tmp_path / "dense", silo_table("aster"), silo_table("birch")),
-            study(tmp_path / "other", silo_table("aster", **other), silo_table("birch")),
+            study(tmp_path / "option", silo_table("aster", **option), silo_table("birch")),
         )
     ]
     assert digests[0] != digests[1]

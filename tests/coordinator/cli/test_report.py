@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import update
+from sqlalchemy import select, update
 
 from coordinator.cli.report import fault_of
 from coordinator.cli.report_page import page
@@ -43,7 +43,8 @@ def _reported(served: Served) -> tuple[str, dict[str, Any]]:
     join(silos[2], 2)
     with served.database.write() as session:
         session.execute(update(SignatureRow).values(epsilon=0.53))
-        session.execute(update(UpdateRow).values(training_epsilon=1.25))
+        first_update, second_update = session.scalars(select(UpdateRow).order_by(UpdateRow.client_id))
+        first_update.training_epsilon, second_update.training_epsilon = 1.25, 0.75
     path = f"/v1/federations/{federation_id}"
     assert served.admin.delete(f"{path}/clients/{silos[2].client_id}").status_code == 204
     assert served.admin.post(f"{path}/finish").status_code == 200
@@ -64,7 +65,7 @@ def test_a_report_has_what_was_recorded(reported: tuple[Served, str, dict[str, A
     assert third["revoked_at"]
     assert not first["revoked_at"]
     assert [m["epsilon"] for m in (first, second, third)] == ["0.53", "0.53", None]
-    assert [m["training_epsilon"] for m in (first, second, third)] == ["1.25", "1.25", None]
+    assert [m["training_epsilon"] for m in (first, second, third)] == ["1.25", "0.75", None]
     one, two = report["rounds"]
     assert (one["state"], two["state"], two["reason"]) == ("published", "abandoned", "finished")
     assert one["counted"] == [first["client"], second["client"]]
