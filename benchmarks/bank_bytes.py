@@ -1,10 +1,11 @@
-"""What a client sends and receives in a round of a bank of experts, beside the whole bank of the reference.
+"""What a client sends and receives in a round of a bank of experts, beside the reference of Fed-VEMoE.
 
     python -m benchmarks.bank_bytes [--experts 6] [--summed 3] [--members 15]
 
 Nothing is run: the bytes follow from the layout of a LoRA of rank 16 on q, k, v, o, gate and up. `summed`
 is how many specialists have members enough for a sum, and so have changed when the next round begins. The
-reference serves all of its 13 slots in bfloat16 in every round, and sends two experts back.
+reference implementation of Fed-VEMoE serves all of its 13 slots in bfloat16 in every round, and a client
+sends two experts back.
 """
 
 from __future__ import annotations

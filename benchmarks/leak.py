@@ -83,7 +83,7 @@ def main() -> None:
         name: {str(batch): np.mean(scores, axis=0).tolist() for batch, scores in of.items()}
         for name, of in result.items()
     }
-    figures.write(arguments.out, {**figures.machine(), "rounds": arguments.rounds, "found": means})
+    figures.write(arguments.out, {**figures.machine(), "rounds": arguments.rounds, "cases": means})
     for at, title in enumerate(("prompts told from decoys (AUC)", "answer tokens read (share)")):
         rows = [(name, *(of[str(batch)][at] for batch in BATCHES)) for name, of in means.items()]
         figures.show(console, title, ("observed, attack", *(f"{b} records" for b in BATCHES)), rows)

@@ -89,7 +89,7 @@ def main() -> None:
             for plan in cases():
                 result.append(measured(base, drawn_silos, plan))
                 progress.advance(bar)
-    figures.write(arguments.out, {**figures.machine(), "draws": arguments.draws, "found": result})
+    figures.write(arguments.out, {**figures.machine(), "draws": arguments.draws, "cases": result})
     columns = ("records, budget, releases, numbers", "noise", *(f"round {number}" for number in ROUNDS))
     rows = [(item["case"], item["noise"], *(_split(item["mass"][str(n)]) for n in ROUNDS)) for item in result]
     figures.show(console, "share of weight: own cluster / alone / wrong cluster", columns, rows)

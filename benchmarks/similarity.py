@@ -54,7 +54,7 @@ def main() -> None:
         )
         for count in track(COUNTS, description="examples per silo", console=console)
     }
-    figures.write(arguments.out, {**figures.machine(), "draws": arguments.draws, "found": result})
+    figures.write(arguments.out, {**figures.machine(), "draws": arguments.draws, "cases": result})
     for kind, floors in FLOORS.items():
         columns = ("examples", "one task", "lowest", "same prompts", "highest", *(f"> {f}" for f in floors))
         figures.show(console, kind, columns, [(count, *_row(of[kind])) for count, of in result.items()])

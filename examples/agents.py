@@ -97,7 +97,7 @@ class AgentProcesses:
         """Raise if an agent stopped with an error.
 
         Raises:
-            DemoFailed: it did.
+            DemoFailed: an agent's process ended with an error.
         """
         for name, process in self._running.items():
             if process.poll() not in (None, 0):

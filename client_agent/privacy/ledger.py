@@ -29,7 +29,7 @@ _ROUNDING = 1 + 1e-6
 
 
 class _Spent(Strict):
-    """What a round spent: `sampled` of `records` in expectation, its noise; `epsilon` so far."""
+    """The cost of one round: `sampled` of `records` in expectation, its noise; `epsilon` so far."""
 
     federation: str
     round: Annotated[int, Field(ge=1)]
