@@ -147,7 +147,7 @@ def _rows(measured: Mapping[str, list[RunFigures]]) -> Iterator[tuple[object, ..
                 way,
                 _spread([values.best for values in runs]),
                 *differences,
-                _spread([one.last for one in runs]),
+                _spread([values.last for values in runs]),
             ),
             round(statistics.mean(values.bytes for values in runs) / 1e3),
             statistics.mean(values.seconds for values in runs),

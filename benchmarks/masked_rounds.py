@@ -58,10 +58,10 @@ class Client:
     name: str
     silo: Silo
     state: Arrays
-    sent: Arrays
+    last_update: Arrays
     controller: Controller
     optimiser: Arrays = field(default_factory=dict)
-    sent_in: dict[str, int] = field(default_factory=dict)
+    round_sent: dict[str, int] = field(default_factory=dict)
     best: Arrays = field(default_factory=dict)
     best_loss: float = inf
 
@@ -79,7 +79,7 @@ class RunFigures:
 def run(setting: Setting, way: str, progress: Progress, bar: TaskID) -> RunFigures:
     """Run all rounds of one way."""
     clients = [_client(name, silo, setting) for name, silo in setting.silos.items()]
-    total, sent, seconds = setting.plan.rounds.total, 0, 0.0
+    total, encoded_bytes, seconds = setting.plan.rounds.total, 0, 0.0
     last: list[float] = []
     for number in range(1, total + 1):
         for client in clients:
@@ -89,11 +89,11 @@ def run(setting: Setting, way: str, progress: Progress, bar: TaskID) -> RunFigur
                 _keep_best(client, setting.plan)
                 if number == total:
                     last.append(_loss(client.silo, client.silo.data.test, setting.plan))
-            sent += _send(client, mask, way, number, setting.seed)
+            encoded_bytes += _send(client, mask, way, number, setting.seed)
         _mix(clients, setting.relevance, number)
         progress.advance(bar)
     best = [_best_test_loss(client, setting.plan) for client in clients]
-    return RunFigures(statistics.mean(best), statistics.mean(last), sent, seconds)
+    return RunFigures(statistics.mean(best), statistics.mean(last), encoded_bytes, seconds)
 
 
 def _client(name: str, silo: Silo, setting: Setting) -> Client:
@@ -175,13 +175,15 @@ def _send(client: Client, mask: Mask, way: str, number: int, seed: int) -> int:
     if way == "largest" and number > 1:
         recipe = recipe.model_copy(update={"density": DENSITY})
     differences = {
-        name: client.state[name] - sent for name, sent in client.sent.items() if module_of(name) in mask
+        name: client.state[name] - values
+        for name, values in client.last_update.items()
+        if module_of(name) in mask
     }
     coded = encode(differences, recipe, "layer masks", seed, client.name, number)
     layout = {name: values.shape for name, values in sorted(differences.items())}
     for name, decoded in decode(coded, layout, recipe):
-        client.sent[name] = client.sent[name] + decoded
-    client.sent_in |= dict.fromkeys(mask, number)
+        client.last_update[name] = client.last_update[name] + decoded
+    client.round_sent |= dict.fromkeys(mask, number)
     return sum(stream.nbytes for stream in coded.tensors.values())
 
 
@@ -190,9 +192,11 @@ def _mix(clients: list[Client], relevance: NDArray[np.float64], number: int) -> 
     for receiver, weights in zip(clients, relevance, strict=True):
         mixed: Arrays = {}
         for name in receiver.state:
-            ages = [number - client.sent_in.get(module_of(name), -MAX_AGE) for client in clients]
+            ages = [number - client.round_sent.get(module_of(name), -MAX_AGE) for client in clients]
             shares = [w * 0.5**age * (age < MAX_AGE) for w, age in zip(weights, ages, strict=True)]
             if total := sum(shares):
-                parts = (s / total * client.sent[name] for s, client in zip(shares, clients, strict=True))
+                parts = (
+                    s / total * client.last_update[name] for s, client in zip(shares, clients, strict=True)
+                )
                 mixed[name] = np.sum(list(parts), axis=0, dtype=np.float32)
         receiver.state = receiver.state | mixed

@@ -15,6 +15,7 @@ from schemas.wire.envelope import pack
 from tests.fault_simulation.agents import Agent, learnt
 from tests.fault_simulation.network import Network
 from tests.fault_simulation.packs import ANCHORS, PACK, PIVOT, made
+from tests.fault_simulation.private import EXAMPLES
 from tests.fault_simulation.replicas import AUTHORITY, LEASE_SECONDS
 from tests.fault_simulation.scheduler import Flag, Process
 from tests.fault_simulation.weather import LAST_ROUND
@@ -202,7 +203,7 @@ class TwoMouthed(_Member):
             client=str(agent.client),
             base=joined.weights.digest,
             pack=self._pack(agent),
-            examples=10,
+            examples=len(EXAMPLES),
         )
         api.push_update(federation_id, number, pack(tensors, manifest))
 

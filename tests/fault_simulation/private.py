@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
     from tests.fault_simulation.world import World
 
-EXAMPLES = tuple(Example(f"What is {number}?", "a number") for number in range(8))
-"""As many as a step and a sketch sample, so that both have one mechanism, whose noise is computed once."""
+EXAMPLES = tuple(Example(f"What is {number}?", "a number") for number in range(10))
+"""A step and a sketch sample all of them, so that both have one mechanism, whose noise is computed once."""
 
 STEPS = 2
 """Private steps of a round."""

@@ -6,7 +6,7 @@ from typing import Any
 
 from schemas.messages.recipes import WeightsRecipeName
 from tests.fault_simulation.packs import PIVOT
-from tests.fault_simulation.private import STEPS, private_sketches, private_training
+from tests.fault_simulation.private import EXAMPLES, STEPS, private_sketches, private_training
 from tests.fault_simulation.weather import ATTEMPTS, CLIP, Plan, SumDrawn
 
 
@@ -24,7 +24,8 @@ def written_plan(plan: Plan) -> dict[str, Any]:
             "collect_seconds": plan.collect_seconds,
             "max_staleness": 0,
         },
-        "training": {"learning_rate": 0.01, "steps": STEPS},  # a search needs a model
+        # A search of the rate needs a model.
+        "training": {"learning_rate": 0.01, "steps": STEPS, "batch_size": len(EXAMPLES)},
         "scores": {"examples": 4, "new_tokens": 0},
         "signature": {"dim": 4},
         "alignment": {"pivot": PIVOT, "anchors": 1} if plan.aligned else None,
