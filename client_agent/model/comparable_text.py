@@ -141,10 +141,11 @@ def _value(text: str, position: int) -> Fraction | None:
         parts = match.groupdict()
         if parts.get("under") is not None:
             under = int(parts["under"])
-            return int(parts.get("whole") or 0) + Fraction(int(parts["over"]), under) if under else None
+            whole, over = int(parts.get("whole") or 0), int(parts["over"])
+            return Fraction(whole * under + over, under) if under else None
         digits = re.sub(r"[^\d.]", "", parts["digits"])
-        value = Fraction(f"{digits}{parts['exponent'] or ''}")
-        return value * 10 ** _SCALES.get(parts["scale"] or "", 0)
+        scale = Fraction(10 ** _SCALES.get(parts["scale"] or "", 0))
+        return Fraction(f"{digits}{parts['exponent'] or ''}") * scale
     return None
 
 
