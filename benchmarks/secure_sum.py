@@ -106,7 +106,7 @@ def _member_seconds(session: Session) -> float:
         member.shares(keyed)
         shared = member.accept_shares(shares, keyed, session.own[0])
         member.masked(session.inputs[0], keyed, shared)
-        masked = member.accept_masked(intake.masked_answer(session.masked), shared)
+        masked = member.accept_masked(intake.masked_answer(session.terms, session.masked), shared)
         member.confirm(shared, masked)
         member.unmask(intake.confirm_answer(session.confirmed), shared, masked)
 
@@ -119,7 +119,7 @@ def _bytes(session: Session) -> tuple[int, int]:
     pulled = (
         intake.keys_answer(session.keys),
         intake.shares_answer(0, session.keys, session.shares),
-        intake.masked_answer(session.masked),
+        intake.masked_answer(session.terms, session.masked),
         intake.confirm_answer(session.confirmed),
     )
     up = sum(len(message.model_dump_json()) for message in pushed) + len(session.masked[0])

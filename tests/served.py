@@ -39,7 +39,7 @@ PROFILE: dict[str, Any] = {
     "layers": 4,
     "agent_version": "0.1.0",
     "protocol_version": 2,
-    "capabilities": ["secure-sum-2"],
+    "capabilities": ["secure-sum-3"],
 }
 
 

@@ -15,9 +15,6 @@ import numpy as np
 
 from schemas.maths.seeded_random import words
 
-DRAWS = 2
-"""Specialists that an exploring client draws: one is too few where few clients share a task."""
-
 _MANTISSA = 2.0**-53
 
 

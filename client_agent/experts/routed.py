@@ -15,7 +15,7 @@ from torch import nn
 from client_agent.adapters.base import Adapter, LoraFactors, Penalty, Removable, State, copy_in, copy_out
 from client_agent.adapters.expert_bank import ExpertBank
 from client_agent.errors import LayoutMismatch
-from client_agent.experts.exploring import DRAWS, Turn, drawn, temperature, turns
+from client_agent.experts.exploring import Turn, drawn, temperature, turns
 from client_agent.experts.memory import Choice, ExpertMemory
 from client_agent.experts.probing import Prober
 from client_agent.experts.responsibilities import (
@@ -31,7 +31,7 @@ from client_agent.model.examples import Example
 from client_agent.model.loading import BaseModel
 from client_agent.strategies.base import Routing
 from schemas.maths.adapter import Layout
-from schemas.maths.bank import SHARED, exploring_rounds
+from schemas.maths.bank import DRAWS, SHARED, exploring_rounds
 
 _RESPONSIBILITY = "routing.x"
 _NEWBORN = 0.9

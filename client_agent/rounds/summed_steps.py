@@ -114,6 +114,7 @@ def _expectation(
         least_per_group=plan.k_min,
         groups=counted_groups(work),
         counts=counts,
+        choices=work.opened.strategy.choices if counted_groups(work) else None,
     )
 
 

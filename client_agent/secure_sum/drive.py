@@ -127,7 +127,9 @@ def _begin(task: SumTask, terms: SumTerms, counts: SumCounts | None) -> _Session
     session = _Session(task, terms)
     entry = next((member for member in terms.members if member.client == task.client), None)
     spent = task.journal.spent(without=terms)
-    counted = task.journal.open(counts.session).counted if counts is not None else None
+    earlier = task.journal.open(counts.session) if counts is not None else None
+    counted = earlier.counted if earlier is not None else None
+    commitments = earlier.commitments if earlier is not None else None
     if entry is None:
         session.leave("this client is not among its members")
     elif entry.key != name_of(task.identity):
@@ -137,7 +139,8 @@ def _begin(task: SumTask, terms: SumTerms, counts: SumCounts | None) -> _Session
     elif counts is not None and counted is None and terms.masking == "pairwise":
         session.leave("this client has not confirmed which clients were counted, and cannot check the counts")
     else:
-        session.open(replace(task.expect(terms, counts), spent=spent, counted=counted))
+        expected = task.expect(terms, counts)
+        session.open(replace(expected, spent=spent, counted=counted, commitments=commitments))
     return session
 
 

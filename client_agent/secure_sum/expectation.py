@@ -10,6 +10,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from schemas.messages.secure_sum import CAPABILITY, Segment, SumKind, SumTerms
 from schemas.messages.sum_counts import SumCounts
 from schemas.messages.sum_plan import Masking
+from schemas.secure_sum.count_proofs import require_opened
 from schemas.secure_sum.counts import counts_digest, starved_groups
 from schemas.secure_sum.encoding import modulus_for
 from schemas.secure_sum.errors import SecureSumError, TermsRefused
@@ -22,11 +23,12 @@ class Expectation:
 
     `segments` are those of a session of this `kind`: the same values in a session of another kind would be a
     second sum. `groups` are those whose members are counted before the sum, `counts` the outcome as the
-    coordinator shows it, and `counted` the clients that this member confirmed as counted, sorted; None
-    without masks. `spent` holds the kinds of sessions of this round in which this member has sent step 4: a
-    second sum over other members would reveal the difference. `roster` has the identity keys at
-    `roster_version`. `plan` is the digest of the plan by which the input was made: members with another plan
-    may have sent zeros, and the sum would be this member's input.
+    coordinator shows it, and `counted` the clients that this member confirmed as counted, sorted, with the
+    `commitments` to the sums of their counts by group; None without masks. `choices` is the most groups but
+    `reject` into which a member may count itself. `spent` holds the kinds of sessions of this round in which
+    this member has sent step 4: a second sum over other members would reveal the difference. `roster` has the
+    identity keys at `roster_version`. `plan` is the digest of the plan by which the input was made: members
+    with another plan may have sent zeros, and the sum would be this member's input.
     """
 
     federation: str
@@ -47,6 +49,8 @@ class Expectation:
     groups: tuple[str, ...] = ()
     counts: SumCounts | None = None
     counted: tuple[str, ...] | None = None
+    commitments: Mapping[str, str] | None = None
+    choices: int | None = None
     spent: frozenset[SumKind] = field(default_factory=frozenset)
 
 
@@ -97,6 +101,7 @@ def _own_fields(expectation: Expectation) -> dict[str, object]:
         "segments": list(expectation.segments),
         "bits": expectation.bits,
         "masking": expectation.masking,
+        "choices": expectation.choices if expectation.kind == "counts" else None,
     }
 
 
@@ -138,7 +143,7 @@ def _check_counts(terms: SumTerms, expectation: Expectation) -> None:
 
 
 def _check_outcome(terms: SumTerms, counts: SumCounts, expectation: Expectation) -> None:
-    """Check the members behind the counts; their arithmetic is the coordinator's.
+    """Check the members behind the counts, and under masks the counts against their commitments.
 
     A member of the sum that was not counted would make `lost` too small: a group could have lost all but one
     of its members.
@@ -149,10 +154,19 @@ def _check_outcome(terms: SumTerms, counts: SumCounts, expectation: Expectation)
         raise TermsRefused("other clients were counted than this member has confirmed")
     if len(set(counts.counted)) != counts.members or max(counts.groups.values()) > counts.members:
         raise TermsRefused("the counts have more members than were counted")
+    if terms.masking == "pairwise":
+        _check_opening(counts, expectation.commitments or {})
     if not {member.client for member in terms.members} <= set(counts.counted):
         raise TermsRefused("a member of the sum was not counted")
     if terms.lost != counts.members - len(terms.members):
         raise TermsRefused("`lost` is not the number of counted members who are absent from this session")
+
+
+def _check_opening(counts: SumCounts, commitments: Mapping[str, str]) -> None:
+    try:
+        require_opened(commitments, counts.groups, counts.openings or {})
+    except ValueError as error:
+        raise TermsRefused(str(error)) from error
 
 
 def require_groups(accepted: AcceptedTerms, masked: int, expectation: Expectation) -> None:

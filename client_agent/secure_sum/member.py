@@ -45,9 +45,10 @@ from schemas.secure_sum.agreement import (
     self_mask_key,
     unseal,
 )
-from schemas.secure_sum.encoding import Modulus
+from schemas.secure_sum.count_proofs import are_proved, proved_counts, verify_counts
+from schemas.secure_sum.encoding import Modulus, most
 from schemas.secure_sum.errors import SecureSumError, SessionAborted
-from schemas.secure_sum.masks import MaskKey, Masks
+from schemas.secure_sum.masks import MaskKey, Masks, blindings
 from schemas.secure_sum.shamir import SHARE_BYTES, share_value, split
 from schemas.secure_sum.statements import (
     are_keys_signed,
@@ -184,27 +185,34 @@ class Member:
     def masked(self, values: NDArray[np.int32], keyed: Keyed, shared: Shared) -> bytes:
         """Return the body of step 2: encoded values (D,) plus the self mask and all pair masks, modulo 2^m.
 
+        Counts are committed to instead: their blindings are the masks, and proofs follow.
+
         Raises:
-            SecureSumError: the values are not as many as the terms say.
+            SecureSumError: the values are not as many as the terms say, or none of the allowed counts.
         """
         terms = self.accepted.terms
         if len(values) != terms.values:
             raise SecureSumError(f"the terms are for {terms.values} values, not {len(values)}")
-        modulus = Modulus(terms.modulus)
-        words = values.astype(np.int64).astype(modulus.word)  # two's complement
         masks = [MaskKey(self_mask_key(self.secrets.seed, self.accepted.digest), is_subtracted=False)]
         for peer in sorted(shared.commitments.keys() - {self.position}):
             pair = keyed.advertised(self.position), keyed.advertised(peer)
             key = agreed_key(self.secrets.mask, "mask", self.accepted.digest, *pair)
             masks.append(MaskKey(key, is_subtracted=self.position > peer))
+        if are_proved(terms):
+            whole, left = divmod(values.astype(np.int64), most(terms.bits))
+            _require(not left.any(), "the input is none of counts")
+            blinded = blindings(masks, terms.values)
+            return proved_counts(terms, self.position, whole.tolist(), blinded, self.identity)
+        modulus = Modulus(terms.modulus)
+        words = values.astype(np.int64).astype(modulus.word)  # two's complement
         Masks(masks, modulus.word).add_to(words)
         return modulus.pack(words)
 
     def accept_masked(self, answer: MaskedAnswer, shared: Shared) -> tuple[int, ...]:
-        """Check U3: enough members of U2, this one among them, and enough of every group.
+        """Check U3: enough members of U2, this one among them, enough of every group, and proofs of counts.
 
         Raises:
-            SessionAborted: too few members, or this one is absent.
+            SessionAborted: too few members, this one is absent, or a member's counts are not proved.
             TermsRefused: a group of the sum may have too few members.
         """
         terms = self.accepted.terms
@@ -213,6 +221,7 @@ class Member:
         _require(self.position in members, "this member's masked vector is not in the sum")
         _require(len(members) >= max(terms.threshold, terms.minimum), "too few members sent masked vectors")
         require_groups(self.accepted, len(members), self.expectation)
+        self._require_proved(answer)
         return members
 
     def confirm(self, shared: Shared, masked: Sequence[int]) -> ConfirmStep:
@@ -245,6 +254,18 @@ class Member:
                 for peer in sorted(shared.commitments)
             ]
         )
+
+    def _require_proved(self, answer: MaskedAnswer) -> None:
+        """Verify what every member of U3 sent as its counts: the coordinator may have let others pass."""
+        terms = self.accepted.terms
+        if not are_proved(terms):
+            return
+        for position, message in _by_position(answer.members, answer.inputs, len(terms.members)).items():
+            try:
+                verify_counts(terms, position, decode(message))
+            except ValueError as error:
+                client = terms.members[position].client
+                raise SessionAborted(f"the counts of {client} are not acceptable: {error}") from error
 
     def _channel(self, peer: int, keyed: Keyed) -> bytes:
         advertised, agreed = keyed.advertised(peer), self.secrets.channels

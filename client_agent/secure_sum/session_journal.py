@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets as random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -36,8 +36,8 @@ class _SessionState(Strict):
     """The state of a session: `secrets` is null once it has ended.
 
     `spent`: step 4 was stored, and perhaps sent. `counted`: the clients of U3, confirmed by step 3, if the
-    session takes counts. `reason`: why this member left the session. `nonce` tells
-    these secrets from others for the same terms.
+    session takes counts, and `commitments` those to the sums of their counts, by group. `reason`: why this
+    member left the session. `nonce` tells these secrets from others for the same terms.
     """
 
     kind: SumKind
@@ -47,6 +47,7 @@ class _SessionState(Strict):
     ended: bool = False
     spent: bool = False
     counted: list[str] | None = None
+    commitments: dict[str, str] | None = None
     reason: str | None = None
     nonce: str = ""
 
@@ -101,6 +102,12 @@ class SessionJournal:
         """The clients that this member confirmed as counted in this session; None if it did not."""
         state = self._state()
         return tuple(state.counted) if state is not None and state.counted is not None else None
+
+    @property
+    def commitments(self) -> dict[str, str] | None:
+        """The commitments to the counts that this member confirmed, by group; None if it did not."""
+        state = self._state()
+        return state.commitments if state is not None else None
 
     def begin(self, terms: SumTerms, input_digest: str, secrets: MemberSecrets | None) -> None:
         """Store the secrets of a session before anything is sent; `masking: none` has none."""
@@ -162,8 +169,8 @@ class SessionJournal:
             return
         write_durably(self._put(step), body)
 
-    def store_counted(self, clients: Sequence[str]) -> None:
-        """Store the clients that are counted, before this member confirms them.
+    def store_counted(self, clients: Sequence[str], commitments: Mapping[str, str]) -> None:
+        """Store who is counted, and the commitments to the sums of the counts, before both are confirmed.
 
         Raises:
             SessionAborted: the journal is damaged.
@@ -171,7 +178,7 @@ class SessionJournal:
         state = self._state()
         if state is None:
             raise SessionAborted(f"{self.folder / _SESSION} is damaged")
-        self._write(state.model_copy(update={"counted": list(clients)}))
+        self._write(state.model_copy(update={"counted": list(clients), "commitments": dict(commitments)}))
 
     def store_unmask(self, terms: SumTerms, body: bytes) -> None:
         """Mark the round as unmasked, for good, and store the body of step 4.

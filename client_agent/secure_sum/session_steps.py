@@ -16,6 +16,7 @@ from client_agent.errors import AnswerUnreadable
 from client_agent.secure_sum.expectation import AcceptedTerms, Expectation
 from client_agent.secure_sum.member import Keyed, Member, OwnShares, Shared
 from client_agent.secure_sum.session_journal import SessionJournal
+from schemas.identity.keys import decode, encode
 from schemas.messages.secure_sum import (
     STEPS,
     ConfirmAnswer,
@@ -25,6 +26,7 @@ from schemas.messages.secure_sum import (
     SharesAnswer,
     SumStep,
 )
+from schemas.secure_sum.count_proofs import summed_commitments
 from schemas.secure_sum.encoding import Modulus
 from schemas.secure_sum.errors import SecureSumError, SessionAborted
 
@@ -122,7 +124,8 @@ class _MaskedSteps:
         if step == _CONFIRM:
             terms = self.member.accepted.terms
             if terms.kind == "counts":
-                self.journal.store_counted([terms.members[position].client for position in self.masked])
+                clients = [terms.members[position].client for position in self.masked]
+                self.journal.store_counted(clients, self._commitments())
             return _json(self.member.confirm(self.shared, self.masked))
         answer = self._answer(_CONFIRM, ConfirmAnswer)
         return _json(self.member.unmask(answer, self.shared, self.masked))
@@ -154,6 +157,13 @@ class _MaskedSteps:
         masked = self.member.accept_masked(self._answer(_MASKED, MaskedAnswer), self.shared)
         self._note(len(masked), "masked vectors")
         return masked
+
+    def _commitments(self) -> dict[str, str]:
+        """Return the commitments to the counts of all members of U3 together, by group, base64url."""
+        terms = self.member.accepted.terms
+        inputs = self._answer(_MASKED, MaskedAnswer).inputs
+        sums = summed_commitments(terms, [decode(message) for message in inputs])
+        return {segment.name: encode(point) for segment, point in zip(terms.segments, sums, strict=True)}
 
     def _answer(self, step: int, kind: type[Answer]) -> Answer:
         stored = self.journal.received(step)

@@ -142,6 +142,11 @@ class AgentStrategy:
         """
         return ()
 
+    @property
+    def choices(self) -> int | None:
+        """The most groups but `reject` to which a client belongs in a round; None = any number."""
+        return None
+
     def start(self, local: State | None, served: State, *, newcomer: bool) -> State:
         """Return the adapter L at the start of a round: L <- G. `local` is None before the first round."""
         return served

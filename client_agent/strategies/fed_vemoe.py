@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from client_agent.strategies.base import AgentStrategy, Routing, Traits
-from schemas.maths.bank import counted_groups
+from schemas.maths.bank import counted_groups, most_chosen
 
 
 class Options(Routing):
@@ -25,3 +25,7 @@ class Strategy(AgentStrategy):
 
     def counts(self, segments: Sequence[str]) -> tuple[str, ...]:
         return counted_groups(segments)
+
+    @property
+    def choices(self) -> int:
+        return most_chosen(self.options.top_m)

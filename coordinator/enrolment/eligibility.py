@@ -13,7 +13,7 @@ from schemas.maths.layout import block_roles, client_layout, roles_of
 from schemas.messages import private_training
 from schemas.messages.enrolment import Profile
 from schemas.messages.federations import AdapterPlan, FederationPlan
-from schemas.messages.secure_sum import CAPABILITY, FIRST_FORMAT
+from schemas.messages.secure_sum import ANY_FORMAT, CAPABILITY
 from schemas.wire.budget import shortfall
 
 
@@ -97,7 +97,7 @@ def check_enrolled_capability(profile: Profile) -> None:
     Raises:
         CapabilityMissing: its profile names no format of sessions.
     """
-    if FIRST_FORMAT not in profile.capabilities:
+    if not any(capability.startswith(ANY_FORMAT) for capability in profile.capabilities):
         check_format(profile.capabilities)
 
 

@@ -26,7 +26,7 @@ from coordinator.secure_sum.session_terms import once
 from coordinator.storage import payloads
 from coordinator.storage.server_key import ServerKey
 from schemas.messages.secure_sum import ConfirmStep, KeysStep, SharesStep, StepReceipt, UnmaskStep
-from schemas.secure_sum.encoding import Modulus
+from schemas.secure_sum.count_proofs import are_proved
 from schemas.secure_sum.errors import MessageRefused
 from schemas.wire.digests import digest_of
 
@@ -88,7 +88,7 @@ def masked_bytes(database: Database, member: Member, address: StepAddress) -> in
         place = find_place(session, member, address)
         if store.message(session, place.session.id, place.position, "masked") is None:
             _require_due(place, "masked")
-    return Modulus(place.terms.modulus).packed_bytes(place.terms.values)
+    return intake.masked_bytes(place.terms)
 
 
 def accept_masked(
@@ -98,22 +98,51 @@ def accept_masked(
 
     Raises:
         NotFound, PhaseMismatch, KeyRevoked, UploadConflict: as `accept_json`.
-        MaskedVector: it has another length.
+        MaskedVector: it has another length, or its counts are not what a member may count.
     """
+    committed = _checked_counts(database, member, address, body)
 
     def check(session: Session, place: Place) -> None:
         intake.check_masked(place.terms, place.position, body.bytes)
 
     with database.write() as session:
-        # The payload comes before the federation's lock, as in an upload: it may take a while. It is stored
-        # only if the message is: a refusal rolls back.
-        pieces = payloads.pieces(cast("BinaryIO", body.file))
-        payload_id = payloads.store(session, body.digest, body.bytes, pieces)
+        payload_id = None
+        if committed is None:
+            # The payload comes before the federation's lock, as in an upload: it may take a while. It is
+            # stored only if the message is: a refusal rolls back.
+            pieces = payloads.pieces(cast("BinaryIO", body.file))
+            payload_id = payloads.store(session, body.digest, body.bytes, pieces)
         hold_federation(session, member.federation_id)
-        sent = _Sent(body.digest, body.bytes, check, payload_id=payload_id)
+        sent = _Sent(body.digest, body.bytes, check, body=committed, payload_id=payload_id)
         accepted = _accept(session, member, address, sent, key)
     may_crash("sum-message-committed")
     return accepted
+
+
+def _checked_counts(
+    database: Database, member: Member, address: StepAddress, body: ReceivedBody
+) -> bytes | None:
+    """Check counts before the federation's lock, as proofs of many groups take milliseconds.
+
+    The terms of a session never change.
+
+    Returns:
+        the message, if it is commitments that all members will read; None for other sums, and without masks.
+
+    Raises:
+        MaskedVector: the counts are not what a member may count.
+    """
+    with database.read() as session:
+        place = find_place(session, member, address)
+    if place.terms.kind != "counts":
+        return None
+    octets = bytes(body.file.read())
+    body.file.seek(0)
+    try:
+        intake.check_counts(place.terms, place.position, octets)
+    except MessageRefused as refused:
+        raise NOT_ACCEPTABLE["masked"](refused.reason) from refused
+    return octets if are_proved(place.terms) else None
 
 
 def _accept(session: Session, member: Member, address: StepAddress, sent: _Sent, key: ServerKey) -> Accepted:

@@ -52,7 +52,9 @@ def _common_answer(session: Session, place: Place, address: StepAddress) -> byte
         case "keys":
             return _json(intake.keys_answer(closed_messages(session, place, "keys", KeysStep)))
         case "masked":
-            return _json(intake.masked_answer(store.closed_set(place.session, "masked") or ()))
+            sent = dict.fromkeys(store.closed_set(place.session, "masked") or (), None)
+            inline = store.bodies(session, place.session.id, "masked")
+            return _json(intake.masked_answer(place.terms, sent | inline))
         case "confirm":
             return _json(intake.confirm_answer(closed_messages(session, place, "confirm", ConfirmStep)))
         case _:

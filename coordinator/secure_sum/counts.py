@@ -12,9 +12,12 @@ from coordinator.db.tables.secure_sum import SumSessionRow
 from coordinator.secure_sum import store
 from coordinator.secure_sum.session_terms import once, terms_of
 from coordinator.storage import payloads
+from schemas.identity.keys import encode
 from schemas.messages.secure_sum import SumTerms
 from schemas.messages.sum_counts import SumCounts
+from schemas.secure_sum.count_proofs import are_proved
 from schemas.secure_sum.counts import decoded_counts, starved_groups
+from schemas.secure_sum.curve import POINT_BYTES
 
 _VALUE_BYTES = 4
 _DONE = select(SumSessionRow).where(
@@ -62,8 +65,15 @@ def _outcome(session: Session, row: SumSessionRow) -> SumCounts:
     total = np.frombuffer(octets, "<i4").astype(np.int64)
     masked = store.closed_set(row, "masked") or []
     groups = [segment.name for segment in terms.segments]
+    openings = None
+    if are_proved(terms):
+        size = POINT_BYTES * len(groups)
+        scalars = payloads.read(session, row.total_payload_id, len(octets), len(octets) + size)
+        parts = (scalars[begin : begin + POINT_BYTES] for begin in range(0, size, POINT_BYTES))
+        openings = dict(zip(groups, map(encode, parts), strict=True))
     return SumCounts(
         session=terms.session,
         counted=[terms.members[position].client for position in masked],
         groups=decoded_counts(groups, total, len(masked), terms.bits),
+        openings=openings,
     )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
-from schemas.identity.keys import decode, public_key
+from schemas.identity.keys import decode, encode, public_key
 from schemas.messages.secure_sum import (
     ConfirmAnswer,
     ConfirmStep,
@@ -21,6 +21,8 @@ from schemas.messages.secure_sum import (
     UnmaskStep,
 )
 from schemas.secure_sum.agreement import cleared_key
+from schemas.secure_sum.count_proofs import are_proved, message_bytes, require_choice, verify_counts
+from schemas.secure_sum.counts import decoded_counts
 from schemas.secure_sum.encoding import Modulus
 from schemas.secure_sum.errors import MessageRefused
 from schemas.secure_sum.shamir import SHARE_BYTES, share_value
@@ -61,13 +63,38 @@ def check_shares(keys: Collection[int], position: int, step: SharesStep) -> None
         _require_bytes(sealed, _SEALED_BYTES, position, f"a ciphertext has {_SEALED_BYTES} bytes")
 
 
+def masked_bytes(terms: SumTerms) -> int:
+    """Return the length of a member's message of step 2."""
+    return message_bytes(terms) if are_proved(terms) else Modulus(terms.modulus).packed_bytes(terms.values)
+
+
+def check_counts(terms: SumTerms, position: int, octets: bytes) -> None:
+    """Check step 2 of a session of counts: proofs under masks, and without masks the counts themselves.
+
+    Raises:
+        MessageRefused: the member counts itself into more than it may, or has not proved that it does not.
+    """
+    check_masked(terms, position, len(octets))
+    try:
+        if are_proved(terms):
+            verify_counts(terms, position, octets)
+            return
+        modulus = Modulus(terms.modulus)
+        values = modulus.signed(modulus.unpack(octets))
+        require_choice(
+            terms, list(decoded_counts([s.name for s in terms.segments], values, 1, terms.bits).values())
+        )
+    except ValueError as error:
+        raise MessageRefused(position, str(error)) from error
+
+
 def check_masked(terms: SumTerms, position: int, size: int) -> None:
-    """Check step 2: exactly as many bytes as the packed vector has.
+    """Check step 2: exactly as many bytes as the packed vector, or the message of counts, has.
 
     Raises:
         MessageRefused: another length.
     """
-    expected = Modulus(terms.modulus).packed_bytes(terms.values)
+    expected = masked_bytes(terms)
     _require(size == expected, position, f"a masked vector has {expected} bytes")
 
 
@@ -119,8 +146,11 @@ def shares_answer(reader: int, keys: Collection[int], steps: Mapping[int, Shares
     )
 
 
-def masked_answer(masked: Collection[int]) -> MaskedAnswer:
-    return MaskedAnswer(members=sorted(masked))
+def masked_answer(terms: SumTerms, masked: Mapping[int, bytes | None]) -> MaskedAnswer:
+    """Return U3; `masked` are the messages by position, which only counts under masks show to all members."""
+    members = sorted(masked)
+    inputs = [encode(masked[position] or b"") for position in members] if are_proved(terms) else []
+    return MaskedAnswer(members=members, inputs=inputs)
 
 
 def confirm_answer(steps: Mapping[int, ConfirmStep]) -> ConfirmAnswer:

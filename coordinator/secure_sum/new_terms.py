@@ -66,6 +66,7 @@ class _Vector:
     segments: tuple[Segment, ...]
     counts: str | None = None
     lost: int = 0
+    choices: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +151,7 @@ def new_terms(
         "modulus": modulus_for(len(names), summed.bits).bits,
         "counts": vector.counts,
         "lost": vector.lost,
+        "choices": vector.choices,
         "phase_seconds": summed.phase_seconds,
     }
     return signed_terms_by(fields, key.sign)
@@ -169,7 +171,7 @@ def _vector(
     if not groups:
         return _Vector("sum", segments_of(opened.plan, layout))
     if counts is None:
-        return _Vector("counts", count_segments(groups))
+        return _Vector("counts", count_segments(groups), choices=opened.strategy.choices)
     lost = counts.members - members
     present = manifest(counts.groups, counts.members, lost, summed.k_min)
     chosen = present & set(choose(outline, Counted(counts.members, counts.groups), lost))

@@ -30,11 +30,13 @@ from coordinator.rounds.store import LostRace
 from coordinator.secure_sum import announcements, sessions, store
 from coordinator.secure_sum.leases import SumClaim
 from coordinator.secure_sum.session_terms import is_of_earlier_version, terms_of
-from coordinator.secure_sum.unmasking import OpenedKeys, opened_keys, unmasked_sum
+from coordinator.secure_sum.unmasking import OpenedKeys, opened_keys, unmasked_counts, unmasked_sum
 from coordinator.storage import payloads
 from coordinator.storage.payloads import Staged
 from coordinator.storage.server_key import ServerKey
 from schemas.messages.secure_sum import KeysStep, SharesStep, SumTerms, UnmaskStep
+from schemas.secure_sum.count_proofs import are_proved
+from schemas.secure_sum.curve import encode_scalar
 from schemas.secure_sum.encoding import Modulus
 
 SHARES_INCONSISTENT = "the shares of a member give no secret that it committed to"
@@ -58,10 +60,14 @@ log = logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class _Material:
-    """What a session has stored: the payloads of masked vectors by position, and what opens their sum."""
+    """What a session has stored: the payloads of masked vectors by position, and what opens their sum.
+
+    Proved counts have `committed` messages in place of payloads.
+    """
 
     terms: SumTerms
     masked: Mapping[int, int]
+    committed: Mapping[int, bytes]
     keys: Mapping[int, KeysStep]
     commitments: Mapping[int, str]
     shares: Mapping[int, UnmaskStep]
@@ -69,7 +75,12 @@ class _Material:
     @property
     def counted(self) -> list[str]:
         """The ids of the clients whose vectors are summed."""
-        return [self.terms.members[position].client for position in sorted(self.masked)]
+        return [self.terms.members[position].client for position in sorted(self.positions)]
+
+    @property
+    def positions(self) -> frozenset[int]:
+        """The members of U3."""
+        return frozenset(self.masked) | frozenset(self.committed)
 
 
 def open_sum(
@@ -92,7 +103,10 @@ def open_sum(
     with database.write() as session:
         staged = payloads.stage(session)
     try:
-        blocks = _blocks(database, material, block_values, between)
+        if are_proved(material.terms):
+            counts, openings = unmasked_counts(material.terms, keys, material.committed.values())
+            _append(database, staged, counts, b"".join(map(encode_scalar, openings)))
+        blocks = _blocks(database, material, block_values, between) if material.masked else iter(())
         for values in unmasked_sum(material.terms, keys, len(material.masked), blocks):
             _append(database, staged, values)
             between()
@@ -100,7 +114,7 @@ def open_sum(
     except BaseException:
         _discard(database, staged)
         raise
-    return len(material.masked)
+    return len(material.positions)
 
 
 def abort(database: Database, claim: SumClaim, reason: str, key: ServerKey) -> None:
@@ -143,6 +157,7 @@ def _read(session: Session, claim: SumClaim) -> _Material:
     return _Material(
         terms=terms_of(summed),
         masked=masked,
+        committed=store.bodies(session, summed.id, "masked"),
         keys={position: KeysStep.model_validate_json(body) for position, body in keys.items()},
         commitments={
             position: SharesStep.model_validate_json(body).commitment for position, body in shares.items()
@@ -156,8 +171,7 @@ def _opened(material: _Material) -> OpenedKeys:
     terms = material.terms
     if terms.masking == "none":
         return OpenedKeys((), frozenset())
-    masked = frozenset(material.masked)
-    opened = opened_keys(terms, material.keys, material.commitments, masked, material.shares)
+    opened = opened_keys(terms, material.keys, material.commitments, material.positions, material.shares)
     if opened.blamed:
         log.warning("wrong-shares", session=terms.session, clients=_clients(material, opened.blamed))
     return opened
@@ -189,8 +203,12 @@ def _vectors(
         between()
 
 
-def _append(database: Database, staged: Staged, values: NDArray[np.int64]) -> None:
-    octets = values.astype("<i4").data.cast("B")
+def _append(database: Database, staged: Staged, values: NDArray[np.int64], openings: bytes = b"") -> None:
+    octets = (
+        memoryview(values.astype("<i4").tobytes() + openings)
+        if openings
+        else values.astype("<i4").data.cast("B")
+    )
     with database.write() as session:
         staged.append(session, octets)
     may_crash("sum-block-staged")

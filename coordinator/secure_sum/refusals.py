@@ -34,7 +34,7 @@ class MaskedVector(Refused):
     status, slug, title = (
         422,
         "masked-vector",
-        "The masked vector has the wrong length; pack the values of all segments of the terms",
+        "The masked vector is wrong; pack the values of all segments of the terms, and prove counts",
     )
 
 

@@ -6,7 +6,7 @@ members who shared but did not send a masked vector.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import combinations, islice
 
@@ -16,9 +16,11 @@ from numpy.typing import NDArray
 from schemas.identity.keys import decode
 from schemas.messages.secure_sum import KeysStep, SumTerms, UnmaskStep
 from schemas.secure_sum.agreement import AdvertisedKeys, SecretKey, agreed_key, self_mask_key
-from schemas.secure_sum.encoding import Modulus, require_in_range
+from schemas.secure_sum.count_proofs import opened_counts, summed_commitments
+from schemas.secure_sum.curve import ORDER
+from schemas.secure_sum.encoding import Modulus, most, require_in_range
 from schemas.secure_sum.errors import SecureSumError, SharesInconsistent
-from schemas.secure_sum.masks import MaskKey, Masks, Words
+from schemas.secure_sum.masks import MaskKey, Masks, Words, blindings
 from schemas.secure_sum.shamir import combine, lagrange_weights
 from schemas.secure_sum.statements import commitment_to
 from schemas.secure_sum.terms import terms_hash
@@ -85,6 +87,20 @@ def unmasked_sum(
         values = modulus.signed(total)
         require_in_range(values, members, terms.bits)
         yield values
+
+
+def unmasked_counts(
+    terms: SumTerms, masks: OpenedKeys, messages: Collection[bytes]
+) -> tuple[NDArray[np.int64], list[int]]:
+    """Return the sum of proved counts, encoded as that of inputs in clear, and the sums of their blindings.
+
+    Raises:
+        SumOutOfRange: a member's blinding is not its mask.
+    """
+    # The masks that remain are those to be added to a sum: their negative is what the members have added.
+    opened = [-scalar % ORDER for scalar in blindings(masks.masks, terms.values)]
+    counts = opened_counts(summed_commitments(terms, messages), opened, len(messages))
+    return np.array(counts, np.int64) * most(terms.bits), opened
 
 
 def plain_sum(

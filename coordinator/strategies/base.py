@@ -258,6 +258,14 @@ class Strategy(ABC):
         """Return the groups whose members are counted before a sum; the agent's file of the name agrees."""
         return ()
 
+    @property
+    def choices(self) -> int | None:
+        """The most groups but `reject` to which a client belongs in a round; None = any number.
+
+        The agent's file of the name agrees.
+        """
+        return None
+
     def groups(self, outline: Outline, counted: Counted) -> Collection[str]:
         """Return the counted groups that the sum is to have, if they have enough members; by default all."""
         return counted.groups

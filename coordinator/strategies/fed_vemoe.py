@@ -19,7 +19,7 @@ from coordinator.strategies.bank_rules import LEAST_WEIGHT, BankPlan, Rules
 from coordinator.strategies.base import Cohort, Weighing
 from coordinator.strategies.capabilities import Traits, Unfit
 from coordinator.totals import Floats, Joint, Outline, Revised, Total
-from schemas.maths.bank import counted_groups, m_step
+from schemas.maths.bank import counted_groups, m_step, most_chosen
 from schemas.messages.base import field_error
 from schemas.messages.federations import FederationPlan
 from schemas.secure_sum.segments import WEIGHT, is_of_expert
@@ -117,6 +117,10 @@ class Strategy(base.Strategy):
 
     def counts(self, outline: Outline) -> tuple[str, ...]:
         return counted_groups(outline.segments)
+
+    @property
+    def choices(self) -> int:
+        return most_chosen(self.options.top_m)
 
     @property
     def bank(self) -> BankPlan:

@@ -26,6 +26,7 @@ Purpose = Literal[
     "tessera-secure-sum-v2",
     "tessera-secure-sum-keys-v2",
     "tessera-secure-sum-confirm-v2",
+    "tessera-secure-sum-counts-v3",
 ]
 Document = Mapping[str, object]
 

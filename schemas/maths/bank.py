@@ -26,6 +26,9 @@ REJECT: Final = "reject"
 PRIOR_SMOOTHING: Final = 1e-3
 """Added to the sum of responsibilities of each expert, so that none has a prior of zero."""
 
+DRAWS: Final = 2
+"""Specialists that a client draws in an exploring round: one is too few where few clients share a task."""
+
 _MOST_EXPLORING_ROUNDS = 10
 _GROUP: Final = re.compile(r"x(0|[1-9][0-9]*)")
 
@@ -84,6 +87,11 @@ def counted_groups(segments: Iterable[str]) -> tuple[str, ...]:
     """
     experts = {expert for name in segments if (expert := expert_of(name.partition(".")[0])) is not None}
     return (*(group_of(expert) for expert in sorted(experts)), REJECT) if experts else ()
+
+
+def most_chosen(top_m: int) -> int:
+    """Return the most specialists that a client trains in a round; `top_m` counts the shared expert too."""
+    return max(DRAWS, top_m - 1)
 
 
 def exploring_rounds(planned: int | None, total_rounds: int) -> int:

@@ -67,7 +67,7 @@ class Profile(Lenient):
     protocol_version: int
     """The version of the protocol that it speaks."""
     capabilities: Annotated[tuple[Annotated[str, Field(max_length=50)], ...], Field(max_length=20)] = ()
-    """The agent's capabilities beyond the protocol's first version, such as `secure-sum-2`."""
+    """The agent's capabilities beyond the protocol's first version, such as `secure-sum-3`."""
 
     @model_validator(mode="after")
     def _runs_are_in_order(self) -> Self:

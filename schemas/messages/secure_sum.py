@@ -21,14 +21,19 @@ Binary = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]+$", max_length=200)]
 
 MOST_MEMBERS = 128
 
-CAPABILITY = "secure-sum-2"
+CAPABILITY = "secure-sum-3"
 """The format of sessions. An agent's profile names it, and so do terms, ready clients and the greeting.
 
 `secure-sum-1` derived masks from the secret of two keys alone: a member that copied a key in another spelling
-could cancel masks. Both sides refuse it."""
+could cancel masks. `secure-sum-2` summed counts that nobody could check: a member that added 2 to a count had
+a lone user's expert summed. Both sides refuse them."""
 
 FIRST_FORMAT = "secure-sum-1"
+ANY_FORMAT = "secure-sum-"
+"""How the capability of every format begins."""
+
 Format = Annotated[str, Field(max_length=50)]
+CommittedCounts = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]+$", max_length=2**16)]
 
 
 class SumMember(Strict):
@@ -64,7 +69,7 @@ class SumTerms(Strict):
     """
 
     format: Format = FIRST_FORMAT
-    """The format of the session's messages and keys: `secure-sum-2`."""
+    """The format of the session's messages and keys: `secure-sum-3`."""
     federation: str
     """The id of the federation."""
     round: Annotated[int, Field(ge=1)]
@@ -101,6 +106,8 @@ class SumTerms(Strict):
     """The digest of the outcome of the round's counts; null without counts."""
     lost: Annotated[int, Field(ge=0)] = 0
     """The number of counted members who are not in this session."""
+    choices: Annotated[int, Field(ge=1)] | None = None
+    """In counts, the most groups but `reject` into which a member may count itself; null = all of them."""
     phase_seconds: Annotated[int, Field(ge=1)]
     """Seconds that a step waits for members."""
     signature: Binary
@@ -188,10 +195,12 @@ class SharesAnswer(Strict):
 
 
 class MaskedAnswer(Strict):
-    """U3: the members whose masked vectors are summed."""
+    """U3: the members whose masked vectors are summed, and in counts under masks their messages."""
 
     members: list[Position]
     """The members whose masked vectors came in time."""
+    inputs: list[CommittedCounts] = Field(default_factory=list)
+    """Their commitments to counts with proofs and signature, in the same order; empty for other sums."""
 
 
 class ConfirmAnswer(Strict):
@@ -215,7 +224,7 @@ class ReadyRequest(Strict):
     values: Digest
     """The digest of the values of these weights, dense float32 in layout order, without the head."""
     format: Format = FIRST_FORMAT
-    """The format of sessions that the client speaks: `secure-sum-2`."""
+    """The format of sessions that the client speaks: `secure-sum-3`."""
 
 
 class ReadyReceipt(Strict):

@@ -6,6 +6,7 @@ from typing import Annotated
 
 from pydantic import Field
 
+from schemas.messages.adapter_plan import is_absent
 from schemas.messages.base import Strict
 
 
@@ -18,6 +19,12 @@ class SumCounts(Strict):
     """The ids of the clients that were counted, sorted."""
     groups: Annotated[dict[str, Annotated[int, Field(ge=0)]], Field(min_length=1)]
     """The number of members of each group."""
+    openings: Annotated[dict[str, str], Field(max_length=200)] | None = Field(
+        default=None, exclude_if=is_absent
+    )
+    """For each group the sum of the members' blindings, base64url: the sum of their commitments is one to the
+    count under it. Absent without masks.
+    """
 
     @property
     def members(self) -> int:

@@ -117,7 +117,7 @@ class Hello(Strict):
     protocol_version: int
     """The version of the protocol that it speaks."""
     capabilities: tuple[str, ...] = ()
-    """Its capabilities beyond the protocol's first version, such as `secure-sum-2`."""
+    """Its capabilities beyond the protocol's first version, such as `secure-sum-3`."""
     server_time: UtcTime
     """The coordinator's time."""
     signing_key: str

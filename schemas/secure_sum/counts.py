@@ -50,8 +50,8 @@ def decoded_counts(
 
 
 def counts_digest(counts: SumCounts) -> str:
-    """Return the digest by which the terms of a sum name the counts before it."""
-    return hash_of(counts.model_dump(mode="json"))
+    """Return the digest by which the terms of a sum name the counts before it; members check the openings."""
+    return hash_of(counts.model_dump(mode="json", exclude={"openings"}))
 
 
 def groups_of(segments: Sequence[Segment]) -> frozenset[str]:

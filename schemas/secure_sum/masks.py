@@ -13,8 +13,11 @@ import numpy as np
 from cryptography.hazmat.primitives.ciphers import Cipher, CipherContext, algorithms, modes
 from numpy.typing import NDArray
 
+from schemas.secure_sum.curve import ORDER, wide_scalar
+
 Words = NDArray[np.unsignedinteger]
 
+_SCALAR_BYTES = 64
 _BLOCK = 1 << 16
 """Words per step: zeros, keystream and sum of a step stay in the processor's cache."""
 
@@ -30,6 +33,20 @@ class MaskKey:
 def keystream(key: bytes, word: np.dtype[np.unsignedinteger], count: int) -> Words:
     """Return the first `count` little-endian words (count,) of AES-256-CTR under a key of 32 bytes."""
     return np.frombuffer(_encryptor(key).update(bytes(count * word.itemsize)), word)
+
+
+def blindings(masks: Iterable[MaskKey], count: int) -> list[int]:
+    """Return the sum of masks as `count` scalars: 64 bytes of each keystream per scalar.
+
+    A session masks either words or blindings: no part of a keystream is used twice.
+    """
+    totals = [0] * count
+    for mask in masks:
+        stream = _encryptor(mask.key).update(bytes(count * _SCALAR_BYTES))
+        for place in range(count):
+            drawn = wide_scalar(stream[place * _SCALAR_BYTES : (place + 1) * _SCALAR_BYTES])
+            totals[place] += -drawn if mask.is_subtracted else drawn
+    return [total % ORDER for total in totals]
 
 
 class Masks:

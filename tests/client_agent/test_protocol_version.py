@@ -43,13 +43,13 @@ class Changed(httpx.HTTPTransport):
         return httpx.Response(200, json=json.loads(answer.read()) | self._members, request=request)
 
 
-@pytest.mark.parametrize("capabilities", [[], ["secure-sum-1"], ["secure-sum-3"]])
+@pytest.mark.parametrize("capabilities", [[], ["secure-sum-1"], ["secure-sum-2"]])
 def test_sums_of_another_format_are_refused(capabilities: list[str]) -> None:
     hello = Hello.model_validate(HELLO | {"capabilities": capabilities})
     unsummed = {"name": "x", "strategy": {"name": "fedavg"}, "adapter": {"kind": "lora"}}
     summed = unsummed | {"privacy": {"secure_sum": {"minimum": 3}}}
     require_sums(hello, FederationPlan.model_validate(unsummed))
-    with pytest.raises(VersionMismatch, match="not of this agent's format secure-sum-2; upgrade the older"):
+    with pytest.raises(VersionMismatch, match="not of this agent's format secure-sum-3; upgrade the older"):
         require_sums(hello, FederationPlan.model_validate(summed))
 
 

@@ -236,7 +236,7 @@ class Sums:
             "SELECT data FROM payload_chunks WHERE payload_id = ? ORDER BY begin", (row.total_payload_id,)
         )
         stored = np.frombuffer(b"".join(data for (data,) in chunks), "<i4")
-        if not np.array_equal(stored, (total + half) % (2 * half) - half):
+        if not np.array_equal(stored[: len(total)], (total + half) % (2 * half) - half):
             self._broken("I21", f"the total of round {row.round} is not the sum of {len(members)} inputs")
         if terms.kind == "counts":
             self.counts.taken(row, total)

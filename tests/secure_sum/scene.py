@@ -13,9 +13,12 @@ from client_agent.secure_sum.expectation import Expectation, accept_terms
 from client_agent.secure_sum.member import Keyed, Member, OwnShares, Shared, new_secrets
 from coordinator.secure_sum import intake
 from coordinator.secure_sum.phases import Phase, required
-from coordinator.secure_sum.unmasking import opened_keys, unmasked_sum
-from schemas.identity.keys import decode, name_of
+from coordinator.secure_sum.unmasking import opened_keys, unmasked_counts, unmasked_sum
+from schemas.identity.keys import decode, encode, name_of
 from schemas.messages.secure_sum import CAPABILITY, ConfirmStep, KeysStep, SharesStep, SumTerms, UnmaskStep
+from schemas.messages.sum_counts import SumCounts
+from schemas.secure_sum.count_proofs import are_proved
+from schemas.secure_sum.curve import commit, encode_scalar
 from schemas.secure_sum.encoding import modulus_for, most
 from schemas.secure_sum.errors import SessionAborted
 from schemas.secure_sum.terms import signed_terms, threshold_for
@@ -105,6 +108,8 @@ class Session:
         self.keyed: dict[int, Keyed] = {}
         self.own: dict[int, OwnShares] = {}
         self.shared: dict[int, Shared] = {}
+        self.openings: list[int] = []
+        """The sums of the blindings of counts, once they are opened."""
 
     def run(self) -> NDArray[np.int64]:
         """Run all steps; return the sum.
@@ -141,13 +146,16 @@ class Session:
             answer = intake.shares_answer(n, self.keys, self.shares)
             self.shared[n] = self.members[n].accept_shares(answer, self.keyed[n], self.own[n])
             octets = self.members[n].masked(self.inputs[n], self.keyed[n], self.shared[n])
+            if self.terms.kind == "counts":
+                intake.check_counts(self.terms, n, octets)
             intake.check_masked(self.terms, n, len(octets))
             self.masked[n] = octets
         self._close("masked", len(self.masked))
 
     def step_confirm(self) -> None:
         for n in self._answering(3, self.masked):
-            masked = self.members[n].accept_masked(intake.masked_answer(self.masked), self.shared[n])
+            answer = intake.masked_answer(self.terms, self.masked)
+            masked = self.members[n].accept_masked(answer, self.shared[n])
             step = self.members[n].confirm(self.shared[n], masked)
             intake.check_confirmation(self.terms, n, step, self.commitments(), self.masked)
             self.confirmed[n] = step
@@ -163,6 +171,9 @@ class Session:
 
     def open(self) -> NDArray[np.int64]:
         opened = opened_keys(self.terms, self.keys, self.commitments(), frozenset(self.masked), self.unmasked)
+        if are_proved(self.terms):
+            total, self.openings = unmasked_counts(self.terms, opened, self.masked.values())
+            return total
         (total,) = unmasked_sum(self.terms, opened, len(self.masked), [self.masked.values()])
         return total
 
@@ -198,3 +209,11 @@ def shares_in(unmasked: Mapping[int, UnmaskStep]) -> Shares:
         for share in step.shares:
             shares.setdefault((share.position, share.of), {})[holder] = decode(share.share)
     return shares
+
+
+def opened(counts: SumCounts) -> tuple[SumCounts, dict[str, str]]:
+    """Return counts with openings, and the commitments to them, as members keep them."""
+    openings = {group: place + 5 for place, group in enumerate(counts.groups)}
+    commitments = {group: encode(commit(count, openings[group])) for group, count in counts.groups.items()}
+    texts = {group: encode(encode_scalar(scalar)) for group, scalar in openings.items()}
+    return counts.model_copy(update={"openings": texts}), commitments

@@ -17,7 +17,7 @@ from schemas.secure_sum.counts import count_segments, counts_digest, decoded_cou
 from schemas.secure_sum.encoding import most
 from schemas.secure_sum.errors import SecureSumError, SumOutOfRange, TermsRefused
 from schemas.secure_sum.segments import segment_of, segments_of, values_of_segment
-from tests.secure_sum.scene import DIGEST, Session, expectation_of, inputs_of, terms_of
+from tests.secure_sum.scene import DIGEST, Session, expectation_of, inputs_of, opened, terms_of
 
 GROUPED = [
     {"name": "x0.A", "values": 10, "clip": 1 << 20, "group": "x0"},
@@ -123,8 +123,10 @@ def _grouped(members: int, lost: int, counts: SumCounts) -> SumTerms:
 
 
 def _expected(counts: SumCounts) -> dict[str, object]:
+    shown, commitments = opened(counts)
     return {
-        "counts": counts,
+        "counts": shown,
+        "commitments": commitments,
         "groups": ("x0", "x1"),
         "counted": tuple(counts.counted),
         "least_per_group": 3,

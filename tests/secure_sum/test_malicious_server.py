@@ -31,10 +31,12 @@ GROUPED = [
 
 TERMS: dict[str, dict[str, object]] = {
     "another format": {"format": "secure-sum-1"},
+    "the format whose counts were not proved": {"format": "secure-sum-2"},
     "another federation": {"federation": "fed_2"},
     "another round": {"round": 2},
     "the same values as counts, so that a second sum can follow": {"kind": "counts"},
     "no masks": {"masking": "none"},
+    "a choice among groups in a sum": {"choices": 2},
     "another plan, by which other members send zeros": {"plan": OTHER},
     "other weights": {"weights": OTHER},
     "an older roster": {"roster_version": 8},

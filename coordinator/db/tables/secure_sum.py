@@ -17,7 +17,7 @@ class SumSessionRow(Table):
     `state` is the phase that is open: keys, shares, masked, confirm, unmask, opening; then done or aborted,
     with a `reason`. `closed` maps each closed phase to the positions of the members who answered in time and
     the time of its end. The total is D little-endian int32 in the order of the
-    segments of the terms.
+    segments of the terms; after proved counts, D scalars of 32 bytes follow, the sums of the blindings.
     """
 
     __tablename__ = "sum_sessions"
@@ -54,7 +54,7 @@ class SumMemberRow(Table):
 
 
 class SumMessageRow(Table):
-    """A member's message of one step, in `body`, or as a payload for a masked vector.
+    """A member's message of one step, in `body`, or as a payload for a vector; committed counts are a body.
 
     All messages of a session are deleted when it ends.
     """

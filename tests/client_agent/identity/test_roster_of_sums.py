@@ -28,7 +28,7 @@ def links(served: Served, federation_id: str) -> list[SignedDocument]:
 def test_keys_are_those_of_a_version(served: Served, participant: Enrolled) -> None:
     federation_id = served.federation(**PLAN)
     session = participant(federation_id).session
-    other = served.enrol(federation_id, "birch", capabilities=["secure-sum-2"])
+    other = served.enrol(federation_id, "birch", capabilities=["secure-sum-3"])
     before = links(served, federation_id)
     served.admin.delete(f"/v1/federations/{federation_id}/clients/{other.client_id}")
     after = links(served, federation_id)

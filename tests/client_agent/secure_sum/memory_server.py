@@ -25,7 +25,7 @@ from client_agent.secure_sum.unmask_marks import UnmaskMarks
 from client_agent.transport.responses import NothingYet
 from coordinator.secure_sum import intake
 from coordinator.secure_sum.phases import first_phase, following
-from coordinator.secure_sum.unmasking import opened_keys, unmasked_sum
+from coordinator.secure_sum.unmasking import opened_keys, unmasked_counts, unmasked_sum
 from schemas.messages.secure_sum import (
     STEPS,
     ConfirmStep,
@@ -38,6 +38,7 @@ from schemas.messages.secure_sum import (
     UnmaskStep,
 )
 from schemas.messages.sum_counts import SumCounts
+from schemas.secure_sum.count_proofs import are_proved
 from schemas.wire.digests import digest_of
 from tests.secure_sum.scene import expectation_of, identity, inputs_of, terms_of
 
@@ -57,6 +58,7 @@ class MemoryServer:
     step: SumStep | None = None
     outcome: SumOutcome | None = None
     total: NDArray[np.int64] | None = None
+    openings: list[int] = field(default_factory=list)
     bodies: dict[tuple[int, int, int], bytes] = field(default_factory=dict)
     log: list[tuple[int, int, int, bytes]] = field(default_factory=list)
     closed: dict[tuple[int, int], list[int]] = field(default_factory=dict)
@@ -125,7 +127,8 @@ class MemoryServer:
                 case 1:
                     return _json(intake.shares_answer(reader, self.closed[session, 0], self.parsed(1)))
                 case 2:
-                    return _json(intake.masked_answer(self.closed[session, 2]))
+                    sent = {n: self.bodies[session, n, 2] for n in self.closed[session, 2]}
+                    return _json(intake.masked_answer(self.terms, sent))
                 case _:
                     return _json(intake.confirm_answer(self.parsed(3)))
 
@@ -139,10 +142,13 @@ class MemoryServer:
     def _open(self) -> None:
         session = self.terms.session
         masked = self.closed[session, 2]
-        vectors = [[self.bodies[session, n, 2] for n in masked]]
+        vectors = [self.bodies[session, n, 2] for n in masked]
         commitments = {n: step.commitment for n, step in self.parsed(1).items()}
         opened = opened_keys(self.terms, self.parsed(0), commitments, frozenset(masked), self.parsed(4))
-        (self.total,) = unmasked_sum(self.terms, opened, len(masked), vectors)
+        if are_proved(self.terms):
+            self.total, self.openings = unmasked_counts(self.terms, opened, vectors)
+        else:
+            (self.total,) = unmasked_sum(self.terms, opened, len(masked), [vectors])
         counted = [self.terms.members[n].client for n in masked]
         self.outcome = SumOutcome(state="summed", counted=counted, reason=None)
 

@@ -16,10 +16,12 @@ from client_agent.secure_sum.errors import SumRefused
 from client_agent.secure_sum.journal import SumJournal
 from client_agent.secure_sum.progress import SumProgress
 from client_agent.secure_sum.unmask_marks import UnmaskMarks
+from schemas.identity.keys import encode
 from schemas.maths.bank import manifest
 from schemas.messages.secure_sum import SumOutcome, SumStatus, SumTerms
 from schemas.messages.sum_counts import SumCounts
 from schemas.secure_sum.counts import count_segments, counts_digest, decoded_counts, encoded_counts
+from schemas.secure_sum.curve import encode_scalar
 from tests.client_agent.secure_sum.memory_server import GoneAway, MemoryCalls, MemoryServer
 from tests.secure_sum.scene import expectation_of, identity, inputs_of, terms_of
 
@@ -60,7 +62,13 @@ class CountingServer(MemoryServer):
         assert self.outcome is not None
         counted = self.outcome.counted or []
         groups = decoded_counts(GROUPS, self.total, len(counted), 16)
-        counts = SumCounts(session=self.terms.session, counted=counted, groups=groups)
+        scalars = (encode(encode_scalar(scalar)) for scalar in self.openings)
+        counts = SumCounts(
+            session=self.terms.session,
+            counted=counted,
+            groups=groups,
+            openings=dict(zip(GROUPS, scalars, strict=True)),
+        )
         self.counts = self.lie(counts) if self.lie is not None else counts
         self.outcome, self.total = None, None
         self.open(self.follow(self) if self.follow is not None else self.sum_terms(2))
@@ -180,8 +188,16 @@ def test_who_has_unmasked_counts_takes_part_in_no_others(tmp_path: Path) -> None
         (lambda c: c.model_copy(update={"counted": c.counted[:4]}), "confirmed"),
         (lambda c: c.model_copy(update={"groups": {"x0": 5, "x1": 5}}), "other groups"),
         (lambda c: c.model_copy(update={"groups": c.groups | {"x2": 6}}), "more members"),
+        (lambda c: c.model_copy(update={"groups": c.groups | {"x2": 3}}), "committed to"),
+        (lambda c: c.model_copy(update={"openings": None}), "committed to"),
     ],
-    ids=["a counted member concealed", "a group concealed", "more users than members"],
+    ids=[
+        "a counted member concealed",
+        "a group concealed",
+        "more users than members",
+        "a user too many",
+        "no openings",
+    ],
 )
 def test_impossible_counts_stop_a_member(tmp_path: Path, lie: Change, reason: str) -> None:
     members = counting(tmp_path, lie=lie)

@@ -67,17 +67,18 @@ def test_terms_of_another_session_than_the_status_names_are_refused(tmp_path: Pa
 
 def _without_self(calls: MemoryCalls, found: bytes) -> bytes:
     closed = [n for n in calls.server.closed[1, 2] if n != calls.position]
-    return intake.masked_answer(closed).model_dump_json().encode()
+    return intake.masked_answer(calls.server.terms, dict.fromkeys(closed)).model_dump_json().encode()
 
 
 def _too_few(calls: MemoryCalls, found: bytes) -> bytes:
-    return intake.masked_answer([calls.position, (calls.position + 1) % 5]).model_dump_json().encode()
+    few = calls.position, (calls.position + 1) % 5
+    return intake.masked_answer(calls.server.terms, dict.fromkeys(few)).model_dump_json().encode()
 
 
 def _split(calls: MemoryCalls, found: bytes) -> bytes:
     """Show every member a set that lacks another one."""
     closed = [n for n in range(5) if n != (calls.position + 1) % 5]
-    return intake.masked_answer(closed).model_dump_json().encode()
+    return intake.masked_answer(calls.server.terms, dict.fromkeys(closed)).model_dump_json().encode()
 
 
 @pytest.mark.parametrize(

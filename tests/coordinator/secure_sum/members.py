@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from client_agent.secure_sum.expectation import Expectation, accept_terms
 from client_agent.secure_sum.member import Keyed, Member, OwnShares, Shared, new_secrets
 from schemas.identity.documents import hash_of
-from schemas.identity.keys import decode
+from schemas.identity.keys import decode, encode
 from schemas.maths.adapter import in_order
 from schemas.messages.secure_sum import (
     CAPABILITY,
@@ -28,6 +28,7 @@ from schemas.messages.secure_sum import (
 )
 from schemas.messages.sum_counts import SumCounts
 from schemas.messages.sum_plan import LEAST_GROUP
+from schemas.secure_sum.count_proofs import summed_commitments
 from schemas.secure_sum.counts import encoded_counts
 from schemas.secure_sum.encoding import Modulus, most
 from schemas.secure_sum.segments import values_digest
@@ -58,6 +59,8 @@ class SumClient:
     memberships: frozenset[str] = frozenset()
     """The groups that the client belongs to."""
     patience: float = 20.0
+    commitments: dict[str, str] | None = None
+    """The commitments to the counts that the client has confirmed, by group."""
 
     def status(self, *, seen: int | None = None, wait: int = 0) -> SumStatus | None:
         """Ask where the sum stands; None = there is nothing new."""
@@ -110,6 +113,8 @@ class SumClient:
             least_per_group=LEAST_GROUP,
             groups=tuple(counts.groups) if counts is not None else (),
             counts=counts,
+            commitments=self.commitments,
+            choices=terms.choices,
         )
         accepted = accept_terms(self.terms, expectation)
         self._member = Member(accepted, new_secrets(), self.silo.key, expectation)
@@ -176,6 +181,10 @@ class SumClient:
     def _confirm(self) -> bytes:
         answer = MaskedAnswer.model_validate_json(self.answer(MASKED))
         self._summed = self._member.accept_masked(answer, self._shared)
+        if self.terms is not None and self.terms.kind == "counts":
+            sums = summed_commitments(self.terms, map(decode, answer.inputs))
+            names = [segment.name for segment in self.terms.segments]
+            self.commitments = dict(zip(names, map(encode, sums), strict=True))
         return self._member.confirm(self._shared, self._summed).model_dump_json().encode()
 
     def _unmask(self) -> bytes:

@@ -13,6 +13,7 @@ from coordinator.totals import Counted, Joint, Outline, Total
 from schemas.maths.adapter import Layout
 from schemas.messages.secure_sum import SumStatus
 from schemas.secure_sum.counts import counts_digest, groups_of
+from schemas.secure_sum.encoding import most
 from schemas.secure_sum.segments import values_digest
 from tests.coordinator.secure_sum.members import (
     CONFIRM,
@@ -24,7 +25,8 @@ from tests.coordinator.secure_sum.members import (
     make_ready,
 )
 from tests.coordinator.secure_sum.test_sessions import play
-from tests.served import Served
+from tests.secure_sum.forged_counts import forged_counts
+from tests.served import Served, slug
 from tests.taking_part import plan, running, values
 from tests.waiting import wait_until
 
@@ -194,13 +196,55 @@ def test_failed_sessions_count_for_both_kinds(coordinator: Served, bank: dict[st
     assert [session["kind"] for session in view["secure_sum"]["sessions"]] == ["counts", "sum"]
 
 
-def test_spoilt_counts_abandon_the_round(coordinator: Served, bank: dict[str, Any]) -> None:
-    scene = counting(coordinator, [ALL, ALL, ALL])
+def counting_until_masked(coordinator: Served, **secure_sum: Any) -> Scene:
+    scene = counting(coordinator, [ALL, ALL, ALL, FEW, FEW], **secure_sum)
     scene.begin()
+    for step in (KEYS, SHARES):
+        scene.step(step)
+    return scene
+
+
+def forged(client: SumClient, values: list[int]) -> bytes:
+    """Return the client's message with other counts; the blindings are no masks."""
+    assert client.terms is not None
+    client.message(MASKED)  # it has accepted the answer of step 1
+    return forged_counts(client.terms, client.position, values, [5, 6, 7, 8], client.silo.key)
+
+
+def test_spoilt_counts_abandon_the_round(coordinator: Served, bank: dict[str, Any]) -> None:
+    scene = counting_until_masked(coordinator)
     victim = scene.clients[0]
-    assert victim.input is not None
-    victim.input = victim.input.copy()
-    victim.input[1] -= 1
-    play(scene)
+    victim.sent[MASKED] = forged(victim, [1, 1, 0, 0])
+    play(scene, first=MASKED)
     view = scene.wait_for(lambda view: view["state"] == "abandoned")
     assert view["reason"] == "sum-out-of-range"
+
+
+@pytest.mark.slow  # a phase of three seconds passes
+def test_member_without_proof_drops_out(coordinator: Served, bank: dict[str, Any]) -> None:
+    """It would have lifted the second expert from its two users over the minimum of three."""
+    scene = counting_until_masked(coordinator, phase_seconds=3)
+    liar = scene.clients.pop(0)
+    refused = liar.put(MASKED, forged(liar, [1, 1, 3, 0]))
+    assert (refused.status_code, slug(refused)) == (422, "masked-vector")
+    assert "0 or 1" in refused.json()["detail"]
+    play(scene, first=MASKED)
+    status = in_session(scene, 2)
+    assert status.counts is not None
+    assert status.terms is not None
+    assert status.counts.groups == {"x0": 4, "x1": 2, "x2": 2, "reject": 0}
+    assert groups_of(status.terms.segments) == set()
+
+
+def test_count_in_clear_is_checked(coordinator: Served, bank: dict[str, Any]) -> None:
+    scene = counting(coordinator, [ALL, ALL, FEW], masking="none")
+    scene.begin()
+    liar = scene.clients[0]
+    assert liar.input is not None
+    honest = liar.message(MASKED)
+    for value in (2, 3, -1):
+        liar.input[2] = value * most(16)
+        liar.sent.clear()
+        refused = liar.put(MASKED)
+        assert (refused.status_code, slug(refused)) == (422, "masked-vector")
+    assert liar.put(MASKED, honest).status_code == 201

@@ -109,7 +109,7 @@ def test_an_agent_that_would_send_in_clear_is_not_enrolled(coordinator: Served) 
     token = coordinator.enrolment_token(federation_id, "one")
     refused = coordinator.try_enrol(token, "one", capabilities=[])
     assert (refused.status_code, slug(refused)) == (426, "capability-missing")
-    assert refused.json()["needed"] == "secure-sum-2"
+    assert refused.json()["needed"] == "secure-sum-3"
     assert "newer agent" in refused.json()["detail"].replace("\n", " ")
     coordinator.enrol_over_http(coordinator.federation(), "one", capabilities=[])
 

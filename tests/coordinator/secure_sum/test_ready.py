@@ -165,7 +165,7 @@ def test_an_update_to_a_sum_is_refused_before_its_body_is_read(coordinator: Serv
 def test_a_client_of_another_format_is_refused(coordinator: Served) -> None:
     _, silos = running(coordinator, 2, **summed())
     base = join(silos[0])
-    for spoken in ({}, {"format": "secure-sum-1"}):
+    for spoken in ({}, {"format": "secure-sum-1"}, {"format": "secure-sum-2"}):
         sent = {"base": base, "values": VALUES, **spoken}
         refused = silos[0].http.put(url(silos[0], 1, "/ready"), json=sent)
         assert (refused.status_code, slug(refused)) == (426, "capability-missing")
@@ -175,7 +175,7 @@ def test_a_client_of_another_format_is_refused(coordinator: Served) -> None:
 
 def test_an_upgraded_member_may_join_with_the_profile_of_its_enrolment() -> None:
     profile = Profile.model_validate(PROFILE)
-    for capabilities in (["secure-sum-1"], ["secure-sum-2"]):
+    for capabilities in (["secure-sum-1"], ["secure-sum-2"], ["secure-sum-3"]):
         check_enrolled_capability(profile.model_copy(update={"capabilities": capabilities}))
     with pytest.raises(CapabilityMissing):
         check_enrolled_capability(profile.model_copy(update={"capabilities": []}))
