@@ -66,6 +66,8 @@ class Policy(Strict):
     """The kinds of data that may leave the silo beside updates and enrolment; `[]` = none."""
     max_training_epsilon: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     """The largest `privacy.training.epsilon` of a plan; a plan without private training is refused."""
+    max_training_delta: Annotated[float, Field(gt=0, lt=1)] = 1e-5
+    """The largest `privacy.training.delta` at which `max_training_epsilon` may hold; without it, unused."""
     plan: Digest | None = None
     """The digest of the only allowed plan; `tessera agent check` prints it."""
 
@@ -97,13 +99,23 @@ class Policy(Strict):
 
     def _require_private(self, plan: FederationPlan) -> None:
         most, training = self.max_training_epsilon, plan.privacy.training
-        if most is None or (training is not None and training.epsilon <= most):
+        if most is None:
+            return
+        if training is not None and training.epsilon <= most:
+            self._require_delta(training.delta)
             return
         fact = "the plan trains without differential privacy"
         if training is not None:
             fact = f"the plan allows training to cost epsilon {training.epsilon:g}"
         way_out = f"a plan with a privacy.training.epsilon of {most:g} or less"
         raise PolicyRefused("max_training_epsilon", f"{most:g}", fact, way_out)
+
+    def _require_delta(self, delta: float) -> None:
+        most = self.max_training_delta
+        if delta > most:
+            fact = f"the plan promises the epsilon of training at delta {delta:g} only"
+            way_out = f"a plan with a privacy.training.delta of {most:g} or less"
+            raise PolicyRefused("max_training_delta", f"{most:g}", fact, way_out)
 
     def require_kinds(self, kinds: Iterable[SentKind]) -> None:
         """Check what the agents of a plan send beside updates.
@@ -165,7 +177,9 @@ class Policy(Strict):
             "modules": _listed(self.modules) if self.modules else None,
             "at most": f"{self.max_update_bytes} bytes per update" if self.max_update_bytes else None,
             "sends": (_listed(self.sends) or "nothing") if self.sends is not None else None,
-            "training epsilon at most": f"{most:g}" if most is not None else None,
+            "training epsilon at most": (
+                f"{most:g} at delta {self.max_training_delta:g}" if most is not None else None
+            ),
             "plan": self.plan,
         }
         texts = [f"{rule} {text}" for rule, text in rules.items() if text is not None]

@@ -128,6 +128,8 @@ class AgentSettings(BaseSettings):
     """Seconds for which a request is retried before the agent logs the failure; large bodies have longer."""
     max_epsilon: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     """The limit on the epsilon of gradient sketches, above which plans are refused; by default the plan's."""
+    max_delta: Annotated[float, Field(gt=0, lt=1)] = 1e-5
+    """The largest delta of gradient sketches at which `max_epsilon` may hold; unused without that."""
     report_progress: bool = True
     """Whether the agent reports step, speed and time left, and the loss unless losses are summed."""
     report_to: tuple[TrackerName, ...] = ()

@@ -40,18 +40,33 @@ def training_guarantee(plan: FederationPlan) -> str | None:
     )
 
 
-def budget_status(plan: SignaturePlan, epsilon: float, releases: int | None = None) -> str:
-    """Return the spent budget as text; `releases` is the number of published sketches, if available."""
+def budget_status(
+    plan: SignaturePlan, epsilon: float, releases: int | None = None, delta: float | None = None
+) -> str:
+    """Return the spent budget as text; `releases` is the number of published sketches, if available.
+
+    Args:
+        delta: the delta of `epsilon`; None = the plan's.
+    """
     dp = plan.dp
     if dp is None:
         return "no privacy budget"
     remaining = "" if releases is None else f"; {max(0, (dp.releases or 0) - releases)} of {dp.releases} left"
-    return f"epsilon {epsilon:.3g} of {dp.epsilon:g} spent at delta {dp.delta:g}{remaining}"
+    return f"{_spent(dp, epsilon, delta)}{remaining}"
 
 
-def training_status(training: PrivateTrainingPlan, epsilon: float) -> str:
-    """Return the spent budget of training as text."""
-    return f"epsilon {epsilon:.3g} of {training.epsilon:g} spent at delta {training.delta:g}"
+def training_status(training: PrivateTrainingPlan, epsilon: float, delta: float | None = None) -> str:
+    """Return the spent budget of training as text; `delta` is that of `epsilon`, None = the plan's."""
+    return _spent(training, epsilon, delta)
+
+
+def _spent(dp: SignatureDpPlan | PrivateTrainingPlan, epsilon: float, delta: float | None) -> str:
+    if delta is None or delta == dp.delta:
+        return f"epsilon {epsilon:.3g} of {dp.epsilon:g} spent at delta {dp.delta:g}"
+    return (
+        f"epsilon {epsilon:.3g} spent at delta {delta:g}, the smallest of this silo's plans; this plan "
+        f"allows {dp.epsilon:g} at delta {dp.delta:g}"
+    )
 
 
 def _record_level(unit: str, sent: str, dp: SignatureDpPlan | PrivateTrainingPlan) -> str:

@@ -17,8 +17,8 @@ from coordinator.settings import Settings
 
 ROOT = Path(__file__).parent.parent
 PACKAGES = ("coordinator", "client_agent", "schemas", "examples", "benchmarks", "docs")
-LONGEST_FILE = 400
-LONGEST_FUNCTION = 60
+LONGEST_FILE = 500
+LONGEST_FUNCTION = 100
 UNWANTED_NAMES = ("utils", "common", "helpers", "misc")
 UNWANTED_ENDINGS = ("Manager", "Service", "Handler")
 SNAPSHOT = ROOT / "tests" / "coordinator" / "openapi.json"
@@ -29,7 +29,7 @@ def _sources() -> Iterator[Path]:
         yield from sorted((ROOT / package).rglob("*.py"))
 
 
-def test_no_file_is_longer_than_four_hundred_lines() -> None:
+def test_no_file_exceeds_the_cap() -> None:
     tests = sorted((ROOT / "tests").rglob("*.py"))
     long = {
         str(path.relative_to(ROOT)): lines
@@ -40,7 +40,7 @@ def test_no_file_is_longer_than_four_hundred_lines() -> None:
 
 
 @pytest.mark.slow
-def test_no_function_is_longer_than_sixty_lines() -> None:
+def test_no_function_exceeds_the_cap() -> None:
     long = {
         f"{path.relative_to(ROOT)}:{node.lineno} {node.name}": lines
         for path in (*_sources(), *sorted((ROOT / "migrations").rglob("*.py")))

@@ -46,7 +46,7 @@ def make_pivot_pack(
 
         path = f"/v1/federations/{federation}"
         try:
-            with Operator(url, token) as operator:
+            with Operator(url, token, is_local=False) as operator:
                 plan = FederationPlan.model_validate(operator.get(path)["plan"])
                 if plan.alignment is None or plan.alignment.frames == "random":
                     raise PlanUnusable(

@@ -63,6 +63,7 @@ train = {local(train)}
 
 # Limits of this silo: the agent refuses a plan that exceeds them.
 # max_epsilon = 8.0
+# max_delta = 1e-5
 # min_voices = 2
 # policy.strategies = ["fedmosaic", "fedavg"]
 # policy.modules = ["q", "v"]

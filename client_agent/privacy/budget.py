@@ -22,40 +22,42 @@ class LedgerDamaged(AgentError):
 
 
 class BudgetSpent(AgentError):
-    """One more release would exceed the plan's privacy budget; `again`: the last release is sent again."""
+    """One more release would exceed a privacy budget; `again`: the last release is sent again."""
 
-    def __init__(self, spent: float, after: float, budget: float, *, again: bool) -> None:
+    def __init__(self, spent: float, after: float, budget: float, delta: float, *, again: bool) -> None:
         advice = (
             "There is no sketch to send again: a crash lost it after it was paid for, its files are gone, or "
             "another federation spent the budget. The budget stays spent: ask the operator for a federation "
-            "plan with a larger signature.dp.epsilon and with releases of 2 or more, so that a crash costs "
-            "only one release"
+            f"plan with a larger signature.dp.epsilon, a signature.dp.delta of {delta:g} or less, and "
+            "releases of 2 or more, so that a crash costs only one release"
         )
         super().__init__(
-            f"the privacy budget is spent: epsilon {spent:.3g} of {budget:.3g}, and one more sketch would "
-            f"make it {after:.3g}. {'The last sketch is sent again' if again else advice}"
+            f"the privacy budget is spent: epsilon {spent:.3g} of {budget:.3g} at delta {delta:g}, and one "
+            f"more sketch would make it {after:.3g}. {'The last sketch is sent again' if again else advice}"
         )
 
 
 class TrainingBudgetSpent(AgentError):
-    """Steps of a round would exceed the plan's privacy budget of training."""
+    """Steps of a round would exceed a privacy budget of training at its delta."""
 
-    def __init__(self, spent: float, after: float, budget: float, steps: int) -> None:
+    def __init__(self, spent: float, after: float, budget: float, delta: float, steps: int) -> None:
         super().__init__(
-            f"the privacy budget of training is spent: epsilon {spent:.3g} of {budget:.3g}, and {steps} more "
-            f"steps would make it {after:.3g}; nothing is trained or sent. Other federations, abandoned "
-            "rounds and steps that crashes lost count too. Ask the operator for a federation plan with a "
-            "larger privacy.training.epsilon, or with more privacy.training.steps, of which each costs less"
+            f"the privacy budget of training is spent: epsilon {spent:.3g} of {budget:.3g} at delta "
+            f"{delta:g}, and {steps} more steps would make it {after:.3g}; nothing is trained or sent. Other "
+            "federations, abandoned rounds and steps that crashes lost count too. Ask the operator for a "
+            "federation plan with a larger privacy.training.epsilon and a privacy.training.delta of "
+            f"{delta:g} or less, or with more privacy.training.steps, of which each costs less"
         )
 
 
 class NotPrivateEnough(AgentError):
     """The plan's sketches would cost more privacy than the silo allows."""
 
-    def __init__(self, plan: str, most: float) -> None:
+    def __init__(self, plan: str, most: float, setting: str = "epsilon") -> None:
         super().__init__(
-            f"the plan {plan}, and this silo's max_epsilon is {most:g}; no sketch is computed. Ask the "
-            f"operator for a plan with a signature.dp.epsilon of {most:g} or less, or raise max_epsilon here"
+            f"the plan {plan}, and this silo's max_{setting} is {most:g}; no sketch is computed. Ask the "
+            f"operator for a plan with a signature.dp.{setting} of {most:g} or less, or raise max_{setting} "
+            "here"
         )
 
 
@@ -84,11 +86,11 @@ class AccountantsDisagree(AgentError):
         )
 
 
-def require_private(plan: SignaturePlan, max_epsilon: float | None) -> None:
-    """Check that all sketches together cost `max_epsilon` at most; None means no limit.
+def require_private(plan: SignaturePlan, max_epsilon: float | None, max_delta: float = 1e-5) -> None:
+    """Check that all sketches together cost `max_epsilon` at most, at `max_delta`; None means no limit.
 
     Raises:
-        NotPrivateEnough: the plan has no differential privacy, or a larger epsilon.
+        NotPrivateEnough: the plan has no differential privacy, or a larger epsilon or delta.
     """
     if max_epsilon is None:
         return
@@ -96,6 +98,8 @@ def require_private(plan: SignaturePlan, max_epsilon: float | None) -> None:
         raise NotPrivateEnough("asks for sketches without differential privacy", max_epsilon)
     if plan.dp.epsilon > max_epsilon:
         raise NotPrivateEnough(f"allows sketches to cost epsilon {plan.dp.epsilon:g}", max_epsilon)
+    if plan.dp.delta > max_delta:
+        raise NotPrivateEnough(f"promises epsilon at delta {plan.dp.delta:g} only", max_delta, "delta")
 
 
 def require_voices(plan: FederationPlan, min_voices: int) -> None:

@@ -3,20 +3,22 @@
 A sketch has one entry per release. A round's training has one entry, which pays for its steps, and counts
 those that were begun: a step that a crash lost has been paid for, and is paid for again when it is repeated.
 
-The ledger belongs to the silo, beside the client's key, across federations and clients. It is written
+The ledger belongs to the silo, beside the client's key, across federations and clients. Each entry has the
+budget of its plan, an epsilon and a delta, which later releases under other plans keep too. It is written
 atomically; a crash between entry and release costs budget and releases nothing. Entries are never removed, so
 the spent budget never falls.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 from pydantic import Field, ValidationError
 
-from client_agent.privacy.accountant import epsilon_of, epsilon_of_counted
+from client_agent.privacy.accountant import epsilon_of_counted
 from client_agent.privacy.budget import BudgetSpent, LedgerDamaged, TrainingBudgetSpent
 from client_agent.privacy.release import Averaged, Mechanism
 from client_agent.storage.files import write_durably
@@ -28,8 +30,22 @@ LEDGER = "privacy_ledger.json"
 _ROUNDING = 1 + 1e-6
 
 
+class Limit(NamedTuple):
+    """A budget: the epsilon that all releases of a silo together may cost at a delta."""
+
+    epsilon: float
+    delta: float
+
+
+def _is_absent(budget: float | None) -> bool:
+    return budget is None
+
+
 class _Spent(Strict):
-    """The cost of one round: `sampled` of `records` in expectation, its noise; `epsilon` so far."""
+    """The cost of one round: `sampled` of `records` in expectation, its noise; `epsilon` so far at `delta`.
+
+    `budget` is the plan's epsilon at `delta`; null in entries of earlier versions, whose plans are not known.
+    """
 
     federation: str
     round: Annotated[int, Field(ge=1)]
@@ -40,6 +56,12 @@ class _Spent(Strict):
     dim: Annotated[int, Field(ge=1)]
     delta: Annotated[float, Field(gt=0, lt=1)]
     epsilon: Annotated[float, Field(ge=0)]
+    budget: Annotated[float | None, Field(gt=0, exclude_if=_is_absent)] = None
+
+    @property
+    def limit(self) -> Limit:
+        """Return the pair that later releases must keep; without the plan's, that of what was spent."""
+        return Limit(self.budget if self.budget is not None else self.epsilon, self.delta)
 
     @property
     def mechanism(self) -> Mechanism:
@@ -86,12 +108,67 @@ class Book(Strict):
 
     @property
     def training_epsilon(self) -> float:
-        """Return the epsilon of all training so far, at the delta of each."""
-        return max((entry.epsilon for entry in self.training), default=0.0)
+        """Return the epsilon of all training so far, at the smallest delta of all entries."""
+        return _at_smallest_delta(self.training, self.steps)
+
+    @property
+    def sketch_epsilon(self) -> float:
+        """Return the epsilon of all releases of sketches so far, at the smallest delta of all entries."""
+        return _at_smallest_delta(self.releases, [(entry.mechanism, 1) for entry in self.releases])
+
+    @property
+    def training_delta(self) -> float | None:
+        """Return the delta of `training_epsilon`; None without training."""
+        return min((entry.delta for entry in self.training), default=None)
+
+    @property
+    def sketch_delta(self) -> float | None:
+        """Return the delta of `sketch_epsilon`; None without releases."""
+        return min((entry.delta for entry in self.releases), default=None)
 
     def together(self, delta: float) -> float:
         """Return the epsilon of all sketches and all training together, at `delta`."""
         return epsilon_of_counted([*((e.mechanism, 1) for e in self.releases), *self.steps], delta)
+
+
+def _at_smallest_delta(entries: Sequence[_Spent], counted: Sequence[tuple[Mechanism, int]]) -> float:
+    """Return the epsilon of all entries at their smallest delta, which the newest entry may have stored."""
+    if not entries:
+        return 0.0
+    smallest = min(entry.delta for entry in entries)
+    stored = max(entry.epsilon for entry in entries if entry.delta == smallest)
+    if entries[-1].delta == smallest:
+        return stored
+    return max(stored, epsilon_of_counted(counted, smallest))
+
+
+def exceeded_limit(
+    entries: Sequence[_Spent], federation_id: str, planned: Limit, counted: Sequence[tuple[Mechanism, int]]
+) -> tuple[Limit, float] | None:
+    """Return the first pair that releases would break, and their epsilon at its delta; None = none.
+
+    The pairs are the plan's, and those of all earlier entries. An earlier pair is replaced by the pair of
+    another plan with a larger epsilon at the same or a smaller delta, which is asked for by an operator who
+    knows that the budget is spent. A larger delta replaces nothing.
+
+    Args:
+        planned: the pair of the plan under which the next release is made.
+        counted: the mechanisms of all releases with the next ones, and their numbers.
+    """
+    limits = [entry.limit for entry in entries if _is_of_another_plan(entry, federation_id, planned)]
+    for delta in sorted({planned.delta, *(limit.delta for limit in limits)}):
+        epsilon = planned.epsilon
+        if delta != planned.delta:
+            epsilon = max(limit.epsilon for limit in [planned, *limits] if limit.delta <= delta)
+        cost = epsilon_of_counted(counted, delta)
+        if cost > epsilon * _ROUNDING:
+            return Limit(epsilon, delta), cost
+    return None
+
+
+def _is_of_another_plan(entry: _Spent, federation_id: str, planned: Limit) -> bool:
+    """Whether an entry sets a pair of its own; one without its plan's budget may be of the present plan."""
+    return entry.budget is not None or (entry.federation, entry.delta) != (federation_id, planned.delta)
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,11 +210,14 @@ class Ledger:
             raise LedgerDamaged(
                 f"{self.folder / LEDGER} has {len(book.releases)} releases, and {last.releases} were made"
             )
-        earlier = [entry.mechanism for entry in book.releases]
+        earlier = [(entry.mechanism, 1) for entry in book.releases]
+        planned = Limit(dp.epsilon, dp.delta)
+        if exceeded := exceeded_limit(book.releases, federation_id, planned, [*earlier, (mechanism, 1)]):
+            limit, after = exceeded
+            spent = epsilon_of_counted(earlier, limit.delta)
+            raise BudgetSpent(spent, after, limit.epsilon, limit.delta, again=last is not None)
         spent = max((e.epsilon for e in book.releases if e.delta <= dp.delta), default=0.0)
-        after = max(spent, epsilon_of([*earlier, mechanism], dp.delta))
-        if after > dp.epsilon * _ROUNDING:
-            raise BudgetSpent(epsilon_of(earlier, dp.delta), after, dp.epsilon, again=last is not None)
+        after = max(spent, epsilon_of_counted([*earlier, (mechanism, 1)], dp.delta))
         entry = Entry(
             federation=federation_id,
             round=round_number,
@@ -148,6 +228,7 @@ class Ledger:
             dim=mechanism.dim,
             delta=dp.delta,
             epsilon=after,
+            budget=dp.epsilon,
         )
         return book.model_copy(update={"releases": (*book.releases, entry)})
 
@@ -170,10 +251,13 @@ class Ledger:
         missing = needed - sum(entry.left for entry in of_round)
         if missing <= 0:
             return book
+        planned, steps = Limit(dp.epsilon, dp.delta), [*book.steps, (mechanism, missing)]
+        if exceeded := exceeded_limit(book.training, federation_id, planned, steps):
+            limit, after = exceeded
+            spent = epsilon_of_counted(book.steps, limit.delta)
+            raise TrainingBudgetSpent(spent, after, limit.epsilon, limit.delta, missing)
         spent = max((e.epsilon for e in book.training if e.delta <= dp.delta), default=0.0)
-        after = max(spent, epsilon_of_counted([*book.steps, (mechanism, missing)], dp.delta))
-        if after > dp.epsilon * _ROUNDING:
-            raise TrainingBudgetSpent(epsilon_of_counted(book.steps, dp.delta), after, dp.epsilon, missing)
+        after = max(spent, epsilon_of_counted(steps, dp.delta))
         entry = TrainingEntry(
             federation=federation_id,
             round=round_number,
@@ -181,6 +265,7 @@ class Ledger:
             **asdict(mechanism),
             delta=dp.delta,
             epsilon=after,
+            budget=dp.epsilon,
         )
         return book.model_copy(update={"training": (*book.training, entry)})
 

@@ -31,6 +31,7 @@ class Session:
         server_key: the coordinator's public key, as proved at enrolment.
         pins: public keys by client name, from the silo's `roster` setting.
         max_epsilon: the silo's limit on the privacy cost of sketches; None = the plan alone decides.
+        max_delta: the largest delta at which `max_epsilon` may hold.
         min_voices: of how many peers a mixture must be made at least.
         policy: the silo's rules for plans and updates.
         trackers: record losses, scores and sizes for the silo itself.
@@ -43,6 +44,7 @@ class Session:
     home: Path
     pins: Mapping[str, str] = field(default_factory=dict)
     max_epsilon: float | None = None
+    max_delta: float = 1e-5
     min_voices: int = 1
     policy: Policy = field(default_factory=Policy)
     trackers: Trackers = NO_TRACKERS
@@ -89,7 +91,7 @@ class Session:
         self.check_plan()
         self.manifests.hold_to_plan(brief)
         if self.manifests.plan.privacy.secure_sum is None:  # else no sketch is sent
-            require_private(brief.signature, self.max_epsilon)
+            require_private(brief.signature, self.max_epsilon, self.max_delta)
         require_voices(self.manifests.plan, self.min_voices)
 
     def check_plan(self) -> None:

@@ -16,6 +16,7 @@ from client_agent.storage.final_scores import TaskScores
 from client_agent.storage.start_scores import StartScores
 from client_agent.training.data import MIN_VALIDATION
 from client_agent.training.evaluate import evaluate, mean_loss
+from client_agent.training.metrics import COMPARISON, GENERATED_METRICS
 from client_agent.training.silo import Silo
 from schemas.messages.federations import ScoresPlan
 from schemas.messages.scores import Score
@@ -64,6 +65,8 @@ class Examiner:
         facts = [silo.base.slug, precision_of(silo.base.model), str(max_length)]
         facts += [surroundings, *(repr((e.key, e.options, e.references, e.metrics)) for e in self._test)]
         facts += [e.task.name for e in self._test if e.task is not None]
+        if any(metric in GENERATED_METRICS for e in self._test for metric in e.metrics):
+            facts.append(COMPARISON)
         test_texts = encode_some(silo.base, self._test, plan.examples, max_length)
         facts += map(digest_of_texts, (test_texts, self._validation_texts()))  # the chat template's work, too
         self._facts = "\n".join(facts).encode()

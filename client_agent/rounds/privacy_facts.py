@@ -45,13 +45,17 @@ def privacy_facts(
     if whole is not None and whole.privacy.secure_sum is not None:
         view = coordinator_sees(whole, whole.privacy.secure_sum)
         return " ".join([view, "No gradient sketches are sent.", *trained])
-    require_private(signature, most)
+    require_private(signature, most, settings.max_delta)
     if signature.dp is None:
         return f"gradient sketches without noise ({planned.source}): the coordinator is trusted with them"
     mechanism = mechanism_for(examples(), signature, signature.dp)
-    releases = Ledger(settings.folder).read().releases
-    so_far = budget_status(signature, max((entry.epsilon for entry in releases), default=0.0), len(releases))
-    limit = "no max_epsilon is set: the plan decides" if most is None else f"max_epsilon {most:g} is met"
+    spent = Ledger(settings.folder).read()
+    so_far = budget_status(signature, spent.sketch_epsilon, len(spent.releases), spent.sketch_delta)
+    limit = (
+        "no max_epsilon is set: the plan decides"
+        if most is None
+        else f"max_epsilon {most:g} is met at delta {signature.dp.delta:g}"
+    )
     private = whole.privacy.training if whole is not None else None
     sketches = f"{guarantee(signature, private)}. Noise {mechanism.noise_multiplier:.2f}; {so_far}; {limit}"
     return ". ".join([sketches, *trained])
@@ -68,8 +72,9 @@ def _private_training(
     require_own_loop(settings.trainer)
     mechanism = training_mechanism(len(different(examples())), 1, plan.training, dp)
     book = Ledger(settings.folder).read()
-    spent = training_status(dp, book.training_epsilon)
-    together = f"; sketches and training together: epsilon {book.together(dp.delta):.3g}"
+    spent = training_status(dp, book.training_epsilon, book.training_delta)
+    delta = min(dp.delta, *(entry.delta for entry in (*book.releases, *book.training)), 1)
+    together = f"; sketches and training together: epsilon {book.together(delta):.3g} at delta {delta:g}"
     return [
         f"Training: {training_guarantee(plan)}. Noise {mechanism.noise_multiplier:.2f} on "
         f"{mechanism.sampled} of {mechanism.records} examples a step; {spent}"

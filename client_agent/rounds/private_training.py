@@ -52,7 +52,7 @@ class RoundPayments:
             *(
                 self.mechanism.sampled,
                 self.mechanism.records,
-                training_status(self.dp, book.training_epsilon),
+                training_status(self.dp, book.training_epsilon, book.training_delta),
             ),
         )
 

@@ -48,7 +48,7 @@ def update_sketch(
         TooFewRecords, BudgetSpent, LedgerDamaged: with differential privacy.
     """
     plan = opened.brief.signature
-    require_private(plan, session.max_epsilon)
+    require_private(plan, session.max_epsilon, session.max_delta)
     if plan.dp is not None:
         return _released(session, trainer, ledger, opened.brief, plan.dp, last)
     fresh = compute_sketch(trainer, opened)
@@ -62,7 +62,7 @@ def join_body(session: Session, trainer: Trainer, opened: OpenedBrief, sketch: S
         NotPrivateEnough: the plan's sketches cost more than the silo allows.
     """
     brief = opened.brief
-    require_private(brief.signature, session.max_epsilon)
+    require_private(brief.signature, session.max_epsilon, session.max_delta)
     sketch = sketch or compute_sketch(trainer, opened)
     manifest = SignatureManifest(
         federation=session.federation_id,
@@ -139,12 +139,16 @@ def _released(
     if sample and not any(np.isfinite(sketch).all() for sketch in sketches):
         raise SignatureUnusable("no gradient is finite; load the shared model in float32 or bfloat16")
     ledger.write(book)
-    epsilon = book.releases[-1].epsilon
+    epsilon = book.sketch_epsilon
     mean = averaged(earlier, release(sketches, mechanism, secrets.randbelow), mechanism, epsilon)
     over = sum(float(np.linalg.norm(sketch)) > plan.clip for sketch in sketches)
     log.info(
         "round %d: sketch released with noise %.2f; %s; %d of %d sampled records were clipped",
-        *(brief.round, mechanism.noise_multiplier, budget_status(plan, epsilon, len(book.releases))),
+        *(
+            brief.round,
+            mechanism.noise_multiplier,
+            budget_status(plan, epsilon, len(book.releases), book.sketch_delta),
+        ),
         *(over, len(sketches)),
     )
     return _scaled(mean)

@@ -9,6 +9,7 @@ from typing import Any, Self
 import httpx
 
 from client_agent.errors import CoordinatorRefused
+from client_agent.transport.client import route_of
 from schemas.wire.compress import is_frame
 from schemas.wire.digests import digest_of, to_field
 from schemas.wire.envelope import MEDIA_TYPE
@@ -20,14 +21,19 @@ _PAGE = 100
 class Operator:
     """An operator's HTTP calls.
 
+    Args:
+        is_local: whether the coordinator runs on this machine or cluster, so that no proxy is used.
+
     Raises:
         CoordinatorRefused: every call, for an answer that is an error.
+        SettingsUnusable: a variable of the environment names an unusable proxy or certificate.
     """
 
-    def __init__(self, url: str, token: str) -> None:
+    def __init__(self, url: str, token: str, *, is_local: bool = True) -> None:
         self.url = url
+        options: dict[str, Any] = {"trust_env": False} if is_local else route_of(url).options
         self._client = httpx.Client(
-            base_url=url, headers={"Authorization": f"Bearer {token}"}, timeout=60, trust_env=False
+            base_url=url, headers={"Authorization": f"Bearer {token}"}, timeout=60, **options
         )
 
     def __enter__(self) -> Self:

@@ -15,6 +15,7 @@ from client_agent.data.unread import ALL_USED, Unused
 from client_agent.errors import DataInvalid
 from client_agent.model.examples import Example
 from client_agent.settings import MetricName
+from client_agent.training.metrics import reference_number
 
 TEST_SHARE = 0.2
 VALIDATION_SHARE = 0.1
@@ -207,7 +208,12 @@ def _unscored(example: Example, metric: MetricName) -> str | None:
     """Return why a metric cannot score an example; None = it can."""
     if metric == "option_accuracy":
         return None if example.options else "cannot score an answer without options"
-    return "cannot score raw text" if example.is_raw_text else None
+    if example.is_raw_text:
+        return "cannot score raw text"
+    references = example.references or (example.completion,)
+    if metric == "number" and all(reference_number(reference) is None for reference in references):
+        return "cannot score an answer without a number"
+    return None
 
 
 def _split(examples: _Examples, share: float, *, digits: slice) -> tuple[_Examples, _Examples]:

@@ -3,25 +3,18 @@
 from __future__ import annotations
 
 import re
-import string
-import unicodedata
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from decimal import Decimal
+from fractions import Fraction
 from types import MappingProxyType
 
+from client_agent.model.comparable_text import folded, number_of, parts_of, without_punctuation, words_of
 from client_agent.settings import MetricName
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
-_NUMBER = re.compile(r"-?(?:\d{1,3}(?:,\d{3})+|\d+)?(?:\.\d+|(?<=\d))")
 _MARK = "####"
-_WITHOUT_SPACES = re.compile(
-    "[\u3040-\u30ff"  # kana
-    "\u3400-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"  # Han
-    "\u0e00-\u0eff"  # Thai, Lao
-    "\u1000-\u109f"  # Burmese
-    "\u1780-\u17ff]"  # Khmer
-)
+COMPARISON = "texts 2"
+"""The version of these metrics: stored scores of another version are computed again."""
 
 Metric = Callable[[str, str], float]
 """Compares a generated text with one reference; in [0, 1]."""
@@ -33,12 +26,17 @@ def best(metric: Metric, generated: str, references: Sequence[str]) -> float:
 
 
 def exact_match(generated: str, reference: str) -> float:
-    """Return 1 if both are equal after SQuAD's normalisation (Rajpurkar et al. 2016, section 6.1)."""
+    """Return 1 if both are equal in lower case, without punctuation, articles and repeated spaces.
+
+    This is SQuAD's normalisation (Rajpurkar et al. 2016, section 6.1) with three differences: texts are
+    compared in Unicode's form NFC, numbers keep their sign and what joins their digits, and punctuation of
+    all scripts is removed.
+    """
     return float(_normalised(generated) == _normalised(reference))
 
 
 def f1(generated: str, reference: str) -> float:
-    """Return the harmonic mean of precision and recall over normalised words (ibid.).
+    """Return the harmonic mean of precision and recall over normalised words, see `exact_match`.
 
     Text of a script without spaces is compared by characters.
     """
@@ -50,25 +48,31 @@ def f1(generated: str, reference: str) -> float:
 
 
 def rouge_l(generated: str, reference: str) -> float:
-    """Return the F-measure of the longest common subsequence of words (Lin 2004, section 3).
+    """Return the F-measure of the longest common subsequence of words and numbers (Lin 2004, section 3).
 
-    Text of a script without spaces is compared by characters.
+    Text of a script without spaces is compared by characters, and a text without words as it is.
     """
     # With m and n words and a longest common subsequence of l, ROUGE-L is 2 l / (m + n); so is the similarity
     # by insertions and deletions, 1 - (m + n - 2 l) / (m + n).
     from rapidfuzz.distance import Indel
 
-    words, expected = _words(generated), _words(reference)
+    words, expected = words_of(generated), words_of(reference)
     if not words or not expected:
         return float(words == expected)
     return float(Indel.normalized_similarity(words, expected))
 
 
 def number(generated: str, reference: str) -> float:
-    """Return 1 if the number after the last `####` of a generated text is the reference."""
-    _, mark, answer = generated.rpartition(_MARK)
-    value = _first_number(answer) if mark else None
-    return float(value is not None and value == _first_number(reference))
+    """Return 1 if the number behind the last `####` with a number is the reference; see `number_of`."""
+    values = [number_of(part) for part in generated.split(_MARK)[1:]]
+    value = next((value for value in reversed(values) if value is not None), None)
+    return float(value is not None and value == reference_number(reference))
+
+
+def reference_number(reference: str) -> Fraction | str | None:
+    """Return the number of a reference: behind its last mark with a number, or the first without marks."""
+    values = [number_of(part) for part in reference.split(_MARK)]
+    return next((value for value in reversed(values) if value is not None), None)
 
 
 GENERATED_METRICS: Mapping[MetricName, Metric] = MappingProxyType(
@@ -78,27 +82,14 @@ GENERATED_METRICS: Mapping[MetricName, Metric] = MappingProxyType(
 
 
 def _normalised(text: str) -> str:
-    """Return a text in lower case, without punctuation, articles and repeated spaces.
+    """Return a text in the form that `exact_match` compares.
 
     What would leave nothing is left out: the label "A" is no article, and "+" no punctuation.
     """
-    lower = " ".join(text.lower().split())
-    plain = "".join(character for character in lower if character not in string.punctuation)
-    return " ".join(_ARTICLES.sub(" ", plain).split()) or " ".join(plain.split()) or lower
+    plain = without_punctuation(text)
+    return " ".join(_ARTICLES.sub(" ", plain).split()) or plain or folded(text)
 
 
 def _normalised_words(text: str) -> list[str]:
     """Split a normalised text at spaces, and words of scripts without spaces into characters."""
-    words = _normalised(text).split()
-    return [part for word in words for part in ((_WITHOUT_SPACES.search(word) and _words(word)) or [word])]
-
-
-def _words(text: str) -> list[str]:
-    """Split a text into runs of letters, marks and digits, and those without spaces into characters."""
-    spaced = "".join(c if unicodedata.category(c)[0] in "LMN" else " " for c in text.lower())
-    return [part for word in spaced.split() for part in (word if _WITHOUT_SPACES.search(word) else [word])]
-
-
-def _first_number(text: str) -> Decimal | None:
-    match = _NUMBER.search(text)
-    return Decimal(match[0].replace(",", "")) if match is not None else None
+    return [part for word in _normalised(text).split() for part in parts_of(word)]

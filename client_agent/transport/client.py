@@ -1,6 +1,6 @@
 """Client of the coordinator's HTTP API: one method per call, retried until a deadline.
 
-httpx reads proxies and certificate authorities from HTTPS_PROXY, SSL_CERT_FILE and similar variables.
+Proxies and certificate authorities are those of HTTPS_PROXY, SSL_CERT_FILE and similar variables.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import httpx
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from pydantic import TypeAdapter, ValidationError
 
-from client_agent.errors import CoordinatorRefused, DownloadDamaged
+from client_agent.errors import CoordinatorRefused, DownloadDamaged, SettingsUnusable
 from client_agent.transport.handshake import explain_refusal, fetch_hello
 from client_agent.transport.request_signing import SignedRequests
 from client_agent.transport.responses import (
@@ -30,6 +30,7 @@ from client_agent.transport.retry import RANGE_UNSATISFIABLE, Send, interruptibl
 from client_agent.transport.sent_log import SentLog
 from client_agent.transport.timeouts import DeadlineClient, extend_deadline
 from client_agent.transport.uploads import upload_headers
+from schemas.http_environment import EnvironmentUnusable, Route, route_to
 from schemas.identity.addresses import root_path_of
 from schemas.messages.alignment import Acceptance, Anchors, PackList
 from schemas.messages.enrolment import Enrolment, EnrolmentRequest, KeyInUse, KeyRotation, Me, RosterPage
@@ -64,7 +65,11 @@ class CoordinatorApi:
         server_key: the coordinator's public key, which signs clock corrections.
         deadline_seconds: limit of one call with all its tries; a body extends it, at 100 kB/s.
         sleep: waits between tries, and may raise Stopped.
+        transport: replaces the network; the environment is then not read.
         sent: the log of what is sent; None = there is none.
+
+    Raises:
+        SettingsUnusable: a variable of the environment names an unusable proxy or certificate.
     """
 
     def __init__(
@@ -81,12 +86,14 @@ class CoordinatorApi:
         self._url = url.rstrip("/")  # a base_url of httpx would be parsed again for every request
         path = root_path_of(self._url)
         self._signing = SignedRequests(key, server_key, root_path=path) if key is not None else None
+        route = route_of(self._url) if transport is None else None
+        self._address = route.through(self._url) if route is not None else self._url
         self._client = DeadlineClient(
             on_request=[sent.record] if sent is not None else [],
             headers={"Accept-Encoding": "identity"},
             auth=self._signing,
             timeout=_TIMEOUT,
-            transport=transport,
+            **(route.options if route is not None else {"transport": transport}),
         )
         self._deadline_seconds = deadline_seconds
         self._sleep = sleep
@@ -258,7 +265,7 @@ class CoordinatorApi:
     def _send_with_retries(self, send: Send, size: int = 0) -> httpx.Response:
         try:
             return send_with_retries(
-                send, url=self._url, deadline_seconds=self._deadline_seconds, sleep=self._sleep, size=size
+                send, url=self._address, deadline_seconds=self._deadline_seconds, sleep=self._sleep, size=size
             )
         except CoordinatorRefused as refusal:
             if refusal.slug == "signature-invalid":
@@ -298,3 +305,15 @@ class CoordinatorApi:
         if from_field(answer.headers.get("Repr-Digest", "")) != digest:
             raise DownloadDamaged(path)
         return TensorBody(body, digest, answer.headers.get("Tessera-Weights", ""))
+
+
+def route_of(url: str) -> Route:
+    """Return the route to a URL by the environment's proxies and certificates.
+
+    Raises:
+        SettingsUnusable: a variable has a value that cannot be used.
+    """
+    try:
+        return route_to(url)
+    except EnvironmentUnusable as error:
+        raise SettingsUnusable(str(error)) from error

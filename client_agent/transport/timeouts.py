@@ -5,14 +5,11 @@ The timeouts of httpx restart with every byte, so that a peer sending one byte a
 
 from __future__ import annotations
 
-import os
 import socket
-import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from functools import cache
 from typing import Any, cast
 
 import httpx
@@ -58,8 +55,7 @@ class DeadlineClient(httpx.Client):
             "request": [_limit_request, carry_trace, *on_request],
             "response": [_limit_answer],
         }
-        authorities = (os.environ.get("SSL_CERT_FILE"), os.environ.get("SSL_CERT_DIR"))
-        super().__init__(**options, event_hooks=hooks, verify=_tls_context(*authorities))
+        super().__init__(**options, event_hooks=hooks)
         self._opened: list[socket.socket] = []
 
     def send(self, request: httpx.Request, **options: Any) -> httpx.Response:
@@ -138,12 +134,3 @@ class _LimitedStream(httpx.SyncByteStream):
 
     def close(self) -> None:
         self._stream.close()
-
-
-@cache
-def _tls_context(authority_file: str | None, authority_folder: str | None) -> ssl.SSLContext:
-    """Read the certificate authorities, which takes tens of milliseconds, once for all connections.
-
-    httpx finds the arguments in the environment by itself; they are here so that a change is noticed.
-    """
-    return httpx.create_ssl_context()

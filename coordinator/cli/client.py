@@ -78,6 +78,8 @@ class Coordinator:
     def __init__(self, url: str, token: str) -> None:
         import httpx
 
+        from schemas.http_environment import EnvironmentUnusable, route_to
+
         if token and is_exposed(url) and not _insecure.get():
             fail(
                 f"{url} is not encrypted and would expose your token; use https://, or --insecure "
@@ -85,7 +87,12 @@ class Coordinator:
             )
         headers = {"Authorization": f"Bearer {token}"} if token else {}
         try:
-            self._client = httpx.Client(base_url=url, headers=headers, timeout=_SECONDS)
+            route = route_to(url)
+            self._address = route.through(url)
+            options: dict[str, Any] = route.options
+            self._client = httpx.Client(base_url=url, headers=headers, timeout=_SECONDS, **options)
+        except EnvironmentUnusable as error:
+            fail(str(error))
         except (httpx.InvalidURL, ValueError):
             fail(f"{url} is not a URL; use one like {DEFAULT_URL}")
         weakref.finalize(self, self._client.close)
@@ -128,7 +135,7 @@ class Coordinator:
             fail(f"{self._client.base_url} is not a URL; use one like {DEFAULT_URL} (--url, TESSERA_URL)")
         except httpx.TransportError as error:
             fail(
-                f"{self._client.base_url} does not answer ({type(error).__name__}: {error}); start the "
+                f"{self._address} does not answer ({type(error).__name__}: {error}); start the "
                 "coordinator with `tessera serve`, or check --url and TESSERA_URL"
             )
         except httpx.InvalidURL:

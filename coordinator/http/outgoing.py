@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
-from functools import cache
-from ssl import SSLContext
 from typing import Any
 
 import httpx
+import structlog
+
+from schemas.http_environment import EnvironmentUnusable, route_to
+
+log = structlog.get_logger()
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,22 +43,27 @@ def request(method: str, url: str, *, seconds: float, most_bytes: int, **options
         options: of `httpx.AsyncClient.stream`.
 
     Raises:
-        NoAnswer: the server does not answer in time, or its answer is no HTTP or too long.
+        NoAnswer: the server does not answer in time, its answer is no HTTP or too long, or the environment
+            names an unusable proxy or certificate.
     """
     try:
         return asyncio.run(_exchange(method, url, seconds, most_bytes, options))
     except TimeoutError as error:
         raise NoAnswer("Deadline") from error
-    except (httpx.HTTPError, httpx.InvalidURL) as error:
+    except EnvironmentUnusable as error:
+        log.error("request not sent", url=url, reason=str(error))
+        raise NoAnswer("EnvironmentUnusable") from error
+    except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
         raise NoAnswer(type(error).__name__) from error
 
 
 async def _exchange(
     method: str, url: str, seconds: float, most_bytes: int, options: dict[str, Any]
 ) -> Answer:
+    route: dict[str, Any] = route_to(url).options
     async with (
         asyncio.timeout(seconds),
-        httpx.AsyncClient(verify=_certificates(), timeout=seconds, follow_redirects=False) as client,
+        httpx.AsyncClient(**route, timeout=seconds, follow_redirects=False) as client,
         client.stream(method, url, **options) as answer,
     ):
         body = bytearray()
@@ -65,9 +73,3 @@ async def _exchange(
                 if len(body) > most_bytes:
                     raise NoAnswer("TooLong")
         return Answer(answer.status_code, bytes(body))
-
-
-@cache
-def _certificates() -> SSLContext:
-    """Return the trusted certificates, which take longer to read than a request on a quiet network."""
-    return httpx.create_ssl_context()

@@ -44,6 +44,20 @@ def test_what_another_federation_was_told_counts_too(tmp_path: Path) -> None:
     assert pay(ledger, 1, federation="other") > spent
 
 
+def test_larger_delta_keeps_sketches_budget(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path)
+    for number in (1, 2):
+        pay(ledger, number)
+    wide = SignatureDpPlan(epsilon=1.0, delta=1e-2, releases=100)
+    ledger.write(ledger.priced("g", 3, NOISY, wide, None))
+    assert epsilon_of([NOISY] * 4, wide.delta) < 1.0 < epsilon_of([NOISY] * 4, DP.delta)
+    with pytest.raises(BudgetSpent, match=r"of 1 at delta 1e-05"):
+        ledger.priced("g", 4, NOISY, wide, None)
+    book = ledger.read()
+    assert book.sketch_delta == DP.delta
+    assert book.sketch_epsilon == epsilon_of([NOISY] * len(book.releases), DP.delta) <= DP.epsilon
+
+
 def test_pricing_a_release_writes_nothing(tmp_path: Path) -> None:
     Ledger(tmp_path).priced("f", 1, NOISY, DP, None)
     assert not (tmp_path / LEDGER).exists()

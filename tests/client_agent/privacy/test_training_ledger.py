@@ -12,9 +12,10 @@ import pytest
 
 from client_agent.privacy.accountant import epsilon_of_counted
 from client_agent.privacy.budget import LedgerDamaged, TrainingBudgetSpent
-from client_agent.privacy.ledger import LEDGER, Ledger
+from client_agent.privacy.ledger import LEDGER, Book, Ledger
 from client_agent.privacy.release import Mechanism
 from schemas.messages.private_training import PrivateTrainingPlan
+from schemas.privacy import training_status
 from tests.client_agent.privacy.test_ledger import NOISY as SKETCH
 from tests.client_agent.privacy.test_ledger import pay as pay_sketch
 
@@ -70,7 +71,7 @@ def test_a_spent_budget_refuses_and_says_what_to_do(tmp_path: Path) -> None:
     before = (tmp_path / LEDGER).read_bytes()
     with pytest.raises(
         TrainingBudgetSpent,
-        match=r"of 1, and 3000 more steps would make it .*larger privacy\.training\.epsilon",
+        match=r"of 1 at delta 1e-05, and 3000 more steps would make it .*larger privacy\.training\.epsilon",
     ):
         pay(tmp_path, 2, 3000)
     assert (tmp_path / LEDGER).read_bytes() == before
@@ -86,6 +87,45 @@ def test_sketches_and_training_are_in_one_ledger_and_composed(tmp_path: Path) ->
     assert both == epsilon_of_counted([(SKETCH, 1), (NOISY, 12)], DP.delta)
     alone = (book.releases[-1].epsilon, book.training[-1].epsilon)
     assert max(alone) < both < sum(alone)
+
+
+@pytest.mark.parametrize("budget", [DP.epsilon, None])
+def test_larger_delta_keeps_earlier_budget(tmp_path: Path, budget: float | None) -> None:
+    """A plan with a larger delta adds releases only while the earlier pair holds over all of them."""
+    pay(tmp_path, 1, 20)
+    ledger = Ledger(tmp_path)
+    (first,) = ledger.read().training
+    assert first.budget == DP.epsilon
+    assert first.epsilon < 1.0
+    ledger.write(Book(training=(first.model_copy(update={"budget": budget}),)))
+    wide = PrivateTrainingPlan(epsilon=1.0, delta=1e-2, steps=30)
+    fits, exceeds = (4, 20) if budget is not None else (0, 1)  # without the plan's, what was spent
+    assert epsilon_of_counted([(NOISY, 20 + exceeds)], wide.delta) < wide.epsilon
+    ledger.with_steps("g", 1, NOISY, fits, wide)
+    with pytest.raises(TrainingBudgetSpent, match=r"at delta 1e-05, and .*training\.delta of 1e-05 or less"):
+        ledger.with_steps("g", 1, NOISY, exceeds, wide)
+    larger = PrivateTrainingPlan(epsilon=2.0, steps=60)
+    ledger.with_steps("g", 1, NOISY, exceeds, larger)  # which an operator has raised at the same delta
+
+
+def test_spent_budget_is_of_smallest_delta(tmp_path: Path) -> None:
+    pay(tmp_path, 1, 10)
+    ledger = Ledger(tmp_path)
+    wide = PrivateTrainingPlan(epsilon=1.0, delta=1e-2, steps=30)
+    ledger.write(ledger.with_steps("g", 1, NOISY, 2, wide))
+    book = ledger.read()
+    assert book.training_delta == DP.delta
+    assert book.training_epsilon == epsilon_of_counted([(NOISY, 12)], DP.delta)
+    assert "at delta 1e-05, the smallest" in training_status(wide, book.training_epsilon, book.training_delta)
+
+
+def test_entries_without_budget_continue_their_federation(tmp_path: Path) -> None:
+    pay(tmp_path, 1, 4)
+    document = json.loads((tmp_path / LEDGER).read_text())
+    del document["training"][0]["budget"]  # of an earlier version
+    (tmp_path / LEDGER).write_text(json.dumps(document))
+    pay(tmp_path, 2, 4)
+    assert [entry.budget for entry in Ledger(tmp_path).read().training] == [None, DP.epsilon]
 
 
 def test_a_ledger_without_training_is_the_one_of_earlier_versions(tmp_path: Path) -> None:

@@ -154,6 +154,10 @@ def test_a_newcomer_makes_no_signature_for_a_brief_that_asks_for_less_privacy_th
             SignatureDpPlan(epsilon=1.5),
             "allows sketches to cost epsilon 1.5, and this silo's max_epsilon is 1",
         ),
+        (
+            SignatureDpPlan(epsilon=1.0, delta=1e-4),
+            "promises epsilon at delta 0.0001 only, and this silo's max_delta is 1e-05",
+        ),
     ],
 )
 def test_a_silo_makes_no_signature_that_is_less_private_than_it_allows(

@@ -147,6 +147,9 @@ def test_a_policy_refuses_a_plan_that_costs_more_before_anything_is_trained(
     who.session.policy = Policy(max_training_epsilon=4.0)
     if training is not None:
         who.session.check_plan()
+        who.session.policy = Policy(max_training_epsilon=4.0, max_training_delta=1e-6)
+        with pytest.raises(PolicyRefused, match=r"at delta 1e-05 only.* privacy.training.delta of 1e-06 or"):
+            who.session.check_plan()
 
 
 @pytest.mark.parametrize("name", ["fed_vemoe", "het_lora", "ca_pfl", "ditto"])
