@@ -13,6 +13,10 @@ class ModelNotFound(AgentError):
     """A path or hub id is not a base model that can be loaded."""
 
 
+class CheckpointIncomplete(ModelNotFound):
+    """The weights of a base model lack tensors, or have tensors that the model does not have."""
+
+
 class ModelTooLarge(AgentError):
     """A base model does not fit into the memory of its device."""
 

@@ -5,20 +5,19 @@ An output shift becomes a bias where the architecture has one, and a rank of the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 import torch
 from torch import nn
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoConfig, PreTrainedModel
 from transformers.pytorch_utils import Conv1D
-from transformers.utils import logging as transformers_logging
 
 from client_agent.adapters.base import LoraFactors
 from client_agent.adapters.peft_export import below_layer
+from client_agent.model.complete import load_complete
 from client_agent.model.loading import BaseModel
 
 _OPTIONAL_BIASES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
@@ -69,25 +68,18 @@ def _dense_model(source: str, factors: Mapping[str, LoraFactors], base: BaseMode
     }
     for setting in added:
         setattr(config, setting, True)
-    load = cast(Callable[..., PreTrainedModel], AutoModelForCausalLM.from_pretrained)
-    with _quiet():  # about the biases that the files lack
-        model = load(source, config=config, dtype="auto", local_files_only=True)
+    biased = tuple(name for names in added.values() for name in names)
+
+    def is_added(tensor: str) -> bool:
+        path, _, kind = tensor.rpartition(".")
+        return kind == "bias" and path.endswith(biased)
+
+    model = load_complete(source, is_added=is_added, config=config, dtype="auto", local_files_only=True)
     with torch.no_grad():
         for path, module in model.named_modules():
-            if any(path.endswith(name) for names in added.values() for name in names):
+            if path.endswith(biased):
                 cast(nn.Parameter, module.bias).zero_()
     return model
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    logging = cast(Any, transformers_logging)
-    level = logging.get_verbosity()
-    logging.set_verbosity_error()
-    try:
-        yield
-    finally:
-        logging.set_verbosity(level)
 
 
 def _add(module: nn.Module, lora: LoraFactors) -> None:

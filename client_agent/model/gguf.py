@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
+import re
 import shutil
 import time
 from pathlib import Path
@@ -12,12 +13,14 @@ from tempfile import mkdtemp
 from typing import Any, cast
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from transformers import AutoTokenizer
 from transformers.utils import logging as transformers_logging
 
-from client_agent.errors import ModelNotFound
+from client_agent.errors import CheckpointIncomplete, ModelNotFound
+from client_agent.model.complete import load_complete
 
 SUFFIX = ".gguf"
+_PART = re.compile(r"-\d{5}-of-(?!00001)\d{5}\.gguf$", re.IGNORECASE)
 _ABANDONED_SECONDS = 3600.0
 
 log = logging.getLogger(__name__)
@@ -65,6 +68,11 @@ def _convert(file: Path, folder: Path) -> None:
 
     If another process was faster, its folder stays: a model may be loading from it.
     """
+    if _PART.search(file.name):
+        raise ModelNotFound(
+            f"{file}: one part of a model in several files; join them with `llama-gguf-split --merge`, "
+            "and set model to the joined file"
+        )
     log.info("%s: converting %.0f MB to safetensors; this is done once", file, file.stat().st_size / 1e6)
     started = time.monotonic()
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -80,6 +88,8 @@ def _convert(file: Path, folder: Path) -> None:
         raise ModelNotFound(
             f"{file}: converting needs the package gguf ({error}); see README, Install"
         ) from error
+    except CheckpointIncomplete:
+        raise
     except Exception as error:  # transformers and gguf have no common error for a file they cannot read
         raise ModelNotFound(
             f"{file}: cannot be converted ({error}); give a folder with safetensors weights"
@@ -124,11 +134,8 @@ def _write(file: Path, folder: Path) -> None:
     }
     tokenizer = cast(Any, AutoTokenizer).from_pretrained(**place)
     dense = GgufConfig(dequantize=True)
-    model = cast(
-        PreTrainedModel,
-        cast(Any, AutoModelForCausalLM).from_pretrained(
-            **place, quantization_config=dense, dtype=torch.bfloat16
-        ),
+    model = load_complete(
+        place.pop("pretrained_model_name_or_path"), **place, quantization_config=dense, dtype=torch.bfloat16
     )
     if hasattr(model.config, "quantization_config"):
         del model.config.quantization_config

@@ -16,7 +16,6 @@ import torch
 from transformers import (
     CONFIG_MAPPING,
     AutoConfig,
-    AutoModelForCausalLM,
     AutoTokenizer,
     PreTrainedModel,
     PreTrainedTokenizerFast,
@@ -26,6 +25,7 @@ from transformers.utils import logging as transformers_logging
 
 from client_agent.errors import ModelNotFound, ModelTooLarge, TokenizerUnfit, UnknownArchitecture
 from client_agent.model.architectures import Architecture, linear_shape
+from client_agent.model.complete import load_complete
 from client_agent.model.frozen_prefix import FrozenPrefix
 from client_agent.model.gguf import model_folder
 from client_agent.model.measured import measured
@@ -33,7 +33,7 @@ from client_agent.model.named_parts import require_named
 from client_agent.model.quantization import bits_and_bytes, keep_differentiable
 from client_agent.model.stop_tokens import read_configured_stops
 from client_agent.model.token_store import TokenStore
-from client_agent.model.weight_files import read_header, require_dense, stored_tensors, weight_files
+from client_agent.model.weight_files import read_header, require_plain, stored_tensors, weight_files
 from client_agent.settings import Quantization
 from schemas.messages.enrolment import LayerRun
 from schemas.messages.federations import ALL_ROLES, Role
@@ -128,27 +128,25 @@ def load_base_model(
     Tensors are moved to `device` one by one, so a quantised model is never there as a whole in `dtype`.
 
     Raises:
-        ModelNotFound: config.json or safetensors weights are missing, or cannot be loaded.
+        ModelNotFound: config.json or safetensors weights are missing, ambiguous, or cannot be loaded.
+        CheckpointIncomplete: tensors are missing or left over; see `load_complete`.
         ModelTooLarge: `device` has too little memory.
         UnknownArchitecture: its architecture cannot carry adapters; see `measured`.
         TokenizerUnfit: the tokenizer has no character offsets or no end-of-sequence token.
     """
     folder = _folder_of(source)
     config = _config_of(folder)
-    require_dense(source, config)
+    require_plain(source, config)
     _require_known(folder, str(config.get("model_type")))
     slug = base_model_slug(source)
     cast(Any, transformers_logging).disable_progress_bar()  # one bar per tensor file clutters the log
     try:
-        model = cast(
-            PreTrainedModel,
-            AutoModelForCausalLM.from_pretrained(
-                folder,
-                dtype=dtype,
-                device_map={"": device},
-                quantization_config=bits_and_bytes(quantization, dtype),
-                **_DATA_ONLY,
-            ),
+        model = load_complete(
+            str(folder),
+            dtype=dtype,
+            device_map={"": device},
+            quantization_config=bits_and_bytes(quantization, dtype),
+            **_DATA_ONLY,
         )
         tokenizer = cast(Any, AutoTokenizer).from_pretrained(folder, **_DATA_ONLY)
         keep_differentiable(model)
@@ -203,7 +201,7 @@ def base_model_slug(source: str) -> str:
     for shards. The precision of the weights in memory is not part of the slug.
 
     Raises:
-        ModelNotFound: config.json or safetensors weights are missing or damaged.
+        ModelNotFound: config.json or safetensors weights are missing, ambiguous or damaged.
     """
     folder = _folder_of(source)
     digest = hashlib.sha256()

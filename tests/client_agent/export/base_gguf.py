@@ -1,7 +1,8 @@
-"""Write a tiny random model as a GGUF file without vocabulary, so that llama.cpp computes its logits."""
+"""Write a tiny random model as a GGUF file, so that llama.cpp computes its logits."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,21 @@ from client_agent.model.loading import BaseModel
 NAMES = {"llama": "llama", "mistral": "llama", "gemma3_text": "gemma3"}
 
 
-def write_base(file: Path, base: BaseModel) -> None:
-    """Write config and weights in float32, as llama.cpp expects them of the architecture."""
+def _without_vocabulary(writer: gguf.GGUFWriter) -> None:
+    writer.add_tokenizer_model("no_vocab")
+
+
+def write_base(
+    file: Path,
+    base: BaseModel,
+    add_vocabulary: Callable[[gguf.GGUFWriter], None] = _without_vocabulary,
+    *,
+    without: str = "",
+) -> None:
+    """Write config and weights in float32, as llama.cpp expects them of the architecture.
+
+    `without` is the name of a tensor that is left out.
+    """
     config: Any = base.model.config
     name = NAMES.get(base.architecture, base.architecture)
     writer = gguf.GGUFWriter(file, name)
@@ -31,7 +45,7 @@ def write_base(file: Path, base: BaseModel) -> None:
     rope = config.rope_parameters
     writer.add_rope_freq_base(float(rope.get("full_attention", rope).get("rope_theta")))
     writer.add_vocab_size(config.vocab_size)
-    writer.add_tokenizer_model("no_vocab")
+    add_vocabulary(writer)
     if name in ("gemma2", "gemma3"):
         writer.add_sliding_window(config.sliding_window)
     if name == "gemma2":
@@ -41,7 +55,7 @@ def write_base(file: Path, base: BaseModel) -> None:
     table = gguf.get_tensor_name_map(number, base.layers)
     for path, values in base.model.state_dict().items():
         stem, _, kind = path.rpartition(".")
-        if stem == base.parts.output_layer and config.tie_word_embeddings:
+        if path == without or (stem == base.parts.output_layer and config.tie_word_embeddings):
             continue
         weights = values.float().numpy()
         if name == "llama" and stem.endswith(("q_proj", "k_proj")):
