@@ -17,6 +17,10 @@ class CheckpointIncomplete(ModelNotFound):
     """The weights of a base model lack tensors, or have tensors that the model does not have."""
 
 
+class ModelChanged(AgentError):
+    """A silo's base model or tokenizer is not the one with which its client enrolled."""
+
+
 class ModelTooLarge(AgentError):
     """A base model does not fit into the memory of its device."""
 

@@ -14,12 +14,13 @@ from client_agent.adapters.frames import first_adapted_layer, random_frames
 from client_agent.adapters.inject import inject
 from client_agent.errors import AgentError, CoordinatorRefused, DataInvalid, NotEnrolled
 from client_agent.identity.agent_folder import read_membership
-from client_agent.identity.membership import connect_once, pending_key_file
+from client_agent.identity.membership import connect_once, pending_key_file, require_enrolled
 from client_agent.model.examples import encode_all, encode_for, encode_some, learnt_end
 from client_agent.model.frozen_prefix import is_worth_storing
 from client_agent.model.gguf import model_folder
 from client_agent.model.loading import BaseModel, base_model_slug
 from client_agent.model.template_facts import ending_fault
+from client_agent.model.tokenizer_digests import tokenizer_digests
 from client_agent.model.tokens import collate, pad_id
 from client_agent.privacy.budget import require_voices
 from client_agent.rounds.plan import (
@@ -115,6 +116,7 @@ def _device(settings: AgentSettings) -> str:
 def _model(settings: AgentSettings) -> str:
     base = _loaded(settings)
     options_of(settings, base)
+    require_enrolled(settings.folder, base.slug, tokenizer_digests(base.tokenizer, chats=False))
     size = f"{base.slug}: {base.architecture}, {base.layers} layers, {base.hidden_size} wide"
     dense = unquantised_expert_bytes(base) if settings.quantization != "none" else 0
     experts = [f"{_size(dense)} of routed experts are not in {settings.quantization}"] if dense else []

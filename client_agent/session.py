@@ -113,7 +113,7 @@ def open_participant(
     """
     from client_agent.identity.agent_folder import exclusive, read_membership
     from client_agent.identity.key_rotation import current_key
-    from client_agent.identity.membership import set_aside_earlier_client
+    from client_agent.identity.membership import require_enrolled, set_aside_earlier_client
 
     if enrolment is None:
         read_membership(settings.folder)  # before torch is imported and a model loaded
@@ -129,6 +129,7 @@ def open_participant(
         if enrolment is not None:
             _enrol_once(settings, enrolment, silo.profile, flag)
         membership = read_membership(settings.folder)
+        require_enrolled(settings.folder, silo.base.slug, silo.tokenizer)
         set_aside_earlier_client(settings.folder, membership)
         key = current_key(lambda key: connection(settings, key, flag), settings.folder)
         with connection(settings, key, flag) as api, _trackers(settings, membership) as trackers:
@@ -210,10 +211,12 @@ def with_model(
         SettingsUnusable: a tracker of `report_to` is not installed.
     """
     require_trackers(settings)
+    from client_agent.identity.membership import require_enrolled
     from client_agent.rounds.participant import Participant, Trainer
     from client_agent.training.silo import open_silo
 
     silo = open_silo(settings)
+    require_enrolled(settings.folder, silo.base.slug, silo.tokenizer)
     silo.ranks = ranks
     trainer = Trainer(silo, client.session, stop.is_set, settings.lora_rank, settings.checkpoint_seconds)
     return Participant(client.session, client.workspace, trainer, stop.sleep)

@@ -214,6 +214,14 @@ class LayoutMismatch(Refused):
     status, slug, title = 422, "layout-mismatch", "This adapter cannot be summed with other members' adapters"
 
 
+class TokenizerMismatch(Refused):
+    status, slug, title = (
+        422,
+        "tokenizer-mismatch",
+        "Members with this base model have another tokenizer; see `parts`",
+    )
+
+
 class WeakPublicKey(Refused):
     status, slug, title = 422, "weak-public-key", "The public key is not acceptable, or its proof is wrong"
 

@@ -15,11 +15,13 @@ from cryptography.hazmat.primitives.serialization import (
     PrivateFormat,
     load_pem_private_key,
 )
+from pydantic import ValidationError
 
 from client_agent.errors import (
     AlreadyEnrolled,
     CoordinatorRefused,
     KeyRefused,
+    ModelChanged,
     NotEnrolled,
     SettingsUnusable,
     TokenDamaged,
@@ -33,11 +35,18 @@ from client_agent.transport.sent_log import SentLog
 from schemas.identity.documents import sign
 from schemas.identity.enrolment_token import EnrolmentTokenText, TokenMalformed, read
 from schemas.identity.keys import name_of
-from schemas.messages.enrolment import EnrolmentRequest, Profile, enrolment_statement
+from schemas.messages.enrolment import (
+    EnrolmentRequest,
+    Profile,
+    TokenizerDigests,
+    enrolment_statement,
+)
 from schemas.names.spelling import NameRefused, new_name
 
 log = logging.getLogger("tessera.agent")
 
+PROFILE = "enrolled.json"
+"""The model and tokenizer with which this client enrolled."""
 KEY = "client.key"
 """The file of this agent's private key."""
 NEXT_KEY = "next.key"
@@ -132,8 +141,37 @@ def enrol(api: CoordinatorApi, folder: Path, *, token: str, name: str, profile: 
     if pending_key := pending_key_file(folder):
         move_aside(pending_key)
     set_aside_earlier_client(folder, membership)
+    write_durably(folder / PROFILE, profile.model_dump_json(indent=1).encode())
     write_durably(folder / MEMBERSHIP, membership.model_dump_json(indent=1).encode())
     return membership
+
+
+def require_enrolled(folder: Path, base_model: str, tokenizer: TokenizerDigests) -> None:
+    """Check that a silo's model is the one with which its client enrolled; others average with that.
+
+    A client that an earlier version enrolled has stored no model, and is not compared.
+
+    Raises:
+        ModelChanged: the base model or a part of its tokenizer is another one.
+    """
+    try:
+        enrolled = Profile.model_validate_json((folder / PROFILE).read_bytes())
+    except FileNotFoundError:
+        return
+    except ValidationError as error:
+        raise SettingsUnusable(f"{folder / PROFILE} is damaged; restore it from a backup") from error
+    if enrolled.base_model != base_model:
+        raise ModelChanged(
+            f"this client enrolled with the base model {enrolled.base_model}, and model is {base_model} now; "
+            "set model back, or ask the operator for a token and enrol with another folder"
+        )
+    parts = enrolled.tokenizer.differing(tokenizer) if enrolled.tokenizer is not None else []
+    if parts:
+        raise ModelChanged(
+            f"the tokenizer of {base_model} differs in {', '.join(parts)} from that with which this client "
+            "enrolled; restore its files (and chat_template), or ask the operator for a token and enrol with "
+            "another folder"
+        )
 
 
 def set_aside_earlier_client(folder: Path, member: Membership) -> None:

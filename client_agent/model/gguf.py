@@ -127,16 +127,10 @@ def _write(file: Path, folder: Path) -> None:
     from transformers import GgufConfig  # absent from releases that cannot dequantise
 
     cast(Any, transformers_logging).disable_progress_bar()
-    place = {
-        "pretrained_model_name_or_path": str(file.parent),
-        "gguf_file": file.name,
-        "local_files_only": True,
-    }
-    tokenizer = cast(Any, AutoTokenizer).from_pretrained(**place)
+    place: dict[str, Any] = {"gguf_file": file.name, "local_files_only": True}
+    tokenizer = cast(Any, AutoTokenizer).from_pretrained(str(file.parent), **place)
     dense = GgufConfig(dequantize=True)
-    model = load_complete(
-        place.pop("pretrained_model_name_or_path"), **place, quantization_config=dense, dtype=torch.bfloat16
-    )
+    model = load_complete(str(file.parent), **place, quantization_config=dense, dtype=torch.bfloat16)
     if hasattr(model.config, "quantization_config"):
         del model.config.quantization_config
     model.save_pretrained(folder)

@@ -32,6 +32,7 @@ from client_agent.model.measured import measured
 from client_agent.model.named_parts import require_named
 from client_agent.model.quantization import bits_and_bytes, keep_differentiable
 from client_agent.model.stop_tokens import read_configured_stops
+from client_agent.model.token_rows import compare_rows
 from client_agent.model.token_store import TokenStore
 from client_agent.model.weight_files import read_header, require_plain, stored_tensors, weight_files
 from client_agent.settings import Quantization
@@ -132,7 +133,8 @@ def load_base_model(
         CheckpointIncomplete: tensors are missing or left over; see `load_complete`.
         ModelTooLarge: `device` has too little memory.
         UnknownArchitecture: its architecture cannot carry adapters; see `measured`.
-        TokenizerUnfit: the tokenizer has no character offsets or no end-of-sequence token.
+        TokenizerUnfit: the tokenizer has no character offsets or no end-of-sequence token, or the model has
+            no row for that token.
     """
     folder = _folder_of(source)
     config = _config_of(folder)
@@ -161,6 +163,7 @@ def load_base_model(
     except (OSError, ValueError, RuntimeError) as error:
         raise ModelNotFound(f"{source}: cannot be loaded ({error}); download the model again") from error
     _check(tokenizer, source, folder)
+    compare_rows(tokenizer, model, source)
     return BaseModel(
         model=model,
         tokenizer=tokenizer,

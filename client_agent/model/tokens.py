@@ -18,6 +18,7 @@ from transformers import PreTrainedTokenizerFast
 from client_agent.errors import TokenizerUnfit
 from client_agent.model.special_text import Span, encode_as_text
 from client_agent.model.stop_tokens import ends_of
+from client_agent.model.token_rows import has_row, require_rows
 
 NO_TARGET = -100
 
@@ -153,12 +154,17 @@ def pieces(whole: Encoded, tokenizer: PreTrainedTokenizerFast, max_length: int) 
 def tokens_of(
     tokenizer: PreTrainedTokenizerFast, text: str, *, special: bool, as_text: Sequence[Span] = ()
 ) -> tuple[list[int], list[Span]]:
-    """Return the ids of a text's tokens and their character spans, (0, 0) for tokens without text."""
+    """Return the ids of a text's tokens and their character spans, (0, 0) for tokens without text.
+
+    Raises:
+        TokenizerUnfit: the model has no row for one of them.
+    """
     if as_text:
         ids, spans = encode_as_text(text, tokenizer, as_text, special=special)
     else:
         coded = tokenizer(text, add_special_tokens=special, return_offsets_mapping=True)
         ids, spans = cast(list[int], coded["input_ids"]), cast(list[Span], coded["offset_mapping"])
+    require_rows(tokenizer, text, ids, spans)
     return [int(i) for i in ids], [(int(s), int(e)) if e > s else (0, 0) for s, e in spans]
 
 
@@ -216,7 +222,7 @@ def collate(
 def pad_id(tokenizer: PreTrainedTokenizerFast) -> int:
     """Return the padding id; any id is valid, since padding is masked and has no target."""
     for candidate in (tokenizer.pad_token_id, tokenizer.eos_token_id):
-        if isinstance(candidate, int):
+        if isinstance(candidate, int) and has_row(tokenizer, candidate):
             return candidate
     return 0
 

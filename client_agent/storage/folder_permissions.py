@@ -13,7 +13,7 @@ log = logging.getLogger("tessera.agent")
 
 # The agent's entries at the top of its folder; a file during its write has a leading dot.
 _AGENT_FILES = re.compile(
-    r"\.?(agent\.lock|client\.key|next\.key|membership\.json|prepared\.json)(\..*)?|fed_[0-9a-f]+|earlier"
+    r"\.?(agent\.lock|client\.key|next\.key|membership\.json|prepared\.json|enrolled\.json)(\..*)?|fed_[0-9a-f]+|earlier"
 )
 
 

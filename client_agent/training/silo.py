@@ -16,6 +16,7 @@ from client_agent.model.chat import set_template
 from client_agent.model.examples import Example, encode_for
 from client_agent.model.gguf import model_folder
 from client_agent.model.loading import BaseModel, base_model_slug, load_base_model, parameter_count
+from client_agent.model.tokenizer_digests import tokenizer_digests
 from client_agent.model.tokens import Encoded
 from client_agent.settings import AgentSettings, Dtype, GeneratedScores, Quantization
 from client_agent.storage.prefix_store import PREFIXES, PrefixStore
@@ -29,7 +30,7 @@ from client_agent.training.remarks import remarks_on
 from client_agent.training.trainers import OpenedTrainer, open_trainer
 from schemas import PROTOCOL_VERSION
 from schemas.messages import private_training
-from schemas.messages.enrolment import Profile
+from schemas.messages.enrolment import Profile, TokenizerDigests
 from schemas.messages.secure_sum import CAPABILITY
 
 _LARGE = 1_000_000_000
@@ -136,7 +137,12 @@ class Silo:
             agent_version=__version__,
             protocol_version=PROTOCOL_VERSION,
             capabilities=(CAPABILITY, private_training.CAPABILITY),
+            tokenizer=self.tokenizer,
         )
+
+    @property
+    def tokenizer(self) -> TokenizerDigests:
+        return tokenizer_digests(self.base.tokenizer, chats=any(example.turns for example in self.data.all))
 
 
 def is_large(source: str) -> bool:

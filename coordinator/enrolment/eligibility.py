@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 
 from coordinator.enrolment.body_sizes import check_bodies, check_depth, check_pack
-from coordinator.errors import CapabilityMissing, FederationStateConflict, Forbidden, Invalid
+from coordinator.errors import (
+    CapabilityMissing,
+    FederationStateConflict,
+    Forbidden,
+    Invalid,
+    TokenizerMismatch,
+)
 from coordinator.strategies.opening import OpenedPlan
 from schemas.maths.adapter import Layout, pq_layout
 from schemas.maths.blocks import adapted_layers
 from schemas.maths.layout import block_roles, client_layout, roles_of
 from schemas.messages import private_training
-from schemas.messages.enrolment import Profile
+from schemas.messages.enrolment import Profile, TokenizerDigests
 from schemas.messages.federations import AdapterPlan, FederationPlan
 from schemas.messages.secure_sum import ANY_FORMAT, CAPABILITY
 from schemas.wire.budget import shortfall
@@ -53,6 +59,33 @@ def check_eligible(opened: OpenedPlan, state: str, profile: Profile, *, with_key
         check_bodies(plan, layout, base_delta=opened.traits.base_delta, field="profile.shapes")
         _check_budget(opened, layout, field="profile.shapes")
     check_pack(plan, profile)
+
+
+def check_tokenizer(profile: Profile, members: Iterable[TokenizerDigests]) -> None:
+    """Raise if a client's tokenizer differs from that of a member with the same base model.
+
+    Their adapters would be averaged although they are trained on other tokens of the same text. A profile
+    without digests is of an agent of an earlier version, and is not compared.
+
+    Raises:
+        TokenizerMismatch: a part differs that both report.
+    """
+    if profile.tokenizer is None:
+        return
+    parts = sorted({part for member in members for part in profile.tokenizer.differing(member)})
+    if parts == ["chat_template"]:
+        raise TokenizerMismatch(
+            f"members with the base model {profile.base_model} render chats with another chat template; "
+            "agree on one, and set it with chat_template in silo.toml, or on the model's own",
+            parts=[*parts],
+        )
+    if parts:
+        raise TokenizerMismatch(
+            f"members with the base model {profile.base_model} have a tokenizer that differs in "
+            f"{', '.join(parts)}; use the tokenizer files of the same published model, or ask the operator "
+            "to revoke the members with the other tokenizer",
+            parts=[*parts],
+        )
 
 
 def _check_layers(adapter: AdapterPlan, profile: Profile) -> None:

@@ -16,7 +16,7 @@ from coordinator.db.federation_lock import lock_federation
 from coordinator.db.ids import new_id
 from coordinator.db.tables.federations import ClientRow, EnrolmentTokenRow
 from coordinator.enrolment import names, proof_of_possession, roster, store
-from coordinator.enrolment.eligibility import check_eligible
+from coordinator.enrolment.eligibility import check_eligible, check_tokenizer
 from coordinator.enrolment.failure_delay import ENROLMENT_BYTES, enrolment_body
 from coordinator.enrolment.names import NameLooksAlike
 from coordinator.errors import (
@@ -31,6 +31,7 @@ from coordinator.errors import (
     NotFound,
     ProtocolVersionUnsupported,
     RateLimited,
+    TokenizerMismatch,
     WeakPublicKey,
 )
 from coordinator.http.dependencies import TheDatabase, TheServerKey, TheSettings
@@ -111,6 +112,7 @@ def make_enrolment_token(
         Forbidden,
         FederationStateConflict,
         Invalid,
+        TokenizerMismatch,
         WeakPublicKey,
         ProtocolVersionUnsupported,
         CapabilityMissing,
@@ -243,6 +245,8 @@ def admit_member(
         )
     with_key = request.public_key is not None
     check_eligible(open_plan(plan), federation.state, request.profile, with_key=with_key)
+    members = store.tokenizers_of(session, token.federation_id, request.profile.base_model)
+    check_tokenizer(request.profile, members)
     digest = hash_of(credential) if credential is not None else None
     repeat = tokens.fingerprint(request)
     client = store.use_token(session, token, request, credential_hash=digest, repeat=repeat)

@@ -14,7 +14,7 @@ from coordinator.db.tables.identity import ClientKeyRow
 from coordinator.db.upsert import insert_new
 from coordinator.enrolment import names
 from coordinator.errors import NotFound
-from schemas.messages.enrolment import Client, EnrolmentRequest, EnrolmentTokenRequest
+from schemas.messages.enrolment import Client, EnrolmentRequest, EnrolmentTokenRequest, TokenizerDigests
 from schemas.messages.tokens import TokenPage, TokenRequest, TokenView
 
 _HAS_KEYS = "key:"  # prefix of the client's id; no hash starts with it
@@ -118,6 +118,19 @@ def enrolment_token(session: Session, row_id: str) -> EnrolmentTokenRow | None:
 
 def is_expired(session: Session, token: EnrolmentTokenRow) -> bool:
     return token.expires_at <= database_time(session)
+
+
+def tokenizers_of(session: Session, federation_id: str, base_model: str) -> list[TokenizerDigests]:
+    """Return the tokenizers that enrolled clients of a base model reported; earlier agents report none."""
+    rows = session.scalars(
+        select(ClientRow.profile).where(
+            ClientRow.federation_id == federation_id,
+            ClientRow.base_model == base_model,
+            ClientRow.state == "enrolled",
+        )
+    )
+    reported = [profile["tokenizer"] for profile in rows if profile.get("tokenizer") is not None]
+    return [TokenizerDigests.model_validate(digests) for digests in reported]
 
 
 def use_token(

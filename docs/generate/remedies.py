@@ -106,6 +106,10 @@ REMEDIES: Final[Mapping[str, str]] = {
     "tensor-schema": (
         "Send the tensors that the plan's adapter has, in its shapes; check that the agent runs this plan."
     ),
+    "tokenizer-mismatch": (
+        "Use the tokenizer files that were published with the base model, and for chats the same chat "
+        "template; or ask the operator to revoke the members whose tokenizer is wrong."
+    ),
     "unavailable": "Wait for the seconds in `Retry-After`. If it stays, the operator checks the database.",
     "upload-conflict": "Nothing; the content that was accepted first stays.",
     "validation": "Correct the fields in `errors`.",

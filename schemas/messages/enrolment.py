@@ -41,6 +41,30 @@ def _few(shapes: object) -> object:
     }
 
 
+class TokenizerDigests(Lenient):
+    """Digests of the parts of a tokenizer that decide which tokens a text has."""
+
+    vocabulary: Digest
+    """The tokens with their ids, and the settings of the tokenizer's model."""
+    merges: Digest
+    """The merges of pairs of tokens, in order."""
+    normalizer: Digest
+    """The changes of a text before it is divided."""
+    pre_tokenizer: Digest
+    """The division of a text before its parts become tokens."""
+    added_tokens: Digest
+    """The tokens beside the vocabulary, such as those that mark turns of a chat."""
+    post_processor: Digest
+    """The tokens around a text: the post-processor, bos and eos."""
+    chat_template: Digest | None = None
+    """The chat template in use; null where the silo's data are no chats."""
+
+    def differing(self, peer: TokenizerDigests) -> list[str]:
+        """Return the names of the parts that differ; a part that either of them lacks does not."""
+        pairs = {name: (getattr(self, name), getattr(peer, name)) for name in type(self).model_fields}
+        return [name for name, pair in pairs.items() if None not in pair and pair[0] != pair[1]]
+
+
 class Profile(Lenient):
     """A client's model and software. LoRA tensors need the shapes of every role."""
 
@@ -68,6 +92,8 @@ class Profile(Lenient):
     """The version of the protocol that it speaks."""
     capabilities: Annotated[tuple[Annotated[str, Field(max_length=50)], ...], Field(max_length=20)] = ()
     """The agent's capabilities beyond the protocol's first version, such as `secure-sum-3`."""
+    tokenizer: TokenizerDigests | None = None
+    """The digests of the base model's tokenizer; null = an agent that does not compute them."""
 
     @model_validator(mode="after")
     def _runs_are_in_order(self) -> Self:
