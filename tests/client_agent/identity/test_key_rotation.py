@@ -20,13 +20,14 @@ from client_agent.identity.key_rotation import current_key, replace_key, switch_
 from client_agent.identity.membership import enrol, read_key
 from client_agent.session import open_participant
 from client_agent.settings import read_settings
+from client_agent.training.silo import Silo
 from client_agent.transport.client import CoordinatorApi
 from schemas.identity.keys import name_of
 from schemas.messages.enrolment import Profile
 from tests.client_agent.commands import tessera
 from tests.client_agent.test_daemon import config, naps
 from tests.coordinator.enrolment.test_key_rotation import let_expire
-from tests.served import PROFILE, Served
+from tests.served import Served
 
 Connect = Callable[[Ed25519PrivateKey], AbstractContextManager[CoordinatorApi]]
 
@@ -34,11 +35,10 @@ Connect = Callable[[Ed25519PrivateKey], AbstractContextManager[CoordinatorApi]]
 class Scene:
     """One enrolled agent; `connect` signs with a key."""
 
-    def __init__(self, served: Served, folder: Path, opened: ExitStack) -> None:
+    def __init__(self, served: Served, folder: Path, opened: ExitStack, profile: Profile) -> None:
         self.served, self.folder, self._opened = served, folder, opened
         self.federation_id = served.federation()
         token = served.enrolment_token(self.federation_id, "aster")
-        profile = Profile.model_validate(PROFILE)
         with CoordinatorApi(served.url, key=None, deadline_seconds=0) as api:
             self.member: Membership = enrol(api, folder, token=token, name="aster", profile=profile)
         self.old = read_key(folder)
@@ -55,9 +55,9 @@ class Scene:
 
 
 @pytest.fixture
-def scene(served: Served, tmp_path: Path) -> Iterator[Scene]:
+def scene(served: Served, tmp_path: Path, silo: Silo) -> Iterator[Scene]:
     with ExitStack() as opened:
-        yield Scene(served, tmp_path / "state", opened)
+        yield Scene(served, tmp_path / "state", opened, silo.profile)
 
 
 def _before_it_is_sent(scene: Scene, _: pytest.MonkeyPatch) -> Connect:
