@@ -8,7 +8,8 @@ do, each at a time of its own; latencies are counted from sending to the whole a
 have joined a round and send 1 MiB each at once, coming again when they are told to; seconds until the last
 receipt, and, on PostgreSQL, those that the same bytes take through a server that only stores them. `soak`:
 small rounds of four new clients at a time until so many requests are answered; memory, files and threads of
-the server over their number.
+the server over their number. `pipelines`: anonymous connections that send requests back to back and read
+nothing; the largest memory, and the slowest health probe meanwhile.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from rich.console import Console
 from benchmarks import bare_store, figures
 from benchmarks.load_agents import Agent, enrol, join, poll, soak, store, upload
 from benchmarks.memory import MIB
+from benchmarks.pipelines import pipelined
 from benchmarks.serving import Coordinator, running
 from tests.postgres_server import PostgresServer
 
@@ -35,7 +37,13 @@ GOAL_POLL_P99_SECONDS = 0.150
 GOAL_UPLOAD_SECONDS = 8.0
 GOAL_UPLOAD_RSS_MIB = 512.0
 GOAL_SOAK_MIB_PER_10000 = 0.5
+GOAL_PIPELINES_RSS_MIB = 250.0
+GOAL_PIPELINES_PROBE_SECONDS = 1.0
 POLL_EVERY_SECONDS = 5.0
+PIPELINES = (1, 8, 40)
+"""Numbers of connections that send without reading."""
+
+PIPELINES_SECONDS = 30.0
 _LAYERS, _WIDTH = 8, 4096
 _MOST_ROUNDS = 250  # of one federation: a key may sign so many POSTs in ten minutes, and no more
 
@@ -66,6 +74,10 @@ def main() -> None:
     if not arguments.sqlite:
         with console.status("the same bytes to a server that only stores them"):
             result["bare"] = _bare(agents, bodies)
+    result["pipelines"] = []
+    for connections in PIPELINES:
+        with _coordinator(arguments.folder, sqlite=arguments.sqlite) as coordinator:
+            result["pipelines"].append(pipelined(coordinator, connections, PIPELINES_SECONDS))
     with _coordinator(arguments.folder, sqlite=arguments.sqlite) as coordinator:
         result["soak"] = _soak(coordinator, arguments.soak_requests, console)
     figures.write(arguments.out, result)
@@ -207,6 +219,16 @@ def _report(console: Console, result: dict[str, Any]) -> None:
             figures.Wanted("uploads that were lost", result["agents"] - uploads["arrived"], 0),
             figures.Wanted(
                 "RSS slope, MiB per 10,000 requests", soaked["rss_mib_per_10000"], GOAL_SOAK_MIB_PER_10000
+            ),
+            figures.Wanted(
+                "pipelined requests: peak RSS, MiB",
+                max(item["peak_rss_mib"] for item in result["pipelines"]),
+                GOAL_PIPELINES_RSS_MIB,
+            ),
+            figures.Wanted(
+                "pipelined requests: slowest health probe, s",
+                max(item["slowest_probe_seconds"] for item in result["pipelines"]),
+                GOAL_PIPELINES_PROBE_SECONDS,
             ),
             figures.Wanted("files more at the end", soaked["files"][1] - soaked["files"][0], 0),
             figures.Wanted("threads more at the end", soaked["threads"][1] - soaked["threads"][0], 0),

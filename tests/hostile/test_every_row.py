@@ -12,6 +12,7 @@ from tests.hostile import (
     test_identity_rows,
     test_load_rows,
     test_message_rows,
+    test_pipelines,
     test_recipe_rows,
     test_slow_peers,
     test_sum_rows,
@@ -28,7 +29,7 @@ TABLES: tuple[ModuleType, ...] = (
     test_message_rows,
     test_sum_rows,
 )
-LAST_ROW = 52
+LAST_ROW = 53
 NOT_THERE = {
     44: "Idempotency-Key",
 }
@@ -40,6 +41,7 @@ TOLD_BY: dict[int, Callable[..., None]] = {
     43: test_message_rows.test_the_same_update_twice_at_once_by_two_replicas_is_taken_once,
     51: test_load_rows.test_a_client_that_polls_too_often_is_told_when_to_come_back_and_nobody_else_is,
     52: test_load_rows.test_nothing_is_taken_while_the_disk_is_nearly_full,
+    53: test_pipelines.test_pipelined_requests_cost_little,
 }
 """Rows that take more than one input."""
 

@@ -8,10 +8,9 @@ from __future__ import annotations
 import asyncio
 import socket
 import struct
+from collections import deque
 from http import HTTPStatus
 from typing import Any, ClassVar
-
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from coordinator.errors import Busy, HeadTooLarge, Refused, RequestMalformed, RequestTimeout, TargetTooLong
 from coordinator.http.limits.body_deadline import (
@@ -21,6 +20,7 @@ from coordinator.http.limits.body_deadline import (
     REFUSED_BODY,
     body_seconds,
 )
+from coordinator.http.limits.one_request import OneRequestConnection
 from coordinator.http.problems import render
 from coordinator.observability.logs import logger
 
@@ -54,7 +54,8 @@ log = logger(__name__)
 
 def connections(bytes_per_second: int, most: int) -> type[BoundedConnection]:
     """Return the connection class for uvicorn with these limits."""
-    return type("Connection", (BoundedConnection,), {"bytes_per_second": bytes_per_second, "most": most})
+    limits = {"bytes_per_second": bytes_per_second, "most": most, "turns": deque()}
+    return type("Connection", (BoundedConnection,), limits)
 
 
 def reserved(most: int) -> int:
@@ -62,7 +63,7 @@ def reserved(most: int) -> int:
     return min(RESERVED, most // 10)
 
 
-class BoundedConnection(HttpToolsProtocol):
+class BoundedConnection(OneRequestConnection):
     """One of at most `most` connections; `bytes_per_second` is the slowest pace of an unread body."""
 
     bytes_per_second: ClassVar[int]
@@ -98,15 +99,23 @@ class BoundedConnection(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Parse received bytes; after a response, the next request has a deadline."""
-        if self._is_refused or self.transport.is_closing():
+        if not self._is_refused and not self.transport.is_closing():
+            super().data_received(data)
+
+    def feed(self, data: bytes) -> None:
+        """Parse bytes of one request; after a response, the next request has a deadline."""
+        if self._is_refused:
             return
         if self._deadline is None and (self.cycle is None or self.cycle.response_complete):
             self._set_deadline(self._rest_seconds())
         self._unread_bytes += len(data)
-        super().data_received(data)
+        super().feed(data)
         if self._unread_bytes > HEAD_LIMIT and not self._is_refused:
             self._refuse(HeadTooLarge(limit=HEAD_LIMIT))
+
+    def on_too_many_held(self) -> None:
+        """Refuse the connection that sends requests without awaiting their responses."""
+        self._refuse(Busy())
 
     def on_message_begin(self) -> None:
         self._in_head, self._head_bytes, self._unread_bytes = True, 0, 0
@@ -245,6 +254,8 @@ class BoundedConnection(HttpToolsProtocol):
         """Send a problem document, unless a response has started, and close the connection."""
         log.info("request-refused", reason=refused.slug)
         self._is_refused = True
+        self.discard_held()
+        self.flow.resume_reading()
         if self.cycle is not None and not self.cycle.response_complete:
             self.cycle.disconnected = True  # nothing more from the application is sent
             self.cycle.message_event.set()

@@ -19,6 +19,7 @@ from tests.waiting import wait_until
 Send = Callable[[dict[str, Any]], Awaitable[None]]
 App = Callable[[dict[str, Any], Callable[[], Awaitable[dict[str, Any]]], Send], Awaitable[None]]
 GET = b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"
+CHUNKED = b"POST / HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
 START = {"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"100000000")]}
 
 
@@ -67,16 +68,15 @@ def test_who_is_refused_amid_an_answer_and_does_not_take_the_rest_is_cut_off(
         while not server.waiting_bytes:  # far less than what makes the server look at a reader by itself
             await send({"type": "http.response.body", "body": bytes(2048), "more_body": True})
         waits.set()
-        await receive()  # the request's end
-        await receive()  # the connection's
+        await receive()  # the connection's end
 
     server = Answering(a_little_at_a_time)
     with running(server), closing(server.connect(window=4096)) as line:
-        line.sendall(GET)
+        line.sendall(CHUNKED)
         assert waits.wait(10)
         time.sleep(2.5)
         assert server.server_state.connections, "nobody is in a hurry while the answer goes on"
-        line.sendall(b"no request\r\n\r\n")
+        line.sendall(b"no chunk\r\n\r\n")
         wait_until(lambda: not server.server_state.connections)
 
 

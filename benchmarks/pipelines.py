@@ -1,0 +1,82 @@
+"""Measure what connections cost that send requests back to back, without reading the responses.
+
+    python -m benchmarks.pipelines [--connections 1 8 40] [--seconds 30]
+
+Each number of connections gets a new coordinator on SQLite. `benchmarks.load` has these figures with goals.
+"""
+
+from __future__ import annotations
+
+import argparse
+import socket
+import tempfile
+import threading
+import time
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from benchmarks.anonymous_stall import latencies
+from benchmarks.serving import Coordinator, running
+
+_REQUESTS = b"GET /v1/hello HTTP/1.1\r\nHost: localhost\r\n\r\n" * 2000
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--connections", type=int, nargs="+", default=[1, 8, 40])
+    parser.add_argument("--seconds", type=float, default=30.0)
+    arguments = parser.parse_args()
+    for connections in arguments.connections:
+        with tempfile.TemporaryDirectory() as folder, running(Path(folder), None, {}) as coordinator:
+            figures = pipelined(coordinator, connections, arguments.seconds)
+        print(
+            f"{connections} connections: peak RSS {figures['peak_rss_mib']:.0f} MiB,"
+            f" slowest of {figures['probes']} health probes {figures['slowest_probe_seconds']:.2f} s",
+            flush=True,
+        )
+
+
+def pipelined(coordinator: Coordinator, connections: int, seconds: float) -> dict[str, Any]:
+    """Return the peak memory of a coordinator and its slowest health probe beside so many connections."""
+    place = urlsplit(coordinator.url)
+    latencies(place.netloc, 2.0)  # the first requests build the routes
+    stop = threading.Event()
+    address = (place.hostname or "", place.port or 80)
+    threads = [threading.Thread(target=_send, args=(address, stop)) for _ in range(connections)]
+    for thread in threads:
+        thread.start()
+    try:
+        durations = latencies(place.netloc, seconds)
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()
+    return {
+        "connections": connections,
+        "peak_rss_mib": coordinator.peak_rss_mib(),
+        "probes": len(durations),
+        "slowest_probe_seconds": max(durations),
+    }
+
+
+def _send(address: tuple[str, int], stop: threading.Event) -> None:
+    """Send as much as is accepted, on a new connection whenever one is closed."""
+    while not stop.is_set():
+        with closing(socket.create_connection(address, timeout=5)) as connection:
+            connection.settimeout(0.2)
+            remaining = _REQUESTS
+            try:
+                while not stop.is_set():
+                    try:
+                        remaining = remaining[connection.send(remaining) :] or _REQUESTS
+                    except TimeoutError:
+                        time.sleep(0.05)
+            except OSError:
+                continue
+
+
+if __name__ == "__main__":
+    main()
