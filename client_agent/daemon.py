@@ -18,6 +18,7 @@ from client_agent.rounds.failure_policy import FATAL, TRANSIENT
 from client_agent.rounds.final_weights import finish
 from client_agent.rounds.joining import archive_trained
 from client_agent.rounds.participant import Participant
+from client_agent.rounds.possible import require_possible
 from client_agent.rounds.steps import resume, take_part
 from client_agent.transport.handshake import require_protocol, require_sums
 from client_agent.transport.responses import NothingYet
@@ -50,6 +51,12 @@ def run(participant: Participant, sleep: Callable[[float], None] | None = None) 
                 require_protocol(hello)
                 session.check_plan()  # an agent that has joined no round has none yet
                 require_sums(hello, session.manifests.plan)
+                require_possible(
+                    participant.trainer.silo,
+                    session.manifests.plan,
+                    max_epsilon=session.max_epsilon,
+                    min_voices=session.min_voices,
+                )
                 is_checked = True
             resume(participant)
             answer = session.api.current_round(session.federation_id, wait_seconds=_WAIT_SECONDS)

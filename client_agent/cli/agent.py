@@ -22,6 +22,7 @@ from client_agent.torchrun import follows, led
 if TYPE_CHECKING:
     from client_agent.settings import AgentSettings
     from client_agent.status import AgentStatus
+    from client_agent.training.silo import Silo
     from schemas.messages.enrolment import Profile
 
 agent = typer.Typer()
@@ -48,8 +49,10 @@ def enrol(
     """Create a key in the agent's folder and enrol the client with an enrolment token. Safe to repeat.
 
     Prints what the federation's plan reveals to other members and, with a secure sum, to the coordinator.
-    Exit 1 if the plan breaks the `min_voices` setting or the `policy` table of silo.toml, or does not suit
-    the silo's `trainer`; the coordinator then has only the client's name, profile and public key.
+    Exit 1 if the plan breaks a setting or the `policy` table of silo.toml, or does not suit the silo's data,
+    shared model or `trainer`, as `run` would; with --prepared, which loads neither model nor data, only
+    `min_voices`, `policy` and `trainer` are checked. The coordinator then has only the client's name, profile
+    and public key.
 
     Example: `tessera agent enrol --config silo.toml --name aster --token TOKEN`
     """
@@ -67,7 +70,8 @@ def enrol(
         name, secret = checked_name(name), _secret(token)
         read_token(secret)  # as the name, before a model is loaded
         with exclusive(settings.folder), connection(settings, None) as api:
-            profile = _prepared_profile(settings.folder) if prepared else _examined_profile(settings)
+            silo = None if prepared else _opened_silo(settings)
+            profile = silo.profile if silo is not None else _prepared_profile(settings.folder)
             membership = redeem_token(api, settings.folder, token=secret, name=name, profile=profile)
         print(f"{name} is client {membership.client_id} of federation {membership.federation_id}")
         key = read_key(settings.folder)
@@ -81,6 +85,10 @@ def enrol(
         require_voices(plan, settings.min_voices)
         require_policy(settings.policy, plan, served)
         require_trainer(settings, plan)
+        if silo is not None:
+            from client_agent.rounds.possible import require_possible
+
+            require_possible(silo, plan, max_epsilon=settings.max_epsilon, min_voices=settings.min_voices)
 
 
 @agent.command("rotate-key")
@@ -258,10 +266,10 @@ def _show(agent_status: AgentStatus) -> None:
         Console().print(rounds)
 
 
-def _examined_profile(settings: AgentSettings) -> Profile:
+def _opened_silo(settings: AgentSettings) -> Silo:
     from client_agent.training.silo import open_silo
 
-    return open_silo(settings).profile
+    return open_silo(settings)
 
 
 def _prepared_profile(folder: Path) -> Profile:

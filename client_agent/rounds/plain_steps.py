@@ -26,10 +26,14 @@ def sign(work: Work) -> bytes:
 
 
 def private_sketch(work: Work) -> Sketch:
-    previous = work.rounds.newest_with(SIGNATURE, before=work.brief.round)
-    last = Sketch.from_bytes(previous.read(SIGNATURE)) if previous is not None else None
     ledger = Ledger(work.participant.workspace.folder)
-    return update_sketch(work.session, work.trainer, ledger, work.opened, last)
+    return update_sketch(work.session, work.trainer, ledger, work.opened, earlier_sketch(work))
+
+
+def earlier_sketch(work: Work) -> Sketch | None:
+    """Return the sketch of the newest round before this one; None if there is none."""
+    previous = work.rounds.newest_with(SIGNATURE, before=work.brief.round)
+    return Sketch.from_bytes(previous.read(SIGNATURE)) if previous is not None else None
 
 
 def encode_update(work: Work) -> bytes:

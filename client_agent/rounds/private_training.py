@@ -80,24 +80,6 @@ def private_steps(work: Work, adapter: Adapter) -> PrivateSteps | None:
     return PrivateSteps(records, mechanism, payments)
 
 
-def require_affordable_round(work: Work) -> None:
-    """Check before this client joins that it can train privately, and pay for the steps of a round.
-
-    Raises:
-        NotPrivatelyTrained: the method or the silo does not train in private steps.
-        TrainingBudgetSpent: the budget is too small for a round.
-        TooFewRecords, LedgerDamaged: see `training_mechanism` and `Ledger`.
-    """
-    dp = work.private_training
-    if dp is None:
-        return
-    silo, plan = work.trainer.silo, work.brief.training
-    require_private_steps(silo, work.opened.traits)
-    mechanism = training_mechanism(len(different(silo.data.train)), 1, plan, dp)
-    ledger = Ledger(work.participant.workspace.folder)
-    ledger.with_steps(work.session.federation_id, work.brief.round, mechanism, plan.steps, dp)
-
-
 def require_private_steps(silo: Silo, traits: Traits) -> None:
     """Check that a silo's training consists of gradient steps on one adapter, in one process of its own loop.
 

@@ -25,11 +25,8 @@ from client_agent.rounds.opened_brief import OpenedBrief
 from client_agent.rounds.outputs import public_texts, read_mixture, store_mixture
 from client_agent.rounds.participant import Participant
 from client_agent.rounds.plain_steps import encode_update, newcomer_body, push_update, sign
-from client_agent.rounds.private_training import (
-    private_steps,
-    require_affordable_round,
-    require_private_steps,
-)
+from client_agent.rounds.possible import require_round, require_suitable
+from client_agent.rounds.private_training import private_steps, require_private_steps
 from client_agent.rounds.served_weights import load_served
 from client_agent.rounds.step_runner import run_missing
 from client_agent.rounds.step_tracking import step_reports
@@ -52,7 +49,6 @@ from client_agent.storage.round_folder import (
     WEIGHTS,
 )
 from client_agent.training.distillation import pull_to_peers
-from client_agent.training.ranks import require_divisible
 from schemas.messages.rounds import RoundBrief
 from schemas.wire.digests import digest_of
 
@@ -106,10 +102,10 @@ def _run(work: Work, until: str | None = None) -> None:
 
 def _pull(work: Work) -> bytes:
     trainer, brief = work.trainer, work.brief
-    _require_suitable(work)
-    require_affordable_round(work)
+    require_suitable(trainer.silo, brief.adapter, work.opened.traits)
     if brief.alignment is not None and trainer.drop_ended_pack():
         archive_trained(work.rounds)
+    require_round(work)
     if has_budget(work.opened):
         require_affordable(work.opened, trainer.layout(work.opened, work.earlier))
     require_allowed_size(work, lambda: trainer.layout(work.opened, work.earlier))
@@ -126,16 +122,8 @@ def _pull(work: Work) -> bytes:
     return content
 
 
-def _require_suitable(work: Work) -> None:
-    """Check that the silo's trainer or ranks suit the plan, before this client joins."""
-    if work.trainer.silo.ranks is not None:
-        require_divisible(work.opened.traits)
-    if (trainer := work.trainer.silo.trainer) is not None:
-        trainer.require_suitable(work.brief.adapter, work.opened.traits)
-
-
 def _train(work: Work) -> bytes:
-    _require_suitable(work)
+    require_suitable(work.trainer.silo, work.brief.adapter, work.opened.traits)
     if work.private_training is not None:
         require_private_steps(work.trainer.silo, work.opened.traits)
     trainer, opened, brief = work.trainer, work.opened, work.brief

@@ -90,19 +90,33 @@ class Silo:
         if slug == self.base.slug and (self.quantised_from is None or is_large(self.quantised_from)):
             return self.base
         if self._pivot is None or self._pivot.slug != slug:
-            source = self.quantised_from if slug == self.base.slug else self.pivot_source
-            if source is None:
-                raise PivotMissing(f"the federation shares the model {slug}; set pivot_model to a copy of it")
-            source_slug = base_model_slug(source)
-            if source_slug != slug:
-                raise PivotMissing(
-                    f"the federation shares the model {slug}, and pivot_model is {source_slug}; "
-                    "set pivot_model to a copy of the shared model"
-                )
+            source = self.shared_source(slug) or self.quantised_from
+            assert source is not None
             log.info("shared model: loading (%s)", slug)
             self._pivot = None  # free the previous shared model first
             self._pivot = self._load_shared(source)
         return self._pivot
+
+    def shared_source(self, slug: str) -> str | None:
+        """Return the source of the shared model of a slug, without loading it; None for this silo's own.
+
+        Raises:
+            PivotMissing: neither this silo's model nor that of `pivot_model` has this slug.
+        """
+        if slug == self.base.slug:
+            return None
+        source = self.pivot_source
+        if self._pivot is not None and self._pivot.slug == slug:
+            return source
+        if source is None:
+            raise PivotMissing(f"the federation shares the model {slug}; set pivot_model to a copy of it")
+        source_slug = base_model_slug(source)
+        if source_slug != slug:
+            raise PivotMissing(
+                f"the federation shares the model {slug}, and pivot_model is {source_slug}; "
+                "set pivot_model to a copy of the shared model"
+            )
+        return source
 
     def _load_shared(self, source: str) -> BaseModel:
         """Load a shared model; it keeps its own chat template, so that silos render their chats alike."""

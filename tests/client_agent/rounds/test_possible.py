@@ -1,0 +1,62 @@
+"""Refusals that a plan, data and settings decide come before a round is joined."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from client_agent.daemon import run
+from client_agent.errors import AgentError, PivotMissing
+from client_agent.privacy.budget import BudgetSpent, TooFewRecords
+from client_agent.privacy.ledger import Ledger
+from client_agent.rounds.participant import Participant
+from client_agent.rounds.sketch import mechanism_for
+from client_agent.rounds.steps import take_part
+from client_agent.training.silo import Silo
+from schemas.messages.sketches import SignaturePlan
+from tests.client_agent.conftest import next_brief
+from tests.client_agent.test_daemon import alone_plan, naps
+from tests.served import Served
+
+LORA = {"strategy": {"name": "fedavg"}, "adapter": {"kind": "lora", "rank": 4, "roles": ["v"]}}
+DP = {"epsilon": 8.0, "releases": 2, "minimum_sample": 12}
+FEW = DP | {"minimum_sample": 200}
+
+
+def joined(served: Served, who: Participant) -> int:
+    views = served.rounds(who.session.federation_id)
+    return sum(client["state"] != "invited" for view in views for client in view["clients"])
+
+
+@pytest.mark.parametrize(
+    ("signature", "error"),
+    [
+        ({"dp": FEW, "probe_examples": 256}, TooFewRecords),
+        ({"model": "another-model-0123456789ab"}, PivotMissing),
+    ],
+)
+def test_refusal_by_data_comes_before_the_join(
+    served: Served, started: Callable[..., Participant], signature: dict[str, Any], error: type[AgentError]
+) -> None:
+    who = started(**(alone_plan() | LORA | {"signature": signature}))
+    with pytest.raises(error):
+        run(who, naps(50))
+    with pytest.raises(error):
+        take_part(who, next_brief(who))
+    assert joined(served, who) == 0
+
+
+def test_spent_sketch_budget_is_refused_before_the_join(
+    served: Served, started: Callable[..., Participant], silo: Silo
+) -> None:
+    who = started(**(alone_plan() | LORA | {"signature": {"dp": DP}}))
+    plan = SignaturePlan.model_validate({"dp": DP})
+    assert plan.dp is not None
+    ledger, mechanism = Ledger(who.workspace.folder), mechanism_for(silo.data.train, plan, plan.dp)
+    for number in (1, 2):
+        ledger.write(ledger.priced("fed_0", number, mechanism, plan.dp, None))
+    with pytest.raises(BudgetSpent):
+        take_part(who, next_brief(who))
+    assert joined(served, who) == 0
