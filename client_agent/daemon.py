@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import random
 from collections.abc import Callable
+from pathlib import Path
 
 from client_agent.alignment.pack_exchange import FramesInUse
 from client_agent.errors import (
@@ -23,6 +24,7 @@ from client_agent.rounds.steps import resume, take_part
 from client_agent.transport.handshake import require_protocol, require_sums
 from client_agent.transport.responses import NothingYet
 from schemas.messages.rounds import FinishedBrief, RoundBrief
+from schemas.user_files import complaint, is_full
 
 log = logging.getLogger("tessera.agent")
 
@@ -32,6 +34,8 @@ _WAIT_SECONDS = 30  # a coordinator without long polling answers at once, with a
 
 def run(participant: Participant, sleep: Callable[[float], None] | None = None) -> None:
     """Take part in rounds until the federation is finished. Safe to interrupt: the next run resumes.
+
+    A full disk is waited for, as a lost network is.
 
     Args:
         sleep: waits between requests, in place of the participant's own.
@@ -77,6 +81,10 @@ def run(participant: Participant, sleep: Callable[[float], None] | None = None) 
             if refusal.slug in FATAL and not _has_new_key(participant, refusal):
                 raise
             _wait_out(refusal, sleep)
+        except (OSError, AgentError) as error:
+            if not is_full(error):
+                raise
+            _wait_for_space(error, participant.workspace.folder, sleep)
 
 
 def _has_new_key(participant: Participant, refusal: CoordinatorRefused) -> bool:
@@ -143,6 +151,13 @@ def next_round(participant: Participant, sleep: Callable[[float], None] | None =
             log.info("waiting for a round to open")
             is_logged = True
         (sleep or participant.sleep)(answer.seconds)
+
+
+def _wait_for_space(error: Exception, folder: Path, sleep: Callable[[float], None]) -> None:
+    """Wait after a write to a full disk; the round continues from its last complete file."""
+    full = complaint(error) if isinstance(error, OSError) else str(error)
+    log.warning("%s: the disk is full (%s); the agent tries again", folder, full)
+    sleep(_PAUSE_SECONDS * random.uniform(0.5, 1.5))
 
 
 def _wait_out(trouble: AgentError, sleep: Callable[[float], None]) -> None:

@@ -9,10 +9,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from shutil import disk_usage
 
 from client_agent.adapters.frames import first_adapted_layer, random_frames
 from client_agent.adapters.inject import inject
-from client_agent.errors import AgentError, CoordinatorRefused, DataInvalid, NotEnrolled
+from client_agent.errors import AgentError, CoordinatorRefused, DataInvalid, NotEnrolled, SettingsUnusable
 from client_agent.identity.agent_folder import read_membership
 from client_agent.identity.membership import connect_once, pending_key_file, require_enrolled
 from client_agent.model.examples import encode_all, encode_for, encode_some, learnt_end
@@ -36,6 +37,7 @@ from client_agent.rounds.plan_policy import require_policy
 from client_agent.rounds.privacy_facts import privacy_facts
 from client_agent.session import require_trackers
 from client_agent.settings import AgentSettings, read_settings
+from client_agent.storage.prefix_store import PREFIXES
 from client_agent.training.data import SiloData
 from client_agent.training.evaluate import mean_loss, options_of_examples
 from client_agent.training.memory import held_bytes, step_memory, unquantised_expert_bytes
@@ -46,10 +48,15 @@ from client_agent.transport.handshake import require_protocol
 from schemas.identity.keys import thumbprint
 from schemas.messages.federations import TrainingPlan
 from schemas.peers import of_members
+from schemas.user_files import FileUnusable, require_writable_folder
 from schemas.wire.digests import digest_of
 
 _PROBE_EXAMPLES = 4
 _PROBE_LENGTH = 512
+_FILES_OF_A_ROUND = 3
+"""Weights, trained adapter and update, each of the adapter's size at most."""
+_FILES_IN_TRAINING = 4
+"""The position inside a training: the adapter, two moments, and the best adapter so far."""
 
 
 @dataclass(frozen=True)
@@ -90,6 +97,7 @@ def findings(config: Path | None, plan: Path | None = None) -> list[Finding]:
         "trainer": lambda settings: _trainer(settings, plan),
         "memory": lambda settings: _memory(settings, silo_plan()),
         "frozen prefix": lambda settings: _prefix(settings, silo_plan()),
+        "disk": lambda settings: _disk(settings, silo_plan()),
         "privacy": lambda settings: _privacy(settings, silo_plan(), plan),
         "policy": lambda settings: _policy(settings, plan),
         "other members": lambda settings: _members(settings, plan),
@@ -100,7 +108,7 @@ def findings(config: Path | None, plan: Path | None = None) -> list[Finding]:
     for subject, check in checks.items():
         try:
             results.append(Finding(subject, True, check(settings)))
-        except AgentError as error:
+        except (AgentError, FileUnusable) as error:
             results.append(Finding(subject, False, str(error)))
         except Exception as error:  # an unexpected error must not prevent the next check either
             results.append(Finding(subject, False, f"{type(error).__name__}: {error}"))
@@ -155,18 +163,49 @@ def _prefix(settings: AgentSettings, planned: SiloPlan) -> str:
         return "nothing is stored, as prefix_cache_mib is 0: all layers are computed in each step"
     if not is_worth_storing(first, base.layers):
         return f"nothing is stored: adapters begin in layer {first} of {base.layers} ({planned.source})"
-    data, length = _examples(settings), planned.training.max_length
-    sides = (data.train, data.validation)
-    texts = [text for side in sides for text in encode_for(base, side, length)]
-    scored = [*encode_for(base, data.test, length), *options_of_examples(base, data.test, length)]
-    texts += [row.text for row in shared_rows(scored)]
-    needed = sum(len(text.ids) for text in texts) * base.hidden_size * base.model.dtype.itemsize
+    count, needed = _stored_texts(settings, planned)
     packed = "; with packing, training computes all layers" if settings.packing else ""
     return (
-        f"{first} of {base.layers} layers are computed once per text ({planned.source}): {len(texts)} texts, "
+        f"{first} of {base.layers} layers are computed once per text ({planned.source}): {count} texts, "
         f"options included, take {_size(needed)} of at most {_size(settings.prefix_cache_mib << 20)}; a step "
         f"computes {base.layers - first} layers{packed}"
     )
+
+
+def _stored_texts(settings: AgentSettings, planned: SiloPlan) -> tuple[int, int]:
+    """Return the number of texts whose lower layers are stored, and their size in bytes."""
+    base, data, length = _loaded(settings), _examples(settings), planned.training.max_length
+    texts = [text for side in (data.train, data.validation) for text in encode_for(base, side, length)]
+    scored = [*encode_for(base, data.test, length), *options_of_examples(base, data.test, length)]
+    texts += [row.text for row in shared_rows(scored)]
+    return len(texts), sum(len(text.ids) for text in texts) * base.hidden_size * base.model.dtype.itemsize
+
+
+def _disk(settings: AgentSettings, planned: SiloPlan) -> str:
+    """Compare the free space of the agent's folder with what the files of rounds take.
+
+    Raises:
+        SettingsUnusable: there is less.
+    """
+    base = _loaded(settings)
+    frames = random_frames(base, planned.adapter, 0) if planned.adapter.kind == "pq" else {}
+    with inject(base, planned.adapter, frames, gated=False, seed=0) as adapter:
+        values = sum(parameter.numel() for parameter in adapter.named_parameters().values())
+    needed = 4 * values * (_FILES_OF_A_ROUND * (settings.keep_rounds + 1) + _FILES_IN_TRAINING)
+    if settings.prefix_cache_mib and is_worth_storing(
+        first_adapted_layer(base, planned.adapter, frames), base.layers
+    ):
+        stored = sum(
+            file.stat().st_size for file in (settings.folder / PREFIXES).rglob("*") if file.is_file()
+        )
+        needed += max(0, min(_stored_texts(settings, planned)[1], settings.prefix_cache_mib << 20) - stored)
+    folder = settings.folder.absolute()
+    require_writable_folder(folder, "folder")
+    free = disk_usage(next(path for path in (folder, *folder.parents) if path.exists())).free
+    fact = f"{_size(free)} free on the disk of {settings.folder}, and rounds need up to {_size(needed)}"
+    if free < needed:
+        raise SettingsUnusable(f"{fact}; free space, or set `folder` to another disk")
+    return f"{fact} ({planned.source})"
 
 
 def _size(count: int) -> str:

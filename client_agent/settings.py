@@ -25,6 +25,7 @@ from client_agent.row_template import RowTemplate, require_no_names
 from schemas.identity.plain_http import is_exposed
 from schemas.messages.faults import complaint
 from schemas.trackers.options import TrackerName, TrackerOptions, require_addresses
+from schemas.user_files import read_text
 
 MetricName = Literal["option_accuracy", "exact_match", "f1", "rouge_l", "number"]
 """The metrics of answers beside the loss.
@@ -235,12 +236,12 @@ def read_settings(file: Path | None) -> AgentSettings:
 
 def _from_file(file: Path) -> dict[str, Any]:
     try:
-        options = tomllib.loads(file.read_text("utf-8"))
+        options = tomllib.loads(read_text(file))
     except OSError as error:
         raise SettingsUnusable(
             f"{file} cannot be read ({error.strerror}); pass a silo.toml, which `tessera agent init` writes"
         ) from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except ValueError as error:
         raise SettingsUnusable(f"{file} is not TOML ({error}); correct the file") from error
     for option in ("folder", "roster", "tracker_folder"):
         if isinstance(options.get(option), str):

@@ -18,6 +18,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from rich.text import Text
 
 from client_agent.errors import AgentError, SettingsUnusable, Stopped
+from schemas.user_files import FileUnusable, complaint, is_blocked
 
 if TYPE_CHECKING:
     from client_agent.settings import AgentSettings
@@ -54,8 +55,14 @@ def clear_errors(*, resumes: bool = False) -> Iterator[None]:
     except KeyboardInterrupt:
         print("interrupted before the end; run the same command again", file=sys.stderr)
         raise typer.Exit(_INTERRUPTED) from None
-    except AgentError as error:
+    except (AgentError, FileUnusable) as error:
         message = Text.assemble(("error: ", "red"), str(error))
+        Console(stderr=True, highlight=False).print(message, soft_wrap=True)
+        raise typer.Exit(1) from error
+    except OSError as error:
+        if not is_blocked(error):
+            raise
+        message = Text.assemble(("error: ", "red"), complaint(error))
         Console(stderr=True, highlight=False).print(message, soft_wrap=True)
         raise typer.Exit(1) from error
 

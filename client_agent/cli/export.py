@@ -10,7 +10,8 @@ import typer
 
 from client_agent.cli.adapters import File, Pack, Plan, Round, Which, adapter_source
 from client_agent.cli.console import Config, clear_errors, opened_settings
-from client_agent.errors import OutputUnwritable, SettingsUnusable
+from client_agent.errors import SettingsUnusable
+from schemas.user_files import require_writable_folder
 
 if TYPE_CHECKING:
     from client_agent.export.artefact import Artefact, Target
@@ -163,9 +164,8 @@ def _artefact(
 
 
 def _require_writable(out: Path) -> None:
-    blocking = next((path for path in (out, *out.parents) if path.exists() and not path.is_dir()), None)
-    if blocking is not None:
-        raise OutputUnwritable(f"--out: {blocking} is not a folder; pass a folder, or the name of a new one")
+    require_writable_folder(out, "--out")
+    require_writable_folder(out.absolute().parent, "--out")  # a temporary folder is beside it
 
 
 def _require_one_form(target: str, *, routed: bool, flat: bool) -> None:

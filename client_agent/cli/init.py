@@ -9,6 +9,7 @@ import typer
 
 from client_agent.cli.console import clear_errors
 from client_agent.errors import ModelNotFound, OutputUnwritable, SettingsUnusable
+from schemas.user_files import require_writable_folder, write_text
 
 if TYPE_CHECKING:
     from client_agent.row_template import RowTemplate
@@ -90,6 +91,7 @@ def init(
     with clear_errors():
         if out.exists():
             raise OutputUnwritable(f"--out: {out} exists already; remove it, or pass the name of a new file")
+        require_writable_folder(out.parent, "--out")
         _require_model(model)
         from client_agent.cli.silo_file import silo_toml
         from client_agent.data.load import RowOptions, load_examples
@@ -109,7 +111,7 @@ def init(
                 unused |= load_examples(source, options).unused
         out.parent.mkdir(parents=True, exist_ok=True)
         text = silo_toml(model, train, held_out, url, loaded.format, options)
-        out.write_text(text, "utf-8")
+        write_text(out, text, "--out")
     of = "this template" if row_template is not None else f"the format {loaded.format}"
     print(f"{out}: {len(loaded.examples)} examples of {of} in {train}")
     for sentence in unused.sentences():

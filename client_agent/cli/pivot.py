@@ -9,6 +9,7 @@ import typer
 
 from client_agent.cli.console import Bars, clear_errors, configure_logging
 from client_agent.errors import AlignmentImpossible, CoordinatorUnreachable, OutputUnwritable, PlanUnusable
+from schemas.user_files import require_writable_file
 
 pivot = typer.Typer()
 
@@ -75,10 +76,7 @@ def _require_new(out: Path) -> None:
     """
     if out.exists():
         raise OutputUnwritable(f"--out: {out} exists already; remove it, or pass the name of a new file")
-    if not out.absolute().parent.is_dir():
-        raise OutputUnwritable(
-            f"--out: there is no folder {out.parent}; create it, or pass a file in another folder"
-        )
+    require_writable_file(out, "--out")
 
 
 @pivot.command("write-anchors")

@@ -16,6 +16,7 @@ from rich.text import Text
 
 from client_agent.cli.console import Config, Json, clear_errors, opened_settings
 from client_agent.errors import OutputUnwritable
+from schemas.user_files import require_writable_folder
 
 if TYPE_CHECKING:
     from client_agent.transport.sent_log import SentRequest
@@ -42,6 +43,8 @@ def sent(
     Example: `tessera agent sent --config silo.toml --round 3`
     """
     with clear_errors(), opened_settings(config) as settings:
+        if save is not None:
+            require_writable_folder(save, "--save")
         from client_agent.transport.sent_log import SentLog
 
         entries = sorted(SentLog(settings.folder).entries(), key=lambda entry: entry.at)

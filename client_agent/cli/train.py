@@ -12,6 +12,7 @@ from client_agent.cli.console import Config, Json, clear_errors, opened_settings
 from client_agent.errors import SettingsUnusable
 from client_agent.session import alone_trackers, stop_on_signal
 from client_agent.torchrun import torchrun_rank
+from schemas.user_files import require_writable_file
 
 training = typer.Typer()
 
@@ -77,8 +78,8 @@ def train(
 
 
 def _check_options(out: Path | None, experts: int | None, top_m: int) -> None:
-    if out is not None and not out.parent.is_dir():
-        raise SettingsUnusable(f"--out: there is no folder {out.parent}; create it first")
+    if out is not None:
+        require_writable_file(out, "--out")
     if torchrun_rank() is not None:
         raise SettingsUnusable(
             "torchrun divides the training of `tessera agent run` and `work` only; run `train` without it"

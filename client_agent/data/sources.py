@@ -16,6 +16,7 @@ from client_agent.data.instruction_tasks import is_task, task_files, task_rows
 from client_agent.data.json_text import RepeatedKey, fault_of, parsed
 from client_agent.data.row import Row
 from client_agent.errors import DataInvalid
+from schemas.user_files import decoded
 
 HUB = "hub:"
 _LISTS_OF_ROWS = frozenset({"messages", "conversations", "prompt", "completion", "tools", "functions"})
@@ -95,7 +96,7 @@ def _parsed(content: bytes) -> object:
     Raises:
         ValueError, RecursionError: it is not JSON, or has half a character, which no tokenizer takes.
     """
-    text = content.decode("utf-8-sig")  # some editors begin a file with a byte order mark
+    text = decoded(content)
     record = parsed(text)
     if "\\u" in text:  # an escape can spell half a character
         json.dumps(record, ensure_ascii=False).encode("utf-8")

@@ -15,6 +15,7 @@ from pydantic import ValidationError
 from client_agent.errors import FolderInUse, NotEnrolled, SettingsUnusable
 from client_agent.storage.folder_permissions import open_folder
 from schemas.messages.base import Strict
+from schemas.user_files import FileUnusable, require_writable_folder
 
 MEMBERSHIP = "membership.json"
 _LOCK = "agent.lock"
@@ -58,7 +59,7 @@ def exclusive(folder: Path) -> Iterator[None]:
 
     Raises:
         FolderInUse: another agent runs on the folder.
-        SettingsUnusable: the folder cannot be created.
+        SettingsUnusable: the folder cannot be created or written.
     """
     try:
         open_folder(folder)
@@ -66,6 +67,10 @@ def exclusive(folder: Path) -> Iterator[None]:
         raise SettingsUnusable(
             f"folder {folder} cannot be created ({error.strerror}); set `folder` to a writable path"
         ) from error
+    try:
+        require_writable_folder(folder, "folder")
+    except FileUnusable as error:
+        raise SettingsUnusable(str(error)) from error
     with (folder / _LOCK).open("w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -19,6 +19,7 @@ from schemas.messages.enrolment import RosterEntry, rotation_statement
 from schemas.messages.federations import RosterPolicy
 from schemas.messages.rounds import RoundManifest, SignedDocument
 from schemas.names.spelling import normal_name
+from schemas.user_files import read_text
 
 ROSTER = "roster.json"
 
@@ -213,7 +214,7 @@ def read_pins(file: Path | None) -> dict[str, str]:
     if file is None:
         return {}
     try:
-        pins = json.loads(file.read_text("utf-8"))
+        pins = json.loads(read_text(file))
         if isinstance(pins, dict) and all(isinstance(key, str) for key in pins.values()):
             normal = {normal_name(name): key for name, key in pins.items() if public_key(key)}
             if len(normal) < len(pins):

@@ -13,6 +13,7 @@ from transformers import PreTrainedTokenizerFast
 
 from client_agent.errors import DataInvalid, SettingsUnusable, TokenizerUnfit
 from client_agent.model.special_text import located
+from schemas.user_files import read_text
 
 PLAIN = "plain"
 ASSISTANT = "assistant"
@@ -77,7 +78,7 @@ def _plain_for(tokenizer: PreTrainedTokenizerFast) -> str:
 
 def _read(file: Path) -> str:
     try:
-        template = file.expanduser().read_text("utf-8")
+        template = read_text(file.expanduser())
         Environment(extensions=["jinja2.ext.loopcontrols"]).parse(template)
     except (OSError, ValueError) as error:
         raise SettingsUnusable(

@@ -19,6 +19,7 @@ from client_agent.transport.client import CoordinatorApi
 from schemas.messages.faults import complaints
 from schemas.messages.federations import AdapterPlan, FederationPlan, SignaturePlan, TrainingPlan
 from schemas.messages.rounds import RoundBrief
+from schemas.user_files import read_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,11 +40,13 @@ def read_plan(file: Path) -> FederationPlan:
         PlanUnusable: the file cannot be read, or a field is invalid.
     """
     try:
-        return FederationPlan.model_validate_json(file.read_bytes())
+        return FederationPlan.model_validate_json(read_text(file))
     except OSError as error:
         raise PlanUnusable(f"{file} cannot be read ({error.strerror}); pass a JSON file of a plan") from error
     except ValidationError as error:
         raise PlanUnusable(f"{file} is not a federation plan: {complaints(error, FederationPlan)}") from error
+    except ValueError as error:
+        raise PlanUnusable(f"{file} is not a federation plan ({error})") from error
 
 
 def training_plan(settings: AgentSettings, file: Path | None) -> SiloPlan:

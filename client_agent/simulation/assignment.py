@@ -14,6 +14,7 @@ from client_agent.model.examples import Task
 from client_agent.simulation.study import Study
 from client_agent.simulation.study_partitions import CategoryPartition, ClientPartition, KeywordPartition
 from schemas.maths.seeded_random import permutation
+from schemas.user_files import read_text
 
 NO_CATEGORIES = (
     "partition.categories: the rows have no column categories, which task files have and rows of the hub "
@@ -86,7 +87,7 @@ def tasks_by_name(file: Path, owner: str) -> dict[str, list[str]]:
         StudyUnusable: it cannot be read, is something else, or names something twice.
     """
     try:
-        content = json.loads(file.read_text("utf-8-sig"), object_pairs_hook=_without_repeats)
+        content = json.loads(read_text(file), object_pairs_hook=_without_repeats)
     except OSError as error:
         raise StudyUnusable(
             f"partition.file: {file} cannot be read ({error.strerror}); check the path"

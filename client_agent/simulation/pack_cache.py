@@ -19,6 +19,7 @@ from client_agent.simulation.shared_files import SharedFiles
 from schemas.messages.alignment import Anchor, Anchors
 from schemas.messages.faults import complaints
 from schemas.messages.federations import AdapterPlan, AlignmentPlan
+from schemas.user_files import read_text
 
 PACKS = "packs"
 """The folder of a comparison's packs."""
@@ -73,7 +74,7 @@ def read_anchors(file: Path) -> Anchors:
         StudyUnusable: the file is unreadable or not a file of anchor texts.
     """
     try:
-        return Anchors.model_validate_json(file.read_bytes())
+        return Anchors.model_validate_json(read_text(file))
     except OSError as error:
         raise StudyUnusable(f"anchors: {file} cannot be read ({error.strerror}); check the path") from error
     except ValidationError as error:

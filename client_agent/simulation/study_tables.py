@@ -7,18 +7,19 @@ from pathlib import Path
 from typing import Any
 
 from client_agent.errors import StudyUnusable
+from schemas.user_files import read_text
 
 _OF_METHODS = frozenset({"like", "alone", "control", "states"})
 
 
 def content_of(file: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(file.read_text("utf-8"))
+        return tomllib.loads(read_text(file))
     except IsADirectoryError as error:
         raise StudyUnusable(f"{file} is a folder; pass the TOML file of a study") from error
     except OSError as error:
         raise StudyUnusable(f"{file} cannot be read ({error.strerror}); check the path") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except ValueError as error:
         raise StudyUnusable(f"{file} is not TOML ({error}); correct the file") from error
 
 

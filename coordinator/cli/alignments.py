@@ -12,6 +12,7 @@ import typer
 
 from coordinator.cli.client import DEFAULT_URL, AsJson, Coordinator, Token, Url, fail, print_json
 from coordinator.cli.output import ago, print_facts, print_table, size
+from schemas.user_files import read_text
 
 anchors = typer.Typer(
     help="Manage the public anchor texts on which base models are aligned.", no_args_is_help=True
@@ -31,9 +32,11 @@ def put_anchors(
 ) -> None:
     """Store the anchor texts of a federation."""
     try:
-        body = file.read_bytes()
+        body = read_text(file).encode()
     except OSError as error:
         fail(f"{file} cannot be read ({error.strerror}); pass a file of anchor texts")
+    except ValueError as error:
+        fail(f"{file} is no file of anchor texts ({error})")
     digest = base64.b64encode(hashlib.sha256(body).digest()).decode()
     headers = {"Content-Type": "application/json", "Content-Digest": f"sha-256=:{digest}:"}
     stored = Coordinator(url, token).put(f"/v1/federations/{federation}/anchors", body, headers)

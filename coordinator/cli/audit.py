@@ -12,6 +12,7 @@ from coordinator.cli.client import DEFAULT_URL, AsJson, Coordinator, Token, Url,
 from coordinator.cli.output import ago, print_table
 from schemas.identity.documents import hash_of, is_signed
 from schemas.identity.keys import KeyUnusable, public_key, thumbprint
+from schemas.user_files import FileUnusable, read_text, write_text
 
 Document = dict[str, Any]
 
@@ -43,7 +44,10 @@ def audit(
     if head_file is not None and head_file.exists():
         _check(_read(head_file), hashes, key)
     if head_file is not None and head is not None:
-        head_file.write_text(json.dumps(head) + "\n", "utf-8")
+        try:
+            write_text(head_file, json.dumps(head) + "\n", "--head")
+        except FileUnusable as error:
+            fail(str(error))
     if as_json:
         print_json(entries)
         return
@@ -97,7 +101,7 @@ def _check(head: Document, hashes: list[str], key: str) -> None:
 
 def _read(file: Path) -> Document:
     try:
-        head = json.loads(file.read_text("utf-8"))
+        head = json.loads(read_text(file))
     except (OSError, ValueError) as error:
         fail(f"--head: {file} cannot be read ({error}); pass a file that `tessera audit --head` wrote")
     if not isinstance(head, dict) or not isinstance(head.get("number"), int):

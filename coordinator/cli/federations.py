@@ -27,6 +27,7 @@ from coordinator.cli.plan_options import (
     TargetModules,
 )
 from schemas.messages.recommended import recommended
+from schemas.user_files import read_text
 
 app = typer.Typer(help="Manage federations: plans, states, claims.", no_args_is_help=True)
 
@@ -160,7 +161,7 @@ def _print(federation: dict[str, Any], as_json: bool) -> None:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        plan = json.loads(path.read_text("utf-8"))
+        plan = json.loads(read_text(path))
     except OSError as error:
         fail(f"--plan: {path} cannot be read ({error.strerror}); pass the plan as a JSON file")
     except ValueError as error:

@@ -14,6 +14,7 @@ from coordinator.cli.report_page import DATA_BEGIN, DATA_END, page
 from schemas.identity.documents import is_signed
 from schemas.identity.keys import KeyUnusable, public_key, thumbprint
 from schemas.messages.reports import Report
+from schemas.user_files import FileUnusable, read_text, require_writable_file, write_text
 from schemas.wire.digests import digest_of
 from schemas.wire.strict_json import MalformedJson, loads
 
@@ -40,15 +41,21 @@ def create_report(
 
     Prints the report as JSON unless --html or --json names a file.
     """
+    for target, name in ((json_file, "--json"), (html_file, "--html")):
+        if target is not None:
+            try:
+                require_writable_file(target, name)
+            except FileUnusable as error:
+                fail(str(error))
     coordinator = Coordinator(url, token)
     document: Document = coordinator.get(f"/v1/federations/{federation}/report")
     key = str(coordinator.get("/v1/hello")["signing_key"])
     fault = fault_of(document, key)
     if fault is not None:
         fail(f"{fault}; check --url, and whether a proxy changes answers")
-    for file, text in ((json_file, _json(document)), (html_file, page(document))):
+    for file, text, option in ((json_file, _json(document), "--json"), (html_file, page(document), "--html")):
         if file is not None:
-            _write(file, text)
+            _write(file, text, option)
     if html_file is None and json_file is None:
         print_json(document)
         return
@@ -69,8 +76,8 @@ def verify_report(
     returns the key.
     """
     try:
-        text = file.read_text("utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+        text = read_text(file)
+    except (OSError, ValueError) as error:
         fail(f"{file} cannot be read ({error}); name a report that `tessera report create` wrote")
     is_page = text.lstrip().startswith("<")
     document = _parse(_data_of(text) if is_page else text, file)
@@ -114,11 +121,11 @@ def _json(document: Document) -> str:
     return json.dumps(document, indent=1, ensure_ascii=False) + "\n"
 
 
-def _write(file: Path, text: str) -> None:
+def _write(file: Path, text: str, option: str) -> None:
     try:
-        file.write_text(text, "utf-8")
-    except OSError as error:
-        fail(f"{file} cannot be written ({error.strerror}); name another file")
+        write_text(file, text, option)
+    except FileUnusable as error:
+        fail(str(error))
     typer.echo(f"Wrote {file}.")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,10 @@ from client_agent.daemon import prepare, run
 from client_agent.errors import CoordinatorRefused, Stopped
 from client_agent.rounds.participant import Participant
 from client_agent.storage.round_folder import CLOSED, RECEIPT, SCORES_SENT, UPDATE
+from client_agent.training.silo import Silo
 from tests.client_agent.bad_lines import Buffering, Deaf
-from tests.client_agent.conftest import HELD_OUT, checked, config
+from tests.client_agent.conftest import HELD_OUT, checked, config, enrolled
+from tests.full_disk import fill, mounted
 from tests.served import Served
 
 Enrolled = Callable[..., Participant]
@@ -189,3 +192,29 @@ def test_a_check_says_what_is_wrong_and_goes_on(
     assert len(found) == 15
     assert not found[what].passed
     assert said in found[what].detail
+
+
+def test_full_disk_in_a_round_is_waited_for(
+    served: Served, silo: Silo, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with mounted(tmp_path / "disk", "size=64m") as disk, ExitStack() as stack:
+        federation_id = served.federation(**alone_plan(rounds={"total": 1, "min_clients": 1}))
+        who = enrolled(served, federation_id, silo, disk / "state", stack)
+        served.admin.post(f"/v1/federations/{federation_id}/start")
+        filled: list[Path] = []
+
+        def fill_once() -> bool:
+            if not filled:
+                filled.append(fill(disk))
+            return False
+
+        def sleep(seconds: float) -> None:
+            for file in filled:
+                file.unlink(missing_ok=True)
+            time.sleep(0.02)
+
+        who.trainer.stop = fill_once
+        run(who, sleep)
+        assert "no space left on device" in caplog.text
+        assert "the disk is full" in caplog.text
+        assert served.rounds(federation_id)[0]["clients"][0]["state"] == "arrived"

@@ -23,6 +23,7 @@ from schemas.messages.federations import AdapterPlan
 from tests.client_agent.conftest import checked, enrolled, save_model
 from tests.client_agent.model.test_few_bits import bytes_in
 from tests.client_agent.test_daemon import config, naps
+from tests.full_disk import mounted
 from tests.served import PROFILE, Served
 
 SMALL = {"steps": 1, "batch_size": 2, "max_length": 40, "gradient_checkpointing": True}
@@ -148,3 +149,12 @@ def test_answers_that_nothing_stops_fail_the_check(tmp_path: Path) -> None:
     assert "no answer ends with a token that stops generation" in checks["end of answers"].detail
     assert checks["data"].passed
     assert checks["data"].detail.endswith("not used: mood")
+
+
+def test_free_space_is_compared_with_rounds(tmp_path: Path) -> None:
+    file = config(tmp_path)
+    assert "and rounds need up to" in checked(file)["disk"].detail
+    with mounted(tmp_path / "state", "size=64k"):
+        finding = checked(file)["disk"]
+    assert not finding.passed
+    assert "free space, or set `folder` to another disk" in finding.detail
