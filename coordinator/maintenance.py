@@ -32,14 +32,14 @@ def move_payloads(to: str, *, progress: Callable[[int], None]) -> None:
             progress(size)
 
 
-def check_payloads() -> list[str]:
-    """Return a sentence for each payload whose object is missing.
+def check_payloads(*, digests: bool = False) -> list[str]:
+    """Return a sentence for each payload whose object is missing, or with `digests` has other bytes.
 
     Raises:
         SettingsUnusable, Unavailable: database or store cannot be used.
     """
     with _current_database() as database:
-        return list(moving.missing(database))
+        return list(moving.missing(database, digests=digests))
 
 
 def take_over(store: str | None) -> str:

@@ -124,23 +124,27 @@ def move_payloads(
 
 
 @payloads.command("check")
-def check_payloads() -> None:
+def check_payloads(
+    digests: Annotated[
+        bool, typer.Option("--digests", help="Read all tensors in the store, and compare their digests.")
+    ] = False,
+) -> None:
     """Check that the store has every tensor; exit 1 if a tensor is missing, as after a restore.
 
-    Reads the last byte of each tensor.
+    Reads the last byte of each tensor. With `--digests` it reads all bytes, and replaced tensors count too.
     """
     from coordinator.errors import Refused, SettingsUnusable
     from coordinator.maintenance import check_payloads as run
 
     try:
-        faults = run()
+        faults = run(digests=digests)
     except (SettingsUnusable, Refused) as error:
         _fail(error)
     for fault in faults:
         typer.echo(fault)
     if faults:
         raise typer.Exit(1)
-    typer.echo("no payload is missing in the store")
+    typer.echo(f"no payload is missing {'or replaced ' if digests else ''}in the store")
 
 
 @payloads.command("take-over")

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
 
-from sqlalchemy import delete, or_, select, update
+from sqlalchemy import ColumnElement, delete, or_, select, update
 from sqlalchemy.sql.dml import Update
 
 from coordinator.db.engine import Database, database_time
@@ -130,22 +130,51 @@ def sweep(database: Database, url: str, *, unused: timedelta = _UNUSED) -> int:
     return swept
 
 
-def missing(database: Database) -> Iterator[str]:
-    """Yield a sentence for each payload whose object is missing or too short, as after a restored backup."""
+def missing(database: Database, *, digests: bool = False) -> Iterator[str]:
+    """Yield a sentence for each payload whose object is missing or too short, as after a restored backup.
+
+    With `digests` all objects are read, and those that do not have their digest are reported as well.
+    """
+    for payload in _placed(database):
+        try:
+            if digests:
+                _piece_digests(payload, str(payload.place))
+            else:
+                object_store.read(str(payload.place), payload.size - 1, payload.size)
+        except LookupError as error:
+            yield f"payload {payload.id}: {str(error).removeprefix(f'payload {payload.id} at ')}"
+
+
+def store_piece_digests(database: Database, is_stopping: Callable[[], bool]) -> None:
+    """Store the digests of the pieces of objects that were moved before these digests existed."""
+    for payload in _placed(database, PayloadRow.piece_digests.is_(None)):
+        if is_stopping():
+            return
+        try:
+            digests = _piece_digests(payload, str(payload.place))
+        except LookupError as error:
+            log.error("payload-damaged", payload=payload.id, detail=str(error))
+            continue
+        with database.write() as session:
+            session.connection().execute(_claim(payload).values(piece_digests=digests))
+
+
+def _placed(database: Database, *conditions: ColumnElement[bool]) -> Iterator[_Finished]:
+    """Yield the payloads whose bytes are in an object store."""
     after = 0
-    placed = select(PayloadRow.id, PayloadRow.place, PayloadRow.bytes).where(PayloadRow.place.is_not(None))
+    columns = (PayloadRow.id, PayloadRow.digest, PayloadRow.bytes, PayloadRow.place)
+    placed = select(*columns).where(PayloadRow.place.is_not(None), *conditions)
     while True:
         with database.read() as session:
             query = placed.where(PayloadRow.id > after).order_by(PayloadRow.id).limit(_BATCH)
-            batch = session.execute(query).all()
+            batch = [
+                _Finished(key, str(digest), size, place)
+                for key, digest, size, place in session.execute(query)
+            ]
         if not batch:
             return
-        for payload_id, place, size in batch:
-            after = payload_id
-            try:
-                object_store.read(str(place), size - 1, size)
-            except LookupError as error:
-                yield f"payload {payload_id}: {error}"
+        yield from batch
+        after = batch[-1].id
 
 
 def _elsewhere(
@@ -180,10 +209,10 @@ def _to_object(database: Database, payload: _Finished, place: str) -> bool:
     """Copy, read back, then commit; False if the payload was collected or moved meanwhile."""
     object_store.put(place, _verified(payload, payloads.stream(database, payload.id, 0, payload.size)))
     may_crash("payload-put")
-    for _ in _verified(payload, _object(place, payload.size)):
-        pass
+    digests = _piece_digests(payload, place)
     with database.write() as session:
-        is_there = session.connection().execute(_claim(payload).values(place=place)).rowcount == 1
+        values = _claim(payload).values(place=place, piece_digests=digests)
+        is_there = session.connection().execute(values).rowcount == 1
         if is_there:
             session.execute(delete(ChunkRow).where(ChunkRow.payload_id == payload.id))
             may_crash("payload-moved")
@@ -195,10 +224,21 @@ def _to_rows(database: Database, payload: _Finished) -> bool:
         for piece in _verified(payload, _object(str(payload.place), payload.size)):
             spool.write(piece)
         with database.write() as session:
-            is_there = session.connection().execute(_claim(payload).values(place=None)).rowcount == 1
+            values = _claim(payload).values(place=None, piece_digests=None)
+            is_there = session.connection().execute(values).rowcount == 1
             if is_there:
                 payloads.append(session, payload.id, 0, payloads.pieces(spool))
     return is_there
+
+
+def _piece_digests(payload: _Finished, place: str) -> bytes:
+    """Read an object, and return the digests of its pieces.
+
+    Raises:
+        LookupError: it does not have the payload's digest.
+    """
+    pieces = _verified(payload, _object(place, payload.size))
+    return b"".join([object_store.piece_digests(piece) for piece in pieces])
 
 
 def _claim(payload: _Finished) -> Update:

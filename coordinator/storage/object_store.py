@@ -6,21 +6,32 @@ Credentials come from the variables of each store, such as AWS_ACCESS_KEY_ID and
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import cache, lru_cache
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from coordinator.errors import SettingsUnusable, Unavailable
+from schemas.wire.digests import digest_from_hash
 
 if TYPE_CHECKING:
     from obstore.store import ObjectStore
 
 SCHEMES = ("s3", "gs", "az", "file")
-_BLOCK_BYTES = 4 * 2**20
+PIECE_BYTES = 2**18
+"""Bytes of an object under one digest, the least that is read of it."""
+
+PIECE_DIGEST_BYTES = 32
+
+BLOCK_BYTES = 4 * 2**20
+"""Bytes that a sequential reader fetches at a time."""
+
+_OBJECTS_BEFORE_DIGESTS = 256
 _BLOCKS = 16
 _PART_BYTES = 8 * 2**20
 _TIMEOUTS = {"timeout": "60s", "connect_timeout": "10s"}
@@ -121,17 +132,58 @@ def _shorter(place: str, begin: int, end: int) -> str:
     return f"{place} has no bytes {begin} to {end}"
 
 
-def ranged(place: str, size: int, begin: int, end: int) -> Iterator[bytes]:
+@dataclass(frozen=True, slots=True)
+class CheckedObject:
+    """An object with the digests of its pieces: its content may have been replaced since it was written.
+
+    Attributes:
+        digests: SHA-256 of each piece from number `first` on; None for objects that were moved before these
+            digests were stored.
+        digest: the digest of the whole payload.
+    """
+
+    place: str
+    size: int
+    digest: str
+    digests: bytes | None
+    first: int
+
+    def read(self, begin: int, end: int) -> bytes:
+        """Read whole pieces, and compare each with its digest.
+
+        Args:
+            begin: a multiple of `PIECE_BYTES`; `end` is a multiple or the size.
+
+        Raises:
+            LookupError: the object is missing, shorter, or not what was moved there.
+        """
+        digests, first = self.digests, self.first
+        if digests is None:
+            digests, first = _digests(self.place, self.size, self.digest), 0
+        begin_at = (begin // PIECE_BYTES - first) * PIECE_DIGEST_BYTES
+        count = -(-(end - begin) // PIECE_BYTES)
+        return _checked(self.place, begin, end, digests[begin_at : begin_at + count * PIECE_DIGEST_BYTES])
+
+
+def piece_digests(content: bytes) -> bytes:
+    """Return the digests of all pieces of a content that begins with a piece."""
+    view = memoryview(content)
+    starts = range(0, len(view), PIECE_BYTES)
+    return b"".join(hashlib.sha256(view[start : start + PIECE_BYTES]).digest() for start in starts)
+
+
+def ranged(stored: CheckedObject, begin: int, end: int) -> Iterator[bytes]:
     """Yield a range of an object in one request: for readers that do not come back for what is beside it."""
-    yield read(place, begin, end)
+    first = begin - begin % PIECE_BYTES
+    last = min(stored.size, -(-end // PIECE_BYTES) * PIECE_BYTES)
+    yield stored.read(first, last)[begin - first : end - first]
 
 
-def read_ahead(place: str, size: int, begin: int, end: int) -> Iterator[bytes]:
-    """Yield a range of an object of `size` bytes, from whole blocks that later reads use again."""
+def read_ahead(stored: CheckedObject, begin: int, end: int) -> Iterator[bytes]:
+    """Yield a range of an object, from whole blocks that later reads use again."""
     while begin < end:
-        number = begin // _BLOCK_BYTES
-        first = number * _BLOCK_BYTES
-        block = _block(place, first, min(size, first + _BLOCK_BYTES))
+        first = begin - begin % BLOCK_BYTES
+        block = _block(stored, first, min(stored.size, first + BLOCK_BYTES))
         piece = block[begin - first : end - first]
         yield piece
         begin += len(piece)
@@ -165,8 +217,32 @@ def _parted(place: str) -> tuple[str, str]:
 
 
 @lru_cache(_BLOCKS)
-def _block(place: str, begin: int, end: int) -> bytes:
-    return read(place, begin, end)
+def _block(stored: CheckedObject, begin: int, end: int) -> bytes:
+    return stored.read(begin, end)
+
+
+@lru_cache(_OBJECTS_BEFORE_DIGESTS)
+def _digests(place: str, size: int, digest: str) -> bytes:
+    """Return the digests of the pieces of an object that was moved before they were stored."""
+    hasher, digests = hashlib.sha256(), []
+    for begin in range(0, size, BLOCK_BYTES):
+        content = read(place, begin, min(size, begin + BLOCK_BYTES))
+        hasher.update(content)
+        digests.append(piece_digests(content))
+    if digest_from_hash(hasher.hexdigest()) != digest:
+        raise LookupError(_changed(place))
+    return b"".join(digests)
+
+
+def _checked(place: str, begin: int, end: int, digests: bytes) -> bytes:
+    content = read(place, begin, end)
+    if piece_digests(content) != digests:
+        raise LookupError(f"{_changed(place)} (bytes {begin} to {end})")
+    return content
+
+
+def _changed(place: str) -> str:
+    return f"{place} is not what was moved there; restore the object from a backup of the store"
 
 
 def _require_obstore() -> None:

@@ -50,9 +50,11 @@ _NEW = {
 }
 _PUT_ON_SQLITE = "INSERT INTO payload_chunks (payload_id, begin, data) VALUES (?, ?, ?)"
 _PUT_ON_POSTGRES = "INSERT INTO payload_chunks (payload_id, begin, data) VALUES (%s, %s, %b)"
-_PLACED_ON_SQLITE = "SELECT place, bytes FROM payloads WHERE id = ?"
-_PLACED_ON_POSTGRES = "SELECT place, bytes FROM payloads WHERE id = %s"
-_ReadObject = Callable[[str, int, int, int], Iterator[bytes]]
+_PLACED_ON_SQLITE = "SELECT place, bytes, digest, substr(piece_digests, ?, ?) FROM payloads WHERE id = ?"
+_PLACED_ON_POSTGRES = """
+    SELECT place, bytes, digest, substr(piece_digests, %s::integer, %s::integer) FROM payloads WHERE id = %s
+"""
+_ReadObject = Callable[[object_store.CheckedObject, int, int], Iterator[bytes]]
 _CUT = f"""
     SELECT begin, substr(data, (greatest(%(begin)s - begin, 0) + 1)::integer, %(size)s::integer)
     FROM payload_chunks
@@ -245,11 +247,23 @@ def _parts(driver: Any, payload_id: int, begin: int, end: int, read_object: _Rea
         in_rows = True
         yield part
     if not in_rows and begin < end:
+        first, count = _pieces_read(begin, end)
+        each = object_store.PIECE_DIGEST_BYTES
         row = driver.execute(
-            _PLACED_ON_SQLITE if is_sqlite else _PLACED_ON_POSTGRES, (payload_id,)
+            _PLACED_ON_SQLITE if is_sqlite else _PLACED_ON_POSTGRES,
+            (first * each + 1, count * each, payload_id),
         ).fetchone()
         if row is not None and row[0] is not None:
-            yield from read_object(row[0], row[1], begin, min(row[1], end))
+            place, size, digest, digests = row
+            stored = object_store.CheckedObject(place, size, digest, digests and bytes(digests), first)
+            yield from read_object(stored, begin, min(size, end))
+
+
+def _pieces_read(begin: int, end: int) -> tuple[int, int]:
+    """Return the number of the first piece, and the number of pieces, of the blocks that have a range."""
+    each = object_store.BLOCK_BYTES // object_store.PIECE_BYTES
+    first = begin // object_store.BLOCK_BYTES
+    return first * each, (-(-end // object_store.BLOCK_BYTES) - first) * each
 
 
 def _parts_on_postgres(driver: Any, payload_id: int, begin: int, end: int) -> Iterator[bytes]:

@@ -149,7 +149,10 @@ class ParticipationRow(Table):
 
 
 class PayloadRow(Table):
-    """Bytes under their digest, in chunks or at the URL `place`; without digest unfinished, unreferenced."""
+    """Bytes under their digest, in chunks or at the URL `place`; without digest unfinished, unreferenced.
+
+    `piece_digests` has the SHA-256 of each piece of the object at `place`, see `storage.object_store`.
+    """
 
     __tablename__ = "payloads"
     __table_args__ = ({"sqlite_autoincrement": True},)  # readers of a deleted payload find nothing
@@ -159,6 +162,7 @@ class PayloadRow(Table):
     bytes: Mapped[int] = mapped_column(BigInteger)
     created_at: Mapped[datetime]
     place: Mapped[str | None]
+    piece_digests: Mapped[Octets | None] = mapped_column(deferred=True)
 
 
 class ChunkRow(Table):

@@ -1,0 +1,167 @@
+"""An object that somebody replaces in the store is never read as the payload that was moved there."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+from sqlalchemy import select, update
+
+from benchmarks.s3_server import S3Server
+from coordinator.cli.service import check_payloads
+from coordinator.db.engine import Database
+from coordinator.db.tables.federations import PayloadRow
+from coordinator.storage import moving, object_store, payloads, server_key
+from coordinator.storage.object_store import BLOCK_BYTES, PIECE_BYTES
+from tests.coordinator.storage.copies import KEY
+
+pytest.importorskip("obstore")
+
+BODY = os.urandom(2 * BLOCK_BYTES + 3 * PIECE_BYTES + 77)
+CHANGED = BLOCK_BYTES + PIECE_BYTES + 5
+"""The byte that is replaced: in the second block, and in its second piece."""
+
+
+def stored_in(database: Database, store: str) -> int:
+    server_key.load(database, KEY)
+    with database.write() as session:
+        payload_id, _ = payloads.store_bytes(session, BODY)
+    assert list(moving.move(database, store)) == [len(BODY)]
+    return payload_id
+
+
+def place_of(database: Database) -> str:
+    with database.read() as session:
+        return str(session.scalars(select(PayloadRow.place)).one())
+
+
+def digests_of(database: Database) -> bytes | None:
+    with database.read() as session:
+        return session.scalars(select(PayloadRow.piece_digests)).one()
+
+
+def replaced() -> bytes:
+    return BODY[:CHANGED] + bytes([BODY[CHANGED] ^ 1]) + BODY[CHANGED + 1 :]
+
+
+def replace_file(database: Database) -> None:
+    Path(urlsplit(place_of(database)).path).write_bytes(replaced())
+
+
+def forget_digests(database: Database) -> None:
+    """Make a payload one that was moved before the digests of pieces were stored."""
+    with database.write() as session:
+        session.execute(update(PayloadRow).values(piece_digests=None))
+
+
+def ranged(database: Database, payload_id: int, begin: int, end: int) -> bytes:
+    target = bytearray(end - begin)
+    with database.driver_connection() as driver:
+        payloads.read_into(driver, payload_id, begin, memoryview(target))
+    return bytes(target)
+
+
+RANGES = [
+    (0, 1),
+    (0, len(BODY)),
+    (PIECE_BYTES - 1, PIECE_BYTES + 1),
+    (BLOCK_BYTES - 3, 2 * BLOCK_BYTES + 9),
+    (len(BODY) - 1, len(BODY)),
+    (7, 7),
+]
+
+
+def assert_is_read(database: Database, payload_id: int) -> None:
+    for begin, end in RANGES:
+        assert ranged(database, payload_id, begin, end) == BODY[begin:end]
+        assert payloads.read_alone(database, payload_id, begin, end) == BODY[begin:end]
+    assert b"".join(payloads.stream(database, payload_id, 0, len(BODY))) == BODY
+
+
+def assert_is_refused(database: Database, payload_id: int) -> None:
+    for begin, end in ((0, len(BODY)), (CHANGED, CHANGED + 1), (CHANGED - 3, CHANGED - 1)):
+        with pytest.raises(LookupError, match=rf"{place_of(database)} is not what was moved there"):
+            ranged(database, payload_id, begin, end)
+        with pytest.raises(LookupError, match="is not what was moved there"):
+            payloads.read_alone(database, payload_id, begin, end)
+    with pytest.raises(LookupError, match="is not what was moved there"):
+        list(payloads.stream(database, payload_id, 0, len(BODY)))
+
+
+@pytest.mark.parametrize("has_digests", [True, False], ids=["piece digests", "moved before them"])
+def test_replaced_object_is_refused_by_every_reader(
+    database: Database, tmp_path: Path, has_digests: bool
+) -> None:
+    payload_id = stored_in(database, f"file://{tmp_path}")
+    if not has_digests:
+        forget_digests(database)
+    replace_file(database)
+    assert_is_refused(database, payload_id)
+
+
+@pytest.mark.parametrize("has_digests", [True, False], ids=["piece digests", "moved before them"])
+def test_ranges_of_an_object_are_those_moved(database: Database, tmp_path: Path, has_digests: bool) -> None:
+    payload_id = stored_in(database, f"file://{tmp_path}")
+    if not has_digests:
+        forget_digests(database)
+    assert_is_read(database, payload_id)
+
+
+def test_pieces_outside_the_replaced_one_are_read(database: Database, tmp_path: Path) -> None:
+    payload_id = stored_in(database, f"file://{tmp_path}")
+    replace_file(database)
+    assert ranged(database, payload_id, 0, BLOCK_BYTES) == BODY[:BLOCK_BYTES]
+
+
+def test_digests_of_earlier_objects_are_stored(database: Database, tmp_path: Path) -> None:
+    stored_in(database, f"file://{tmp_path}")
+    digests = digests_of(database)
+    assert digests == object_store.piece_digests(BODY)
+    forget_digests(database)
+    moving.store_piece_digests(database, lambda: False)
+    assert digests_of(database) == digests
+    forget_digests(database)
+    replace_file(database)
+    moving.store_piece_digests(database, lambda: False)
+    assert digests_of(database) is None
+
+
+def test_payload_moved_back_to_rows_has_no_digests(database: Database, tmp_path: Path) -> None:
+    payload_id = stored_in(database, f"file://{tmp_path}")
+    assert len(list(moving.move(database, moving.ROWS))) == 1
+    assert digests_of(database) is None
+    assert_is_read(database, payload_id)
+
+
+def test_check_of_digests_names_the_replaced_object(
+    database: Database,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    payload_id = stored_in(database, f"file://{tmp_path}")
+    monkeypatch.setenv("TESSERA_DATABASE_URL", database.url.render_as_string(hide_password=False))
+    check_payloads(digests=True)
+    assert capsys.readouterr().out == "no payload is missing or replaced in the store\n"
+    replace_file(database)
+    check_payloads(digests=False)
+    assert capsys.readouterr().out == "no payload is missing in the store\n"
+    with pytest.raises(BaseException, match="1"):
+        check_payloads(digests=True)
+    assert capsys.readouterr().out == (
+        f"payload {payload_id}: {place_of(database)} does not have its digest; restore a backup\n"
+    )
+
+
+@pytest.mark.s3
+@pytest.mark.slow
+def test_replaced_object_in_s3_is_refused(database: Database, s3: S3Server) -> None:
+    payload_id = stored_in(database, s3.bucket)
+    assert_is_read(database, payload_id)
+    object_store._block.cache_clear()
+    object_store.put(place_of(database), [replaced()])
+    assert_is_refused(database, payload_id)
+    (fault,) = moving.missing(database, digests=True)
+    assert "does not have its digest" in fault
