@@ -295,7 +295,8 @@ class StrategyUnavailable(Unavailable):
 
 
 class StorageFull(Refused):
-    status, slug, title = 507, "storage-full", "The disk is full; retry after Retry-After seconds"
+    status, slug = 507, "storage-full"
+    title = "The coordinator's disk is full; its operator must free space; retry after Retry-After seconds"
 
     def fields(self) -> dict[str, str]:
         """Close the connection: the rest of the body is not read."""

@@ -48,7 +48,7 @@ def is_ready(database: TheDatabase, mover: _TheMover) -> str:
     replica unready: all of them would be at once, while open rounds need only the database.
     """
     if not migrate.is_current(database):
-        raise Unavailable("the database is not migrated to this version; run `tessera migrate`")
+        raise Unavailable(migrate.outdated(database))
     fault = None if mover is None else mover.fault
     return "ready\n" if fault is None else f"ready\n{fault}\n"
 

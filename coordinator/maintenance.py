@@ -63,5 +63,5 @@ def take_over(store: str | None) -> str:
 def _current_database() -> Iterator[Database]:
     with opened_database(load_settings()) as database:
         if not migrations.is_current(database):
-            raise SettingsUnusable("the database is not migrated to this version; run `tessera migrate`")
+            raise SettingsUnusable(migrations.outdated(database))
         yield database

@@ -7,6 +7,7 @@ import gc
 import os
 import resource
 import signal
+import sqlite3
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -27,11 +28,13 @@ from coordinator.app import create_app
 from coordinator.db import backup as copies
 from coordinator.db import migrate as migrations
 from coordinator.db.engine import Database, unsafe_settings
+from coordinator.db.failures import explain, explain_file, explain_sqlite
 from coordinator.db.single_process import only_replica
 from coordinator.enrolment import first_admin
 from coordinator.enrolment.name_report import look_alikes
 from coordinator.errors import SettingsUnusable
 from coordinator.http.limits.connections import connections
+from coordinator.http.listening import require_free
 from coordinator.observability import fault_points, logs
 from coordinator.settings import PREFIX, SECRETS_DIR, Settings, unread
 from coordinator.storage import object_store, server_key
@@ -63,6 +66,7 @@ def serve(*, host: str | None = None, port: int | None = None) -> None:
         log.warning("unknown-variables", names=misspelt)
     if settings.payload_store:
         object_store.require_url(settings.payload_store)
+    require_free(settings.host, settings.port)  # before a database is created
     with opened_database(settings) as database, only_replica(database):
         was_current = migrations.is_current(database)
         migrations.prepare(database)
@@ -223,10 +227,12 @@ def opened_database(settings: Settings) -> Iterator[Database]:
         yield database
     except DatabaseError as error:
         shown = database.url.render_as_string()
-        raise SettingsUnusable(
-            f"TESSERA_DATABASE_URL: {shown} does not answer: {_reason(error, database)}; start the database, "
-            "or correct the URL"
-        ) from error
+        raise SettingsUnusable(f"TESSERA_DATABASE_URL: {shown}: {explain(error, database.url)}") from error
+    except sqlite3.Error as error:  # of migrations, which use the driver too
+        file = Path(database.url.database or "")
+        raise SettingsUnusable(f"TESSERA_DATABASE_URL: {explain_sqlite(error, file)}") from error
+    except OSError as error:  # of the files beside the database
+        raise SettingsUnusable(explain_file(error)) from error
     finally:
         database.close()
 
@@ -254,14 +260,8 @@ def _wait_for_database(database: Database, seconds: float) -> None:
         except OperationalError as error:
             if time.monotonic() > deadline:
                 raise
-            log.warning("database-does-not-answer", reason=_reason(error, database))
+            log.warning("database-does-not-answer", reason=explain(error, database.url))
         time.sleep(_RETRY_SECONDS)
-
-
-def _reason(error: DatabaseError, database: Database) -> str:
-    """Return the driver's message on one line, without the password."""
-    message = " ".join(str(error.orig).split())
-    return message.replace(database.url.password, "***") if database.url.password else message
 
 
 def _variable(location: tuple[int | str, ...]) -> str:

@@ -220,7 +220,7 @@ class Settings(BaseSettings):
         password: SecretStr | None = info.data.get("database_password")
         try:
             parsed = make_url(url)
-        except ArgumentError:
+        except (ArgumentError, ValueError):
             return url  # reported when the database is opened
         if password is None or parsed.username is None or parsed.password is not None:
             return url

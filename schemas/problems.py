@@ -8,6 +8,12 @@ from pydantic import BaseModel, ConfigDict, Field
 
 MEDIA_TYPE = "application/problem+json"
 PREFIX = "urn:tessera:problem:"
+_PAUSE = "retry after Retry-After seconds"
+
+
+def for_people(title: str, retry_after: str | None) -> str:
+    """Return a title with the seconds of the Retry-After field in place of its name."""
+    return title.replace(_PAUSE, f"retry in {retry_after} s" if retry_after else "retry later")
 
 
 class Problem(BaseModel):

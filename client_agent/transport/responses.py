@@ -10,7 +10,7 @@ from pydantic import BaseModel, ValidationError
 
 from client_agent.errors import AnswerUnreadable, CoordinatorRefused, VersionMismatch
 from schemas.messages.rounds import NOT_DRAWN_FIELD
-from schemas.problems import Problem
+from schemas.problems import Problem, for_people
 
 Message = TypeVar("Message", bound=BaseModel)
 
@@ -63,7 +63,8 @@ def require_success(answer: httpx.Response) -> httpx.Response:
         if answer.has_redirect_location:
             reason += f": set `url` to the address that {answer.headers['Location']} is below"
         raise CoordinatorRefused(answer.status_code, "", reason, answer.request.url.path) from None
-    detail, expected = problem.detail or problem.title, (problem.model_extra or {}).get("expected")
+    title = for_people(problem.title, answer.headers.get("Retry-After"))
+    detail, expected = problem.detail or title, (problem.model_extra or {}).get("expected")
     named = expected if isinstance(expected, str) else None
     raise CoordinatorRefused(answer.status_code, problem.slug, detail, answer.request.url.path, named)
 

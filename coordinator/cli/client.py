@@ -12,7 +12,10 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
+from schemas.command import fail as fail
 from schemas.identity.plain_http import is_exposed
+from schemas.lookups import Named, NotIdentified, id_of
+from schemas.problems import for_people
 
 if TYPE_CHECKING:
     import httpx
@@ -36,6 +39,7 @@ Insecure = Annotated[
         help="Allow sending the token over plain http:// to another machine.",
     ),
 ]
+Federation = Annotated[str, typer.Argument(help="Id or name of the federation.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 
 DEFAULT_URL = "http://127.0.0.1:8000"
@@ -113,6 +117,32 @@ class Coordinator:
     def put(self, path: str, body: bytes, headers: Mapping[str, str]) -> Any:
         return self._call("PUT", path, content=body, headers=dict(headers))
 
+    def federation(self, text: str) -> str:
+        """Return the path of the federation with this id or name; end the command if there is not one."""
+        federations = "/v1/federations"
+        federation_id = self._id(text, "federation", lambda: self._named(federations, "id"))
+        return f"{federations}/{federation_id}"
+
+    def client_of(self, federation_path: str, text: str) -> str:
+        """Return the id of the federation's client with this id or name; of several, that not revoked."""
+        return self._id(text, "client", lambda: self._named(f"{federation_path}/clients", "client_id"))
+
+    def token_of(self, text: str) -> str:
+        """Return the id of a person's token by id or the person's name; of several, that not revoked."""
+        return self._id(text, "token", lambda: self._named("/v1/tokens", "id"))
+
+    def _named(self, path: str, id_field: str) -> Iterator[Named]:
+        for entry in self.pages(path):
+            is_over = entry.get("state") == "revoked" or entry.get("revoked_at") is not None
+            state = entry.get("state") or ("revoked" if is_over else "")
+            yield Named(entry[id_field], entry["name"], state, is_over)
+
+    def _id(self, text: str, noun: str, entries: Callable[[], Iterator[Named]]) -> str:
+        try:
+            return id_of(text, noun, entries, f"tessera {noun} list")
+        except NotIdentified as error:
+            fail(error)
+
     def pages(self, path: str) -> Iterator[Any]:
         """Yield all items of a list, page by page."""
         page = self.get(path)
@@ -152,14 +182,8 @@ class Coordinator:
 
 def interrupted(consequence: str) -> NoReturn:
     """Print that the command was interrupted, and exit with status 130."""
-    typer.echo(f"tessera: interrupted; {consequence}", err=True)
+    typer.echo(f"interrupted; {consequence}", err=True)
     raise typer.Exit(_INTERRUPTED) from None
-
-
-def fail(reason: str) -> NoReturn:
-    """Print the reason and exit with status 1."""
-    typer.echo(f"tessera: {reason}", err=True)
-    raise typer.Exit(1)
 
 
 def print_json(value: object) -> None:
@@ -173,7 +197,7 @@ def _summary(answer: httpx.Response) -> str:
         title, kind = problem["title"], problem["type"].rpartition(":")[2]
     except (ValueError, KeyError, TypeError, AttributeError):
         return f"{answer.status_code} {answer.reason_phrase}: not a Tessera coordinator; check --url"
-    title = title.removesuffix("; see `errors`")  # which are printed here
+    title = for_people(title.removesuffix("; see `errors`"), answer.headers.get("Retry-After"))
     standard = {"type", "title", "status", "detail", "errors", "field", "known"}
     facts = ", ".join(f"{name}={value}" for name, value in problem.items() if name not in standard)
     faults = [f"{fault.get('field')}: {fault.get('message')}" for fault in problem.get("errors") or ()]

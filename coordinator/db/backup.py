@@ -9,6 +9,7 @@ from contextlib import closing
 from pathlib import Path
 
 from coordinator.db.engine import Database
+from coordinator.db.failures import explain_file, explain_sqlite
 from coordinator.errors import SettingsUnusable
 
 _PAGES = 4096  # 64 MiB per step and progress report
@@ -38,7 +39,11 @@ def copy(database: Database, target: Path, *, progress: Callable[[int, int], Non
         _copy(source, partial, progress)
         os.link(partial, target)  # unlike a rename it replaces nothing
     except OSError as error:
-        raise SettingsUnusable(f"{target}: {error.strerror}; write the backup to a new file") from error
+        raise SettingsUnusable(explain_file(error, target)) from error
+    except sqlite3.Error as error:
+        if getattr(error, "sqlite_errorcode", 0) == sqlite3.SQLITE_FULL:
+            raise SettingsUnusable(f"the copy is not complete: {explain_sqlite(error, target)}") from error
+        raise SettingsUnusable(f"TESSERA_DATABASE_URL: {explain_sqlite(error, source)}") from error
     finally:
         partial.unlink(missing_ok=True)
     _sync(target.parent)

@@ -256,15 +256,21 @@ def unsafe_settings(session: Session) -> list[str]:
 def _checked(url: str) -> URL:
     try:
         parsed = make_url(url)
-    except ArgumentError as error:
+    except (ArgumentError, ValueError) as error:  # ValueError: a port that is not a number
         raise SettingsUnusable(
-            "TESSERA_DATABASE_URL is not a database URL; use one like sqlite:///tessera.db"
+            "TESSERA_DATABASE_URL is not a database URL; use one like sqlite:///tessera.db or "
+            "postgresql://user:password@host:5432/name"
         ) from error
     if parsed.drivername == "postgresql":
         parsed = parsed.set(drivername="postgresql+psycopg")
     if parsed.drivername not in ("sqlite", "sqlite+pysqlite", "postgresql+psycopg"):
         raise SettingsUnusable(
             f"TESSERA_DATABASE_URL: {parsed.drivername} is not supported; use sqlite or postgresql"
+        )
+    if parsed.get_backend_name() == "sqlite" and parsed.host is not None:
+        raise SettingsUnusable(
+            f"TESSERA_DATABASE_URL: {parsed.host} stands where a host would; a file has three slashes before "
+            "its path, like sqlite:///tessera.db"
         )
     if parsed.get_backend_name() == "sqlite" and parsed.database in (None, "", ":memory:"):
         raise SettingsUnusable(

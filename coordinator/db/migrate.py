@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from importlib.resources import files
@@ -12,17 +12,25 @@ from alembic import command
 from alembic.config import Config
 from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
-from sqlalchemy import Connection
+from sqlalchemy import Connection, inspect
 
 from coordinator.db.engine import Database
 from coordinator.errors import SettingsUnusable
 from coordinator.observability.logs import logger
 
+_VERSIONS = "alembic_version"
+_A_TABLE = "federations"
+
 log = logger(__name__)
 
 
 def upgrade(database: Database, *, to: str = "head") -> None:
-    """Apply the missing migrations in one transaction."""
+    """Apply the missing migrations in one transaction.
+
+    Raises:
+        SettingsUnusable: the database is another program's, or that of a newer version.
+    """
+    require_known(database)
     with schema_transaction(database) as connection:
         command.upgrade(config(connection=connection), to)
     log.info("database-migrated", to=to)
@@ -64,21 +72,54 @@ def schema_transaction(database: Database) -> Iterator[Connection]:
 
 
 def is_current(database: Database) -> bool:
+    return _applied(database) == _heads()
+
+
+def require_known(database: Database) -> None:
+    """Check that the tables, if there are any, are those of this version or an earlier one.
+
+    Raises:
+        SettingsUnusable: they are another program's, or those of a newer version.
+    """
     with database.read() as session:
-        applied = MigrationContext.configure(session.connection()).get_current_heads()
-    return tuple(applied) == _heads()
+        connection = session.connection()
+        applied = MigrationContext.configure(connection).get_current_heads()
+        tables = set(inspect(connection).get_table_names()) - {_VERSIONS}
+    shown = database.url.render_as_string()
+    unknown = _unknown(applied)
+    if unknown and _A_TABLE in tables:
+        raise SettingsUnusable(
+            f"TESSERA_DATABASE_URL: {shown} was migrated by a newer version of Tessera, to {unknown[-1]}; "
+            f"this version knows migrations up to {_heads()[0]}. Install the newer version, or restore a "
+            "backup from before its migration"
+        )
+    # PostgreSQL databases may have tables of extensions; a name that is taken there ends the migration.
+    if unknown or (database.is_sqlite and tables and not applied):
+        names = ", ".join(sorted(tables)[:3])
+        raise SettingsUnusable(
+            f"TESSERA_DATABASE_URL: {shown} is the database of another program (tables: {names}); name a new "
+            "file or an empty database"
+        )
+
+
+def outdated(database: Database) -> str:
+    """Return why the tables are not those of this version, without the address of the database."""
+    if _unknown(_applied(database)):
+        return "the database was migrated by a newer version of Tessera; install that version"
+    return "the database is not migrated to this version; run `tessera migrate`"
 
 
 def prepare(database: Database) -> None:
     """Migrate SQLite if necessary; PostgreSQL must be migrated already.
 
     Raises:
-        SettingsUnusable: the tables are not those of this version.
+        SettingsUnusable: the tables are not those of this version, or another program's.
     """
     if is_current(database):
         return
+    require_known(database)
     if not database.is_sqlite:
-        raise SettingsUnusable("the database is not migrated to this version; run `tessera migrate`")
+        raise SettingsUnusable(outdated(database))
     upgrade(database)
 
 
@@ -90,6 +131,21 @@ def config(**attributes: object) -> Config:
     return config
 
 
+def _applied(database: Database) -> tuple[str, ...]:
+    with database.read() as session:
+        return MigrationContext.configure(session.connection()).get_current_heads()
+
+
+def _unknown(applied: Iterable[str]) -> list[str]:
+    """Return the applied migrations that this version does not have."""
+    return sorted(set(applied) - {script.revision for script in _scripts().walk_revisions()})
+
+
 @cache
 def _heads() -> tuple[str, ...]:
-    return tuple(ScriptDirectory.from_config(config()).get_heads())
+    return tuple(_scripts().get_heads())
+
+
+@cache
+def _scripts() -> ScriptDirectory:
+    return ScriptDirectory.from_config(config())

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TextIO
 
 from coordinator.db.engine import Database
+from coordinator.db.failures import explain_file
 from coordinator.errors import SettingsUnusable
 
 # File locks do not work reliably on these, as SQLite's documentation warns.
@@ -51,6 +52,10 @@ def only_replica(database: Database) -> Iterator[None]:
 
 def _open_lock(path: str) -> TextIO:
     folder = os.path.dirname(path) or "."
+    if os.path.isdir(path):
+        raise SettingsUnusable(
+            f"TESSERA_DATABASE_URL: {path} is a folder; name a file in it, such as sqlite:///{path}/tessera.db"
+        )
     if not os.path.isdir(folder):
         raise SettingsUnusable(
             f"TESSERA_DATABASE_URL: there is no folder {folder}; create it, or correct the path"
@@ -58,9 +63,7 @@ def _open_lock(path: str) -> TextIO:
     try:
         return open(f"{path}-serving", "w")
     except OSError as error:
-        raise SettingsUnusable(
-            f"TESSERA_DATABASE_URL: {path} cannot be locked: {error.strerror}; check the folder's permissions"
-        ) from error
+        raise SettingsUnusable(f"TESSERA_DATABASE_URL: {explain_file(error)}") from error
 
 
 def file_system_of(path: Path, mounts: str) -> str | None:

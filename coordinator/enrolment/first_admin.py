@@ -7,6 +7,7 @@ from pathlib import Path
 from coordinator.auth import tokens
 from coordinator.auth.authentication import hash_of
 from coordinator.db.engine import Database
+from coordinator.db.failures import explain_file
 from coordinator.enrolment import store
 from coordinator.errors import SettingsUnusable
 from coordinator.storage import audit_log
@@ -37,8 +38,8 @@ def make_token(database: Database) -> Path | None:
             write_private(file, token + "\n")
         except OSError as error:
             raise SettingsUnusable(
-                f"TESSERA_ADMIN_TOKEN is not set, and the first admin's token cannot be written to {file}: "
-                f"{error.strerror}; set the variable to the output of: openssl rand -base64 32"
+                f"TESSERA_ADMIN_TOKEN is not set, and the first admin's token cannot be written. "
+                f"{explain_file(error, file)}, or set the variable to the output of: openssl rand -base64 32"
             ) from error
     return file
 

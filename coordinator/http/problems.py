@@ -145,5 +145,9 @@ async def _database_down(_: Request, error: Exception) -> Response:
     if code in _DATABASE_FULL:
         log.error("storage-full", error=str(driver_error))
         return render(StorageFull())
-    log.warning("database-unavailable", error=type(error).__name__)
+    log.warning("database-unavailable", error=type(error).__name__, reason=_reason(driver_error))
     return render(Unavailable())
+
+
+def _reason(driver_error: object) -> str | None:
+    return getattr(driver_error, "sqlite_errorname", None) or getattr(driver_error, "sqlstate", None)
