@@ -69,6 +69,10 @@ class UnknownStrategy(AgentError):
     """This agent has no strategy of this name."""
 
 
+class NameUnclear(AgentError):
+    """No federation has this id or name, or several have the name."""
+
+
 class StrategyOptionsInvalid(AgentError):
     """The plan's strategy options have values that this agent does not support."""
 

@@ -6,13 +6,16 @@ import inspect
 import re
 import sys
 from importlib.metadata import entry_points, requires, version
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 from typer.core import TyperGroup
 
 _DISTRIBUTION = "tessera-fl"
 _INTERRUPTED = 130  # 128 + SIGINT, as in shells
+
+
+Yes = Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")]
 
 
 def application(first: str = "") -> typer.Typer:
@@ -71,18 +74,38 @@ def _unwrap_help(app: typer.Typer) -> None:
             _unwrap_help(group.typer_instance)
 
 
+def fail(reason: object) -> NoReturn:
+    """Print an error to standard error, with the prefix of all commands, and exit with status 1."""
+    typer.echo(f"{typer.style('error: ', fg='red')}{reason}", err=True)
+    raise typer.Exit(1)
+
+
+def confirm(consequence: str, *, yes: bool) -> None:
+    """Ask whether to do what cannot be undone; `yes` is the option --yes of a command.
+
+    Without a terminal nobody can answer: the command ends with status 1 and names the option.
+    """
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        fail(f"{consequence}. Nothing was changed; add --yes to the command to confirm")
+    if not typer.confirm(f"{consequence}. Continue?", err=True):
+        typer.echo("Nothing was changed.", err=True)
+        raise typer.Exit(1)
+
+
 def main() -> None:
     try:
         application(*sys.argv[1:2])()
     except KeyboardInterrupt:  # while the commands are imported
-        typer.echo("tessera: interrupted", err=True)
+        typer.echo("interrupted", err=True)
         raise SystemExit(_INTERRUPTED) from None
     except ModuleNotFoundError as error:
         extra = _extra_with((error.name or "").partition(".")[0])
         if extra is None:
             raise
         typer.echo(
-            f"tessera: this command needs {error.name}, which is not installed; in a clone of Tessera, run "
+            f"error: this command needs {error.name}, which is not installed; in a clone of Tessera, run "
             f"pip install '.[{extra}]'",
             err=True,
         )

@@ -18,6 +18,7 @@ from client_agent.errors import SettingsUnusable
 from client_agent.rounds.awaited import WorkAwaited
 from client_agent.session import connection, open_participant, stop_on_signal
 from client_agent.torchrun import follows, led
+from schemas.command import Yes, confirm
 
 if TYPE_CHECKING:
     from client_agent.settings import AgentSettings
@@ -121,7 +122,7 @@ def rotate_key(
 @agent.command("accept-restored")
 def accept_restored(
     config: Config = None,
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")] = False,
+    yes: Yes = False,
 ) -> None:
     """Accept a coordinator that was restored from a backup older than this silo's last round.
 
@@ -148,10 +149,11 @@ def accept_restored(
                 )
                 offer = compare_state(manifests, pins, api)
                 print(offer)
-                if not yes:
-                    typer.confirm(
-                        "Did the operator restore a backup? Continue from the offered state?", abort=True
-                    )
+                confirm(
+                    "if the operator restored no backup, the coordinator may be dishonest; this silo "
+                    "continues from the offered state",
+                    yes=yes,
+                )
                 accept(offer, manifests, pins, api)
         print("accepted; `tessera agent run` continues from the offered state")
 

@@ -15,9 +15,9 @@ import typer
 from rich.console import Console
 from rich.logging import RichHandler
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
-from rich.text import Text
 
 from client_agent.errors import AgentError, SettingsUnusable, Stopped
+from schemas.command import fail
 from schemas.user_files import FileUnusable, complaint, is_blocked
 
 if TYPE_CHECKING:
@@ -56,15 +56,11 @@ def clear_errors(*, resumes: bool = False) -> Iterator[None]:
         print("interrupted before the end; run the same command again", file=sys.stderr)
         raise typer.Exit(_INTERRUPTED) from None
     except (AgentError, FileUnusable) as error:
-        message = Text.assemble(("error: ", "red"), str(error))
-        Console(stderr=True, highlight=False).print(message, soft_wrap=True)
-        raise typer.Exit(1) from error
+        fail(error)
     except OSError as error:
         if not is_blocked(error):
             raise
-        message = Text.assemble(("error: ", "red"), complaint(error))
-        Console(stderr=True, highlight=False).print(message, soft_wrap=True)
-        raise typer.Exit(1) from error
+        fail(complaint(error))
 
 
 def _log_level() -> str:

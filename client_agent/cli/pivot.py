@@ -16,7 +16,7 @@ pivot = typer.Typer()
 
 @pivot.command("make-pivot-pack")
 def make_pivot_pack(
-    federation: Annotated[str, typer.Argument(help="Federation id.")],
+    federation: Annotated[str, typer.Argument(help="Id or name of the federation.")],
     model: Annotated[str, typer.Argument(help="The pivot: a folder, .gguf file or hub id.")],
     token: Annotated[
         str,
@@ -45,9 +45,10 @@ def make_pivot_pack(
         from schemas.messages.alignment import Anchors
         from schemas.messages.federations import FederationPlan
 
-        path = f"/v1/federations/{federation}"
         try:
             with Operator(url, token, is_local=False) as operator:
+                federation = operator.federation_id(federation)
+                path = f"/v1/federations/{federation}"
                 plan = FederationPlan.model_validate(operator.get(path)["plan"])
                 if plan.alignment is None or plan.alignment.frames == "random":
                     raise PlanUnusable(

@@ -8,8 +8,9 @@ from typing import Any, Self
 
 import httpx
 
-from client_agent.errors import CoordinatorRefused
+from client_agent.errors import CoordinatorRefused, NameUnclear
 from client_agent.transport.client import route_of
+from schemas.lookups import Named, NotIdentified, id_of
 from schemas.wire.compress import is_frame
 from schemas.wire.digests import digest_of, to_field
 from schemas.wire.envelope import MEDIA_TYPE
@@ -61,6 +62,23 @@ class Operator:
         if is_frame(body):
             headers["Content-Encoding"] = "zstd"
         return _content(self._client.put(path, content=body, headers=headers))
+
+    def federation_id(self, text: str) -> str:
+        """Return the id of the federation with this id or name.
+
+        Raises:
+            NameUnclear: none has it, or several have the name.
+        """
+
+        def entries() -> list[Named]:
+            return [
+                Named(entry["id"], entry["name"], entry["state"]) for entry in self.every("/v1/federations")
+            ]
+
+        try:
+            return id_of(text, "federation", entries, "tessera federation list")
+        except NotIdentified as error:
+            raise NameUnclear(str(error)) from error
 
     def every(self, path: str) -> list[Answer]:
         """Read all pages of a list."""

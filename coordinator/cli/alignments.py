@@ -10,16 +10,15 @@ from typing import Annotated, Any
 
 import typer
 
-from coordinator.cli.client import DEFAULT_URL, AsJson, Coordinator, Token, Url, fail, print_json
+from coordinator.cli.client import DEFAULT_URL, AsJson, Coordinator, Federation, Token, Url, fail, print_json
 from coordinator.cli.output import ago, print_facts, print_table, size
+from schemas.command import Yes, confirm
 from schemas.user_files import read_text
 
 anchors = typer.Typer(
     help="Manage the public anchor texts on which base models are aligned.", no_args_is_help=True
 )
 alignments = typer.Typer(help="Manage alignment packs, one per base model.", no_args_is_help=True)
-
-Federation = Annotated[str, typer.Argument(help="Federation id.")]
 
 
 @anchors.command("put")
@@ -39,7 +38,8 @@ def put_anchors(
         fail(f"{file} is no file of anchor texts ({error})")
     digest = base64.b64encode(hashlib.sha256(body).digest()).decode()
     headers = {"Content-Type": "application/json", "Content-Digest": f"sha-256=:{digest}:"}
-    stored = Coordinator(url, token).put(f"/v1/federations/{federation}/anchors", body, headers)
+    coordinator = Coordinator(url, token)
+    stored = coordinator.put(f"{coordinator.federation(federation)}/anchors", body, headers)
     if as_json or stored is not None:
         print_json(stored) if as_json else print_facts(stored)
     else:
@@ -52,7 +52,8 @@ def list_alignments(
 ) -> None:
     """List the alignment packs of a federation and their acceptance tests."""
     coordinator = Coordinator(url, token)
-    packs = list(coordinator.pages(f"/v1/federations/{federation}/alignments"))
+    path = coordinator.federation(federation)
+    packs = list(coordinator.pages(f"{path}/alignments"))
     if as_json:
         print_json(packs)
         return
@@ -74,7 +75,7 @@ def list_alignments(
             for pack in packs
         ],
     )
-    plan = coordinator.get(f"/v1/federations/{federation}")["plan"]["alignment"] or {}
+    plan = coordinator.get(path)["plan"]["alignment"] or {}
     sharing = [pack for pack in packs if _shares(pack, plan)]
     if len(sharing) > 1:
         typer.echo(_shared_modules(sharing))
@@ -104,7 +105,8 @@ def show(
     as_json: AsJson = False,
 ) -> None:
     """Show an alignment pack: held-out errors per (block, role), and its acceptance test both ways."""
-    packs = Coordinator(url, token).pages(f"/v1/federations/{federation}/alignments")
+    coordinator = Coordinator(url, token)
+    packs = coordinator.pages(f"{coordinator.federation(federation)}/alignments")
     pack = next((pack for pack in packs if pack["base_model"] == base_model), None)
     if pack is None:
         fail(f"{federation} has no pack of {base_model}; list its packs with `tessera alignment list`")
@@ -132,6 +134,7 @@ def show(
 def delete(
     federation: Federation,
     base_model: Annotated[str, typer.Argument(help="Slug of the base model.")],
+    yes: Yes = False,
     url: Url = DEFAULT_URL,
     token: Token = "",
     as_json: AsJson = False,
@@ -139,9 +142,17 @@ def delete(
     """Delete an alignment pack; deleting the pivot's pack deletes all packs of the federation.
 
     Adapter states that were trained under a deleted pack no longer count, and the round in progress is
-    abandoned. Agents of the base model create a new pack.
+    abandoned. Agents of the base model create a new pack. Asks for confirmation on a terminal; elsewhere
+    --yes is required.
     """
-    Coordinator(url, token).delete(f"/v1/federations/{federation}/alignments/{base_model}")
+    coordinator = Coordinator(url, token)
+    path = coordinator.federation(federation)
+    confirm(
+        f"the pack of {base_model} is deleted: adapter states that were trained under it no longer count, "
+        "and the round in progress is abandoned",
+        yes=yes,
+    )
+    coordinator.delete(f"{path}/alignments/{base_model}")
     deleted = {"base_model": base_model, "deleted": True}
     print_json(deleted) if as_json else typer.echo(f"The pack of {base_model} is deleted.")
 

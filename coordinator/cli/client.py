@@ -200,6 +200,5 @@ def _summary(answer: httpx.Response) -> str:
     title = for_people(title.removesuffix("; see `errors`"), answer.headers.get("Retry-After"))
     standard = {"type", "title", "status", "detail", "errors", "field", "known"}
     facts = ", ".join(f"{name}={value}" for name, value in problem.items() if name not in standard)
-    faults = [f"{fault.get('field')}: {fault.get('message')}" for fault in problem.get("errors") or ()]
-    detail = "; ".join(faults) if len(faults) > 1 else problem.get("detail")
+    detail = problem.get("detail")
     return f"{title}{': ' + detail if detail else ''} [{kind}{'; ' + facts if facts else ''}]"

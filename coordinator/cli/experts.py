@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 
-from coordinator.cli.client import DEFAULT_URL, AsJson, Coordinator, Token, Url, print_json
+from coordinator.cli.client import DEFAULT_URL, AsJson, Coordinator, Federation, Token, Url, print_json
 from coordinator.cli.output import fitting_table, size, text, wrapped
 
 
 def experts(
-    federation: Annotated[str, typer.Argument(help="Federation id.")],
+    federation: Federation,
     url: Url = DEFAULT_URL,
     token: Token = "",
     as_json: AsJson = False,
 ) -> None:
     """Show the bank of experts: status, members, prior, and the reason of each change."""
-    bank = _whole_bank(Coordinator(url, token), f"/v1/federations/{federation}/experts")
+    coordinator = Coordinator(url, token)
+    bank = _whole_bank(coordinator, f"{coordinator.federation(federation)}/experts")
     if as_json:
         print_json(bank)
         return

@@ -10,6 +10,9 @@ from coordinator.cli.output import ago, print_facts
 from schemas.messages.federations import SignaturePlan
 from schemas.privacy import guarantee
 
+ENDED = ("published", "abandoned")
+"""The states in which a round stays."""
+
 
 def print_federation(federation: Mapping[str, Any], *, with_plan: bool = False) -> None:
     """Print the summary of a federation; `with_plan` adds its plan, packs and claims."""

@@ -8,8 +8,8 @@ from typing import Annotated, Any
 
 import typer
 
-from coordinator.cli.client import DEFAULT_URL, AsJson, Coordinator, Token, Url, fail, print_json
-from coordinator.cli.federation_facts import print_federation, round_of
+from coordinator.cli.client import DEFAULT_URL, AsJson, Coordinator, Federation, Token, Url, fail, print_json
+from coordinator.cli.federation_facts import ENDED, print_federation, round_of
 from coordinator.cli.output import ago, fitting_table
 from coordinator.cli.plan_options import (
     CollectSeconds,
@@ -26,12 +26,11 @@ from coordinator.cli.plan_options import (
     StrategyOption,
     TargetModules,
 )
+from schemas.command import Yes, confirm
 from schemas.messages.recommended import recommended
 from schemas.user_files import read_text
 
 app = typer.Typer(help="Manage federations: plans, states, claims.", no_args_is_help=True)
-
-Federation = Annotated[str, typer.Argument(help="Federation id.")]
 
 
 @app.command("create")
@@ -131,28 +130,46 @@ def show(
     as_json: AsJson = False,
 ) -> None:
     """Show a federation: state, next command and counts; with --plan or --json also the plan and claims."""
-    view = Coordinator(url, token).get(f"/v1/federations/{federation}")
+    coordinator = Coordinator(url, token)
+    view = coordinator.get(coordinator.federation(federation))
     print_json(view) if as_json else print_federation(view, with_plan=with_plan)
 
 
 @app.command("start")
 def start(federation: Federation, url: Url = DEFAULT_URL, token: Token = "", as_json: AsJson = False) -> None:
     """Open the first round of a federation, or resume it after a pause."""
-    _print(Coordinator(url, token).post(f"/v1/federations/{federation}/start"), as_json)
+    coordinator = Coordinator(url, token)
+    _print(coordinator.post(f"{coordinator.federation(federation)}/start"), as_json)
 
 
 @app.command("pause")
 def pause(federation: Federation, url: Url = DEFAULT_URL, token: Token = "", as_json: AsJson = False) -> None:
     """Pause a federation: its current round completes, and no further round opens until `start`."""
-    _print(Coordinator(url, token).post(f"/v1/federations/{federation}/pause"), as_json)
+    coordinator = Coordinator(url, token)
+    _print(coordinator.post(f"{coordinator.federation(federation)}/pause"), as_json)
 
 
 @app.command("finish")
 def finish(
-    federation: Federation, url: Url = DEFAULT_URL, token: Token = "", as_json: AsJson = False
+    federation: Federation,
+    yes: Yes = False,
+    url: Url = DEFAULT_URL,
+    token: Token = "",
+    as_json: AsJson = False,
 ) -> None:
-    """Finish a federation permanently; a round that is not published is abandoned."""
-    _print(Coordinator(url, token).post(f"/v1/federations/{federation}/finish"), as_json)
+    """Finish a federation permanently; a round that is not published is abandoned.
+
+    Asks for confirmation on a terminal; elsewhere --yes is required.
+    """
+    coordinator = Coordinator(url, token)
+    path = coordinator.federation(federation)
+    view = coordinator.get(path)
+    if view["state"] != "finished":
+        current = view["round"]
+        is_open = current is not None and current["state"] not in ENDED
+        abandoned = f", and round {current['number']} ({current['state']}) is abandoned" if is_open else ""
+        confirm(f"{view['name']} ({view['id']}) ends for good: no further round opens{abandoned}", yes=yes)
+    _print(coordinator.post(f"{path}/finish"), as_json)
 
 
 def _print(federation: dict[str, Any], as_json: bool) -> None:

@@ -6,14 +6,14 @@ from typing import Annotated
 
 import typer
 
-from coordinator.cli.client import DEFAULT_URL, AsJson, Coordinator, Token, Url, fail, print_json
+from coordinator.cli.client import DEFAULT_URL, AsJson, Coordinator, Federation, Token, Url, fail, print_json
 from coordinator.cli.output import ago, fitting_table, print_facts, print_table, traffic
+from schemas.command import Yes, confirm
 
 tokens = typer.Typer(help="Manage tokens of people: admins, operators, auditors.", no_args_is_help=True)
 enrolments = typer.Typer(help="Create one-time enrolment tokens for clients.", no_args_is_help=True)
 clients = typer.Typer(help="Manage the clients of a federation.", no_args_is_help=True)
 
-Federation = Annotated[str, typer.Argument(help="Federation id.")]
 Expires = Annotated[
     int | None,
     typer.Option(min=1, help="Lifetime of the token in seconds.", show_default="86400, a day"),
@@ -63,13 +63,22 @@ def list_tokens(url: Url = DEFAULT_URL, token: Token = "", as_json: AsJson = Fal
 
 @tokens.command("revoke")
 def revoke_token(
-    token_id: Annotated[str, typer.Argument(help="Token id.")],
+    token_id: Annotated[
+        str, typer.Argument(metavar="TOKEN", help="Id of the token, or name of the person who owns it.")
+    ],
+    yes: Yes = False,
     url: Url = DEFAULT_URL,
     token: Token = "",
     as_json: AsJson = False,
 ) -> None:
-    """Revoke a token, effective at once."""
-    Coordinator(url, token).delete(f"/v1/tokens/{token_id}")
+    """Revoke a token, effective at once and for good.
+
+    Asks for confirmation on a terminal; elsewhere --yes is required.
+    """
+    coordinator = Coordinator(url, token)
+    named, token_id = token_id, coordinator.token_of(token_id)
+    confirm(f"the token {_described(named, token_id)} is refused from now on, for good", yes=yes)
+    coordinator.delete(f"/v1/tokens/{token_id}")
     print_json({"id": token_id, "revoked": True}) if as_json else typer.echo(f"{token_id} is revoked.")
 
 
@@ -114,7 +123,8 @@ def create_enrolment(
         request["base_model"] = base_model
     if expires_in_seconds is not None:
         request["expires_in_seconds"] = expires_in_seconds
-    created = Coordinator(url, token).post(f"/v1/federations/{federation}/enrolment-tokens", request)
+    coordinator = Coordinator(url, token)
+    created = coordinator.post(f"{coordinator.federation(federation)}/enrolment-tokens", request)
     print_json(created) if as_json else print_facts(created)
 
 
@@ -123,7 +133,8 @@ def list_clients(
     federation: Federation, url: Url = DEFAULT_URL, token: Token = "", as_json: AsJson = False
 ) -> None:
     """List the clients of a federation."""
-    client_views = list(Coordinator(url, token).pages(f"/v1/federations/{federation}/clients"))
+    coordinator = Coordinator(url, token)
+    client_views = list(coordinator.pages(f"{coordinator.federation(federation)}/clients"))
     if as_json:
         print_json(client_views)
         return
@@ -153,16 +164,33 @@ def list_clients(
 @clients.command("revoke")
 def revoke_client(
     federation: Federation,
-    client: Annotated[str, typer.Argument(help="Client id.")],
+    client: Annotated[str, typer.Argument(help="Id or name of the client.")],
     keep_packs: Annotated[
         bool,
         typer.Option("--keep-packs", help="Keep the alignment packs that the client stored."),
     ] = False,
+    yes: Yes = False,
     url: Url = DEFAULT_URL,
     token: Token = "",
     as_json: AsJson = False,
 ) -> None:
-    """Revoke a client, effective at once; the alignment packs that it stored are deleted."""
+    """Revoke a client, effective at once and for good; the alignment packs that it stored are deleted.
+
+    Asks for confirmation on a terminal; elsewhere --yes is required.
+    """
     query = "?keep_packs=true" if keep_packs else ""
-    Coordinator(url, token).delete(f"/v1/federations/{federation}/clients/{client}{query}")
+    coordinator = Coordinator(url, token)
+    path = coordinator.federation(federation)
+    named, client = client, coordinator.client_of(path, client)
+    packs = "kept" if keep_packs else "deleted"
+    confirm(
+        f"the client {_described(named, client)} is refused from now on, for good, and its packs are {packs}",
+        yes=yes,
+    )
+    coordinator.delete(f"{path}/clients/{client}{query}")
     print_json({"client_id": client, "state": "revoked"}) if as_json else typer.echo(f"{client} is revoked.")
+
+
+def _described(text: str, entry_id: str) -> str:
+    """Return an id, behind the name by which it was found."""
+    return entry_id if text == entry_id else f"{text} ({entry_id})"

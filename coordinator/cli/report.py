@@ -9,7 +9,16 @@ from typing import Annotated, Any
 
 import typer
 
-from coordinator.cli.client import DEFAULT_URL, Coordinator, Token, Url, fail, over_http, print_json
+from coordinator.cli.client import (
+    DEFAULT_URL,
+    Coordinator,
+    Federation,
+    Token,
+    Url,
+    fail,
+    over_http,
+    print_json,
+)
 from coordinator.cli.report_page import DATA_BEGIN, DATA_END, page
 from schemas.identity.documents import is_signed
 from schemas.identity.keys import KeyUnusable, public_key, thumbprint
@@ -27,7 +36,7 @@ _THUMBPRINT = re.compile(r"[A-Za-z0-9_-]{43}")
 @app.command("create")
 @over_http
 def create_report(
-    federation: Annotated[str, typer.Argument(help="Federation id.")],
+    federation: Federation,
     html_file: Annotated[
         Path | None, typer.Option("--html", help="File for the report as an HTML page.", show_default=False)
     ] = None,
@@ -48,7 +57,7 @@ def create_report(
             except FileUnusable as error:
                 fail(str(error))
     coordinator = Coordinator(url, token)
-    document: Document = coordinator.get(f"/v1/federations/{federation}/report")
+    document: Document = coordinator.get(f"{coordinator.federation(federation)}/report")
     key = str(coordinator.get("/v1/hello")["signing_key"])
     fault = fault_of(document, key)
     if fault is not None:

@@ -10,7 +10,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from coordinator.cli.client import DEFAULT_URL, AsJson, Coordinator, Token, Url, interrupted, print_json
+from coordinator.cli.client import (
+    DEFAULT_URL,
+    AsJson,
+    Coordinator,
+    Federation,
+    Token,
+    Url,
+    interrupted,
+    print_json,
+)
+from coordinator.cli.federation_facts import ENDED
 from coordinator.cli.output import ago, fitting_table, print_table, text, traffic, until, wrapped
 from coordinator.cli.scores import losses, other_names, personal, score
 from coordinator.cli.sums import sum_lines
@@ -25,10 +35,8 @@ _FRESH = timedelta(seconds=30)
 _LOSSES = "served, trained, final: held-out losses; other scores: of the final model, else the kept model"
 
 _NO_ROUND = "No round yet; start the federation with `tessera federation start`."
-_ENDED = ("published", "abandoned")
 
 Interval = Annotated[float, typer.Option(min=0.1, help="Seconds between two polls.")]
-Federation = Annotated[str, typer.Argument(help="Federation id.")]
 
 
 @app.command("list")
@@ -36,7 +44,8 @@ def list_rounds(
     federation: Federation, url: Url = DEFAULT_URL, token: Token = "", as_json: AsJson = False
 ) -> None:
     """List rounds, newest first."""
-    rounds = list(Coordinator(url, token).pages(f"/v1/federations/{federation}/rounds"))
+    coordinator = Coordinator(url, token)
+    rounds = list(coordinator.pages(f"{coordinator.federation(federation)}/rounds"))
     if as_json:
         print_json(rounds)
         return
@@ -90,13 +99,14 @@ def show(
     if watching:
         _follow(_states(coordinator, federation, number, interval), as_json=as_json)
         return
+    path = coordinator.federation(federation)
     if number is None:
-        current = coordinator.get(f"/v1/federations/{federation}")["round"]
+        current = coordinator.get(path)["round"]
         if current is None:
             typer.echo(_NO_ROUND, err=True)
             raise typer.Exit(1)
         number = current["number"]
-    details = coordinator.get(f"/v1/federations/{federation}/rounds/{number}")
+    details = coordinator.get(f"{path}/rounds/{number}")
     if as_json:
         print_json(details)
         return
@@ -118,7 +128,7 @@ def relevance(
 ) -> None:
     """Show the relevance of clients to each other, the served shares, and the limits that the guard set."""
     coordinator = Coordinator(url, token)
-    path = f"/v1/federations/{federation}"
+    path = coordinator.federation(federation)
     matrix = coordinator.get(f"{path}/rounds/{number}/relevance")
     if as_json:
         print_json(matrix)
@@ -187,7 +197,7 @@ def _states(coordinator: Coordinator, federation: str, number: int | None, inter
 
     Without a number this is the current round, None before the first, until the federation has ended.
     """
-    path = f"/v1/federations/{federation}"
+    path = coordinator.federation(federation)
     while True:
         if number is None:
             state = coordinator.get(path)
@@ -198,7 +208,7 @@ def _states(coordinator: Coordinator, federation: str, number: int | None, inter
         else:
             details = coordinator.get(f"{path}/rounds/{number}")
             yield details
-            if details["state"] in _ENDED:
+            if details["state"] in ENDED:
                 return
         time.sleep(interval)
 
@@ -206,7 +216,7 @@ def _states(coordinator: Coordinator, federation: str, number: int | None, inter
 def _round(details: dict[str, Any]) -> RenderableType:
     counts = details["counts"]
     dropped = f", {counts['dropped']} dropped" if counts.get("dropped") else ""
-    deadline = "" if details["state"] in _ENDED else f", deadline {until(details['deadline'])}"
+    deadline = "" if details["state"] in ENDED else f", deadline {until(details['deadline'])}"
     title = (
         f"round {details['round']}: {_state(details)}, opened {ago(details['opened_at'])}{deadline}\n"
         f"{counts['joined']} joined, {counts['arrived']} arrived, {counts['late']} late, "

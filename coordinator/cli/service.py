@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from coordinator.cli.client import DEFAULT_URL, Coordinator, Url, interrupted
+from coordinator.cli.client import DEFAULT_URL, Coordinator, Url, fail, interrupted
+from schemas.command import Yes, confirm
 
 
 def commands(app: typer.Typer) -> None:
@@ -39,7 +40,7 @@ def serve(
     try:
         run(host=host, port=port)
     except SettingsUnusable as error:
-        _fail(error)
+        fail(error)
 
 
 def migrate() -> None:
@@ -54,7 +55,7 @@ def migrate() -> None:
     try:
         similar = run()
     except SettingsUnusable as error:
-        _fail(error)
+        fail(error)
     for sentence in similar:
         typer.echo(f"warning: {sentence}", err=True)
     typer.echo("The database is up to date.")
@@ -81,7 +82,7 @@ def backup(
         try:
             run(file, progress=lambda done, total: bar.update(task, completed=done, total=total))
         except SettingsUnusable as error:
-            _fail(error)
+            fail(error)
         except KeyboardInterrupt:
             bar.stop()
             interrupted(f"{file} was not written; repeat the command")
@@ -117,7 +118,7 @@ def move_payloads(
     except (SettingsUnusable, Refused, LookupError) as error:
         if sizes:
             typer.echo(f"moved {len(sizes)} payloads before this error:", err=True)
-        _fail(error)
+        fail(error)
     except KeyboardInterrupt:
         interrupted(f"{len(sizes)} payloads are moved; repeat the command to move the remaining ones")
     typer.echo(f"moved {len(sizes)} payloads, {sum(sizes) / 2**20:.1f} MiB, to {to}")
@@ -139,7 +140,7 @@ def check_payloads(
     try:
         faults = run(digests=digests)
     except (SettingsUnusable, Refused) as error:
-        _fail(error)
+        fail(error)
     for fault in faults:
         typer.echo(fault)
     if faults:
@@ -152,7 +153,7 @@ def take_over_payloads(
     store: Annotated[
         str | None, typer.Option(help="URL of the store.", show_default="TESSERA_PAYLOAD_STORE")
     ] = None,
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")] = False,
+    yes: Yes = False,
 ) -> None:
     """Make the database at TESSERA_DATABASE_URL the owner of its tensors' folder in a store.
 
@@ -164,14 +165,15 @@ def take_over_payloads(
     from coordinator.errors import Refused, SettingsUnusable
     from coordinator.maintenance import take_over as run
 
-    if not yes:
-        typer.confirm(
-            "Have all other coordinators with this signing key stopped using the store?", abort=True
-        )
+    confirm(
+        "All other coordinators with this signing key must have stopped using the store, or they "
+        "lose tensors",
+        yes=yes,
+    )
     try:
         url = run(store)
     except (SettingsUnusable, Refused) as error:
-        _fail(error)
+        fail(error)
     typer.echo(
         f"This database owns its folder in {url}; objects without a tensor are deleted after two hours."
     )
@@ -184,8 +186,3 @@ def ready(url: Url = DEFAULT_URL) -> None:
     """
     for sentence in Coordinator(url, token="").check_readiness():
         typer.echo(f"warning: {sentence}", err=True)
-
-
-def _fail(error: Exception) -> None:
-    typer.echo(f"tessera: {error}", err=True)
-    raise typer.Exit(1)

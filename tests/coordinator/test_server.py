@@ -141,7 +141,7 @@ def test_a_second_process_on_one_sqlite_file_is_refused(
     refused = _tessera(["serve", "--port", "0"], tmp_path, TESSERA_DATABASE_URL=url)
     said = refused.communicate(timeout=30)[1]
     assert refused.returncode == 1
-    assert said.startswith("tessera: another process serves")
+    assert said.startswith("error: another process serves")
     assert said.count("\n") == 1
 
 
@@ -153,7 +153,7 @@ def test_a_file_that_cannot_be_served_is_said_in_one_line(tmp_path: Path, path: 
     refused = _tessera(["serve", "--port", "0"], tmp_path, **url)
     said = refused.communicate(timeout=30)[1]
     assert refused.returncode == 1
-    assert said.startswith("tessera: TESSERA_DATABASE_URL: "), said
+    assert said.startswith("error: TESSERA_DATABASE_URL: "), said
     assert path.removesuffix("/x.db") in said
     assert said.count("\n") == 1
 

@@ -126,7 +126,7 @@ def test_an_operator_deletes_and_replaces_a_pack_in_every_state(coordinator: Ser
 def test_the_command_line_deletes_a_pack(coordinator: Served) -> None:
     federation_id = aligned(coordinator)
     assert put_pack(coordinator.admin, federation_id, PIVOT).status_code == 201
-    assert "is deleted" in Operator(coordinator)("alignment", "delete", federation_id, PIVOT)
+    assert "is deleted" in Operator(coordinator)("alignment", "delete", federation_id, PIVOT, "--yes")
     assert stored(coordinator, federation_id) == {}
 
 
@@ -215,7 +215,7 @@ def test_an_operator_can_vouch_for_the_packs_of_a_client_that_leaves(
         assert put_pack(coordinator.admin, federation_id, PIVOT).status_code == 200
     else:
         options = ["--keep-packs"]
-    Operator(coordinator)("client", "revoke", federation_id, pivotal.client_id, *options)
+    Operator(coordinator)("client", "revoke", federation_id, pivotal.client_id, "--yes", *options)
     assert stored(coordinator, federation_id) == packs
 
 

@@ -28,7 +28,9 @@ def test_a_federation_is_shown_in_short_with_the_next_command(tessera: Operator)
     assert _facts(tessera("federation", "pause", federation_id))["next"].startswith(
         "tessera federation start"
     )
-    assert _facts(tessera("federation", "finish", federation_id))["next"].startswith("tessera round list")
+    assert _facts(tessera("federation", "finish", federation_id, "--yes"))["next"].startswith(
+        "tessera round list"
+    )
 
 
 def test_the_plan_and_its_claims_are_shown_on_request(tessera: Operator) -> None:

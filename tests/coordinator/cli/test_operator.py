@@ -42,9 +42,9 @@ def test_an_operator_runs_a_federation_from_the_command_line(tessera: Operator) 
     assert "open" in tessera("round", "list", federation_id)
     assert "round 1" in tessera("round", "show", federation_id, "1")
     assert tessera.json("federation", "pause", federation_id)["state"] == "paused"
-    tessera("client", "revoke", federation_id, silo.client_id)
+    tessera("client", "revoke", federation_id, silo.client_id, "--yes")
     assert tessera.json("client", "list", federation_id)[0]["state"] == "revoked"
-    assert "finished" in tessera("federation", "finish", federation_id)
+    assert "finished" in tessera("federation", "finish", federation_id, "--yes")
     assert "finished" in tessera("federation", "show", federation_id)
 
 
@@ -137,7 +137,7 @@ def test_tokens_are_made_listed_and_revoked(tessera: Operator) -> None:
         tessera("federation", "list", "--json", token=made["token"])
     )
     assert made["id"] in tessera("token", "list")
-    tessera("token", "revoke", made["id"])
+    tessera("token", "revoke", made["id"], "--yes")
     assert "credential-invalid" in tessera("federation", "list", token=made["token"], fails=True)
 
 
@@ -154,7 +154,7 @@ def test_refusals_are_one_readable_line(tessera: Operator, tmp_path: Path) -> No
         (["federation", "list", "--url", "127.0.0.1:8000"], "is not a URL; use one like http://"),
     ]:
         said = tessera(*arguments, fails=True)
-        assert said.startswith("tessera: ")
+        assert said.startswith("error: ")
         assert expected in said
         assert said.count("\n") == 1
 
@@ -209,7 +209,7 @@ def test_an_interrupted_watch_ends_with_a_sentence(
 
     monkeypatch.setattr("coordinator.cli.rounds.time", SimpleNamespace(sleep=press))
     message = tessera.interrupted("round", "watch", federation_id, *form)
-    assert message == "tessera: interrupted; the round continues; repeat the command to follow it again\n"
+    assert message == "interrupted; the round continues; repeat the command to follow it again\n"
 
 
 def test_without_a_number_the_current_round_is_shown(tessera: Operator) -> None:
