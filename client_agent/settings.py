@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,13 +19,13 @@ from pydantic import (
     field_validator,
     model_validator,
 )
-from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, SettingsError
 
 from client_agent.errors import SettingsUnusable
 from client_agent.policy import Policy
 from client_agent.row_template import RowTemplate, require_no_names
 from schemas.identity.plain_http import is_exposed
-from schemas.messages.faults import complaint
+from schemas.messages.faults import faults_of
 from schemas.trackers.options import TrackerName, TrackerOptions, require_addresses
 from schemas.user_files import read_text
 
@@ -223,15 +225,26 @@ def read_settings(file: Path | None) -> AgentSettings:
         options.setdefault("folder", file.parent / _FOLDER)
     try:
         return AgentSettings(**options)
+    except SettingsError as error:
+        option = re.search(r'"(\w+)"', str(error))
+        variable = f"{_PREFIX}{option[1].upper()}" if option else f"a variable {_PREFIX}<OPTION>"
+        raise SettingsUnusable(
+            f"{variable} is not JSON, in which lists and tables are written, such as '[\"exact_match\"]'; "
+            "correct the variable"
+        ) from error
     except ValidationError as error:
-        lines = [
-            f"  {'.'.join(map(str, fault['loc']))}: {complaint(fault, AgentSettings, 'option')}"
-            for fault in error.errors()
-        ]
+        faults = faults_of(error.errors(include_input=False, include_url=False), AgentSettings, "option")
+        lines = [f"  {_named(path)}: {text}" if path else f"  {text}" for path, text in faults]
         source = str(file) if file is not None else "the environment"
         raise SettingsUnusable(
             f"{source} is not usable:\n" + "\n".join(lines) + "\n" + (_CORRECT if file else _CONFIGURE)
         ) from error
+
+
+def _named(path: str) -> str:
+    """Return the path of an option, or the variable that it comes from, which overrides the file."""
+    variable = f"{_PREFIX}{path.partition('.')[0].upper()}"
+    return variable if os.environ.get(variable) else path
 
 
 def _from_file(file: Path) -> dict[str, Any]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import random
-from typing import ClassVar
+from collections.abc import Callable, Iterable, Sequence
+from typing import ClassVar, Self
 
 from pydantic import JsonValue
 
@@ -208,6 +209,50 @@ class JsonMalformed(Refused):
 
 class Invalid(Refused):
     status, slug, title = 422, "validation", "A field is missing or wrong; see `errors`"
+
+    @classmethod
+    def of(cls, faults: Sequence[tuple[str, str]]) -> Self:
+        """Build the error of fields, each with what is wrong with it; `field` names the first one."""
+        texts = [f"{field}: {text}" if field else text for field, text in faults]
+        errors: list[JsonValue] = [{"field": field, "message": text} for field, text in faults]
+        return cls("; ".join(texts), field=faults[0][0], errors=errors)
+
+    @classmethod
+    def joined(cls, refusals: Sequence[Self]) -> Self:
+        """Return one error with the fields of several, each field once; a single error is unchanged."""
+        if len(refusals) == 1:
+            return refusals[0]
+        faults: dict[str, str] = {}
+        for refusal in refusals:
+            for field, text in refusal.faults():
+                faults.setdefault(field, text)
+        return cls.of([*faults.items()])
+
+    def faults(self) -> list[tuple[str, str]]:
+        """Return the fields, each with what is wrong with it."""
+        listed = self.facts.get("errors")
+        if isinstance(listed, list):
+            return [
+                (str(fault["field"]), str(fault["message"])) for fault in listed if isinstance(fault, dict)
+            ]
+        field = str(self.facts.get("field", ""))
+        return [(field, str(self).removeprefix(f"{field}: "))]
+
+
+def all_of(checks: Iterable[Callable[[], None]]) -> None:
+    """Run checks, and raise one error for the fields that any of them refuses.
+
+    Raises:
+        Invalid: at least one of them does.
+    """
+    refusals: list[Invalid] = []
+    for check in checks:
+        try:
+            check()
+        except Invalid as error:
+            refusals.append(error)
+    if refusals:
+        raise Invalid.joined(refusals)
 
 
 class LayoutMismatch(Refused):

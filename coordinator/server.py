@@ -38,6 +38,7 @@ from coordinator.http.listening import require_free
 from coordinator.observability import fault_points, logs
 from coordinator.settings import PREFIX, SECRETS_DIR, Settings, unread
 from coordinator.storage import object_store, server_key
+from schemas.messages.faults import faults_of
 from schemas.private_files import close_umask, tighten
 from schemas.trackers.options import TrackerMissing
 
@@ -166,10 +167,8 @@ def load_settings(**overrides: Any) -> Settings:
             f"{SECRETS_DIR}: user {os.geteuid()} cannot read it ({error.__cause__ or error}); change its mode"
         ) from error
     except ValidationError as error:
-        faults = "; ".join(
-            f"{PREFIX}{_variable(e['loc'])}: {e['msg'].removeprefix('Value error, ')}" for e in error.errors()
-        )
-        raise SettingsUnusable(faults) from None
+        faults = faults_of(error.errors(include_input=False, include_url=False), Settings)
+        raise SettingsUnusable("; ".join(f"{_variable(path)}: {text}" for path, text in faults)) from None
 
 
 def _require_trackers(settings: Settings) -> None:
@@ -264,5 +263,5 @@ def _wait_for_database(database: Database, seconds: float) -> None:
         time.sleep(_RETRY_SECONDS)
 
 
-def _variable(location: tuple[int | str, ...]) -> str:
-    return "_".join(str(part) for part in location).upper()
+def _variable(path: str) -> str:
+    return f"{PREFIX}{path.replace('.', '_').upper()}"

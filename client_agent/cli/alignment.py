@@ -233,14 +233,13 @@ def _read_anchors(file: Path) -> list[Anchor]:
     from pydantic import ValidationError
 
     from schemas.messages.alignment import Anchors
+    from schemas.messages.faults import complaints
 
     try:
         return Anchors.model_validate_json(read_file(file)).anchors
     except ValidationError as error:
-        fault = error.errors()[0]
-        place = ".".join(map(str, fault["loc"]))
         raise PlanUnusable(
-            f"{file} is not a file of anchor texts ({place}: {fault['msg']}); "
+            f"{file} is not a file of anchor texts ({complaints(error, Anchors)}); "
             "`tessera agent write-anchors` writes one"
         ) from error
 

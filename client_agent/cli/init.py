@@ -156,6 +156,7 @@ def _template(
 
     from client_agent.data.templates import template_names
     from client_agent.row_template import RowTemplate
+    from schemas.messages.faults import faults_of
 
     if prompt in template_names():
         raise SettingsUnusable(f"--template: {prompt} is a built-in template; pass it as --format {prompt}")
@@ -169,7 +170,8 @@ def _template(
     try:
         return RowTemplate.model_validate(written | {"options": _choices(choices)})
     except ValidationError as error:
-        lines = [f"{_OPTION_OF[str(fault['loc'][0])]} {fault['msg']}" for fault in error.errors()]
+        faults = faults_of(error.errors(include_input=False, include_url=False), RowTemplate)
+        lines = [f"{_OPTION_OF.get(path.partition('.')[0], '--template')} {text}" for path, text in faults]
         raise SettingsUnusable("; ".join(lines)) from error
 
 

@@ -19,6 +19,7 @@ from client_agent.storage.round_folder import MANIFEST, PLAN
 from client_agent.transport.client import CoordinatorApi
 from schemas.identity.documents import hash_of, is_signed
 from schemas.identity.keys import public_key
+from schemas.messages.faults import complaints
 from schemas.messages.federations import FederationPlan
 from schemas.messages.rounds import RoundBrief, RoundManifest, SignedDocument
 from schemas.wire.digests import digest_of
@@ -96,7 +97,7 @@ class Manifests:
         try:
             FederationPlan.model_validate_json(plan, extra="ignore")
         except ValidationError as error:
-            raise AnswerUnreadable("the federation's plan", str(error)) from error
+            raise AnswerUnreadable("the federation's plan", complaints(error, FederationPlan)) from error
         write_durably(self.folder / PLAN, plan)
 
     def hold_to_plan(self, brief: RoundBrief) -> None:

@@ -118,7 +118,7 @@ def parse_plan(served: bytes) -> FederationPlan:
     try:
         return FederationPlan.model_validate_json(served, extra="ignore")
     except ValidationError as error:
-        raise AnswerUnreadable("the federation's plan", str(error)) from error
+        raise AnswerUnreadable("the federation's plan", complaints(error, FederationPlan)) from error
 
 
 def require_trainer(settings: AgentSettings, plan: FederationPlan | None) -> str:

@@ -17,6 +17,7 @@ from client_agent.secure_sum.expectation import AcceptedTerms, Expectation
 from client_agent.secure_sum.member import Keyed, Member, OwnShares, Shared
 from client_agent.secure_sum.session_journal import SessionJournal
 from schemas.identity.keys import decode, encode
+from schemas.messages.faults import complaints
 from schemas.messages.secure_sum import (
     STEPS,
     ConfirmAnswer,
@@ -102,7 +103,9 @@ class _MaskedSteps:
         try:
             _ANSWERS[step].model_validate_json(answer, extra="ignore")
         except ValidationError as error:
-            raise AnswerUnreadable(f"step {STEPS[step]} of the sum", str(error)) from error
+            raise AnswerUnreadable(
+                f"step {STEPS[step]} of the sum", complaints(error, _ANSWERS[step])
+            ) from error
 
     def message(self, step: SumStep) -> bytes:
         number = STEPS.index(step)

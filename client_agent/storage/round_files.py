@@ -5,8 +5,11 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from pydantic import ValidationError
+
 from client_agent.errors import RoundUnreadable
 from client_agent.storage.round_folder import BRIEF, PLAN, SCORES_SENT, RoundFolder
+from schemas.messages.faults import complaints
 from schemas.messages.federations import FederationPlan
 from schemas.messages.rounds import RoundBrief
 from schemas.messages.scores import Scores
@@ -26,7 +29,8 @@ def read_brief(folder: RoundFolder) -> RoundBrief:
         missing = {"scores": ScoresPlan().model_dump(), "total_rounds": _planned_rounds(folder)}
         return RoundBrief.model_validate_json(json.dumps(missing | fields))
     except (OSError, ValueError, TypeError) as error:
-        raise RoundUnreadable(folder.path / BRIEF, str(error)) from error
+        fault = complaints(error, RoundBrief) if isinstance(error, ValidationError) else str(error)
+        raise RoundUnreadable(folder.path / BRIEF, fault) from error
 
 
 def sent_scores(folder: RoundFolder) -> Scores | None:

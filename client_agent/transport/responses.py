@@ -9,6 +9,7 @@ import httpx
 from pydantic import BaseModel, ValidationError
 
 from client_agent.errors import AnswerUnreadable, CoordinatorRefused, VersionMismatch
+from schemas.messages.faults import complaints
 from schemas.messages.rounds import NOT_DRAWN_FIELD
 from schemas.problems import Problem, for_people
 
@@ -44,8 +45,7 @@ def unreadable_brief(answer: httpx.Response, error: ValidationError) -> AnswerUn
 
 
 def _members(error: ValidationError) -> str:
-    faults = error.errors(include_input=False, include_url=False, include_context=False)
-    return "; ".join(f"{'.'.join(map(str, fault['loc'])) or 'all'}: {fault['msg']}" for fault in faults[:5])
+    return complaints(error, None)
 
 
 def require_success(answer: httpx.Response) -> httpx.Response:

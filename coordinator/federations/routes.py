@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from typing import Annotated
 
 from fastapi import APIRouter, Depends
@@ -11,7 +12,7 @@ from coordinator.auth.authentication import still_person
 from coordinator.auth.permissions import AsAuditor, AsOperator, AsPersonAnywhere
 from coordinator.enrolment.eligibility import check_adapter, check_budget
 from coordinator.enrolment.names import NameLooksAlike
-from coordinator.errors import AuthMissing, Forbidden, Invalid, JsonMalformed, NotFound
+from coordinator.errors import AuthMissing, Forbidden, Invalid, JsonMalformed, NotFound, all_of
 from coordinator.federations import store
 from coordinator.federations.sum_checks import check_sum
 from coordinator.federations.weights_checks import check_weights
@@ -84,25 +85,51 @@ def _resolved(plan: FederationPlan) -> FederationPlan:
     except NameRefused as error:
         raise Invalid(f"name: {error}", field="name") from error
     check_adapter(plan)
-    try:
-        file = load(plan.strategy.name)
-    except UnknownStrategy as error:
-        raise Invalid(f"strategy.name: {error}", field="strategy.name", known=[*names()]) from error
-    for option in sorted(plan.strategy.options.keys() - file.Options.model_fields.keys()):
-        field = f"strategy.options.{option}"
-        raise Invalid(f"{field}: {unknown_option(plan.strategy.name, option)}", field=field)
-    options = parse(file.Options, json.dumps(plan.strategy.options).encode(), under="strategy.options")
-    resolved = StrategyPlan(name=plan.strategy.name, options=options.model_dump(mode="json"))
-    opened = open_plan(plan.model_copy(update={"strategy": resolved}))
-    check_sum(opened)
-    check_weights(opened)
-    _check_private(opened)
-    _check_traits(opened)
-    unfit = opened.strategy.unfit(opened.plan)
-    if unfit is not None:
-        raise Invalid(f"{unfit.field}: {plan.strategy.name} needs {unfit.fact}", field=unfit.field)
+    plan = plan.model_copy(update={"strategy": _resolved_strategy(plan.strategy)})
+    opened = open_plan(plan)
+    all_of(
+        partial(check, opened)
+        for check in (check_sum, check_weights, _check_private, _check_traits, _check_fit)
+    )
     check_budget(opened)
     return opened.plan
+
+
+def _resolved_strategy(strategy: StrategyPlan) -> StrategyPlan:
+    """Return a strategy with the defaults of its options.
+
+    Raises:
+        Invalid: it is unknown, or options are; all of them are named.
+    """
+    try:
+        file = load(strategy.name)
+    except UnknownStrategy as error:
+        raise Invalid(f"strategy.name: {error}", field="strategy.name", known=[*names()]) from error
+    known, unknown = {}, []
+    for option, value in strategy.options.items():
+        if option in file.Options.model_fields:
+            known[option] = value
+        else:
+            unknown.append((f"strategy.options.{option}", unknown_option(strategy.name, option)))
+    refusals = [Invalid.of(sorted(unknown))] if unknown else []
+    try:
+        options = parse(file.Options, json.dumps(known).encode(), under="strategy.options")
+    except Invalid as error:
+        raise Invalid.joined([*refusals, error]) from None
+    if refusals:
+        raise refusals[0]
+    return StrategyPlan(name=strategy.name, options=options.model_dump(mode="json"))
+
+
+def _check_fit(opened: OpenedPlan) -> None:
+    """Raise if the plan lacks what its strategy needs.
+
+    Raises:
+        Invalid: it does; the message names the field.
+    """
+    unfit = opened.strategy.unfit(opened.plan)
+    if unfit is not None:
+        raise Invalid(f"{unfit.field}: {opened.plan.strategy.name} needs {unfit.fact}", field=unfit.field)
 
 
 def _how_summed(plan: FederationPlan) -> str | None:

@@ -26,10 +26,10 @@ def check_sum(opened: OpenedPlan) -> None:
         require_summed(opened)
     except NotSummed as error:
         raise Invalid(f"strategy.name: {error}", field="strategy.name") from error
-    for refusal in (_clients(plan, summed), _encoding(plan), _alignment(plan), _privacy(plan, summed)):
-        if refusal is not None:
-            field, reason = refusal
-            raise Invalid(f"{field}: {reason}", field=field)
+    refusals = (_clients(plan, summed), _encoding(plan), _alignment(plan), _privacy(plan, summed))
+    faults = [refusal for refusal in refusals if refusal is not None]
+    if faults:
+        raise Invalid.of(faults)
 
 
 Refusal = tuple[str, str]

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from anyio import to_thread
 from fastapi import Request
-from pydantic import BaseModel, JsonValue, ValidationError
+from pydantic import BaseModel, ValidationError
 from starlette.requests import ClientDisconnect
 
 from coordinator.errors import (
@@ -23,13 +23,13 @@ from coordinator.errors import (
     MediaTypeRefused,
 )
 from coordinator.observability.logs import logger
-from schemas.messages.faults import complaint
+from schemas.messages.faults import MOST_FAULTS, faults_of
 from schemas.wire.digests import digest_of, from_field
 from schemas.wire.strict_json import MalformedJson, loads
 
 LIMIT_BYTES = 2**16
 _INLINE_BYTES = 2**12
-MAX_FAULTS = 20
+MAX_FAULTS = MOST_FAULTS
 """Larger numbers of faults are not listed: rendering costs more than finding them."""
 
 MEDIA_TYPE = "application/json"
@@ -79,13 +79,8 @@ def invalid(
     faults: Sequence[Mapping[str, Any]], message: type[BaseModel] | None = None, *, under: str = ""
 ) -> Invalid:
     """Build the error of pydantic's faults, without any input."""
-    texts = [complaint(fault, message) for fault in faults[:MAX_FAULTS]]
-    named: list[JsonValue] = [
-        {"field": _field(fault["loc"], under), "message": text}
-        for fault, text in zip(faults, texts, strict=False)
-    ]
-    field = _field(faults[0]["loc"], under)
-    return Invalid(f"{field}: {texts[0]}" if field else texts[0], field=field, errors=named)
+    described = faults_of(faults[:MAX_FAULTS], message)
+    return Invalid.of([(_field(path, under), text) for path, text in described])
 
 
 def takes(
@@ -145,7 +140,7 @@ def _check_digest(request: Request, received: bytearray) -> None:
         raise DigestMismatch
 
 
-def _field(location: Sequence[int | str], under: str) -> str:
+def _field(path: str, under: str) -> str:
     """Return the path of a field, without names that are not plain identifiers."""
-    parts = [str(part) for part in location if _FIELD_NAME.fullmatch(str(part))]
+    parts = [part for part in path.split(".") if _FIELD_NAME.fullmatch(part)]
     return ".".join([under, *parts] if under else parts)

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from pydantic import ValidationError
 
 from schemas.maths.adapter import Layout, Shape
+from schemas.messages.faults import faults_of
 from schemas.messages.updates import Manifest
 from schemas.wire import compress as zstd
 from schemas.wire.finite import squares_of
@@ -165,7 +166,7 @@ class Envelope:
         except (MalformedJson, UnicodeEncodeError) as error:
             raise ManifestRefused("the manifest is not strict JSON") from error
         except ValidationError as error:
-            fields = sorted({".".join(str(part) for part in e["loc"]) or "manifest" for e in error.errors()})
+            fields = sorted({path or "manifest" for path, _ in faults_of(error.errors(), kind)})
             raise ManifestRefused(f"wrong or missing: {', '.join(fields[:10])}") from error
 
     def shape(self, name: str) -> Shape:
