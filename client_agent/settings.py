@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self
 
@@ -29,6 +31,8 @@ from schemas.messages.faults import faults_of
 from schemas.trackers.options import TrackerName, TrackerOptions, require_addresses
 from schemas.user_files import read_text
 
+log = logging.getLogger(__name__)
+
 MetricName = Literal["option_accuracy", "exact_match", "f1", "rouge_l", "number"]
 """The metrics of answers beside the loss.
 
@@ -36,6 +40,8 @@ The same names are in `client_agent.model.examples`, which needs transformers.
 """
 
 _PREFIX = "TESSERA_AGENT_"
+_OF_COMMANDS = ("name", "token", "log_level")
+"""Variables that commands read, and that are no options of silo.toml."""
 _FOLDER = "tessera-agent"
 _CORRECT = f"Correct the file, or set an option as {_PREFIX}<OPTION>."
 _CONFIGURE = (
@@ -220,6 +226,8 @@ def read_settings(file: Path | None) -> AgentSettings:
     Raises:
         SettingsUnusable: the file cannot be read, or an option is missing, unknown or invalid.
     """
+    for sentence in unread(os.environ):
+        log.warning(sentence)
     options = _from_file(file) if file is not None else {}
     if file is not None:
         options.setdefault("folder", file.parent / _FOLDER)
@@ -239,6 +247,17 @@ def read_settings(file: Path | None) -> AgentSettings:
         raise SettingsUnusable(
             f"{source} is not usable:\n" + "\n".join(lines) + "\n" + (_CORRECT if file else _CONFIGURE)
         ) from error
+
+
+def unread(variables: Iterable[str]) -> list[str]:
+    """Return a sentence for each `TESSERA_AGENT_*` variable that nothing reads, with the nearest name."""
+    known_names = [_PREFIX + name.upper() for name in (*AgentSettings.model_fields, *_OF_COMMANDS)]
+    sentences = []
+    for name in sorted(variable.upper() for variable in variables):
+        if name.startswith(_PREFIX) and name not in known_names:
+            near = get_close_matches(name, known_names, n=1, cutoff=0.8)
+            sentences.append(f"{name}: not read by any option{f'; did you mean {near[0]}?' if near else ''}")
+    return sentences
 
 
 def _named(path: str) -> str:

@@ -36,7 +36,7 @@ from coordinator.errors import SettingsUnusable
 from coordinator.http.limits.connections import connections
 from coordinator.http.listening import require_free
 from coordinator.observability import fault_points, logs
-from coordinator.settings import PREFIX, SECRETS_DIR, Settings, unread
+from coordinator.settings import PREFIX, SECRETS_DIR, Settings, suggestions, unread, variable_names
 from coordinator.storage import object_store, server_key
 from schemas.messages.faults import faults_of
 from schemas.private_files import close_umask, tighten
@@ -63,8 +63,7 @@ def serve(*, host: str | None = None, port: int | None = None) -> None:
     settings = load_settings(host=host, port=port)
     logs.configure(settings.log_level, settings.log_format)
     fault_points.arm()
-    if misspelt := unread(os.environ):
-        log.warning("unknown-variables", names=misspelt)
+    _warn_of_unread()
     if settings.payload_store:
         object_store.require_url(settings.payload_store)
     require_free(settings.host, settings.port)  # before a database is created
@@ -92,6 +91,12 @@ def serve(*, host: str | None = None, port: int | None = None) -> None:
     except SystemExit as error:
         at = f"{settings.host}:{settings.port}"
         raise SettingsUnusable(f"cannot listen on {at}; see the log, or set TESSERA_PORT") from error
+
+
+def _warn_of_unread() -> None:
+    """Log the variables that no setting reads, each with the nearest one that is read."""
+    if misspelt := unread(variable_names()):
+        log.warning("unknown-variables", names=misspelt, did_you_mean=suggestions(misspelt))
 
 
 def _freeze_objects() -> None:
@@ -128,6 +133,7 @@ def migrate() -> list[str]:
     close_umask()
     settings = load_settings()
     logs.configure(settings.log_level, settings.log_format)
+    _warn_of_unread()
     with opened_database(settings) as database:
         migrations.upgrade(database)
         _restrict_files(database)

@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping
+from difflib import get_close_matches
+from pathlib import Path
 from typing import Annotated, Final, Literal
 
 from pydantic import AfterValidator, Field, SecretStr, ValidationInfo, field_validator
@@ -262,6 +264,18 @@ class Settings(BaseSettings):
     @property
     def block_bytes(self) -> int:
         return self.aggregation_block_mib * 2**20
+
+
+def suggestions(names: Iterable[str]) -> dict[str, str | None]:
+    """Return the nearest variable for each unread one; None = none is near."""
+    variables = [PREFIX + name for name in (*EXTERNAL, *(field.upper() for field in Settings.model_fields))]
+    return {name: next(iter(get_close_matches(name, variables, n=1, cutoff=0.8)), None) for name in names}
+
+
+def variable_names() -> list[str]:
+    """Return the names of variables in the environment, and of files in the folder of secrets."""
+    folder = Path(os.environ.get(SECRETS_DIR) or "/nonexistent")
+    return [*os.environ, *(file.name for file in folder.glob("*") if file.is_file())]
 
 
 def unread(variables: Iterable[str]) -> list[str]:

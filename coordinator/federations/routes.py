@@ -17,7 +17,7 @@ from coordinator.federations import store
 from coordinator.federations.sum_checks import check_sum
 from coordinator.federations.weights_checks import check_weights
 from coordinator.http.dependencies import TheDatabase
-from coordinator.http.json_body import json_body, parse, takes
+from coordinator.http.json_body import MAX_FAULTS, json_body, parse, takes
 from coordinator.http.params import DEFAULT_LIMIT, After, FederationId, Limit
 from coordinator.http.problems import answers
 from coordinator.observability.logs import logger
@@ -105,13 +105,13 @@ def _resolved_strategy(strategy: StrategyPlan) -> StrategyPlan:
         file = load(strategy.name)
     except UnknownStrategy as error:
         raise Invalid(f"strategy.name: {error}", field="strategy.name", known=[*names()]) from error
-    known, unknown = {}, []
-    for option, value in strategy.options.items():
-        if option in file.Options.model_fields:
-            known[option] = value
-        else:
-            unknown.append((f"strategy.options.{option}", unknown_option(strategy.name, option)))
-    refusals = [Invalid.of(sorted(unknown))] if unknown else []
+    options_of_plan, fields = strategy.options, file.Options.model_fields
+    unknown = sorted(options_of_plan.keys() - fields.keys())
+    if len(unknown) > MAX_FAULTS:
+        raise Invalid(f"more than {MAX_FAULTS} options are unknown; leave them out", field="strategy.options")
+    faults = [(f"strategy.options.{option}", unknown_option(strategy.name, option)) for option in unknown]
+    refusals = [Invalid.of(faults)] if faults else []
+    known = {option: value for option, value in options_of_plan.items() if option in fields}
     try:
         options = parse(file.Options, json.dumps(known).encode(), under="strategy.options")
     except Invalid as error:

@@ -24,7 +24,7 @@ _COORDINATOR = """\
 Set these variables in the environment. A file in the folder `TESSERA_SECRETS_DIR`, with the variable's name
 in lower case, such as `tessera_admin_token`, can replace a variable; the environment takes precedence. An
 empty variable counts as not set. At startup the coordinator logs unknown variables that begin with
-`TESSERA_` (`unknown-variables`), because they are most likely misspelt."""
+`TESSERA_` (`unknown-variables`) with the nearest known names, because they are most likely misspelt."""
 
 _AGENT = """\
 Set these options in `silo.toml`; `tessera agent init` writes a commented file. You can also set every option

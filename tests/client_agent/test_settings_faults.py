@@ -44,3 +44,17 @@ def test_variable_that_is_no_json_is_named(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.delenv("TESSERA_AGENT_REPORT_TO")
     monkeypatch.setenv("TESSERA_AGENT_METRICS", "f1")
     assert "TESSERA_AGENT_METRICS: Input should be a valid list" in _refusal(tmp_path, "")
+
+
+def test_misspelt_variable_has_the_nearest_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("TESSERA_AGENT_MAX_EPSILONS", "3")
+    monkeypatch.setenv("TESSERA_AGENT_LOG_LEVEL", "info")
+    (tmp_path / "silo.toml").write_text(SILO)
+    read_settings(tmp_path / "silo.toml")
+    assert (
+        "TESSERA_AGENT_MAX_EPSILONS: not read by any option; did you mean TESSERA_AGENT_MAX_EPSILON?"
+        in caplog.text
+    )
+    assert "LOG_LEVEL" not in caplog.text

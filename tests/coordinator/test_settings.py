@@ -8,7 +8,7 @@ import pytest
 
 from coordinator.errors import SettingsUnusable
 from coordinator.server import load_settings
-from coordinator.settings import unread
+from coordinator.settings import suggestions, unread, variable_names
 
 WITHOUT_PASSWORD = "postgresql://tessera@postgres/tessera"
 
@@ -145,3 +145,15 @@ def test_variables_that_nobody_reads_are_named() -> None:
         "TESSERA_ADMIN_TOKENS",
         "TESSERA_KEEP_ROUND",
     ]
+
+
+def test_misspelt_variable_has_the_nearest_name(secrets: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TESSERA_KEEP_ROUND", "3")
+    (secrets / "tessera_signing_keys").write_text("x")
+    misspelt = unread(variable_names())
+    assert {"TESSERA_KEEP_ROUND", "TESSERA_SIGNING_KEYS"} <= {*misspelt}
+    assert suggestions(["TESSERA_KEEP_ROUND", "TESSERA_SIGNING_KEYS", "TESSERA_XYZ"]) == {
+        "TESSERA_KEEP_ROUND": "TESSERA_KEEP_ROUNDS",
+        "TESSERA_SIGNING_KEYS": "TESSERA_SIGNING_KEY",
+        "TESSERA_XYZ": None,
+    }
