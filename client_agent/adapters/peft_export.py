@@ -20,29 +20,31 @@ from torch import nn
 from transformers.pytorch_utils import Conv1D
 
 from client_agent.adapters.base import LoraFactors, replace_module, require_bare
+from client_agent.adapters.peft_folder import BASE_MODEL, CONFIG, PREFIX, TENSORS, read_adapter_folder
 from client_agent.adapters.peft_import import light_peft
 from client_agent.errors import AdapterUnreadable, LayoutMismatch
 from client_agent.model.loading import BaseModel
 from client_agent.storage.files import write_durably
 
-CONFIG = "adapter_config.json"
-TENSORS = "adapter_model.safetensors"
-_PREFIX = "base_model.model"
-
 
 def write_checkpoint(
-    folder: Path, factors: Mapping[str, LoraFactors], model: nn.Module, model_name: str
+    folder: Path, factors: Mapping[str, LoraFactors], base: BaseModel, model_name: str
 ) -> None:
     """Write `adapter_config.json` and `adapter_model.safetensors` of factors without bias.
 
-    `model` is the base model, with or without the adapter; `model_name` is the folder or hub id from which
-    peft loads it.
+    The base model is with or without the adapter; `model_name` is its name in the config, such as its hub id.
+    Its slug is in the metadata of the tensors.
     """
     rank = max(len(lora.A) for lora in factors.values())
     tensors = _tensors({path: padded(lora, rank) for path, lora in factors.items()})
-    write_durably(folder / TENSORS, safetensors.numpy.save(tensors, metadata={"format": "pt"}))
-    config = _config(factors, rank, model, model_name)
+    write_durably(folder / TENSORS, safetensors.numpy.save(tensors, metadata=metadata_for(base)))
+    config = _config(factors, rank, cast(nn.Module, base.model), model_name)
     write_durably(folder / CONFIG, f"{json.dumps(config, indent=2, sort_keys=True)}\n".encode())
+
+
+def metadata_for(base: BaseModel) -> dict[str, str]:
+    """Return the metadata of a checkpoint's tensors: their format for peft, and the base model's slug."""
+    return {"format": "pt", BASE_MODEL: base.slug}
 
 
 def padded(lora: LoraFactors, rank: int) -> LoraFactors:
@@ -79,27 +81,13 @@ def precision_note(precision: str, *, was: str = "trained") -> str:
     )
 
 
-def require_checkpoint(folder: Path) -> None:
-    """Check that a folder holds both checkpoint files, so that peft looks for neither of them on the hub.
-
-    Raises:
-        AdapterUnreadable: a file is missing.
-    """
-    missing = [name for name in (CONFIG, TENSORS) if not (folder / name).is_file()]
-    if missing:
-        raise AdapterUnreadable(
-            f"{folder} holds no PEFT checkpoint: {missing[0]} is missing; pass a folder that "
-            "`tessera agent export` wrote"
-        )
-
-
 @contextmanager
 def checkpoint_in_place(base: BaseModel, folder: Path) -> Iterator[None]:
     """Load a PEFT checkpoint around the base model with public peft; remove it on exit.
 
     Raises:
         AdapterInPlace: the base model carries an adapter already.
-        AdapterUnreadable: the folder holds no checkpoint of this base model.
+        AdapterUnreadable, ProvenanceMismatch: the folder holds no checkpoint of this base model.
     """
     with peft_model(base, folder):
         yield
@@ -111,15 +99,20 @@ def peft_model(
 ) -> Iterator[nn.Module]:
     """Load a PEFT checkpoint around the base model, and yield peft's model; remove it on exit.
 
-    `trainable` factors require gradients. `classes` are the folders of an X-LoRA's classes by name, in place
+    `trainable` factors require gradients, and their folder may be one that a trainer wrote, which does not
+    name the base model. `classes` are the folders of an X-LoRA's classes by name, in place
     of those in its config.
 
     Raises:
         AdapterInPlace: the base model carries an adapter already.
-        AdapterUnreadable: the folder holds no checkpoint of this base model.
+        AdapterUnreadable, ProvenanceMismatch: the folder holds no checkpoint of this base model.
     """
     require_bare(base)
-    require_checkpoint(folder)
+    stored = read_adapter_folder(folder, "LORA" if classes is None else "XLORA")
+    parts = {name: read_adapter_folder(Path(part)) for name, part in (classes or {}).items()}
+    for checked in (stored, *parts.values()):
+        if not trainable or checked.base_model is not None:
+            checked.require_base_model(base.slug)
     with _restore_modules(cast(nn.Module, base.model)):
         try:
             with light_peft(), warnings.catch_warnings():
@@ -137,6 +130,10 @@ def peft_model(
                 f"{folder} holds no PEFT checkpoint for {base.slug} ({error!r}); pass a folder that "
                 "`tessera agent export` wrote for this base model"
             ) from error
+        if classes is not None:
+            stored.require_classifier(model)
+        for name, checked in parts.items() if classes is not None else [("default", stored)]:
+            checked.require_loaded(cast(nn.Module, base.model), name)
         yield model
 
 
@@ -225,8 +222,8 @@ def _tensors(factors: Mapping[str, LoraFactors]) -> dict[str, np.ndarray]:
     """Map A (r, d_in) and B (d_out, r) to peft's tensor names."""
     tensors: dict[str, np.ndarray] = {}
     for path, lora in factors.items():
-        tensors[f"{_PREFIX}.{path}.lora_A.weight"] = np.ascontiguousarray(lora.A)
-        tensors[f"{_PREFIX}.{path}.lora_B.weight"] = np.ascontiguousarray(lora.B)
+        tensors[f"{PREFIX}.{path}.lora_A.weight"] = np.ascontiguousarray(lora.A)
+        tensors[f"{PREFIX}.{path}.lora_B.weight"] = np.ascontiguousarray(lora.B)
     return tensors
 
 

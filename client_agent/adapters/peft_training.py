@@ -14,21 +14,20 @@ from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
-import safetensors.numpy
 from numpy.typing import NDArray
-from safetensors import SafetensorError
 from torch import nn
 
 from client_agent.adapters.base import Adapter, LoraFactors, require_fit, set_aside
 from client_agent.adapters.lora import LoraAdapter
-from client_agent.adapters.peft_export import CONFIG, TENSORS, peft_model, write_checkpoint
+from client_agent.adapters.peft_export import peft_model, write_checkpoint
+from client_agent.adapters.peft_folder import CONFIG, PREFIX, read_adapter_folder
 from client_agent.errors import AdapterUnreadable, LayoutMismatch
 from client_agent.model.loading import BaseModel
 from client_agent.storage.files import write_durably
 from schemas.messages.federations import AdapterPlan
 
 _FACTORS = (("A", "lora_A"), ("B", "lora_B"))
-_PLAIN = {"bias": "none", "use_dora": False, "modules_to_save": None}
+_PATTERNS = ("rank_pattern", "alpha_pattern")
 
 
 def write_start(folder: Path, base: BaseModel, adapter: Adapter, plan: AdapterPlan) -> None:
@@ -40,7 +39,7 @@ def write_start(folder: Path, base: BaseModel, adapter: Adapter, plan: AdapterPl
     lora, state = _ordinary(adapter), adapter.state()
     factors = {path: LoraFactors(state[f"{n}.A"], state[f"{n}.B"], None) for n, path in lora.paths().items()}
     with set_aside(base):
-        write_checkpoint(folder, factors, cast(nn.Module, base.model), str(base.model.config.name_or_path))
+        write_checkpoint(folder, factors, base, str(base.model.config.name_or_path))
     config = json.loads((folder / CONFIG).read_bytes())
     config |= {
         "lora_alpha": plan.factor * plan.rank,
@@ -60,21 +59,18 @@ def read_result(folder: Path, adapter: Adapter, plan: AdapterPlan) -> dict[str, 
         LayoutMismatch: it has other modules or another rank than the adapter.
     """
     paths = _ordinary(adapter).paths()
-    try:
-        config = json.loads((folder / CONFIG).read_bytes())
-        tensors = safetensors.numpy.load_file(folder / TENSORS)
-        scaling = config["lora_alpha"] / (sqrt(config["r"]) if config.get("use_rslora") else config["r"])
-    except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
-        raise AdapterUnreadable(f"{folder} holds no PEFT checkpoint ({error!r})") from error
-    odd = [option for option, plain in _PLAIN.items() if config.get(option, plain) != plain]
-    if odd:
-        raise AdapterUnreadable(f"{folder / CONFIG} has {odd[0]}, which is not sent; train a plain LoRA")
+    stored = read_adapter_folder(folder)
+    config = stored.config
+    mixed = [pattern for pattern in _PATTERNS if config.get(pattern)]
+    if mixed:
+        raise AdapterUnreadable(f"{folder / CONFIG} has {mixed[0]}, which is not sent; train a plain LoRA")
+    scaling = config["lora_alpha"] / (sqrt(config["r"]) if config.get("use_rslora") else config["r"])
     names = {
-        f"base_model.model.{path}.{factor}.weight": f"{name}.{part}"
+        f"{PREFIX}.{path}.{factor}.weight": f"{name}.{part}"
         for name, path in paths.items()
         for part, factor in _FACTORS
     }
-    state = {names.get(key, key): np.asarray(values, np.float32) for key, values in tensors.items()}
+    state = {names.get(key, key): np.array(values.float().numpy()) for key, values in stored.tensors.items()}
     require_fit(adapter.layout, state)
     return {
         name: values * np.float32(scaling / plan.factor) if name.endswith(".B") else values

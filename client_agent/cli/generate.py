@@ -160,15 +160,15 @@ def _checkpoint(
     """Return --adapter if it is the folder of a PEFT checkpoint, which needs no plan and no pack."""
     if adapter is None or not adapter.is_dir():
         return None
-    from client_agent.adapters.peft_export import require_checkpoint
-
     _require_exists(adapter, number)
     if plan is not None or pack is not None:
         raise SettingsUnusable(
             f"--plan and --pack belong to a file of `tessera agent train`, and {adapter} is a folder; leave "
             "them out"
         )
-    require_checkpoint(adapter)
+    from client_agent.adapters.peft_folder import read_adapter_folder
+
+    read_adapter_folder(adapter)  # before the model is loaded
     return adapter
 
 

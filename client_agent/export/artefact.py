@@ -67,9 +67,9 @@ class Artefact:
         """
         match self.target:
             case "peft":
-                write_checkpoint(folder, factors, base.model, self.source)
+                write_checkpoint(folder, factors, base, self.source)
             case "vllm":
-                write_checkpoint(folder, _for_vllm(factors, base), base.model, self.source)
+                write_checkpoint(folder, _for_vllm(factors, base), base, self.source)
             case "gguf":
                 write_gguf(folder / GGUF_FILE, factors, base, self.name)
                 write_modelfile(folder, base, self.base_file, chat=self.chat)
@@ -86,7 +86,7 @@ class Artefact:
             case "gguf":
                 with TemporaryDirectory() as place:
                     factors = read_gguf(folder / GGUF_FILE, silo.base)
-                    write_checkpoint(Path(place), factors, silo.base.model, self.source)
+                    write_checkpoint(Path(place), factors, silo.base, self.source)
                     return _loss_with_peft(Path(place), silo, scoring, max_length)
             case "merged":
                 dtype = silo.base.model.dtype

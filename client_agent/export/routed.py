@@ -22,7 +22,8 @@ from torch import Tensor, nn
 from torch.nn import functional as nnf
 
 from client_agent.adapters.base import LoraFactors
-from client_agent.adapters.peft_export import CONFIG, TENSORS, peft_model, write_checkpoint
+from client_agent.adapters.peft_export import metadata_for, peft_model, write_checkpoint
+from client_agent.adapters.peft_folder import CLASSIFIER, CONFIG, TENSORS
 from client_agent.adapters.peft_import import light_peft
 from client_agent.experts.routed import RoutedExperts, routed_by_token
 from client_agent.export.artefact import held_out_loss
@@ -38,7 +39,7 @@ from client_agent.storage.files import write_durably
 from client_agent.training.silo import Silo
 from schemas.maths.bank import SHARED, group_of
 
-_CLASSIFIER = "base_model.internal_xlora_classifier.layers.0"
+_CLASSIFIER = f"base_model.{CLASSIFIER}.layers.0"
 _SMALLEST = 1e-12
 
 Factors = dict[str, LoraFactors]
@@ -90,9 +91,9 @@ class RoutedFiles:
         own `save_pretrained` would drop the classifier.
         """
         for expert, factors in {SHARED: self.shared, **self.classes}.items():
-            write_checkpoint(folder / group_of(expert), factors, base.model, model_name)
+            write_checkpoint(folder / group_of(expert), factors, base, model_name)
         tensors = {f"{_CLASSIFIER}.weight": self.rows, f"{_CLASSIFIER}.bias": self.offsets}
-        write_durably(folder / TENSORS, safetensors.numpy.save(tensors, metadata={"format": "pt"}))
+        write_durably(folder / TENSORS, safetensors.numpy.save(tensors, metadata=metadata_for(base)))
         with light_peft():
             from peft import XLoraConfig  # slow to import
 

@@ -7,6 +7,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal, NamedTuple
 
+import numpy as np
+
 from client_agent.adapters.base import Adapter, State
 from client_agent.adapters.expert_bank import is_bank
 from client_agent.adapters.frames import Frames
@@ -199,7 +201,8 @@ def read_trained(file: Path, plan: FederationPlan) -> Trained:
     """Read the output of `tessera agent train --out`, and check the plan that it was trained with.
 
     Raises:
-        AdapterUnreadable: the file is not a trained adapter, or lacks its provenance.
+        AdapterUnreadable: the file is not a trained adapter, lacks its provenance, or has a value that is not
+            finite.
         ProvenanceMismatch: the plan's adapter differs.
     """
     try:
@@ -211,6 +214,12 @@ def read_trained(file: Path, plan: FederationPlan) -> Trained:
             f"{file} does not name the plan of its training; train it again with `tessera agent train --out`"
         )
     require_plan(trained.origin, plan.adapter)
+    for part in (trained.adapter, trained.private, trained.start, trained.start_private):
+        for name, values in part.items():
+            if not np.isfinite(values).all():
+                raise AdapterUnreadable(
+                    f"{file}: {name} has values that are not finite numbers; train the adapter again"
+                )
     return trained
 
 

@@ -56,7 +56,7 @@ def test_on_the_same_base_loaded_the_same_way_only_rounding_differs(
     with trained(base, EVERYTHING) as adapter:
         without_shifts(adapter)
         expected = logits(base.model)
-        write_checkpoint(tmp_path, factors_of(adapter), base.model, source)
+        write_checkpoint(tmp_path, factors_of(adapter), base, source)
     same_way = size(by_peft(source, tmp_path, quantization, dtype) - expected)
     in_float32 = size(by_peft(source, tmp_path, "none", torch.float32) - expected)
     print(f"{same_way=:.4f} {in_float32=:.4f} effect={size(expected - bare):.4f} {size(expected)=:.4f}")

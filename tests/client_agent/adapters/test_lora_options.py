@@ -87,7 +87,7 @@ def test_an_export_has_the_factor_in_b_and_needs_no_option(
     with inject_lora(base, RS.model_copy(update={"dropout": 0.5})) as adapter:
         fill(adapter)
         expected = logits_of(base)
-        write_checkpoint(tmp_path, adapter.as_lora(), base.model, saved_model())
+        write_checkpoint(tmp_path, adapter.as_lora(), base, saved_model())
     with checkpoint_in_place(base, tmp_path):
         torch.testing.assert_close(logits_of(base), expected, rtol=1e-5, atol=1e-5)
 

@@ -18,8 +18,9 @@ import torch
 from client_agent.adapters.base import Adapter, LoraFactors
 from client_agent.adapters.frames import random_frames
 from client_agent.adapters.inject import inject
-from client_agent.adapters.peft_export import CONFIG, TENSORS, checkpoint_in_place, write_checkpoint
-from client_agent.errors import AdapterInPlace, AdapterUnreadable, LayoutMismatch
+from client_agent.adapters.peft_export import checkpoint_in_place, write_checkpoint
+from client_agent.adapters.peft_folder import CONFIG, TENSORS
+from client_agent.errors import AdapterInPlace, AdapterUnreadable, LayoutMismatch, ProvenanceMismatch
 from client_agent.export.fold_shift import without_zero_shifts
 from client_agent.model.loading import BaseModel, load_base_model
 from schemas.maths.factors import Factors
@@ -125,7 +126,7 @@ def exported(
         with trained(base, name) as adapter:
             without_shifts(adapter)
             export = Exported(folder / f"{i}", logits_of(base), bare, folder / f"{i}.npy")
-            write_checkpoint(export.checkpoint, factors_of(adapter), base.model, source)
+            write_checkpoint(export.checkpoint, factors_of(adapter), base, source)
         exports[architecture, name] = export
         cases.append(
             {"model": source, "checkpoint": str(export.checkpoint), "ids": IDS, "logits": str(export.by_peft)}
@@ -180,7 +181,7 @@ def test_all_modules_have_one_rank(exported: dict[tuple[str, str], Exported]) ->
 def test_a_bias_has_no_place_in_a_checkpoint(tiny: Callable[..., BaseModel], tmp_path: Path) -> None:
     base = tiny()
     with trained(base, "p and q") as adapter, pytest.raises(LayoutMismatch, match="bias"):
-        write_checkpoint(tmp_path, adapter.as_lora(), base.model, "somewhere")
+        write_checkpoint(tmp_path, adapter.as_lora(), base, "somewhere")
     assert not list(tmp_path.iterdir())
 
 
@@ -192,7 +193,7 @@ def test_a_checkpoint_comes_back_around_a_base_model_and_goes_again(
     with trained(base, EVERYTHING) as adapter:
         without_shifts(adapter)
         acting = logits_of(base)
-        write_checkpoint(tmp_path, factors_of(adapter), base.model, "somewhere")
+        write_checkpoint(tmp_path, factors_of(adapter), base, "somewhere")
         with pytest.raises(AdapterInPlace), checkpoint_in_place(base, tmp_path):
             pass
     with checkpoint_in_place(base, tmp_path):
@@ -207,7 +208,7 @@ def test_what_is_no_checkpoint_or_one_of_another_model_is_refused(
 ) -> None:
     base, wider = tiny(), tiny(hidden_size=64)
     with trained(wider, "lora") as adapter:
-        write_checkpoint(tmp_path / "wider", factors_of(adapter), wider.model, "somewhere")
+        write_checkpoint(tmp_path / "wider", factors_of(adapter), wider, "somewhere")
     (tmp_path / "empty").mkdir()
     before = dict(base.model.named_modules())
     for name, file, content in (
@@ -220,6 +221,7 @@ def test_what_is_no_checkpoint_or_one_of_another_model_is_refused(
         (tmp_path / name / file).write_bytes(content)
     for folder in ("wider", "empty", "no type", "no object", "unknown type", "cut off"):
         placing = checkpoint_in_place(base, tmp_path / folder)
-        with pytest.raises(AdapterUnreadable, match="tessera agent export"), placing:
+        error = ProvenanceMismatch if folder == "wider" else AdapterUnreadable
+        with pytest.raises(error, match=r"tessera agent export|set model to"), placing:
             pass
         assert dict(base.model.named_modules()) == before

@@ -14,7 +14,8 @@ import torch
 from client_agent.adapters.base import Adapter
 from client_agent.adapters.frames import random_frames
 from client_agent.adapters.inject import inject_pq
-from client_agent.adapters.peft_export import CONFIG, TENSORS, checkpoint_in_place, write_checkpoint
+from client_agent.adapters.peft_export import checkpoint_in_place, write_checkpoint
+from client_agent.adapters.peft_folder import CONFIG, TENSORS
 from client_agent.adapters.provenance import origin_of, require_same
 from client_agent.errors import LayoutMismatch, ProvenanceMismatch
 from client_agent.model.loading import BaseModel, load_base_model
@@ -93,7 +94,7 @@ def test_the_export_has_no_bias_and_merges_into_layers_without_one(
     ids = torch.tensor([[1, 5, 9, 14, 7, 22]])
     with injected(base, WITHOUT_Q.model_copy(update=BESIDE_LORA)) as adapter, torch.no_grad():
         adapter.load(noise_for(adapter))
-        write_checkpoint(tmp_path, adapter.as_lora(), base.model, source)
+        write_checkpoint(tmp_path, adapter.as_lora(), base, source)
         expected = base.model(input_ids=ids).logits  # type: ignore[operator]
     assert json.loads((tmp_path / CONFIG).read_bytes())["lora_bias"] is False
     assert not [name for name in safetensors.numpy.load_file(tmp_path / TENSORS) if "bias" in name]

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import safetensors.torch
 
-from client_agent.adapters.peft_export import CONFIG, TENSORS
+from client_agent.adapters.peft_folder import CONFIG, TENSORS
 from client_agent.alignment.fit_packs import random_pack
 from client_agent.rounds.trained import Trained
 from client_agent.settings import read_settings

@@ -78,7 +78,7 @@ def public_peft(folder: Path) -> nn.Module:
 def from_gguf(folder: Path, silo: Silo) -> nn.Module:
     """Turn a GGUF adapter into a PEFT checkpoint, which peft loads; llama.cpp has tests of its own."""
     factors = read_gguf(folder / FILE, silo.base)
-    write_checkpoint(folder / "peft", factors, silo.base.model, str(MODELS["S"]))
+    write_checkpoint(folder / "peft", factors, silo.base, str(MODELS["S"]))
     return public_peft(folder / "peft")
 
 

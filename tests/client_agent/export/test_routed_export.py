@@ -15,7 +15,8 @@ import torch
 
 from client_agent.adapters.base import Adapter, require_bare
 from client_agent.adapters.frames import random_frames
-from client_agent.adapters.peft_export import CONFIG, checkpoint_in_place, write_checkpoint
+from client_agent.adapters.peft_export import checkpoint_in_place, write_checkpoint
+from client_agent.adapters.peft_folder import CONFIG
 from client_agent.errors import AdapterUnreadable
 from client_agent.experts.inject import inject_experts
 from client_agent.experts.routed import RoutedExperts
@@ -232,7 +233,7 @@ def test_a_routed_folder_without_its_classes_is_unreadable(
     base = tiny()
     with trained(base, SOFT) as adapter:
         files = RoutedFiles.of(adapter)
-        write_checkpoint(tmp_path / "alone", adapter.as_lora(), base.model, "model")
+        write_checkpoint(tmp_path / "alone", adapter.as_lora(), base, "model")
     files.write(tmp_path, tmp_path, base, "model")
     missing = {"0": str(tmp_path / "x5"), "1": str(tmp_path / "nowhere")}
     with pytest.raises(AdapterUnreadable), xlora_in_place(base, tmp_path, missing):

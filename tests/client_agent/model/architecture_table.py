@@ -62,7 +62,7 @@ def exported_as_trained(base: BaseModel, folder: Path) -> bool:
         losses = train_examples(base, adapter, EXAMPLES, TRAINING, seed=0, round_number=1).losses
         assert losses[-1] < losses[0], losses
         trained = logits_of(base)
-        write_checkpoint(folder / "export", adapter.as_lora(), base.model, str(folder))
+        write_checkpoint(folder / "export", adapter.as_lora(), base, str(folder))
     size = float((trained - bare).norm())
     with checkpoint_in_place(base, folder / "export"):
         same = float((logits_of(base) - trained).norm()) < 1e-4 * size

@@ -58,7 +58,7 @@ def test_training_and_public_peft_leave_routed_experts_alone(
         assert not any("experts." in path or "router" in path for path in adapter.as_lora())
         losses = train_examples(base, adapter, EXAMPLES, TRAINING, seed=0, round_number=1).losses
         trained = logits_of(base)
-        write_checkpoint(folder / "export", adapter.as_lora(), base.model, str(folder))
+        write_checkpoint(folder / "export", adapter.as_lora(), base, str(folder))
     assert losses[-1] < losses[0]
     assert (trained - bare).norm() > 1e-3 * bare.norm()
     after = base.model.state_dict()
