@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, cast
 
-from jinja2 import Environment, TemplateError
+from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerFast
+from transformers.utils import chat_template_utils
 
 from client_agent.errors import DataInvalid, SettingsUnusable, TokenizerUnfit
-from client_agent.model.special_text import located
+from client_agent.model.special_text import Span, located
 from schemas.user_files import read_text
 
 PLAIN = "plain"
@@ -25,6 +27,7 @@ _PLAIN_TEMPLATE = (
     "{% if message.role == 'assistant' %}{{ eos_token }}{% endif %}{{ '\\n' }}{% endfor %}"
     "{% if add_generation_prompt %}assistant:{% endif %}"
 )
+_TAG = re.compile(r"{%-?\s*generation\s*-?%}")
 # Templates are programs; these are what transformers and Jinja raise for a chat that they do not expect.
 _TEMPLATE_ERRORS = (TemplateError, TypeError, ValueError, KeyError, IndexError, AttributeError)
 
@@ -79,7 +82,8 @@ def _plain_for(tokenizer: PreTrainedTokenizerFast) -> str:
 def _read(file: Path) -> str:
     try:
         template = read_text(file.expanduser())
-        Environment(extensions=["jinja2.ext.loopcontrols"]).parse(template)
+        # transformers' own environment, which knows {% generation %} and runs templates in a sandbox
+        cast(Any, chat_template_utils)._compile_jinja_template(template)
     except (OSError, ValueError) as error:
         raise SettingsUnusable(
             f"chat_template: {file} cannot be read ({error}); set it to {PLAIN} or the path of a .jinja file"
@@ -87,6 +91,30 @@ def _read(file: Path) -> str:
     except TemplateError as error:
         raise SettingsUnusable(f"chat_template: {file} is not a Jinja template: {error}") from error
     return template
+
+
+def has_tags(tokenizer: PreTrainedTokenizerFast) -> bool:
+    """Whether the chat template marks what is learnt with {% generation %} tags."""
+    template = tokenizer.chat_template
+    return isinstance(template, str) and _TAG.search(template) is not None
+
+
+def tagged_spans(
+    turns: Sequence[Turn],
+    tokenizer: PreTrainedTokenizerFast,
+    *,
+    tools: str = "",
+    arguments: Arguments = "object",
+) -> list[Span]:
+    """Return the spans [start, end) of rendered turns that stand between {% generation %} tags."""
+    _, spans = cast(Any, chat_template_utils).render_jinja_template(
+        [[turn.message(arguments) for turn in turns]],
+        tools=json.loads(tools) if tools else None,
+        chat_template=tokenizer.chat_template,
+        return_assistant_tokens_mask=True,
+        **tokenizer.special_tokens_map,
+    )
+    return [(int(start), int(end)) for start, end in spans[0]]
 
 
 def render(

@@ -114,6 +114,7 @@ def encode_example(example: Example, tokenizer: PreTrainedTokenizerFast, max_len
         parts.spans,
         max_length=max_length,
         special=not example.turns,
+        closed=parts.closed,
         as_text=parts.as_text,
     )
 
@@ -156,7 +157,7 @@ def encode_question(example: Example, tokenizer: PreTrainedTokenizerFast, max_le
         TokenizerUnfit: see `encode_prompt`.
     """
     parts = learnt_parts(example, tokenizer)
-    start = parts.spans[-1][0]
+    start = parts.answer
     before = tuple((begin, end) for begin, end in parts.as_text if end <= start)
     prompt = Learnt(parts.text[:start], (), before)
     ids = _prompt_tokens(prompt, tokenizer, special=not example.turns)
@@ -265,7 +266,7 @@ def learnt_parts(example: Example, tokenizer: PreTrainedTokenizerFast) -> Learnt
     if example.turns:
         return rendered_chat(example.chat, tokenizer, example.place, example.tools)
     start, text = len(example.prompt), example.prompt + example.completion
-    return Learnt(text, ((start, len(text)),), plain_as_text(text, tokenizer))
+    return Learnt(text, ((start, len(text)),), plain_as_text(text, tokenizer), answer=start)
 
 
 def plain_as_text(text: str, tokenizer: PreTrainedTokenizerFast) -> tuple[Span, ...]:

@@ -137,7 +137,7 @@ def pieces(whole: Encoded, tokenizer: PreTrainedTokenizerFast, max_length: int) 
     Every token is a target exactly once. A later piece begins with bos where the tokenizer adds it, else with
     the last token of the piece before, since something must come before the first token to predict.
     """
-    starts_with_bos = whole.ids[0] == tokenizer.bos_token_id and whole.spans[0] == (0, 0)
+    starts_with_bos = whole.ids[0] == tokenizer.bos_token_id
     parts = []
     for start in range(1, len(whole.ids), max_length - 1):
         lead, part = 0 if starts_with_bos else start - 1, slice(start, start + max_length - 1)
@@ -156,16 +156,35 @@ def tokens_of(
 ) -> tuple[list[int], list[Span]]:
     """Return the ids of a text's tokens and their character spans, (0, 0) for tokens without text.
 
+    `special` adds the tokenizer's special tokens, but no second bos before a text that begins with it, as a
+    rendered chat does.
+
     Raises:
         TokenizerUnfit: the model has no row for one of them.
     """
     if as_text:
-        ids, spans = encode_as_text(text, tokenizer, as_text, special=special)
+        coded_ids, coded_spans = encode_as_text(text, tokenizer, as_text, special=special)
     else:
-        coded = tokenizer(text, add_special_tokens=special, return_offsets_mapping=True)
-        ids, spans = cast(list[int], coded["input_ids"]), cast(list[Span], coded["offset_mapping"])
+        # verbose=False: how long a text may be is checked against the model, where it is trained
+        coded = tokenizer(text, add_special_tokens=special, return_offsets_mapping=True, verbose=False)
+        coded_ids, coded_spans = (
+            cast(list[int], coded["input_ids"]),
+            cast(list[Span], coded["offset_mapping"]),
+        )
+    ids = [int(i) for i in coded_ids]
+    spans = [(int(s), int(e)) if e > s else (0, 0) for s, e in coded_spans]
     require_rows(tokenizer, text, ids, spans)
-    return [int(i) for i in ids], [(int(s), int(e)) if e > s else (0, 0) for s, e in spans]
+    if special and _adds_second_bos(ids, spans, text, tokenizer.bos_token_id):
+        ids, spans = ids[1:], spans[1:]
+    return ids, spans
+
+
+def _adds_second_bos(ids: Sequence[int], spans: Sequence[Span], text: str, bos: object) -> bool:
+    """Whether a tokenizer has added bos to a text that begins with it, perhaps after white space."""
+    if len(ids) < 2 or ids[0] != bos or spans[0] != (0, 0):
+        return False
+    first = next((i for i in range(1, len(ids)) if text[slice(*spans[i])].strip()), 0)
+    return first > 0 and ids[first] == bos
 
 
 def _eos(tokenizer: PreTrainedTokenizerFast) -> int:

@@ -182,7 +182,7 @@ def _option(base: BaseModel, example: Example, option: str, max_length: int) -> 
     What is scored is the option, or its ending if the example has one.
     """
     parts = learnt_parts(replace(example, completion=option), base.tokenizer)
-    start, end = parts.spans[-1]
+    start, end = parts.answer, parts.spans[-1][1]
     if example.ending:
         start = parts.text.rindex(example.ending.rstrip(), start)
     text = encode_learnt(
@@ -220,7 +220,7 @@ def _reference(base: BaseModel, example: Example) -> str:
     if not example.answer_fields:
         return example.completion
     parts = learnt_parts(example, base.tokenizer)
-    answer = parts.text[slice(*parts.spans[-1])]
+    answer = parts.text[parts.answer :]
     decode, ids = (
         cast(Any, base.tokenizer).decode,
         base.tokenizer(answer, add_special_tokens=False)["input_ids"],
