@@ -95,21 +95,33 @@ def _prefix_size(settings: AgentSettings, summary: dict[str, dict[str, object] |
 
 
 def _marked(example: Example, tokenizer: PreTrainedTokenizerFast) -> Text:
-    """Return the text of an example with its learnt parts marked, control characters as escapes."""
+    """Return all that the model reads of an example, its learnt parts marked, control characters as escapes.
+
+    Tokens that the tokenizer adds before and behind the text are shown with it.
+    """
     from client_agent.data.printable import printable
-    from client_agent.model.examples import learnt_end, learnt_parts
+    from client_agent.model.examples import encode_example, learnt_parts
 
     parts = learnt_parts(example, tokenizer)
-    marked, position, end_token = Text(), 0, learnt_end(example, tokenizer)
-    for start, end in parts.spans:
+    read = encode_example(example, tokenizer, sys.maxsize)
+    names = cast(Any, tokenizer).convert_ids_to_tokens(list(read.ids))
+    first = next((i for i, span in enumerate(read.spans) if span != (0, 0)), len(read.ids))
+    last = next((i for i in range(len(read.ids), first, -1) if read.spans[i - 1] != (0, 0)), first)
+    spans = list(parts.spans)
+    if last > first and read.answer[last - 1] and read.spans[last - 1][0] >= spans[-1][1]:
+        spans.append(read.spans[last - 1])  # the token that ends the answer
+    added = "".join(names[last:])
+    marked, position = Text("".join(names[:first]), "dim"), 0
+    for start, end in spans:
         learnt = parts.text[start:end]
-        if end == len(parts.text) and not learnt.endswith(end_token):
-            learnt += end_token
+        if added and end == len(parts.text) and read.answer[-1]:
+            learnt, added = learnt + added, ""
         marked.append(printable(parts.text[position:start]), "dim")
         marked.append("»")
         marked.append(printable(learnt), "bold green")
         marked.append("«")
         position = end
+    marked.append(printable(parts.text[position:]) + added, "dim")
     return marked
 
 
@@ -141,7 +153,7 @@ def _counts(
         for example, length in zip(examples, lengths, strict=True)
     ]
     encoded = [text for example in examples for text in encode_whole(example, tokenizer, max_length)]
-    learnt = sum(sum(text.answer) for text in whole)
+    learnt = sum(sum(text.answer[1:]) for text in whole)  # nothing predicts the first token
     return {
         "examples": len(examples),
         "share": f"{len(examples) / whole_count:.0%}",
@@ -152,7 +164,7 @@ def _counts(
         "learnt tokens": learnt,
         f"cut at {max_length}": sum(is_cut),
         "tokens cut": sum(length - max_length for length, cut in zip(lengths, is_cut, strict=True) if cut),
-        "learnt tokens cut": learnt - sum(sum(text.answer) for text in encoded),
+        "learnt tokens cut": learnt - sum(sum(text.answer[1:]) for text in encoded),
         "pieces": len(encoded),
     }
 

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import json
-import os.path
 from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
-from difflib import SequenceMatcher
-from weakref import WeakKeyDictionary
 
 from transformers import PreTrainedTokenizerFast
 
@@ -18,15 +15,18 @@ from client_agent.model.chat_template import (
     PLAIN,
     Arguments,
     Turn,
-    has_tags,
+    has_generation_tags,
     render,
+    render_tagged,
     set_template,
-    tagged_spans,
 )
+from client_agent.model.complete_turns import fixed_parts, is_interleaved, is_rendered, leaves_of
 from client_agent.model.special_text import Span, hide, located, reveal
 from client_agent.model.template_facts import TemplateFacts, facts_of
 
 _PROBE = "~tessera~"
+_SHOWN = 60
+_THINK_END = "</think>"
 
 __all__ = ["ASSISTANT", "PLAIN", "Learnt", "Turn", "prompt_of", "rendered_chat", "set_template"]
 
@@ -38,8 +38,8 @@ class Learnt:
     Attributes:
         spans: the spans [start, end) that are learnt: in order, apart, one at least.
         as_text: the spans that spell special tokens and are read as the text that they are.
-        answer: where the last answer begins; the text before it is the question.
-        closed: whether the token that ends the last answer is learnt, added if there is none.
+        answer: where the last answer begins: the model reads the text before it as the prompt.
+        closed: whether the token that ends the last answer is learnt, and added if there is none.
     """
 
     text: str
@@ -106,201 +106,176 @@ class _Chat:
 
     def prompt(self) -> Learnt:
         text = self._render(self.turns, prompt=True)
-        self._require_all_rendered(text)
+        self._require_complete(text, prompt=True)
         text, as_text = reveal(text, self.tokenizer)
-        return Learnt(text, (), as_text)
+        return Learnt(text, (), as_text, len(text))
 
     def whole(self) -> Learnt:
         text = self._render(self.turns).rstrip()
-        self._require_all_rendered(text)
-        *earlier, last = [i for i, turn in enumerate(self.turns) if turn.role == ASSISTANT]
-        before = self._render(self.turns[:last], prompt=True)
-        if not text.startswith(before) or len(text) == len(before):
+        rewritten = self._require_complete(text, prompt=False)
+        before = self._render(self.turns[:-1], prompt=True)
+        is_separate = text.startswith(before) and len(text) > len(before)
+        is_tagged = has_generation_tags(self.tokenizer)
+        marker = "" if is_tagged else self._marker()
+        if is_tagged:
+            spans = self._tagged(text, rewritten)
+            start = len(before) if is_separate else spans[-1][0]
+        elif is_separate:
+            spans = [*self._earlier_answers(text), (len(before), len(text) + len(marker))]
+            start = len(before)
+        else:
             raise TokenizerUnfit(
                 "this model's chat template changes earlier turns when an answer follows, so the answer "
                 "cannot be separated; set chat_template to plain or to a .jinja file of your own, or write "
                 "prompt and completion instead"
             )
-        if has_tags(self.tokenizer):
-            spans_between_tags = self._tagged(len(text))
-            text, as_text = reveal(text, self.tokenizer)
-            return Learnt(text, spans_between_tags, as_text, answer=len(before), closed=False)
+        text, as_text = reveal(text + marker, self.tokenizer)
+        return Learnt(text, tuple(spans), as_text, start, closed=not is_tagged)
+
+    def _marker(self) -> str:
+        """Return the beginning of the next turn where it ends an answer; empty = it does not."""
         ending = facts_of(self.tokenizer).ending
-        marker = ending.text if ending.kind == "marker" else ""
-        spans: list[Span] = []
-        for index in earlier:
+        return ending.text if ending.kind == "marker" else ""
+
+    def _earlier_answers(self, text: str) -> list[Span]:
+        """Return the spans of the earlier answers that are learnt; none if one is written otherwise."""
+        marker, spans = self._marker(), []
+        for index, turn in enumerate(self.turns[:-1]):
+            if turn.role != ASSISTANT:
+                continue
             span = self._span(self.turns[: index + 1], text)
             if span is None:
-                spans = []
-                break
-            if self.turns[index].learnt:
+                return []
+            if turn.learnt:
                 start, end = span
                 spans.append((start, end + len(marker)) if text.startswith(marker, end) else span)
-        spans.append((len(before), len(text) + len(marker)))
-        text, as_text = reveal(text + marker, self.tokenizer)
-        return Learnt(text, tuple(spans), as_text, answer=len(before))
+        return spans
 
-    def _tagged(self, length: int) -> tuple[Span, ...]:
-        """Return the spans between {% generation %} and {% endgeneration %} in the first `length` characters.
+    def _tagged(self, text: str, rewritten: AbstractSet[int]) -> list[Span]:
+        """Return the spans between the template's generation tags, of the answers that are learnt.
+
+        An earlier answer that the template shortens is not learnt.
 
         Raises:
-            DataInvalid: nothing stands between the tags, or the tags do not tell the answers apart of which
-                some have a weight of 0.
+            DataInvalid: there is none, or the tags do not show which answer a span belongs to.
         """
-        spans = tagged_spans(self.turns, self.tokenizer, tools=self.tools, arguments=self.arguments)
-        answers = [turn for turn in self.turns if turn.role == ASSISTANT]
-        if not all(turn.learnt for turn in answers):
-            if len(spans) != len(answers):
-                raise DataInvalid(
-                    f"{located(self.place)}the chat template has {len(spans)} parts between "
-                    f"{{% generation %}} tags for {len(answers)} answers, some of which have a weight of 0; "
-                    "write one pair of tags around each answer, or remove the tags"
-                )
-            spans = [span for span, turn in zip(spans, answers, strict=True) if turn.learnt]
-        spans = [(start, min(end, length)) for start, end in spans if start < min(end, length)]
-        if not spans:
+        whole, spans = render_tagged(
+            self.turns, self.tokenizer, self.place, tools=self.tools, arguments=self.arguments
+        )
+        spans = [(start, min(end, len(text))) for start, end in spans if whole[start:end].strip()]
+        answers = [index for index, turn in enumerate(self.turns) if turn.role == ASSISTANT]
+        learnt = [self.turns[index].learnt and index not in rewritten for index in answers]
+        if not all(learnt) and len(spans) == len(answers):
+            return [span for span, is_learnt in zip(spans, learnt, strict=True) if is_learnt]
+        if whole.rstrip() != text or not spans or not all(learnt):
             raise DataInvalid(
-                f"{located(self.place)}the chat template writes nothing between {{% generation %}} and "
-                "{% endgeneration %}, so nothing is learnt; put the tags around the answers, or remove them"
+                f"{located(self.place)}the model's chat template has {len(spans)} texts between "
+                f"{{% generation %}} and {{% endgeneration %}} for {len(answers)} answers; write the tags "
+                "around the text of every assistant's turn, or remove them from the template"
             )
-        return tuple(spans)
+        return spans
 
     def _span(self, turns: Sequence[Turn], whole: str) -> Span | None:
         """Return the span of an earlier answer and its end-of-turn token; None if written otherwise."""
-        through = self._render(turns)
-        if len(turns) == 1:  # nothing to render before it
-            before = through[: max(0, through.find(turns[0].content))]
-        else:
-            before = self._render(turns[:-1], prompt=True)
+        through, before = self._render(turns), self._before(turns)
         if not whole.startswith(before) or not whole.startswith(through):
             return None
         end = len(through.rstrip())
         return (len(before), end) if end > len(before) and through.startswith(before) else None
+
+    def _before(self, turns: Sequence[Turn]) -> str:
+        """Return the text before the answer that ends `turns`."""
+        if len(turns) > 1:
+            return self._render(turns[:-1], prompt=True)
+        through = self._render(turns)  # a chat that begins with an answer: nothing to render before it
+        return through[: max(0, through.find(turns[0].content))]
 
     def _render(self, turns: Sequence[Turn], *, prompt: bool = False) -> str:
         return render(
             turns, self.tokenizer, self.place, tools=self.tools, prompt=prompt, arguments=self.arguments
         )
 
-    def _require_all_rendered(self, text: str) -> None:
-        """Raise if a part of a turn is not in the text.
+    def _require_complete(self, text: str, *, prompt: bool) -> frozenset[int]:
+        """Raise if the text lacks a part of a turn; return the earlier answers that it shortens.
 
-        Letters and digits count: templates trim white space and rewrite quotes. An earlier answer may be
-        written otherwise once a turn follows, as templates do that drop its reasoning; it is then not learnt,
-        and has to be complete in the chat that ends with it.
+        Templates may shorten earlier answers once a turn follows. These are not learnt then.
         """
+        parts = fixed_parts(self.turns, self.tokenizer, self.tools, self._render, prompt=prompt)
+        rewritten: set[int] = set()
+        if not is_interleaved(text, parts, [turn.content for turn in self.turns]):
+            for index, turn in enumerate(self.turns):
+                if turn.content.strip() and self._is_rewritten(index, text, prompt=prompt):
+                    rewritten.add(index)
         for index, turn in enumerate(self.turns):
-            answers = turn.role == ASSISTANT
-            ends_here = index == len(self.turns) - 1
-            fields = json.loads(turn.fields) if turn.fields else {}
-            reasoning = str(fields.get("reasoning_content", ""))
-            for part, content in (("content", turn.content), ("reasoning_content", reasoning)):
-                if not content or self._is_rendered(index, part, content, text, self.turns):
-                    continue
-                if answers and not ends_here:
-                    through = self.turns[: index + 1]
-                    if self._is_rendered(index, part, content, self._render(through), through):
-                        continue
-                raise self._left_out(index, part, content, text)
-            if len(calls := fields.get("tool_calls", ())) > 1:
-                fewer = json.dumps({**fields, "tool_calls": calls[:-1]}, ensure_ascii=False)
-                if self._render(_replaced(self.turns, index, fields=fewer)) == self._render(self.turns):
-                    raise DataInvalid(
-                        f"{located(self.place)}the chat template leaves out the second call of a turn of "
-                        f"{turn.role}; {_WAYS_OUT}"
-                    )
+            if turn.fields:
+                self._require_fields(index, json.loads(turn.fields), text, prompt=prompt)
+        return frozenset(rewritten)
 
-    def _is_rendered(self, index: int, part: str, content: str, text: str, turns: Sequence[Turn]) -> bool:
-        """Whether a text, the rendered `turns`, has a part of the turn at `index`: its letters and digits, in order."""
-        letters = _letters(content)
-        if len(letters) >= _CERTAIN:
-            if content.strip() in text or letters in _letters(text):
-                return True
-        elif letters and self._is_structure_rendered(index, part, turns):
-            # So short a text may stand anywhere; the template writes this turn in a chat of this form.
-            return content.strip() in text or letters in _letters(text)
-        elif not letters and content.strip() in text:
-            return True
-        # Rewritten, as in JSON: what differs from the chat with another text here is how it is written.
-        probed = self._render(_probed(turns, index, part))
-        if _PROBE not in probed:
+    def _is_rewritten(self, index: int, text: str, *, prompt: bool) -> bool:
+        """Whether the text has a part of an earlier answer only, which a shorter chat has whole.
+
+        Raises:
+            DataInvalid: a part of another turn is left out.
+        """
+        turn = self.turns[index]
+        rendered = self._rendered_content(index, self.turns, text, prompt=prompt)
+        if rendered is None:
             return False
-        written = _differing(text, probed)
-        return _is_subsequence(letters, _letters(written)) if letters else bool(written.strip())
+        is_earlier = turn.role == ASSISTANT and (prompt or index < len(self.turns) - 1)
+        if is_earlier and rendered.strip():
+            through = self.turns[: index + 1]
+            if prompt or self._rendered_content(index, through, self._render(through), prompt=False) is None:
+                return True
+        if not rendered.strip():
+            raise self._left_out(turn, "the content")
+        raise self._left_out(turn, "a part of the content", rendered)
 
-    def _is_structure_rendered(self, index: int, part: str, turns: Sequence[Turn]) -> bool:
-        """Whether the template writes a part of this turn in a chat of these roles; found once for each form."""
-        form = (index, part, tuple((turn.role, bool(turn.fields)) for turn in turns))
-        forms = _forms.setdefault(self.tokenizer, {})
-        key = (str(self.tokenizer.chat_template), bool(self.tools), form)
-        if key not in forms:
-            forms[key] = _PROBE in self._render(_probed(turns, index, part))
-        return forms[key]
+    def _rendered_content(self, index: int, turns: Sequence[Turn], text: str, *, prompt: bool) -> str | None:
+        """Return the text in place of a turn's content if it is not all of it; None = it is."""
+        probe = replace(turns[index], content=_PROBE)
+        try:
+            changed = self._render((*turns[:index], probe, *turns[index + 1 :]), prompt=prompt)
+        except DataInvalid:  # the template reads the content, such as JSON of a tool
+            changed = ""
+        return is_rendered(turns[index].content, text.rstrip(), changed.rstrip())
 
-    def _left_out(self, index: int, part: str, content: str, text: str) -> DataInvalid:
-        probed = self._render(_probed(self.turns, index, part))
-        written = _differing(text, probed) if _PROBE in probed else ""
-        role, missing = self.turns[index].role, _missing(content, written)
-        reasoning = (
-            "write what stands between <think> and </think> as reasoning_content of the turn, "
-            if part == "content" and _THINK in missing and facts_of(self.tokenizer).reasoning
-            else ""
+    def _require_fields(self, index: int, fields: dict[str, object], text: str, *, prompt: bool) -> None:
+        """Raise if an answer's calls of tools or its reasoning are left out.
+
+        Earlier answers are compared in the chat that they end; those of a prompt are not learnt.
+        """
+        turn = self.turns[index]
+        calls = fields.get("tool_calls")
+        if isinstance(calls, list) and len(calls) > 1:
+            fewer = json.dumps({**fields, "tool_calls": calls[:-1]}, ensure_ascii=False)
+            changed = (*self.turns[:index], replace(turn, fields=fewer), *self.turns[index + 1 :])
+            if self._render(changed, prompt=prompt).rstrip() == text.rstrip():
+                raise self._left_out(turn, "second call")
+        if turn.role != ASSISTANT or prompt or not turn.learnt:
+            return
+        through = self.turns[: index + 1]
+        rendered = text if len(through) == len(self.turns) else self._render(through)
+        answer = rendered.removeprefix(self._before(through))
+        for name, leaf in leaves_of(fields):
+            if is_rendered(leaf, answer, "") is not None:
+                raise self._left_out(turn, f"a part of {name}", answer, of=leaf)
+
+    def _left_out(self, turn: Turn, part: str, rendered: str = "", *, of: str = "") -> DataInvalid:
+        """Return the error that a part of a turn is left out, with what helps."""
+        content, _ = reveal(of or turn.content, self.tokenizer)
+        shown = (
+            f" ({content[:_SHOWN]!r} is rendered as {reveal(rendered, self.tokenizer)[0].strip()[:_SHOWN]!r})"
         )
+        remedies = ["set chat_template to a .jinja file that renders it", "leave such rows out"]
+        if not turn.fields and not self.tools:  # which the plain template does not render
+            remedies[0] = "set chat_template to plain or to a .jinja file that renders it"
+        if turn.role == ASSISTANT and _THINK_END in turn.content and facts_of(self.tokenizer).reasoning:
+            remedies.insert(0, "write the text between <think> and </think> as reasoning_content of its turn")
+        article = "" if part.startswith(("the", "a ")) else "the "
         return DataInvalid(
-            f"{located(self.place)}the chat template leaves out a part of the {part} of a turn of {role}: "
-            f"{json.dumps(_excerpt(missing), ensure_ascii=False)}; {reasoning}{_WAYS_OUT}"
+            f"{located(self.place)}the model's chat template leaves out {article}{part} of a turn of "
+            f"{turn.role}{shown if rendered else ''}; {', or '.join(remedies)}"
         )
-
-
-_WAYS_OUT = (
-    "set chat_template to plain or to a .jinja file of your own that writes it, or remove it from the data"
-)
-_THINK = "<think>"
-_CERTAIN = 12
-"""Letters and digits of a text that does not stand in a chat by chance."""
-_EXCERPT = 60
-_forms: WeakKeyDictionary[PreTrainedTokenizerFast, dict[object, bool]] = WeakKeyDictionary()
-
-
-def _probed(turns: Sequence[Turn], index: int, part: str) -> tuple[Turn, ...]:
-    """Return turns with one part of a turn replaced by a text that stands nowhere else."""
-    if part == "content":
-        return _replaced(turns, index, content=_PROBE)
-    fields = json.loads(turns[index].fields)
-    return _replaced(turns, index, fields=json.dumps({**fields, part: _PROBE}, ensure_ascii=False))
-
-
-def _replaced(turns: Sequence[Turn], index: int, **changes: str) -> tuple[Turn, ...]:
-    return (*turns[:index], replace(turns[index], **changes), *turns[index + 1 :])
-
-
-def _letters(text: str) -> str:
-    return "".join(filter(str.isalnum, text))
-
-
-def _differing(text: str, reference: str) -> str:
-    """Return the part of a text between what it and another one have in common at their beginning and end."""
-    start = len(os.path.commonprefix((text, reference)))
-    end = len(os.path.commonprefix((text[start:][::-1], reference[start:][::-1])))
-    return text[start : len(text) - end]
-
-
-def _is_subsequence(letters: str, text: str) -> bool:
-    remaining = iter(text)
-    return all(letter in remaining for letter in letters)
-
-
-def _missing(content: str, written: str) -> str:
-    """Return the longest part of a content that is not in what the template writes."""
-    matcher = SequenceMatcher(None, written, content, autojunk=False)
-    spans = [(j1, j2) for tag, _, _, j1, j2 in matcher.get_opcodes() if tag in ("insert", "replace")]
-    start, end = max(spans, key=lambda span: span[1] - span[0], default=(0, len(content)))
-    return content[start:end]
-
-
-def _excerpt(text: str) -> str:
-    text = text.strip()
-    return text if len(text) <= _EXCERPT else text[:_EXCERPT] + "..."
 
 
 _DESCRIBED = {

@@ -27,7 +27,8 @@ _PLAIN_TEMPLATE = (
     "{% if message.role == 'assistant' %}{{ eos_token }}{% endif %}{{ '\\n' }}{% endfor %}"
     "{% if add_generation_prompt %}assistant:{% endif %}"
 )
-_TAG = re.compile(r"{%-?\s*generation\s*-?%}")
+_TAG = re.compile(r"\{%([-+]?)\s*(end)?generation\s*([-+]?)%\}")
+_BEGIN, _END = "\U0010fffb", "\U0010fffc"  # no text has these characters, see `special_text`
 # Templates are programs; these are what transformers and Jinja raise for a chat that they do not expect.
 _TEMPLATE_ERRORS = (TemplateError, TypeError, ValueError, KeyError, IndexError, AttributeError)
 
@@ -93,30 +94,6 @@ def _read(file: Path) -> str:
     return template
 
 
-def has_tags(tokenizer: PreTrainedTokenizerFast) -> bool:
-    """Whether the chat template marks what is learnt with {% generation %} tags."""
-    template = tokenizer.chat_template
-    return isinstance(template, str) and _TAG.search(template) is not None
-
-
-def tagged_spans(
-    turns: Sequence[Turn],
-    tokenizer: PreTrainedTokenizerFast,
-    *,
-    tools: str = "",
-    arguments: Arguments = "object",
-) -> list[Span]:
-    """Return the spans [start, end) of rendered turns that stand between {% generation %} tags."""
-    _, spans = cast(Any, chat_template_utils).render_jinja_template(
-        [[turn.message(arguments) for turn in turns]],
-        tools=json.loads(tools) if tools else None,
-        chat_template=tokenizer.chat_template,
-        return_assistant_tokens_mask=True,
-        **tokenizer.special_tokens_map,
-    )
-    return [(int(start), int(end)) for start, end in spans[0]]
-
-
 def render(
     turns: Sequence[Turn],
     tokenizer: PreTrainedTokenizerFast,
@@ -125,11 +102,13 @@ def render(
     tools: str = "",
     prompt: bool = False,
     arguments: Arguments = "object",
+    template: str | None = None,
 ) -> str:
     """Render turns as text; with `prompt` up to where the assistant's next answer begins.
 
     Args:
         tools: the tools of the chat as JSON; empty = none.
+        template: another template than the tokenizer's.
 
     Raises:
         TokenizerUnfit: the tokenizer has no chat template.
@@ -146,6 +125,7 @@ def render(
             cast(Any, tokenizer).apply_chat_template(
                 messages,
                 tools=json.loads(tools) if tools else None,
+                chat_template=template,
                 tokenize=False,
                 add_generation_prompt=prompt,
             )
@@ -155,3 +135,39 @@ def render(
             f"{located(place)}the model's chat template refuses this chat ({error}); change "
             "the order of its turns, or set chat_template to plain or to a .jinja file"
         ) from error
+
+
+def has_generation_tags(tokenizer: PreTrainedTokenizerFast) -> bool:
+    """Whether the chat template marks what is learnt with `{% generation %}`."""
+    return isinstance(tokenizer.chat_template, str) and _TAG.search(tokenizer.chat_template) is not None
+
+
+def render_tagged(
+    turns: Sequence[Turn],
+    tokenizer: PreTrainedTokenizerFast,
+    place: str = "",
+    *,
+    tools: str = "",
+    arguments: Arguments = "object",
+) -> tuple[str, list[Span]]:
+    """Return turns as text, and the spans [start, end) between the template's generation tags.
+
+    The tags are replaced by characters of their own. transformers' tracker keeps its state in the template,
+    which threads share, and sees no tags in macros.
+
+    Raises: see `render`.
+    """
+    template = _TAG.sub(
+        lambda tag: f"{{%{tag[1]} if true %}}{_END if tag[2] else _BEGIN}{{% endif {tag[3]}%}}",
+        str(tokenizer.chat_template),
+    )
+    marked = render(turns, tokenizer, place, tools=tools, arguments=arguments, template=template)
+    text, spans, start = "", [], 0
+    for piece in re.split(f"([{_BEGIN}{_END}])", marked):
+        if piece == _BEGIN:
+            start = len(text)
+        elif piece == _END:
+            spans.append((start, len(text)))
+        else:
+            text += piece
+    return text, spans

@@ -14,6 +14,7 @@ from transformers import PreTrainedTokenizerFast
 from client_agent.errors import DataInvalid
 from client_agent.model.chat_template import ASSISTANT, Arguments, Turn, render
 from client_agent.model.stop_tokens import ends_of, stop_ids
+from client_agent.model.tokens import tokens_of
 
 _NAME, _KEY, _VALUE, _TOOL = "tessera_price", "tessera_item", "tessera pot", "tessera_offer"
 _REASON = "tessera has reasons"
@@ -108,22 +109,17 @@ def _ending(tokenizer: PreTrainedTokenizerFast) -> Ending:
         longer = render([_QUESTION, _ANSWER, _QUESTION], tokenizer)
     except DataInvalid:
         return Ending("unknown")
-    ids, _ = _tokens(answered, tokenizer)
+    ids, _ = tokens_of(tokenizer, answered, special=False)
     if ids[-1] in stop_ids(tokenizer):
         return Ending("template")
     if ids[-1] in ends_of(tokenizer):
         return Ending("never", str(cast(Any, tokenizer).convert_ids_to_tokens(ids[-1])))
     if longer.startswith(answered):
-        for token, (start, end) in zip(*_tokens(longer, tokenizer), strict=True):
+        for token, (start, end) in zip(*tokens_of(tokenizer, longer, special=False), strict=True):
             if end > len(answered) and longer[start:end].strip():
                 following = longer[len(answered) : end]
                 return Ending("marker", following) if token in stop_ids(tokenizer) else Ending("eos")
     return Ending("eos")
-
-
-def _tokens(text: str, tokenizer: PreTrainedTokenizerFast) -> tuple[list[int], list[tuple[int, int]]]:
-    coded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
-    return cast(list[int], coded["input_ids"]), cast(list[tuple[int, int]], coded["offset_mapping"])
 
 
 def ending_fault(tokenizer: PreTrainedTokenizerFast) -> str | None:

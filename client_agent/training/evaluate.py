@@ -16,7 +16,7 @@ from client_agent.errors import DataInvalid, LossNotFinite
 from client_agent.model.examples import Example, encode_question, encode_some, learnt_parts, probe_set
 from client_agent.model.generation import completions
 from client_agent.model.loading import BaseModel
-from client_agent.model.tokens import Encoded, encode_learnt
+from client_agent.model.tokens import Encoded, encode_learnt, tokens_of
 from client_agent.training.metrics import GENERATED_METRICS, best
 from client_agent.training.token_losses import AnswerLosses, answer_losses
 from schemas.messages.federations import ScoresPlan
@@ -221,10 +221,8 @@ def _reference(base: BaseModel, example: Example) -> str:
         return example.completion
     parts = learnt_parts(example, base.tokenizer)
     answer = parts.text[parts.answer :]
-    decode, ids = (
-        cast(Any, base.tokenizer).decode,
-        base.tokenizer(answer, add_special_tokens=False)["input_ids"],
-    )
+    ids, _ = tokens_of(base.tokenizer, answer, special=False)
+    decode = cast(Any, base.tokenizer).decode
     return str(decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False))
 
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from collections.abc import Sequence
 
 from transformers import PreTrainedTokenizerFast
 
 from client_agent.model.chat import ASSISTANT
-from client_agent.model.examples import Example, learnt_parts
+from client_agent.model.chat_template import has_generation_tags
+from client_agent.model.examples import Example, encode_example, learnt_parts
 from client_agent.model.special_text import special_texts
+from client_agent.model.stop_tokens import ends_of
 from client_agent.model.template_facts import ending_fault, facts_of
 from client_agent.training.data import SiloData
 
@@ -73,6 +76,19 @@ def _endings(chats: Sequence[Example], tokenizer: PreTrainedTokenizerFast) -> li
     if fault := ending_fault(tokenizer):
         return [fault]
     answers = max(sum(turn.role == ASSISTANT for turn in example.chat) for example in chats)
+    if has_generation_tags(tokenizer):
+        ends = ends_of(tokenizer)
+        texts = [encode_example(example, tokenizer, sys.maxsize) for example in chats]
+        count = sum(not any(a and i in ends for i, a in zip(t.ids, t.answer, strict=True)) for t in texts)
+        return (
+            [
+                f"{count} chats do not learn to stop: no token that ends an answer stands between "
+                "{% generation %} and {% endgeneration %} of the chat template; write {{ eos_token }} "
+                "between them"
+            ]
+            if count
+            else []
+        )
     if facts_of(tokenizer).ending.kind != "eos":
         return []
     earlier = "; earlier answers of a chat do not learn to stop" if answers > 1 else ""
@@ -87,7 +103,7 @@ def _not_learnt(chats: Sequence[Example], tokenizer: PreTrainedTokenizerFast) ->
     missing = 0
     for example in chats:
         answers = sum(turn.role == ASSISTANT and turn.learnt for turn in example.chat)
-        missing += answers - len(learnt_parts(example, tokenizer).spans)
+        missing += max(0, answers - len(learnt_parts(example, tokenizer).spans))
     if not missing:
         return []
     return [

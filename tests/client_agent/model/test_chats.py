@@ -118,3 +118,23 @@ def test_every_token_of_a_raw_text_is_a_target_once(letters: str, limit: int, bo
 def test_long_raw_texts_are_several_texts_for_training(tiny: Callable[..., BaseModel]) -> None:
     texts = encode_for(tiny(), [Example("", "abcdefgh"), Example("a", "b" * 20)], 6)
     assert [len(text.ids) for text in texts] == [6, 5, 6]
+
+
+TAGGED = (
+    "{% for m in messages %}[{{ m.role }}]{% if m.role == 'assistant' %}{% generation %}{{ m.content }}END"
+    "{% endgeneration %}OUT{% else %}{{ m.content }}{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}[assistant]{% endif %}"
+)
+
+
+@pytest.mark.parametrize(
+    ("end", "out", "expected"), [("<eos>", "", "yes<eos>done<eos>"), ("", "<eos>", "yesdone")]
+)
+def test_text_between_generation_tags_is_learnt(tmp_path: Path, end: str, out: str, expected: str) -> None:
+    file, tokenizer = tmp_path / "chat.jinja", tokenizer_with(None)
+    file.write_text(TAGGED.replace("END", end).replace("OUT", out))
+    set_template(tokenizer, str(file))
+    text = encode_example(Example("", "done", TURNS), tokenizer, 256)
+    assert learnt(text, tokenizer) == expected
+    unweighted = (TURNS[0], Turn("assistant", "yes", learnt=False), TURNS[2])
+    assert "yes" not in learnt(encode_example(Example("", "done", unweighted), tokenizer, 256), tokenizer)

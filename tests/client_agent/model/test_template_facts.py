@@ -66,7 +66,7 @@ def test_calls_and_tools_are_rendered(body: str, arguments: str) -> None:
             OBJECT.replace("{{ m.content }}", "{{ m.content if not m.tool_calls else '' }}"),
             Turn("assistant", "I look.", ONE_CALL),
             "",
-            "leaves out a part of the content of a turn of assistant",
+            "leaves out the content of a turn of assistant",
         ),
     ],
 )
@@ -83,9 +83,9 @@ def test_a_template_that_leaves_out_a_role_is_refused(role: str) -> None:
         "{% if m.role != 'ROLE' %}{{ m.content }}{% endif %}<eos>".replace("ROLE", role)
     )
     turns = (Turn(role, "be kind"), Turn("usher", "a"), Turn("assistant", "b"))
-    with pytest.raises(DataInvalid, match=f"leaves out a part of the content of a turn of {role}"):
+    with pytest.raises(DataInvalid, match=f"leaves out the content of a turn of {role}"):
         rendered_chat(turns, tokenizer)
-    with pytest.raises(DataInvalid, match=f"leaves out a part of the content of a turn of {role}"):
+    with pytest.raises(DataInvalid, match=f"leaves out the content of a turn of {role}"):
         prompt_of(turns[:2], tokenizer)
 
 
