@@ -41,7 +41,9 @@ def show_bank(
 ) -> BankView:
     """Show the bank of experts: all experts, and the counts and changes of rounds, newest first.
 
-    The pages are of rounds; all lists are empty if the strategy has no bank. No number is that of one member.
+    The pages are of rounds; all lists are empty if the strategy has no bank. Within a round no number is that
+    of one member. Members see the same numbers: those of two rounds whose counted members differ can show
+    which expert a newcomer uses.
     """
     if after is not None and not _CURSOR.fullmatch(after):
         raise Invalid("after: not a cursor of rounds; send the `next` of the page before", field="after")

@@ -54,7 +54,12 @@ def _of_choices(summed: SecureSumPlan) -> str:
     return (
         "The coordinator learns how many members use each expert, not which, and sums of what the users of "
         f"an expert have learnt, of at least {summed.k_min} (privacy.secure_sum.k_min): in the smallest, "
-        f"{peers} can compute what a member sent."
+        f"{peers} can compute what a member sent. Members prove that they count themselves once at most, and "
+        f"check the proofs of all: with k of them that count themselves falsely, the smallest sum is of "
+        f"{summed.k_min} - k others, and {summed.k_min - 1} that lie together have the update of a lone user "
+        "summed, which all members then see. Counts are exact, and members and the operator see them "
+        "with the names of the counted members: where these differ from round to round, the counts can show "
+        "which expert a newcomer uses."
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from benchmarks import count_proofs
 from benchmarks.secure_sum import session_cost
 from benchmarks.summed_round import round_cost
 
@@ -15,6 +16,13 @@ def test_a_session_is_measured_with_and_without_lost_members() -> None:
         assert cost.coordinator_seconds > 0
         assert cost.bytes_up > 3 * 1000
         assert cost.ratio_to_plain == cost.bytes_up / 2000
+
+
+def test_proofs_of_counts_are_measured() -> None:
+    cost = count_proofs.session_cost(5, 3)
+    assert min(cost.made, cost.verified_once, cost.verified_by_member, cost.opened) > 0
+    # A challenge; 4 scalars or points for each of 4 groups, and 5 for the choice of 2 experts; a signature.
+    assert cost.message == 32 * (1 + 4 * 4 + 5) + 64
 
 
 @pytest.mark.slow

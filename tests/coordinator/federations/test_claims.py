@@ -235,6 +235,8 @@ def test_a_sum_says_which_part_of_the_adapter_travels(strategy: str, told: str) 
     ("summed", "choices"),
     [
         ({"masking": "none"}, "The coordinator sees which experts each member uses."),
+        ({"k_min": 4}, "the smallest sum is of 4 - k others, and 3 that lie together have"),
+        ({}, "the counts can show which expert a newcomer uses"),
         ({"k_min": 4}, "of at least 4 (privacy.secure_sum.k_min): in the smallest, the 3 others can compute"),
     ],
 )
