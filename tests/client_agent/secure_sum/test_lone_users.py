@@ -7,6 +7,7 @@ off the attack succeeds.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -44,6 +45,7 @@ EXPERTS = [f"x{expert}" for expert in range(1, 7)]
 @contextmanager
 def lying(agent: Agent, lifted: Sequence[str], by: int) -> Iterator[None]:
     """Let an agent commit to more than its own counts in these groups."""
+    alone = threading.Lock()
     liar = name_of(read_key(agent.participant.workspace.folder))
 
     def proved(
@@ -53,11 +55,12 @@ def lying(agent: Agent, lifted: Sequence[str], by: int) -> Iterator[None]:
         blindings: Sequence[int],
         key: Ed25519PrivateKey,
     ) -> bytes:
-        if name_of(key) != liar:
-            return proved_counts(terms, position, counts, blindings, key)
         names = [segment.name for segment in terms.segments]
         values = [count + by * (name in lifted) for name, count in zip(names, counts, strict=True)]
-        return forged_counts(terms, position, values, blindings, key)
+        with alone:  # a forgery patches what the other agents' threads call too
+            if name_of(key) != liar:
+                return proved_counts(terms, position, counts, blindings, key)
+            return forged_counts(terms, position, values, blindings, key)
 
     with patch.object(members, "proved_counts", proved):
         yield
