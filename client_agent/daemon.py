@@ -9,12 +9,14 @@ from pathlib import Path
 
 from client_agent.alignment.pack_exchange import FramesInUse
 from client_agent.errors import (
+    AddressMismatch,
     AgentError,
     CoordinatorRefused,
     FederationOver,
     PivotPackAwaited,
 )
 from client_agent.identity.key_rotation import switch_to_accepted_key
+from client_agent.rounds.client import Session
 from client_agent.rounds.failure_policy import FATAL, TRANSIENT
 from client_agent.rounds.final_weights import finish
 from client_agent.rounds.joining import archive_trained
@@ -51,7 +53,7 @@ def run(participant: Participant, sleep: Callable[[float], None] | None = None) 
     while True:
         try:
             if not is_checked:
-                hello = session.api.hello()
+                hello = session.hello()
                 require_protocol(hello)
                 session.check_plan()  # an agent that has joined no round has none yet
                 require_sums(hello, session.manifests.plan)
@@ -78,13 +80,30 @@ def run(participant: Participant, sleep: Callable[[float], None] | None = None) 
         except TRANSIENT as trouble:
             _wait_out(trouble, sleep)
         except CoordinatorRefused as refusal:
-            if refusal.slug in FATAL and not _has_new_key(participant, refusal):
+            reason = _another_coordinator(session) if refusal.slug in FATAL else None
+            if refusal.slug in FATAL and reason is None and not _has_new_key(participant, refusal):
                 raise
-            _wait_out(refusal, sleep)
+            _wait_out(reason or refusal, sleep)
+        except AddressMismatch:
+            reason = _another_coordinator(session)
+            if reason is None:
+                raise
+            _wait_out(reason, sleep)
         except (OSError, AgentError) as error:
             if not is_full(error):
                 raise
             _wait_for_space(error, participant.workspace.folder, sleep)
+
+
+def _another_coordinator(session: Session) -> AgentError | None:
+    """Return why a refusal may not be this client's coordinator's; None if its own coordinator answers."""
+    try:
+        session.hello()
+    except TRANSIENT as trouble:
+        return trouble
+    except AgentError:
+        return None
+    return None
 
 
 def _has_new_key(participant: Participant, refusal: CoordinatorRefused) -> bool:

@@ -163,6 +163,17 @@ class CoordinatorNotTrusted(AgentError):
         )
 
 
+class AnotherCoordinator(AgentError):
+    """A server without the key that this client enrolled with answers; the daemon tries again."""
+
+    def __init__(self, url: str) -> None:
+        super().__init__(
+            f"another coordinator answers at {url}: it does not have the signing key of this client's "
+            "enrolment. Ask the operator whether it runs with another database (TESSERA_DATABASE_URL), and "
+            "check `url`"
+        )
+
+
 class AddressMismatch(AgentError):
     """A proxy changes the path or the host that signatures cover, so that all of them would be refused."""
 

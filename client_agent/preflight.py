@@ -13,6 +13,7 @@ from shutil import disk_usage
 
 from client_agent.adapters.frames import first_adapted_layer, random_frames
 from client_agent.adapters.inject import inject
+from client_agent.agent_entries import PREFIXES
 from client_agent.errors import AgentError, CoordinatorRefused, DataInvalid, NotEnrolled, SettingsUnusable
 from client_agent.identity.agent_folder import read_membership
 from client_agent.identity.membership import connect_once, pending_key_file, require_enrolled
@@ -37,7 +38,6 @@ from client_agent.rounds.plan_policy import require_policy
 from client_agent.rounds.privacy_facts import privacy_facts
 from client_agent.session import require_trackers
 from client_agent.settings import AgentSettings, read_settings
-from client_agent.storage.prefix_store import PREFIXES
 from client_agent.training.data import SiloData
 from client_agent.training.evaluate import mean_loss, options_of_examples
 from client_agent.training.memory import held_bytes, step_memory, unquantised_expert_bytes

@@ -9,6 +9,7 @@ from typing import Final
 
 from pydantic import TypeAdapter
 
+from client_agent.agent_entries import RATES
 from client_agent.errors import AgentError, RoundUnreadable
 from client_agent.identity.agent_folder import Membership, is_in_use, read_membership
 from client_agent.identity.membership import connect_once
@@ -17,7 +18,7 @@ from client_agent.secure_sum.progress import read_progress
 from client_agent.session import StopFlag, open_offline
 from client_agent.settings import AgentSettings
 from client_agent.storage.final_scores import read_final_scores
-from client_agent.storage.rate_store import RATES, RateStore
+from client_agent.storage.rate_store import RateStore
 from client_agent.storage.round_files import read_brief, sent_scores
 from client_agent.storage.round_folder import (
     CLOSED,

@@ -82,7 +82,7 @@ def last_sync(home: Path) -> str | None:
 
 def _check(client: SyncClient, *, waits: bool) -> None:
     session = client.session
-    hello = session.api.hello()
+    hello = session.hello()
     require_protocol(hello)
     session.check_plan()
     require_sums(hello, session.manifests.plan)

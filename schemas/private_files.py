@@ -27,7 +27,9 @@ def tighten(paths: Iterable[Path]) -> list[Path]:
 
 
 def below(folder: Path) -> Iterator[Path]:
-    """Yield a folder and everything in it, without following links."""
+    """Yield a folder and everything in it, without following links: the folder may be one itself."""
+    if folder.is_symlink():
+        return
     yield folder
     for root, folders, files in os.walk(folder):
         yield from (Path(root, name) for name in (*folders, *files))
@@ -38,12 +40,15 @@ def _tightened(path: Path) -> bool:
         status = path.lstat()
         if status.st_uid != os.geteuid() or not stat.S_IMODE(status.st_mode) & _GROUP_AND_OTHERS:
             return False
-        if stat.S_ISDIR(status.st_mode):
-            path.chmod(FOLDER_MODE)
-        elif stat.S_ISREG(status.st_mode):
-            path.chmod(FILE_MODE)
-        else:
+        if not stat.S_ISDIR(status.st_mode) and not stat.S_ISREG(status.st_mode):
             return False
+        # A link that replaces the file meanwhile is not opened.
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        try:
+            mode = os.fstat(descriptor).st_mode
+            os.fchmod(descriptor, FOLDER_MODE if stat.S_ISDIR(mode) else FILE_MODE)
+        finally:
+            os.close(descriptor)
     except OSError:
         return False
     return True

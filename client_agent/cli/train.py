@@ -47,10 +47,11 @@ def train(
         _check_options(out, experts, top_m)  # before torch is imported, which takes seconds
         body = read_file(pack) if pack is not None else None
 
+        from client_agent.agent_entries import RATES
         from client_agent.rounds.plan import read_plan
         from client_agent.rounds.standalone import own_bank, require_frames, train_alone
         from client_agent.storage.files import write_durably
-        from client_agent.storage.rate_store import RATES, RateStore
+        from client_agent.storage.rate_store import RateStore
         from client_agent.training.silo import open_silo
         from schemas.messages.scores import LOSS, as_text
 

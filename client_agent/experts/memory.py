@@ -12,12 +12,12 @@ from typing import Annotated
 
 from pydantic import Field, ValidationError
 
+from client_agent.agent_entries import EXPERTS as EXPERTS
 from client_agent.storage.files import write_durably
 from schemas.messages.base import Strict
 
 log = logging.getLogger(__name__)
 
-EXPERTS = "experts.json"
 _SECRET_BYTES = 32
 _MOST_LOSSES = 512
 _MOST_ROUNDS = 200

@@ -12,13 +12,11 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
+from client_agent.agent_entries import LOCK, MEMBERSHIP
 from client_agent.errors import FolderInUse, NotEnrolled, SettingsUnusable
 from client_agent.storage.folder_permissions import open_folder
 from schemas.messages.base import Strict
 from schemas.user_files import FileUnusable, require_writable_folder
-
-MEMBERSHIP = "membership.json"
-_LOCK = "agent.lock"
 
 
 class Membership(Strict):
@@ -71,7 +69,7 @@ def exclusive(folder: Path) -> Iterator[None]:
         require_writable_folder(folder, "folder")
     except FileUnusable as error:
         raise SettingsUnusable(str(error)) from error
-    with (folder / _LOCK).open("w") as file:
+    with (folder / LOCK).open("w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -88,7 +86,7 @@ def exclusive(folder: Path) -> Iterator[None]:
 def is_in_use(folder: Path) -> bool:
     """Whether an agent runs on the folder. The probe may make an agent that starts just now fail."""
     try:
-        with (folder / _LOCK).open() as file:
+        with (folder / LOCK).open() as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True

@@ -10,16 +10,10 @@ from pathlib import Path
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from client_agent.agent_entries import KEY, NEXT_KEY
 from client_agent.errors import CoordinatorRefused
 from client_agent.identity.agent_folder import Membership, read_membership
-from client_agent.identity.membership import (
-    KEY,
-    NEXT_KEY,
-    load_or_create_key,
-    name_refused_key,
-    pending_key_file,
-    read_key,
-)
+from client_agent.identity.membership import load_or_create_key, name_refused_key, pending_key_file, read_key
 from client_agent.storage.archive import keep_copy
 from client_agent.storage.files import fsync_folder
 from client_agent.transport.client import CoordinatorApi

@@ -17,6 +17,7 @@ from cryptography.hazmat.primitives.serialization import (
 )
 from pydantic import ValidationError
 
+from client_agent.agent_entries import ENROLLED, KEY, MEMBERSHIP, NEXT_KEY
 from client_agent.errors import (
     AlreadyEnrolled,
     CoordinatorRefused,
@@ -26,7 +27,7 @@ from client_agent.errors import (
     SettingsUnusable,
     TokenDamaged,
 )
-from client_agent.identity.agent_folder import MEMBERSHIP, Membership, is_enrolled
+from client_agent.identity.agent_folder import Membership, is_enrolled
 from client_agent.settings import AgentSettings
 from client_agent.storage.archive import move_aside, set_aside
 from client_agent.storage.files import fsync_folder, write_durably
@@ -45,12 +46,8 @@ from schemas.names.spelling import NameRefused, new_name
 
 log = logging.getLogger("tessera.agent")
 
-PROFILE = "enrolled.json"
+PROFILE = ENROLLED
 """The model and tokenizer with which this client enrolled."""
-KEY = "client.key"
-"""The file of this agent's private key."""
-NEXT_KEY = "next.key"
-"""The file of the new key during a rotation."""
 _KEY_BYTES = 32
 
 

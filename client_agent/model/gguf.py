@@ -16,6 +16,7 @@ import torch
 from transformers import AutoTokenizer
 from transformers.utils import logging as transformers_logging
 
+from client_agent.agent_entries import MODELS
 from client_agent.errors import CheckpointIncomplete, ModelNotFound
 from client_agent.model.complete import load_complete
 
@@ -39,7 +40,7 @@ def model_folder(source: str, home: Path | None = None) -> str:
     if not source.lower().endswith(SUFFIX):
         return source
     file = Path(source).expanduser()
-    folder = (home or _cache()) / "models" / f"{file.stem}-{_digest(file)[:12]}"
+    folder = (home or _cache()) / MODELS / f"{file.stem}-{_digest(file)[:12]}"
     if not _is_complete(folder):
         _convert(file, folder)
     return str(folder)

@@ -18,6 +18,7 @@ from typing import Annotated, NamedTuple
 
 from pydantic import Field, ValidationError
 
+from client_agent.agent_entries import LEDGER
 from client_agent.privacy.accountant import epsilon_of_counted
 from client_agent.privacy.budget import BudgetSpent, LedgerDamaged, TrainingBudgetSpent
 from client_agent.privacy.release import Averaged, Mechanism
@@ -26,7 +27,6 @@ from schemas.messages.base import Strict
 from schemas.messages.private_training import PrivateTrainingPlan
 from schemas.messages.sketches import SignatureDpPlan
 
-LEDGER = "privacy_ledger.json"
 _ROUNDING = 1 + 1e-6
 
 

@@ -10,15 +10,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
+from client_agent.agent_entries import RATES
+from client_agent.errors import AnotherCoordinator, CoordinatorNotTrusted
 from client_agent.identity.manifests import Manifests
 from client_agent.identity.roster import Roster
 from client_agent.policy import Policy
 from client_agent.privacy.budget import require_private, require_voices
 from client_agent.rounds.plan_policy import require_policy
-from client_agent.storage.rate_store import RATES, RateStore
+from client_agent.storage.rate_store import RateStore
 from client_agent.storage.round_folder import RoundFolders
 from client_agent.transport.client import CoordinatorApi
+from schemas.identity.keys import thumbprint
 from schemas.messages.rounds import RoundBrief, SignedDocument
+from schemas.messages.tokens import Hello
 from schemas.trackers.trackers import NO_TRACKERS, Trackers
 
 
@@ -78,6 +82,17 @@ class Session:
         if brief is not None:
             manifests.hold_to_plan(brief)
         self.roster.follow(accepted, self.api)
+
+    def hello(self) -> Hello:
+        """Fetch the coordinator's greeting, signed by the key of this client's enrolment.
+
+        Raises:
+            AnotherCoordinator: another key signs it, or none.
+        """
+        try:
+            return self.api.proved_hello(thumbprint(self.server_key))
+        except CoordinatorNotTrusted as error:
+            raise AnotherCoordinator(self.api.url) from error
 
     def check_brief(self, brief: RoundBrief) -> None:
         """Check a brief against the federation's plan and the silo's limits, before anything is computed.

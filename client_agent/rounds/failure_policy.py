@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 from client_agent.errors import (
     AgentError,
+    AnotherCoordinator,
     AnswerUnreadable,
     CoordinatorRefused,
     CoordinatorUnreachable,
@@ -29,6 +30,7 @@ FATAL: Final = frozenset(
 )
 """Refusals outside a round's steps after which the agent stops: the same request would be refused again."""
 TRANSIENT: Final = (
+    AnotherCoordinator,
     CoordinatorUnreachable,
     DownloadDamaged,
     AnswerUnreadable,

@@ -18,6 +18,13 @@ log = logging.getLogger(__name__)
 R = TypeVar("R", bound=OpenedRound)
 
 
+_CONFLICT = "upload-conflict"
+_COPIED = (
+    "Another process has sent another update of this round with this client's key: a copy of the agent's "
+    "folder runs elsewhere. Stop one of the two; a second client needs its own enrolment and `folder`"
+)
+
+
 class NotCounted(AgentError):
     """The sum of a round ended without this client's input; `reason` is a slug."""
 
@@ -53,8 +60,10 @@ def _close(work: OpenedRound, file: str, reason: str, trouble: Exception) -> Non
     if reason == RECEIPT_LOST:
         log.warning("round %d: receipt lost (the update was counted)", work.brief.round)
     else:
+        copied = f". {_COPIED}" if reason == _CONFLICT else ""
         log.warning(
-            "round %d: update not counted (%s); continuing with the next round", work.brief.round, trouble
+            "round %d: update not counted (%s%s); continuing with the next round",
+            *(work.brief.round, trouble, copied),
         )
     if file in (RECEIPT, SUMMED):
         try:

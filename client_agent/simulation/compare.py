@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from client_agent.agent_entries import PREFIXES, RATES
 from client_agent.errors import FolderInUse, NoResults, OutputUnwritable, StudyUnusable
 from client_agent.simulation.engines import Engine, ProcessEngine
 from client_agent.simulation.fair import require_control, require_equal_adapters, with_fair_rules
@@ -27,8 +28,6 @@ from client_agent.simulation.study import Study
 from client_agent.simulation.worker_pool import Follow, ProgressListener
 from client_agent.simulation.worker_protocol import Progress
 from client_agent.storage.files import write_durably
-from client_agent.storage.prefix_store import PREFIXES
-from client_agent.storage.rate_store import RATES
 from schemas.trackers.options import TrackerMissing
 
 log = logging.getLogger(__name__)

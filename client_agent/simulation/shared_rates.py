@@ -10,9 +10,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
 
+from client_agent.agent_entries import RATES
 from client_agent.simulation.code_fingerprint import code_of_runs
 from client_agent.simulation.shared_files import SharedFiles
-from client_agent.storage.rate_store import RATES, RateSearch, RateStore, search_from
+from client_agent.storage.rate_store import RateSearch, RateStore, search_from
 
 log = logging.getLogger(__name__)
 

@@ -18,6 +18,7 @@ from pathlib import Path
 
 import torch
 
+from client_agent.agent_entries import PREFIXES
 from client_agent.errors import AgentError, LossNotFinite, StudyUnusable
 from client_agent.rounds.examine import OF_THE_DATA
 from client_agent.simulation.admin_client import Operator
@@ -28,7 +29,7 @@ from client_agent.simulation.run_cell import run_cell
 from client_agent.simulation.tracked import track_result, trackers_of
 from client_agent.simulation.worker_context import WorkerContext
 from client_agent.simulation.worker_protocol import Done, Failed, Order, Progress, Setup
-from client_agent.storage.prefix_store import PREFIXES, PrefixStore
+from client_agent.storage.prefix_store import PrefixStore
 
 log = logging.getLogger(__name__)
 

@@ -9,14 +9,13 @@ import shutil
 from itertools import count
 from pathlib import Path
 
+from client_agent.agent_entries import EARLIER
 from client_agent.storage.files import fsync_folder, write_durably
 from client_agent.storage.round_folder import MANIFEST, SECURE, WEIGHTS, RoundFolders
 from schemas.identity.documents import is_signed
 from schemas.identity.keys import public_key
 
 log = logging.getLogger("tessera.agent")
-
-_EARLIER = "earlier"
 
 
 def set_aside(home: Path, *, federation_id: str, client_id: str, server_key: str) -> None:
@@ -48,14 +47,14 @@ def keep_copy(file: Path) -> None:
 
 
 def _free_name(path: Path) -> Path:
-    archive = path.parent / _EARLIER
+    archive = path.parent / EARLIER
     archive.mkdir(exist_ok=True)
     return next(candidate for n in count(1) if not (candidate := archive / f"{path.name}-{n}").exists())
 
 
 def _belongs_to(home: Path, federation_id: str, client_id: str, server_key: str) -> bool:
     # After recovery from a backup of before the first round, only manifests in `earlier/` remain.
-    candidates = [home / MANIFEST, *sorted((home / _EARLIER).glob(f"{MANIFEST}-*"))]
+    candidates = [home / MANIFEST, *sorted((home / EARLIER).glob(f"{MANIFEST}-*"))]
     try:
         manifest = json.loads(next(file for file in candidates if file.exists()).read_bytes())
     except StopIteration:  # a client has a manifest before it has weights

@@ -7,13 +7,15 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from client_agent.agent_entries import FEDERATION, FILES, FOLDERS, LOGS
 from schemas.private_files import FOLDER_MODE, below, tighten
 
 log = logging.getLogger("tessera.agent")
 
-# The agent's entries at the top of its folder; a file during its write has a leading dot.
+# A file during its write has a leading dot and an ending.
 _AGENT_FILES = re.compile(
-    r"\.?(agent\.lock|client\.key|next\.key|membership\.json|prepared\.json|enrolled\.json)(\..*)?|fed_[0-9a-f]+|earlier"
+    rf"\.?({'|'.join(map(re.escape, FILES))})(\..*)?|\.?({'|'.join(LOGS)})[.-].*"
+    rf"|{'|'.join(map(re.escape, FOLDERS))}|{FEDERATION}"
 )
 
 
@@ -29,7 +31,7 @@ def open_folder(folder: Path) -> None:
         folder.mkdir(parents=True, mode=FOLDER_MODE, exist_ok=True)
         return
     entries = sorted(folder.iterdir())
-    agent_entries = [entry for entry in entries if _AGENT_FILES.fullmatch(entry.name)]
+    agent_entries = [entry for entry in entries if is_agent_entry(entry)]
     closed = tighten(
         _walk(folder, agent_entries, is_dedicated=bool(agent_entries) and len(agent_entries) == len(entries))
     )
@@ -39,6 +41,11 @@ def open_folder(folder: Path) -> None:
             folder,
             len(closed),
         )
+
+
+def is_agent_entry(path: Path) -> bool:
+    """Whether an entry at the top of an agent's folder is the agent's."""
+    return _AGENT_FILES.fullmatch(path.name) is not None
 
 
 def _walk(folder: Path, agent_entries: list[Path], *, is_dedicated: bool) -> Iterator[Path]:

@@ -19,7 +19,6 @@ from client_agent.storage.files import make_folder
 
 log = logging.getLogger(__name__)
 
-PREFIXES = "prefixes"
 """The store's folder in an agent's folder."""
 
 _CHECKSUM_BYTES = 4

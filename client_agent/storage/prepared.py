@@ -7,13 +7,12 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
+from client_agent.agent_entries import PREPARED
 from client_agent.storage.files import write_durably
 from schemas.messages.base import Strict
 from schemas.messages.enrolment import Profile
 
 log = logging.getLogger(__name__)
-
-PREPARED = "prepared.json"
 
 
 class Prepared(Strict):

@@ -15,7 +15,6 @@ from schemas.messages.base import Strict
 
 log = logging.getLogger(__name__)
 
-RATES = "rates"
 """The folder of an agent's searches: of a federation, or of `tessera agent train`."""
 
 _Rate = Annotated[float, Field(gt=0, allow_inf_nan=False)]

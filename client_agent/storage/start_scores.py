@@ -13,14 +13,13 @@ from typing import Annotated
 
 from pydantic import Field, ValidationError
 
+from client_agent.agent_entries import START_SCORES
 from client_agent.storage.files import write_durably
 from client_agent.storage.final_scores import TaskScores
 from schemas.messages.base import Strict
 from schemas.messages.scores import ScoreSet
 
 log = logging.getLogger(__name__)
-
-START_SCORES = "start_scores.json"
 
 
 class StartScores(Strict):

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from client_agent import __version__
+from client_agent.agent_entries import PREFIXES
 from client_agent.data.load import RowOptions
 from client_agent.errors import ModelTooLarge, PivotMissing, SettingsUnusable
 from client_agent.model.chat import set_template
@@ -19,7 +20,7 @@ from client_agent.model.loading import BaseModel, base_model_slug, load_base_mod
 from client_agent.model.tokenizer_digests import tokenizer_digests
 from client_agent.model.tokens import Encoded
 from client_agent.settings import AgentSettings, Dtype, GeneratedScores, Quantization
-from client_agent.storage.prefix_store import PREFIXES, PrefixStore
+from client_agent.storage.prefix_store import PrefixStore
 from client_agent.storage.start_scores import StartScoreStore
 from client_agent.training.data import SiloData, load_data, with_metrics
 from client_agent.training.optimiser import require_optimiser

@@ -110,6 +110,10 @@ class CoordinatorApi:
         if self._signing is not None:
             self._signing.sign_with(key)
 
+    @property
+    def url(self) -> str:
+        return self._url
+
     def hello(self) -> Hello:
         """Fetch the greeting, without proof of the coordinator's key. Raises as `fetch_hello`."""
         return fetch_hello(self.call, self._url)

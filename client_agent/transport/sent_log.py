@@ -19,6 +19,7 @@ from typing import Final
 import httpx
 from pydantic import TypeAdapter, ValidationError
 
+from client_agent.agent_entries import PROGRESS, REQUESTS
 from client_agent.errors import AgentError
 from schemas.wire.digests import digest_of
 
@@ -26,15 +27,14 @@ SENT: Final = "sent"
 """The folder of the log, in the agent's folder."""
 
 _ROUND = re.compile(r"/rounds/(\d+)/")
-_PROGRESS = "progress"
-_SHOWN = (_PROGRESS, "scores")
+_SHOWN = (PROGRESS, "scores")
 _KINDS: Final = (
     (re.compile(r"^/v1/enrolments$"), "enrolment"),
     (re.compile(r"^/v1/me/key$"), "new key"),
     (re.compile(r"/join$"), "join"),
     (re.compile(r"/update$"), "update"),
     (re.compile(r"/scores$"), "scores"),
-    (re.compile(r"/progress$"), _PROGRESS),
+    (re.compile(r"/progress$"), PROGRESS),
     (re.compile(r"/ready$"), "ready for the sum"),
     (re.compile(r"/secure-sum/\d+/2$"), "masked update"),
     (re.compile(r"/secure-sum/\d+/\d+$"), "step of the sum"),
@@ -112,13 +112,13 @@ class SentLog:
 
     def entries(self) -> Iterator[SentRequest]:
         """Yield the requests that the log still has, progress reports last; damaged lines are skipped."""
-        for name in ("requests", _PROGRESS):
+        for name in (REQUESTS, PROGRESS):
             files = [self._old(self._folder / f"{name}.jsonl", place) for place in range(_OLD_FILES, 0, -1)]
             for file in (*files, self._folder / f"{name}.jsonl"):
                 yield from _read(file)
 
     def _file(self, kind: str) -> Path:
-        return self._folder / f"{_PROGRESS if kind == _PROGRESS else 'requests'}.jsonl"
+        return self._folder / f"{PROGRESS if kind == PROGRESS else REQUESTS}.jsonl"
 
     def _append(self, file: Path, line: bytes) -> None:
         try:
@@ -128,7 +128,7 @@ class SentLog:
             handle = os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
             try:
                 os.write(handle, line)
-                if file.stem != _PROGRESS:
+                if file.stem != PROGRESS:
                     os.fsync(handle)
             finally:
                 os.close(handle)

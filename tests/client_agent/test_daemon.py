@@ -15,12 +15,13 @@ import pytest
 from client_agent.daemon import prepare, run
 from client_agent.errors import CoordinatorRefused, Stopped
 from client_agent.rounds.participant import Participant
+from client_agent.rounds.steps import take_part
 from client_agent.storage.round_folder import CLOSED, RECEIPT, SCORES_SENT, UPDATE
 from client_agent.training.silo import Silo
 from tests.client_agent.bad_lines import Buffering, Deaf
-from tests.client_agent.conftest import HELD_OUT, checked, config, enrolled
+from tests.client_agent.conftest import HELD_OUT, checked, config, enrolled, next_brief
 from tests.full_disk import fill, mounted
-from tests.served import Served
+from tests.served import Served, start
 
 Enrolled = Callable[..., Participant]
 QUICK = {"steps": 2, "max_length": 64, "learning_rate": 0.01}
@@ -192,6 +193,61 @@ def test_a_check_says_what_is_wrong_and_goes_on(
     assert len(found) == 15
     assert not found[what].passed
     assert said in found[what].detail
+
+
+class Switched(httpx.HTTPTransport):
+    """Passes requests to another port from a request of a path on, while there is one."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__()
+        self.path, self.port, self.switched = path, None, False  # type: tuple[str, int | None, bool]
+
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        self.switched |= request.url.path.endswith(self.path)
+        if self.port is not None and self.switched:
+            request.url = request.url.copy_with(port=self.port)
+        return super().handle_request(request)
+
+
+@pytest.mark.parametrize("path", ["/v1/hello", "/rounds/current", "/update"])
+def test_another_coordinator_is_waited_out(
+    path: str,
+    served: Served,
+    started: Enrolled,
+    fresh_database: Callable[[str], str],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    line, waits = Switched(path), []
+    who = started(line, **alone_plan(rounds={"total": 1, "min_clients": 1}))
+    stranger = start(fresh_database("sqlite"), signing_key=43 * "A")
+    line.port = httpx.URL(stranger.url).port
+
+    def sleep(seconds: float) -> None:
+        waits.append(seconds)
+        if len(waits) == 2:
+            line.port = None
+        time.sleep(0.02)
+
+    try:
+        run(who, sleep)
+    finally:
+        stranger.stop()
+    assert "another coordinator answers at" in caplog.text
+    assert served.rounds(who.session.federation_id)[0]["state"] == "published"
+
+
+def test_update_of_a_copied_folder_is_explained(
+    started: Enrolled, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    who = started(**alone_plan(rounds={"total": 1, "min_clients": 1}))
+    brief = next_brief(who)
+
+    def refuse(*_: object) -> None:
+        raise CoordinatorRefused(409, "upload-conflict", "Different content was accepted before", "/update")
+
+    monkeypatch.setattr(who.session.api, "push_update", refuse)
+    take_part(who, brief)
+    assert "a copy of the agent's folder runs elsewhere" in caplog.text
 
 
 def test_full_disk_in_a_round_is_waited_for(

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from client_agent.identity.agent_folder import MEMBERSHIP, Membership
+from client_agent.agent_entries import MEMBERSHIP
+from client_agent.identity.agent_folder import Membership
 from client_agent.rounds.trained import Trained
 from tests.client_agent.test_daemon import config
 from tests.client_agent.test_status import beside

@@ -10,9 +10,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from client_agent.agent_entries import LEDGER
 from client_agent.privacy.accountant import epsilon_of
 from client_agent.privacy.budget import BudgetSpent, LedgerDamaged
-from client_agent.privacy.ledger import LEDGER, Ledger
+from client_agent.privacy.ledger import Ledger
 from client_agent.privacy.release import Averaged, Mechanism
 from schemas.messages.federations import SignatureDpPlan
 

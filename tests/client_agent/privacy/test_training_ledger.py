@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from client_agent.agent_entries import LEDGER
 from client_agent.privacy.accountant import epsilon_of_counted
 from client_agent.privacy.budget import LedgerDamaged, TrainingBudgetSpent
-from client_agent.privacy.ledger import LEDGER, Book, Ledger
+from client_agent.privacy.ledger import Book, Ledger
 from client_agent.privacy.release import Mechanism
 from schemas.messages.private_training import PrivateTrainingPlan
 from schemas.privacy import training_status

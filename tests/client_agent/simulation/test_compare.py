@@ -16,6 +16,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from client_agent.agent_entries import PREFIXES
 from client_agent.cli.compare import compare
 from client_agent.errors import FolderInUse
 from client_agent.simulation import shared_files
@@ -29,7 +30,6 @@ from client_agent.simulation.shared_rates import SharedRates
 from client_agent.simulation.study import read_study
 from client_agent.simulation.worker_context import WorkerContext
 from client_agent.simulation.worker_pool import Pool
-from client_agent.storage.prefix_store import PREFIXES
 from client_agent.storage.rate_store import RateSearch
 from tests.client_agent.simulation.studies import result, silo_table, write_pools, write_study
 from tests.scenarios.agents import TESSERA

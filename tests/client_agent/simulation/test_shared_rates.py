@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from client_agent.agent_entries import RATES
 from client_agent.simulation import shared_rates
 from client_agent.simulation.clients import SharedModels
 from client_agent.simulation.methods import methods_of
@@ -18,7 +19,7 @@ from client_agent.simulation.run_cell import run_cell
 from client_agent.simulation.shared_files import FolderFiles
 from client_agent.simulation.shared_rates import SharedRates
 from client_agent.simulation.worker_context import WorkerContext
-from client_agent.storage.rate_store import RATES, RateSearch
+from client_agent.storage.rate_store import RateSearch
 from tests.client_agent.simulation.studies import study
 
 
