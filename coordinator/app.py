@@ -33,6 +33,7 @@ from coordinator.federations import clients, event_stream
 from coordinator.federations import routes as federations
 from coordinator.federations.event_fanout import Streams
 from coordinator.http import openapi, problems
+from coordinator.http.head_requests import HeadRequests
 from coordinator.http.limits.body_deadline import BodyDeadline
 from coordinator.http.limits.concurrency import KeyedLock
 from coordinator.http.limits.poll_rate import PollRate
@@ -148,6 +149,7 @@ def create_app(settings: Settings, *, traces: TracerProvider | None = None) -> F
     app.add_middleware(ReservedForPeople)
     app.add_middleware(TargetCheck, goes_by=settings.goes_by)
     app.add_middleware(RootPath, root_path=settings.root_path)
+    app.add_middleware(HeadRequests)
     app.add_middleware(RequestLog, metrics=app.state.metrics, trusts=settings.trusts)
     if traces is not None:
         app.add_middleware(RequestTraces, tracer=tracer_of(traces))

@@ -25,6 +25,7 @@ from sqlalchemy import text
 from sqlalchemy.exc import DatabaseError, OperationalError
 
 from coordinator.app import create_app
+from coordinator.auth.oidc import require_issuer
 from coordinator.db import backup as copies
 from coordinator.db import migrate as migrations
 from coordinator.db.engine import Database, unsafe_settings
@@ -38,6 +39,7 @@ from coordinator.http.listening import require_free
 from coordinator.observability import fault_points, logs
 from coordinator.settings import PREFIX, SECRETS_DIR, Settings, suggestions, unread, variable_names
 from coordinator.storage import object_store, server_key
+from schemas.identity.plain_http import is_exposed
 from schemas.messages.faults import faults_of
 from schemas.private_files import close_umask, tighten
 from schemas.trackers.options import TrackerMissing
@@ -64,6 +66,9 @@ def serve(*, host: str | None = None, port: int | None = None) -> None:
     logs.configure(settings.log_level, settings.log_format)
     fault_points.arm()
     _warn_of_unread()
+    for hint in listening_hints(settings):
+        log.warning("listens-on", detail=hint)
+    require_issuer(settings)
     if settings.payload_store:
         object_store.require_url(settings.payload_store)
     require_free(settings.host, settings.port)  # before a database is created
@@ -97,6 +102,18 @@ def _warn_of_unread() -> None:
     """Log the variables that no setting reads, each with the nearest one that is read."""
     if misspelt := unread(variable_names()):
         log.warning("unknown-variables", names=misspelt, did_you_mean=suggestions(misspelt))
+
+
+def listening_hints(settings: Settings) -> Iterator[str]:
+    """Yield a sentence for each consequence of the host that a client would only report as refused."""
+    if settings.host == "::":
+        yield "IPv6 only: set TESSERA_HOST=0.0.0.0 for clients with IPv4 addresses"
+    address = f"[{settings.host}]" if ":" in settings.host else settings.host
+    if is_exposed(f"http://{address}") and not settings.trusted_proxies:
+        yield (
+            "plain HTTP on a network: agents of other machines refuse it; put a proxy with TLS in front and "
+            "set TESSERA_TRUSTED_PROXIES, or set insecure = true in their silo.toml in a trusted network"
+        )
 
 
 def _freeze_objects() -> None:

@@ -40,6 +40,7 @@ _EXCHANGES: Final = 4
 _WAITING: Final = 8
 """Threads that fetch metadata or keys, or wait for that: anybody can send a token of an unknown key."""
 _NAME_CHARACTERS: Final = 100
+_ISSUER_CHARACTERS: Final = 300
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +59,18 @@ class SignedIn:
     expires_at: datetime
     token_digest: str
     nonce: str | None
+
+
+class IssuerDiffers(ProviderDown):
+    """The provider has another issuer than the settings; no token of it would be accepted."""
+
+    title = "The identity provider has another issuer than the coordinator's settings"
+
+    def __init__(self, expected: str, actual: str) -> None:
+        shown = "".join(filter(str.isprintable, actual))[:_ISSUER_CHARACTERS]
+        super().__init__(
+            f"the identity provider at {expected} names itself {shown}; set TESSERA_OIDC_ISSUER={shown}"
+        )
 
 
 @dataclass
@@ -163,7 +176,8 @@ class IdentityProvider:
         """Return the provider's metadata (OpenID Connect Discovery 1.0).
 
         Raises:
-            ProviderDown: it does not answer, or its metadata are those of another issuer.
+            ProviderDown: it does not answer, or without endpoints.
+            IssuerDiffers: its metadata are those of another issuer.
         """
         if not self._metadata:
             with self._fetching():
@@ -215,11 +229,13 @@ class IdentityProvider:
         url = f"{self.issuer.rstrip('/')}/.well-known/openid-configuration"
         document = self._requests.get(url)
         needed = ("authorization_endpoint", "token_endpoint", "jwks_uri")
-        if document.get("issuer") != self.issuer or not all(
-            isinstance(document.get(name), str) for name in needed
-        ):
-            self._requests.note_down(url, f"metadata of {document.get('issuer')!r}, or without endpoints")
+        if not all(isinstance(document.get(name), str) for name in ("issuer", *needed)):
+            self._requests.note_down(url, "metadata without issuer or endpoints")
             raise ProviderDown
+        if document["issuer"] != self.issuer:
+            differs = IssuerDiffers(self.issuer, document["issuer"])
+            self._requests.note_down(url, str(differs))
+            raise differs
         return document
 
     def _fetched_keys(self, uri: str) -> dict[str, Any]:
@@ -272,3 +288,20 @@ def provider_of(settings: Settings) -> IdentityProvider | None:
         claim=settings.oidc_claim,
         groups=roles_of_groups(settings.oidc_roles),
     )
+
+
+def require_issuer(settings: Settings) -> None:
+    """Raise if the provider of the settings has another issuer; it need not answer.
+
+    Raises:
+        SettingsUnusable: see `provider_of`, or the provider names another issuer.
+    """
+    provider = provider_of(settings)
+    if provider is None:
+        return
+    try:
+        provider.metadata()
+    except IssuerDiffers as differs:
+        raise SettingsUnusable(str(differs)) from differs
+    except ProviderDown:
+        pass  # logged with its reason; people can sign in once it answers

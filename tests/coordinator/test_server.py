@@ -16,7 +16,8 @@ import httpx
 import pytest
 
 from coordinator.errors import SettingsUnusable
-from coordinator.server import migrate
+from coordinator.server import listening_hints, migrate
+from coordinator.settings import Settings
 from tests.postgres_server import PostgresServer
 from tests.served import ADMIN_TOKEN, SIGNING_KEY, Served, slug
 
@@ -282,3 +283,22 @@ def test_logs_carry_the_client_and_no_secret(coordinator: Served, caplog: pytest
 
 def _everything(record: Any) -> str:
     return f"{record.getMessage()} {record.__dict__}"
+
+
+@pytest.mark.parametrize(
+    ("host", "proxies", "hints"),
+    [
+        ("127.0.0.1", "", []),
+        ("localhost", "", []),
+        ("::1", "", []),
+        ("0.0.0.0", "", ["plain HTTP on a network: agents of other machines refuse it"]),
+        ("192.0.2.7", "", ["plain HTTP on a network"]),
+        ("0.0.0.0", "192.0.2.1", []),
+        ("::", "192.0.2.1", ["IPv6 only"]),
+        ("::", "", ["IPv6 only", "plain HTTP on a network"]),
+    ],
+)
+def test_host_that_agents_refuse_has_a_hint(host: str, proxies: str, hints: list[str]) -> None:
+    shown = list(listening_hints(Settings(_env_file=None, host=host, trusted_proxies=proxies)))
+    assert len(shown) == len(hints)
+    assert all(text.startswith(hint) for text, hint in zip(shown, hints, strict=True))

@@ -10,7 +10,7 @@ import jwt
 import pytest
 from pydantic import ValidationError
 
-from coordinator.auth.oidc import provider_of
+from coordinator.auth.oidc import provider_of, require_issuer
 from coordinator.auth.provider_requests import ProviderDown
 from coordinator.auth.revalidation import Credential, still_valid
 from coordinator.errors import SettingsUnusable
@@ -155,6 +155,21 @@ def test_a_provider_that_is_down_stops_only_its_people(
     ):
         assert (answer.status_code, slug(answer)) == (503, "identity-provider")
     assert served.admin.get("/v1/federations").status_code == 200
+
+
+def test_wrong_issuer_is_named_with_its_remedy(provider: Provider) -> None:
+    there = {"oidc_client_id": CLIENT, "oidc_roles": "chiefs=admin"}
+    wrong = f"{provider.issuer}/"
+    named = rf"at {wrong} names itself {provider.issuer}; set TESSERA_OIDC_ISSUER={provider.issuer}$"
+    with pytest.raises(SettingsUnusable, match=named):
+        require_issuer(Settings(oidc_issuer=wrong, **there))
+    known = provider_of(Settings(oidc_issuer=wrong, **there))
+    assert known is not None
+    with pytest.raises(ProviderDown, match=named):
+        known.metadata()
+    require_issuer(Settings(oidc_issuer=provider.issuer, **there))
+    require_issuer(Settings(oidc_issuer="http://127.0.0.1:9", **there))  # one that is down may be right
+    require_issuer(Settings())
 
 
 def test_a_provider_that_is_down_is_asked_again_after_a_while(provider: Provider) -> None:
