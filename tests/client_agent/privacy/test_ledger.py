@@ -50,10 +50,11 @@ def test_larger_delta_keeps_sketches_budget(tmp_path: Path) -> None:
     for number in (1, 2):
         pay(ledger, number)
     wide = SignatureDpPlan(epsilon=1.0, delta=1e-2, releases=100)
-    ledger.write(ledger.priced("g", 3, NOISY, wide, None))
-    assert epsilon_of([NOISY] * 4, wide.delta) < 1.0 < epsilon_of([NOISY] * 4, DP.delta)
+    for number in (3, 4):
+        ledger.write(ledger.priced("g", number, NOISY, wide, None))
+    assert epsilon_of([NOISY] * 5, wide.delta) < 1.0 < epsilon_of([NOISY] * 5, DP.delta)
     with pytest.raises(BudgetSpent, match=r"of 1 at delta 1e-05"):
-        ledger.priced("g", 4, NOISY, wide, None)
+        ledger.priced("g", 5, NOISY, wide, None)
     book = ledger.read()
     assert book.sketch_delta == DP.delta
     assert book.sketch_epsilon == epsilon_of([NOISY] * len(book.releases), DP.delta) <= DP.epsilon
