@@ -61,6 +61,7 @@ def run(participant: Participant, sleep: Callable[[float], None] | None = None) 
                     participant.trainer.silo,
                     session.manifests.plan,
                     max_epsilon=session.max_epsilon,
+                    max_delta=session.max_delta,
                     min_voices=session.min_voices,
                 )
                 is_checked = True

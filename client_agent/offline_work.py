@@ -6,12 +6,14 @@ import logging
 from pathlib import Path
 
 from client_agent.errors import PivotPackAwaited
+from client_agent.rounds.affordable_steps import require_affordable_steps
 from client_agent.rounds.awaited import SyncAwaited
 from client_agent.rounds.final_weights import final_scores
 from client_agent.rounds.opened_brief import OpenedBrief
 from client_agent.rounds.participant import Participant
 from client_agent.rounds.pending import PendingWork
 from client_agent.rounds.plain_steps import newcomer_body
+from client_agent.rounds.private_training import different, leave_out_held_out, require_private_steps
 from client_agent.rounds.steps import take_part
 from client_agent.rounds.work import Work
 from client_agent.storage.prepared import Prepared, write_prepared
@@ -47,9 +49,14 @@ def prepare_join(work: Work) -> None:
         TextTooLong, DataInvalid, TokenizerUnfit: the data do not fit.
         PivotMissing, AlignmentImpossible: the pack cannot be made on this machine.
         NotPrivateEnough, TooFewVoices: the plan is not within the silo's limits.
+        NotPrivatelyTrained, TrainingBudgetSpent, TooFewRecords: see `require_affordable_steps`.
     """
     trainer, brief = work.trainer, work.brief
     work.session.check_brief(brief)
+    leave_out_held_out(work)
+    if (dp := work.private_training) is not None:
+        require_private_steps(trainer.silo, work.opened.traits)
+        require_affordable_steps(work, len(different(trainer.silo.data.train)), dp)
     trainer.silo.require_fit(brief.training.max_length)
     store_facts(trainer.silo, work.participant.workspace.folder, brief.training.max_length)
     try:
@@ -63,4 +70,5 @@ def prepare_join(work: Work) -> None:
 
 def store_facts(silo: Silo, folder: Path, max_length: int | None = None) -> None:
     """Store what `tessera agent sync` needs to know of a silo's model and data, in the agent's folder."""
-    write_prepared(folder, Prepared(profile=silo.profile, max_length=max_length))
+    records = len(different(silo.data.train))
+    write_prepared(folder, Prepared(profile=silo.profile, max_length=max_length, records=records))

@@ -241,7 +241,7 @@ def _ends(settings: AgentSettings) -> str:
 
 def _privacy(settings: AgentSettings, planned: SiloPlan, file: Path | None) -> str:
     whole = federation_plan(settings, file) if not planned.guessed else None
-    return privacy_facts(settings, planned, whole, lambda: _examples(settings).train)
+    return privacy_facts(settings, planned, whole, lambda: _examples(settings))
 
 
 def _members(settings: AgentSettings, file: Path | None) -> str:

@@ -89,7 +89,12 @@ def enrol(
         if silo is not None:
             from client_agent.rounds.possible import require_possible
 
-            require_possible(silo, plan, max_epsilon=settings.max_epsilon, min_voices=settings.min_voices)
+            require_possible(
+                *(silo, plan),
+                max_epsilon=settings.max_epsilon,
+                max_delta=settings.max_delta,
+                min_voices=settings.min_voices,
+            )
 
 
 @agent.command("rotate-key")

@@ -130,7 +130,9 @@ def _summary(
 ) -> dict[str, dict[str, object] | int]:
     """Count examples, tokens, cut texts and duplicates of the three sets; validation may be empty."""
     sets = {"train": silo_data.train, "validation": silo_data.validation, "test": silo_data.test}
-    members = Counter(key for examples in sets.values() for key in {example.key for example in examples})
+    members = Counter(
+        key for examples in sets.values() for key in {example.prompt_key for example in examples}
+    )
     return {
         **{
             name: _counts(examples, len(silo_data.all), tokenizer, max_length)

@@ -15,6 +15,7 @@ from transformers import PreTrainedTokenizerFast
 
 from client_agent.errors import TextTooLong, TokenizerUnfit
 from client_agent.model.chat import ASSISTANT, Learnt, Turn, prompt_of, rendered_chat
+from client_agent.model.comparable_text import folded
 from client_agent.model.loading import BaseModel
 from client_agent.model.special_text import Span, special_spans
 from client_agent.model.tokens import Encoded, encode_learnt, pieces, tokens_of
@@ -60,6 +61,7 @@ class Example:
     answer_fields: str = ""
     place: str = field(default="", compare=False, repr=False)
     task: Task | None = field(default=None, compare=False, repr=False)
+    _prompt_key: str = field(default="", init=False, compare=False, repr=False)
 
     @property
     def key(self) -> str:
@@ -68,6 +70,19 @@ class Example:
         if self.tools or self.answer_fields:
             content += [self.tools, self.answer_fields]
         return hashlib.sha256(json.dumps(content).encode()).hexdigest()
+
+    @property
+    def prompt_key(self) -> str:
+        """The digest of what is read before the answer, in the form of `folded`; of raw text, all of it.
+
+        Examples with one prompt key are twins: of two of them in different sets, one betrays the other.
+        """
+        if not self._prompt_key:
+            turns = [[turn.role, folded(turn.content), turn.fields] for turn in self.turns]
+            answer = folded(self.completion) if self.is_raw_text else ""
+            content = json.dumps([folded(self.prompt), turns, self.tools, answer])
+            object.__setattr__(self, "_prompt_key", hashlib.sha256(content.encode()).hexdigest()[:32])
+        return self._prompt_key
 
     @property
     def scored_by(self) -> tuple[str, ...]:

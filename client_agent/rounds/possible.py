@@ -16,30 +16,36 @@ from client_agent.rounds.sketch import mechanism_for
 from client_agent.rounds.work import Work
 from client_agent.storage.round_folder import SIGNATURE
 from client_agent.strategies.base import Traits, load_strategy
+from client_agent.training.data import without_held_out
 from client_agent.training.ranks import require_divisible
 from client_agent.training.silo import Silo
 from schemas.messages.adapter_plan import AdapterPlan
 from schemas.messages.federations import FederationPlan, SignaturePlan
 
 
-def require_possible(silo: Silo, plan: FederationPlan, *, max_epsilon: float | None, min_voices: int) -> None:
+def require_possible(
+    silo: Silo, plan: FederationPlan, *, max_epsilon: float | None, max_delta: float, min_voices: int
+) -> None:
     """Check all that a plan, the silo's data and its settings decide, except for its policy.
 
     Raises:
         AgentError: the silo cannot take part under this plan.
     """
     traits = load_strategy(plan.strategy.name, plan.strategy.options).traits
+    training = silo.data.train
+    if plan.privacy.training is not None:
+        training = without_held_out(silo.data).train
     require_voices(plan, min_voices)
     if plan.privacy.secure_sum is None:  # else no sketch is sent
-        require_private(plan.signature, max_epsilon)
+        require_private(plan.signature, max_epsilon, max_delta)
         if plan.signature.dp is not None:
-            mechanism_for(silo.data.train, plan.signature, plan.signature.dp)
+            mechanism_for(training, plan.signature, plan.signature.dp)
         pivot = plan.alignment.pivot if plan.alignment is not None else None
         require_shared_model(silo, plan.signature, pivot)
     require_suitable(silo, plan.adapter, traits)
     if (dp := plan.privacy.training) is not None:
         require_private_steps(silo, traits)
-        training_mechanism(len(different(silo.data.train)), 1, plan.training, dp)
+        training_mechanism(len(different(training)), 1, plan.training, dp)
     silo.require_fit(plan.training.max_length)
 
 

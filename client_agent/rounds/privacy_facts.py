@@ -13,6 +13,7 @@ from client_agent.rounds.private_training import different, require_own_loop, re
 from client_agent.rounds.sketch import mechanism_for
 from client_agent.settings import AgentSettings
 from client_agent.strategies.base import load_strategy
+from client_agent.training.data import SiloData, without_held_out
 from schemas.messages.federations import FederationPlan
 from schemas.operator_claims import coordinator_sees
 from schemas.privacy import budget_status, guarantee, training_guarantee, training_status
@@ -22,13 +23,13 @@ def privacy_facts(
     settings: AgentSettings,
     planned: SiloPlan,
     whole: FederationPlan | None,
-    examples: Callable[[], Sequence[Example]],
+    data: Callable[[], SiloData],
 ) -> str:
     """Return the guarantees of a plan, their noise in this silo, what is spent, and the silo's own limits.
 
     Args:
         whole: the federation's plan; None before enrolment.
-        examples: loads the training examples.
+        data: loads the silo's examples.
 
     Raises:
         NotPrivateEnough: the plan's sketches cost more than the silo allows.
@@ -41,6 +42,11 @@ def privacy_facts(
         if most is None:
             return "no max_epsilon is set: the federation's plan decides whether gradient sketches get noise"
         return f"max_epsilon {most:g} limits the federation's plan, which is not known yet"
+
+    def examples() -> Sequence[Example]:
+        is_private = whole is not None and whole.privacy.training is not None
+        return (without_held_out(data()) if is_private else data()).train
+
     trained = _private_training(settings, whole, examples)
     if whole is not None and whole.privacy.secure_sum is not None:
         view = coordinator_sees(whole, whole.privacy.secure_sum)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from client_agent.adapters.base import Adapter
 from client_agent.errors import AgentError
@@ -14,6 +14,7 @@ from client_agent.privacy.release import Mechanism
 from client_agent.privacy.training import training_mechanism
 from client_agent.rounds.work import Work
 from client_agent.strategies.base import Traits
+from client_agent.training.data import without_held_out
 from client_agent.training.private_steps import PrivateSteps
 from client_agent.training.silo import Silo
 from schemas.messages.private_training import PrivateTrainingPlan
@@ -78,6 +79,26 @@ def private_steps(work: Work, adapter: Adapter) -> PrivateSteps | None:
     )
     records = [silo.encoded([example], plan.max_length) for example in examples]
     return PrivateSteps(records, mechanism, payments)
+
+
+def leave_out_held_out(work: Work) -> None:
+    """Remove held-out examples from the trainer's training set if training is private: `without_held_out`.
+
+    Everything that follows, such as the number of examples that determines the noise, is of the others.
+
+    Raises:
+        DataInvalid: no training example is left.
+    """
+    if work.private_training is None:
+        return
+    silo = work.trainer.silo
+    data = without_held_out(silo.data)
+    if data is not silo.data:
+        log.warning(
+            "data: %d training examples have the prompt of a held-out one; private training leaves them out",
+            len(silo.data.train) - len(data.train),
+        )
+        work.trainer.silo = replace(silo, data=data)
 
 
 def require_private_steps(silo: Silo, traits: Traits) -> None:

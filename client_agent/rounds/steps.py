@@ -26,7 +26,7 @@ from client_agent.rounds.outputs import public_texts, read_mixture, store_mixtur
 from client_agent.rounds.participant import Participant
 from client_agent.rounds.plain_steps import encode_update, newcomer_body, push_update, sign
 from client_agent.rounds.possible import require_round, require_suitable
-from client_agent.rounds.private_training import private_steps, require_private_steps
+from client_agent.rounds.private_training import leave_out_held_out, private_steps, require_private_steps
 from client_agent.rounds.served_weights import load_served
 from client_agent.rounds.step_runner import run_missing
 from client_agent.rounds.step_tracking import step_reports
@@ -97,6 +97,7 @@ def _deliver_again(work: Work) -> bool:
 
 def _run(work: Work, until: str | None = None) -> None:
     work.session.check_brief(work.brief)  # a newcomer's join carries a sketch, before any manifest
+    leave_out_held_out(work)
     run_missing(work, (*_BEGIN, *(_PLAIN if work.sum_plan is None else _SUMMED)), until)
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from client_agent.alignment.pack import Pack
 from client_agent.alignment.pack_delivery import PACK, PackDelivery, archive_voided_pack, redeliver_pack
 from client_agent.errors import CoordinatorRefused, PivotPackAwaited
+from client_agent.rounds.affordable_steps import require_affordable_steps
 from client_agent.rounds.awaited import WorkAwaited
 from client_agent.rounds.byte_budget import has_budget, require_affordable, require_allowed_size
 from client_agent.rounds.client import Session, Workspace
@@ -77,6 +78,7 @@ def sync_round(work: SyncRound) -> None:
     Raises:
         WorkAwaited: the model is needed before the next request.
         PivotPackAwaited: the pivot's alignment pack is not stored yet.
+        TrainingBudgetSpent, TooFewRecords, LedgerDamaged: see `require_affordable_steps`.
         CoordinatorUnreachable, CoordinatorRefused: the connection failed.
     """
     work.session.check_brief(work.brief)
@@ -90,6 +92,8 @@ def missing_for_join(work: OpenedRound, prepared: Prepared | None) -> str | None
     brief, home = work.brief, work.session.home
     if prepared is None or prepared.max_length != brief.training.max_length:
         return f"the data were not checked for texts of {brief.training.max_length} tokens yet"
+    if work.session.manifests.plan.privacy.training is not None and prepared.records is None:
+        return "the training examples were not counted yet"
     if brief.alignment is not None and not (home / PACK).exists():
         if _delivery(work, prepared).built_file(prepared.profile.base_model).exists():
             return None
@@ -131,6 +135,8 @@ def _pull(work: SyncRound) -> bytes:
     if has_budget(work.opened):
         require_affordable(work.opened, layout_of_silo(work, work.earlier))
     require_allowed_size(work, lambda: layout_of_silo(work, work.earlier))
+    if (dp := session.manifests.plan.privacy.training) is not None and prepared.records is not None:
+        require_affordable_steps(work, prepared.records, dp)
     content = join_round(
         work,
         work.folder.read(JOIN) if work.carries_sketch else None,

@@ -5,6 +5,8 @@ The split depends on the examples' text only.
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 from operator import or_
@@ -95,8 +97,9 @@ def load_data(
     """Load the examples of a silo; a folder may hold train.jsonl, validation.jsonl and test.jsonl.
 
     Without a test source, `test_share` of the training source is held out; without a validation source,
-    `validation_share` of what is left. Both are chosen by digest: an example stays in its set when the source
-    grows, and duplicates are in the same set; `with_test` has the exception. The validation set may be empty.
+    `validation_share` of what is left. Both are chosen by digest (`split_digests`): an example stays in its
+    set when the source grows, unless it gets its first twin, and duplicates and examples of one prompt are in
+    the same set; `with_test` has another exception. The validation set may be empty.
 
     Raises:
         DataInvalid: a source cannot be read, is empty or has a bad row, or the training or test set is empty.
@@ -125,6 +128,26 @@ def load_data(
     return SiloData(examples, validations, tests, skipped, unused)
 
 
+def without_held_out(data: SiloData) -> SiloData:
+    """Return data without the training examples that have the prompt of a validation or test example.
+
+    Losses of held-out examples leave a silo without noise, so private training leaves these examples out.
+
+    Raises:
+        DataInvalid: no training example is left.
+    """
+    twins = {example.key for example in twins_between(data.train, (*data.validation, *data.test))}
+    if not twins:
+        return data
+    training = tuple(example for example in data.train if example.key not in twins)
+    if not training:
+        raise DataInvalid(
+            "every training example has the prompt of a validation or test example, and private training "
+            "(privacy.training) leaves these out; name other held-out examples: test in silo.toml"
+        )
+    return replace(data, train=training)
+
+
 def with_test(
     examples: _Examples, source: str, test_share: float = TEST_SHARE
 ) -> tuple[_Examples, _Examples]:
@@ -137,11 +160,12 @@ def with_test(
         DataInvalid: one of both is empty; `source` names the data.
     """
     training, tests = _split(examples, test_share, digits=slice(0, 8))
-    keys = sorted({example.key for example in examples})
+    digests = split_digests(examples)
+    keys = sorted(set(digests.values()))
     if len(keys) >= _FEWEST_DIFFERENT and not (training and tests):
         moved = keys[:1] if training else keys[:-1]
-        training = tuple(example for example in examples if example.key not in moved)
-        tests = tuple(example for example in examples if example.key in moved)
+        training = tuple(example for example in examples if digests[example.key] not in moved)
+        tests = tuple(example for example in examples if digests[example.key] in moved)
     if training and tests:
         return training, tests
     missing = "hold one out for scores" if training else "leave one to train on"
@@ -218,8 +242,31 @@ def _unscored(example: Example, metric: MetricName) -> str | None:
 
 def _split(examples: _Examples, share: float, *, digits: slice) -> tuple[_Examples, _Examples]:
     """Return the others and the chosen: those whose digits of the digest are below the share."""
-    chosen = {e.key for e in examples if int(e.key[digits], 16) < share * 2**32}
+    digests = split_digests(examples)
+    chosen = {key for key, digest in digests.items() if int(digest[digits], 16) < share * 2**32}
     return (
         tuple(e for e in examples if e.key not in chosen),
         tuple(e for e in examples if e.key in chosen),
     )
+
+
+def split_digests(examples: Sequence[Example]) -> dict[str, str]:
+    """Return by each example's key the digest that puts it in a set.
+
+    That is the digest of its prompt if a different example has the same one, so that one prompt is in one
+    set, and otherwise the example's own. Where fewer than five prompts are different, all digests are the
+    examples' own: prompts tell them not apart.
+    """
+    prompts = {example.key: example.prompt_key for example in examples}
+    counts = Counter(prompts.values())
+    if len(counts) < _FEWEST_DIFFERENT:
+        return {key: key for key in prompts}
+    return {key: prompt if counts[prompt] > 1 else key for key, prompt in prompts.items()}
+
+
+def twins_between(first: Sequence[Example], second: Sequence[Example]) -> _Examples:
+    """Return the examples of the first set whose prompt is one of the second, up to case, spaces and form."""
+    if not second:
+        return ()
+    prompts = {example.prompt_key for example in second}
+    return tuple(example for example in first if example.prompt_key in prompts)

@@ -10,11 +10,12 @@ from transformers import PreTrainedTokenizerFast
 
 from client_agent.model.chat import ASSISTANT
 from client_agent.model.chat_template import has_generation_tags
+from client_agent.model.comparable_text import folded
 from client_agent.model.examples import Example, encode_example, learnt_parts
 from client_agent.model.special_text import special_texts
 from client_agent.model.stop_tokens import ends_of
 from client_agent.model.template_facts import ending_fault, facts_of
-from client_agent.training.data import SiloData
+from client_agent.training.data import SiloData, twins_between
 
 _LISTED = 3
 
@@ -33,10 +34,53 @@ def remarks_on(data: SiloData, tokenizer: PreTrainedTokenizerFast) -> list[str]:
             f"{len(chats)} rows are chats and {len(plain)} are plain texts, without the chat template; write "
             "all of them alike"
         )
+    remarks += [*_twins(data), *_contradictions(data)]
     remarks += _special_texts(data.all, tokenizer)
     if chats:
         remarks += [*_endings(chats, tokenizer), *_not_learnt(chats, tokenizer)]
     return remarks
+
+
+def _twins(data: SiloData) -> list[str]:
+    """Return the number of examples in two sets, as explicit sources can have; see `Example.prompt_key`."""
+    remarks = []
+    for name, held_out in (("test", data.test), ("validation", data.validation)):
+        if twins := twins_between(data.train, held_out):
+            remarks.append(
+                f"{len(twins)} training examples have the prompt of a {name} example, up to case and spaces "
+                f"(such as {_named(twins[0])}): scores of these are too good; remove them from the training "
+                "source. Under privacy.training they are not trained on"
+            )
+    if twins := twins_between(data.validation, data.test):
+        remarks.append(
+            f"{len(twins)} validation examples have the prompt of a test example (such as "
+            f"{_named(twins[0])}); remove them from one of both sources"
+        )
+    return remarks
+
+
+def _contradictions(data: SiloData) -> list[str]:
+    """Return the number of prompts of the training set that have different answers."""
+    answers: dict[str, set[str]] = {}
+    first: dict[str, Example] = {}
+    for example in data.train:
+        if not example.is_raw_text:
+            answers.setdefault(example.prompt_key, set()).add(
+                folded(example.completion) + example.answer_fields
+            )
+            first.setdefault(example.prompt_key, example)
+    several = [prompt for prompt, texts in answers.items() if len(texts) > 1]
+    if not several:
+        return []
+    verb = "prompt has" if len(several) == 1 else "prompts have"
+    return [
+        f"{len(several)} training {verb} different answers in several rows (such as "
+        f"{_named(first[several[0]])}); if that is not meant, correct or remove rows"
+    ]
+
+
+def _named(example: Example) -> str:
+    return example.place or repr(" ".join((example.prompt or example.chat[0].content).split())[:40])
 
 
 def _special_texts(examples: Sequence[Example], tokenizer: PreTrainedTokenizerFast) -> list[str]:

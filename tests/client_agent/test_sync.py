@@ -18,17 +18,20 @@ from client_agent.daemon import run
 from client_agent.errors import CoordinatorRefused, SettingsUnusable, Stopped
 from client_agent.identity.agent_folder import exclusive
 from client_agent.offline_work import store_facts
+from client_agent.privacy.budget import TrainingBudgetSpent
 from client_agent.rounds.awaited import SumNeedsAnswers
 from client_agent.rounds.outputs import sent_outputs
 from client_agent.rounds.participant import Participant
 from client_agent.rounds.steps import take_part
 from client_agent.session import StopFlag
+from client_agent.storage.prepared import PREPARED, Prepared, write_prepared
 from client_agent.storage.round_folder import INPUT, JOIN, READY, RECEIPT, REFERENCE, UPDATE, WEIGHTS
 from client_agent.training.silo import Silo
 from tests.client_agent.alignment.test_fit_packs import anchors_for
 from tests.client_agent.commands import tessera
 from tests.client_agent.conftest import enrolled, next_brief
 from tests.client_agent.offline import Killed, Machines
+from tests.client_agent.rounds.test_private_training import private_plan
 from tests.client_agent.secure_sum.summed_agents import plan as summed_plan
 from tests.client_agent.test_daemon import alone_plan, naps
 from tests.client_agent.test_status import beside
@@ -130,6 +133,22 @@ def test_sync_and_work_take_part_until_the_end(served: Served, started: Enrolled
     assert status.exit_code == 0
     assert "last sync" in status.stdout
     run(who, naps(500))  # an agent with both a network and the model finds nothing left
+
+
+@pytest.mark.slow
+def test_sync_joins_no_round_beyond_the_budget(started: Enrolled, machines: Machines) -> None:
+    who = started(**private_plan(privacy={"training": {"epsilon": 4.0, "steps": 3}}))  # a round has two
+    next_brief(who)
+    file = who.workspace.folder / PREPARED
+    tasks = []
+    with pytest.raises(TrainingBudgetSpent, match=r"the privacy budget of training is spent"):  # noqa: PT012
+        while machines.sync().next == "work":
+            tasks.append(machines.work())
+            if tasks == ["prepare"]:  # by an earlier version, which counted no examples
+                prepared = Prepared.model_validate_json(file.read_bytes())
+                write_prepared(who.workspace.folder, prepared.model_copy(update={"records": None}))
+    assert tasks == ["prepare", "prepare", "train"]
+    assert not who.workspace.rounds.open(2).has(WEIGHTS)
 
 
 def test_a_newcomer_joins_with_the_sketch_that_work_made(

@@ -115,6 +115,20 @@ def test_a_kill_after_the_training_sends_the_same_update_and_costs_nothing(
 
 
 @pytest.mark.slow
+def test_held_out_examples_are_not_trained_on_privately(started: Enrolled) -> None:
+    who = started(**private_plan(signature={"dp": DP | {"minimum_sample": 8}}))
+    silo = who.trainer.silo
+    first, second, *_ = silo.data.train
+    twin = replace(second, prompt=f" {second.prompt.upper()}", completion="another")
+    who.trainer.silo = replace(silo, data=replace(silo.data, test=(*silo.data.test, first, twin)))
+    assert take_part(who, next_brief(who))
+    assert {first, second}.isdisjoint(who.trainer.silo.data.train)
+    book = Ledger(who.workspace.folder).read()
+    assert {entry.records for entry in (*book.training, *book.releases)} == {10}  # of twelve
+    assert len(silo.data.train) == 12  # other participants of the same silo have all
+
+
+@pytest.mark.slow
 def test_a_silo_whose_budget_is_spent_does_not_join(started: Enrolled) -> None:
     who = started(**private_plan(privacy={"training": {"epsilon": 4.0, "steps": 3}}))
     with pytest.raises(

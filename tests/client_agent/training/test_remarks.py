@@ -58,3 +58,17 @@ def test_remarks_name_what_is_not_expected(
 def test_what_is_not_used_comes_first() -> None:
     data = SiloData((PLAIN,), (), (), unused=Unused(frozenset({"tone"})))
     assert remarks_on(data, tokenizer(CHAT)) == ["not used: tone"]
+
+
+def test_twins_and_contradictions_have_remarks() -> None:
+    train = (Example("a b", "yes", place="x line 1"), Example("A  b", "no"), Example("c", "d"))
+    data = SiloData(train, (Example("C", "d"),), (Example("a b", "yes"), Example("c", "d")))
+    expected = (
+        "3 training examples have the prompt of a test example, up to case and spaces (such as x line 1)",
+        "1 training examples have the prompt of a validation example, up to case and spaces (such as 'c')",
+        "1 validation examples have the prompt of a test example",
+        "1 training prompt has different answers in several rows (such as x line 1)",
+    )
+    remarks = remarks_on(data, tokenizer(CHAT))
+    assert len(remarks) == len(expected), remarks
+    assert all(map(str.startswith, remarks, expected)), remarks

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from itertools import combinations
 from pathlib import Path
+from unicodedata import normalize
 
 import pytest
 
@@ -12,8 +16,10 @@ from client_agent.data.load import load_examples
 from client_agent.errors import DataInvalid
 from client_agent.model.examples import Example, MetricName, Turn
 from client_agent.settings import AgentSettings
-from client_agent.training.data import load_data, with_test, with_validation
+from client_agent.training.data import SiloData, load_data, with_test, with_validation, without_held_out
 from client_agent.training.silo import load_silo_data
+
+nfd = partial(normalize, "NFD")
 
 
 def written(path: Path, *records: object) -> Path:
@@ -80,6 +86,41 @@ def test_a_repeated_example_is_never_on_both_sides(tmp_path: Path) -> None:
     for first, second in combinations((data.train, data.validation, data.test), 2):
         assert not set(first) & set(second)
     assert len(data.train) + len(data.validation) + len(data.test) == 120
+
+
+@pytest.mark.parametrize("change", [str.upper, lambda text: f" {text.replace(' ', '  ')}", nfd])
+def test_twins_of_prompts_are_in_one_set(tmp_path: Path, change: Callable[[str], str]) -> None:
+    """A prompt that differs by case, spaces or Unicode form is the same prompt, whatever its answer."""
+    prompts = [f"café number {i}" for i in range(60)]
+    records = [{"prompt": prompt, "completion": "yes"} for prompt in prompts]
+    twins = [{"prompt": change(prompt), "completion": "no"} for prompt in prompts]
+    data = load_data(written(tmp_path / "a.jsonl", *records, *twins))
+    sets = [{example.prompt_key for example in part} for part in (data.train, data.validation, data.test)]
+    assert all(sets)
+    assert sum(map(len, sets)) == len(set.union(*sets)) == 60
+    assert len(data.all) == 120
+
+
+def test_examples_without_twins_keep_their_set() -> None:
+    """The split of data without twins is by each example's own digest, as in earlier versions."""
+    examples = tuple(Example(f"p{i}", f"c{i}") for i in range(100))
+    _, tests = with_test(examples, "x")
+    assert {e.key for e in tests} == {e.key for e in examples if int(e.key[:8], 16) < 0.2 * 2**32}
+
+
+def test_answers_to_one_prompt_are_divided() -> None:
+    """Prompts that are all equal cannot divide the examples."""
+    training, tests = with_test(tuple(Example("Write a poem.", f"poem {i}") for i in range(100)), "x")
+    assert min(len(training), len(tests)) > 5
+
+
+def test_private_training_leaves_out_held_out_prompts() -> None:
+    train = (Example("a b", "c"), Example("A  b", "d"), Example("e", "f"), Example("g", "h"))
+    data = SiloData(train, (Example("G", "h"),), (Example("a b", "c"),))
+    assert without_held_out(data).train == (Example("e", "f"),)
+    assert without_held_out(replace(data, validation=(), test=())).train == train
+    with pytest.raises(DataInvalid, match="every training example has the prompt of"):
+        without_held_out(replace(data, train=train[:2]))
 
 
 def test_the_test_examples_are_those_without_a_validation_set(tmp_path: Path) -> None:
