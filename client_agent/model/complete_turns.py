@@ -87,9 +87,8 @@ def is_rendered(content: str, text: str, changed: str) -> str | None:
     end = _common(text[start:][::-1], changed[start:][::-1])
     place = text[start : len(text) - end]
     near = text[max(0, start - len(content)) : len(text) - end + len(content)]
-    spellings = (content, json.dumps(content, ensure_ascii=False), json.dumps(content))
-    letters = _letters(near)
-    if any(_letters(spelling) in letters for spelling in spellings):
+    spellings = (content, json.dumps(content, ensure_ascii=False)[1:-1], json.dumps(content)[1:-1])
+    if any(_has(near, spelling) for spelling in spellings):
         return None
     return place or "\0"
 
@@ -124,6 +123,11 @@ def _squeezed(text: str) -> str:
     return "".join(text.split())
 
 
+def _has(text: str, content: str) -> bool:
+    """Whether a text has the letters and digits of a content; its other signs if it has neither."""
+    letters = _letters(content)
+    return letters in _letters(text) if letters else _squeezed(content) in _squeezed(text)
+
+
 def _letters(text: str) -> str:
-    """Return the letters and digits of a text; all but white space of a text without any."""
-    return "".join(filter(str.isalnum, text)) or _squeezed(text)
+    return "".join(filter(str.isalnum, text))

@@ -100,3 +100,10 @@ def test_earlier_answer_may_lose_its_thinking() -> None:
 def test_trimmed_or_quoted_answer_is_whole(template: str) -> None:
     turns = (QUESTION, Turn("assistant", ' {"a": "b\nc"}\n'))
     assert rendered_chat(turns, with_answers(template)).spans
+
+
+@pytest.mark.parametrize("content", ["+", "\u2713 <eos>"])
+def test_quoted_sign_is_whole(content: str) -> None:
+    assert rendered_chat(
+        (QUESTION, Turn("assistant", content)), with_answers("{{ m.content | tojson }}")
+    ).spans
