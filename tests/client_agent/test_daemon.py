@@ -190,7 +190,7 @@ def test_a_check_says_what_is_wrong_and_goes_on(
     changes: dict[str, str], what: str, said: str, tmp_path: Path, served: Served
 ) -> None:
     found = checked(config(tmp_path, **({"url": served.url} | changes)))
-    assert len(found) == 15
+    assert len(found) == 16
     assert not found[what].passed
     assert said in found[what].detail
 
