@@ -11,13 +11,14 @@ import typer
 from client_agent.cli.adapters import File, Pack, Plan, Round, Which, adapter_source
 from client_agent.cli.console import Config, clear_errors, opened_settings
 from client_agent.errors import SettingsUnusable
+from client_agent.export.placing import require_free
 from schemas.user_files import require_writable_folder
 
 if TYPE_CHECKING:
     from client_agent.export.artefact import Artefact, Target
     from client_agent.export.facts import TrainingFacts
     from client_agent.export.job import Losses, Written
-    from client_agent.settings import AgentSettings
+    from client_agent.settings import AgentSettings, Dtype
     from client_agent.training.silo import Silo
 
 exporting = typer.Typer()
@@ -45,6 +46,14 @@ _Flat = Annotated[
     ),
 ]
 
+_Dtype = Annotated[
+    Literal["float32", "bfloat16", "float16"] | None,
+    typer.Option(
+        help="With --for merged: type of the weights; its loss is accepted and printed.",
+        show_default="that of the base model's files, or float32 if this changes the loss",
+    ),
+]
+
 
 @exporting.command()
 def export(
@@ -66,6 +75,10 @@ def export(
     base_gguf: _BaseGguf = None,
     routed: _Routed = False,
     flat: _Flat = False,
+    dtype: _Dtype = None,
+    force: Annotated[
+        bool, typer.Option("--force", help="Replace the export in the folder; files of others stay.")
+    ] = False,
     push: Annotated[
         str | None,
         typer.Option(help="Upload the files to this private repository of the Hugging Face hub: org/name."),
@@ -74,7 +87,8 @@ def export(
     """Write a trained adapter and a model card for other software.
 
     The files are loaded again with the public libraries and scored on the silo's held-out examples. If the
-    loss differs by more than 0.001 from the loss of the adapter, nothing is written.
+    loss differs from the loss of the adapter by more than 0.001, or by more than the base model's rounding,
+    nothing is written.
 
     Examples:
 
@@ -84,7 +98,8 @@ def export(
     """
     with clear_errors(), opened_settings(config) as settings:
         _require_writable(out)
-        _require_one_form(target, routed=routed, flat=flat)
+        _require_one_form(target, dtype, routed=routed, flat=flat)
+        require_free(out, force=force)
         base_file = _base_file(settings, base_gguf, target)
         source = adapter_source(settings, number, adapter, plan, pack, variant)
         facts = source.facts()
@@ -93,17 +108,21 @@ def export(
         from client_agent.training.silo import open_silo
 
         silo = open_silo(settings)
-        artefact = _artefact(target, push or out.resolve().name, settings, base_file, silo)
+        artefact = _artefact(target, push or out.resolve().name, settings, base_file, silo, dtype)
         finish = _Finish(silo, facts, artefact, settings, routed)
         if routed:
-            written = export_routed(silo, source, facts, artefact.source, out, finish)
+            written, placed = export_routed(silo, source, facts, artefact.base_name, out, finish, force=force)
         else:
-            written = export_adapter(silo, source, facts, artefact, out, finish, flat=flat)
+            written, placed = export_adapter(
+                silo, source, facts, artefact, out, finish, flat=flat, force=force
+            )
         _report(out, settings, written, finish.precision(written))
+        if placed.foreign:
+            print(f"{out}: files that are not of an export stay: {', '.join(placed.foreign)}")
         if push is not None:
             from client_agent.export.push import upload
 
-            print(upload(out, push))
+            print(upload(out, placed.files, push))
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,17 +168,28 @@ class _Finish:
 
 
 def _artefact(
-    target: Target, name: str, settings: AgentSettings, base_file: Path | None, silo: Silo
+    target: Target,
+    name: str,
+    settings: AgentSettings,
+    base_file: Path | None,
+    silo: Silo,
+    dtype: Dtype | None,
 ) -> Artefact:
     from client_agent.export.artefact import Artefact
+    from client_agent.training.silo import dtype_named
 
-    source = _public_model_name(settings)
+    source = _dense_source(settings)
+    is_folder = Path(source).is_dir()
+    base_name = silo.base.slug if is_folder else source
+    beside = f"./{base_file.name if base_file is not None else base_name}"
     return Artefact(
         target=target,
         name=name.rpartition("/")[2],
         source=source,
-        base_file=base_file or Path(source),
+        base_name=base_name,
+        base_file=beside if is_folder or base_file is not None else base_name,
         chat=bool(silo.data.train[0].turns),
+        dtype=dtype_named(dtype, silo.base.device, "none") if dtype is not None else None,
     )
 
 
@@ -168,9 +198,11 @@ def _require_writable(out: Path) -> None:
     require_writable_folder(out.absolute().parent, "--out")  # a temporary folder is beside it
 
 
-def _require_one_form(target: str, *, routed: bool, flat: bool) -> None:
+def _require_one_form(target: str, dtype: str | None, *, routed: bool, flat: bool) -> None:
     if routed and flat:
         raise SettingsUnusable("--routed and --flat are two forms of the same experts; pass only one of them")
+    if dtype is not None and target != "merged":
+        raise SettingsUnusable(f"--dtype belongs to --for merged; leave it out for {target}")
     if routed and target != "peft":
         raise SettingsUnusable(f"--routed belongs to --for peft; for {target} pass --flat")
 
@@ -193,6 +225,8 @@ def _report(out: Path, settings: AgentSettings, written: Written, precision: str
     if written.folded:
         print("the adapter's output shift (Q) is folded into one more rank, fitted on the training examples")
     print(_loss_line(written.losses))
+    if written.dtype is not None:
+        print(_dtype_line(written))
     if written.losses.routed is not None:
         print(
             f"with experts weighed by token: held-out loss {written.losses.routed:.4f}; --flat costs the "
@@ -216,13 +250,28 @@ def _loss_line(losses: Losses) -> str:
     )
 
 
+def _dtype_line(written: Written) -> str:
+    from client_agent.export.job import name_of
+
+    losses = written.losses
+    line = f"weights in {name_of(written.dtype)}" if written.dtype is not None else ""
+    if written.rejected is not None:
+        dtype, loss = written.rejected
+        line += (
+            f", as {name_of(dtype)} has loss {loss:.4f} instead of {losses.adapter:.4f}; `--dtype` accepts it"
+        )
+    elif not losses.is_kept:
+        line += f" as set, with loss {losses.export:.4f} instead of {losses.adapter:.4f}"
+    return line
+
+
 def _shown_name(settings: AgentSettings) -> str:
     """Return the base model's hub id, or the name of its file or folder without this machine's paths."""
     return Path(settings.model).name if Path(settings.model).exists() else settings.model
 
 
-def _public_model_name(settings: AgentSettings) -> str:
-    """Return the base model's name as valid in any folder: an absolute path, or the hub id unchanged."""
+def _dense_source(settings: AgentSettings) -> str:
+    """Return the base model's dense weights on this machine: an absolute path, or the hub id unchanged."""
     from client_agent.model.gguf import model_folder
 
     model = model_folder(settings.model, settings.folder)

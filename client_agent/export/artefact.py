@@ -9,6 +9,7 @@ from tempfile import TemporaryDirectory
 from typing import Literal, assert_never
 
 import numpy as np
+import torch
 
 from client_agent.adapters.base import LoraFactors
 from client_agent.adapters.peft_export import (
@@ -20,7 +21,7 @@ from client_agent.adapters.peft_export import (
 )
 from client_agent.export.gguf_lora import FILE as GGUF_FILE
 from client_agent.export.gguf_lora import read_gguf, require_supported, write_gguf
-from client_agent.export.merged import write_merged
+from client_agent.export.merged import dtype_of_merged, write_merged
 from client_agent.export.modelfile import write_modelfile
 from client_agent.export.vllm_rules import require_served, served_rank
 from client_agent.model.architectures import linear_shape
@@ -37,16 +38,20 @@ class Artefact:
     """An export: its format, the name of its model, and where the base model is.
 
     Attributes:
-        source: the folder or hub id of the dense base model.
-        base_file: the base model as Ollama's Modelfile names it: a .gguf file, or a folder.
+        source: the folder or hub id of the dense base model on this machine.
+        base_name: the base model in the files of the export, without a path: its hub id, or its slug.
+        base_file: the base model as Ollama's Modelfile names it: a file or folder beside it, or a hub id.
         chat: whether the silo trains on chats.
+        dtype: of merged weights; None = that of the base model's files, or float32 where this loses too much.
     """
 
     target: Target
     name: str
     source: str
-    base_file: Path
+    base_name: str
+    base_file: str
     chat: bool
+    dtype: torch.dtype | None = None
 
     def require_possible(self, base: BaseModel) -> None:
         """Check the format against the architecture.
@@ -67,14 +72,14 @@ class Artefact:
         """
         match self.target:
             case "peft":
-                write_checkpoint(folder, factors, base, self.source)
+                write_checkpoint(folder, factors, base, self.base_name)
             case "vllm":
-                write_checkpoint(folder, _for_vllm(factors, base), base, self.source)
+                write_checkpoint(folder, _for_vllm(factors, base), base, self.base_name)
             case "gguf":
                 write_gguf(folder / GGUF_FILE, factors, base, self.name)
                 write_modelfile(folder, base, self.base_file, chat=self.chat)
             case "merged":
-                write_merged(folder, self.source, factors, base)
+                write_merged(folder, self.source, factors, base, self.dtype)
             case _:
                 assert_never(self.target)
 
@@ -86,10 +91,10 @@ class Artefact:
             case "gguf":
                 with TemporaryDirectory() as place:
                     factors = read_gguf(folder / GGUF_FILE, silo.base)
-                    write_checkpoint(Path(place), factors, silo.base, self.source)
+                    write_checkpoint(Path(place), factors, silo.base, self.base_name)
                     return _loss_with_peft(Path(place), silo, scoring, max_length)
             case "merged":
-                dtype = silo.base.model.dtype
+                dtype = torch.promote_types(silo.base.model.dtype, dtype_of_merged(folder))
                 merged = load_base_model(str(folder), device=silo.base.device, dtype=dtype)
                 return held_out_loss(merged, silo, scoring, max_length)
             case _:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import logging
-import os
+import shutil
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Protocol
+from typing import NamedTuple, Protocol
+
+import torch
 
 from client_agent.adapters.base import Adapter, LoraFactors
 from client_agent.adapters.provenance import Origin
@@ -17,7 +19,8 @@ from client_agent.experts.routed import RoutedExperts, routed_by_token
 from client_agent.export.artefact import Artefact, held_out_loss
 from client_agent.export.facts import TrainingFacts
 from client_agent.export.fold_shift import fold_shifts, shifted, without_zero_shifts
-from client_agent.export.merged import holds_shift
+from client_agent.export.merged import dtype_of_merged, holds_shift
+from client_agent.export.placing import Placed, place, require_free
 from client_agent.export.refusals import ExportInexact, ExportUnsupported
 from client_agent.model.loading import BaseModel
 from client_agent.rounds.checkpoints import Reopened
@@ -25,7 +28,8 @@ from client_agent.training.silo import Silo
 from schemas.messages.scores import LOSS
 
 LARGEST_DIFFERENCE = 1e-3
-"""The largest difference in held-out loss between an adapter and its export, in nats per answer token."""
+"""The largest difference in held-out loss between an adapter and its export, in nats per answer token, where
+the base model's own rounding is smaller."""
 
 log = logging.getLogger(__name__)
 
@@ -46,6 +50,7 @@ class Losses:
         adapter: of the adapter as Tessera computes it, now.
         export: of the files that were written, loaded by the public libraries.
         routed: of the adapter with its experts weighed by token, if `adapter` is of the flattened one.
+        limit: the largest difference between `adapter` and `export` that is accepted.
     """
 
     bare: float
@@ -53,6 +58,18 @@ class Losses:
     adapter: float
     export: float
     routed: float | None = None
+    limit: float = LARGEST_DIFFERENCE
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether the export has the adapter's loss."""
+        return abs(self.export - self.adapter) <= self.limit
+
+    @property
+    def keeps_gain(self) -> bool:
+        """Whether the export has nine tenths of what the adapter improves, if that can be measured."""
+        lost, gain = abs(self.export - self.adapter), abs(self.bare - self.adapter)
+        return lost <= max(LARGEST_DIFFERENCE, gain / 10)
 
     @property
     def has_moved(self) -> bool:
@@ -63,12 +80,26 @@ class Losses:
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """The factors of an export, whether an output shift was folded into them, and the losses."""
+    """The factors of an export, whether an output shift was folded into them, and the losses.
+
+    Attributes:
+        dtype: of merged weights; None for other formats.
+        rejected: a dtype of merged weights that lost too much, and its loss.
+    """
 
     factors: Mapping[str, LoraFactors]
     folded: bool
     origin: Origin | None
     losses: Losses
+    dtype: torch.dtype | None = None
+    rejected: tuple[torch.dtype, float] | None = None
+
+
+class Exported(NamedTuple):
+    """An export in its place."""
+
+    written: Written
+    placed: Placed
 
 
 class Finish(Protocol):
@@ -86,16 +117,22 @@ def export_adapter(
     finish: Finish,
     *,
     flat: bool = False,
-) -> Written:
+    force: bool = False,
+) -> Exported:
     """Export an adapter into a folder; nothing is written there if the export is not what was trained.
 
-    With `flat`, experts that were weighed by token get the same weights for every token.
+    With `flat`, experts that were weighed by token get the same weights for every token. With `force`, an
+    export in the folder is replaced. Merged weights are in the dtype of the base model's files, or in float32
+    if this loses more than the limit or a tenth of the adapter's gain. A dtype of the artefact is used as it
+    is, and its loss is accepted.
 
     Raises:
         ExportUnsupported: the format does not support the architecture or the rank, or experts are weighed by
             token and not `flat`.
         ExportInexact: the export has another held-out loss.
+        OutputUnwritable: the folder has other files.
     """
+    require_free(out, force=force)
     base, scoring, longest = silo.base, facts.scoring, facts.max_length
     artefact.require_possible(base)
     log.info("export: scoring the base model and the adapter on the held-out examples")
@@ -110,16 +147,56 @@ def export_adapter(
         factors, folded = _folded(silo, trained, artefact, longest)
     stored = facts.scores[LOSS].value if facts.scores is not None else None
     out.parent.mkdir(parents=True, exist_ok=True)
-    with TemporaryDirectory(dir=out.parent, prefix=f".{out.name}-") as place:
-        folder = Path(place)
-        artefact.write(folder, factors, base)
-        log.info("export: loading it again, and scoring it")
-        losses = Losses(bare, stored, reference, artefact.loss(folder, silo, scoring, longest), routed)
-        written = Written(factors, folded, origin, losses)
-        _require_exact(written, trained, artefact, silo)
+    with TemporaryDirectory(dir=out.parent, prefix=f".{out.name}-") as temporary:
+        folder = Path(temporary)
+        losses, dtype = _scored(
+            folder, factors, artefact, silo, facts, Losses(bare, stored, reference, 0.0, routed)
+        )
+        written = Written(factors, folded, origin, losses, dtype)
+        exact = losses.is_kept and losses.keeps_gain
+        if dtype not in (None, torch.float32) and artefact.dtype is None and not exact:
+            rejected = (dtype, losses.export)
+            log.info("export: %s loses too much; writing float32", name_of(rejected[0]))
+            wider = replace(artefact, dtype=torch.float32)
+            shutil.rmtree(folder)
+            folder.mkdir()
+            losses, dtype = _scored(folder, factors, wider, silo, facts, losses)
+            written = Written(factors, folded, origin, losses, dtype, rejected)
+        if artefact.dtype is None:
+            _require_exact(written, trained, artefact, silo)
         finish(folder, written)
-        move(folder, out)
-    return written
+        moved = place(folder, out, base.slug, force=force)
+    return Exported(written, moved)
+
+
+def _scored(
+    folder: Path,
+    factors: Mapping[str, LoraFactors],
+    artefact: Artefact,
+    silo: Silo,
+    facts: TrainingFacts,
+    losses: Losses,
+) -> tuple[Losses, torch.dtype | None]:
+    """Write an export, load it again, and return the losses with its own, and the dtype of merged weights."""
+    artefact.write(folder, factors, silo.base)
+    log.info("export: loading it again, and scoring it")
+    export = artefact.loss(folder, silo, facts.scoring, facts.max_length)
+    dtype = dtype_of_merged(folder) if artefact.target == "merged" else None
+    limit = largest_difference(losses.bare, silo.base.model.dtype, dtype or silo.base.model.dtype)
+    return replace(losses, export=export, limit=limit), dtype
+
+
+def largest_difference(bare: float, *dtypes: torch.dtype) -> float:
+    """Return the largest difference in loss that is accepted between an adapter and its export.
+
+    A loss of the base model is exact up to its relative rounding in the coarsest of these dtypes: 0.4 % in
+    bfloat16, 0.05 % in float16.
+    """
+    return max(LARGEST_DIFFERENCE, bare * max(torch.finfo(dtype).eps / 2 for dtype in dtypes))
+
+
+def name_of(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def _flattened(placed: Adapter, *, flat: bool) -> RoutedExperts | None:
@@ -159,11 +236,12 @@ def _require_exact(
     written: Written, trained: Mapping[str, LoraFactors], artefact: Artefact, silo: Silo
 ) -> None:
     losses = written.losses
-    if abs(losses.export - losses.adapter) <= LARGEST_DIFFERENCE:
+    if losses.is_kept:
         return
     raise ExportInexact(
-        f"the export has held-out loss {losses.export:.4f}, and the adapter {losses.adapter:.4f}; nothing "
-        f"was written. {_advice(written.folded, trained, artefact, silo)}"
+        f"the export has held-out loss {losses.export:.4f}, and the adapter {losses.adapter:.4f}; more than "
+        f"{losses.limit:.4f} apart, so nothing was written. "
+        f"{_advice(written.folded, trained, artefact, silo)}"
     )
 
 
@@ -180,8 +258,8 @@ def _advice(folded: bool, trained: Mapping[str, LoraFactors], artefact: Artefact
         )
     if artefact.target == "merged":
         return (
-            "The merged weights are dense and rounded as the base model's files are, and the adapter was "
-            "scored on the base model as the silo loads it; export with `--for peft`, which changes no weight"
+            "Merged weights are dense, and the adapter was scored on the base model as the silo loads it; "
+            "export with `--for peft`, which changes no weight, or accept this loss with `--dtype`"
         )
     return (
         "Public peft does not load this adapter as it was trained; export with `--for merged`, and please "
@@ -191,13 +269,3 @@ def _advice(folded: bool, trained: Mapping[str, LoraFactors], artefact: Artefact
 
 def _all_held(factors: Mapping[str, LoraFactors], base: BaseModel) -> bool:
     return all(holds_shift(base, path) for path in shifted(factors))
-
-
-def move(folder: Path, out: Path) -> None:
-    """Move all files to their place, readable as other files of the user are."""
-    out.mkdir(exist_ok=True)
-    for entry in folder.iterdir():
-        if entry.is_dir():
-            move(entry, out / entry.name)
-        else:
-            os.replace(entry, out / entry.name)

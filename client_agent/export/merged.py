@@ -33,17 +33,29 @@ def holds_shift(base: BaseModel, path: str) -> bool:
     return any(path.endswith(name) for names in _settings(base).values() for name in names)
 
 
-def write_merged(folder: Path, source: str, factors: Mapping[str, LoraFactors], base: BaseModel) -> None:
-    """Write config, weights in the dtype of the base model's files, tokenizer and chat template.
+def write_merged(
+    folder: Path,
+    source: str,
+    factors: Mapping[str, LoraFactors],
+    base: BaseModel,
+    dtype: torch.dtype | None = None,
+) -> None:
+    """Write config, weights, tokenizer and chat template.
 
-    `source` is the folder or hub id of the dense weights. Sums are in float32.
+    `source` is the folder or hub id of the dense weights; `dtype` is that of its files by default. Sums are
+    in float32.
     """
-    model = _dense_model(source, factors, base)
+    model = _dense_model(source, factors, base, dtype)
     with torch.no_grad():
         for path, lora in factors.items():
             _add(model.get_submodule(path), lora)
     model.save_pretrained(folder)
     cast(Any, base.tokenizer).save_pretrained(folder)
+
+
+def dtype_of_merged(folder: Path) -> torch.dtype:
+    """Return the dtype of merged weights, by their config.json."""
+    return cast(torch.dtype, cast(Any, AutoConfig).from_pretrained(folder, local_files_only=True).dtype)
 
 
 def _settings(base: BaseModel) -> dict[str, tuple[str, ...]]:
@@ -57,7 +69,9 @@ def _settings(base: BaseModel) -> dict[str, tuple[str, ...]]:
     }
 
 
-def _dense_model(source: str, factors: Mapping[str, LoraFactors], base: BaseModel) -> PreTrainedModel:
+def _dense_model(
+    source: str, factors: Mapping[str, LoraFactors], base: BaseModel, dtype: torch.dtype | None
+) -> PreTrainedModel:
     """Load the dense weights, with zero biases where a shift needs one."""
     config = cast(Any, AutoConfig).from_pretrained(source, local_files_only=True)
     shifted = [path for path, lora in factors.items() if lora.bias is not None]
@@ -74,7 +88,9 @@ def _dense_model(source: str, factors: Mapping[str, LoraFactors], base: BaseMode
         path, _, kind = tensor.rpartition(".")
         return kind == "bias" and path.endswith(biased)
 
-    model = load_complete(source, is_added=is_added, config=config, dtype="auto", local_files_only=True)
+    model = load_complete(
+        source, is_added=is_added, config=config, dtype=dtype or "auto", local_files_only=True
+    )
     with torch.no_grad():
         for path, module in model.named_modules():
             if path.endswith(biased):

@@ -136,4 +136,11 @@ def _scores(facts: TrainingFacts, card: CardFacts) -> list[str]:
 
 
 def _serving(card: CardFacts) -> list[str]:
-    return ["## Serving", "", "```bash", *card.commands, "```"]
+    name = card.artefact.base_name
+    place = f"In these commands, `{name}` stands for the folder of the base model {card.base}."
+    if card.artefact.target == "gguf":
+        place = (
+            f"The base model is `{card.artefact.base_file}` in `Modelfile`: put it there, or change the path."
+        )
+    needed = not card.merged and not _HUB_ID.match(name)
+    return ["## Serving", "", *([place, ""] if needed else []), "```bash", *card.commands, "```"]

@@ -14,14 +14,18 @@ from client_agent.model.loading import BaseModel
 FILE = "Modelfile"
 
 
-def write_modelfile(folder: Path, base: BaseModel, source: Path, *, chat: bool) -> None:
+def write_modelfile(folder: Path, base: BaseModel, source: str, *, chat: bool) -> None:
     """Write the Modelfile beside the adapter.
 
-    `source` is the base model as a .gguf file, or its folder, which Ollama converts itself. `chat`: the silo
+    `source` is the base model as a .gguf file, or its folder, which Ollama converts itself, relative to the
+    Modelfile. `chat`: the silo
     trains on chats; otherwise a prompt is passed to the model as it is, which is what the silo trains on.
     """
     shape = chat_shape(base.tokenizer) if chat else None
-    lines = [f"FROM {source}", f"ADAPTER ./{ADAPTER}", ""]
+    lines = (
+        ["# The base model; put it beside this file, or write its path here."] if source[:2] == "./" else []
+    )
+    lines += [f"FROM {source}", f"ADAPTER ./{ADAPTER}", ""]
     if shape is not None:
         lines += [f'TEMPLATE """{_go_template(shape)}"""']
         lines += [f'SYSTEM """{shape.system}"""'] if shape.system is not None else []

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 from client_agent.export.refusals import UploadRefused
 
 
-def upload(folder: Path, repository: str) -> str:
-    """Create the repository if it is missing, upload the files, and return the address of the commit.
+def upload(folder: Path, files: Sequence[str], repository: str) -> str:
+    """Create the repository if it is missing, upload files of a folder, and return the commit's address.
 
     Raises:
         UploadRefused: there is no token, or the hub does not answer or refuses.
@@ -21,7 +22,10 @@ def upload(folder: Path, repository: str) -> str:
     try:
         api.create_repo(repository, private=True, exist_ok=True)
         commit = api.upload_folder(
-            repo_id=repository, folder_path=folder, commit_message="Export with Tessera"
+            repo_id=repository,
+            folder_path=folder,
+            allow_patterns=list(files),
+            commit_message="Export with Tessera",
         )
     except (HfHubHTTPError, HFValidationError, OfflineModeIsEnabled, OSError) as error:
         raise UploadRefused(

@@ -29,7 +29,8 @@ from client_agent.experts.routed import RoutedExperts, routed_by_token
 from client_agent.export.artefact import held_out_loss
 from client_agent.export.facts import TrainingFacts
 from client_agent.export.fold_shift import shifted, without_zero_shifts
-from client_agent.export.job import LARGEST_DIFFERENCE, AdapterSource, Finish, Losses, Written, move
+from client_agent.export.job import AdapterSource, Exported, Finish, Losses, Written, largest_difference
+from client_agent.export.placing import place, require_free
 from client_agent.export.refusals import ExportInexact, ExportUnsupported
 from client_agent.model.examples import encode_some, probe_set
 from client_agent.model.loading import BaseModel
@@ -84,11 +85,11 @@ class RoutedFiles:
             gamma=gamma,
         )
 
-    def write(self, folder: Path, place: Path, base: BaseModel, model_name: str) -> None:
+    def write(self, folder: Path, base: BaseModel, model_name: str) -> None:
         """Write the X-LoRA, and below it each class and the shared expert as an ordinary LoRA.
 
-        `place` is the folder of the files in the end: the config has absolute paths of the classes. peft's
-        own `save_pretrained` would drop the classifier.
+        The config names the classes relative to the folder. peft's own `save_pretrained` would drop the
+        classifier.
         """
         for expert, factors in {SHARED: self.shared, **self.classes}.items():
             write_checkpoint(folder / group_of(expert), factors, base, model_name)
@@ -102,7 +103,7 @@ class RoutedFiles:
             base_model_name_or_path=model_name,
             inference_mode=True,
             hidden_size=base.hidden_size,
-            adapters=self.adapters(place),
+            adapters=self.adapters(Path()),
             xlora_depth=1,
             softmax_temperature=self.gamma,
             layerwise_scalings=False,
@@ -126,17 +127,26 @@ def _without_shift(factors: Factors) -> Factors:
 
 
 def export_routed(
-    silo: Silo, source: AdapterSource, facts: TrainingFacts, model_name: str, out: Path, finish: Finish
-) -> Written:
+    silo: Silo,
+    source: AdapterSource,
+    facts: TrainingFacts,
+    model_name: str,
+    out: Path,
+    finish: Finish,
+    *,
+    force: bool = False,
+) -> Exported:
     """Export experts and router into a folder; nothing is written there unless public peft agrees.
 
-    `model_name` is the folder or hub id from which peft loads the base model.
+    `model_name` is the name of the base model in the files; `force` replaces an export in the folder.
 
     Raises:
         ExportUnsupported: the adapter is not weighed by token, or the base model is quantised or of an
             architecture whose X-LoRA public peft does not load.
         ExportInexact: public peft computes another held-out loss.
+        OutputUnwritable: the folder has other files.
     """
+    require_free(out, force=force)
     base, scoring, longest = silo.base, facts.scoring, facts.max_length
     _require_supported(base)
     bare = held_out_loss(base, silo, scoring, longest)
@@ -154,20 +164,21 @@ def export_routed(
     out.parent.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(dir=out.parent, prefix=f".{out.name}-") as name:
         folder = Path(name)
-        files.write(folder, out.resolve(), base, model_name)
+        files.write(folder, base, model_name)
         with xlora_in_place(base, folder, files.adapters(folder)) as model:
             exported = _mean_loss(base, model, texts)
         stored = facts.scores["loss"].value if facts.scores is not None else None
-        written = Written({}, False, origin, Losses(bare, stored, reference, exported))
-        if abs(exported - reference) > LARGEST_DIFFERENCE:
+        limit = largest_difference(bare, base.model.dtype)
+        written = Written({}, False, origin, Losses(bare, stored, reference, exported, limit=limit))
+        if not written.losses.is_kept:
             raise ExportInexact(
                 f"public peft computes a held-out loss of {exported:.4f}, and the adapter has "
                 f"{reference:.4f}; nothing was written. Export an ordinary LoRA with --flat, and please "
                 "report it with the versions of peft and transformers"
             )
         finish(folder, written)
-        move(folder, out)
-    return written
+        moved = place(folder, out, base.slug, force=force)
+    return Exported(written, moved)
 
 
 @contextmanager

@@ -16,14 +16,15 @@ _URL = "http://localhost:8000/v1"
 
 def commands(artefact: Artefact, factors: Mapping[str, LoraFactors]) -> list[str]:
     """Return three commands, to be run in the folder of the export."""
-    name, base = quote(artefact.name), quote(artefact.source)
+    name, base = quote(artefact.name), quote(artefact.base_name)
     template = f" --chat-template {TEMPLATE}" if artefact.chat else ""
     match artefact.target:
         case "peft":
             load = (
-                "from peft import AutoPeftModelForCausalLM as M; "
-                "from transformers import AutoTokenizer as T; "
-                f"m, t = M.from_pretrained('.'), T.from_pretrained({artefact.source!r}); "
+                "from peft import PeftModel as P; "
+                "from transformers import AutoModelForCausalLM as M, AutoTokenizer as T; "
+                f"b = {artefact.base_name!r}; "
+                "m, t = P.from_pretrained(M.from_pretrained(b), '.'), T.from_pretrained(b); "
                 "print(t.decode(m.generate(**t('PROMPT', return_tensors='pt'), max_new_tokens=64)[0]))"
             )
             return [
@@ -42,7 +43,7 @@ def commands(artefact: Artefact, factors: Mapping[str, LoraFactors]) -> list[str
             return [
                 f"ollama create {name} -f Modelfile",
                 f"ollama run {name}",
-                f"llama-server -m {quote(str(artefact.base_file))} --lora adapter.gguf   # without Ollama",
+                f"llama-server -m {quote(artefact.base_file)} --lora adapter.gguf   # without Ollama",
             ]
         case "merged":
             return [
@@ -53,13 +54,12 @@ def commands(artefact: Artefact, factors: Mapping[str, LoraFactors]) -> list[str
 
 
 def routed_commands(artefact: Artefact) -> list[str]:
-    """Return two commands that load an X-LoRA in the folder of the export, wherever it was moved."""
+    """Return two commands that load an X-LoRA in the folder of the export: its config has relative paths."""
     load = (
-        "from pathlib import Path; from peft import PeftModel as P, XLoraConfig as C; "
+        "from peft import PeftModel as P, XLoraConfig as C; "
         "from transformers import AutoModelForCausalLM as M, AutoTokenizer as T; c = C.from_pretrained('.'); "
-        "c.adapters = {n: Path(p).name for n, p in c.adapters.items()}; "
-        f"m = P.from_pretrained(M.from_pretrained({artefact.source!r}, use_cache=False), '.', config=c); "
-        f"t = T.from_pretrained({artefact.source!r}); "
+        f"m = P.from_pretrained(M.from_pretrained({artefact.base_name!r}, use_cache=False), '.', config=c); "
+        f"t = T.from_pretrained({artefact.base_name!r}); "
         "print(t.decode(m.generate(**t('PROMPT', return_tensors='pt'), max_new_tokens=64)[0]))"
     )
     return ["pip install peft transformers torch", f'python -c "{load}"']

@@ -145,9 +145,9 @@ def test_a_bank_that_was_trained_beside_few_bits_is_exported_beside_the_dense_mo
         return reopened_experts(base, PLAN, {}, state, private, seed=0)
 
     dense = replace(silo, base=load("none"))
-    losses = export_routed(dense, Source(again), FACTS, "model", tmp_path / "routed", nothing).losses
+    losses = export_routed(dense, Source(again), FACTS, "model", tmp_path / "routed", nothing).written.losses
     flat = export_adapter(
         dense, Source(again), FACTS, artefact(tmp_path), tmp_path / "flat", nothing, flat=True
     )
     assert losses.export == pytest.approx(loss, abs=0.1)
-    assert flat.losses.routed == pytest.approx(losses.adapter)
+    assert flat.written.losses.routed == pytest.approx(losses.adapter)

@@ -108,13 +108,13 @@ def test_a_chat_template_is_written_in_ollamas_language(
 ) -> None:
     base = tiny()
     set_template(base.tokenizer, "plain")
-    write_modelfile(tmp_path, base, Path("base.gguf"), chat=True)
+    write_modelfile(tmp_path, base, "./base.gguf", chat=True)
     text = (tmp_path / "Modelfile").read_text()
-    assert text.startswith("FROM base.gguf\nADAPTER ./adapter.gguf\n")
+    assert "\nFROM ./base.gguf\nADAPTER ./adapter.gguf\n" in text
     assert '{{ if eq .Role "user" }}user: {{ .Content }}\n' in text
     assert text.count("{{ end }}") == 2
     assert 'PARAMETER stop "<eos>"' in text
-    write_modelfile(tmp_path, base, Path("base.gguf"), chat=False)
+    write_modelfile(tmp_path, base, "./base.gguf", chat=False)
     assert 'TEMPLATE """{{ .Prompt }}"""' in (tmp_path / "Modelfile").read_text()
 
 

@@ -16,13 +16,14 @@ import torch
 from client_agent.adapters.base import Adapter, require_bare
 from client_agent.adapters.frames import random_frames
 from client_agent.adapters.peft_export import checkpoint_in_place, write_checkpoint
-from client_agent.adapters.peft_folder import CONFIG
+from client_agent.adapters.peft_folder import CONFIG, TENSORS
 from client_agent.errors import AdapterUnreadable
 from client_agent.experts.inject import inject_experts
 from client_agent.experts.routed import RoutedExperts
 from client_agent.export.artefact import Artefact, held_out_loss
 from client_agent.export.facts import TrainingFacts
 from client_agent.export.job import export_adapter
+from client_agent.export.placing import MANIFEST
 from client_agent.export.refusals import ExportInexact, ExportUnsupported
 from client_agent.export.routed import RoutedFiles, export_routed, xlora_in_place
 from client_agent.export.serving import routed_commands
@@ -81,7 +82,7 @@ def test_experts_over_p_are_exported_and_those_with_q_are_not(
                 RoutedFiles.of(adapter)
             return
         files = RoutedFiles.of(adapter)
-    files.write(tmp_path, tmp_path, base, "model")
+    files.write(tmp_path, base, "model")
     with xlora_in_place(base, tmp_path, files.adapters(tmp_path)) as model:
         torch.testing.assert_close(logits(model), ours, atol=1e-5, rtol=1e-5)
 
@@ -98,7 +99,7 @@ def test_public_peft_computes_the_routed_logits(
         weights = adapter.bank.specialist_weights
         assert weights is not None
         assert weights.std(dim=1).min() > 0.01  # tokens differ
-    files.write(tmp_path, tmp_path, base, "model")
+    files.write(tmp_path, base, "model")
     with xlora_in_place(base, tmp_path, files.adapters(tmp_path)) as model:
         torch.testing.assert_close(logits(model), ours, atol=1e-5, rtol=1e-5)
     require_bare(base)
@@ -110,7 +111,7 @@ def test_each_class_is_an_ordinary_lora(tiny: Callable[..., BaseModel], tmp_path
     base = tiny()
     expected = {}
     with trained(base, SOFT) as adapter:
-        RoutedFiles.of(adapter).write(tmp_path, tmp_path, base, "model")
+        RoutedFiles.of(adapter).write(tmp_path, base, "model")
         for name, specialists in (("x0", ()), ("x5", (5,)), ("x1", (1,))):
             adapter.choose(specialists)
             expected[name] = logits(base.model)
@@ -118,7 +119,7 @@ def test_each_class_is_an_ordinary_lora(tiny: Callable[..., BaseModel], tmp_path
         with checkpoint_in_place(base, tmp_path / name):
             torch.testing.assert_close(logits(base.model), values, atol=1e-5, rtol=1e-4)
     config = json.loads((tmp_path / CONFIG).read_text())
-    assert config["adapters"] == {"0": str(tmp_path / "x5"), "1": str(tmp_path / "x1")}
+    assert config["adapters"] == {"0": "x5", "1": "x1"}
 
 
 @dataclass(frozen=True)
@@ -141,7 +142,7 @@ HARD = Source(lambda base: trained(base, Routing(), size=0.05))
 
 
 def artefact(folder: Path) -> Artefact:
-    return Artefact("peft", "name", "model", folder, chat=False)
+    return Artefact("peft", "name", "model", "model", str(folder), chat=False)
 
 
 def nothing(*_: object) -> None:
@@ -150,13 +151,13 @@ def nothing(*_: object) -> None:
 
 def test_an_export_is_loaded_again_and_scored(silo: Silo, tmp_path: Path) -> None:
     out = tmp_path / "routed"
-    for _ in range(2):  # the second replaces the first
-        losses = export_routed(silo, ROUTED, FACTS, "model", out, nothing).losses
+    for force in (False, True):  # the second replaces the first
+        losses = export_routed(silo, ROUTED, FACTS, "model", out, nothing, force=force).written.losses
     with ROUTED.attach(silo):
         assert losses.adapter == pytest.approx(held_out_loss(silo.base, silo, SCORING, 64))
     assert losses.export == pytest.approx(losses.adapter, abs=1e-5)
     assert losses.adapter != pytest.approx(losses.bare, abs=1e-3)
-    assert {file.name for file in out.iterdir()} == {CONFIG, "adapter_model.safetensors", "x0", "x1", "x5"}
+    assert {file.name for file in out.iterdir()} == {CONFIG, TENSORS, MANIFEST, "x0", "x1", "x5"}
 
 
 @pytest.mark.slow
@@ -166,7 +167,7 @@ def test_the_model_cards_command_loads_a_moved_folder(
     export_routed(silo, ROUTED, FACTS, str(MODELS["S"]), tmp_path / "out", nothing)
     (tmp_path / "out").rename(tmp_path / "moved")
     monkeypatch.chdir(tmp_path / "moved")
-    command = routed_commands(replace(artefact(tmp_path), source=str(MODELS["S"])))[1]
+    command = routed_commands(replace(artefact(tmp_path), base_name=str(MODELS["S"])))[1]
     loaded: dict[str, object] = {}
     code = command.removeprefix('python -c "').removesuffix('"').replace("=64", "=2")  # tokens
     with warnings.catch_warnings():
@@ -181,8 +182,8 @@ def test_the_model_cards_command_loads_a_moved_folder(
 
 
 def test_a_flat_export_is_the_mixture_of_the_prior(silo: Silo, tmp_path: Path) -> None:
-    written = export_adapter(silo, ROUTED, FACTS, artefact(tmp_path), tmp_path / "flat", nothing, flat=True)
-    losses = written.losses
+    exported = export_adapter(silo, ROUTED, FACTS, artefact(tmp_path), tmp_path / "flat", nothing, flat=True)
+    losses = exported.written.losses
     with ROUTED.attach(silo) as (adapter, _):
         assert isinstance(adapter, RoutedExperts)
         assert losses.routed == pytest.approx(held_out_loss(silo.base, silo, SCORING, 64))
@@ -194,7 +195,7 @@ def test_a_flat_export_is_the_mixture_of_the_prior(silo: Silo, tmp_path: Path) -
 
 
 def test_one_specialist_is_an_ordinary_lora(silo: Silo, tmp_path: Path) -> None:
-    losses = export_adapter(silo, HARD, FACTS, artefact(tmp_path), tmp_path / "hard", nothing).losses
+    losses = export_adapter(silo, HARD, FACTS, artefact(tmp_path), tmp_path / "hard", nothing).written.losses
     assert losses.export == pytest.approx(losses.adapter, abs=1e-5)
     assert losses.routed is None
     with pytest.raises(ExportUnsupported, match="leave it out"):
@@ -234,7 +235,7 @@ def test_a_routed_folder_without_its_classes_is_unreadable(
     with trained(base, SOFT) as adapter:
         files = RoutedFiles.of(adapter)
         write_checkpoint(tmp_path / "alone", adapter.as_lora(), base, "model")
-    files.write(tmp_path, tmp_path, base, "model")
+    files.write(tmp_path, base, "model")
     missing = {"0": str(tmp_path / "x5"), "1": str(tmp_path / "nowhere")}
     with pytest.raises(AdapterUnreadable), xlora_in_place(base, tmp_path, missing):
         pass

@@ -243,7 +243,7 @@ def test_a_round_goes_back_to_its_own_base_model_only(
     assert "scored on float32 weights" in done.stdout
     trained = rounds.home / "rounds/000002/trained.safetensors"
     trained.write_bytes(replace(rounds.trained(2), origin=None).to_bytes())
-    done = tessera("export", "--config", config(tmp_path), "--round", 2, "--out", out)
+    done = tessera("export", "--config", config(tmp_path), "--round", 2, "--out", out, "--force")
     assert (done.exit_code, "scored on float32 weights" in done.stdout) == (0, True), done.output
 
 
