@@ -153,4 +153,13 @@ def detected(row: Row) -> str:
     for name, columns in COLUMNS_OF.items():
         if row.has(columns):
             return name
-    raise unknown_columns(row, COLUMNS_OF)
+    raise unknown_columns(row, COLUMNS_OF, by_columns)
+
+
+def by_columns(row: Row) -> Example:
+    """Return the example of a row in the format whose columns it has.
+
+    Raises:
+        DataInvalid: it has those of none, or is no example of it.
+    """
+    return ROW_FORMATS[detected(row)](row)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from client_agent.data.formats import ROW_FORMATS, Format, detected, per_row
+from client_agent.data.formats import ROW_FORMATS, Format, by_columns, detected, per_row
 from client_agent.data.own_template import by_template
 from client_agent.data.row import Row
 from client_agent.data.sources import rows
@@ -83,7 +83,7 @@ def load_examples(source: str, options: RowOptions = BY_COLUMNS) -> Loaded:
             unused |= unused_of(row, row_format)
 
     examples = tuple(convert(accepted()))  # rows of one item reach the format together
-    refuse_mixed_flags(source, unused)
+    refuse_mixed_flags(source, unused, options.ignored)
     if not count:
         raise DataInvalid(f"{source}: holds no example; write JSON lines with prompt and completion")
     if not examples:
@@ -95,7 +95,7 @@ def load_examples(source: str, options: RowOptions = BY_COLUMNS) -> Loaded:
 def _format(name: str | None) -> Format:
     """Return a format by its name; None finds every row's format from its columns."""
     if name is None:
-        return per_row(lambda row: ROW_FORMATS[detected(row)](row))
+        return per_row(by_columns)
     if name in ROW_FORMATS:
         return per_row(ROW_FORMATS[name])
     if name in template_names():

@@ -1,15 +1,21 @@
-"""Suggest which columns of a row are a prompt and its answer, where they have names of their own."""
+"""Suggest which columns of a row are a prompt and its answer, where they have names of their own.
+
+Only a mapping with which the row becomes an example is suggested.
+"""
 
 from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
+from dataclasses import replace
 
 from client_agent.data.printable import is_blank, printable
 from client_agent.data.row import Row
+from client_agent.data.turns import role_named
 from client_agent.errors import DataInvalid
+from client_agent.model.chat import ASSISTANT
 
 _PROMPTS = ("prompt", "question", "query", "instruction", "problem", "input", "user", "human", "ask", "title")
 _ANSWERS = (
@@ -27,26 +33,31 @@ _ANSWERS = (
 _CONTEXTS = ("input", "context", "passage")
 _CHOSEN = ("chosen", "preferred_output")
 _REJECTED = ("rejected", "non_preferred_output")
-_TURN_KEYS = ({"role", "content"}, {"from", "value"})
+_TURN_KEYS = ({"role", "content"}, {"role", "tool_calls"}, {"from", "value"})
 
 
-def unknown_columns(row: Row, formats: Mapping[str, AbstractSet[str]]) -> DataInvalid:
-    """Return the error that a row has the columns of no format, with the mapping that would suit it."""
+def unknown_columns(
+    row: Row, formats: Mapping[str, AbstractSet[str]], read: Callable[[Row], object]
+) -> DataInvalid:
+    """Return the error that a row has the columns of no format, with the mapping that suits it.
+
+    Args:
+        formats: the columns of each format.
+        read: makes an example of a row, by which suggestions are tried.
+    """
     listed = "; ".join(f"{name}: {', '.join(sorted(columns))}" for name, columns in formats.items())
     names = ", ".join(map(str, row.columns))
     fact = f"{row.place}: the columns {names} are those of no format ({listed}); "
     chosen = next((name for name in _CHOSEN if row.has([name])), None)
-    suggested = _suggested(row, chosen)
-    pairs = ", ".join(f"{name} = {json.dumps(c, ensure_ascii=False)}" for name, c in suggested.items())
-    options = " ".join(f"--column {shlex.quote(f'{name}={c}')}" for name, c in suggested.items())
+    ignored = sorted({*row.ignored, *(name for name in _REJECTED if chosen and row.has([name]))})
+    trial = replace(row, ignored=frozenset(ignored))
+    suggested = next((names for names in _candidates(trial, chosen) if _suits(trial, names, read)), {})
     if chosen is not None:
-        rejected = [name for name in _REJECTED if row.has([name])]
-        fact += (
-            f"rows with {chosen} are preferences, which are not learnt; to learn the preferred answers, "
-            f"write columns = {{ {pairs} }} and ignore_columns = {json.dumps(rejected)} in silo.toml"
-        )
+        fact += f"rows with {chosen} are preferences, which are not learnt; to learn the preferred answers, "
+        fact += _preferred(trial, suggested, ignored, chosen)
     elif suggested:
-        fact += f"write columns = {{ {pairs} }} in silo.toml ({options} of `agent init`)"
+        options = " ".join(f"--column {shlex.quote(f'{name}={c}')}" for name, c in suggested.items())
+        fact += f"write {written_columns(suggested)} in silo.toml ({options} of `agent init`)"
         fact += ", or set format (--format) to a task template"
     else:
         fact += (
@@ -56,32 +67,73 @@ def unknown_columns(row: Row, formats: Mapping[str, AbstractSet[str]]) -> DataIn
     return DataInvalid(printable(fact))
 
 
-def _suggested(row: Row, chosen: str | None) -> dict[str, str]:
-    """Return (name that a format expects -> column of the row); empty = nothing suits."""
+def _preferred(row: Row, suggested: Mapping[str, str], ignored: Sequence[str], chosen: str) -> str:
+    """Return how the preferred answers of a row can be learnt."""
+    without = f" and ignore_columns = {json.dumps(ignored, ensure_ascii=False)}" if ignored else ""
+    if suggested:
+        whole = ", which learns the whole text of it" if "text" in suggested else ""
+        return f"write {written_columns(suggested)}{without} in silo.toml{whole}"
+    mapped = f"{written_columns({'completion': chosen})}{without} in silo.toml"
+    objects = ((name, value) for name, value in row.columns.items() if isinstance(value, Mapping))
+    inner = [f"{name}.{key}" for name, value in objects for key, entry in value.items() if _is_chat(entry)]
+    if len(inner) == 1:
+        return f"write the list {inner[0]} as a column prompt of the data, and {mapped}"
+    return f"write what comes before the answer as a column prompt of the data, and {mapped}"
+
+
+def written_columns(columns: Mapping[str, str]) -> str:
+    """Return the setting `columns` of silo.toml."""
+    pairs = ", ".join(f"{name} = {_quoted(column)}" for name, column in columns.items())
+    return f"columns = {{ {pairs} }}"
+
+
+def _quoted(column: str) -> str:
+    return json.dumps(column, ensure_ascii=False)
+
+
+def _suits(row: Row, columns: Mapping[str, str], read: Callable[[Row], object]) -> bool:
+    """Whether a row becomes an example with these names of its columns."""
+    if not columns:
+        return False
+    try:
+        read(Row(row.place, row.columns, columns, ignored=row.ignored))
+    except DataInvalid:
+        return False
+    return True
+
+
+def _candidates(row: Row, chosen: str | None) -> Iterator[dict[str, str]]:
+    """Yield mappings (name that a format expects -> column of the row), the likeliest first."""
     usable = {name: value for name, value in row.columns.items() if row.has([name])}
-    chats = [name for name, value in usable.items() if _is_chat(value)]
-    if chosen in chats:
-        return {"messages": chosen}
-    if len(chats) == 1:
-        return {"messages": chats[0]}
+    chats = {name: value for name, value in usable.items() if _is_chat(value)}
     texts = [name for name, value in usable.items() if isinstance(value, str) and not is_blank(value)]
-    answer = chosen or _first(_ANSWERS, texts)
-    if answer is not None and "instruction" in texts:
+    parts = [name for name in usable if name in chats or name in texts]
+    whole = [name for name, value in chats.items() if _is_whole(value)]
+    if chosen in whole:
+        yield {"messages": chosen}
+    elif len(whole) == 1:
+        yield {"messages": whole[0]}
+    answer = chosen or _first(_ANSWERS, parts) or _single(n for n, v in chats.items() if _is_answer(v))
+    if answer in texts and "instruction" in texts:
         context = _first(_CONTEXTS, [name for name in texts if name != answer])
-        return _renamed({"output": answer} | ({"input": context} if context is not None else {}))
-    prompt = _first(_PROMPTS, [name for name in texts if name != answer])
-    if prompt is None and answer is None and len(texts) == 2:
-        prompt, answer = texts
-    if len(texts) == 2 and (prompt is None) != (answer is None):
+        yield _renamed({"output": answer} | ({"input": context} if context is not None else {}))
+    prompt = _first(_PROMPTS, [name for name in parts if name != answer])
+    if prompt is None and answer is None and len(parts) == 2:
+        prompt, answer = parts
+    if len(parts) == 2 and (prompt is None) != (answer is None):
         prompt, answer = (
-            prompt or next(t for t in texts if t != answer),
-            answer or next(t for t in texts if t != prompt),
+            prompt or next(name for name in parts if name != answer),
+            answer or next(name for name in parts if name != prompt),
         )
-    return (
-        _renamed({"prompt": prompt, "completion": answer})
-        if prompt is not None and answer is not None
-        else {}
-    )
+    if prompt is not None and answer is not None:
+        yield _renamed({"prompt": prompt, "completion": answer})
+    elif chosen is not None and parts == [chosen] and chosen in texts:
+        yield {"text": chosen}
+
+
+def _single(names: Iterator[str]) -> str | None:
+    listed = list(names)
+    return listed[0] if len(listed) == 1 else None
 
 
 def _renamed(columns: Mapping[str, str]) -> dict[str, str]:
@@ -100,3 +152,21 @@ def _is_chat(value: object) -> bool:
     return all(
         isinstance(turn, Mapping) and any(keys <= turn.keys() for keys in _TURN_KEYS) for turn in value
     )
+
+
+def _roles(chat: object) -> list[str]:
+    """Return the roles of a chat's turns, without those of the system."""
+    turns = chat if isinstance(chat, Sequence) else ()
+    roles = [role_named(str(turn.get("role", turn.get("from")))) for turn in turns]
+    return [role for role in roles if role != "system"]
+
+
+def _is_whole(chat: object) -> bool:
+    """Whether a chat has the prompt as well as the answer to it."""
+    roles = _roles(chat)
+    return len(roles) > 1 and roles[0] == "user" and roles[-1] not in ("user", "tool")
+
+
+def _is_answer(chat: object) -> bool:
+    """Whether a chat begins with an answer, so that its prompt is elsewhere."""
+    return _roles(chat)[:1] == [ASSISTANT]

@@ -84,6 +84,12 @@ def _role(row: Row) -> tuple[str, str]:
     return role, "content" if row.has(["content"]) and not row.has(["value"]) else "value"
 
 
+def role_named(role: str) -> str:
+    """Return a role as chat templates name it."""
+    folded = _folded(role)
+    return _ROLES.get(folded, folded)
+
+
 def _folded(role: str) -> str:
     """Return a role in lower case if it is a known one, since some exporters write `Human` and `GPT`."""
     folded = role.strip().casefold()

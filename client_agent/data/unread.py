@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 from client_agent.data.formats import COLUMNS_OF
+from client_agent.data.mapping import written_columns
 from client_agent.data.printable import printable
 from client_agent.data.row import Row
 from client_agent.errors import DataInvalid
@@ -27,37 +29,36 @@ _CLASS = (
     "--options of `agent init`), or set format to a built-in task template"
 )
 _LABELS = ("label", "labels", "kto_tag")
-_ANOTHER_NAME = (
-    "the formats messages, sharegpt, alpaca and prompt_completion read {name}: map it with columns"
-)
 _MEDIA = "only text is learnt: leave such rows out"
 _TURN = "write it in the content of the turn, or as a turn of its own"
 _REMEDIES = {
     **dict.fromkeys((*_LABELS, "rejected", "chosen"), _PREFERENCES),
     **dict.fromkeys(("preferred_output", "non_preferred_output"), _PREFERENCES),
-    **dict.fromkeys(("system", "system_prompt", "system_message"), _ANOTHER_NAME.format(name="system")),
     **dict.fromkeys(
-        ("tools", "functions", "function_calls"), "write tools as a column of messages or sharegpt"
+        ("system", "system_prompt", "system_message"),
+        "write it in the prompt, or in a system turn of a chat in a column messages",
+    ),
+    **dict.fromkeys(
+        ("tools", "functions", "function_calls"),
+        "write tools as a column tools beside a chat in a column messages",
     ),
     **dict.fromkeys(("tool_calls", "function_call"), "calls belong to the assistant's turns of a chat"),
-    "history": "the formats alpaca and prompt_completion read history",
+    "history": "write it as turns of a chat in a column messages",
     **dict.fromkeys(("reasoning_content", "reasoning", "thinking", "reasoning_details"), _TURN),
     "refusal": _TURN,
     **dict.fromkeys(("image", "images", "video", "videos", "audio", "audios"), _MEDIA),
     "suffix": "text after the answer is not read: write it in the prompt",
     "documents": "write them in the prompt",
-    "chat_template_kwargs": "set chat_template to a .jinja file that has these values",
+    "chat_template_kwargs": "set chat_template to a .jinja file that has these values, and ignore the column",
     **dict.fromkeys(("weight", "mask", "loss_mask"), "every row counts once: leave rows out, or repeat them"),
 }
 """Columns and keys that change what is learnt, and what to do where a format does not read them."""
-_REMEDIES_OF = {
-    ("alpaca", "context"): 'map it: columns = { input = "context" }',
-    ("prompt_completion", "context"): "write it in the prompt",
-    (
-        "prompt_completion",
-        "input",
-    ): "write it in the prompt, or map columns = { instruction = ..., output = ... }",
+_OTHER_NAMES = {
+    **dict.fromkeys(("system_prompt", "system_message"), "system"),
+    "functions": "tools",
+    "context": "input",
 }
+"""Columns that a format reads by another name, if it reads that name and the row has no such column."""
 _READ_BY = {
     "messages": {"system", "tools", "functions"},
     "sharegpt": {"system", "tools", "functions"},
@@ -110,21 +111,26 @@ def unused_of(row: Row, row_format: str) -> Unused:
     also = _other_formats(row, row_format)
     read_by_them = {column for name in also for column in COLUMNS_OF[name] | _READ_BY.get(name, set())}
     columns, flags = set(), set()
+    refused: dict[str, tuple[str, str]] = {}
     for name, value in row.unread():
         key = name.rpartition(".")[2]
-        remedy = _remedy(row_format, name, key, value)
+        remedy = _remedy(row, row_format, name, value)
         if _is_neutral(key, value):
             continue
         if remedy is not None and name not in read_by_them:
-            raise _refused(f"{row.place}: column {name} changes what is learnt", key, remedy)
+            refused.setdefault(key, (name, remedy))
+            continue
         if key not in _HARMLESS and not key.endswith("_id"):
             columns.add(name)
             if (flag := _flag(value)) is not None and row_format != OWN_TEMPLATE and name not in read_by_them:
                 flags.add((name, flag))
+    if refused:
+        name, remedy = next(iter(refused.values()))
+        raise _refused(f"{row.place}: column {name} changes what is learnt", row.ignored, refused, remedy)
     return Unused(frozenset(columns), frozenset((row_format, name) for name in also), frozenset(flags))
 
 
-def refuse_mixed_flags(source: str, unused: Unused) -> None:
+def refuse_mixed_flags(source: str, unused: Unused, ignored: Iterable[str] = ()) -> None:
     """Raise where a column that is not read divides the rows of a source into true and false ones.
 
     Whatever its name is (`is_good`, `accepted`): rows that are marked as bad would be learnt like the good.
@@ -137,16 +143,20 @@ def refuse_mixed_flags(source: str, unused: Unused) -> None:
             raise _refused(
                 f"{source}: column {name} is true in some rows and false in others, which may change what is "
                 "learnt",
-                name.rpartition(".")[2],
+                ignored,
+                [name.rpartition(".")[2]],
                 _PREFERENCES,
             )
 
 
-def _refused(fact: str, key: str, remedy: str) -> DataInvalid:
+def _refused(fact: str, ignored: Iterable[str], keys: Iterable[str], remedy: str) -> DataInvalid:
+    """Return the refusal of a column that is not read, with a setting that ignores all such columns."""
+    listed = json.dumps([*sorted(ignored), *keys], ensure_ascii=False)
+    options = " ".join(f"--ignore {key}" for key in keys)
     return DataInvalid(
         printable(
-            f'{fact}, and is not read; {remedy}; or set ignore_columns = ["{key}"] in silo.toml to train '
-            f"without it (--ignore {key} of `agent init`)"
+            f"{fact}, and is not read; {remedy}; or set ignore_columns = {listed} in silo.toml to train "
+            f"without it ({options} of `agent init`)"
         )
     )
 
@@ -156,12 +166,33 @@ def _flag(value: object) -> bool | None:
     return {"true": True, "false": False}.get(str(value).strip().lower())
 
 
-def _remedy(row_format: str, name: str, key: str, value: object) -> str | None:
+def _remedy(row: Row, row_format: str, name: str, value: object) -> str | None:
+    """Return what to do about a column that is not read and changes what is learnt; None = it does not."""
+    key = name.rpartition(".")[2]
     if row_format == OWN_TEMPLATE:
         return None  # it names what is read, so that the rest is left out by intention
     if key in _LABELS and not isinstance(value, bool) and str(value).lower() not in ("true", "false"):
         return _CLASS
-    return _REMEDIES_OF.get((row_format, name)) or _REMEDIES.get(key)
+    if row_format == "prompt_completion" and name in ("input", "context"):
+        return f"write it in the prompt{_as_alpaca(row, name)}"
+    if row_format == "alpaca" and name == "context" and row.has(["input"]):
+        return "write it in the column input"
+    remedy = _REMEDIES.get(key)
+    format_name = _OTHER_NAMES.get(name, "")
+    is_free = format_name in _READ_BY.get(row_format, ()) and not row.has([format_name])
+    if is_free and (remedy is not None or row_format == "alpaca"):
+        return f"map it: {written_columns({**row.names, format_name: name})}"
+    return remedy
+
+
+def _as_alpaca(row: Row, name: str) -> str:
+    """Return how a prompt, its completion and an input can be read together; empty = they are no texts."""
+    instruction, output = (row.names.get(column, column) for column in ("prompt", "completion"))
+    if not all(isinstance(row.columns[column], str) for column in (instruction, output, name)):
+        return ""
+    columns = {key: column for key, column in row.names.items() if key not in ("prompt", "completion")}
+    columns |= {"instruction": instruction, "output": output} | ({"input": name} if name != "input" else {})
+    return f', or set format = "alpaca" and {written_columns(columns)}'
 
 
 def _other_formats(row: Row, row_format: str) -> list[str]:
