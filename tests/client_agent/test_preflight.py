@@ -148,7 +148,7 @@ def test_answers_that_nothing_stops_fail_the_check(tmp_path: Path) -> None:
     assert not checks["end of answers"].passed
     assert "no answer ends with a token that stops generation" in checks["end of answers"].detail
     assert checks["data"].passed
-    assert checks["data"].detail.endswith("not used: mood")
+    assert "; not used: mood; " in checks["data"].detail
 
 
 def test_free_space_is_compared_with_rounds(tmp_path: Path) -> None:

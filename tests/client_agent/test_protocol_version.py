@@ -12,6 +12,7 @@ import pytest
 from client_agent.daemon import run
 from client_agent.errors import VersionMismatch
 from client_agent.rounds.participant import Participant
+from client_agent.transport import handshake
 from client_agent.transport.handshake import require_sums
 from schemas.messages.federations import FederationPlan
 from schemas.messages.tokens import Hello
@@ -54,17 +55,23 @@ def test_sums_of_another_format_are_refused(capabilities: list[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "said"),
+    ("version", "message"),
     [
-        (Changed("/hello", protocol_version=1), "speaks protocol 1, this agent 2; upgrade the older"),
-        (Changed("/hello", protocol_version=3), "speaks protocol 3, this agent 2; upgrade the older"),
-        (Changed("/current", training={"learning_rate": "warm"}), r"training\.learning_rate.*; upgrade"),
+        (1, "speaks protocol 2, this agent 1; upgrade the older"),
+        (3, "speaks protocol 2, this agent 3; upgrade the older"),
     ],
-    ids=["older", "newer", "unknown brief"],
 )
-def test_an_agent_of_another_version_than_its_coordinator_ends(
-    started: Enrolled, line: Changed, said: str
+def test_agent_of_another_version_ends(
+    started: Enrolled, monkeypatch: pytest.MonkeyPatch, version: int, message: str
 ) -> None:
-    who = started(line, **alone_plan())
-    with pytest.raises(VersionMismatch, match=said):
-        run(who, naps(5))
+    participant = started(**alone_plan())
+    monkeypatch.setattr(handshake, "PROTOCOL_VERSION", version)
+    with pytest.raises(VersionMismatch, match=message):
+        run(participant, naps(5))
+
+
+def test_agent_that_cannot_read_a_brief_ends(started: Enrolled) -> None:
+    line = Changed("/current", training={"learning_rate": "warm"})
+    participant = started(line, **alone_plan())
+    with pytest.raises(VersionMismatch, match=r"training\.learning_rate.*; upgrade"):
+        run(participant, naps(5))

@@ -62,7 +62,7 @@ def test_operators_command_names_the_variable(
     with pytest.raises(typer.Exit):
         Coordinator(URL, "token")
     printed = capsys.readouterr().err
-    assert printed.startswith("tessera: ALL_PROXY is socks5://***@127.0.0.1:1")
+    assert printed.startswith("error: ALL_PROXY is socks5://***@127.0.0.1:1")
     assert "secret" not in printed
 
 

@@ -158,8 +158,8 @@ def test_rows_without_tasks_are_refused(tmp_path: Path) -> None:
         (KEYWORDS, 'categories = ["code", "code"]', "silo-1 has a category twice"),
         (BY_CLIENT, 'categories = ["code"]', "which need a partition by_keyword or by_category"),
         (CATEGORIES.replace("Question Answering", "Translation"), "", "a category is named twice"),
-        (KEYWORDS.replace('["sql"]', "[]"), "", r"partition\.by_keyword\.keywords\.code"),
-        (KEYWORDS.replace('["sql"]', '[" "]'), "", r"partition\.by_keyword\.keywords\.code"),
+        (KEYWORDS.replace('["sql"]', "[]"), "", r"partition\.keywords\.code"),
+        (KEYWORDS.replace('["sql"]', '[" "]'), "", r"partition\.keywords\.code"),
     ],
 )
 def test_what_does_not_fit_is_refused_in_the_study(

@@ -174,7 +174,7 @@ def test_the_record_counts_what_every_silo_has(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("partition", "more", "message"),
     [
-        ('kind = "dirichlet"\nalpha = 0', "", "partition.dirichlet.alpha"),
+        ('kind = "dirichlet"\nalpha = 0', "", "partition.alpha"),
         ('kind = "by_colour"', "", "partition: Input tag 'by_colour'"),
         ('kind = "by_size"', "", "set either sizes or power"),
         ('kind = "by_size"\nsizes = [1, 2]', "", "partition.sizes: 2 sizes for 4 silos"),
