@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.logging import RichHandler
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
+from client_agent.counted import counts_shown
 from client_agent.errors import AgentError, SettingsUnusable, Stopped
 from schemas.command import fail
 from schemas.user_files import FileUnusable, complaint, is_blocked
@@ -41,11 +42,13 @@ _INTERRUPTED = 130  # 128 + SIGINT, as in shells
 def clear_errors(*, resumes: bool = False) -> Iterator[None]:
     """Print an `AgentError` without a traceback and exit 1.
 
+    Reading and tokenising show a count on standard error once they take more than five seconds.
     A stop exits 0 if the command `resumes` at its next start, else 130. An interrupt of a command that sets
     no flag for it exits 130.
     """
     try:
-        yield
+        with counts_shown():
+            yield
     except Stopped:
         if resumes:
             print("stopped; start the same command again to resume", file=sys.stderr)

@@ -146,28 +146,36 @@ def _summary(
 def _counts(
     examples: Sequence[Example], whole_count: int, tokenizer: PreTrainedTokenizerFast, max_length: int
 ) -> dict[str, object]:
+    from client_agent.counted import counted
     from client_agent.model.examples import encode_example, encode_whole
 
-    whole = [encode_example(example, tokenizer, sys.maxsize) for example in examples]
-    lengths = [len(text.ids) for text in whole]
-    is_cut = [
-        length > max_length and not example.is_raw_text
-        for example, length in zip(examples, lengths, strict=True)
-    ]
-    encoded = [text for example in examples for text in encode_whole(example, tokenizer, max_length)]
-    learnt = sum(sum(text.answer[1:]) for text in whole)  # nothing predicts the first token
+    lengths: list[int] = []
+    learnt = learnt_read = tokens = text_count = tokens_cut = cut_count = 0
+    for example in counted(examples, "tokenising examples", len(examples)):
+        whole = encode_example(example, tokenizer, sys.maxsize)
+        length = len(whole.ids)
+        fits = length <= max_length
+        texts = [whole] if fits else encode_whole(example, tokenizer, max_length)
+        lengths.append(length)
+        learnt += sum(whole.answer[1:])  # nothing predicts the first token
+        learnt_read += sum(sum(text.answer[1:]) for text in texts)
+        tokens += sum(len(text.ids) for text in texts)
+        text_count += len(texts)
+        if not fits and not example.is_raw_text:
+            cut_count += 1
+            tokens_cut += length - max_length
     return {
         "examples": len(examples),
         "share": f"{len(examples) / whole_count:.0%}",
         "duplicates": len(examples) - len({example.key for example in examples}),
-        "tokens": sum(len(text.ids) for text in encoded),
+        "tokens": tokens,
         "median tokens": int(statistics.median(lengths or [0])),
         "longest": max(lengths, default=0),
         "learnt tokens": learnt,
-        f"cut at {max_length}": sum(is_cut),
-        "tokens cut": sum(length - max_length for length, cut in zip(lengths, is_cut, strict=True) if cut),
-        "learnt tokens cut": learnt - sum(sum(text.answer[1:]) for text in encoded),
-        "pieces": len(encoded),
+        f"cut at {max_length}": cut_count,
+        "tokens cut": tokens_cut,
+        "learnt tokens cut": learnt - learnt_read,
+        "pieces": text_count,
     }
 
 

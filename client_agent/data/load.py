@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from client_agent.counted import counted
 from client_agent.data.formats import ROW_FORMATS, Format, by_columns, detected, per_row
 from client_agent.data.own_template import by_template
 from client_agent.data.row import Row
@@ -72,7 +73,7 @@ def load_examples(source: str, options: RowOptions = BY_COLUMNS) -> Loaded:
 
     def accepted() -> Iterator[Row]:
         nonlocal count, unused
-        for row in rows(source):
+        for row in counted(rows(source), f"reading {source}"):
             count += 1
             row = replace(row, names=dict(options.columns), ignored=frozenset(options.ignored))
             if options.skip_bad_rows and not _is_an_example(convert, row, options.name, errors):

@@ -13,6 +13,7 @@ from typing import Any, cast
 
 from transformers import PreTrainedTokenizerFast
 
+from client_agent.counted import counted
 from client_agent.errors import TextTooLong, TokenizerUnfit
 from client_agent.model.chat import ASSISTANT, Learnt, Turn, prompt_of, rendered_chat
 from client_agent.model.comparable_text import folded
@@ -248,14 +249,14 @@ def encode_beginnings(base: BaseModel, examples: Sequence[Example], max_length: 
     """
 
     texts: list[Encoded] = []
-    for example in examples:
+    for example in counted(examples, "tokenising examples", len(examples)):
         tokenised = partial(encode_all, [example], base.tokenizer, max_length)
         texts += base.tokens.get("beginning", example, max_length, tokenised)
     return _fitting(base, texts)
 
 
 def _pieces(base: BaseModel, examples: Sequence[Example], max_length: int) -> Iterator[tuple[Encoded, ...]]:
-    for example in examples:
+    for example in counted(examples, "tokenising examples", len(examples)):
         tokenised = partial(encode_whole, example, base.tokenizer, max_length)
         yield base.tokens.get("whole", example, max_length, tokenised)
 

@@ -12,6 +12,7 @@ from functools import reduce
 from operator import or_
 from pathlib import Path
 
+from client_agent.counted import counted
 from client_agent.data.load import BY_COLUMNS, RowOptions, load_examples
 from client_agent.data.unread import ALL_USED, Unused
 from client_agent.errors import DataInvalid
@@ -257,7 +258,8 @@ def split_digests(examples: Sequence[Example]) -> dict[str, str]:
     set, and otherwise the example's own. Where fewer than five prompts are different, all digests are the
     examples' own: prompts tell them not apart.
     """
-    prompts = {example.key: example.prompt_key for example in examples}
+    counted_examples = counted(examples, "comparing prompts", len(examples))
+    prompts = {example.key: example.prompt_key for example in counted_examples}
     counts = Counter(prompts.values())
     if len(counts) < _FEWEST_DIFFERENT:
         return {key: key for key in prompts}

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from transformers import PreTrainedTokenizerFast
 
+from client_agent.counted import counted
 from client_agent.model.chat import ASSISTANT
 from client_agent.model.chat_template import has_generation_tags
 from client_agent.model.comparable_text import folded
@@ -86,7 +87,7 @@ def _named(example: Example) -> str:
 def _special_texts(examples: Sequence[Example], tokenizer: PreTrainedTokenizerFast) -> list[str]:
     as_text: list[list[str]] = []
     as_tokens: list[list[str]] = []
-    for example in examples:
+    for example in counted(examples, "searching special tokens", len(examples)):
         spelled = special_texts(_content(example), tokenizer)
         if spelled:
             is_text = bool(example.turns) or bool(learnt_parts(example, tokenizer).as_text)
@@ -122,7 +123,8 @@ def _endings(chats: Sequence[Example], tokenizer: PreTrainedTokenizerFast) -> li
     answers = max(sum(turn.role == ASSISTANT for turn in example.chat) for example in chats)
     if has_generation_tags(tokenizer):
         ends = ends_of(tokenizer)
-        texts = [encode_example(example, tokenizer, sys.maxsize) for example in chats]
+        chats_read = counted(chats, "tokenising chats", len(chats))
+        texts = [encode_example(example, tokenizer, sys.maxsize) for example in chats_read]
         count = sum(not any(a and i in ends for i, a in zip(t.ids, t.answer, strict=True)) for t in texts)
         return (
             [
@@ -145,7 +147,7 @@ def _endings(chats: Sequence[Example], tokenizer: PreTrainedTokenizerFast) -> li
 
 def _not_learnt(chats: Sequence[Example], tokenizer: PreTrainedTokenizerFast) -> list[str]:
     missing = 0
-    for example in chats:
+    for example in counted(chats, "rendering chats", len(chats)):
         answers = sum(turn.role == ASSISTANT and turn.learnt for turn in example.chat)
         missing += max(0, answers - len(learnt_parts(example, tokenizer).spans))
     if not missing:
