@@ -16,8 +16,8 @@ PREPARED: Final = "prepared.json"
 LEDGER: Final = "privacy_ledger.json"
 START_SCORES: Final = "start_scores.json"
 EXPERTS: Final = "experts.json"
-REQUESTS: Final = "requests"
-PROGRESS: Final = "progress"
+SENT: Final = "sent"
+"""The folder of the log of sent requests."""
 RATES: Final = "rates"
 PREFIXES: Final = "prefixes"
 MODELS: Final = "models"
@@ -25,8 +25,6 @@ TRACKERS: Final = "trackers"
 EARLIER: Final = "earlier"
 
 FILES: Final = (LOCK, KEY, NEXT_KEY, MEMBERSHIP, ENROLLED, PREPARED, LEDGER, START_SCORES, EXPERTS)
-LOGS: Final = (REQUESTS, PROGRESS)
-"""Files of lines, of which older ones have a number in their name."""
-FOLDERS: Final = (RATES, PREFIXES, MODELS, TRACKERS, EARLIER)
+FOLDERS: Final = (SENT, RATES, PREFIXES, MODELS, TRACKERS, EARLIER)
 FEDERATION: Final = r"fed_[0-9a-f]+"
 """The pattern of a federation's folder."""

@@ -73,12 +73,12 @@ def _proxy(target: SplitResult) -> tuple[str | None, str]:
         return None, ""
     variable, value = _variable(f"{kind}_proxy"), proxies[kind].strip()
     url = value if "://" in value else f"http://{value}"
-    parts = urlsplit(url)
     try:
-        is_complete = bool(parts.hostname) and _port(parts) != 0
+        parts = urlsplit(url)
+        is_usable = bool(parts.hostname) and _port(parts) != 0 and parts.scheme in _PROXY_SCHEMES
     except ValueError:
-        is_complete = False
-    if not is_complete or parts.scheme not in _PROXY_SCHEMES:
+        is_usable = False
+    if not is_usable:
         raise EnvironmentUnusable(
             f"{variable} is {_hidden(value)}, which is not the URL of a proxy; set it to one such as "
             "http://proxy.example.org:3128, or unset it"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
@@ -24,6 +25,7 @@ from client_agent.model.complete_turns import fixed_parts, is_interleaved, is_re
 from client_agent.model.special_text import Span, hide, located, reveal
 from client_agent.model.template_facts import TemplateFacts, facts_of
 
+_SWITCH = re.compile(r"(?<!\S)/(?:no_)?think(?!\S)")
 _PROBE = "~tessera~"
 _SHOWN = 60
 _THINK_END = "</think>"
@@ -222,9 +224,10 @@ class _Chat:
         if rendered is None:
             return False
         is_earlier = turn.role == ASSISTANT and (prompt or index < len(self.turns) - 1)
-        if is_earlier and rendered.strip():
+        if is_earlier:
             through = self.turns[: index + 1]
-            if prompt or self._rendered_content(index, through, self._render(through), prompt=False) is None:
+            is_whole = self._rendered_content(index, through, self._render(through), prompt=False) is None
+            if is_whole or (prompt and rendered.strip()):
                 return True
         if not rendered.strip():
             raise self._left_out(turn, "the content")
@@ -237,7 +240,14 @@ class _Chat:
             changed = self._render((*turns[:index], probe, *turns[index + 1 :]), prompt=prompt)
         except DataInvalid:  # the template reads the content, such as JSON of a tool
             changed = ""
-        return is_rendered(turns[index].content, text.rstrip(), changed.rstrip())
+        content, text, changed = turns[index].content, text.rstrip(), changed.rstrip()
+        rendered = is_rendered(content, text, changed)
+        if rendered is not None and turns[index].role != ASSISTANT:
+            # Templates of models that reason take these switches out of instructions, and act on them.
+            without_switches = _SWITCH.sub("", content)
+            if without_switches != content and is_rendered(without_switches, text, changed) is None:
+                return None
+        return rendered
 
     def _require_fields(self, index: int, fields: dict[str, object], text: str, *, prompt: bool) -> None:
         """Raise if an answer's calls of tools or its reasoning are left out.

@@ -7,14 +7,14 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from client_agent.agent_entries import FEDERATION, FILES, FOLDERS, LOGS
+from client_agent.agent_entries import FEDERATION, FILES, FOLDERS
 from schemas.private_files import FOLDER_MODE, below, tighten
 
 log = logging.getLogger("tessera.agent")
 
 # A file during its write has a leading dot and an ending.
 _AGENT_FILES = re.compile(
-    rf"\.?({'|'.join(map(re.escape, FILES))})(\..*)?|\.?({'|'.join(LOGS)})[.-].*"
+    rf"\.?({'|'.join(map(re.escape, FILES))})(\..*)?"
     rf"|{'|'.join(map(re.escape, FOLDERS))}|{FEDERATION}"
 )
 

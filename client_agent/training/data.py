@@ -6,7 +6,7 @@ The split depends on the examples' text only.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 from operator import or_
@@ -116,14 +116,16 @@ def load_data(
         if source is not None
     }
     examples = loaded["train"].examples
+    # Both sets are chosen by the digests of the whole source: what is left may have too few prompts.
+    digests = split_digests(examples)
     if "test" in loaded:
         tests = loaded["test"].examples
     else:
-        examples, tests = with_test(examples, str(train), test_share)
+        examples, tests = with_test(examples, str(train), test_share, digests)
     if "validation" in loaded:
         validations = loaded["validation"].examples
     else:
-        examples, validations = with_validation(examples, validation_share)
+        examples, validations = with_validation(examples, validation_share, digests)
     skipped = tuple(error for source in loaded.values() for error in source.skipped)
     unused = reduce(or_, (source.unused for source in loaded.values()))
     return SiloData(examples, validations, tests, skipped, unused)
@@ -137,10 +139,15 @@ def without_held_out(data: SiloData) -> SiloData:
     Raises:
         DataInvalid: no training example is left.
     """
-    twins = {example.key for example in twins_between(data.train, (*data.validation, *data.test))}
+    held_out = (*data.validation, *data.test)
+    twins = {example.key for example in twins_between(data.train, held_out)}
     if not twins:
         return data
     training = tuple(example for example in data.train if example.key not in twins)
+    if not training and len({example.prompt_key for example in data.all}) < _FEWEST_DIFFERENT:
+        # A hundred answers to one prompt, which `split_digests` divides by their own digests.
+        equal = {example.key for example in held_out}
+        training = tuple(example for example in data.train if example.key not in equal)
     if not training:
         raise DataInvalid(
             "every training example has the prompt of a validation or test example, and private training "
@@ -150,7 +157,10 @@ def without_held_out(data: SiloData) -> SiloData:
 
 
 def with_test(
-    examples: _Examples, source: str, test_share: float = TEST_SHARE
+    examples: _Examples,
+    source: str,
+    test_share: float = TEST_SHARE,
+    digests: Mapping[str, str] | None = None,
 ) -> tuple[_Examples, _Examples]:
     """Split examples into the others and the test set, by digest.
 
@@ -160,9 +170,9 @@ def with_test(
     Raises:
         DataInvalid: one of both is empty; `source` names the data.
     """
-    training, tests = _split(examples, test_share, digits=slice(0, 8))
-    digests = split_digests(examples)
-    keys = sorted(set(digests.values()))
+    digests = split_digests(examples) if digests is None else digests
+    training, tests = _split(examples, test_share, digests, digits=slice(0, 8))
+    keys = sorted({digests[example.key] for example in examples})
     if len(keys) >= _FEWEST_DIFFERENT and not (training and tests):
         moved = keys[:1] if training else keys[:-1]
         training = tuple(example for example in examples if digests[example.key] not in moved)
@@ -179,10 +189,13 @@ def with_test(
 
 
 def with_validation(
-    examples: _Examples, validation_share: float = VALIDATION_SHARE
+    examples: _Examples,
+    validation_share: float = VALIDATION_SHARE,
+    digests: Mapping[str, str] | None = None,
 ) -> tuple[_Examples, _Examples]:
     """Split training examples into training and validation set by digest; the training set is never empty."""
-    training, validation = _split(examples, validation_share, digits=slice(8, 16))
+    digests = split_digests(examples) if digests is None else digests
+    training, validation = _split(examples, validation_share, digests, digits=slice(8, 16))
     return (training, validation) if training else (examples, ())
 
 
@@ -203,7 +216,7 @@ def with_probe(data: SiloData, most: int) -> SiloData:
     candidates = {example.key for example in data.train} - held_out
     share = min(LARGEST_PROBE_SHARE, most / len(candidates)) if candidates else 0.0
     below = tuple(example for example in data.train if example.key in candidates)
-    _, chosen = _split(below, share, digits=slice(16, 24))
+    _, chosen = _split(below, share, split_digests(data.all), digits=slice(16, 24))
     keys = {example.key for example in chosen}
     if len(keys) < MIN_PROBE:
         return data
@@ -241,10 +254,12 @@ def _unscored(example: Example, metric: MetricName) -> str | None:
     return None
 
 
-def _split(examples: _Examples, share: float, *, digits: slice) -> tuple[_Examples, _Examples]:
+def _split(
+    examples: _Examples, share: float, digests: Mapping[str, str], *, digits: slice
+) -> tuple[_Examples, _Examples]:
     """Return the others and the chosen: those whose digits of the digest are below the share."""
-    digests = split_digests(examples)
-    chosen = {key for key, digest in digests.items() if int(digest[digits], 16) < share * 2**32}
+    keys = {example.key for example in examples}
+    chosen = {key for key in keys if int(digests[key][digits], 16) < share * 2**32}
     return (
         tuple(e for e in examples if e.key not in chosen),
         tuple(e for e in examples if e.key in chosen),

@@ -220,7 +220,7 @@ def _reference(base: BaseModel, example: Example) -> str:
     if not example.answer_fields:
         return example.completion
     parts = learnt_parts(example, base.tokenizer)
-    answer = parts.text[parts.answer :]
+    answer = parts.text[parts.answer : parts.spans[-1][1]]
     ids, _ = tokens_of(base.tokenizer, answer, special=False)
     decode = cast(Any, base.tokenizer).decode
     return str(decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False))

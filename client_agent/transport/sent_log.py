@@ -19,13 +19,12 @@ from typing import Final
 import httpx
 from pydantic import TypeAdapter, ValidationError
 
-from client_agent.agent_entries import PROGRESS, REQUESTS
+from client_agent.agent_entries import SENT as SENT
 from client_agent.errors import AgentError
 from schemas.wire.digests import digest_of
 
-SENT: Final = "sent"
-"""The folder of the log, in the agent's folder."""
-
+REQUESTS: Final = "requests"
+PROGRESS: Final = "progress"
 _ROUND = re.compile(r"/rounds/(\d+)/")
 _SHOWN = (PROGRESS, "scores")
 _KINDS: Final = (

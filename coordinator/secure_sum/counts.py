@@ -10,7 +10,7 @@ from sqlalchemy.orm import Session
 
 from coordinator.db.tables.secure_sum import SumSessionRow
 from coordinator.secure_sum import store
-from coordinator.secure_sum.session_terms import once, terms_of
+from coordinator.secure_sum.session_terms import is_of_earlier_version, once, terms_of
 from coordinator.storage import payloads
 from schemas.identity.keys import encode
 from schemas.messages.secure_sum import SumTerms
@@ -66,7 +66,7 @@ def _outcome(session: Session, row: SumSessionRow) -> SumCounts:
     masked = store.closed_set(row, "masked") or []
     groups = [segment.name for segment in terms.segments]
     openings = None
-    if are_proved(terms):
+    if are_proved(terms) and not is_of_earlier_version(terms):  # whose counts have no openings
         size = POINT_BYTES * len(groups)
         scalars = payloads.read(session, row.total_payload_id, len(octets), len(octets) + size)
         parts = (scalars[begin : begin + POINT_BYTES] for begin in range(0, size, POINT_BYTES))

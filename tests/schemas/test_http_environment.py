@@ -34,6 +34,7 @@ def _without_variables(monkeypatch: pytest.MonkeyPatch) -> None:
         ("https_proxy", "http://127.0.0.1:99999", "is not the URL of a proxy"),
         ("HTTPS_PROXY", "http://:3128", "is not the URL of a proxy"),
         ("HTTPS_PROXY", "ftp://127.0.0.1", "is not the URL of a proxy"),
+        ("HTTPS_PROXY", "http://[::1:3128", "is not the URL of a proxy"),
         ("SSL_CERT_FILE", "/missing.pem", "no such file or directory"),
         ("SSL_CERT_FILE", os.devnull, "no certificate or crl found"),
         ("SSL_CERT_FILE", "/", "is a directory"),

@@ -117,6 +117,10 @@ class BoundedConnection(OneRequestConnection):
         """Refuse the connection that sends requests without awaiting their responses."""
         self._refuse(Busy())
 
+    def on_too_many_parts(self) -> None:
+        """Refuse a chunked body that costs more to divide than to read."""
+        self._refuse(RequestMalformed("a chunked body repeats the end of a body; send another coding"))
+
     def on_message_begin(self) -> None:
         self._in_head, self._head_bytes, self._unread_bytes = True, 0, 0
         self._target_bytes = self._fields = 0

@@ -15,6 +15,8 @@ HELD_BYTES = 2**24
 """Bytes of later requests that all connections of a process may hold together."""
 
 _END = b"\r\n\r\n"  # of each head, and of each chunked body
+_MOST_PARTS = 1024
+"""Parts of a chunked body that end as bodies do. Each is parsed by itself; in random data one is in 4 GiB."""
 
 
 class _Flow(FlowControl):
@@ -45,6 +47,7 @@ class OneRequestConnection(HttpToolsProtocol):
         self._is_amid_request = False
         self._body_left: int | None = None  # bytes; None in a head and in a chunked body
         self._tail = b""  # the last bytes parsed, which may be a part of `_END`
+        self._parts = 0  # of this request that ended with `_END`
 
     @property
     def held_bytes(self) -> int:
@@ -77,6 +80,10 @@ class OneRequestConnection(HttpToolsProtocol):
         """Close the connection: all connections together hold too many bytes."""
         self.transport.close()
 
+    def on_too_many_parts(self) -> None:
+        """Close the connection: its chunked body is made of ends of bodies."""
+        self.transport.close()
+
     def discard_held(self) -> None:
         """Drop the bytes of later requests, and read on."""
         self._held, self._position = b"", 0
@@ -86,7 +93,7 @@ class OneRequestConnection(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         if self._is_answering():
             raise ValueError  # the parser stops, and uvicorn calls send_400_response
-        self._is_amid_request = True
+        self._is_amid_request, self._parts = True, 0
         super().on_message_begin()
 
     def on_headers_complete(self) -> None:
@@ -133,6 +140,8 @@ class OneRequestConnection(HttpToolsProtocol):
             begin = self._position
             self._position = end = self._part_end(begin)
             self.feed(self._held[begin:end])
+            if self._parts > _MOST_PARTS:
+                self.on_too_many_parts()
         was_holding = self.flow.is_holding
         if self._position >= len(self._held) or self.transport.is_closing():
             self.discard_held()
@@ -149,9 +158,11 @@ class OneRequestConnection(HttpToolsProtocol):
         tail, self._tail = self._tail, b""
         across = (tail + self._held[begin : begin + len(_END) - 1]).find(_END)
         if across >= 0:
+            self._parts += 1
             return begin + across + len(_END) - len(tail)
         end = self._held.find(_END, begin)
         if end >= 0:
+            self._parts += 1
             return end + len(_END)
         self._tail = (tail + self._held[begin:])[1 - len(_END) :]
         return len(self._held)

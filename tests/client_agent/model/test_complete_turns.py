@@ -107,3 +107,19 @@ def test_quoted_sign_is_whole(content: str) -> None:
     assert rendered_chat(
         (QUESTION, Turn("assistant", content)), with_answers("{{ m.content | tojson }}")
     ).spans
+
+
+def test_switches_of_instructions_may_be_left_out() -> None:
+    tokenizer = with_answers(WHOLE)
+    tokenizer.chat_template = tokenizer.chat_template.replace(
+        "{{ m.content }}{% endif %}<eos>", "{{ m.content.replace('/no_think', '') }}{% endif %}<eos>"
+    )
+    turns = (Turn("system", "be brief. /no_think"), QUESTION, Turn("assistant", "four"))
+    assert "be brief. [user]" in rendered_chat(turns, tokenizer).text.replace("<eos>", "")
+
+
+def test_earlier_answer_that_is_dropped_whole_is_not_learnt() -> None:
+    tokenizer = with_answers(EARLIER_SHORT)
+    turns = (QUESTION, Turn("assistant", "<think>two</think>"), QUESTION, Turn("assistant", "four"))
+    rendered = rendered_chat(turns, tokenizer)
+    assert [rendered.text[start:end] for start, end in rendered.spans] == ["four<eos>"]

@@ -6,7 +6,7 @@ import stat
 from collections.abc import Callable
 from pathlib import Path
 
-from client_agent.agent_entries import FILES, FOLDERS, LOGS
+from client_agent.agent_entries import FILES, FOLDERS
 from client_agent.daemon import run
 from client_agent.privacy.ledger import Book, Ledger
 from client_agent.rounds.participant import Participant
@@ -19,9 +19,8 @@ def mode(path: Path) -> int:
 
 
 def test_every_own_file_is_tightened(tmp_path: Path) -> None:
-    names = (*FILES, *(f"{log}{end}" for log in LOGS for end in (".jsonl", "-1.jsonl")))
     Ledger(tmp_path).write(Book())
-    for file in (tmp_path / name for name in names):
+    for file in (tmp_path / name for name in FILES):
         file.touch()
         file.chmod(0o644)
     for folder in (tmp_path / name for name in (*FOLDERS, "fed_01")):

@@ -120,7 +120,22 @@ def test_private_training_leaves_out_held_out_prompts() -> None:
     assert without_held_out(data).train == (Example("e", "f"),)
     assert without_held_out(replace(data, validation=(), test=())).train == train
     with pytest.raises(DataInvalid, match="every training example has the prompt of"):
-        without_held_out(replace(data, train=train[:2]))
+        without_held_out(replace(data, train=train[:1]))
+
+
+def test_private_training_on_one_prompt_keeps_other_answers() -> None:
+    train = (Example("Write a poem.", "c"), Example("Write a poem.", "d"))
+    data = SiloData(train, (), (Example("Write a poem.", "c"),))
+    assert without_held_out(data).train == train[1:]
+
+
+def test_few_prompts_are_in_one_set_each(tmp_path: Path) -> None:
+    lines = [{"prompt": f"prompt {i % 5}", "completion": f"answer {i}"} for i in range(200)]
+    data = load_data(written(tmp_path / "all.jsonl", *lines))
+    prompts = [{e.prompt for e in examples} for examples in (data.train, data.validation, data.test)]
+    assert prompts[0]
+    assert prompts[2]
+    assert sum(map(len, prompts)) == 5
 
 
 def test_the_test_examples_are_those_without_a_validation_set(tmp_path: Path) -> None:

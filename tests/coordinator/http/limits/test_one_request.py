@@ -8,7 +8,7 @@ import socket
 import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from typing import Any
 
 import pytest
@@ -232,6 +232,15 @@ def test_connections_that_hold_too_much_are_refused(server: Echo, monkeypatch: p
     with closing(line_again):
         line_again.sendall(head("GET", "/again") * 2)
         assert responses(line_again, 2) == ["[GET /again ]"] * 2
+
+
+def test_chunked_body_of_ends_is_refused(server: Echo) -> None:
+    chunk = b"10000\r\n" + b"\r\n" * 2**15 + b"\r\n"
+    with closing(server.connect()) as line:
+        line.sendall(head("POST", "/1", "Transfer-Encoding: chunked"))
+        with suppress(OSError):
+            line.sendall(chunk)
+        assert b" 400 " in line.recv(65536).split(b"\r\n")[0]
 
 
 def test_malformed_request_behind_another_is_refused(server: Echo) -> None:
