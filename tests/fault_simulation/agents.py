@@ -68,6 +68,7 @@ class SimulatedSilo:
     world: World
     attempts: int = 0
     trainer = ranks = None  # neither a trainer of its own nor other processes
+    validation = test = ()  # no example is held out
 
     @property
     def base(self) -> BaseModel:
@@ -77,6 +78,9 @@ class SimulatedSilo:
     def model_named(self, slug: str) -> BaseModel:
         """Stand for loading a base model: every agent can load the pivot."""
         return BaseModel(slug, self.world, self.index)
+
+    def shared_source(self, _: str) -> None:
+        """Stand for finding the shared model: it is the silo's own."""
 
     def require_fit(self, _: int) -> None:
         """Stand for a check that every example fits."""

@@ -182,7 +182,7 @@ class Oracle:
         if not 200 <= answer.status < 300:
             return
         self._world.count("answers")
-        if asked.path in _PUBLIC:
+        if asked.path.partition("?")[0] in _PUBLIC:
             return
         if asked.was_revoked:
             self._world.violated(
