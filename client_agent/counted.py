@@ -43,7 +43,7 @@ class _Display:
         self._due = self._ended = float("-inf")
         self._live: Live | None = None
 
-    def counted(self, items: Iterable[Item], what: str, total: int | None) -> Iterator[Item]:
+    def counted(self, items: Iterable[Item], label: str, total: int | None) -> Iterator[Item]:
         start = self._clock()
         if start - self._ended > _PAUSE:
             self._due = start + self._pace.first
@@ -51,7 +51,7 @@ class _Display:
         try:
             for count, item in enumerate(items):
                 if (now := self._clock()) >= self._due:
-                    self._show(f"{what}: {count:,}{of}")
+                    self._show(f"{label}: {count:,}{of}")
                     self._due = now + (self._pace.update if self._console.is_terminal else self._pace.line)
                 yield item
         finally:
@@ -91,7 +91,7 @@ def counts_shown(
         _display.reset(token)
 
 
-def counted(items: Iterable[Item], what: str, total: int | None = None) -> Iterator[Item]:
+def counted(items: Iterable[Item], label: str, total: int | None = None) -> Iterator[Item]:
     """Yield items, and show how many there were if it takes long and `counts_shown` is open."""
     display = _display.get()
-    return iter(items) if display is None else display.counted(items, what, total)
+    return iter(items) if display is None else display.counted(items, label, total)

@@ -111,9 +111,9 @@ def _resolved_strategy(strategy: StrategyPlan) -> StrategyPlan:
         raise Invalid(f"more than {MAX_FAULTS} options are unknown; leave them out", field="strategy.options")
     faults = [(f"strategy.options.{option}", unknown_option(strategy.name, option)) for option in unknown]
     refusals = [Invalid.of(faults)] if faults else []
-    known = {option: value for option, value in options_of_plan.items() if option in fields}
+    known_options = {option: value for option, value in options_of_plan.items() if option in fields}
     try:
-        options = parse(file.Options, json.dumps(known).encode(), under="strategy.options")
+        options = parse(file.Options, json.dumps(known_options).encode(), under="strategy.options")
     except Invalid as error:
         raise Invalid.joined([*refusals, error]) from None
     if refusals:

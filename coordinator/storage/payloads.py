@@ -248,10 +248,10 @@ def _parts(driver: Any, payload_id: int, begin: int, end: int, read_object: _Rea
         yield part
     if not in_rows and begin < end:
         first, count = _pieces_read(begin, end)
-        each = object_store.PIECE_DIGEST_BYTES
+        digest_bytes = object_store.PIECE_DIGEST_BYTES
         row = driver.execute(
             _PLACED_ON_SQLITE if is_sqlite else _PLACED_ON_POSTGRES,
-            (first * each + 1, count * each, payload_id),
+            (first * digest_bytes + 1, count * digest_bytes, payload_id),
         ).fetchone()
         if row is not None and row[0] is not None:
             place, size, digest, digests = row
@@ -261,9 +261,10 @@ def _parts(driver: Any, payload_id: int, begin: int, end: int, read_object: _Rea
 
 def _pieces_read(begin: int, end: int) -> tuple[int, int]:
     """Return the number of the first piece, and the number of pieces, of the blocks that have a range."""
-    each = object_store.BLOCK_BYTES // object_store.PIECE_BYTES
+    pieces_per_block = object_store.BLOCK_BYTES // object_store.PIECE_BYTES
     first = begin // object_store.BLOCK_BYTES
-    return first * each, (-(-end // object_store.BLOCK_BYTES) - first) * each
+    last = -(-end // object_store.BLOCK_BYTES)
+    return first * pieces_per_block, (last - first) * pieces_per_block
 
 
 def _parts_on_postgres(driver: Any, payload_id: int, begin: int, end: int) -> Iterator[bytes]:

@@ -192,8 +192,9 @@ class _Begun:
 
     def answered(self, challenge: int) -> bytes:
         """Return the challenges of all branches but the last, then the answers of all."""
-        own = challenge - sum(part for part, _ in self.simulated.values())
-        branches = {**self.simulated, self.value: (own, self.nonce + own * self.blinding)}
+        real_challenge = challenge - sum(part for part, _ in self.simulated.values())
+        answer = self.nonce + real_challenge * self.blinding
+        branches = {**self.simulated, self.value: (real_challenge, answer)}
         parts = [branches[value] for value in range(len(self.first))]
         return b"".join(
             [
