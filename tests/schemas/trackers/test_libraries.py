@@ -14,6 +14,7 @@ from schemas.trackers import trackers
 from schemas.trackers.options import TrackerMissing, TrackerName, TrackerOptions, require_addresses
 from schemas.trackers.tracker import TrackedRun
 from tests.tracked import in_new_process, recorded_by_trackio
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of the libraries, whose imports warn
 
@@ -75,6 +76,8 @@ def test_wandb_writes_values_and_nothing_of_the_machine(
     monkeypatch.setenv("WANDB_BASE_URL", "http://127.0.0.1:1")
     record(TrackerOptions(("wandb",), tmp_path))
     (file,) = tmp_path.glob("wandb/offline-run-*/*.wandb")
+    # W&B's own process closes the file, and `finish` of its library does not wait for that.
+    wait_until(lambda: any(entry.HasField("exit") for entry in wandb_records(file)), seconds=60)
     records = list(wandb_records(file))
     rows = [
         {"".join(item.nested_key) or item.key: item.value_json for item in entry.history.item}
@@ -104,6 +107,8 @@ def wandb_records(file: Path) -> Iterator[Any]:
             place += left
             continue
         _, size, kind = struct.unpack_from("<IHB", content, place)
+        if place + 7 + size > len(content):
+            return  # still being written
         message += content[place + 7 : place + 7 + size]
         place += 7 + size
         if kind in (1, 4):  # whole, or its last part
