@@ -29,6 +29,7 @@ from client_agent.rounds.served_weights import load_served, read_weights
 from client_agent.rounds.standalone import frames_of
 from client_agent.rounds.trained import Side, Trained
 from client_agent.storage.base_delta import apply_weights, newest_base_delta, read_served
+from client_agent.storage.final_scores import read_final_scores
 from client_agent.storage.round_folder import (
     FINAL_WEIGHTS,
     TRAINED,
@@ -40,7 +41,7 @@ from client_agent.strategies.base import Traits
 from client_agent.training.silo import Silo
 from schemas.messages.federations import FederationPlan
 
-Variant = Literal["kept", "served", "trained"]
+Variant = Literal["kept", "served", "trained", "final"]
 
 
 class Reopened(NamedTuple):
@@ -59,9 +60,10 @@ def adapter_of_round(
     Args:
         round_number: None = the newest round.
         variant: `served` is the adapter with which the round began, `trained` the one after the local steps,
-            both as they were scored, with private tensors and global branch. `kept` is the better of both;
-            without a round number, the final weights if the federation is finished, with the tensors of the
-            last local steps that are never sent. With a global branch, that is where the final weights are.
+            both as they were scored, with private tensors and global branch. `kept` is the better of both.
+            `final` are the final weights, with the tensors of the last local steps that are never sent; with
+            a global branch, that is where they are. Without a round number, `kept` are the final weights if
+            the federation is finished, unless they are worse than what the silo kept in its last round.
 
     Raises:
         NothingTrained: the folder has no such adapter.
@@ -150,12 +152,19 @@ def _routed(
 
 def is_finished(home: Path, round_number: int | None, variant: Variant) -> bool:
     """Whether a variant is the federation's final weights."""
-    return variant == "kept" and round_number is None and (home / FINAL_WEIGHTS).is_file()
+    if variant != "kept":
+        return variant == "final"
+    if round_number is not None or not (home / FINAL_WEIGHTS).is_file():
+        return False
+    scores = read_final_scores(home)
+    return scores is None or scores.are_kept
 
 
 def kept_side(trained: Trained, variant: Variant) -> Side:
     """Return the adapter of a round for a variant."""
-    return trained.scores.kept if variant == "kept" else variant
+    if variant == "served" or variant == "trained":
+        return variant
+    return trained.scores.kept
 
 
 def _trained_before(rounds: RoundFolders, round_number: int) -> Trained | None:
@@ -184,6 +193,10 @@ def round_with(home: Path, round_number: int | None, variant: Variant) -> RoundF
     Raises:
         NothingTrained: the folder has no such round.
     """
+    if variant == "final" and not (home / FINAL_WEIGHTS).is_file():
+        raise NothingTrained(
+            f"{home} has no final weights; run `tessera agent run` until the federation ends"
+        )
     needed = WEIGHTS if variant == "served" or is_finished(home, round_number, variant) else TRAINED
     folders = [folder for folder in RoundFolders(home / "rounds").newest_first() if folder.has(needed)]
     if not folders:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from client_agent.adapters.base import Adapter
@@ -17,6 +17,7 @@ from client_agent.storage.start_scores import StartScores
 from client_agent.training.data import MIN_VALIDATION
 from client_agent.training.evaluate import evaluate, mean_loss
 from client_agent.training.metrics import COMPARISON, GENERATED_METRICS
+from client_agent.training.paired import TextLoss
 from client_agent.training.silo import Silo
 from schemas.messages.federations import ScoresPlan
 from schemas.messages.scores import Score
@@ -45,12 +46,14 @@ class Exam:
         fingerprint: the digest of everything that the scores depend on.
         validation: None with fewer than 16 validation examples.
         tasks: the scores of each task; they stay in the silo.
+        texts: the losses of each test text; they stay in the silo, too.
     """
 
     fingerprint: str
     scores: dict[str, Score]
     validation: float | None
     tasks: TaskScores = field(default_factory=dict)
+    texts: Sequence[TextLoss] = ()
 
 
 class Examiner:
@@ -68,7 +71,9 @@ class Examiner:
         if any(metric in GENERATED_METRICS for e in self._test for metric in e.metrics):
             facts.append(COMPARISON)
         test_texts = encode_some(silo.base, self._test, plan.examples, max_length)
-        facts += map(digest_of_texts, (test_texts, self._validation_texts()))  # the chat template's work, too
+        self.test_digest = digest_of_texts(test_texts)
+        """The digest of the tokens of the test texts, by which a later round pairs their losses."""
+        facts += [self.test_digest, digest_of_texts(self._validation_texts())]
         self._facts = "\n".join(facts).encode()
 
     def examine(self, adapter: Adapter, earlier: Iterable[Exam] = (), *, is_end: bool = True) -> Exam:
@@ -86,7 +91,7 @@ class Examiner:
                 return exam
         evaluation = evaluate(self._silo.base, self._test, plan, max_length=self._max_length)
         tasks = {task: dict(scores) for task, scores in evaluation.tasks.items()}
-        return Exam(fingerprint, evaluation.scores(), self.validation_loss(), tasks)
+        return Exam(fingerprint, evaluation.scores(), self.validation_loss(), tasks, evaluation.texts)
 
     def examine_served(self, adapter: Adapter, earlier: Iterable[Exam] | None) -> Exam:
         """Score the state before the local steps; `earlier` is None if the silo begins with it."""

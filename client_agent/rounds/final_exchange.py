@@ -100,7 +100,7 @@ def send_final_scores(client: Client, final: FinalScores, last_published: int) -
             last_published,
         )
         return
-    scores = earlier.model_copy(update={"final": final.scores})
+    scores = earlier.model_copy(update={"final": final.scores, "final_kept": final.are_kept})
     session.api.send_scores(session.federation_id, last.number, scores)
     write_durably(record, scores.model_dump_json().encode())
 

@@ -10,9 +10,10 @@ from client_agent.rounds.examine import Examiner
 from client_agent.rounds.final_exchange import newest_with, send_final_scores, store_final_weights
 from client_agent.rounds.opened_brief import OpenedBrief
 from client_agent.rounds.participant import Participant
+from client_agent.rounds.trained import Trained
 from client_agent.storage.files import write_durably
 from client_agent.storage.final_scores import FinalScores, read_final_scores
-from client_agent.storage.round_folder import FINAL_SCORES, WEIGHTS, RoundFolder
+from client_agent.storage.round_folder import FINAL_SCORES, TRAINED, WEIGHTS, RoundFolder, RoundFolders
 from schemas.messages.rounds import FinishedBrief
 from schemas.messages.scores import as_text
 
@@ -40,12 +41,21 @@ def finish(participant: Participant, brief: FinishedBrief) -> None:
         return
     try:
         scores = final_scores(participant, newest)
-        log.info("final weights: held-out %s", as_text(scores.scores))
+        log.info("final weights: held-out %s; %s", as_text(scores.scores), scores.choice)
         send_final_scores(participant, scores, brief.round - 1)
     except Stopped:
         raise
     except AgentError as error:
         log.warning("scores of the final weights not sent (%s); the next run of the agent sends them", error)
+
+
+def _kept_loss(rounds: RoundFolders) -> float | None:
+    """Return the validation loss of the model that the silo kept in its last round; None if unknown."""
+    folder = rounds.newest_with(TRAINED)
+    if folder is None:
+        return None
+    trained = Trained.read(folder.path / TRAINED)
+    return trained.validation.get(trained.scores.kept)
 
 
 def final_scores(participant: Participant, newest: RoundFolder) -> FinalScores:
@@ -54,8 +64,13 @@ def final_scores(participant: Participant, newest: RoundFolder) -> FinalScores:
     if (stored := read_final_scores(home)) is not None:
         return stored
     brief = OpenedBrief.read(newest).brief
-    with adapter_of_round(silo, home, None, "kept") as placed:
+    with adapter_of_round(silo, home, None, "final") as placed:
         exam = Examiner(silo, brief.scores, brief.training.max_length).examine(placed.adapter)
-    scores = FinalScores(scores=exam.scores, validation_loss=exam.validation, tasks=exam.tasks)
+    scores = FinalScores(
+        scores=exam.scores,
+        validation_loss=exam.validation,
+        earlier_loss=_kept_loss(participant.workspace.rounds),
+        tasks=exam.tasks,
+    )
     write_durably(home / FINAL_SCORES, scores.model_dump_json().encode())
     return scores

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TypedDict, cast
 
@@ -24,6 +24,7 @@ from client_agent.strategies.base import Traits
 from client_agent.training.checkpoint import TrainingCheckpoint
 from client_agent.training.distillation import both
 from client_agent.training.loop import TrainingOutcome, train
+from client_agent.training.paired import TextLoss, change_of_loss
 from client_agent.training.private_steps import PrivateSteps
 from client_agent.training.rate_search import RateStore, search_key, search_rate
 from client_agent.training.silo import Silo
@@ -92,7 +93,7 @@ def train_locally(
         *(state, adapter.private_state(), outcome.optimiser_state, *before),
         origin=origin,
         learning_rate=learning_rate,
-        **_results(served, trained, fallback),
+        **_results(served, trained, fallback, earlier if federated else None, examiner.test_digest),
     )
 
 
@@ -121,18 +122,30 @@ class _Results(TypedDict):
     validation: dict[str, float]
     fingerprints: dict[str, str]
     tasks: dict[str, TaskScores]
+    texts: dict[str, Sequence[TextLoss]]
+    test_digest: str
 
 
-def _results(served: Exam, trained: Exam, fallback: Side) -> _Results:
-    """Return scores, validation losses, fingerprints and scores by task of a round."""
+def _results(
+    served: Exam, trained: Exam, fallback: Side, before: Trained | None, test_digest: str
+) -> _Results:
+    """Return scores, validation losses, fingerprints, and scores by task and text of a round.
+
+    `before` is what was trained in the round before, with which `served` is compared.
+    """
+    mixing = None
+    if before is not None and before.test_digest == test_digest:
+        mixing = change_of_loss(served.texts, before.texts.get("trained", ()))
     exams: Mapping[Side, Exam] = {"served": served, "trained": trained}
     better = better_of(served, trained, fallback=fallback)
     losses = {side: exam.validation for side, exam in exams.items()}
     return {
-        "scores": Scores(served=served.scores, trained=trained.scores, kept=better),
+        "scores": Scores(served=served.scores, trained=trained.scores, kept=better, mixing=mixing),
         "validation": {side: loss for side, loss in losses.items() if loss is not None},
         "fingerprints": {side: exam.fingerprint for side, exam in exams.items()},
         "tasks": {side: exam.tasks for side, exam in exams.items() if exam.tasks},
+        "texts": {side: exam.texts for side, exam in exams.items() if exam.texts},
+        "test_digest": test_digest,
     }
 
 
@@ -191,7 +204,10 @@ def _is_common(adapter: Adapter) -> bool:
 
 def _examined(earlier: Trained) -> list[Exam]:
     return [
-        Exam(earlier.fingerprints[name], scores, earlier.validation.get(name), earlier.tasks.get(name, {}))
+        Exam(
+            *(earlier.fingerprints[name], scores, earlier.validation.get(name), earlier.tasks.get(name, {})),
+            texts=earlier.texts.get(name, ()),
+        )
         for name, scores in (("trained", earlier.scores.trained), ("served", earlier.scores.served))
         if name in earlier.fingerprints
     ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -19,12 +20,14 @@ from client_agent.storage.final_scores import TaskScores
 from client_agent.storage.round_files import parse_scores
 from client_agent.storage.round_folder import TRAINED, RoundFolder, RoundFolders
 from client_agent.storage.tensor_metadata import metadata_of, save_tensors
+from client_agent.training.paired import TextLoss
 from schemas.messages.scores import Scores
 
 Arrays = dict[str, NDArray[np.float32]]
 Side = Literal["served", "trained"]
 _PARTS = ("adapter", "private", "optimiser", "start", "start_private")
 _TASKS: TypeAdapter[dict[str, TaskScores]] = TypeAdapter(dict[str, TaskScores])
+_TEXTS: TypeAdapter[dict[str, Sequence[TextLoss]]] = TypeAdapter(dict[str, Sequence[TextLoss]])
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +44,8 @@ class Trained:
         validation: the losses on the validation examples of `served` and `trained`; empty below 16 examples.
         fingerprints: digests of what was scored as `served` and `trained`, so that it is not scored again.
         tasks: the scores of each task of `served` and `trained`; empty for data of no named tasks.
+        texts: the losses of each test text of `served` and `trained`; empty in older files.
+        test_digest: the digest of these texts; losses of equal ones are paired.
     """
 
     adapter: Arrays
@@ -54,6 +59,8 @@ class Trained:
     validation: dict[str, float]
     fingerprints: dict[str, str]
     tasks: dict[str, TaskScores] = field(default_factory=dict)
+    texts: dict[str, Sequence[TextLoss]] = field(default_factory=dict)
+    test_digest: str = ""
 
     def to_bytes(self) -> bytes:
         tensors = {
@@ -65,6 +72,8 @@ class Trained:
             "validation": json.dumps(self.validation),
             "fingerprints": json.dumps(self.fingerprints),
             "tasks": _TASKS.dump_json(self.tasks).decode(),
+            "texts": json.dumps(self.texts),
+            "test_digest": self.test_digest,
         }
         if self.origin is not None:
             metadata["origin"] = self.origin.model_dump_json()
@@ -85,6 +94,8 @@ class Trained:
             validation=json.loads(metadata.get("validation", "{}")),
             fingerprints=json.loads(metadata.get("fingerprints", "{}")),
             tasks=_TASKS.validate_json(metadata.get("tasks", "{}")),
+            texts=_TEXTS.validate_json(metadata.get("texts", "{}")),
+            test_digest=metadata.get("test_digest", ""),
         )
 
     def of(self, side: Side) -> tuple[Arrays, Arrays]:

@@ -114,9 +114,10 @@ class RoundFolders:
         for path in sorted((p for p in self._path.iterdir() if _ROUND.match(p.name)), reverse=True):
             yield RoundFolder(path, int(path.name))
 
-    def newest_with(self, name: str, *, before: int) -> RoundFolder | None:
-        """Return the newest round before `before` that has a file, if any."""
-        return next((f for f in self.newest_first() if f.number < before and f.has(name)), None)
+    def newest_with(self, name: str, *, before: int | None = None) -> RoundFolder | None:
+        """Return the newest round, before `before` if it is given, that has a file; None if there is none."""
+        newest_first = (f for f in self.newest_first() if before is None or f.number < before)
+        return next((folder for folder in newest_first if folder.has(name)), None)
 
     def forget_old(self, keep: int) -> None:
         """Delete all rounds older than the newest `keep` with a trained adapter."""

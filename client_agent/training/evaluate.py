@@ -18,6 +18,7 @@ from client_agent.model.generation import completions
 from client_agent.model.loading import BaseModel
 from client_agent.model.tokens import Encoded, encode_learnt, tokens_of
 from client_agent.training.metrics import GENERATED_METRICS, best
+from client_agent.training.paired import TextLoss
 from client_agent.training.token_losses import AnswerLosses, answer_losses
 from schemas.messages.federations import ScoresPlan
 from schemas.messages.scores import LOSS, PERPLEXITY, Score
@@ -40,6 +41,7 @@ class Evaluation:
         examples: the number of examples that the loss is of.
         metrics: scores of the metrics that the examples name.
         tasks: the scores of each task, loss and perplexity first; empty for examples of no named tasks.
+        texts: the losses of each text, in order.
     """
 
     loss: float
@@ -47,6 +49,7 @@ class Evaluation:
     examples: int
     metrics: Mapping[str, Score] = field(default_factory=dict)
     tasks: Mapping[str, Mapping[str, Score]] = field(default_factory=dict)
+    texts: Sequence[TextLoss] = ()
 
     def scores(self) -> dict[str, Score]:
         """Return the scores by name, loss and perplexity first."""
@@ -108,7 +111,9 @@ def _forced(answers: Sequence[AnswerLosses]) -> Evaluation:
     mean = float(losses.mean())
     if not isfinite(mean):
         raise LossNotFinite(f"the loss on the test set is {mean}; load the base model in float32 or bfloat16")
-    return Evaluation(mean, sum(answer.matches for answer in answers) / len(answers), len(answers))
+    texts = [TextLoss(float(answer.losses.double().sum()), len(answer.losses)) for answer in answers]
+    matches = sum(answer.matches for answer in answers) / len(answers)
+    return Evaluation(mean, matches, len(answers), texts=texts)
 
 
 def _by_task(

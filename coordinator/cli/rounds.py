@@ -22,7 +22,7 @@ from coordinator.cli.client import (
 )
 from coordinator.cli.federation_facts import ENDED
 from coordinator.cli.output import ago, fitting_table, print_table, text, traffic, until, wrapped
-from coordinator.cli.scores import losses, other_names, personal, score
+from coordinator.cli.scores import losses, mixing, other_names, personal, score
 from coordinator.cli.sums import sum_lines
 from schemas.messages.scores import LOSS, PERPLEXITY
 
@@ -32,7 +32,10 @@ if TYPE_CHECKING:
 app = typer.Typer(help="Show the rounds of a federation.", no_args_is_help=True)
 
 _FRESH = timedelta(seconds=30)
-_LOSSES = "served, trained, final: held-out losses; other scores: of the final model, else the kept model"
+_LOSSES = (
+    "served, trained, final: held-out losses; by mixing: served minus trained of the round before, ± one "
+    "standard error; other scores: of the kept model"
+)
 
 _NO_ROUND = "No round yet; start the federation with `tessera federation start`."
 
@@ -231,7 +234,7 @@ def _round(details: dict[str, Any]) -> RenderableType:
         [
             *("client", "state", "progress", "joined", "received", "bytes", "norm", "rank", "ranks sent"),
             *("epsilon", "training epsilon", "age"),
-            *("served", "trained", "kept", "final", "perplexity", *more, "why"),
+            *("served", "trained", "kept", "final", "by mixing", "perplexity", *more, "why"),
         ],
         [
             (
@@ -248,6 +251,7 @@ def _round(details: dict[str, Any]) -> RenderableType:
                 c.get("training_epsilon"),
                 c["staleness"],
                 *losses(c["scores"]),
+                mixing(c["scores"]),
                 score(scores, PERPLEXITY),
                 *(score(scores, name) for name in more),
                 c["reject_reason"],
@@ -268,7 +272,7 @@ def _round(details: dict[str, Any]) -> RenderableType:
                 *reversed(more),
                 "perplexity",
             ),
-            *("final", "kept", "why", "served"),
+            *("final", "kept", "why", "by mixing", "served"),
         ),
         title=f"{title}\n{_LOSSES}",
     )

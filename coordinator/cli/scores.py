@@ -19,8 +19,9 @@ def score(scores: ScoreSetJson | None, name: str) -> str | None:
 
 
 def personal(scores: Mapping[str, Any]) -> ScoreSetJson:
-    """Return the scores of a client's personal model: the final one, else the kept one."""
-    result: ScoreSetJson = scores["final"] or scores[scores["kept"]]
+    """Return the scores of a client's personal model: the final one if it keeps it, else the kept one."""
+    final = scores["final"] if scores.get("final_kept", True) else None
+    result: ScoreSetJson = final or scores[scores["kept"]]
     return result
 
 
@@ -29,7 +30,17 @@ def losses(scores: Mapping[str, Any] | None) -> tuple[str | None, str | None, st
     if scores is None:
         return None, None, None, None
     served, trained, final = (score(scores[side], LOSS) for side in ("served", "trained", "final"))
-    return served, trained, str(scores["kept"]), final
+    is_final_kept = final is not None and scores.get("final_kept", True)
+    return served, trained, "final" if is_final_kept else str(scores["kept"]), final
+
+
+def mixing(scores: Mapping[str, Any] | None) -> str | None:
+    """Return the change of the loss by mixing with its standard error; None if the client sent none."""
+    change = scores.get("mixing") if scores is not None else None
+    if change is None:
+        return None
+    text = f"{change['value']:+.3f} ± {change['error']:.3f}"
+    return text if abs(change["value"]) >= 2 * change["error"] else f"{text} (noise)"
 
 
 def other_names(sets: Iterable[ScoreSetJson | None]) -> list[str]:

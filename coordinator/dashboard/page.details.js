@@ -1,7 +1,7 @@
 // The views of one round and of one client.
 
 import { chart, element, facts, link, note, section, table } from "./page.dom.js";
-import { REASONS, ago, count, difference, kept, label, names, number, personal, signed, size, span, value } from "./page.text.js";
+import { REASONS, ago, count, difference, kept, keptName, label, names, number, personal, signed, size, span, value } from "./page.text.js";
 import { curves } from "./page.curves.js";
 import { voicesSection } from "./page.relevance.js";
 import { byName, links, progressOf, state } from "./page.views.js";
@@ -46,7 +46,7 @@ export function roundSections({ federation, rounds }, round) {
     c.received_at ? ago(c.received_at) : "–", size(c.bytes.up), size(c.bytes.down), number(c.norm), ...(hasRanks ? [c.rank === null ? "–" : String(c.rank)] : []), ...(hasSent ? [sent(c)] : []), c.staleness === null ? "–" : String(c.staleness),
     ...(has((x) => x.progress) ? [progressOf(c)] : []), ...(hasEpsilon ? [c.epsilon === null ? "–" : `${number(c.epsilon)} of ${budget ? budget.epsilon : "?"}`] : []),
     ...(hasTraining ? [c.training_epsilon === null ? "–" : `${number(c.training_epsilon)} of ${trainingBudget ? trainingBudget.epsilon : "?"}`] : []),
-    number(c.scores && value(c.scores.served, "loss")), number(c.scores && value(c.scores.trained, "loss")), c.scores ? c.scores.kept : "–",
+    number(c.scores && value(c.scores.served, "loss")), number(c.scores && value(c.scores.trained, "loss")), keptName(c.scores),
     ...(hasFinal ? [number(c.scores && value(c.scores.final, "loss"))] : []), ...metrics.map((name) => number(value(personal(c.scores), name)))]);
   return [back(federation, ...steps),
     element("section", [element("h2", `Round ${round.round} of ${federation.plan.rounds.total}: ${round.state}`, { id: "headline" }),
@@ -54,7 +54,7 @@ export function roundSections({ federation, rounds }, round) {
     element("section", facts(boxes), { id: "facts" }),
     ...(round.secure_sum ? [sumSection(round.secure_sum)] : []),
     section("clients", "Clients in this round", rows.length ? table("clients", `Clients in round ${round.round}`, columns, rows) : note("No client has joined."),
-      note("served: the weights at the start of the round; trained: the adapter after the client's local steps; kept: which of the two is the client's personal model.")),
+      note("served: the weights at the start of the round; trained: the adapter after the client's local steps; kept: which of them is the client's personal model.")),
   ];
 }
 
@@ -77,7 +77,7 @@ export function clientSections({ federation, rounds, matrix, clientNames }, clie
   const columns = [{ name: "round", few: true }, { name: "state", few: true, text: true }, { name: "received" }, { name: "up" }, { name: "down" }, { name: "served", head: "loss served", few: true },
     { name: "trained", head: "loss trained", few: true }, { name: "kept", text: true }, ...(hasFinal ? [{ name: "final", head: "loss final", few: true }] : []), ...metrics.map((name) => ({ name: label(name) }))];
   const rows = parts.map(({ view, part: { scores, ...c } }) => [link(String(view.round), href.round(view.round)), state(c.state, c.reject_reason), c.received_at ? ago(c.received_at) : "–", size(c.bytes.up), size(c.bytes.down),
-    number(scores && value(scores.served, "loss")), number(scores && value(scores.trained, "loss")), scores ? scores.kept : "–", ...(hasFinal ? [number(scores && value(scores.final, "loss"))] : []),
+    number(scores && value(scores.served, "loss")), number(scores && value(scores.trained, "loss")), keptName(scores), ...(hasFinal ? [number(scores && value(scores.final, "loss"))] : []),
     ...metrics.map((name) => number(value(personal(scores), name)))]);
   const model = `${profile.architecture}, ${profile.layers} layers of width ${profile.hidden_size}; base model ${profile.base_model}; agent ${profile.agent_version}`;
   const among = curves(views, "loss", (id) => clientNames[id] || id, [], client.client_id);

@@ -133,11 +133,10 @@ async function overview(data, mine) {
   const { path, rounds, federation, clientNames } = data;
   const published = rounds.filter((round) => round.scores && round.published_at);
   const scoredRounds = published.length ? published : rounds.filter((round) => round.scores);
-  const [scored, before, start] = [scoredRounds[0], scoredRounds[1], scoredRounds.at(-1)];
+  const [scored, start] = [scoredRounds[0], scoredRounds.at(-1)];
   const load = async (round) => (round ? view(data.shown, path, round.round) : null);
-  const isNext = before && scored.round - before.round === 1;
-  const [current, shown, earlier, first] = await Promise.all([rounds[0], scored, isNext ? before : null, data.isComplete ? start : null].map(load));
-  Object.assign(data, { current, scored: shown, before: earlier, start: first });
+  const [current, shown, first] = await Promise.all([rounds[0], scored, data.isComplete ? start : null].map(load));
+  Object.assign(data, { current, scored: shown, start: first });
   const name = (id) => clientNames[id] || id;
   const matrices = await matricesOf(data), actions = mayAct(federation.id) ? actionsSection(federation) : null;
   const hasCurves = shown && !federation.plan.privacy.secure_sum && federation.clients.enrolled > 1, views = hasCurves ? await scoredViews(data, mine) : [];

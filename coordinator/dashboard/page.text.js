@@ -6,7 +6,7 @@ export const TERMS = {
   trained: "Held-out loss of the client's adapter after the local steps of the round.",
   kept: "The weights that the client keeps as its personal model: as served, or as trained.",
   final: "Held-out loss of the final weights; clients send it once the federation is finished.",
-  "by mixing": "Loss of the weights served in a round minus loss of the model that the client kept in the round before. Negative: the other clients' updates helped.",
+  "by mixing": "Loss of the weights served in a round minus loss of the adapter that the client itself had trained in the round before, on the same examples, ± one standard error. Negative: the other clients' updates helped. A change of less than two errors is noise.",
   "since start": "Loss of the personal model minus loss of the weights served in the first scored round. Negative: the federation has improved it.",
   personal: "Loss of the personal model: of the final weights, or of the kept weights before the end.",
   up: "Bytes of bodies that clients sent.",
@@ -77,8 +77,14 @@ export function names(sets) {
 
 export const value = (scores, name) => (scores && scores[name] ? scores[name].value : null);
 export const kept = (scores) => scores && scores[scores.kept];
-export const personal = (scores) => scores && (scores.final || kept(scores));
+// The name of the client's personal model: "final" once the client has kept the final weights.
+export const keptName = (scores) => (!scores ? "–" : scores.final && scores.final_kept !== false ? "final" : scores.kept);
+export const personal = (scores) => scores && ((scores.final_kept !== false && scores.final) || kept(scores));
 export const difference = (a, b) => (a === null || b === null || a === undefined || b === undefined ? null : a - b);
+// "good" or "bad" if a change of loss exceeds twice its standard error, else "".
+export const verdict = (change) => (!change || Math.abs(change.value) < 2 * change.error || !change.value ? "" : change.value < 0 ? "good" : "bad");
+// The mean change of several clients, whose examples are independent.
+export const meanChange = (changes) => ({ value: mean(changes.map((x) => x.value)), error: Math.sqrt(changes.reduce((sum, x) => sum + x.error ** 2, 0)) / changes.length });
 export const mean = (values) => values.reduce((a, b) => a + b, 0) / values.length;
 
 export const REASONS = {

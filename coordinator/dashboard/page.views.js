@@ -3,8 +3,8 @@
 import { mayAct } from "./page.actions.js";
 import { chart, code, element, facts, link, note, section, table } from "./page.dom.js";
 import {
-  REASONS, TERMS, ago, count, difference, isLowerBetter, kept, label, mean, meaning, names, number, personal,
-  secondsUntil, signed, size, span, value,
+  REASONS, TERMS, ago, count, difference, isLowerBetter, label, mean, meanChange, meaning, names, number, personal,
+  secondsUntil, signed, size, span, value, verdict,
 } from "./page.text.js";
 
 export const byName = (a, b) => a.name.localeCompare(b.name, "en", { numeric: true });
@@ -82,24 +82,33 @@ export function headlineSection(data) {
   ], { id: "headline-part" });
 }
 
-// Changes of the loss, per client: by mixing, and since the first scored round.
-export function changes({ scored, before, start }) {
-  const of = (view) => new Map((view ? view.clients : []).map((c) => [c.client_id, c.scores]));
-  const earlier = of(before), first = of(start);
+// Changes of the loss, per client: by mixing, as the client measured it on paired examples, and since the first
+// scored round, most of which is the client's own training.
+export function changes({ scored, start }) {
+  const first = new Map((start ? start.clients : []).map((c) => [c.client_id, c.scores]));
   return new Map((scored ? scored.clients : []).filter((c) => c.scores).map((c) => {
-    const began = first.get(c.client_id), kept_ = earlier.get(c.client_id);
+    const began = first.get(c.client_id);
     return [c.client_id, {
-      mixing: difference(value(c.scores.served, "loss"), value(kept(kept_), "loss")),
+      mixing: c.scores.mixing || null,
       start: difference(value(personal(c.scores), "loss"), value(began && began.served, "loss")),
     }];
   }));
 }
 
-function change(values, noun) {
+function sinceStart(values) {
   const known = values.filter((x) => x !== null);
   if (!known.length) return null;
-  const average = mean(known), text = element("b", signed(average), { class: average < 0 ? "good" : average > 0 ? "bad" : "" });
-  return [text, noun, `lower for ${known.filter((x) => x < 0).length} of ${count(known.length, "client")}`];
+  return [signed(mean(known)), "mean change of loss since the start", `lower for ${known.filter((x) => x < 0).length} of ${count(known.length, "client")}; own training included`];
+}
+
+const changeCell = (change) => (change ? element("span", `${signed(change.value)} ± ${number(change.error)}`, { class: verdict(change) }) : "–");
+
+function byMixing(changes) {
+  const known = changes.filter((x) => x !== null);
+  if (!known.length) return null;
+  const total = meanChange(known), of = (name) => known.filter((x) => verdict(x) === name).length;
+  return [element("b", signed(total.value), { class: verdict(total) }), "mean change of loss by mixing",
+    `± ${number(total.error)} ${verdict(total) ? "" : "(within noise) "}· better for ${of("good")}, worse for ${of("bad")} of ${count(known.length, "client")}`];
 }
 
 export function factsSection(data) {
@@ -126,8 +135,8 @@ export function helpSection(data, ui) {
   const boxes = [
     summed ? [number(summed.trained.value), "mean loss after training", `as served ${number(summed.served.value)}`]
       : [number(value(means, "loss")), "mean loss of the personal models", `worst client ${number(value(worst, "loss"))}`],
-    change(all.map((x) => x.start), "mean change of loss since the start"),
-    change(all.map((x) => x.mixing), "mean change of loss by mixing"),
+    byMixing(all.map((x) => x.mixing)),
+    sinceStart(all.map((x) => x.start)),
   ].filter(Boolean);
   const buttons = shown.map((name) => element("button", label(name), { type: "button", "aria-pressed": String(name === metric), "data-metric": name, id: `metric-${name}` }));
   const points = (kind) => rounds.filter((r) => r.scores && r.round <= scored.round && value(r.scores[kind], metric) !== null).map((r) => [r.round, r.scores[kind][metric].value]).reverse();
@@ -163,7 +172,7 @@ export function clientsSection(data) {
     return [link(c.name, href.client(c.client_id)), c.state === "revoked" ? state("revoked") : part ? state(part.state) : current ? "not joined" : "enrolled",
       ...(isTraining ? [part ? progressOf(part) : "–"] : []), ago(c.last_seen_at),
       number(s && value(s.served, "loss")), number(s && value(s.trained, "loss")), ...(hasFinal ? [number(s && value(s.final, "loss"))] : []),
-      signed(moved.mixing), signed(moved.start), ...metrics.map((name) => number(value(personal(s), name))), String(c.rounds)];
+      changeCell(moved.mixing), signed(moved.start), ...metrics.map((name) => number(value(personal(s), name))), String(c.rounds)];
   });
   return section("clients", "Clients",
     clients.length ? note(scored ? `Scores are those of round ${scored.round}.` : "Scores appear after the first published round.")

@@ -46,6 +46,26 @@ def _number(value: float) -> str:
     return f"{value:.3f}" if value < 100 else f"{value:.4g}"
 
 
+class Change(Strict):
+    """A change of the loss on the same examples, in nats per answer token; negative is better."""
+
+    value: Annotated[float, Field(allow_inf_nan=False)]
+    """The later loss minus the earlier one."""
+    error: Annotated[float, Field(ge=0, allow_inf_nan=False)]
+    """Its standard error; a change of less than two of them is within the noise of the examples."""
+    count: Annotated[int, Field(ge=2, lt=2**31)]
+    """The number of texts."""
+
+
+def _is_unknown(change: Change | None) -> bool:
+    return change is None
+
+
+def _is_kept(final_kept: bool) -> bool:
+    """Omit what earlier coordinators assume, so that they accept the scores."""
+    return final_kept
+
+
 class Scores(Strict):
     """A client's scores of a round, on its test examples."""
 
@@ -57,6 +77,15 @@ class Scores(Strict):
     """The model that the client keeps as its personal model."""
     final: ScoreSet | None = None
     """Scores of the final weights; accepted once the federation is finished, for the last published round."""
+    final_kept: Annotated[bool, Field(exclude_if=_is_kept)] = True
+    """Whether the client keeps the final weights as its personal model; otherwise it stays with `kept`, as
+    they are worse on its validation examples.
+    """
+
+    mixing: Annotated[Change | None, Field(exclude_if=_is_unknown)] = None
+    """The loss of `served` minus that of the adapter that the client had trained in its round before: the
+    effect of the other clients' updates. Null in a client's first round.
+    """
 
     @model_validator(mode="after")
     def _sets_are_complete(self) -> Self:
@@ -73,8 +102,8 @@ class Scores(Strict):
 
     @property
     def personal(self) -> dict[str, Score]:
-        """Return the scores of the model that the client has: the final one, else the kept one."""
-        return self.final if self.final is not None else self.of_kept
+        """Return the scores of the model that the client has: the final one if kept, else the round's."""
+        return self.final if self.final is not None and self.final_kept else self.of_kept
 
     @property
     def of_kept(self) -> dict[str, Score]:

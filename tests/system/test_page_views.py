@@ -40,6 +40,8 @@ def two_rounds(served: Served) -> tuple[str, list[Silo]]:
         for silo, trained in zip(silos, (0.8, 1.0), strict=True):
             scores = scored({"loss": trained / number, "f1": 0.5})
             scores["served"] = {"loss": {"value": served_loss, "count": 96}}
+            if number == 2:
+                scores["mixing"] = {"value": served_loss - trained, "error": 0.05, "count": 96}
             assert silo.http.put(url(silo, number, "/scores"), json=scores).status_code == 204
     for silo in silos:
         join(silo, 3)
@@ -64,7 +66,8 @@ def test_it_names_who_is_missing_until_when_and_what_mixing_did(
     mixing = page.locator(".fact").filter(has_text="by mixing")
     # Served 0.6 to clients whose models had losses 0.8 and 1.0.
     expect(mixing.locator("b")).to_have_text("−0.300")
-    expect(mixing).to_contain_text("lower for 2 of 2 clients")
+    expect(mixing.locator("b")).to_have_class("good")
+    expect(mixing).to_contain_text("± 0.035 · better for 1, worse for 0 of 2 clients")
     page.get_by_role("button", name="f1").click()
     expect(page.locator("#help-part h3").first).to_have_text("f1 by round (higher is better)")
     expect(page.get_by_role("button", name="f1")).to_have_attribute("aria-pressed", "true")

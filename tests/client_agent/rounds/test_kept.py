@@ -19,18 +19,19 @@ from client_agent.adapters.ranks import rank_of
 from client_agent.daemon import run
 from client_agent.model.examples import Example
 from client_agent.model.loading import BaseModel
+from client_agent.rounds.checkpoints import adapter_of_round
 from client_agent.rounds.examine import Exam, Examiner
 from client_agent.rounds.participant import Participant
 from client_agent.rounds.standalone import train_alone
 from client_agent.rounds.train import better_of, train_locally, zeros_like
 from client_agent.rounds.trained import Trained
-from client_agent.storage.final_scores import read_final_scores
+from client_agent.storage.final_scores import FinalScores, read_final_scores
 from client_agent.storage.rate_store import RateStore
 from client_agent.storage.round_folder import FINAL_SCORES, FINAL_SCORES_SENT, TRAINED
 from client_agent.training.data import SiloData
 from client_agent.training.silo import Silo
 from schemas.messages.federations import AdapterPlan, FederationPlan, ScoresPlan, TrainingPlan
-from schemas.messages.scores import LOSS
+from schemas.messages.scores import LOSS, Score
 from tests.client_agent.test_daemon import QUICK, alone_plan, naps
 from tests.served import Served
 
@@ -146,9 +147,43 @@ def test_final_weights_are_scored_and_sent_once(served: Served, started: Enrolle
     assert shown["final"] == {name: score.model_dump() for name, score in final.scores.items()}
     # A client alone is served what it trained, in fewer bits.
     assert final.scores[LOSS].value == pytest.approx(shown["trained"]["loss"]["value"], abs=0.01)
+    assert shown["mixing"]["value"] == pytest.approx(0, abs=0.01)
     times = [(home / name).stat().st_mtime_ns for name in (FINAL_SCORES, FINAL_SCORES_SENT)]
     run(who, naps(500))
     assert [(home / name).stat().st_mtime_ns for name in (FINAL_SCORES, FINAL_SCORES_SENT)] == times
+
+
+@pytest.mark.parametrize(
+    ("final", "earlier", "kept"),
+    [(0.5, 0.4, False), (0.4, 0.4, True), (0.3, 0.4, True), (None, 0.4, True), (0.5, None, True)],
+)
+def test_final_weights_are_kept_unless_they_are_worse(
+    final: float | None, earlier: float | None, kept: bool
+) -> None:
+    loss = {LOSS: Score(value=1.0, count=1)}
+    scores = FinalScores(scores=loss, validation_loss=final, earlier_loss=earlier)
+    assert scores.are_kept == kept
+    assert scores.choice.startswith(
+        "the final weights are kept" if kept else "the model of the last round is kept"
+    )
+
+
+def test_worse_final_weights_leave_the_round_its_model(started: Enrolled) -> None:
+    who = started(**alone_plan())
+    run(who, naps(500))
+    home, silo = who.workspace.home, who.trainer.silo
+    final = read_final_scores(home)
+    assert final is not None
+    worse = final.model_copy(update={"validation_loss": 2.0, "earlier_loss": 1.0})
+    last = Trained.read(next(who.workspace.rounds.newest_first()).path / TRAINED)
+    for scores, variant in ((worse, last.scores.kept), (final, "final")):
+        (home / FINAL_SCORES).write_text(scores.model_dump_json())
+        with adapter_of_round(silo, home, None, "kept") as placed:
+            exported = placed.adapter.state()
+        with adapter_of_round(silo, home, None, variant) as placed:
+            assert all(
+                np.array_equal(exported[name], values) for name, values in placed.adapter.state().items()
+            )
 
 
 def test_final_scores_that_are_refused_do_not_fail_the_agent(
