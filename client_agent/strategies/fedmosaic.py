@@ -23,7 +23,7 @@ class Options(AgentOptions):
         distil: learn from the outputs of peers' models as well; None = do not.
     """
 
-    mix: Literal["init", "average", "replace", "gate"] = "average"
+    mix: Literal["init", "average", "replace", "gate"] = "replace"
     distil: DistilPlan | None = None
 
 

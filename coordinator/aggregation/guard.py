@@ -8,10 +8,10 @@ The receiver's own update is the root of trust. d_j is client j's state minus th
     a_ij ~ w_ij / votes_ij where cos(d_i, d_j) > 0.05   only agreeing peers count; copies share one vote
     a_ij <= cap, their sum over an organisation and over copies <= cap, over all <= peers
 
-so that f clients contribute at most min(f cap, peers) length |d_i|, whatever they send. Weight that is cut
-off goes to agreeing peers, up to their caps, and `cap` is at least an equal share of `peers`. A strict guard
-takes cos(d_i, d_j) as a factor, adds all that is cut off to i, and its cap holds for any number of peers. A
-newcomer has no d_i: `_newcomer`. Limits of this guard: docs/explanation/poisoning.md.
+so that f clients contribute at most min(f cap, peers) length |d_i|, whatever they send. Weight that the caps
+cut off goes to i itself, and `cap` is at least an equal share of `peers`. A strict guard takes cos(d_i, d_j)
+as a factor, and its cap holds for any number of peers. A newcomer has no d_i: `_newcomer`. Limits of this
+guard: docs/explanation/poisoning.md.
 """
 
 from __future__ import annotations
@@ -173,13 +173,15 @@ def _established(
     voices = np.where(agrees, w / _count(alike), 0.0)
     if caps.strict:
         target, cap = voices * cosine, caps.peer
-        allowed = _capped(target, sums, cap)
-        allowed = allowed * min(1.0, caps.peers / allowed.sum())
     else:
-        target = voices / voices.sum() * min(w.sum(), caps.peers)
+        # The weight of peers that disagree goes to the others and to the receiver, in proportion to theirs.
+        own = max(0.0, 1.0 - w.sum())
+        target = voices / (voices.sum() + own)
         distinct = (1.0 / _count(together[np.ix_(agrees, agrees)])).sum()
         cap = max(caps.peer, caps.peers / float(distinct))
-        allowed = _filled(target, sums, cap)
+    # What the caps cut off stays with the receiver: more of it for other peers would go to other tasks.
+    allowed = _capped(target, sums, cap)
+    allowed = allowed * min(1.0, caps.peers / max(allowed.sum(), _NO_DIVISION_BY_ZERO))
     reasons = (
         WeightReduction.LARGE * (clip[:-1] < 1)
         | WeightReduction.OPPOSED * ~agrees

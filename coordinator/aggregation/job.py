@@ -13,6 +13,7 @@ from datetime import timedelta
 
 from coordinator.aggregation import base_delta_store, store, summed
 from coordinator.aggregation.base_delta import RoundOutput, write_base_deltas
+from coordinator.aggregation.changes import Changes, compare_changes
 from coordinator.aggregation.claim import Claim
 from coordinator.aggregation.difference import StagedDifference
 from coordinator.aggregation.factor_combining import write_weights
@@ -21,6 +22,7 @@ from coordinator.aggregation.output_writer import Receiver, discard
 from coordinator.aggregation.outputs import stage_mixtures
 from coordinator.aggregation.served_differences import as_differences
 from coordinator.aggregation.server_steps import Moved, move
+from coordinator.aggregation.state_reader import StoredState
 from coordinator.aggregation.store import Established
 from coordinator.aggregation.weighting import SettledWeights, settle_weights
 from coordinator.db.engine import Database, database_time
@@ -89,6 +91,10 @@ def aggregate(database: Database, claim: Claim, *, block_bytes: int, between: Ca
     cohort = Cohort([client.facts for client in clients], opened.plan.rounds.staleness_decay)
     receivers = _receivers(clients)
     states = {client.facts.client: client.state for client in clients}
+    changes = None
+    if opened.traits.compares_changes:
+        changes = _changes(database, claim, opened, cohort, states, block_bytes=block_bytes, between=between)
+        cohort = replace(cohort, changes=changes.cosines())
     settled = settle_weights(
         database,
         opened,
@@ -120,7 +126,7 @@ def aggregate(database: Database, claim: Claim, *, block_bytes: int, between: Ca
     try:
         mixtures = stage_mixtures(database, opened, clients, settled.weighing, between)
         output = replace(output, outputs=mixtures)
-        _publish(database, claim, settled, output)
+        _publish(database, claim, settled, changes, output)
     except BaseException:
         discard(database, output.written)
         raise
@@ -155,7 +161,35 @@ def abandon(database: Database, claim: Claim) -> None:
             transitions.abandon(session, locked, row, AGGREGATION_FAILED)
 
 
-def _publish(database: Database, claim: Claim, settled: SettledWeights, output: RoundOutput) -> None:
+def _changes(
+    database: Database,
+    claim: Claim,
+    opened: OpenedPlan,
+    cohort: Cohort,
+    states: Mapping[str, StoredState],
+    *,
+    block_bytes: int,
+    between: Callable[[], None],
+) -> Changes:
+    delivered = [facts.client for facts in cohort.clients if facts.age == 0]
+    with database.read() as session:
+        began = store.began_with(session, delivered, claim.number)
+        earlier = store.changes_before(session, claim.federation_id, claim.number)
+    return compare_changes(
+        database,
+        cohort,
+        states,
+        began,
+        earlier,
+        seed=opened.plan.training.seed,
+        block_bytes=block_bytes,
+        between=between,
+    )
+
+
+def _publish(
+    database: Database, claim: Claim, settled: SettledWeights, changes: Changes | None, output: RoundOutput
+) -> None:
     with database.write() as session:
         # Payloads before the federation's lock, in the same order as a delivery.
         adopted = payloads.adopt_all(session, (item.staged for item in output.written))
@@ -177,7 +211,7 @@ def _publish(database: Database, claim: Claim, settled: SettledWeights, output: 
         deltas = [(delta, adopted[delta.staged.payload_id]) for delta in output.deltas]
         store_moments(session, claim.federation_id, claim.number, output.moments, adopted)
         base_delta_store.store_deltas(session, claim.federation_id, claim.number, deltas)
-        store.store_relevance(session, row.id, settled)
+        store.store_relevance(session, row.id, settled, changes)
         transitions.publish(session, locked, row)
         may_crash("publication-written")
     may_crash("publication-committed")

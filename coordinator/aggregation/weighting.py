@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from coordinator.aggregation.blocks import blocks
+from coordinator.aggregation.blocks import Block, blocks
 from coordinator.aggregation.guard import GuardReport, guard_weights
 from coordinator.aggregation.state_reader import StoredState, read_columns
 from coordinator.aggregation.voices import require_voices
@@ -33,29 +33,62 @@ def products(
 ) -> dict[Kind, Floats]:
     """Return d_i . d_j (N, N) per kind, in float64; zero for clients without weight for any receiver.
 
-    Kinds in which receivers have no peers are left out. `between` is called after every block.
+    d_i is the state minus the common start. Kinds in which receivers have no peers are left out. `between` is
+    called after every block.
     """
-    clients = [facts.client for facts in weighing.cohort.clients]
-    kinds = weighing.cohort.kinds()
+    cohort, kinds = weighing.cohort, weighing.cohort.kinds()
     relevant = {kind: _relevant(weighing, module, receivers) for kind, module in kinds.items()}
-    inner = {kind: np.zeros((len(clients),) * 2) for kind, used in relevant.items() if used.any()}
-    stored = [states.get(client) for client in clients]
+    return inner_products(
+        database, cohort, states, {}, relevant, seed=seed, block_bytes=block_bytes, between=between
+    )
+
+
+def inner_products(
+    database: Database,
+    cohort: Cohort,
+    states: Mapping[str, StoredState],
+    references: Mapping[str, StoredState],
+    used: Mapping[Kind, NDArray[np.bool_]],
+    *,
+    seed: int,
+    block_bytes: int,
+    between: Callable[[], None],
+) -> dict[Kind, Floats]:
+    """Return d_i . d_j (N, N) per kind, in float64, where d_i is the state of i minus its reference.
+
+    Args:
+        references: by client; without one, it is the common start that the plan's `seed` determines.
+        used: per kind, the clients (N,) that are compared; the products of others are zero, and kinds without
+            any are left out.
+    """
+    clients = [facts.client for facts in cohort.clients]
+    inner = {kind: np.zeros((len(clients),) * 2) for kind, members in used.items() if members.any()}
+    stored = [states.get(client) for client in clients] + [references.get(client) for client in clients]
     layouts = [state.layout if state is not None else {} for state in stored]
-    for block in blocks(layouts, (), block_bytes // _COPIES, kind=weighing.cohort.kind):
-        kind = weighing.cohort.kind(block.module)
-        used = [place for place in block.begins if relevant[kind][place]]
-        if not used:
+    for block in blocks(layouts, (), block_bytes // _COPIES, kind=cohort.kind):
+        kind = cohort.kind(block.module)
+        places = [place for place in block.begins if place < len(clients) and used[kind][place]]
+        if not places:
             continue
-        values = np.empty((len(used), block.size), "<f4")
-        read_columns(database, stored, block, used, values)
-        first = used[0]
+        learnt = _read(database, stored, block, places)  # (places, size)
+        rows = [row for row, place in enumerate(places) if place + len(clients) in block.begins]
+        if rows:
+            learnt[rows] -= _read(database, stored, block, [places[row] + len(clients) for row in rows])
+        first = places[0]
         start = start_values(layouts[first], seed, block.begins[first], block.size)
-        learnt = values.astype(np.float64)  # (used, size)
-        if start is not None:
-            learnt -= start
-        inner[kind][np.ix_(used, used)] += learnt @ learnt.T
+        if start is not None and len(rows) < len(places):
+            learnt[np.setdiff1d(np.arange(len(places)), rows)] -= start
+        inner[kind][np.ix_(places, places)] += learnt @ learnt.T
         between()
     return inner
+
+
+def _read(
+    database: Database, stored: Sequence[StoredState | None], block: Block, places: Sequence[int]
+) -> Floats:
+    values = np.empty((len(places), block.size), "<f4")
+    read_columns(database, stored, block, places, values)
+    return values.astype(np.float64)
 
 
 def _relevant(weighing: Weighing, module: str, receivers: Collection[str]) -> NDArray[np.bool_]:

@@ -129,7 +129,11 @@ def relevance(
     token: Token = "",
     as_json: AsJson = False,
 ) -> None:
-    """Show the relevance of clients to each other, the served shares, and the limits that the guard set."""
+    """Show the relevance of clients to each other, its evidence, the served shares, and the guard's limits.
+
+    sketches, changes: the similarities of gradient sketches, and of what two clients change in their rounds;
+    agreement: the cosine of their whole updates.
+    """
     coordinator = Coordinator(url, token)
     path = coordinator.federation(federation)
     matrix = coordinator.get(f"{path}/rounds/{number}/relevance")
@@ -138,14 +142,16 @@ def relevance(
         return
     names = {client["client_id"]: client["name"] for client in coordinator.pages(f"{path}/clients")}
     print_table(
-        ["client", "listens to", "relevance", "served", "agreement", "held back"],
+        ["client", "listens to", "sketches", "changes", "relevance", "served", "agreement", "held back"],
         [
             (
                 names.get(row, row),
                 names.get(column, column),
+                _cell(matrix["similarity"], i, j),
+                _cell(matrix.get("changes"), i, j),
                 matrix["relevance"][i][j],
-                matrix["served"][i][j] if matrix["served"] else None,
-                matrix["agreement"][i][j] if matrix["agreement"] else None,
+                _cell(matrix["served"], i, j),
+                _cell(matrix["agreement"], i, j),
                 ", ".join(matrix["held"][i][j]) if matrix["held"] else None,
             )
             for i, row in enumerate(matrix["rows"])
@@ -153,6 +159,10 @@ def relevance(
             if matrix["relevance"][i][j] > 0 or (matrix["served"] and matrix["served"][i][j] > 0)
         ],
     )
+
+
+def _cell(matrix: list[list[float | None]] | None, row: int, column: int) -> float | None:
+    return matrix[row][column] if matrix else None
 
 
 @app.command("watch")

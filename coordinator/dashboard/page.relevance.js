@@ -16,7 +16,9 @@ const weightsOf = (matrix) => matrix.served || matrix.relevance;
 const isHeld = (matrix, i, j) => matrix.held && matrix.held[i][j].length && matrix.relevance[i][j] > matrix.served[i][j];
 
 function explain(matrix, i, j, row, column) {
-  const shown = `${row} listens to ${column}: ${weightsOf(matrix)[i][j].toFixed(3)}`;
+  const based = [["sketches", matrix.similarity], ["changes", matrix.changes]]
+    .filter(([, known]) => i !== j && known && known[i][j] !== null).map(([what, known]) => `similarity of ${what} ${number(known[i][j])}`);
+  const shown = [`${row} listens to ${column}: ${weightsOf(matrix)[i][j].toFixed(3)}`, ...based].join("; ");
   if (!isHeld(matrix, i, j)) return shown;
   return `${shown}; relevance ${matrix.relevance[i][j].toFixed(3)}, agreement ${number(matrix.agreement[i][j])}, held back: `
     + matrix.held[i][j].map((reason) => WHY[reason] || reason).join(", ");
@@ -45,6 +47,7 @@ export function relevanceSection(matrix, name, href, published) {
   const any = rows.some((i) => columns.some((j) => isHeld(matrix, i, j)));
   return section("relevance", "Relevance between clients",
     note(`After round ${matrix.round}: how much each row's client listens to each column's client; a row sums to 1. `
+      + (matrix.changes ? "Relevance rests on what the clients change in their rounds, and on gradient sketches for clients that have no round yet. " : matrix.similarity ? "Relevance rests on gradient sketches. " : "")
       + (matrix.served ? "The values are the served shares, after the guard against poisoned updates. " : "")
       + (any ? "* is less than the relevance, because the guard held it back; hover for the reason. " : "")
       + (dense ? "Hover a cell for its value, or open a client to see its row." : ""), { id: "relevance-note" }),

@@ -75,6 +75,7 @@ def relevance(session: Session, row: RoundRow, client_id: str) -> RelevanceView:
             "entropy": [round(value, _DECIMALS) for value in exact.entropy],
             "served": _rounded(exact.served) if exact.served is not None else None,
             "agreement": None,
+            "changes": None,
         }
     )
 

@@ -186,6 +186,7 @@ def relevance(session: Session, row: RoundRow, *, only: str | None = None) -> Re
         entropy=[client.entropy for client in rows],
         served=_guard_rows(_numbers, [client.served for client in rows]),
         agreement=_guard_rows(_numbers_or_none, [client.agreement for client in rows]),
+        changes=_guard_rows(_cosines, [client.changes for client in rows]),
         held=_guard_rows(_reasons, [client.held for client in rows]),
     )
 
@@ -229,6 +230,13 @@ def _numbers(stored: bytes) -> list[float]:
 
 def _numbers_or_none(stored: bytes) -> list[float | None]:
     return [None if math.isnan(value) else value for value in _numbers(stored)]
+
+
+def _cosines(stored: bytes) -> list[float | None]:
+    """Return the cosines of changes from a stored row of products and lengths; null = not compared."""
+    products, lengths = np.frombuffer(stored, "<f8").reshape(2, -1)
+    pairs = zip(products.tolist(), lengths.tolist(), strict=True)
+    return [product / length if length > 0 else None for product, length in pairs]
 
 
 def _reasons(stored: bytes) -> list[list[HeldFor]]:

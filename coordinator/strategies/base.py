@@ -73,17 +73,23 @@ class ClientFacts:
 class Cohort:
     """All clients of one weighing, sorted by id, so that the result does not depend on their order.
 
-    `decay` is the factor by which an absent client's weight falls per round.
+    Attributes:
+        decay: the factor by which an absent client's weight falls per round.
+        changes: (N, N), the cosine of what two clients change in their rounds, in the order of the ids; NaN =
+            unknown. None if the strategy does not compare changes, or there was no round yet.
     """
 
     clients: Sequence[ClientFacts]
     decay: float
+    changes: Floats | None = field(default=None, compare=False)
     _kinds: Mapping[Module, Kind] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         ordered = tuple(sorted(self.clients, key=lambda facts: facts.client))
         if len({facts.client for facts in ordered}) != len(ordered):
             raise ValueError("a client is weighed twice")
+        if self.changes is not None and self.changes.shape != (len(ordered),) * 2:
+            raise ValueError("the changes are of other clients")
         object.__setattr__(self, "clients", ordered)
         modules = sorted({module for facts in ordered for module in facts.modules})
         object.__setattr__(self, "_kinds", {module: self._kind(module) for module in modules})

@@ -17,6 +17,7 @@ class Traits:
 
     Attributes:
         needs_sketch: every update must carry a gradient sketch.
+        compares_changes: `Cohort.changes` is wanted. Clients must continue from the served weights.
         gated: clients use the served P and Q as a frozen global branch beside their own.
         lora_only: adapters must be ordinary LoRA, because the strategy, or its agent, knows A and B.
         part_travels: some tensors never leave the client; `Strategy.travels` selects the ones that do.
@@ -36,6 +37,7 @@ class Traits:
     """
 
     needs_sketch: bool = False
+    compares_changes: bool = False
     gated: bool = False
     lora_only: bool = False
     part_travels: bool = False
@@ -64,7 +66,7 @@ class Caps:
         peers: the weight of all peers together.
         length: how long a peer's update may be, in lengths of the client's own; longer ones are cut.
         strict: whether `peer` holds even if so few peers have weight that an equal share of `peers` is
-            larger, and the weight that a disagreeing peer loses goes to no peer.
+            larger, and weights are multiplied by the agreement.
     """
 
     peer: float

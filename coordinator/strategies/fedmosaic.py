@@ -1,7 +1,13 @@
-"""FedMosaic (arXiv 2506.11024): each client is served the updates whose gradient sketches resemble its own.
+"""FedMosaic (arXiv 2506.11024): each client is served the updates of clients that learn what it learns.
 
-S_ij = cos(s_i, s_j) / sqrt(rho_i rho_j); w_i = softmax_j(S_ij / tau) over the eligible j. Differences from
-the published code (reliabilities rho, a floor, decay, newcomers): docs/decisions.
+w_i = softmax_j(E_ij) over the eligible j, with the evidence E_ij = 0 for the client itself and otherwise
+
+    (C_ij - c_i) / change_temperature     C the cosines of what clients change in their rounds, if compared
+    (S_ij - 1) / temperature              S_ij = cos(s_i, s_j) / sqrt(rho_i rho_j) of gradient sketches
+
+Sketches decide about newcomers, and whose updates are eligible at all; changes also tell tasks apart that
+contradict each other. Differences from the published code (changes, reliabilities rho, a floor, decay,
+newcomers): docs/decisions.
 """
 
 from __future__ import annotations
@@ -51,6 +57,12 @@ class Options(BaseModel):
     temperature: Annotated[float, Field(ge=1e-6)] = 0.1
     """The temperature of the softmax over similarities: lower values concentrate on the most similar peers.
     """
+    evidence: Literal["changes", "sketches"] = "changes"
+    """The weights of established clients follow from what they change in their rounds (with `mix` replace and
+    one base model), or from their sketches alone, as published.
+    """
+    change_temperature: Annotated[float, Field(ge=1e-6)] = 0.05
+    """The temperature of the softmax over the cosines of changes."""
     include_self: bool = False
     """Whether a client's own update is part of the mixture that it is served; always with `mix` replace."""
     centre: bool = False
@@ -59,10 +71,10 @@ class Options(BaseModel):
     """
     top_k: Annotated[int, Field(ge=1)] | None = None
     """The largest number of peers in a mixture, without the client itself; null = all eligible ones."""
-    mix: Literal["init", "average", "replace", "gate"] = "average"
-    """How clients use the served weights G beside their own L: continue from (L + G) / 2 (`average`), start
-    with G once (`init`), train L beside a frozen G with a learnt gate (`gate`), or continue from G in every
-    round (`replace`), in which a client's own update counts as that of a peer with similarity 1.
+    mix: Literal["init", "average", "replace", "gate"] = "replace"
+    """How clients use the served weights G beside their own L: continue from G in every round (`replace`), in
+    which a client's own update counts as that of a peer of the same task; continue from (L + G) / 2
+    (`average`), start with G once (`init`), or train L beside a frozen G with a learnt gate (`gate`).
     """
     sources: Literal["same_architecture", "all"] = "same_architecture"
     """Peers of established clients, unless `mix` is init: those of the identical base model, or all. For
@@ -96,6 +108,7 @@ class Strategy(base.Strategy):
             per_client = "mixes the outputs of each client's model (strategy.options.distil)"
         return Traits(
             needs_sketch=True,
+            compares_changes=self.options.evidence == "changes" and self.options.mix == "replace",
             gated=self.options.mix == "gate",
             distil=self.options.distil.texts if self.options.distil is not None else None,
             per_client=per_client,
@@ -128,17 +141,21 @@ class Strategy(base.Strategy):
         )
 
     def weigh(self, cohort: Cohort) -> Weighing:
-        """w_ij = d^age_j n_j^e exp(S_ij / temperature) / the sum over the eligible j.
+        """w_ij = d^age_j n_j^e exp(E_ij) / the sum over the eligible j.
 
         A newcomer without a sketch gets the uniform mean of the clients it shares a module with.
         """
         options = self.options
         similarity = _similarity(cohort, centre=options.centre)
-        scores = np.nan_to_num(similarity) / options.temperature + log_decay(cohort)
+        reachable = self._reachable(cohort)
+        eligible = self._eligible(reachable, similarity)
+        scores = (np.nan_to_num(similarity) - 1) / options.temperature
+        if cohort.changes is not None:
+            scores = _by_changes(scores, cohort.changes, eligible, options.change_temperature)
+        scores = scores + log_decay(cohort)
         if options.weight_by_examples:
             scores = scores + log_examples(cohort)
-        reachable = self._reachable(cohort)
-        relevance = normalised(scores, self._eligible(reachable, similarity))
+        relevance = normalised(scores, eligible)
         for i, facts in enumerate(cohort.clients):
             if facts.age is None and facts.sketch is None:
                 relevance[i] = reachable[i] / max(1, np.count_nonzero(reachable[i]))
@@ -179,6 +196,28 @@ class Strategy(base.Strategy):
             np.put_along_axis(best, ranked[:, : self.options.top_k], True, axis=1)
             eligible &= best
         return eligible
+
+
+def _by_changes(scores: Floats, changes: Floats, eligible: NDArray[np.bool_], temperature: float) -> Floats:
+    """Replace the scores of pairs whose changes were compared by (C_ij - c_i) / temperature, (N, N).
+
+    c_i is what the cosine with a second client of the same task would be, so that a client counts in its own
+    row like one of them. It is the mean of C_i over the client's peers under their own softmax: the maximum
+    would be biased by noise. It is at least the median of all clients, so that a client whose task nobody
+    shares counts more in its row than strangers do, and at least 0, so that two that pull apart stay apart.
+    """
+    scores = scores.copy()
+    peers = eligible & ~np.isnan(changes) & ~np.eye(len(changes), dtype=bool)
+    compared = peers.any(axis=1)
+    if not compared.any():
+        return scores
+    known = np.nan_to_num(changes)
+    level = np.sum(normalised(known / temperature, peers) * known, axis=1)  # (N,)
+    level = np.maximum(level, max(0.0, float(np.median(level[compared]))))
+    by_changes = (known - level[:, None]) / temperature
+    scores[peers] = by_changes[peers]
+    np.fill_diagonal(scores, np.where(compared, 0.0, np.diag(scores)))
+    return scores
 
 
 def _similarity(cohort: Cohort, *, centre: bool) -> Floats:

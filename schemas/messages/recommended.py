@@ -23,6 +23,10 @@ LORA_STRATEGIES: Final = (
 SAME_ARCHITECTURE_RANK: Final = 8
 """Rank of the shared LoRA beside P and Q."""
 
+SCHEDULE: Final[Table] = {"training": {"schedule": "linear"}}
+"""A learning rate that falls to zero over the rounds: at a constant rate local steps overshoot, and the last
+mixtures are worse than earlier ones (docs/decisions/0074)."""
+
 LORA: Final[Table] = {
     "adapter": {"kind": "lora", "rank": 16, "roles": list(ALL_ROLES)},
 }
@@ -77,4 +81,5 @@ def recommended(strategy: str, *, aligned: bool) -> Table:
             no such recommendation, that of one base model is returned.
     """
     of_one = _OF_ONE_BASE_MODEL.get(strategy, {})
-    return copy.deepcopy(_ALIGNED.get(strategy, of_one) if aligned else of_one)
+    parts = _ALIGNED.get(strategy, of_one) if aligned else of_one
+    return copy.deepcopy({**parts, **SCHEDULE} if parts else {})

@@ -268,12 +268,12 @@ class RelevanceView(Strict):
     """The relevance matrix of a round: row i of `relevance` sums to 1, `entropy` is in nats.
 
     `rows` names the rows, `clients` the columns. A client is shown its own row only, rounded to two decimals,
-    without `similarity` and `agreement`, which would reveal other clients' updates. If a guard limits the
-    mixtures, `served` is the share of each client that was served, `agreement` the cosine between the learnt
-    changes (null = not compared), and `held` lists why a client counts for less than its relevance: its
-    update is longer than the receiver's (`large`), points away from it (`opposed`), nearly equals others'
-    (`copies`), exceeds the maximum weight of a client or organisation (`capped`), or the mixture had fewer
-    members than `privacy.min_voices` (`few`). Otherwise these are null.
+    without `similarity`, `agreement` and `changes`, which would reveal other clients' updates. If a guard
+    limits the mixtures, `served` is the share of each client that was served, `agreement` the cosine between
+    the updates since the start (null = not compared), and `held` lists why a client counts for less than its
+    relevance: its update is longer than the receiver's (`large`), points away from it (`opposed`), nearly
+    equals others' (`copies`), exceeds the maximum weight of a client or organisation (`capped`), or the
+    mixture had fewer members than `privacy.min_voices` (`few`). Otherwise these are null.
     """
 
     round: int
@@ -291,6 +291,10 @@ class RelevanceView(Strict):
     served: list[list[float]] | None
     """The share of each client in what was served."""
     agreement: list[list[float | None]] | None
-    """The cosines between learnt changes."""
+    """The cosines between updates: all that was learnt since the start."""
+    changes: list[list[float | None]] | None = None
+    """The cosines of what two clients change in their rounds, on which relevance rests where they are known;
+    null where changes are not compared.
+    """
     held: list[list[list[HeldFor]]] | None
     """Why a client counts for less than its relevance."""

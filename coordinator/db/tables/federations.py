@@ -240,6 +240,7 @@ class RelevanceRow(Table):
     served: Mapped[bytes | None]  # this and the following columns: results of the guard, None without one
     agreement: Mapped[bytes | None]
     held: Mapped[bytes | None]
+    changes: Mapped[bytes | None]  # (2, N), see `aggregation.changes`; None where changes are not compared
 
 
 class WeightsRow(Table):

@@ -8,7 +8,7 @@ import pytest
 from pydantic import ValidationError
 
 from coordinator.aggregation.guard import guard_weights
-from coordinator.strategies.base import ClientFacts, Cohort, Sketch, Weighing
+from coordinator.strategies.base import ClientFacts, Cohort, Floats, Sketch, Weighing
 from coordinator.strategies.opening import make
 
 FORM = (("P", (2, 2)),)
@@ -37,7 +37,13 @@ def newcomer(i: int, sketch: tuple[float, float] | None = EAST, **facts: Any) ->
 
 
 def weigh(*clients: ClientFacts, decay: float = 0.5, **options: Any) -> Weighing:
-    return make("fedmosaic", options).weigh(Cohort(clients, decay))
+    """Weigh peers, without the client's own state unless the options include it."""
+    return make("fedmosaic", {"mix": "gate"} | options).weigh(Cohort(clients, decay))
+
+
+def by_changes(changes: list[list[float]], *clients: ClientFacts, **options: Any) -> Floats:
+    cohort = Cohort(clients, 0.5, np.array(changes))
+    return make("fedmosaic", options).weigh(cohort).relevance
 
 
 def test_weights_are_a_softmax_of_cosines() -> None:
@@ -58,6 +64,48 @@ def test_weights_are_a_softmax_of_cosines() -> None:
 
 def test_self_is_left_out_unless_asked_for() -> None:
     assert weigh(client(0), client(1)).relevance.tolist() == [[0.0, 1.0], [1.0, 0.0]]
+
+
+def test_clients_of_contradicting_tasks_are_told_apart_by_changes() -> None:
+    inside, between = 0.6, 0.4
+    changes = [[1 if i == j else inside if i % 2 == j % 2 else between for j in range(6)] for i in range(6)]
+    relevance = by_changes(changes, *(client(i) for i in range(6)))
+    assert np.allclose(relevance.sum(axis=1), 1)
+    for i in range(6):
+        same = [j for j in range(6) if j % 2 == i % 2]
+        assert relevance[i, same].sum() > 0.9
+        assert relevance[i, i] == pytest.approx(relevance[i, same].mean(), rel=0.15)
+
+
+def test_noise_in_changes_leaves_a_common_task_near_the_mean() -> None:
+    noise = np.random.default_rng(0).normal(0.7, 0.03, (9, 9))
+    changes = (noise + noise.T) / 2
+    relevance = by_changes(changes.tolist(), *(client(i) for i in range(9)))
+    assert (1 / np.square(relevance).sum(axis=1) > 7).all()  # of nine voices
+
+
+def test_a_client_of_its_own_task_counts_more_than_strangers() -> None:
+    changes = np.full((4, 4), 0.7)
+    changes[3, :3] = changes[:3, 3] = 0.2
+    relevance = by_changes(changes.tolist(), *(client(i) for i in range(4)))
+    assert relevance[3, 3] > 0.99
+    assert (relevance[:3, 3] < 1e-4).all()
+
+
+def test_sketches_decide_where_changes_are_unknown() -> None:
+    unknown = float("nan")
+    changes = [[1.0, 0.7, unknown], [0.7, 1.0, unknown], [unknown, unknown, unknown]]
+    clients = client(0), client(1), newcomer(2)
+    assert by_changes(changes, *clients)[2].tolist() == [0.5, 0.5, 0.0]
+    assert by_changes(changes, client(0), client(1, NORTH), newcomer(2))[0].tolist() == [1.0, 0.0, 0.0]
+
+
+def test_changes_are_compared_where_clients_continue_from_the_mixture() -> None:
+    compared = {
+        mix: make("fedmosaic", {"mix": mix}).traits.compares_changes for mix in ("replace", "gate", "average")
+    }
+    assert compared == {"replace": True, "gate": False, "average": False}
+    assert not make("fedmosaic", {"evidence": "sketches"}).traits.compares_changes
 
 
 def test_sketches_are_centred_from_three_clients_on() -> None:
