@@ -49,6 +49,11 @@ def _stealth(scene: Scene) -> Floats:
     return _STEALTH * scene.task + np.sqrt(1 - _STEALTH**2) * scene.poison
 
 
+def _hidden(scene: Scene) -> Floats:
+    """Replace half of the energy of noise by poison: cosines with honest clients stay as they are."""
+    return scene.task + np.sqrt(0.5) * (scene.noise() + _NOISE * scene.poison)
+
+
 ATTACKS: Mapping[str, Callable[[Scene], list[Floats]]] = {
     "none": lambda scene: [],
     "flip": lambda scene: [-(scene.task + scene.noise()) for _ in range(ATTACKERS)],
@@ -56,6 +61,7 @@ ATTACKS: Mapping[str, Callable[[Scene], list[Floats]]] = {
     "stealth, copies": lambda scene: [_stealth(scene)] * ATTACKERS,
     "stealth, copies of any length": lambda scene: [_stealth(scene) * (1 + k) for k in range(ATTACKERS)],
     "stealth, decorrelated": lambda scene: [_stealth(scene) + scene.noise() for _ in range(ATTACKERS)],
+    "hidden in noise": lambda scene: [_hidden(scene) for _ in range(ATTACKERS)],
 }
 """Name and updates of the attackers."""
 
@@ -89,16 +95,19 @@ def play(attack: str, strategy: str, options: Mapping[str, Any], *, seed: int, o
         )
         for k in range(len(updates))
     ]
-    cohort = Cohort(clients, 1.0)
     built = make(strategy, options)
-    requested = built.weigh(cohort)
     states = np.stack(updates)
+    lengths = np.linalg.norm(states, axis=1)
+    # A first round: what clients change is all that they have learnt.
+    changes = states @ states.T / np.outer(lengths, lengths) if built.traits.compares_changes else None
+    cohort = Cohort(clients, 1.0, changes)
+    requested = built.weigh(cohort)
     weights = requested.of_module(MODULE)
     if built.caps is not None:
         products = {cohort.kind(MODULE): states @ states.T}
         weights = guard_weights(requested, products, built.caps).of_module(MODULE)
     inputs = (weights @ states)[:HONEST]
-    if options.get("mix", "average") == "average" and strategy == "fedmosaic":
+    if strategy == "fedmosaic" and options.get("mix") == "average":
         inputs = (inputs + states[:HONEST]) / 2
     return Got(float((inputs @ scene.task).mean()), float((inputs @ scene.poison).mean()))
 

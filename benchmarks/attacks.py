@@ -4,9 +4,10 @@
 
 First on vectors: three tasks of four honest clients, six attackers that copy the signatures of one task.
 Shown is what a client of that task goes on from, along what it asks for (1 = perfect) and along what the
-attackers want; "as designed" is a row of weights with oneself in it, used as it is. Then on real adapters:
-five silos that train examples/models/tiny-s on one task, and two attackers, in rounds of a real coordinator;
-shown is the honest silos' exact match on held-out examples. docs/explanation/poisoning.md has the guard.
+attackers want; "as designed" rests on sketches alone, as published, with oneself in the row. Then on real
+adapters: five silos that train examples/models/tiny-s on one task, and two attackers, in rounds of a real
+coordinator; shown is the honest silos' exact match on held-out examples. The guard is in
+docs/explanation/poisoning.md.
 """
 
 from __future__ import annotations
@@ -31,6 +32,9 @@ METHODS: Mapping[str, tuple[str, dict[str, Any]]] = {
     "relevance": ("fedmosaic", {"guard": "off"}),
     "strict": ("fedmosaic", {"guard": "strict"}),
     "guard": ("fedmosaic", {}),
+    "relevance, average": ("fedmosaic", {"mix": "average", "guard": "off"}),
+    "strict, average": ("fedmosaic", {"mix": "average", "guard": "strict"}),
+    "guard, average": ("fedmosaic", {"mix": "average"}),
 }
 _ONE_ORGANISATION = ", of one organisation"
 
