@@ -48,7 +48,7 @@ _FIXED_BANK: Final[Table] = {"shared": False, "regret_above": 1, "prune_below": 
 """One of k models, k fixed, without a shared expert."""
 
 ON_REQUEST: Final = (
-    *("fedit", "fedit_local", "fedmosaic_lora_replace"),
+    *("fedit", "fedit_local", "fedmosaic_lora_sketches"),
     *(*LORA_STRATEGIES, "topk", "ca_pfl"),
     *("fedavg_summed", "fed_vemoe", "fed_vemoe_pq", "ifca"),
 )
@@ -67,9 +67,9 @@ BUILT_IN: Final[Mapping[str, StudyMethod]] = {
     "fedmosaic": StudyMethod(alone=False, plan={"strategy": {"name": "fedmosaic"}, **_BOTH}),
     # Relevance over an ordinary LoRA, shared between clients of one base model.
     "fedmosaic_lora": StudyMethod(alone=False, plan={"strategy": {"name": "fedmosaic"}, **LORA}),
-    # The same, where a client's own update is part of the mixture.
-    "fedmosaic_lora_replace": StudyMethod(
-        like="fedmosaic_lora", plan={"strategy": {"options": {"mix": "replace"}}}
+    # The same, where relevance follows from sketches alone, as published.
+    "fedmosaic_lora_sketches": StudyMethod(
+        like="fedmosaic_lora", plan={"strategy": {"options": {"evidence": "sketches"}}}
     ),
     # Plain averages of an ordinary LoRA (Zhang et al. 2024), without a client's own steps; and with them.
     "fedit": StudyMethod(alone=False, states="served", plan={"strategy": {"name": "fedavg"}, **LORA}),

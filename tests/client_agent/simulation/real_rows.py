@@ -10,11 +10,13 @@ from client_agent.simulation.study import Study, read_study
 from tests.scenarios.agents import EXAMPLES, MODELS
 
 REAL = (
+    "codes",
     "groups",
     "groups_experts",
     "groups_uneven",
     "natural_instructions",
     "obqa_boolq_winogrande_arc",
+    "one_task",
     "real_ca_pfl",
     "real_four_peers",
     "real_one_round",

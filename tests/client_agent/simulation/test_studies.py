@@ -112,7 +112,7 @@ LORA_NAMES = {
     "fedit": "fedavg",
     "fedit_local": "fedavg",
     "fedmosaic_lora": "fedmosaic",
-    "fedmosaic_lora_replace": "fedmosaic",
+    "fedmosaic_lora_sketches": "fedmosaic",
 }
 
 
