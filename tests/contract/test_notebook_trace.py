@@ -30,7 +30,7 @@ PLAN = {
         "name": "fedmosaic",
         "options": {
             "temperature": 0.5,
-            "include_self": True,
+            "evidence": "sketches",
             "centre": False,
             "guard": "off",
             "min_relevance": None,

@@ -41,8 +41,8 @@ def test_fedavg_replaces_what_is_here() -> None:
     assert not strategy.traits.gated
 
 
-def test_fedmosaic_averages_by_default() -> None:
-    strategy = load_strategy("fedmosaic")
+def test_fedmosaic_averages_its_own_and_the_served_on_request() -> None:
+    strategy = load_strategy("fedmosaic", {"mix": "average"})
     start = strategy.start(LOCAL, SERVED, newcomer=False)
     np.testing.assert_array_equal(start["b0.q.P"], np.full((2, 2), 2.5))
     assert start["b0.q.Q"].dtype == np.float32
@@ -58,8 +58,8 @@ def test_fedmosaic_goes_on_from_its_own_with_init_and_gate() -> None:
         assert strategy.traits.gated is gated
 
 
-def test_fedmosaic_continues_from_what_it_is_served_with_replace() -> None:
-    strategy = load_strategy("fedmosaic", {"mix": "replace"})
+def test_fedmosaic_continues_from_the_served_state_by_default() -> None:
+    strategy = load_strategy("fedmosaic")
     assert strategy.start(LOCAL, SERVED, newcomer=False) == SERVED
     assert not strategy.traits.gated
 

@@ -21,7 +21,7 @@ def test_a_plan_gets_every_default_and_the_resolved_plan_is_kept(coordinator: Se
     assert plan["training"]["steps"] == 20
     assert plan["limits"]["max_update_bytes"] == 64 * 2**20
     assert plan["strategy"]["options"]["temperature"] == 0.1
-    assert plan["strategy"]["options"]["mix"] == "average"
+    assert plan["strategy"]["options"]["mix"] == "replace"
     assert coordinator.admin.get(f"/v1/federations/{federation['id']}").json() == federation
 
 

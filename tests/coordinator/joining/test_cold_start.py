@@ -137,13 +137,13 @@ def test_an_established_client_listens_to_those_like_it(coordinator: Served) -> 
     wait_for(coordinator, federation_id, 1, "published")
     shown = coordinator.admin.get(f"/v1/federations/{federation_id}/rounds/1/relevance").json()
     assert shown["clients"] == [silo.client_id for silo in silos]
-    np.testing.assert_allclose(np.array(shown["relevance"])[0], [0, 0, 1, 0], atol=1e-6)
+    np.testing.assert_allclose(np.array(shown["relevance"])[0], [0.5, 0, 0.5, 0], atol=1e-6)
     np.testing.assert_allclose(np.array(shown["similarity"])[0], [1, 0, 1, 0], atol=1e-6)
     served = []
     for silo in silos:
         join(silo, 2)
         served.append(first(silo, 2))
-    np.testing.assert_allclose(served, [2.0, 6.0, 1.0, 5.0], atol=1e-5)
+    np.testing.assert_allclose(served, [1.5, 5.5, 1.5, 5.5], atol=1e-5)
 
 
 def test_a_newcomers_signature_is_judged_like_any_other(coordinator: Served) -> None:
