@@ -62,8 +62,8 @@ def assert_shares(served: Served, federation_id: str, of_pivot: str, of_other: s
     for silo in (pivots, *others, newcomer):
         join(silo, 2)
         by_client[silo.client_id] = weights(silo, 2)["b0.q.P"]
-    assert (by_client[pivots.client_id] == (4.0 if across else 1.0)).all()  # the others' mean, or its own
-    assert (by_client[others[0].client_id] == (3.0 if across else 5.0)).all()
+    assert (by_client[pivots.client_id] == (3.0 if across else 1.0)).all()  # the mean of all, or its own
+    assert (by_client[others[0].client_id] == (3.0 if across else 4.0)).all()
     assert (by_client[newcomer.client_id] == (3.0 if across else 4.0)).all()
 
 
