@@ -169,7 +169,7 @@ def mass(tasks: Sequence[str], sketches: Sequence[Sketch]) -> Mass:
         )
         for i, item in enumerate(sketches)
     ]
-    relevance = Strategy(Options()).weigh(Cohort(facts, decay=0.5)).relevance
+    relevance = Strategy(Options(mix="gate")).weigh(Cohort(facts, decay=0.5)).relevance
     local = np.array([[item == peer for peer in tasks] for item in tasks])
     alone = float(np.diag(relevance).mean())
     right = float((relevance * local).sum(axis=1).mean()) - alone
