@@ -35,7 +35,7 @@ def test_unit_vectors_as_signatures_read_no_coordinate_of_a_peer(coordinator: Se
         deliver(spy, number, values(2.0), signature=np.eye(4, dtype=np.float32)[number - 1])
         wait_for(coordinator, federation_id, number, "published")
         row = spy.http.get(url(spy, number, "/relevance")).json()
-        assert (row["similarity"], row["agreement"]) == (None, None)
+        assert (row["similarity"], row["agreement"], row["changes"]) == (None, None, None)
         numbers = [*row["relevance"][0], *row["entropy"], *(row["served"] or [[]])[0]]
         assert numbers == [round(value, 2) for value in numbers]
         read.append(row["relevance"][0][row["clients"].index(peer.client_id)])
@@ -146,7 +146,18 @@ FIELDS: dict[str, set[str] | int] = {
     "/v1/federations/{fid}/experts": {"experts", "rounds", "events", "next"},
     "/v1/federations/{fid}/rounds/{n}": SUMMARY | {"clients", "claims", "sample", "secure_sum"},
     "/v1/federations/{fid}/rounds/{n}/relevance": {
-        *("round", "clients", "rows", "relevance", "similarity", "entropy", "served", "agreement", "held")
+        *(
+            "round",
+            "clients",
+            "rows",
+            "relevance",
+            "similarity",
+            "entropy",
+            "served",
+            "agreement",
+            "changes",
+            "held",
+        )
     },
 }
 """What a client finds under each path that tells of others, or the status with which it is refused.

@@ -67,11 +67,31 @@ def test_it_names_who_is_missing_until_when_and_what_mixing_did(
     # Served 0.6 to clients whose models had losses 0.8 and 1.0.
     expect(mixing.locator("b")).to_have_text("−0.300")
     expect(mixing.locator("b")).to_have_class("good")
-    expect(mixing).to_contain_text("± 0.035 · better for 1, worse for 0 of 2 clients")
+    expect(mixing).to_contain_text("± 0.035 · better for 2, worse for 0 of 2 clients")
     page.get_by_role("button", name="f1").click()
     expect(page.locator("#help-part h3").first).to_have_text("f1 by round (higher is better)")
     expect(page.get_by_role("button", name="f1")).to_have_attribute("aria-pressed", "true")
     expect(page.get_by_role("img", name="Held-out f1 by round")).to_be_visible()
+
+
+@pytest.mark.parametrize(
+    ("change", "verdict", "detail"),
+    [(0.9, "bad", "· better for 0, worse for 2 of 2"), (0.04, "", "(within noise)")],
+    ids=["harm", "noise"],
+)
+def test_mixing_that_harms_is_red_and_noise_is_neither(
+    page: Page, served: Served, change: float, verdict: str, detail: str
+) -> None:
+    federation_id, silos = running(served, **plan(rounds={"total": 2, "min_clients": 2}))
+    one_round(served, federation_id, silos, 1, [1.0, 3.0])
+    for silo in silos:
+        sent = scored({"loss": 1.5}) | {"mixing": {"value": change, "error": 0.05, "count": 96}}
+        assert silo.http.put(url(silo, 1, "/scores"), json=sent).status_code == 204
+    _open(page, served, federation_id)
+    mixing = page.locator(".fact").filter(has_text="by mixing")
+    expect(mixing.locator("b")).to_have_class(verdict)
+    expect(mixing).to_contain_text(detail)
+    expect(page.locator("#clients .bad")).to_have_count(2 if verdict else 0)
 
 
 def test_an_address_opens_a_round_or_a_client_and_never_contains_the_token(
