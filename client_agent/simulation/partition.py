@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from client_agent.errors import StudyUnusable
 from client_agent.model.examples import Example
@@ -27,11 +27,14 @@ def draw_examples(study: Study, seed: int) -> dict[str, SiloData]:
     number of training examples per silo extends the smaller set.
 
     Raises:
-        StudyUnusable: a pool is too small.
+        StudyUnusable: a pool is too small, or a silo's `answers` lack an answer of its rows.
         DataInvalid: a source cannot be read or has no examples.
     """
-    if study.partition is not None:
-        return draw_mixtures(study, seed)
+    drawn = draw_mixtures(study, seed) if study.partition is not None else _drawn(study, seed)
+    return {silo.name: _in_own_words(drawn[silo.name], silo) for silo in study.silo}
+
+
+def _drawn(study: Study, seed: int) -> dict[str, SiloData]:
     draw = _Draw.of(study)
     digests = {id(pool): digest_of_examples(pool.test) for pool in draw.distinct}
     tests = {
@@ -126,6 +129,30 @@ class _Draw:
 
     def _sides(self, source: str) -> list[tuple[Example, ...]]:
         return [pool.train for pool in self.distinct if pool.place.train == source]
+
+
+def _in_own_words(data: SiloData, silo: StudySilo) -> SiloData:
+    """Replace the answers of a silo's examples by its own; without `answers` they stay."""
+    if not silo.answers:
+        return data
+    # After the draw, so that silos of one source have disjoint rows whatever their words are.
+    train, validation, test = (
+        tuple(_reworded(example, silo) for example in side)
+        for side in (data.train, data.validation, data.test)
+    )
+    return replace(data, train=train, validation=validation, test=test)
+
+
+def _reworded(example: Example, silo: StudySilo) -> Example:
+    def own(answer: str) -> str:
+        word = answer.strip()
+        if word not in silo.answers:
+            raise StudyUnusable(f"silo {silo.name}: answers lack {word!r}, an answer of its rows; add it")
+        return answer.replace(word, silo.answers[word])
+
+    return replace(
+        example, completion=own(example.completion), options=tuple(own(option) for option in example.options)
+    )
 
 
 def _require(available: int, silos: Sequence[StudySilo], validation: int, where: str) -> None:

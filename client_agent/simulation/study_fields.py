@@ -53,7 +53,8 @@ class StudySilo(RowFields):
     silo has tasks; without them silos have the partition's in turn, one each. `dtype` and `quantization`
     are those of the base model in memory, and `lora_rank` is the silo's first rank under a strategy with
     mixed ranks, at most the plan's, all as in silo.toml; under other strategies, and alone, a silo has the
-    plan's rank.
+    plan's rank. `answers` are the silo's own words for the answers of its rows: silos of one source with
+    different answers have tasks that contradict each other.
     """
 
     name: NewName
@@ -68,6 +69,7 @@ class StudySilo(RowFields):
     joins_after: Annotated[int, Field(ge=0)] = 0
     group: Name | None = None
     categories: list[Name] = Field(default_factory=list)
+    answers: dict[str, str] = Field(default_factory=dict)
 
     @model_validator(mode="after")
     def _is_read_from_somewhere(self) -> Self:

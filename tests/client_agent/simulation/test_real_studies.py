@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from client_agent.errors import StudyUnusable
 from client_agent.simulation.methods import control_of, methods_of
 from client_agent.simulation.pack_cache import read_anchors
 from client_agent.simulation.partition import draw_examples
@@ -101,3 +102,23 @@ def test_plans_without_q_differ_from_those_with_it_in_nothing_else(folders: tupl
         assert without.adapter.model_copy(update={"bias": True}) == plans[name].adapter
     assert control_of(read, "fedmosaic_no_q", plans["fedmosaic_no_q"]) == "local_both_no_q"
     assert control_of(read, "fedmosaic_pq_no_q", plans["fedmosaic_pq_no_q"]) == "local_no_q"
+
+
+def test_silos_of_one_source_answer_in_their_own_words(folders: tuple[Path, Path]) -> None:
+    read = opened("codes", folders)
+    data = draw_examples(read, 0)
+    topics = ["world", "sports", "business", "science"]
+    for silo in read.silo:
+        for example in (*data[silo.name].train, *data[silo.name].validation, *data[silo.name].test):
+            topic = topics[int(example.prompt.split()[2]) % 4]  # ship n has the label n % 4
+            assert example.completion.strip() == silo.answers[topic]
+            assert {option.strip() for option in example.options} == set(silo.answers.values())
+    prompts = [example.prompt for silo in read.silo for example in data[silo.name].train]
+    assert len(set(prompts)) == len(prompts)
+
+
+def test_a_missing_word_of_a_silo_is_named(folders: tuple[Path, Path]) -> None:
+    read = opened("codes", folders)
+    silos = [silo.model_copy(update={"answers": {"world": "red"}}) for silo in read.silo]
+    with pytest.raises(StudyUnusable, match=r"answers lack 'sports'|answers lack 'business'|'science'"):
+        draw_examples(read.model_copy(update={"silo": silos}), 0)
