@@ -53,7 +53,7 @@ class Exam:
     scores: dict[str, Score]
     validation: float | None
     tasks: TaskScores = field(default_factory=dict)
-    texts: Sequence[TextLoss] = ()
+    texts: Sequence[TextLoss] = field(default=(), compare=False)
 
 
 class Examiner:
