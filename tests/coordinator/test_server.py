@@ -219,7 +219,7 @@ def test_a_port_in_use_is_said_in_one_line(tmp_path: Path) -> None:
         refused = _tessera(["serve", "--port", port], tmp_path, TESSERA_ADMIN_TOKEN=ADMIN_TOKEN)
         said = refused.communicate(timeout=30)[1]
     assert refused.returncode == 1
-    assert f"cannot listen on 127.0.0.1:{port}" in said
+    assert f"another program listens on 127.0.0.1:{port}" in said
     assert "Traceback" not in said
 
 
