@@ -144,14 +144,16 @@ def _in_own_words(data: SiloData, silo: StudySilo) -> SiloData:
 
 
 def _reworded(example: Example, silo: StudySilo) -> Example:
-    def own(answer: str) -> str:
+    def reworded(answer: str) -> str:
         word = answer.strip()
         if word not in silo.answers:
             raise StudyUnusable(f"silo {silo.name}: answers lack {word!r}, an answer of its rows; add it")
         return answer.replace(word, silo.answers[word])
 
     return replace(
-        example, completion=own(example.completion), options=tuple(own(option) for option in example.options)
+        example,
+        completion=reworded(example.completion),
+        options=tuple(reworded(option) for option in example.options),
     )
 
 

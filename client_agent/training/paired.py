@@ -28,7 +28,7 @@ def change_of_loss(after: Sequence[TextLoss], before: Sequence[TextLoss]) -> Cha
     if len(after) < 2 or [text.tokens for text in after] != [text.tokens for text in before]:
         return None
     tokens = sum(text.tokens for text in after)
-    changes = [one.total - other.total for one, other in zip(after, before, strict=True)]
+    changes = [later.total - earlier.total for later, earlier in zip(after, before, strict=True)]
     change = sum(changes) / tokens
     residuals = [value - change * text.tokens for value, text in zip(changes, after, strict=True)]
     variance = sum(residual**2 for residual in residuals) * len(after) / (len(after) - 1)

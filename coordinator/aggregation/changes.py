@@ -49,11 +49,11 @@ class Changes:
     def of(self, clients: Sequence[str]) -> Changes:
         """Return the comparisons of these clients, of which some may be new."""
         places = {client: place for place, client in enumerate(self.clients)}
-        known = [place for place, client in enumerate(clients) if client in places]
-        before = [places[clients[place]] for place in known]
+        compared = [place for place, client in enumerate(clients) if client in places]
+        before = [places[clients[place]] for place in compared]
         products, lengths = np.zeros((2, len(clients), len(clients)))
-        products[np.ix_(known, known)] = self.products[np.ix_(before, before)]
-        lengths[np.ix_(known, known)] = self.lengths[np.ix_(before, before)]
+        products[np.ix_(compared, compared)] = self.products[np.ix_(before, before)]
+        lengths[np.ix_(compared, compared)] = self.lengths[np.ix_(before, before)]
         return Changes(clients, products, lengths)
 
 

@@ -175,8 +175,8 @@ def _established(
         target, cap = voices * cosine, caps.peer
     else:
         # The weight of peers that disagree goes to the others and to the receiver, in proportion to theirs.
-        own = max(0.0, 1.0 - w.sum())
-        target = voices / (voices.sum() + own)
+        own_weight = max(0.0, 1.0 - w.sum())
+        target = voices / (voices.sum() + own_weight)
         distinct = (1.0 / _count(together[np.ix_(agrees, agrees)])).sum()
         cap = max(caps.peer, caps.peers / float(distinct))
     # What the caps cut off stays with the receiver: more of it for other peers would go to other tasks.

@@ -211,10 +211,10 @@ def _by_changes(scores: Floats, changes: Floats, eligible: NDArray[np.bool_], te
     compared = peers.any(axis=1)
     if not compared.any():
         return scores
-    known = np.nan_to_num(changes)
-    level = np.sum(normalised(known / temperature, peers) * known, axis=1)  # (N,)
+    cosines = np.nan_to_num(changes)
+    level = np.sum(normalised(cosines / temperature, peers) * cosines, axis=1)  # (N,)
     level = np.maximum(level, max(0.0, float(np.median(level[compared]))))
-    by_changes = (known - level[:, None]) / temperature
+    by_changes = (cosines - level[:, None]) / temperature
     scores[peers] = by_changes[peers]
     np.fill_diagonal(scores, np.where(compared, 0.0, np.diag(scores)))
     return scores

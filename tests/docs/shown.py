@@ -68,7 +68,10 @@ def _line(line: str, groups: dict[str, str]) -> str:
     """Return the pattern of a line and the space behind it; `...` alone is any number of lines."""
     if line == "...":
         return "(?:.* )?"
-    pattern, position = "", 0
+    pattern, position = (
+        "(?:<bos>)?",
+        0,
+    )  # with which the tests' model begins texts, and that of the pages does not
     for match in _MASKED.finditer(line):
         pattern += re.escape(line[position : match.start()])
         position = match.end()
