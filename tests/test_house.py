@@ -51,6 +51,7 @@ def test_no_function_exceeds_the_cap() -> None:
     assert not long
 
 
+@pytest.mark.slow
 def test_names_say_what_things_are() -> None:
     files = [path for path in _sources() if path.stem in UNWANTED_NAMES or path.parent.name in UNWANTED_NAMES]
     classes = [
