@@ -78,6 +78,23 @@ def are_complete(session: Session, round_id: int, round_state: str) -> bool:
     )
 
 
+def mixing_verdicts(session: Session, federation_id: str) -> dict[str, int]:
+    """Count the clients of the last published round for which mixing made the loss better, worse, or neither.
+
+    Clients without a measured change, or whose scores have not arrived yet, are not counted; without any the
+    result is empty.
+    """
+    last = run(session, _PUBLISHED, {"federation_id": federation_id}).scalar()
+    stored = session.scalars(
+        select(ScoresRow.scores)
+        .join(RoundRow, RoundRow.id == ScoresRow.round_id)
+        .where(RoundRow.federation_id == federation_id, RoundRow.number == last)
+    )
+    changes = [Scores.model_validate(scores).mixing for scores in stored]
+    verdicts = [change.verdict for change in changes if change is not None]
+    return {name: verdicts.count(name) for name in ("better", "worse", "noise")} if verdicts else {}
+
+
 def store_scores(
     session: Session, federation_id: str, round_number: int, client_id: str, sent: Scores
 ) -> bool:

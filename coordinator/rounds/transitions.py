@@ -16,7 +16,7 @@ from coordinator.db.tables.federations import FederationRow, RoundRow
 from coordinator.enrolment import roster
 from coordinator.errors import AnchorsMissing, FederationStateConflict
 from coordinator.federations.store import anchors_stored, federation, plan_of
-from coordinator.rounds import base_weights, store, sums
+from coordinator.rounds import base_weights, scores, store, sums
 from coordinator.rounds.lifecycle import ENDED, FEDERATION_FINISHED, Step, after_round, next_state
 from coordinator.rounds.views import summary
 from coordinator.storage import audit_log, event_log, optimizer_moments, webhook_outbox
@@ -201,7 +201,10 @@ def _end(session: Session, federation: FederationRow) -> None:
     session.flush()
     optimizer_moments.delete_all(session, federation.id)
     count, _ = store.published(session, federation.id)
-    webhook_outbox.add(session, federation.id, "federation.finished", {"rounds": count})
+    data: dict[str, Any] = {"rounds": count}
+    if verdicts := scores.mixing_verdicts(session, federation.id):
+        data["mixing"] = verdicts
+    webhook_outbox.add(session, federation.id, "federation.finished", data)
 
 
 def federation_state(federation: FederationRow) -> FederationState:

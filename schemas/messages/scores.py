@@ -56,6 +56,13 @@ class Change(Strict):
     count: Annotated[int, Field(ge=2, lt=2**31)]
     """The number of texts."""
 
+    @property
+    def verdict(self) -> Literal["better", "worse", "noise"]:
+        """Return whether the loss fell or rose by at least two standard errors."""
+        if abs(self.value) < 2 * self.error or self.value == 0:
+            return "noise"
+        return "better" if self.value < 0 else "worse"
+
 
 def _is_unknown(change: Change | None) -> bool:
     return change is None

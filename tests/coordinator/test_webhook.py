@@ -31,7 +31,7 @@ from schemas.identity.keys import public_key
 from tests.coordinator.aggregation.closed_round import simple
 from tests.coordinator.webhook_receiver import receiving
 from tests.served import Served, start
-from tests.taking_part import PLAN, running
+from tests.taking_part import PLAN, join, one_round, plan, running, scored, send_scores
 from tests.trickling import trickling
 from tests.waiting import wait_until
 
@@ -291,3 +291,16 @@ def test_a_receiver_that_others_overhear_and_a_weak_secret_are_refused(
     assert variable in str(refused.value)
     assert "c2hvcnQ" not in str(refused.value)
     assert "a password" not in str(refused.value)
+
+
+def test_the_end_reports_for_how_many_clients_mixing_helped(fresh_database: Callable[[str], str]) -> None:
+    with receiving() as receiver, serving(fresh_database("sqlite"), webhook_url=receiver.url) as served:
+        federation_id, silos = running(served, **plan(rounds={"total": 1}))
+        for silo, value in zip(silos, (-0.5, -0.1), strict=True):
+            join(silo, 1)
+            mixing = {"value": value, "error": 0.1, "count": 8}
+            assert send_scores(silo, 1, scored({"loss": 1.0}) | {"mixing": mixing}) == (204, "")
+        one_round(served, federation_id, silos, 1, [1.0, 3.0])
+        wait_until(lambda: len(receiver.received) == 1)
+    data = {"federation": federation_id, "rounds": 1, "mixing": {"better": 1, "worse": 0, "noise": 1}}
+    assert receiver.messages[0]["data"] == data

@@ -74,7 +74,9 @@ class MethodSummary(Strict):
     """One method over the seeds with results. Bytes are encoded, of one client in one round.
 
     `served` and `trained` are losses before and after local steps; `bytes_by_round` is the cumulative traffic
-    of a founder, up and down. `forgetting` is a mean over founders, None without anchor texts. `rates` are
+    of a founder, up and down. `forgetting` is a mean over founders, None without anchor texts. `mixing` is
+    the change of the loss by mixing, a mean over founders and their rounds but the first; None without a
+    federation. `rates` are
     the learning rates of each client, by seed. `importance` is None if the method learns none. `states` are
     those of a client that may be its result; `clients_per_round` are those that a round draws, None for all;
     `adapters` is how many a client trains, each in all steps. `bank` is None without
@@ -94,6 +96,7 @@ class MethodSummary(Strict):
     scores: dict[Rule, dict[str, ScoreFigures]]
     transfer: dict[Rule, Transfer]
     forgetting: Estimate | None
+    mixing: Estimate | None = None
     rates: dict[str, list[float]]
     latecomers: list[Latecomer]
     lone: list[Lone]
@@ -210,6 +213,7 @@ def _summary(method: str, all_runs: dict[str, Runs], rules: list[Rule]) -> Metho
         },
         transfer=_transfer(method, runs, all_runs, rules),
         forgetting=_forgetting(results, founders),
+        mixing=_mixing(results, founders),
         rates={silo.name: [client.learning_rate for client in runs.of(silo.name)] for silo in study.silo},
         latecomers=[_latecomer(method, s.name, rule, runs, baselines) for s in study.latecomers],
         lone=[_lone(method, name, rule, runs, baselines) for name in _lone_names(study)],
@@ -249,6 +253,21 @@ def _forgetting(results: Sequence[CellResult], founders: Sequence[str]) -> Estim
         for result in results
     ]
     means = [mean(losses) for losses in by_seed if losses]
+    return estimate(means) if means else None
+
+
+def _mixing(results: Sequence[CellResult], founders: Sequence[str]) -> Estimate | None:
+    by_seed = [
+        [
+            entry.scores.mixing.value
+            for client in result.clients
+            if client.name in founders
+            for entry in client.rounds
+            if entry.scores.mixing is not None
+        ]
+        for result in results
+    ]
+    means = [mean(changes) for changes in by_seed if changes]
     return estimate(means) if means else None
 
 

@@ -38,7 +38,11 @@ def show(report: Report, console: Console) -> None:
             _transfer(report),
         ),
         ("scores of each task on its test items: mean over the clients that have it", _tasks(report)),
-        ("forgetting, learning rates, bytes per client and round, CPU seconds", _costs(report)),
+        (
+            "change of the loss by mixing (served minus trained in the round before, same texts), forgetting, "
+            "learning rates, bytes per client and round, CPU seconds",
+            _costs(report),
+        ),
         (f"the states at the {'end' if report.rules[0] == 'best' else 'best'}: loss", _other_rule(report)),
         (
             "late joiners: loss at their own steps; steps until they stay ahead of training alone, per seed; "
@@ -219,13 +223,15 @@ def searches(report: Report) -> str:
 def _costs(report: Report) -> Table:
     groups = list(dict.fromkeys(group for method in report.methods for group in method.loss.groups))
     table = Table("method", caption=searches(report))
-    for name in (*(f"loss of {group}" for group in groups), "forgetting", "rates", "up", "down", "CPU s"):
+    names = ("by mixing", "forgetting", "rates", "up", "down", "CPU s")
+    for name in (*(f"loss of {group}" for group in groups), *names):
         table.add_column(name, justify="right")
     for method in report.methods:
         of_groups = (method.loss.groups.get(group) for group in groups)
         table.add_row(
             method.method,
             *(figure(value) if value is not None else "-" for value in of_groups),
+            difference(method.mixing) if method.mixing is not None else "-",
             difference(method.forgetting) if method.forgetting is not None else "-",
             rates(method),
             amount(method.bytes_up),

@@ -11,7 +11,7 @@ from client_agent.simulation.results import CellResult, ClientResult, ClientRoun
 from client_agent.simulation.study import Study, read_study
 from client_agent.storage.final_scores import FinalScores
 from schemas.messages.federations import FederationPlan
-from schemas.messages.scores import Score, Scores
+from schemas.messages.scores import Change, Score, Scores
 from tests.scenarios.agents import EXAMPLES, MODELS
 
 TINY = {
@@ -20,6 +20,9 @@ TINY = {
     "training": {"steps": 2, "max_length": 64, "learning_rate": 0.01},
     "alignment": {"anchors": 64},
 }
+
+MIXING = Change(value=-0.125, error=0.01, count=8)
+"""The change by mixing in each round but the first of a fabricated federated run."""
 
 
 def write_pools(folder: Path, count: int = 20) -> None:
@@ -98,7 +101,12 @@ def result(
             rounds=[
                 ClientRound(
                     round=joins_after.get(name, 0) + i + 1,
-                    scores=Scores(served=scored(before), trained=scored(after), kept="trained"),
+                    scores=Scores(
+                        served=scored(before),
+                        trained=scored(after),
+                        kept="trained",
+                        mixing=MIXING if i and not method.startswith("local") else None,
+                    ),
                     validation={"served": before, "trained": after} if validated else {},
                     bytes_up=1000,
                     bytes_down=2000,

@@ -11,7 +11,7 @@ from rich.console import Console
 from client_agent.simulation.report.estimates import estimate, verdict_of
 from client_agent.simulation.report.summary import Report, summarise
 from client_agent.simulation.report.tables import show
-from tests.client_agent.simulation.studies import result, study
+from tests.client_agent.simulation.studies import MIXING, result, study
 
 
 @pytest.mark.parametrize(
@@ -63,11 +63,12 @@ def test_clients_that_lose_and_the_worst_of_them_are_named(tmp_path: Path) -> No
     assert (end.verdict, end.losers) == ("higher", ["aster", "birch"])
     assert end.loss.seeds.values == pytest.approx([0.2] * 3)
     assert fedavg.forgetting == estimate([0.25] * 3)
+    assert (local.mixing, fedavg.mixing) == (None, estimate([MIXING.value] * 3))
     assert fedavg.served.steps == [0, 10, 20]
     assert fedavg.served.loss[-1].mean == pytest.approx(0.6)
     printed = StringIO()
     show(summary, Console(file=printed, width=200))
-    for text in ("-0.049 ± 0.001", "1 of 2", "birch +0.102 ± 0.001", "+0.200 ± 0.000", "0.001 to 0.009"):
+    for text in ("-0.049 ± 0.001", "1 of 2", "birch +0.102 ± 0.001", "-0.125 ± 0.000", "+0.200 ± 0.000", "0.001 to 0.009"):
         assert text in printed.getvalue()
 
 
