@@ -121,7 +121,7 @@ def _agreement(place: Place) -> dict[str, Any]:
             block_bytes=place.block_mib * MIB,
             between=lambda: None,
         )
-        guard_weights(requested, result, Caps(peer=0.2, peers=0.7, length=1.0, strict=False))
+        guard_weights(requested, result, Caps(peer=0.2, peers=0.7, strict=False))
     return cost
 
 

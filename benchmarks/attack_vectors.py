@@ -107,8 +107,6 @@ def play(attack: str, strategy: str, options: Mapping[str, Any], *, seed: int, o
         products = {cohort.kind(MODULE): states @ states.T}
         weights = guard_weights(requested, products, built.caps).of_module(MODULE)
     inputs = (weights @ states)[:HONEST]
-    if strategy == "fedmosaic" and options.get("mix") == "average":
-        inputs = (inputs + states[:HONEST]) / 2
     return Got(float((inputs @ scene.task).mean()), float((inputs @ scene.poison).mean()))
 
 

@@ -32,9 +32,6 @@ METHODS: Mapping[str, tuple[str, dict[str, Any]]] = {
     "relevance": ("fedmosaic", {"guard": "off"}),
     "strict": ("fedmosaic", {"guard": "strict"}),
     "guard": ("fedmosaic", {}),
-    "relevance, average": ("fedmosaic", {"mix": "average", "guard": "off"}),
-    "strict, average": ("fedmosaic", {"mix": "average", "guard": "strict"}),
-    "guard, average": ("fedmosaic", {"mix": "average"}),
 }
 _ONE_ORGANISATION = ", of one organisation"
 

@@ -8,9 +8,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-import numpy as np
-
-from client_agent.errors import LayoutMismatch
 from client_agent.strategies.base import AgentOptions, AgentStrategy, State, Traits
 from schemas.messages.distil import DistilPlan
 
@@ -19,17 +16,17 @@ class Options(AgentOptions):
     """How clients use what they are served.
 
     Attributes:
-        mix: continue from L (`init`), mean of L and G (`average`), G (`replace`), L beside G (`gate`).
+        mix: continue from G (`replace`), or train L beside G (`gate`).
         distil: learn from the outputs of peers' models as well; None = do not.
     """
 
-    mix: Literal["init", "average", "replace", "gate"] = "replace"
+    mix: Literal["replace", "gate"] = "replace"
     distil: DistilPlan | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Strategy(AgentStrategy):
-    """A newcomer starts from the served adapter; an established client as `mix` says."""
+    """A client starts from the served adapter, or, with a gate, from its own once it has one."""
 
     options: Options
 
@@ -38,18 +35,7 @@ class Strategy(AgentStrategy):
         return Traits(gated=self.options.mix == "gate", distil=self.options.distil)
 
     def start(self, local: State | None, served: State, *, newcomer: bool) -> State:
-        """L <- G for a newcomer and with `replace`; L <- (L + G) / 2 with `average`; else L.
-
-        Raises:
-            LayoutMismatch: L and G do not have the same tensors.
-        """
+        """L <- G with `replace` and for a newcomer; else L."""
         if newcomer or local is None or self.options.mix == "replace":
             return served
-        if self.options.mix != "average":
-            return local
-        if local.keys() != served.keys():
-            raise LayoutMismatch(
-                "the local adapter and the served one have different tensors; check whether the alignment "
-                "pack changed, and remove the local adapter to start from the served one"
-            )
-        return {name: (local[name] + served[name]) * np.float32(0.5) for name in local}
+        return local

@@ -9,6 +9,9 @@ changes become noise, and what was seen before stands.
 
     a_ij = sum over rounds of decay^age d_i . d_j        b_ij = sum of decay^age |d_i| |d_j|
     C_ij = a_ij / b_ij, over the rounds in which both delivered an update
+
+A client that joins late has only the last, small changes in common with the others, whose cosines are low
+even for one task. C_ij is not compared unless b_ij is a good part of sqrt(b_ii b_jj), its upper bound.
 """
 
 from __future__ import annotations
@@ -25,6 +28,11 @@ from coordinator.strategies.base import Cohort, Floats, equal_pairs
 
 _DECAY = 0.5
 """Per round of the federation, whoever delivered in it."""
+
+_LEAST_OVERLAP = 0.3
+"""The least b_ij / sqrt(b_ii b_jj) at which two clients are compared: 1 for clients that deliver in the same
+rounds, about .5 where each round draws half of them, and .02 in one case of a client that joined late.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +51,9 @@ class Changes:
 
     def cosines(self) -> Floats:
         """Return C (N, N); NaN = not compared."""
-        empty = np.full_like(self.products, np.nan)
-        return np.divide(self.products, self.lengths, out=empty, where=self.lengths > 0)
+        most = np.sqrt(np.diag(self.lengths))
+        compared = (self.lengths > 0) & (self.lengths >= _LEAST_OVERLAP * most[:, None] * most[None, :])
+        return np.divide(self.products, self.lengths, out=np.full_like(self.products, np.nan), where=compared)
 
     def of(self, clients: Sequence[str]) -> Changes:
         """Return the comparisons of these clients, of which some may be new."""

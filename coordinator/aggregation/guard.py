@@ -4,11 +4,11 @@ The receiver's own update is the root of trust. d_j is client j's state minus th
 (schemas/maths/start); norms and cosines are computed per kind of module. Client i with weights w_i is served
 
     G_i = sum over j != i of a_ij c_ij u_j + the remainder to 1 of u_i
-    c_ij = min(1, length |d_i| / |d_j|)                 peers are cut to about its own length
+    c_ij = min(1, |d_i| / |d_j|)                        peers are cut to its own length
     a_ij ~ w_ij / votes_ij where cos(d_i, d_j) > 0.05   only agreeing peers count; copies share one vote
     a_ij <= cap, their sum over an organisation and over copies <= cap, over all <= peers
 
-so that f clients contribute at most min(f cap, peers) length |d_i|, whatever they send. Weight that the caps
+so that f clients contribute at most min(f cap, peers) |d_i|, whatever they send. Weight that the caps
 cut off goes to i itself, and `cap` is at least an equal share of `peers`. A strict guard takes cos(d_i, d_j)
 as a factor, and its cap holds for any number of peers. A newcomer has no d_i: `_newcomer`. Limits of this
 guard: docs/explanation/poisoning.md.
@@ -161,7 +161,7 @@ def _established(
 ) -> tuple[Floats, NDArray[np.uint8], float]:
     """Guard a client with an update of its own, the last place of `inner` (n + 1, n + 1)."""
     lengths = np.sqrt(np.diag(inner))
-    clip = _clip(lengths, caps.length * lengths[-1])  # (n + 1,)
+    clip = _clip(lengths, lengths[-1])  # (n + 1,)
     cosine = np.nan_to_num(_cosines(inner)[-1, :-1])
     agrees = cosine > (0.0 if caps.strict else _AGREES)
     if not agrees.any():

@@ -64,14 +64,12 @@ class Caps:
     Attributes:
         peer: the weight of one peer, and of the clients of one organisation together.
         peers: the weight of all peers together.
-        length: how long a peer's update may be, in lengths of the client's own; longer ones are cut.
         strict: whether `peer` holds even if so few peers have weight that an equal share of `peers` is
             larger, and weights are multiplied by the agreement.
     """
 
     peer: float
     peers: float
-    length: float
     strict: bool
 
 

@@ -71,14 +71,13 @@ class Options(BaseModel):
     """
     top_k: Annotated[int, Field(ge=1)] | None = None
     """The largest number of peers in a mixture, without the client itself; null = all eligible ones."""
-    mix: Literal["init", "average", "replace", "gate"] = "replace"
-    """How clients use the served weights G beside their own L: continue from G in every round (`replace`), in
-    which a client's own update counts as that of a peer of the same task; continue from (L + G) / 2
-    (`average`), start with G once (`init`), or train L beside a frozen G with a learnt gate (`gate`).
+    mix: Literal["replace", "gate"] = "replace"
+    """How clients use the served weights G: continue from G, in which a client's own update counts as that of
+    a peer of the same task (`replace`), or train their own L beside a frozen G with a learnt gate (`gate`).
     """
     sources: Literal["same_architecture", "all"] = "same_architecture"
-    """Peers of established clients, unless `mix` is init: those of the identical base model, or all. For
-    newcomers, and with `mix` init, the peers are always all.
+    """Peers of established clients: those of the identical base model, or all. For newcomers they are always
+    all.
     """
     min_relevance: Annotated[float, Field(ge=-1, le=1)] | None = 0.6
     """The smallest similarity at which a peer counts; 1 is the same task, null = no floor."""
@@ -117,18 +116,10 @@ class Strategy(base.Strategy):
 
     @property
     def caps(self) -> Caps | None:
-        """The guard's caps on weight times length in the state from which an established client continues.
-
-        With `mix` average that state is (L + G) / 2: the served G counts half, so that peers' updates may be
-        somewhat longer than its own. A strict guard cuts them to its own length.
-        """
+        """The guard's caps in the state from which an established client continues; None without a guard."""
         if self.options.guard == "off":
             return None
-        reaching = 0.5 if self.options.mix == "average" else 1.0
-        peers = min(1.0, _MOST_OF_ALL / reaching)
-        strict = self.options.guard == "strict"
-        length = 1.0 if strict else _MOST_OF_ALL / reaching / peers
-        return Caps(peer=_MOST_OF_ONE / reaching / length, peers=peers, length=length, strict=strict)
+        return Caps(peer=_MOST_OF_ONE, peers=_MOST_OF_ALL, strict=self.options.guard == "strict")
 
     def unfit(self, plan: FederationPlan) -> Unfit | None:
         """Reject error feedback if clients continue from their own adapters, which have the unsent values."""
@@ -177,7 +168,7 @@ class Strategy(base.Strategy):
     def _reachable(self, cohort: Cohort) -> NDArray[np.bool_]:
         """Return the pairs (i, j) for which i may be served the update of j at all, (N, N)."""
         reachable = cohort.shares_any() & cohort.sources()[None, :]
-        if self.options.mix != "init" and self.options.sources == "same_architecture":
+        if self.options.sources == "same_architecture":
             newcomer = np.array([facts.age is None for facts in cohort.clients], bool)
             reachable &= newcomer[:, None] | equal_pairs([facts.base_model for facts in cohort.clients])
         # A client's own state counts however old it is: without it, `replace` would discard it.
@@ -203,8 +194,9 @@ def _by_changes(scores: Floats, changes: Floats, eligible: NDArray[np.bool_], te
 
     c_i is what the cosine with a second client of the same task would be, so that a client counts in its own
     row like one of them. It is the mean of C_i over the client's peers under their own softmax: the maximum
-    would be biased by noise. It is at least the median of all clients, so that a client whose task nobody
-    shares counts more in its row than strangers do, and at least 0, so that two that pull apart stay apart.
+    would be biased by noise. It is at least the median over the client and its peers, so that a client whose
+    task nobody shares counts more in its row than they do, and at least 0, so that two that pull apart stay
+    apart.
     """
     scores = scores.copy()
     peers = eligible & ~np.isnan(changes) & ~np.eye(len(changes), dtype=bool)
@@ -213,7 +205,10 @@ def _by_changes(scores: Floats, changes: Floats, eligible: NDArray[np.bool_], te
         return scores
     cosines = np.nan_to_num(changes)
     level = np.sum(normalised(cosines / temperature, peers) * cosines, axis=1)  # (N,)
-    level = np.maximum(level, max(0.0, float(np.median(level[compared]))))
+    # Only among clients that may listen to each other: cosines of other base models and tasks differ.
+    among = peers | np.diag(compared)
+    typical = np.array([np.median(level[row]) if row.any() else 0.0 for row in among])
+    level = np.maximum(level, np.maximum(typical, 0.0))
     by_changes = (cosines - level[:, None]) / temperature
     scores[peers] = by_changes[peers]
     np.fill_diagonal(scores, np.where(compared, 0.0, np.diag(scores)))

@@ -107,7 +107,7 @@ def assert_like(found: ScoreSet, expected: ScoreSet) -> None:
         (RANKS | {"private_rank": 2}, {"mix": "gate"}),
         (RANKS | {"private_rank": 2, "same_architecture_rank": 3}, {}),
     ],
-    ids=["average", "gate and private", "shared and private"],
+    ids=["replace", "gate and private", "shared and private"],
 )
 def test_what_was_trained_and_scored_in_a_round_is_exported(
     silo: Silo,

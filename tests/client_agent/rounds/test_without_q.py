@@ -20,6 +20,8 @@ from tests.served import Served
 ADAPTER = {"rank": 4, "blocks": 2, "roles": ["v", "down"]}
 MODULES = ("b0.v", "b0.down", "b1.v", "b1.down")
 OPTIONS = {"min_relevance": None, "guard": "off"}
+SHARES = {"replace": 0.5, "gate": 0.0}
+"""The share of a client's own update in what it is served."""
 
 
 def federation(served: Served, mix: str, **adapter: bool) -> str:
@@ -34,32 +36,33 @@ def federation(served: Served, mix: str, **adapter: bool) -> str:
     )
 
 
-def require_shared(served: Served, federation_id: str, folder: Path, *, bias: bool) -> None:
-    """Take part in both rounds; check that both sides have the layout, and that peers' tensors are served."""
+def require_shared(served: Served, federation_id: str, folder: Path, mix: str, *, bias: bool) -> None:
+    """Take part in both rounds; check that both sides have the layout, and that mixtures are served."""
     layout = pq_layout(MODULES, 4, bias=bias)
     assert served.admin.post(f"/v1/federations/{federation_id}/start").status_code == 200
     agents = take_part(served, federation_id, folder)
     for name, peer in (NAMES, NAMES[::-1]):
         rounds = {who: agents[who].workspace.rounds for who in NAMES}
-        sent = Trained.from_bytes(rounds[peer].open(1).read(TRAINED)).adapter
+        itself, sent = (Trained.from_bytes(rounds[who].open(1).read(TRAINED)).adapter for who in (name, peer))
         assert {tensor: values.shape for tensor, values in sent.items()} == layout
         assert all(values.any() for values in sent.values())
         for tensor, values in read_weights(rounds[name].open(2).read(WEIGHTS), layout).items():
-            np.testing.assert_allclose(values, sent[tensor], rtol=1e-6, atol=1e-8)
+            mixed = SHARES[mix] * itself[tensor] + (1 - SHARES[mix]) * sent[tensor]
+            np.testing.assert_allclose(values, mixed, rtol=1e-5, atol=1e-7)
         assert (agents[name].workspace.home / "final_weights.safetensors").is_file()
 
 
-@pytest.mark.parametrize("mix", ["average", "gate"])
+@pytest.mark.parametrize("mix", ["replace", "gate"])
 def test_agents_train_send_and_are_served_p_alone(mix: str, served: Served, tmp_path: Path) -> None:
     federation_id = federation(served, mix, bias=False)
     assert served.admin.get(f"/v1/federations/{federation_id}").json()["plan"]["adapter"]["bias"] is False
-    require_shared(served, federation_id, tmp_path, bias=False)
+    require_shared(served, federation_id, tmp_path, mix, bias=False)
 
 
 def test_a_stored_plan_from_before_trains_q(served: Served, tmp_path: Path) -> None:
-    federation_id = federation(served, "average")
+    federation_id = federation(served, "replace")
     with served.database.write() as session:
         plan = dict(store.federation(session, federation_id).plan)
         plan["adapter"] = {name: value for name, value in plan["adapter"].items() if name != "bias"}
         session.execute(update(FederationRow).where(FederationRow.id == federation_id).values(plan=plan))
-    require_shared(served, federation_id, tmp_path, bias=True)
+    require_shared(served, federation_id, tmp_path, "replace", bias=True)

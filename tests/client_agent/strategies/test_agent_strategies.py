@@ -7,7 +7,7 @@ import sys
 import numpy as np
 import pytest
 
-from client_agent.errors import LayoutMismatch, StrategyOptionsInvalid, UnknownStrategy
+from client_agent.errors import StrategyOptionsInvalid, UnknownStrategy
 from client_agent.strategies.base import load_strategy, strategy_names
 
 LOCAL = {"b0.q.P": np.full((2, 2), 4.0, np.float32), "b0.q.Q": np.zeros(2, np.float32)}
@@ -41,21 +41,11 @@ def test_fedavg_replaces_what_is_here() -> None:
     assert not strategy.traits.gated
 
 
-def test_fedmosaic_averages_its_own_and_the_served_on_request() -> None:
-    strategy = load_strategy("fedmosaic", {"mix": "average"})
-    start = strategy.start(LOCAL, SERVED, newcomer=False)
-    np.testing.assert_array_equal(start["b0.q.P"], np.full((2, 2), 2.5))
-    assert start["b0.q.Q"].dtype == np.float32
-    assert not strategy.traits.gated
-    with pytest.raises(LayoutMismatch):
-        strategy.start({"b0.q.P": LOCAL["b0.q.P"]}, SERVED, newcomer=False)
-
-
-def test_fedmosaic_goes_on_from_its_own_with_init_and_gate() -> None:
-    for mix, gated in (("init", False), ("gate", True)):
-        strategy = load_strategy("fedmosaic", {"mix": mix})
-        assert strategy.start(LOCAL, SERVED, newcomer=False) == LOCAL
-        assert strategy.traits.gated is gated
+def test_fedmosaic_with_a_gate_continues_from_its_own_state() -> None:
+    strategy = load_strategy("fedmosaic", {"mix": "gate"})
+    assert strategy.start(LOCAL, SERVED, newcomer=False) == LOCAL
+    assert strategy.start(LOCAL, SERVED, newcomer=True) == SERVED
+    assert strategy.traits.gated
 
 
 def test_fedmosaic_continues_from_the_served_state_by_default() -> None:

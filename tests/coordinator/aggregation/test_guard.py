@@ -16,10 +16,9 @@ from coordinator.strategies.capabilities import Caps
 PQ, LORA = "b0.q", "l0.q"
 FORMS = {PQ: (("b0.q.P", (3, 3)),), LORA: (("l0.q.A", (2, 3)), ("l0.q.B", (3, 2)))}
 SIZES = {PQ: 9, LORA: 12}
-AVERAGE = Caps(peer=0.4, peers=1.0, length=1.4, strict=False)
-GATE = Caps(peer=0.2, peers=0.7, length=1.0, strict=False)
-STRICT = Caps(peer=0.2, peers=0.7, length=1.0, strict=True)
-every_caps = pytest.mark.parametrize("caps", [AVERAGE, GATE, STRICT], ids=["average", "gate", "strict"])
+ON = Caps(peer=0.2, peers=0.7, strict=False)
+STRICT = Caps(peer=0.2, peers=0.7, strict=True)
+every_caps = pytest.mark.parametrize("caps", [ON, STRICT], ids=["on", "strict"])
 Updates = dict[str, Floats]  # per module (N, size); clients without the module have zeros
 Scene = tuple[Cohort, Floats, Updates, list[int]]
 
@@ -45,9 +44,7 @@ def guard(cohort: Cohort, relevance: Floats, updates: Updates, caps: Caps) -> Gu
     return guard_weights(weighing, products, caps)
 
 
-def of_lora(
-    values: Floats, caps: Caps = GATE, relevance: Floats | None = None, **facts: Any
-) -> GuardedWeights:
+def of_lora(values: Floats, caps: Caps = ON, relevance: Floats | None = None, **facts: Any) -> GuardedWeights:
     n = len(values)
     of_client = [{name: values[i] for name, values in facts.items()} for i in range(n)]
     clients = [client(i, modules={LORA: FORMS[LORA]}, **of_client[i]) for i in range(n)]
@@ -143,7 +140,7 @@ def attackers_contribute_no_more_than_their_number_of_caps(
             continue
         each = max(made.caps[made.cohort.kind(module)][i] for module in updates)
         assert each == caps.peer or not caps.strict
-        most = min(each * len(some), caps.peers) * caps.length
+        most = min(each * len(some), caps.peers)
         contributed, moved = contribution(made, updates, i, some)
         assert contributed <= most * (1 + 1e-9)
         assert moved <= 2**0.5 * most * (1 + 1e-9)
@@ -178,8 +175,8 @@ def test_a_boosted_update_counts_as_if_it_were_as_long_as_the_receivers() -> Non
 
 def test_whoever_points_away_is_not_heard_and_costs_the_others_nothing() -> None:
     same = np.ones((4, 12)) + 0.5 * np.eye(4, 12)
-    alone = of_lora(same[:3], AVERAGE)
-    beside = of_lora(np.vstack([same[:3], -same[3], -20 * same[3]]), AVERAGE)
+    alone = of_lora(same[:3])
+    beside = of_lora(np.vstack([same[:3], -same[3], -20 * same[3]]))
     np.testing.assert_allclose(beside.of_module(LORA)[:3, :3], alone.of_module(LORA))
     assert not beside.of_module(LORA)[:3, 3:].any()
     assert (beside.report().reductions[:3, 3:] & WeightReduction.OPPOSED).all()
@@ -216,9 +213,9 @@ def test_the_clients_of_another_organisation_have_one_cap_together() -> None:
     assert row[1] >= free[1]
 
 
-def test_averaging_with_a_single_peer_is_not_cut_short_unless_the_guard_is_strict() -> None:
+def test_single_peer_has_the_share_of_all_peers_unless_strict() -> None:
     values = np.ones((2, 12)) + np.eye(2, 12)
-    assert of_lora(values, AVERAGE).of_module(LORA).tolist() == [[0.0, 1.0], [1.0, 0.0]]
+    np.testing.assert_allclose(of_lora(values).of_module(LORA), [[0.3, 0.7], [0.7, 0.3]])
     strict = of_lora(values, STRICT).of_module(LORA)
     np.testing.assert_allclose(strict, [[0.8, 0.2], [0.2, 0.8]])
 
@@ -227,13 +224,12 @@ def test_an_equal_share_is_the_cap_only_while_few_are_heard() -> None:
     rng = np.random.default_rng(8)
     values = 1.0 + 0.5 * rng.standard_normal((6, 12))
     caps = [
-        float(made.caps[made.cohort.kind(LORA)][0])
-        for made in (of_lora(values[:n], AVERAGE) for n in range(2, 7))
+        float(made.caps[made.cohort.kind(LORA)][0]) for made in (of_lora(values[:n]) for n in range(2, 7))
     ]
-    assert caps == pytest.approx([1.0, 0.5, 0.4, 0.4, 0.4])
+    assert caps == pytest.approx([0.7, 0.35, 0.7 / 3, 0.2, 0.2])
     copied = np.vstack([values[:2], *[values[2]] * 5])
-    made = of_lora(copied, AVERAGE)
-    assert made.caps[made.cohort.kind(LORA)][0] == pytest.approx(0.5)
+    made = of_lora(copied)
+    assert made.caps[made.cohort.kind(LORA)][0] == pytest.approx(0.35)
 
 
 def test_a_client_that_has_learnt_nothing_hears_nobody() -> None:

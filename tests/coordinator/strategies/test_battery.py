@@ -27,7 +27,7 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
         {},
         {"include_self": True, "centre": False, "min_relevance": None, "sources": "all"},
         {"mix": "replace", "top_k": 3},
-        {"mix": "init", "top_k": 2, "weight_by_examples": True, "temperature": 1e-6},
+        {"mix": "gate", "top_k": 2, "weight_by_examples": True, "temperature": 1e-6},
     ]
 }
 EVERY = [(name, options) for name in names() for options in VARIANTS.get(name, [{}])]

@@ -9,6 +9,7 @@ from pydantic import ValidationError
 
 from coordinator.aggregation.guard import guard_weights
 from coordinator.strategies.base import ClientFacts, Cohort, Floats, Sketch, Weighing
+from coordinator.strategies.capabilities import Caps
 from coordinator.strategies.opening import make
 
 FORM = (("P", (2, 2)),)
@@ -92,6 +93,13 @@ def test_a_client_of_its_own_task_counts_more_than_strangers() -> None:
     assert (relevance[:3, 3] < 1e-4).all()
 
 
+def test_pair_is_not_measured_by_other_pairs() -> None:
+    clients = client(0), client(1), client(2, NORTH), client(3, NORTH), client(4, NORTH)
+    changes = np.full((5, 5), 0.1)
+    changes[:2, :2], changes[2:, 2:] = 0.2, 0.8
+    np.testing.assert_allclose(by_changes(changes.tolist(), *clients)[0], [0.5, 0.5, 0, 0, 0])
+
+
 def test_sketches_decide_where_changes_are_unknown() -> None:
     unknown = float("nan")
     changes = [[1.0, 0.7, unknown], [0.7, 1.0, unknown], [unknown, unknown, unknown]]
@@ -101,10 +109,8 @@ def test_sketches_decide_where_changes_are_unknown() -> None:
 
 
 def test_changes_are_compared_where_clients_continue_from_the_mixture() -> None:
-    compared = {
-        mix: make("fedmosaic", {"mix": mix}).traits.compares_changes for mix in ("replace", "gate", "average")
-    }
-    assert compared == {"replace": True, "gate": False, "average": False}
+    compared = {mix: make("fedmosaic", {"mix": mix}).traits.compares_changes for mix in ("replace", "gate")}
+    assert compared == {"replace": True, "gate": False}
     assert not make("fedmosaic", {"evidence": "sketches"}).traits.compares_changes
 
 
@@ -182,20 +188,14 @@ def test_examples_count_only_when_asked_for() -> None:
     np.testing.assert_allclose(weighing.relevance[0], [0.0, 0.75, 0.25])
 
 
-@pytest.mark.parametrize("mix", ["average", "gate"])
-def test_established_clients_listen_to_their_own_base_model(mix: str) -> None:
+@pytest.mark.parametrize(("mix", "share"), [("replace", 1), ("gate", 0)])
+def test_established_clients_listen_to_their_own_base_model(mix: str, share: int) -> None:
     facts = [client(0), client(1), client(2, base_model="l")]
     weighing = weigh(*facts, mix=mix)
-    assert weighing.relevance[0].tolist() == [0.0, 1.0, 0.0]
+    np.testing.assert_allclose(weighing.relevance[0], np.array([share, 1, 0]) / (1 + share))
     assert weighing.relevance[2].tolist() == [0.0, 0.0, 1.0]
     everyone = weigh(*facts, mix=mix, sources="all")
-    np.testing.assert_allclose(everyone.relevance[0], [0.0, 0.5, 0.5])
-
-
-def test_with_mix_init_everybody_is_a_source() -> None:
-    facts = [client(0), client(1), client(2, base_model="l")]
-    weighing = weigh(*facts, mix="init", sources="same_architecture")
-    np.testing.assert_allclose(weighing.relevance[2], [0.5, 0.5, 0.0])
+    np.testing.assert_allclose(everyone.relevance[0], np.array([share, 1, 1]) / (2 + share))
 
 
 def test_a_newcomer_listens_across_base_models() -> None:
@@ -258,18 +258,9 @@ def test_private_sketches_that_are_mostly_noise_are_compared_with_nobody(centre:
         assert weighing.similarity[0, 0] == pytest.approx(1)
 
 
-@pytest.mark.parametrize(
-    ("mix", "reaching"),
-    [("average", 0.5), ("replace", 1.0), ("init", 1.0), ("gate", 1.0)],
-    ids=["average", "replace", "init", "gate"],
-)
-def test_the_caps_are_those_of_what_a_client_goes_on_from(mix: str, reaching: float) -> None:
-    for guard in ("on", "strict"):
-        caps = make("fedmosaic", {"mix": mix, "guard": guard}).caps
-        assert caps is not None
-        assert caps.peer * caps.length * reaching == pytest.approx(0.2)
-        assert caps.peers * caps.length * reaching <= 0.7 + 1e-12
-        assert caps.strict == (guard == "strict")
+@pytest.mark.parametrize("guard", ["on", "strict"])
+def test_caps_of_the_guard(guard: str) -> None:
+    assert make("fedmosaic", {"guard": guard}).caps == Caps(peer=0.2, peers=0.7, strict=guard == "strict")
 
 
 def test_replace_serves_the_mean_of_the_group_itself_included() -> None:
@@ -289,20 +280,15 @@ def test_replace_does_not_discard_the_state_of_a_returning_client() -> None:
 
 
 @pytest.mark.parametrize(
-    ("mix", "guard", "shares"),
+    ("guard", "shares"),
     [
-        ("average", "off", (0.5, 0.5, 0.5)),
-        ("average", "on", (0.5, 0.5, 0.5)),
-        ("average", "strict", (0.6, 0.5, 0.5)),
-        ("replace", "off", (1 / 3, 1 / 4, 1 / 6)),
-        ("replace", "on", (1 / 3, 0.3, 0.3)),
-        ("replace", "strict", (0.6, 0.4, 0.3)),
+        ("off", (1 / 3, 1 / 4, 1 / 6)),
+        ("on", (1 / 3, 0.3, 0.3)),
+        ("strict", (0.6, 0.4, 0.3)),
     ],
 )
-def test_shares_of_the_own_state_are_those_of_the_docs(
-    mix: str, guard: str, shares: tuple[float, ...]
-) -> None:
-    strategy = make("fedmosaic", {"mix": mix, "guard": guard})
+def test_shares_of_the_own_state_are_those_of_the_docs(guard: str, shares: tuple[float, ...]) -> None:
+    strategy = make("fedmosaic", {"guard": guard})
     for size, share in zip((3, 4, 6), shares, strict=True):
         weighing = strategy.weigh(Cohort([client(i) for i in range(size)], 0.5))
         served = weighing.relevance[0]
@@ -311,10 +297,8 @@ def test_shares_of_the_own_state_are_those_of_the_docs(
             products = np.full((size, size), 1.0) + 1e-4 * np.eye(size)
             kinds = dict.fromkeys(weighing.cohort.kinds(), products)
             served = guard_weights(weighing, kinds, strategy.caps).of_module("b0.q")[0]
-        itself = 0.5 + 0.5 * served[0] if mix == "average" else served[0]
-        assert itself == pytest.approx(share, abs=1e-3)
-        peers = served[1:] * (0.5 if mix == "average" else 1)
-        np.testing.assert_allclose(peers, (1 - share) / (size - 1), atol=1e-3)
+        assert served[0] == pytest.approx(share, abs=1e-3)
+        np.testing.assert_allclose(served[1:], (1 - share) / (size - 1), atol=1e-3)
 
 
 def test_the_guard_is_on_unless_a_plan_says_otherwise() -> None:
