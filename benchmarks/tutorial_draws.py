@@ -33,7 +33,10 @@ FEDERATED, ALONE = "fedmosaic_lora", "local_lora"
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """Test losses of one silo in one draw: bare model, alone, trained in the last round, final weights."""
+    """Test losses of one silo in one draw: bare model, alone, trained in the last round, final weights.
+
+    `rounds` has the losses as served and as trained in each round.
+    """
 
     draw: int
     silo: str
@@ -41,6 +44,7 @@ class End:
     alone: float
     trained: float
     final: float
+    rounds: Sequence[tuple[float, float]]
 
 
 def main() -> None:
@@ -136,6 +140,10 @@ def ends_of(out: Path, draw: int) -> list[End]:
             alone=alone[name]["rounds"][-1]["scores"]["trained"]["loss"]["value"],
             trained=client["rounds"][-1]["scores"]["trained"]["loss"]["value"],
             final=client["final"]["scores"]["loss"]["value"],
+            rounds=[
+                (entry["scores"]["served"]["loss"]["value"], entry["scores"]["trained"]["loss"]["value"])
+                for entry in client["rounds"]
+            ],
         )
         for name, client in federated.items()
     ]
@@ -146,18 +154,29 @@ def show(ends: Sequence[End], console: Console) -> None:
     table = Table("draw", "silo", "bare", "alone", "trained", "final", "final - trained", "final - alone")
     for end in ends:
         losses = (end.bare, end.alone, end.trained, end.final)
-        differences = (end.final - end.trained, end.final - end.alone)
         table.add_row(
-            str(end.draw), end.silo, *(f"{loss:.3f}" for loss in losses), *(f"{x:+.3f}" for x in differences)
+            *(str(end.draw), end.silo, *(f"{loss:.3f}" for loss in losses)),
+            *(f"{end.final - other:+.3f}" for other in (end.trained, end.alone)),
         )
     console.print(table)
-    for name in ("trained", "alone"):
-        for silo in dict.fromkeys(end.silo for end in ends):
-            values = [end.final - getattr(end, name) for end in ends if end.silo == silo]
-            error = stdev(values) / sqrt(len(values)) if len(values) > 1 else float("nan")
-            worse = sum(value > 0 for value in values)
-            difference = f"final minus {name} {mean(values):+.3f} ± {error:.3f}"
-            console.print(f"{silo}: {difference}, worse in {worse} of {len(values)}", highlight=False)
+    for silo in dict.fromkeys(end.silo for end in ends):
+        of_silo = [end for end in ends if end.silo == silo]
+        for name in ("trained", "alone"):
+            differences = [end.final - getattr(end, name) for end in of_silo]
+            console.print(f"{silo}: final minus {name} {_estimated(differences)}", highlight=False)
+        for number, _ in enumerate(of_silo[0].rounds, 1):
+            steps = [end.rounds[number - 1][1] - end.rounds[number - 1][0] for end in of_silo]
+            console.print(
+                f"{silo}: round {number}, trained minus served {_estimated(steps)}", highlight=False
+            )
+
+
+def _estimated(differences: Sequence[float]) -> str:
+    """Format a mean difference of losses with its standard error over draws."""
+    count = len(differences)
+    error = stdev(differences) / sqrt(count) if count > 1 else float("nan")
+    worse = sum(difference > 0 for difference in differences)
+    return f"{mean(differences):+.3f} ± {error:.3f}, higher in {worse} of {count}"
 
 
 if __name__ == "__main__":

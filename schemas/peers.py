@@ -24,7 +24,8 @@ _SERVED = {
 _OTHER = "Members are served what the strategy {} computes from the members' updates."
 
 _ALONE = {
-    "fedmosaic": "Where only one peer is relevant, a member is served its adapter as it is",
+    "fedmosaic": "Where only one peer is relevant, a member can compute that peer's adapter from the mixture "
+    "and its own",
     "flora": "With two members, each can compute the other's product",
     "fedex_lora": "With two members, each can compute what the other sent",
 }
@@ -89,7 +90,8 @@ def _voices(plan: FederationPlan) -> str:
     if least == 1:
         alone = _ALONE.get(plan.strategy.name, _ALONE_IN_A_MEAN)
         newcomer = (
-            "; and so is a newcomer that guesses the signature of one, before it has sent anything"
+            "; and a newcomer that guesses the signature of one is served its adapter before it has sent "
+            "anything"
             if plan.strategy.name == "fedmosaic"
             else "; and a newcomer is served the current mixture before it has sent anything"
         )

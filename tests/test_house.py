@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -105,6 +106,12 @@ def _document() -> dict[str, Any]:
 def test_the_openapi_document_is_the_one_that_was_agreed() -> None:
     """After a wanted change: `python -m tests.test_house` writes the snapshot anew; read its diff."""
     assert _document() == json.loads(SNAPSHOT.read_text("utf-8"))
+
+
+def test_openapi_references_resolve() -> None:
+    document = _document()
+    references = set(re.findall(r'"#/components/schemas/([^"]+)"', json.dumps(document)))
+    assert references <= document["components"]["schemas"].keys()
 
 
 def test_every_operation_is_described_with_an_example_and_its_refusals() -> None:

@@ -89,7 +89,7 @@ def sign_in(
 
 
 @router.delete("", status_code=204, responses=answers(AuthMissing, Forbidden, NotFound, ProviderDown))
-def sign_out(_: TheProvider, person: AsPersonAnywhere, database: TheDatabase) -> None:
+def sign_out(person: AsPersonAnywhere, _: TheProvider, database: TheDatabase) -> None:
     """End the sign-in of this request's ID token: it is refused from now on, on every replica."""
     if person.token_digest is None or person.expires_at is None:
         raise Forbidden(

@@ -57,8 +57,9 @@ def _hoist(operation: dict[str, Any], schemas: dict[str, Any]) -> None:
     for container in (operation.get("requestBody", {}), *operation["responses"].values()):
         for content in container.get("content", {}).values():
             schema = content.get("schema", {})
-            for name, definition in schema.pop("$defs", {}).items():
-                schemas.setdefault(name, _with_component_references(definition))
+            for part in (schema, *schema.get("oneOf", ())):
+                for name, definition in part.pop("$defs", {}).items():
+                    schemas.setdefault(name, _with_component_references(definition))
             if schema.get("type") == "object" and "title" in schema:
                 schemas.setdefault(schema["title"], _with_component_references(schema))
                 content["schema"] = {"$ref": f"#/components/schemas/{schema['title']}"}

@@ -57,7 +57,7 @@ POLICIES: dict[str, Policy] = {
     "POST /v1/enrolments": ANYONE,
     "GET /v1/sign-in": NOT_SET_UP,
     "POST /v1/sign-in": NOT_SET_UP,
-    "DELETE /v1/sign-in": NOT_SET_UP,
+    "DELETE /v1/sign-in": Policy((), PEOPLE),  # likewise, once the person is known
     "POST /v1/tokens": ADMINS,
     "GET /v1/tokens": ADMINS,
     "GET /v1/tokens/{token_id}": ADMINS,

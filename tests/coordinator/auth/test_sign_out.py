@@ -167,3 +167,8 @@ def test_the_command_signs_out_the_token_that_it_was_run_with(served: Served, pr
         command = ["token", "sign-out", "--url", served.url, "--token", credential]
         done = CliRunner().invoke(app, command)
         assert (done.exit_code, shown in done.output + done.stderr) == (code, True), done.output + done.stderr
+
+
+def test_sign_out_needs_a_credential_without_a_provider(coordinator: Served) -> None:
+    answer = coordinator.http().delete(SIGN_IN)
+    assert (answer.status_code, slug(answer)) == (401, "auth-missing")

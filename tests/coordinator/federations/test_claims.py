@@ -55,7 +55,7 @@ SERVED = {
     "fedex_lora": "means of A and of B of a round's members, and the remainder of their mean product",
 }
 ALONE = {
-    "fedmosaic": "Where only one peer is relevant, a member is served its adapter as it is",
+    "fedmosaic": "Where only one peer is relevant, a member can compute that peer's adapter",
     "flora": "With two members, each can compute the other's product",
 }
 
