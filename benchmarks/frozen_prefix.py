@@ -125,7 +125,10 @@ def rounds(
             scoring = _seconds_of_scores(base, test_side)
             started = time.process_time()
             outcome = train(
-                *(base, adapter, texts, _PLAN),
+                base,
+                adapter,
+                texts,
+                _PLAN,
                 learning_rate=_RATE,
                 seed=0,
                 round_number=number,

@@ -143,12 +143,10 @@ def _rows(measured: Mapping[str, list[RunFigures]]) -> Iterator[tuple[object, ..
             for control in ("all", "largest")
         ]
         yield (
-            *(
-                way,
-                _spread([values.best for values in runs]),
-                *differences,
-                _spread([values.last for values in runs]),
-            ),
+            way,
+            _spread([values.best for values in runs]),
+            *differences,
+            _spread([values.last for values in runs]),
             round(statistics.mean(values.bytes for values in runs) / 1e3),
             statistics.mean(values.seconds for values in runs),
         )

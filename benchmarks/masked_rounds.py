@@ -138,7 +138,10 @@ def _train(
     began = time.process_time()
     with salience.measured(adapter.named_parameters()) if measures else nullcontext():
         outcome = train(
-            *(silo.base, adapter, texts, plan.training),
+            silo.base,
+            adapter,
+            texts,
+            plan.training,
             learning_rate=setting.rate,
             seed=plan.training.seed,
             round_number=number,

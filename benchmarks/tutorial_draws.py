@@ -155,7 +155,9 @@ def show(ends: Sequence[End], console: Console) -> None:
     for end in ends:
         losses = (end.bare, end.alone, end.trained, end.final)
         table.add_row(
-            *(str(end.draw), end.silo, *(f"{loss:.3f}" for loss in losses)),
+            str(end.draw),
+            end.silo,
+            *(f"{loss:.3f}" for loss in losses),
             *(f"{end.final - other:+.3f}" for other in (end.trained, end.alone)),
         )
     console.print(table)

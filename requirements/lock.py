@@ -18,8 +18,18 @@ PYPROJECT = HERE.parent / "pyproject.toml"
 TRACKERS = ("tensorboard", "mlflow", "wandb", "trackio")
 FILES = {
     "dev.txt": (
-        *("coordinator", "postgres", "oidc", "otel", "object-store", "agent", "data", "ray"),
-        *("report", "docs", "dev", *TRACKERS),
+        "coordinator",
+        "postgres",
+        "oidc",
+        "otel",
+        "object-store",
+        "agent",
+        "data",
+        "ray",
+        "report",
+        "docs",
+        "dev",
+        *TRACKERS,
     ),
     "coordinator.txt": ("coordinator", "postgres", "oidc", "otel", "object-store"),
     "agent.txt": ("agent", "data"),

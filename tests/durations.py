@@ -79,8 +79,18 @@ def run_alone(tests: Sequence[str]) -> dict[str, float]:
         report = Path(folder) / "report.xml"
         subprocess.run(
             [
-                *(sys.executable, "-c", _TWICE, "-q", "-n", "0", "-p", "no:cacheprovider"),
-                *("-o", "junit_duration_report=call", f"--junitxml={report}", *tests),
+                sys.executable,
+                "-c",
+                _TWICE,
+                "-q",
+                "-n",
+                "0",
+                "-p",
+                "no:cacheprovider",
+                "-o",
+                "junit_duration_report=call",
+                f"--junitxml={report}",
+                *tests,
             ],
             env=os.environ | {AGAIN: "1"},
             stdout=subprocess.DEVNULL,

@@ -32,15 +32,31 @@ Kind = Literal["LORA", "XLORA"]
 
 _APPLIED = frozenset(
     {
-        *("r", "lora_alpha", "use_rslora", "rank_pattern", "alpha_pattern", "fan_in_fan_out"),
-        *("target_modules", "exclude_modules", "layers_to_transform", "layers_pattern", "target_parameters"),
+        "r",
+        "lora_alpha",
+        "use_rslora",
+        "rank_pattern",
+        "alpha_pattern",
+        "fan_in_fan_out",
+        "target_modules",
+        "exclude_modules",
+        "layers_to_transform",
+        "layers_pattern",
+        "target_parameters",
     }
 )
 """Keys that peft applies as they are written, and whose effect is compared after loading."""
 _WITHOUT_EFFECT = frozenset(
     {
-        *("peft_type", "peft_version", "task_type", "auto_mapping", "base_model_name_or_path", "revision"),
-        *("inference_mode", "lora_dropout", "init_lora_weights"),
+        "peft_type",
+        "peft_version",
+        "task_type",
+        "auto_mapping",
+        "base_model_name_or_path",
+        "revision",
+        "inference_mode",
+        "lora_dropout",
+        "init_lora_weights",
     }
 )
 """Keys that change nothing in a loaded adapter: names, and what matters in training only."""

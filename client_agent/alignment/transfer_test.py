@@ -229,7 +229,10 @@ class _Learner:
         learning_rate: float,
     ) -> None:
         train(
-            *(base, adapter, encode_for(base, examples, plan.max_length), plan),
+            base,
+            adapter,
+            encode_for(base, examples, plan.max_length),
+            plan,
             learning_rate=learning_rate,
             seed=plan.seed,
             round_number=1,

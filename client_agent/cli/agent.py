@@ -90,7 +90,8 @@ def enrol(
             from client_agent.rounds.possible import require_possible
 
             require_possible(
-                *(silo, plan),
+                silo,
+                plan,
                 max_epsilon=settings.max_epsilon,
                 max_delta=settings.max_delta,
                 min_voices=settings.min_voices,

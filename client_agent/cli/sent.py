@@ -72,8 +72,12 @@ def _show(entries: Sequence[SentRequest]) -> None:
             reports.setdefault(entry.round, []).append(entry)
             continue
         table.add_row(
-            *(entry.at, _text(entry.round), entry.kind, Text(f"{entry.method} {entry.route}")),
-            *(f"{entry.bytes:,}", entry.sha256 or "-"),
+            entry.at,
+            _text(entry.round),
+            entry.kind,
+            Text(f"{entry.method} {entry.route}"),
+            f"{entry.bytes:,}",
+            entry.sha256 or "-",
         )
     for number, of_round in sorted(reports.items(), key=lambda item: item[0] or 0):
         total = sum(entry.bytes for entry in of_round)

@@ -15,9 +15,25 @@ from client_agent.row_template import OWN_TEMPLATE
 
 _HARMLESS = frozenset(
     (
-        *("id", "idx", "index", "uuid", "guid", "__index_level_0__", "hash"),
-        *("source", "dataset", "url", "license", "lang", "language"),
-        *("date", "timestamp", "created", "created_at", "updated_at", "parallel_tool_calls"),
+        "id",
+        "idx",
+        "index",
+        "uuid",
+        "guid",
+        "__index_level_0__",
+        "hash",
+        "source",
+        "dataset",
+        "url",
+        "license",
+        "lang",
+        "language",
+        "date",
+        "timestamp",
+        "created",
+        "created_at",
+        "updated_at",
+        "parallel_tool_calls",
     )
 )
 _PREFERENCES = (

@@ -116,7 +116,9 @@ class RoutedExperts(Removable):
         exploring = age <= explore
         count = DRAWS if exploring else self.routing.specialists
         specialists = drawn(
-            *(self.responsibilities, count, temperature(age, explore)),
+            self.responsibilities,
+            count,
+            temperature(age, explore),
             secret=memory.secret,
             round_number=round_number,
         )
@@ -132,7 +134,9 @@ class RoutedExperts(Removable):
         memory.record(round_number, self._choice(memory, trained, exploring=exploring))
         log.info(
             "round %d: experts %s train%s",
-            *(round_number, ", ".join(map(str, trained)), ", drawn at random" if exploring else ""),
+            round_number,
+            ", ".join(map(str, trained)),
+            ", drawn at random" if exploring else "",
         )
         return planned
 
@@ -268,7 +272,7 @@ class RoutedExperts(Removable):
         self._losses = prober.losses(self.bank)
         self.responsibilities = responsibilities(self._losses.specialists, tau=self.routing.tau)
         best = drawn(
-            *(self.responsibilities, self.routing.specialists, 0.0), secret=memory.secret, round_number=0
+            self.responsibilities, self.routing.specialists, 0.0, secret=memory.secret, round_number=0
         )
         self.choose(best)
 

@@ -87,7 +87,10 @@ def _unexpected(place: str, names: Sequence[str]) -> list[str]:
         if unused:
             log.info(
                 "model: %s: %d tensors for %s are not used, such as %s; only text is trained",
-                *(place, len(unused), purpose, min(unused)),
+                place,
+                len(unused),
+                purpose,
+                min(unused),
             )
     return sorted(left)
 

@@ -12,9 +12,27 @@ from transformers import PreTrainedTokenizerFast
 _FILES = ("generation_config.json", "config.json")
 _ENDS_BY_NAME = frozenset(
     (
-        *("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<|endoftext|>", "<|end_of_text|>", "<|eot|>"),
-        *("<|return|>", "<|call|>", "<|END_OF_TURN_TOKEN|>", "<|end_of_turn|>", "<|end_of_role|>", "<|eos|>"),
-        *("<end_of_turn>", "<turn|>", "<eos>", "</s>", "<EOT>", "<end_of_utterance>", "[EOS]", "[EOT]"),
+        "<|im_end|>",
+        "<|eot_id|>",
+        "<|eom_id|>",
+        "<|end|>",
+        "<|endoftext|>",
+        "<|end_of_text|>",
+        "<|eot|>",
+        "<|return|>",
+        "<|call|>",
+        "<|END_OF_TURN_TOKEN|>",
+        "<|end_of_turn|>",
+        "<|end_of_role|>",
+        "<|eos|>",
+        "<end_of_turn>",
+        "<turn|>",
+        "<eos>",
+        "</s>",
+        "<EOT>",
+        "<end_of_utterance>",
+        "[EOS]",
+        "[EOT]",
         "<\uff5cend\u2581of\u2581sentence\uff5c>",
     )
 )

@@ -52,7 +52,10 @@ def report_scores(work: OpenedRound) -> bytes:
         work.session.api.send_scores(work.session.federation_id, work.brief.round, scores)
     log.info(
         "round %d: held-out loss %.3f served, %.3f trained; %s kept: %s",
-        *(work.brief.round, scores.served[LOSS].value, scores.trained[LOSS].value, scores.kept),
+        work.brief.round,
+        scores.served[LOSS].value,
+        scores.trained[LOSS].value,
+        scores.kept,
         as_text(scores.of_kept),
     )
     track_round(work, scores)

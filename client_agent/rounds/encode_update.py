@@ -139,7 +139,9 @@ def pack_dense(inputs: UpdateInputs) -> bytes:
     if wire.max_bytes is not None and octets > wire.max_bytes:
         log.warning(
             "round %d: whole update of %d bytes exceeds wire.max_bytes %d; sending it anyway",
-            *(inputs.folder.number, octets, wire.max_bytes),
+            inputs.folder.number,
+            octets,
+            wire.max_bytes,
         )
     body = _body(inputs, tensors, None)
     if _is_needed_later(inputs.opened):
@@ -208,7 +210,9 @@ def _reference(inputs: UpdateInputs, layout: Layout, stored_digest: str | None) 
     if stored is None:
         log.warning(
             "round %d: the coordinator's state of round %d is not known here (%s); sending a whole update",
-            *(number, last.number, "it was clipped" if receipt.clipped else f"no {SENT}"),
+            number,
+            last.number,
+            "it was clipped" if receipt.clipped else f"no {SENT}",
         )
         return None
     return _Reference(stored, receipt.digest)
@@ -236,7 +240,8 @@ def _with_residual(inputs: UpdateInputs, delta: Arrays, layout: Layout) -> Array
         return delta
     log.info(
         "round %d: residual of the last update is %.2f of what was learnt",
-        *(folder.number, _norm(residual) / (_norm(delta) or 1)),
+        folder.number,
+        _norm(residual) / (_norm(delta) or 1),
     )
     return _sum(delta, residual)
 

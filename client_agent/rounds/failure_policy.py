@@ -24,8 +24,14 @@ if TYPE_CHECKING:
 # By slug, not by status: a proxy in front of a restarting coordinator answers 404 and 403 too, without one.
 FATAL: Final = frozenset(
     {
-        *("key-revoked", "signature-invalid", "signature-profile", "forbidden", "not-found"),
-        *("protocol-version", "capability-missing", "layout-mismatch"),
+        "key-revoked",
+        "signature-invalid",
+        "signature-profile",
+        "forbidden",
+        "not-found",
+        "protocol-version",
+        "capability-missing",
+        "layout-mismatch",
     }
 )
 """Refusals outside a round's steps after which the agent stops: the same request would be refused again."""

@@ -70,8 +70,14 @@ def store_measures(
     log.info(
         "round %d: density %.3f, residual %.2f of what was learnt, KL %.4f, importance %.3f to %.3f, "
         "%d of %d ranks",
-        *(measures.round, measures.density, measures.residual, measures.kl),
-        *(measures.importance[0], measures.importance[2], trained.sum(), trained.size),
+        measures.round,
+        measures.density,
+        measures.residual,
+        measures.kl,
+        measures.importance[0],
+        measures.importance[2],
+        trained.sum(),
+        trained.size,
     )
     last = rounds.newest_with(MEASURES, before=folder.number)
     earlier = last.read(MEASURES) if last is not None else None

@@ -49,12 +49,12 @@ class RoundPayments:
         self.ledger.write(book)
         log.info(
             "round %d: %d private steps with noise %.2f, %d of %d examples in each on average; %s",
-            *(self.round_number, steps, self.mechanism.noise_multiplier),
-            *(
-                self.mechanism.sampled,
-                self.mechanism.records,
-                training_status(self.dp, book.training_epsilon, book.training_delta),
-            ),
+            self.round_number,
+            steps,
+            self.mechanism.noise_multiplier,
+            self.mechanism.sampled,
+            self.mechanism.records,
+            training_status(self.dp, book.training_epsilon, book.training_delta),
         )
 
     def begin_step(self) -> None:

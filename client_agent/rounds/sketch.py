@@ -144,12 +144,11 @@ def _released(
     over = sum(float(np.linalg.norm(sketch)) > plan.clip for sketch in sketches)
     log.info(
         "round %d: sketch released with noise %.2f; %s; %d of %d sampled records were clipped",
-        *(
-            brief.round,
-            mechanism.noise_multiplier,
-            budget_status(plan, epsilon, len(book.releases), book.sketch_delta),
-        ),
-        *(over, len(sketches)),
+        brief.round,
+        mechanism.noise_multiplier,
+        budget_status(plan, epsilon, len(book.releases), book.sketch_delta),
+        over,
+        len(sketches),
     )
     return _scaled(mean)
 

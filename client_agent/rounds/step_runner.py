@@ -63,7 +63,9 @@ def _close(work: OpenedRound, file: str, reason: str, trouble: Exception) -> Non
         copied = f". {_COPIED}" if reason == _CONFLICT else ""
         log.warning(
             "round %d: update not counted (%s%s); continuing with the next round",
-            *(work.brief.round, trouble, copied),
+            work.brief.round,
+            trouble,
+            copied,
         )
     if file in (RECEIPT, SUMMED):
         try:

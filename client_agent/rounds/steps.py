@@ -138,7 +138,12 @@ def _train(work: Work) -> bytes:
         trainer.followed(opened, work.earlier),
     ):
         rate = learning_rate(
-            *(silo, adapter, brief.training, origin, work.participant.workspace.rates, trainer.stop),
+            silo,
+            adapter,
+            brief.training,
+            origin,
+            work.participant.workspace.rates,
+            trainer.stop,
             first=trainer.first_adapter(opened),
             traits=traits,
         )

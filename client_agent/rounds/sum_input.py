@@ -165,7 +165,12 @@ class RoundResult:
             tensors[segment.name] = encoded.astype(f"<i{bits // 8}")
         log.info(
             "round %d: %d values encoded in %d bits, weight %.3f; %.2f %% of them exceeded the clip of %.3g",
-            *(round_number, learnt, bits, share.weight(None), 100 * clipped / max(1, learnt), limit),
+            round_number,
+            learnt,
+            bits,
+            share.weight(None),
+            100 * clipped / max(1, learnt),
+            limit,
         )
         common = {name: shape for name, shape in self.layout.items() if split_bank_tensor(name) is None}
         begun_with = bank_digest(values_digest(self.served, common), self.bank)

@@ -75,13 +75,17 @@ def train_locally(
     before = adapter.state(), adapter.private_state()
     training = partial(
         _training_of(silo, origin.adapter, private),
-        *(silo.base, adapter, silo.encoded(silo.data.train, plan.max_length)),
+        silo.base,
+        adapter,
+        silo.encoded(silo.data.train, plan.max_length),
         learning_rate=learning_rate,
         seed=plan.seed,
         stop=stop,
     )
     outcome = run_steps(
-        *(adapter, training, LocalSteps(plan, round_number, total_rounds, report)),
+        adapter,
+        training,
+        LocalSteps(plan, round_number, total_rounds, report),
         optimiser_state=_optimiser_state(earlier, adapter, traits),
         penalty=both(penalty, peers),
         checkpoint=checkpoint,
@@ -90,7 +94,10 @@ def train_locally(
     state = pruner.pruned() if pruner else adapter.state()
     trained = examiner.examine(adapter, is_end=not federated and round_number == total_rounds)
     return Trained(
-        *(state, adapter.private_state(), outcome.optimiser_state, *before),
+        state,
+        adapter.private_state(),
+        outcome.optimiser_state,
+        *before,
         origin=origin,
         learning_rate=learning_rate,
         **_results(served, trained, fallback, earlier if federated else None, examiner.test_digest),
@@ -173,7 +180,11 @@ def learning_rate(
     if plan.learning_rate != "auto":
         return plan.learning_rate
     key = search_key(
-        *(silo.base, adapter, silo.data, first or origin.adapter, plan),
+        silo.base,
+        adapter,
+        silo.data,
+        first or origin.adapter,
+        plan,
         frames=origin.frames,
         options=silo.options,
         method=traits.importance,
@@ -205,7 +216,10 @@ def _is_common(adapter: Adapter) -> bool:
 def _examined(earlier: Trained) -> list[Exam]:
     return [
         Exam(
-            *(earlier.fingerprints[name], scores, earlier.validation.get(name), earlier.tasks.get(name, {})),
+            earlier.fingerprints[name],
+            scores,
+            earlier.validation.get(name),
+            earlier.tasks.get(name, {}),
             texts=earlier.texts.get(name, ()),
         )
         for name, scores in (("trained", earlier.scores.trained), ("served", earlier.scores.served))

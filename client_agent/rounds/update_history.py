@@ -88,7 +88,11 @@ def stored_residual(
 ) -> Arrays | None:
     """Read the residual of an update; None if it was learnt under another pack, whose frames differ, too."""
     return _values(
-        *(folder, RESIDUAL, update, layout, lambda manifest: manifest.pack == pack_digest),
+        folder,
+        RESIDUAL,
+        update,
+        layout,
+        lambda manifest: manifest.pack == pack_digest,
         mixed_ranks=mixed_ranks,
     )
 

@@ -191,7 +191,9 @@ class _Session:
         """End this member's part in the session: nothing more is sent in it."""
         log.warning(
             "round %d: sum, session %d continues without this client (%s)",
-            *(self.terms.round, self.terms.session, reason),
+            self.terms.round,
+            self.terms.session,
+            reason,
         )
         self._steps = None
         if self._journal.exists:
@@ -250,8 +252,11 @@ class _Session:
             return
         log.info(
             "round %d: sum, session %d, step %s: %d bytes sent in %.2f s (%.1f s since the session began)",
-            *(*place, step, len(body)),
-            *(time.monotonic() - began, time.monotonic() - self._began),
+            *place,
+            step,
+            len(body),
+            time.monotonic() - began,
+            time.monotonic() - self._began,
         )
 
     def _report(self, step: SumStep | None, reason: str | None = None) -> None:

@@ -180,7 +180,12 @@ class _MaskedSteps:
             log.warning(
                 "round %d: sum, session %d: %d of %d members did not send their %s in time and dropped out; "
                 "the sum continues with at least %d",
-                *(terms.round, terms.session, self.members - members, self.members, sent, terms.threshold),
+                terms.round,
+                terms.session,
+                self.members - members,
+                self.members,
+                sent,
+                terms.threshold,
             )
         self.members = members
 

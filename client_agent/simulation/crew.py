@@ -139,7 +139,10 @@ class SiloHost:
                 )
             )
             self._members[name] = Participant.of(
-                *(self.silo(name), api, membership, folder),
+                self.silo(name),
+                api,
+                membership,
+                folder,
                 keep_rounds=1,
                 lora_rank=self.entry(name).lora_rank,
                 rates=self.rates,

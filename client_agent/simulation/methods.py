@@ -48,9 +48,16 @@ _FIXED_BANK: Final[Table] = {"shared": False, "regret_above": 1, "prune_below": 
 """One of k models, k fixed, without a shared expert."""
 
 ON_REQUEST: Final = (
-    *("fedit", "fedit_local", "fedmosaic_lora_sketches"),
-    *(*LORA_STRATEGIES, "topk", "ca_pfl"),
-    *("fedavg_summed", "fed_vemoe", "fed_vemoe_pq", "ifca"),
+    "fedit",
+    "fedit_local",
+    "fedmosaic_lora_sketches",
+    *LORA_STRATEGIES,
+    "topk",
+    "ca_pfl",
+    "fedavg_summed",
+    "fed_vemoe",
+    "fed_vemoe_pq",
+    "ifca",
 )
 """Methods that a study compares only where it, or --methods, names them."""
 

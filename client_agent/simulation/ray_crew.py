@@ -208,7 +208,9 @@ class RayCrew:
                 lost = str(error).strip().splitlines()[0]
                 log.warning(
                     "silo worker %d ended (%s); its %d silos continue in another worker",
-                    *(share.number, lost, len(share.names)),
+                    share.number,
+                    lost,
+                    len(share.names),
                 )
                 self._end(share)
         raise EngineUnusable(

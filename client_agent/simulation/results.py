@@ -173,7 +173,11 @@ class CellPlanner:
             data = draw_examples(self.study, seed)
             self._silos[seed] = [
                 [
-                    *(silo.name, self._slugs[silo.model], silo.dtype, silo.quantization, silo.joins_after),
+                    silo.name,
+                    self._slugs[silo.model],
+                    silo.dtype,
+                    silo.quantization,
+                    silo.joins_after,
                     *map(digest_of_examples, _sides(data[silo.name])),
                     _digest_of_scoring(data[silo.name].test),
                     *([f"rank {silo.lora_rank}"] if silo.lora_rank is not None else []),

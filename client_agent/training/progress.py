@@ -56,5 +56,10 @@ class TrainingProgress:
             remaining = step.seconds / step.number * (step.total - step.number)
             log.info(
                 "%s: step %d/%d, loss %.3f, %.0f tokens/s, %.0f s left",
-                *(self._title, step.number, step.total, step.loss, speed, remaining),
+                self._title,
+                step.number,
+                step.total,
+                step.loss,
+                speed,
+                remaining,
             )

@@ -196,7 +196,11 @@ def open_silo(settings: AgentSettings) -> Silo:
         log.warning("data: %s", remark)
     log.info(
         "silo: %s on %s, %d training, %d validation and %d test examples",
-        *(base.slug, device, len(data.train), len(data.validation), len(data.test)),
+        base.slug,
+        device,
+        len(data.train),
+        len(data.validation),
+        len(data.test),
     )
     for sentence in base.parts.frozen.sentences():
         log.info("silo: %s", sentence)

@@ -165,7 +165,10 @@ def change_bank(
         has_newborn=NEW in groups and total.number(f"{NEW}.{WEIGHT}") >= LEAST_WEIGHT,
     )
     outcome = after_round(
-        *(current.bank, current.rules, sums, number),
+        current.bank,
+        current.rules,
+        sums,
+        number,
         likeness=lambda first, second: products.cosine(states[first], states[second]),
     )
     contributors = {expert: counts.users.get(expert, 0) for expert in states}

@@ -39,7 +39,10 @@ def write_weights(
     """
     if not opened.traits.combines:
         return mix(
-            *(database, weights, states, receivers),
+            database,
+            weights,
+            states,
+            receivers,
             block_bytes=block_bytes,
             between=between,
             robust=opened.strategy.robust,

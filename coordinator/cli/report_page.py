@@ -107,8 +107,16 @@ def _facts(report: Document) -> str:
 def _members(report: Document) -> str:
     return _table(
         (
-            *("name", "organisation", "base model", "key", "enrolled", "revoked", "up", "down"),
-            *("epsilon of sketches", "epsilon of training"),
+            "name",
+            "organisation",
+            "base model",
+            "key",
+            "enrolled",
+            "revoked",
+            "up",
+            "down",
+            "epsilon of sketches",
+            "epsilon of training",
         ),
         [
             (

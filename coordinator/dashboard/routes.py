@@ -17,8 +17,17 @@ router = APIRouter(include_in_schema=False)
 
 _TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
 _MODULES = (
-    *("actions", "api", "beside", "curves", "details", "dom", "experts"),
-    *("relevance", "signin", "text", "views"),
+    "actions",
+    "api",
+    "beside",
+    "curves",
+    "details",
+    "dom",
+    "experts",
+    "relevance",
+    "signin",
+    "text",
+    "views",
 )
 """The modules that page.js imports."""
 _SUGGESTIONS = "<!-- strategies -->"

@@ -140,8 +140,16 @@ def show_manifest(member: AsMember, n: RoundNumber, database: TheDatabase) -> Si
     status_code=204,
     openapi_extra=takes(Scores, example={"served": _SCORES, "trained": _SCORES, "kept": "trained"}),
     responses=answers(
-        *(JsonMalformed, AuthMissing, Forbidden, NotFound, NotJoined, RoundClosed, Invalid),
-        *(RateLimited, StorageFull, SecureSumRequired),
+        JsonMalformed,
+        AuthMissing,
+        Forbidden,
+        NotFound,
+        NotJoined,
+        RoundClosed,
+        Invalid,
+        RateLimited,
+        StorageFull,
+        SecureSumRequired,
     ),
 )
 def put_scores(

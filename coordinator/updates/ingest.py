@@ -193,7 +193,12 @@ def _from_streams(database: Database, envelope: Envelope, spec: UpdateSpec) -> I
         spec = replace(spec, layout=coded_layout(recipe, spec.layout, spec.least_rank))
     with database.read() as session:
         reference = delta_reference.find(
-            *(session, address.client, address.round, spec.reference, spec.layout, spec.seed),
+            session,
+            address.client,
+            address.round,
+            spec.reference,
+            spec.layout,
+            spec.seed,
             mixed_ranks=mixed,
         )
     check_reference(recipe, spec, reference.digest if reference is not None else None)

@@ -204,7 +204,9 @@ class FederationPlan(Strict):
         elif private.steps < self.training.steps:
             raise field_error(
                 f"must be {self.training.steps} or more, the training.steps of one round",
-                *("privacy", "training", "steps"),
+                "privacy",
+                "training",
+                "steps",
             )
         return self
 

@@ -16,7 +16,14 @@ from schemas.messages.federations import ALL_ROLES
 Table = dict[str, JsonValue]
 
 LORA_STRATEGIES: Final = (
-    *("fedprox", "ffa_lora", "fedsa_lora", "lora_fair", "fedex_lora", "flora", "het_lora", "ditto"),
+    "fedprox",
+    "ffa_lora",
+    "fedsa_lora",
+    "lora_fair",
+    "fedex_lora",
+    "flora",
+    "het_lora",
+    "ditto",
 )
 """Baselines with ordinary LoRA, shared between clients of one base model."""
 

@@ -158,7 +158,8 @@ class _TrackerThread:
         if not self._has_failed:
             log.warning(
                 "%s: values are lost (%s); training continues, and later values are tried again",
-                *(self._name, reason),
+                self._name,
+                reason,
             )
         self._has_failed = True
 

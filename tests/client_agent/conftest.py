@@ -39,8 +39,16 @@ from tests.served import Served, start
 from tests.waiting import wait_until
 
 ARCHITECTURES = (
-    *("llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text"),
-    *("phi3", "gpt_neox", "gpt2"),  # with fused layers
+    "llama",
+    "mistral",
+    "qwen2",
+    "qwen3",
+    "gemma",
+    "gemma2",
+    "gemma3_text",
+    "phi3",
+    "gpt_neox",
+    "gpt2",  # with fused layers
 )
 CHARACTERS = string.ascii_lowercase + string.digits + " =<>/|_\n"
 GPT2_SAYS = {"n_inner": 48, "attn_pdrop": 0, "embd_pdrop": 0, "resid_pdrop": 0}

@@ -117,7 +117,10 @@ def test_an_alignment_test_makes_no_pack_without_leave(started: Callable[..., Pa
 @pytest.mark.parametrize(
     "rules",
     [
-        *({"strategies": ["flora"]}, {"modules": ["q"]}, {"max_update_bytes": 500}, {"plan": digest_of(b"")}),
+        {"strategies": ["flora"]},
+        {"modules": ["q"]},
+        {"max_update_bytes": 500},
+        {"plan": digest_of(b"")},
         {"sends": ["scores", "progress"]},
     ],
 )

@@ -60,8 +60,14 @@ def slurm_node(folder: Path) -> Iterator[dict[str, str]]:
     with ExitStack() as stack, (folder / "log").open("wb") as log:
         for command in (
             [
-                *("munged", "--foreground", "--force", f"--key-file={key}", f"--socket={munge['socket']}"),
-                *(f"--pid-file={munge['pid']}", f"--log-file={munge['log']}", f"--seed-file={munge['seed']}"),
+                "munged",
+                "--foreground",
+                "--force",
+                f"--key-file={key}",
+                f"--socket={munge['socket']}",
+                f"--pid-file={munge['pid']}",
+                f"--log-file={munge['log']}",
+                f"--seed-file={munge['seed']}",
             ],
             ["slurmctld", "-D", "-c"],
             ["slurmd", "-D"],

@@ -72,7 +72,10 @@ def test_eight_bit_moments_learn_in_less_memory(gpu: torch.device, one_billion: 
             examples = full_batch(ONE_BILLION)[:2]
             first = train_examples(base, adapter, examples, plan, seed=0, round_number=1, options=options)
             again = train_examples(
-                *(base, adapter, examples, plan),
+                base,
+                adapter,
+                examples,
+                plan,
                 seed=0,
                 round_number=2,
                 optimiser_state=first.optimiser_state,

@@ -149,8 +149,18 @@ def set_up(served: ServedProcess) -> Scene:
     wait_until_told(served, federation_id, joined=4, arrived=1)
     wait_until_told(served, private.federation_id, joined=1)
     scene = Scene(
-        *(served, silo, other, delivered, newcomer, revoked, elsewhere, late, private, deep),
-        *(base, private_base),
+        served,
+        silo,
+        other,
+        delivered,
+        newcomer,
+        revoked,
+        elsewhere,
+        late,
+        private,
+        deep,
+        base,
+        private_base,
     )
     scene.settle()
     return scene

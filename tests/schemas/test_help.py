@@ -104,7 +104,15 @@ def test_paragraph_is_one_line_and_a_list_stays_a_list(docstring: str, text: str
 def test_agent_commands_come_as_one_meets_them() -> None:
     shown_panels = panels("agent")
     assert shown_panels["Commands"][:9] == [
-        *("init", "data", "check", "enrol", "run", "status", "sent", "generate", "export")
+        "init",
+        "data",
+        "check",
+        "enrol",
+        "run",
+        "status",
+        "sent",
+        "generate",
+        "export",
     ]
     assert set(shown_panels["Identity"]) == {"rotate-key", "accept-restored"}
     assert set(shown_panels["Alignment"]) == {"align", "alignment-test", "write-anchors", "make-pivot-pack"}
@@ -113,6 +121,14 @@ def test_agent_commands_come_as_one_meets_them() -> None:
 def test_operator_commands_come_as_one_meets_them() -> None:
     assert panels()["Coordinator"] == ["serve", "ready", "migrate", "backup", "payloads"]
     assert panels()["Operator"] == [
-        *("federation", "enrolment", "client", "round", "token", "anchors", "alignment"),
-        *("report", "experts", "audit"),
+        "federation",
+        "enrolment",
+        "client",
+        "round",
+        "token",
+        "anchors",
+        "alignment",
+        "report",
+        "experts",
+        "audit",
     ]

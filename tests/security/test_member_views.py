@@ -127,7 +127,15 @@ def test_a_clients_events_have_neither_bytes_nor_scores(coordinator: Served) -> 
 
 
 SUMMARY = {
-    *("round", "state", "reason", "deadline", "opened_at", "published_at", "counts", "seconds", "bytes"),
+    "round",
+    "state",
+    "reason",
+    "deadline",
+    "opened_at",
+    "published_at",
+    "counts",
+    "seconds",
+    "bytes",
     "scores",
 }
 FIELDS: dict[str, set[str] | int] = {
@@ -146,18 +154,16 @@ FIELDS: dict[str, set[str] | int] = {
     "/v1/federations/{fid}/experts": {"experts", "rounds", "events", "next"},
     "/v1/federations/{fid}/rounds/{n}": SUMMARY | {"clients", "claims", "sample", "secure_sum"},
     "/v1/federations/{fid}/rounds/{n}/relevance": {
-        *(
-            "round",
-            "clients",
-            "rows",
-            "relevance",
-            "similarity",
-            "entropy",
-            "served",
-            "agreement",
-            "changes",
-            "held",
-        )
+        "round",
+        "clients",
+        "rows",
+        "relevance",
+        "similarity",
+        "entropy",
+        "served",
+        "agreement",
+        "changes",
+        "held",
     },
 }
 """What a client finds under each path that tells of others, or the status with which it is refused.

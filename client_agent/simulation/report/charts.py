@@ -17,8 +17,22 @@ from client_agent.simulation.report.summary import MethodSummary, Report
 
 INK = "#222222"
 _COLOURS = (
-    *("#8c8c8c", "#c9a227", "#c1543c", "#7aa6c2", "#1f4e79", "#4c8c4a", "#8e5ea2", "#d17d2f"),
-    *("#2a9d8f", "#e07aa8", "#6b4226", "#5b6ee1", "#a5c739", "#b3a2e0", "#7d7a2e", "#35c4de"),
+    "#8c8c8c",
+    "#c9a227",
+    "#c1543c",
+    "#7aa6c2",
+    "#1f4e79",
+    "#4c8c4a",
+    "#8e5ea2",
+    "#d17d2f",
+    "#2a9d8f",
+    "#e07aa8",
+    "#6b4226",
+    "#5b6ee1",
+    "#a5c739",
+    "#b3a2e0",
+    "#7d7a2e",
+    "#35c4de",
 )
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 _LINES = ("-", "--", ":", "-.", (0, (6, 2, 1, 2, 1, 2)))

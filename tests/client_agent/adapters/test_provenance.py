@@ -54,7 +54,7 @@ def trained(tmp_path: Path, plan: Write) -> Callable[..., Path]:
     def make(*options: object, **changes: Any) -> Path:
         out = tmp_path / "adapter.safetensors"
         done = tessera(
-            *("train", "--config", config(tmp_path), "--plan", plan(**changes), "--out", out, *options)
+            "train", "--config", config(tmp_path), "--plan", plan(**changes), "--out", out, *options
         )
         assert done.exit_code == 0, done.output
         return out

@@ -31,8 +31,14 @@ def test_training_alone_prints_scores_per_round_and_writes_the_adapter(tmp_path:
     out = tmp_path / "adapter.safetensors"
     done = tessera(
         "agent",
-        *("train", "--config", str(config(tmp_path)), "--plan", str(tmp_path / "plan.json")),
-        *("--out", str(out), "--json"),
+        "train",
+        "--config",
+        str(config(tmp_path)),
+        "--plan",
+        str(tmp_path / "plan.json"),
+        "--out",
+        str(out),
+        "--json",
     )
     assert done.returncode == 0, done.stderr
     scores = json.loads(done.stdout)

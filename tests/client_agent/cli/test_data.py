@@ -36,9 +36,7 @@ def test_init_takes_the_coordinator_of_the_environment(
     begun, named = tmp_path / "begun.toml", tmp_path / "named.toml"
     tessera("init", "--model", MODELS["S"], "--train", table, "--out", begun)
     assert str(AgentSettings.from_toml(begun).url) == "https://tessera.example.org/"
-    tessera(
-        *("init", "--model", MODELS["S"], "--train", table, "--out", named), "--url", "http://127.0.0.1:9"
-    )
+    tessera("init", "--model", MODELS["S"], "--train", table, "--out", named, "--url", "http://127.0.0.1:9")
     assert str(AgentSettings.from_toml(named).url) == "http://127.0.0.1:9/"
 
 

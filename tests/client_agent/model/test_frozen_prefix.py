@@ -101,7 +101,10 @@ def test_a_stopped_training_resumes_to_the_same_bits(
         base.prefix.store = PrefixStore(store, ROOM)
         with inject_lora(base, LAST_TWO) as adapter:
             outcome = train_examples(
-                *(base, adapter, examples, PLAN),
+                base,
+                adapter,
+                examples,
+                PLAN,
                 seed=0,
                 round_number=1,
                 stop=stop,

@@ -221,8 +221,15 @@ def test_a_damaged_round_is_said_to_be_damaged(
         body = (folder / file).read_bytes()
         (folder / file).write_bytes(body[: len(body) // 2])
         done = tessera(
-            *("export", "--config", rounds.config, "--round", 2, "--variant", "served"),
-            *("--out", tmp_path / "out"),
+            "export",
+            "--config",
+            rounds.config,
+            "--round",
+            2,
+            "--variant",
+            "served",
+            "--out",
+            tmp_path / "out",
         )
         assert done.exit_code == 1, done.output
         assert "damaged" in done.stderr

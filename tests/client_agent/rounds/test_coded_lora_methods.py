@@ -44,7 +44,10 @@ def pair(served: Served, silo: Silo, tmp_path: Path) -> Iterator[Scene]:
 
         def make(strategy: str, recipe: Any, options: dict[str, Any] | None = None, rank: int = 2) -> Pair:
             return Pair(
-                *(served, silo, tmp_path, stack),
+                served,
+                silo,
+                tmp_path,
+                stack,
                 adapter={"kind": "lora", "rank": rank, "scale": 4.0, "roles": ["q", "v"]},
                 strategy={"name": strategy, "options": options or {}},
                 wire={"recipe": recipe},

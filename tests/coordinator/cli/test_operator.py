@@ -25,8 +25,20 @@ def tessera(coordinator: Served) -> Operator:
 
 def test_an_operator_runs_a_federation_from_the_command_line(tessera: Operator) -> None:
     made = tessera.json(
-        *("federation", "create", "--name", "clinics", "--strategy", "fedmosaic"),
-        *("--option", "temperature=0.4", "--rounds", "3", "--min-clients", "2", "--rank", "4"),
+        "federation",
+        "create",
+        "--name",
+        "clinics",
+        "--strategy",
+        "fedmosaic",
+        "--option",
+        "temperature=0.4",
+        "--rounds",
+        "3",
+        "--min-clients",
+        "2",
+        "--rank",
+        "4",
     )
     federation_id = made["id"]
     assert made["plan"]["rounds"]["total"] == 3

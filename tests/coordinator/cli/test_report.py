@@ -95,8 +95,11 @@ def test_the_audit_entries_are_those_about_the_federation(
     assert again["audit"] == report["audit"]
     assert again["audit_number"] == report["audit_number"] + 2
     assert {entry["event"] for entry in report["audit"]} == {
-        *("federation-created", "federation-started", "federation-finished"),
-        *("client-enrolled", "client-revoked"),
+        "federation-created",
+        "federation-started",
+        "federation-finished",
+        "client-enrolled",
+        "client-revoked",
     }
 
 

@@ -51,7 +51,11 @@ def test_a_round_shows_the_losses_of_each_client(coordinator: Served, federation
     assert "deadline" not in lines[0]
     (head,) = [line.split() for line in lines if line.split()[:2] == ["client", "state"]]
     assert [name for name in head if name in ("served", "trained", "kept", "final", "perplexity")] == [
-        *("served", "trained", "kept", "final", "perplexity")
+        "served",
+        "trained",
+        "kept",
+        "final",
+        "perplexity",
     ]
     rows = [line.split() for line in lines if "arrived" in line.split()]
     at = head.index("served")

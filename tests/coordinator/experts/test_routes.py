@@ -41,7 +41,11 @@ def test_a_bank_shows_its_experts_rounds_and_reasons(
     bank = shown(coordinator.admin.get(path(member)))
     assert shown(member.http.get(path(member))) == bank
     assert [(expert["expert"], expert["status"]) for expert in bank["experts"]] == [
-        *((1, "active"), (2, "merged"), (3, "active"), (4, "archived"), (5, "active")),
+        (1, "active"),
+        (2, "merged"),
+        (3, "active"),
+        (4, "archived"),
+        (5, "active"),
     ]
     first, second = bank["experts"][:2]
     newest = bodies[-1].revision

@@ -91,7 +91,12 @@ def test_tags_and_keys_are_told_apart() -> None:
         _Drawing.model_validate(drawing)
     faults = dict(faults_of(refused.value.errors(), _Drawing))
     assert [*faults] == [
-        *("shapes.0.radius", "shapes.0.sid", "shapes.1.side", "sizes.small", "place", "place.1")
+        "shapes.0.radius",
+        "shapes.0.sid",
+        "shapes.1.side",
+        "sizes.small",
+        "place",
+        "place.1",
     ]
     assert faults["shapes.0.sid"] == "there is no such field; did you mean side?"
     assert "shapes.0.constrained" not in complaints(refused.value, None)

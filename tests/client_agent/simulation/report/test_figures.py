@@ -148,9 +148,14 @@ def test_methods_are_compared_on_the_seeds_that_all_of_them_have(tmp_path: Path)
         return result(method, seed, {"aster": (1, loss), "birch": (1, loss)})
 
     runs = [
-        *(run("local", 0, 0.1), run("local", 1, 0.2), run("local", 2, 0.3)),
-        *(run("fedavg", 0, 0.2), run("fedavg", 1, 0.4), run("fedavg", 2, 0.9)),
-        *(run("fedmosaic", 0, 0.5), run("fedmosaic", 1, 0.5)),
+        run("local", 0, 0.1),
+        run("local", 1, 0.2),
+        run("local", 2, 0.3),
+        run("fedavg", 0, 0.2),
+        run("fedavg", 1, 0.4),
+        run("fedavg", 2, 0.9),
+        run("fedmosaic", 0, 0.5),
+        run("fedmosaic", 1, 0.5),
     ]
     summary = summarise(study(tmp_path), "tiny", [0, 1, 2], runs, ["fedmosaic, seed 2: see log.txt"])
     assert summary.paired_seeds == [0, 1]
@@ -179,8 +184,12 @@ def test_bytes_add_up_over_rounds_in_both_directions(tmp_path: Path) -> None:
 
 
 FIGURES = (
-    *("0.317 ± 0.017", "-0.133 ± 0.033", "10, not within 10 steps (0.300)", "+0.050 ± 0.050 (noise)"),
-    *("+0.250 ± 0.000", "0 of 3"),
+    "0.317 ± 0.017",
+    "-0.133 ± 0.033",
+    "10, not within 10 steps (0.300)",
+    "+0.050 ± 0.050 (noise)",
+    "+0.250 ± 0.000",
+    "0 of 3",
 )
 
 

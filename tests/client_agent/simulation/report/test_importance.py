@@ -92,7 +92,10 @@ def test_only_founders_of_one_base_model_are_compared(tmp_path: Path) -> None:
     assert both.spread.mean == pytest.approx((0.7 / 1.35 + 1.4 / 1.7 + 0.35 / 0.825) / 3)
     late = summarise(
         study(tmp_path, silo_table("aster"), silo_table("birch"), silo_table("cedar", joins_after=1)),
-        *("tiny", [0], [run("ca_pfl", 0, files)], []),
+        "tiny",
+        [0],
+        [run("ca_pfl", 0, files)],
+        [],
     ).methods[0]
     assert late.importance is not None
     assert late.importance.agreement is not None
