@@ -21,6 +21,7 @@ COPY pyproject.toml README.md LICENSE ./
 COPY schemas schemas
 COPY coordinator coordinator
 COPY client_agent client_agent
+COPY studies studies
 COPY migrations migrations
 RUN PIP_REQUIRE_HASHES=0 pip wheel --no-deps --no-index --no-build-isolation --wheel-dir /wheels .
 

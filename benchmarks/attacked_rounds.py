@@ -19,22 +19,22 @@ import numpy as np
 from client_agent.rounds.participant import Participant
 from client_agent.rounds.steps import take_part
 from client_agent.rounds.trained import Trained
-from client_agent.simulation.admin_client import Operator
-from client_agent.simulation.clients import SharedModels
-from client_agent.simulation.coordinator_process import running_coordinator
-from client_agent.simulation.crew import local_crew
-from client_agent.simulation.federated_run import Federation, create_federation, wait_until_published
-from client_agent.simulation.methods import Method, plan_of
-from client_agent.simulation.results import Cell
-from client_agent.simulation.shared_files import FolderFiles
-from client_agent.simulation.study import Study
-from client_agent.simulation.study_fields import StudySilo
-from client_agent.simulation.worker_context import WorkerContext
 from client_agent.storage.round_folder import SIGNATURE, TRAINED, RoundFolder
+from client_agent.transport.admin_client import Operator
 from schemas.maths.adapter import in_order, size
 from schemas.maths.start import start_values
 from schemas.messages.rounds import RoundBrief
 from schemas.messages.scores import LOSS
+from studies.clients import SharedModels
+from studies.coordinator_process import running_coordinator
+from studies.crew import local_crew
+from studies.federated_run import Federation, create_federation, wait_until_published
+from studies.methods import Method, plan_of
+from studies.results import Cell
+from studies.shared_files import FolderFiles
+from studies.study import Study
+from studies.study_fields import StudySilo
+from studies.worker_context import WorkerContext
 
 _ROOT = Path(__file__).resolve().parents[1]
 _DATA = _ROOT / "examples" / "studies" / "data"

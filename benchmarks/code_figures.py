@@ -17,7 +17,7 @@ from itertools import chain
 from pathlib import Path
 
 HERE = Path(__file__).parent.parent
-PACKAGES = ("coordinator", "client_agent", "schemas")
+PACKAGES = ("coordinator", "client_agent", "schemas", "studies")
 PRONOUNS = frozenset(
     """one ones said told found made kept given seen wanted known who whom whose asked held taken gone meant
     own other others theirs ours mine some each rest which what here there those these them""".split()  # noqa: SIM905

@@ -35,16 +35,16 @@ from rich.progress import Progress
 from benchmarks import figures
 from benchmarks.masked_rounds import WAYS, RunFigures, Setting, run
 from client_agent.settings import Dtype
-from client_agent.simulation.clients import SharedModels, build_silos
-from client_agent.simulation.methods import methods_of
-from client_agent.simulation.partition import draw_examples
-from client_agent.simulation.results import cells_of
-from client_agent.simulation.study import Study, read_study
 from client_agent.sketches.gradient import sketch_of
 from client_agent.storage.prefix_store import PrefixStore
 from coordinator.strategies.base import ClientFacts, Cohort, Sketch
 from coordinator.strategies.fedmosaic import Options, Strategy
 from schemas.messages.federations import FederationPlan
+from studies.clients import SharedModels, build_silos
+from studies.methods import methods_of
+from studies.partition import draw_examples
+from studies.results import cells_of
+from studies.study import Study, read_study
 
 METHOD: Final = "fedmosaic_lora"
 PREFIX_BYTES: Final = 8 << 30

@@ -23,8 +23,7 @@ from numpy.typing import NDArray
 from playwright.sync_api import Browser, Page, Response, sync_playwright
 from sqlalchemy import insert
 
-from client_agent.simulation.admin_client import Operator
-from client_agent.simulation.coordinator_process import RunningCoordinator, running_coordinator
+from client_agent.transport.admin_client import Operator
 from coordinator.db.engine import Database
 from coordinator.db.tables.federations import (
     ClientRow,
@@ -35,6 +34,7 @@ from coordinator.db.tables.federations import (
     ScoresRow,
     UpdateRow,
 )
+from studies.coordinator_process import RunningCoordinator, running_coordinator
 
 _DIGEST = f"sha256:{'0' * 64}"
 _PROFILE = {

@@ -22,7 +22,7 @@ from client_agent import AgentSettings, open_participant
 from client_agent.model.loading import base_model_slug
 from client_agent.rounds.participant import Participant
 from client_agent.rounds.steps import take_part
-from client_agent.simulation.admin_client import Operator
+from client_agent.transport.admin_client import Operator
 from client_agent.transport.client import CoordinatorApi
 from client_agent.transport.responses import NothingYet
 from coordinator import Settings, create_app

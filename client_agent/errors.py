@@ -124,7 +124,7 @@ class OutputUnwritable(AgentError):
 
 
 class CoordinatorStopped(AgentError):
-    """The coordinator of a simulation is not running."""
+    """The coordinator of a study is not running."""
 
 
 class RoundMissed(AgentError):

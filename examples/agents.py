@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from client_agent.simulation.admin_client import Operator
-from client_agent.simulation.coordinator_process import quiet_environment
+from client_agent.transport.admin_client import Operator
+from studies.coordinator_process import quiet_environment
 
 MARK = ".tessera-demo"
 _GIVE_UP_SECONDS = 900.0

@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from client_agent.simulation.coordinator_process import quiet_environment
+from studies.coordinator_process import quiet_environment
 
 _CLIENT = """\
 import json, os, signal, socket, sys

@@ -45,7 +45,9 @@ class _Ordered(TyperGroup):
     """A group whose panels show groups before single commands, but for one panel."""
 
     def list_commands(self, ctx: object) -> list[str]:
-        panels = {name: getattr(command, "rich_help_panel", None) for name, command in self.commands.items()}
+        panels = {
+            name: getattr(command, "rich_help_panel", None) or None for name, command in self.commands.items()
+        }
         order = list(dict.fromkeys(panels.values()))
         return sorted(
             self.commands,

@@ -17,7 +17,7 @@ from coordinator.app import create_app
 from coordinator.settings import Settings
 
 ROOT = Path(__file__).parent.parent
-PACKAGES = ("coordinator", "client_agent", "schemas", "examples", "benchmarks", "docs")
+PACKAGES = ("coordinator", "client_agent", "studies", "schemas", "examples", "benchmarks", "docs")
 UNWANTED_NAMES = ("utils", "common", "helpers", "misc")
 UNWANTED_ENDINGS = ("Manager", "Service", "Handler")
 SNAPSHOT = ROOT / "tests" / "coordinator" / "openapi.json"

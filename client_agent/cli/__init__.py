@@ -1,4 +1,4 @@
-"""The commands `tessera agent ...` and `tessera compare`; each file of this folder is a group of commands."""
+"""The commands `tessera agent ...`; each file of this folder is a group of commands."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from client_agent.cli import agent as cli_agent
 from client_agent.cli import (
     alignment,
     check,
-    compare,
     data,
     export,
     generate,
@@ -55,7 +54,6 @@ def commands(app: typer.Typer) -> None:
     agent.callback()(_private_files)
     agent.registered_commands = _ordered([c for group in _GROUPS for c in group.registered_commands])
     app.add_typer(agent)
-    app.add_typer(compare.compare)
 
 
 def _ordered(commands: Sequence[CommandInfo]) -> list[CommandInfo]:

@@ -40,8 +40,8 @@ def make_pivot_pack(
 
         from client_agent.alignment.fit_packs import pivot_pack
         from client_agent.model.loading import load_base_model
-        from client_agent.simulation.admin_client import Operator
         from client_agent.training.silo import device_named
+        from client_agent.transport.admin_client import Operator
         from schemas.messages.alignment import Anchors
         from schemas.messages.federations import FederationPlan
 

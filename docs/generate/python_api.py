@@ -67,11 +67,11 @@ PARTS: Final = (
     Part(
         "Simulation",
         _SIMULATION,
-        "client_agent.simulation",
+        "studies",
         (
-            ("client_agent.simulation.study", "Study"),
-            ("client_agent.simulation.compare", "simulate"),
-            ("client_agent.simulation.report.summary", "Report"),
+            ("studies.study", "Study"),
+            ("studies.compare", "simulate"),
+            ("studies.report.summary", "Report"),
         ),
     ),
     Part(

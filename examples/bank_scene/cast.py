@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Final
 
 from client_agent.model.examples import Example
-from client_agent.simulation.methods import methods_of, plan_of
-from client_agent.simulation.partition import draw_examples
-from client_agent.simulation.study import Study, read_study
 from schemas.messages.federations import FederationPlan
+from studies.methods import methods_of, plan_of
+from studies.partition import draw_examples
+from studies.study import Study, read_study
 
 STUDY: Final = Path(__file__).resolve().parent.parent / "studies" / "bank_scene.toml"
 METHOD: Final = "scene"

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 
-from client_agent.simulation.coordinator_process import CoordinatorProcess
 from client_agent.storage.round_folder import SECURE, TRAINED
 from examples.agents import DemoFailed
 from examples.bank_scene.observed import Observer
 from examples.bank_scene.record import Kill
 from examples.bank_scene.silos import Silos
+from studies.coordinator_process import CoordinatorProcess
 
 _WATCH_SECONDS = 0.005
 _MASKED, _UNMASK = "put-2", "put-4"

@@ -8,8 +8,8 @@ from itertools import combinations
 from client_agent.experts.memory import EXPERTS, ExpertMemory
 from client_agent.rounds.bank import Arrays, bank_state, read_index
 from client_agent.rounds.trained import Trained
-from client_agent.simulation.admin_client import Answer, Operator
 from client_agent.storage.round_folder import TRAINED, WEIGHTS, RoundFolder
+from client_agent.transport.admin_client import Answer, Operator
 from coordinator.experts.products import cosine
 from examples.agents import DemoFailed
 from examples.bank_scene.record import RoundFacts

@@ -8,9 +8,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from client_agent.simulation.admin_client import Operator
-from client_agent.simulation.bank_record import BankRecord, read_bank_record
-from client_agent.simulation.coordinator_process import CoordinatorProcess
+from client_agent.transport.admin_client import Operator
 from examples.agents import DemoFailed, Program
 from examples.bank_scene import cast as times
 from examples.bank_scene.cast import ENROLLED_BEFORE, LEAVES_AFTER, VICTIMS, Cast
@@ -19,6 +17,8 @@ from examples.bank_scene.narration import Narrator
 from examples.bank_scene.observed import Observer
 from examples.bank_scene.record import Kill, Record, RoundFacts
 from examples.bank_scene.silos import Silos
+from studies.bank_record import BankRecord, read_bank_record
+from studies.coordinator_process import CoordinatorProcess
 
 
 @dataclass

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Literal
 
 from client_agent.experts.memory import Choice
-from client_agent.simulation.bank_record import BankRecord
 from schemas.messages.base import Strict
+from studies.bank_record import BankRecord
 
 Phase = Literal["training", "between masked input and unmasking", "coordinator"]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
-from client_agent.simulation.report.experts_charts import utilization_of
 from examples.bank_scene.record import Record
+from studies.report.experts_charts import utilization_of
 
 RECORD: Final = "bank_scene.json"
 PICTURE: Final = "expert_utilization.png"

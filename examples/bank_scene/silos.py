@@ -10,9 +10,9 @@ import subprocess
 from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 
-from client_agent.simulation.admin_client import Operator
-from client_agent.simulation.coordinator_process import TESSERA
+from client_agent.transport.admin_client import Operator
 from examples.agents import AgentProcesses, DemoFailed, Program, close_output, end_of, start_agent
+from studies.coordinator_process import TESSERA
 
 _END_SECONDS = 300.0
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from client_agent.simulation.admin_client import Answer
+from client_agent.transport.admin_client import Answer
 from examples.agents import Job, run_jobs
 from examples.demo.cast import ALONE, CONFIG
 from examples.demo.setting import TRAINING_ALONE, Setting

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from client_agent.simulation.admin_client import Answer, Operator
+from client_agent.transport.admin_client import Answer, Operator
 from examples.agents import Agents, DemoFailed, has_polled, is_published, running_agents
 from examples.demo.cast import FEDERATED, Cast
 from examples.demo.narration import Narrator

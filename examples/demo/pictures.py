@@ -16,8 +16,8 @@ import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from client_agent.simulation.report.charts import STYLE, svg
 from examples.demo.report import HEADINGS, Report, Side, read
+from studies.report.charts import STYLE, svg
 
 _COLOURS: Final[Mapping[Side, str]] = {"bare": "#c9c9c9", "alone": "#c9a227", "federated": "#1f4e79"}
 _INK = "#222222"

@@ -13,7 +13,7 @@ from pydantic import TypeAdapter
 from rich.console import Console
 from rich.table import Table
 
-from client_agent.simulation.admin_client import Answer
+from client_agent.transport.admin_client import Answer
 from examples.demo.cast import ALONE, FEDERATED, Cast, Helpdesk
 from examples.demo.federated import FederatedResult
 from examples.demo.question import Answers

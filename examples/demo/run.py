@@ -11,8 +11,7 @@ from pathlib import Path
 from rich.console import Console
 
 from client_agent.errors import AgentError
-from client_agent.simulation.admin_client import Operator
-from client_agent.simulation.coordinator_process import TESSERA, RunningCoordinator, running_coordinator
+from client_agent.transport.admin_client import Operator
 from examples import real_models
 from examples.agents import DemoFailed, Program
 from examples.demo import pictures, report
@@ -24,6 +23,7 @@ from examples.demo.narration import Narrator
 from examples.demo.question import ask
 from examples.demo.setting import Setting, schedule
 from schemas.private_files import FILE_MODE
+from studies.coordinator_process import TESSERA, RunningCoordinator, running_coordinator
 
 _MODEL = next(model for model in real_models.MODELS if model.name == "smollm2")
 _PAGE_PORT = 8765

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from client_agent.simulation.remaining import Schedule, Stage
 from examples.agents import Program
 from examples.demo.cast import Cast
 from examples.demo.narration import Narrator
+from studies.remaining import Schedule, Stage
 
 MODEL: Final = "base model"
 FEDERATION: Final = "federation"

@@ -15,14 +15,14 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from client_agent.errors import AgentError
-from client_agent.simulation.admin_client import Answer, Operator
-from client_agent.simulation.coordinator_process import running_coordinator
-from client_agent.simulation.remaining import Schedule, Stage, every_minute
+from client_agent.transport.admin_client import Answer, Operator
 from examples.agents import MARK, DemoFailed, may_be_emptied
 from examples.demo_tiny import alone, federated, report
 from examples.demo_tiny.alone import Report
 from examples.demo_tiny.silos import EXAMPLES, SiloSetup
 from examples.preloaded import preloaded
+from studies.coordinator_process import running_coordinator
+from studies.remaining import Schedule, Stage, every_minute
 
 ROUNDS = 6
 _STAGES = (

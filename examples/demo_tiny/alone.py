@@ -6,11 +6,11 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
-from client_agent.simulation.admin_client import Answer
-from client_agent.simulation.methods import merge_tables
+from client_agent.transport.admin_client import Answer
 from examples.agents import Job, Program, run_jobs
 from examples.demo_tiny.silos import SILOS, SiloSetup, write_config
 from schemas.messages.recommended import FEDMOSAIC, LORA
+from studies.methods import merge_tables
 
 PQ_RATE = 0.01
 LORA_RATE = 0.003

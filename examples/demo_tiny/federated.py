@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 
 from client_agent.model.loading import base_model_slug
-from client_agent.simulation.admin_client import Answer, Operator
+from client_agent.transport.admin_client import Answer, Operator
 from examples.agents import Agents, DemoFailed, Program, has_polled, is_published, running_agents
 from examples.demo_tiny.alone import PQ_RATE, Report
 from examples.demo_tiny.silos import (

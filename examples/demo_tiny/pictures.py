@@ -7,8 +7,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from client_agent.simulation.admin_client import Answer
-from client_agent.simulation.report.charts import STYLE, svg
+from client_agent.transport.admin_client import Answer
+from studies.report.charts import STYLE, svg
 
 COLOURS = {
     "local": "#8c8c8c",

@@ -9,7 +9,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from client_agent.simulation.admin_client import Answer
+from client_agent.transport.admin_client import Answer
 from examples.demo_tiny import pictures
 from examples.demo_tiny.federated import FederatedResult
 from examples.demo_tiny.silos import FOUNDERS, LATECOMER, SILOS

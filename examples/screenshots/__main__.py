@@ -14,8 +14,7 @@ from datetime import datetime, timedelta
 from functools import partial
 from pathlib import Path
 
-from client_agent.simulation.admin_client import Operator
-from client_agent.simulation.coordinator_process import TESSERA, quiet_environment, running_coordinator
+from client_agent.transport.admin_client import Operator
 from examples.screenshots.federations import (
     SHOWN_ROUND,
     WATCHED,
@@ -39,6 +38,7 @@ from examples.screenshots.pictures import (
     token_dialog,
 )
 from examples.screenshots.terminal import COLUMNS, Recording, moments, svg_of
+from studies.coordinator_process import TESSERA, quiet_environment, running_coordinator
 
 IMAGES = Path(__file__).resolve().parents[2] / "docs" / "images"
 SHOWN_CLIENT = "aster"

@@ -13,9 +13,9 @@ from types import TracebackType
 from typing import Self
 
 from client_agent.model.loading import base_model_slug
-from client_agent.simulation.admin_client import Answer, Operator
-from client_agent.simulation.coordinator_process import TESSERA, quiet_environment
+from client_agent.transport.admin_client import Answer, Operator
 from schemas.messages.recommended import FEDMOSAIC
+from studies.coordinator_process import TESSERA, quiet_environment
 
 EXAMPLES = Path(__file__).resolve().parents[1]
 PIVOT = EXAMPLES / "models" / "tiny-s"

@@ -16,7 +16,7 @@ from typing import Self
 from PIL import Image
 from playwright.sync_api import Page, sync_playwright
 
-from client_agent.simulation.admin_client import Operator
+from client_agent.transport.admin_client import Operator
 from examples.screenshots.federations import ScreenshotsFailed
 
 _MOST_BYTES = 150_000

@@ -24,11 +24,11 @@ from client_agent.adapters.inject import inject_lora
 from client_agent.adapters.lora import LoraAdapter
 from client_agent.model.examples import Example, encode_for
 from client_agent.model.loading import BaseModel, load_base_model
-from client_agent.simulation.clients import SharedModels
-from client_agent.simulation.study import read_study
 from client_agent.training.loop import train
 from examples.tasks import TASKS, draw
 from schemas.messages.federations import AdapterPlan, TrainingPlan
+from studies.clients import SharedModels
+from studies.study import read_study
 from tests.scenarios.agents import MODELS
 
 PLAN = AdapterPlan(kind="lora", rank=2, roles=("v", "o"))

@@ -10,11 +10,11 @@ import pytest
 
 from client_agent import AgentSettings, open_participant, run
 from client_agent.errors import NotEnrolled, StudyUnusable
-from client_agent.simulation import Study, simulate
+from studies import Study, simulate
 from tests.client_agent.conftest import config
-from tests.client_agent.simulation.studies import write_study
 from tests.client_agent.test_daemon import alone_plan
 from tests.served import Served
+from tests.studies.studies import write_study
 
 
 def test_a_silo_takes_part_from_python(served: Served, tmp_path: Path) -> None:
@@ -48,9 +48,9 @@ def test_an_unknown_method_is_refused_before_anything_runs(tmp_path: Path) -> No
 
 def test_importing_the_package_imports_no_torch() -> None:
     code = (
-        "import sys, client_agent, client_agent.simulation\n"
+        "import sys, client_agent, studies\n"
         "from client_agent import AgentSettings, open_participant\n"
-        "from client_agent.simulation import Study\n"
+        "from studies import Study\n"
         "assert 'run' in dir(client_agent) and 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -10,7 +10,7 @@ import pytest
 from client_agent.errors import SettingsUnusable, StudyUnusable
 from client_agent.row_template import RowTemplate
 from client_agent.settings import AgentSettings
-from client_agent.simulation.study import read_study
+from studies.study import read_study
 
 SILO = 'url = "http://127.0.0.1:1"\nmodel = "m"\ntrain = "t.jsonl"\n'
 STUDY = 'seeds = [0]\n[[silo]]\nname = "ash"\ncopies = 2\nexamples = 4\n' + SILO.split("\n", 1)[1]

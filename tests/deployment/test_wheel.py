@@ -20,7 +20,7 @@ import pytest
 
 from tests.deployment.composition import ROOT
 
-PACKAGES = ("schemas", "coordinator", "client_agent", "migrations")
+PACKAGES = ("schemas", "coordinator", "client_agent", "studies", "migrations")
 TOKEN = "tsr_adm_of_the_packaging_test"
 
 

@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 
 from client_agent.experts.memory import Choice
-from client_agent.simulation.bank_record import BankRecord
-from client_agent.simulation.coordinator_process import quiet_environment
 from examples.bank_scene.cast import COORDINATOR_KILL, LEAVES_AFTER, TRAINING_KILL, UNMASKING_KILL, Cast
 from examples.bank_scene.checks import failures, separated_from
 from examples.bank_scene.narration import lines_of
 from examples.bank_scene.record import Kill, Record, RoundFacts
 from examples.bank_scene.report import PICTURE, RECORD, write
 from schemas.messages.experts import BankRoundView, ExpertEvent, ExpertView
+from studies.bank_record import BankRecord
+from studies.coordinator_process import quiet_environment
 
 GROUPS = {f"{group}-{number}": group for group in "abcd" for number in (1, 2, 3)} | {
     "d-late-1": "d",

@@ -18,7 +18,6 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.text import Text
 from rich.console import Console
 
-from client_agent.simulation.methods import methods_of, plan_of, require_equal_training
 from client_agent.training.data import load_data
 from examples.agents import DemoFailed
 from examples.demo import pictures, question, report
@@ -30,6 +29,7 @@ from examples.demo.question import Answers
 from examples.demo.schemes import DATA, SCHEMES, read_tickets, rows
 from examples.demo.setting import Setting, schedule
 from examples.demo_tiny.silos import MODELS
+from studies.methods import methods_of, plan_of, require_equal_training
 
 FILES = [(scheme, side) for scheme in SCHEMES for side in ("train", "test")]
 

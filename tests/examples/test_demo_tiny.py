@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import cast
 
-from client_agent.simulation.admin_client import Operator
+from client_agent.transport.admin_client import Operator
 from examples.agents import Agents
 from examples.demo_tiny.federated import _follow
 from tests.served import ADMIN_TOKEN, Served

@@ -6,8 +6,8 @@ from threading import Event
 
 import pytest
 
-from client_agent.simulation.remaining import Schedule, Stage, every_minute
 from examples.demo.narration import Narrator, logged, rounds_done
+from studies.remaining import Schedule, Stage, every_minute
 
 
 def test_minutes_left_follow_the_pace_of_what_is_done() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from client_agent.data.templates import template_names
 from examples.show_templates import main
-from tests.client_agent.simulation.real_rows import ROWS, write_folders
+from tests.studies.real_rows import ROWS, write_folders
 
 
 def test_every_data_set_of_a_folder_is_shown(

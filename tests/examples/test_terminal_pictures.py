@@ -7,9 +7,9 @@ from xml.etree import ElementTree
 import pytest
 from rich.text import Text
 
-from client_agent.simulation.coordinator_process import TESSERA, quiet_environment
 from examples.screenshots.federations import ScreenshotsFailed
 from examples.screenshots.terminal import COLUMNS, Recording, moments, svg_of
+from studies.coordinator_process import TESSERA, quiet_environment
 from tests.served import ADMIN_TOKEN, Served
 from tests.taking_part import one_round, plan, running
 from tests.waiting import wait_until

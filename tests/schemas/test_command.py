@@ -62,7 +62,7 @@ def test_a_shell_is_told_commands_and_their_options() -> None:
 def test_nobody_is_told_to_install_a_name_that_is_not_published() -> None:
     """Whoever registers the name on a package index would run code wherever the advice is followed."""
     pattern = re.compile(r"tessera-fl\[|pip install (-\S+ )*['\"]?tessera")
-    ours = ("schemas", "coordinator", "client_agent", "migrations", "examples", "benchmarks")
+    ours = ("schemas", "coordinator", "client_agent", "studies", "migrations", "examples", "benchmarks")
     endings = (".py", ".md", ".sh", ".html", ".js")
     files = [ROOT / "README.md", ROOT / "Makefile", ROOT / "Dockerfile", ROOT / "docker-compose.yml"]
     for folder in (*ours, "deploy", "docs"):

@@ -1,0 +1,67 @@
+"""The code digest covers code that affects results, and no presentation code."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from studies import code_fingerprint
+from studies.code_fingerprint import digest_of_code
+
+
+@pytest.fixture
+def shipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Copy the packages to where they can be changed."""
+    for package in RUN:
+        spec = find_spec(package)
+        assert spec is not None
+        assert spec.submodule_search_locations
+        (place,) = spec.submodule_search_locations
+        ignored = shutil.ignore_patterns("__pycache__", "*.pyc")
+        shutil.copytree(place, tmp_path / package, ignore=ignored)
+    for name in [name for name in sys.modules if name.partition(".")[0] in RUN]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.syspath_prepend(tmp_path)
+    return tmp_path
+
+
+RUN = ("client_agent", "coordinator", "schemas", "studies")
+PACKS = ("client_agent.adapters", "client_agent.alignment", "client_agent.model", "schemas")
+
+
+@pytest.mark.parametrize(
+    ("file", "of_runs", "of_packs"),
+    [
+        ("client_agent/alignment/fit_packs.py", True, True),
+        ("schemas/wire/compress.py", True, True),
+        ("studies/partition.py", True, False),
+        ("client_agent/rounds/sketch.py", True, False),
+        ("coordinator/rounds/routes.py", True, False),
+        ("coordinator/strategies/fedmosaic.py", True, False),
+        ("studies/report/charts.py", False, False),
+        ("studies/command.py", False, False),
+    ],
+)
+def test_code_that_decides_figures_is_in_their_name(
+    shipped: Path, file: str, of_runs: bool, of_packs: bool
+) -> None:
+    before = digest_of_code(RUN), digest_of_code(PACKS)
+    with (shipped / file).open("a") as source:
+        source.write("# changed\n")
+    after = digest_of_code(RUN), digest_of_code(PACKS)
+    assert (before[0] != after[0], before[1] != after[1]) == (of_runs, of_packs)
+
+
+def test_another_torch_has_another_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = digest_of_code(PACKS)
+    monkeypatch.setattr(code_fingerprint, "version", lambda library: "0.0.0")
+    assert digest_of_code(PACKS) != before
+
+
+def test_everything_that_is_left_out_is_there() -> None:
+    root = Path(code_fingerprint.__file__).parents[1]
+    assert all((root / name).exists() for name in code_fingerprint._PRESENTATION)

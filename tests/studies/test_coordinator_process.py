@@ -1,0 +1,35 @@
+"""The coordinator of a simulation, killed and started again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from client_agent.errors import CoordinatorStopped
+from client_agent.transport.admin_client import Operator
+from studies.coordinator_process import CoordinatorProcess
+
+
+@pytest.mark.slow
+def test_a_killed_coordinator_goes_on_with_its_database(tmp_path: Path) -> None:
+    coordinator = CoordinatorProcess(tmp_path)
+    try:
+        coordinator.start()
+        process = coordinator.process
+        with Operator(coordinator.url, coordinator.token) as operator:
+            made = operator.post("/v1/federations", {"name": "wards", "strategy": {"name": "fedavg"}})
+        coordinator.kill()
+        coordinator.start()
+        assert coordinator.process != process
+        with Operator(coordinator.url, coordinator.token) as operator:
+            assert operator.get(f"/v1/federations/{made['id']}")["id"] == made["id"]
+    finally:
+        coordinator.stop()
+
+
+def test_a_coordinator_that_was_not_started_has_no_process(tmp_path: Path) -> None:
+    coordinator = CoordinatorProcess(tmp_path)
+    with pytest.raises(CoordinatorStopped):
+        coordinator.kill()
+    coordinator.stop()

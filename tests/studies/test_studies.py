@@ -1,0 +1,259 @@
+"""Studies are validated strictly, and determine the plan of each method."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from client_agent.errors import StudyUnusable
+from coordinator.strategies.opening import make
+from schemas.messages.federations import ALL_ROLES, FederationPlan
+from schemas.messages.recommended import LORA_STRATEGIES
+from studies.methods import (
+    BUILT_IN,
+    ON_REQUEST,
+    control_of,
+    methods_of,
+    plan_of,
+    require_equal_training,
+)
+from studies.results import Cell, cells_of
+from studies.study import read_study
+from tests.scenarios.agents import EXAMPLES, MODELS
+from tests.studies.real_rows import read_studies
+from tests.studies.studies import silo_table, study, write_study
+
+PIVOT = "tiny-s-000000000000"
+
+
+def plans(folder: Path, more: str = "", seed: int = 0) -> dict[str, FederationPlan]:
+    read = study(folder, more=more)
+    return {method.name: plan_of(read, method, seed, PIVOT) for method in methods_of(read)}
+
+
+def test_paths_are_relative_to_the_file_and_a_model_may_be_a_hub_id(tmp_path: Path) -> None:
+    file = write_study(tmp_path, silo_table("aster"), silo_table("birch"))
+    (tmp_path / "model").mkdir()
+    text = file.read_text().replace(json.dumps(str(MODELS["S"])), '"model"', 1)
+    file.write_text(text.replace(json.dumps(str(MODELS["S"])), '"org/model"', 1))
+    read = read_study(file)
+    assert read.pivot_model == str(tmp_path / "model")
+    assert read.silo[0].model == "org/model"
+    assert read.silo[0].train == str(tmp_path / "copy" / "train.jsonl")
+    assert read.anchors == EXAMPLES / "anchors.json"
+
+
+@pytest.mark.parametrize(
+    ("silos", "more", "field"),
+    [
+        ((silo_table("a"), silo_table("a")), "", "silo: two silos are called a"),
+        ((silo_table("a"), silo_table("b", joins_after=1)), "", "silo: at least two silos must be founders"),
+        ((silo_table("a"), silo_table("b", examples=0)), "", "silo.1.examples"),
+        ((silo_table("a"), silo_table("b", colour="red")), "", "silo.1.colour"),
+        ((), "seeds_ = 1\n", "seeds_"),
+        ((), "methods = []\n", "methods"),
+        ((), 'methods = ["local", "local"]\n', "a method is listed twice"),
+        ((), "[method.Bad]\n", "method.Bad"),
+    ],
+)
+def test_what_is_wrong_is_said_with_its_field(
+    tmp_path: Path, silos: tuple[str, ...], more: str, field: str
+) -> None:
+    with pytest.raises(StudyUnusable, match=field):
+        study(tmp_path, *silos, more=more)
+
+
+def test_a_file_that_is_missing_or_no_toml_is_said(tmp_path: Path) -> None:
+    with pytest.raises(StudyUnusable, match="cannot be read"):
+        read_study(tmp_path / "nothing.toml")
+    (tmp_path / "bad.toml").write_text("silo = [")
+    with pytest.raises(StudyUnusable, match="is not TOML"):
+        read_study(tmp_path / "bad.toml")
+
+
+def test_the_studies_of_the_examples_can_be_run(tmp_path: Path) -> None:
+    studies = read_studies(tmp_path)
+    assert len(studies) >= 7
+    for read in studies:
+        plan_by_method = {method.name: plan_of(read, method, 0, PIVOT) for method in methods_of(read)}
+        require_equal_training(plan_by_method)
+        everything = methods_of(read, [*BUILT_IN, *read.method])
+        all_plans = {method.name: plan_of(read, method, 0, PIVOT) for method in everything}
+        for name in read.method:
+            control = control_of(read, name, all_plans[name])
+            if control is not None:
+                mine, other = all_plans[name], all_plans[control]
+                rates = mine.training.learning_rate, other.training.learning_rate
+                assert (mine.adapter, rates[0]) == (other.adapter, rates[1]), name
+        for name, plan in plan_by_method.items():
+            assert plan.rounds.min_clients == len(read.founders)
+            shipped = BUILT_IN[name].plan.get("strategy", {}) if name in BUILT_IN else None
+            assert shipped is None or plan.strategy.options == shipped.get("options", {}), name
+
+
+def test_every_method_trains_the_study_s_steps_with_the_run_s_seed(tmp_path: Path) -> None:
+    plan_by_method = plans(tmp_path, seed=7)
+    alone, together = ["local", "local_lora", "local_both"], ["fedavg", "fedmosaic_random_frames"]
+    assert list(plan_by_method) == [*alone, *together, "fedmosaic_pq", "fedmosaic", "fedmosaic_lora"]
+    assert {(p.training.steps, p.training.seed, p.rounds.total) for p in plan_by_method.values()} == {
+        (2, 7, 2)
+    }
+
+
+def test_the_ordinary_lora_is_not_held_to_the_roles_of_p_and_q(tmp_path: Path) -> None:
+    lora = plans(tmp_path)["local_lora"]
+    assert (lora.adapter.kind, lora.adapter.rank, lora.adapter.roles) == ("lora", 16, ALL_ROLES)
+    assert lora.alignment is None
+
+
+LORA_NAMES = {
+    "fedit": "fedavg",
+    "fedit_local": "fedavg",
+    "fedmosaic_lora": "fedmosaic",
+    "fedmosaic_lora_sketches": "fedmosaic",
+}
+
+
+def test_the_baselines_share_the_ordinary_lora_that_is_trained_alone_beside_them(tmp_path: Path) -> None:
+    read = study(tmp_path)
+    local = plans(tmp_path)["local_lora"]
+    for method in methods_of(read, [*LORA_STRATEGIES, *LORA_NAMES]):
+        plan = plan_of(read, method, 0, PIVOT)
+        assert (plan.adapter, plan.training) == (local.adapter, local.training)
+        assert plan.strategy.name == LORA_NAMES.get(method.name, method.name)
+        assert control_of(read, method.name, plan) == "local_lora"
+
+
+def test_what_is_compared_with_fedmosaic_has_its_adapters_but_for_p_and_q_alone(tmp_path: Path) -> None:
+    plan_by_method = plans(tmp_path)
+    adapter = plan_by_method["fedmosaic"].adapter
+    assert adapter.same_architecture_rank == 8
+    for method in ("local_both", "fedavg", "fedmosaic_random_frames"):
+        assert plan_by_method[method].adapter == adapter
+    for method in ("local", "fedmosaic_pq"):
+        assert plan_by_method[method].adapter == adapter.model_copy(update={"same_architecture_rank": 0})
+
+
+def test_ca_pfl_is_compared_when_it_is_asked_for_under_a_plan_that_suits_it(tmp_path: Path) -> None:
+    assert not plans(tmp_path).keys() & set(ON_REQUEST)
+    read = study(tmp_path)
+    (method,) = methods_of(read, ["ca_pfl"])
+    plan = plan_of(read, method, 0, PIVOT)
+    assert make(plan.strategy.name, plan.strategy.options).unfit(plan) is None
+    assert (plan.adapter.kind, plan.adapter.rank, plan.adapter.scale) == ("lora", 8, 16.0)
+
+
+def test_the_control_differs_from_the_method_in_its_frames_alone(tmp_path: Path) -> None:
+    plan_by_method = plans(tmp_path, "[method.fedmosaic]\nstrategy.options.centre = false\n")
+    aligned, control = plan_by_method["fedmosaic"], plan_by_method["fedmosaic_random_frames"]
+    assert aligned.strategy.options == control.strategy.options == {"centre": False}
+    assert aligned.alignment is not None
+    assert control.alignment is not None
+    assert (aligned.alignment.frames, control.alignment.frames) == ("pca-tok", "random")
+    assert aligned.alignment.pivot == PIVOT
+
+
+def test_a_variant_is_another_method_with_dotted_changes(tmp_path: Path) -> None:
+    more = """
+[method.gated]
+like = "fedmosaic"
+"strategy.options.mix" = "gate"
+training.steps = 5
+[method.gated_alone]
+like = "gated"
+alone = true
+"""
+    read = study(tmp_path, more=more)
+    gated, alone = methods_of(read, ["gated", "gated_alone"])
+    assert (gated.alone, alone.alone) == (False, True)
+    for method in (gated, alone):
+        plan = plan_of(read, method, 0, PIVOT)
+        assert plan.strategy.options == {"mix": "gate"}
+        assert plan.training.steps == 5
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ('[method.a]\nlike = "b"\n', "unknown method b"),
+        ('[method.a]\nlike = "c"\n[method.c]\nlike = "a"\n', "refers to itself by `like`"),
+        ('[method.a]\nlike = "fedavg"\ntraining.step = 3\n', "training.step: there is no such field"),
+    ],
+)
+def test_a_method_that_cannot_be_is_refused(tmp_path: Path, more: str, message: str) -> None:
+    with pytest.raises(StudyUnusable, match=message):
+        plans(tmp_path, more)
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ("plan.rounds.min_clients = 2\n", "must not set rounds.min_clients: the number of founders"),
+        ("plan.training.seed = 3\n", "must not set training.seed: the run's seed determines it; set seeds"),
+        ("[method.fedavg]\ntraining.seed = 3\n", "plan of method fedavg must not set training.seed"),
+        ('plan.name = "mine"\n', "must not set name: method and seed determine it"),
+        ('plan.alignment.pivot = "x"\n', "must not set alignment.pivot: the study's pivot_model"),
+    ],
+)
+def test_what_the_study_decides_elsewhere_is_refused_in_a_plan(
+    tmp_path: Path, more: str, message: str
+) -> None:
+    with pytest.raises(StudyUnusable, match=message):
+        plans(tmp_path, more)
+
+
+@pytest.mark.parametrize(
+    ("changes", "equal"),
+    [
+        ("training.steps = 3\n", False),
+        ("rounds.total = 3\n", False),
+        ("training.batch_size = 4\n", False),
+        ("training.accumulation = 2\n", False),
+        ("training.steps = 1\nrounds.total = 4\n", True),
+        ("training.batch_size = 4\ntraining.accumulation = 2\n", True),
+    ],
+)
+def test_methods_that_train_unequally_are_not_compared(tmp_path: Path, changes: str, equal: bool) -> None:
+    read = study(tmp_path, more=f'[method.longer]\nlike = "fedavg"\n{changes}')
+
+    def cells(*names: str) -> list[Cell]:
+        return list(cells_of(read, methods_of(read, list(names)), [0]))
+
+    assert len(cells("longer")) == 1
+    if equal:
+        assert len(cells("local", "longer")) == 2
+    else:
+        with pytest.raises(StudyUnusable, match=r"train unequal amounts \(local: 4 steps on"):
+            cells("local", "longer")
+
+
+def test_nobody_joins_after_the_last_round(tmp_path: Path) -> None:
+    file = write_study(tmp_path, silo_table("aster"), silo_table("birch"), silo_table("late", joins_after=2))
+    read = read_study(file)
+    with pytest.raises(StudyUnusable, match="late joins after round 2 of 2"):
+        plan_of(read, methods_of(read)[0], 0, PIVOT)
+
+
+def test_silos_of_several_models_need_a_pivot(tmp_path: Path) -> None:
+    file = write_study(tmp_path, silo_table("aster"), silo_table("birch", model="L"))
+    text = file.read_text()
+    file.write_text("\n".join(line for line in text.splitlines() if not line.startswith("pivot_model")))
+    with pytest.raises(StudyUnusable, match="pivot_model"):
+        read_study(file)
+
+
+def test_a_federated_method_is_compared_with_its_adapter_trained_alone(tmp_path: Path) -> None:
+    own = (
+        '[method.mine]\nlike = "fedmosaic"\ncontrol = "local"\n[method.child]\nlike = "mine"\n'
+        '[method.wrong]\nlike = "fedmosaic"\ncontrol = "fedavg"\n'
+    )
+    read = study(tmp_path, more=own)
+    expected = {"fedmosaic": "local_both", "fedmosaic_pq": "local", "mine": "local", "child": "local"}
+    for method in methods_of(read, [*expected]):
+        assert control_of(read, method.name, plan_of(read, method, 0, PIVOT)) == expected[method.name]
+    (alone,) = methods_of(read, ["local_lora"])
+    assert control_of(read, alone.name, plan_of(read, alone, 0, PIVOT)) is None
+    with pytest.raises(StudyUnusable, match="the control of method wrong, fedavg, is federated"):
+        list(cells_of(read, methods_of(read, ["wrong"]), [0]))
