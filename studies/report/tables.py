@@ -38,11 +38,8 @@ def show(report: Report, console: Console) -> None:
             _transfer(report),
         ),
         ("scores of each task on its test items: mean over the clients that have it", _tasks(report)),
-        (
-            "change of the loss by mixing (served minus trained in the round before), forgetting, learning "
-            "rates, bytes per client and round, CPU seconds",
-            _costs(report),
-        ),
+        ("change of the loss by mixing: served minus trained in the round before", _mixing(report)),
+        ("forgetting, learning rates, bytes per client and round, CPU seconds", _costs(report)),
         (f"the states at the {'end' if report.rules[0] == 'best' else 'best'}: loss", _other_rule(report)),
         (
             "late joiners: loss at their own steps; steps until they stay ahead of training alone, per seed; "
@@ -220,18 +217,25 @@ def searches(report: Report) -> str:
     return f"rate searches, shared by methods and not in their costs: {report.search_cpu_seconds:.0f} CPU s"
 
 
+def _mixing(report: Report) -> Table:
+    table = Table("method")
+    table.add_column("by mixing", justify="right")
+    for method in report.methods:
+        if method.mixing is not None:
+            table.add_row(method.method, judged(method.mixing))
+    return table
+
+
 def _costs(report: Report) -> Table:
     groups = list(dict.fromkeys(group for method in report.methods for group in method.loss.groups))
     table = Table("method", caption=searches(report))
-    names = ("by mixing", "forgetting", "rates", "up", "down", "CPU s")
-    for name in (*(f"loss of {group}" for group in groups), *names):
+    for name in (*(f"loss of {group}" for group in groups), "forgetting", "rates", "up", "down", "CPU s"):
         table.add_column(name, justify="right")
     for method in report.methods:
         of_groups = (method.loss.groups.get(group) for group in groups)
         table.add_row(
             method.method,
             *(figure(value) if value is not None else "-" for value in of_groups),
-            difference(method.mixing) if method.mixing is not None else "-",
             difference(method.forgetting) if method.forgetting is not None else "-",
             rates(method),
             amount(method.bytes_up),

@@ -72,7 +72,7 @@ def test_clients_that_lose_and_the_worst_of_them_are_named(tmp_path: Path) -> No
         "-0.049 ± 0.001",
         "1 of 2",
         "birch +0.102 ± 0.001",
-        "-0.125 ± 0.000",
+        "-0.125 ± 0.000 ",
         "+0.200 ± 0.000",
         "0.001 to 0.009",
     ):
