@@ -38,6 +38,7 @@ def test_the_anchors_are_public_texts_of_no_silo() -> None:
     assert not own & {anchor["prompt"] for anchor in anchors}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("architecture", sorted(MODELS))
 def test_the_models_know_the_public_texts_and_nothing_of_the_silos(architecture: str) -> None:
     base = load_base_model(str(MODELS[architecture]), device=torch.device("cpu"))

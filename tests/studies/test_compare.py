@@ -217,6 +217,7 @@ def test_the_exit_status_is_1_while_results_are_missing(
     assert (f"{4 - finished_runs} of 4 runs are missing" in message) == (finished_runs < 4)
 
 
+@pytest.mark.slow
 def test_seconds_are_those_of_training_alone(tmp_path: Path) -> None:
     read = read_study(write_study(tmp_path))
     (cell,) = cells_of(read, methods_of(read, ["local"]), [0])

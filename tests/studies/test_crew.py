@@ -73,6 +73,7 @@ def silo_workers() -> list[psutil.Process]:
     return [process for process in mine if "ray::SiloWorker" in " ".join(process.cmdline())]
 
 
+@pytest.mark.slow
 def test_another_host_goes_on_from_the_folders_of_silos(tmp_path: Path, coordinator: Served) -> None:
     read = study(tmp_path, more=ONE_ROUND)
     (cell,) = cells_of(read, methods_of(read, ["once"]), [0])
