@@ -47,9 +47,9 @@ def search_rate(
 ) -> float:
     """Return the best rate of `GRID` for an adapter that was just injected; leave the adapter as it was.
 
-    Every rate trains from zero for at most 20 steps. The search begins at .001 and .003 and continues in the
-    better direction until the loss rises: three to five rates. A finished rate is stored at once, so that a
-    stopped search continues.
+    Every rate trains from zero for at most 20 steps, under the plan's schedule without its warm-up. The
+    search begins at .001 and .003 and continues in the better direction until the loss rises: three to five rates.
+    A finished rate is stored at once, so that a stopped search continues.
 
     Args:
         key: the search's key in the store, from `search_key`.
@@ -157,8 +157,8 @@ class _Trials:
     def __init__(self, silo: Silo, adapter: Adapter, plan: TrainingPlan, stop: Callable[[], bool]) -> None:
         self._silo = silo
         self._adapter = adapter
-        steps = min(plan.steps, _MOST_STEPS)
-        self._plan = plan.model_copy(update={"steps": steps, "schedule": "constant", "warmup_steps": 0})
+        # As the rate will be used: one that falls to zero may begin higher than a constant one.
+        self._plan = plan.model_copy(update={"steps": min(plan.steps, _MOST_STEPS), "warmup_steps": 0})
         self._stop = stop
         self._state, self._private = adapter.state(), adapter.private_state()
         self._sides = sides(silo.data)

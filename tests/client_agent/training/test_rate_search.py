@@ -62,6 +62,18 @@ def test_a_rate_that_diverges_is_worse_than_any_other() -> None:
     assert walk(lambda rate: inf if rate > 1e-4 else 1.0) == [1e-3, 3e-3, 3e-4, 1e-4, 3e-5]
 
 
+def test_rate_is_searched_under_the_schedule(silo: Silo, tmp_path: Path) -> None:
+    found = []
+    for schedule in ("constant", "linear"):
+        plan = PLAN.model_copy(update={"schedule": schedule, "warmup_steps": 2})
+        store = RateStore(tmp_path / schedule)
+        with inject_lora(silo.base, ADAPTER) as adapter:
+            search_rate(silo, adapter, plan, store, KEY, stop=never)
+        found.append({tried.rate: tried.loss for tried in store.read(KEY).tried})
+    constant, linear = found
+    assert constant[1e-3] != linear[1e-3]
+
+
 @pytest.mark.slow
 def test_the_best_rate_is_kept_and_not_searched_again(silo: Silo, tmp_path: Path) -> None:
     store = RateStore(tmp_path)
