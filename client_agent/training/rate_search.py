@@ -48,8 +48,8 @@ def search_rate(
     """Return the best rate of `GRID` for an adapter that was just injected; leave the adapter as it was.
 
     Every rate trains from zero for at most 20 steps, under the plan's schedule without its warm-up. The
-    search begins at .001 and .003 and continues in the better direction until the loss rises: three to five rates.
-    A finished rate is stored at once, so that a stopped search continues.
+    search begins at .001 and .003 and continues in the better direction until the loss rises: three to five
+    rates. A finished rate is stored at once, so that a stopped search continues.
 
     Args:
         key: the search's key in the store, from `search_key`.
