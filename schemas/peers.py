@@ -90,8 +90,8 @@ def _voices(plan: FederationPlan) -> str:
     if least == 1:
         alone = _ALONE.get(plan.strategy.name, _ALONE_IN_A_MEAN)
         newcomer = (
-            "; and a newcomer that guesses the signature of one is served its adapter before it has sent "
-            "anything"
+            "; and a newcomer that guesses a member's signature is served that member's adapter before it "
+            "has sent anything"
             if plan.strategy.name == "fedmosaic"
             else "; and a newcomer is served the current mixture before it has sent anything"
         )

@@ -121,6 +121,7 @@ def search_key(
         method: options of the strategy that change what is trained on, if any.
     """
     facts = {
+        "search": 2,  # 1: at a constant rate, whatever the schedule
         "adapter": plan.model_dump(mode="json"),
         "training": training.model_dump(mode="json", exclude={"seed"}),
         "model": [base.slug, precision_of(base.model), base.tokenizer.chat_template],

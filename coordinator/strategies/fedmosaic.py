@@ -194,9 +194,9 @@ def _by_changes(scores: Floats, changes: Floats, eligible: NDArray[np.bool_], te
 
     c_i is what the cosine with a second client of the same task would be, so that a client counts in its own
     row like one of them. It is the mean of C_i over the client's peers under their own softmax: the maximum
-    would be biased by noise. It is at least the median over the client and its peers, so that a client whose
-    task nobody shares counts more in its row than they do, and at least 0, so that two that pull apart stay
-    apart.
+    would be biased by noise. It is at least the median of those it listens to, itself included, so that a
+    client whose task nobody shares counts more in its row than they do, and at least 0, so that two that pull
+    apart stay apart.
     """
     scores = scores.copy()
     peers = eligible & ~np.isnan(changes) & ~np.eye(len(changes), dtype=bool)
@@ -205,14 +205,22 @@ def _by_changes(scores: Floats, changes: Floats, eligible: NDArray[np.bool_], te
         return scores
     cosines = np.nan_to_num(changes)
     level = np.sum(normalised(cosines / temperature, peers) * cosines, axis=1)  # (N,)
-    # Only among clients that may listen to each other: cosines of other base models and tasks differ.
-    among = peers | np.diag(compared)
-    typical = np.array([np.median(level[row]) if row.any() else 0.0 for row in among])
+    # Weighted by the client's own softmax: other tasks may have larger cosines.
+    own = np.diag(level)
+    heard = normalised((np.where(peers, cosines, 0.0) + own) / temperature, peers | np.diag(compared))
+    typical = np.array([_weighted_median(level, weights) for weights in heard])
     level = np.maximum(level, np.maximum(typical, 0.0))
     by_changes = (cosines - level[:, None]) / temperature
     scores[peers] = by_changes[peers]
     np.fill_diagonal(scores, np.where(compared, 0.0, np.diag(scores)))
     return scores
+
+
+def _weighted_median(values: Floats, weights: Floats) -> float:
+    """Return the least value at which half of the weight is reached; 0 without weight."""
+    order = np.argsort(values, kind="stable")
+    reached = np.cumsum(weights[order])
+    return float(values[order][np.searchsorted(reached, 0.5 * reached[-1])]) if reached[-1] > 0 else 0.0
 
 
 def _similarity(cohort: Cohort, *, centre: bool) -> Floats:

@@ -32,7 +32,7 @@ not import PyTorch."""
 _AGENT = """\
 An agent in your own program. Errors are subclasses of `client_agent.errors.AgentError`
 ([errors](errors.md#agent))."""
-_SIMULATION = """\
+_STUDIES = """\
 Comparisons of methods on one machine, as `tessera compare` runs them ([studies](studies.md))."""
 _COORDINATOR = """\
 The coordinator as an ASGI application, for your own server or test."""
@@ -65,8 +65,8 @@ PARTS: Final = (
         ),
     ),
     Part(
-        "Simulation",
-        _SIMULATION,
+        "Studies",
+        _STUDIES,
         "studies",
         (
             ("studies.study", "Study"),

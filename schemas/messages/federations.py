@@ -125,7 +125,7 @@ class PrivacyPlan(Strict):
     """
     min_voices: Count = 1
     """The smallest number of other members in a served mixture; below it a client keeps its own adapter. With
-    1, a member with one peer is served that peer's adapter.
+    1, a member with one peer can compute that peer's adapter.
     """
     secure_sum: SecureSumPlan | None = Field(default=None, exclude_if=is_absent)
     """The secure sum of updates, before the coordinator sees them; null = clients send their updates."""

@@ -74,9 +74,9 @@ class MethodSummary(Strict):
     """One method over the seeds with results. Bytes are encoded, of one client in one round.
 
     `served` and `trained` are losses before and after local steps; `bytes_by_round` is the cumulative traffic
-    of a founder, up and down. `forgetting` is a mean over founders, None without anchor texts. `mixing` is
-    the change of the loss by mixing, a mean over founders and their rounds but the first; None without a
-    federation. `rates` are
+    of a founder, up and down. `mixing` is the change of the loss by mixing, a mean over founders and
+    their rounds but the first; None without a federation. `forgetting` is a mean over founders, None without
+    anchor texts. `rates` are
     the learning rates of each client, by seed. `importance` is None if the method learns none. `states` are
     those of a client that may be its result; `clients_per_round` are those that a round draws, None for all;
     `adapters` is how many a client trains, each in all steps. `bank` is None without

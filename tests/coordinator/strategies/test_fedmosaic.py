@@ -100,6 +100,17 @@ def test_pair_is_not_measured_by_other_pairs() -> None:
     np.testing.assert_allclose(by_changes(changes.tolist(), *clients)[0], [0.5, 0.5, 0, 0, 0])
 
 
+@pytest.mark.parametrize(("first", "size", "inside", "between"), [(2, 2, 0.79, 0.3), (3, 6, 0.65, 0.3)])
+def test_group_with_small_cosines_listens_to_itself(
+    first: int, size: int, inside: float, between: float
+) -> None:
+    changes = np.full((first + size, first + size), between)
+    changes[:first, :first], changes[first:, first:] = 0.5, inside
+    relevance = by_changes(changes.tolist(), *(client(i) for i in range(first + size)))
+    assert relevance[0, :first].sum() > 0.9
+    assert 0.75 < relevance[0, 0] / relevance[0, 1] < 1.25
+
+
 def test_sketches_decide_where_changes_are_unknown() -> None:
     unknown = float("nan")
     changes = [[1.0, 0.7, unknown], [0.7, 1.0, unknown], [unknown, unknown, unknown]]
