@@ -38,7 +38,7 @@ def show(report: Report, console: Console) -> None:
             _transfer(report),
         ),
         ("scores of each task on its test items: mean over the clients that have it", _tasks(report)),
-        ("change of the loss by mixing: served minus trained in the round before", _mixing(report)),
+        ("change of the loss by mixing", _mixing(report)),
         ("forgetting, learning rates, bytes per client and round, CPU seconds", _costs(report)),
         (f"the states at the {'end' if report.rules[0] == 'best' else 'best'}: loss", _other_rule(report)),
         (
