@@ -206,9 +206,9 @@ def _by_changes(scores: Floats, changes: Floats, eligible: NDArray[np.bool_], te
     cosines = np.nan_to_num(changes)
     level = np.sum(normalised(cosines / temperature, peers) * cosines, axis=1)  # (N,)
     # Weighted by the client's own softmax: other tasks may have larger cosines.
-    own = np.diag(level)
-    heard = normalised((np.where(peers, cosines, 0.0) + own) / temperature, peers | np.diag(compared))
-    typical = np.array([_weighted_median(level, weights) for weights in heard])
+    with_level = np.where(np.eye(len(level), dtype=bool), level[:, None], cosines)
+    shares = normalised(with_level / temperature, peers | np.diag(compared))
+    typical = np.array([_weighted_median(level, row) for row in shares])
     level = np.maximum(level, np.maximum(typical, 0.0))
     by_changes = (cosines - level[:, None]) / temperature
     scores[peers] = by_changes[peers]

@@ -43,11 +43,13 @@ def require_shared(served: Served, federation_id: str, folder: Path, mix: str, *
     agents = take_part(served, federation_id, folder)
     for name, peer in (NAMES, NAMES[::-1]):
         rounds = {who: agents[who].workspace.rounds for who in NAMES}
-        itself, sent = (Trained.from_bytes(rounds[who].open(1).read(TRAINED)).adapter for who in (name, peer))
+        trained, sent = (
+            Trained.from_bytes(rounds[who].open(1).read(TRAINED)).adapter for who in (name, peer)
+        )
         assert {tensor: values.shape for tensor, values in sent.items()} == layout
         assert all(values.any() for values in sent.values())
         for tensor, values in read_weights(rounds[name].open(2).read(WEIGHTS), layout).items():
-            mixed = SHARES[mix] * itself[tensor] + (1 - SHARES[mix]) * sent[tensor]
+            mixed = SHARES[mix] * trained[tensor] + (1 - SHARES[mix]) * sent[tensor]
             np.testing.assert_allclose(values, mixed, rtol=1e-5, atol=1e-7)
         assert (agents[name].workspace.home / "final_weights.safetensors").is_file()
 
