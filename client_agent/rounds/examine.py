@@ -34,7 +34,7 @@ def few_validation(count: int) -> str | None:
         return None
     return (
         f"{count} validation examples are too few to choose between served and trained weights "
-        f"({MIN_VALIDATION} are needed): in a federation the served ones are kept, alone the trained ones"
+        f"({MIN_VALIDATION} are needed): the trained ones are kept, by latecomers first the served ones"
     )
 
 

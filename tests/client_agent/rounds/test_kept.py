@@ -46,19 +46,30 @@ def silo_of(base: BaseModel, validation: int) -> Silo:
     return Silo(base, SiloData(rows[:8], rows[24:], rows[8:24]), None)
 
 
-def train_round(silo: Silo, rate: float, *, federated: bool, trained_before: bool) -> Trained:
-    """Train one round; its start is zero, or what a round before has learnt."""
+def train_round(
+    silo: Silo, rate: float, *, federated: bool, trained_before: bool, is_latecomer: bool = False
+) -> Trained:
+    """Train one round; its start is zero, or what a round before has learnt, a latecomer's that of others."""
     origin = origin_of(silo.base, ADAPTER, {}, gated=False, seed=0)
     with inject(silo.base, ADAPTER, {}, gated=False, seed=0) as adapter:
         start = zeros_like(adapter)
+        before = None
         if trained_before:
             before = train_round_in(silo, adapter, origin, start, 0.01, federated=federated)
             start = before.adapter
-        return train_round_in(silo, adapter, origin, start, rate, federated=federated)
+        earlier = None if is_latecomer else before
+        return train_round_in(silo, adapter, origin, start, rate, federated=federated, earlier=earlier)
 
 
 def train_round_in(
-    silo: Silo, adapter: Adapter, origin: Origin, start: State, rate: float, *, federated: bool
+    silo: Silo,
+    adapter: Adapter,
+    origin: Origin,
+    start: State,
+    rate: float,
+    *,
+    federated: bool,
+    earlier: Trained | None = None,
 ) -> Trained:
     return train_locally(
         silo,
@@ -69,7 +80,7 @@ def train_round_in(
         round_number=1,
         total_rounds=1,
         start=start,
-        earlier=None,
+        earlier=earlier,
         federated=federated,
         scores=SCORES,
         stop=lambda: False,
@@ -87,12 +98,12 @@ def test_with_enough_validation_examples_the_better_is_kept(tiny: Callable[..., 
     assert worse.scores.kept == "served"
 
 
-def test_with_few_a_federation_keeps_what_it_served_and_a_silo_alone_what_it_trained(
-    tiny: Callable[..., BaseModel],
-) -> None:
+def test_with_few_the_trained_is_kept_but_by_latecomers(tiny: Callable[..., BaseModel]) -> None:
     silo = silo_of(tiny(), 15)
-    served = train_round(silo, 0.01, federated=True, trained_before=True)
-    assert (served.validation, served.scores.kept) == ({}, "served")
+    trained = train_round(silo, 0.01, federated=True, trained_before=True)
+    assert (trained.validation, trained.scores.kept) == ({}, "trained")
+    served = train_round(silo, 0.01, federated=True, trained_before=True, is_latecomer=True)
+    assert served.scores.kept == "served"
     assert train_round(silo, 0.01, federated=False, trained_before=True).scores.kept == "trained"
     # Nobody has learnt what is served before the first round.
     assert train_round(silo, 0.01, federated=True, trained_before=False).scores.kept == "trained"
