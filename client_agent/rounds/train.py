@@ -72,8 +72,8 @@ def train_locally(
     penalty = base_term if traits.proximal is None else pull_to(adapter.state(), traits.proximal)
     examiner = Examiner(silo, scores, plan.max_length, surroundings)
     served = examiner.examine_served(adapter, _examined(earlier) if earlier is not None else None)
-    # Silos of 13 examples trained a better adapter than they were served in all of 16 middle rounds, and
-    # latecomers of 4 examples were served a better one (docs/lab-notes/federating.md).
+    # Silos of 13 examples trained a better adapter than they were served in all of 16 second rounds, and
+    # latecomers with 4 examples were served a better one (docs/lab-notes/federating.md).
     is_latecomer = federated and earlier is None and _is_common(adapter) and acts(adapter)
     fallback: Side = "served" if is_latecomer else "trained"
     before = adapter.state(), adapter.private_state()
