@@ -53,6 +53,7 @@ def test_run_over_the_budget_names_the_five_dearest() -> None:
     assert [f"test_{number} " in line for number in range(9)] == [False] * 4 + [True] * 5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("alone", "passes"), [(LIMIT + 1, False), (0.0, True)])
 def test_a_test_that_is_too_long_by_itself_too_fails_the_run(
     pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, alone: float, passes: bool

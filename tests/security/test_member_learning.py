@@ -82,7 +82,7 @@ def test_a_guessed_signature_gets_one_members_adapter_only_where_the_plan_says_s
     served = weights(spy, 2)
     assert equal(served, sent[0] if least == 1 else values(0.0))
     claims = " ".join(coordinator.admin.get(f"/v1/federations/{federation_id}").json()["claims"])
-    assert ("newcomer that guesses the signature of one" in claims) is (least == 1)
+    assert ("newcomer that guesses a member's signature" in claims) is (least == 1)
 
 
 @pytest.mark.slow

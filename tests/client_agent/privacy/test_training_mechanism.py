@@ -51,10 +51,12 @@ def test_the_noise_for_a_budget_of_steps_is_enough_and_hardly_more() -> None:
     assert sigma_of(mechanism) >= mechanism.noise_multiplier * STEPS
 
 
+@pytest.mark.slow
 def test_a_step_samples_all_examples_if_there_are_fewer_than_the_batch() -> None:
     assert training_mechanism(20, 9, TrainingPlan(batch_size=64), dp()).sampled == 20
 
 
+@pytest.mark.slow
 def test_a_delta_that_protects_nobody_or_not_so_many_values_is_refused() -> None:
     with pytest.raises(TooFewRecords, match=r"delta 0\.01 is no promise to 200 examples"):
         training_mechanism(200, 9, TrainingPlan(), dp(delta=1e-2))

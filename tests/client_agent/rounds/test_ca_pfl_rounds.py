@@ -152,6 +152,7 @@ def test_the_prior_that_is_served_is_the_moving_average_of_what_the_clients_lear
         assert np.abs(served - START).max() > 5e-4
 
 
+@pytest.mark.slow
 def test_who_was_not_there_counts_for_nothing_and_what_it_had_left_is_out_of_date(
     pair: Callable[..., Pair],
 ) -> None:

@@ -236,6 +236,7 @@ def test_a_damaged_round_is_said_to_be_damaged(
         (folder / file).write_bytes(body)
 
 
+@pytest.mark.slow
 def test_a_round_goes_back_to_its_own_base_model_only(
     taken_part: Callable[..., Rounds], tmp_path: Path
 ) -> None:

@@ -66,6 +66,7 @@ def play(agents: list[Participant]) -> None:
         take_part(agent, brief)
 
 
+@pytest.mark.slow
 def test_each_is_pulled_to_the_others_outputs_and_sends_the_same_bytes_after_a_kill(
     agents: list[Participant],
 ) -> None:

@@ -52,6 +52,7 @@ def assert_same(found: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -
     assert all(np.array_equal(found[name], expected[name]) for name in expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{}, {"mix": "gate"}], ids=["plain", "gated"])
 def test_private_ranks_of_the_last_local_steps_are_beside_the_final_weights(
     started: Enrolled, options: dict[str, Any]

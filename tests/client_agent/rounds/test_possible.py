@@ -48,6 +48,7 @@ def test_refusal_by_data_comes_before_the_join(
     assert joined(served, who) == 0
 
 
+@pytest.mark.slow
 def test_spent_sketch_budget_is_refused_before_the_join(
     served: Served, started: Callable[..., Participant], silo: Silo
 ) -> None:

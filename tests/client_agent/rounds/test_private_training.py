@@ -194,6 +194,7 @@ def test_the_coordinator_is_told_no_progress_of_private_training(started: Enroll
     assert sent == []
 
 
+@pytest.mark.slow
 def test_a_check_says_what_training_costs(tmp_path: Path) -> None:
     file, said = config(tmp_path), tmp_path / "plan.json"
     said.write_text(json.dumps({"name": "x"} | private_plan()))

@@ -18,6 +18,7 @@ def tessera(coordinator: Served) -> Operator:
     return Operator(coordinator)
 
 
+@pytest.mark.slow
 def test_unique_name_works_in_every_command(tessera: Operator) -> None:
     federation_id = tessera.served.federation(name="libraries of the north")
     silo = tessera.served.enrol(federation_id, "oslo")

@@ -31,6 +31,7 @@ def events(scene: BankScene) -> list[tuple[str, int, int | None]]:
     return [(event["change"], event["expert"], event["peer"]) for event in scene.shown()["events"]]
 
 
+@pytest.mark.slow
 def test_only_experts_with_enough_members_change(coordinator: Served) -> None:
     scene = bank_scene(coordinator, 5, **OF_NEITHER)
     learnt = [
@@ -90,6 +91,7 @@ def test_a_birth_is_what_the_rejecters_would_change(coordinator: Served) -> None
     assert "3 of 6 members fit no expert" in scene.shown()["events"][0]["reason"]
 
 
+@pytest.mark.slow
 def test_rejecters_are_summed_only_in_the_round_of_a_birth(coordinator: Served) -> None:
     """Row 16: a change of theirs in every round would double what all members send of the shared expert."""
     scene = bank_scene(coordinator, 6, **OF_NEITHER, birth_patience=2)
@@ -122,6 +124,7 @@ def test_an_expert_that_nobody_uses_is_archived(coordinator: Served) -> None:
     }
 
 
+@pytest.mark.slow
 def test_experts_that_are_alike_are_merged(coordinator: Served) -> None:
     scene = bank_scene(coordinator, 6, merge_patience=1, prune_patience=64)
     scene.play(1, [*[Learnt(1, 0.2)] * 3, *[Learnt(2, 0.6)] * 3])

@@ -94,6 +94,7 @@ def thief_at_every_commit() -> Iterator[Thief]:
         event.remove(Engine, "commit", thief.see)
 
 
+@pytest.mark.slow
 def test_a_thief_of_every_state_of_a_sum_has_nobodys_input(coordinator: Served) -> None:
     with thief_at_every_commit() as thief:
         scene = summing(coordinator)
