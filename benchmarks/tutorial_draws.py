@@ -61,10 +61,11 @@ def main() -> None:
     console = Console()
     with ThreadPoolExecutor(arguments.workers) as pool:
         studies = [
-            written(draw, arguments.model, arguments.out / f"draw-{draw}") for draw in range(arguments.draws)
+            write_study(draw, arguments.model, arguments.out / f"draw-{draw}")
+            for draw in range(arguments.draws)
         ]
         ends: list[End] = []
-        for draw, of_draw in enumerate(pool.map(played, studies)):
+        for draw, of_draw in enumerate(pool.map(run_study, studies)):
             ends += of_draw
             console.print(f"draw {draw + 1} of {len(studies)} has ended", highlight=False)
     show(ends, console)
@@ -72,10 +73,10 @@ def main() -> None:
 
 def silos_of_tutorial() -> dict[str, list[str]]:
     """Return the lines of each silo's train.jsonl."""
-    found = re.findall(
+    scripts = re.findall(
         r"cat > (\w+)/train\.jsonl <<'EOF'\n(.*?)\nEOF", TUTORIAL.read_text("utf-8"), re.DOTALL
     )
-    return {name: text.splitlines() for name, text in found}
+    return {name: text.splitlines() for name, text in scripts}
 
 
 def plan_of_tutorial() -> dict[str, object]:
@@ -91,7 +92,7 @@ def plan_of_tutorial() -> dict[str, object]:
     }
 
 
-def written(draw: int, model: Path, folder: Path) -> Path:
+def write_study(draw: int, model: Path, folder: Path) -> Path:
     """Write the study of one draw and its data; return the study's file."""
     lines = [f"tests = {TESTS}", "validation = 0", "forgetting = 0", f"seeds = [{draw}]"]
     lines += [f"methods = {json.dumps([ALONE, FEDERATED])}", "", "[plan]"]
@@ -110,7 +111,7 @@ def written(draw: int, model: Path, folder: Path) -> Path:
     return study
 
 
-def played(study: Path) -> list[End]:
+def run_study(study: Path) -> list[End]:
     """Run a draw's study unless it is stored; return how its silos end."""
     command = [str(Path(sys.executable).with_name("tessera")), "compare", str(study), "--workers", "1"]
     done = subprocess.run(
