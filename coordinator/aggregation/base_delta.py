@@ -17,11 +17,9 @@ from coordinator.aggregation import base_delta_store
 from coordinator.aggregation.base_delta_store import GroupDelta
 from coordinator.aggregation.difference import StagedDifference
 from coordinator.aggregation.factor_reader import StoredFactors, places, read_factors
-from coordinator.aggregation.moments import StagedMoments
-from coordinator.aggregation.output_writer import StagedOutput, Written, discard
+from coordinator.aggregation.output_writer import BATCH_BYTES, StagedOutput, Written, discard
 from coordinator.aggregation.state_reader import StoredState
 from coordinator.aggregation.store import Established
-from coordinator.aggregation.tensor_writing import BATCH_BYTES
 from coordinator.db.engine import Database
 from coordinator.rounds import base_weights
 from coordinator.storage import payloads
@@ -57,14 +55,13 @@ class GroupMember:
 class RoundOutput:
     """The staged result of a round: each client's body, and the sum of base deltas of each group.
 
-    `differences` are by client: those by which bodies are reconstructed from earlier weights. `moments` are
-    those of the groups whose weights an optimiser has moved. `outputs` are by client: mixtures of its peers'.
+    `differences` are by client: those by which bodies are reconstructed from earlier weights. `outputs` are
+    by client: mixtures of its peers'.
     """
 
     bodies: dict[str, StagedOutput]
     deltas: Sequence[GroupDelta] = ()
     differences: Mapping[str, StagedDifference] = field(default_factory=dict)
-    moments: Sequence[StagedMoments] = ()
     outputs: Mapping[str, StagedDifference] = field(default_factory=dict)
 
     @property
@@ -73,7 +70,7 @@ class RoundOutput:
         bodies = dict(sorted(self.bodies.items())).values()
         differences = dict(sorted(self.differences.items())).values()
         outputs = dict(sorted(self.outputs.items())).values()
-        return [*bodies, *self.deltas, *differences, *self.moments, *outputs]
+        return [*bodies, *self.deltas, *differences, *outputs]
 
 
 @dataclass(slots=True)

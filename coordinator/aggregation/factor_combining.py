@@ -12,9 +12,16 @@ import numpy as np
 
 from coordinator.aggregation.factor_reader import StoredFactors
 from coordinator.aggregation.mixing import mix
-from coordinator.aggregation.output_writer import Receiver, StagedOutput, Writer, begin, discard, outputs
+from coordinator.aggregation.output_writer import (
+    BATCH_BYTES,
+    Receiver,
+    StagedOutput,
+    Writer,
+    begin,
+    discard,
+    outputs,
+)
 from coordinator.aggregation.state_reader import StoredState, Values
-from coordinator.aggregation.tensor_writing import BATCH_BYTES
 from coordinator.aggregation.voices import fall_back_to_own, rows_with_voices
 from coordinator.db.engine import Database
 from coordinator.strategies.base import Cohort, Floats, Module, Strategy, Weights, modules_of

@@ -17,11 +17,9 @@ from coordinator.aggregation.changes import Changes, compare_changes
 from coordinator.aggregation.claim import Claim
 from coordinator.aggregation.difference import StagedDifference
 from coordinator.aggregation.factor_combining import write_weights
-from coordinator.aggregation.moments import store_moments
 from coordinator.aggregation.output_writer import Receiver, discard
 from coordinator.aggregation.outputs import stage_mixtures
 from coordinator.aggregation.served_differences import as_differences
-from coordinator.aggregation.server_steps import Moved, move
 from coordinator.aggregation.state_reader import StoredState
 from coordinator.aggregation.store import Established
 from coordinator.aggregation.weighting import SettledWeights, settle_weights
@@ -121,8 +119,8 @@ def aggregate(database: Database, claim: Claim, *, block_bytes: int, between: Ca
         bodies = write_weights(
             database, opened, settled.weights, states, receivers, block_bytes=block_bytes, between=between
         )
-        moved = move(database, opened, settled.weights, clients, bodies, claim.number, between)
-        output = _as_served(database, opened, moved, claim.number, between)
+        served = as_differences(database, opened, bodies, claim.number, between)
+        output = RoundOutput(served.bodies, differences=served.differences)
     try:
         mixtures = stage_mixtures(database, opened, clients, settled.weighing, between)
         output = replace(output, outputs=mixtures)
@@ -139,17 +137,6 @@ def _receivers(clients: Sequence[Established]) -> list[Receiver]:
         for client in clients
         if client.is_enrolled
     ]
-
-
-def _as_served(
-    database: Database, opened: OpenedPlan, moved: Moved, round_number: int, between: Callable[[], None]
-) -> RoundOutput:
-    try:
-        served = as_differences(database, opened, moved.bodies, round_number, between)
-    except BaseException:
-        discard(database, moved.moments)
-        raise
-    return RoundOutput(served.bodies, differences=served.differences, moments=moved.moments)
 
 
 def abandon(database: Database, claim: Claim) -> None:
@@ -209,7 +196,6 @@ def _publish(
         store_bodies(session, *place, SERVED, ids(output.differences))
         store_bodies(session, *place, OUTPUTS, ids(output.outputs))
         deltas = [(delta, adopted[delta.staged.payload_id]) for delta in output.deltas]
-        store_moments(session, claim.federation_id, claim.number, output.moments, adopted)
         base_delta_store.store_deltas(session, claim.federation_id, claim.number, deltas)
         store.store_relevance(session, row.id, settled, changes)
         transitions.publish(session, locked, row)

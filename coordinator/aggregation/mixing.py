@@ -12,9 +12,16 @@ from dataclasses import dataclass
 import numpy as np
 
 from coordinator.aggregation.blocks import blocks
-from coordinator.aggregation.output_writer import Receiver, StagedOutput, Writer, begin, discard, outputs
+from coordinator.aggregation.output_writer import (
+    BATCH_BYTES,
+    Receiver,
+    StagedOutput,
+    Writer,
+    begin,
+    discard,
+    outputs,
+)
 from coordinator.aggregation.state_reader import StoredState, Values, read_columns, room
-from coordinator.aggregation.tensor_writing import BATCH_BYTES
 from coordinator.db.engine import Database
 from coordinator.strategies.base import Floats, Robust, Weights
 

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import sha256
 from types import TracebackType
-from typing import Protocol, Self
+from typing import Final, Protocol, Self
 
 import numpy as np
 from sqlalchemy.exc import SQLAlchemyError
@@ -28,6 +28,9 @@ from coordinator.strategies.base import Weights, modules_of
 from schemas.maths.adapter import Layout
 from schemas.wire.digests import digest_from_hash
 from schemas.wire.envelope import MEDIA_TYPE
+
+BATCH_BYTES: Final = 8 * 2**20
+"""Bytes that are worth a transaction: a deep model has thousands of modules."""
 
 log = logger(__name__)
 

@@ -6,15 +6,22 @@ whether they were downloaded as a difference or dense. Clients of equal values s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from sqlalchemy.orm import Session
 
 from coordinator.aggregation.difference import Difference, StagedDifference
-from coordinator.aggregation.output_writer import Receiver, StagedBody, StagedOutput, discard, replacing
-from coordinator.aggregation.tensor_writing import write_tensors
+from coordinator.aggregation.output_writer import (
+    BATCH_BYTES,
+    Receiver,
+    StagedBody,
+    StagedOutput,
+    discard,
+    replacing,
+)
 from coordinator.db.engine import Database
+from coordinator.observability.fault_points import may_crash
 from coordinator.rounds import base_weights, delta_reference
 from coordinator.rounds.delta_reference import Reference
 from coordinator.storage import payloads
@@ -24,7 +31,7 @@ from schemas.messages.recipes import Recipe
 from schemas.messages.updates import WeightsManifest
 from schemas.wire.envelope import MANIFEST_KEY
 from schemas.wire.header import read_own_head
-from schemas.wire.quantise import NotEncodable
+from schemas.wire.quantise import Floats, NotEncodable
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,21 +91,21 @@ def _groups(
         shared = manifest.model_copy(update={"client": ""}).model_dump_json()
         group = groups.setdefault((values.payload_id, values.begin, shared), _Group(values, manifest))
         group.receivers.append(Receiver(client, layout, body.head))
-        earlier = earlier_weights(session, client, round_number, layout, manifest, seed)
+        earlier = _earlier_weights(session, client, round_number, layout, manifest, seed)
         if earlier is not None:
             group.earlier[client] = earlier
     return list(groups.values())
 
 
-def commonest(references: Collection[Reference]) -> Reference | None:
-    """Return the weights that most of some clients have; None = there are none."""
+def _commonest(references: Collection[Reference]) -> Reference | None:
+    """Return the weights that most clients have; None = there are none."""
     places = [(reference.payload_id, reference.begin) for reference in references]
     return max(
         references, key=lambda reference: places.count((reference.payload_id, reference.begin)), default=None
     )
 
 
-def earlier_weights(
+def _earlier_weights(
     session: Session, client: str, round_number: int, layout: Layout, manifest: WeightsManifest, seed: int
 ) -> Reference | None:
     """Return the weights that a client was served last, if they are in this layout and in these frames."""
@@ -120,7 +127,7 @@ def _encode(
     Clients with another reference than most are served the same weights without a difference, so that from
     then on they share those of the others.
     """
-    earlier = commonest(group.earlier.values())
+    earlier = _commonest(group.earlier.values())
     if earlier is None:
         return
     layout = group.receivers[0].layout
@@ -135,7 +142,7 @@ def _encode(
         staged.append(session, group.receivers[0].head)
     body = StagedBody(staged, group.receivers)
     try:
-        write_tensors(database, ((body, tensor) for tensor in rounded), between)
+        _write(database, body, rounded, between)
         coded = difference.stage(database, group.manifest)
     except NotEncodable:
         discard(database, body.outputs().values())
@@ -147,3 +154,26 @@ def _encode(
     for client, reference in group.earlier.items():
         if (reference.payload_id, reference.begin) == (earlier.payload_id, earlier.begin):
             result.differences[client] = coded
+
+
+def _write(
+    database: Database, body: StagedBody, tensors: Iterator[Floats], between: Callable[[], None]
+) -> None:
+    """Hash and write tensors to a body in few transactions; `between` is called after every tensor."""
+    buffered: list[memoryview] = []
+
+    def flush() -> None:
+        with database.write() as session:
+            for view in buffered:
+                body.write(session, view)
+        buffered.clear()
+        may_crash("block-staged")
+
+    for tensor in tensors:
+        view = tensor.astype("<f4", copy=False).reshape(-1).data.cast("B")
+        body.update_digest(view)
+        buffered.append(view)
+        if sum(map(len, buffered)) >= BATCH_BYTES:
+            flush()
+        between()
+    flush()

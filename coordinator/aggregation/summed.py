@@ -27,7 +27,6 @@ from coordinator.aggregation.bank_round import (
 )
 from coordinator.aggregation.claim import Claim
 from coordinator.aggregation.joint import JointModel, PublishedJoint, TensorPlace, Values, places_of
-from coordinator.aggregation.moments import StagedMoments, Steps, store_moments, summed_group
 from coordinator.aggregation.stored_total import StoredTotal
 from coordinator.aggregation.summed_weights import NewWeights, Receivers, write, write_as_difference
 from coordinator.db.engine import Database, database_time, run
@@ -39,7 +38,7 @@ from coordinator.observability.logs import logger
 from coordinator.rounds import base_weights, transitions
 from coordinator.rounds import store as rounds
 from coordinator.secure_sum.totals import SummedTotal, summed_total
-from coordinator.storage import optimizer_moments, payloads
+from coordinator.storage import payloads
 from coordinator.storage.payloads import Staged
 from coordinator.strategies.opening import OpenedPlan, require_summed
 from coordinator.totals import Joint, Revised
@@ -52,8 +51,8 @@ from schemas.secure_sum.counts import groups_of
 from schemas.secure_sum.segments import segments_of
 from schemas.wire.envelope import MEDIA_TYPE
 
-_BYTES_PER_VALUE = 128
-"""Memory per value of a block: total and model as stored and as float64, the result, its octets, moments."""
+_BYTES_PER_VALUE = 64
+"""Memory per value of a block: total and model as stored and as float64, the result, and its octets."""
 
 _ENROLLED = (
     select(ClientRow.id, ClientRow.base_model, ClientRow.profile)
@@ -73,7 +72,6 @@ class _Inputs:
         payload_id: that of the model which all began with; None = the start.
         packs: the digest of the alignment pack of each client that is served; None = it has none.
         began: those of them whose last weights are the model which all began with.
-        moments: the payload of the optimiser's moments; None = it begins.
     """
 
     total: SummedTotal
@@ -82,7 +80,6 @@ class _Inputs:
     packs: Mapping[str, str | None]
     began: frozenset[str]
     bank: BankInputs | None
-    moments: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,15 +128,8 @@ def publish_sum(
             bank = _NewBank(change, experts, next_index(current, change, claim.number, experts))
         manifests = _manifests(claim, inputs, bank.index if bank is not None else None)
 
-        def means(changes: Mapping[str, Revised] = revised) -> Iterator[Values]:
-            return revised_values(inputs.layout, model, changes, max(1, block_bytes // _BYTES_PER_VALUE))
-
-        optimizer, moments = opened.strategy.optimizer, None
-        values: Callable[[], Iterator[Values]] = means
-        if optimizer is not None:
-            steps = Steps(database, optimizer, inputs.layout, inputs.moments, means, lambda: means({}))
-            moments = steps.stage_moments(begun, between)
-            values = steps.values
+        def values() -> Iterator[Values]:
+            return revised_values(inputs.layout, model, revised, max(1, block_bytes // _BYTES_PER_VALUE))
 
         receivers = Receivers(inputs.layout, manifests, inputs.began)
         weights = None
@@ -149,7 +139,7 @@ def publish_sum(
             weights = write_as_difference(database, recipe, receivers, new, shared.tensor, begun, between)
         if weights is None:
             weights = write(database, receivers, values(), begun, between)
-        _publish(database, claim, inputs, weights, bank, total.mean_losses(), moments)
+        _publish(database, claim, inputs, weights, bank, total.mean_losses())
     except BaseException:
         _discard(database, begun)
         raise
@@ -216,10 +206,7 @@ def _read(session: Session, claim: Claim, opened: OpenedPlan) -> _Inputs:
         # Before the first model, all that a client was served are zeros, which stand for the start.
         if served is not None and payload_id in (None, served.payload_id):
             began.add(client)
-    moments = None
-    if payload_id is not None:  # else the model begins anew, and its optimiser with it
-        moments = optimizer_moments.payload_of(session, claim.federation_id, *summed_group(layout))
-    return _Inputs(total, layout, payload_id, packs, frozenset(began), bank, moments)
+    return _Inputs(total, layout, payload_id, packs, frozenset(began), bank)
 
 
 def _layout(
@@ -251,15 +238,12 @@ def _publish(
     weights: NewWeights,
     bank: _NewBank | None,
     losses: Mapping[str, float],
-    moments: StagedMoments | None,
 ) -> None:
     experts = bank.experts if bank is not None else []
     with database.write() as session:
         # The payloads before the federation's lock, in the same order as a delivery.
         digest, size = weights.staged.digest, weights.staged.size
         staged = [*(expert.staged for expert in experts), weights.staged, *weights.differences.values()]
-        if moments is not None:
-            staged.append(moments.staged)
         adopted = payloads.adopt_all(session, staged)
         payload_id = adopted[weights.staged.payload_id]
         locked = lock_federation(session, claim.federation_id)
@@ -275,8 +259,6 @@ def _publish(
         store_bodies(session, claim.federation_id, claim.number + 1, SERVED, differences)
         published = PublishedJoint(inputs.layout, payload_id, digest, losses)
         joint.store(session, claim.federation_id, claim.number, published)
-        if moments is not None:
-            store_moments(session, claim.federation_id, claim.number, [moments], adopted)
         if bank is not None:
             store_change(session, row, bank.change, experts, adopted)
         transitions.publish(session, locked, row)

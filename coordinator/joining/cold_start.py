@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from threading import BoundedSemaphore
 
 from sqlalchemy.orm import Session
@@ -114,8 +114,6 @@ def _compute(database: Database, newcomer: Newcomer, last_published: int) -> Sta
             enrolled = [client for client in clients if client.is_enrolled]
             facts = _facts(session, newcomer)
         peers = [client.facts for client in enrolled]
-        if opened.strategy.optimizer is not None:  # what all have in common is what they were served
-            peers = [replace(peer, is_source=False) for peer in peers]
         cohort = Cohort([*peers, facts], opened.plan.rounds.staleness_decay)
         states = {client.facts.client: client.state for client in enrolled}
         settled = settle_weights(

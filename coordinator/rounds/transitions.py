@@ -19,7 +19,7 @@ from coordinator.federations.store import anchors_stored, federation, plan_of
 from coordinator.rounds import base_weights, scores, store, sums
 from coordinator.rounds.lifecycle import ENDED, FEDERATION_FINISHED, Step, after_round, next_state
 from coordinator.rounds.views import summary
-from coordinator.storage import audit_log, event_log, optimizer_moments, webhook_outbox
+from coordinator.storage import audit_log, event_log, webhook_outbox
 from coordinator.strategies.opening import open_plan
 from schemas.messages.federation_views import FederationState
 
@@ -199,7 +199,6 @@ def _end(session: Session, federation: FederationRow) -> None:
     # The final manifests name the roster at `finished_at`: its last link must not lie after that.
     federation.finished_at = max(now, link.at) if link is not None else now
     session.flush()
-    optimizer_moments.delete_all(session, federation.id)
     count, _ = store.published(session, federation.id)
     data: dict[str, Any] = {"rounds": count}
     if verdicts := scores.mixing_verdicts(session, federation.id):

@@ -20,7 +20,7 @@ from coordinator.db.tables.federations import (
     WeightsRow,
 )
 from coordinator.db.tables.secure_sum import JointModelRow, SumMessageRow, SumSessionRow
-from coordinator.db.tables.weights import CodedWeightsRow, OptimizerMomentsRow
+from coordinator.db.tables.weights import CodedWeightsRow
 
 _GOES_ON = select(FederationRow.id).where(FederationRow.state != "finished")
 
@@ -31,7 +31,6 @@ _LAST_OF: tuple[tuple[Any, tuple[str, ...]], ...] = (
     (FoldRow, ("federation_id", "base_model", "form")),
     (JointModelRow, ("federation_id",)),
     (ExpertRevisionRow, ("federation_id", "expert")),
-    (OptimizerMomentsRow, ("federation_id", "base_model", "form")),
 )
 
 

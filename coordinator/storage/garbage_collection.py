@@ -11,7 +11,7 @@ from coordinator.db.tables.alignment import AnchorsRow, PackRow
 from coordinator.db.tables.experts import ExpertRevisionRow
 from coordinator.db.tables.federations import FoldRow, PayloadRow, RoundRow, UpdateRow, WeightsRow
 from coordinator.db.tables.secure_sum import JointModelRow, SumMessageRow, SumSessionRow
-from coordinator.db.tables.weights import CodedWeightsRow, OptimizerMomentsRow
+from coordinator.db.tables.weights import CodedWeightsRow
 from coordinator.observability.fault_points import may_crash
 
 _BATCH = 200
@@ -30,7 +30,6 @@ _REFERENCES = (
     SumSessionRow.total_payload_id,
     JointModelRow.payload_id,
     ExpertRevisionRow.payload_id,
-    OptimizerMomentsRow.payload_id,
 )
 # An unfinished payload may belong to a running aggregation or sum, however long that takes.
 _UNFINISHED = PayloadRow.digest.is_(None) & exists().where(RoundRow.state.in_(("aggregating", "summing")))

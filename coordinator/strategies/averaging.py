@@ -15,7 +15,6 @@ from pydantic import BaseModel, ConfigDict, Field
 from coordinator.strategies import base
 from coordinator.strategies.base import Cohort, Floats, Robust, Weighing
 from coordinator.strategies.capabilities import Unfit
-from coordinator.strategies.server_optimizer import ServerOptimizer, ServerOptimizerOption
 from coordinator.totals import Joint, Revised, Total
 from schemas.messages.federations import FederationPlan
 from schemas.secure_sum.segments import WEIGHT
@@ -77,16 +76,11 @@ class Options(BaseModel):
     """How the values of clients are combined: by `mean`, or value by value by `median` or `trimmed_mean`, for
     which all clients count equally.
     """
-    server_optimizer: ServerOptimizerOption = None
-    """How the coordinator moves the common weights by the mean of a round: `none` replaces them, `momentum`
-    (FedAvgM) and `adam` (FedAdam) take a step from them; a name, or an object with its settings. With an
-    optimiser, only updates of the current round count.
-    """
 
 
 @dataclass(frozen=True, slots=True)
 class Averaging(base.Strategy):
-    """One mean for all clients that share a (block, role), or a step of an optimiser towards it."""
+    """One mean for all clients that share a (block, role)."""
 
     options: Options
 
@@ -95,26 +89,14 @@ class Averaging(base.Strategy):
         how = self.options.aggregate
         return None if how == "mean" else partial(aggregated, how=how)
 
-    @property
-    def optimizer(self) -> ServerOptimizer | None:
-        return self.options.server_optimizer
-
     def unfit(self, plan: FederationPlan) -> Unfit | None:
         if self.options.aggregate != "mean" and plan.privacy.secure_sum is not None:
             fact = "mean with privacy.secure_sum: a sum shows no single value to compare"
             return Unfit("strategy.options.aggregate", fact)
-        if self.optimizer is not None and plan.privacy.secure_sum is None and plan.privacy.min_voices > 1:
-            fact = (
-                "none with privacy.min_voices: a client with too few voices keeps weights of its own, and an "
-                "optimiser moves weights that all have in common; leave min_voices at 1, or sum updates "
-                "(privacy.secure_sum)"
-            )
-            return Unfit("strategy.options.server_optimizer", fact)
         return None
 
     def weigh(self, cohort: Cohort) -> Weighing:
-        # An older update began with other weights: its difference to those of today is no gradient.
-        return mean_of_all(cohort, present_only=self.optimizer is not None)
+        return mean_of_all(cohort)
 
     def step(self, joint: Joint, total: Total) -> Iterator[Revised]:
         return summed_mean(joint, total)

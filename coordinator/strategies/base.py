@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 
 from coordinator.strategies.bank_rules import BankPlan
 from coordinator.strategies.capabilities import BaseDelta, Caps, Source, Traits, Unfit, weighted_mean
-from coordinator.strategies.server_optimizer import ServerOptimizer
 from coordinator.totals import Counted, Joint, Outline, Revised, Total
 from schemas.maths.adapter import Layout, Shape, is_of_one_base_model, module_of
 from schemas.maths.factors import Factors
@@ -217,14 +216,6 @@ class Strategy(ABC):
         """A function of the values (clients, block) of all clients with weight, in place of their mean.
 
         It returns (block,) and decides each value by itself. None = the weighted mean.
-        """
-        return None
-
-    @property
-    def optimizer(self) -> ServerOptimizer | None:
-        """The optimiser that moves the common weights by the mean of a round; None = none.
-
-        `weigh` must then serve one mean to all clients of one base model and layout.
         """
         return None
 

@@ -6,14 +6,13 @@ import importlib
 import json
 from collections.abc import Iterator
 from dataclasses import fields
-from typing import Any, Final, get_args
+from typing import Any, Final
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from coordinator.strategies import opening
 from coordinator.strategies.capabilities import Traits
-from coordinator.strategies.server_optimizer import ServerOptimizer
 from docs.generate.json_schema import Schema, default_text, type_text
 from docs.generate.markdown import block, code, page_of, prose, sentence, table
 from schemas.messages.federations import FederationPlan
@@ -45,9 +44,6 @@ _STRATEGIES = """\
 `strategy.name` selects the method, `strategy.options` its options. A strategy declares its needs as traits.
 [Strategies](../explanation/strategies.md) compares the weights served to a client, and the number of values
 sent. Strategies of [installed packages](../how-to/write-a-strategy.md) have their own names."""
-
-_OPTIMISERS = """\
-Objects of `strategy.options.server_optimizer`. A name means the object with its defaults."""
 
 _RECIPES = """\
 A recipe determines the values of an update that are sent, the reference of the differences, and the number
@@ -86,9 +82,6 @@ def page() -> str:
         "## Strategies",
         _STRATEGIES,
         *(_strategy(name) for name in opening.names()),
-        "## Server optimisers",
-        _OPTIMISERS,
-        *(_optimiser(model) for model in get_args(ServerOptimizer)),
     )
 
 
@@ -186,11 +179,6 @@ def _strategy(name: str) -> str:
         *_nested_options(options, schema.get("$defs", {})),
     )
     return "\n\n".join(part for part in parts if part)
-
-
-def _optimiser(model: type[BaseModel]) -> str:
-    schema = model.model_json_schema()
-    return "\n\n".join((f"### {model.__name__}", prose(model.__doc__), _fields("", model, schema, {})))
 
 
 def _traits(traits: Traits) -> str:

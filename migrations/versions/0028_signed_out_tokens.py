@@ -1,6 +1,6 @@
 """Store the ID tokens of people who signed out.
 
-Revision: 0028, after 0027. Going back accepts those tokens again until they expire.
+Revision: 0028, after 0026. Going back accepts those tokens again until they expire.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from alembic import op
 from coordinator.db.clock import UtcDateTime
 
 revision = "0028"
-down_revision = "0027"
+down_revision = "0026"
 branch_labels = None
 depends_on = None
 

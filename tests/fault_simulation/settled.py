@@ -25,7 +25,6 @@ _REFERENCES = (
     " UNION SELECT payload_id FROM folds UNION SELECT payload_id FROM joint_models"
     " UNION SELECT payload_id FROM sum_messages UNION SELECT total_payload_id FROM sum_sessions"
     " UNION SELECT payload_id FROM expert_revisions"
-    " UNION SELECT payload_id FROM optimizer_moments"
     " UNION SELECT payload_id FROM anchors UNION SELECT payload_id FROM alignment_packs"
 )
 

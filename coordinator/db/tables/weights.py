@@ -22,20 +22,3 @@ class CodedWeightsRow(Table):
     round_number: Mapped[int] = mapped_column(primary_key=True)
     recipe: Mapped[str] = mapped_column(primary_key=True)
     payload_id: Mapped[int | None] = mapped_column(ForeignKey("payloads.id"), index=True)
-
-
-class OptimizerMomentsRow(Table):
-    """The optimiser's moments after `round_number` for clients of one base model and `form`.
-
-    The payload is float32 values: the moments of each value of the adapter, in the order of its layout.
-    `base_model` is empty for the model that all clients of a summed federation have in common. There is one
-    row for each of these until the federation is finished.
-    """
-
-    __tablename__ = "optimizer_moments"
-
-    federation_id: Mapped[str] = mapped_column(ForeignKey("federations.id"), primary_key=True)
-    base_model: Mapped[str] = mapped_column(primary_key=True)
-    form: Mapped[str] = mapped_column(primary_key=True)
-    round_number: Mapped[int]
-    payload_id: Mapped[int] = mapped_column(ForeignKey("payloads.id"), index=True)

@@ -16,15 +16,10 @@ from coordinator.aggregation.job import claim_due
 from coordinator.db.engine import Database, database_time
 from coordinator.db.tables.federations import RoundRow, SignatureRow, UpdateRow, WeightsRow
 from coordinator.federations import store as federations
-from coordinator.http.downloads import Stored
-from coordinator.rounds import base_weights
 from coordinator.rounds import store as rounds
 from coordinator.storage import payloads
-from coordinator.weights.store import assign
 from schemas.maths.adapter import Layout, in_order, size
 from schemas.messages.federations import FederationPlan
-from schemas.messages.updates import WeightsManifest
-from schemas.wire.envelope import MEDIA_TYPE
 from tests.coordinator.rows import client_row, participation_row
 
 
@@ -95,19 +90,6 @@ def close_next(database: Database, closed: Closed, sent: Mapping[str, Sent]) -> 
         session.flush()
         for client_id, update in sent.items():
             _deliver(session, row, client_id, update)
-
-
-def begin_with_zeros(database: Database, closed: Closed, layout: Layout) -> None:
-    """Assign zeros to all clients for the first round, as a join does."""
-    with database.write() as session:
-        for client_id in closed.clients:
-            manifest = WeightsManifest(
-                federation=closed.federation_id, recipe={}, round=1, client=client_id, pack=None
-            )
-            reference, body = base_weights.zeros(layout, manifest)
-            payload_id = payloads.store(session, body.digest, body.size, body.pieces())
-            begun = Stored(payload_id, reference.digest, reference.bytes, MEDIA_TYPE, head=body.head)
-            assign(session, closed.federation_id, client_id, 1, begun, database_time(session))
 
 
 def _deliver(session: Session, row: RoundRow, client_id: str, sent: Sent) -> None:

@@ -63,8 +63,9 @@ def test_a_sum_takes_the_mean_alone(coordinator: Served, strategy: str) -> None:
     assert coordinator.admin.post("/v1/federations", json=body).status_code == 201
 
 
-def test_a_strategy_that_does_not_average_has_no_such_option(coordinator: Served) -> None:
-    body = {"name": "x", "strategy": {"name": "flora", "options": {"aggregate": "median"}}, "adapter": LORA}
+@pytest.mark.parametrize("strategy", ["fedmosaic", "flora", "fedex_lora", "het_lora", "lora_fair", "ca_pfl"])
+def test_other_strategies_name_those_that_have_the_option(coordinator: Served, strategy: str) -> None:
+    body = {"name": "x", "strategy": {"name": strategy, "options": {"aggregate": "median"}}, "adapter": LORA}
     refused = coordinator.admin.post("/v1/federations", json=body)
-    assert refused.status_code == 422
-    assert refused.json()["field"] == "strategy.options.aggregate"
+    assert (refused.status_code, refused.json()["field"]) == (422, "strategy.options.aggregate")
+    assert "ditto, fedavg, fedprox, fedsa_lora, ffa_lora have it" in refused.json()["detail"]
