@@ -18,8 +18,8 @@ from sqlalchemy import func, select
 from benchmarks.closed_round import close_round, layout_of, states
 from benchmarks.memory import MIB, peak_rss_mib
 from coordinator.aggregation import job, store
+from coordinator.aggregation.combining import in_blocks
 from coordinator.aggregation.guard import guard_weights
-from coordinator.aggregation.mixing import in_blocks
 from coordinator.aggregation.output_writer import Receiver
 from coordinator.aggregation.weighting import products
 from coordinator.db import migrate
@@ -29,6 +29,7 @@ from coordinator.federations.store import federation, plan_of
 from coordinator.rounds import base_weights
 from coordinator.rounds import store as rounds
 from coordinator.storage import payloads
+from coordinator.storage.staging import Staging
 from coordinator.strategies.base import Cohort
 from coordinator.strategies.capabilities import Caps
 from coordinator.strategies.opening import open_plan
@@ -112,15 +113,8 @@ def _agreement(place: Place) -> dict[str, Any]:
     requested = opened.strategy.weigh(cohort)
     states = {item.facts.client: item.state for item in everyone}
     with _measured() as cost:
-        result = products(
-            database,
-            requested,
-            states,
-            states.keys(),
-            seed=opened.plan.training.seed,
-            block_bytes=place.block_mib * MIB,
-            between=lambda: None,
-        )
+        staging = Staging(database, lambda: None, place.block_mib * MIB)
+        result = products(staging, requested, states, states.keys(), opened.plan.training.seed)
         guard_weights(requested, result, Caps(peer=0.2, peers=0.7, strict=False))
     return cost
 

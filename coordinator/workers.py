@@ -15,8 +15,8 @@ from opentelemetry.trace import Tracer
 from sqlalchemy.exc import InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolExhausted
 
-from coordinator.aggregation import job
-from coordinator.aggregation.claim import Claim
+from coordinator.aggregation import job, retention
+from coordinator.aggregation.part import Claim
 from coordinator.auth import failure_limit, nonces, signed_out
 from coordinator.db.engine import Database, database_time
 from coordinator.db.federation_lock import lock_federation
@@ -24,8 +24,8 @@ from coordinator.errors import Unavailable
 from coordinator.observability.logs import logger, scope
 from coordinator.observability.metrics import Metrics
 from coordinator.observability.tracing import NO_TRACER, begin_span
-from coordinator.rounds import retention, transitions
 from coordinator.rounds import store as rounds
+from coordinator.rounds import transitions
 from coordinator.rounds.lifecycle import next_state
 from coordinator.rounds.notifications import Change, PendingNotifications
 from coordinator.rounds.tracked import TrackedRounds

@@ -5,18 +5,20 @@ Nothing here can read an update; what is decided follows from counts and sums, a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from hashlib import sha256
 
 import numpy as np
 from numpy.typing import NDArray
-from sqlalchemy.orm import Session
+from sqlalchemy import exists, select
+from sqlalchemy.orm import Session, aliased
 
-from coordinator.aggregation.claim import Claim
 from coordinator.aggregation.joint import JointModel, places_of
+from coordinator.aggregation.part import ClosedRound, OldTensors, Part
 from coordinator.db.engine import Database
+from coordinator.db.tables.experts import ExpertRevisionRow
 from coordinator.db.tables.federations import RoundRow
 from coordinator.experts import announcements, products, store
 from coordinator.experts.bank import Outcome, RoundCounts, RoundSums
@@ -27,13 +29,11 @@ from coordinator.experts.registry import after_round, round_counts
 from coordinator.experts.store import Revision
 from coordinator.observability.fault_points import may_crash
 from coordinator.secure_sum.counts import outcome_of
-from coordinator.storage import payloads
 from coordinator.storage.payloads import Staged
 from coordinator.strategies.bank_rules import LEAST_WEIGHT
-from coordinator.strategies.opening import OpenedPlan
-from coordinator.totals import Counted, Floats, Revised, Total
+from coordinator.totals import Counted, Floats, Joint, Revised, Total
 from schemas.maths.adapter import Layout, factor_of, is_of_one_base_model, module_of
-from schemas.maths.bank import SHARED, expert_layout, expert_of, first_a_of, group_of
+from schemas.maths.bank import SHARED, bank_layout, expert_layout, expert_of, first_a_of, group_of
 from schemas.messages.updates import BankIndex
 from schemas.secure_sum.segments import NEW, RESPONSIBILITY, WEIGHT, is_of_expert
 from schemas.wire.digests import digest_from_hash
@@ -43,38 +43,81 @@ _PIECE_VALUES = 2**22
 State = dict[str, NDArray[np.float32]]
 
 
-@dataclass(frozen=True, slots=True)
-class BankInputs:
-    """The bank that the members of a round began with, and the outcome of their counts."""
+class BankOfExperts(Part):
+    """The bank beside a joint model: a sum changes it too, and manifests of new weights have its index."""
 
-    current: CurrentBank
-    counts: RoundCounts
+    # Of one round, assigned by its hooks in the order below.
+    _current: CurrentBank
+    _counts: RoundCounts
+    _model: BankModel
+    _change: BankChange
+    _experts: list[StagedExpert]
 
+    def joint_layout(self, closed: ClosedRound, session: Session, layout: Layout) -> Layout:
+        """Read the bank that the members of a round began with, and their counts.
 
-def bank_inputs(session: Session, claim: Claim, opened: OpenedPlan) -> BankInputs | None:
-    """Return the bank of a federation with the round's counts; None = its strategy has none.
+        Raises:
+            LookupError: the members were not counted, or retention has deleted counts or values.
+        """
+        claim = closed.claim
+        current = current_bank(session, claim.federation_id, closed.opened)
+        counts = outcome_of(session, claim.round_id)
+        if current is None or counts is None:
+            raise LookupError("the members of the experts were not counted")
+        self._current, self._counts = current, round_counts(Counted(counts.members, counts.groups))
+        return bank_layout(layout, current.experts)
 
-    Raises:
-        LookupError: the members were not counted, or retention has deleted counts or values.
-    """
-    current = current_bank(session, claim.federation_id, opened)
-    if current is None:
-        return None
-    counts = outcome_of(session, claim.round_id)
-    if counts is None:
-        raise LookupError("the members of the experts were not counted")
-    return BankInputs(current, round_counts(Counted(counts.members, counts.groups)))
+    def joint_model(self, closed: ClosedRound, model: Joint, layout: Layout) -> Joint:
+        """Return the shared expert, which is the joint model, with all active specialists."""
+        seed = closed.opened.plan.training.seed
+        self._model = BankModel(closed.database, model, layout, self._current, seed)
+        return self._model
+
+    def revise(
+        self, closed: ClosedRound, total: Total, revised: Mapping[str, Revised], layout: Layout
+    ) -> BankIndex:
+        """Change the bank by a sum, and stage the values of its changed experts."""
+        number = closed.claim.number
+        self._change = change_bank(self._current, self._counts, self._model, total, revised, number)
+        self._experts = stage_experts(closed, layout, self._change)
+        return next_index(self._current, self._change, number, self._experts)
+
+    def store(self, session: Session, row: RoundRow, adopted: Mapping[int, int]) -> None:
+        """Store the bank after a round, and announce what changed."""
+        federation_id, number, outcome = row.federation_id, row.number, self._change.outcome
+        store.store_round(session, federation_id, number, self._change.sums, outcome)
+        for expert in self._experts:
+            payload_id = adopted[expert.staged.payload_id]
+            store.add_revision(session, federation_id, expert.revision(number, payload_id))
+        announcements.announce(session, federation_id, row, outcome.events)
+
+    @staticmethod
+    def old_tensors(federation_id: str, oldest_kept: int) -> Sequence[OldTensors]:
+        """Return superseded revisions that no remaining round begins with: the last one before it stays."""
+        newer = aliased(ExpertRevisionRow)
+        superseded = exists().where(
+            newer.federation_id == ExpertRevisionRow.federation_id,
+            newer.expert == ExpertRevisionRow.expert,
+            newer.round_number > ExpertRevisionRow.round_number,
+            newer.round_number < oldest_kept,
+        )
+        old = select(ExpertRevisionRow).where(
+            ExpertRevisionRow.federation_id == federation_id,
+            ExpertRevisionRow.payload_id.is_not(None),
+            superseded,
+        )
+        return (OldTensors(old),)
 
 
 class BankModel:
     """The shared expert and all active specialists that clients began with (`coordinator.totals.Joint`)."""
 
     def __init__(
-        self, database: Database, shared: JointModel, layout: Layout, bank: CurrentBank, seed: int
+        self, database: Database, shared: Joint, layout: Layout, bank: CurrentBank, seed: int
     ) -> None:
         self._layout = layout
         self._seed = seed
-        self._models = {SHARED: shared}
+        self._models: dict[int, Joint] = {SHARED: shared}
         for expert in bank.experts:
             revision = bank.revisions.get(expert)
             payload_id = revision.payload_id if revision is not None else None
@@ -190,23 +233,11 @@ def change_bank(
     return BankChange(sums, outcome, new, contributors)
 
 
-def stage_experts(
-    database: Database,
-    claim: Claim,
-    layout: Layout,
-    change: BankChange,
-    begun: list[Staged],
-    between: Callable[[], None],
-) -> list[StagedExpert]:
-    """Write the values of changed experts as unpublished payloads.
-
-    Each payload is appended to `begun` before it is written, so that the caller can discard it.
-    """
-    experts = []
+def stage_experts(closed: ClosedRound, layout: Layout, change: BankChange) -> list[StagedExpert]:
+    """Stage the values of changed experts."""
+    claim, staging, experts = closed.claim, closed.staging, []
     for expert, state in change.states.items():
-        with database.write() as session:
-            staged = payloads.stage(session)
-        begun.append(staged)
+        staged = staging.stage()
         beginning = expert_head(claim.federation_id, expert, claim.number, layout)
         values = np.concatenate([state[tensor].ravel() for tensor in layout])
         values = rounded_to_half(values, np.random.default_rng([claim.number, expert]))
@@ -214,10 +245,10 @@ def stage_experts(
         for begin in range(0, len(values), _PIECE_VALUES):
             octets = values[begin : begin + _PIECE_VALUES].data.cast("B")
             hasher.update(octets)
-            with database.write() as session:
+            with closed.database.write() as session:
                 staged.append(session, octets)
             may_crash("block-staged")
-            between()
+            staging.between()
         digest, octets_sent = digest_from_hash(hasher.hexdigest()), len(beginning) + values.nbytes
         experts.append(StagedExpert(expert, staged, digest, octets_sent, change.contributors[expert]))
     return experts
@@ -229,24 +260,6 @@ def next_index(
     """Return the index of the bank after a round, of which `staged` are the new values."""
     new = {expert.expert: expert.revision(number, 0) for expert in staged}
     return index_of(change.outcome.bank, {**current.revisions, **new}, current.since)
-
-
-def store_change(
-    session: Session,
-    row: RoundRow,
-    change: BankChange,
-    staged: list[StagedExpert],
-    adopted: Mapping[int, int],
-) -> None:
-    """Store a bank after a round in the transaction that publishes it, and announce what changed.
-
-    `adopted` has the adopted payload of each staged one.
-    """
-    federation_id, number = row.federation_id, row.number
-    store.store_round(session, federation_id, number, change.sums, change.outcome)
-    for expert in staged:
-        store.add_revision(session, federation_id, expert.revision(number, adopted[expert.staged.payload_id]))
-    announcements.announce(session, federation_id, row, change.outcome.events)
 
 
 def _newborn(model: BankModel, total: Total, expert: int) -> State:

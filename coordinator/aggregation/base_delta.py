@@ -7,26 +7,42 @@ is bounded by one module of every source and a batch of results.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
+from typing import ClassVar
 
 import numpy as np
+from sqlalchemy import ColumnElement, exists, func, select
+from sqlalchemy.orm import Session, aliased
 
-from coordinator.aggregation import base_delta_store
-from coordinator.aggregation.base_delta_store import GroupDelta
-from coordinator.aggregation.difference import StagedDifference
-from coordinator.aggregation.factor_reader import StoredFactors, places, read_factors
-from coordinator.aggregation.output_writer import BATCH_BYTES, StagedOutput, Written, discard
-from coordinator.aggregation.state_reader import StoredState
-from coordinator.aggregation.store import Established
+from coordinator.aggregation.output_writer import BATCH_BYTES
+from coordinator.aggregation.part import (
+    ClosedRound,
+    Established,
+    OldTensors,
+    Part,
+    SettledWeights,
+    StagedWeights,
+    StoredState,
+)
+from coordinator.aggregation.state_reader import StoredFactors, places, read_factors
 from coordinator.db.engine import Database
+from coordinator.db.tables.federations import FoldRow, RoundRow
+from coordinator.http.downloads import Stored
 from coordinator.rounds import base_weights
 from coordinator.storage import payloads
 from coordinator.storage.payloads import Staged
+from coordinator.storage.staging import Staging
 from coordinator.strategies.base import Module, Strategy, Weights, modules_of
 from coordinator.strategies.capabilities import BaseDelta
-from coordinator.weights.base_delta import BaseModelGroup, group_of, increment_head, whole_head
+from coordinator.weights.base_delta import (
+    BaseModelGroup,
+    group_of,
+    group_weights,
+    increment_head,
+    whole_head,
+)
 from schemas.maths.adapter import Layout, Shape
 from schemas.maths.factors import Factors, recompressed, side_by_side
 from schemas.messages.updates import WeightsManifest
@@ -52,25 +68,12 @@ class GroupMember:
 
 
 @dataclass(frozen=True, slots=True)
-class RoundOutput:
-    """The staged result of a round: each client's body, and the sum of base deltas of each group.
+class GroupDelta:
+    """The staged sum of all base deltas of a group up to a round, with A and B to continue from."""
 
-    `differences` are by client: those by which bodies are reconstructed from earlier weights. `outputs` are
-    by client: mixtures of its peers'.
-    """
-
-    bodies: dict[str, StagedOutput]
-    deltas: Sequence[GroupDelta] = ()
-    differences: Mapping[str, StagedDifference] = field(default_factory=dict)
-    outputs: Mapping[str, StagedDifference] = field(default_factory=dict)
-
-    @property
-    def written(self) -> list[Written]:
-        """Return everything staged, in the order of clients."""
-        bodies = dict(sorted(self.bodies.items())).values()
-        differences = dict(sorted(self.differences.items())).values()
-        outputs = dict(sorted(self.outputs.items())).values()
-        return [*bodies, *self.deltas, *differences, *outputs]
+    group: BaseModelGroup
+    layout: Layout
+    staged: Staged
 
 
 @dataclass(slots=True)
@@ -90,53 +93,86 @@ class _GrowingWeights:
                     self.buffered.append(np.ascontiguousarray(values, "<f4").tobytes())
 
 
-def write_base_deltas(
-    database: Database,
-    strategy: Strategy,
-    weights: Weights,
-    clients: Sequence[Established],
-    alone: Collection[str],
-    federation_id: str,
-    round_number: int,
-    between: Callable[[], None],
-) -> RoundOutput:
-    """Write the base deltas of a round and all clients' weights as staged payloads.
+class BaseDeltas(Part):
+    """The base deltas of a round, and the weights that clients are served with them."""
 
-    `alone` are the clients that keep their own. `between` is called after every module; if it raises, the
-    staged payloads are discarded.
-    """
-    members, earlier = _members(database, clients, alone, federation_id, round_number)
-    groups: dict[BaseModelGroup, list[GroupMember]] = {}
-    for member in members:
-        groups.setdefault(group_of(member.base_model, member.compared), []).append(member)
-    states = {client.facts.client: client.state for client in clients}
-    work = _Work(database, strategy, weights, StoredFactors(database, states), between)
-    bodies, deltas = dict[str, StagedOutput](), list[GroupDelta]()
-    try:
+    stores_newcomer_weights: ClassVar[bool] = True
+
+    def __init__(self) -> None:
+        self._deltas: list[GroupDelta] = []
+
+    def combine(
+        self, closed: ClosedRound, clients: Sequence[Established], settled: SettledWeights
+    ) -> dict[str, StagedWeights]:
+        """Stage the base delta of each group, and return the weights of all clients."""
+        members, earlier = _members(closed, clients, settled.alone)
+        groups: dict[BaseModelGroup, list[GroupMember]] = {}
+        for member in members:
+            groups.setdefault(group_of(member.base_model, member.compared), []).append(member)
+        states = {client.facts.client: client.state for client in clients}
+        work = _Work(
+            closed.staging, closed.opened.strategy, settled.weights, StoredFactors(closed.database, states)
+        )
+        bodies = dict[str, StagedWeights]()
         for group, in_group in sorted(groups.items()):
             written, total = work.group_bodies(in_group, earlier.get(group))
             bodies |= written
-            deltas.append(GroupDelta(group, total.layout, total.staged))
-    except BaseException:
-        discard(database, work.growing)
-        raise
-    return RoundOutput(bodies, deltas)
+            self._deltas.append(GroupDelta(group, total.layout, total.staged))
+        return bodies
+
+    def store(self, session: Session, row: RoundRow, adopted: Mapping[int, int]) -> None:
+        for delta in self._deltas:
+            session.add(
+                FoldRow(
+                    federation_id=row.federation_id,
+                    round_number=row.number,
+                    base_model=delta.group.base_model,
+                    form=delta.group.form,
+                    layout=[[name, list(shape)] for name, shape in delta.layout.items()],
+                    payload_id=adopted[delta.staged.payload_id],
+                )
+            )
+
+    @staticmethod
+    def newcomer_weights(
+        database: Database, base_model: str, layout: Layout, manifest: WeightsManifest, until: int
+    ) -> Stored | None:
+        """Return the weights of a newcomer's group after round `until`; None = it has none yet."""
+        with database.read() as session:
+            state = _latest(session, manifest.federation, until).get(group_of(base_model, layout))
+        if state is None:
+            return None
+        return group_weights(database, state.payload_id, state.layout, manifest)
+
+    @staticmethod
+    def old_tensors(federation_id: str, oldest_kept: int) -> Sequence[OldTensors]:
+        """Return superseded base deltas: the last one of each group stays."""
+        newer = aliased(FoldRow)
+        superseded = exists().where(
+            newer.federation_id == FoldRow.federation_id,
+            newer.base_model == FoldRow.base_model,
+            newer.form == FoldRow.form,
+            newer.round_number > FoldRow.round_number,
+        )
+        old = select(FoldRow).where(
+            FoldRow.federation_id == federation_id,
+            FoldRow.round_number < oldest_kept,
+            FoldRow.payload_id.is_not(None),
+            superseded,
+        )
+        return (OldTensors(old),)
 
 
 def _members(
-    database: Database,
-    clients: Sequence[Established],
-    alone: Collection[str],
-    federation_id: str,
-    round_number: int,
+    closed: ClosedRound, clients: Sequence[Established], alone: Collection[str]
 ) -> tuple[list[GroupMember], dict[BaseModelGroup, StoredState]]:
-    with database.read() as session:
+    with closed.database.read() as session:
         trained_from = {
-            client.facts.client: base_weights.newest(session, client.facts.client, round_number)
+            client.facts.client: base_weights.newest(session, client.facts.client, closed.claim.number)
             for client in clients
             if client.facts.age == 0
         }
-        earlier = base_delta_store.latest(session, federation_id, round_number)
+        earlier = _latest(session, closed.claim.federation_id, closed.claim.number)
     rounds = {client: served.round_number for client, served in trained_from.items() if served is not None}
     members = [
         GroupMember(
@@ -156,22 +192,20 @@ def _members(
 
 @dataclass(frozen=True, slots=True)
 class _Work:
-    """The inputs that all groups of a round share, and the payloads staged so far."""
+    """The inputs that all groups of a round share."""
 
-    database: Database
+    staging: Staging
     strategy: Strategy
     weights: Weights
     stored: StoredFactors
-    between: Callable[[], None]
-    growing: list[_GrowingWeights] = field(default_factory=list)
 
     def group_bodies(
         self, members: Sequence[GroupMember], earlier: StoredState | None
-    ) -> tuple[dict[str, StagedOutput], _GrowingWeights]:
+    ) -> tuple[dict[str, StagedWeights], _GrowingWeights]:
         new, total = self._stage(2)
         self._write_delta(members[0], earlier, new, total)
         served = [member for member in members if member.is_served]
-        present, absent, bodies = dict[str, bytes](), dict[str, bytes](), dict[str, StagedOutput]()
+        present, absent, bodies = dict[str, bytes](), dict[str, bytes](), dict[str, StagedWeights]()
         for member in served:
             if member.fold_from is None:
                 absent[member.client] = whole_head(total.layout, member.manifest)
@@ -179,22 +213,19 @@ class _Work:
                 (repeated,) = self._stage(1)
                 self._write_own(member, repeated)
                 head = increment_head(repeated.layout, member.manifest, fold_from=member.fold_from)
-                bodies |= _bodies(self.database, repeated.staged, {member.client: head})
+                bodies |= _bodies(self.staging.database, repeated.staged, {member.client: head})
             else:
                 present[member.client] = increment_head(
                     new.layout, member.manifest, fold_from=member.fold_from
                 )
-        bodies |= _bodies(self.database, new.staged, present)
-        bodies |= _bodies(self.database, total.staged, absent)
+        bodies |= _bodies(self.staging.database, new.staged, present)
+        bodies |= _bodies(self.staging.database, total.staged, absent)
         if not present:
-            discard(self.database, [new])
+            self.staging.discard([new.staged])
         return bodies, total
 
     def _stage(self, count: int) -> list[_GrowingWeights]:
-        with self.database.write() as session:
-            staged = [_GrowingWeights(payloads.stage(session)) for _ in range(count)]
-        self.growing.extend(staged)
-        return staged
+        return [_GrowingWeights(staged) for staged in self.staging.stage_all([b""] * count)]
 
     def _write_delta(
         self, member: GroupMember, earlier: StoredState | None, new: _GrowingWeights, total: _GrowingWeights
@@ -208,7 +239,7 @@ class _Work:
             served, so_far = None, _no_rank(dict(form), module)
             if earlier is not None:
                 by_factor = earlier_places.get(module, {})
-                with self.database.driver_connection() as driver:
+                with self.staging.database.driver_connection() as driver:
                     stored = [
                         read_factors(driver, earlier.payload_id, earlier.begin, by_factor[a], by_factor[b])
                         if a in by_factor
@@ -226,7 +257,7 @@ class _Work:
             new.append(module, delta.served, delta.residual)
             total.append(module, delta.served, summed)
             self._flush([new, total])
-            self.between()
+            self.staging.between()
         self._flush([new, total], at_least=0)
 
     def _write_own(self, member: GroupMember, growing: _GrowingWeights) -> None:
@@ -234,14 +265,14 @@ class _Work:
             factors = self.stored.of_client(member.client, module)
             growing.append(module, factors, _no_rank(dict(form), module))
             self._flush([growing])
-            self.between()
+            self.staging.between()
         self._flush([growing], at_least=0)
 
     def _flush(self, growing: Sequence[_GrowingWeights], *, at_least: int = BATCH_BYTES) -> None:
         """Write what is buffered in one transaction, unless it is less than `at_least` bytes."""
         if sum(len(piece) for weights in growing for piece in weights.buffered) < at_least:
             return
-        with self.database.write() as session:
+        with self.staging.database.write() as session:
             for weights in growing:
                 for piece in weights.buffered:
                     weights.staged.append(session, piece)
@@ -253,14 +284,14 @@ def _no_rank(form: Mapping[str, Shape], module: Module) -> Factors:
     return Factors(np.zeros((0, a[1]), np.float32), np.zeros((b[0], 0), np.float32))
 
 
-def _bodies(database: Database, staged: Staged, heads: Mapping[str, bytes]) -> dict[str, StagedOutput]:
+def _bodies(database: Database, staged: Staged, heads: Mapping[str, bytes]) -> dict[str, StagedWeights]:
     """Return each client's body, its own head and the staged values; these are read once for all digests."""
     hashes = {client: sha256(head) for client, head in heads.items()}
     for piece in payloads.stream(database, staged.payload_id, 0, staged.size if heads else 0):
         for running in hashes.values():
             running.update(piece)
     return {
-        client: StagedOutput(
+        client: StagedWeights(
             head,
             staged,
             0,
@@ -269,3 +300,48 @@ def _bodies(database: Database, staged: Staged, heads: Mapping[str, bytes]) -> d
         )
         for client, head in heads.items()
     }
+
+
+def _latest(session: Session, federation_id: str, until: int) -> dict[BaseModelGroup, StoredState]:
+    """Return the last base delta of each group, of round `until` or before.
+
+    Raises:
+        LookupError: the payload of one was deleted.
+    """
+    return {
+        BaseModelGroup(row.base_model, row.form): _state(row)
+        for row in _latest_rows(session, federation_id, until)
+    }
+
+
+def _latest_rows(session: Session, federation_id: str, until: int) -> list[FoldRow]:
+    is_candidate: ColumnElement[bool] = (FoldRow.federation_id == federation_id) & (
+        FoldRow.round_number <= until
+    )
+    last = (
+        select(FoldRow.base_model, FoldRow.form, func.max(FoldRow.round_number).label("number"))
+        .where(is_candidate)
+        .group_by(FoldRow.base_model, FoldRow.form)
+        .subquery()
+    )
+    return list(
+        session.scalars(
+            select(FoldRow)
+            .join(
+                last,
+                (last.c.base_model == FoldRow.base_model)
+                & (last.c.form == FoldRow.form)
+                & (last.c.number == FoldRow.round_number),
+            )
+            .where(is_candidate)
+        )
+    )
+
+
+def _state(row: FoldRow) -> StoredState:
+    if row.payload_id is None:
+        raise LookupError(
+            f"the base delta of {row.base_model} up to round {row.round_number} was deleted by retention"
+        )
+    layout = {str(name): tuple(int(extent) for extent in shape) for name, shape in row.layout}
+    return StoredState(row.payload_id, 0, layout)

@@ -16,15 +16,20 @@ even for one task. C_ij is not compared unless b_ij is a good part of sqrt(b_ii 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
+from sqlalchemy import bindparam, func, select, update
+from sqlalchemy.orm import Session
 
-from coordinator.aggregation.state_reader import StoredState
+from coordinator.aggregation.part import ClosedRound, Part, StoredState
 from coordinator.aggregation.weighting import inner_products
-from coordinator.db.engine import Database
-from coordinator.strategies.base import Cohort, Floats, equal_pairs
+from coordinator.db.engine import run
+from coordinator.db.tables.federations import RelevanceRow, RoundRow
+from coordinator.rounds import base_weights
+from coordinator.strategies.base import Cohort, Floats, Kind, equal_pairs
+from schemas.wire.header import read_own_head
 
 _DECAY = 0.5
 """Per round of the federation, whoever delivered in it."""
@@ -33,6 +38,12 @@ _LEAST_OVERLAP = 0.1
 """The least b_ij / sqrt(b_ii b_jj) at which two clients are compared. It is 1 for clients that deliver in the
 same rounds, .46 in the mean where each round draws half of them, and was .02 for a client that joined late.
 """
+
+_STORE = (
+    update(RelevanceRow)
+    .where(RelevanceRow.round_id == bindparam("round"), RelevanceRow.client_id == bindparam("client"))
+    .values(changes=bindparam("compared"))
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,36 +77,42 @@ class Changes:
         return Changes(clients, products, lengths)
 
 
-def compare_changes(
-    database: Database,
-    cohort: Cohort,
-    states: Mapping[str, StoredState],
-    began: Mapping[str, StoredState],
-    earlier: Changes | None,
-    *,
-    seed: int,
-    block_bytes: int,
-    between: Callable[[], None],
-) -> Changes:
-    """Add a round to the comparisons of earlier ones; O(N^2 D) products, and 2 N D values are read.
+class ComparedChanges(Part):
+    """Comparisons of changes, by which cohorts are weighed; stored with the relevance of the round."""
 
-    Args:
-        began: the weights with which clients began the round; without one, the start that `seed` determines.
-        between: called after every block.
-    """
+    def __init__(self) -> None:
+        self._changes: Changes | None = None
+
+    def weigh(self, closed: ClosedRound, cohort: Cohort, states: Mapping[str, StoredState]) -> Cohort:
+        """Return the cohort with its comparisons; O(N^2 D) products, and 2 N D values are read."""
+        claim, seed = closed.claim, closed.opened.plan.training.seed
+        delivered = np.array([facts.age == 0 for facts in cohort.clients], bool)
+        with closed.database.read() as session:
+            began = _began_with(
+                session, (facts.client for facts in cohort.clients if facts.age == 0), claim.number
+            )
+            earlier = _changes_before(session, claim.federation_id, claim.number)
+        used = dict.fromkeys(cohort.kinds(), delivered)
+        inner = inner_products(closed.staging, cohort, states, began, used, seed)
+        self._changes = _summed(cohort, inner, earlier)
+        return replace(cohort, changes=self._changes.cosines())
+
+    def store(self, session: Session, row: RoundRow, adopted: Mapping[int, int]) -> None:
+        """Add the comparisons to the stored relevance of the round."""
+        if self._changes is None:
+            return
+        values = np.stack([self._changes.products, self._changes.lengths], 1).astype("<f8")  # (N, 2, N)
+        rows = [
+            {"round": row.id, "client": client, "compared": of_client.tobytes()}
+            for client, of_client in zip(self._changes.clients, values, strict=True)
+        ]
+        run(session, _STORE, rows)
+
+
+def _summed(cohort: Cohort, inner: Mapping[Kind, Floats], earlier: Changes | None) -> Changes:
+    """Add the products of a round (N, N), by kind, to the comparisons of earlier ones."""
     clients = [facts.client for facts in cohort.clients]
-    delivered = np.array([facts.age == 0 for facts in cohort.clients], bool)
     kinds = cohort.kinds()
-    inner = inner_products(
-        database,
-        cohort,
-        states,
-        began,
-        dict.fromkeys(kinds, delivered),
-        seed=seed,
-        block_bytes=block_bytes,
-        between=between,
-    )
     # Frames align the tensors of two base models, and not the directions in which they are trained.
     comparable = equal_pairs([facts.base_model for facts in cohort.clients])
     products, of_i, of_j = np.zeros((3, len(clients), len(clients)))
@@ -110,3 +127,38 @@ def compare_changes(
         before = earlier.of(clients)
         products, lengths = products + _DECAY * before.products, lengths + _DECAY * before.lengths
     return Changes(clients, products, lengths)
+
+
+def _began_with(session: Session, clients: Iterable[str], round_number: int) -> dict[str, StoredState]:
+    """Return the weights with which clients began a round; those that began with zeros are left out."""
+    states = {}
+    for client in clients:
+        served = base_weights.newest(session, client, round_number)
+        if served is not None and served.payload_id is not None and served.head is not None:
+            states[client] = StoredState(served.payload_id, served.begin, read_own_head(served.head)[0])
+    return states
+
+
+def _changes_before(session: Session, federation_id: str, round_number: int) -> Changes | None:
+    """Return the comparisons of changes that the newest round before this one stored; None without one."""
+    newest = (
+        select(func.max(RoundRow.number))
+        .join(RelevanceRow, RelevanceRow.round_id == RoundRow.id)
+        .where(
+            RoundRow.federation_id == federation_id,
+            RoundRow.number < round_number,
+            RelevanceRow.changes.is_not(None),
+        )
+    ).scalar_subquery()
+    rows = session.execute(
+        select(RelevanceRow.client_id, RelevanceRow.changes)
+        .join(RoundRow, RoundRow.id == RelevanceRow.round_id)
+        .where(RoundRow.federation_id == federation_id, RoundRow.number == newest)
+        .order_by(RelevanceRow.ordinal)
+    ).all()
+    if not rows:
+        return None
+    # (N, 2, N): of each client, its products with all, and the lengths that belong to them.
+    stored = [np.frombuffer(changes, "<f8") for _, changes in rows if changes is not None]
+    values = np.stack(stored).reshape(len(rows), 2, len(rows))
+    return Changes([client for client, _ in rows], values[:, 0], values[:, 1])

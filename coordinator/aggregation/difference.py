@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 
-from coordinator.db.engine import Database
-from coordinator.storage import payloads
 from coordinator.storage.payloads import Staged
+from coordinator.storage.staging import Staging
 from schemas.maths.adapter import Layout
 from schemas.messages.recipes import Recipe
 from schemas.messages.updates import WeightsManifest
@@ -15,16 +13,7 @@ from schemas.wire.envelope import pack
 from schemas.wire.quantise import Floats
 from schemas.wire.served_difference import DifferenceWriter
 
-_PIECE_BYTES = 8 * 2**20  # of a transaction
-
 Read = Callable[[str], Floats]
-
-
-@dataclass(frozen=True, slots=True)
-class StagedDifference:
-    """The body of a difference, by which a client reconstructs its new weights."""
-
-    staged: Staged
 
 
 class Difference:
@@ -43,22 +32,11 @@ class Difference:
         for name in layout:
             yield self._writer.add(name, values(name), reference(name))
 
-    def stage(self, database: Database, manifest: WeightsManifest) -> StagedDifference:
+    def stage(self, staging: Staging, manifest: WeightsManifest) -> Staged:
         """Write the body of all tensors so far as an unpublished payload.
 
         `manifest` is that of the weights of any client that shares the difference.
         """
         members = {"client": "", "recipe": self._recipe.model_dump(mode="json")}
         tensors = self._writer.streams().tensors
-        return stage_body(database, pack(tensors, manifest.model_copy(update=members), compress=True))
-
-
-def stage_body(database: Database, body: bytes) -> StagedDifference:
-    """Write a body as an unpublished payload, in short transactions."""
-    content = memoryview(body)
-    with database.write() as session:
-        staged = payloads.stage(session)
-    for at in range(0, len(content), _PIECE_BYTES):
-        with database.write() as session:
-            staged.append(session, content[at : at + _PIECE_BYTES])
-    return StagedDifference(staged)
+        return staging.stage_body(pack(tensors, manifest.model_copy(update=members), compress=True))

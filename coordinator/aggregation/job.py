@@ -8,21 +8,22 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from datetime import timedelta
 
-from coordinator.aggregation import base_delta_store, store, summed
-from coordinator.aggregation.base_delta import RoundOutput, write_base_deltas
-from coordinator.aggregation.changes import Changes, compare_changes
-from coordinator.aggregation.claim import Claim
-from coordinator.aggregation.difference import StagedDifference
-from coordinator.aggregation.factor_combining import write_weights
-from coordinator.aggregation.output_writer import Receiver, discard
-from coordinator.aggregation.outputs import stage_mixtures
-from coordinator.aggregation.served_differences import as_differences
-from coordinator.aggregation.state_reader import StoredState
-from coordinator.aggregation.store import Established
-from coordinator.aggregation.weighting import SettledWeights, settle_weights
+from coordinator.aggregation import store
+from coordinator.aggregation.combining import combine
+from coordinator.aggregation.output_writer import Receiver
+from coordinator.aggregation.part import (
+    Claim,
+    ClosedRound,
+    Established,
+    NewWeights,
+    SettledWeights,
+    StagedWeights,
+    StoredState,
+)
+from coordinator.aggregation.parts import parts_of
+from coordinator.aggregation.weighting import guarded_weights
 from coordinator.db.engine import Database, database_time
 from coordinator.db.federation_lock import lock_federation
 from coordinator.federations.store import plan_of
@@ -31,10 +32,10 @@ from coordinator.rounds import store as rounds
 from coordinator.rounds import transitions
 from coordinator.rounds.lease import Lease
 from coordinator.rounds.lifecycle import AGGREGATION_FAILED, next_state
-from coordinator.storage import payloads
-from coordinator.strategies.base import Cohort
-from coordinator.strategies.opening import OpenedPlan, open_plan
-from coordinator.weights.store import OUTPUTS, SERVED, assign, store_bodies
+from coordinator.storage.staging import Staging
+from coordinator.strategies.base import Cohort, Weighing
+from coordinator.strategies.opening import open_plan
+from coordinator.weights.store import assign, store_bodies
 from schemas.wire.envelope import head
 
 
@@ -72,7 +73,7 @@ def claim_due(database: Database, lease_seconds: float) -> Claim | None:
 
 
 def aggregate(database: Database, claim: Claim, *, block_bytes: int, between: Callable[[], None]) -> int:
-    """Weigh the round's clients, compute their weights and publish them; or add their sum to the joint model.
+    """Compute the new weights of a round's clients, and publish them.
 
     Returns:
         the number of clients whose only source is themselves; 0 for a sum.
@@ -81,62 +82,92 @@ def aggregate(database: Database, claim: Claim, *, block_bytes: int, between: Ca
         LostRace: another worker has the round, or it has ended; nothing was published.
     """
     opened = open_plan(claim.plan)
-    if opened.plan.privacy.secure_sum is not None:
-        summed.publish_sum(database, claim, opened, block_bytes=block_bytes, between=between)
-        return 0
-    with database.read() as session:
-        clients = store.established(session, claim.federation_id, opened, claim.number)
-    cohort = Cohort([client.facts for client in clients], opened.plan.rounds.staleness_decay)
-    receivers = _receivers(clients)
+    with Staging(database, between, block_bytes) as staging:
+        closed = ClosedRound(staging, claim, opened, parts_of(opened))
+        new = _without_updates(closed) or _from_updates(closed)
+        for part in closed.parts:
+            part.finish(closed, new)
+        _publish(closed, new)
+    return _alone(new)
+
+
+def _without_updates(closed: ClosedRound) -> NewWeights | None:
+    for part in closed.parts:
+        new = part.new_weights(closed)
+        if new is not None:
+            return new
+    return None
+
+
+def _from_updates(closed: ClosedRound) -> NewWeights:
+    """Weigh the clients of a round, guard each one's weights, and combine the updates by them."""
+    with closed.database.read() as session:
+        clients = store.established(session, closed.claim.federation_id, closed.opened, closed.claim.number)
     states = {client.facts.client: client.state for client in clients}
-    changes = None
-    if opened.traits.compares_changes:
-        changes = _changes(database, claim, opened, cohort, states, block_bytes=block_bytes, between=between)
-        cohort = replace(cohort, changes=changes.cosines())
-    settled = settle_weights(
-        database,
-        opened,
-        cohort,
-        states,
-        {receiver.client for receiver in receivers},
-        block_bytes=block_bytes,
-        between=between,
-    )
-    if opened.traits.base_delta:
-        output = write_base_deltas(
-            database,
-            opened.strategy,
-            settled.weights,
-            clients,
-            settled.alone,
-            claim.federation_id,
-            claim.number,
-            between,
-        )
-    else:
-        with database.read() as session:
-            states |= store.last_served(session, settled.weighing.absent, claim.number)
-        bodies = write_weights(
-            database, opened, settled.weights, states, receivers, block_bytes=block_bytes, between=between
-        )
-        served = as_differences(database, opened, bodies, claim.number, between)
-        output = RoundOutput(served.bodies, differences=served.differences)
-    try:
-        mixtures = stage_mixtures(database, opened, clients, settled.weighing, between)
-        output = replace(output, outputs=mixtures)
-        _publish(database, claim, settled, changes, output)
-    except BaseException:
-        discard(database, output.written)
-        raise
-    return int(sum(row[place] == 1.0 for place, row in enumerate(settled.weighing.relevance)))
+    enrolled = {client.facts.client for client in clients if client.is_enrolled}
+    weighing = _weigh(closed, clients, states)
+    settled = guarded_weights(closed.staging, closed.opened, weighing, states, enrolled)
+    bodies = _combine(closed, clients, settled, states)
+    return NewWeights(bodies, clients, settled)
 
 
-def _receivers(clients: Sequence[Established]) -> list[Receiver]:
-    return [
+def _weigh(
+    closed: ClosedRound, clients: Sequence[Established], states: Mapping[str, StoredState]
+) -> Weighing:
+    cohort = Cohort([client.facts for client in clients], closed.opened.plan.rounds.staleness_decay)
+    for part in closed.parts:
+        cohort = part.weigh(closed, cohort, states)
+    return closed.opened.strategy.weigh(cohort)
+
+
+def _combine(
+    closed: ClosedRound,
+    clients: Sequence[Established],
+    settled: SettledWeights,
+    states: Mapping[str, StoredState],
+) -> dict[str, StagedWeights]:
+    for part in closed.parts:
+        bodies = part.combine(closed, clients, settled)
+        if bodies is not None:
+            return bodies
+    with closed.database.read() as session:
+        served = store.last_served(session, settled.weighing.absent, closed.claim.number)
+    receivers = [
         Receiver(client.facts.client, client.state.layout, head(client.state.layout, client.manifest))
         for client in clients
         if client.is_enrolled
     ]
+    return combine(closed.staging, closed.opened, settled.weights, {**states, **served}, receivers)
+
+
+def _publish(closed: ClosedRound, new: NewWeights) -> None:
+    claim = closed.claim
+    with closed.database.write() as session:
+        # Payloads before the federation's lock, in the same order as a delivery.
+        adopted = closed.staging.adopt(session)
+        locked = lock_federation(session, claim.federation_id)
+        row = rounds.get_round(session, claim.federation_id, claim.number, lock=True)
+        if row.lease_token != claim.token:
+            raise rounds.LostRace
+        now = database_time(session)
+        for client, body in sorted(new.bodies.items()):
+            stored = body.adopted(adopted[body.staged.payload_id])
+            assign(session, claim.federation_id, client, claim.number + 1, stored, now)
+        for form, staged in new.beside.items():
+            ids = {client: adopted[payload.payload_id] for client, payload in sorted(staged.items())}
+            store_bodies(session, claim.federation_id, claim.number + 1, form, ids)
+        if new.settled is not None:
+            store.store_relevance(session, row.id, new.settled)
+        for part in closed.parts:
+            part.store(session, row, adopted)
+        transitions.publish(session, locked, row)
+        may_crash("publication-written")
+    may_crash("publication-committed")
+
+
+def _alone(new: NewWeights) -> int:
+    relevance = new.settled.weighing.relevance if new.settled is not None else ()
+    return int(sum(row[place] == 1.0 for place, row in enumerate(relevance)))
 
 
 def abandon(database: Database, claim: Claim) -> None:
@@ -146,58 +177,3 @@ def abandon(database: Database, claim: Claim) -> None:
         row = rounds.get_round(session, claim.federation_id, claim.number, lock=True)
         if row.lease_token == claim.token:
             transitions.abandon(session, locked, row, AGGREGATION_FAILED)
-
-
-def _changes(
-    database: Database,
-    claim: Claim,
-    opened: OpenedPlan,
-    cohort: Cohort,
-    states: Mapping[str, StoredState],
-    *,
-    block_bytes: int,
-    between: Callable[[], None],
-) -> Changes:
-    delivered = [facts.client for facts in cohort.clients if facts.age == 0]
-    with database.read() as session:
-        began = store.began_with(session, delivered, claim.number)
-        earlier = store.changes_before(session, claim.federation_id, claim.number)
-    return compare_changes(
-        database,
-        cohort,
-        states,
-        began,
-        earlier,
-        seed=opened.plan.training.seed,
-        block_bytes=block_bytes,
-        between=between,
-    )
-
-
-def _publish(
-    database: Database, claim: Claim, settled: SettledWeights, changes: Changes | None, output: RoundOutput
-) -> None:
-    with database.write() as session:
-        # Payloads before the federation's lock, in the same order as a delivery.
-        adopted = payloads.adopt_all(session, (item.staged for item in output.written))
-        locked = lock_federation(session, claim.federation_id)
-        row = rounds.get_round(session, claim.federation_id, claim.number, lock=True)
-        if row.lease_token != claim.token:
-            raise rounds.LostRace
-        now = database_time(session)
-        for client, body in sorted(output.bodies.items()):
-            stored = body.adopted(adopted[body.staged.payload_id])
-            assign(session, claim.federation_id, client, claim.number + 1, stored, now)
-
-        def ids(of_clients: Mapping[str, StagedDifference]) -> dict[str, int]:
-            return {client: adopted[row.staged.payload_id] for client, row in sorted(of_clients.items())}
-
-        place = claim.federation_id, claim.number + 1
-        store_bodies(session, *place, SERVED, ids(output.differences))
-        store_bodies(session, *place, OUTPUTS, ids(output.outputs))
-        deltas = [(delta, adopted[delta.staged.payload_id]) for delta in output.deltas]
-        base_delta_store.store_deltas(session, claim.federation_id, claim.number, deltas)
-        store.store_relevance(session, row.id, settled, changes)
-        transitions.publish(session, locked, row)
-        may_crash("publication-written")
-    may_crash("publication-committed")

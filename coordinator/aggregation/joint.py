@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from hashlib import sha256
 from math import prod
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from sqlalchemy import bindparam, select
 from sqlalchemy.orm import Session
 
-from coordinator.aggregation.payload_values import PayloadValues
 from coordinator.db.engine import Database, run
 from coordinator.db.tables.secure_sum import JointModelRow
 from coordinator.http.downloads import Stored
@@ -26,6 +26,7 @@ from schemas.wire.digests import digest_from_hash
 from schemas.wire.envelope import MEDIA_TYPE, head
 
 VALUE_BYTES = 4
+_AHEAD = 2**14  # 64 KiB: many small tensors are read at once
 _LATEST = (
     select(JointModelRow.layout, JointModelRow.payload_id)
     .where(
@@ -86,7 +87,7 @@ def store(session: Session, federation_id: str, round_number: int, model: Publis
 
 
 def newcomer_weights(
-    database: Database, federation_id: str, until: int, layout: Layout, manifest: WeightsManifest
+    database: Database, until: int, layout: Layout, manifest: WeightsManifest
 ) -> Stored | None:
     """Return the joint model after round `until` as the weights of one client; None = there is none yet.
 
@@ -94,7 +95,7 @@ def newcomer_weights(
         LookupError: the model has another layout, or was deleted by retention.
     """
     with database.read() as session:
-        model = latest(session, federation_id, until)
+        model = latest(session, manifest.federation, until)
     if model is None:
         return None
     if model.layout != layout:
@@ -129,6 +130,37 @@ def places_of(layout: Layout) -> list[TensorPlace]:
         begins[segment] = begin + count
         at += count
     return places
+
+
+@dataclass
+class PayloadValues:
+    """Numbers of one type, `count` of them from the beginning of a payload; reads are cheapest in order."""
+
+    database: Database
+    payload_id: int
+    dtype: str
+    count: int
+    _begin: int = field(init=False, default=0)
+    _window: NDArray[Any] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._window = np.zeros(0, self.dtype)
+
+    def read(self, begin: int, count: int) -> NDArray[Any]:
+        """Return `count` numbers from `begin` on, (count,).
+
+        Raises:
+            LookupError: there are fewer, or the payload was deleted.
+        """
+        if begin < 0 or begin + count > self.count:
+            raise LookupError(f"payload {self.payload_id} has no numbers {begin} to {begin + count}")
+        at = begin - self._begin
+        if at < 0 or at + count > len(self._window):
+            end = min(self.count, begin + max(count, _AHEAD))
+            width = np.dtype(self.dtype).itemsize
+            octets = payloads.read_alone(self.database, self.payload_id, width * begin, width * end)
+            self._begin, self._window, at = begin, np.frombuffer(octets, self.dtype), 0
+        return self._window[at : at + count]
 
 
 class JointModel:

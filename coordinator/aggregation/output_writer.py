@@ -5,34 +5,28 @@ A thread hashes and writes while the next values are computed; both take about a
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import sha256
 from types import TracebackType
-from typing import Final, Protocol, Self
+from typing import Final, Self
 
 import numpy as np
-from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session
 
+from coordinator.aggregation.part import StagedWeights
 from coordinator.aggregation.state_reader import Values, portions
 from coordinator.db.engine import Database
-from coordinator.http.downloads import Stored
 from coordinator.observability.fault_points import may_crash
-from coordinator.observability.logs import logger
-from coordinator.storage import payloads
 from coordinator.storage.payloads import Staged
+from coordinator.storage.staging import Staging
 from coordinator.strategies.base import Weights, modules_of
 from schemas.maths.adapter import Layout
 from schemas.wire.digests import digest_from_hash
-from schemas.wire.envelope import MEDIA_TYPE
 
 BATCH_BYTES: Final = 8 * 2**20
 """Bytes that are worth a transaction: a deep model has thousands of modules."""
-
-log = logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,57 +36,6 @@ class Receiver:
     client: str
     layout: Layout
     head: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class StagedOutput:
-    """A new body: `head`, then `staged` from `begin` on; digest and size are those of the whole body."""
-
-    head: bytes
-    staged: Staged
-    begin: int
-    digest: str
-    size: int
-
-    def adopted(self, payload_id: int) -> Stored:
-        return Stored(payload_id, self.digest, self.size, MEDIA_TYPE, head=self.head, begin=self.begin)
-
-
-class Written(Protocol):
-    """An object with a staged payload."""
-
-    @property
-    def staged(self) -> Staged: ...
-
-
-def discard(database: Database, outputs: Iterable[Written]) -> None:
-    """Delete staged payloads that will not be published.
-
-    A failing database is only logged: often another error is being raised, and garbage collection deletes
-    the payloads later.
-    """
-    staged = {output.staged.payload_id: output.staged for output in outputs}
-    try:
-        payloads.discard(database, staged.values())
-    except SQLAlchemyError as error:
-        log.warning("discarding-failed", bodies=len(staged), error=type(error).__name__)
-
-
-@contextmanager
-def replacing(
-    database: Database,
-    before: Mapping[str, StagedOutput],
-    after: Mapping[str, StagedOutput],
-    beside: Collection[Written],
-) -> Iterator[None]:
-    """Discard bodies `before` a step that are not `after` it; if it raises, both, and all `beside` them."""
-    try:
-        yield
-    except BaseException:
-        discard(database, [*before.values(), *after.values(), *beside])
-        raise
-    in_use = {body.staged.payload_id for body in after.values()}
-    discard(database, [body for body in before.values() if body.staged.payload_id not in in_use])
 
 
 class StagedBody:
@@ -112,17 +55,17 @@ class StagedBody:
     def write(self, session: Session, values: memoryview) -> None:
         self._staged.write(session, values)
 
-    def outputs(self) -> dict[str, StagedOutput]:
+    def outputs(self) -> dict[str, StagedWeights]:
         first, begin = self.receivers[0], len(self.receivers[0].head)
         bodies = {
-            first.client: StagedOutput(
+            first.client: StagedWeights(
                 first.head, self._staged, begin, self._staged.digest, self._staged.size
             )
         }
         for receiver, running in zip(self.receivers[1:], self._hashes, strict=True):
             size = len(receiver.head) + self._staged.size - begin
             digest = digest_from_hash(running.hexdigest())
-            bodies[receiver.client] = StagedOutput(receiver.head, self._staged, begin, digest, size)
+            bodies[receiver.client] = StagedWeights(receiver.head, self._staged, begin, digest, size)
         return bodies
 
 
@@ -130,17 +73,14 @@ Product = tuple[Sequence[StagedBody], Values]
 """Rows of values (bodies, block), a row for each body."""
 
 
-def begin(database: Database, weights: Weights, receivers: Sequence[Receiver]) -> list[StagedBody]:
-    bodies = []
-    with database.write() as session:
-        for equal in _groups(weights, receivers):
-            staged = payloads.stage(session)
-            staged.append(session, equal[0].head)
-            bodies.append(StagedBody(staged, equal))
-    return bodies
+def begin(staging: Staging, weights: Weights, receivers: Sequence[Receiver]) -> list[StagedBody]:
+    """Stage a payload for each set of receivers with equal weights."""
+    groups = _groups(weights, receivers)
+    staged = staging.stage_all([equal[0].head for equal in groups])
+    return [StagedBody(payload, equal) for payload, equal in zip(staged, groups, strict=True)]
 
 
-def outputs(bodies: Iterable[StagedBody]) -> dict[str, StagedOutput]:
+def outputs(bodies: Iterable[StagedBody]) -> dict[str, StagedWeights]:
     return {client: output for body in bodies for client, output in body.outputs().items()}
 
 

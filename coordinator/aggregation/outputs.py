@@ -2,58 +2,52 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 
 import numpy as np
 
-from coordinator.aggregation.difference import StagedDifference, stage_body
-from coordinator.aggregation.output_writer import discard
-from coordinator.aggregation.store import Established
+from coordinator.aggregation.part import ClosedRound, Established, NewWeights, Part
 from coordinator.aggregation.voices import has_voices
 from coordinator.db.engine import Database
 from coordinator.db.tables.alignment import AnchorsRow
 from coordinator.storage import payloads
-from coordinator.strategies.base import Floats, Weighing
+from coordinator.storage.payloads import Staged
+from coordinator.storage.staging import Staging
+from coordinator.strategies.base import Floats
 from coordinator.strategies.opening import OpenedPlan
 from coordinator.updates.validation import expected_streams, expected_tensors
+from coordinator.weights.store import OUTPUTS
 from schemas.messages.alignment import Anchors
 from schemas.wire.compress import is_frame
 from schemas.wire.envelope import pack, unpack
 from schemas.wire.outputs import Outputs, mixed, rows_of
 
 
-def stage_mixtures(
-    database: Database,
-    opened: OpenedPlan,
-    clients: Sequence[Established],
-    weighing: Weighing,
-    between: Callable[[], None],
-) -> dict[str, StagedDifference]:
-    """Stage by client the mixture of its peers' outputs; none for clients with too few voices.
+class OutputMixtures(Part):
+    """Mixtures of the outputs of clients, which are served beside the weights."""
 
-    A client that sent none in its last update, or of other texts, is served none. `between` is called after
-    every client; if it raises, everything staged is discarded.
-    """
-    if opened.traits.distil is None:
-        return {}
-    outputs_by_client = _read_outputs(database, opened, clients, between) if clients else {}
-    weights = opened.strategy.listens(weighing)
-    manifests = {client.facts.client: client.manifest for client in clients if client.is_enrolled}
-    staged: dict[str, StagedDifference] = {}
-    try:
-        for row, facts in zip(weights, weighing.cohort.clients, strict=True):
-            if facts.client in outputs_by_client and facts.client in manifests:
-                names = [peer.client for peer in weighing.cohort.clients]
+    def finish(self, closed: ClosedRound, new: NewWeights) -> None:
+        """Stage for each client the mixture of its peers' outputs; none for clients with too few voices.
+
+        A client that sent none in its last update, or of other texts, is served none.
+        """
+        if new.settled is None or not new.clients:
+            return
+        staging, opened, weighing = closed.staging, closed.opened, new.settled.weighing
+        outputs_by_client = _read_outputs(staging, opened, new.clients)
+        weights = opened.strategy.listens(weighing)
+        manifests = {client.facts.client: client.manifest for client in new.clients if client.is_enrolled}
+        names = [peer.client for peer in weighing.cohort.clients]
+        staged: dict[str, Staged] = {}
+        for row, client in zip(weights, names, strict=True):
+            if client in outputs_by_client and client in manifests:
                 mixture = _mixture(outputs_by_client, names, row, opened.plan.privacy.min_voices)
                 if mixture is not None:
-                    body = pack(mixture.tensors, manifests[facts.client], compress=True)
-                    staged[facts.client] = stage_body(database, body)
-            between()
-    except BaseException:
-        discard(database, staged.values())
-        raise
-    return staged
+                    body = pack(mixture.tensors, manifests[client], compress=True)
+                    staged[client] = staging.stage_body(body)
+            staging.between()
+        new.beside[OUTPUTS] = staged
 
 
 def _rows(database: Database, federation_id: str, opened: OpenedPlan) -> int:
@@ -80,16 +74,14 @@ def _mixture(
     return mixture if mixture.shares.any() else None
 
 
-def _read_outputs(
-    database: Database, opened: OpenedPlan, clients: Sequence[Established], between: Callable[[], None]
-) -> dict[str, Outputs]:
+def _read_outputs(staging: Staging, opened: OpenedPlan, clients: Sequence[Established]) -> dict[str, Outputs]:
     """Read the outputs of each client's last update; one body is in memory at a time."""
     outputs_by_client: dict[str, Outputs] = {}
-    rows = _rows(database, clients[0].manifest.federation, opened)
+    rows = _rows(staging.database, clients[0].manifest.federation, opened)
     needed = opened.traits.needs_sketch
     for client in clients:
         payload_id, size = client.received
-        body = payloads.read_alone(database, payload_id, 0, size)
+        body = payloads.read_alone(staging.database, payload_id, 0, size)
         with unpack(
             body,
             encoding="zstd" if is_frame(body) else None,
@@ -100,5 +92,5 @@ def _read_outputs(
             outputs = Outputs.read(envelope)
         if outputs is not None and len(outputs.bytes) == rows:
             outputs_by_client[client.facts.client] = outputs
-        between()
+        staging.between()
     return outputs_by_client

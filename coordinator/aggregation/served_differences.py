@@ -6,26 +6,19 @@ whether they were downloaded as a difference or dense. Clients of equal values s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from sqlalchemy.orm import Session
 
-from coordinator.aggregation.difference import Difference, StagedDifference
-from coordinator.aggregation.output_writer import (
-    BATCH_BYTES,
-    Receiver,
-    StagedBody,
-    StagedOutput,
-    discard,
-    replacing,
-)
-from coordinator.db.engine import Database
+from coordinator.aggregation.difference import Difference
+from coordinator.aggregation.output_writer import BATCH_BYTES, Receiver, StagedBody
+from coordinator.aggregation.part import ClosedRound, NewWeights, Part, StagedWeights
 from coordinator.observability.fault_points import may_crash
 from coordinator.rounds import base_weights, delta_reference
 from coordinator.rounds.delta_reference import Reference
-from coordinator.storage import payloads
-from coordinator.strategies.opening import OpenedPlan
+from coordinator.storage.staging import Staging
+from coordinator.weights.store import SERVED
 from schemas.maths.adapter import Layout
 from schemas.messages.recipes import Recipe
 from schemas.messages.updates import WeightsManifest
@@ -34,37 +27,27 @@ from schemas.wire.header import read_own_head
 from schemas.wire.quantise import Floats, NotEncodable
 
 
-@dataclass(frozen=True, slots=True)
-class ServedOutput:
-    """Bodies by client, and the differences by which some clients reconstruct theirs."""
+class ServedDifferences(Part):
+    """The recipe of a plan by which the weights that clients were served last are changed to the new ones."""
 
-    bodies: dict[str, StagedOutput]
-    differences: dict[str, StagedDifference]
+    def finish(self, closed: ClosedRound, new: NewWeights) -> None:
+        """Replace new weights by ones that clients reconstruct.
 
-
-def as_differences(
-    database: Database,
-    opened: OpenedPlan,
-    bodies: dict[str, StagedOutput],
-    round_number: int,
-    between: Callable[[], None],
-) -> ServedOutput:
-    """Replace the weights after a round by ones that clients reconstruct, by the recipe of the plan.
-
-    Weights stay as they are where a client has none in their layout and frames, and where a value is too far
-    from its last one. `between` is called after every tensor; if it raises, all staged payloads are
-    discarded.
-    """
-    recipe = opened.plan.wire.served_difference
-    result = ServedOutput(dict(bodies), {})
-    if recipe is None:
-        return result
-    with replacing(database, bodies, result.bodies, result.differences.values()):
-        with database.read() as session:
-            groups = _groups(session, bodies, round_number, opened.plan.training.seed)
+        Weights stay as they are where a client has none in their layout and frames, and where a value is too
+        far from its last one.
+        """
+        plan, before = closed.opened.plan, dict(new.bodies)
+        recipe = plan.wire.served_difference
+        if recipe is None:
+            return
+        with closed.database.read() as session:
+            groups = _groups(session, before, closed.claim.number, plan.training.seed)
         for group in groups:
-            _encode(database, recipe, group, result, between)
-    return result
+            _encode(closed.staging, recipe, group, new)
+        in_use = {body.staged.payload_id for body in new.bodies.values()}
+        closed.staging.discard(
+            [body.staged for body in before.values() if body.staged.payload_id not in in_use]
+        )
 
 
 @dataclass(slots=True)
@@ -81,7 +64,7 @@ class _Group:
 
 
 def _groups(
-    session: Session, bodies: Mapping[str, StagedOutput], round_number: int, seed: int
+    session: Session, bodies: Mapping[str, StagedWeights], round_number: int, seed: int
 ) -> list[_Group]:
     groups: dict[tuple[object, ...], _Group] = {}
     for client, body in sorted(bodies.items()):
@@ -119,10 +102,8 @@ def _earlier_weights(
     return Reference(served.digest, served.payload_id, served.begin, layout, seed)
 
 
-def _encode(
-    database: Database, recipe: Recipe, group: _Group, result: ServedOutput, between: Callable[[], None]
-) -> None:
-    """Stage a group's weights and their difference, and put them into `result`.
+def _encode(staging: Staging, recipe: Recipe, group: _Group, new: NewWeights) -> None:
+    """Stage a group's weights and their difference, and put them into `new`.
 
     Clients with another reference than most are served the same weights without a difference, so that from
     then on they share those of the others.
@@ -130,40 +111,34 @@ def _encode(
     earlier = _commonest(group.earlier.values())
     if earlier is None:
         return
-    layout = group.receivers[0].layout
+    database, layout = staging.database, group.receivers[0].layout
     difference = Difference(recipe, group.manifest.round)
     rounded = difference.rounded(
         layout,
         delta_reference.reader(database, group.values, layout),
         delta_reference.reader(database, earlier, layout),
     )
-    with database.write() as session:
-        staged = payloads.stage(session)
-        staged.append(session, group.receivers[0].head)
+    (staged,) = staging.stage_all([group.receivers[0].head])
     body = StagedBody(staged, group.receivers)
     try:
-        _write(database, body, rounded, between)
-        coded = difference.stage(database, group.manifest)
+        _write(staging, body, rounded)
     except NotEncodable:
-        discard(database, body.outputs().values())
+        staging.discard([staged])
         return
-    except BaseException:
-        discard(database, body.outputs().values())
-        raise
-    result.bodies.update(body.outputs())
+    coded = difference.stage(staging, group.manifest)
+    new.bodies.update(body.outputs())
+    differences = new.beside.setdefault(SERVED, {})
     for client, reference in group.earlier.items():
         if (reference.payload_id, reference.begin) == (earlier.payload_id, earlier.begin):
-            result.differences[client] = coded
+            differences[client] = coded
 
 
-def _write(
-    database: Database, body: StagedBody, tensors: Iterator[Floats], between: Callable[[], None]
-) -> None:
-    """Hash and write tensors to a body in few transactions; `between` is called after every tensor."""
+def _write(staging: Staging, body: StagedBody, tensors: Iterator[Floats]) -> None:
+    """Hash and write tensors to a body in few transactions."""
     buffered: list[memoryview] = []
 
     def flush() -> None:
-        with database.write() as session:
+        with staging.database.write() as session:
             for view in buffered:
                 body.write(session, view)
         buffered.clear()
@@ -175,5 +150,5 @@ def _write(
         buffered.append(view)
         if sum(map(len, buffered)) >= BATCH_BYTES:
             flush()
-        between()
+        staging.between()
     flush()

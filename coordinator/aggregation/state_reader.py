@@ -1,34 +1,30 @@
-"""Read columns of the clients' states from the database, in short transactions."""
+"""Read columns of the clients' states, or A and B of a module, in short transactions."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import TypeVar
+from collections.abc import Iterator, Mapping, Sequence
+from math import prod
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from coordinator.aggregation.blocks import Block
+from coordinator.aggregation.part import StoredState
 from coordinator.db.engine import Database
 from coordinator.storage import payloads
-from schemas.maths.adapter import Layout
+from coordinator.strategies.base import Floats, Module, Weights
+from coordinator.strategies.capabilities import Source
+from schemas.maths.adapter import Layout, Shape, factor_of, module_of
+from schemas.maths.factors import Factors
 
 Item = TypeVar("Item")
 Values = NDArray[np.float32]
+Place = tuple[int, Shape]
 
 VALUE_BYTES = 4
 _TRANSACTION_BYTES = 16 * 2**20
 _APART_VALUES = 80
-
-
-@dataclass(frozen=True, slots=True)
-class StoredState:
-    """A client's stored adapter state: float32 values in the order of `layout`, from byte `begin` on."""
-
-    payload_id: int
-    begin: int
-    layout: Layout
 
 
 def room(rows: int, values: int, spare: Values | None = None) -> Values:
@@ -67,3 +63,58 @@ def portions(items: Sequence[Item], bytes_each: int) -> Iterator[Sequence[Item]]
     most = max(1, _TRANSACTION_BYTES // max(1, bytes_each))
     for at in range(0, len(items), most):
         yield items[at : at + most]
+
+
+class StoredFactors:
+    """The positions of every client's A and B, by module."""
+
+    def __init__(self, database: Database, states: Mapping[str, StoredState]) -> None:
+        self._database = database
+        self._states = states
+        self._places = {client: places(state.layout) for client, state in states.items()}
+
+    def sources(self, weights: Weights, module: Module, row: Floats) -> list[Source]:
+        """Read a module of all clients with weight in a row (N,) of W; [] if no client has."""
+        clients = weights.cohort.clients
+        weighted = [(clients[place], float(row[place])) for place in map(int, np.flatnonzero(row))]
+        most = max((self._bytes(facts.client, module) for facts, _ in weighted), default=0)
+        sources: list[Source] = []
+        for portion in portions(weighted, most):
+            with self._database.driver_connection() as driver:
+                sources += [
+                    Source(self._factors(driver, facts.client, module), weight, facts.age or 0)
+                    for facts, weight in portion
+                ]
+        return sources
+
+    def of_client(self, client_id: str, module: Module) -> Factors:
+        with self._database.driver_connection() as driver:
+            return self._factors(driver, client_id, module)
+
+    def _factors(self, driver: Any, client_id: str, module: Module) -> Factors:
+        state, by_factor = self._states[client_id], self._places[client_id][module]
+        return read_factors(driver, state.payload_id, state.begin, by_factor["A"], by_factor["B"])
+
+    def _bytes(self, client_id: str, module: Module) -> int:
+        return sum(prod(shape) for _, shape in self._places[client_id][module].values()) * VALUE_BYTES
+
+
+def places(layout: Layout) -> dict[Module, dict[str, Place]]:
+    by_module: dict[Module, dict[str, Place]] = {}
+    at = 0
+    for tensor, shape in layout.items():
+        by_module.setdefault(module_of(tensor), {})[factor_of(tensor)] = at, shape
+        at += prod(shape)
+    return by_module
+
+
+def read_factors(driver: Any, payload_id: int, begin: int, a: Place, b: Place) -> Factors:
+    """Read A and B over the driver's connection; their places are in the values from byte `begin` on."""
+
+    def read(place: Place) -> Values:
+        at, shape = place
+        values: Values = np.empty(shape, "<f4")
+        payloads.read_into(driver, payload_id, begin + at * VALUE_BYTES, values.data.cast("B"))
+        return values
+
+    return Factors(read(a), read(b))

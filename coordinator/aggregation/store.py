@@ -3,41 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 import numpy as np
 from sqlalchemy import func, or_, select
 from sqlalchemy.orm import Session
 
-from coordinator.aggregation.changes import Changes
-from coordinator.aggregation.state_reader import StoredState
-from coordinator.aggregation.weighting import SettledWeights
+from coordinator.aggregation.part import Established, SettledWeights, StoredState
 from coordinator.db.tables.alignment import PackRow
-from coordinator.db.tables.federations import ClientRow, RelevanceRow, RoundRow, SignatureRow, UpdateRow
+from coordinator.db.tables.federations import ClientRow, RelevanceRow, SignatureRow, UpdateRow
 from coordinator.federations.store import shares_across
 from coordinator.rounds import base_weights
 from coordinator.strategies.base import ClientFacts, Sketch, modules_of
 from coordinator.strategies.opening import OpenedPlan
-from schemas.maths.adapter import Layout, at_rank
+from schemas.maths.adapter import at_rank
 from schemas.messages.federations import FederationPlan
 from schemas.messages.updates import WeightsManifest
 from schemas.wire.header import read_own_head
-
-
-@dataclass(frozen=True, slots=True)
-class Established:
-    """A client with an accepted update; after it is revoked, the update counts in its own round only.
-
-    `manifest` is that of its next weights, which only an enrolled client gets. `compared` is the layout of
-    its state, under mixed ranks at the largest one. `received` are id and size of the payload as received.
-    """
-
-    facts: ClientFacts
-    state: StoredState
-    compared: Layout
-    manifest: WeightsManifest
-    is_enrolled: bool
-    received: tuple[int, int]
 
 
 def established(
@@ -95,41 +76,6 @@ def last_served(session: Session, clients: Iterable[str], until: int) -> dict[st
     return states
 
 
-def began_with(session: Session, clients: Iterable[str], round_number: int) -> dict[str, StoredState]:
-    """Return the weights with which clients began a round; those that began with zeros are left out."""
-    states = {}
-    for client in clients:
-        served = base_weights.newest(session, client, round_number)
-        if served is not None and served.payload_id is not None and served.head is not None:
-            states[client] = StoredState(served.payload_id, served.begin, read_own_head(served.head)[0])
-    return states
-
-
-def changes_before(session: Session, federation_id: str, round_number: int) -> Changes | None:
-    """Return the comparisons of changes that the newest round before this one stored; None without one."""
-    newest = (
-        select(func.max(RoundRow.number))
-        .join(RelevanceRow, RelevanceRow.round_id == RoundRow.id)
-        .where(
-            RoundRow.federation_id == federation_id,
-            RoundRow.number < round_number,
-            RelevanceRow.changes.is_not(None),
-        )
-    ).scalar_subquery()
-    rows = session.execute(
-        select(RelevanceRow.client_id, RelevanceRow.changes)
-        .join(RoundRow, RoundRow.id == RelevanceRow.round_id)
-        .where(RoundRow.federation_id == federation_id, RoundRow.number == newest)
-        .order_by(RelevanceRow.ordinal)
-    ).all()
-    if not rows:
-        return None
-    # (N, 2, N): of each client, its products with all, and the lengths that belong to them.
-    stored = [np.frombuffer(changes, "<f8") for _, changes in rows if changes is not None]
-    values = np.stack(stored).reshape(len(rows), 2, len(rows))
-    return Changes([client for client, _ in rows], values[:, 0], values[:, 1])
-
-
 def sketch_model(plan: FederationPlan, base_model: str) -> str:
     """Return the model that makes a client's sketch; sketches of different models are not comparable."""
     pivot = plan.alignment.pivot if plan.alignment is not None else None
@@ -165,9 +111,7 @@ def organisation(session: Session, client_id: str) -> str | None:
     return session.scalars(select(ClientRow.organisation_key).where(ClientRow.id == client_id)).one()
 
 
-def store_relevance(
-    session: Session, round_id: int, settled: SettledWeights, changes: Changes | None
-) -> None:
+def store_relevance(session: Session, round_id: int, settled: SettledWeights) -> None:
     weighing, report = settled.weighing, settled.report
     for i, facts in enumerate(weighing.cohort.clients):
         session.add(
@@ -181,13 +125,8 @@ def store_relevance(
                 served=report.served[i].astype("<f8").tobytes() if report is not None else None,
                 agreement=report.agreement[i].astype("<f8").tobytes() if report is not None else None,
                 held=report.reductions[i].tobytes() if report is not None else None,
-                changes=_row_of(changes, i) if changes is not None else None,
             )
         )
-
-
-def _row_of(changes: Changes, place: int) -> bytes:
-    return np.stack([changes.products[place], changes.lengths[place]]).astype("<f8").tobytes()
 
 
 def _set_in_use(pack: PackRow | None, plan: FederationPlan) -> str | None:

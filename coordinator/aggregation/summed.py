@@ -5,51 +5,50 @@ Nothing here can read an update: the input is the total of the round's sum, and 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from hashlib import sha256
+from math import prod
+from typing import ClassVar
 
 import numpy as np
-from sqlalchemy import bindparam, select
-from sqlalchemy.exc import SQLAlchemyError
-from sqlalchemy.orm import Session
+from sqlalchemy import bindparam, exists, select
+from sqlalchemy.orm import Session, aliased
 
 from coordinator.aggregation import joint
-from coordinator.aggregation.bank_round import (
-    BankChange,
-    BankInputs,
-    BankModel,
-    StagedExpert,
-    bank_inputs,
-    change_bank,
-    next_index,
-    stage_experts,
-    store_change,
+from coordinator.aggregation.difference import Difference
+from coordinator.aggregation.joint import (
+    JointModel,
+    PayloadValues,
+    PublishedJoint,
+    TensorPlace,
+    Values,
+    places_of,
 )
-from coordinator.aggregation.claim import Claim
-from coordinator.aggregation.joint import JointModel, PublishedJoint, TensorPlace, Values, places_of
-from coordinator.aggregation.stored_total import StoredTotal
-from coordinator.aggregation.summed_weights import NewWeights, Receivers, write, write_as_difference
-from coordinator.db.engine import Database, database_time, run
-from coordinator.db.federation_lock import lock_federation
-from coordinator.db.tables.federations import ClientRow
+from coordinator.aggregation.part import Claim, ClosedRound, NewWeights, OldTensors, Part, StagedWeights
+from coordinator.db.engine import Database, run
+from coordinator.db.tables.federations import ClientRow, RoundRow
+from coordinator.db.tables.secure_sum import JointModelRow, SumSessionRow
 from coordinator.http.downloads import Stored
 from coordinator.observability.fault_points import may_crash
-from coordinator.observability.logs import logger
-from coordinator.rounds import base_weights, transitions
-from coordinator.rounds import store as rounds
+from coordinator.rounds import base_weights
 from coordinator.secure_sum.totals import SummedTotal, summed_total
-from coordinator.storage import payloads
 from coordinator.storage.payloads import Staged
+from coordinator.storage.staging import Staging
 from coordinator.strategies.opening import OpenedPlan, require_summed
-from coordinator.totals import Joint, Revised
-from coordinator.weights.store import SERVED, assign, store_bodies
+from coordinator.totals import Floats, Joint, Revised
+from coordinator.weights.store import SERVED
 from schemas.maths.adapter import Layout, is_of_one_base_model, module_of
-from schemas.maths.bank import bank_layout
 from schemas.messages.enrolment import Profile
+from schemas.messages.recipes import Recipe
+from schemas.messages.secure_sum import Segment
 from schemas.messages.updates import BankIndex, WeightsManifest
 from schemas.secure_sum.counts import groups_of
-from schemas.secure_sum.segments import segments_of
-from schemas.wire.envelope import MEDIA_TYPE
+from schemas.secure_sum.encoding import dequantise
+from schemas.secure_sum.segments import SCORES, SUMMED_SCORES, WEIGHT, segments_of
+from schemas.wire.digests import digest_from_hash
+from schemas.wire.envelope import head
+from schemas.wire.quantise import NotEncodable
 
 _BYTES_PER_VALUE = 64
 """Memory per value of a block: total and model as stored and as float64, the result, and its octets."""
@@ -60,8 +59,6 @@ _ENROLLED = (
     .order_by(ClientRow.id)
 )
 _CLIENT = select(ClientRow.base_model, ClientRow.profile).where(ClientRow.id == bindparam("client"))
-
-log = logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,70 +76,90 @@ class _Inputs:
     payload_id: int | None
     packs: Mapping[str, str | None]
     began: frozenset[str]
-    bank: BankInputs | None
 
 
-@dataclass(frozen=True, slots=True)
-class _NewBank:
-    """A changed bank, and the staged values of its changed experts."""
+class SummedRound(Part):
+    """A round whose updates are summed: its sum changes the joint model, which all clients are served."""
 
-    change: BankChange
-    experts: list[StagedExpert]
-    index: BankIndex
+    stores_newcomer_weights: ClassVar[bool] = True
 
+    # Of one round, assigned by `new_weights`.
+    _layout: Layout
+    _values: Staged
+    _losses: Mapping[str, float]
 
-def publish_sum(
-    database: Database,
-    claim: Claim,
-    opened: OpenedPlan,
-    *,
-    block_bytes: int,
-    between: Callable[[], None],
-) -> None:
-    """Change the joint model by the total of a claimed round, and publish it as the weights of all clients.
+    def new_weights(self, closed: ClosedRound) -> NewWeights:
+        """Change the joint model by the total of a round, and stage it as the weights of all clients.
 
-    `between` is called after every block; it extends the lease, or raises.
-
-    Raises:
-        LostRace: another worker has the round, or it has ended; nothing was published.
-        NotSummed: the strategy needs each client's update.
-        LookupError: the total or the model was deleted by retention, or the total is of another layout.
-    """
-    strategy = require_summed(opened)
-    with database.read() as session:
-        inputs = _read(session, claim, opened)
-    seed = opened.plan.training.seed
-    shared = JointModel(database, inputs.layout, inputs.payload_id, seed)
-    model: JointModel | BankModel = shared
-    if inputs.bank is not None:
-        model = BankModel(database, shared, inputs.layout, inputs.bank.current, seed)
-    total = StoredTotal(database, inputs.total)
-    revised = {change.segment: change for change in strategy.step(model, total)}
-    begun: list[Staged] = []
-    try:
-        bank = None
-        if inputs.bank is not None and isinstance(model, BankModel):
-            current, counts = inputs.bank.current, inputs.bank.counts
-            change = change_bank(current, counts, model, total, revised, claim.number)
-            experts = stage_experts(database, claim, inputs.layout, change, begun, between)
-            bank = _NewBank(change, experts, next_index(current, change, claim.number, experts))
-        manifests = _manifests(claim, inputs, bank.index if bank is not None else None)
+        Raises:
+            NotSummed: the strategy needs each client's update.
+            LookupError: the total or the model was deleted by retention, or the total is of another layout.
+        """
+        opened, database = closed.opened, closed.database
+        strategy = require_summed(opened)
+        with database.read() as session:
+            inputs = _read(session, closed)
+        layout = inputs.layout
+        shared = JointModel(database, layout, inputs.payload_id, opened.plan.training.seed)
+        model: Joint = shared
+        for part in closed.parts:
+            model = part.joint_model(closed, model, layout)
+        total = StoredTotal(database, inputs.total)
+        revised = {change.segment: change for change in strategy.step(model, total)}
+        indices = [part.revise(closed, total, revised, layout) for part in closed.parts]
+        bank = next((index for index in indices if index is not None), None)
+        receivers = _Receivers(layout, _manifests(closed.claim, inputs, bank), inputs.began)
+        block_values = max(1, closed.staging.block_bytes // _BYTES_PER_VALUE)
 
         def values() -> Iterator[Values]:
-            return revised_values(inputs.layout, model, revised, max(1, block_bytes // _BYTES_PER_VALUE))
+            return revised_values(layout, model, revised, block_values)
 
-        receivers = Receivers(inputs.layout, manifests, inputs.began)
-        weights = None
+        written = None
         recipe = opened.plan.wire.served_difference
         if recipe is not None:
-            new = values()
-            weights = write_as_difference(database, recipe, receivers, new, shared.tensor, begun, between)
-        if weights is None:
-            weights = write(database, receivers, values(), begun, between)
-        _publish(database, claim, inputs, weights, bank, total.mean_losses())
-    except BaseException:
-        _discard(database, begun)
-        raise
+            written = _write_as_difference(closed.staging, recipe, receivers, values(), shared.tensor)
+        if written is None:
+            written = _write(closed.staging, closed.staging.stage(), receivers, values())
+        self._layout, self._values, self._losses = layout, written.staged, total.mean_losses()
+        return NewWeights(written.bodies, beside={SERVED: written.differences})
+
+    def store(self, session: Session, row: RoundRow, adopted: Mapping[int, int]) -> None:
+        """Store the joint model and the mean losses of the members."""
+        values = self._values
+        model = PublishedJoint(self._layout, adopted[values.payload_id], values.digest, self._losses)
+        joint.store(session, row.federation_id, row.number, model)
+
+    @staticmethod
+    def newcomer_weights(
+        database: Database, base_model: str, layout: Layout, manifest: WeightsManifest, until: int
+    ) -> Stored | None:
+        """Return the joint model after round `until`; None = there is none yet."""
+        return joint.newcomer_weights(database, until, layout, manifest)
+
+    @staticmethod
+    def old_tensors(federation_id: str, oldest_kept: int) -> Sequence[OldTensors]:
+        """Return totals, and joint models but the last one."""
+        newer = aliased(JointModelRow)
+        superseded = exists().where(
+            newer.federation_id == JointModelRow.federation_id,
+            newer.round_number > JointModelRow.round_number,
+        )
+        models = select(JointModelRow).where(
+            JointModelRow.federation_id == federation_id,
+            JointModelRow.round_number < oldest_kept,
+            JointModelRow.payload_id.is_not(None),
+            superseded,
+        )
+        totals = (
+            select(SumSessionRow)
+            .join(RoundRow, RoundRow.id == SumSessionRow.round_id)
+            .where(
+                RoundRow.federation_id == federation_id,
+                RoundRow.number < oldest_kept,
+                SumSessionRow.total_payload_id.is_not(None),
+            )
+        )
+        return OldTensors(models), OldTensors(totals, references=("total_payload_id",))
 
 
 def revised_values(
@@ -179,15 +196,17 @@ def _values(place: TensorPlace, begin: int, count: int, model: Joint, revised: R
     return new
 
 
-def _read(session: Session, claim: Claim, opened: OpenedPlan) -> _Inputs:
+def _read(session: Session, closed: ClosedRound) -> _Inputs:
+    claim, opened = closed.claim, closed.opened
     total = summed_total(session, claim.round_id)
     base_model, profile = run(session, _CLIENT, {"client": total.counted[0]}).one()
     layout = _layout(session, claim, opened, base_model, profile)
     before = joint.latest(session, claim.federation_id, claim.number - 1)
     if before is not None and before.layout != layout:
         raise LookupError("the layout of the members is not that of the joint model")
-    bank = bank_inputs(session, claim, opened)
-    whole = bank_layout(layout, bank.current.experts) if bank is not None else layout
+    whole = layout
+    for part in closed.parts:
+        whole = part.joint_layout(closed, session, whole)
     if list(segments_of(opened.plan, whole, groups_of(total.terms.segments))) != total.terms.segments:
         raise LookupError("the total is not of the layout of its members")
     same_model = any(is_of_one_base_model(module_of(tensor)) for tensor in layout)
@@ -206,7 +225,7 @@ def _read(session: Session, claim: Claim, opened: OpenedPlan) -> _Inputs:
         # Before the first model, all that a client was served are zeros, which stand for the start.
         if served is not None and payload_id in (None, served.payload_id):
             began.add(client)
-    return _Inputs(total, layout, payload_id, packs, frozenset(began), bank)
+    return _Inputs(total, layout, payload_id, packs, frozenset(began))
 
 
 def _layout(
@@ -231,44 +250,155 @@ def _manifests(claim: Claim, inputs: _Inputs, bank: BankIndex | None) -> dict[st
     }
 
 
-def _publish(
-    database: Database,
-    claim: Claim,
-    inputs: _Inputs,
-    weights: NewWeights,
-    bank: _NewBank | None,
-    losses: Mapping[str, float],
-) -> None:
-    experts = bank.experts if bank is not None else []
-    with database.write() as session:
-        # The payloads before the federation's lock, in the same order as a delivery.
-        digest, size = weights.staged.digest, weights.staged.size
-        staged = [*(expert.staged for expert in experts), weights.staged, *weights.differences.values()]
-        adopted = payloads.adopt_all(session, staged)
-        payload_id = adopted[weights.staged.payload_id]
-        locked = lock_federation(session, claim.federation_id)
-        row = rounds.get_round(session, claim.federation_id, claim.number, lock=True)
-        if row.lease_token != claim.token:
-            raise rounds.LostRace
-        now = database_time(session)
-        for client, beginning in sorted(weights.heads.items()):
-            body = len(beginning) + size
-            stored = Stored(payload_id, weights.digests[client], body, MEDIA_TYPE, head=beginning)
-            assign(session, claim.federation_id, client, claim.number + 1, stored, now)
-        differences = {client: adopted[item.payload_id] for client, item in weights.differences.items()}
-        store_bodies(session, claim.federation_id, claim.number + 1, SERVED, differences)
-        published = PublishedJoint(inputs.layout, payload_id, digest, losses)
-        joint.store(session, claim.federation_id, claim.number, published)
-        if bank is not None:
-            store_change(session, row, bank.change, experts, adopted)
-        transitions.publish(session, locked, row)
-        may_crash("publication-written")
-    may_crash("publication-committed")
+@dataclass(frozen=True, slots=True)
+class _Receivers:
+    """The clients that are served a joint model, by their manifests.
+
+    `began` are those whose last weights are the model before it.
+    """
+
+    layout: Layout
+    manifests: Mapping[str, WeightsManifest]
+    began: frozenset[str]
 
 
-def _discard(database: Database, staged: list[Staged]) -> None:
-    """Delete unpublished weights; a failing database is only logged, as another error is being raised."""
+@dataclass(frozen=True, slots=True)
+class _Written:
+    """Staged values, and each client's weights: its own head, and these values.
+
+    `differences` are those to the model which all began with, by client.
+    """
+
+    staged: Staged
+    bodies: dict[str, StagedWeights]
+    differences: dict[str, Staged] = field(default_factory=dict)
+
+
+def _write(staging: Staging, staged: Staged, receivers: _Receivers, blocks: Iterable[Values]) -> _Written:
+    """Write a model's values to a staged payload, in blocks in the order of the layout."""
+    heads = {client: head(receivers.layout, manifest) for client, manifest in receivers.manifests.items()}
+    hashers = {client: sha256(beginning) for client, beginning in heads.items()}
+    for values in blocks:
+        octets = values.data.cast("B")
+        with staging.database.write() as session:
+            staged.append(session, octets)
+        may_crash("block-staged")
+        for hasher in hashers.values():
+            hasher.update(octets)
+        staging.between()
+    bodies = {
+        client: StagedWeights(
+            beginning,
+            staged,
+            0,
+            digest_from_hash(hashers[client].hexdigest()),
+            len(beginning) + staged.size,
+        )
+        for client, beginning in heads.items()
+    }
+    return _Written(staged, bodies)
+
+
+def _write_as_difference(
+    staging: Staging,
+    recipe: Recipe,
+    receivers: _Receivers,
+    blocks: Iterator[Values],
+    earlier: Callable[[str], Values],
+) -> _Written | None:
+    """Stage a model's values as clients reconstruct them, and the difference to the model before.
+
+    Clients with different alignment packs get the same streams under manifests of their own. None = there is
+    no client, or a value is too far from the one before.
+    """
+    if not receivers.manifests:
+        return None
+    difference = Difference(recipe, next(iter(receivers.manifests.values())).round)
+    tensors = _tensors(receivers.layout, blocks)
+    rounded = difference.rounded(receivers.layout, lambda _: next(tensors), earlier)
+    staged = staging.stage()
     try:
-        payloads.discard(database, staged)
-    except SQLAlchemyError as error:
-        log.warning("discarding-failed", bodies=len(staged), error=type(error).__name__)
+        written = _write(staging, staged, receivers, (values.reshape(-1) for values in rounded))
+    except NotEncodable:
+        staging.discard([staged])
+        return None
+    by_pack: dict[str | None, Staged] = {}
+    for client in sorted(receivers.began):
+        manifest = receivers.manifests[client]
+        if manifest.pack not in by_pack:
+            by_pack[manifest.pack] = difference.stage(staging, manifest)
+    by_client = {client: by_pack[receivers.manifests[client].pack] for client in sorted(receivers.began)}
+    return replace(written, differences=by_client)
+
+
+def _tensors(layout: Layout, blocks: Iterator[Values]) -> Iterator[Values]:
+    """Yield the tensors of a layout, in order and shape, from blocks of values."""
+    remaining = np.empty(0, np.float32)
+    for shape in layout.values():
+        parts, missing = [], prod(shape)
+        while missing:
+            if not remaining.size:
+                remaining = next(blocks)
+            parts.append(remaining[:missing])
+            remaining = remaining[missing:]
+            missing -= parts[-1].size
+        yield np.concatenate(parts).reshape(shape)
+
+
+class StoredTotal:
+    """The stored sum of the inputs of `count` members (`coordinator.totals.Total`)."""
+
+    def __init__(self, database: Database, stored: SummedTotal) -> None:
+        self._bits = stored.terms.bits
+        self._count = len(stored.counted)
+        self._segments: dict[str, tuple[Segment, int, PayloadValues]] = {}
+        at = 0
+        for segment in stored.terms.segments:
+            values = PayloadValues(database, stored.payload_id, "<i4", stored.terms.values)
+            self._segments[segment.name] = segment, at, values
+            at += segment.values
+
+    @property
+    def count(self) -> int:
+        return self._count
+
+    @property
+    def segments(self) -> Collection[str]:
+        return self._segments
+
+    def number(self, name: str) -> float:
+        """Return a summed scalar; `weight` is `count` if members have uniform weights.
+
+        Raises:
+            KeyError: no such number was summed.
+            LookupError: the total was deleted by retention.
+        """
+        if name == WEIGHT and name not in self._segments:
+            return float(self._count)
+        segment, _, _ = self._segments[name]
+        if segment.values != 1:
+            raise KeyError(name)
+        return float(self.values(name, 0, 1)[0])
+
+    def values(self, segment: str, begin: int, count: int) -> Floats:
+        """Return `count` summed values of a segment from `begin` on, (count,).
+
+        Raises:
+            KeyError: no such segment was summed.
+            LookupError: it has fewer values, or the total was deleted by retention.
+        """
+        summed, at, stored = self._segments[segment]
+        if begin < 0 or begin + count > summed.values:
+            raise LookupError(f"segment {segment} has no values {begin} to {begin + count}")
+        return dequantise(stored.read(at + begin, count).astype(np.int64), summed.clip, self._bits)
+
+    def mean_losses(self) -> dict[str, float]:
+        """Return the mean loss of the members by model, `served` and `trained`; {} if none were summed."""
+        if SCORES not in self._segments:
+            return {}
+        sums = self.values(SCORES, 0, len(SUMMED_SCORES))
+        # Each rounded at random: the mean of losses of 0 may be slightly below it.
+        return {
+            name: max(0.0, float(value) / self._count)
+            for name, value in zip(SUMMED_SCORES, sums, strict=True)
+        }

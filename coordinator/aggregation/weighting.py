@@ -1,18 +1,19 @@
-"""Compute the weights of a round: the strategy's relevance, limited by the guard and `privacy.min_voices`."""
+"""Limit the weights of a round, the strategy's relevance, by the guard and by `privacy.min_voices`."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from coordinator.aggregation.blocks import Block, blocks
 from coordinator.aggregation.guard import GuardReport, guard_weights
-from coordinator.aggregation.state_reader import StoredState, read_columns
+from coordinator.aggregation.part import SettledWeights, StoredState
+from coordinator.aggregation.state_reader import read_columns
 from coordinator.aggregation.voices import require_voices
 from coordinator.db.engine import Database
+from coordinator.storage.staging import Staging
 from coordinator.strategies.base import Cohort, Floats, Kind, Weighing, Weights
 from coordinator.strategies.opening import OpenedPlan
 from schemas.maths.start import start_values
@@ -22,37 +23,28 @@ _COPIES = 4
 
 
 def products(
-    database: Database,
+    staging: Staging,
     weighing: Weighing,
     states: Mapping[str, StoredState],
     receivers: Collection[str],
-    *,
     seed: int,
-    block_bytes: int,
-    between: Callable[[], None],
 ) -> dict[Kind, Floats]:
     """Return d_i . d_j (N, N) per kind, in float64; zero for clients without weight for any receiver.
 
-    d_i is the state minus the common start. Kinds in which receivers have no peers are left out. `between` is
-    called after every block.
+    d_i is the state minus the common start. Kinds in which receivers have no peers are left out.
     """
     cohort, kinds = weighing.cohort, weighing.cohort.kinds()
     relevant = {kind: _relevant(weighing, module, receivers) for kind, module in kinds.items()}
-    return inner_products(
-        database, cohort, states, {}, relevant, seed=seed, block_bytes=block_bytes, between=between
-    )
+    return inner_products(staging, cohort, states, {}, relevant, seed)
 
 
 def inner_products(
-    database: Database,
+    staging: Staging,
     cohort: Cohort,
     states: Mapping[str, StoredState],
     references: Mapping[str, StoredState],
     used: Mapping[Kind, NDArray[np.bool_]],
-    *,
     seed: int,
-    block_bytes: int,
-    between: Callable[[], None],
 ) -> dict[Kind, Floats]:
     """Return d_i . d_j (N, N) per kind, in float64, where d_i is the state of i minus its reference.
 
@@ -65,21 +57,23 @@ def inner_products(
     inner = {kind: np.zeros((len(clients),) * 2) for kind, members in used.items() if members.any()}
     stored = [states.get(client) for client in clients] + [references.get(client) for client in clients]
     layouts = [state.layout if state is not None else {} for state in stored]
-    for block in blocks(layouts, (), block_bytes // _COPIES, kind=cohort.kind):
+    for block in blocks(layouts, (), staging.block_bytes // _COPIES, kind=cohort.kind):
         kind = cohort.kind(block.module)
         places = [place for place in block.begins if place < len(clients) and used[kind][place]]
         if not places:
             continue
-        learnt = _read(database, stored, block, places)  # (places, size)
+        learnt = _read(staging.database, stored, block, places)  # (places, size)
         rows = [row for row, place in enumerate(places) if place + len(clients) in block.begins]
         if rows:
-            learnt[rows] -= _read(database, stored, block, [places[row] + len(clients) for row in rows])
+            learnt[rows] -= _read(
+                staging.database, stored, block, [places[row] + len(clients) for row in rows]
+            )
         first = places[0]
         start = start_values(layouts[first], seed, block.begins[first], block.size)
         if start is not None and len(rows) < len(places):
             learnt[np.setdiff1d(np.arange(len(places)), rows)] -= start
         inner[kind][np.ix_(places, places)] += learnt @ learnt.T
-        between()
+        staging.between()
     return inner
 
 
@@ -98,34 +92,15 @@ def _relevant(weighing: Weighing, module: str, receivers: Collection[str]) -> ND
     return np.asarray(has_weight.any(axis=0) | has_weight.any(axis=1), bool)
 
 
-@dataclass(frozen=True, slots=True)
-class SettledWeights:
-    """The relevance of a round, the weights that are served, and their report; None = both are equal.
-
-    `alone` are the clients that keep their own, or start from zeros, because a mixture has too few voices.
-    """
-
-    weighing: Weighing
-    weights: Weights
-    report: GuardReport | None
-    alone: frozenset[str] = frozenset()
-
-
-def settle_weights(
-    database: Database,
+def guarded_weights(
+    staging: Staging,
     opened: OpenedPlan,
-    cohort: Cohort,
+    weighing: Weighing,
     states: Mapping[str, StoredState],
     receivers: Collection[str],
-    *,
-    block_bytes: int,
-    between: Callable[[], None],
 ) -> SettledWeights:
-    """Weigh a cohort for its receivers; `between` is called after every block and every guarded client."""
-    weighing = opened.strategy.weigh(cohort)
-    weights, report = _guarded(
-        database, opened, weighing, states, receivers, block_bytes=block_bytes, between=between
-    )
+    """Return the weights that a weighing's receivers are served, after the guard and with enough voices."""
+    weights, report = _guarded(staging, opened, weighing, states, receivers)
     least = opened.plan.privacy.min_voices
     if least == 1:
         return SettledWeights(weighing, weights, report)
@@ -134,26 +109,15 @@ def settle_weights(
 
 
 def _guarded(
-    database: Database,
+    staging: Staging,
     opened: OpenedPlan,
     weighing: Weighing,
     states: Mapping[str, StoredState],
     receivers: Collection[str],
-    *,
-    block_bytes: int,
-    between: Callable[[], None],
 ) -> tuple[Weights, GuardReport | None]:
     caps = opened.strategy.caps
     if caps is None:
         return weighing, None
-    inner = products(
-        database,
-        weighing,
-        states,
-        receivers,
-        seed=opened.plan.training.seed,
-        block_bytes=block_bytes,
-        between=between,
-    )
-    limited = guard_weights(weighing, inner, caps, between)
+    inner = products(staging, weighing, states, receivers, opened.plan.training.seed)
+    limited = guard_weights(weighing, inner, caps, staging.between)
     return limited, limited.report()

@@ -15,7 +15,6 @@ from coordinator.enrolment.names import NameLooksAlike
 from coordinator.errors import AuthMissing, Forbidden, Invalid, JsonMalformed, NotFound, all_of
 from coordinator.federations import store
 from coordinator.federations.sum_checks import check_sum
-from coordinator.federations.weights_checks import check_weights
 from coordinator.http.dependencies import TheDatabase
 from coordinator.http.json_body import MAX_FAULTS, json_body, parse, takes
 from coordinator.http.params import DEFAULT_LIMIT, After, FederationId, Limit
@@ -23,6 +22,7 @@ from coordinator.http.problems import answers
 from coordinator.observability.logs import logger
 from coordinator.storage import audit_log
 from coordinator.strategies.opening import OpenedPlan, UnknownStrategy, load, names, open_plan, unknown_option
+from coordinator.strategies.parts import require_compatible_parts
 from schemas.messages.federation_views import Federation, FederationPage
 from schemas.messages.federations import FederationPlan, StrategyPlan
 from schemas.names.spelling import NameRefused, new_name
@@ -89,7 +89,7 @@ def _resolved(plan: FederationPlan) -> FederationPlan:
     opened = open_plan(plan)
     all_of(
         partial(check, opened)
-        for check in (check_sum, check_weights, _check_private, _check_traits, _check_fit)
+        for check in (check_sum, require_compatible_parts, _check_private, _check_traits, _check_fit)
     )
     check_budget(opened)
     return opened.plan

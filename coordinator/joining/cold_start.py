@@ -9,24 +9,27 @@ from threading import BoundedSemaphore
 
 from sqlalchemy.orm import Session
 
-from coordinator.aggregation import base_delta_store, joint, store
-from coordinator.aggregation.factor_combining import write_weights
-from coordinator.aggregation.output_writer import Receiver, StagedOutput
-from coordinator.aggregation.weighting import settle_weights
+from coordinator.aggregation import store
+from coordinator.aggregation.combining import combine
+from coordinator.aggregation.output_writer import Receiver
+from coordinator.aggregation.part import StagedWeights
+from coordinator.aggregation.parts import parts_of
+from coordinator.aggregation.weighting import guarded_weights
 from coordinator.auth.authentication import Member
 from coordinator.db.engine import Database
 from coordinator.errors import Busy
 from coordinator.experts.current import current_index
 from coordinator.http.downloads import Stored
 from coordinator.rounds import base_weights
+from coordinator.storage.staging import Staging
 from coordinator.strategies.base import ClientFacts, Cohort, Sketch, modules_of
 from coordinator.strategies.opening import OpenedPlan
-from coordinator.weights.base_delta import group_of
 from schemas.maths.adapter import Layout
 from schemas.messages.updates import BankIndex, WeightsManifest
 from schemas.wire.envelope import head
 
-_BLOCK_BYTES = 16 * 2**20
+BLOCK_BYTES = 16 * 2**20
+"""The memory for the values of a newcomer."""
 _PATIENCE_SECONDS = 10.0
 
 # Each reads all clients' states once. A third one waits, and then gets an error.
@@ -81,56 +84,45 @@ def load_newcomer(
 
 
 def initial_weights(
-    database: Database, newcomer: Newcomer, last_published: int | None
-) -> StagedOutput | Stored | None:
+    staging: Staging, newcomer: Newcomer, last_published: int | None
+) -> StagedWeights | Stored | None:
     """Return the initial weights of a newcomer as of the last published round; None = zeros.
 
-    With base deltas these are stored already: the weights of the newcomer's group. So is the model that all
-    clients of a summed federation have in common.
+    Parts of the plan may have stored them already: the weights of the newcomer's group, or the model that all
+    clients have in common.
 
     Raises:
         Busy: too many newcomers at once.
     """
     if last_published is None:
         return None
-    if newcomer.opened.plan.privacy.secure_sum is not None:
-        return joint.newcomer_weights(
-            database, newcomer.member.federation_id, last_published, newcomer.layout, newcomer.manifest
-        )
-    if newcomer.opened.traits.base_delta:
-        member = newcomer.member
-        group = group_of(member.base_model, newcomer.layout)
-        return base_delta_store.newcomer_weights(
-            database, member.federation_id, last_published, group, newcomer.manifest
-        )
-    return _compute(database, newcomer, last_published)
+    for part in parts_of(newcomer.opened):
+        if part.stores_newcomer_weights:
+            return part.newcomer_weights(
+                staging.database,
+                newcomer.member.base_model,
+                newcomer.layout,
+                newcomer.manifest,
+                last_published,
+            )
+    return _compute(staging, newcomer, last_published)
 
 
-def _compute(database: Database, newcomer: Newcomer, last_published: int) -> StagedOutput:
-    opened, client_id = newcomer.opened, newcomer.member.client_id
+def _compute(staging: Staging, newcomer: Newcomer, last_published: int) -> StagedWeights:
+    opened, client_id, database = newcomer.opened, newcomer.member.client_id, staging.database
     with _weigher():
         with database.read() as session:
             clients = store.established(session, newcomer.member.federation_id, opened, last_published)
             enrolled = [client for client in clients if client.is_enrolled]
             facts = _facts(session, newcomer)
         peers = [client.facts for client in enrolled]
-        cohort = Cohort([*peers, facts], opened.plan.rounds.staleness_decay)
         states = {client.facts.client: client.state for client in enrolled}
-        settled = settle_weights(
-            database, opened, cohort, states, {client_id}, block_bytes=_BLOCK_BYTES, between=lambda: None
-        )
+        weighing = opened.strategy.weigh(Cohort([*peers, facts], opened.plan.rounds.staleness_decay))
+        settled = guarded_weights(staging, opened, weighing, states, {client_id})
         with database.read() as session:
-            states |= store.last_served(session, settled.weighing.absent, last_published + 1)
-        outputs = write_weights(
-            database,
-            opened,
-            settled.weights,
-            states,
-            [Receiver(client_id, newcomer.layout, head(newcomer.layout, newcomer.manifest))],
-            block_bytes=_BLOCK_BYTES,
-            between=lambda: None,
-        )
-        return outputs[client_id]
+            states |= store.last_served(session, weighing.absent, last_published + 1)
+        receiver = Receiver(client_id, newcomer.layout, head(newcomer.layout, newcomer.manifest))
+        return combine(staging, opened, settled.weights, states, [receiver])[client_id]
 
 
 @contextmanager

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from sqlalchemy.orm import Session
 
-from coordinator.aggregation.output_writer import StagedOutput, discard
+from coordinator.aggregation.part import StagedWeights
 from coordinator.auth.authentication import Member, still_member
 from coordinator.db.engine import Database
 from coordinator.db.federation_lock import hold_federation
@@ -25,6 +25,7 @@ from coordinator.rounds.notifications import Change
 from coordinator.rounds.sampling import is_drawn
 from coordinator.storage import payloads
 from coordinator.storage.server_key import ServerKey
+from coordinator.storage.staging import Staging
 from coordinator.strategies.base import Sketch
 from coordinator.strategies.opening import open_plan
 from coordinator.weights.store import assign
@@ -78,19 +79,19 @@ def join(
     if opened.plan.privacy.secure_sum is not None:
         with database.read() as session:
             require_summable(session, opened, member, round_number)
-    last_published = _weighed_as_of(context)
-    weights: StagedOutput | Stored | None = None
-    zeros: tuple[WeightsReference, Zeros] | None = None
-    if last_published is not None or context.newest is None:
-        sketch = sketch_body.sketch if sketch_body is not None else None
-        newcomer = cold_start.load_newcomer(database, member, round_number, opened, context.pack, sketch)
-        weights = cold_start.initial_weights(database, newcomer, last_published)
-        if weights is None:
-            zeros = base_weights.zeros(newcomer.layout, newcomer.manifest)
-    try:
+    with Staging(database, lambda: None, cold_start.BLOCK_BYTES) as staging:
+        last_published = _weighed_as_of(context)
+        weights: StagedWeights | Stored | None = None
+        zeros: tuple[WeightsReference, Zeros] | None = None
+        if last_published is not None or context.newest is None:
+            sketch = sketch_body.sketch if sketch_body is not None else None
+            newcomer = cold_start.load_newcomer(database, member, round_number, opened, context.pack, sketch)
+            weights = cold_start.initial_weights(staging, newcomer, last_published)
+            if weights is None:
+                zeros = base_weights.zeros(newcomer.layout, newcomer.manifest)
         with database.write() as session:
             # Payloads before the federation's lock, in the same order as a delivery, and not under the lock.
-            stored = _stored(session, weights, zeros)
+            stored = _stored(session, staging, weights, zeros)
             last_event = hold_federation(session, member.federation_id)
             still_member(session, member)
             row = rounds.get_round(session, member.federation_id, round_number, lock=True)
@@ -105,12 +106,8 @@ def join(
                 stored = None  # a concurrent request assigned weights
             outcome = _join(session, row, member, context, stored, sketch_body, key, last_event)
             may_crash("join-written")
-            weights = None
         may_crash("join-committed")
         return outcome
-    finally:
-        if isinstance(weights, StagedOutput):  # a concurrent request was faster, or the round has closed
-            discard(database, [weights])
 
 
 def _earlier_answer(context: JoinContext) -> Joined | None:
@@ -154,10 +151,13 @@ def _begins_anew(context: JoinContext) -> bool:
 
 
 def _stored(
-    session: Session, weights: StagedOutput | Stored | None, zeros: tuple[WeightsReference, Zeros] | None
+    session: Session,
+    staging: Staging,
+    weights: StagedWeights | Stored | None,
+    zeros: tuple[WeightsReference, Zeros] | None,
 ) -> Stored | None:
-    if isinstance(weights, StagedOutput):
-        return weights.adopted(weights.staged.adopt(session))
+    if isinstance(weights, StagedWeights):
+        return weights.adopted(staging.adopt(session)[weights.staged.payload_id])
     if weights is not None:
         return weights
     if zeros is not None:

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 from sqlalchemy import bindparam, select
-from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session
 
 from coordinator.db.engine import Database, database_time, run
@@ -34,6 +33,7 @@ from coordinator.secure_sum.unmasking import OpenedKeys, opened_keys, unmasked_c
 from coordinator.storage import payloads
 from coordinator.storage.payloads import Staged
 from coordinator.storage.server_key import ServerKey
+from coordinator.storage.staging import Staging
 from schemas.messages.secure_sum import KeysStep, SharesStep, SumTerms, UnmaskStep
 from schemas.secure_sum.count_proofs import are_proved
 from schemas.secure_sum.curve import encode_scalar
@@ -95,25 +95,20 @@ def open_sum(
         SharesInconsistent: a secret cannot be rebuilt.
         SumOutOfRange: a member spoilt the sum.
     """
-    with database.read() as session:
-        material = _read(session, claim)
-    keys = _opened(material)
-    between()
-    block_values = max(1, block_bytes // _BYTES_PER_VALUE)
-    with database.write() as session:
-        staged = payloads.stage(session)
-    try:
+    with Staging(database, between, block_bytes) as staging:
+        with database.read() as session:
+            material = _read(session, claim)
+        keys = _opened(material)
+        staging.between()
+        total = staging.stage()
         if are_proved(material.terms):
             counts, openings = unmasked_counts(material.terms, keys, material.committed.values())
-            _append(database, staged, counts, b"".join(map(encode_scalar, openings)))
-        blocks = _blocks(database, material, block_values, between) if material.masked else iter(())
+            _append(database, total, counts, b"".join(map(encode_scalar, openings)))
+        blocks = _blocks(staging, material) if material.masked else iter(())
         for values in unmasked_sum(material.terms, keys, len(material.masked), blocks):
-            _append(database, staged, values)
-            between()
-        _commit(database, claim, material, staged, key, _clients(material, keys.blamed))
-    except BaseException:
-        _discard(database, staged)
-        raise
+            _append(database, total, values)
+            staging.between()
+        _commit(staging, total, claim, material, key, _clients(material, keys.blamed))
     return len(material.positions)
 
 
@@ -181,26 +176,23 @@ def _clients(material: _Material, positions: frozenset[int]) -> list[str]:
     return [material.terms.members[position].client for position in sorted(positions)]
 
 
-def _blocks(
-    database: Database, material: _Material, block_values: int, between: Callable[[], None]
-) -> Iterator[Iterator[memoryview]]:
+def _blocks(staging: Staging, material: _Material) -> Iterator[Iterator[memoryview]]:
     """Yield all vectors block by block, in the octets in which they were sent."""
     values, modulus = material.terms.values, Modulus(material.terms.modulus)
+    block_values = max(1, staging.block_bytes // _BYTES_PER_VALUE)
     for begin in range(0, values, block_values):
         end = min(values, begin + block_values)
-        yield _vectors(database, material, modulus.packed_bytes(begin), modulus.packed_bytes(end), between)
+        yield _vectors(staging, material, modulus.packed_bytes(begin), modulus.packed_bytes(end))
 
 
-def _vectors(
-    database: Database, material: _Material, begin: int, end: int, between: Callable[[], None]
-) -> Iterator[memoryview]:
+def _vectors(staging: Staging, material: _Material, begin: int, end: int) -> Iterator[memoryview]:
     """Yield the same octets of all vectors, in one buffer; each is read in a transaction of its own."""
     block = memoryview(bytearray(end - begin))
     for _, payload_id in sorted(material.masked.items()):
-        with database.driver_connection() as driver:
+        with staging.database.driver_connection() as driver:
             payloads.read_into(driver, payload_id, begin, block)
         yield block
-        between()
+        staging.between()
 
 
 def _append(database: Database, staged: Staged, values: NDArray[np.int64], openings: bytes = b"") -> None:
@@ -215,19 +207,19 @@ def _append(database: Database, staged: Staged, values: NDArray[np.int64], openi
 
 
 def _commit(
-    database: Database,
+    staging: Staging,
+    total: Staged,
     claim: SumClaim,
     material: _Material,
-    staged: Staged,
     key: ServerKey,
     blamed: list[str],
 ) -> None:
-    with database.write() as session:
+    with staging.database.write() as session:
         # The payload before the federation's lock, in the same order as a delivery.
-        total = staged.adopt(session)
+        payload_id = staging.adopt(session)[total.payload_id]
         federation, row, summed = _locked(session, claim)
         now = database_time(session)
-        store.end(session, federation.id, summed, "done", now, total_payload_id=total)
+        store.end(session, federation.id, summed, "done", now, total_payload_id=payload_id)
         if material.terms.kind == "sum":
             transitions.close_sum(session, row, material.counted)
         announcements.done(session, federation.id, row, summed)
@@ -250,11 +242,3 @@ def _locked(session: Session, claim: SumClaim) -> tuple[FederationRow, RoundRow,
     if summed is None or summed.state != store.OPENING or summed.lease_token != claim.token:
         raise LostRace
     return federation, row, summed
-
-
-def _discard(database: Database, staged: Staged) -> None:
-    """Delete an unfinished total; a failing database is only logged, as another error is being raised."""
-    try:
-        payloads.discard(database, [staged])
-    except SQLAlchemyError as error:
-        log.warning("discarding-failed", bodies=1, error=type(error).__name__)

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from coordinator.aggregation import bank_round, summed
+from coordinator.aggregation import bank_round
 from coordinator.experts import announcements, products
 from coordinator.experts.current import index_of
 from schemas.maths.bank import SHARED
@@ -32,7 +32,7 @@ def _is_merged(plan: Plan, _: Weather) -> bool:
 omits("changes a bank and tells nobody", announcements, "announce", banked)
 
 
-@replaces(summed, "next_index", banked)
+@replaces(bank_round, "next_index", banked)
 def serves_the_index_of_the_round_before(_: Callable[..., Any], current: Any, *__: Any) -> Any:
     """Clients download experts as they were."""
     return index_of(current.bank, current.revisions, current.since)

@@ -104,10 +104,11 @@ def leaves_the_dead_their_leases(_: Any, session: Any, __: Any) -> list[tuple[st
 
 
 @replaces(job, "_publish", _workers_compete)
-def publishes_without_its_lease(publish: Any, database: Any, claim: Any, weighing: Any, made: Any) -> None:
-    with database.read() as session:
+def publishes_without_its_lease(publish: Any, closed: Any, new: Any) -> None:
+    claim = closed.claim
+    with closed.database.read() as session:
         row = rounds.get_round(session, claim.federation_id, claim.number)
-    publish(database, replace(claim, token=row.lease_token), weighing, made)
+    publish(replace(closed, claim=replace(claim, token=row.lease_token)), new)
 
 
 @replaces(rounds, "extend_lease", _workers_compete)

@@ -10,7 +10,7 @@ from unittest.mock import patch
 
 from sqlalchemy import delete, select, true
 
-from coordinator.aggregation import job
+from coordinator.aggregation import job, retention
 from coordinator.aggregation import store as aggregation_store
 from coordinator.auth import nonces
 from coordinator.db.engine import database_time
@@ -18,7 +18,7 @@ from coordinator.db.tables.federations import ChunkRow, UpdateRow, WeightsRow
 from coordinator.enrolment import routes as enrolment
 from coordinator.enrolment import store
 from coordinator.joining import join
-from coordinator.rounds import base_weights, lifecycle, retention
+from coordinator.rounds import base_weights, lifecycle
 from coordinator.rounds import store as rounds
 from coordinator.rounds.lifecycle import Step
 from coordinator.storage import garbage_collection
@@ -71,14 +71,17 @@ def _rounds_are_missed(plan: Plan, weather: Weather) -> bool:
 
 
 @replaces(job, "_publish")
-def publishes_in_two_transactions(publish: Any, database: Any, claim: Any, weighing: Any, done: Any) -> None:
-    with database.write() as session:
-        for client, body in sorted(done.bodies.items()):
-            stored = body.adopted(body.staged.adopt(session))
+def publishes_in_two_transactions(publish: Any, closed: Any, new: Any) -> None:
+    claim = closed.claim
+    with closed.database.write() as session:
+        adopted = closed.staging.adopt(session)
+        for client, body in sorted(new.bodies.items()):
+            stored = body.adopted(adopted[body.staged.payload_id])
             weights.assign(
                 session, claim.federation_id, client, claim.number + 1, stored, database_time(session)
             )
-    publish(database, claim, weighing, replace(done, bodies={}))
+    with patch.object(closed.staging, "adopt", lambda _: adopted):
+        publish(closed, replace(new, bodies={}))
 
 
 @replaces(garbage_collection, "collect")

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from coordinator.aggregation import retention
 from coordinator.db.engine import Database
-from coordinator.rounds import retention
 from schemas.wire.digests import digest_of
 from tests.fault_simulation.ledger import ENDED
 

@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 from sqlalchemy import func, select
 
+from coordinator.aggregation import retention
 from coordinator.alignment import transfer_test
 from coordinator.db.engine import Database
 from coordinator.db.tables.federations import EventRow, FederationRow
 from coordinator.federations import store
-from coordinator.rounds import retention, scores
+from coordinator.rounds import scores
 from coordinator.storage import event_log
 from schemas.messages.federations import FederationPlan
 from tests.coordinator.alignment.test_transfer_test import OTHER, figures, path, with_packs

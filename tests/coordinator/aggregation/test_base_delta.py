@@ -10,8 +10,8 @@ import pytest
 from numpy.typing import NDArray
 from sqlalchemy import select
 
+from coordinator.aggregation import retention
 from coordinator.db.tables.federations import FoldRow
-from coordinator.rounds import retention
 from schemas.messages.updates import FoldedWeightsManifest
 from schemas.wire.envelope import unpack
 from schemas.wire.header import Slot

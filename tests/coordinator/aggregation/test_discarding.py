@@ -8,15 +8,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from sqlalchemy import event, update
-from sqlalchemy.exc import OperationalError
 
-from coordinator.aggregation.mixing import mix
-from coordinator.aggregation.output_writer import Receiver, StagedOutput, discard
-from coordinator.aggregation.state_reader import StoredState
+from coordinator.aggregation.combining import mix
+from coordinator.aggregation.output_writer import Receiver
+from coordinator.aggregation.part import StagedWeights, StoredState
 from coordinator.db.engine import Database
 from coordinator.db.tables.federations import PayloadRow, RoundRow
 from coordinator.storage import garbage_collection, payloads
+from coordinator.storage.staging import Staging
 from coordinator.strategies.base import ClientFacts, Cohort, Weighing, modules_of
 from tests.coordinator.aggregation.closed_round import count, publish, simple
 
@@ -27,11 +26,11 @@ class Stopped(Exception):
     """Ends an aggregation between two blocks."""
 
 
-def mixed(database: Database, weights: Sequence[Sequence[float]]) -> dict[str, StagedOutput]:
+def mixed(staging: Staging, weights: Sequence[Sequence[float]]) -> dict[str, StagedWeights]:
     """Stage the bodies of clients that sent 0, 1, 2 ... by these weights."""
     states, facts = {}, []
     for i in range(len(weights)):
-        with database.write() as session:
+        with staging.database.write() as session:
             payload_id, _ = payloads.store_bytes(session, np.full(30, i, "<f4").tobytes())
         states[f"c{i}"] = StoredState(payload_id, 0, LAYOUT)
         facts.append(
@@ -49,29 +48,46 @@ def mixed(database: Database, weights: Sequence[Sequence[float]]) -> dict[str, S
         )
     weighing = Weighing(Cohort(facts, 1.0), np.array(weights), np.full((len(weights),) * 2, np.nan))
     receivers = [Receiver(client, LAYOUT, client.encode()) for client in states]
-    return mix(database, weighing, states, receivers, block_bytes=4096, between=lambda: None)
+    return mix(staging, weighing, states, receivers)
 
 
 def test_bodies_go_one_by_one_and_others_write_in_between(database: Database) -> None:
-    made = mixed(database, np.eye(4).tolist())
-    assert count(database, PayloadRow) == 8
     commits: list[object] = []
-    event.listen(database.engine, "commit", commits.append)
-    discard(database, made.values())
+    with Staging(database, lambda: None, 4096) as staging:
+        mixed(staging, np.eye(4).tolist())
+        assert count(database, PayloadRow) == 8
+        event.listen(database.engine, "commit", commits.append)
     assert len(commits) == 4
     assert count(database, PayloadRow) == 4
 
 
 def test_receivers_that_share_a_body_lose_it_once_and_nobody_elses(database: Database) -> None:
-    made = mixed(database, [[0.5, 0.5, 0.0], [0.5, 0.5, 0.0], [0.0, 0.0, 1.0]])
-    assert made["c0"].staged is made["c1"].staged
-    discard(database, [made["c0"], made["c1"]])
-    with database.write() as session:
-        kept = made["c2"].staged.adopt(session)
-    discard(database, made.values())  # what was adopted stays
+    with Staging(database, lambda: None, 4096) as staging:
+        made = mixed(staging, [[0.5, 0.5, 0.0], [0.5, 0.5, 0.0], [0.0, 0.0, 1.0]])
+        assert made["c0"].staged is made["c1"].staged
+        staging.discard([made["c0"].staged, made["c1"].staged])
+        with database.write() as session:
+            adopted = staging.adopt(session)
+    assert [*adopted] == [made["c2"].staged.payload_id]
     with database.read() as session:
-        assert payloads.read(session, kept, 0, 2) == b"c2"
+        assert payloads.read(session, *adopted.values(), 0, 2) == b"c2"
     assert count(database, PayloadRow) == 4
+
+
+@pytest.mark.parametrize("is_committed", [False, True])
+def test_only_a_commit_adopts(is_committed: bool, database: Database) -> None:
+    def job() -> None:
+        with Staging(database, lambda: None, 4096) as staging:
+            staging.stage_body(b"body")
+            with database.write() as session:
+                staging.adopt(session)
+                if not is_committed:
+                    raise Stopped
+            raise Stopped
+
+    with pytest.raises(Stopped):
+        job()
+    assert count(database, PayloadRow) == is_committed
 
 
 def test_a_database_that_fails_meanwhile_hides_nothing_and_the_rest_is_collected(

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from coordinator.aggregation.mixing import Columns
+from coordinator.aggregation.combining import Columns
 from coordinator.aggregation.state_reader import room
 from coordinator.db.engine import Database
 from tests.coordinator.aggregation.closed_round import Sent, close_round, plan, publish, served

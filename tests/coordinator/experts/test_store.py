@@ -10,6 +10,7 @@ from alembic.util import CommandError
 from sqlalchemy import select, update
 from sqlalchemy.exc import IntegrityError
 
+from coordinator.aggregation import retention
 from coordinator.db import migrate
 from coordinator.db.engine import Database, database_time
 from coordinator.db.tables.experts import BankRoundRow, ExpertRevisionRow, ExpertRow
@@ -20,7 +21,6 @@ from coordinator.experts.bank import Bank, RoundCounts, RoundSums, new_bank
 from coordinator.experts.current import current_bank
 from coordinator.experts.registry import after_round, is_birth_due
 from coordinator.experts.store import Revision
-from coordinator.rounds import retention
 from coordinator.rounds import store as rounds
 from coordinator.storage import garbage_collection, payloads
 from coordinator.strategies.bank_rules import Rules

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from alembic.util import CommandError
 
+from coordinator.aggregation import retention
 from coordinator.db import migrate
-from coordinator.rounds import retention
 from coordinator.storage import garbage_collection
 from tests.served import Served, Silo, slug
 from tests.taking_part import (

@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 from sqlalchemy import select
 
+from coordinator.aggregation import retention
 from coordinator.db.backup import copy
 from coordinator.db.engine import Database, database_time
 from coordinator.db.tables.federations import PayloadRow
 from coordinator.db.tables.secure_sum import JointModelRow
-from coordinator.rounds import retention
 from coordinator.rounds import store as rounds
 from coordinator.secure_sum import leases
 from coordinator.secure_sum.leases import claim_due

@@ -17,6 +17,7 @@ from coordinator.rounds.store import LostRace
 from coordinator.secure_sum import leases, opening
 from coordinator.secure_sum.leases import claim_due, lease_of
 from coordinator.storage import garbage_collection
+from coordinator.storage.staging import Staging
 from tests.coordinator.secure_sum.stored import (
     AT_ONCE,
     KEY,
@@ -145,5 +146,5 @@ def _die_at(monkeypatch: pytest.MonkeyPatch, place: Place) -> None:
 
     for module in (leases, opening):
         monkeypatch.setattr(module, "may_crash", die)
-    monkeypatch.setattr(opening, "_discard", lambda *_: None)  # the dead discard nothing
+    monkeypatch.setattr(Staging, "discard", lambda *_: None)  # the dead discard nothing
     assert place in fault_points.PLACES

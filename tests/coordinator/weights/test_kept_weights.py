@@ -16,10 +16,10 @@ import numpy as np
 import pytest
 from sqlalchemy import delete, text
 
+from coordinator.aggregation import retention
 from coordinator.db.tables.weights import CodedWeightsRow
 from coordinator.http.limits import concurrency
 from coordinator.http.limits.concurrency import codec_slot
-from coordinator.rounds import retention
 from coordinator.storage import garbage_collection
 from tests.coordinator.weights.test_compressed import PLAN, ask, drawn
 from tests.served import Served, Silo, slug
