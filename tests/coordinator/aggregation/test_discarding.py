@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from sqlalchemy import event, update
+from sqlalchemy.exc import OperationalError
 
 from coordinator.aggregation.combining import mix
 from coordinator.aggregation.output_writer import Receiver

@@ -150,20 +150,20 @@ def test_a_newcomer_gets_the_model_that_was_published_last(database: Database) -
     layout = layout_under(wanted)
     federation_id = federation(database, wanted, MEMBERS)
     manifest = WeightsManifest(federation=federation_id, recipe={}, round=2, client="new", pack=None)
-    assert newcomer_weights(database, federation_id, 1, layout, manifest) is None
+    assert newcomer_weights(database, 1, layout, manifest) is None
     sum_round(database, federation_id, wanted, layout, learnt(layout, MEMBERS))
     publish(database)
-    stored = newcomer_weights(database, federation_id, 1, layout, manifest)
+    stored = newcomer_weights(database, 1, layout, manifest)
     assert stored is not None
     assert stored.payload_id == model(database, federation_id).payload_id
     manifest = manifest.model_copy(update={"client": f"{federation_id}-0"})
-    same = newcomer_weights(database, federation_id, 1, layout, manifest)
+    same = newcomer_weights(database, 1, layout, manifest)
     assert same is not None
     with database.read() as session:
         row = session.scalars(select(WeightsRow).where(WeightsRow.client_id == f"{federation_id}-0")).one()
     assert (same.digest, same.size, same.head, same.begin) == (row.digest, row.bytes, row.head, row.begin)
     with pytest.raises(LookupError, match="layout"):
-        newcomer_weights(database, federation_id, 1, {"b0.q.P": (2, 2)}, manifest)
+        newcomer_weights(database, 1, {"b0.q.P": (2, 2)}, manifest)
 
 
 def test_clients_of_other_layouts_or_models_are_served_nothing(database: Database) -> None:
