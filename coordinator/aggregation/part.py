@@ -128,12 +128,12 @@ class OldTensors:
 
     Attributes:
         references: the columns that refer to payloads.
-        others: further columns that are cleared.
+        extras: further columns that are cleared.
     """
 
     rows: Select[Any]
     references: tuple[str, ...] = ("payload_id",)
-    others: tuple[str, ...] = ()
+    extras: tuple[str, ...] = ()
 
 
 class Part:

@@ -47,7 +47,7 @@ def _prune_federation(session: Session, federation_id: str, keep_rounds: int, li
         OldTensors(
             _old_updates(federation_id, oldest_kept, published[0]), ("payload_id", "state_payload_id")
         ),
-        OldTensors(_old_weights(federation_id, oldest_kept), others=("head",)),
+        OldTensors(_old_weights(federation_id, oldest_kept), extras=("head",)),
         *old_tensors(federation_id, oldest_kept),
     ]
     pruned = sum(_clear(session, old, limit) for old in kinds)
@@ -62,7 +62,7 @@ def _clear(session: Session, old: OldTensors, limit: int) -> int:
     payload_ids = {getattr(row, column) for row in rows for column in old.references}
     payloads.start_grace(session, *(payload_id for payload_id in payload_ids if payload_id is not None))
     for row in rows:
-        for column in (*old.references, *old.others):
+        for column in (*old.references, *old.extras):
             setattr(row, column, None)
     return len(rows)
 
