@@ -1,7 +1,7 @@
 """Clients and attackers as vectors, for what a table of attacks can say in a second. Trains nothing.
 
-Three tasks of four honest clients each, and six attackers (reliability.md section 4). An honest update is the
-task's direction and noise of its own; attackers copy the sketches of the first task's clients.
+Three tasks of four honest clients each, and six attackers (docs/explanation/poisoning.md). An honest update
+is the task's direction and noise of its own; attackers copy the sketches of the first task's clients.
 """
 
 from __future__ import annotations

@@ -55,7 +55,7 @@ def prepare_join(work: Work) -> None:
     work.session.check_brief(brief)
     leave_out_held_out(work)
     if (dp := work.private_training) is not None:
-        require_private_steps(trainer.silo, work.opened.traits)
+        require_private_steps(trainer.silo, work.opened.parts)
         require_affordable_steps(work, len(different(trainer.silo.data.train)), dp)
     trainer.silo.require_fit(brief.training.max_length)
     store_facts(trainer.silo, work.participant.workspace.folder, brief.training.max_length)

@@ -50,7 +50,7 @@ def follows(settings: AgentSettings) -> bool:
     """
     if not torchrun_rank():
         return False
-    from client_agent.training.follower import follow
+    from client_agent.rounds.follower import follow
 
     follow(settings_of_rank(settings))
     return True

@@ -11,7 +11,7 @@ from functools import partial
 
 from client_agent.alignment.pack import Pack
 from client_agent.errors import CoordinatorStopped
-from client_agent.strategies.base import load_strategy
+from client_agent.rounds.strategy import load_strategy
 from schemas.trackers.trackers import NO_TRACKERS, Trackers
 from studies.bank_record import BankRecord, read_bank_record
 from studies.crew import Crew, clients_folder, local_crew
@@ -77,7 +77,8 @@ def _adapters(cell: Cell) -> int:
     if cell.alone:
         return 1
     strategy = cell.plan.strategy
-    return 1 if load_strategy(strategy.name, strategy.options).traits.pull is None else 2
+    parts = load_strategy(strategy.name, strategy.options).parts
+    return max((part.trained_adapters for part in parts), default=1)
 
 
 def _packs(

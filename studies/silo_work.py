@@ -61,7 +61,15 @@ class TrainAlone:
         body = pack.to_body() if pack is not None else None
         rate, forgot = nan, None
         for number, trained in enumerate(
-            train_alone(silo, plan, body, lambda: False, host.rates, trackers=host.trackers.named(name)),
+            train_alone(
+                silo,
+                plan,
+                body,
+                lambda: False,
+                host.rates,
+                host.folder,
+                trackers=host.trackers.named(name),
+            ),
             start=1,
         ):
             rounds.append(

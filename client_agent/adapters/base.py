@@ -21,8 +21,8 @@ from client_agent.model.examples import Example
 from client_agent.model.loading import BaseModel
 from schemas.maths.adapter import Layout
 from schemas.maths.factors import Factors
+from schemas.maths.factors import State as State
 
-State = Mapping[str, NDArray[np.float32]]
 Penalty = Callable[[Mapping[str, nn.Parameter]], torch.Tensor]
 
 
@@ -39,7 +39,13 @@ class LoraFactors:
 
 
 class Adapter(Protocol):
-    """Trainable tensors around a frozen base model; leaving the context restores the base model."""
+    """Trainable tensors around a frozen base model; leaving the context restores the base model.
+
+    Attributes:
+        is_sent: whether the tensors of `state`, which are sent, are those that act in the model.
+    """
+
+    is_sent: bool
 
     @property
     def layout(self) -> Layout:
@@ -107,6 +113,8 @@ class Adapter(Protocol):
 
 class Removable(ABC):
     """A context manager that calls `remove` on exit, and by default refuses a base delta."""
+
+    is_sent: bool = True
 
     @abstractmethod
     def remove(self) -> None: ...

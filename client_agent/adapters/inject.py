@@ -5,28 +5,20 @@ from __future__ import annotations
 from client_agent.adapters.base import Adapter, require_bare
 from client_agent.adapters.frames import Frames, first_adapted_layer
 from client_agent.adapters.lora import LoraAdapter
-from client_agent.adapters.partial_lora import PartialLora, Parts
 from client_agent.adapters.pq import PQAdapter
 from client_agent.adapters.pq_with_lora import ComposedAdapter
 from client_agent.model.loading import BaseModel
-from client_agent.strategies.base import AgentStrategy
 from schemas.messages.federations import AdapterPlan
 
 
-def inject(
-    base: BaseModel, plan: AdapterPlan, frames: Frames, *, gated: bool, seed: int, parts: Parts | None = None
-) -> Adapter:
-    """Wrap the base model in the adapter of `plan.kind`.
-
-    `frames` and `gated` apply to PQ-LoRA only, `parts` to ordinary LoRA only; without `parts` all of it is
-    trained and sent.
+def inject(base: BaseModel, plan: AdapterPlan, frames: Frames, *, gated: bool, seed: int) -> Adapter:
+    """Wrap the base model in the adapter of `plan.kind`; `frames` and `gated` apply to PQ-LoRA only.
 
     Raises:
         AdapterInPlace, LayoutMismatch: see `inject_pq` and `inject_lora`.
     """
     if plan.kind == "lora":
-        lora = inject_lora(base, plan, seed=seed)
-        return PartialLora(lora, parts) if parts is not None else lora
+        return inject_lora(base, plan, seed=seed)
     return inject_pq(base, plan, frames, gated=gated, seed=seed)
 
 
@@ -58,8 +50,3 @@ def inject_lora(base: BaseModel, plan: AdapterPlan, *, seed: int = 0) -> LoraAda
     require_bare(base)
     base.prefix.split_at(base, first_adapted_layer(base, plan, {}))
     return LoraAdapter(base, plan, seed=seed)
-
-
-def parts_of(strategy: AgentStrategy) -> Parts | None:
-    """Return the factors of an ordinary LoRA that a strategy sends and trains; None means all of them."""
-    return Parts(strategy.travels, strategy.trains) if strategy.traits.part_travels else None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -19,28 +18,20 @@ _PRIVATE = "private."
 Arrays = dict[str, NDArray[np.float32]]
 
 
-@dataclass(frozen=True, slots=True)
-class Parts:
-    """Predicates over tensor names: sent to the coordinator, and trained."""
-
-    travels: Callable[[str], bool]
-    trains: Callable[[str], bool]
-
-
 class PartialLora(Removable):
     """A LoRA whose private tensors are those that are not sent, trained or not."""
 
-    def __init__(self, lora: LoraAdapter, parts: Parts) -> None:
+    def __init__(
+        self, lora: LoraAdapter, travels: Callable[[str], bool], trains: Callable[[str], bool]
+    ) -> None:
         self._lora = lora
-        self._parts = parts
-        self.layout: Layout = {name: shape for name, shape in lora.layout.items() if parts.travels(name)}
+        self._trains = trains
+        self.layout: Layout = {name: shape for name, shape in lora.layout.items() if travels(name)}
         for name, tensor in lora.named_parameters().items():
-            tensor.requires_grad_(parts.trains(name))
+            tensor.requires_grad_(trains(name))
 
     def named_parameters(self) -> dict[str, nn.Parameter]:
-        return {
-            name: tensor for name, tensor in self._lora.named_parameters().items() if self._parts.trains(name)
-        }
+        return {name: tensor for name, tensor in self._lora.named_parameters().items() if self._trains(name)}
 
     def parameter_groups(self, learning_rate: float) -> list[dict[str, Any]]:
         return [{"params": list(self.named_parameters().values()), "lr": learning_rate}]

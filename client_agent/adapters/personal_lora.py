@@ -12,7 +12,6 @@ from torch import nn
 
 from client_agent.adapters.base import Adapter, LoraFactors, Penalty, Removable, State, require_fit
 from client_agent.adapters.proximal import pull_to
-from client_agent.strategies.base import AgentStrategy
 from schemas.maths.adapter import Layout
 
 _PRIVATE = "private."
@@ -26,6 +25,8 @@ class PersonalLora(Removable):
     `state` and `load` are about the common adapter. Loading it also sets the client's own, which begins with
     it; `load_private` comes afterwards.
     """
+
+    is_sent = False
 
     def __init__(self, lora: Adapter, pull: float) -> None:
         self._lora = lora
@@ -84,9 +85,3 @@ class PersonalLora(Removable):
     def pull_to_common(self) -> Penalty | None:
         """Return pull / 2 |v - w|^2 with w the common adapter as it is now; None without a pull."""
         return pull_to(self._common, self._pull)
-
-
-def with_personal(lora: Adapter, strategy: AgentStrategy) -> Adapter:
-    """Wrap an adapter in `PersonalLora` if clients of the strategy train one of their own."""
-    pull = strategy.traits.pull
-    return PersonalLora(lora, pull) if pull is not None else lora

@@ -1,4 +1,4 @@
-"""PQ-LoRA around the last layer of each block of a base model (fedmosaic.md section 2).
+"""PQ-LoRA around the last layer of each block of a base model (FedMosaic, arXiv 2506.11024).
 
 Tensors are named by block ordinal and role, never by layer number, so that names agree across depths.
 """
@@ -80,7 +80,7 @@ class PQAdapter(Removable):
         copy_in(self._gates(), state)
 
     def merged_state(self) -> Arrays:
-        """Return P = (1-b) P_L + b P_G and Q likewise (fedmosaic.md section 2)."""
+        """Return P = (1-b) P_L + b P_G and Q likewise."""
         return copy_out(_by_name({name: core.merged() for name, core in self._cores.items()}))
 
     def as_lora(self) -> dict[str, LoraFactors]:

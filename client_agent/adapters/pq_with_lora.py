@@ -21,7 +21,7 @@ from schemas.maths.adapter import Layout, in_order
 from schemas.messages.federations import AdapterPlan
 
 LORA_RATE = 1 / 3
-"""Learning rate of LoRA relative to that of P and Q (fedmosaic.md section 3, "Beside P and Q")."""
+"""Learning rate of LoRA relative to that of P and Q (docs/explanation/training.md)."""
 
 _PRIVATE = "private."
 _LORA = "lora."

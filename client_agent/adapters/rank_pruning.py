@@ -11,7 +11,6 @@ from torch import Tensor, nn
 
 from client_agent.adapters.base import Adapter
 from client_agent.adapters.ranks import rank_of, resize_ranks
-from client_agent.strategies.base import Pruning
 from schemas.maths.adapter import factor_of, module_of
 
 
@@ -35,13 +34,18 @@ Arrays = dict[str, NDArray[np.float32]]
 
 
 class Pruner:
-    """Compares the size of an adapter's last ranks before and after a round's training."""
+    """Compares the size of an adapter's last ranks before and after a round's training.
 
-    def __init__(self, adapter: Adapter, pruning: Pruning) -> None:
+    Args:
+        target: returns the rank after pruning of an adapter's rank.
+        strength: the weight of the penalty on the ranks that are to be pruned.
+    """
+
+    def __init__(self, adapter: Adapter, target: Callable[[int], int], strength: float) -> None:
         self._adapter = adapter
         self._rank = rank_of(adapter.state())
-        self._target = pruning.target(self._rank)
-        self.penalty = tail_penalty(self._target, pruning.strength)
+        self._target = target(self._rank)
+        self.penalty = tail_penalty(self._target, strength)
         self._before = self._size()
 
     def pruned(self) -> Arrays:

@@ -1,6 +1,6 @@
 """Forward and backward passes over the anchors: inputs and output gradients of a model's linear layers.
 
-Target strings follow from a seed and are equal for all models (fedmosaic.md section 3).
+Target strings follow from a seed and are equal for all models (docs/explanation/alignment.md).
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Fit alignment packs: the frozen A, B under which P and Q have the same effect in every base model.
 
 dL/dP = sum_t (B^T g_t)(A h_t)^T. So P transfers between two models only if both A h and B^T g agree on the
-same text: both are fitted to the pivot's, in closed form (fedmosaic.md section 3, `pca-tok`). Equal inputs
-on one machine yield equal bytes.
+same text: both are fitted to the pivot's, in closed form (`pca-tok`,
+docs/explanation/alignment.md). Equal inputs on one machine yield equal bytes.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Relative errors of fitted frames on whole pseudo-tasks, which decide the modules that a pack selects.
 
-Per-token errors do not predict transfer (fedmosaic.md section 3, step 4): P learns from a task's mean
+Per-token errors do not predict transfer (docs/explanation/alignment.md): P learns from a task's mean
 gradient, M = sum_t g_t [A h_t; 1]^T.
 """
 

@@ -1,7 +1,7 @@
 """Test an alignment pack: whether P and Q trained in one architecture help the other more than controls do.
 
-P and Q are trained on a public pseudo-task in one model and continue in the other (fedmosaic.md section 3,
-acceptance test).
+P and Q are trained on a public pseudo-task in one model and continue in the other
+(docs/explanation/alignment.md).
 """
 
 from __future__ import annotations

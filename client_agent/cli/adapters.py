@@ -91,9 +91,11 @@ class _FileAdapter:
     variant: Variant
 
     def attach(self, silo: Silo) -> AbstractContextManager[Reopened]:
+        from client_agent.experts.part import parts_of_file
         from client_agent.rounds.checkpoints import reopened
 
-        return reopened(silo, self.plan, self.pack, self.trained, self.variant)
+        parts = parts_of_file(self.trained)
+        return reopened(silo, self.plan, self.pack, self.trained, self.variant, parts)
 
     def facts(self) -> TrainingFacts:
         from client_agent.export.facts import facts_of_file

@@ -48,8 +48,9 @@ def train(
         body = read_file(pack) if pack is not None else None
 
         from client_agent.agent_entries import RATES
+        from client_agent.experts.part import bank_alone
         from client_agent.rounds.plan import read_plan
-        from client_agent.rounds.standalone import own_bank, require_frames, train_alone
+        from client_agent.rounds.standalone import require_frames, train_alone
         from client_agent.storage.files import write_durably
         from client_agent.storage.rate_store import RateStore
         from client_agent.training.silo import open_silo
@@ -58,12 +59,14 @@ def train(
         stop = stop_on_signal()
         planned = read_plan(plan)
         require_frames(planned, body)
-        bank = own_bank(planned, settings.folder, experts, top_m) if experts is not None else None
+        parts = (bank_alone(planned, experts, top_m),) if experts is not None else ()
         results = []
         rates = RateStore(settings.folder / RATES)
         with alone_trackers(settings) as trackers:
             silo = open_silo(settings)
-            for trained in train_alone(silo, planned, body, stop.is_set, rates, bank, trackers):
+            for trained in train_alone(
+                silo, planned, body, stop.is_set, rates, settings.folder, parts, trackers
+            ):
                 results.append(trained)
                 if out is not None:
                     write_durably(out, trained.to_bytes())

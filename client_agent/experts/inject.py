@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from client_agent.adapters.base import State, require_bare
-from client_agent.adapters.expert_bank import ExpertBank, experts_in
+from client_agent.adapters.base import require_bare
+from client_agent.adapters.expert_bank import ExpertBank
 from client_agent.adapters.expert_lora import ExpertLora
 from client_agent.adapters.expert_pq import ExpertPQ
 from client_agent.adapters.frames import Frames, first_adapted_layer
-from client_agent.errors import LayoutMismatch
-from client_agent.experts.routed import CHOSEN, GAMMA, RoutedExperts
+from client_agent.experts.routed import RoutedExperts
+from client_agent.experts.routing import Routing
 from client_agent.model.loading import BaseModel
-from client_agent.strategies.base import Routing
 from schemas.messages.federations import AdapterPlan
 
 
@@ -39,25 +38,3 @@ def inject_experts(
     except BaseException:
         bank.remove()
         raise
-
-
-def reopened_experts(
-    base: BaseModel, plan: AdapterPlan, frames: Frames, state: State, private: State, *, seed: int
-) -> RoutedExperts:
-    """Wrap the base model in a bank as it was trained, with the choice and the router of its private tensors.
-
-    Raises:
-        AdapterInPlace: the base model carries an adapter already.
-        LayoutMismatch: the tensors are of no bank, or do not fit the model and the plan.
-    """
-    if CHOSEN not in private or GAMMA not in private:
-        raise LayoutMismatch("the bank lacks the choice of its client; pass a file that was trained here")
-    routing = Routing(top_m=len(private[CHOSEN]) + 1, gamma=float(private[GAMMA]))
-    adapter = inject_experts(base, plan, frames, experts_in(state), routing, seed=seed)
-    try:
-        adapter.load(state)
-        adapter.load_private(private)
-    except BaseException:
-        adapter.remove()
-        raise
-    return adapter

@@ -13,11 +13,11 @@ from typing import Any, cast
 from client_agent.adapters.expert_bank import ExpertBank
 from client_agent.errors import LossNotFinite
 from client_agent.experts.responsibilities import ProbeLosses
+from client_agent.experts.routing import Routing
 from client_agent.model.examples import Example, encode_some
 from client_agent.model.loading import BaseModel
 from client_agent.model.quantization import precision_of
 from client_agent.model.tokens import Encoded, digest_of_texts
-from client_agent.strategies.base import Routing
 from client_agent.training.data import with_probe
 from client_agent.training.evaluate import mean_loss
 from client_agent.training.silo import Silo

@@ -27,9 +27,9 @@ from client_agent.experts.responsibilities import (
     uniform,
 )
 from client_agent.experts.router import RoutedPasses, TokenRouter, consistency
+from client_agent.experts.routing import Routing
 from client_agent.model.examples import Example
 from client_agent.model.loading import BaseModel
-from client_agent.strategies.base import Routing
 from schemas.maths.adapter import Layout
 from schemas.maths.bank import DRAWS, SHARED, exploring_rounds
 

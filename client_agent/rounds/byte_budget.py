@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from math import ceil, prod
+from math import prod
 
-from client_agent.adapters.variational.sparsity import least_density
 from client_agent.errors import AgentError
 from client_agent.rounds.opened_brief import OpenedBrief
 from client_agent.rounds.opened_round import OpenedRound
-from client_agent.rounds.outputs import bytes_of_outputs
-from client_agent.strategies.base import State
 from schemas.maths.adapter import Layout
+from schemas.maths.factors import State
 from schemas.wire.budget import Marks, fit_budget, shortfall
 from schemas.wire.header import write_header
 from schemas.wire.quantise import Floats
@@ -26,7 +24,7 @@ class BudgetTooSmall(AgentError):
 
 
 def has_budget(opened: OpenedBrief) -> bool:
-    return opened.brief.wire.max_bytes is not None or opened.traits.importance is not None
+    return opened.brief.wire.max_bytes is not None or any(part.bounds_bytes for part in opened.parts)
 
 
 def require_affordable(opened: OpenedBrief, layout: Layout) -> None:
@@ -35,14 +33,9 @@ def require_affordable(opened: OpenedBrief, layout: Layout) -> None:
     Raises:
         BudgetTooSmall: none can, or none has room for A and B; the message names a plan that fits.
     """
-    wire, traits = opened.brief.wire, opened.traits
-    recipe = wire.recipe
-    refusal = shortfall(layout, recipe, wire.max_bytes)
-    if refusal is None and traits.importance is not None:
-        density, needed = min(traits.importance.density, recipe.density), least_density(layout)
-        if density < needed:
-            enough = ceil(needed * 1e6) / 1e6
-            refusal = f"density {density:g} leaves no room beside this adapter's priors: {enough:g} does"
+    wire = opened.brief.wire
+    shortfalls = (part.shortfall(layout, wire.recipe) for part in opened.parts)
+    refusal = shortfall(layout, wire.recipe, wire.max_bytes) or next(filter(None, shortfalls), None)
     if refusal is not None:
         raise BudgetTooSmall(f"{refusal}. Nothing was trained; ask the operator for another plan")
 
@@ -68,22 +61,22 @@ def _bytes_beside(work: OpenedRound, layout: Layout) -> int:
     """
     tensors = {name: ("F32", shape) for name, shape in layout.items()} if work.opened.recipe.is_dense else {}
     sketch = 4 * work.brief.signature.dim
-    return _FRAME_BYTES + len(write_header(tensors, {})) + sketch + bytes_of_outputs(work)
+    parts = sum(part.bytes_beside(work) for part in work.opened.parts)
+    return _FRAME_BYTES + len(write_header(tensors, {})) + sketch + parts
 
 
 def marked(opened: OpenedBrief, private: State, delta: dict[str, Floats]) -> Marks | None:
-    """Select the values of an update that are sent, by importance or by size; None = all, or the recipe's.
+    """Select the values of an update that are sent, by a part or by size; None = all, or the recipe's.
 
     The density is lowered to fit the budget.
     """
-    recipe, budget, plan = opened.recipe, opened.brief.wire.max_bytes, opened.traits.importance
+    recipe, budget = opened.recipe, opened.brief.wire.max_bytes
     if recipe.density == 1:
         return None
-    if plan is not None:
-        from client_agent.rounds.importance import marks_by_importance  # imports the posterior
-
-        marks_at, density = marks_by_importance(plan, opened.brief.round, private, delta)
-        return fit_budget(marks_at, min(density, recipe.density), delta, recipe, budget)
+    for part in opened.parts:
+        if (chosen := part.marks(opened.brief.round, private, delta)) is not None:
+            marks_at, density = chosen
+            return fit_budget(marks_at, min(density, recipe.density), delta, recipe, budget)
     if budget is None:
         return None
     return fit_budget(lambda density: _largest(delta, density), recipe.density, delta, recipe, budget)

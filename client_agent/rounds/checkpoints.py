@@ -2,42 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal, NamedTuple
 
 import numpy as np
 
-from client_agent.adapters.base import Adapter, State
-from client_agent.adapters.expert_bank import is_bank
-from client_agent.adapters.frames import Frames
-from client_agent.adapters.inject import inject, parts_of
-from client_agent.adapters.personal_lora import with_personal
+from client_agent.adapters.base import Adapter
 from client_agent.adapters.provenance import Origin, origin_of, require_plan, require_same
-from client_agent.adapters.ranks import rank_of
-from client_agent.adapters.variational.adapter import with_importance
 from client_agent.alignment.pack_exchange import stored_frames
 from client_agent.errors import AdapterUnreadable, NothingTrained
-from client_agent.experts.inject import inject_experts, reopened_experts
-from client_agent.experts.memory import EXPERTS, ExpertMemory
-from client_agent.experts.probing import prober_of, with_probe_set
-from client_agent.experts.routed import RoutedExperts
-from client_agent.rounds.bank import bank_state, experts_of, read_final_index, read_index
+from client_agent.rounds.adapter_in_place import put_in_place
+from client_agent.rounds.layouts import adapter_plan
 from client_agent.rounds.opened_brief import OpenedBrief
-from client_agent.rounds.served_weights import load_served, read_weights
+from client_agent.rounds.part import Part, Setting
+from client_agent.rounds.served_weights import Served
 from client_agent.rounds.standalone import frames_of
 from client_agent.rounds.trained import Side, Trained
-from client_agent.storage.base_delta import apply_weights, newest_base_delta, read_served
 from client_agent.storage.final_scores import read_final_scores
-from client_agent.storage.round_folder import (
-    FINAL_WEIGHTS,
-    TRAINED,
-    WEIGHTS,
-    RoundFolder,
-    RoundFolders,
-)
-from client_agent.strategies.base import Traits
+from client_agent.storage.round_folder import FINAL_WEIGHTS, TRAINED, WEIGHTS, RoundFolder, RoundFolders
 from client_agent.training.silo import Silo
 from schemas.messages.federations import FederationPlan
 
@@ -73,81 +57,46 @@ def adapter_of_round(
     """
     folder, is_final = round_with(home, round_number, variant), is_finished(home, round_number, variant)
     opened, rounds = OpenedBrief.read(folder), RoundFolders(home / "rounds")
-    brief, traits, seed = opened.brief, opened.traits, opened.brief.training.seed
-    frames = stored_frames(brief, silo.base, home).frames
+    brief, strategy, parts = opened.brief, opened.strategy, opened.parts
+    frames, seed = stored_frames(brief, silo.base, home).frames, brief.training.seed
     trained = Trained.read(folder.path / TRAINED) if folder.has(TRAINED) else None
     if trained is not None and trained.origin is not None:
-        current = origin_of(silo.base, brief.adapter, frames, gated=traits.gated, seed=seed)
+        current = origin_of(silo.base, brief.adapter, frames, gated=strategy.gated, seed=seed)
         require_same(trained.origin, current)
     stored = None if is_final or trained is None else trained.of(kept_side(trained, variant))
     if stored is not None and not stored[0]:  # an older file lacks the adapter before the local steps
         stored = None
-    plan = brief.adapter
-    if traits.routing is not None:
-        earlier = _trained_before(rounds, folder.number + is_final) if stored is None else None
-        with _routed(silo, home, opened, frames, stored, None if is_final else folder, earlier) as adapter:
-            yield Reopened(adapter, trained.origin if stored is not None and trained is not None else None)
-        return
-    if traits.mixed_ranks and trained is not None:
-        plan = plan.model_copy(update={"rank": rank_of(stored[0] if stored is not None else trained.adapter)})
     earlier = _trained_before(rounds, folder.number + is_final) if stored is None else None
-    gated = traits.gated and (stored is not None or earlier is not None)
-    injected = inject(silo.base, plan, frames, gated=gated, seed=seed, parts=parts_of(opened.strategy))
-    injected = with_personal(injected, opened.strategy)
-    with with_importance(injected, silo.base, opened.strategy) as adapter:
-        if stored is None:
-            weights = _load_downloaded(adapter, traits, home, folder, is_final=is_final)
-            adapter.load(weights if earlier is None or not gated else earlier.adapter)
-            if earlier is not None and adapter.private_state():
-                adapter.load_private(earlier.private)
-            if gated:
-                adapter.load_global(weights)
-            yield Reopened(adapter, None)
+    served = Served(home, folder, is_final=is_final)
+    # The first weights of a client are its adapter; a global branch beside it comes with a local one.
+    gated = strategy.gated and (stored is not None or earlier is not None)
+    newest = stored[0] if stored is not None else trained.adapter if trained is not None else None
+    for part in parts:
+        silo = part.silo(silo)
+    setting = Setting(
+        silo=silo,
+        plan=adapter_plan(opened, newest, None),
+        frames=frames,
+        seed=seed,
+        max_length=brief.training.max_length,
+        home=home,
+        served=served,
+        stored=stored[0] if stored is not None else None,
+    )
+    with put_in_place(setting, parts, gated=gated) as adapter:
+        if gated or not strategy.gated:
+            strategy.served.load_beside(adapter, served)
+        if stored is not None:
+            adapter.load(stored[0])
+            adapter.load_private(stored[1])
+            yield Reopened(adapter, trained.origin if trained is not None else None)
             return
-        if traits.base_delta:
-            load_served(adapter, traits, rounds, folder)
-        adapter.load(stored[0])
-        adapter.load_private(stored[1])
-        if gated:
-            adapter.load_global(read_weights(folder.read(WEIGHTS), adapter.layout))
-        yield Reopened(adapter, trained.origin if trained is not None else None)
-
-
-def _routed(
-    silo: Silo,
-    home: Path,
-    opened: OpenedBrief,
-    frames: Frames,
-    stored: tuple[State, State] | None,
-    folder: RoundFolder | None,
-    earlier: Trained | None,
-) -> RoutedExperts:
-    """Inject a bank of experts as it was trained, or as it was served, with the choice of the probe set.
-
-    Args:
-        stored: the bank's tensors and the client's private ones; None = those that were served.
-        folder: the round that served them; None = the final weights.
-        earlier: the last trained bank before, which has the router.
-    """
-    brief, routing = opened.brief, opened.traits.routing
-    plan, seed = brief.adapter, brief.training.seed
-    if stored is not None:
-        return reopened_experts(silo.base, plan, frames, *stored, seed=seed)
-    if routing is None:
-        raise RuntimeError("a strategy without routing has no bank")
-    index = read_index(folder) if folder is not None else read_final_index(home)
-    adapter = inject_experts(silo.base, plan, frames, experts_of(index), routing, seed=seed)
-    try:
-        memory, probing = ExpertMemory(home / EXPERTS), with_probe_set(silo, routing)
-        adapter.probe_with(prober_of(probing, routing, brief.training.max_length, memory.losses), memory)
-        body = folder.read(WEIGHTS) if folder is not None else (home / FINAL_WEIGHTS).read_bytes()
-        adapter.load(bank_state(home, body, index, adapter.bank.expert_layout))
-        if earlier is not None:
+        values = strategy.served.values(adapter, served)
+        local = earlier.adapter if earlier is not None else None
+        adapter.load(strategy.start(local, values, newcomer=earlier is None))
+        if earlier is not None and adapter.private_state():
             adapter.load_private(earlier.private)
-    except BaseException:
-        adapter.remove()
-        raise
-    return adapter
+        yield Reopened(adapter, None)
 
 
 def is_finished(home: Path, round_number: int | None, variant: Variant) -> bool:
@@ -170,21 +119,6 @@ def kept_side(trained: Trained, variant: Variant) -> Side:
 def _trained_before(rounds: RoundFolders, round_number: int) -> Trained | None:
     folder = rounds.newest_with(TRAINED, before=round_number)
     return Trained.read(folder.path / TRAINED) if folder is not None else None
-
-
-def _load_downloaded(
-    adapter: Adapter, traits: Traits, home: Path, folder: RoundFolder, *, is_final: bool
-) -> State:
-    """Decode the weights that a round served, or the final ones, and apply their base delta."""
-    rounds, final = RoundFolders(home / "rounds"), home / FINAL_WEIGHTS
-    if not is_final:
-        return load_served(adapter, traits, rounds, folder)
-    if not traits.base_delta:
-        return read_weights(final.read_bytes(), adapter.layout, mixed_ranks=traits.mixed_ranks)
-    served = read_served(final.read_bytes(), adapter.layout, mixed_ranks=traits.mixed_ranks)
-    base_delta = newest_base_delta(rounds, before=folder.number + 1)
-    adapter.load_base_delta(apply_weights(base_delta, served).added)
-    return served.adapter
 
 
 def round_with(home: Path, round_number: int | None, variant: Variant) -> RoundFolder:
@@ -238,9 +172,16 @@ def read_trained(file: Path, plan: FederationPlan) -> Trained:
 
 @contextmanager
 def reopened(
-    silo: Silo, plan: FederationPlan, pack: bytes | None, trained: Trained, variant: Variant
+    silo: Silo,
+    plan: FederationPlan,
+    pack: bytes | None,
+    trained: Trained,
+    variant: Variant,
+    parts: Sequence[Part] = (),
 ) -> Iterator[Reopened]:
     """Inject an adapter that `read_trained` returned; it is removed when the context ends.
+
+    `parts` are those with which it was trained.
 
     Raises:
         ProvenanceMismatch: plan, pack or base model are not those of training.
@@ -257,11 +198,10 @@ def reopened(
             "the file is of an earlier version, which stored the trained adapter alone; pass "
             "`--variant trained`, or train it again"
         )
-    if is_bank(tensors):
-        with reopened_experts(silo.base, plan.adapter, frames, tensors, private, seed=seed) as experts:
-            yield Reopened(experts, trained.origin)
-        return
-    with inject(silo.base, plan.adapter, frames, gated=False, seed=seed) as adapter:
+    setting = Setting(
+        silo, plan.adapter, frames, seed, plan.training.max_length, Path(), served=None, stored=tensors
+    )
+    with put_in_place(setting, parts) as adapter:
         adapter.load(tensors)
         adapter.load_private(private)
         yield Reopened(adapter, trained.origin)

@@ -13,12 +13,9 @@ from hashlib import sha256
 import numpy as np
 from numpy.typing import NDArray
 
-from client_agent.adapters.base import State
 from client_agent.adapters.ranks import rank_of
 from client_agent.rounds.byte_budget import marked
 from client_agent.rounds.opened_brief import OpenedBrief
-from client_agent.rounds.outputs import sent_outputs
-from client_agent.rounds.served_weights import is_initial, read_adapter
 from client_agent.rounds.trained import Trained
 from client_agent.rounds.update_history import confirmed, store_values, stored_residual, stored_values
 from client_agent.sketches.gradient import Sketch
@@ -33,10 +30,10 @@ from client_agent.storage.round_folder import (
 )
 from schemas.maths.adapter import SIGNATURE as SIGNATURE_TENSOR
 from schemas.maths.adapter import Layout, in_order
+from schemas.maths.factors import State
 from schemas.maths.start import from_start
 from schemas.messages.recipes import SentRecipe
 from schemas.messages.updates import Receipt, UpdateManifest
-from schemas.wire.digests import digest_of
 from schemas.wire.envelope import Array, pack
 from schemas.wire.quantise import NotEncodable
 from schemas.wire.streams import Coded, decode, encode
@@ -73,6 +70,23 @@ class UpdateInputs:
 
 
 @dataclass(frozen=True, slots=True)
+class Encoded:
+    """What an update has become by its encoding.
+
+    Attributes:
+        reference: the state that it is the difference to.
+        decoded: the difference as the coordinator decodes it.
+        residual: the norm of what was lost, as a share of what was learnt.
+        octets: the number of bytes of the encoded values.
+    """
+
+    reference: State
+    decoded: Arrays
+    residual: float
+    octets: int
+
+
+@dataclass(frozen=True, slots=True)
 class _Reference:
     """The state that an update is the difference to, and its digest; None for a whole update."""
 
@@ -95,7 +109,7 @@ def pack_update(inputs: UpdateInputs, *, stored_digest: str | None = None) -> by
         return pack_dense(inputs)
     learnt = _difference(trained, reference.values)
     # A round that begins anew has another A: what the last update lost cannot be added to it.
-    feeds_back = recipe.feeds_back and not opened.traits.restarts
+    feeds_back = recipe.feeds_back and not opened.strategy.restarts
     delta = _with_residual(inputs, learnt, layout) if feeds_back else learnt
     marks = marked(opened, inputs.trained.private, delta)
     try:
@@ -108,7 +122,7 @@ def pack_update(inputs: UpdateInputs, *, stored_digest: str | None = None) -> by
             recipe.values,
         )
         return pack_dense(inputs)
-    rank = rank_of(trained) if opened.traits.mixed_ranks else None
+    rank = rank_of(trained) if opened.strategy.served.mixed_ranks else None
     body = _body(
         inputs, coded.tensors, SentRecipe(**recipe.model_dump(), against=reference.digest, rank=rank)
     )
@@ -121,12 +135,11 @@ def pack_update(inputs: UpdateInputs, *, stored_digest: str | None = None) -> by
         store_values(
             folder, RESIDUAL, _difference(delta, decoded), inputs.federation_id, body, inputs.pack_digest
         )
-    if opened.traits.importance is not None and reference.values is not None:
-        from client_agent.rounds.importance import store_measures  # imports the posterior
-
+    if reference.values is not None:
         residual = _norm(_difference(delta, decoded)) / (_norm(learnt) or 1)
-        private, served = inputs.trained.private, reference.values
-        store_measures(folder, inputs.rounds, private, served, decoded, residual, _bytes(coded))
+        encoded = Encoded(reference.values, decoded, residual, _bytes(coded))
+        for part in opened.parts:
+            part.encoded(inputs, encoded)
     return body
 
 
@@ -176,37 +189,36 @@ def _body(inputs: UpdateInputs, tensors: Mapping[str, Array], recipe: SentRecipe
         signature_epsilon=sketch.epsilon,
         training_epsilon=inputs.training_epsilon,
     )
-    outputs = sent_outputs(inputs.folder)
-    body_tensors: dict[str, Array] = {**tensors, SIGNATURE_TENSOR: sketch.vector, **outputs}
+    body_tensors: dict[str, Array] = {**tensors, SIGNATURE_TENSOR: sketch.vector}
+    for part in inputs.opened.parts:
+        body_tensors |= part.update_tensors(inputs.folder)
     return pack(body_tensors, manifest, compress=inputs.opened.brief.wire.compression == "zstd")
 
 
 def _reference(inputs: UpdateInputs, layout: Layout, stored_digest: str | None) -> _Reference | None:
-    opened, folder, traits = inputs.opened, inputs.folder, inputs.opened.traits
+    opened, folder, form = inputs.opened, inputs.folder, inputs.opened.strategy.served
     kind, number = opened.recipe.reference, folder.number
     if kind == "none":
         return _Reference(None, None)
     last_counted = (
         confirmed(inputs.rounds, number, stored_digest)
-        if kind == "own_last" and not traits.restarts
+        if kind == "own_last" and not opened.strategy.restarts
         else None
     )
     if last_counted is None:
         content = folder.read(WEIGHTS)
-        # Weights with a base delta may be stored here as the whole of it, with the same A and B.
-        digest = folder.base if traits.base_delta else digest_of(content)
-        if stored_digest not in (None, digest):
+        if stored_digest not in (None, form.reference_digest(folder, content)):
             log.warning(
                 "round %d: this silo lacks the coordinator's reference; sending a whole update", number
             )
             return None
-        weights, seed = read_adapter(content, layout, traits), opened.start_seed
+        weights, seed = form.read(content, layout), opened.start_seed
         values = {name: from_start(name, weights.__getitem__, seed, layout) for name in layout}
         return _Reference(values, folder.base)
     last, receipt = last_counted
     stored = None
     if not receipt.clipped:
-        stored = stored_values(last, SENT, receipt.digest, layout, mixed_ranks=traits.mixed_ranks)
+        stored = stored_values(last, SENT, receipt.digest, layout, mixed_ranks=form.mixed_ranks)
     if stored is None:
         log.warning(
             "round %d: the coordinator's state of round %d is not known here (%s); sending a whole update",
@@ -230,11 +242,13 @@ def _with_residual(inputs: UpdateInputs, delta: Arrays, layout: Layout) -> Array
     if last is None:
         return delta
     residual = None
+    form = inputs.opened.strategy.served
     is_next = last.number == folder.number - 1 and last.base != folder.base
-    if is_next and last.has(RECEIPT) and not is_initial(folder.read(WEIGHTS), layout, inputs.opened.traits):
+    if is_next and last.has(RECEIPT) and not form.is_initial(folder.read(WEIGHTS), layout):
         receipt = Receipt.model_validate_json(last.read(RECEIPT))
-        mixed = inputs.opened.traits.mixed_ranks
-        residual = stored_residual(last, receipt.digest, layout, inputs.pack_digest, mixed_ranks=mixed)
+        residual = stored_residual(
+            last, receipt.digest, layout, inputs.pack_digest, mixed_ranks=form.mixed_ranks
+        )
     if residual is None:
         log.warning("round %d: residual of round %d dropped; it is out of date", folder.number, last.number)
         return delta

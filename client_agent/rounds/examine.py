@@ -8,7 +8,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from client_agent.adapters.base import Adapter
-from client_agent.adapters.personal_lora import PersonalLora
 from client_agent.model.examples import encode_some, probe_set
 from client_agent.model.quantization import precision_of
 from client_agent.model.tokens import Encoded, digest_of_texts
@@ -132,8 +131,8 @@ class Examiner:
 
     def _fingerprint(self, adapter: Adapter, plan: ScoresPlan) -> str:
         digest = hashlib.sha256(self._facts + plan.model_dump_json().encode())
-        common = {} if isinstance(adapter, PersonalLora) else adapter.state()
-        for tensors in (common, adapter.private_state()):
+        acting = adapter.state() if adapter.is_sent else {}
+        for tensors in (acting, adapter.private_state()):
             for name, values in sorted(tensors.items()):
                 digest.update(f"{name} {values.shape}".encode())
                 digest.update(values.tobytes())

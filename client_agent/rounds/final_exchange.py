@@ -6,9 +6,7 @@ import logging
 from collections.abc import Callable
 
 from client_agent.errors import DownloadDamaged
-from client_agent.rounds.bank import store_final_bank
 from client_agent.rounds.client import Client
-from client_agent.rounds.download import download_whole
 from client_agent.rounds.opened_brief import OpenedBrief
 from client_agent.rounds.weights_difference import download_difference, earlier_weights
 from client_agent.storage.files import write_durably
@@ -32,11 +30,11 @@ def store_final_weights(
     client: Client,
     brief: FinishedBrief,
     weights: WeightsReference,
-    expert_layout: Callable[[OpenedBrief], Layout],
+    layout: Callable[[OpenedBrief], Layout],
 ) -> None:
     """Download and store the final weights; scores of other ones are deleted.
 
-    `expert_layout` returns the layout of one expert, by a strategy with a bank.
+    `layout` returns that of this client's first adapter.
 
     Raises:
         DownloadDamaged: the body has another digest.
@@ -47,12 +45,9 @@ def store_final_weights(
     newest = newest_with(client, BRIEF)
     opened = OpenedBrief.read(newest) if newest is not None else None
     content = _downloaded(client, brief.round, weights, opened)
-    if opened is not None and opened.traits.base_delta:
-        # With the whole base delta the final weights need no earlier round.
-        whole = download_whole(session, brief.round, weights.digest)
-        content = whole if whole is not None else content
-    if opened is not None and opened.traits.routing is not None:
-        store_final_bank(session, content, expert_layout(opened))
+    if opened is not None:
+        form = opened.strategy.served
+        content = form.complete_final(session, brief.round, weights.digest, content, lambda: layout(opened))
     file = workspace.home / FINAL_WEIGHTS
     if not file.is_file() or file.read_bytes() != content:
         (workspace.home / FINAL_SCORES).unlink(missing_ok=True)

@@ -6,7 +6,6 @@ import logging
 from collections.abc import Callable
 
 from client_agent.errors import CoordinatorRefused
-from client_agent.rounds.bank import download_bank
 from client_agent.rounds.download import download_weights
 from client_agent.rounds.opened_round import OpenedRound
 from client_agent.rounds.update_history import last_counted_state
@@ -25,18 +24,19 @@ def join_round(
     body: bytes | None,
     *,
     redeliver: Callable[[], None],
-    expert_layout: Callable[[], Layout],
+    layout: Callable[[], Layout],
 ) -> bytes:
-    """Join a round, and return the weights that it begins with.
+    """Join a round, return the weights that it begins with, and store what its parts need beside them.
 
     Args:
         body: a newcomer's sketch.
         redeliver: uploads the alignment pack again, which the coordinator has lost.
-        expert_layout: returns the layout of one expert, by a strategy with a bank.
+        layout: returns the layout of what this client sends.
 
     Raises:
         ManifestRefused, ManifestExpired, RosterRefused: a check of the manifest fails.
         DownloadDamaged: the weights have another digest.
+        BaseDeltaMissing: they are incomplete, and the coordinator has not the whole of them.
     """
     session, brief = work.session, work.brief
     try:
@@ -56,8 +56,9 @@ def join_round(
     if wire.served_difference is not None:
         earlier = earlier_weights(work.rounds, brief.round)
     content = download_weights(session, brief, work.folder, joined.weights, last_update, earlier)
-    if work.opened.traits.routing is not None:
-        download_bank(session, work.rounds, work.folder, content, expert_layout())
+    content = work.opened.strategy.served.complete(work, content, layout)
+    for part in work.opened.parts:
+        part.download(work)
     return content
 
 

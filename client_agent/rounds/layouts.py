@@ -4,25 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from client_agent.adapters.ranks import rank_of
 from client_agent.rounds.opened_brief import OpenedBrief
-from client_agent.strategies.base import State
-from schemas.maths.adapter import Layout, prior_layout
+from schemas.maths.adapter import Layout
+from schemas.maths.factors import State
 from schemas.maths.layout import client_layout
 from schemas.messages.enrolment import Profile
 from schemas.messages.federations import AdapterPlan
 
 
 def adapter_plan(opened: OpenedBrief, state: State | None, lora_rank: int | None) -> AdapterPlan:
-    """Return the plan's adapter; with mixed ranks of the rank of `state`, or of a client's first one.
-
-    `lora_rank` is the silo's first rank; None = the plan's.
-    """
-    plan, least = opened.brief.adapter, opened.traits.least_rank
-    if least is None:
-        return plan
-    first = min(plan.rank, max(least, lora_rank or plan.rank))
-    return plan.model_copy(update={"rank": rank_of(state) if state is not None else first})
+    """Return the adapter of a client; `state` is its last one, `lora_rank` the silo's first rank, if any."""
+    plan = opened.brief.adapter
+    for part in opened.parts:
+        plan = part.adapter_plan(plan, state, lora_rank)
+    return plan
 
 
 def sent_layout(
@@ -43,5 +38,7 @@ def sent_layout(
         profile,
         framed,
         travels=opened.strategy.travels,
-        beside=prior_layout if opened.traits.importance is not None else lambda _: {},
+        beside=lambda layout: {
+            name: shape for part in opened.parts for name, shape in part.layout_beside(layout).items()
+        },
     )

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from client_agent.rounds.part import Part
+from client_agent.rounds.strategy import AgentStrategy, load_strategy
 from client_agent.storage.round_files import read_brief
 from client_agent.storage.round_folder import RoundFolder
-from client_agent.strategies.base import AgentStrategy, Traits, load_strategy
 from schemas.maths.start import restart_seed
 from schemas.messages.recipes import Recipe
 from schemas.messages.rounds import RoundBrief
@@ -39,8 +40,8 @@ class OpenedBrief:
         return cls.of(read_brief(folder))
 
     @property
-    def traits(self) -> Traits:
-        return self.strategy.traits
+    def parts(self) -> tuple[Part, ...]:
+        return self.strategy.parts
 
     @property
     def recipe(self) -> Recipe:
@@ -50,6 +51,6 @@ class OpenedBrief:
     def start_seed(self) -> int:
         """The seed of the first A: the plan's, or the round's own if every round restarts."""
         seed = self.brief.training.seed
-        if self.traits.restarts:
+        if self.strategy.restarts:
             return restart_seed(seed, self.brief.round)
         return seed

@@ -5,12 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
-from client_agent.experts.memory import EXPERTS, ExpertMemory
 from client_agent.rounds.client import Client, Session
 from client_agent.rounds.opened_brief import OpenedBrief
 from client_agent.rounds.trained import TrainedRounds
 from client_agent.storage.round_folder import TRAINED, RoundFolder, RoundFolders
-from client_agent.strategies.base import State
+from schemas.maths.factors import State
 from schemas.messages.rounds import RoundBrief
 from schemas.messages.sum_plan import SecureSumPlan
 
@@ -47,11 +46,6 @@ class OpenedRound:
     @cached_property
     def trained(self) -> TrainedRounds:
         return TrainedRounds(self.rounds)
-
-    @property
-    def expert_memory(self) -> ExpertMemory:
-        """The choices among experts of this client, as stored."""
-        return ExpertMemory(self.session.home / EXPERTS)
 
     @property
     def earlier(self) -> State | None:

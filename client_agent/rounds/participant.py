@@ -3,26 +3,23 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from client_agent.adapters.base import Adapter, State
-from client_agent.adapters.inject import inject, parts_of
-from client_agent.adapters.personal_lora import with_personal
 from client_agent.adapters.provenance import Origin, origin_of
-from client_agent.adapters.variational.adapter import with_importance
 from client_agent.alignment.pack_delivery import archive_voided_pack, redeliver_pack
 from client_agent.alignment.pack_exchange import FramesInUse, frames_for
 from client_agent.alignment.pivot_wait import PivotWait
 from client_agent.errors import PivotPackAwaited
-from client_agent.experts.inject import inject_experts
 from client_agent.policy import Policy
 from client_agent.rounds.client import Session, Workspace
 from client_agent.rounds.layouts import adapter_plan, sent_layout
 from client_agent.rounds.opened_brief import OpenedBrief
+from client_agent.rounds.part import Setting
+from client_agent.rounds.served_weights import Served
 from client_agent.sketches.gradient import Sketch
 from client_agent.storage.rate_store import RateStore
 from client_agent.training.checkpoint import CHECKPOINT_SECONDS
@@ -30,6 +27,7 @@ from client_agent.training.ranks import Structure
 from client_agent.training.silo import Silo
 from client_agent.transport.client import CoordinatorApi
 from schemas.maths.adapter import Layout
+from schemas.maths.factors import State
 from schemas.messages.federations import AdapterPlan
 from schemas.messages.rounds import RoundBrief
 from schemas.trackers.trackers import NO_TRACKERS, Trackers
@@ -99,25 +97,17 @@ class Trainer:
             raise
         self.pivot_wait.ended()
 
-    def injected(self, opened: OpenedBrief, state: State | None, experts: Sequence[int] = ()) -> Adapter:
-        """Wrap the base model in the plan's adapter; with mixed ranks of the rank of `state`.
-
-        `experts` are those of the round's bank, by a strategy that has one.
-        """
-        if opened.traits.routing is not None:
-            frames, seed = self.frames(opened.brief).frames, opened.start_seed
-            plan = opened.brief.adapter
-            return inject_experts(self.silo.base, plan, frames, experts, opened.traits.routing, seed=seed)
-        adapter = inject(
-            self.silo.base,
-            adapter_plan(opened, state, self.lora_rank),
-            self.frames(opened.brief).frames,
-            gated=opened.traits.gated,
+    def setting(self, opened: OpenedBrief, state: State | None, served: Served | None) -> Setting:
+        """Return what the plan's adapter is put around; `state` is this client's last adapter."""
+        return Setting(
+            silo=self.silo,
+            plan=adapter_plan(opened, state, self.lora_rank),
+            frames=self.frames(opened.brief).frames,
             seed=opened.start_seed,
-            parts=parts_of(opened.strategy),
+            max_length=opened.brief.training.max_length,
+            home=self.session.home,
+            served=served,
         )
-        adapter = with_personal(adapter, opened.strategy)
-        return with_importance(adapter, self.silo.base, opened.strategy)
 
     def followed(self, opened: OpenedBrief, state: State | None) -> AbstractContextManager[None]:
         """Make the other processes of torchrun wrap their models in the same adapter, if there are any."""
@@ -126,14 +116,14 @@ class Trainer:
         structure = Structure(
             adapter_plan(opened, state, self.lora_rank),
             opened.brief.strategy,
-            opened.traits.gated,
+            opened.strategy.gated,
             opened.start_seed,
             self.frames(opened.brief).frames,
         )
         return self.silo.ranks.followed(self.silo.base, structure)
 
     def layout(self, opened: OpenedBrief, state: State | None) -> Layout:
-        """Return the layout of what `injected` would send, without touching the model."""
+        """Return the layout of what the adapter would send, without touching the model."""
         framed = self.frames(opened.brief).frames if opened.brief.adapter.kind == "pq" else None
         return sent_layout(opened, self.silo.profile, framed, state, self.lora_rank)
 
@@ -142,7 +132,7 @@ class Trainer:
         return adapter_plan(opened, None, self.lora_rank)
 
     def origin(self, opened: OpenedBrief) -> Origin:
-        brief, gated = opened.brief, opened.traits.gated
+        brief, gated = opened.brief, opened.strategy.gated
         frames = self.frames(brief).frames
         return origin_of(self.silo.base, brief.adapter, frames, gated=gated, seed=brief.training.seed)
 

@@ -10,10 +10,11 @@ from pydantic import ValidationError
 from client_agent.errors import AgentError, AnswerUnreadable, NotEnrolled, PlanUnusable
 from client_agent.identity.agent_folder import Membership, read_membership
 from client_agent.identity.membership import connect_once
+from client_agent.rounds.possible import require_trainer_suits
+from client_agent.rounds.strategy import load_strategy
 from client_agent.settings import AgentSettings
 from client_agent.storage.round_files import read_brief
 from client_agent.storage.round_folder import BRIEF, RoundFolders
-from client_agent.strategies.base import load_strategy
 from client_agent.training.trainers import open_trainer
 from client_agent.transport.client import CoordinatorApi
 from schemas.messages.faults import complaints
@@ -132,8 +133,8 @@ def require_trainer(settings: AgentSettings, plan: FederationPlan | None) -> str
     if trainer is None:
         return ""
     if plan is not None:
-        traits = load_strategy(plan.strategy.name, plan.strategy.options).traits
-        trainer.require_suitable(plan.adapter, traits)
+        parts = load_strategy(plan.strategy.name, plan.strategy.options).parts
+        require_trainer_suits(trainer, plan.adapter, parts)
     return trainer.name
 
 

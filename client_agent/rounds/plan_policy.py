@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from client_agent.policy import Policy, SentKind
-from client_agent.strategies.base import load_strategy
+from client_agent.rounds.strategy import load_strategy
 from schemas.messages.federations import FederationPlan
 
 
@@ -29,12 +29,11 @@ def sent_kinds(plan: FederationPlan) -> tuple[SentKind, ...]:
     """
     summed = plan.privacy.secure_sum
     is_hidden = summed is not None and summed.scores == "summed" and summed.masking == "pairwise"
-    traits = load_strategy(plan.strategy.name, plan.strategy.options).traits
+    parts = load_strategy(plan.strategy.name, plan.strategy.options).parts
     is_sent_by_kind: dict[SentKind, bool] = {
         "sketches": summed is None,
         "scores": not is_hidden,
         "alignment": plan.alignment is not None,
-        "counts": traits.routing is not None,
-        "outputs": traits.distil is not None,
     }
-    return tuple(kind for kind, is_sent in is_sent_by_kind.items() if is_sent)
+    sent_by_parts = [part.sends for part in parts if part.sends is not None]
+    return (*(kind for kind, is_sent in is_sent_by_kind.items() if is_sent), *sent_by_parts)

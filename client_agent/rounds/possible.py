@@ -5,20 +5,23 @@ What is refused only in a round has been trained and paid for, and the round has
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import prod
 
 from client_agent.privacy.budget import BudgetSpent, require_private, require_voices
 from client_agent.privacy.ledger import Ledger
 from client_agent.privacy.training import training_mechanism
+from client_agent.rounds.part import Part, Runner, obstacle
 from client_agent.rounds.plain_steps import earlier_sketch
 from client_agent.rounds.private_training import different, require_private_steps
 from client_agent.rounds.sketch import mechanism_for
+from client_agent.rounds.strategy import load_strategy
 from client_agent.rounds.work import Work
 from client_agent.storage.round_folder import SIGNATURE
-from client_agent.strategies.base import Traits, load_strategy
 from client_agent.training.data import without_held_out
 from client_agent.training.ranks import require_divisible
 from client_agent.training.silo import Silo
+from client_agent.training.trainers import OpenedTrainer
 from schemas.messages.adapter_plan import AdapterPlan
 from schemas.messages.federations import FederationPlan, SignaturePlan
 
@@ -31,7 +34,7 @@ def require_possible(
     Raises:
         AgentError: the silo cannot take part under this plan.
     """
-    traits = load_strategy(plan.strategy.name, plan.strategy.options).traits
+    parts = load_strategy(plan.strategy.name, plan.strategy.options).parts
     training = silo.data.train
     if plan.privacy.training is not None:
         training = without_held_out(silo.data).train
@@ -42,23 +45,33 @@ def require_possible(
             mechanism_for(training, plan.signature, plan.signature.dp)
         pivot = plan.alignment.pivot if plan.alignment is not None else None
         require_shared_model(silo, plan.signature, pivot)
-    require_suitable(silo, plan.adapter, traits)
+    require_suitable(silo, plan.adapter, parts)
     if (dp := plan.privacy.training) is not None:
-        require_private_steps(silo, traits)
+        require_private_steps(silo, parts)
         training_mechanism(len(different(training)), 1, plan.training, dp)
     silo.require_fit(plan.training.max_length)
 
 
-def require_suitable(silo: Silo, adapter: AdapterPlan, traits: Traits) -> None:
+def require_suitable(silo: Silo, adapter: AdapterPlan, parts: Sequence[Part]) -> None:
     """Check that the silo's trainer and the processes of torchrun suit a plan.
 
     Raises:
         AgentError: they do not.
     """
     if silo.ranks is not None:
-        require_divisible(traits)
+        require_divisible(obstacle(parts, "torchrun"))
     if silo.trainer is not None:
-        silo.trainer.require_suitable(adapter, traits)
+        require_trainer_suits(silo.trainer, adapter, parts)
+
+
+def require_trainer_suits(trainer: OpenedTrainer, adapter: AdapterPlan, parts: Sequence[Part]) -> None:
+    """Check that a trainer of the silo's own can run the local steps of a plan.
+
+    Raises:
+        TrainerUnusable: it cannot.
+    """
+    runner: Runner = "a PEFT trainer" if trainer.trainer.needs_peft else "a trainer"
+    trainer.require_suitable(adapter, obstacle(parts, runner))
 
 
 def require_shared_model(silo: Silo, plan: SignaturePlan, pivot: str | None) -> None:
@@ -82,13 +95,13 @@ def require_round(work: Work) -> None:
         TooFewRecords, LedgerDamaged, PivotMissing: see `mechanism_for`, `Ledger` and `require_shared_model`.
     """
     brief, silo = work.brief, work.trainer.silo
-    require_suitable(silo, brief.adapter, work.opened.traits)
+    require_suitable(silo, brief.adapter, work.opened.parts)
     ledger = Ledger(work.participant.workspace.folder)
     if work.sum_plan is None:
         require_shared_model(silo, brief.signature, brief.alignment.pivot if brief.alignment else None)
         _require_sketch(work, ledger)
     if (dp := work.private_training) is not None:
-        require_private_steps(silo, work.opened.traits)
+        require_private_steps(silo, work.opened.parts)
         values = sum(prod(shape) for shape in work.trainer.layout(work.opened, work.earlier).values())
         mechanism = training_mechanism(len(different(silo.data.train)), values, brief.training, dp)
         ledger.with_steps(work.session.federation_id, brief.round, mechanism, brief.training.steps, dp)

@@ -11,8 +11,8 @@ from client_agent.privacy.training import training_mechanism
 from client_agent.rounds.plan import SiloPlan
 from client_agent.rounds.private_training import different, require_own_loop, require_private_method
 from client_agent.rounds.sketch import mechanism_for
+from client_agent.rounds.strategy import load_strategy
 from client_agent.settings import AgentSettings
-from client_agent.strategies.base import load_strategy
 from client_agent.training.data import SiloData, without_held_out
 from schemas.messages.federations import FederationPlan
 from schemas.operator_claims import coordinator_sees
@@ -74,7 +74,7 @@ def _private_training(
     dp = plan.privacy.training if plan is not None else None
     if plan is None or dp is None:
         return []
-    require_private_method(load_strategy(plan.strategy.name, plan.strategy.options).traits)
+    require_private_method(load_strategy(plan.strategy.name, plan.strategy.options).parts)
     require_own_loop(settings.trainer)
     mechanism = training_mechanism(len(different(examples())), 1, plan.training, dp)
     book = Ledger(settings.folder).read()

@@ -12,8 +12,8 @@ from client_agent.model.examples import Example, probe_set
 from client_agent.privacy.ledger import Ledger
 from client_agent.privacy.release import Mechanism
 from client_agent.privacy.training import training_mechanism
+from client_agent.rounds.part import Part, obstacle
 from client_agent.rounds.work import Work
-from client_agent.strategies.base import Traits
 from client_agent.training.data import without_held_out
 from client_agent.training.private_steps import PrivateSteps
 from client_agent.training.silo import Silo
@@ -101,13 +101,13 @@ def leave_out_held_out(work: Work) -> None:
         work.trainer.silo = replace(silo, data=data)
 
 
-def require_private_steps(silo: Silo, traits: Traits) -> None:
+def require_private_steps(silo: Silo, parts: Sequence[Part]) -> None:
     """Check that a silo's training consists of gradient steps on one adapter, in one process of its own loop.
 
     Raises:
         NotPrivatelyTrained: it does not.
     """
-    require_private_method(traits)
+    require_private_method(parts)
     require_own_loop(silo.trainer.name if silo.trainer is not None else None)
     if silo.ranks is not None:
         raise NotPrivatelyTrained(
@@ -125,25 +125,16 @@ def require_own_loop(trainer: str | None) -> None:
         raise NotPrivatelyTrained(f"trainer {trainer!r} adds no noise", "Remove `trainer` from silo.toml")
 
 
-def require_private_method(traits: Traits) -> None:
+def require_private_method(parts: Sequence[Part]) -> None:
     """Check that nothing but gradient steps on one adapter reads the training examples.
 
     Raises:
         NotPrivatelyTrained: something does.
     """
-    obstacles = {
-        "chooses among experts by losses": traits.routing,
-        "prunes ranks by a penalty of the loss": traits.pruning,
-        "learns the importance of ranks": traits.importance,
-        "trains two adapters": traits.pull,
-        "sends outputs of the model": traits.distil,
-    }
-    for text, trait in obstacles.items():
-        if trait is not None:
-            raise NotPrivatelyTrained(
-                f"its method {text}, which has no noise",
-                "Ask the operator for a plan with another strategy",
-            )
+    if (deed := obstacle(parts, "private steps")) is not None:
+        raise NotPrivatelyTrained(
+            f"its method {deed}, which has no noise", "Ask the operator for a plan with another strategy"
+        )
 
 
 def different(examples: Sequence[Example]) -> list[Example]:

@@ -3,55 +3,27 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from client_agent.adapters.base import Adapter
 from client_agent.adapters.frames import Frames, random_frames
-from client_agent.adapters.inject import inject
 from client_agent.adapters.provenance import origin_of
 from client_agent.alignment.pack import Pack
 from client_agent.errors import SettingsUnusable
-from client_agent.experts.inject import inject_experts
-from client_agent.experts.memory import EXPERTS, ExpertMemory
-from client_agent.experts.probing import prober_of, with_probe_set
-from client_agent.experts.routed import RoutedExperts
 from client_agent.model.loading import BaseModel
+from client_agent.rounds.adapter_in_place import put_in_place
+from client_agent.rounds.part import Part, Setting
+from client_agent.rounds.possible import require_trainer_suits
 from client_agent.rounds.step_tracking import step_tracking
 from client_agent.rounds.tracked import track_scores
-from client_agent.rounds.train import learning_rate, train_locally, zeros_like
+from client_agent.rounds.train import LocalTraining, learning_rate, train_locally, zeros_like
 from client_agent.rounds.trained import Trained
 from client_agent.storage.rate_store import RateStore
-from client_agent.strategies.base import Routing, Traits
 from client_agent.training.silo import Silo
 from schemas.messages.federations import FederationPlan
 from schemas.trackers.trackers import NO_TRACKERS, Trackers
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class OwnBank:
-    """A bank that a silo trains alone: a shared expert and `specialists`, and how it chooses among them."""
-
-    specialists: int
-    routing: Routing
-    memory: ExpertMemory
-
-
-def own_bank(plan: FederationPlan, folder: Path, specialists: int, top_m: int) -> OwnBank:
-    """Return a bank whose choices are remembered in an agent's folder.
-
-    Raises:
-        SettingsUnusable: the plan's adapter has LoRA ranks beside P and Q.
-    """
-    if plan.adapter.same_architecture_rank or plan.adapter.private_rank:
-        raise SettingsUnusable(
-            "--experts: experts over P and Q have no LoRA beside them; set same_architecture_rank and "
-            "private_rank to 0 in the plan"
-        )
-    return OwnBank(specialists, Routing(top_m=top_m), ExpertMemory(folder / EXPERTS))
 
 
 def train_alone(
@@ -60,7 +32,8 @@ def train_alone(
     pack: bytes | None,
     stop: Callable[[], bool],
     rates: RateStore,
-    bank: OwnBank | None = None,
+    folder: Path,
+    parts: Sequence[Part] = (),
     trackers: Trackers = NO_TRACKERS,
 ) -> Iterator[Trained]:
     """Yield the result of every round of a plan; every round continues from the trained adapter.
@@ -68,7 +41,8 @@ def train_alone(
     Args:
         pack: the alignment pack with the frames.
         rates: where a searched learning rate is kept.
-        bank: train a bank of experts; None = the plan's adapter.
+        folder: where parts keep their files.
+        parts: features beside the plan's adapter, such as a bank of experts.
         trackers: record losses and scores.
 
     Raises:
@@ -80,42 +54,34 @@ def train_alone(
     if plan.privacy.training is not None:
         log.warning("privacy.training of the plan is not used here: of a training alone nothing is sent")
     if silo.trainer is not None:
-        silo.trainer.require_suitable(plan.adapter, Traits(routing=bank.routing if bank else None))
+        require_trainer_suits(silo.trainer, plan.adapter, parts)
     earlier: Trained | None = None
-    if bank is not None:
-        silo = with_probe_set(silo, bank.routing)
-    frames = frames_of(silo.base, plan, pack)
-    origin = origin_of(silo.base, plan.adapter, frames, gated=False, seed=plan.training.seed)
-    with _injected(silo, plan, frames, bank) as adapter:
+    frames, seed = frames_of(silo.base, plan, pack), plan.training.seed
+    for part in parts:
+        silo = part.silo(silo)
+    setting = Setting(silo, plan.adapter, frames, seed, plan.training.max_length, folder)
+    origin = origin_of(silo.base, plan.adapter, frames, gated=False, seed=seed)
+    with put_in_place(setting, parts) as adapter:
         rate = learning_rate(silo, adapter, plan.training, origin, rates, stop)
-        if bank is not None and isinstance(adapter, RoutedExperts):
-            memory, longest = bank.memory, plan.training.max_length
-            adapter.probe_with(prober_of(silo, bank.routing, longest, memory.losses), memory)
         for round_number in range(1, plan.rounds.total + 1):
-            earlier = train_locally(
-                silo,
-                adapter,
-                plan.training,
-                learning_rate=rate,
+            training = LocalTraining(
+                silo=silo,
+                adapter=adapter,
+                plan=plan.training,
+                scores=plan.scores,
                 origin=origin,
+                learning_rate=rate,
                 round_number=round_number,
                 total_rounds=plan.rounds.total,
                 start=earlier.adapter if earlier is not None else zeros_like(adapter),
                 earlier=earlier,
-                federated=False,
-                scores=plan.scores,
                 stop=stop,
+                parts=parts,
                 report=step_tracking(trackers, round_number),
             )
+            earlier = train_locally(training)
             track_scores(trackers, round_number, earlier.scores)
             yield earlier
-
-
-def _injected(silo: Silo, plan: FederationPlan, frames: Frames, bank: OwnBank | None) -> Adapter:
-    if bank is None:
-        return inject(silo.base, plan.adapter, frames, gated=False, seed=plan.training.seed)
-    experts = range(bank.specialists + 1)
-    return inject_experts(silo.base, plan.adapter, frames, experts, bank.routing, seed=plan.training.seed)
 
 
 def require_frames(plan: FederationPlan, pack: bytes | None) -> None:

@@ -7,38 +7,27 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Final
 
-import safetensors.numpy
-
-from client_agent.adapters.base import Adapter, Penalty, State
-from client_agent.experts.probing import prober_of, with_probe_set
-from client_agent.experts.routed import RoutedExperts
-from client_agent.model.next_bytes import NextBytes
-from client_agent.rounds.bank import experts_of, read_bank, read_index, store_experts
+from client_agent.rounds.adapter_in_place import put_in_place
 from client_agent.rounds.byte_budget import has_budget, require_affordable, require_allowed_size
 from client_agent.rounds.delivery import report_scores
-from client_agent.rounds.download import download_whole
-from client_agent.rounds.encode_input import encode_input
 from client_agent.rounds.joining import archive_trained, join_round, rejoin
 from client_agent.rounds.opened_brief import OpenedBrief
-from client_agent.rounds.outputs import public_texts, read_mixture, store_mixture
 from client_agent.rounds.participant import Participant
 from client_agent.rounds.plain_steps import encode_update, newcomer_body, push_update, sign
 from client_agent.rounds.possible import require_round, require_suitable
 from client_agent.rounds.private_training import leave_out_held_out, private_steps, require_private_steps
-from client_agent.rounds.served_weights import load_served
+from client_agent.rounds.served_weights import Served
 from client_agent.rounds.step_runner import run_missing
 from client_agent.rounds.step_tracking import step_reports
-from client_agent.rounds.summed_steps import report_ready, run_sum
-from client_agent.rounds.train import learning_rate, train_locally
+from client_agent.rounds.summed_steps import encode_input, report_ready, run_sum
+from client_agent.rounds.train import LocalTraining, learning_rate, train_locally
 from client_agent.rounds.work import Work
-from client_agent.storage.base_delta import BaseDeltaMissing, read_served, require_whole
 from client_agent.storage.round_folder import (
     BRIEF,
-    FOLD,
     INPUT,
-    OUTPUTS,
     READY,
     RECEIPT,
     SCORES_SENT,
@@ -48,9 +37,7 @@ from client_agent.storage.round_folder import (
     UPDATE,
     WEIGHTS,
 )
-from client_agent.training.distillation import pull_to_peers
 from schemas.messages.rounds import RoundBrief
-from schemas.wire.digests import digest_of
 
 log = logging.getLogger(__name__)
 
@@ -103,7 +90,7 @@ def _run(work: Work, until: str | None = None) -> None:
 
 def _pull(work: Work) -> bytes:
     trainer, brief = work.trainer, work.brief
-    require_suitable(trainer.silo, brief.adapter, work.opened.traits)
+    require_suitable(trainer.silo, brief.adapter, work.opened.parts)
     if brief.alignment is not None and trainer.drop_ended_pack():
         archive_trained(work.rounds)
     require_round(work)
@@ -113,119 +100,63 @@ def _pull(work: Work) -> bytes:
     trainer.silo.require_fit(brief.training.max_length)
     trainer.frames(brief)  # the coordinator must have the pack before a join: it determines the layout
     body = newcomer_body(work) if work.carries_sketch else None
-    content = join_round(
+    return join_round(
         work,
         body,
         redeliver=lambda: trainer.redeliver_pack(brief),
-        expert_layout=lambda: trainer.layout(work.opened, None),
+        layout=lambda: trainer.layout(work.opened, work.earlier),
     )
-    store_mixture(work)
-    return content
 
 
 def _train(work: Work) -> bytes:
-    require_suitable(work.trainer.silo, work.brief.adapter, work.opened.traits)
+    trainer, opened, brief, form = work.trainer, work.opened, work.brief, work.opened.strategy.served
+    require_suitable(trainer.silo, brief.adapter, opened.parts)
     if work.private_training is not None:
-        require_private_steps(work.trainer.silo, work.opened.traits)
-    trainer, opened, brief = work.trainer, work.opened, work.brief
-    earlier, traits = work.trained.before(brief.round), work.opened.traits
-    origin, silo = trainer.origin(opened), trainer.silo
-    if traits.routing is not None:
-        silo = with_probe_set(silo, traits.routing)
+        require_private_steps(trainer.silo, opened.parts)
+    earlier, origin = work.trained.before(brief.round), trainer.origin(opened)
+    served = Served(work.session.home, work.folder, session=work.session)
+    setting = trainer.setting(opened, work.earlier, served)
+    for part in opened.parts:
+        setting = replace(setting, silo=part.silo(setting.silo))
     with (
         step_reports(work) as report,
-        trainer.injected(opened, work.earlier, _experts(work)) as adapter,
+        put_in_place(setting, opened.parts, gated=opened.strategy.gated) as adapter,
         trainer.followed(opened, work.earlier),
     ):
         rate = learning_rate(
-            silo,
+            setting.silo,
             adapter,
             brief.training,
             origin,
             work.participant.workspace.rates,
             trainer.stop,
             first=trainer.first_adapter(opened),
-            traits=traits,
+            parts=opened.parts,
         )
-        served = _load_served(work, adapter)
-        if isinstance(adapter, RoutedExperts):
-            memory, longest = work.expert_memory, brief.training.max_length
-            adapter.probe_with(prober_of(silo, adapter.routing, longest, memory.losses), memory)
-        if traits.gated:
-            adapter.load_global(served)
-        public = _public_texts(work)
-        trained = train_locally(
-            silo,
-            adapter,
-            brief.training,
-            learning_rate=rate,
+        form.load_beside(adapter, served)
+        values = form.values(adapter, served)
+        training = LocalTraining(
+            silo=setting.silo,
+            adapter=adapter,
+            plan=brief.training,
+            scores=brief.scores,
             origin=origin,
+            learning_rate=rate,
             round_number=brief.round,
             total_rounds=brief.total_rounds,
-            start=opened.strategy.start(work.earlier, served, newcomer=earlier is None),
+            start=opened.strategy.start(work.earlier, values, newcomer=earlier is None),
             earlier=earlier,
-            federated=True,
-            scores=brief.scores,
-            surroundings=_surroundings(work),
-            traits=traits,
             stop=trainer.stop,
+            parts=opened.parts,
+            work=work,
+            is_federated=True,
+            surroundings=form.surroundings(work.folder),
+            restarts=opened.strategy.restarts,
+            private=private_steps(work, adapter),
             checkpoint=work.checkpoint,
             report=report,
-            peers=_peers(work, public),
-            private=private_steps(work, adapter),
         )
-        if public is not None:
-            work.folder.write(OUTPUTS, safetensors.numpy.save(public.outputs().tensors))
-        return trained.to_bytes()
-
-
-def _public_texts(work: Work) -> NextBytes | None:
-    """Return the texts on which outputs are compared, in this model's tokens; None without distillation."""
-    plan = work.opened.traits.distil
-    if plan is None:
-        return None
-    texts = public_texts(work.session, plan.texts)
-    return NextBytes(work.trainer.silo.base, texts, work.brief.training.max_length)
-
-
-def _peers(work: Work, public: NextBytes | None) -> Penalty | None:
-    """Return the pull to the outputs of peers' models, if the round began with any."""
-    plan, mixture = work.opened.traits.distil, read_mixture(work.folder)
-    if plan is None or public is None or mixture is None or len(mixture.bytes) != public.rows:
-        return None
-    return pull_to_peers(public, mixture, plan.factor)
-
-
-def _experts(work: Work) -> tuple[int, ...]:
-    """Return the experts of the round's bank; () by a strategy without one."""
-    return experts_of(read_index(work.folder)) if work.opened.traits.routing is not None else ()
-
-
-def _surroundings(work: Work) -> str:
-    """Return the digest of what acts in the model beside the adapter: global branch and base delta."""
-    folder, traits = work.folder, work.opened.traits
-    files = [file for file, acts in ((WEIGHTS, traits.gated), (FOLD, traits.base_delta)) if acts]
-    return " ".join(digest_of(folder.read(file)) for file in files)
-
-
-def _load_served(work: Work, adapter: Adapter) -> State:
-    """Read the served weights; download the whole base delta if earlier increments are missing here."""
-    folder, traits, rounds = work.folder, work.opened.traits, work.rounds
-    if isinstance(adapter, RoutedExperts):
-        index, layout = read_index(folder), adapter.bank.expert_layout
-        adapter.since = index.since
-        store_experts(work.session, index, layout)  # a file may have been lost since the download
-        return read_bank(work.session.home, folder, layout)
-    try:
-        return load_served(adapter, traits, rounds, folder)
-    except BaseDeltaMissing:
-        content = download_whole(work.session, folder.number, folder.base)
-        if content is None:
-            raise
-    require_whole(read_served(content, adapter.layout, mixed_ranks=traits.mixed_ranks))
-    log.warning("round %d: earlier base deltas are missing; downloaded the whole of it", folder.number)
-    folder.write(WEIGHTS, content)
-    return load_served(adapter, traits, rounds, folder)
+        return train_locally(training).to_bytes()
 
 
 _Step = tuple[str, Callable[[Work], bytes]]

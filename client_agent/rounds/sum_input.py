@@ -12,7 +12,6 @@ import safetensors.numpy
 from numpy.typing import NDArray
 
 from client_agent.storage.tensor_metadata import metadata_of, save_tensors
-from client_agent.strategies.base import State
 from schemas.maths.adapter import Layout
 from schemas.maths.bank import (
     REJECT,
@@ -22,6 +21,7 @@ from schemas.maths.bank import (
     member_weights,
     split_bank_tensor,
 )
+from schemas.maths.factors import State
 from schemas.maths.start import from_start
 from schemas.messages.federations import FederationPlan
 from schemas.messages.scores import LOSS, Scores

@@ -1,15 +1,18 @@
-"""Steps of a round in which updates are summed: report ready, and take part in the sum. Needs no torch."""
+"""Steps of a round in which updates are summed: encode the input, report ready, and take part in the sum.
+
+Needs no torch.
+"""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from client_agent.identity.membership import read_key
-from client_agent.rounds.bank import read_index
 from client_agent.rounds.opened_round import OpenedRound
 from client_agent.rounds.step_runner import NotCounted
-from client_agent.rounds.sum_input import SumInput
+from client_agent.rounds.sum_input import RoundResult, SumInput
 from client_agent.secure_sum.calls import HttpSumCalls
 from client_agent.secure_sum.drive import SumTask, take_part_in_sum
 from client_agent.secure_sum.errors import SumRefused
@@ -17,21 +20,44 @@ from client_agent.secure_sum.expectation import Expectation
 from client_agent.secure_sum.journal import SumJournal
 from client_agent.secure_sum.progress import SumProgress
 from client_agent.secure_sum.unmask_marks import UnmaskMarks
-from client_agent.storage.round_folder import INPUT, SUM_PROGRESS
+from client_agent.storage.round_folder import INPUT, PARTIAL, PARTIAL_COMMON, SUM_PROGRESS
 from schemas.identity.keys import public_key
-from schemas.maths.adapter import Layout, in_order
-from schemas.maths.bank import SHARED, bank_layout, expert_tensors, manifest
+from schemas.maths.adapter import Layout
+from schemas.maths.bank import manifest
 from schemas.messages.secure_sum import Segment, SumTerms
 from schemas.messages.sum_counts import SumCounts
 from schemas.messages.sum_plan import SecureSumPlan
 from schemas.secure_sum.counts import count_segments, groups_of
 from schemas.secure_sum.segments import segment_of, segments_of
 
+if TYPE_CHECKING:
+    from client_agent.rounds.work import Work
+
 log = logging.getLogger(__name__)
 
 _EVIDENCE = "evidence"
 _UNMASKED = "unmasked"
 _LEFT_OUT = "left-out-of-sum"
+
+
+def encode_input(work: Work) -> bytes:
+    """Return the encoded input of the round. Later steps use this file: it is rounded at random, and once."""
+    trained = work.trained.of(work.folder)
+    result = RoundResult(
+        plan=work.session.manifests.plan,
+        summed=required_plan(work),
+        layout=layout_of(work),
+        served={},
+        trained=trained.adapter,
+        scores=trained.scores,
+        examples=len(work.trainer.silo.data.train),
+        base=work.folder.base,
+        groups=counted_groups(work),
+    )
+    result = work.opened.strategy.served.summed_result(work, result)
+    content = result.encode(work.brief.round)
+    work.folder.forget(PARTIAL, PARTIAL_COMMON)
+    return content
 
 
 def report_ready(work: OpenedRound) -> bytes:
@@ -143,17 +169,8 @@ def counted_groups(work: OpenedRound) -> tuple[str, ...]:
 
 
 def layout_of(work: OpenedRound) -> Layout:
-    if work.opened.traits.routing is None:
-        adapter = work.trained.of(work.folder).adapter
-        return in_order({name: values.shape for name, values in adapter.items()})
-    experts = (entry.expert for entry in read_index(work.folder).experts)
-    return bank_layout(expert_layout(work), experts)
-
-
-def expert_layout(work: OpenedRound) -> Layout:
-    """Return the layout of one expert, with plain names."""
-    shared = expert_tensors(SHARED, work.trained.of(work.folder).adapter)
-    return in_order({name: values.shape for name, values in shared.items()})
+    """Return the layout of what members add up."""
+    return work.opened.strategy.served.summed_layout(work)
 
 
 def required_plan(work: OpenedRound) -> SecureSumPlan:

@@ -16,21 +16,12 @@ from client_agent.rounds.awaited import WorkAwaited
 from client_agent.rounds.byte_budget import has_budget, require_affordable, require_allowed_size
 from client_agent.rounds.client import Session, Workspace
 from client_agent.rounds.delivery import deliver, note_reference, report_scores
-from client_agent.rounds.download import download_whole
 from client_agent.rounds.joining import archive_trained, join_round
 from client_agent.rounds.layouts import sent_layout
 from client_agent.rounds.opened_round import OpenedRound
-from client_agent.rounds.outputs import store_mixture
 from client_agent.rounds.step_runner import run_missing
 from client_agent.rounds.stored_answers import has_anchors, has_pack, store_anchors, store_pack
 from client_agent.rounds.summed_steps import report_ready, run_sum
-from client_agent.storage.base_delta import (
-    BaseDeltaMissing,
-    apply_weights,
-    newest_base_delta,
-    read_served,
-    require_whole,
-)
 from client_agent.storage.files import write_durably
 from client_agent.storage.prepared import Prepared, read_prepared
 from client_agent.storage.round_folder import (
@@ -43,8 +34,8 @@ from client_agent.storage.round_folder import (
     UPDATE,
     WEIGHTS,
 )
-from client_agent.strategies.base import State
 from schemas.maths.adapter import Layout
+from schemas.maths.factors import State
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,14 +128,12 @@ def _pull(work: SyncRound) -> bytes:
     require_allowed_size(work, lambda: layout_of_silo(work, work.earlier))
     if (dp := session.manifests.plan.privacy.training) is not None and prepared.records is not None:
         require_affordable_steps(work, prepared.records, dp)
-    content = join_round(
+    return join_round(
         work,
         work.folder.read(JOIN) if work.carries_sketch else None,
         redeliver=lambda: redeliver_pack(slug, pivot, session.api, session.federation_id, session.home),
-        expert_layout=lambda: layout_of_silo(work, None),
+        layout=lambda: layout_of_silo(work, work.earlier),
     )
-    store_mixture(work)
-    return _whole(work, content) if work.opened.traits.base_delta else content
 
 
 def _require_prepared(work: SyncRound, prepared: Prepared) -> None:
@@ -167,8 +156,8 @@ def _fetch_for_work(work: SyncRound, base_model: str | None) -> None:
         builds = not stored and alignment.frames != "random"
         if builds and base_model != alignment.pivot and (pivot := api.pack(federation_id, alignment.pivot)):
             store_pack(home, alignment.pivot, pivot.body)
-    compares = work.opened.traits.distil is not None
-    if (builds or compares) and not has_anchors(home):
+    reads = any(part.reads_anchors for part in work.opened.parts)
+    if (builds or reads) and not has_anchors(home):
         store_anchors(home, api.anchors(federation_id))
 
 
@@ -199,25 +188,6 @@ def _delivery(work: OpenedRound, prepared: Prepared) -> PackDelivery:
     if alignment is None:
         raise RuntimeError(f"the plan of {prepared.profile.base_model} has no alignment")
     return PackDelivery(session.api, session.federation_id, session.home, alignment)
-
-
-def _whole(work: SyncRound, content: bytes) -> bytes:
-    """Return weights whose base delta can be computed with the files here; download the whole of it if not.
-
-    Raises:
-        BaseDeltaMissing: earlier increments are missing here, and the coordinator has not the whole.
-    """
-    layout, mixed = layout_of_silo(work, work.earlier), work.opened.traits.mixed_ranks
-    try:
-        served = read_served(content, layout, mixed_ranks=mixed)
-        apply_weights(newest_base_delta(work.rounds, before=work.brief.round), served)
-    except BaseDeltaMissing:
-        whole = download_whole(work.session, work.brief.round, work.folder.base)
-        if whole is None:
-            raise
-        require_whole(read_served(whole, layout, mixed_ranks=mixed))
-        return whole
-    return content
 
 
 def _push(work: SyncRound) -> bytes:

@@ -3,26 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
-from typing import TypedDict, cast
+from typing import TypedDict
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from client_agent.adapters.base import Adapter, Penalty, State
-from client_agent.adapters.personal_lora import PersonalLora
 from client_agent.adapters.provenance import Origin
-from client_agent.adapters.proximal import pull_to
-from client_agent.adapters.rank_pruning import Pruner
-from client_agent.adapters.variational.adapter import VariationalAdapter
 from client_agent.rounds.examine import Exam, Examiner
-from client_agent.rounds.importance import readmit_ranks
-from client_agent.rounds.local_steps import LocalSteps, Report, run_steps
+from client_agent.rounds.local_steps import LocalSteps, Report, RoundSteps, run_steps
+from client_agent.rounds.opened_round import OpenedRound
+from client_agent.rounds.part import Part
 from client_agent.rounds.trained import Arrays, Side, Trained
 from client_agent.storage.final_scores import TaskScores
-from client_agent.strategies.base import Traits
 from client_agent.training.checkpoint import TrainingCheckpoint
-from client_agent.training.distillation import both
 from client_agent.training.loop import TrainingOutcome, train
 from client_agent.training.paired import TextLoss, change_of_loss
 from client_agent.training.private_steps import PrivateSteps
@@ -32,100 +29,133 @@ from client_agent.training.trainer_task import train_by
 from schemas.messages.federations import AdapterPlan, ScoresPlan, TrainingPlan
 from schemas.messages.scores import Scores
 
-_PLAIN = Traits()
+
+@dataclass
+class LocalTraining:
+    """The local training of one round: the injected adapter, where it starts, and what takes part in it.
+
+    Attributes:
+        silo: as its parts made it.
+        start: the adapter before the steps.
+        earlier: the client's training of the round before, with private tensors and optimiser state; None =
+            it has none.
+        parts: the features of the round.
+        work: the round of a federation, whose peers have made `start`; None = the silo trains alone.
+        surroundings: the digest of what acts in the model beside the adapter: base delta, global branch.
+        restarts: whether the optimiser starts anew.
+        private: how the steps are made differentially private; None = they are not.
+    """
+
+    silo: Silo
+    adapter: Adapter
+    plan: TrainingPlan
+    scores: ScoresPlan
+    origin: Origin
+    learning_rate: float
+    round_number: int
+    total_rounds: int
+    start: State
+    earlier: Trained | None
+    stop: Callable[[], bool]
+    parts: Sequence[Part] = ()
+    work: OpenedRound | None = None
+    is_federated: bool = False
+    surroundings: str = ""
+    restarts: bool = False
+    private: PrivateSteps | None = None
+    checkpoint: TrainingCheckpoint | None = None
+    report: Report | None = None
+
+    @property
+    def optimiser_state(self) -> Arrays | None:
+        """The optimiser state that the steps continue from; None = a new one."""
+        earlier = self.earlier
+        if earlier is None or self.restarts or not earlier.optimiser:  # a trainer of one's own has none
+            return None
+        fits = all(part.continues_optimiser(self.adapter, earlier.optimiser) for part in self.parts)
+        return earlier.optimiser if fits else None
+
+    @property
+    def steps(self) -> Callable[..., TrainingOutcome]:
+        """The silo's own loop, or its trainer, of this adapter and these examples."""
+        silo, plan = self.silo, self.plan
+        if silo.trainer is None:
+            run = partial(train, options=silo.options, ranks=silo.ranks, private=self.private)
+        else:
+            examples = silo.data.train
+            run = partial(train_by, silo.trainer, examples=examples, adapter_plan=self.origin.adapter)
+        return partial(
+            run,
+            silo.base,
+            self.adapter,
+            silo.encoded(silo.data.train, plan.max_length),
+            learning_rate=self.learning_rate,
+            seed=plan.seed,
+            stop=self.stop,
+        )
 
 
-def train_locally(
-    silo: Silo,
-    adapter: Adapter,
-    plan: TrainingPlan,
-    *,
-    learning_rate: float,
-    origin: Origin,
-    round_number: int,
-    total_rounds: int,
-    start: State,
-    earlier: Trained | None,
-    federated: bool,
-    scores: ScoresPlan,
-    surroundings: str = "",
-    traits: Traits = _PLAIN,
-    stop: Callable[[], bool],
-    checkpoint: TrainingCheckpoint | None = None,
-    report: Report | None = None,
-    peers: Penalty | None = None,
-    private: PrivateSteps | None = None,
-) -> Trained:
-    """Train the injected adapter from `start` with the private tensors and the optimiser state of `earlier`.
+def train_locally(training: LocalTraining) -> Trained:
+    """Score the start, train the adapter from it, score the result, and decide which of both is kept.
 
-    `federated`: peers have made `start`. Where validation examples are too few, a latecomer keeps it in its
-    first round, and every other client keeps the trained adapter. `surroundings` is the digest of what else
-    acts in the model: base delta, global branch. `peers` is the pull to the outputs of peers' models.
-    `private` makes the steps differentially private.
+    Where validation examples are too few to decide, a latecomer keeps what it was served in its first round,
+    and every other client keeps what it has trained.
 
     Raises:
-        Stopped: `stop` returned true; `checkpoint` has the position.
+        Stopped: the agent was stopped; the checkpoint has the position.
     """
-    _begin(silo, adapter, plan, start, earlier, traits)
-    pruner = Pruner(adapter, traits.pruning) if traits.pruning is not None else None
-    base_term = pruner.penalty if pruner else adapter.penalty(silo.data.train, plan.max_length, round_number)
-    penalty = base_term if traits.proximal is None else pull_to(adapter.state(), traits.proximal)
-    examiner = Examiner(silo, scores, plan.max_length, surroundings)
+    silo, adapter, plan, earlier = training.silo, training.adapter, training.plan, training.earlier
+    adapter.load(training.start)
+    if earlier is not None:
+        adapter.load_private(earlier.private)
+    effects = [part.begin(training) for part in training.parts]
+    own_term = adapter.penalty(silo.data.train, plan.max_length, training.round_number)
+    examiner = Examiner(silo, training.scores, plan.max_length, training.surroundings)
     served = examiner.examine_served(adapter, _examined(earlier) if earlier is not None else None)
     # Silos of 13 examples trained a better adapter than they were served in all of 16 second rounds, and
     # latecomers with 4 examples were served a better one (docs/lab-notes/federating.md).
-    is_latecomer = federated and earlier is None and _is_common(adapter) and acts(adapter)
+    is_latecomer = training.is_federated and earlier is None and adapter.is_sent and acts(adapter)
     fallback: Side = "served" if is_latecomer else "trained"
     before = adapter.state(), adapter.private_state()
-    training = partial(
-        _training_of(silo, origin.adapter, private),
-        silo.base,
+    steps = RoundSteps(
         adapter,
-        silo.encoded(silo.data.train, plan.max_length),
-        learning_rate=learning_rate,
-        seed=plan.seed,
-        stop=stop,
+        LocalSteps(plan, training.round_number, training.total_rounds, training.report),
+        training.steps,
+        training.optimiser_state,
+        total_penalty([own_term, *(effect.penalty for effect in effects)]),
+        training.checkpoint,
     )
-    outcome = run_steps(
-        adapter,
-        training,
-        LocalSteps(plan, round_number, total_rounds, report),
-        optimiser_state=_optimiser_state(earlier, adapter, traits),
-        penalty=both(penalty, peers),
-        checkpoint=checkpoint,
-    )
+    outcome = run_steps(steps, training.parts)
     adapter.end_round()
-    state = pruner.pruned() if pruner else adapter.state()
-    trained = examiner.examine(adapter, is_end=not federated and round_number == total_rounds)
+    states = [effect.state() for effect in effects if effect.state is not None]
+    state = dict(states[-1]) if states else adapter.state()
+    is_last = training.round_number == training.total_rounds
+    trained = examiner.examine(adapter, is_end=not training.is_federated and is_last)
+    for effect in effects:
+        effect.finished()
     return Trained(
         state,
         adapter.private_state(),
         outcome.optimiser_state,
         *before,
-        origin=origin,
-        learning_rate=learning_rate,
-        **_results(served, trained, fallback, earlier if federated else None, examiner.test_digest),
+        origin=training.origin,
+        learning_rate=training.learning_rate,
+        **_results(
+            served,
+            trained,
+            fallback,
+            earlier if training.is_federated else None,
+            examiner.test_digest,
+        ),
     )
 
 
-def _begin(
-    silo: Silo, adapter: Adapter, plan: TrainingPlan, start: State, earlier: Trained | None, traits: Traits
-) -> None:
-    """Load the round's start and the private tensors of `earlier`; return idle ranks that matter now."""
-    adapter.load(start)
-    if earlier is not None:
-        adapter.load_private(earlier.private)
-        if traits.importance is not None:
-            readmit_ranks(cast(VariationalAdapter, adapter), silo, plan)
-
-
-def _training_of(
-    silo: Silo, adapter: AdapterPlan, private: PrivateSteps | None
-) -> Callable[..., TrainingOutcome]:
-    """Return the silo's training: the own loop, or its trainer."""
-    if silo.trainer is None:
-        return partial(train, options=silo.options, ranks=silo.ranks, private=private)
-    return partial(train_by, silo.trainer, examples=silo.data.train, adapter_plan=adapter)
+def total_penalty(terms: Sequence[Penalty | None]) -> Penalty | None:
+    """Return the sum of loss terms; None if there is none."""
+    present = [term for term in terms if term is not None]
+    if not present:
+        return None
+    return lambda parameters: torch.stack([term(parameters) for term in present]).sum()
 
 
 class _Results(TypedDict):
@@ -169,7 +199,7 @@ def learning_rate(
     stop: Callable[[], bool],
     *,
     first: AdapterPlan | None = None,
-    traits: Traits = _PLAIN,
+    parts: Sequence[Part] = (),
 ) -> float:
     """Return the rate of the silo's trainer, the plan's, or the searched one; the adapter was just injected.
 
@@ -191,7 +221,7 @@ def learning_rate(
         plan,
         frames=origin.frames,
         options=silo.options,
-        method=traits.importance,
+        method=next((part.searched_as for part in parts if part.searched_as is not None), None),
     )
     with rates.searching(key):
         return search_rate(silo, adapter, plan, rates, key, stop=stop)
@@ -212,11 +242,6 @@ def acts(adapter: Adapter) -> bool:
     )
 
 
-def _is_common(adapter: Adapter) -> bool:
-    """Whether the adapter in the model is the one that peers have made."""
-    return not isinstance(adapter, PersonalLora)
-
-
 def _examined(earlier: Trained) -> list[Exam]:
     return [
         Exam(
@@ -229,16 +254,6 @@ def _examined(earlier: Trained) -> list[Exam]:
         for name, scores in (("trained", earlier.scores.trained), ("served", earlier.scores.served))
         if name in earlier.fingerprints
     ]
-
-
-def _optimiser_state(earlier: Trained | None, adapter: Adapter, traits: Traits) -> Arrays | None:
-    if earlier is None or traits.restarts or not earlier.optimiser:  # a trainer of one's own has none
-        return None
-    if not traits.mixed_ranks and traits.importance is None:
-        return earlier.optimiser
-    shapes = {f"{name}.exp_avg": tensor.shape for name, tensor in adapter.named_parameters().items()}
-    stored = {name: values.shape for name, values in earlier.optimiser.items() if name.endswith(".exp_avg")}
-    return earlier.optimiser if shapes == stored else None  # pruned, or with parameters of an earlier version
 
 
 def zeros_like(adapter: Adapter) -> Mapping[str, NDArray[np.float32]]:

@@ -1,6 +1,6 @@
 """A client's sanitized gradient sketch, from which the coordinator computes relevance.
 
-See fedmosaic.md section 4; FedMosaic, arXiv 2506.11024, "SimGrad".
+FedMosaic, arXiv 2506.11024, "SimGrad"; docs/explanation/relevance.md.
 """
 
 from __future__ import annotations
@@ -163,9 +163,8 @@ def last_block_gradient(base: BaseModel, batch: Batch) -> tuple[Tensor, Tensor, 
 
     That is the weight of `down`, or of `o` where the last feed-forward layer is routed. Return g (m, d), u
     (m, d_in) and each of the m answer tokens' row in the batch (m,); dW = g^T u, with u the input of the
-    linear layer and g the gradient at its output (fedmosaic.md section 4). No later position attends to that
-    output, so that the gradient at a position depends on its token only, and the layers below it need no
-    backward pass.
+    linear layer and g the gradient at its output. No later position attends to that output, so that the
+    gradient at a position depends on its token only, and the layers below it need no backward pass.
 
     Raises:
         SignatureUnusable: the last layer has neither role.

@@ -1,6 +1,6 @@
 """The base delta: the low-rank change of the base model from served weights, accumulated per round.
 
-Served weights carry it whole or as an increment; the base model itself is never written to.
+ServedDelta weights carry it whole or as an increment; the base model itself is never written to.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Arrays = dict[str, NDArray[np.float32]]
 
 
 class BaseDeltaMissing(AgentError):
-    """Served weights are an increment to a base delta that is not on disk."""
+    """ServedDelta weights are an increment to a base delta that is not on disk."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ class BaseDelta:
 
 
 @dataclass(frozen=True, slots=True)
-class Served:
+class ServedDelta:
     """Weights of a strategy with a base delta.
 
     Attributes:
@@ -76,7 +76,7 @@ class Served:
     added: Mapping[str, Factors]
 
 
-def read_served(body: bytes, layout: Layout, *, mixed_ranks: bool = False) -> Served:
+def read_served(body: bytes, layout: Layout, *, mixed_ranks: bool = False) -> ServedDelta:
     """Parse the body of served weights; with `mixed_ranks` A and B of any rank are cut or padded to the
     layout's.
 
@@ -98,7 +98,7 @@ def read_served(body: bytes, layout: Layout, *, mixed_ranks: bool = False) -> Se
     }
     try:
         unprefixed = {f"{module_of(n)}.{factor_of(n)[1:]}": values for n, values in residual.items()}
-        return Served(manifest, adapter, _paired(unprefixed))
+        return ServedDelta(manifest, adapter, _paired(unprefixed))
     except (KeyError, ValueError) as error:
         raise AdapterUnreadable(
             f"the stored weights have only half of the base delta of {error}; "
@@ -106,7 +106,7 @@ def read_served(body: bytes, layout: Layout, *, mixed_ranks: bool = False) -> Se
         ) from error
 
 
-def require_whole(served: Served) -> None:
+def require_whole(served: ServedDelta) -> None:
     """Raise unless weights have the whole base delta.
 
     Raises:
@@ -118,7 +118,7 @@ def require_whole(served: Served) -> None:
         )
 
 
-def apply_weights(earlier: BaseDelta, served: Served) -> BaseDelta:
+def apply_weights(earlier: BaseDelta, served: ServedDelta) -> BaseDelta:
     """Return the base delta after served weights.
 
     Raises:
@@ -142,7 +142,7 @@ def apply_weights(earlier: BaseDelta, served: Served) -> BaseDelta:
     return BaseDelta(round_number, added)
 
 
-def round_base_delta(rounds: RoundFolders, folder: RoundFolder, served: Served) -> BaseDelta:
+def round_base_delta(rounds: RoundFolders, folder: RoundFolder, served: ServedDelta) -> BaseDelta:
     """Return the base delta of a round; compute and store it first if the round's folder lacks it.
 
     Raises:

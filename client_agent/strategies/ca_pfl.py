@@ -9,7 +9,9 @@ from dataclasses import dataclass
 
 from pydantic import ConfigDict
 
-from client_agent.strategies.base import AgentStrategy, Traits
+from client_agent.importance.part import RankImportance
+from client_agent.rounds.part import Part
+from client_agent.rounds.strategy import AgentStrategy
 from schemas.messages.importance import ImportancePlan
 
 
@@ -26,5 +28,5 @@ class Strategy(AgentStrategy):
     options: Options
 
     @property
-    def traits(self) -> Traits:
-        return Traits(importance=self.options)
+    def parts(self) -> tuple[Part, ...]:
+        return (RankImportance(self.options),)

@@ -1,16 +1,26 @@
 """Ditto (arXiv 2012.04221) in the agent: a common adapter is trained and sent, and one of the client's own.
 
-Each takes all steps of a round, so that a round takes twice the time (`client_agent.rounds.local_steps`).
+Each takes all steps of a round, so that a round takes twice the time.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Annotated
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Annotated, cast
 
 from pydantic import Field
 
-from client_agent.strategies.base import AgentOptions, AgentStrategy, Traits
+from client_agent.rounds.part import Part
+from client_agent.rounds.strategy import AgentOptions, AgentStrategy
+
+if TYPE_CHECKING:
+    from client_agent.adapters.base import Adapter
+    from client_agent.adapters.personal_lora import PersonalLora
+    from client_agent.model.loading import BaseModel
+    from client_agent.rounds.local_steps import RoundSteps
+    from client_agent.training.loop import TrainingOutcome
+
+_COMMON = "common."
 
 
 class Options(AgentOptions):
@@ -20,11 +30,47 @@ class Options(AgentOptions):
 
 
 @dataclass(frozen=True, slots=True)
+class PersonalAdapter(Part):
+    """A second adapter beside the common one, pulled towards it by a weight."""
+
+    deed = "trains two adapters"
+    excludes = frozenset({"a trainer", "a PEFT trainer", "torchrun", "private steps"})
+    trained_adapters = 2
+
+    pull: float
+
+    def wrap(self, adapter: Adapter, base: BaseModel) -> Adapter:
+        from client_agent.adapters.personal_lora import PersonalLora
+
+        return PersonalLora(adapter, self.pull)
+
+    def run(self, steps: RoundSteps) -> TrainingOutcome:
+        """Train first the common adapter, and then the client's own, pulled to the common one of before."""
+        adapter = cast("PersonalLora", steps.adapter)
+        penalty = adapter.pull_to_common()
+        state = steps.optimiser_state or {}
+        of_common = {n.removeprefix(_COMMON): v for n, v in state.items() if n.startswith(_COMMON)}
+        of_personal = {n: values for n, values in state.items() if not n.startswith(_COMMON)}
+        first, second = steps.local.half(0), steps.local.half(1)
+        with adapter.common_in_model():
+            common = steps.run(
+                first,
+                f"{first.title}, common adapter",
+                optimiser_state=of_common,
+                penalty=None,
+                beside="common",
+            )
+        outcome = steps.run(second, second.title, optimiser_state=of_personal, penalty=penalty)
+        renamed = {f"{_COMMON}{name}": values for name, values in common.optimiser_state.items()}
+        return replace(outcome, optimiser_state={**outcome.optimiser_state, **renamed})
+
+
+@dataclass(frozen=True, slots=True)
 class Strategy(AgentStrategy):
     """The served adapter replaces the common one; the client's own continues from its last value."""
 
     options: Options
 
     @property
-    def traits(self) -> Traits:
-        return Traits(pull=self.options.pull)
+    def parts(self) -> tuple[Part, ...]:
+        return (PersonalAdapter(self.options.pull),)

@@ -5,7 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from client_agent.strategies.base import AgentStrategy, Routing, Traits
+from client_agent.experts.part import BankOfExperts, ServedBank
+from client_agent.experts.routing import Routing
+from client_agent.rounds.part import Part
+from client_agent.rounds.served_weights import ServedForm
+from client_agent.rounds.strategy import AgentStrategy
 from schemas.maths.bank import counted_groups, most_chosen
 
 
@@ -20,8 +24,12 @@ class Strategy(AgentStrategy):
     options: Options
 
     @property
-    def traits(self) -> Traits:
-        return Traits(routing=self.options)
+    def served(self) -> ServedForm:
+        return ServedBank()
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        return (BankOfExperts(self.options),)
 
     def counts(self, segments: Sequence[str]) -> tuple[str, ...]:
         return counted_groups(segments)

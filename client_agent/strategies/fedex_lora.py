@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
-from client_agent.strategies.base import AgentOptions, AgentStrategy, Traits
+from client_agent.base_delta import BaseDeltaForm, ChangesBaseModel
+from client_agent.rounds.part import Part
+from client_agent.rounds.served_weights import ServedForm
+from client_agent.rounds.strategy import AgentOptions, AgentStrategy
 
 
 class Options(AgentOptions):
@@ -16,6 +18,12 @@ class Options(AgentOptions):
 class Strategy(AgentStrategy):
     """The served A and B replace the local ones; the residual joins the base model."""
 
-    traits: ClassVar[Traits] = Traits(base_delta=True)
-
     options: Options
+
+    @property
+    def served(self) -> ServedForm:
+        return BaseDeltaForm()
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        return (ChangesBaseModel(),)

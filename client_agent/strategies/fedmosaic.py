@@ -1,15 +1,24 @@
 """FedMosaic (arXiv 2506.11024) in the agent: the personalised global adapter G meets the local L.
 
-fedmosaic.md section 3, "Beside P and Q, and how the received weights are used".
+docs/explanation/strategies.md describes how the received weights are used.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-from client_agent.strategies.base import AgentOptions, AgentStrategy, State, Traits
+from client_agent.distillation.part import Distillation
+from client_agent.rounds.part import Part
+from client_agent.rounds.served_weights import Served, ServedForm
+from client_agent.rounds.strategy import AgentOptions, AgentStrategy
+from client_agent.storage.round_folder import WEIGHTS, RoundFolder
+from schemas.maths.factors import State
 from schemas.messages.distil import DistilPlan
+from schemas.wire.digests import digest_of
+
+if TYPE_CHECKING:
+    from client_agent.adapters.base import Adapter
 
 
 class Options(AgentOptions):
@@ -25,17 +34,34 @@ class Options(AgentOptions):
 
 
 @dataclass(frozen=True, slots=True)
+class GlobalBranch(ServedForm):
+    """The weights are a frozen branch beside the adapter."""
+
+    def load_beside(self, adapter: Adapter, served: Served) -> None:
+        adapter.load_global(self.read(served.body, adapter.layout))
+
+    def surroundings(self, folder: RoundFolder) -> str:
+        return digest_of(folder.read(WEIGHTS))
+
+
+@dataclass(frozen=True, slots=True)
 class Strategy(AgentStrategy):
     """A client starts from the served adapter, or, with a gate, from its own once it has one."""
 
     options: Options
 
     @property
-    def traits(self) -> Traits:
-        return Traits(gated=self.options.mix == "gate", distil=self.options.distil)
+    def gated(self) -> bool:
+        return self.options.mix == "gate"
+
+    @property
+    def served(self) -> ServedForm:
+        return GlobalBranch() if self.gated else ServedForm()
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        return (Distillation(self.options.distil),) if self.options.distil is not None else ()
 
     def start(self, local: State | None, served: State, *, newcomer: bool) -> State:
         """L <- G with `replace` and for a newcomer; else L."""
-        if newcomer or local is None or self.options.mix == "replace":
-            return served
-        return local
+        return served if newcomer or local is None or not self.gated else local

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
 
-from client_agent.strategies.base import AgentOptions, AgentStrategy, Traits
+from client_agent.rounds.part import Effect, Part
+from client_agent.rounds.strategy import AgentOptions, AgentStrategy
+
+if TYPE_CHECKING:
+    from client_agent.rounds.train import LocalTraining
 
 
 class Options(AgentOptions):
@@ -17,11 +21,26 @@ class Options(AgentOptions):
 
 
 @dataclass(frozen=True, slots=True)
+class ProximalTerm(Part):
+    """The loss of every step grows with the distance to the served weights."""
+
+    deed = "pulls its steps to the served weights"
+    excludes = frozenset({"a trainer", "a PEFT trainer"})
+
+    weight: float
+
+    def begin(self, training: LocalTraining) -> Effect:
+        from client_agent.adapters.proximal import pull_to
+
+        return Effect(penalty=pull_to(training.adapter.state(), self.weight))
+
+
+@dataclass(frozen=True, slots=True)
 class Strategy(AgentStrategy):
     """The served adapter replaces the local one, and holds it."""
 
     options: Options
 
     @property
-    def traits(self) -> Traits:
-        return Traits(proximal=self.options.proximal)
+    def parts(self) -> tuple[Part, ...]:
+        return (ProximalTerm(self.options.proximal),)

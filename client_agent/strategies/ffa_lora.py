@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
-from client_agent.strategies.base import AgentOptions, AgentStrategy, Traits
+from client_agent.rounds.part import Part
+from client_agent.rounds.sent_factors import SentFactors
+from client_agent.rounds.strategy import AgentOptions, AgentStrategy
 from schemas.maths.adapter import factor_of
 
 
@@ -17,9 +18,11 @@ class Options(AgentOptions):
 class Strategy(AgentStrategy):
     """The served B replaces the local one; A follows from the plan's seed."""
 
-    traits: ClassVar[Traits] = Traits(part_travels=True)
-
     options: Options
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        return (SentFactors(self.travels, self.trains),)
 
     def travels(self, tensor: str) -> bool:
         return factor_of(tensor) == "B"

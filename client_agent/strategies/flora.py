@@ -5,7 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from client_agent.strategies.base import AgentOptions, AgentStrategy, Traits
+from client_agent.base_delta import BaseDeltaForm, ChangesBaseModel
+from client_agent.rounds.mixed_ranks import MixedRanks
+from client_agent.rounds.part import Part
+from client_agent.rounds.served_weights import ServedForm
+from client_agent.rounds.strategy import AgentOptions, AgentStrategy
 
 
 class Options(AgentOptions):
@@ -16,6 +20,14 @@ class Options(AgentOptions):
 class Strategy(AgentStrategy):
     """Local A and B are discarded: their product joins the base model."""
 
-    traits: ClassVar[Traits] = Traits(base_delta=True, restarts=True, least_rank=1)
+    restarts: ClassVar[bool] = True
 
     options: Options
+
+    @property
+    def served(self) -> ServedForm:
+        return BaseDeltaForm(mixed_ranks=True)
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        return MixedRanks(least=1), ChangesBaseModel()

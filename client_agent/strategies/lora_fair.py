@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from client_agent.strategies.base import AgentOptions, AgentStrategy
+from client_agent.rounds.strategy import AgentOptions, AgentStrategy
 
 
 class Options(AgentOptions):

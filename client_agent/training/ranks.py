@@ -24,7 +24,6 @@ from client_agent.adapters.frames import Frame, Frames
 from client_agent.errors import AgentError
 from client_agent.model.loading import BaseModel
 from client_agent.model.tokens import Encoded
-from client_agent.strategies.base import Traits
 from schemas.messages.federations import AdapterPlan, StrategyPlan
 
 _WAIT = timedelta(days=365)  # followers wait for the next round as long as it takes
@@ -184,19 +183,15 @@ class Leader:
         return adapter_tensors(self._base)
 
 
-def require_divisible(traits: Traits) -> None:
+def require_divisible(obstacle: str | None) -> None:
     """Check that a strategy's training consists of steps on one adapter whose layers stay.
 
+    Args:
+        obstacle: what else the training does, if anything.
+
     Raises:
-        RanksUnusable: it does not.
+        RanksUnusable: it does something else.
     """
-    parts = {
-        "trains experts of a bank": traits.routing is not None,
-        "learns the importance of ranks": traits.importance is not None,
-        "trains two adapters": traits.pull is not None,
-        "changes the base model by a base delta": traits.base_delta,
-    }
-    obstacle = next((text for text, is_so in parts.items() if is_so), None)
     if obstacle is not None:
         raise RanksUnusable(
             f"the plan's method {obstacle}, which torchrun cannot divide; run the agent without it"

@@ -25,10 +25,10 @@ from client_agent.model.examples import Example
 from client_agent.model.loading import BaseModel
 from client_agent.model.tokens import Encoded
 from client_agent.storage.files import make_folder, write_durably
-from client_agent.strategies.base import State
 from client_agent.training.checkpoint import TrainingCheckpoint, owner_of
 from client_agent.training.loop import Step, TrainingOutcome
 from client_agent.training.trainers import OpenedTrainer
+from schemas.maths.factors import State
 from schemas.maths.seeded_random import words
 from schemas.messages.federations import AdapterPlan, TrainingPlan
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, cast
 from pydantic import BaseModel, ConfigDict, JsonValue, ValidationError
 
 from client_agent.errors import AgentError
-from client_agent.strategies.base import State, Traits
+from schemas.maths.factors import State
 from schemas.messages.faults import complaints
 from schemas.messages.federations import AdapterPlan
 
@@ -68,28 +68,18 @@ class OpenedTrainer:
     options: TrainerOptions
     trainer: LocalTrainer
 
-    def require_suitable(self, plan: AdapterPlan, traits: Traits) -> None:
-        """Check that the strategy's training consists of steps on one adapter, and its form.
+    def require_suitable(self, plan: AdapterPlan, obstacle: str | None) -> None:
+        """Check that a plan's adapter has the trainer's form, and that nothing else stands in its way.
+
+        Args:
+            obstacle: what the plan's method does that the trainer cannot do, if anything.
 
         Raises:
-            TrainerUnusable: it does not.
+            TrainerUnusable: the trainer does not suit the plan.
         """
-        parts = {
-            "trains experts of a bank": traits.routing,
-            "prunes ranks by a penalty of the loss": traits.pruning,
-            "learns the importance of ranks": traits.importance,
-            "trains two adapters": traits.pull,
-            "pulls its steps to the served weights": traits.proximal,
-            "learns from the outputs of peers' models": traits.distil,
-        }
-        obstacles = [text for text, trait in parts.items() if trait is not None]
-        if self.trainer.needs_peft:
-            forms = {
-                f"has an adapter of kind {plan.kind}": plan.kind != "lora",
-                "sends a part of the adapter": traits.part_travels,
-                "changes the base model by a base delta": traits.base_delta,
-            }
-            obstacles += [text for text, is_so in forms.items() if is_so]
+        obstacles = [obstacle] if obstacle is not None else []
+        if self.trainer.needs_peft and plan.kind != "lora":
+            obstacles.append(f"has an adapter of kind {plan.kind}")
         if obstacles:
             raise TrainerUnusable(
                 f"the plan's method {obstacles[0]}, which trainer {self.name!r} does not do; remove "

@@ -49,7 +49,9 @@ _FACTORY: Final = re.compile(r"default_factory=(.+)\)$")
 _BASE: Final = "coordinator.strategies.base"
 _CAPABILITIES: Final = "coordinator.strategies.capabilities"
 _FACTORS: Final = "schemas.maths.factors"
-_AGENT_BASE: Final = "client_agent.strategies.base"
+_AGENT_BASE: Final = "client_agent.rounds.strategy"
+_AGENT_PART: Final = "client_agent.rounds.part"
+_AGENT_SERVED: Final = "client_agent.rounds.served_weights"
 PARTS: Final = (
     Part(
         "Agent",
@@ -105,8 +107,10 @@ PARTS: Final = (
         (
             (_AGENT_BASE, "AgentOptions"),
             (_AGENT_BASE, "AgentStrategy"),
-            (_AGENT_BASE, "Traits"),
-            (_AGENT_BASE, "Pruning"),
+            (_AGENT_PART, "Part"),
+            (_AGENT_PART, "Setting"),
+            (_AGENT_PART, "Effect"),
+            (_AGENT_SERVED, "ServedForm"),
         ),
     ),
 )
@@ -122,12 +126,9 @@ def _part(part: Part) -> Iterator[str]:
     yield part.text
     for module, name in part.names:
         item = member(module, name)
-        place = part.exported_by if "strategies" not in module and "maths" not in module else module
-        yield (
-            f"### {name}"
-            if name != "Traits"
-            else f"### Traits ({module.partition('_')[0].partition('.')[0]})"
-        )
+        is_exported = not any(of in module for of in ("strateg", "maths", "rounds.part", "rounds.served"))
+        place = part.exported_by if is_exported else module
+        yield f"### {name}"
         yield block("python", f"from {place} import {name}")
         yield from _class(item) if isinstance(item, griffe.Class) else _function(item, "")
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from itertools import combinations
 
+from client_agent.experts.bank_files import Arrays, bank_state, read_index
 from client_agent.experts.memory import EXPERTS, ExpertMemory
-from client_agent.rounds.bank import Arrays, bank_state, read_index
 from client_agent.rounds.trained import Trained
 from client_agent.storage.round_folder import TRAINED, WEIGHTS, RoundFolder
 from client_agent.transport.admin_client import Answer, Operator

@@ -5,13 +5,15 @@ A is (r, d_in), B is (d_out, r). Computed in float64, returned in float32.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 Values = NDArray[np.float32]
+State = Mapping[str, Values]
+"""The tensors of an adapter by name."""
 
 _NEGLIGIBLE = 1e-7
 

@@ -15,12 +15,12 @@ from typing import Any
 import pytest
 
 from client_agent.daemon import run
+from client_agent.distillation.outputs import sent_outputs
 from client_agent.errors import CoordinatorRefused, SettingsUnusable, Stopped
 from client_agent.identity.agent_folder import exclusive
 from client_agent.offline_work import store_facts
 from client_agent.privacy.budget import TrainingBudgetSpent
 from client_agent.rounds.awaited import SumNeedsAnswers
-from client_agent.rounds.outputs import sent_outputs
 from client_agent.rounds.participant import Participant
 from client_agent.rounds.steps import take_part
 from client_agent.session import StopFlag

@@ -8,9 +8,11 @@ from typing import Any, Literal, get_args, get_origin
 import pytest
 from pydantic import JsonValue
 
-from client_agent.strategies import base as agent_side
+from client_agent.base_delta import BaseDeltaForm
+from client_agent.rounds import strategy as agent_side
+from client_agent.rounds.sent_factors import SentFactors
 from coordinator.strategies import opening as coordinator_side
-from schemas.maths.adapter import lora_layout, prior_layout
+from schemas.maths.adapter import lora_layout
 
 
 def test_both_sides_have_the_same_strategies() -> None:
@@ -36,14 +38,15 @@ def _choices(name: str) -> list[dict[str, JsonValue]]:
 def test_the_agent_understands_what_a_plan_says(name: str) -> None:
     for options in _choices(name):
         understood = agent_side.load_strategy(name, options)
-        assert understood.traits.gated == coordinator_side.make(name, options).traits.gated
+        assert understood.gated == coordinator_side.make(name, options).traits.gated
 
 
 @pytest.mark.parametrize("name", coordinator_side.names())
 def test_both_sides_mean_the_same_tensors_to_travel(name: str) -> None:
     here, there = agent_side.load_strategy(name), coordinator_side.make(name, {})
-    assert here.traits.part_travels == there.traits.part_travels
-    if here.traits.part_travels:
+    sends_a_part = any(isinstance(part, SentFactors) for part in here.parts)
+    assert sends_a_part == there.traits.part_travels
+    if sends_a_part:
         tensors = lora_layout(2, {"q": (4, 4), "down": (4, 8)}, 2)
         travelling = {tensor for tensor in tensors if here.travels(tensor)}
         assert travelling == {tensor for tensor in tensors if there.travels(tensor)}
@@ -53,13 +56,12 @@ def test_both_sides_mean_the_same_tensors_to_travel(name: str) -> None:
 @pytest.mark.parametrize("name", coordinator_side.names())
 def test_both_sides_say_whether_weights_come_with_something_to_fold(name: str) -> None:
     here, there = agent_side.load_strategy(name), coordinator_side.make(name, {})
-    assert here.traits.base_delta == there.traits.base_delta
+    assert isinstance(here.served, BaseDeltaForm) == there.traits.base_delta
 
 
 @pytest.mark.parametrize("name", coordinator_side.names())
 def test_both_sides_say_whether_a_prior_travels_beside_the_adapter(name: str) -> None:
     here, there = agent_side.load_strategy(name), coordinator_side.make(name, {})
-    assert (here.traits.importance is not None) == there.traits.extra_tensors
-    if there.traits.extra_tensors:
-        layout = lora_layout(2, {"q": (4, 4), "down": (4, 8)}, 2)
-        assert there.beside(layout) == prior_layout(layout) != {}
+    layout = lora_layout(2, {"q": (4, 4), "down": (4, 8)}, 2)
+    beside = {name: shape for part in here.parts for name, shape in part.layout_beside(layout).items()}
+    assert beside == (there.beside(layout) if there.traits.extra_tensors else {})

@@ -21,6 +21,9 @@ from client_agent.adapters.provenance import Origin
 from client_agent.alignment.pack_exchange import FramesInUse
 from client_agent.daemon import run
 from client_agent.errors import AgentError, CoordinatorRefused, CoordinatorUnreachable
+from client_agent.experts.bank_files import experts_of, read_index
+from client_agent.experts.memory import EXPERTS, ExpertMemory
+from client_agent.experts.part import BankOfExperts
 from client_agent.identity.agent_folder import is_enrolled, read_membership
 from client_agent.identity.key_rotation import Connect, current_key, replace_key
 from client_agent.identity.membership import enrol
@@ -29,7 +32,9 @@ from client_agent.rounds import final_weights, sketch
 from client_agent.rounds import steps as agent_round
 from client_agent.rounds.examine import Exam
 from client_agent.rounds.opened_brief import OpenedBrief
+from client_agent.rounds.part import Part, Setting
 from client_agent.rounds.participant import Participant, Trainer
+from client_agent.rounds.train import LocalTraining
 from client_agent.rounds.trained import Trained
 from client_agent.sketches.gradient import Sketch
 from client_agent.training.silo import Silo
@@ -106,10 +111,6 @@ class SimulatedTrainer(Trainer):
         """There are none where base models are not aligned."""
         return super().frames(brief) if brief.alignment is not None else FramesInUse({}, None)
 
-    def injected(self, opened: OpenedBrief, state: State | None, experts: Sequence[int] = ()) -> Any:
-        layout = self.layout(opened, state)
-        return InjectedBank(layout, experts[1:]) if experts else Injected(layout)
-
     def layout(self, opened: OpenedBrief, state: State | None) -> Layout:
         return pq_layout(["b0.q"], opened.brief.adapter.rank)
 
@@ -133,9 +134,9 @@ def learnt(plan: Plan, number: int, index: int, attempt: int) -> NDArray[np.floa
     return flat
 
 
-def _train(
-    silo: Any, adapter: Any, plan: Any, *, round_number: int, start: Any, private: Any, **_: Any
-) -> Trained:
+def _train(training: LocalTraining) -> Trained:
+    silo, adapter = cast(Any, training.silo), cast(Any, training.adapter)
+    round_number, start, private = training.round_number, training.start, training.private
     world: World = silo.world
     if private is not None:
         world.oracle.steps_begun.take(private, private.payments.ledger.folder)
@@ -149,11 +150,20 @@ def _train(
     adapter_state = {"b0.q.P": flat[: rank * rank].reshape(rank, rank), "b0.q.Q": flat[rank * rank :]}
     adapter_state = adapter.trained(world, (silo.index, round_number, silo.attempts), start, adapter_state)
     scores = Scores(served=_SCORE, trained=_SCORE, kept="trained")
-    return Trained(adapter_state, {}, {}, {}, {}, scores, None, plan.learning_rate, {}, {})
+    return Trained(adapter_state, {}, {}, {}, {}, scores, None, training.learning_rate, {}, {})
 
 
 def _sketch(trainer: Any, _: object) -> Sketch:
     return Sketch(np.array([1.0, float(trainer.silo.index), 0.0, 0.0], np.float32), 1.0)
+
+
+def _put_in_place(setting: Setting, parts: Sequence[Part], *, gated: bool = False) -> Injected:
+    layout = pq_layout(["b0.q"], setting.plan.rank)
+    for part in parts:
+        if isinstance(part, BankOfExperts) and setting.served is not None:
+            _, *specialists = experts_of(read_index(setting.served.folder))
+            return InjectedBank(layout, specialists, ExpertMemory(setting.home / EXPERTS))
+    return Injected(layout)
 
 
 @contextmanager
@@ -176,6 +186,7 @@ def without_models() -> Iterator[None]:
     """Let agents train without a model."""
     with (
         patch.object(agent_round, "train_locally", _train),
+        patch.object(agent_round, "put_in_place", _put_in_place),
         patch.object(sketch, "compute_sketch", _sketch),
         patch.object(sketch, "record_sketches", sketches),
         patch.object(final_weights, "adapter_of_round", _final_adapter),

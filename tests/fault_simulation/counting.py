@@ -15,7 +15,7 @@ from unittest.mock import patch
 import numpy as np
 from numpy.typing import NDArray
 
-from client_agent.rounds import encode_input
+from client_agent.rounds import summed_steps
 from client_agent.rounds.sum_input import RoundResult
 from client_agent.strategies import fedavg as agent_fedavg
 from coordinator.strategies import fedavg
@@ -50,7 +50,7 @@ def groups_taken(plan: Plan) -> Iterator[None]:
     with (
         patch.object(fedavg.Strategy, "counts", groups),
         patch.object(agent_fedavg.Strategy, "counts", groups),
-        patch.object(encode_input, "RoundResult", result),
+        patch.object(summed_steps, "RoundResult", result),
     ):
         yield
 

@@ -9,7 +9,7 @@ import random
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from unittest.mock import patch
 
 import numpy as np
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from client_agent.experts.memory import Choice, ExpertMemory
-from client_agent.rounds import steps
+from client_agent.experts.part import BankOfExperts
 from schemas.maths.adapter import Layout
 from schemas.maths.bank import SHARED, expert_tensors, of_expert
 from tests.fault_simulation.weather import Plan
@@ -64,8 +64,8 @@ class InjectedBank(Injected):
     """Stands for a bank around a base model; `layout` is that of one expert."""
 
     specialists: Sequence[int]
+    memory: ExpertMemory
     since: int = 0
-    routing: None = None
 
     @property
     def bank(self) -> InjectedBank:
@@ -75,15 +75,12 @@ class InjectedBank(Injected):
     def expert_layout(self) -> Layout:
         return self.layout
 
-    def probe_with(self, _: None, memory: ExpertMemory) -> None:
-        self._memory = memory
-
     def shared(self, start: State) -> State:
         return expert_tensors(SHARED, start)
 
     def trained(self, world: World, place: tuple[int, int, int], start: State, learnt: State) -> State:
         choice = chosen(world.seed, place, self.specialists)
-        self._memory.record(place[1], choice)
+        self.memory.record(place[1], choice)
         world.oracle.bank.trained(place[0], place[1], start, choice)
         (expert,) = choice.trained
         return {**start, **of_expert(SHARED, learnt), **of_expert(expert, learnt)}
@@ -110,12 +107,5 @@ def banks_without_models(plan: Plan) -> Iterator[None]:
         yield
         return
 
-    def as_it_is(silo: Any, _: object) -> Any:
-        return silo
-
-    with (
-        patch.object(steps, "RoutedExperts", InjectedBank),
-        patch.object(steps, "with_probe_set", as_it_is),
-        patch.object(steps, "prober_of", lambda *_: None),
-    ):
+    with patch.object(BankOfExperts, "silo", lambda _, silo: silo):
         yield

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from client_agent.rounds import encode_input, summed_steps
+from client_agent.rounds import summed_steps
 from client_agent.rounds.sum_input import SumInput
 from client_agent.secure_sum import journal as journals
 from client_agent.secure_sum import session_journal, session_steps
@@ -58,7 +58,7 @@ def rounds_its_input_again_for_a_retry() -> Iterator[None]:
     def anew(work: Any, segments: Any = ()) -> SumInput:
         if not any(work.folder.path.glob(f"{SECURE}/*/put-{STEPS.index('masked')}")):
             return read(work, segments)
-        return SumInput.from_bytes(encode_input.encode_input(work), segments)
+        return SumInput.from_bytes(summed_steps.encode_input(work), segments)
 
     def masks_anew(self: Any, step: SumStep) -> bytes:
         if step == "masked":

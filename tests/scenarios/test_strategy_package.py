@@ -13,7 +13,7 @@ import pytest
 from pydantic import BaseModel, ConfigDict
 
 from client_agent.errors import UnknownStrategy
-from client_agent.strategies.base import load_strategy, strategy_names
+from client_agent.rounds.strategy import load_strategy, strategy_names
 from coordinator.strategies import opening
 from schemas.strategy_packages import strategy_packages
 from tests.scenarios.agents import EXAMPLES, prepare_agent

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from client_agent.model.loading import load_base_model, load_tokenizer
-from client_agent.strategies.base import load_strategy
+from client_agent.rounds.strategy import load_strategy
 from schemas.messages.federations import FederationPlan
 
 ROOT = Path(__file__).parents[2]

@@ -8,7 +8,7 @@ send nothing of them.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from client_agent.adapters.base import (
-    Adapter,
     LoraFactors,
     Penalty,
     Removable,
@@ -40,7 +39,6 @@ from client_agent.adapters.variational.posterior import (
 from client_agent.adapters.variational.rank_choice import active, counted, returning
 from client_agent.model.examples import Example
 from client_agent.model.loading import BaseModel
-from client_agent.strategies.base import AgentStrategy
 from schemas.maths.adapter import Layout, in_order, lora_modules, prior_layout, prior_name
 from schemas.messages.importance import ImportancePlan
 
@@ -218,12 +216,6 @@ class VariationalAdapter(Removable):
             values[f"{module}.A"][~remains] = self._served[f"{module}.A"][~remains]
             values[f"{module}.B"][:, ~remains] = self._served[f"{module}.B"][:, ~remains]
         self._hold(values, below)
-
-
-def with_importance(lora: Adapter, base: BaseModel, strategy: AgentStrategy) -> Adapter:
-    """Wrap an adapter in `VariationalAdapter` if the strategy learns importance."""
-    plan = strategy.traits.importance
-    return VariationalAdapter(cast(LoraAdapter, lora), base, plan) if plan is not None else lora
 
 
 def ranks_of(private: State) -> NDArray[np.bool_]:

@@ -1,6 +1,6 @@
 """Select the values of an update that are sent at a given density: more of the ranks that matter. Pure.
 
-Row j of A and column j of B are one unit, of rank 1, and share one density (ca_pfl.md, "Build this").
+Row j of A and column j of B are one unit, of rank 1, and share one density (docs/decisions/0024).
 """
 
 from __future__ import annotations

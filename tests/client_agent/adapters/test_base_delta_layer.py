@@ -12,11 +12,12 @@ from transformers.pytorch_utils import Conv1D
 
 from client_agent.adapters.base import require_bare
 from client_agent.adapters.frames import random_frames
-from client_agent.adapters.inject import inject, inject_lora, parts_of
+from client_agent.adapters.inject import inject, inject_lora
+from client_agent.adapters.partial_lora import PartialLora
 from client_agent.errors import AdapterInPlace, LayoutMismatch
 from client_agent.model.examples import Example
 from client_agent.model.loading import BaseModel
-from client_agent.strategies.base import load_strategy
+from client_agent.rounds.strategy import load_strategy
 from schemas.maths.factors import Factors
 from schemas.messages.federations import AdapterPlan, TrainingPlan
 from tests.local_training import train_examples
@@ -115,12 +116,15 @@ def test_only_a_whole_lora_of_the_same_widths_can_be_folded(tiny: Callable[..., 
         for wrong in ({"l9.q": base_delta["l0.q"]}, {"l0.down": base_delta["l0.q"]}):
             with pytest.raises(LayoutMismatch):
                 adapter.load_base_delta(wrong)
-    parts = parts_of(load_strategy("ffa_lora"))
+    ffa = load_strategy("ffa_lora")
     pq = AdapterPlan(rank=4, blocks=2)
-    for plan, chosen in ((PLAN, parts), (pq, None)):
-        frames = random_frames(base, pq, 0) if plan is pq else {}
-        with (
-            inject(base, plan, frames, gated=False, seed=0, parts=chosen) as adapter,
-            pytest.raises(AdapterInPlace),
-        ):
-            adapter.load_base_delta(base_delta)
+    with (
+        PartialLora(inject_lora(base, PLAN), ffa.travels, ffa.trains) as adapter,
+        pytest.raises(AdapterInPlace),
+    ):
+        adapter.load_base_delta(base_delta)
+    with (
+        inject(base, pq, random_frames(base, pq, 0), gated=False, seed=0) as adapter,
+        pytest.raises(AdapterInPlace),
+    ):
+        adapter.load_base_delta(base_delta)

@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 
 from client_agent.adapters.base import Adapter
-from client_agent.adapters.inject import inject, inject_lora, parts_of
+from client_agent.adapters.inject import inject_lora
+from client_agent.adapters.partial_lora import PartialLora
 from client_agent.errors import LayoutMismatch
 from client_agent.model.examples import Example
 from client_agent.model.loading import BaseModel
-from client_agent.strategies.base import load_strategy
+from client_agent.rounds.strategy import load_strategy
 from schemas.maths.adapter import factor_of
 from schemas.messages.federations import AdapterPlan, TrainingPlan
 from tests.local_training import train_examples
@@ -24,7 +25,8 @@ STAYS = {"A": "B", "B": "A"}
 
 
 def injected(base: BaseModel, name: str) -> Adapter:
-    return inject(base, PLAN, {}, gated=False, seed=3, parts=parts_of(load_strategy(name)))
+    strategy = load_strategy(name)
+    return PartialLora(inject_lora(base, PLAN, seed=3), strategy.travels, strategy.trains)
 
 
 def zeros(adapter: Adapter) -> dict[str, np.ndarray]:

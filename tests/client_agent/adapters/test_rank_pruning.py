@@ -13,12 +13,18 @@ from client_agent.adapters.rank_pruning import Pruner
 from client_agent.adapters.ranks import rank_of, resize_ranks
 from client_agent.model.examples import Example
 from client_agent.model.loading import BaseModel
-from client_agent.strategies.base import Pruning
+from client_agent.strategies.het_lora import Pruning
 from schemas.messages.federations import AdapterPlan, TrainingPlan
 from tests.local_training import train_examples
 
 PLAN = AdapterPlan(kind="lora", rank=4, roles=("q", "down"))
 PRUNING = Pruning(least=1, decay=0.6, strength=0.0)  # 4 -> 2
+
+
+def pruner_of(adapter: Adapter, pruning: Pruning) -> Pruner:
+    return Pruner(adapter, pruning.target, pruning.strength)
+
+
 State = dict[str, np.ndarray]
 
 
@@ -39,7 +45,7 @@ def tail_times(state: State, factor: float) -> State:
 
 
 def test_ranks_that_became_smaller_go_and_the_others_stay_as_they_are(adapter: Adapter) -> None:
-    pruner = Pruner(adapter, PRUNING)
+    pruner = pruner_of(adapter, PRUNING)
     adapter.load(tail_times(adapter.state(), 0.9))
     before = adapter.state()
     pruned = pruner.pruned()
@@ -53,14 +59,14 @@ def test_ranks_that_became_smaller_go_and_the_others_stay_as_they_are(adapter: A
 
 
 def test_ranks_that_grew_stay(adapter: Adapter) -> None:
-    pruner = Pruner(adapter, PRUNING)
+    pruner = pruner_of(adapter, PRUNING)
     adapter.load(tail_times(adapter.state(), 1.1))
     assert rank_of(pruner.pruned()) == 4
 
 
 def test_nobody_falls_below_the_least_rank(adapter: Adapter) -> None:
     assert [Pruning(3, 0.5, 0.0).target(rank) for rank in (8, 5, 3, 2)] == [4, 3, 3, 2]
-    pruner = Pruner(adapter, Pruning(least=4, decay=0.5, strength=0.0))
+    pruner = pruner_of(adapter, Pruning(least=4, decay=0.5, strength=0.0))
     adapter.load(tail_times(adapter.state(), 0.5))
     assert rank_of(pruner.pruned()) == 4
 
@@ -76,7 +82,7 @@ def test_the_penalty_draws_the_last_ranks_towards_zero(
             adapter.load(
                 {n: 0.2 * rng.standard_normal(s).astype(np.float32) for n, s in adapter.layout.items()}
             )
-            pruner = Pruner(adapter, Pruning(least=1, decay=0.6, strength=strength))
+            pruner = pruner_of(adapter, Pruning(least=1, decay=0.6, strength=strength))
             plan = TrainingPlan(steps=4, batch_size=4, max_length=64)
             train_examples(base, adapter, examples, plan, seed=0, round_number=1, penalty=pruner.penalty)
             state = adapter.state()

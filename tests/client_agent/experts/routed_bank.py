@@ -6,8 +6,8 @@ import numpy as np
 import torch
 
 from client_agent.experts.routed import RoutedExperts
+from client_agent.experts.routing import Routing
 from client_agent.model.loading import BaseModel
-from client_agent.strategies.base import Routing
 from schemas.messages.federations import AdapterPlan, TrainingPlan
 
 PLAN = AdapterPlan(kind="lora", rank=2, roles=("q", "v", "down"))

@@ -13,7 +13,7 @@ from torch.nn import functional as nnf
 
 from client_agent.adapters.base import require_bare
 from client_agent.adapters.expert_bank import experts_in
-from client_agent.experts.inject import inject_experts, reopened_experts
+from client_agent.experts.inject import inject_experts
 from client_agent.experts.routed import RoutedExperts
 from client_agent.export.artefact import held_out_loss
 from client_agent.export.job import export_adapter
@@ -142,7 +142,10 @@ def test_a_bank_that_was_trained_beside_few_bits_is_exported_beside_the_dense_mo
         state, private = adapter.state(), adapter.private_state()
 
     def again(base: BaseModel) -> RoutedExperts:
-        return reopened_experts(base, PLAN, {}, state, private, seed=0)
+        again = inject_experts(base, PLAN, {}, EXPERTS, SOFT, seed=0)
+        again.load(state)
+        again.load_private(private)
+        return again
 
     dense = replace(silo, base=load("none"))
     losses = export_routed(dense, Source(again), FACTS, "model", tmp_path / "routed", nothing).written.losses

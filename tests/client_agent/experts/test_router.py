@@ -9,9 +9,9 @@ from transformers import GenerationConfig
 
 from client_agent.experts.inject import inject_experts
 from client_agent.experts.router import RoutedPasses, consistency
+from client_agent.experts.routing import Routing
 from client_agent.model.examples import Example, encode_for
 from client_agent.model.loading import BaseModel
-from client_agent.strategies.base import Routing
 from client_agent.training.batches import iterate_batches
 from tests.client_agent.experts.routed_bank import (
     EXPERTS,

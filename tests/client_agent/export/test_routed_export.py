@@ -20,6 +20,7 @@ from client_agent.adapters.peft_folder import CONFIG, TENSORS
 from client_agent.errors import AdapterUnreadable
 from client_agent.experts.inject import inject_experts
 from client_agent.experts.routed import RoutedExperts
+from client_agent.experts.routing import Routing
 from client_agent.export.artefact import Artefact, held_out_loss
 from client_agent.export.facts import TrainingFacts
 from client_agent.export.job import export_adapter
@@ -29,7 +30,6 @@ from client_agent.export.routed import RoutedFiles, export_routed, xlora_in_plac
 from client_agent.export.serving import routed_commands
 from client_agent.model.loading import BaseModel
 from client_agent.rounds.checkpoints import Reopened
-from client_agent.strategies.base import Routing
 from client_agent.training.silo import Silo
 from schemas.messages.federations import AdapterPlan, ScoresPlan
 from tests.scenarios.agents import MODELS

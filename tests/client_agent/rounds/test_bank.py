@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from client_agent.errors import AdapterUnreadable, DownloadDamaged
-from client_agent.rounds.bank import (
+from client_agent.experts.bank_files import (
     bank_state,
     download_bank,
     experts_of,

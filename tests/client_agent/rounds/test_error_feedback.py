@@ -7,7 +7,6 @@ import pytest
 
 from client_agent.rounds.encode_update import pack_update
 from client_agent.rounds.opened_brief import OpenedBrief
-from client_agent.rounds.served_weights import is_initial
 from client_agent.rounds.update_history import store_values
 from client_agent.rounds.work import Work
 from client_agent.storage.round_folder import RECEIPT, RESIDUAL, UPDATE, WEIGHTS
@@ -81,8 +80,8 @@ def test_initial_weights_mean_that_no_update_counted(
     scene = Scene(served, participant, wire={"recipe": SERVED})
     one, two = scene.play(), scene.play()
     opened_brief, layout = OpenedBrief.read(two), layout_of(two)
-    assert is_initial(one.read(WEIGHTS), layout, opened_brief.traits)
-    assert not is_initial(two.read(WEIGHTS), layout, opened_brief.traits)
+    assert opened_brief.strategy.served.is_initial(one.read(WEIGHTS), layout)
+    assert not opened_brief.strategy.served.is_initial(two.read(WEIGHTS), layout)
     # As after the end of a pack, which abandons a round: another body with the same values.
     manifest = WeightsManifest(
         federation=scene.federation_id,

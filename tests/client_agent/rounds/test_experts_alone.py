@@ -11,15 +11,17 @@ import numpy as np
 import pytest
 
 from client_agent.errors import SettingsUnusable
+from client_agent.experts import memory
 from client_agent.experts.memory import EXPERTS, ExpertMemory
+from client_agent.experts.part import BankOfExperts, bank_alone, parts_of_file
 from client_agent.experts.routed import RoutedExperts
+from client_agent.experts.routing import Routing
 from client_agent.model.examples import Example
 from client_agent.model.tokens import Encoded
 from client_agent.rounds.checkpoints import reopened
-from client_agent.rounds.standalone import OwnBank, own_bank, train_alone
+from client_agent.rounds.standalone import train_alone
 from client_agent.rounds.trained import Trained
 from client_agent.storage.rate_store import RateStore
-from client_agent.strategies.base import Routing
 from client_agent.training import batches
 from client_agent.training.batches import iterate_batches
 from client_agent.training.data import with_probe
@@ -40,10 +42,18 @@ PLAN = FederationPlan.model_validate(
 )
 
 
-def bank(folder: Path, **routing: object) -> OwnBank:
-    memory = ExpertMemory(folder / EXPERTS)
-    memory.secret = "5" * 64  # which specialists are drawn
-    return OwnBank(4, Routing(**{"explore_rounds": 2, **routing}), memory)  # type: ignore[arg-type]
+def bank(**routing: object) -> BankOfExperts:
+    return BankOfExperts(Routing(**{"explore_rounds": 2, **routing}), 4)  # type: ignore[arg-type]
+
+
+@pytest.fixture(autouse=True)
+def drawn_specialists(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let all banks draw the same specialists."""
+    monkeypatch.setattr(memory.secrets, "token_hex", lambda _: "5" * 64)
+
+
+def memory_in(folder: Path) -> ExpertMemory:
+    return ExpertMemory(folder / EXPERTS)
 
 
 @pytest.fixture
@@ -53,8 +63,8 @@ def wide(silo: Silo, examples: list[Example]) -> Silo:
     return replace(silo, data=replace(silo.data, train=(*examples, *more)))
 
 
-def trained(silo: Silo, folder: Path, own: OwnBank) -> list[Trained]:
-    return list(train_alone(silo, PLAN, None, lambda: False, RateStore(folder), own))
+def trained(silo: Silo, folder: Path, own: BankOfExperts, plan: FederationPlan = PLAN) -> list[Trained]:
+    return list(train_alone(silo, plan, None, lambda: False, RateStore(folder), folder, (own,)))
 
 
 def changed(before: dict[str, np.ndarray], after: dict[str, np.ndarray]) -> set[int]:
@@ -70,45 +80,47 @@ def changed(before: dict[str, np.ndarray], after: dict[str, np.ndarray]) -> set[
 @pytest.mark.parametrize("top_m", [2, 3])
 def test_a_silo_trains_what_it_draws_and_opens_it_again(wide: Silo, tmp_path: Path, top_m: int) -> None:
     """Defect 9: the reference evaluated with a random router, another temperature, and all experts."""
-    own = bank(tmp_path, top_m=top_m, gamma=0.5)
+    own = bank(top_m=top_m, gamma=0.5)
     rounds = trained(wide, tmp_path, own)
+    choices = memory_in(tmp_path)
     for number, result in enumerate(rounds, start=1):
-        choice = own.memory.rounds[number]
+        choice = choices.rounds[number]
         assert changed(result.start, result.adapter) == {0, *choice.trained}
         assert len(choice.trained) == (2 if number < 3 else top_m - 1)
         assert choice.local is not None
     last = Trained.from_bytes(rounds[-1].to_bytes())
     loss = last.scores.trained["loss"].value
-    assert (own.memory.rounds[3].local or 99) < max(own.memory.losses.values()) - 0.1
-    with reopened(wide, PLAN, None, last, "trained") as (adapter, _):
+    assert (choices.rounds[3].local or 99) < max(choices.losses.values()) - 0.1
+    with reopened(wide, PLAN, None, last, "trained", parts_of_file(last)) as (adapter, _):
         assert isinstance(adapter, RoutedExperts)
         assert (adapter.router is not None) == (top_m > 2)
         again = evaluate(wide.base, wide.data.test, PLAN.scores, max_length=64)
         assert again.loss == pytest.approx(loss, abs=1e-6)
 
 
-def test_a_bank_has_no_lora_beside_p_and_q(tmp_path: Path) -> None:
+def test_a_bank_has_no_lora_beside_p_and_q() -> None:
     plan = FederationPlan(name="x", strategy=PLAN.strategy, adapter=AdapterPlan(private_rank=2))
     with pytest.raises(SettingsUnusable, match="private_rank"):
-        own_bank(plan, tmp_path, 4, 2)
-    assert own_bank(PLAN, tmp_path, 4, 3).routing.specialists == 2
+        bank_alone(plan, 4, 2)
+    assert bank_alone(PLAN, 4, 3).routing.specialists == 2
 
 
 def test_a_silo_trains_experts_over_p_and_q(wide: Silo, tmp_path: Path) -> None:
     plan = PLAN.model_copy(update={"adapter": AdapterPlan(rank=4, blocks=2, roles=("v", "down"))})
-    own = bank(tmp_path, top_m=3)
-    rounds = list(train_alone(wide, plan, None, lambda: False, RateStore(tmp_path), own))
-    with reopened(wide, plan, None, rounds[-1], "trained"):
+    own = bank(top_m=3)
+    rounds = trained(wide, tmp_path, own, plan)
+    with reopened(wide, plan, None, rounds[-1], "trained", parts_of_file(rounds[-1])):
         loss = evaluate(wide.base, wide.data.test, plan.scores, max_length=64).loss
     assert loss == pytest.approx(rounds[-1].scores.trained["loss"].value, abs=1e-6)
-    assert changed(rounds[-1].start, rounds[-1].adapter) == {0, *own.memory.rounds[3].trained}
+    assert changed(rounds[-1].start, rounds[-1].adapter) == {0, *memory_in(tmp_path).rounds[3].trained}
 
 
 def test_a_silo_with_few_examples_trains_without_a_probe(silo: Silo, tmp_path: Path) -> None:
-    own = bank(tmp_path)
+    own = bank()
     trained(silo, tmp_path, own)
-    assert not own.memory.losses
-    assert all(choice.local is None for choice in own.memory.rounds.values())
+    choices = memory_in(tmp_path)
+    assert not choices.losses
+    assert all(choice.local is None for choice in choices.rounds.values())
 
 
 def test_no_turn_begins_with_the_texts_of_another_and_all_are_trained_on(
@@ -130,9 +142,8 @@ def test_no_turn_begins_with_the_texts_of_another_and_all_are_trained_on(
             yield batch
 
     monkeypatch.setattr(batches, "iterate_batches", recorded)
-    own = bank(tmp_path, explore_rounds=4)
-    for _ in train_alone(wide, plan, None, lambda: False, RateStore(tmp_path), own):
-        pass
+    own = bank(explore_rounds=4)
+    trained(wide, tmp_path, own, plan)
     assert [len(turn) for turn in turns] == [1] * 8 + [2] * 4  # two experts in turn, then one
     assert len({turn[0] for turn in turns[:8]}) == 8
     assert len({turn[0] for turn in turns[8:]}) == 4

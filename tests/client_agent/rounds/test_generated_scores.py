@@ -42,12 +42,12 @@ def silo(tiny: Callable[..., BaseModel], tmp_path: Path) -> Silo:
 
 
 def test_answers_are_generated_for_the_first_and_the_last_state_only(silo: Silo, tmp_path: Path) -> None:
-    first, second = train_alone(silo, PLAN, None, lambda: False, RateStore(tmp_path))
+    first, second = train_alone(silo, PLAN, None, lambda: False, RateStore(tmp_path), tmp_path)
     generated = ["exact_match" in scores for scores in (first.scores.served, first.scores.trained)]
     assert generated == [True, False]
     assert ["exact_match" in s for s in (second.scores.served, second.scores.trained)] == [False, True]
     everywhere = replace(silo, generated_scores="rounds", start_scores=None)
-    for trained in train_alone(everywhere, PLAN, None, lambda: False, RateStore(tmp_path)):
+    for trained in train_alone(everywhere, PLAN, None, lambda: False, RateStore(tmp_path), tmp_path):
         assert "exact_match" in trained.scores.served.keys() & trained.scores.trained.keys()
 
 

@@ -23,7 +23,7 @@ from client_agent.rounds.checkpoints import adapter_of_round
 from client_agent.rounds.examine import Exam, Examiner
 from client_agent.rounds.participant import Participant
 from client_agent.rounds.standalone import train_alone
-from client_agent.rounds.train import better_of, train_locally, zeros_like
+from client_agent.rounds.train import LocalTraining, better_of, train_locally, zeros_like
 from client_agent.rounds.trained import Trained
 from client_agent.storage.final_scores import FinalScores, read_final_scores
 from client_agent.storage.rate_store import RateStore
@@ -71,20 +71,21 @@ def train_round_in(
     federated: bool,
     earlier: Trained | None = None,
 ) -> Trained:
-    return train_locally(
-        silo,
-        adapter,
-        PLAN,
-        learning_rate=rate,
+    training = LocalTraining(
+        silo=silo,
+        adapter=adapter,
+        plan=PLAN,
+        scores=SCORES,
         origin=origin,
+        learning_rate=rate,
         round_number=1,
         total_rounds=1,
         start=start,
         earlier=earlier,
-        federated=federated,
-        scores=SCORES,
         stop=lambda: False,
+        is_federated=federated,
     )
+    return train_locally(training)
 
 
 def test_with_enough_validation_examples_the_better_is_kept(tiny: Callable[..., BaseModel]) -> None:
@@ -126,7 +127,7 @@ def test_what_has_not_changed_is_not_scored_again(tiny: Callable[..., BaseModel]
         }
     )
     silo = silo_of(tiny(), 16)
-    rounds = list(train_alone(silo, plan, None, lambda: False, RateStore(tmp_path)))
+    rounds = list(train_alone(silo, plan, None, lambda: False, RateStore(tmp_path), tmp_path))
     for before, after in pairwise(rounds):
         assert after.scores.served == before.scores.trained
         assert after.validation["served"] == before.validation["trained"]

@@ -9,20 +9,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from client_agent.adapters.inject import inject_lora
-from client_agent.adapters.personal_lora import with_personal
 from client_agent.adapters.provenance import origin_of
 from client_agent.daemon import run
 from client_agent.errors import Stopped
 from client_agent.model.examples import Example
 from client_agent.model.loading import BaseModel
+from client_agent.rounds.adapter_in_place import put_in_place
 from client_agent.rounds.checkpoints import adapter_of_round
+from client_agent.rounds.part import Setting
 from client_agent.rounds.participant import Participant
-from client_agent.rounds.train import train_locally, zeros_like
+from client_agent.rounds.strategy import load_strategy
+from client_agent.rounds.train import LocalTraining, train_locally, zeros_like
 from client_agent.rounds.trained import Arrays, Trained
 from client_agent.storage.final_scores import read_final_scores
 from client_agent.storage.round_folder import PARTIAL, PARTIAL_COMMON, TRAINED, UPDATE
-from client_agent.strategies.base import load_strategy
 from client_agent.training.checkpoint import TrainingCheckpoint
 from client_agent.training.data import SiloData
 from client_agent.training.silo import Silo
@@ -58,28 +58,27 @@ def rounds(
     """Train rounds in which a client is served its own update, or `served` from the second one on."""
     opened = load_strategy(strategy or "fedavg", options)
     results: list[Trained] = []
-    with with_personal(inject_lora(silo.base, LORA), opened) as adapter:
+    setting = Setting(silo, LORA, {}, seed=0, max_length=plan.max_length, home=Path())
+    with put_in_place(setting, opened.parts) as adapter:
         for round_number in range(1, number + 1):
             earlier = results[-1] if results else None
-            start = zeros_like(adapter) if earlier is None else served or earlier.adapter
-            results.append(
-                train_locally(
-                    silo,
-                    adapter,
-                    plan,
-                    learning_rate=0.01,
-                    origin=origin_of(silo.base, LORA, {}, gated=False, seed=0),
-                    round_number=round_number,
-                    total_rounds=number,
-                    start=start,
-                    earlier=earlier,
-                    federated=strategy is not None,
-                    scores=SCORES,
-                    traits=opened.traits,
-                    stop=stop,
-                    checkpoint=checkpoint,
-                )
+            training = LocalTraining(
+                silo=silo,
+                adapter=adapter,
+                plan=plan,
+                scores=SCORES,
+                origin=origin_of(silo.base, LORA, {}, gated=False, seed=0),
+                learning_rate=0.01,
+                round_number=round_number,
+                total_rounds=number,
+                start=zeros_like(adapter) if earlier is None else served or earlier.adapter,
+                earlier=earlier,
+                stop=stop,
+                parts=opened.parts,
+                is_federated=strategy is not None,
+                checkpoint=checkpoint,
             )
+            results.append(train_locally(training))
     return results
 
 

@@ -22,10 +22,10 @@ from client_agent.rounds.participant import Participant
 from client_agent.rounds.private_training import NotPrivatelyTrained, require_private_steps
 from client_agent.rounds.step_tracking import step_reports
 from client_agent.rounds.steps import take_part
+from client_agent.rounds.strategy import load_strategy
 from client_agent.rounds.trained import Trained
 from client_agent.rounds.work import Work
 from client_agent.storage.round_folder import TRAINED, WEIGHTS
-from client_agent.strategies.base import load_strategy
 from client_agent.training import loop
 from client_agent.training.silo import Silo
 from client_agent.training.trainers import OpenedTrainer
@@ -169,17 +169,17 @@ def test_a_policy_refuses_a_plan_that_costs_more_before_anything_is_trained(
 @pytest.mark.parametrize("name", ["fed_vemoe", "het_lora", "ca_pfl", "ditto"])
 def test_a_method_that_reads_examples_outside_of_its_steps_is_refused(silo: Silo, name: str) -> None:
     with pytest.raises(NotPrivatelyTrained, match="nothing is trained or sent"):
-        require_private_steps(silo, load_strategy(name, {}).traits)
+        require_private_steps(silo, load_strategy(name, {}).parts)
 
 
 def test_a_trainer_or_ranks_of_the_silo_are_refused(silo: Silo) -> None:
-    traits = load_strategy("fedavg", {}).traits
-    require_private_steps(silo, traits)
+    parts = load_strategy("fedavg", {}).parts
+    require_private_steps(silo, parts)
     trainer = OpenedTrainer("mine", cast(Any, None), cast(Any, None))
     with pytest.raises(NotPrivatelyTrained, match="trainer 'mine' adds no noise"):
-        require_private_steps(replace(silo, trainer=trainer), traits)
+        require_private_steps(replace(silo, trainer=trainer), parts)
     with pytest.raises(NotPrivatelyTrained, match="not divided among processes"):
-        require_private_steps(replace(silo, ranks=cast(Any, object())), traits)
+        require_private_steps(replace(silo, ranks=cast(Any, object())), parts)
 
 
 def test_the_coordinator_is_told_no_progress_of_private_training(started: Enrolled) -> None:

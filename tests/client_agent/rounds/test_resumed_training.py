@@ -14,9 +14,10 @@ from client_agent.adapters.provenance import origin_of
 from client_agent.errors import Stopped
 from client_agent.model.examples import Example
 from client_agent.model.loading import BaseModel
-from client_agent.rounds.train import train_locally
+from client_agent.rounds.part import Part
+from client_agent.rounds.train import LocalTraining, train_locally
 from client_agent.storage.round_folder import PARTIAL
-from client_agent.strategies.base import Pruning, Traits
+from client_agent.strategies.het_lora import Pruning
 from client_agent.training.checkpoint import TrainingCheckpoint
 from client_agent.training.data import SiloData
 from client_agent.training.silo import Silo
@@ -30,28 +31,29 @@ def trained(
     silo: Silo,
     folder: Path,
     stop: Callable[[], bool],
-    traits: Traits,
+    parts: tuple[Part, ...] = (),
     served: str = "served",
     adapter_plan: AdapterPlan = LORA,
 ) -> bytes:
     checkpoint = TrainingCheckpoint(folder / PARTIAL, 3600.0, belongs_to=served)
     with inject_lora(silo.base, adapter_plan) as adapter:
-        return train_locally(
-            silo,
-            adapter,
-            PLAN,
-            learning_rate=0.01,
+        training = LocalTraining(
+            silo=silo,
+            adapter=adapter,
+            plan=PLAN,
+            scores=ScoresPlan(),
             origin=origin_of(silo.base, adapter_plan, {}, gated=False, seed=0),
+            learning_rate=0.01,
             round_number=2,
             total_rounds=3,
             start={name: np.full(shape, 0.01, np.float32) for name, shape in adapter.layout.items()},
             earlier=None,
-            federated=True,
-            scores=ScoresPlan(),
-            traits=traits,
             stop=stop,
+            parts=parts,
+            is_federated=True,
             checkpoint=checkpoint,
-        ).to_bytes()
+        )
+        return train_locally(training).to_bytes()
 
 
 @pytest.mark.parametrize(
@@ -71,15 +73,15 @@ def test_a_stopped_round_resumes_to_the_same_file(
     pruning: Pruning | None,
 ) -> None:
     silo = Silo(tiny(), SiloData(train=tuple(examples[:20]), validation=(), test=tuple(examples[20:])), None)
-    traits = Traits(pruning=pruning)
-    whole = trained(silo, tmp_path / "whole", lambda: False, traits, adapter_plan=plan)
+    parts = (pruning,) if pruning is not None else ()
+    whole = trained(silo, tmp_path / "whole", lambda: False, parts, adapter_plan=plan)
     assert not (tmp_path / "whole" / PARTIAL).exists()  # no interval has passed
     calls = count()
     with pytest.raises(Stopped):
-        trained(silo, tmp_path, lambda: next(calls) >= 3, traits, adapter_plan=plan)
+        trained(silo, tmp_path, lambda: next(calls) >= 3, parts, adapter_plan=plan)
     assert (tmp_path / PARTIAL).is_file()
     resumed_steps = count()
-    assert trained(silo, tmp_path, lambda: next(resumed_steps) < 0, traits, adapter_plan=plan) == whole
+    assert trained(silo, tmp_path, lambda: next(resumed_steps) < 0, parts, adapter_plan=plan) == whole
     assert next(resumed_steps) == PLAN.steps - 3  # `stop` is called before each step
 
 
@@ -89,6 +91,6 @@ def test_a_position_under_other_served_weights_is_ignored(
     silo = Silo(tiny(), SiloData(train=tuple(examples[:20]), validation=(), test=tuple(examples[20:])), None)
     calls, steps = count(), count()
     with pytest.raises(Stopped):
-        trained(silo, tmp_path, lambda: next(calls) >= 3, Traits())
-    trained(silo, tmp_path, lambda: next(steps) < 0, Traits(), served="others")
+        trained(silo, tmp_path, lambda: next(calls) >= 3)
+    trained(silo, tmp_path, lambda: next(steps) < 0, served="others")
     assert next(steps) == PLAN.steps

@@ -13,10 +13,10 @@ from client_agent.privacy.ledger import Ledger
 from client_agent.rounds.participant import Participant
 from client_agent.rounds.trained import Trained
 from client_agent.storage.round_folder import RECEIPT, SIGNATURE, TRAINED, TRAINER, UPDATE, WEIGHTS
-from client_agent.strategies.base import State
 from client_agent.training.silo import Silo
 from client_agent.training.trainer_task import TrainerFailed, TrainerTask
 from client_agent.training.trainers import LocalTrainer, OpenedTrainer, TrainerOptions, TrainerUnusable
+from schemas.maths.factors import State
 from tests.client_agent.test_daemon import alone_plan, naps
 from tests.served import Served
 

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
+from client_agent.experts.bank_files import read_bank, read_index
 from client_agent.experts.memory import EXPERTS, ExpertMemory
-from client_agent.rounds.bank import read_bank, read_index
 from client_agent.rounds.steps import take_part
 from client_agent.rounds.trained import Trained
 from client_agent.storage.round_folder import INPUT, READY, SUMMED, TRAINED

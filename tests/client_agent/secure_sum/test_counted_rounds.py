@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from client_agent.rounds import encode_input
+from client_agent.rounds import summed_steps
 from client_agent.rounds.sum_input import RoundResult, SumInput
 from client_agent.storage.round_folder import INPUT
 from client_agent.strategies import fedavg as agent_fedavg
@@ -37,7 +37,7 @@ def test_agents_are_counted_and_then_summed(
 
     monkeypatch.setattr(fedavg.Strategy, "counts", groups)
     monkeypatch.setattr(agent_fedavg.Strategy, "counts", groups)
-    monkeypatch.setattr(encode_input, "RoundResult", partial(RoundResult, rejects=True))
+    monkeypatch.setattr(summed_steps, "RoundResult", partial(RoundResult, rejects=True))
     with agents_of(served, silo, tmp_path, plan(3, masking=masking), 3) as agents:
         agents.start()
         agents.train()

@@ -13,11 +13,13 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from client_agent import daemon
-from client_agent.adapters.base import Adapter, State
+from client_agent.adapters.base import Adapter
 from client_agent.errors import Stopped
+from client_agent.rounds import steps as round_steps
+from client_agent.rounds.adapter_in_place import put_in_place
 from client_agent.rounds.final_weights import finish
-from client_agent.rounds.opened_brief import OpenedBrief
-from client_agent.rounds.participant import Participant, Trainer
+from client_agent.rounds.part import Part, Setting
+from client_agent.rounds.participant import Participant
 from client_agent.rounds.steps import resume, take_part
 from client_agent.secure_sum.errors import SumRefused
 from client_agent.settings import read_settings
@@ -118,20 +120,18 @@ def test_an_agent_runs_until_the_end_and_sends_no_final_scores(
 
 def _one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let only one agent of this process have its adapter in the model."""
-    turn, injected = threading.RLock(), Trainer.injected
+    turn = threading.RLock()
 
     @contextmanager
-    def alone(
-        trainer: Trainer, opened: OpenedBrief, state: State | None, experts: Sequence[int] = ()
-    ) -> Iterator[Adapter]:
-        with turn, injected(trainer, opened, state, experts) as adapter:
+    def alone(setting: Setting, parts: Sequence[Part], *, gated: bool) -> Iterator[Adapter]:
+        with turn, put_in_place(setting, parts, gated=gated) as adapter:
             yield adapter
 
     def finish_alone(participant: Participant, brief: FinishedBrief) -> None:
         with turn:
             finish(participant, brief)
 
-    monkeypatch.setattr(Trainer, "injected", alone)
+    monkeypatch.setattr(round_steps, "put_in_place", alone)
     monkeypatch.setattr(daemon, "finish", finish_alone)
 
 

@@ -11,7 +11,7 @@ from client_agent.errors import AdapterUnreadable
 from client_agent.storage.base_delta import (
     BaseDelta,
     BaseDeltaMissing,
-    Served,
+    ServedDelta,
     apply_weights,
     newest_base_delta,
     read_served,
@@ -37,8 +37,8 @@ def factors(seed: int, rank: int = 2) -> Factors:
     return Factors(*(rng.standard_normal(shape).astype(np.float32) for shape in ((rank, 6), (5, rank))))
 
 
-def served(number: int, fold_from: int | None, seed: int = 0) -> Served:
-    return Served(manifest(number, fold_from), {}, {"l0.q": factors(seed)} if fold_from else {})
+def served(number: int, fold_from: int | None, seed: int = 0) -> ServedDelta:
+    return ServedDelta(manifest(number, fold_from), {}, {"l0.q": factors(seed)} if fold_from else {})
 
 
 def product(delta: BaseDelta) -> np.ndarray:

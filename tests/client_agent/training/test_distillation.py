@@ -11,9 +11,10 @@ from torch import Tensor, nn
 
 from client_agent.adapters.base import Adapter
 from client_agent.adapters.inject import inject_lora
+from client_agent.distillation.pull import pull_to_peers
 from client_agent.model.loading import BaseModel
 from client_agent.model.next_bytes import NextBytes
-from client_agent.training.distillation import both, pull_to_peers
+from client_agent.rounds.train import total_penalty
 from schemas.messages.adapter_plan import AdapterPlan
 from schemas.messages.alignment import Anchor
 from schemas.wire.outputs import VALUES, Outputs
@@ -112,9 +113,8 @@ def test_two_loss_terms_are_added() -> None:
     def four(_: Mapping[str, nn.Parameter]) -> Tensor:
         return torch.tensor(4.0)
 
-    assert both(None, None) is None
-    assert both(three, None) is three
-    assert both(None, four) is four
-    together = both(three, four)
-    assert together is not None
-    assert together({}).item() == 7
+    assert total_penalty([None, None]) is None
+    for terms, expected in (([three, None], 3), ([None, four], 4), ([three, four], 7)):
+        together = total_penalty(terms)
+        assert together is not None
+        assert together({}).item() == expected

@@ -14,8 +14,9 @@ import pytest
 
 from client_agent.errors import SettingsUnusable
 from client_agent.model.tokens import Encoded
+from client_agent.rounds.part import obstacle
+from client_agent.rounds.strategy import load_strategy
 from client_agent.settings import AgentSettings
-from client_agent.strategies.base import Routing, Traits
 from client_agent.torchrun import settings_of_rank, torchrun_rank
 from client_agent.training.ranks import RanksUnusable, answers_of, require_divisible, shares
 from schemas.messages.federations import AdapterPlan, TrainingPlan
@@ -85,10 +86,11 @@ def test_every_text_of_a_step_is_in_one_share(
 
 
 def test_methods_of_several_adapters_are_not_divided() -> None:
-    require_divisible(Traits(gated=True, part_travels=True))
-    for traits in (Traits(routing=Routing()), Traits(pull=0.1), Traits(base_delta=True)):
+    for name in ("fedmosaic", "ffa_lora", "het_lora", "fedprox"):
+        require_divisible(obstacle(load_strategy(name).parts, "torchrun"))
+    for name in ("fed_vemoe", "ditto", "fedex_lora", "ca_pfl"):
         with pytest.raises(RanksUnusable, match="which torchrun cannot divide; run the agent without it"):
-            require_divisible(traits)
+            require_divisible(obstacle(load_strategy(name).parts, "torchrun"))
 
 
 def settings(**options: Any) -> AgentSettings:

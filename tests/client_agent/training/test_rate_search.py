@@ -12,11 +12,13 @@ import pytest
 import torch
 
 from client_agent.adapters.base import Adapter
-from client_agent.adapters.inject import inject, inject_lora, parts_of
+from client_agent.adapters.inject import inject, inject_lora
 from client_agent.errors import LossNotFinite, Stopped
 from client_agent.model.examples import Example
 from client_agent.model.loading import BaseModel
-from client_agent.strategies.base import load_strategy
+from client_agent.rounds.adapter_in_place import put_in_place
+from client_agent.rounds.part import Setting
+from client_agent.rounds.strategy import load_strategy
 from client_agent.training.data import SiloData
 from client_agent.training.options import DEFAULT_OPTIONS, TrainingOptions
 from client_agent.training.rate_search import GRID, RateStore, next_rate, search_key, search_rate, sides
@@ -163,8 +165,8 @@ def test_a_search_is_shared_by_methods_that_train_the_same_tensors(silo: Silo) -
         injected: AdapterPlan | None = None,
         options: TrainingOptions = DEFAULT_OPTIONS,
     ) -> str:
-        parts = parts_of(load_strategy(strategy))
-        with inject(silo.base, injected or adapter, {}, gated=False, seed=0, parts=parts) as placed:
+        setting = Setting(silo, injected or adapter, {}, seed=0, max_length=64, home=Path())
+        with put_in_place(setting, load_strategy(strategy).parts) as placed:
             return search_key(silo.base, placed, data, adapter, plan, frames="none", options=options)
 
     usual = key(PLAN)

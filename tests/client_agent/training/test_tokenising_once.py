@@ -57,7 +57,7 @@ def test_a_second_round_tokenises_nothing(
 ) -> None:
     base, counter = counted
     silo = Silo(base, SiloData(tuple(examples[:16]), (), tuple(examples[16:])), None)
-    rounds = train_alone(silo, PLAN, None, lambda: False, RateStore(tmp_path))
+    rounds = train_alone(silo, PLAN, None, lambda: False, RateStore(tmp_path), tmp_path)
     next(rounds)
     assert counter.texts == len(examples)
     next(rounds)
@@ -71,7 +71,7 @@ def test_a_second_round_tokenises_no_option_and_no_question(
     choice = replace(examples[16], options=(examples[16].completion, "no"), metrics=("option_accuracy",))
     answer = replace(examples[17], metrics=("f1",))
     silo = Silo(base, SiloData(tuple(examples[:16]), (), (choice, answer)), None)
-    rounds = train_alone(silo, PLAN, None, lambda: False, RateStore(tmp_path))
+    rounds = train_alone(silo, PLAN, None, lambda: False, RateStore(tmp_path), tmp_path)
     assert next(rounds).scores.trained.keys() == {"loss", "perplexity", "option_accuracy", "f1"}
     assert counter.texts == 18 + 2 + 1
     next(rounds)

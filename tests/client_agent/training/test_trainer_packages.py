@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from client_agent.errors import SettingsUnusable
+from client_agent.rounds.possible import require_trainer_suits
+from client_agent.rounds.strategy import load_strategy
 from client_agent.settings import read_settings
-from client_agent.strategies.base import Pruning, Routing, State, Traits
 from client_agent.training.trainer_task import TrainerTask
 from client_agent.training.trainers import (
     LocalTrainer,
@@ -17,6 +18,7 @@ from client_agent.training.trainers import (
     TrainerUnusable,
     open_trainer,
 )
+from schemas.maths.factors import State
 from schemas.messages.federations import AdapterPlan
 from tests.client_agent.conftest import checked, config
 from tests.client_agent.training.installed import CONSTANT, install
@@ -81,18 +83,21 @@ def test_the_settings_name_a_trainer_and_its_options(tmp_path: Path, monkeypatch
 
 def test_plans_that_need_more_than_steps_on_one_adapter_are_refused() -> None:
     trainer = OpenedTrainer("mine", TrainerOptions(), InPlace())
-    trainer.require_suitable(LORA, Traits())
-    trainer.require_suitable(AdapterPlan(kind="pq"), Traits(gated=True, base_delta=True))
-    with pytest.raises(TrainerUnusable, match=r"method prunes ranks .* which trainer 'mine' does not do"):
-        trainer.require_suitable(LORA, Traits(pruning=Pruning(least=1, decay=0.5, strength=0.1)))
-    with pytest.raises(TrainerUnusable, match="trains experts of a bank"):
-        trainer.require_suitable(LORA, Traits(routing=Routing()))
-    with pytest.raises(TrainerUnusable, match="trains two adapters"):
-        trainer.require_suitable(LORA, Traits(pull=0.1))
-    with pytest.raises(TrainerUnusable, match="pulls its steps to the served weights"):
-        trainer.require_suitable(LORA, Traits(proximal=0.1))
+    require_trainer_suits(trainer, LORA, ())
+    require_trainer_suits(trainer, AdapterPlan(kind="pq"), load_strategy("fedex_lora").parts)
+    refusals = {
+        "het_lora": r"method prunes ranks .* which trainer 'mine' does not do",
+        "fed_vemoe": "trains experts of a bank",
+        "ditto": "trains two adapters",
+        "fedprox": "pulls its steps to the served weights",
+    }
+    for name, refusal in refusals.items():
+        with pytest.raises(TrainerUnusable, match=refusal):
+            require_trainer_suits(trainer, LORA, load_strategy(name).parts)
 
     with_peft_only = OpenedTrainer("peft", TrainerOptions(), WithPeft())
-    with_peft_only.require_suitable(LORA, Traits())
+    require_trainer_suits(with_peft_only, LORA, ())
     with pytest.raises(TrainerUnusable, match="has an adapter of kind pq"):
-        with_peft_only.require_suitable(AdapterPlan(kind="pq"), Traits())
+        require_trainer_suits(with_peft_only, AdapterPlan(kind="pq"), ())
+    with pytest.raises(TrainerUnusable, match="sends a part of the adapter"):
+        require_trainer_suits(with_peft_only, LORA, load_strategy("ffa_lora").parts)

@@ -13,7 +13,7 @@ from client_agent.adapters.frames import random_frames
 from client_agent.adapters.inject import inject
 from client_agent.model.examples import Example, encode_for
 from client_agent.model.loading import BaseModel, load_base_model
-from client_agent.training.follower import follow_orders
+from client_agent.rounds.follower import follow_orders
 from client_agent.training.loop import TrainingOutcome, train
 from client_agent.training.ranks import Connection, Leader, Structure
 from schemas.messages.federations import AdapterPlan, StrategyPlan, TrainingPlan

@@ -13,9 +13,9 @@ from torch.utils.flop_counter import FlopCounterMode
 from client_agent.adapters.inject import inject_lora
 from client_agent.adapters.variational.adapter import VariationalAdapter, posterior_of, ranks_of
 from client_agent.adapters.variational.posterior import START, raw_of
+from client_agent.importance.rounds import readmit_ranks
 from client_agent.model.examples import Example
 from client_agent.model.loading import BaseModel
-from client_agent.rounds.importance import readmit_ranks
 from client_agent.training.data import SiloData
 from client_agent.training.loop import TrainingOutcome
 from client_agent.training.silo import Silo

@@ -10,11 +10,10 @@ import numpy as np
 import torch
 
 from client_agent.adapters.inject import inject_lora
-from client_agent.adapters.variational.adapter import VariationalAdapter, posterior_of, with_importance
+from client_agent.adapters.variational.adapter import VariationalAdapter, posterior_of
 from client_agent.adapters.variational.posterior import START
 from client_agent.model.examples import Example
 from client_agent.model.loading import BaseModel
-from client_agent.strategies.base import load_strategy
 from client_agent.training.loop import TrainingOutcome
 from schemas.messages.federations import AdapterPlan, TrainingPlan
 from schemas.messages.importance import ImportancePlan
@@ -203,10 +202,3 @@ def test_a_round_is_made_again_to_the_bit(tiny: Callable[..., BaseModel], exampl
             trained(base, adapter, examples)
             priors.append({**adapter.state(), **adapter.private_state()})
     assert all(np.array_equal(priors[0][name], priors[1][name]) for name in priors[0])
-
-
-def test_other_strategies_get_their_adapter_as_it_is(tiny: Callable[..., BaseModel]) -> None:
-    base = tiny()
-    with inject_lora(base, PLAN, seed=0) as lora:
-        assert with_importance(lora, base, load_strategy("fedavg")) is lora
-        assert isinstance(with_importance(lora, base, load_strategy("ca_pfl")), VariationalAdapter)

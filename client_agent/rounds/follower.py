@@ -10,12 +10,12 @@ import numpy as np
 import torch
 
 from client_agent.adapters.base import Adapter, adapter_tensors
-from client_agent.adapters.inject import inject, parts_of
+from client_agent.adapters.inject import inject
 from client_agent.model.gguf import model_folder
 from client_agent.model.loading import BaseModel
 from client_agent.model.tokens import Encoded
+from client_agent.rounds.strategy import load_strategy
 from client_agent.settings import AgentSettings
-from client_agent.strategies.base import load_strategy
 from client_agent.training.loop import gradients_of
 from client_agent.training.mode import training_mode
 from client_agent.training.options import TrainingOptions
@@ -104,4 +104,7 @@ def _injected(base: BaseModel, order: dict[str, Any]) -> Adapter:
     strategy = load_strategy(named.name, named.options)
     plan = AdapterPlan.model_validate(order["plan"])
     frames, gated, seed = frames_of_message(order), order["gated"], order["seed"]
-    return inject(base, plan, frames, gated=gated, seed=seed, parts=parts_of(strategy))
+    adapter = inject(base, plan, frames, gated=gated, seed=seed)
+    for part in strategy.parts:
+        adapter = part.wrap(adapter, base)
+    return adapter

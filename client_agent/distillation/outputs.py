@@ -12,7 +12,6 @@ import httpx
 from client_agent.errors import AgentError, CoordinatorRefused
 from client_agent.rounds.client import Session
 from client_agent.rounds.download import is_proved
-from client_agent.rounds.opened_round import OpenedRound
 from client_agent.rounds.stored_answers import has_anchors, read_anchors, store_anchors
 from client_agent.storage.round_folder import MIXTURE, OUTPUTS, RoundFolder
 from schemas.messages.alignment import Anchor
@@ -29,14 +28,11 @@ class AnchorsTooFew(AgentError):
     """The federation has fewer public texts than its plan needs to compare outputs, or longer ones."""
 
 
-def store_mixture(work: OpenedRound) -> None:
+def store_mixture(session: Session, folder: RoundFolder) -> None:
     """Download the mixture of the peers' outputs beside a round's weights, if there is one.
 
     Without it the client trains as without the option.
     """
-    session, folder = work.session, work.folder
-    if work.opened.traits.distil is None:
-        return
     try:
         body = session.api.weights(session.federation_id, folder.number, form="outputs=peers")
     except CoordinatorRefused as refusal:
@@ -89,11 +85,3 @@ def public_texts(session: Session, count: int) -> list[Anchor]:
             f"answers, and there are {len(anchors)} with {rows}; ask the operator for a new federation"
         )
     return anchors
-
-
-def bytes_of_outputs(work: OpenedRound) -> int:
-    """Return the number of bytes of an update beside the adapter, for this client's outputs."""
-    plan = work.opened.traits.distil
-    if plan is None:
-        return 0
-    return ROW_BYTES * rows_of(text.answer for text in public_texts(work.session, plan.texts))

@@ -1,18 +1,16 @@
-"""Importance of the ranks in a round: the values that are sent, and the measures that are stored."""
+"""The values that are sent by importance, the ranks that return, and the measures that are stored."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
 
-import numpy as np
-from numpy.typing import NDArray
-
 from client_agent.adapters.base import State
 from client_agent.adapters.variational.adapter import VariationalAdapter, posterior_of, ranks_of
 from client_agent.adapters.variational.measures import Measures, nonzero_share, posterior_measures, with_round
 from client_agent.adapters.variational.posterior import importance
 from client_agent.adapters.variational.sparsity import density_at, unit_marks
+from client_agent.rounds.encode_update import Encoded
 from client_agent.storage.round_folder import MEASURES, RoundFolder, RoundFolders
 from client_agent.training.loop import gradients_of
 from client_agent.training.ranks import answers_of
@@ -48,23 +46,16 @@ def readmit_ranks(adapter: VariationalAdapter, silo: Silo, plan: TrainingPlan) -
     adapter.readmit()
 
 
-def store_measures(
-    folder: RoundFolder,
-    rounds: RoundFolders,
-    private: State,
-    served: State,
-    decoded: Mapping[str, NDArray[np.float32]],
-    residual: float,
-    octets: int,
-) -> None:
-    posterior = posterior_measures(posterior_of(private), served, ranks_of(private))
+def store_measures(folder: RoundFolder, rounds: RoundFolders, private: State, encoded: Encoded) -> None:
+    """Store the measures of an update; `private` are the private tensors after training."""
+    posterior = posterior_measures(posterior_of(private), encoded.reference, ranks_of(private))
     measures = Measures(
         round=folder.number,
-        density=nonzero_share(decoded),
-        residual=residual,
+        density=nonzero_share(encoded.decoded),
+        residual=encoded.residual,
         kl=posterior.kl,
         importance=posterior.importance,
-        bytes=octets,
+        bytes=encoded.octets,
     )
     trained = ranks_of(private)
     log.info(

@@ -41,14 +41,3 @@ def pull_to_peers(public: NextBytes, mixture: Outputs, factor: float) -> Penalty
         return factor * divergence[is_surer].sum() / max(compared, 1)
 
     return penalty
-
-
-def both(first: Penalty | None, second: Penalty | None) -> Penalty | None:
-    """Return the sum of two loss terms, of which each may be missing."""
-    if first is None or second is None:
-        return first or second
-
-    def penalty(parameters: Mapping[str, nn.Parameter]) -> Tensor:
-        return first(parameters) + second(parameters)
-
-    return penalty

@@ -1,0 +1,1 @@
+"""Learning from the outputs of peers' models on public texts (docs/decisions/0069)."""

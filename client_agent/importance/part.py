@@ -1,0 +1,79 @@
+"""CA-PFL in a round: clients learn the importance of the ranks of their adapter, and send by it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from math import ceil
+from typing import TYPE_CHECKING, cast
+
+from client_agent.adapters.variational.sparsity import least_density
+from client_agent.rounds.mixed_ranks import has_moments_of
+from client_agent.rounds.part import Effect, Part
+from schemas.maths.adapter import Layout, prior_layout
+from schemas.maths.factors import State
+from schemas.messages.importance import ImportancePlan
+from schemas.messages.recipes import Recipe
+from schemas.wire.budget import Marks
+from schemas.wire.quantise import Floats
+
+if TYPE_CHECKING:
+    from client_agent.adapters.base import Adapter
+    from client_agent.adapters.lora import LoraAdapter
+    from client_agent.adapters.variational.adapter import VariationalAdapter
+    from client_agent.model.loading import BaseModel
+    from client_agent.rounds.encode_update import Encoded, UpdateInputs
+    from client_agent.rounds.train import LocalTraining
+
+
+@dataclass(frozen=True, slots=True)
+class RankImportance(Part):
+    """A posterior of the importance of each rank, which decides what trains and what is sent."""
+
+    deed = "learns the importance of ranks"
+    excludes = frozenset({"a trainer", "a PEFT trainer", "torchrun", "private steps"})
+    bounds_bytes = True
+
+    plan: ImportancePlan
+
+    def layout_beside(self, layout: Layout) -> Layout:
+        return prior_layout(layout)
+
+    def shortfall(self, layout: Layout, recipe: Recipe) -> str | None:
+        density, needed = min(self.plan.density, recipe.density), least_density(layout)
+        if density >= needed:
+            return None
+        enough = ceil(needed * 1e6) / 1e6
+        return f"density {density:g} leaves no room beside this adapter's priors: {enough:g} does"
+
+    def wrap(self, adapter: Adapter, base: BaseModel) -> Adapter:
+        from client_agent.adapters.variational.adapter import VariationalAdapter
+
+        return VariationalAdapter(cast("LoraAdapter", adapter), base, self.plan)
+
+    @property
+    def searched_as(self) -> ImportancePlan:
+        return self.plan
+
+    def continues_optimiser(self, adapter: Adapter, stored: State) -> bool:
+        return has_moments_of(adapter, stored)
+
+    def begin(self, training: LocalTraining) -> Effect:
+        """Return idle ranks to the model that matter now."""
+        from client_agent.importance.rounds import readmit_ranks
+
+        if training.earlier is not None:
+            readmit_ranks(cast("VariationalAdapter", training.adapter), training.silo, training.plan)
+        return Effect()
+
+    def marks(
+        self, round_number: int, private: State, delta: Mapping[str, Floats]
+    ) -> tuple[Callable[[float], Marks], float]:
+        from client_agent.importance.rounds import marks_by_importance
+
+        return marks_by_importance(self.plan, round_number, private, delta)
+
+    def encoded(self, inputs: UpdateInputs, encoded: Encoded) -> None:
+        from client_agent.importance.rounds import store_measures
+
+        store_measures(inputs.folder, inputs.rounds, inputs.trained.private, encoded)

@@ -1,0 +1,30 @@
+"""Put the adapter of a strategy around a silo's base model, for training, scoring and export alike."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from client_agent.adapters.base import Adapter
+from client_agent.adapters.inject import inject
+from client_agent.rounds.part import Part, Setting
+
+
+def put_in_place(setting: Setting, parts: Sequence[Part], *, gated: bool = False) -> Adapter:
+    """Wrap the base model in the adapter of a plan, as its parts make and prepare it.
+
+    Raises:
+        AdapterInPlace, LayoutMismatch: see `inject`.
+    """
+    made = (part.inject(setting) for part in parts)
+    adapter = next((adapter for adapter in made if adapter is not None), None)
+    if adapter is None:
+        adapter = inject(setting.silo.base, setting.plan, setting.frames, gated=gated, seed=setting.seed)
+    try:
+        for part in parts:
+            adapter = part.wrap(adapter, setting.silo.base)
+        for part in parts:
+            part.prepare(adapter, setting)
+    except BaseException:
+        adapter.remove()
+        raise
+    return adapter
