@@ -108,7 +108,7 @@ def open_sum(
         for values in unmasked_sum(material.terms, keys, len(material.masked), blocks):
             _append(database, total, values)
             staging.between()
-        _commit(staging, total, claim, material, key, _clients(material, keys.blamed))
+        _commit(staging, claim, total, material, key, _clients(material, keys.blamed))
     return len(material.positions)
 
 
@@ -208,8 +208,8 @@ def _append(database: Database, staged: Staged, values: NDArray[np.int64], openi
 
 def _commit(
     staging: Staging,
-    total: Staged,
     claim: SumClaim,
+    total: Staged,
     material: _Material,
     key: ServerKey,
     blamed: list[str],

@@ -131,10 +131,10 @@ def commits_totals_without_its_lease() -> Iterator[None]:
     """A worker neither extends its lease nor asks for it at the end."""
     commit = opening._commit
 
-    def unfenced(database: Any, claim: Any, *committed: Any) -> None:
-        with database.read() as session:
+    def unfenced(staging: Any, claim: Any, *committed: Any) -> None:
+        with staging.database.read() as session:
             row = session.get(SumSessionRow, claim.session_id)
-        commit(database, replace(claim, token=row.lease_token), *committed)
+        commit(staging, replace(claim, token=row.lease_token), *committed)
 
     with (
         patch.object(opening, "_commit", unfenced),
