@@ -71,7 +71,7 @@ def download_whole(session: Session, round_number: int, weights: str) -> bytes |
     `weights` is the digest in the round's manifest, for which the coordinator must have signed.
     """
     body = session.api.whole_weights(session.federation_id, round_number)
-    if body.digest == weights:  # nothing else is stored, or the coordinator is older than this request
+    if body.digest == weights:  # the coordinator has no whole base delta
         return None
     if not is_proved(session, round_number, body, weights):
         log.warning("round %d: whole base delta without a valid signature; not used", round_number)
@@ -87,7 +87,7 @@ def _compressed(
     last_update: CountedState,
 ) -> bytes | None:
     body = session.api.weights(session.federation_id, brief.round, name)
-    if body.digest == reference.digest:  # the coordinator lacks that update, or is older than recipes
+    if body.digest == reference.digest:  # the coordinator lacks that update
         return body.body
     if not is_proved(session, brief.round, body, reference.digest):
         log.warning(

@@ -25,7 +25,7 @@ from schemas.maths.factors import State
 from schemas.maths.start import from_start
 from schemas.messages.federations import FederationPlan
 from schemas.messages.scores import LOSS, Scores
-from schemas.messages.secure_sum import ReadyRequest, Segment
+from schemas.messages.secure_sum import CAPABILITY, ReadyRequest, Segment
 from schemas.messages.sum_plan import SecureSumPlan
 from schemas.messages.updates import BankIndex
 from schemas.secure_sum.counts import encoded_counts
@@ -174,7 +174,7 @@ class RoundResult:
         )
         common = {name: shape for name, shape in self.layout.items() if split_bank_tensor(name) is None}
         begun_with = bank_digest(values_digest(self.served, common), self.bank)
-        ready = ReadyRequest(base=self.base, values=begun_with)
+        ready = ReadyRequest(base=self.base, values=begun_with, format=CAPABILITY)
         return save_tensors(tensors, {_READY: ready.model_dump_json(), "clipped": json.dumps(clipped)})
 
     def _share(self, change: Mapping[str, NDArray[np.float32]]) -> _Share:

@@ -75,7 +75,7 @@ def download_difference(
     """
     against = f'against="{earlier.digest}"' if earlier is not None else "against=none"
     body = session.api.weights(session.federation_id, round_number, form=against)
-    if body.digest == weights.digest:  # there is no difference, or the coordinator knows none
+    if body.digest == weights.digest:  # the coordinator has no difference to them
         return body.body
     try:
         content = _dense(session.client_id, body, weights, recipe, earlier, seed)

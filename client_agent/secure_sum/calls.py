@@ -10,7 +10,7 @@ import httpx
 from client_agent.policy import Policy
 from client_agent.transport.client import CoordinatorApi
 from client_agent.transport.responses import NothingYet, read
-from schemas.messages.secure_sum import CAPABILITY, ReadyReceipt, ReadyRequest, SumStatus
+from schemas.messages.secure_sum import ReadyReceipt, ReadyRequest, SumStatus
 from schemas.wire.digests import digest_of, to_field
 
 _MASKED: Final = 2
@@ -40,12 +40,9 @@ class HttpSumCalls:
     policy: Policy = field(default_factory=Policy)
 
     def ready(self, request: ReadyRequest) -> ReadyReceipt:
-        """Report that this client has trained, and which format of sessions it speaks. Idempotent.
-
-        The format is that of this agent: `request` may be stored by an earlier version.
-        """
-        body = request.model_dump() | {"format": CAPABILITY}
-        return read(ReadyReceipt, self.api.call("PUT", f"{self._round}/ready", json=body))
+        """Report that this client has trained, and which format of sessions it speaks. Idempotent."""
+        answer = self.api.call("PUT", f"{self._round}/ready", json=request.model_dump())
+        return read(ReadyReceipt, answer)
 
     def status(self, phase: int | None, wait_seconds: int) -> SumStatus | NothingYet:
         query = "" if phase is None else f"?seen={phase}"

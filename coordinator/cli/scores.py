@@ -20,7 +20,7 @@ def score(scores: ScoreSetJson | None, name: str) -> str | None:
 
 def personal(scores: Mapping[str, Any]) -> ScoreSetJson:
     """Return the scores of a client's personal model: the final one if it keeps it, else the kept one."""
-    final = scores["final"] if scores.get("final_kept", True) else None
+    final = scores["final"] if scores["final_kept"] else None
     result: ScoreSetJson = final or scores[scores["kept"]]
     return result
 
@@ -30,13 +30,13 @@ def losses(scores: Mapping[str, Any] | None) -> tuple[str | None, str | None, st
     if scores is None:
         return None, None, None, None
     served, trained, final = (score(scores[side], LOSS) for side in ("served", "trained", "final"))
-    is_final_kept = final is not None and scores.get("final_kept", True)
+    is_final_kept = final is not None and scores["final_kept"]
     return served, trained, "final" if is_final_kept else str(scores["kept"]), final
 
 
 def mixing(scores: Mapping[str, Any] | None) -> str | None:
     """Return the change of the loss by mixing with its standard error; None if the client sent none."""
-    change = scores.get("mixing") if scores is not None else None
+    change = scores["mixing"] if scores is not None else None
     if change is None:
         return None
     text = f"{change['value']:+.3f} ± {change['error']:.3f}"

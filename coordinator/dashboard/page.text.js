@@ -78,8 +78,8 @@ export function names(sets) {
 export const value = (scores, name) => (scores && scores[name] ? scores[name].value : null);
 export const kept = (scores) => scores && scores[scores.kept];
 // The name of the client's personal model: "final" once the client has kept the final weights.
-export const keptName = (scores) => (!scores ? "–" : scores.final && scores.final_kept !== false ? "final" : scores.kept);
-export const personal = (scores) => scores && ((scores.final_kept !== false && scores.final) || kept(scores));
+export const keptName = (scores) => (!scores ? "–" : scores.final && scores.final_kept ? "final" : scores.kept);
+export const personal = (scores) => scores && ((scores.final_kept && scores.final) || kept(scores));
 export const difference = (a, b) => (a === null || b === null || a === undefined || b === undefined ? null : a - b);
 // "good" or "bad" if a change of loss exceeds twice its standard error, else "".
 export const verdict = (change) => (!change || Math.abs(change.value) < 2 * change.error || !change.value ? "" : change.value < 0 ? "good" : "bad");

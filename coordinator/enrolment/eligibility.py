@@ -65,7 +65,7 @@ def check_tokenizer(profile: Profile, members: Iterable[TokenizerDigests]) -> No
     """Raise if a client's tokenizer differs from that of a member with the same base model.
 
     Their adapters would be averaged although they are trained on other tokens of the same text. A profile
-    without digests is of an agent of an earlier version, and is not compared.
+    without digests is not compared.
 
     Raises:
         TokenizerMismatch: a part differs that both report.

@@ -165,5 +165,5 @@ def _refuse_early_final(session: Session, federation_id: str, round_number: int,
 
 
 def _adds_final(stored: dict[str, Any], scores: dict[str, Any]) -> bool:
-    stored_so_far = {name: value for name, value in scores.items() if name != "final_kept"} | {"final": None}
-    return stored["final"] is None and scores["final"] is not None and stored == stored_so_far
+    without_final = {"final": None, "final_kept": True}
+    return stored["final"] is None and scores["final"] is not None and stored == scores | without_final

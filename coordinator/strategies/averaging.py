@@ -6,11 +6,11 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, Final, Literal
+from typing import Final, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict
 
 from coordinator.strategies import base
 from coordinator.strategies.base import Cohort, Floats, Robust, Weighing
@@ -44,12 +44,7 @@ def mean_of_all(cohort: Cohort, *, by_examples: bool = True, present_only: bool 
     )
 
 
-def _is_mean(how: object) -> bool:
-    return how == "mean"
-
-
-# Left out where it is the mean, so that older plans keep their digest and older agents know all options.
-Aggregate = Annotated[Literal["mean", "median", "trimmed_mean"], Field(exclude_if=_is_mean)]
+Aggregate = Literal["mean", "median", "trimmed_mean"]
 
 TRIMMED: Final = 0.1
 """The share of clients whose values `trimmed_mean` leaves out at each end, rounded up."""

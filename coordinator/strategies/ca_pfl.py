@@ -9,36 +9,23 @@ published method: docs/decisions/0024.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Final
+from typing import ClassVar
 
-from pydantic import ConfigDict, model_validator
+from pydantic import ConfigDict
 
 from coordinator.strategies import base
 from coordinator.strategies.averaging import mean_of_all
 from coordinator.strategies.base import Cohort, Weighing
 from coordinator.strategies.capabilities import Traits, Unfit
 from schemas.maths.adapter import Layout, prior_layout
-from schemas.messages.base import field_error
 from schemas.messages.federations import FederationPlan
 from schemas.messages.importance import ImportancePlan
-
-_EARLIER: Final = ("max_bytes", "modulator", "fourier_features")
 
 
 class Options(ImportancePlan):
     """How clients learn importance and select the values to send; the coordinator does not use them."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _without_earlier_options(cls, values: object) -> object:
-        """Leave out options of earlier versions: max_bytes has moved, and the others have no effect."""
-        if not isinstance(values, dict):
-            return values
-        if values.get("max_bytes") is not None:
-            raise field_error("is the plan's wire.max_bytes", "max_bytes")
-        return {name: value for name, value in values.items() if name not in _EARLIER}
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,11 +44,6 @@ _MOST_OF_ALL = 0.7
 _NO_DIVISION_BY_ZERO = 1e-9
 
 
-def _is_off(distil: DistilPlan | None) -> bool:
-    """Omit distillation that is off from a plan, so that digests and older agents are unaffected."""
-    return distil is None
-
-
 class Options(BaseModel):
     """The computation of relevance, and the use of the served weights by clients."""
 
@@ -88,7 +83,7 @@ class Options(BaseModel):
     peers remain, `off` is the published method. The weight that the guard cuts off goes to the client itself,
     whatever `include_self` is.
     """
-    distil: Annotated[DistilPlan | None, Field(exclude_if=_is_off)] = None
+    distil: DistilPlan | None = None
     """Whether clients of all base models also learn from the outputs of each other's models on the anchor
     texts, mixed by relevance (docs/explanation/distillation.md); null = they do not.
     """

@@ -185,8 +185,8 @@ def validate_update(envelope: Envelope, norm: float, spec: UpdateSpec) -> Valida
         sketch = Sketch(vector, manifest.signature_reliability, manifest.signature_epsilon)
     if spec.private and manifest.training_epsilon is None:
         raise MetadataRefused(
-            "the plan has privacy.training, and the manifest does not say what the training has cost: an "
-            "agent of an earlier version adds no noise; install a newer one",
+            "the plan has privacy.training, and the manifest has no training_epsilon, the budget that the "
+            "training has spent; install an agent that trains with differential privacy",
             field="training_epsilon",
         )
     return ValidationResult(

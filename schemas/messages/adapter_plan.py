@@ -37,16 +37,6 @@ AdaptedLayers = Annotated[
 ]
 
 
-def is_absent(value: object) -> bool:
-    """Omit an absent part from a plan, so that the digests of older plans stay."""
-    return value is None
-
-
-def _is_off(value: float) -> bool:
-    """Omit an option that is off from a plan, so that the digests of older plans stay."""
-    return not value
-
-
 class AdapterPlan(Strict):
     """The trainable tensors of a client.
 
@@ -60,17 +50,17 @@ class AdapterPlan(Strict):
     """The rank of P and Q, or of the ordinary LoRA."""
     scale: Positive = 2.0
     """The factor of the adapter's output."""
-    rslora: bool = Field(default=False, exclude_if=_is_off)
+    rslora: bool = False
     """`lora`: whether the factor is `scale` times the square root of `rank`, as in rsLoRA: alpha / sqrt(rank)
     instead of alpha / rank, with alpha = `scale` times `rank`.
     """
-    dropout: Annotated[float, Field(ge=0, lt=1)] = Field(default=0.0, exclude_if=_is_off)
+    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """`lora`: the share of A's inputs that a training step sets to zero, drawn from `training.seed` and the
     round.
     """
     bias: bool = True
     """`pq`: whether `Q` trains. It acts as a bias of the layer's output, which inference servers refuse in
-    adapters. True by default, because plans from before this field trained `Q`; false with `lora`.
+    adapters. False with `lora`.
     """
     blocks: Annotated[int, Field(ge=1, le=64)] = 4
     """`pq`: the number of blocks into which each model's layers are divided; each block has one P and Q per
@@ -78,7 +68,7 @@ class AdapterPlan(Strict):
     """
     roles: Annotated[tuple[Role, ...], Field(min_length=1)] = ALL_ROLES
     """The linear layers of a transformer block that get an adapter."""
-    layers: AdaptedLayers | None = Field(default=None, exclude_if=is_absent)
+    layers: AdaptedLayers | None = None
     """The layers that get an adapter: a number K for the last K of each model, or a list of numbers from 0;
     null = all. With `pq`, `blocks` divides these layers. The layers below the first of them never change, so
     that agents compute them once per text.

@@ -9,7 +9,6 @@ from pydantic import BeforeValidator, Field, JsonValue, StrictFloat, StrictInt, 
 from schemas.messages.adapter_plan import ALL_ROLES as ALL_ROLES
 from schemas.messages.adapter_plan import AdapterPlan as AdapterPlan
 from schemas.messages.adapter_plan import Role as Role
-from schemas.messages.adapter_plan import is_absent
 from schemas.messages.base import Name, SharedModelSlug, Strict, field_error
 from schemas.messages.private_training import PrivateTrainingPlan as PrivateTrainingPlan
 from schemas.messages.recipes import WirePlan
@@ -59,7 +58,7 @@ class RoundsPlan(Strict):
     """The number of further rounds in which the last update of an absent client counts."""
     staleness_decay: Annotated[float, Field(gt=0, le=1)] = 0.5
     """The factor by which the weight of an absent client's update is multiplied per round."""
-    sample: Sample = Field(default=None, exclude_if=is_absent)
+    sample: Sample = None
     """The number of clients that are drawn for a round, or their share below 1; null = all take part. The
     coordinator draws them by `training.seed`; the others wait for the next round.
     """
@@ -79,11 +78,6 @@ class RoundsPlan(Strict):
         return self.quorum if self.quorum is not None else self.min_clients
 
 
-def _is_off(value: bool) -> bool:
-    """Omit an option that is off from a plan, so that digests and older agents are unaffected."""
-    return not value
-
-
 class AlignmentPlan(Strict):
     """Alignment of P and Q across architectures.
 
@@ -100,7 +94,7 @@ class AlignmentPlan(Strict):
     """The largest error, on held-out pseudo-tasks, with which a module is shared."""
     pivot_pack_by_any_client: bool = False
     """Whether any client that has waited half an hour for the pivot's pack makes it."""
-    require_passed: bool = Field(default=False, exclude_if=_is_off)
+    require_passed: bool = False
     """Whether a base model shares with others only once its pack has passed `tessera agent alignment-test`;
     until then it shares with clients of the identical base model. The pivot's pack needs no test.
     """
@@ -127,9 +121,9 @@ class PrivacyPlan(Strict):
     """The smallest number of other members in a served mixture; below it a client keeps its own adapter. With
     1, a member with one peer can compute that peer's adapter.
     """
-    secure_sum: SecureSumPlan | None = Field(default=None, exclude_if=is_absent)
+    secure_sum: SecureSumPlan | None = None
     """The secure sum of updates, before the coordinator sees them; null = clients send their updates."""
-    training: PrivateTrainingPlan | None = Field(default=None, exclude_if=is_absent)
+    training: PrivateTrainingPlan | None = None
     """Differential privacy of training, and so of updates; null = none."""
 
 

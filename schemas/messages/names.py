@@ -1,7 +1,4 @@
-"""Names in messages: new names follow the rule of `schemas.names`, stored ones are escaped when displayed.
-
-Names stored before the rule, some in signed plans, still load.
-"""
+"""Names in messages: new ones follow the rule of `schemas.names`, received ones are escaped for display."""
 
 from __future__ import annotations
 

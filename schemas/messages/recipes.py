@@ -61,11 +61,6 @@ class Recipe(Strict):
         return self.reference == "served" and (self.density < 1 or self.values != "f32")
 
 
-def _is_unset(value: int | None) -> bool:
-    """Omit an unset field from a document, so that digests and older agents are unaffected."""
-    return value is None
-
-
 class SentRecipe(Recipe):
     """The recipe of one body.
 
@@ -75,7 +70,7 @@ class SentRecipe(Recipe):
     """
 
     against: Digest | None
-    rank: Annotated[int, Field(ge=1)] | None = Field(default=None, exclude_if=_is_unset)
+    rank: Annotated[int, Field(ge=1)] | None = None
 
     @property
     def recipe(self) -> Recipe:
@@ -121,14 +116,8 @@ NamedRecipe = Annotated[Recipe, BeforeValidator(_resolved, json_schema_input_typ
 """A recipe or its name; stored as an object, so that its meaning is fixed."""
 
 
-_DENSE_IN: dict[object, RecipeName] = {"float32": "dense", "float16": "f16"}
-
-
 class WirePlan(Strict):
-    """The recipes and the compression of updates and weights.
-
-    Plans older than recipes have `dtype`, float32 or float16, in place of `recipe`: dense bodies.
-    """
+    """The recipes and the compression of updates and weights."""
 
     recipe: NamedRecipe = NAMED["int4_own_last"]
     """The recipe of updates: a name or an object. Dense updates are accepted under every plan."""
@@ -140,19 +129,11 @@ class WirePlan(Strict):
     """
     compression: Literal["zstd", "none"] = "zstd"
     """The compression of tensor bodies."""
-    max_bytes: Annotated[int, Field(ge=1, le=2**40)] | None = Field(default=None, exclude_if=_is_unset)
+    max_bytes: Annotated[int, Field(ge=1, le=2**40)] | None = None
     """The largest size in bytes of an update's values with their scales and positions; null = no limit. The
     density of a sparse recipe is lowered to fit; where that is not enough, clients are refused before
     training. Updates that must be sent complete may exceed the limit.
     """
-
-    @model_validator(mode="before")
-    @classmethod
-    def _a_dtype_means_dense(cls, plan: object) -> object:
-        if not isinstance(plan, dict) or "recipe" in plan or plan.get("dtype") not in _DENSE_IN:
-            return plan
-        members = {name: value for name, value in plan.items() if name != "dtype"}
-        return members | {"recipe": _DENSE_IN[plan["dtype"]]}
 
     @model_validator(mode="after")
     def _weights_follow_updates(self) -> Self:

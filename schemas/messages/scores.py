@@ -64,15 +64,6 @@ class Change(Strict):
         return "better" if self.value < 0 else "worse"
 
 
-def _is_unknown(change: Change | None) -> bool:
-    return change is None
-
-
-def _is_kept(final_kept: bool) -> bool:
-    """Omit what earlier coordinators assume, so that they accept the scores."""
-    return final_kept
-
-
 class Scores(Strict):
     """A client's scores of a round, on its test examples."""
 
@@ -84,12 +75,12 @@ class Scores(Strict):
     """The model that the client keeps as its personal model."""
     final: ScoreSet | None = None
     """Scores of the final weights; accepted once the federation is finished, for the last published round."""
-    final_kept: Annotated[bool, Field(exclude_if=_is_kept)] = True
+    final_kept: bool = True
     """Whether the client keeps the final weights as its personal model; otherwise it stays with `kept`, as
     they are worse on its validation examples.
     """
 
-    mixing: Annotated[Change | None, Field(exclude_if=_is_unknown)] = None
+    mixing: Change | None = None
     """The loss of `served` minus that of the adapter that the client had trained in its round before: the
     effect of the other clients' updates. Null in a client's first round.
     """

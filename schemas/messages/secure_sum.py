@@ -10,7 +10,6 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from schemas.messages.adapter_plan import is_absent
 from schemas.messages.base import Digest, Strict, UtcTime
 from schemas.messages.sum_counts import SumCounts
 from schemas.messages.sum_plan import Masking
@@ -28,7 +27,6 @@ CAPABILITY = "secure-sum-3"
 could cancel masks. `secure-sum-2` summed counts that nobody could check: a member that added 2 to a count had
 a lone user's expert summed. Both sides refuse them."""
 
-FIRST_FORMAT = "secure-sum-1"
 ANY_FORMAT = "secure-sum-"
 """How the capability of every format begins."""
 
@@ -68,7 +66,7 @@ class SumTerms(Strict):
     of the round's counts, and `lost` the number of its counted members who are not in this session.
     """
 
-    format: Format = FIRST_FORMAT
+    format: Format
     """The format of the session's messages and keys: `secure-sum-3`."""
     federation: str
     """The id of the federation."""
@@ -223,7 +221,7 @@ class ReadyRequest(Strict):
     """The digest of the weights that the client began the round with, as in its manifest."""
     values: Digest
     """The digest of the values of these weights, dense float32 in layout order, without the head."""
-    format: Format = FIRST_FORMAT
+    format: Format
     """The format of sessions that the client speaks: `secure-sum-3`."""
 
 
@@ -277,8 +275,8 @@ class SumStatus(Strict):
     """The end of the step."""
     terms: SumTerms | None
     """The terms of the session, signed by the coordinator; null for clients that are not members of it."""
-    counts: SumCounts | None = Field(default=None, exclude_if=is_absent)
-    """The counts that the terms name; absent without them, and for clients that are not members."""
+    counts: SumCounts | None
+    """The counts that the terms name; null without them, and for clients that are not members."""
     outcome: SumOutcome | None
     """The end of the sum; null while it is in progress."""
     server_time: UtcTime

@@ -6,7 +6,6 @@ from typing import Annotated
 
 from pydantic import Field
 
-from schemas.messages.adapter_plan import is_absent
 from schemas.messages.base import Strict
 
 
@@ -19,11 +18,9 @@ class SumCounts(Strict):
     """The ids of the clients that were counted, sorted."""
     groups: Annotated[dict[str, Annotated[int, Field(ge=0)]], Field(min_length=1)]
     """The number of members of each group."""
-    openings: Annotated[dict[str, str], Field(max_length=200)] | None = Field(
-        default=None, exclude_if=is_absent
-    )
+    openings: Annotated[dict[str, str], Field(max_length=200)] | None = None
     """For each group the sum of the members' blindings, base64url: the sum of their commitments is one to the
-    count under it. Absent without masks.
+    count under it. Null without masks.
     """
 
     @property

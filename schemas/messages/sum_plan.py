@@ -18,10 +18,6 @@ LEAST_GROUP = 3
 """The usual least number of members of a group, and the smallest with masks."""
 
 
-def _is_usual(k_min: int) -> bool:
-    return k_min == LEAST_GROUP
-
-
 class SecureSumPlan(Strict):
     """Updates are summed in sessions of five steps (docs/explanation/secure-sum.md)."""
 
@@ -43,7 +39,7 @@ class SecureSumPlan(Strict):
     """
     weigh_up_to: Count | None = None
     """The number of examples from which a member has full weight; null = all members weigh the same."""
-    k_min: Annotated[int, Field(ge=1, le=128)] = Field(default=LEAST_GROUP, exclude_if=_is_usual)
+    k_min: Annotated[int, Field(ge=1, le=128)] = LEAST_GROUP
     """The smallest number of members of a summed group, such as the users of one expert. Agents refuse to
     take part in a sum in which a group may have fewer members.
     """

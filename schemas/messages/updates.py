@@ -81,14 +81,6 @@ class BankIndex(Strict):
     since: _RoundOrNone = 0
 
 
-def _is_absent(bank: BankIndex | None) -> bool:
-    return bank is None
-
-
-def _is_false(value: bool) -> bool:
-    return not value
-
-
 class WeightsManifest(Manifest):
     """The manifest of personalised weights, served at the start of `round`.
 
@@ -100,8 +92,8 @@ class WeightsManifest(Manifest):
     round: Count
     client: StrictStr
     pack: Digest | None
-    bank: BankIndex | None = Field(default=None, exclude_if=_is_absent)
-    initial: bool = Field(default=False, exclude_if=_is_false)
+    bank: BankIndex | None = None
+    initial: bool = False
 
 
 class FoldedWeightsManifest(WeightsManifest):

@@ -11,7 +11,6 @@ import numpy as np
 from client_agent.rounds.checkpoints import adapter_of_round
 from client_agent.rounds.trained import Trained
 from client_agent.storage.round_folder import MEASURES, TRAINED
-from coordinator.strategies.opening import make
 from tests.client_agent.rounds.test_ca_pfl_rounds import Pair, pair
 from tests.client_agent.rounds.test_encode_update import difference, layout_of
 
@@ -60,8 +59,3 @@ def test_a_federation_of_an_earlier_version_goes_on_without_its_modulator(pair: 
     first.write(TRAINED, modulated.to_bytes())
     second = two.play("aster")["aster"]
     assert Trained.read(second.path / TRAINED).private.keys() == {"posterior.u", "ranks.below"}
-
-
-def test_a_stored_plan_of_an_earlier_version_is_read_without_the_options_of_the_modulator() -> None:
-    options = {"modulator": True, "fourier_features": 64, "max_bytes": None, "cut": 0.5}
-    assert make("ca_pfl", options) == make("ca_pfl", {"cut": 0.5})

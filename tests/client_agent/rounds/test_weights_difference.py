@@ -156,26 +156,6 @@ def test_a_difference_that_was_changed_on_the_way_is_not_used(
     assert who.workspace.rounds.open(2).read(WEIGHTS) == served_whole(scene, 2)
 
 
-class Older(httpx.HTTPTransport):
-    """A coordinator from before differences: it ignores what it does not know of a field."""
-
-    def handle_request(self, request: httpx.Request) -> httpx.Response:
-        if "against=" in request.headers.get("Accept", ""):
-            request.headers["Accept"] = "application/vnd.tessera.adapter+safetensors"
-        return super().handle_request(request)
-
-
-def test_an_older_coordinator_sends_the_same_weights_whole(
-    served: Served, participant: Enrolled, caplog: pytest.LogCaptureFixture
-) -> None:
-    scene = Scene(served, participant, wire=INT8)
-    scene.play()
-    with through(scene, Older()) as scene.who.session.api:
-        folder = scene.play()
-        assert folder.read(WEIGHTS) == served_whole(scene, 2)
-    assert "downloading dense" not in caplog.text
-
-
 @pytest.mark.parametrize("after", [False, True], ids=["before the file", "after the file"])
 def test_an_agent_that_is_killed_around_the_write_of_its_weights_begins_from_the_same_ones(
     served: Served, participant: Enrolled, monkeypatch: pytest.MonkeyPatch, after: bool

@@ -200,7 +200,7 @@ def test_a_session_of_an_earlier_version_is_not_opened(database: Database) -> No
     stored = stored_session(database)
     with database.write() as session:
         row = session.get_one(SumSessionRow, stored.session_id)
-        row.terms = {name: value for name, value in row.terms.items() if name != "format"}
+        row.terms = row.terms | {"format": "secure-sum-2"}
         row.terms_hash = f"sha256:{'e' * 64}"
     with pytest.raises(LostRace):
         stored.open()

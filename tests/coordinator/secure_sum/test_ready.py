@@ -165,8 +165,8 @@ def test_an_update_to_a_sum_is_refused_before_its_body_is_read(coordinator: Serv
 def test_a_client_of_another_format_is_refused(coordinator: Served) -> None:
     _, silos = running(coordinator, 2, **summed())
     base = join(silos[0])
-    for spoken in ({}, {"format": "secure-sum-1"}, {"format": "secure-sum-2"}):
-        sent = {"base": base, "values": VALUES, **spoken}
+    for spoken in ("secure-sum-1", "secure-sum-2"):
+        sent = {"base": base, "values": VALUES, "format": spoken}
         refused = silos[0].http.put(url(silos[0], 1, "/ready"), json=sent)
         assert (refused.status_code, slug(refused)) == (426, "capability-missing")
         assert refused.json()["needed"] == CAPABILITY
@@ -181,7 +181,9 @@ def test_an_upgraded_member_may_join_with_the_profile_of_its_enrolment() -> None
         check_enrolled_capability(profile.model_copy(update={"capabilities": []}))
 
 
-@pytest.mark.parametrize("body", [{}, {"base": OTHER}, {"base": "x", "values": OTHER}])
+@pytest.mark.parametrize(
+    "body", [{}, {"base": OTHER, "values": OTHER}, {"base": "x", "values": OTHER, "format": "x"}]
+)
 def test_a_body_that_is_no_request_is_refused(coordinator: Served, body: dict[str, str]) -> None:
     _, silos = running(coordinator, 2, **summed())
     join(silos[0])

@@ -8,7 +8,6 @@ import httpx
 import numpy as np
 import pytest
 
-from coordinator.db.tables.federations import FederationRow
 from schemas.messages.recipes import NAMED, Recipe, RecipeName
 from schemas.wire.digests import digest_of
 from tests.coordinator.updates.test_clipping import START, lora_silo
@@ -210,24 +209,8 @@ def test_the_plan_keeps_the_recipe_spelt_out_and_the_default_is_four_bits(coordi
     federation_id, silos = running(coordinator)
     spelt = {"reference": "own_last", "density": 1.0, "values": "int4", "block": 64}
     shown = coordinator.admin.get(f"/v1/federations/{federation_id}").json()["plan"]["wire"]
-    both = {"recipe": spelt, "weights_recipe": "int8_own_last", "compression": "zstd"}
+    both = {"recipe": spelt, "weights_recipe": "int8_own_last", "compression": "zstd", "max_bytes": None}
     assert shown == both == brief(silos[0])["wire"]
-
-
-def test_a_plan_that_was_stored_before_recipes_means_dense_and_is_served_unchanged(
-    coordinator: Served,
-) -> None:
-    federation_id, silos = running(coordinator)
-    older = {"dtype": "float16", "compression": "none"}
-    with coordinator.database.write() as session:
-        federation = session.get_one(FederationRow, federation_id)
-        federation.plan = federation.plan | {"wire": older}
-    assert silos[0].http.get(f"/v1/federations/{federation_id}/plan").json()["wire"] == older
-    assert brief(silos[0])["wire"]["recipe"] == NAMED["f16"].model_dump(mode="json")
-    base = join(silos[0], 1)
-    body, _ = coded_body(silos[0], 1, base, learnt(1), OWN_LAST, against=base)
-    assert slug(put(silos[0], 1, body)) == "recipe"
-    assert put(silos[0], 1, update_body(silos[0], 1, base, learnt(1))).status_code == 201
 
 
 @pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan, 1e-40])

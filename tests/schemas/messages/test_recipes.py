@@ -1,4 +1,4 @@
-"""Recipes in a plan: by name or spelt out, and what older plans mean."""
+"""Recipes in a plan: by name or spelt out."""
 
 from __future__ import annotations
 
@@ -31,15 +31,6 @@ def test_a_plan_says_a_recipe_by_name_or_spelt_out_and_keeps_it_spelt_out() -> N
     for unknown in ("int5", {"values": "int5"}, {"reference": "own_last", "error_feedback": True}, None):
         with pytest.raises(ValidationError):
             WirePlan.model_validate({"recipe": unknown})
-
-
-def test_a_plan_that_is_older_than_recipes_goes_on_to_mean_dense() -> None:
-    for dtype, name in (("float32", "dense"), ("float16", "f16")):
-        plan = WirePlan.model_validate({"dtype": dtype, "compression": "none"})
-        assert plan == WirePlan(recipe=NAMED[name], compression="none")  # type: ignore[index]
-    for wrong in ({"dtype": "float64"}, {"dtype": "float32", "recipe": "dense"}):
-        with pytest.raises(ValidationError):
-            WirePlan.model_validate(wrong)
 
 
 def test_weights_are_asked_for_whole_where_updates_are_whole_or_differences_to_them() -> None:
