@@ -10,7 +10,7 @@ from typing import Final
 from pydantic import TypeAdapter
 
 from client_agent.agent_entries import RATES
-from client_agent.errors import AgentError, RoundUnreadable
+from client_agent.errors import AgentError
 from client_agent.identity.agent_folder import Membership, is_in_use, read_membership
 from client_agent.identity.membership import connect_once
 from client_agent.rounds.pending import pending_work
@@ -19,7 +19,7 @@ from client_agent.session import StopFlag, open_offline
 from client_agent.settings import AgentSettings
 from client_agent.storage.final_scores import read_final_scores
 from client_agent.storage.rate_store import RateStore
-from client_agent.storage.round_files import read_brief, sent_scores
+from client_agent.storage.round_files import sent_scores
 from client_agent.storage.round_folder import (
     CLOSED,
     FINAL_SCORES_SENT,
@@ -162,13 +162,9 @@ def _coordinator_status(settings: AgentSettings, member: Membership) -> tuple[st
 def _learning_rate(folder: RoundFolder) -> float | None:
     """Return the rate of a round's training; None before it is done, or if its file is damaged."""
     try:
-        metadata = read_metadata(folder.path / TRAINED)
-        if "learning_rate" in metadata:
-            return float(metadata["learning_rate"])
-        planned = read_brief(folder).training.learning_rate  # files of earlier versions lack the rate
-    except (OSError, ValueError, KeyError, RoundUnreadable):
+        return float(read_metadata(folder.path / TRAINED)["learning_rate"])
+    except (OSError, ValueError, KeyError):
         return None
-    return planned if planned != "auto" else None
 
 
 def _sum_state(folder: RoundFolder) -> str:

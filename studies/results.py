@@ -180,7 +180,7 @@ class CellPlanner:
                     silo.joins_after,
                     *map(digest_of_examples, _sides(data[silo.name])),
                     _digest_of_scoring(data[silo.name].test),
-                    *([f"rank {silo.lora_rank}"] if silo.lora_rank is not None else []),
+                    silo.lora_rank,
                 ]
                 for silo in self.study.silo
             ]

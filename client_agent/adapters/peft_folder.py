@@ -87,8 +87,8 @@ class AdapterFolder:
         """
         if self.base_model is None:
             raise AdapterUnreadable(
-                f"{self.path / TENSORS} does not name the base model of its adapter, as exports of earlier "
-                "versions and of other programs; write the folder again with `tessera agent export`"
+                f"{self.path / TENSORS} does not name the base model of its adapter, as folders of other "
+                "programs; write the folder again with `tessera agent export`"
             )
         if self.base_model != slug:
             raise ProvenanceMismatch(

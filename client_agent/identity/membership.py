@@ -146,15 +146,14 @@ def enrol(api: CoordinatorApi, folder: Path, *, token: str, name: str, profile: 
 def require_enrolled(folder: Path, base_model: str, tokenizer: TokenizerDigests) -> None:
     """Check that a silo's model is the one with which its client enrolled; others average with that.
 
-    A client that an earlier version enrolled has stored no model, and is not compared.
-
     Raises:
         ModelChanged: the base model or a part of its tokenizer is another one.
+        SettingsUnusable: the file of the enrolment is missing or damaged.
     """
     try:
         enrolled = Profile.model_validate_json((folder / PROFILE).read_bytes())
-    except FileNotFoundError:
-        return
+    except FileNotFoundError as error:
+        raise SettingsUnusable(f"{folder / PROFILE} is missing; restore it from a backup") from error
     except ValidationError as error:
         raise SettingsUnusable(f"{folder / PROFILE} is damaged; restore it from a backup") from error
     if enrolled.base_model != base_model:

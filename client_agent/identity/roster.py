@@ -162,11 +162,19 @@ class Roster:
 
 
 def _read(file: Path) -> _RosterState:
-    """Read the verified roster; return an empty one if it is missing or in another version's format."""
+    """Read the verified roster; return an empty one if the file is missing.
+
+    Raises:
+        SettingsUnusable: the file is damaged. An empty roster would forget the keys that this silo trusts.
+    """
     try:
         return _RosterState.model_validate_json(file.read_bytes())
-    except (FileNotFoundError, ValidationError):
+    except FileNotFoundError:
         return _RosterState()
+    except ValidationError as error:
+        raise SettingsUnusable(
+            f"{file} is damaged; restore it from a backup, or delete it to trust the present roster anew"
+        ) from error
 
 
 def _enrolled(state: _RosterState, link: RosterEntry) -> _Member:

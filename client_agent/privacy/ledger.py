@@ -37,14 +37,10 @@ class Limit(NamedTuple):
     delta: float
 
 
-def _is_absent(budget: float | None) -> bool:
-    return budget is None
-
-
 class _Spent(Strict):
     """The cost of one round: `sampled` of `records` in expectation, its noise; `epsilon` so far at `delta`.
 
-    `budget` is the plan's epsilon at `delta`; null in entries of earlier versions, whose plans are not known.
+    `budget` is the plan's epsilon at `delta`, which later releases must keep.
     """
 
     federation: str
@@ -56,12 +52,11 @@ class _Spent(Strict):
     dim: Annotated[int, Field(ge=1)]
     delta: Annotated[float, Field(gt=0, lt=1)]
     epsilon: Annotated[float, Field(ge=0)]
-    budget: Annotated[float | None, Field(gt=0, exclude_if=_is_absent)] = None
+    budget: Annotated[float, Field(gt=0)]
 
     @property
     def limit(self) -> Limit:
-        """Return the pair that later releases must keep; without the plan's, that of what was spent."""
-        return Limit(self.budget if self.budget is not None else self.epsilon, self.delta)
+        return Limit(self.budget, self.delta)
 
     @property
     def mechanism(self) -> Mechanism:
@@ -91,15 +86,11 @@ class TrainingEntry(_Spent):
         return (self.federation, self.round, self.mechanism) == (federation_id, round_number, mechanism)
 
 
-def _is_empty(entries: tuple[TrainingEntry, ...]) -> bool:
-    return not entries
-
-
 class Book(Strict):
     """All releases of sketches, and all steps of training, oldest first."""
 
     releases: tuple[Entry, ...] = ()
-    training: tuple[TrainingEntry, ...] = Field(default=(), exclude_if=_is_empty)
+    training: tuple[TrainingEntry, ...] = ()
 
     @property
     def steps(self) -> list[tuple[Mechanism, int]]:

@@ -60,12 +60,10 @@ def adapter_of_round(
     brief, strategy, parts = opened.brief, opened.strategy, opened.parts
     frames, seed = stored_frames(brief, silo.base, home).frames, brief.training.seed
     trained = Trained.read(folder.path / TRAINED) if folder.has(TRAINED) else None
-    if trained is not None and trained.origin is not None:
+    if trained is not None:
         current = origin_of(silo.base, brief.adapter, frames, gated=strategy.gated, seed=seed)
         require_same(trained.origin, current)
     stored = None if is_final or trained is None else trained.of(kept_side(trained, variant))
-    if stored is not None and not stored[0]:  # an older file lacks the adapter before the local steps
-        stored = None
     earlier = _trained_before(rounds, folder.number + is_final) if stored is None else None
     served = Served(home, folder, is_final=is_final)
     # The first weights of a client are its adapter; a global branch beside it comes with a local one.
@@ -148,18 +146,13 @@ def read_trained(file: Path, plan: FederationPlan) -> Trained:
     """Read the output of `tessera agent train --out`, and check the plan that it was trained with.
 
     Raises:
-        AdapterUnreadable: the file is not a trained adapter, lacks its provenance, or has a value that is not
-            finite.
+        AdapterUnreadable: the file is not a trained adapter, or has a value that is not finite.
         ProvenanceMismatch: the plan's adapter differs.
     """
     try:
         trained = Trained.read(file)
     except AdapterUnreadable as error:
         raise AdapterUnreadable(f"{error}; pass a file that `tessera agent train --out` wrote") from error
-    if trained.origin is None:
-        raise AdapterUnreadable(
-            f"{file} does not name the plan of its training; train it again with `tessera agent train --out`"
-        )
     require_plan(trained.origin, plan.adapter)
     for part in (trained.adapter, trained.private, trained.start, trained.start_private):
         for name, values in part.items():
@@ -187,17 +180,10 @@ def reopened(
         ProvenanceMismatch: plan, pack or base model are not those of training.
         LayoutMismatch: the file has other tensors than the plan's adapter.
         AlignmentImpossible, SettingsUnusable: see `frames_of`.
-        AdapterUnreadable: the file of an earlier version lacks this variant.
     """
     frames, seed = frames_of(silo.base, plan, pack), plan.training.seed
-    if trained.origin is not None:
-        require_same(trained.origin, origin_of(silo.base, plan.adapter, frames, gated=False, seed=seed))
+    require_same(trained.origin, origin_of(silo.base, plan.adapter, frames, gated=False, seed=seed))
     tensors, private = trained.of(kept_side(trained, variant))
-    if not tensors:
-        raise AdapterUnreadable(
-            "the file is of an earlier version, which stored the trained adapter alone; pass "
-            "`--variant trained`, or train it again"
-        )
     setting = Setting(
         silo, plan.adapter, frames, seed, plan.training.max_length, Path(), served=None, stored=tensors
     )

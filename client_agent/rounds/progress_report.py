@@ -28,7 +28,7 @@ class ProgressReports:
     """Send the newest step every few seconds, from a thread of its own.
 
     A report that fails is logged once, and the next one is tried all the same. A report that the coordinator
-    refuses for good ends all: it is older than reports, or the round has ended.
+    refuses for good ends all, such as after the end of the round.
 
     Args:
         send: sends a report once, and returns the status of the answer.

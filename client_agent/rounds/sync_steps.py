@@ -83,8 +83,6 @@ def missing_for_join(work: OpenedRound, prepared: Prepared | None) -> str | None
     brief, home = work.brief, work.session.home
     if prepared is None or prepared.max_length != brief.training.max_length:
         return f"the data were not checked for texts of {brief.training.max_length} tokens yet"
-    if work.session.manifests.plan.privacy.training is not None and prepared.records is None:
-        return "the training examples were not counted yet"
     if brief.alignment is not None and not (home / PACK).exists():
         if _delivery(work, prepared).built_file(prepared.profile.base_model).exists():
             return None
@@ -126,7 +124,7 @@ def _pull(work: SyncRound) -> bytes:
     if has_budget(work.opened):
         require_affordable(work.opened, layout_of_silo(work, work.earlier))
     require_allowed_size(work, lambda: layout_of_silo(work, work.earlier))
-    if (dp := session.manifests.plan.privacy.training) is not None and prepared.records is not None:
+    if (dp := session.manifests.plan.privacy.training) is not None:
         require_affordable_steps(work, prepared.records, dp)
     return join_round(
         work,

@@ -252,7 +252,6 @@ def _examined(earlier: Trained) -> list[Exam]:
             texts=earlier.texts.get(name, ()),
         )
         for name, scores in (("trained", earlier.scores.trained), ("served", earlier.scores.served))
-        if name in earlier.fingerprints
     ]
 
 

@@ -17,7 +17,6 @@ from safetensors import SafetensorError
 from client_agent.adapters.provenance import Origin
 from client_agent.errors import AdapterUnreadable
 from client_agent.storage.final_scores import TaskScores
-from client_agent.storage.round_files import parse_scores
 from client_agent.storage.round_folder import TRAINED, RoundFolder, RoundFolders
 from client_agent.storage.tensor_metadata import metadata_of, save_tensors
 from client_agent.training.paired import TextLoss
@@ -37,14 +36,14 @@ class Trained:
     Attributes:
         adapter: the adapter after the local steps; it is what is sent.
         private: the tensors after the local steps that are never sent.
-        start: the adapter before the local steps, as it was scored as `served`; empty in older files.
+        start: the adapter before the local steps, as it was scored as `served`.
         start_private: the private tensors before the local steps.
-        origin: the provenance; older files lack it.
-        learning_rate: the rate of the local steps; not a number in older files.
+        origin: the provenance.
+        learning_rate: the rate of the local steps.
         validation: the losses on the validation examples of `served` and `trained`; empty below 16 examples.
         fingerprints: digests of what was scored as `served` and `trained`, so that it is not scored again.
         tasks: the scores of each task of `served` and `trained`; empty for data of no named tasks.
-        texts: the losses of each test text of `served` and `trained`; empty in older files.
+        texts: the losses of each test text of `served` and `trained`.
         test_digest: the digest of these texts; losses of equal ones are paired.
     """
 
@@ -54,7 +53,7 @@ class Trained:
     start: Arrays
     start_private: Arrays
     scores: Scores
-    origin: Origin | None
+    origin: Origin
     learning_rate: float
     validation: dict[str, float]
     fingerprints: dict[str, str]
@@ -68,6 +67,7 @@ class Trained:
         }
         metadata = {
             "scores": self.scores.model_dump_json(),
+            "origin": self.origin.model_dump_json(),
             "learning_rate": repr(self.learning_rate),
             "validation": json.dumps(self.validation),
             "fingerprints": json.dumps(self.fingerprints),
@@ -75,8 +75,6 @@ class Trained:
             "texts": json.dumps(self.texts),
             "test_digest": self.test_digest,
         }
-        if self.origin is not None:
-            metadata["origin"] = self.origin.model_dump_json()
         return save_tensors(tensors, metadata)
 
     @classmethod
@@ -88,14 +86,14 @@ class Trained:
         metadata = metadata_of(content)
         return cls(
             **parts,
-            scores=parse_scores(metadata["scores"]),
-            origin=Origin.model_validate_json(metadata["origin"]) if "origin" in metadata else None,
-            learning_rate=float(metadata.get("learning_rate", "nan")),
-            validation=json.loads(metadata.get("validation", "{}")),
-            fingerprints=json.loads(metadata.get("fingerprints", "{}")),
-            tasks=_TASKS.validate_json(metadata.get("tasks", "{}")),
-            texts=_TEXTS.validate_json(metadata.get("texts", "{}")),
-            test_digest=metadata.get("test_digest", ""),
+            scores=Scores.model_validate_json(metadata["scores"]),
+            origin=Origin.model_validate_json(metadata["origin"]),
+            learning_rate=float(metadata["learning_rate"]),
+            validation=json.loads(metadata["validation"]),
+            fingerprints=json.loads(metadata["fingerprints"]),
+            tasks=_TASKS.validate_json(metadata["tasks"]),
+            texts=_TEXTS.validate_json(metadata["texts"]),
+            test_digest=metadata["test_digest"],
         )
 
     def of(self, side: Side) -> tuple[Arrays, Arrays]:

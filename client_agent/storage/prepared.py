@@ -19,12 +19,12 @@ class Prepared(Strict):
     """Facts of a silo's model and data.
 
     `max_length` is the plan's `training.max_length` for which all examples were tokenised; null before there
-    is a plan. `records` is the number of different training examples; null in files of earlier versions.
+    is a plan. `records` is the number of different training examples.
     """
 
     profile: Profile
-    max_length: int | None = None
-    records: int | None = None
+    max_length: int | None
+    records: int
 
 
 def read_prepared(folder: Path) -> Prepared | None:

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from client_agent.storage.files import fsync_folder, write_durably
-from schemas.wire.digests import digest_of
 
 _ROUND = re.compile(r"^\d{6}$")
 
@@ -84,7 +83,7 @@ class RoundFolder:
     @property
     def base(self) -> str:
         """The coordinator's digest of the weights before training, whatever their encoding."""
-        return self.read(BASE).decode() if self.has(BASE) else digest_of(self.read(WEIGHTS))
+        return self.read(BASE).decode()
 
     @property
     def finished(self) -> bool:

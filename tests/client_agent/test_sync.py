@@ -24,7 +24,6 @@ from client_agent.rounds.awaited import SumNeedsAnswers
 from client_agent.rounds.participant import Participant
 from client_agent.rounds.steps import take_part
 from client_agent.session import StopFlag
-from client_agent.storage.prepared import PREPARED, Prepared, write_prepared
 from client_agent.storage.round_folder import INPUT, JOIN, READY, RECEIPT, REFERENCE, UPDATE, WEIGHTS
 from client_agent.training.silo import Silo
 from tests.client_agent.alignment.test_fit_packs import anchors_for
@@ -139,15 +138,11 @@ def test_sync_and_work_take_part_until_the_end(served: Served, started: Enrolled
 def test_sync_joins_no_round_beyond_the_budget(started: Enrolled, machines: Machines) -> None:
     who = started(**private_plan(privacy={"training": {"epsilon": 4.0, "steps": 3}}))  # a round has two
     next_brief(who)
-    file = who.workspace.folder / PREPARED
     tasks = []
     with pytest.raises(TrainingBudgetSpent, match=r"the privacy budget of training is spent"):  # noqa: PT012
         while machines.sync().next == "work":
             tasks.append(machines.work())
-            if tasks == ["prepare"]:  # by an earlier version, which counted no examples
-                prepared = Prepared.model_validate_json(file.read_bytes())
-                write_prepared(who.workspace.folder, prepared.model_copy(update={"records": None}))
-    assert tasks == ["prepare", "prepare", "train"]
+    assert tasks == ["prepare", "train"]
     assert not who.workspace.rounds.open(2).has(WEIGHTS)
 
 

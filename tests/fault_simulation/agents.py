@@ -150,7 +150,8 @@ def _train(training: LocalTraining) -> Trained:
     adapter_state = {"b0.q.P": flat[: rank * rank].reshape(rank, rank), "b0.q.Q": flat[rank * rank :]}
     adapter_state = adapter.trained(world, (silo.index, round_number, silo.attempts), start, adapter_state)
     scores = Scores(served=_SCORE, trained=_SCORE, kept="trained")
-    return Trained(adapter_state, {}, {}, {}, {}, scores, None, training.learning_rate, {}, {})
+    origin, rate = training.origin, training.learning_rate
+    return Trained(adapter_state, {}, {}, {}, {}, scores, origin, rate, {}, {})
 
 
 def _sketch(trainer: Any, _: object) -> Sketch:

@@ -114,12 +114,9 @@ class VariationalAdapter(Removable):
         return {**copy_out(self._variational), _BELOW: self._below.copy()}
 
     def load_private(self, state: State) -> None:
-        """Set the posterior, and take the idle ranks out of the model.
-
-        A state of before decision 64 has a modulator, which is left out, and no idle ranks.
-        """
+        """Set the posterior, and take the idle ranks out of the model."""
         copy_in(self._variational, {_POSTERIOR: state[_POSTERIOR]})
-        self._drop(np.array(state.get(_BELOW, np.zeros_like(self._below)), np.float32))
+        self._drop(np.array(state[_BELOW], np.float32))
 
     @property
     def has_idle_ranks(self) -> bool:

@@ -5,17 +5,17 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import safetensors.numpy
 import safetensors.torch
 
 from client_agent.adapters.peft_folder import CONFIG, TENSORS
 from client_agent.alignment.fit_packs import random_pack
-from client_agent.rounds.trained import Trained
 from client_agent.settings import read_settings
+from client_agent.storage.tensor_metadata import metadata_of, save_tensors
 from client_agent.training.silo import open_silo
 from schemas.messages.federations import AdapterPlan, AlignmentPlan
 from tests.client_agent.rounds.test_checkpoints import tessera
@@ -136,8 +136,10 @@ def test_a_file_that_does_not_say_what_it_was_trained_under_is_refused(
     tmp_path: Path, trained: Callable[..., Path], plan: Write
 ) -> None:
     file = trained()
-    file.write_bytes(replace(Trained.read(file), origin=None).to_bytes())
-    assert "train it again" in exported(tmp_path, file, plan(), model=NOWHERE)
+    content = file.read_bytes()
+    metadata = {name: value for name, value in metadata_of(content).items() if name != "origin"}
+    file.write_bytes(save_tensors(safetensors.numpy.load(content), metadata))
+    assert "is not a trained adapter" in exported(tmp_path, file, plan(), model=NOWHERE)
 
 
 @pytest.mark.parametrize(

@@ -160,16 +160,14 @@ def test_who_was_revoked_needs_no_pin_and_leaves_its_name_to_nobody(scene: Scene
             scene.follow("tofu", {}, change, tmp_path / "other")
 
 
-def test_a_roster_that_an_older_agent_followed_is_followed_anew(scene: Scene) -> None:
-    scene.follow("pinned", scene.pins)
+def test_a_damaged_roster_forgets_no_keys(scene: Scene) -> None:
+    scene.follow("tofu", {})
     file = scene.folder / "roster.json"
-    state = json.loads(file.read_text())
-    for member in state["members"].values():
-        member.update(public_key=member.pop("keys")[0])
-        del member["revoked"]
-    file.write_text(json.dumps(state))
-    scene.follow("pinned", scene.pins)
-    assert all(member["keys"] for member in json.loads(file.read_text())["members"].values())
+    content = file.read_text()
+    for damaged in ("", "[]", content[:-9], content.replace('"keys"', '"key"')):
+        file.write_text(damaged)
+        with pytest.raises(SettingsUnusable, match=r"roster\.json is damaged; restore it"):
+            scene.follow("tofu", {})
 
 
 def test_pins_are_names_and_keys(tmp_path: Path, scene: Scene) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from client_agent.errors import CoordinatorRefused, ModelChanged
+from client_agent.errors import CoordinatorRefused, ModelChanged, SettingsUnusable
 from client_agent.identity.membership import PROFILE, enrol
 from client_agent.model.loading import load_tokenizer
 from client_agent.model.tokenizer_digests import tokenizer_digests
@@ -191,6 +191,6 @@ def test_silo_keeps_the_model_it_enrolled_with(silos: Silos, tmp_path: Path) -> 
     finding = checked(tmp_path / "silo-plain" / "silo.toml")["model"]
     assert not finding.passed
     assert "enrolled with the base model" in finding.detail
-    (settings.folder / PROFILE).unlink()  # enrolled by an earlier version
-    with ExitStack() as stack:
-        stack.enter_context(open_participant(settings))
+    (settings.folder / PROFILE).unlink()
+    with pytest.raises(SettingsUnusable, match=r"enrolled\.json is missing"), open_participant(settings):
+        pass

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import signal
 import subprocess
 import sys
@@ -13,7 +12,7 @@ import pytest
 from client_agent.agent_entries import LEDGER
 from client_agent.privacy.accountant import epsilon_of_counted
 from client_agent.privacy.budget import LedgerDamaged, TrainingBudgetSpent
-from client_agent.privacy.ledger import Book, Ledger
+from client_agent.privacy.ledger import Ledger
 from client_agent.privacy.release import Mechanism
 from schemas.messages.private_training import PrivateTrainingPlan
 from schemas.privacy import training_status
@@ -90,17 +89,15 @@ def test_sketches_and_training_are_in_one_ledger_and_composed(tmp_path: Path) ->
     assert max(alone) < both < sum(alone)
 
 
-@pytest.mark.parametrize("budget", [DP.epsilon, None])
-def test_larger_delta_keeps_earlier_budget(tmp_path: Path, budget: float | None) -> None:
+def test_larger_delta_keeps_earlier_budget(tmp_path: Path) -> None:
     """A plan with a larger delta adds releases only while the earlier pair holds over all of them."""
     pay(tmp_path, 1, 20)
     ledger = Ledger(tmp_path)
     (first,) = ledger.read().training
     assert first.budget == DP.epsilon
     assert first.epsilon < 1.0
-    ledger.write(Book(training=(first.model_copy(update={"budget": budget}),)))
     wide = PrivateTrainingPlan(epsilon=1.0, delta=1e-2, steps=30)
-    fits, exceeds = (4, 20) if budget is not None else (0, 1)  # without the plan's, what was spent
+    fits, exceeds = 4, 20
     assert epsilon_of_counted([(NOISY, 20 + exceeds)], wide.delta) < wide.epsilon
     ledger.with_steps("g", 1, NOISY, fits, wide)
     with pytest.raises(TrainingBudgetSpent, match=r"at delta 1e-05, and .*training\.delta of 1e-05 or less"):
@@ -118,20 +115,6 @@ def test_spent_budget_is_of_smallest_delta(tmp_path: Path) -> None:
     assert book.training_delta == DP.delta
     assert book.training_epsilon == epsilon_of_counted([(NOISY, 12)], DP.delta)
     assert "at delta 1e-05, the smallest" in training_status(wide, book.training_epsilon, book.training_delta)
-
-
-def test_entries_without_budget_continue_their_federation(tmp_path: Path) -> None:
-    pay(tmp_path, 1, 4)
-    document = json.loads((tmp_path / LEDGER).read_text())
-    del document["training"][0]["budget"]  # of an earlier version
-    (tmp_path / LEDGER).write_text(json.dumps(document))
-    pay(tmp_path, 2, 4)
-    assert [entry.budget for entry in Ledger(tmp_path).read().training] == [None, DP.epsilon]
-
-
-def test_a_ledger_without_training_is_the_one_of_earlier_versions(tmp_path: Path) -> None:
-    pay_sketch(Ledger(tmp_path), 1)
-    assert json.loads((tmp_path / LEDGER).read_text()).keys() == {"releases"}
 
 
 BEGINS = """

@@ -1,10 +1,9 @@
-"""What a client of CA-PFL keeps between rounds: its ranks, and the states of earlier versions."""
+"""What a client of CA-PFL keeps between rounds: its ranks."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import replace
 
 import numpy as np
 
@@ -43,19 +42,3 @@ def test_after_two_rounds_below_the_cut_a_client_trains_fewer_ranks_and_its_mode
         assert {len(factors.A) for factors in adapter.as_lora().values()} == {1}
     with adapter_of_round(who.trainer.silo, who.workspace.home, 2, "served") as (adapter, _):
         assert {len(factors.A) for factors in adapter.as_lora().values()} == {2}
-
-
-def test_a_federation_of_an_earlier_version_goes_on_without_its_modulator(pair: Callable[..., Pair]) -> None:
-    two = pair(rounds={"total": 3, "min_clients": 1})
-    first = two.play("aster")["aster"]
-    earlier = Trained.read(first.path / TRAINED)
-    bias = np.zeros(9, np.float32)
-    moments = {f"modulator.bias.{name}": bias for name in ("exp_avg", "exp_avg_sq", "step")}
-    modulated = replace(
-        earlier,
-        private=earlier.private | {"modulator.bias": bias},
-        optimiser=earlier.optimiser | moments,
-    )
-    first.write(TRAINED, modulated.to_bytes())
-    second = two.play("aster")["aster"]
-    assert Trained.read(second.path / TRAINED).private.keys() == {"posterior.u", "ranks.below"}

@@ -102,7 +102,7 @@ def test_twins_of_prompts_are_in_one_set(tmp_path: Path, change: Callable[[str],
 
 
 def test_examples_without_twins_keep_their_set() -> None:
-    """The split of data without twins is by each example's own digest, as in earlier versions."""
+    """The split of data without twins is by each example's own digest."""
     examples = tuple(Example(f"p{i}", f"c{i}") for i in range(100))
     _, tests = with_test(examples, "x")
     assert {e.key for e in tests} == {e.key for e in examples if int(e.key[:8], 16) < 0.2 * 2**32}

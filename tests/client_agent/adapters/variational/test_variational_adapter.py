@@ -55,16 +55,6 @@ def test_a_few_steps_move_the_posterior_away_from_its_start(
     assert np.abs(after["posterior.u"] - before["posterior.u"]).max() > 0.02  # six steps of 0.01
 
 
-def test_the_private_tensors_of_an_earlier_version_are_read_without_its_modulator(
-    tiny: Callable[..., BaseModel],
-) -> None:
-    with placed(tiny()) as adapter:
-        adapter.load(zeros(adapter))
-        u = adapter.private_state()["posterior.u"] + np.float32(0.5)
-        adapter.load_private({"posterior.u": u, "modulator.bias": np.zeros(9, np.float32)})
-        np.testing.assert_array_equal(adapter.private_state()["posterior.u"], u)
-
-
 def test_the_rate_of_what_is_learnt_beside_the_adapter_is_its_own(
     tiny: Callable[..., BaseModel], examples: list[Example]
 ) -> None:

@@ -1,0 +1,31 @@
+"""Files of a round that cannot be read: they are absent, or the error names them and what to do."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+
+import pytest
+
+from client_agent.errors import RoundUnreadable
+from client_agent.rounds.opened_brief import OpenedBrief
+from client_agent.rounds.participant import Participant
+from client_agent.rounds.steps import take_part
+from client_agent.storage.round_files import sent_scores
+from client_agent.storage.round_folder import BRIEF, SCORES_SENT
+from tests.client_agent.conftest import next_brief
+from tests.client_agent.test_daemon import alone_plan
+
+
+def test_damaged_scores_are_absent_and_a_damaged_brief_is_named(started: Callable[..., Participant]) -> None:
+    who = started(**alone_plan())
+    assert take_part(who, next_brief(who))
+    first = who.workspace.rounds.open(1)
+    assert sent_scores(first) is not None
+    unknown_format = json.dumps({"format": 99, "before": 3}).encode()
+    for damaged in (b"", b"[]", unknown_format):
+        first.write(SCORES_SENT, damaged)
+        first.write(BRIEF, damaged)
+        assert sent_scores(first) is None
+        with pytest.raises(RoundUnreadable, match=r"brief\.json cannot be read.* move "):
+            OpenedBrief.read(first)
