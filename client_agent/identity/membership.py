@@ -144,7 +144,7 @@ def enrol(api: CoordinatorApi, folder: Path, *, token: str, name: str, profile: 
 
 
 def require_enrolled(folder: Path, base_model: str, tokenizer: TokenizerDigests) -> None:
-    """Check that a silo's model is the one with which its client enrolled; others average with that.
+    """Check that a silo's model is the one of its enrolment, if it has enrolled; others average with that.
 
     Raises:
         ModelChanged: the base model or a part of its tokenizer is another one.
@@ -153,6 +153,8 @@ def require_enrolled(folder: Path, base_model: str, tokenizer: TokenizerDigests)
     try:
         enrolled = Profile.model_validate_json((folder / PROFILE).read_bytes())
     except FileNotFoundError as error:
+        if not is_enrolled(folder):
+            return
         raise SettingsUnusable(f"{folder / PROFILE} is missing; restore it from a backup") from error
     except ValidationError as error:
         raise SettingsUnusable(f"{folder / PROFILE} is damaged; restore it from a backup") from error

@@ -85,7 +85,7 @@ def _shares(pack: Mapping[str, Any], plan: Mapping[str, Any]) -> bool:
     """Whether a pack's clients share with those of other base models."""
     if pack["acceptance"]:
         return bool(pack["acceptance"]["verdict"] == "passed")
-    return not plan.get("require_passed") or pack["base_model"] == plan["pivot"]
+    return not plan["require_passed"] or pack["base_model"] == plan["pivot"]
 
 
 def _shared_modules(packs: Sequence[Mapping[str, Any]]) -> str:

@@ -121,7 +121,7 @@ def is_expired(session: Session, token: EnrolmentTokenRow) -> bool:
 
 
 def tokenizers_of(session: Session, federation_id: str, base_model: str) -> list[TokenizerDigests]:
-    """Return the tokenizers that enrolled clients of a base model reported."""
+    """Return the tokenizers that enrolled clients of a base model reported; earlier agents report none."""
     rows = session.scalars(
         select(ClientRow.profile).where(
             ClientRow.federation_id == federation_id,

@@ -121,7 +121,7 @@ def store_scores(
     if context is None:
         raise NotFound
     now, round_id, round_state, state, joined, stored, changes, plan = context
-    if (plan["privacy"].get("secure_sum") or {}).get("scores") == "summed":
+    if plan["privacy"]["secure_sum"] is not None and plan["privacy"]["secure_sum"]["scores"] == "summed":
         raise SecureSumRequired("scores are summed (privacy.secure_sum.scores); send none by name")
     if joined is None:
         raise NotJoined

@@ -256,7 +256,7 @@ def reject_updates(session: Session, round_id: int, reason: str) -> None:
 
 def _sums(plan: Mapping[str, Any]) -> bool:
     """Whether a stored plan has a secure sum; plans without one do not have the member."""
-    return plan["privacy"].get("secure_sum") is not None
+    return plan["privacy"]["secure_sum"] is not None
 
 
 def _facts(

@@ -70,7 +70,7 @@ def status(session: Session, member: Member, round_number: int, known_phase: int
     """
     federation_row = federation(session, member.federation_id)
     row = rounds.get_round(session, member.federation_id, round_number)
-    if federation_row.plan["privacy"].get("secure_sum") is None:
+    if federation_row.plan["privacy"]["secure_sum"] is None:
         raise NoSecureSum
     summed = store.newest(session, row.id)
     outcome = _outcome(row, summed)

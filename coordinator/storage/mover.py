@@ -40,7 +40,6 @@ class PayloadMover:
             return
         try:
             moving.move_settled(self._database, self._url, is_stopping)
-            moving.store_piece_digests(self._database, is_stopping)
             if not is_stopping() and time.monotonic() >= self._next_sweep:
                 self._next_sweep = time.monotonic() + _SWEEP_EVERY_SECONDS
                 moving.sweep(self._database, self._url)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
 
-from sqlalchemy import ColumnElement, delete, or_, select, update
+from sqlalchemy import delete, or_, select, update
 from sqlalchemy.sql.dml import Update
 
 from coordinator.db.engine import Database, database_time
@@ -145,25 +145,11 @@ def missing(database: Database, *, digests: bool = False) -> Iterator[str]:
             yield f"payload {payload.id}: {str(error).removeprefix(f'payload {payload.id} at ')}"
 
 
-def store_piece_digests(database: Database, is_stopping: Callable[[], bool]) -> None:
-    """Store the digests of the pieces of objects that were moved before these digests existed."""
-    for payload in _placed(database, PayloadRow.piece_digests.is_(None)):
-        if is_stopping():
-            return
-        try:
-            digests = _piece_digests(payload, str(payload.place))
-        except LookupError as error:
-            log.error("payload-damaged", payload=payload.id, detail=str(error))
-            continue
-        with database.write() as session:
-            session.connection().execute(_claim(payload).values(piece_digests=digests))
-
-
-def _placed(database: Database, *conditions: ColumnElement[bool]) -> Iterator[_Finished]:
+def _placed(database: Database) -> Iterator[_Finished]:
     """Yield the payloads whose bytes are in an object store."""
     after = 0
     columns = (PayloadRow.id, PayloadRow.digest, PayloadRow.bytes, PayloadRow.place)
-    placed = select(*columns).where(PayloadRow.place.is_not(None), *conditions)
+    placed = select(*columns).where(PayloadRow.place.is_not(None))
     while True:
         with database.read() as session:
             query = placed.where(PayloadRow.id > after).order_by(PayloadRow.id).limit(_BATCH)

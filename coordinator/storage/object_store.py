@@ -17,7 +17,6 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from coordinator.errors import SettingsUnusable, Unavailable
-from schemas.wire.digests import digest_from_hash
 
 if TYPE_CHECKING:
     from obstore.store import ObjectStore
@@ -31,7 +30,6 @@ PIECE_DIGEST_BYTES = 32
 BLOCK_BYTES = 4 * 2**20
 """Bytes that a sequential reader fetches at a time."""
 
-_OBJECTS_BEFORE_DIGESTS = 256
 _BLOCKS = 16
 _PART_BYTES = 8 * 2**20
 _TIMEOUTS = {"timeout": "60s", "connect_timeout": "10s"}
@@ -137,15 +135,12 @@ class CheckedObject:
     """An object with the digests of its pieces: its content may have been replaced since it was written.
 
     Attributes:
-        digests: SHA-256 of each piece from number `first` on; None for objects that were moved before these
-            digests were stored.
-        digest: the digest of the whole payload.
+        digests: SHA-256 of each piece from number `first` on.
     """
 
     place: str
     size: int
-    digest: str
-    digests: bytes | None
+    digests: bytes
     first: int
 
     def read(self, begin: int, end: int) -> bytes:
@@ -157,12 +152,15 @@ class CheckedObject:
         Raises:
             LookupError: the object is missing, shorter, or not what was moved there.
         """
-        digests, first = self.digests, self.first
-        if digests is None:
-            digests, first = _digests(self.place, self.size, self.digest), 0
-        begin_at = (begin // PIECE_BYTES - first) * PIECE_DIGEST_BYTES
+        begin_at = (begin // PIECE_BYTES - self.first) * PIECE_DIGEST_BYTES
         count = -(-(end - begin) // PIECE_BYTES)
-        return _checked(self.place, begin, end, digests[begin_at : begin_at + count * PIECE_DIGEST_BYTES])
+        content = read(self.place, begin, end)
+        if piece_digests(content) != self.digests[begin_at : begin_at + count * PIECE_DIGEST_BYTES]:
+            raise LookupError(
+                f"{self.place} is not what was moved there; restore the object from a backup of the store "
+                f"(bytes {begin} to {end})"
+            )
+        return content
 
 
 def piece_digests(content: bytes) -> bytes:
@@ -219,30 +217,6 @@ def _parted(place: str) -> tuple[str, str]:
 @lru_cache(_BLOCKS)
 def _block(stored: CheckedObject, begin: int, end: int) -> bytes:
     return stored.read(begin, end)
-
-
-@lru_cache(_OBJECTS_BEFORE_DIGESTS)
-def _digests(place: str, size: int, digest: str) -> bytes:
-    """Return the digests of the pieces of an object that was moved before they were stored."""
-    hasher, digests = hashlib.sha256(), []
-    for begin in range(0, size, BLOCK_BYTES):
-        content = read(place, begin, min(size, begin + BLOCK_BYTES))
-        hasher.update(content)
-        digests.append(piece_digests(content))
-    if digest_from_hash(hasher.hexdigest()) != digest:
-        raise LookupError(_changed(place))
-    return b"".join(digests)
-
-
-def _checked(place: str, begin: int, end: int, digests: bytes) -> bytes:
-    content = read(place, begin, end)
-    if piece_digests(content) != digests:
-        raise LookupError(f"{_changed(place)} (bytes {begin} to {end})")
-    return content
-
-
-def _changed(place: str) -> str:
-    return f"{place} is not what was moved there; restore the object from a backup of the store"
 
 
 def _require_obstore() -> None:

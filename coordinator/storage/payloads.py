@@ -50,9 +50,9 @@ _NEW = {
 }
 _PUT_ON_SQLITE = "INSERT INTO payload_chunks (payload_id, begin, data) VALUES (?, ?, ?)"
 _PUT_ON_POSTGRES = "INSERT INTO payload_chunks (payload_id, begin, data) VALUES (%s, %s, %b)"
-_PLACED_ON_SQLITE = "SELECT place, bytes, digest, substr(piece_digests, ?, ?) FROM payloads WHERE id = ?"
+_PLACED_ON_SQLITE = "SELECT place, bytes, substr(piece_digests, ?, ?) FROM payloads WHERE id = ?"
 _PLACED_ON_POSTGRES = """
-    SELECT place, bytes, digest, substr(piece_digests, %s::integer, %s::integer) FROM payloads WHERE id = %s
+    SELECT place, bytes, substr(piece_digests, %s::integer, %s::integer) FROM payloads WHERE id = %s
 """
 _ReadObject = Callable[[object_store.CheckedObject, int, int], Iterator[bytes]]
 _CUT = f"""
@@ -254,8 +254,8 @@ def _parts(driver: Any, payload_id: int, begin: int, end: int, read_object: _Rea
             (first * digest_bytes + 1, count * digest_bytes, payload_id),
         ).fetchone()
         if row is not None and row[0] is not None:
-            place, size, digest, digests = row
-            stored = object_store.CheckedObject(place, size, digest, digests and bytes(digests), first)
+            place, size, digests = row
+            stored = object_store.CheckedObject(place, size, bytes(digests), first)
             yield from read_object(stored, begin, min(size, end))
 
 

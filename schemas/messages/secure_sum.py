@@ -275,7 +275,7 @@ class SumStatus(Strict):
     """The end of the step."""
     terms: SumTerms | None
     """The terms of the session, signed by the coordinator; null for clients that are not members of it."""
-    counts: SumCounts | None
+    counts: SumCounts | None = None
     """The counts that the terms name; null without them, and for clients that are not members."""
     outcome: SumOutcome | None
     """The end of the sum; null while it is in progress."""

@@ -1,4 +1,4 @@
-"""Who else on the machine may read what Tessera writes: nobody, even in a folder from an earlier version."""
+"""Who else on the machine may read what Tessera writes: nobody, even in a folder that was open before."""
 
 from __future__ import annotations
 
@@ -93,8 +93,8 @@ def test_an_agents_files_are_its_owners_only(tmp_path: Path) -> None:
     assert [mode(path) for path in written] == [0o600, 0o600]
 
 
-def old_folder(folder: Path) -> Path:
-    """Make what an earlier version left: everybody may read it."""
+def open_folder(folder: Path) -> Path:
+    """Make a folder that everybody may read, such as a copy with other modes."""
     round_folder = folder / FEDERATION / "rounds" / "000001"
     round_folder.mkdir(parents=True)
     for file in (folder / "membership.json", folder / "agent.lock", round_folder / "trained.safetensors"):
@@ -103,11 +103,11 @@ def old_folder(folder: Path) -> Path:
     return round_folder / "trained.safetensors"
 
 
-def test_an_agents_folder_of_an_earlier_version_is_closed_and_the_log_says_so(
+def test_an_agents_folder_that_is_open_is_closed_and_the_log_says_so(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     folder = tmp_path / "agent"
-    trained = old_folder(folder)
+    trained = open_folder(folder)
     with exclusive(folder):
         assert (mode(folder), mode(trained.parent), mode(trained)) == (0o700, 0o700, 0o600)
     assert "were readable by other users" in caplog.text
@@ -117,7 +117,7 @@ def test_an_agents_folder_of_an_earlier_version_is_closed_and_the_log_says_so(
 
 
 def test_a_folder_with_other_files_is_not_closed_and_nor_are_they(tmp_path: Path) -> None:
-    trained = old_folder(tmp_path)
+    trained = open_folder(tmp_path)
     data = tmp_path / "train.jsonl"
     data.write_text("{}")
     (tmp_path / FEDERATION / "link").symlink_to(data)

@@ -14,23 +14,23 @@ from tests.coordinator.cli.test_operator import Operator
 from tests.served import Served
 from tests.taking_part import join, running
 
-OLD = "clinic\u202e\x9b2J"
+RAW = "clinic\u202e\x9b2J"
 
 
 @pytest.mark.slow
-def test_an_old_name_still_loads_and_is_escaped_in_the_terminal(coordinator: Served) -> None:
+def test_a_raw_name_loads_and_is_escaped_in_the_terminal(coordinator: Served) -> None:
     operator = Operator(coordinator)
     federation_id, (silo, _) = running(coordinator)
     plan: dict[str, Any] = coordinator.admin.get(f"/v1/federations/{federation_id}").json()["plan"]
     with coordinator.database.write() as session:
         named = update(FederationRow).where(FederationRow.id == federation_id)
-        session.execute(named.values(name=OLD, plan=plan | {"name": OLD}))
-        session.execute(update(ClientRow).where(ClientRow.id == silo.client_id).values(name=OLD))
-    assert coordinator.admin.get(f"/v1/federations/{federation_id}").json()["name"] == OLD
-    assert silo.http.get("/v1/me").json()["name"] == OLD
+        session.execute(named.values(name=RAW, plan=plan | {"name": RAW}))
+        session.execute(update(ClientRow).where(ClientRow.id == silo.client_id).values(name=RAW))
+    assert coordinator.admin.get(f"/v1/federations/{federation_id}").json()["name"] == RAW
+    assert silo.http.get("/v1/me").json()["name"] == RAW
     join(silo, 1)
     assert (
-        coordinator.admin.get(f"/v1/federations/{federation_id}/rounds/1").json()["clients"][0]["name"] == OLD
+        coordinator.admin.get(f"/v1/federations/{federation_id}/rounds/1").json()["clients"][0]["name"] == RAW
     )
     for command in (
         ("federation", "list"),
@@ -41,7 +41,7 @@ def test_an_old_name_still_loads_and_is_escaped_in_the_terminal(coordinator: Ser
         assert not {"\u202e", "\x9b"} & set(shown), command
         assert "\\u202e\\x9b2J" in shown.replace("\n", ""), command
     listed = json.loads(operator("federation", "list", "--json"))
-    assert OLD in {one["name"] for one in listed}
+    assert RAW in {one["name"] for one in listed}
 
 
 def test_ends_of_lines_are_shown_as_they_are() -> None:

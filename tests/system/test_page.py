@@ -108,7 +108,7 @@ def test_forgetting_the_token_leaves_nothing_behind(page: Page, served: Served) 
 def test_a_name_is_text_whatever_it_looks_like(page: Page, served: Served) -> None:
     name = "<img src=x onerror=document.title='owned'>"
     federation_id = served.federation()
-    with served.database.write() as session:  # as it was stored before names had a rule
+    with served.database.write() as session:  # which no request can store
         session.execute(update(FederationRow).where(FederationRow.id == federation_id).values(name=name))
     enter(page, served)
     expect(page.locator("#headline")).to_contain_text(name)

@@ -14,7 +14,7 @@ from client_agent.rounds.final_weights import finish
 from client_agent.rounds.participant import Participant
 from client_agent.rounds.steps import take_part
 from client_agent.rounds.weights_difference import earlier_weights
-from client_agent.storage.round_folder import FINAL_WEIGHTS, RECEIPT, WEIGHTS, RoundFolder
+from client_agent.storage.round_folder import BASE, FINAL_WEIGHTS, RECEIPT, WEIGHTS, RoundFolder
 from client_agent.transport.client import CoordinatorApi
 from schemas.messages.rounds import FinishedBrief
 from schemas.wire.digests import digest_of, to_field
@@ -93,8 +93,8 @@ def test_weights_of_another_round_than_the_coordinator_thinks_are_no_reference(
     """A backup of the silo from a round before."""
     scene = Scene(served, participant, wire=INT8)
     first, second = scene.play(), scene.play()
-    second.write(WEIGHTS, first.read(WEIGHTS))
-    second.forget("base.txt")
+    for file in (WEIGHTS, BASE):
+        second.write(file, first.read(file))
     assert scene.play().read(WEIGHTS) == served_whole(scene, 3)
 
 

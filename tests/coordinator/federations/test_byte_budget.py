@@ -5,9 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from pydantic import ValidationError
 
-from coordinator.strategies.opening import make
 from tests.served import Served
 
 PQ = {"rank": 4, "blocks": 1, "roles": ["q", "v"]}  # 40 values
@@ -78,9 +76,3 @@ def test_a_budget_that_can_be_kept_lets_a_silo_in(
         coordinator.admin.get(f"/v1/federations/{federation_id}").json()["plan"]["wire"]["max_bytes"]
         == budget
     )
-
-
-def test_an_empty_budget_among_the_options_of_ca_pfl_is_none_and_one_that_is_set_is_refused() -> None:
-    assert make("ca_pfl", {"max_bytes": None}) == make("ca_pfl", {})
-    with pytest.raises(ValidationError, match=r"wire\.max_bytes"):
-        make("ca_pfl", {"max_bytes": 600})

@@ -91,7 +91,7 @@ def test_an_update_says_what_its_training_has_cost_or_is_refused(coordinator: Se
     base = join(silos[0], 1)
     refused = put(silos[0], 1, update_body(silos[0], 1, base, values(1.0)))
     assert (refused.status_code, refused.json()["field"]) == (422, "training_epsilon")
-    assert "adds no noise; install a newer one" in refused.json()["detail"]
+    assert "install an agent that trains with differential privacy" in refused.json()["detail"]
     body = update_body(silos[0], 1, base, values(1.0), training_epsilon=1.25)
     assert put(silos[0], 1, body).status_code == 201
     join(silos[1], 1)

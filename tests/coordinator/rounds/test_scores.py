@@ -87,4 +87,4 @@ def test_final_scores_leave_the_others_as_they_were(coordinator: Served) -> None
         assert send_scores(silo, 1, changed) == (409, "round-closed")
     shown = show(coordinator, federation_id, 1)
     assert shown["scores"]["mean"]["loss"] == {"value": 0.625, "count": 2}
-    assert shown["clients"][0]["scores"] == sent | {"final": FINAL}
+    assert shown["clients"][0]["scores"] == sent | {"final": FINAL, "final_kept": True, "mixing": None}

@@ -74,7 +74,7 @@ def test_scores_are_kept_in_any_later_state_and_the_last_ones_win(coordinator: S
     assert shown["scores"]["worst"]["loss"]["value"] == 2.0
     assert shown["scores"]["worst"]["perplexity"]["value"] == pytest.approx(np.exp(2.0))
     assert shown["scores"]["worst"]["exact_match"]["value"] == 0.5
-    assert shown["clients"][0]["scores"] == scores(1.0, 0.5)
+    assert shown["clients"][0]["scores"] == scores(1.0, 0.5) | {"final_kept": True, "mixing": None}
     assert slug(silos[0].http.put(path, json=scores(1.0, 1.5))) == "validation"
 
 

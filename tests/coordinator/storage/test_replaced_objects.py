@@ -7,7 +7,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
-from sqlalchemy import select, update
+from sqlalchemy import select
 
 from benchmarks.s3_server import S3Server
 from coordinator.cli.service import check_payloads
@@ -50,12 +50,6 @@ def replace_file(database: Database) -> None:
     Path(urlsplit(place_of(database)).path).write_bytes(replaced())
 
 
-def forget_digests(database: Database) -> None:
-    """Make a payload one that was moved before the digests of pieces were stored."""
-    with database.write() as session:
-        session.execute(update(PayloadRow).values(piece_digests=None))
-
-
 def ranged(database: Database, payload_id: int, begin: int, end: int) -> bytes:
     target = bytearray(end - begin)
     with database.driver_connection() as driver:
@@ -90,22 +84,15 @@ def assert_is_refused(database: Database, payload_id: int) -> None:
         list(payloads.stream(database, payload_id, 0, len(BODY)))
 
 
-@pytest.mark.parametrize("has_digests", [True, False], ids=["piece digests", "moved before them"])
-def test_replaced_object_is_refused_by_every_reader(
-    database: Database, tmp_path: Path, has_digests: bool
-) -> None:
+def test_replaced_object_is_refused_by_every_reader(database: Database, tmp_path: Path) -> None:
     payload_id = stored_in(database, f"file://{tmp_path}")
-    if not has_digests:
-        forget_digests(database)
     replace_file(database)
     assert_is_refused(database, payload_id)
 
 
-@pytest.mark.parametrize("has_digests", [True, False], ids=["piece digests", "moved before them"])
-def test_ranges_of_an_object_are_those_moved(database: Database, tmp_path: Path, has_digests: bool) -> None:
+def test_ranges_of_an_object_are_those_moved(database: Database, tmp_path: Path) -> None:
     payload_id = stored_in(database, f"file://{tmp_path}")
-    if not has_digests:
-        forget_digests(database)
+    assert digests_of(database) == object_store.piece_digests(BODY)
     assert_is_read(database, payload_id)
 
 
@@ -113,19 +100,6 @@ def test_pieces_outside_the_replaced_one_are_read(database: Database, tmp_path: 
     payload_id = stored_in(database, f"file://{tmp_path}")
     replace_file(database)
     assert ranged(database, payload_id, 0, BLOCK_BYTES) == BODY[:BLOCK_BYTES]
-
-
-def test_digests_of_earlier_objects_are_stored(database: Database, tmp_path: Path) -> None:
-    stored_in(database, f"file://{tmp_path}")
-    digests = digests_of(database)
-    assert digests == object_store.piece_digests(BODY)
-    forget_digests(database)
-    moving.store_piece_digests(database, lambda: False)
-    assert digests_of(database) == digests
-    forget_digests(database)
-    replace_file(database)
-    moving.store_piece_digests(database, lambda: False)
-    assert digests_of(database) is None
 
 
 def test_payload_moved_back_to_rows_has_no_digests(database: Database, tmp_path: Path) -> None:

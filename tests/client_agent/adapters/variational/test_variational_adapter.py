@@ -136,7 +136,7 @@ def test_the_mean_of_what_clients_send_is_the_moving_average_of_their_posteriors
             adapter.load({n: v + np.float32(served) for n, v in zeros(adapter).items()})
             rng = np.random.default_rng(client)
             u = rng.normal(size=adapter.private_state()["posterior.u"].shape).astype(np.float32)
-            adapter.load_private({"posterior.u": u})
+            adapter.load_private(adapter.private_state() | {"posterior.u": u})
             adapter.end_round()
             sent.append(adapter.state()["l1.v.prior"])
             posteriors.append(posterior_of({"posterior.u": u}).numpy()[:, 3])  # l0.q, l0.v, l1.q, l1.v
