@@ -32,7 +32,6 @@ from coordinator.db.engine import Database, unsafe_settings
 from coordinator.db.failures import explain, explain_file, explain_sqlite
 from coordinator.db.single_process import only_replica
 from coordinator.enrolment import first_admin
-from coordinator.enrolment.name_report import look_alikes
 from coordinator.errors import SettingsUnusable
 from coordinator.http.limits.connections import connections
 from coordinator.http.listening import require_free
@@ -73,16 +72,12 @@ def serve(*, host: str | None = None, port: int | None = None) -> None:
         object_store.require_url(settings.payload_store)
     require_free(settings.host, settings.port)  # before a database is created
     with opened_database(settings) as database, only_replica(database):
-        was_current = migrations.is_current(database)
         migrations.prepare(database)
         _restrict_files(database)
         with database.read() as session:
             unsafe = unsafe_settings(session)
-            similar = [] if was_current else list(look_alikes(session))
         if unsafe:
             log.warning("database-may-lose-commits", off=unsafe)
-        for sentence in similar:
-            log.warning("names-look-alike", detail=sentence)
         server_key.load(database, settings.signing_key)
         file = first_admin.make_token(database) if settings.admin_token is None else None
     if file is not None:
@@ -141,8 +136,8 @@ def _raise_file_limit(connections: int) -> None:
             log.warning("few-open-files", allowed=allowed, needed=needed)
 
 
-def migrate() -> list[str]:
-    """Migrate the database to this version; return a sentence for each pair of names that look alike.
+def migrate() -> None:
+    """Migrate the database to this version.
 
     Raises:
         SettingsUnusable: the database cannot be used.
@@ -154,8 +149,6 @@ def migrate() -> list[str]:
     with opened_database(settings) as database:
         migrations.upgrade(database)
         _restrict_files(database)
-        with database.read() as session:
-            return list(look_alikes(session))
 
 
 def backup(target: Path, *, progress: Callable[[int, int], None]) -> None:

@@ -107,8 +107,7 @@ def sketch_of_join(session: Session, federation_id: str, client_id: str) -> Sket
 
 
 def organisation(session: Session, client_id: str) -> str | None:
-    """Return a client's organisation in its first spelling."""
-    return session.scalars(select(ClientRow.organisation_key).where(ClientRow.id == client_id)).one()
+    return session.scalars(select(ClientRow.organisation).where(ClientRow.id == client_id)).one()
 
 
 def store_relevance(session: Session, round_id: int, settled: SettledWeights) -> None:
@@ -169,7 +168,7 @@ def _established(
             sketch=client_sketch,
             sketch_model=model,
             is_source=age <= plan.rounds.max_staleness,
-            organisation=client.organisation_key,
+            organisation=client.organisation,
         ),
         state=StoredState(update.state_payload_id, update.state_begin, layout),
         compared=compared,

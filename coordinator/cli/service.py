@@ -44,20 +44,14 @@ def serve(
 
 
 def migrate() -> None:
-    """Migrate the database at TESSERA_DATABASE_URL to this version.
-
-    Prints a warning with the next step for each pair of stored names that look alike; new names of this kind
-    are refused.
-    """
+    """Migrate the database at TESSERA_DATABASE_URL to this version."""
     from coordinator.errors import SettingsUnusable
     from coordinator.server import migrate as run
 
     try:
-        similar = run()
+        run()
     except SettingsUnusable as error:
         fail(error)
-    for sentence in similar:
-        typer.echo(f"warning: {sentence}", err=True)
     typer.echo("The database is up to date.")
 
 

@@ -28,7 +28,7 @@ def upgrade(database: Database, *, to: str = "head") -> None:
     """Apply the missing migrations in one transaction.
 
     Raises:
-        SettingsUnusable: the database is another program's, or that of a newer version.
+        SettingsUnusable: the database is another program's, or that of another version.
     """
     require_known(database)
     with schema_transaction(database) as connection:
@@ -79,7 +79,7 @@ def require_known(database: Database) -> None:
     """Check that the tables, if there are any, are those of this version or an earlier one.
 
     Raises:
-        SettingsUnusable: they are another program's, or those of a newer version.
+        SettingsUnusable: they are another program's, or those of another version.
     """
     with database.read() as session:
         connection = session.connection()
@@ -89,9 +89,9 @@ def require_known(database: Database) -> None:
     unknown = _unknown(applied)
     if unknown and _A_TABLE in tables:
         raise SettingsUnusable(
-            f"TESSERA_DATABASE_URL: {shown} was migrated by a newer version of Tessera, to {unknown[-1]}; "
-            f"this version knows migrations up to {_heads()[0]}. Install the newer version, or restore a "
-            "backup from before its migration"
+            f"TESSERA_DATABASE_URL: {shown} was migrated by another version of Tessera, to {unknown[-1]}; "
+            f"this version knows migrations up to {_heads()[0]}. Install that version, or restore a backup "
+            "from before its migration; databases of development versions before 0.2.0 are not upgraded"
         )
     # PostgreSQL databases may have tables of extensions; a name that is taken there ends the migration.
     if unknown or (database.is_sqlite and tables and not applied):
@@ -105,7 +105,7 @@ def require_known(database: Database) -> None:
 def outdated(database: Database) -> str:
     """Return why the tables are not those of this version, without the address of the database."""
     if _unknown(_applied(database)):
-        return "the database was migrated by a newer version of Tessera; install that version"
+        return "the database was migrated by another version of Tessera; install that version"
     return "the database is not migrated to this version; run `tessera migrate`"
 
 

@@ -67,13 +67,6 @@ def reserve(session: Session, kind: Kind, name: str, scope: str = EVERYWHERE) ->
         raise _refusal(kind, name, min(_spellings(session, kind, name, scope), default=name))
 
 
-def first_spelling(session: Session, kind: Kind, name: str | None, scope: str) -> str | None:
-    """Return the spelling that reserved a name; names older than the rule can have other spellings too."""
-    if name is None:
-        return None
-    return min(_spellings(session, kind, name, scope), default=normal_name(name))
-
-
 def expire_unused_tokens(session: Session, federation_id: str, client_name: str) -> list[str]:
     """Void the unused tokens of clients whose names resemble a name; return their ids."""
     unused = select(EnrolmentTokenRow).where(

@@ -121,7 +121,7 @@ def is_expired(session: Session, token: EnrolmentTokenRow) -> bool:
 
 
 def tokenizers_of(session: Session, federation_id: str, base_model: str) -> list[TokenizerDigests]:
-    """Return the tokenizers that enrolled clients of a base model reported; earlier agents report none."""
+    """Return the tokenizers that enrolled clients of a base model reported."""
     rows = session.scalars(
         select(ClientRow.profile).where(
             ClientRow.federation_id == federation_id,
@@ -148,9 +148,6 @@ def use_token(
         federation_id=token.federation_id,
         name=request.name,
         organisation=token.organisation,
-        organisation_key=names.first_spelling(
-            session, "organisation", token.organisation, token.federation_id
-        ),
         base_model=request.profile.base_model,
         profile=request.profile.model_dump(mode="json"),
         state="enrolled",

@@ -37,7 +37,7 @@ _COLLEAGUE_IS_READY = select(
         ParticipationRow.round_id == bindparam("round"),
         ParticipationRow.state == "ready",
         ParticipationRow.client_id == _Peer.id,
-        _Peer.organisation_key == ClientRow.organisation_key,
+        _Peer.organisation == ClientRow.organisation,
         ClientRow.id == bindparam("client"),
         _Peer.id != ClientRow.id,
     )

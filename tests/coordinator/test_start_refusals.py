@@ -61,15 +61,15 @@ def test_tables_of_another_program_are_left_alone(tmp_path: Path, monkeypatch: p
         assert connection.execute("SELECT name FROM sqlite_master").fetchall() == [("cookies",)]
 
 
-def test_database_of_newer_version_is_named(
+def test_database_of_another_version_is_named(
     fresh_database: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     url = fresh_database("sqlite")
     database = Database(url)
     with database.write() as session:
         session.connection().exec_driver_sql("UPDATE alembic_version SET version_num = '9999'")
-    assert "newer version of Tessera; install" in migrations.outdated(database)
-    with pytest.raises(SettingsUnusable, match=r"newer version of Tessera, to 9999; this version"):
+    assert "another version of Tessera; install" in migrations.outdated(database)
+    with pytest.raises(SettingsUnusable, match=r"another version of Tessera, to 9999; this version"):
         migrations.prepare(database)
     database.close()
     assert "restore a backup from before its migration" in _refusal_of_migrate(monkeypatch, url)

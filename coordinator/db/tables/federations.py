@@ -92,7 +92,6 @@ class ClientRow(Table):
     federation_id: Mapped[str] = mapped_column(ForeignKey("federations.id"), index=True)
     name: Mapped[str]
     organisation: Mapped[str | None]
-    organisation_key: Mapped[str | None]  # its first spelling
     base_model: Mapped[str]
     profile: Mapped[dict[str, Any]]
     state: Mapped[str]
@@ -151,7 +150,7 @@ class ParticipationRow(Table):
 class PayloadRow(Table):
     """Bytes under their digest, in chunks or at the URL `place`; without digest unfinished, unreferenced.
 
-    `piece_digests` has the SHA-256 of each piece of the object at `place`, see `storage.object_store`.
+    `piece_digests` has the SHA-256 of each piece of the object at `place`, and is null with chunks.
     """
 
     __tablename__ = "payloads"

@@ -1,25 +1,18 @@
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from alembic import command
-from alembic.util import CommandError
-from sqlalchemy import inspect, select, text, update
+from sqlalchemy import inspect, text
 
 from coordinator.db import migrate
-from coordinator.db.engine import Database, database_time
-from coordinator.db.tables.alignment import PackRow
-from coordinator.db.tables.federations import Table, WeightsRow
+from coordinator.db.engine import Database
+from coordinator.db.tables.federations import Table
 from coordinator.errors import SettingsUnusable
-from coordinator.federations import store as federations
 from coordinator.storage import payloads
-from schemas.identity.documents import hash_of
-from schemas.messages.enrolment import RosterEntry
-from tests.coordinator.aggregation.closed_round import count, plan, publish, simple
-from tests.served import PROFILE, Served, slug
+from tests.served import Served, slug
 
 
 @pytest.fixture
@@ -38,15 +31,15 @@ def _tables(database: Database) -> set[str]:
 
 
 def test_migrations_go_up_down_and_up_again(empty: Database) -> None:
-    wanted = set(Table.metadata.tables)
+    tables = set(Table.metadata.tables)
     assert not migrate.is_current(empty)
     migrate.upgrade(empty)
     assert migrate.is_current(empty)
-    assert _tables(empty) == wanted | {"alembic_version"}
+    assert _tables(empty) == tables | {"alembic_version"}
     migrate.downgrade(empty)
     assert _tables(empty) == {"alembic_version"}
     migrate.upgrade(empty)
-    assert _tables(empty) == wanted | {"alembic_version"}
+    assert _tables(empty) == tables | {"alembic_version"}
 
 
 def test_the_migrations_say_what_the_tables_say(empty: Database) -> None:
@@ -70,114 +63,6 @@ def test_a_database_of_another_version_is_not_ready_and_postgres_is_not_touched(
     else:
         with pytest.raises(SettingsUnusable, match="tessera migrate"):
             migrate.prepare(database)
-
-
-@pytest.mark.slow
-def test_weights_that_share_their_values_are_not_lost_by_going_back(database: Database) -> None:
-    simple(database)
-    publish(database)
-    with pytest.raises(CommandError, match="3 published weights share their values"):
-        migrate.downgrade(database, to="0003")
-    assert migrate.is_current(database)
-    assert count(database, WeightsRow) == 3
-    with database.write() as session:
-        session.execute(update(WeightsRow).values(head=None))
-    migrate.downgrade(database, to="0003")
-    with database.read() as session:
-        assert session.scalar(text("SELECT count(*) FROM weights")) == 3
-
-
-def test_no_byte_is_lost_where_payloads_get_ids_of_their_own(database: Database) -> None:
-    simple(database)
-    publish(database)
-
-    def kept() -> list[tuple[object, ...]]:
-        with database.read() as session:
-            chunks = "SELECT payload_id, begin, data FROM payload_chunks ORDER BY payload_id, begin"
-            rows = "SELECT id, digest, bytes FROM payloads ORDER BY id"
-            return [tuple(row) for query in (chunks, rows) for row in session.execute(text(query))]
-
-    before = kept()
-    assert len(before) > 3
-    migrate.downgrade(database, to="0008")
-    assert kept() == before
-    migrate.upgrade(database)
-    assert kept() == before
-    highest = max(row[0] for row in before if isinstance(row[0], int))
-    with database.write() as session:
-        assert payloads.store_bytes(session, b"one more")[0] > highest
-        session.execute(text("DELETE FROM payloads WHERE digest IS NOT NULL AND id > :h"), {"h": highest})
-    with database.write() as session:
-        assert payloads.store_bytes(session, b"and another")[0] > highest + 1
-
-
-def test_migrating_by_another_way_does_not_delete_what_refers_to_a_table(
-    database: Database, backend: str
-) -> None:
-    migrate.downgrade(database, to="0008")
-    if backend == "postgres":
-        return
-    with database.engine.begin() as connection, pytest.raises(CommandError, match="delete every chunk"):
-        command.upgrade(migrate.config(connection=connection), "head")
-
-
-def test_verdicts_are_forgotten_where_the_rule_changes(database: Database) -> None:
-    with database.write() as session:
-        payload_id, digest = payloads.store_bytes(session, b"a pack")
-        pack = PackRow(
-            federation_id=federations.create(session, plan()).id,
-            base_model="tiny-s-0123456789ab",
-            payload_id=payload_id,
-            digest=digest,
-            bytes=6,
-            alignment_set=digest,
-            selected=["b0.v"],
-            errors={},
-            stored_at=database_time(session),
-        )
-        session.add(pack)
-    for move in (lambda: migrate.downgrade(database, to="0004"), lambda: migrate.upgrade(database)):
-        with database.write() as session:
-            session.execute(update(PackRow).values(acceptance={"verdict": "failed"}))
-        move()
-        with database.read() as session:
-            assert session.execute(select(PackRow.acceptance, PackRow.selected)).all() == [(None, ["b0.v"])]
-
-
-def test_clients_from_before_the_roster_are_written_into_it(
-    serve: Callable[..., Served], database_url: str, database: Database
-) -> None:
-    served = serve(database_url)
-    bearer = {"privacy": {"allow_bearer_clients": True, "roster_policy": "tofu"}}
-    one, two = served.federation(**bearer), served.federation(**bearer)
-    names: dict[str, str] = {}
-    for federation_id, name in ((one, "old"), (one, "gone"), (two, "other")):
-        request = {"token": served.enrolment_token(federation_id, name), "name": name, "profile": PROFILE}
-        names[name] = served.http().post("/v1/enrolments", json=request).json()["client_id"]
-    served.admin.delete(f"/v1/federations/{one}/clients/{names['gone']}")
-    with database.write() as session:  # as it is after 0006 alone
-        session.execute(text("DELETE FROM roster"))
-    served.enrol(one, "new")
-    migrate.downgrade(database, to="0006")
-    migrate.upgrade(database)
-    links = served.admin.get(f"/v1/federations/{one}/roster").json()["items"]
-    told = [(link["version"], link["event"], link["name"], link["public_key"] is None) for link in links]
-    assert told == [
-        (1, "enrolled", "new", False),
-        (2, "enrolled", "old", True),
-        (3, "enrolled", "gone", True),
-        (4, "revoked", "gone", True),
-    ]
-    assert [link["previous"] for link in links] == [None, *map(hash_of, links[:-1])]
-    assert all(
-        RosterEntry.model_validate_json(json.dumps(link)).model_dump(mode="json") == link for link in links
-    )
-    served.enrol(one, "newest")
-    after = served.admin.get(f"/v1/federations/{one}/roster").json()["items"]
-    assert (after[4]["name"], after[4]["previous"]) == ("newest", hash_of(links[3]))
-    assert [link["name"] for link in served.admin.get(f"/v1/federations/{two}/roster").json()["items"]] == [
-        "other"
-    ]
 
 
 @pytest.mark.slow

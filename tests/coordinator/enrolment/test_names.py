@@ -4,18 +4,11 @@ from __future__ import annotations
 
 import secrets
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
 
 import httpx
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from sqlalchemy import text
 
-from coordinator.cli import service
-from coordinator.db import migrate
-from coordinator.db.engine import Database
-from coordinator.observability import logs
-from tests.conftest import ask
 from tests.served import Served, enrolment, slug
 
 
@@ -116,50 +109,3 @@ def test_people_who_ask_at_once_get_one_spelling(coordinator: Served) -> None:
     other = next(spelling for spelling in spellings if spelling != created[0]["name"])
     answer = coordinator.admin.post("/v1/tokens", json={"role": "auditor", "name": other})
     assert answer.status_code == 201, "a revoked token uses no name"
-
-
-CLIENTS = [
-    ("cli_1", "fed_a", "scope", "Clinic"),
-    ("cli_2", "fed_a", "SCOPE ", "CLINIC"),
-    ("cli_3", "fed_a", "../x", "Hospital"),
-    ("cli_4", "fed_a", "ѕсоре", None),
-    ("cli_5", "fed_b", "scope", "clinic"),
-]
-
-
-FEDERATION = (
-    "INSERT INTO federations (id, name, state, plan, events, created_at)"
-    " VALUES (:id, 'Trial', 'open', '{}', 0, CURRENT_TIMESTAMP)"
-)
-CLIENT = (
-    "INSERT INTO clients (id, federation_id, name, organisation, base_model, profile, state, credential_hash,"
-    " enrolled_at, bytes_up, bytes_down) VALUES (:id, :federation, :name, :organisation, 'tiny', '{}',"
-    " 'enrolled', :id, CURRENT_TIMESTAMP, 0, 0)"
-)
-
-
-def test_stored_look_alikes_survive_the_migration_and_are_reported(
-    database_url: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("TESSERA_DATABASE_URL", database_url)
-    monkeypatch.setattr(logs, "configure", lambda *_: None)  # it would log to this test's standard error
-    columns = ("id", "federation", "name", "organisation")
-    query = "SELECT id, federation_id, name, organisation FROM clients ORDER BY id"
-    with closing(Database(database_url)) as database:
-        migrate.downgrade(database, to="0019")
-        with database.write() as session:
-            session.execute(text(FEDERATION), [{"id": "fed_a"}, {"id": "fed_b"}])
-            session.execute(text(CLIENT), [dict(zip(columns, row, strict=True)) for row in CLIENTS])
-        service.migrate()
-        report = [line for line in capsys.readouterr().err.splitlines() if line.startswith("warning: ")]
-        assert [line.partition(" look alike")[0].removeprefix("warning: ") for line in report] == [
-            "federation 'Trial' (fed_a): clients 'scope' (cli_1) and 'SCOPE ' (cli_2)",
-            "federation 'Trial' (fed_a): clients 'scope' (cli_1) and 'ѕсоре' (cli_4)",
-            "federation 'Trial' (fed_a): the organisations of 'Clinic' (cli_1) and 'CLINIC' (cli_2)",
-        ]
-        assert "revoke one with `tessera client revoke`" in report[0]
-        assert ask(database_url, query) == CLIENTS
-        keys = ask(database_url, "SELECT organisation_key FROM clients ORDER BY id")
-        assert [key for (key,) in keys] == ["Clinic", "Clinic", "Hospital", None, "clinic"]
-        migrate.downgrade(database, to="0019")
-        assert ask(database_url, query) == CLIENTS

@@ -6,12 +6,10 @@ from dataclasses import asdict, replace
 from datetime import timedelta
 
 import pytest
-from alembic.util import CommandError
 from sqlalchemy import select, update
 from sqlalchemy.exc import IntegrityError
 
 from coordinator.aggregation import retention
-from coordinator.db import migrate
 from coordinator.db.engine import Database, database_time
 from coordinator.db.tables.experts import BankRoundRow, ExpertRevisionRow, ExpertRow
 from coordinator.db.tables.federations import PayloadRow
@@ -132,13 +130,6 @@ def test_superseded_revisions_are_pruned_and_the_last_of_an_expert_stays(databas
         assert store.revisions(session, FEDERATION, 4)[1].payload_id == stored[1, 3]
         with pytest.raises(LookupError, match="retention"):
             store.revisions(session, FEDERATION, 2)
-
-
-def test_a_database_with_experts_does_not_go_back(database: Database) -> None:
-    bank_of(database)
-    with pytest.raises(CommandError, match="3 experts would be lost"):
-        migrate.downgrade(database, to="0020")
-    assert migrate.is_current(database)
 
 
 def test_active_experts_of_voided_values_begin_anew(database: Database) -> None:

@@ -8,10 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from alembic.util import CommandError
 
 from coordinator.aggregation import retention
-from coordinator.db import migrate
 from coordinator.storage import garbage_collection
 from tests.served import Served, Silo, slug
 from tests.taking_part import (
@@ -87,16 +85,6 @@ def test_rounds_go_on_with_everybodys_last_update(served: Served) -> None:
     mean = (60.0 + 60.0 + 3.0 * faded) / (2 + faded)
     deliver(silos[0], 7, values(0.0))
     np.testing.assert_allclose(weights(silos[0], 7)["b0.q.P"], mean, rtol=1e-5)
-
-
-@pytest.mark.slow
-def test_what_was_forgotten_cannot_be_migrated_back(served: Served) -> None:
-    _five_rounds(served)
-    _thin_out(served)
-    served.stop()
-    with pytest.raises(CommandError, match="were forgotten"):
-        migrate.downgrade(served.database)
-    assert migrate.is_current(served.database)
 
 
 @pytest.mark.slow

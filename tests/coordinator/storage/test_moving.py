@@ -138,20 +138,6 @@ def test_stores_that_do_not_answer_are_said(database: Database, tmp_path: Path) 
         moving.require(database, f"file://{tmp_path / 'file'}")
 
 
-def test_going_back_to_tables_without_places_is_refused_while_payloads_are_elsewhere(
-    database: Database, tmp_path: Path
-) -> None:
-    ids = filled(database)
-    moved(database, f"file://{tmp_path}")
-    with pytest.raises(SettingsUnusable, match=r"2 payloads are in an object store.*--to rows"):
-        migrate.downgrade(database, to="0025")
-    assert_all_is_read(database, ids)
-    moved(database, moving.ROWS, 0)
-    migrate.downgrade(database, to="0025")
-    migrate.upgrade(database)
-    assert_all_is_read(database, ids)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("place", ["payload-put", "payload-moved"])
 def test_a_kill_between_object_and_commit_loses_nothing(tmp_path: Path, place: str) -> None:
