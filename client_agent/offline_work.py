@@ -9,7 +9,7 @@ from client_agent.errors import PivotPackAwaited
 from client_agent.rounds.affordable_steps import require_affordable_steps
 from client_agent.rounds.awaited import SyncAwaited
 from client_agent.rounds.final_weights import final_scores
-from client_agent.rounds.opened_brief import OpenedBrief
+from client_agent.rounds.opened_round import OpenedBrief
 from client_agent.rounds.participant import Participant
 from client_agent.rounds.pending import PendingWork
 from client_agent.rounds.plain_steps import newcomer_body

@@ -17,7 +17,7 @@ from client_agent.rounds.awaited import SumNeedsAnswers, WorkAwaited
 from client_agent.rounds.failure_policy import FATAL, TRANSIENT, outcome_of
 from client_agent.rounds.final_exchange import newest_with, send_final_scores, store_final_weights
 from client_agent.rounds.joining import rejoin
-from client_agent.rounds.opened_brief import OpenedBrief
+from client_agent.rounds.opened_round import OpenedBrief
 from client_agent.rounds.pending import pending_work
 from client_agent.rounds.sync_steps import SyncClient, SyncRound, layout_of_silo, sync_round
 from client_agent.storage.files import write_durably

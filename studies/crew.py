@@ -14,13 +14,18 @@ from client_agent.alignment.pack import Pack
 from client_agent.errors import CoordinatorStopped
 from client_agent.identity.agent_folder import read_membership
 from client_agent.identity.membership import read_key
+from client_agent.model.examples import Example, encode_for, probe_set
+from client_agent.model.loading import BaseModel
+from client_agent.model.quantization import precision_of
+from client_agent.model.tokens import Encoded
 from client_agent.rounds.participant import Participant
 from client_agent.training.data import SiloData
+from client_agent.training.evaluate import mean_loss
 from client_agent.training.silo import Silo
 from client_agent.transport.client import CoordinatorApi
+from schemas.messages.alignment import Anchor
 from schemas.trackers.trackers import NO_TRACKERS, Trackers
 from studies.clients import build_silo, pivot_dtype
-from studies.forgetting import Forgetting
 from studies.pack_cache import PackCache, read_anchors
 from studies.results import Cell
 from studies.shared_rates import SharedRates
@@ -223,3 +228,29 @@ def local_crew(context: WorkerContext, cell: Cell, trackers: Trackers = NO_TRACK
 def clients_folder(context: WorkerContext, cell: Cell) -> Path:
     """Return the folder of the folders of a run's silos."""
     return cell.folder(context.out) / "clients"
+
+
+class Forgetting:
+    """The loss of models on `count` public texts at most, in full, minus that of the bare base model."""
+
+    def __init__(self, anchors: Sequence[Anchor], count: int, max_length: int) -> None:
+        texts = [Example("", anchor.prompt + anchor.answer) for anchor in anchors]
+        self._texts = probe_set(texts, count)
+        self._max_length = max_length
+        self._encoded: dict[str, Sequence[Encoded]] = {}
+        self._bare: dict[str, float] = {}
+
+    def measure_bare(self, base: BaseModel) -> None:
+        """Measure a base model that has no adapter at the moment; once per model and precision."""
+        if (key := _key(base)) not in self._bare:
+            self._encoded[key] = encode_for(base, self._texts, self._max_length)
+            self._bare[key] = mean_loss(base, self._encoded[key])
+
+    def of(self, base: BaseModel) -> float:
+        """Return the loss of a measured base model, with the adapter that it has now, minus the bare loss."""
+        key = _key(base)
+        return mean_loss(base, self._encoded[key]) - self._bare[key]
+
+
+def _key(base: BaseModel) -> str:
+    return f"{base.slug}, {precision_of(base.model)}"

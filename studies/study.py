@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import tomllib
 from collections import Counter
 from itertools import combinations
 from pathlib import Path
-from typing import Annotated, Self
+from typing import Annotated, Any, Self
 
 from pydantic import BaseModel, Field, PrivateAttr, ValidationError, model_validator
 
@@ -16,6 +17,7 @@ from schemas.messages.faults import complaints
 from schemas.messages.federations import Count
 from schemas.names.spelling import is_resembling
 from schemas.trackers.options import TrackerName, TrackerOptions, require_addresses
+from schemas.user_files import read_text
 from studies.study_fields import (
     FairRules,
     MethodName,
@@ -32,10 +34,10 @@ from studies.study_partitions import (
     require_fit,
     with_categories,
 )
-from studies.study_tables import content_of, copies_of, folder_of, method_table, with_copies
 
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
 _SOURCES = ("train", "validation", "test")
+_OF_METHODS = frozenset({"like", "alone", "control", "states"})
 
 
 class Study(Strict):
@@ -274,3 +276,58 @@ def _model(value: str, folder: Path) -> str:
 
 def _repeated(names: list[str]) -> str | None:
     return next((name for name, count in Counter(names).items() if count > 1), None)
+
+
+def content_of(file: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(read_text(file))
+    except IsADirectoryError as error:
+        raise StudyUnusable(f"{file} is a folder; pass the TOML file of a study") from error
+    except OSError as error:
+        raise StudyUnusable(f"{file} cannot be read ({error.strerror}); check the path") from error
+    except ValueError as error:
+        raise StudyUnusable(f"{file} is not TOML ({error}); correct the file") from error
+
+
+def folder_of(named: object, passed: Path | None, home: Path, field: str) -> Path:
+    """Return the folder of relative paths: the one passed, else the study's, else that of its file."""
+    if passed is None and named is None:
+        return home
+    if passed is None and not isinstance(named, str):
+        raise StudyUnusable(f"{field}: must be the path of a folder")
+    folder = passed.expanduser().absolute() if passed is not None else home / Path(str(named)).expanduser()
+    if not folder.is_dir():
+        raise StudyUnusable(f"{field}: there is no folder {folder}; pass one with --{field}")
+    return folder
+
+
+def method_table(table: object) -> object:
+    """Split a method's table into the method's own fields and its plan."""
+    if not isinstance(table, dict):
+        return table
+    fields: dict[str, Any] = {key: value for key, value in table.items() if key in _OF_METHODS}
+    return fields | {"plan": {key: value for key, value in table.items() if key not in _OF_METHODS}}
+
+
+def with_copies(silos: list[Any], defaults: dict[str, Any], count: int) -> list[object]:
+    """Return the tables of silos with `count` copies of those that are copied."""
+    copied = [isinstance(table, dict) and "copies" in defaults | table for table in silos]
+    if not any(copied):
+        raise StudyUnusable("no silo of the study has copies; leave --copies out")
+    return [
+        table | {"copies": count} if is_copied else table
+        for table, is_copied in zip(silos, copied, strict=True)
+    ]
+
+
+def copies_of(table: object, defaults: dict[str, Any], file: Path) -> list[object]:
+    """Return the silos of a table, with the defaults for the fields that it lacks."""
+    if not isinstance(table, dict):
+        return [table]
+    silo = defaults | table
+    if "copies" not in silo:
+        return [silo]
+    count = silo.pop("copies")
+    if not isinstance(count, int) or count < 1:
+        raise StudyUnusable(f"{file} is not a study: silo.copies: must be a whole number from 1 on")
+    return [silo | {"name": f"{silo.get('name', '')}-{number}"} for number in range(1, count + 1)]

@@ -8,11 +8,12 @@ from __future__ import annotations
 import logging
 import os
 import queue
+import secrets
 import signal
 import sys
 import threading
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,11 +24,14 @@ from client_agent.errors import AgentError, LossNotFinite, StudyUnusable
 from client_agent.rounds.examine import OF_THE_DATA
 from client_agent.storage.prefix_store import PrefixStore
 from client_agent.transport.admin_client import Operator
+from schemas.messages.scores import LOSS
+from schemas.trackers.tracker import Facts, TrackedRun
+from schemas.trackers.trackers import Trackers
 from studies.clients import SharedModels
 from studies.methods import methods_of
-from studies.results import Cell, CellPlanner, store_divergence, store_result
+from studies.results import Cell, CellPlanner, CellResult, ClientRound, store_divergence, store_result
 from studies.run_cell import run_cell
-from studies.tracked import track_result, trackers_of
+from studies.study import Study
 from studies.worker_context import WorkerContext
 from studies.worker_protocol import Done, Failed, Order, Progress, Setup
 
@@ -160,3 +164,33 @@ def _log_into(cell: Cell, out: Path) -> None:
 
 if __name__ == "__main__":
     main()
+
+
+@contextmanager
+def trackers_of(study: Study, out: Path, cell: Cell) -> Iterator[Trackers]:
+    """Open the trackers of a run; an interrupted run starts again as a new run."""
+    facts: Facts = {"method": cell.method, "seed": cell.seed, "strategy": cell.plan.strategy.name}
+    run = TrackedRun(out.name, cell.label, f"{cell.digest[:16]}-{secrets.token_hex(4)}", facts)
+    with study.trackers(out).open(run) as trackers:
+        trackers.begin()
+        yield trackers
+
+
+def track_result(trackers: Trackers, result: CellResult) -> None:
+    """Record the means over clients of every round's losses, and the bytes of all of them."""
+    rounds: dict[int, list[ClientRound]] = {}
+    for client in result.clients:
+        for of_client in client.rounds:
+            rounds.setdefault(of_client.round, []).append(of_client)
+    for number, of_clients in sorted(rounds.items()):
+        values = {
+            "mean/served/loss": _mean([entry.scores.served[LOSS].value for entry in of_clients]),
+            "mean/trained/loss": _mean([entry.scores.trained[LOSS].value for entry in of_clients]),
+            "bytes/up": float(sum(entry.bytes_up for entry in of_clients)),
+            "bytes/down": float(sum(entry.bytes_down for entry in of_clients)),
+        }
+        trackers.log("round", number, values)
+
+
+def _mean(values: list[float]) -> float:
+    return sum(values) / len(values)

@@ -20,8 +20,14 @@ from torch import nn
 from transformers.pytorch_utils import Conv1D
 
 from client_agent.adapters.base import LoraFactors, replace_module, require_bare
-from client_agent.adapters.peft_folder import BASE_MODEL, CONFIG, PREFIX, TENSORS, read_adapter_folder
-from client_agent.adapters.peft_import import light_peft
+from client_agent.adapters.peft_folder import (
+    BASE_MODEL,
+    CONFIG,
+    PREFIX,
+    TENSORS,
+    light_peft,
+    read_adapter_folder,
+)
 from client_agent.errors import AdapterUnreadable, LayoutMismatch
 from client_agent.model.loading import BaseModel
 from client_agent.storage.files import write_durably

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import MISSING, dataclass, fields
 from math import isfinite
 from pathlib import Path
@@ -18,7 +20,6 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
-from client_agent.adapters.peft_import import light_peft
 from client_agent.errors import AdapterUnreadable, ProvenanceMismatch
 
 CONFIG = "adapter_config.json"
@@ -61,6 +62,8 @@ _WITHOUT_EFFECT = frozenset(
 )
 """Keys that change nothing in a loaded adapter: names, and what matters in training only."""
 _PLAIN_STARTS = (True, False, "gaussian", None)  # other starts replace weights of the base model
+_REMEDY = "Pass a folder that `tessera agent export` wrote for this base model"
+_KERNELS = "bitsandbytes"
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,9 +156,6 @@ class AdapterFolder:
                 f"{self.path / CONFIG}: fan_in_fan_out is {str(stated).lower()}, and the base model stores "
                 f"its weights the other way. {_REMEDY}"
             )
-
-
-_REMEDY = "Pass a folder that `tessera agent export` wrote for this base model"
 
 
 def read_adapter_folder(folder: Path, kind: Kind = "LORA") -> AdapterFolder:
@@ -263,3 +263,29 @@ def _slots(model: nn.Module, adapter: str) -> dict[str, Tensor]:
 def _listed(names: list[str]) -> str:
     shown = ", ".join(names[:2])
     return shown if len(names) <= 2 else f"{shown} and {len(names) - 2} more"
+
+
+@contextmanager
+def light_peft() -> Iterator[None]:
+    """Hide bitsandbytes, if nothing has imported it yet, while peft is imported and called.
+
+    peft imports it wherever it is installed, and it then prepares kernels for seconds. Only layers of a
+    quantised base model need them, and loading such a model has imported it before.
+    """
+    if _KERNELS in sys.modules:
+        yield
+        return
+    sys.modules[_KERNELS] = None  # type: ignore[assignment]  # importing it raises ModuleNotFoundError
+    try:
+        yield
+    finally:
+        del sys.modules[_KERNELS]
+        _forget_absence()
+
+
+def _forget_absence() -> None:
+    """Clear what peft has cached of the absence: a quantised model may be loaded later in this process."""
+    from peft import import_utils
+
+    import_utils.is_bnb_available.cache_clear()
+    import_utils.is_bnb_4bit_available.cache_clear()

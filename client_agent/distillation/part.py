@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import httpx
 import safetensors.numpy
 
-from client_agent.distillation.outputs import public_texts, read_mixture, sent_outputs, store_mixture
+from client_agent.errors import AgentError, CoordinatorRefused
+from client_agent.rounds.client import Session
+from client_agent.rounds.download import is_proved
 from client_agent.rounds.part import Effect, Part
-from client_agent.storage.round_folder import OUTPUTS, RoundFolder
+from client_agent.rounds.stored_answers import has_anchors, read_anchors, store_anchors
+from client_agent.storage.round_folder import MIXTURE, OUTPUTS, RoundFolder
+from schemas.messages.alignment import Anchor
 from schemas.messages.distil import DistilPlan
-from schemas.wire.envelope import Array
-from schemas.wire.outputs import ROW_BYTES, rows_of
+from schemas.wire.envelope import Array, unpack
+from schemas.wire.outputs import MOST_ROWS, ROW_BYTES, Outputs, rows_of, slots
+from schemas.wire.refusals import BodyRefused
 
 if TYPE_CHECKING:
     from client_agent.rounds.opened_round import OpenedRound
     from client_agent.rounds.train import LocalTraining
+
+log = logging.getLogger(__name__)
+_MOST_BYTES = MOST_ROWS * ROW_BYTES + 2**20
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,3 +65,66 @@ class Distillation(Part):
 
     def update_tensors(self, folder: RoundFolder) -> dict[str, Array]:
         return sent_outputs(folder)
+
+
+class AnchorsTooFew(AgentError):
+    """The federation has fewer public texts than its plan needs to compare outputs, or longer ones."""
+
+
+def store_mixture(session: Session, folder: RoundFolder) -> None:
+    """Download the mixture of the peers' outputs beside a round's weights, if there is one.
+
+    Without it the client trains as without the option.
+    """
+    try:
+        body = session.api.weights(session.federation_id, folder.number, form="outputs=peers")
+    except CoordinatorRefused as refusal:
+        if refusal.status != httpx.codes.NOT_FOUND:
+            raise
+        folder.forget(MIXTURE)
+        return
+    if not is_proved(session, folder.number, body, folder.base):
+        log.warning("round %d: outputs of peers without a valid signature; not used", folder.number)
+        return
+    try:
+        with unpack(body.body, encoding="zstd", expected=slots(), max_bytes=_MOST_BYTES) as envelope:
+            Outputs.read(envelope)
+    except BodyRefused as error:
+        log.warning("round %d: outputs of peers are malformed (%s); not used", folder.number, error)
+        return
+    folder.write(MIXTURE, body.body)
+
+
+def read_mixture(folder: RoundFolder) -> Outputs | None:
+    """Return the mixture of the peers' outputs that a round began with, if it has one."""
+    if not folder.has(MIXTURE):
+        return None
+    with unpack(folder.read(MIXTURE), encoding="zstd", expected=slots(), max_bytes=_MOST_BYTES) as envelope:
+        return Outputs.read(envelope)
+
+
+def sent_outputs(folder: RoundFolder) -> dict[str, Array]:
+    """Return the tensors of this client's outputs in a round; {} if it has none."""
+    if not folder.has(OUTPUTS):
+        return {}
+    with unpack(folder.read(OUTPUTS), encoding=None, expected=slots(), max_bytes=_MOST_BYTES) as envelope:
+        outputs = Outputs.read(envelope)
+    return outputs.tensors if outputs is not None else {}
+
+
+def public_texts(session: Session, count: int) -> list[Anchor]:
+    """Return the federation's first anchor texts, on which outputs are compared.
+
+    Raises:
+        AnchorsTooFew: there are fewer, or their answers are too long together.
+    """
+    if not has_anchors(session.home):  # they are final when a federation has started
+        store_anchors(session.home, session.api.anchors(session.federation_id))
+    anchors = read_anchors(session.home).anchors[:count]
+    rows = rows_of(anchor.answer for anchor in anchors)
+    if len(anchors) < count or rows > MOST_ROWS:
+        raise AnchorsTooFew(
+            f"the plan compares outputs on {count} anchor texts with at most {MOST_ROWS} characters of "
+            f"answers, and there are {len(anchors)} with {rows}; ask the operator for a new federation"
+        )
+    return anchors

@@ -18,7 +18,7 @@ from client_agent.rounds.client import Session
 from client_agent.rounds.served_weights import read_weights
 from client_agent.storage.files import write_durably
 from client_agent.storage.round_folder import BANK, FINAL_BANK, WEIGHTS, RoundFolder, RoundFolders
-from client_agent.storage.stored_body import open_body
+from client_agent.storage.tensor_metadata import open_body
 from schemas.maths.adapter import Layout
 from schemas.maths.bank import SHARED, bank_tensor, of_expert
 from schemas.messages.experts import ExpertManifest

@@ -106,7 +106,7 @@ class BankOfExperts(Part):
 
     def inject(self, setting: Setting) -> Adapter:
         from client_agent.adapters.expert_bank import experts_in
-        from client_agent.experts.inject import inject_experts
+        from client_agent.experts.routed import inject_experts
 
         if setting.stored is not None:
             experts = experts_in(setting.stored)

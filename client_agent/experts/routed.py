@@ -12,8 +12,20 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from client_agent.adapters.base import Adapter, LoraFactors, Penalty, Removable, State, copy_in, copy_out
+from client_agent.adapters.base import (
+    Adapter,
+    LoraFactors,
+    Penalty,
+    Removable,
+    State,
+    copy_in,
+    copy_out,
+    require_bare,
+)
 from client_agent.adapters.expert_bank import ExpertBank
+from client_agent.adapters.expert_lora import ExpertLora
+from client_agent.adapters.expert_pq import ExpertPQ
+from client_agent.adapters.frames import Frames, first_adapted_layer
 from client_agent.errors import LayoutMismatch
 from client_agent.experts.exploring import Turn, drawn, temperature, turns
 from client_agent.experts.memory import Choice, ExpertMemory
@@ -32,6 +44,7 @@ from client_agent.model.examples import Example
 from client_agent.model.loading import BaseModel
 from schemas.maths.adapter import Layout
 from schemas.maths.bank import DRAWS, SHARED, exploring_rounds
+from schemas.messages.federations import AdapterPlan
 
 _RESPONSIBILITY = "routing.x"
 _NEWBORN = 0.9
@@ -299,3 +312,28 @@ class RoutedExperts(Removable):
 def routed_by_token(adapter: Adapter) -> RoutedExperts | None:
     """Return an adapter whose experts are weighed by token; None if it is another one."""
     return adapter if isinstance(adapter, RoutedExperts) and adapter.router is not None else None
+
+
+def inject_experts(
+    base: BaseModel, plan: AdapterPlan, frames: Frames, experts: Sequence[int], routing: Routing, *, seed: int
+) -> RoutedExperts:
+    """Wrap the linear layers of the plan in a bank of experts, whose function is that of the base model.
+
+    They are LoRA with B = 0, or P = Q = 0 between `frames`, as the plan's kind.
+
+    Raises:
+        AdapterInPlace: the base model carries an adapter already.
+        LayoutMismatch: the model or the frames do not fit the plan, or the bank has too few specialists.
+    """
+    require_bare(base)
+    base.prefix.split_at(base, first_adapted_layer(base, plan, frames))
+    bank: ExpertBank = (
+        ExpertLora(base, plan, experts, seed=seed)
+        if plan.kind == "lora"
+        else ExpertPQ(base, plan, frames, experts)
+    )
+    try:
+        return RoutedExperts(bank, base, routing)
+    except BaseException:
+        bank.remove()
+        raise

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from client_agent.rounds.checkpoints import Variant, is_finished, kept_side, round_with
-from client_agent.rounds.opened_brief import OpenedBrief
+from client_agent.rounds.opened_round import OpenedBrief
 from client_agent.rounds.trained import Trained
 from client_agent.storage.final_scores import read_final_scores
 from client_agent.storage.round_folder import MANIFEST, TRAINED

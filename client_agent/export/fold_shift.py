@@ -16,9 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from client_agent.adapters.base import LoraFactors
-from client_agent.model.forward import hidden_states
+from client_agent.model.forward import grouped_by_length, hidden_states
 from client_agent.model.loading import BaseModel
-from client_agent.model.token_budget import grouped_by_length
 from client_agent.model.tokens import Encoded, by_token, collate, pad_id
 
 RIDGE = 1e-3

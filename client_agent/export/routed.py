@@ -23,8 +23,7 @@ from torch.nn import functional as nnf
 
 from client_agent.adapters.base import LoraFactors
 from client_agent.adapters.peft_export import metadata_for, peft_model, write_checkpoint
-from client_agent.adapters.peft_folder import CLASSIFIER, CONFIG, TENSORS
-from client_agent.adapters.peft_import import light_peft
+from client_agent.adapters.peft_folder import CLASSIFIER, CONFIG, TENSORS, light_peft
 from client_agent.experts.routed import RoutedExperts, routed_by_token
 from client_agent.export.artefact import held_out_loss
 from client_agent.export.facts import TrainingFacts

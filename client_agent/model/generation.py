@@ -12,9 +12,9 @@ from torch import Tensor
 from transformers import GenerationConfig, PreTrainedTokenizerFast, StoppingCriteria
 
 from client_agent.errors import TextTooLong
+from client_agent.model.forward import grouped_by_length
 from client_agent.model.loading import BaseModel
 from client_agent.model.stop_tokens import ends_of
-from client_agent.model.token_budget import grouped_by_length
 from client_agent.model.tokens import pad_id
 
 _INCOMPLETE = "\N{REPLACEMENT CHARACTER}"

@@ -33,7 +33,7 @@ from client_agent.model.named_parts import require_named
 from client_agent.model.quantization import bits_and_bytes, keep_differentiable
 from client_agent.model.stop_tokens import read_configured_stops
 from client_agent.model.token_rows import compare_rows
-from client_agent.model.token_store import TokenStore
+from client_agent.model.tokens import TokenStore
 from client_agent.model.weight_files import read_header, require_plain, stored_tensors, weight_files
 from client_agent.settings import Quantization
 from schemas.messages.enrolment import LayerRun

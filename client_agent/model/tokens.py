@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import hashlib
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import cast
+from typing import TYPE_CHECKING, Literal, cast
 
 import torch
 from torch import Tensor
@@ -20,7 +20,14 @@ from client_agent.model.special_text import Span, encode_as_text
 from client_agent.model.stop_tokens import ends_of
 from client_agent.model.token_rows import has_row, require_rows
 
+if TYPE_CHECKING:
+    from client_agent.model.examples import Example
+
+
 NO_TARGET = -100
+Kind = Literal["whole", "beginning", "options", "question"]
+"""What of an example is tokenised: all of it, one text of it, its options, or what precedes its answer."""
+_MOST_ENTRIES = 2**20
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,3 +256,25 @@ def pad_id(tokenizer: PreTrainedTokenizerFast) -> int:
 def by_token(activation: Tensor, batch: Batch) -> Tensor:
     """Return an activation as (n, t, d); some layers of experts read the tokens of all texts in one row."""
     return activation.reshape(*batch.ids.shape, activation.shape[-1])
+
+
+class TokenStore:
+    """Tokens by kind, example and length; the oldest entries are forgotten first.
+
+    Character spans are left out: they need most of the memory, and only alignment reads them.
+    """
+
+    def __init__(self) -> None:
+        self._texts: dict[tuple[Kind, int, Example], tuple[Encoded, ...]] = {}
+
+    def get(
+        self, kind: Kind, example: Example, max_length: int, tokenised: Callable[[], list[Encoded]]
+    ) -> tuple[Encoded, ...]:
+        """Return the tokens of an example; `tokenised` computes them the first time."""
+        key = kind, max_length, example
+        texts = self._texts.get(key)
+        if texts is None:
+            texts = self._texts[key] = tuple(text.without_spans() for text in tokenised())
+            if len(self._texts) > _MOST_ENTRIES:
+                del self._texts[next(iter(self._texts))]
+        return texts

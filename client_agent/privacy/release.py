@@ -7,21 +7,22 @@ divided by m, all in integers of unit clip / 2^30.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from math import isqrt
 from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
-
-from client_agent.privacy.noise import Below, discrete_gaussian
 
 Vector = NDArray[np.float64]
 STEPS = 1 << 30
 """Steps of the grid per clip: one step is 2^-30 / z of the noise's standard deviation."""
 
 _LEAST_RELIABILITY = 1e-3
+Below = Callable[[int], int]
+"""`below(n)` draws uniformly from 0..n-1; `secrets.randbelow` outside tests."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,3 +135,43 @@ def averaged(before: Averaged | None, fresh: Vector, mechanism: Mechanism, epsil
         clip=mechanism.clip,
         epsilon=epsilon,
     )
+
+
+def discrete_gaussian(variance: Fraction, below: Below) -> int:
+    """Draw x with probability proportional to exp(-x^2 / (2 variance)), over all integers (algorithm 3).
+
+    A discrete Laplace y of scale t = floor(sigma) + 1 is accepted with probability
+    exp(-(|y| - variance/t)^2 / (2 variance)).
+    """
+    t = isqrt(int(variance)) + 1
+    while True:
+        y = _discrete_laplace(t, below)
+        if _bernoulli_exp((abs(y) - variance / t) ** 2 / (2 * variance), below):
+            return y
+
+
+def _discrete_laplace(t: int, below: Below) -> int:
+    """Draw y with probability proportional to exp(-|y| / t) (algorithm 2)."""
+    while True:
+        u = below(t)
+        if not _bernoulli_exp(Fraction(u, t), below):
+            continue
+        v = 0
+        while _bernoulli_exp(Fraction(1), below):
+            v += 1
+        size = u + t * v
+        negative = below(2) == 1
+        if not (negative and size == 0):  # zero has one representation
+            return -size if negative else size
+
+
+def _bernoulli_exp(gamma: Fraction, below: Below) -> bool:
+    """Draw true with probability exp(-gamma), gamma >= 0 (algorithm 1)."""
+    while gamma > 1:
+        if not _bernoulli_exp(Fraction(1), below):
+            return False
+        gamma -= 1
+    k = 1
+    while below(gamma.denominator * k) < gamma.numerator:
+        k += 1
+    return k % 2 == 1

@@ -6,8 +6,7 @@ from collections.abc import Callable
 from math import prod
 
 from client_agent.errors import AgentError
-from client_agent.rounds.opened_brief import OpenedBrief
-from client_agent.rounds.opened_round import OpenedRound
+from client_agent.rounds.opened_round import OpenedBrief, OpenedRound
 from schemas.maths.adapter import Layout
 from schemas.maths.factors import State
 from schemas.wire.budget import Marks, fit_budget, shortfall

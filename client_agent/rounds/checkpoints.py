@@ -14,8 +14,7 @@ from client_agent.adapters.provenance import Origin, origin_of, require_plan, re
 from client_agent.alignment.pack_exchange import stored_frames
 from client_agent.errors import AdapterUnreadable, NothingTrained
 from client_agent.rounds.adapter_in_place import put_in_place
-from client_agent.rounds.layouts import adapter_plan
-from client_agent.rounds.opened_brief import OpenedBrief
+from client_agent.rounds.opened_round import OpenedBrief, adapter_plan
 from client_agent.rounds.part import Part, Setting
 from client_agent.rounds.served_weights import Served
 from client_agent.rounds.standalone import frames_of

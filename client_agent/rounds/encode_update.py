@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from client_agent.adapters.ranks import rank_of
 from client_agent.rounds.byte_budget import marked
-from client_agent.rounds.opened_brief import OpenedBrief
+from client_agent.rounds.opened_round import OpenedBrief
 from client_agent.rounds.trained import Trained
 from client_agent.rounds.update_history import confirmed, store_values, stored_residual, stored_values
 from client_agent.sketches.gradient import Sketch

@@ -11,8 +11,7 @@ from client_agent.adapters.base import Adapter
 from client_agent.model.examples import encode_some, probe_set
 from client_agent.model.quantization import precision_of
 from client_agent.model.tokens import Encoded, digest_of_texts
-from client_agent.storage.final_scores import TaskScores
-from client_agent.storage.start_scores import StartScores
+from client_agent.storage.final_scores import StartScores, TaskScores
 from client_agent.training.data import MIN_VALIDATION
 from client_agent.training.evaluate import evaluate, mean_loss
 from client_agent.training.metrics import COMPARISON, GENERATED_METRICS

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from client_agent.errors import DownloadDamaged
 from client_agent.rounds.client import Client
-from client_agent.rounds.opened_brief import OpenedBrief
+from client_agent.rounds.opened_round import OpenedBrief
 from client_agent.rounds.weights_difference import download_difference, earlier_weights
 from client_agent.storage.files import write_durably
 from client_agent.storage.final_scores import FinalScores

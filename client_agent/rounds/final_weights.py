@@ -8,7 +8,7 @@ from client_agent.errors import AgentError, Stopped
 from client_agent.rounds.checkpoints import adapter_of_round
 from client_agent.rounds.examine import Examiner
 from client_agent.rounds.final_exchange import newest_with, send_final_scores, store_final_weights
-from client_agent.rounds.opened_brief import OpenedBrief
+from client_agent.rounds.opened_round import OpenedBrief
 from client_agent.rounds.participant import Participant
 from client_agent.rounds.trained import Trained
 from client_agent.storage.files import write_durably

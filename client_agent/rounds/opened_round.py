@@ -1,17 +1,104 @@
-"""A round in progress: the client, the brief and the files that its steps share. Needs no torch."""
+"""A round in progress: its brief with the strategy and the layout, the client, and its files.
+
+The only place of the agent that loads the strategy of a round by name. Needs no torch.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from functools import cached_property
 
 from client_agent.rounds.client import Client, Session
-from client_agent.rounds.opened_brief import OpenedBrief
+from client_agent.rounds.part import Part
+from client_agent.rounds.strategy import AgentStrategy, load_strategy
 from client_agent.rounds.trained import TrainedRounds
+from client_agent.storage.round_files import read_brief
 from client_agent.storage.round_folder import TRAINED, RoundFolder, RoundFolders
+from schemas.maths.adapter import Layout
 from schemas.maths.factors import State
+from schemas.maths.layout import client_layout
+from schemas.maths.start import restart_seed
+from schemas.messages.enrolment import Profile
+from schemas.messages.federations import AdapterPlan
+from schemas.messages.recipes import Recipe
 from schemas.messages.rounds import RoundBrief
 from schemas.messages.sum_plan import SecureSumPlan
+
+
+@dataclass(frozen=True, slots=True)
+class OpenedBrief:
+    """The brief of a round and its strategy, opened once per round or command."""
+
+    brief: RoundBrief
+    strategy: AgentStrategy
+
+    @classmethod
+    def of(cls, brief: RoundBrief) -> OpenedBrief:
+        """Load the strategy of a brief.
+
+        Raises:
+            UnknownStrategy, StrategyOptionsInvalid: this agent is older than the plan.
+        """
+        return cls(brief, load_strategy(brief.strategy.name, brief.strategy.options))
+
+    @classmethod
+    def read(cls, folder: RoundFolder) -> OpenedBrief:
+        """Read the brief of a round's folder, and load its strategy.
+
+        Raises:
+            RoundUnreadable: the brief is damaged, or of another version.
+            UnknownStrategy, StrategyOptionsInvalid: this agent is older than the plan.
+        """
+        return cls.of(read_brief(folder))
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        return self.strategy.parts
+
+    @property
+    def recipe(self) -> Recipe:
+        return self.brief.wire.recipe
+
+    @property
+    def start_seed(self) -> int:
+        """The seed of the first A: the plan's, or the round's own if every round restarts."""
+        seed = self.brief.training.seed
+        if self.strategy.restarts:
+            return restart_seed(seed, self.brief.round)
+        return seed
+
+
+def adapter_plan(opened: OpenedBrief, state: State | None, lora_rank: int | None) -> AdapterPlan:
+    """Return the adapter of a client; `state` is its last one, `lora_rank` the silo's first rank, if any."""
+    plan = opened.brief.adapter
+    for part in opened.parts:
+        plan = part.adapter_plan(plan, state, lora_rank)
+    return plan
+
+
+def sent_layout(
+    opened: OpenedBrief,
+    profile: Profile,
+    framed: Collection[str] | None,
+    state: State | None,
+    lora_rank: int | None,
+) -> Layout:
+    """Return the layout of what a client sends in a round.
+
+    Args:
+        framed: the (block, role)s that have frames; None = every one of the plan, or adapters without frames.
+        state: the last trained adapter; None before the first round.
+    """
+    return client_layout(
+        adapter_plan(opened, state, lora_rank),
+        profile,
+        framed,
+        travels=opened.strategy.travels,
+        beside=lambda layout: {
+            name: shape for part in opened.parts for name, shape in part.layout_beside(layout).items()
+        },
+    )
 
 
 @dataclass

@@ -16,8 +16,7 @@ from client_agent.alignment.pivot_wait import PivotWait
 from client_agent.errors import PivotPackAwaited
 from client_agent.policy import Policy
 from client_agent.rounds.client import Session, Workspace
-from client_agent.rounds.layouts import adapter_plan, sent_layout
-from client_agent.rounds.opened_brief import OpenedBrief
+from client_agent.rounds.opened_round import OpenedBrief, adapter_plan, sent_layout
 from client_agent.rounds.part import Setting
 from client_agent.rounds.served_weights import Served
 from client_agent.sketches.gradient import Sketch

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple
 
-from client_agent.rounds.opened_brief import OpenedBrief
+from client_agent.rounds.opened_round import OpenedBrief
 from client_agent.rounds.sync_steps import SyncClient, SyncRound, missing_for_join
 from client_agent.storage.prepared import read_prepared
 from client_agent.storage.round_folder import BRIEF, FINAL_WEIGHTS, WEIGHTS, RoundFolder, awaits_exchange

@@ -1,10 +1,15 @@
-"""Report to the coordinator how far training has come, without ever delaying or failing it."""
+"""Record the steps of a training in the silo's trackers, and report to the coordinator how far it has come.
+
+A report never delays training, and never fails it.
+"""
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from math import isfinite
 from types import TracebackType
 from typing import Self
 
@@ -12,8 +17,11 @@ import httpx
 from pydantic import ValidationError
 
 from client_agent.errors import AgentError
+from client_agent.rounds.local_steps import Report
+from client_agent.rounds.work import Work
 from client_agent.training.loop import Step
 from schemas.messages.progress import Progress
+from schemas.trackers.trackers import Trackers
 
 log = logging.getLogger(__name__)
 
@@ -97,3 +105,42 @@ class ProgressReports:
         if not self._has_failed:
             log.info("the coordinator shows no progress of this round (%s); training continues", reason)
         self._has_failed = True
+
+
+@contextmanager
+def step_reports(work: Work) -> Iterator[Report]:
+    """Return the callback after each step of the round; it reports progress if the silo allows it.
+
+    Private training reports nothing: losses and tokens of a step are those of the examples that were drawn.
+    """
+    session, number = work.session, work.brief.round
+    track = step_tracking(session.trackers, number)
+    is_wanted = work.trainer.reports_progress and session.policy.may_send("progress")
+    if not is_wanted or work.private_training is not None:
+        yield track
+        return
+    path = f"/v1/federations/{session.federation_id}/rounds/{number}/progress"
+    with_loss = work.sum_plan is None
+    with ProgressReports(
+        lambda progress: session.api.put_once(path, progress.model_dump()), with_loss=with_loss
+    ) as reports:
+
+        def report(step: Step, done: int, total: int) -> None:
+            track(step, done, total)
+            reports(step, done, total)
+
+        yield report
+
+
+def step_tracking(trackers: Trackers, round_number: int) -> Report:
+    """Return the callback that records the steps of a round, counted over all rounds."""
+
+    def track(step: Step, done: int, total: int) -> None:
+        values = {"train/tokens_per_second": step.tokens / max(step.seconds, 1e-9)}
+        if isfinite(step.loss):  # a private step may have drawn no example
+            values["train/loss"] = step.loss
+        if step.learning_rate is not None:
+            values["train/learning_rate"] = step.learning_rate
+        trackers.log("step", (round_number - 1) * total + done + step.number, values)
+
+    return track

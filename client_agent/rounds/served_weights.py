@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from client_agent.errors import AdapterUnreadable
 from client_agent.storage.round_folder import FINAL_WEIGHTS, WEIGHTS, RoundFolder, RoundFolders
-from client_agent.storage.stored_body import open_body
+from client_agent.storage.tensor_metadata import open_body
 from schemas.maths.adapter import Layout, in_order
 from schemas.maths.factors import State, resized
 from schemas.messages.updates import WeightsManifest

@@ -16,7 +16,7 @@ from client_agent.privacy.budget import BudgetSpent, TooFewRecords, require_priv
 from client_agent.privacy.ledger import Ledger
 from client_agent.privacy.release import Averaged, Mechanism, averaged, release, sample_records
 from client_agent.rounds.client import Session
-from client_agent.rounds.opened_brief import OpenedBrief
+from client_agent.rounds.opened_round import OpenedBrief
 from client_agent.rounds.participant import Trainer
 from client_agent.sketches.gradient import Sketch, clipped, ema, sketch_of
 from client_agent.sketches.per_record import record_sketches

@@ -17,8 +17,7 @@ from client_agent.rounds.byte_budget import has_budget, require_affordable, requ
 from client_agent.rounds.client import Session, Workspace
 from client_agent.rounds.delivery import deliver, note_reference, report_scores
 from client_agent.rounds.joining import archive_trained, join_round
-from client_agent.rounds.layouts import sent_layout
-from client_agent.rounds.opened_round import OpenedRound
+from client_agent.rounds.opened_round import OpenedRound, sent_layout
 from client_agent.rounds.step_runner import run_missing
 from client_agent.rounds.stored_answers import has_anchors, has_pack, store_anchors, store_pack
 from client_agent.rounds.summed_steps import report_ready, run_sum

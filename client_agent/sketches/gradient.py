@@ -20,9 +20,8 @@ from torch.nn import functional as nnf
 from client_agent.adapters.base import require_bare
 from client_agent.errors import SignatureUnusable
 from client_agent.model.examples import Example, encode_beginnings, probe_set
-from client_agent.model.forward import hidden_states
+from client_agent.model.forward import LOGITS_AT_ONCE, hidden_states
 from client_agent.model.loading import BaseModel
-from client_agent.model.token_budget import LOGITS_AT_ONCE
 from client_agent.model.tokens import NO_TARGET, Batch, by_token, collate, pad_id
 from client_agent.privacy.release import Averaged
 from schemas.maths.seeded_random import stream

@@ -15,7 +15,7 @@ from safetensors import SafetensorError
 
 from client_agent.errors import AdapterUnreadable, AgentError
 from client_agent.storage.round_folder import FOLD, RoundFolder, RoundFolders
-from client_agent.storage.stored_body import open_body
+from client_agent.storage.tensor_metadata import open_body
 from schemas.maths.adapter import Layout, delta_layout, factor_of, module_of
 from schemas.maths.factors import Factors, recompressed, resized, side_by_side
 from schemas.messages.updates import FoldedWeightsManifest

@@ -10,8 +10,14 @@ from typing import Any
 import safetensors.numpy
 from numpy.typing import NDArray
 
+from schemas.wire.compress import is_frame
+from schemas.wire.envelope import Encoding, Envelope, unpack
+from schemas.wire.header import Expected
+
 _LENGTH_BYTES = 8
 _ALIGNMENT = 8
+_LARGEST_FRAME = 2**33
+"""Bytes that a frame may decode to. Coordinators serve dense weights without compression."""
 
 
 def save_tensors(tensors: Mapping[str, NDArray[Any]], metadata: Mapping[str, str]) -> bytes:
@@ -41,3 +47,18 @@ def read_metadata(path: Path) -> dict[str, str]:
     """Read the metadata of a file; its tensors are not read."""
     with path.open("rb") as file:
         return metadata_in(file.read(int.from_bytes(file.read(_LENGTH_BYTES), "little")))
+
+
+def open_body(body: bytes, expected: Expected) -> Envelope:
+    """Validate a body, compressed or not, and return it; its tensors are views of the bytes where it is not.
+
+    Raises:
+        BodyRefused: it is damaged, or has other tensors.
+    """
+    encoding: Encoding | None = "zstd" if is_frame(body) else None
+    return unpack(
+        body,
+        encoding=encoding,
+        expected=expected,
+        max_bytes=len(body) if encoding is None else _LARGEST_FRAME,
+    )

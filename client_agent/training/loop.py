@@ -5,8 +5,11 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from itertools import islice
 from math import inf, isfinite
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -19,20 +22,26 @@ from client_agent.errors import LossNotFinite
 from client_agent.model.forward import answer_logits
 from client_agent.model.loading import BaseModel
 from client_agent.model.tokens import Batch, Encoded, collate, pad_id
-from client_agent.training.batches import deal
 from client_agent.training.checkpoint import Position, TrainingCheckpoint, owner_of
 from client_agent.training.gradient_checks import check_gradients, require_backward
-from client_agent.training.mode import generator_states, restore_generators, training_mode
-from client_agent.training.optimiser import OptimiserState, build_optimiser, restore_state, saved_state
+from client_agent.training.optimiser import (
+    OptimiserState,
+    build_optimiser,
+    learning_rate_factor,
+    restore_state,
+    saved_state,
+)
 from client_agent.training.options import DEFAULT_OPTIONS, TrainingOptions
 from client_agent.training.packing import packed
 from client_agent.training.private_steps import PrivateSteps
 from client_agent.training.ranks import Leader, RankLost, answers_of
-from client_agent.training.schedule import learning_rate_factor
-from schemas.maths.seeded_random import words
+from schemas.maths.seeded_random import permutation, words
 from schemas.messages.federations import TrainingPlan
 
 log = logging.getLogger(__name__)
+_WINDOW_BATCHES = 16
+_WINDOWS_PER_PASS = 4
+"""With fewer windows, sorting would put the same texts together in every pass."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,3 +284,83 @@ def _gradient_of_text(base: BaseModel, text: Encoded) -> float:
 def _on_device(base: BaseModel, texts: Sequence[Encoded], options: TrainingOptions) -> Batch:
     batch = packed if options.packing else collate
     return batch(texts, pad=pad_id(base.tokenizer)).to(base.device)
+
+
+def deal(
+    texts: Sequence[Encoded], plan: TrainingPlan, *, seed: int, round_number: int, done: int
+) -> Iterator[list[list[Encoded]]]:
+    """Yield the batches of each step, `plan.accumulation` of them, after `done` steps."""
+    batches = iterate_batches(texts, plan.batch_size, seed=seed, round_number=round_number)
+    batches = islice(batches, done * plan.accumulation, None)
+    while True:
+        yield list(islice(batches, plan.accumulation))
+
+
+def iterate_batches(
+    texts: Sequence[Encoded], batch_size: int, *, seed: int, round_number: int
+) -> Iterator[list[Encoded]]:
+    """Yield batches without end, in shuffled passes; no text occurs twice in a pass.
+
+    A pass is shuffled and cut into windows of up to 16 batches, at most a quarter of the pass. The texts of a
+    window are sorted by length, so that a batch needs little padding, and its batches are shuffled. A batch
+    that ends a pass continues with texts of the next. With fewer texts than `batch_size` a batch is one pass.
+    """
+    size = min(batch_size, len(texts))
+    window = size * max(1, min(_WINDOW_BATCHES, len(texts) // (size * _WINDOWS_PER_PASS)))
+    pending: list[int] = []
+    epoch = 0
+    while True:
+        order = permutation(len(texts), "deal", seed, round_number, epoch)
+        if pending:
+            missing = size - len(pending)
+            yield [texts[i] for i in pending + order[:missing]]
+            order = order[missing:]
+        whole = len(order) - len(order) % size
+        for start in range(0, whole, window):
+            group = order[start : min(start + window, whole)]
+            if len(group) > size:
+                group.sort(key=lambda i: len(texts[i].ids))
+            batches = [group[i : i + size] for i in range(0, len(group), size)]
+            for index in permutation(len(batches), "batches", seed, round_number, epoch, start):
+                yield [texts[i] for i in batches[index]]
+        pending = order[whole:]
+        epoch += 1
+
+
+@contextmanager
+def training_mode(base: BaseModel, plan: TrainingPlan, seed: int) -> Iterator[None]:
+    """Switch the base model to training (dropout from `seed`, optional checkpointing) and back."""
+    model = cast(Any, base.model)
+    devices = [base.device] if base.device.type == "cuda" else []
+    with torch.random.fork_rng(devices):
+        torch.manual_seed(seed)
+        model.train()
+        if plan.gradient_checkpointing:
+            model.activation_checkpointing_enable({"use_reentrant": False})
+            # The call also makes embeddings require gradients, which only reentrant checkpointing needs: the
+            # backward pass would include the layers below every adapter, and the hook would never be removed.
+            model.disable_input_require_grads()
+        try:
+            yield
+        finally:
+            if plan.gradient_checkpointing:
+                model.activation_checkpointing_disable()
+            model.eval()
+
+
+def generator_states(device: torch.device) -> dict[str, NDArray[np.uint8]]:
+    """Return the states of torch's generators, by device: of the CPU, and of `device` where it is a GPU."""
+    states: dict[str, NDArray[np.uint8]] = {"cpu": torch.get_rng_state().numpy()}
+    if device.type == "cuda":
+        states[str(device)] = torch.cuda.get_rng_state(device).numpy()
+    return states
+
+
+def restore_generators(states: Mapping[str, NDArray[np.uint8]]) -> None:
+    """Set torch's generators to stored states."""
+    for device, stored in states.items():
+        state = torch.from_numpy(np.array(stored))
+        if device == "cpu":
+            torch.set_rng_state(state)
+        else:
+            torch.cuda.set_rng_state(state, torch.device(device))

@@ -7,6 +7,7 @@ The stored state is the same for both: moments in float32. So a silo may change 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from math import cos, pi
 from typing import Any, cast
 
 import numpy as np
@@ -17,6 +18,7 @@ from torch import Tensor, nn
 from client_agent.adapters.base import Adapter
 from client_agent.errors import LayoutMismatch, SettingsUnusable
 from client_agent.settings import OptimizerName
+from schemas.messages.federations import TrainingPlan
 
 OptimiserState = dict[str, NDArray[np.float32]]
 _MOMENTS = ("step", "exp_avg", "exp_avg_sq")
@@ -133,3 +135,20 @@ def _bitsandbytes() -> Any:
             f"optimizer: adamw8bit needs bitsandbytes, which cannot be loaded ({error}); set it to adamw"
         ) from error
     return bitsandbytes
+
+
+def learning_rate_factor(step: int, plan: TrainingPlan, total_steps: int) -> float:
+    """Return the factor of the learning rate at a step (from 0) of all `total_steps` of the federation.
+
+    A linear warm-up over `plan.warmup_steps` is followed by the decay to `plan.schedule_floor`.
+    """
+    warm = min(1.0, (step + 1) / (plan.warmup_steps + 1))
+    remaining = min(1.0, max(0.0, (total_steps - step) / max(1, total_steps - plan.warmup_steps)))
+    floor = plan.schedule_floor
+    match plan.schedule:
+        case "constant":
+            return warm
+        case "linear":
+            return min(warm, floor + (1 - floor) * remaining)
+        case "cosine":
+            return warm * (floor + (1 - floor) * (1 - cos(pi * remaining)) / 2)

@@ -20,8 +20,8 @@ from client_agent.model.loading import BaseModel, base_model_slug, load_base_mod
 from client_agent.model.tokenizer_digests import tokenizer_digests
 from client_agent.model.tokens import Encoded
 from client_agent.settings import AgentSettings, Dtype, GeneratedScores, Quantization
+from client_agent.storage.final_scores import StartScoreStore
 from client_agent.storage.prefix_store import PrefixStore
-from client_agent.storage.start_scores import StartScoreStore
 from client_agent.training.data import SiloData, load_data, with_metrics
 from client_agent.training.optimiser import require_optimiser
 from client_agent.training.options import DEFAULT_OPTIONS, TrainingOptions

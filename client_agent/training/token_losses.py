@@ -12,9 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from client_agent.model.forward import hidden_states
+from client_agent.model.forward import LOGITS_AT_ONCE, grouped_by_length, hidden_states
 from client_agent.model.loading import BaseModel
-from client_agent.model.token_budget import LOGITS_AT_ONCE, grouped_by_length
 from client_agent.model.tokens import Encoded, collate, pad_id
 
 

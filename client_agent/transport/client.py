@@ -5,8 +5,12 @@ Proxies and certificate authorities are those of HTTPS_PROXY, SSL_CERT_FILE and 
 
 from __future__ import annotations
 
+import logging
+import random
+import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
@@ -16,20 +20,21 @@ import httpx
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from pydantic import TypeAdapter, ValidationError
 
-from client_agent.errors import CoordinatorRefused, DownloadDamaged, SettingsUnusable
+from client_agent.errors import CoordinatorRefused, CoordinatorUnreachable, DownloadDamaged, SettingsUnusable
 from client_agent.transport.handshake import explain_refusal, fetch_hello
 from client_agent.transport.request_signing import SignedRequests
 from client_agent.transport.responses import (
     NothingYet,
+    is_refusal,
     nothing_yet,
     read,
+    require_success,
+    retry_after,
     unreadable_answer,
     unreadable_brief,
 )
-from client_agent.transport.retry import RANGE_UNSATISFIABLE, Send, interruptible, send_with_retries
 from client_agent.transport.sent_log import SentLog
-from client_agent.transport.timeouts import DeadlineClient, extend_deadline
-from client_agent.transport.uploads import upload_headers
+from client_agent.transport.timeouts import Deadline, DeadlineClient, extend_deadline
 from schemas.http_environment import EnvironmentUnusable, Route, route_to
 from schemas.identity.addresses import root_path_of
 from schemas.messages.alignment import Acceptance, Anchors, PackList
@@ -39,13 +44,24 @@ from schemas.messages.rounds import FinishedBrief, Joined, RoundBrief, RoundView
 from schemas.messages.scores import Scores
 from schemas.messages.tokens import Hello
 from schemas.messages.updates import Receipt
-from schemas.wire.digests import digest_of, from_field
+from schemas.wire.compress import is_frame
+from schemas.wire.digests import digest_of, from_field, to_field
 from schemas.wire.envelope import MEDIA_TYPE
 
 _TIMEOUT = httpx.Timeout(60.0, connect=15.0)
 
 _brief: TypeAdapter[RoundBrief | FinishedBrief] = TypeAdapter(RoundBrief | FinishedBrief)
 _document: TypeAdapter[SignedDocument] = TypeAdapter(SignedDocument)
+RANGE_UNSATISFIABLE = 416  # the connection broke after the last byte
+_RETRYABLE = frozenset({408, RANGE_UNSATISFIABLE, 425, 429, 500, 502, 503, 504, 507})
+_SHORTEST_CEILING, _LONGEST_CEILING = 1.0, 60.0
+_ONE_TRY_SECONDS = 5.0  # the minimum time of one call, whatever its deadline
+_STOP_POLL_SECONDS = 0.25
+_QUIET_SECONDS, _LOG_SECONDS = 3.0, 60.0  # short outages are not logged; longer ones once a minute
+log = logging.getLogger("tessera.agent")
+Sleep = Callable[[float], None]
+Send = Callable[[dict[str, Any]], httpx.Response]
+"""Sends a request with these extensions of httpx, and returns the answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -321,3 +337,70 @@ def route_of(url: str) -> Route:
         return route_to(url)
     except EnvironmentUnusable as error:
         raise SettingsUnusable(str(error)) from error
+
+
+def upload_headers(body: bytes) -> dict[str, str]:
+    """Return media type, digest and encoding of a body."""
+    headers = {"Content-Type": MEDIA_TYPE, "Content-Digest": to_field(digest_of(body))}
+    if is_frame(body):
+        headers["Content-Encoding"] = "zstd"
+    return headers
+
+
+def send_with_retries(
+    send: Send, *, url: str, deadline_seconds: float, sleep: Sleep, size: int = 0
+) -> httpx.Response:
+    """Return the successful answer to a request to `url` with a body of `size` bytes.
+
+    Raises:
+        CoordinatorUnreachable: no answer arrived within the deadline.
+        CoordinatorRefused: a permanent error, or a rate limit beyond the deadline.
+    """
+    started, ceiling = time.monotonic(), _SHORTEST_CEILING
+    last_logged = started + _QUIET_SECONDS - _LOG_SECONDS
+    grace = max(0.0, _ONE_TRY_SECONDS - deadline_seconds)
+    deadline = Deadline(deadline_seconds + grace, size=size)
+    while True:
+        server_pause: float | None = None
+        answer: httpx.Response | None = None
+        try:
+            answer = send(deadline.extensions)
+        except httpx.TransportError as error:
+            failure = f"{type(error).__name__}: {error}"
+        else:
+            # A network may duplicate a request: the second copy is refused as replayed. Sign it again.
+            if answer.status_code not in _RETRYABLE and not is_refusal(answer, "replayed"):
+                return require_success(answer)
+            failure, server_pause = f"status {answer.status_code}", retry_after(answer)
+        # Full jitter: agents of a restarted coordinator must not return all at once.
+        pause = max(server_pause or 0.0, random.uniform(0.0, ceiling))
+        if pause > deadline.remaining - grace:
+            if answer is not None and answer.status_code == httpx.codes.TOO_MANY_REQUESTS:
+                require_success(answer)
+            raise CoordinatorUnreachable(url, failure, time.monotonic() - started)
+        if time.monotonic() - last_logged > _LOG_SECONDS:
+            last_logged = time.monotonic()
+            log.warning(
+                "%s: request failed (%s); retrying for up to %d s", url, failure, deadline.remaining - grace
+            )
+        sleep(pause)
+        ceiling = min(2 * ceiling, _LONGEST_CEILING)
+
+
+def interruptible(send: Callable[[], httpx.Response], sleep: Sleep) -> httpx.Response:
+    """Send a long poll in a thread, and raise from `sleep` on a stop without waiting for the answer.
+
+    An abandoned thread ends with its connection, at the latest with the process.
+    """
+    response: Future[httpx.Response] = Future()
+
+    def run() -> None:
+        try:
+            response.set_result(send())
+        except BaseException as error:
+            response.set_exception(error)
+
+    threading.Thread(target=run, name="long-poll", daemon=True).start()
+    while not wait([response], _STOP_POLL_SECONDS).done:
+        sleep(0.0)
+    return response.result()

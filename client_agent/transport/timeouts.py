@@ -10,11 +10,11 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from functools import cache
+from importlib.util import find_spec
 from typing import Any, cast
 
 import httpx
-
-from client_agent.transport.trace_context import carry_trace
 
 FLOOR_BYTES_PER_SECOND = 100_000
 """The minimum rate that extends the deadline of a large body."""
@@ -134,3 +134,16 @@ class _LimitedStream(httpx.SyncByteStream):
 
     def close(self) -> None:
         self._stream.close()
+
+
+def carry_trace(request: httpx.Request) -> None:
+    """Add `traceparent` to a request made within a span; signatures do not cover it."""
+    if _is_installed():
+        from opentelemetry.propagate import inject
+
+        inject(request.headers)
+
+
+@cache
+def _is_installed() -> bool:
+    return find_spec("opentelemetry") is not None and find_spec("opentelemetry.propagate") is not None

@@ -1,10 +1,10 @@
-"""Commands for rounds: list, show, relevance, watch."""
+"""Commands for rounds: list, show with scores and sums, relevance, watch."""
 
 from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -22,12 +22,11 @@ from coordinator.cli.client import (
 )
 from coordinator.cli.federation_facts import ENDED
 from coordinator.cli.output import ago, fitting_table, print_table, text, traffic, until, wrapped
-from coordinator.cli.scores import losses, mixing, other_names, personal, score
-from coordinator.cli.sums import sum_lines
 from schemas.messages.scores import LOSS, PERPLEXITY
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
+
 
 app = typer.Typer(help="Show the rounds of a federation.", no_args_is_help=True)
 
@@ -40,6 +39,7 @@ _LOSSES = (
 _NO_ROUND = "No round yet; start the federation with `tessera federation start`."
 
 Interval = Annotated[float, typer.Option(min=0.1, help="Seconds between two polls.")]
+ScoreSetJson = Mapping[str, Mapping[str, Any]]
 
 
 @app.command("list")
@@ -334,3 +334,67 @@ def _progress(report: dict[str, Any] | None) -> str | None:
 
 def _state(details: dict[str, Any]) -> str:
     return f"{details['state']} ({details['reason']})" if details["reason"] else str(details["state"])
+
+
+def score(scores: ScoreSetJson | None, name: str) -> str | None:
+    """Return a score in three decimals, as the dashboard page shows it; None without one."""
+    if not scores or name not in scores:
+        return None
+    value = float(scores[name]["value"])
+    return f"{value:.3f}" if value < 1000 else f"{value:.4g}"
+
+
+def personal(scores: Mapping[str, Any]) -> ScoreSetJson:
+    """Return the scores of a client's personal model: the final one if it keeps it, else the kept one."""
+    final = scores["final"] if scores["final_kept"] else None
+    result: ScoreSetJson = final or scores[scores["kept"]]
+    return result
+
+
+def losses(scores: Mapping[str, Any] | None) -> tuple[str | None, str | None, str | None, str | None]:
+    """Return the loss as served and as trained, the name of the kept one, and the final loss."""
+    if scores is None:
+        return None, None, None, None
+    served, trained, final = (score(scores[side], LOSS) for side in ("served", "trained", "final"))
+    is_final_kept = final is not None and scores["final_kept"]
+    return served, trained, "final" if is_final_kept else str(scores["kept"]), final
+
+
+def mixing(scores: Mapping[str, Any] | None) -> str | None:
+    """Return the change of the loss by mixing with its standard error; None if the client sent none."""
+    change = scores["mixing"] if scores is not None else None
+    if change is None:
+        return None
+    text = f"{change['value']:+.3f} ± {change['error']:.3f}"
+    return text if abs(change["value"]) >= 2 * change["error"] else f"{text} (noise)"
+
+
+def other_names(sets: Iterable[ScoreSetJson | None]) -> list[str]:
+    """Return the names that occur beside loss and perplexity, in order."""
+    return sorted({name for scores in sets if scores for name in scores} - {LOSS, PERPLEXITY})
+
+
+def sum_lines(summed: Mapping[str, Any] | None) -> list[str]:
+    """Return a line for each session of a sum, and one for its result; [] for a round without a sum."""
+    if summed is None:
+        return []
+    lines = [_session(session) for session in summed["sessions"]]
+    if summed["counted"] is not None:
+        lines.append(f"the sum has the updates of {summed['counted']} members{_losses(summed.get('losses'))}")
+    return lines
+
+
+def _session(session: Mapping[str, Any]) -> str:
+    answered = ", ".join(f"{step} {members}" for step, members in session["answered"].items())
+    reason = f" ({session['reason']})" if session["reason"] else ""
+    return (
+        f"{session['kind']} session {session['number']}: {session['state']}{reason}, {session['members']} "
+        f"members{f'; answered: {answered}' if answered else ''}; {session['seconds']:.0f} s"
+    )
+
+
+def _losses(losses: Mapping[str, Any] | None) -> str:
+    if losses is None:
+        return ""
+    means = ", ".join(f"{model} {loss['value']:.3f}" for model, loss in losses.items())
+    return f"; mean loss: {means}"

@@ -8,18 +8,22 @@ from functools import partial
 from typing import Annotated, Literal
 
 from fastapi import APIRouter, Depends, Request, Response
+from sqlalchemy import bindparam, select
 
 from coordinator.auth.authentication import Member, still_counts
 from coordinator.auth.permissions import DownloadingMember
-from coordinator.db.engine import Database
+from coordinator.db.engine import Database, run
+from coordinator.db.tables.federations import PayloadRow
 from coordinator.errors import AuthMissing, Busy, NotFound, NotJoined, RangeUnsatisfiable, RateLimited
 from coordinator.http.dependencies import database_of, metrics_of, server_key_of, settings_of
 from coordinator.http.downloads import Stored, reply, requested_range
-from coordinator.http.limits.concurrency import codec_slot, locks_of
+from coordinator.http.limits.concurrency import codec_slot, has_space, locks_of
 from coordinator.http.params import RoundNumber
 from coordinator.http.problems import answers
-from coordinator.rounds.base_weights import ServedWeights
+from coordinator.rounds import base_weights
+from coordinator.rounds.base_weights import ServedWeights, Zeros
 from coordinator.rounds.participations import count_download
+from coordinator.settings import Settings
 from coordinator.weights import store
 from coordinator.weights.base_delta import whole_delta
 from coordinator.weights.compressed import (
@@ -29,12 +33,13 @@ from coordinator.weights.compressed import (
     requested_form,
     sign_encoded,
 )
-from coordinator.weights.published_differences import published_difference
-from coordinator.weights.store import EncodedKey
+from coordinator.weights.store import SERVED, ZEROS, EncodedKey
 from schemas.messages.recipes import RecipeName
+from schemas.wire.compress import compress_pieces
 from schemas.wire.envelope import MEDIA_TYPE
 
 router = APIRouter(prefix="/v1/federations/{fid}", tags=["weights"])
+_DIGEST = select(PayloadRow.digest).where(PayloadRow.id == bindparam("payload"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,3 +137,31 @@ def _mixture_beside(database: Database, member: Member, weights: ServedWeights) 
     if published is None or published.stored is None:
         raise NotFound
     return published.stored
+
+
+def published_difference(
+    database: Database, settings: Settings, member: Member, weights: ServedWeights, request: DifferenceTo
+) -> Stored | None:
+    """Return the difference to the weights that a client has; None = it needs the weights as stored.
+
+    Raises:
+        Busy: too many requests are being encoded.
+    """
+    place = (member.federation_id, member.client_id, weights.round_number)
+    with database.read() as session:
+        earlier = base_weights.newest_reference(session, member.client_id, weights.round_number - 1)
+        published = store.find_encoded(session, EncodedKey(*place, SERVED))
+        stored = store.find_encoded(session, EncodedKey(*place, ZEROS))
+        digest = run(session, _DIGEST, {"payload": weights.payload_id}).scalar()
+    if earlier is not None and published is not None:
+        return published.stored if request.digest == earlier.digest else None
+    head = weights.head or b""
+    zeros = Zeros(head, weights.size - len(head))
+    if digest != zeros.digest:
+        return None
+    if stored is None and has_space(database, settings):
+        with codec_slot():
+            body = compress_pieces([head, *zeros.pieces()], weights.size)
+            with database.write() as session:
+                stored = store.store_encoded(session, EncodedKey(*place, ZEROS), body)
+    return stored.stored if stored is not None else None

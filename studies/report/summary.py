@@ -13,6 +13,7 @@ from pydantic import Field
 
 from schemas.messages.base import Strict
 from schemas.messages.scores import LOSS
+from studies.bank_record import BankRecord
 from studies.methods import LOCAL, LOCAL_BOTH, LOCAL_LORA, control_of
 from studies.mixtures import sizes_of
 from studies.outcomes import Rule, rules_of
@@ -24,7 +25,6 @@ from studies.report.curves import (
     trained_losses,
 )
 from studies.report.estimates import Estimate, Pairing, estimate
-from studies.report.experts import BankSummary, bank_of, worst_curve
 from studies.report.fair import FairReport
 from studies.report.importance import ImportanceSummary, importance_of
 from studies.report.rounds import (
@@ -317,3 +317,28 @@ def _stays_ahead(steps: int, curve: Sequence[float], end: float) -> int | None:
 def _lone_names(study: Study) -> list[str]:
     sizes = Counter(silo.group for silo in study.silo)
     return [silo.name for silo in study.founders if silo.group is not None and sizes[silo.group] == 1]
+
+
+class BankSummary(Strict):
+    """The bank of a method's first seed that has one."""
+
+    seed: int
+    record: BankRecord
+
+
+def bank_of(results: Sequence[CellResult]) -> BankSummary | None:
+    """Return the bank of the first run that has one; None = the method has no experts."""
+    for result in results:
+        if result.bank is not None:
+            return BankSummary(seed=result.seed, record=result.bank)
+    return None
+
+
+def worst_curve(results: Sequence[CellResult], names: Sequence[str], steps: int) -> LossCurve:
+    """Return the loss of the worst of some clients after each round's local steps, estimated over seeds."""
+    by_seed = [[trained_losses(c) for c in result.clients if c.name in names] for result in results]
+    length = min(len(curve) for curves in by_seed for curve in curves)
+    return LossCurve(
+        steps=[steps * i for i in range(length)],
+        loss=[estimate([max(curve[i] for curve in curves) for curves in by_seed]) for i in range(length)],
+    )

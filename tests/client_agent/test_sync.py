@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from client_agent.daemon import run
-from client_agent.distillation.outputs import sent_outputs
+from client_agent.distillation.part import sent_outputs
 from client_agent.errors import CoordinatorRefused, SettingsUnusable, Stopped
 from client_agent.identity.agent_folder import exclusive
 from client_agent.offline_work import store_facts

@@ -31,7 +31,7 @@ from client_agent.model.examples import Example
 from client_agent.rounds import final_weights, sketch
 from client_agent.rounds import steps as agent_round
 from client_agent.rounds.examine import Exam
-from client_agent.rounds.opened_brief import OpenedBrief
+from client_agent.rounds.opened_round import OpenedBrief
 from client_agent.rounds.part import Part, Setting
 from client_agent.rounds.participant import Participant, Trainer
 from client_agent.rounds.train import LocalTraining

@@ -8,7 +8,7 @@ send nothing of them.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -36,7 +36,6 @@ from client_agent.adapters.variational.posterior import (
     size_term,
     size_weight,
 )
-from client_agent.adapters.variational.rank_choice import active, counted, returning
 from client_agent.model.examples import Example
 from client_agent.model.loading import BaseModel
 from schemas.maths.adapter import Layout, in_order, lora_modules, prior_layout, prior_name
@@ -51,6 +50,10 @@ _BELOW = "ranks.below"
 """Rounds in a row in which each rank's importance was below the cut (M, r)."""
 
 Arrays = dict[str, NDArray[np.float32]]
+Floats = NDArray[np.float32]
+Ranks = NDArray[np.bool_]
+IDLE_AFTER: Final = 2
+"""Rounds in a row with an importance below the cut, after which a rank is dropped."""
 
 
 class VariationalAdapter(Removable):
@@ -224,3 +227,31 @@ def ranks_of(private: State) -> NDArray[np.bool_]:
 def posterior_of(private: State) -> Tensor:
     """Return shapes and rates (2, M, r) of an adapter's private state."""
     return positive(torch.from_numpy(private[_POSTERIOR]))
+
+
+def active(below: Floats) -> Ranks:
+    """Return the ranks (M, r) that are trained, by their counts of rounds below the cut."""
+    return below < IDLE_AFTER
+
+
+def counted(below: Floats, importance: Floats, cut: float) -> Floats:
+    """Return the counts (M, r) after a round with these importances (M, r).
+
+    Of a module whose ranks would all be idle, the most important one of those that were trained stays.
+    """
+    trained = active(below)
+    after = np.where(trained, np.where(importance < cut, below + 1, 0), below).astype(np.float32)
+    for row in np.flatnonzero(~active(after).any(axis=1)):
+        best = np.where(trained[row], importance[row], -np.inf).argmax()
+        after[row, best] = IDLE_AFTER - 1
+    return after
+
+
+def returning(below: Floats, gradients: Floats) -> Ranks:
+    """Return the idle ranks (M, r) whose gradient exceeds that of every trained rank of their module.
+
+    `gradients` (M, r) are the L1 norms of the loss's gradients by the columns of B, with idle columns at 0.
+    """
+    trained = active(below)
+    largest = np.where(trained, gradients, -np.inf).max(axis=1, keepdims=True)  # (M, 1)
+    return np.asarray(~trained & (gradients > largest))

@@ -13,7 +13,7 @@ from transformers import TrainerCallback
 from transformers.trainer_utils import get_last_checkpoint
 
 from client_agent.errors import Stopped
-from client_agent.training.schedule import learning_rate_factor
+from client_agent.training.optimiser import learning_rate_factor
 from client_agent.training.trainer_task import TrainerTask
 from client_agent.training.trainers import LocalTrainer, TrainerOptions
 

@@ -8,7 +8,7 @@ import sys
 import pytest
 from transformers.utils.import_utils import is_bitsandbytes_available
 
-from client_agent.adapters.peft_import import light_peft
+from client_agent.adapters.peft_folder import light_peft
 
 
 def test_bitsandbytes_is_hidden_from_peft_and_found_afterwards(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,8 +13,7 @@ from torch.nn import functional as nnf
 
 from client_agent.adapters.base import require_bare
 from client_agent.adapters.expert_bank import experts_in
-from client_agent.experts.inject import inject_experts
-from client_agent.experts.routed import RoutedExperts
+from client_agent.experts.routed import RoutedExperts, inject_experts
 from client_agent.export.artefact import held_out_loss
 from client_agent.export.job import export_adapter
 from client_agent.export.refusals import ExportUnsupported

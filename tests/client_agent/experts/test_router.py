@@ -7,12 +7,12 @@ import pytest
 import torch
 from transformers import GenerationConfig
 
-from client_agent.experts.inject import inject_experts
+from client_agent.experts.routed import inject_experts
 from client_agent.experts.router import RoutedPasses, consistency
 from client_agent.experts.routing import Routing
 from client_agent.model.examples import Example, encode_for
 from client_agent.model.loading import BaseModel
-from client_agent.training.batches import iterate_batches
+from client_agent.training.loop import iterate_batches
 from tests.client_agent.experts.routed_bank import (
     EXPERTS,
     IDS,

@@ -18,8 +18,7 @@ from client_agent.adapters.frames import random_frames
 from client_agent.adapters.peft_export import checkpoint_in_place, write_checkpoint
 from client_agent.adapters.peft_folder import CONFIG, TENSORS
 from client_agent.errors import AdapterUnreadable
-from client_agent.experts.inject import inject_experts
-from client_agent.experts.routed import RoutedExperts
+from client_agent.experts.routed import RoutedExperts, inject_experts
 from client_agent.experts.routing import Routing
 from client_agent.export.artefact import Artefact, held_out_loss
 from client_agent.export.facts import TrainingFacts

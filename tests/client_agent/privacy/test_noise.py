@@ -10,7 +10,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from client_agent.privacy.noise import discrete_gaussian
+from client_agent.privacy.release import discrete_gaussian
 
 DRAWS = 20_000
 

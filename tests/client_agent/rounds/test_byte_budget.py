@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from client_agent.rounds.byte_budget import BudgetTooSmall, require_affordable
-from client_agent.rounds.opened_brief import OpenedBrief
+from client_agent.rounds.opened_round import OpenedBrief
 from client_agent.rounds.steps import take_part
 from client_agent.storage.round_folder import RECEIPT, RESIDUAL, SENT, TRAINED, WEIGHTS
 from schemas.messages.rounds import RoundBrief

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from client_agent.errors import RoundUnreadable
-from client_agent.rounds.opened_brief import OpenedBrief
+from client_agent.rounds.opened_round import OpenedBrief
 from client_agent.rounds.participant import Participant
 from client_agent.rounds.steps import take_part
 from client_agent.storage.round_files import sent_scores

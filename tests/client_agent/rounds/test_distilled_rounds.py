@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from client_agent.distillation.outputs import read_mixture, sent_outputs
+from client_agent.distillation.part import read_mixture, sent_outputs
 from client_agent.policy import Policy, PolicyRefused
 from client_agent.rounds.participant import Participant
 from client_agent.rounds.steps import take_part

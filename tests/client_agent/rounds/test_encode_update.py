@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from sqlalchemy import update
 
 from client_agent.rounds.encode_update import pack_update
-from client_agent.rounds.opened_brief import OpenedBrief
+from client_agent.rounds.opened_round import OpenedBrief
 from client_agent.rounds.participant import Participant
 from client_agent.rounds.steps import take_part
 from client_agent.rounds.trained import Trained

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from client_agent.rounds.encode_update import pack_update
-from client_agent.rounds.opened_brief import OpenedBrief
+from client_agent.rounds.opened_round import OpenedBrief
 from client_agent.rounds.update_history import store_values
 from client_agent.rounds.work import Work
 from client_agent.storage.round_folder import RECEIPT, RESIDUAL, UPDATE, WEIGHTS

@@ -22,10 +22,10 @@ from client_agent.rounds.checkpoints import reopened
 from client_agent.rounds.standalone import train_alone
 from client_agent.rounds.trained import Trained
 from client_agent.storage.rate_store import RateStore
-from client_agent.training import batches
-from client_agent.training.batches import iterate_batches
+from client_agent.training import loop
 from client_agent.training.data import with_probe
 from client_agent.training.evaluate import evaluate
+from client_agent.training.loop import iterate_batches
 from client_agent.training.silo import Silo
 from schemas.maths.bank import expert_tensors
 from schemas.messages.federations import AdapterPlan, FederationPlan
@@ -141,7 +141,7 @@ def test_no_turn_begins_with_the_texts_of_another_and_all_are_trained_on(
             turns[-1].append(frozenset(batch))
             yield batch
 
-    monkeypatch.setattr(batches, "iterate_batches", recorded)
+    monkeypatch.setattr(loop, "iterate_batches", recorded)
     own = bank(explore_rounds=4)
     trained(wide, tmp_path, own, plan)
     assert [len(turn) for turn in turns] == [1] * 8 + [2] * 4  # two experts in turn, then one

@@ -14,8 +14,8 @@ from client_agent.model.examples import Example
 from client_agent.model.loading import BaseModel
 from client_agent.rounds.examine import Examiner
 from client_agent.rounds.standalone import train_alone
+from client_agent.storage.final_scores import StartScoreStore
 from client_agent.storage.rate_store import RateStore
-from client_agent.storage.start_scores import StartScoreStore
 from client_agent.training.data import SiloData
 from client_agent.training.silo import Silo
 from schemas.messages.federations import AdapterPlan, FederationPlan, ScoresPlan, TrainingPlan

@@ -15,7 +15,7 @@ from client_agent.errors import ManifestRefused
 from client_agent.privacy.budget import BudgetSpent, NotPrivateEnough, TooFewRecords
 from client_agent.privacy.ledger import Ledger
 from client_agent.rounds import plain_steps, sketch
-from client_agent.rounds.opened_brief import OpenedBrief
+from client_agent.rounds.opened_round import OpenedBrief
 from client_agent.rounds.participant import Participant
 from client_agent.rounds.sketch import join_body, mechanism_for, update_sketch
 from client_agent.rounds.steps import take_part

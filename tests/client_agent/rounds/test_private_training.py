@@ -17,10 +17,10 @@ from client_agent.privacy.accountant import epsilon_of_counted
 from client_agent.privacy.budget import TrainingBudgetSpent
 from client_agent.privacy.ledger import Ledger
 from client_agent.rounds import plain_steps
-from client_agent.rounds.opened_brief import OpenedBrief
+from client_agent.rounds.opened_round import OpenedBrief
 from client_agent.rounds.participant import Participant
 from client_agent.rounds.private_training import NotPrivatelyTrained, require_private_steps
-from client_agent.rounds.step_tracking import step_reports
+from client_agent.rounds.progress_report import step_reports
 from client_agent.rounds.steps import take_part
 from client_agent.rounds.strategy import load_strategy
 from client_agent.rounds.trained import Trained

@@ -12,7 +12,7 @@ from client_agent.daemon import run
 from client_agent.errors import SignatureUnusable
 from client_agent.model.loading import BaseModel
 from client_agent.rounds import sketch
-from client_agent.rounds.opened_brief import OpenedBrief
+from client_agent.rounds.opened_round import OpenedBrief
 from client_agent.rounds.participant import Participant
 from client_agent.rounds.sketch import compute_sketch
 from client_agent.sketches.gradient import Sketch, sketch_of

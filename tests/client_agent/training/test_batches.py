@@ -6,7 +6,7 @@ from collections import Counter
 from itertools import islice
 
 from client_agent.model.tokens import Encoded
-from client_agent.training.batches import iterate_batches
+from client_agent.training.loop import iterate_batches
 from schemas.maths.seeded_random import permutation
 
 

@@ -19,9 +19,9 @@ from client_agent.adapters.frames import random_frames
 from client_agent.adapters.inject import inject_pq
 from client_agent.errors import DataInvalid, LossNotFinite, TextTooLong
 from client_agent.model.examples import Example, Task, Turn, encode_for, encode_prompt, encode_question
+from client_agent.model.forward import grouped_by_length
 from client_agent.model.generation import Decoding, completion, completions
 from client_agent.model.loading import BaseModel
-from client_agent.model.token_budget import grouped_by_length
 from client_agent.training.data import load_data
 from client_agent.training.evaluate import evaluate, mean_loss, teacher_forced
 from schemas.messages.federations import AdapterPlan, ScoresPlan, TrainingPlan

@@ -6,7 +6,7 @@ from typing import Literal
 
 import pytest
 
-from client_agent.training.schedule import learning_rate_factor
+from client_agent.training.optimiser import learning_rate_factor
 from schemas.messages.federations import TrainingPlan
 
 

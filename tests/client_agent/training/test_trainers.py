@@ -23,10 +23,9 @@ from client_agent.rounds.train import LocalTraining, learning_rate, train_locall
 from client_agent.rounds.trained import Trained
 from client_agent.storage.rate_store import RateStore
 from client_agent.storage.round_folder import PARTIAL, TRAINER
-from client_agent.training.batches import iterate_batches
 from client_agent.training.checkpoint import TrainingCheckpoint
 from client_agent.training.data import SiloData
-from client_agent.training.loop import answer_loss
+from client_agent.training.loop import answer_loss, iterate_batches
 from client_agent.training.silo import Silo
 from client_agent.training.trainer_task import TrainerFailed, TrainerTask
 from client_agent.training.trainers import (

@@ -13,7 +13,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from client_agent.errors import AnswerUnreadable, CoordinatorRefused, DownloadDamaged, Stopped
-from client_agent.transport import retry
+from client_agent.transport import client as transport_client
 from client_agent.transport.client import CoordinatorApi
 from client_agent.transport.responses import NothingYet
 from schemas.wire.digests import digest_of, to_field
@@ -232,7 +232,7 @@ def test_a_missing_pack_is_none_and_no_error() -> None:
 def test_a_lasting_outage_is_logged(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(retry, "_QUIET_SECONDS", -1.0)
+    monkeypatch.setattr(transport_client, "_QUIET_SECONDS", -1.0)
     api = CoordinatorApi("http://127.0.0.1:1", key=None, deadline_seconds=30.0, sleep=naps(1))
     with api, pytest.raises(Stopped):
         api.hello()

@@ -9,7 +9,8 @@ from http.server import BaseHTTPRequestHandler
 import pytest
 
 from client_agent.errors import CoordinatorRefused, CoordinatorUnreachable
-from client_agent.transport import retry, timeouts
+from client_agent.transport import client as transport_client
+from client_agent.transport import timeouts
 from schemas.wire.digests import digest_of, to_field
 from tests.client_agent.transport.test_client import HELLO, answering, api_for, status
 
@@ -17,7 +18,7 @@ from tests.client_agent.transport.test_client import HELLO, answering, api_for, 
 @pytest.fixture(autouse=True)
 def one_try(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a call end with its first try."""
-    monkeypatch.setattr(retry, "_ONE_TRY_SECONDS", 0.0)
+    monkeypatch.setattr(transport_client, "_ONE_TRY_SECONDS", 0.0)
 
 
 @pytest.mark.slow

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from client_agent.adapters.variational.rank_choice import active, counted, returning
+from client_agent.adapters.variational.adapter import active, counted, returning
 
 
 def counts(*rows: list[float]) -> np.ndarray:
