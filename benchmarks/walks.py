@@ -89,15 +89,23 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.walks", description=__doc__)
     parser.add_argument("--list", action="store_true", help="print the files, too")
     arguments = parser.parse_args()
-    logs.configure("error", "json")
-    walks = Walks()
-    threading.setprofile(walks)
-    with tempfile.TemporaryDirectory() as folder, _served(Path(folder)) as url:
-        _run(walks, url, Path(folder))
-    for walk, files in walks.files.items():
+    for walk, files in walk_files().items():
         print(f"{len(files):>4}  {walk}")
         if arguments.list:
             print("".join(f"      {file}\n" for file in sorted(files)), end="")
+
+
+def walk_files() -> dict[str, set[str]]:
+    """Run two rounds, and return the files that each walk entered in the second."""
+    logs.configure("error", "json")
+    walks = Walks()
+    threading.setprofile(walks)
+    try:
+        with tempfile.TemporaryDirectory() as folder, _served(Path(folder)) as url:
+            _run(walks, url, Path(folder))
+    finally:
+        threading.setprofile(None)  # type: ignore[arg-type]  # typeshed lacks None
+    return walks.files
 
 
 @contextmanager

@@ -6,7 +6,17 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
 
-from docs.generate import architectures, commands, errors, http_api, metrics, plan, python_api, settings
+from docs.generate import (
+    architectures,
+    commands,
+    errors,
+    http_api,
+    metrics,
+    packages,
+    plan,
+    python_api,
+    settings,
+)
 
 GENERATED: Final[Mapping[str, Callable[[], str]]] = {
     "cli.md": commands.page,
@@ -17,6 +27,7 @@ GENERATED: Final[Mapping[str, Callable[[], str]]] = {
     "metrics.md": metrics.page,
     "architectures.md": architectures.page,
     "python.md": python_api.page,
+    "packages.md": packages.page,
 }
 
 
