@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from schemas.messages.federations import AlignmentPlan
 from tests.coordinator.alignment.test_alignment import ANCHORS, OTHER, PIVOT, aligned, put_pack
 from tests.coordinator.alignment.test_transfer_test import assert_shares, figures, path
 from tests.coordinator.cli.test_operator import Operator
@@ -61,16 +60,14 @@ def test_what_is_missing_is_said_and_what_to_do(coordinator: Served) -> None:
     assert "Shared by all base models that share: b0.q" in tessera("alignment", "list", federation_id)
 
 
-def test_a_plan_without_the_option_says_nothing_of_it_and_untested_packs_share(coordinator: Served) -> None:
+def test_untested_packs_share_without_the_option(coordinator: Served) -> None:
     federation_id = aligned(coordinator)
     put_pack(coordinator.admin, federation_id, PIVOT)
     put_pack(coordinator.admin, federation_id, OTHER)
     assert all("shared across" in said for _, said in sharing(coordinator, federation_id).values())
     assert "Shared by all" in Operator(coordinator)("alignment", "list", federation_id)
     shown = coordinator.admin.get(f"/v1/federations/{federation_id}").json()["plan"]["alignment"]
-    assert "require_passed" not in shown
-    off = AlignmentPlan(pivot=PIVOT, require_passed=False)
-    assert off.model_dump_json() == AlignmentPlan(pivot=PIVOT).model_dump_json()
+    assert shown["require_passed"] is False
 
 
 def test_random_frames_cannot_be_required_to_pass(coordinator: Served) -> None:

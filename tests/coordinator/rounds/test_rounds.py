@@ -51,7 +51,7 @@ def test_a_brief_says_all_that_a_client_needs(coordinator: Served) -> None:
     assert answer.status_code == 200
     brief = answer.json()
     assert (brief["round"], brief["state"], brief["deadline"]) == (1, "open", None)
-    assert brief["strategy"] == {"name": "fedavg", "options": {}}
+    assert brief["strategy"] == {"name": "fedavg", "options": {"aggregate": "mean"}}
     assert brief["training"]["steps"] == 7
     assert brief["signature"]["dim"] == 4
     assert brief["server_time"].endswith("Z")

@@ -131,7 +131,7 @@ def test_a_database_that_is_not_migrated_is_not_ready_with_a_store_either(
 ) -> None:
     served = serve(database_url, payload_store=f"file://{tmp_path}/store", tick_seconds=0.05)
     with served.database.write() as session:
-        session.connection().exec_driver_sql("UPDATE alembic_version SET version_num = '0001'")
+        session.connection().exec_driver_sql("UPDATE alembic_version SET version_num = 'other'")
     assert served.http().get("/readyz").status_code == 503
 
 
