@@ -104,7 +104,7 @@ def walk_files() -> dict[str, set[str]]:
         with tempfile.TemporaryDirectory() as folder, _served(Path(folder)) as url:
             _run(walks, url, Path(folder))
     finally:
-        threading.setprofile(None)  # type: ignore[arg-type]  # typeshed lacks None
+        threading.setprofile(None)
     return walks.files
 
 

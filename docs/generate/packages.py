@@ -40,9 +40,9 @@ def page() -> str:
         ]
         sections += [f"## {title}", table(("layer", "package", "content"), rows)]
     for title, package in ((_SHARED, "schemas"), (_TOGETHER, "studies")):
-        rows = [(code(name), sentence(_summary(f"{package}.{name}"))) for name in _children(package)]
-        own = (code(package), sentence(_summary(package)))
-        sections += [f"## {title}", table(("package", "content"), [own, *rows])]
+        modules = [package, *(f"{package}.{name}" for name in _children(package))]
+        described = [(code(module), sentence(_summary(module))) for module in modules]
+        sections += [f"## {title}", table(("package", "content"), described)]
     names = [contract["name"] for contract in contracts.values() if contract["type"] != "layers"]
     sections += [f"## {_CONTRACTS}", "\n".join(f"- {name}." for name in names)]
     return page_of("Packages", ".importlinter and docstrings", _INTRODUCTION, *sections)
