@@ -17,6 +17,7 @@ from client_agent.storage.base_delta import (
     apply_weights,
     newest_base_delta,
     read_served,
+    require_applicable,
     require_whole,
     round_base_delta,
 )
@@ -35,7 +36,7 @@ log = logging.getLogger(__name__)
 class ChangesBaseModel(Part):
     """The weights of a round change the base model by a base delta."""
 
-    deed = "changes the base model by a base delta"
+    action = "changes the base model by a base delta"
     excludes = frozenset({"a PEFT trainer", "torchrun"})
 
 
@@ -72,9 +73,8 @@ class BaseDeltaForm(ServedForm):
             BaseDeltaMissing: earlier increments are missing here, and the coordinator has not the whole.
         """
         try:
-            apply_weights(
-                newest_base_delta(work.rounds, before=work.brief.round), self._served(content, layout())
-            )
+            earlier = newest_base_delta(work.rounds, before=work.brief.round)
+            require_applicable(earlier, self._served(content, layout()))
         except BaseDeltaMissing:
             whole = self._whole(work.session, work.brief.round, work.folder.base, layout())
             if whole is None:

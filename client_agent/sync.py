@@ -154,12 +154,12 @@ def _finish(client: SyncClient, brief: FinishedBrief) -> Outcome:
         return Outcome("finished", "the federation is finished; this client has no update in it")
     newest = newest_with(client, WEIGHTS)
 
-    def expert_layout(opened: OpenedBrief) -> Layout:
+    def first_layout(opened: OpenedBrief) -> Layout:
         if newest is None:
             raise WorkAwaited("this client has no round on disk")
         return layout_of_silo(SyncRound(client, opened, newest), None)
 
-    store_final_weights(client, brief, brief.weights, expert_layout)
+    store_final_weights(client, brief, brief.weights, first_layout)
     if newest is None:
         return Outcome("finished", "the federation is finished; this client has no round on disk")
     if pending_work(client) is not None:

@@ -162,10 +162,6 @@ def _log_into(cell: Cell, out: Path) -> None:
     logging.getLogger("httpx").setLevel(logging.WARNING)
 
 
-if __name__ == "__main__":
-    main()
-
-
 @contextmanager
 def trackers_of(study: Study, out: Path, cell: Cell) -> Iterator[Trackers]:
     """Open the trackers of a run; an interrupted run starts again as a new run."""
@@ -194,3 +190,7 @@ def track_result(trackers: Trackers, result: CellResult) -> None:
 
 def _mean(values: list[float]) -> float:
     return sum(values) / len(values)
+
+
+if __name__ == "__main__":
+    main()

@@ -33,8 +33,8 @@ _MOST_BYTES = MOST_ROWS * ROW_BYTES + 2**20
 class Distillation(Part):
     """Clients compare their models' outputs on the federation's first anchor texts."""
 
-    deed = "learns from the outputs of peers' models"
-    excludes = frozenset({"a trainer", "a PEFT trainer", "private steps"})
+    action = "learns from the outputs of peers' models"
+    excludes = frozenset({"a trainer", "private steps"})
     sends = "outputs"
     reads_anchors = True
 

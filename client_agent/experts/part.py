@@ -91,8 +91,8 @@ class BankOfExperts(Part):
         specialists: the size of a bank that a silo trains alone; a federation's index has its own.
     """
 
-    deed = "trains experts of a bank"
-    excludes = frozenset({"a trainer", "a PEFT trainer", "torchrun", "private steps"})
+    action = "trains experts of a bank"
+    excludes = frozenset({"a trainer", "torchrun", "private steps"})
     sends = "counts"
 
     routing: Routing

@@ -117,8 +117,8 @@ class RoutedExperts(Removable):
     def begin_round(self, round_number: int, total_rounds: int, steps: int) -> list[Turn]:
         """Draw the specialists of a round, and store the choice; the same again after a restart.
 
-        A client that rejected all experts trains the one that was born since for a round: it is what its kind
-        asked for, and begins weaker than an expert that they bent for lack of it.
+        A client that rejected all experts trains the newborn expert for one round, because a newborn starts
+        weaker than experts that others have trained.
 
         Returns:
             the turns in which they train; `choose` makes those of a turn act.

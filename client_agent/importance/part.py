@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 class RankImportance(Part):
     """A posterior of the importance of each rank, which decides what trains and what is sent."""
 
-    deed = "learns the importance of ranks"
-    excludes = frozenset({"a trainer", "a PEFT trainer", "torchrun", "private steps"})
+    action = "learns the importance of ranks"
+    excludes = frozenset({"a trainer", "torchrun", "private steps"})
     bounds_bytes = True
 
     plan: ImportancePlan

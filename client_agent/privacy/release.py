@@ -138,7 +138,10 @@ def averaged(before: Averaged | None, fresh: Vector, mechanism: Mechanism, epsil
 
 
 def discrete_gaussian(variance: Fraction, below: Below) -> int:
-    """Draw x with probability proportional to exp(-x^2 / (2 variance)), over all integers (algorithm 3).
+    """Draw x with probability proportional to exp(-x^2 / (2 variance)), over all integers (algorithm 3 of
+    Canonne, Kamath and Steinke, arXiv 2004.00010).
+
+    Floating-point noise leaks the sum in its low bits (Mironov 2012); integer noise does not.
 
     A discrete Laplace y of scale t = floor(sigma) + 1 is accepted with probability
     exp(-(|y| - variance/t)^2 / (2 variance)).

@@ -10,21 +10,27 @@ from client_agent.rounds.part import Part, Setting
 
 
 def put_in_place(setting: Setting, parts: Sequence[Part], *, gated: bool = False) -> Adapter:
-    """Wrap the base model in the adapter of a plan, as its parts make and prepare it.
+    """Wrap the base model in the adapter of a plan, as its parts make it.
+
+    A learning rate is searched before `prepare`: a bank that chooses by losses would search for its choice.
 
     Raises:
         AdapterInPlace, LayoutMismatch: see `inject`.
     """
-    made = (part.inject(setting) for part in parts)
-    adapter = next((adapter for adapter in made if adapter is not None), None)
+    injected = (part.inject(setting) for part in parts)
+    adapter = next((adapter for adapter in injected if adapter is not None), None)
     if adapter is None:
         adapter = inject(setting.silo.base, setting.plan, setting.frames, gated=gated, seed=setting.seed)
     try:
         for part in parts:
             adapter = part.wrap(adapter, setting.silo.base)
-        for part in parts:
-            part.prepare(adapter, setting)
     except BaseException:
         adapter.remove()
         raise
     return adapter
+
+
+def prepare(adapter: Adapter, setting: Setting, parts: Sequence[Part]) -> None:
+    """Let each part prepare an adapter in place, before tensors are loaded."""
+    for part in parts:
+        part.prepare(adapter, setting)

@@ -13,7 +13,7 @@ from client_agent.adapters.base import Adapter
 from client_agent.adapters.provenance import Origin, origin_of, require_plan, require_same
 from client_agent.alignment.pack_exchange import stored_frames
 from client_agent.errors import AdapterUnreadable, NothingTrained
-from client_agent.rounds.adapter_in_place import put_in_place
+from client_agent.rounds.adapter_in_place import prepare, put_in_place
 from client_agent.rounds.opened_round import OpenedBrief, adapter_plan
 from client_agent.rounds.part import Part, Setting
 from client_agent.rounds.served_weights import Served
@@ -81,16 +81,19 @@ def adapter_of_round(
         stored=stored[0] if stored is not None else None,
     )
     with put_in_place(setting, parts, gated=gated) as adapter:
+        prepare(adapter, setting, parts)
         if gated or not strategy.gated:
             strategy.served.load_beside(adapter, served)
-        if stored is not None:
+        if trained is not None and stored is not None:
             adapter.load(stored[0])
             adapter.load_private(stored[1])
-            yield Reopened(adapter, trained.origin if trained is not None else None)
+            yield Reopened(adapter, trained.origin)
             return
         values = strategy.served.values(adapter, served)
-        local = earlier.adapter if earlier is not None else None
-        adapter.load(strategy.start(local, values, newcomer=earlier is None))
+        if variant == "served" or gated:  # as the round began with it; final weights are what they are
+            local = earlier.adapter if earlier is not None else None
+            values = strategy.start(local, values, newcomer=earlier is None)
+        adapter.load(values)
         if earlier is not None and adapter.private_state():
             adapter.load_private(earlier.private)
         yield Reopened(adapter, None)
@@ -187,6 +190,7 @@ def reopened(
         silo, plan.adapter, frames, seed, plan.training.max_length, Path(), served=None, stored=tensors
     )
     with put_in_place(setting, parts) as adapter:
+        prepare(adapter, setting, parts)
         adapter.load(tensors)
         adapter.load_private(private)
         yield Reopened(adapter, trained.origin)

@@ -75,15 +75,22 @@ class Encoded:
 
     Attributes:
         reference: the state that it is the difference to.
+        learnt: the difference before anything was added to it.
+        sent: the difference that was encoded.
         decoded: the difference as the coordinator decodes it.
-        residual: the norm of what was lost, as a share of what was learnt.
         octets: the number of bytes of the encoded values.
     """
 
     reference: State
-    decoded: Arrays
-    residual: float
+    learnt: State
+    sent: State
+    decoded: State
     octets: int
+
+    @property
+    def residual(self) -> float:
+        """Return the norm of what was lost, as a share of what was learnt."""
+        return _norm(_difference(self.sent, self.decoded)) / (_norm(self.learnt) or 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,8 +143,7 @@ def pack_update(inputs: UpdateInputs, *, stored_digest: str | None = None) -> by
             folder, RESIDUAL, _difference(delta, decoded), inputs.federation_id, body, inputs.pack_digest
         )
     if reference.values is not None:
-        residual = _norm(_difference(delta, decoded)) / (_norm(learnt) or 1)
-        encoded = Encoded(reference.values, decoded, residual, _bytes(coded))
+        encoded = Encoded(reference.values, learnt, delta, decoded, _bytes(coded))
         for part in opened.parts:
             part.encoded(inputs, encoded)
     return body

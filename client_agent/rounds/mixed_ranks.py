@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 class MixedRanks(Part):
     """A client has the rank of its last adapter, at first one of its choice from `least` to the plan's."""
 
+    excludes = frozenset()
+
     least: int
 
     def adapter_plan(self, plan: AdapterPlan, state: State | None, lora_rank: int | None) -> AdapterPlan:

@@ -12,11 +12,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal
 
+from pydantic import BaseModel
+
 from client_agent.policy import SentKind
 from schemas.maths.adapter import Layout
 from schemas.maths.factors import State
 from schemas.messages.federations import AdapterPlan
-from schemas.messages.importance import ImportancePlan
 from schemas.messages.recipes import Recipe
 from schemas.wire.budget import Marks
 from schemas.wire.envelope import Array
@@ -25,7 +26,7 @@ from schemas.wire.quantise import Floats
 if TYPE_CHECKING:
     from client_agent.adapters.base import Adapter, Penalty
     from client_agent.adapters.frames import Frames
-    from client_agent.model.loading import BaseModel
+    from client_agent.model.loading import BaseModel as LoadedModel
     from client_agent.rounds.encode_update import Encoded, UpdateInputs
     from client_agent.rounds.local_steps import RoundSteps
     from client_agent.rounds.opened_round import OpenedRound
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
     from client_agent.training.silo import Silo
 
 Runner = Literal["a trainer", "a PEFT trainer", "torchrun", "private steps"]
-"""Who may run the local steps in place of the agent's own loop on one device."""
+"""Who may run the local steps in place of the agent's own loop on one device. A PEFT trainer is a trainer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +50,8 @@ class Setting:
         seed: draws the first A.
         max_length: the most tokens of a text.
         home: the folder of the federation, or of the agent without one.
-        served: the weights that are loaded next; None = others.
-        stored: the trained tensors that are loaded next; None = others.
+        served: served weights that will be loaded; None = a stored or a new adapter.
+        stored: a trained adapter that will be loaded; None = served weights or a new adapter.
     """
 
     silo: Silo
@@ -82,16 +83,16 @@ class Part:
     """One feature in a round of the agent.
 
     Attributes:
-        deed: what the feature does to local training, as it completes "the plan's method ...".
-        excludes: who cannot run the local steps beside this part.
+        action: what the feature does to local training, as it completes "the plan's method ...".
+        excludes: who cannot run the local steps beside this part; by default nobody but the agent's own loop.
         sends: the kind of data beside the adapter that a policy may forbid; None = the part sends none.
         reads_anchors: whether the part needs the federation's public texts.
         bounds_bytes: whether the part limits the bytes of an update.
-        trained_adapters: how many adapters take all steps of a round, one after another.
+        trained_adapters: how many adapters take all steps of a round, one after another; for studies.
     """
 
-    deed: ClassVar[str] = ""
-    excludes: ClassVar[frozenset[Runner]] = frozenset()
+    action: ClassVar[str] = "adds a part to the round"
+    excludes: ClassVar[frozenset[Runner]] = frozenset({"a trainer", "torchrun", "private steps"})
     sends: ClassVar[SentKind | None] = None
     reads_anchors: ClassVar[bool] = False
     bounds_bytes: ClassVar[bool] = False
@@ -130,7 +131,7 @@ class Part:
         """Put an adapter of the part's own kind around the base model; None = the plan's kind."""
         return None
 
-    def wrap(self, adapter: Adapter, base: BaseModel) -> Adapter:
+    def wrap(self, adapter: Adapter, base: LoadedModel) -> Adapter:
         """Return the adapter with what the part puts around it; `remove` of the result removes both."""
         return adapter
 
@@ -138,7 +139,7 @@ class Part:
         """Prepare an injected adapter, before tensors are loaded."""
 
     @property
-    def searched_as(self) -> ImportancePlan | None:
+    def searched_as(self) -> BaseModel | None:
         """The options that change what is trained on; rates are searched for each of their values."""
         return None
 
@@ -176,4 +177,5 @@ class Part:
 
 def obstacle(parts: Iterable[Part], runner: Runner) -> str | None:
     """Return what the first part does that `runner` cannot; None if it can run the steps."""
-    return next((part.deed for part in parts if runner in part.excludes), None)
+    runners = {runner, "a trainer"} if runner == "a PEFT trainer" else {runner}
+    return next((part.action for part in parts if runners & part.excludes), None)

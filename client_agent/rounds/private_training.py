@@ -131,9 +131,10 @@ def require_private_method(parts: Sequence[Part]) -> None:
     Raises:
         NotPrivatelyTrained: something does.
     """
-    if (deed := obstacle(parts, "private steps")) is not None:
+    if (action := obstacle(parts, "private steps")) is not None:
         raise NotPrivatelyTrained(
-            f"its method {deed}, which has no noise", "Ask the operator for a plan with another strategy"
+            f"its method {action}, which uses training examples without noise",
+            "Ask the operator for a plan with another strategy",
         )
 
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 class SentFactors(Part):
     """Predicates over tensor names: which are sent to the coordinator, and which are trained."""
 
-    deed = "sends a part of the adapter"
+    action = "sends a part of the adapter"
     excludes = frozenset({"a PEFT trainer"})
 
     travels: Callable[[str], bool]

@@ -11,7 +11,7 @@ from client_agent.adapters.provenance import origin_of
 from client_agent.alignment.pack import Pack
 from client_agent.errors import SettingsUnusable
 from client_agent.model.loading import BaseModel
-from client_agent.rounds.adapter_in_place import put_in_place
+from client_agent.rounds.adapter_in_place import prepare, put_in_place
 from client_agent.rounds.delivery import track_scores
 from client_agent.rounds.part import Part, Setting
 from client_agent.rounds.possible import require_trainer_suits
@@ -49,7 +49,7 @@ def train_alone(
         Stopped: `stop` returned true.
         AlignmentImpossible, SettingsUnusable: see `frames_of`.
         TrainerUnusable: the silo's trainer does not suit the plan.
-        LayoutMismatch: the bank has fewer specialists than are to act.
+        LayoutMismatch: see `Part.inject`.
     """
     if plan.privacy.training is not None:
         log.warning("privacy.training of the plan is not used here: of a training alone nothing is sent")
@@ -63,6 +63,7 @@ def train_alone(
     origin = origin_of(silo.base, plan.adapter, frames, gated=False, seed=seed)
     with put_in_place(setting, parts) as adapter:
         rate = learning_rate(silo, adapter, plan.training, origin, rates, stop)
+        prepare(adapter, setting, parts)
         for round_number in range(1, plan.rounds.total + 1):
             training = LocalTraining(
                 silo=silo,

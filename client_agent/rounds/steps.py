@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Final
 
-from client_agent.rounds.adapter_in_place import put_in_place
+from client_agent.rounds.adapter_in_place import prepare, put_in_place
 from client_agent.rounds.byte_budget import has_budget, require_affordable, require_allowed_size
 from client_agent.rounds.delivery import report_scores
 from client_agent.rounds.joining import archive_trained, join_round, rejoin
@@ -133,6 +133,7 @@ def _train(work: Work) -> bytes:
             first=trainer.first_adapter(opened),
             parts=opened.parts,
         )
+        prepare(adapter, setting, opened.parts)
         form.load_beside(adapter, served)
         values = form.values(adapter, served)
         training = LocalTraining(

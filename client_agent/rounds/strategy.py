@@ -46,7 +46,7 @@ class AgentStrategy:
     @property
     def gated(self) -> bool:
         """Whether the served weights are a frozen global branch beside the local adapter."""
-        return False
+        return self.served.gated
 
     @property
     def parts(self) -> tuple[Part, ...]:

@@ -40,7 +40,8 @@ class LocalTraining:
         earlier: the client's training of the round before, with private tensors and optimiser state; None =
             it has none.
         parts: the features of the round.
-        work: the round of a federation, whose peers have made `start`; None = the silo trains alone.
+        work: the round of a federation; None = the silo trains alone.
+        is_federated: whether peers have made `start`.
         surroundings: the digest of what acts in the model beside the adapter: base delta, global branch.
         restarts: whether the optimiser starts anew.
         private: how the steps are made differentially private; None = they are not.
@@ -77,7 +78,7 @@ class LocalTraining:
 
     @property
     def steps(self) -> Callable[..., TrainingOutcome]:
-        """The silo's own loop, or its trainer, of this adapter and these examples."""
+        """The function that runs local steps: the agent's loop, or the silo's trainer, of this adapter."""
         silo, plan = self.silo, self.plan
         if silo.trainer is None:
             run = partial(train, options=silo.options, ranks=silo.ranks, private=self.private)

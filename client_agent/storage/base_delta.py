@@ -1,6 +1,6 @@
 """The base delta: the low-rank change of the base model from served weights, accumulated per round.
 
-ServedDelta weights carry it whole or as an increment; the base model itself is never written to.
+Served weights carry it whole or as an increment; the base model itself is never written to.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Arrays = dict[str, NDArray[np.float32]]
 
 
 class BaseDeltaMissing(AgentError):
-    """ServedDelta weights are an increment to a base delta that is not on disk."""
+    """Served weights are an increment to a base delta that is not on disk."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,24 +118,34 @@ def require_whole(served: ServedDelta) -> None:
         )
 
 
-def apply_weights(earlier: BaseDelta, served: ServedDelta) -> BaseDelta:
-    """Return the base delta after served weights.
+def require_applicable(earlier: BaseDelta, served: ServedDelta) -> None:
+    """Check that served weights are whole, or an increment to a base delta.
 
     Raises:
         BaseDeltaMissing: the weights are an increment to another round's base delta.
     """
     round_number, base_round = served.manifest.round, served.manifest.fold_from
-    if round_number == earlier.round:  # the same weights again, after an abandoned round
-        return earlier
-    if base_round in (None, 1):
-        return BaseDelta(round_number, served.added)
-    if base_round != earlier.round:
+    if base_round not in (None, 1, earlier.round) and round_number != earlier.round:
         raise BaseDeltaMissing(
             f"the weights of round {round_number} are an increment to the base delta of round {base_round}, "
             f"and this client has that of round {earlier.round}. The coordinator does not serve the whole "
             "base delta: update it, or stop this client until one round is published without it; the client "
             "is then served the whole base delta"
         )
+
+
+def apply_weights(earlier: BaseDelta, served: ServedDelta) -> BaseDelta:
+    """Return the base delta after served weights.
+
+    Raises:
+        BaseDeltaMissing: see `require_applicable`.
+    """
+    require_applicable(earlier, served)
+    round_number = served.manifest.round
+    if round_number == earlier.round:  # the same weights again, after an abandoned round
+        return earlier
+    if served.manifest.fold_from in (None, 1):
+        return BaseDelta(round_number, served.added)
     added = dict(earlier.added)
     for module, factors in served.added.items():
         added[module] = recompressed(side_by_side([added[module], factors])) if module in added else factors

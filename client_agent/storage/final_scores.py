@@ -68,6 +68,9 @@ def read_final_scores(home: Path) -> FinalScores | None:
 class StartScores(Strict):
     """Scores on the test examples, and the loss on the validation examples, null with fewer than 16 of them.
 
+    Before the first round the state is the bare base model, under every plan of the same adapter. A
+    federation and `tessera agent train` with the same folder score it once.
+
     `fingerprint` is the digest of everything that the scores depend on; `tasks` has the scores of each task.
     """
 

@@ -33,8 +33,8 @@ class Options(AgentOptions):
 class PersonalAdapter(Part):
     """A second adapter beside the common one, pulled towards it by a weight."""
 
-    deed = "trains two adapters"
-    excludes = frozenset({"a trainer", "a PEFT trainer", "torchrun", "private steps"})
+    action = "trains two adapters"
+    excludes = frozenset({"a trainer", "torchrun", "private steps"})
     trained_adapters = 2
 
     pull: float
@@ -49,18 +49,18 @@ class PersonalAdapter(Part):
         adapter = cast("PersonalLora", steps.adapter)
         penalty = adapter.pull_to_common()
         state = steps.optimiser_state or {}
-        of_common = {n.removeprefix(_COMMON): v for n, v in state.items() if n.startswith(_COMMON)}
-        of_personal = {n: values for n, values in state.items() if not n.startswith(_COMMON)}
+        common_state = {n.removeprefix(_COMMON): v for n, v in state.items() if n.startswith(_COMMON)}
+        personal_state = {n: values for n, values in state.items() if not n.startswith(_COMMON)}
         first, second = steps.local.half(0), steps.local.half(1)
         with adapter.common_in_model():
             common = steps.run(
                 first,
                 f"{first.title}, common adapter",
-                optimiser_state=of_common,
+                optimiser_state=common_state,
                 penalty=None,
                 beside="common",
             )
-        outcome = steps.run(second, second.title, optimiser_state=of_personal, penalty=penalty)
+        outcome = steps.run(second, second.title, optimiser_state=personal_state, penalty=penalty)
         renamed = {f"{_COMMON}{name}": values for name, values in common.optimiser_state.items()}
         return replace(outcome, optimiser_state={**outcome.optimiser_state, **renamed})
 

@@ -37,6 +37,8 @@ class Options(AgentOptions):
 class GlobalBranch(ServedForm):
     """The weights are a frozen branch beside the adapter."""
 
+    gated = True
+
     def load_beside(self, adapter: Adapter, served: Served) -> None:
         adapter.load_global(self.read(served.body, adapter.layout))
 
@@ -51,12 +53,8 @@ class Strategy(AgentStrategy):
     options: Options
 
     @property
-    def gated(self) -> bool:
-        return self.options.mix == "gate"
-
-    @property
     def served(self) -> ServedForm:
-        return GlobalBranch() if self.gated else ServedForm()
+        return GlobalBranch() if self.options.mix == "gate" else ServedForm()
 
     @property
     def parts(self) -> tuple[Part, ...]:

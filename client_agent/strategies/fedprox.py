@@ -24,8 +24,8 @@ class Options(AgentOptions):
 class ProximalTerm(Part):
     """The loss of every step grows with the distance to the served weights."""
 
-    deed = "pulls its steps to the served weights"
-    excludes = frozenset({"a trainer", "a PEFT trainer"})
+    action = "pulls its steps to the served weights"
+    excludes = frozenset({"a trainer"})
 
     weight: float
 

@@ -31,8 +31,8 @@ class Pruning(Part):
     The penalty is `strength` times their size; they are removed after a round in which they shrank.
     """
 
-    deed = "prunes ranks by a penalty of the loss"
-    excludes = frozenset({"a trainer", "a PEFT trainer", "private steps"})
+    action = "prunes ranks by a penalty of the loss"
+    excludes = frozenset({"a trainer", "private steps"})
 
     least: int
     decay: float

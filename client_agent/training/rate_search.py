@@ -11,6 +11,7 @@ from itertools import pairwise
 from math import inf
 
 import numpy as np
+from pydantic import BaseModel as Options
 
 from client_agent.adapters.base import Adapter, Penalty
 from client_agent.errors import LossNotFinite, Stopped
@@ -28,7 +29,6 @@ from client_agent.training.options import DEFAULT_OPTIONS, TrainingOptions
 from client_agent.training.progress import TrainingProgress
 from client_agent.training.silo import Silo
 from schemas.messages.federations import AdapterPlan, TrainingPlan
-from schemas.messages.importance import ImportancePlan
 
 log = logging.getLogger(__name__)
 
@@ -107,7 +107,7 @@ def search_key(
     *,
     frames: str,
     options: TrainingOptions = DEFAULT_OPTIONS,
-    method: ImportancePlan | None = None,
+    method: Options | None = None,
 ) -> str:
     """Return the digest of everything that a search depends on, hexadecimal.
 

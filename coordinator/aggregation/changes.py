@@ -99,7 +99,7 @@ class ComparedChanges(Part):
 
     def store(self, session: Session, row: RoundRow, adopted: Mapping[int, int]) -> None:
         """Add the comparisons to the stored relevance of the round."""
-        if self._changes is None:
+        if self._changes is None or not self._changes.clients:
             return
         values = np.stack([self._changes.products, self._changes.lengths], 1).astype("<f8")  # (N, 2, N)
         rows = [

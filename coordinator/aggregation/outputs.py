@@ -69,8 +69,8 @@ def _mixture(
     places = [place for place in np.flatnonzero(row).tolist() if names[place] in outputs_by_client]
     if not places:
         return None
-    of_peers = [outputs_by_client[names[place]] for place in places]
-    mixture = mixed(of_peers, row[places], partial(has_voices, least=least))
+    peer_outputs = [outputs_by_client[names[place]] for place in places]
+    mixture = mixed(peer_outputs, row[places], partial(has_voices, least=least))
     return mixture if mixture.shares.any() else None
 
 

@@ -137,7 +137,7 @@ class OldTensors:
 
 
 class Part:
-    """A part of a round's publication. What a part does not override does nothing, or as is usual.
+    """A part of a round's publication. A hook does nothing by default, or what a round without parts does.
 
     An object serves one round; `store` refers to what an earlier hook has staged.
     """

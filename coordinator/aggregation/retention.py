@@ -50,21 +50,17 @@ def _prune_federation(session: Session, federation_id: str, keep_rounds: int, li
         OldTensors(_old_weights(federation_id, oldest_kept), extras=("head",)),
         *old_tensors(federation_id, oldest_kept),
     ]
-    pruned = sum(_clear(session, old, limit) for old in kinds)
+    rows = [(old, list(session.scalars(old.rows.limit(limit)))) for old in kinds]
+    # One statement for all kinds: replicas that prune federations with common payloads lock in one order.
+    named = {getattr(row, column) for old, old_rows in rows for row in old_rows for column in old.references}
+    payloads.start_grace(session, *(payload_id for payload_id in named if payload_id is not None))
+    for old, old_rows in rows:
+        for row in old_rows:
+            for column in (*old.references, *old.extras):
+                setattr(row, column, None)
+    pruned = sum(len(old_rows) for _, old_rows in rows)
     pruned += _delete_coded_weights(session, federation_id, oldest_kept, limit)
     return pruned + event_log.delete_of_rounds(session, federation_id, oldest_kept, most=limit)
-
-
-def _clear(session: Session, old: OldTensors, limit: int) -> int:
-    rows = list(session.scalars(old.rows.limit(limit)))
-    if not rows:
-        return 0
-    payload_ids = {getattr(row, column) for row in rows for column in old.references}
-    payloads.start_grace(session, *(payload_id for payload_id in payload_ids if payload_id is not None))
-    for row in rows:
-        for column in (*old.references, *old.extras):
-            setattr(row, column, None)
-    return len(rows)
 
 
 def _delete_coded_weights(session: Session, federation_id: str, oldest_kept: int, limit: int) -> int:

@@ -255,7 +255,7 @@ def reject_updates(session: Session, round_id: int, reason: str) -> None:
 
 
 def _sums(plan: Mapping[str, Any]) -> bool:
-    """Whether a stored plan has a secure sum; plans without one do not have the member."""
+    """Whether a stored plan has a secure sum."""
     return plan["privacy"]["secure_sum"] is not None
 
 

@@ -8,8 +8,10 @@ from typing import Any, Literal, get_args, get_origin
 import pytest
 from pydantic import JsonValue
 
-from client_agent.base_delta import BaseDeltaForm
+from client_agent.base_delta import BaseDeltaForm, ChangesBaseModel
+from client_agent.experts.part import BankOfExperts, ServedBank
 from client_agent.rounds import strategy as agent_side
+from client_agent.rounds.mixed_ranks import MixedRanks
 from client_agent.rounds.sent_factors import SentFactors
 from coordinator.strategies import opening as coordinator_side
 from schemas.maths.adapter import lora_layout
@@ -65,3 +67,14 @@ def test_both_sides_say_whether_a_prior_travels_beside_the_adapter(name: str) ->
     layout = lora_layout(2, {"q": (4, 4), "down": (4, 8)}, 2)
     beside = {name: shape for part in here.parts for name, shape in part.layout_beside(layout).items()}
     assert beside == (there.beside(layout) if there.traits.extra_tensors else {})
+
+
+@pytest.mark.parametrize("name", agent_side.strategy_names())
+def test_parts_of_a_strategy_agree_with_its_form(name: str) -> None:
+    strategy = agent_side.load_strategy(name)
+    changes_base = any(isinstance(part, ChangesBaseModel) for part in strategy.parts)
+    assert changes_base == isinstance(strategy.served, BaseDeltaForm)
+    assert any(isinstance(part, MixedRanks) for part in strategy.parts) == strategy.served.mixed_ranks
+    assert any(isinstance(part, BankOfExperts) for part in strategy.parts) == isinstance(
+        strategy.served, ServedBank
+    )

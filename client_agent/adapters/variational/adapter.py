@@ -53,7 +53,8 @@ Arrays = dict[str, NDArray[np.float32]]
 Floats = NDArray[np.float32]
 Ranks = NDArray[np.bool_]
 IDLE_AFTER: Final = 2
-"""Rounds in a row with an importance below the cut, after which a rank is dropped."""
+"""Rounds in a row with an importance below the cut, after which a rank is idle: neither in memory nor in the
+computation. Its count stays until it returns."""
 
 
 class VariationalAdapter(Removable):

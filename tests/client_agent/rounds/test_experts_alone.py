@@ -18,6 +18,7 @@ from client_agent.experts.routed import RoutedExperts
 from client_agent.experts.routing import Routing
 from client_agent.model.examples import Example
 from client_agent.model.tokens import Encoded
+from client_agent.rounds import train
 from client_agent.rounds.checkpoints import reopened
 from client_agent.rounds.standalone import train_alone
 from client_agent.rounds.trained import Trained
@@ -150,3 +151,20 @@ def test_no_turn_begins_with_the_texts_of_another_and_all_are_trained_on(
     read = {text for turn in turns for batch in turn for text in batch}
     training = with_probe(wide.data, own.routing.probe_examples).train
     assert read == set(wide.encoded(training, plan.training.max_length))
+
+
+def test_a_rate_is_searched_before_a_bank_chooses(
+    wide: Silo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The searched specialist must not depend on the secret by which equal experts are drawn."""
+    chosen: list[tuple[int, ...]] = []
+
+    def recorded(_: Silo, adapter: RoutedExperts, *arguments: Any, **options: Any) -> float:
+        adapter.load(adapter.state())
+        chosen.append(adapter.chosen)
+        return 0.01
+
+    monkeypatch.setattr(train, "search_rate", recorded)
+    training = PLAN.training.model_copy(update={"learning_rate": "auto"})
+    trained(wide, tmp_path, bank(), PLAN.model_copy(update={"training": training}))
+    assert chosen == [(1,)]

@@ -1,4 +1,4 @@
-"""Who let whom in or shut whom out: every such deed is in the audit log, and nothing leaves it unnoticed."""
+"""Actions that let people in or shut them out: each is in the audit log, and nothing leaves it unnoticed."""
 
 from __future__ import annotations
 
