@@ -118,7 +118,7 @@ class BankOfExperts(Part):
         return inject_experts(base, plan, frames, experts, self.routing, seed=setting.seed)
 
     def prepare(self, adapter: Adapter, setting: Setting) -> None:
-        """Let losses on the probe set choose among experts; a bank that was trained has its choice."""
+        """Choose among experts by losses on the probe set; a bank that was trained has its choice."""
         from client_agent.experts.probing import prober_of
 
         if setting.stored is not None:

@@ -31,6 +31,6 @@ def put_in_place(setting: Setting, parts: Sequence[Part], *, gated: bool = False
 
 
 def prepare(adapter: Adapter, setting: Setting, parts: Sequence[Part]) -> None:
-    """Let each part prepare an adapter in place, before tensors are loaded."""
+    """Call `prepare` of each part for an adapter in place, before tensors are loaded."""
     for part in parts:
         part.prepare(adapter, setting)

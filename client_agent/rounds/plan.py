@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,12 +11,12 @@ from pydantic import ValidationError
 from client_agent.errors import AgentError, AnswerUnreadable, NotEnrolled, PlanUnusable
 from client_agent.identity.agent_folder import Membership, read_membership
 from client_agent.identity.membership import connect_once
-from client_agent.rounds.possible import require_trainer_suits
+from client_agent.rounds.part import Part, Runner, obstacle
 from client_agent.rounds.strategy import load_strategy
 from client_agent.settings import AgentSettings
 from client_agent.storage.round_files import read_brief
 from client_agent.storage.round_folder import BRIEF, RoundFolders
-from client_agent.training.trainers import open_trainer
+from client_agent.training.trainers import OpenedTrainer, open_trainer
 from client_agent.transport.client import CoordinatorApi
 from schemas.messages.faults import complaints
 from schemas.messages.federations import AdapterPlan, FederationPlan, SignaturePlan, TrainingPlan
@@ -136,6 +137,16 @@ def require_trainer(settings: AgentSettings, plan: FederationPlan | None) -> str
         parts = load_strategy(plan.strategy.name, plan.strategy.options).parts
         require_trainer_suits(trainer, plan.adapter, parts)
     return trainer.name
+
+
+def require_trainer_suits(trainer: OpenedTrainer, adapter: AdapterPlan, parts: Sequence[Part]) -> None:
+    """Check that a trainer of the silo's own can run the local steps of a plan.
+
+    Raises:
+        TrainerUnusable: it cannot.
+    """
+    runner: Runner = "a PEFT trainer" if trainer.trainer.needs_peft else "a trainer"
+    trainer.require_suitable(adapter, obstacle(parts, runner))
 
 
 def _guessed(source: str) -> SiloPlan:

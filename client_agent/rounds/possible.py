@@ -11,8 +11,9 @@ from math import prod
 from client_agent.privacy.budget import BudgetSpent, require_private, require_voices
 from client_agent.privacy.ledger import Ledger
 from client_agent.privacy.training import training_mechanism
-from client_agent.rounds.part import Part, Runner, obstacle
+from client_agent.rounds.part import Part, obstacle
 from client_agent.rounds.plain_steps import earlier_sketch
+from client_agent.rounds.plan import require_trainer_suits
 from client_agent.rounds.private_training import different, require_private_steps
 from client_agent.rounds.sketch import mechanism_for
 from client_agent.rounds.strategy import load_strategy
@@ -21,7 +22,6 @@ from client_agent.storage.round_folder import SIGNATURE
 from client_agent.training.data import without_held_out
 from client_agent.training.ranks import require_divisible
 from client_agent.training.silo import Silo
-from client_agent.training.trainers import OpenedTrainer
 from schemas.messages.adapter_plan import AdapterPlan
 from schemas.messages.federations import FederationPlan, SignaturePlan
 
@@ -62,16 +62,6 @@ def require_suitable(silo: Silo, adapter: AdapterPlan, parts: Sequence[Part]) ->
         require_divisible(obstacle(parts, "torchrun"))
     if silo.trainer is not None:
         require_trainer_suits(silo.trainer, adapter, parts)
-
-
-def require_trainer_suits(trainer: OpenedTrainer, adapter: AdapterPlan, parts: Sequence[Part]) -> None:
-    """Check that a trainer of the silo's own can run the local steps of a plan.
-
-    Raises:
-        TrainerUnusable: it cannot.
-    """
-    runner: Runner = "a PEFT trainer" if trainer.trainer.needs_peft else "a trainer"
-    trainer.require_suitable(adapter, obstacle(parts, runner))
 
 
 def require_shared_model(silo: Silo, plan: SignaturePlan, pivot: str | None) -> None:

@@ -14,7 +14,7 @@ from client_agent.model.loading import BaseModel
 from client_agent.rounds.adapter_in_place import prepare, put_in_place
 from client_agent.rounds.delivery import track_scores
 from client_agent.rounds.part import Part, Setting
-from client_agent.rounds.possible import require_trainer_suits
+from client_agent.rounds.plan import require_trainer_suits
 from client_agent.rounds.progress_report import step_tracking
 from client_agent.rounds.train import LocalTraining, learning_rate, train_locally, zeros_like
 from client_agent.rounds.trained import Trained

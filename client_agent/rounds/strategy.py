@@ -55,7 +55,7 @@ class AgentStrategy:
 
     @property
     def served(self) -> ServedForm:
-        """How the weights of the strategy are read."""
+        """The form in which the weights of the strategy are read."""
         return ServedForm()
 
     def travels(self, tensor: str) -> bool:

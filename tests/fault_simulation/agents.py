@@ -188,6 +188,7 @@ def without_models() -> Iterator[None]:
     with (
         patch.object(agent_round, "train_locally", _train),
         patch.object(agent_round, "put_in_place", _put_in_place),
+        patch.object(agent_round, "prepare", lambda *_: None),
         patch.object(sketch, "compute_sketch", _sketch),
         patch.object(sketch, "record_sketches", sketches),
         patch.object(final_weights, "adapter_of_round", _final_adapter),

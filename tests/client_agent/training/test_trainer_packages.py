@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from client_agent.errors import SettingsUnusable
-from client_agent.rounds.possible import require_trainer_suits
+from client_agent.rounds.plan import require_trainer_suits
 from client_agent.rounds.strategy import load_strategy
 from client_agent.settings import read_settings
 from client_agent.training.trainer_task import TrainerTask
