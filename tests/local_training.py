@@ -1,19 +1,24 @@
-"""Train an adapter on examples, as a round does, for tests that need no round."""
+"""Train an adapter on examples, as a round does, for tests that need no coordinator."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from client_agent.adapters.base import Adapter, Penalty
+from client_agent.adapters.provenance import origin_of
 from client_agent.model.examples import Example, encode_for
 from client_agent.model.loading import BaseModel
+from client_agent.rounds.train import LocalTraining, train_locally, zeros_like
+from client_agent.rounds.trained import Trained
 from client_agent.training.checkpoint import TrainingCheckpoint
 from client_agent.training.loop import Step, TrainingOutcome, train
 from client_agent.training.options import DEFAULT_OPTIONS, TrainingOptions
-from schemas.messages.federations import TrainingPlan
+from client_agent.training.silo import Silo
+from schemas.messages.federations import AdapterPlan, ScoresPlan, TrainingPlan
 
 RATE = 0.01
 """The learning rate of plans that leave it to a search."""
@@ -51,3 +56,21 @@ def train_examples(
         checkpoint=checkpoint,
         options=options,
     )
+
+
+def train_one_round(
+    silo: Silo, adapter: Adapter, adapter_plan: AdapterPlan, plan: TrainingPlan, **changes: Any
+) -> Trained:
+    """Run the local training of a federated round, by default the second of three, from zeros."""
+    facts: dict[str, Any] = {
+        "scores": ScoresPlan(),
+        "origin": origin_of(silo.base, adapter_plan, {}, gated=False, seed=0),
+        "learning_rate": RATE,
+        "round_number": 2,
+        "total_rounds": 3,
+        "start": zeros_like(adapter),
+        "earlier": None,
+        "stop": lambda: False,
+        "is_federated": True,
+    }
+    return train_locally(LocalTraining(silo=silo, adapter=adapter, plan=plan, **(facts | changes)))

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from client_agent.rounds.train import LocalTraining
 
 log = logging.getLogger(__name__)
+
 _MOST_BYTES = MOST_ROWS * ROW_BYTES + 2**20
 
 

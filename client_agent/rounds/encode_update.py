@@ -76,21 +76,21 @@ class Encoded:
     Attributes:
         reference: the state that it is the difference to.
         learnt: the difference before anything was added to it.
-        sent: the difference that was encoded.
+        delta: the difference that was encoded.
         decoded: the difference as the coordinator decodes it.
         octets: the number of bytes of the encoded values.
     """
 
     reference: State
     learnt: State
-    sent: State
+    delta: State
     decoded: State
     octets: int
 
     @property
     def residual(self) -> float:
         """Return the norm of what was lost, as a share of what was learnt."""
-        return _norm(_difference(self.sent, self.decoded)) / (_norm(self.learnt) or 1)
+        return _norm(_difference(self.delta, self.decoded)) / (_norm(self.learnt) or 1)
 
 
 @dataclass(frozen=True, slots=True)

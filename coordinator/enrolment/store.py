@@ -17,8 +17,6 @@ from coordinator.errors import NotFound
 from schemas.messages.enrolment import Client, EnrolmentRequest, EnrolmentTokenRequest, TokenizerDigests
 from schemas.messages.tokens import TokenPage, TokenRequest, TokenView
 
-_HAS_KEYS = "key:"  # prefix of the client's id; no hash starts with it
-
 
 def any_person_token(session: Session) -> bool:
     return session.scalar(select(PersonToken.id).limit(1)) is not None
@@ -151,7 +149,7 @@ def use_token(
         base_model=request.profile.base_model,
         profile=request.profile.model_dump(mode="json"),
         state="enrolled",
-        credential_hash=credential_hash or _HAS_KEYS + client_id,
+        credential_hash=credential_hash,
         enrolled_at=now,
         last_seen_at=now,
         revoked_at=None,
@@ -201,18 +199,13 @@ def client_view(row: ClientRow, *, rounds: int) -> Client:
             "organisation": row.organisation,
             "profile": row.profile,
             "state": row.state,
-            "identity": "key" if has_keys(row.credential_hash) else "bearer",
+            "identity": "key" if row.credential_hash is None else "bearer",
             "enrolled_at": row.enrolled_at,
             "last_seen_at": row.last_seen_at,
             "rounds": rounds,
             "bytes": {"up": row.bytes_up, "down": row.bytes_down},
         }
     )
-
-
-def has_keys(credential_hash: str) -> bool:
-    """Whether a client signs its requests, instead of using a bearer credential."""
-    return credential_hash.startswith(_HAS_KEYS)
 
 
 def is_key_of(session: Session, key: str, client_id: str) -> bool:

@@ -6,7 +6,6 @@ from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from coordinator.db.tables.federations import ClientRow, ParticipationRow, RoundRow, SignatureRow, UpdateRow
-from coordinator.enrolment.store import has_keys
 from coordinator.federations.claims import Counted
 from coordinator.rounds.lifecycle import DELIVERED
 
@@ -35,7 +34,7 @@ def count_updates(session: Session, round_id: int) -> Counted:
     epsilons = [epsilon for _, epsilon in rows if epsilon is not None]
     return Counted(
         updates=len(rows),
-        from_bearers=sum(not has_keys(credential) for credential, _ in rows),
+        from_bearers=sum(credential is not None for credential, _ in rows),
         private=len(epsilons),
         spent=max(epsilons, default=None),
     )

@@ -115,7 +115,7 @@ def _create_federations() -> None:
         required("base_model", TEXT),
         required("profile", sa.JSON()),
         required("state", TEXT),
-        required("credential_hash", TEXT, unique=True),
+        optional("credential_hash", TEXT, unique=True),
         required("enrolled_at", TIME),
         optional("last_seen_at", TIME),
         optional("revoked_at", TIME),

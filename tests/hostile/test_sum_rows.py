@@ -239,3 +239,5 @@ def test_the_sums_come_to_their_end_after_all_that(scene: Scene) -> None:
                 assert client.put(due).status_code in (200, 201)
         assert summed.total().tolist() == summed.expected().tolist()
         assert slow is None or slow.input is not None
+        summed.wait_for(lambda view: view["state"] == "published")
+    scene.settle()  # the next rounds open after the publications; later tests compare whole tables

@@ -83,7 +83,7 @@ class EnrolmentTokenRow(Table):
 
 
 class ClientRow(Table):
-    """One enrolled agent of one organisation; `credential_hash` is a placeholder if it has keys."""
+    """One enrolled agent of one organisation; `credential_hash` is null if it signs its requests by a key."""
 
     __tablename__ = "clients"
     __table_args__ = (UniqueConstraint("federation_id", "name"),)
@@ -95,7 +95,7 @@ class ClientRow(Table):
     base_model: Mapped[str]
     profile: Mapped[dict[str, Any]]
     state: Mapped[str]
-    credential_hash: Mapped[str] = mapped_column(unique=True)
+    credential_hash: Mapped[str | None] = mapped_column(unique=True)
     enrolled_at: Mapped[datetime]
     last_seen_at: Mapped[datetime | None]
     revoked_at: Mapped[datetime | None]

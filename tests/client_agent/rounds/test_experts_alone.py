@@ -153,10 +153,12 @@ def test_no_turn_begins_with_the_texts_of_another_and_all_are_trained_on(
     assert read == set(wide.encoded(training, plan.training.max_length))
 
 
+@pytest.mark.parametrize("digit", ["5", "7", "a"])
 def test_a_rate_is_searched_before_a_bank_chooses(
-    wide: Silo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    digit: str, wide: Silo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The searched specialist must not depend on the secret by which equal experts are drawn."""
+    monkeypatch.setattr(memory.secrets, "token_hex", lambda _: digit * 64)
     chosen: list[tuple[int, ...]] = []
 
     def recorded(_: Silo, adapter: RoutedExperts, *arguments: Any, **options: Any) -> float:

@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from client_agent.adapters.provenance import origin_of
 from client_agent.daemon import run
 from client_agent.errors import Stopped
 from client_agent.model.examples import Example
@@ -19,7 +18,7 @@ from client_agent.rounds.checkpoints import adapter_of_round
 from client_agent.rounds.part import Setting
 from client_agent.rounds.participant import Participant
 from client_agent.rounds.strategy import load_strategy
-from client_agent.rounds.train import LocalTraining, train_locally, zeros_like
+from client_agent.rounds.train import zeros_like
 from client_agent.rounds.trained import Arrays, Trained
 from client_agent.storage.final_scores import read_final_scores
 from client_agent.storage.round_folder import PARTIAL, PARTIAL_COMMON, TRAINED, UPDATE
@@ -31,6 +30,7 @@ from schemas.messages.federations import AdapterPlan, ScoresPlan, TrainingPlan
 from schemas.wire.envelope import unpack
 from schemas.wire.header import DENSE, Slot
 from tests.client_agent.test_daemon import alone_plan, naps
+from tests.local_training import train_one_round
 from tests.served import Served
 
 LORA = AdapterPlan(kind="lora", rank=4, roles=["v", "down"])
@@ -62,23 +62,23 @@ def rounds(
     with put_in_place(setting, opened.parts) as adapter:
         for round_number in range(1, number + 1):
             earlier = results[-1] if results else None
-            training = LocalTraining(
-                silo=silo,
-                adapter=adapter,
-                plan=plan,
-                scores=SCORES,
-                origin=origin_of(silo.base, LORA, {}, gated=False, seed=0),
-                learning_rate=0.01,
-                round_number=round_number,
-                total_rounds=number,
-                start=zeros_like(adapter) if earlier is None else served or earlier.adapter,
-                earlier=earlier,
-                stop=stop,
-                parts=opened.parts,
-                is_federated=strategy is not None,
-                checkpoint=checkpoint,
+            results.append(
+                train_one_round(
+                    silo,
+                    adapter,
+                    LORA,
+                    plan,
+                    scores=SCORES,
+                    round_number=round_number,
+                    total_rounds=number,
+                    start=zeros_like(adapter) if earlier is None else served or earlier.adapter,
+                    earlier=earlier,
+                    stop=stop,
+                    parts=opened.parts,
+                    is_federated=strategy is not None,
+                    checkpoint=checkpoint,
+                )
             )
-            results.append(train_locally(training))
     return results
 
 

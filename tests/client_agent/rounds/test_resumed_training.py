@@ -10,18 +10,17 @@ import numpy as np
 import pytest
 
 from client_agent.adapters.inject import inject_lora
-from client_agent.adapters.provenance import origin_of
 from client_agent.errors import Stopped
 from client_agent.model.examples import Example
 from client_agent.model.loading import BaseModel
 from client_agent.rounds.part import Part
-from client_agent.rounds.train import LocalTraining, train_locally
 from client_agent.storage.round_folder import PARTIAL
 from client_agent.strategies.het_lora import Pruning
 from client_agent.training.checkpoint import TrainingCheckpoint
 from client_agent.training.data import SiloData
 from client_agent.training.silo import Silo
-from schemas.messages.federations import AdapterPlan, ScoresPlan, TrainingPlan
+from schemas.messages.federations import AdapterPlan, TrainingPlan
+from tests.local_training import train_one_round
 
 PLAN = TrainingPlan(steps=5, batch_size=4, max_length=64, learning_rate=0.01)
 LORA = AdapterPlan(kind="lora", rank=4)
@@ -37,23 +36,10 @@ def trained(
 ) -> bytes:
     checkpoint = TrainingCheckpoint(folder / PARTIAL, 3600.0, belongs_to=served)
     with inject_lora(silo.base, adapter_plan) as adapter:
-        training = LocalTraining(
-            silo=silo,
-            adapter=adapter,
-            plan=PLAN,
-            scores=ScoresPlan(),
-            origin=origin_of(silo.base, adapter_plan, {}, gated=False, seed=0),
-            learning_rate=0.01,
-            round_number=2,
-            total_rounds=3,
-            start={name: np.full(shape, 0.01, np.float32) for name, shape in adapter.layout.items()},
-            earlier=None,
-            stop=stop,
-            parts=parts,
-            is_federated=True,
-            checkpoint=checkpoint,
-        )
-        return train_locally(training).to_bytes()
+        start = {name: np.full(shape, 0.01, np.float32) for name, shape in adapter.layout.items()}
+        return train_one_round(
+            silo, adapter, adapter_plan, PLAN, start=start, stop=stop, parts=parts, checkpoint=checkpoint
+        ).to_bytes()
 
 
 @pytest.mark.parametrize(

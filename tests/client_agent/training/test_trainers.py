@@ -19,7 +19,7 @@ from client_agent.errors import LossNotFinite, Stopped
 from client_agent.model.examples import Example
 from client_agent.model.loading import BaseModel
 from client_agent.model.tokens import collate, pad_id
-from client_agent.rounds.train import LocalTraining, learning_rate, train_locally
+from client_agent.rounds.train import learning_rate
 from client_agent.rounds.trained import Trained
 from client_agent.storage.rate_store import RateStore
 from client_agent.storage.round_folder import PARTIAL, TRAINER
@@ -34,8 +34,9 @@ from client_agent.training.trainers import (
     TrainerOptions,
     open_trainer,
 )
-from schemas.messages.federations import AdapterPlan, ScoresPlan, TrainingPlan
+from schemas.messages.federations import AdapterPlan, TrainingPlan
 from tests.client_agent.training.installed import CONSTANT, install
+from tests.local_training import train_one_round
 from tests.scenarios.agents import EXAMPLES
 
 PLAN = TrainingPlan(steps=3, batch_size=4, max_length=64, learning_rate=0.01)
@@ -83,25 +84,17 @@ def trained(
     fill: float = 0.01,
 ) -> Trained:
     with inject(silo.base, plan, {}, gated=False, seed=0) as adapter:
-        return train_locally(
-            LocalTraining(
-                silo=silo,
-                adapter=adapter,
-                plan=training,
-                scores=ScoresPlan(),
-                origin=origin_of(silo.base, plan, {}, gated=False, seed=0),
-                learning_rate=0.01,
-                round_number=2,
-                total_rounds=3,
-                start={name: np.full(shape, fill, np.float32) for name, shape in adapter.layout.items()},
-                earlier=None,
-                stop=stop,
-                is_federated=True,
-                checkpoint=TrainingCheckpoint(folder / PARTIAL, 3600.0) if folder is not None else None,
-                report=lambda step, done, total: (
-                    steps.append((step.number, step.loss)) if steps is not None else None
-                ),
-            )
+        return train_one_round(
+            silo,
+            adapter,
+            plan,
+            training,
+            start={name: np.full(shape, fill, np.float32) for name, shape in adapter.layout.items()},
+            stop=stop,
+            checkpoint=TrainingCheckpoint(folder / PARTIAL, 3600.0) if folder is not None else None,
+            report=lambda step, done, total: (
+                steps.append((step.number, step.loss)) if steps is not None else None
+            ),
         )
 
 
