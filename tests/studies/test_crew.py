@@ -194,7 +194,7 @@ def test_a_killed_silo_worker_costs_no_round(
     else:
         assert compared(json.loads(printed)) == compared(undisturbed)
     log = next((tmp_path / "ray" / "cells").glob("*/log.txt")).read_text()
-    assert set(re.findall(r"silo worker (\d) ended .* its 3 silos go on", log)) == {"1", "2"}
+    assert set(re.findall(r"silo worker (\d) ended .* its 3 silos continue", log)) == {"1", "2"}
 
 
 @needs_ray
