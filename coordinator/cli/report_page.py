@@ -138,7 +138,7 @@ def _members(report: Document) -> str:
 
 def _rounds(report: Document, names: dict[str, str]) -> str:
     return _table(
-        ("round", "state", "opened", "ended", "counted", "up", "down"),
+        ("round", "state", "opened", "ended", "counted", "helped by mixing", "up", "down"),
         [
             (
                 _text(entry["round"]),
@@ -146,12 +146,20 @@ def _rounds(report: Document, names: dict[str, str]) -> str:
                 _text(_time(entry["opened_at"])),
                 _text(_time(entry["ended_at"])),
                 _text(", ".join(names.get(client, client) for client in entry["counted"])),
+                _text(_mixing(entry["mixing"])),
                 _text(size(entry["bytes"]["up"])),
                 _text(size(entry["bytes"]["down"])),
             )
             for entry in report["rounds"]
         ],
     )
+
+
+def _mixing(counts: Document | None) -> str | None:
+    """Return how many clients mixing helped, harmed, or changed by less than the noise of their examples."""
+    if counts is None:
+        return None
+    return f"{counts['better']} better, {counts['worse']} worse, {counts['noise']} within noise"
 
 
 def _participations(entry: Document, names: dict[str, str]) -> str:

@@ -23,6 +23,7 @@ from coordinator.federations import claims
 from coordinator.federations.store import federation, plan_of
 from coordinator.rounds.lifecycle import Participation, shown_state
 from coordinator.rounds.manifests import plan_bytes
+from coordinator.rounds.scores import mixing_verdicts
 from coordinator.rounds.store import state_of
 from coordinator.rounds.transitions import federation_state
 from coordinator.rounds.views import participation_state
@@ -30,7 +31,7 @@ from coordinator.storage import audit_log
 from coordinator.storage.server_key import ServerKey
 from schemas.identity.keys import thumbprint
 from schemas.messages.enrolment import Traffic
-from schemas.messages.reports import Report, ReportMember, ReportParticipation, ReportRound
+from schemas.messages.reports import Report, ReportMember, ReportMixing, ReportParticipation, ReportRound
 from schemas.wire.digests import digest_of
 
 
@@ -125,7 +126,7 @@ def _newest_keys(session: Session, federation_id: str) -> dict[str, str]:
 
 
 def _rounds(session: Session, federation_id: str) -> list[ReportRound]:
-    joined = _participations(session, federation_id)
+    joined, mixing = _participations(session, federation_id), mixing_verdicts(session, federation_id)
     rows = session.scalars(
         select(RoundRow).where(RoundRow.federation_id == federation_id).order_by(RoundRow.number)
     )
@@ -145,6 +146,7 @@ def _rounds(session: Session, federation_id: str) -> list[ReportRound]:
                 up=sum(view.bytes.up for _, _, view in joined[row.id]),
                 down=sum(view.bytes.down for _, _, view in joined[row.id]),
             ),
+            mixing=ReportMixing(**mixing[row.number]) if row.number in mixing else None,
             participations=[view for _, _, view in joined[row.id]],
         )
         for row in rows

@@ -78,21 +78,24 @@ def are_complete(session: Session, round_id: int, round_state: str) -> bool:
     )
 
 
-def mixing_verdicts(session: Session, federation_id: str) -> dict[str, int]:
-    """Count the clients of the last published round for which mixing made the loss better, worse, or neither.
+def mixing_verdicts(session: Session, federation_id: str) -> dict[int, dict[str, int]]:
+    """Count a round's clients for which mixing made the loss better, worse, or neither, by round number.
 
-    Clients without a measured change, or whose scores have not arrived yet, are not counted; without any the
-    result is empty.
+    Clients without a measured change, or whose scores have not arrived yet, are not counted; rounds without
+    any are left out.
     """
-    last = run(session, _PUBLISHED, {"federation_id": federation_id}).scalar()
-    stored = session.scalars(
-        select(ScoresRow.scores)
+    stored = session.execute(
+        select(RoundRow.number, ScoresRow.scores)
         .join(RoundRow, RoundRow.id == ScoresRow.round_id)
-        .where(RoundRow.federation_id == federation_id, RoundRow.number == last)
+        .where(RoundRow.federation_id == federation_id)
+        .order_by(RoundRow.number)
     )
-    changes = [Scores.model_validate(scores).mixing for scores in stored]
-    verdicts = [change.verdict for change in changes if change is not None]
-    return {name: verdicts.count(name) for name in ("better", "worse", "noise")} if verdicts else {}
+    counts: dict[int, dict[str, int]] = {}
+    for number, scores in stored:
+        change = Scores.model_validate(scores).mixing
+        if change is not None:
+            counts.setdefault(number, {"better": 0, "worse": 0, "noise": 0})[change.verdict] += 1
+    return counts
 
 
 def store_scores(

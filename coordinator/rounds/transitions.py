@@ -199,9 +199,9 @@ def _end(session: Session, federation: FederationRow) -> None:
     # The final manifests name the roster at `finished_at`: its last link must not lie after that.
     federation.finished_at = max(now, link.at) if link is not None else now
     session.flush()
-    count, _ = store.published(session, federation.id)
+    count, last = store.published(session, federation.id)
     data: dict[str, Any] = {"rounds": count}
-    if verdicts := scores.mixing_verdicts(session, federation.id):
+    if verdicts := scores.mixing_verdicts(session, federation.id).get(last):
         data["mixing"] = verdicts
     webhook_outbox.add(session, federation.id, "federation.finished", data)
 

@@ -59,6 +59,17 @@ class ReportParticipation(Strict):
     """Why its update was not counted."""
 
 
+class ReportMixing(Strict):
+    """Clients by what mixing did to their loss in a round, as they measured it on their own test examples."""
+
+    better: int
+    """The number of clients whose loss fell by at least two standard errors."""
+    worse: int
+    """The number of clients whose loss rose by at least two standard errors."""
+    noise: int
+    """The number of clients whose change is smaller than two standard errors."""
+
+
 class ReportRound(Strict):
     """One round, in progress or ended."""
 
@@ -76,6 +87,10 @@ class ReportRound(Strict):
     """The ids of the clients whose updates are in the published weights or in the sum."""
     bytes: Traffic
     """Encoded bytes of the round."""
+    mixing: ReportMixing | None
+    """What mixing did to the clients' losses; null = no client has measured it, which is so in the first
+    round and under a secure sum.
+    """
     participations: list[ReportParticipation]
     """The clients that joined."""
 

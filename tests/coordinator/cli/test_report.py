@@ -19,7 +19,7 @@ from schemas.identity.keys import thumbprint
 from schemas.wire.digests import digest_of
 from tests.operating import Operator
 from tests.served import Served, start
-from tests.taking_part import deliver, join, plan, running, url, values
+from tests.taking_part import deliver, join, plan, running, scored, url, values
 from tests.waiting import wait_until
 
 COORDINATOR = "Hub <script>alert(1)</script> & clinics"
@@ -39,6 +39,9 @@ def _reported(served: Served) -> tuple[str, dict[str, Any]]:
     federation_id, silos = running(served, 3, **plan(rounds={"total": 3}))
     for silo in silos[:2]:
         deliver(silo, 1, values(1.0))
+    for silo, change in zip(silos, (-0.5, 0.1), strict=False):
+        mixing = {"value": change, "error": 0.1, "count": 12}
+        assert silo.http.put(url(silo, 1, "/scores"), json=scored({"loss": 1.0}, mixing=mixing)).is_success
     wait_until(lambda: served.round_state(federation_id, 2) == "open")
     join(silos[2], 2)
     with served.database.write() as session:
@@ -70,6 +73,8 @@ def test_a_report_has_what_was_recorded(reported: tuple[Served, str, dict[str, A
     assert (one["state"], two["state"], two["reason"]) == ("published", "abandoned", "finished")
     assert one["counted"] == [first["client"], second["client"]]
     assert two["counted"] == []
+    assert (one["mixing"], two["mixing"]) == ({"better": 1, "worse": 0, "noise": 1}, None)
+    assert "1 better, 0 worse, 1 within noise" in page(report)
     assert one["bytes"]["up"] == sum(part["bytes"]["up"] for part in one["participations"]) > 0
     assert [part["state"] for part in two["participations"]] == ["revoked"]
 
