@@ -26,8 +26,8 @@ from benchmarks import figures
 from schemas.maths.adapter import Layout, lora_layout
 from schemas.messages.federations import ALL_ROLES
 from schemas.wire.envelope import slots
+from schemas.wire.errors import BodyRefused
 from schemas.wire.header import HEADER_LIMIT, HeaderLimits, header_limits, read_header, write_header
-from schemas.wire.refusals import BodyRefused
 
 _RUNS = 5
 _AT_ONCE = 2  # as many as a coordinator decodes

@@ -20,7 +20,7 @@ from tempfile import TemporaryDirectory
 from benchmarks.s3_server import NoServer, s3_server
 from coordinator.db import migrate
 from coordinator.db.engine import Database
-from coordinator.storage import moving, payloads, server_key
+from coordinator.storage import payload_moves, payloads, server_key
 
 PHASES = ("store updates", "move them", "read blocks", "write weights", "move them too", "download")
 _BLOCK = 2**20
@@ -33,7 +33,7 @@ def main() -> None:
     parser.add_argument("--s3", help="a bucket, with AWS_* in the environment; default: moto's server")
     chosen = parser.parse_args()
     with TemporaryDirectory() as folder, bucket(chosen.s3, Path(folder)) as s3:
-        places = {"rows": moving.ROWS, "files": f"file://{folder}/objects", "S3": s3}
+        places = {"rows": payload_moves.ROWS, "files": f"file://{folder}/objects", "S3": s3}
         seconds = {
             name: a_round(Path(folder), name, place, chosen.clients, chosen.mib * 2**20)
             for name, place in places.items()
@@ -88,7 +88,7 @@ def stored(database: Database, body: bytes) -> int:
 def moved(database: Database, place: str) -> float:
     """Move all payloads; return when that began."""
     began = time.monotonic()
-    for _ in moving.move(database, place):
+    for _ in payload_moves.move(database, place):
         pass
     return began
 

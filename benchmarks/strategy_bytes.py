@@ -28,7 +28,7 @@ from schemas.maths.layout import client_layout
 from schemas.messages.enrolment import Profile
 from schemas.messages.federations import FederationPlan
 from schemas.messages.recipes import SERVED_DIFFERENCES, Recipe
-from schemas.messages.recommended import recommended
+from schemas.messages.recommendations import recommended
 from schemas.messages.updates import WeightsManifest
 from schemas.wire.compress import compress_pieces
 from schemas.wire.envelope import head

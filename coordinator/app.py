@@ -48,15 +48,15 @@ from coordinator.observability.tracing import (
     trace_statements,
     tracer_of,
 )
-from coordinator.rounds import admin_routes, progress, reader_routes, report_routes
+from coordinator.rounds import admin_routes, progress, reader_routes, reports
 from coordinator.rounds import routes as rounds
 from coordinator.rounds.long_poll import LongPolls
-from coordinator.rounds.tracked import TrackedRounds
-from coordinator.secure_sum import ready_routes
+from coordinator.rounds.round_tracker import TrackedRounds
+from coordinator.secure_sum import readiness_routes
 from coordinator.secure_sum import routes as secure_sum
 from coordinator.settings import Settings
 from coordinator.storage import server_key
-from coordinator.storage.mover import PayloadMover
+from coordinator.storage.payload_moves import PayloadMover
 from coordinator.updates import routes as updates
 from coordinator.updates.group_commit import GroupCommit
 from coordinator.webhook import WebhookSender
@@ -81,7 +81,7 @@ ROUTERS = (
     aggregation.router,
     weights.router,
     updates.router,
-    ready_routes.router,
+    readiness_routes.router,
     secure_sum.router,
     experts.router,
     health.router,
@@ -94,7 +94,7 @@ ROUTERS = (
     event_stream.router,
     progress.router,
     reader_routes.router,
-    report_routes.router,
+    reports.router,
     admin_routes.router,
     admin_routes.clients_router,
     anchors.router,

@@ -17,8 +17,8 @@ from coordinator.federations.store import rounds_by_state
 from coordinator.http.dependencies import TheDatabase, TheMetrics, TheServerKey, TheSettings, settings_of
 from coordinator.http.problems import answers
 from coordinator.observability.metrics import CONTENT_TYPE, StoredFacts
-from coordinator.rounds.stuck import stuck_rounds
-from coordinator.storage.mover import PayloadMover
+from coordinator.rounds.stuck_rounds import stuck_rounds
+from coordinator.storage.payload_moves import PayloadMover
 from schemas import PROTOCOL_VERSION
 from schemas.messages.secure_sum import CAPABILITY
 from schemas.messages.tokens import Hello

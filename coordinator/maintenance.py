@@ -9,7 +9,7 @@ from coordinator.db import migrate as migrations
 from coordinator.db.engine import Database
 from coordinator.errors import SettingsUnusable
 from coordinator.server import load_settings, opened_database
-from coordinator.storage import moving
+from coordinator.storage import payload_moves
 from coordinator.storage.object_store import require_url
 
 
@@ -22,13 +22,13 @@ def move_payloads(to: str, *, progress: Callable[[int], None]) -> None:
         NotOwner: another database claims the store.
         LookupError: a payload is damaged.
     """
-    if to != moving.ROWS:
+    if to != payload_moves.ROWS:
         require_url(to)
     with _current_database() as database:
-        if to != moving.ROWS:
-            moving.require(database, to)
-        smallest = 0 if to == moving.ROWS else moving.SMALLEST
-        for size in moving.move(database, to, smallest=smallest):
+        if to != payload_moves.ROWS:
+            payload_moves.require(database, to)
+        smallest = 0 if to == payload_moves.ROWS else payload_moves.SMALLEST
+        for size in payload_moves.move(database, to, smallest=smallest):
             progress(size)
 
 
@@ -39,7 +39,7 @@ def check_payloads(*, digests: bool = False) -> list[str]:
         SettingsUnusable, Unavailable: database or store cannot be used.
     """
     with _current_database() as database:
-        return list(moving.missing(database, digests=digests))
+        return list(payload_moves.missing(database, digests=digests))
 
 
 def take_over(store: str | None) -> str:
@@ -54,8 +54,8 @@ def take_over(store: str | None) -> str:
         raise SettingsUnusable("TESSERA_PAYLOAD_STORE is not set; set it, or pass --store s3://BUCKET/PREFIX")
     require_url(url)
     with _current_database() as database:
-        moving.require(database, url)
-        moving.ownership(database, url).take_over()
+        payload_moves.require(database, url)
+        payload_moves.ownership(database, url).take_over()
     return url
 
 

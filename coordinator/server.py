@@ -34,7 +34,7 @@ from coordinator.db.single_process import only_replica
 from coordinator.enrolment import first_admin
 from coordinator.errors import SettingsUnusable
 from coordinator.http.limits.connections import connections
-from coordinator.http.listening import require_free
+from coordinator.http.listen_address import require_free
 from coordinator.observability import fault_points, logs
 from coordinator.settings import PREFIX, SECRETS_DIR, Settings, suggestions, unread, variable_names
 from coordinator.storage import object_store, server_key

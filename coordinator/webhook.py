@@ -15,9 +15,9 @@ from datetime import datetime, timedelta
 from pydantic import SecretStr
 
 from coordinator.db.engine import Database, database_time
-from coordinator.http import outgoing
+from coordinator.http import outgoing_requests
 from coordinator.observability.logs import logger
-from coordinator.rounds.stuck import stuck_rounds, waiting_since
+from coordinator.rounds.stuck_rounds import stuck_rounds, waiting_since
 from coordinator.storage import webhook_outbox
 from coordinator.storage.server_key import ServerKey
 from coordinator.storage.webhook_outbox import Message
@@ -112,7 +112,7 @@ class WebhookSender:
         now = int(time.time())
         signed = signed_headers(message.id, body, now, sign=self._key.sign_webhook, secret=self._secret)
         try:
-            answer = outgoing.request(
+            answer = outgoing_requests.request(
                 "POST",
                 self._url,
                 seconds=self._timeout_seconds,
@@ -120,7 +120,7 @@ class WebhookSender:
                 content=body,
                 headers=_HEADERS | signed,
             )
-        except outgoing.NoAnswer as error:
+        except outgoing_requests.NoAnswer as error:
             return str(error)
         return None if answer.is_success else f"status {answer.status}"
 

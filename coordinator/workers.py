@@ -17,7 +17,7 @@ from sqlalchemy.exc import TimeoutError as PoolExhausted
 
 from coordinator.aggregation import job, retention
 from coordinator.aggregation.part import Claim
-from coordinator.auth import failure_limit, nonces, signed_out
+from coordinator.auth import failure_limit, nonces, sign_outs
 from coordinator.db.engine import Database, database_time
 from coordinator.db.federation_lock import lock_federation
 from coordinator.errors import Unavailable
@@ -28,11 +28,11 @@ from coordinator.rounds import store as rounds
 from coordinator.rounds import transitions
 from coordinator.rounds.lifecycle import next_state
 from coordinator.rounds.notifications import Change, PendingNotifications
-from coordinator.rounds.tracked import TrackedRounds
+from coordinator.rounds.round_tracker import TrackedRounds
 from coordinator.secure_sum import leases, sessions
 from coordinator.secure_sum.worker import SumWorker
 from coordinator.storage import event_log, garbage_collection, webhook_outbox
-from coordinator.storage.mover import PASS_SECONDS, PayloadMover
+from coordinator.storage.payload_moves import PASS_SECONDS, PayloadMover
 from coordinator.storage.server_key import ServerKey
 
 _COLLECT_EVERY_SECONDS = 600.0
@@ -158,7 +158,7 @@ class Ticker:
         self._next_collection = time.monotonic() + _COLLECT_EVERY_SECONDS
         while not self._stopping.is_set() and failure_limit.delete_expired(self._database):
             pass
-        while not self._stopping.is_set() and signed_out.delete_expired(self._database):
+        while not self._stopping.is_set() and sign_outs.delete_expired(self._database):
             pass
         while not self._stopping.is_set() and webhook_outbox.delete_old(self._database):
             pass

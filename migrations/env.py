@@ -8,11 +8,8 @@ from sqlalchemy import Connection, text
 import coordinator.db.tables.alignment
 import coordinator.db.tables.experts
 import coordinator.db.tables.identity
-import coordinator.db.tables.payload_stores
-import coordinator.db.tables.progress
 import coordinator.db.tables.secure_sum
-import coordinator.db.tables.webhooks
-import coordinator.db.tables.weights  # noqa: F401 - a table has to be imported to be known
+import coordinator.db.tables.webhooks  # noqa: F401 - a table has to be imported to be known
 from coordinator.db.engine import Database
 from coordinator.db.migrate import schema_transaction
 from coordinator.db.tables.federations import Table

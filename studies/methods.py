@@ -15,7 +15,7 @@ from pydantic import JsonValue, ValidationError
 from client_agent.errors import StudyUnusable
 from schemas.messages.faults import complaints
 from schemas.messages.federations import FederationPlan
-from schemas.messages.recommended import CA_PFL, LORA, LORA_STRATEGIES, SAME_ARCHITECTURE_RANK
+from schemas.messages.recommendations import CA_PFL, LORA, LORA_STRATEGIES, SAME_ARCHITECTURE_RANK
 from studies.drawn import clients_per_round, require_all_drawn
 from studies.fair import fair_plan
 from studies.study import Study

@@ -11,7 +11,7 @@ from client_agent.settings import Dtype, MetricName, Quantization
 from schemas.messages.base import Name, Strict, field_error
 from schemas.messages.federations import Count
 from schemas.messages.names import NewName
-from schemas.messages.recommended import LORA
+from schemas.messages.recommendations import LORA
 from schemas.messages.training import Positive
 
 States = Literal["all", "served", "trained"]

@@ -13,8 +13,8 @@ from schemas.messages.alignment import AlignmentManifest
 from schemas.messages.federations import ALL_ROLES
 from schemas.wire.compress import is_frame
 from schemas.wire.envelope import Array, Encoding, pack, unpack
+from schemas.wire.errors import BodyRefused
 from schemas.wire.header import Expected, Slot
-from schemas.wire.refusals import BodyRefused
 
 if TYPE_CHECKING:
     from client_agent.model.loading import BaseModel

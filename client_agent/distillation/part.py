@@ -18,8 +18,8 @@ from client_agent.storage.round_folder import MIXTURE, OUTPUTS, RoundFolder
 from schemas.messages.alignment import Anchor
 from schemas.messages.distil import DistilPlan
 from schemas.wire.envelope import Array, unpack
+from schemas.wire.errors import BodyRefused
 from schemas.wire.outputs import MOST_ROWS, ROW_BYTES, Outputs, rows_of, slots
-from schemas.wire.refusals import BodyRefused
 
 if TYPE_CHECKING:
     from client_agent.rounds.opened_round import OpenedRound

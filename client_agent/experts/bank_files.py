@@ -25,7 +25,7 @@ from schemas.messages.experts import ExpertManifest
 from schemas.messages.updates import BankIndex, ExpertReference, WeightsManifest
 from schemas.wire.digests import digest_of
 from schemas.wire.envelope import slots
-from schemas.wire.refusals import BodyRefused
+from schemas.wire.errors import BodyRefused
 
 log = logging.getLogger(__name__)
 

@@ -26,7 +26,7 @@ from schemas.messages.recipes import NAMED, OwnLastName, Recipe, SentRecipe
 from schemas.messages.rounds import CodedWeights, RoundBrief, WeightsReference
 from schemas.messages.updates import WeightsManifest
 from schemas.wire.envelope import pack, unpack
-from schemas.wire.refusals import BodyRefused
+from schemas.wire.errors import BodyRefused
 from schemas.wire.streams import bound, decode, stream_slots
 
 log = logging.getLogger(__name__)

@@ -20,8 +20,8 @@ from schemas.messages.base import Digest
 from schemas.messages.updates import Manifest, Receipt
 from schemas.wire.digests import digest_of
 from schemas.wire.envelope import pack, slots
+from schemas.wire.errors import BodyRefused
 from schemas.wire.ranks import any_rank
-from schemas.wire.refusals import BodyRefused
 
 Arrays = dict[str, NDArray[np.float32]]
 

@@ -25,8 +25,8 @@ from schemas.messages.updates import WeightsManifest
 from schemas.wire.compress import decompress
 from schemas.wire.digests import digest_of
 from schemas.wire.envelope import pack, unpack
+from schemas.wire.errors import BodyRefused
 from schemas.wire.header import free_slots
-from schemas.wire.refusals import BodyRefused
 from schemas.wire.served_difference import reconstructed
 from schemas.wire.streams import stream_slots
 

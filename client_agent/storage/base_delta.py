@@ -20,9 +20,9 @@ from schemas.maths.adapter import Layout, delta_layout, factor_of, module_of
 from schemas.maths.factors import Factors, recompressed, resized, side_by_side
 from schemas.messages.updates import FoldedWeightsManifest
 from schemas.wire.envelope import slots
+from schemas.wire.errors import BodyRefused
 from schemas.wire.header import Slot
 from schemas.wire.ranks import any_rank
-from schemas.wire.refusals import BodyRefused
 
 _ROUND = "round"
 

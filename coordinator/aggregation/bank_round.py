@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from sqlalchemy import exists, select
 from sqlalchemy.orm import Session, aliased
 
-from coordinator.aggregation.joint import JointModel, places_of
+from coordinator.aggregation.joint_model import JointModel, places_of
 from coordinator.aggregation.part import ClosedRound, OldTensors, Part
 from coordinator.db.engine import Database
 from coordinator.db.tables.experts import ExpertRevisionRow
@@ -23,8 +23,8 @@ from coordinator.db.tables.federations import RoundRow
 from coordinator.experts import announcements, products, store
 from coordinator.experts.bank import Outcome, RoundCounts, RoundSums
 from coordinator.experts.bodies import expert_head
-from coordinator.experts.current import CurrentBank, current_bank, index_of
-from coordinator.experts.half import EXPERT_DTYPE, rounded_to_half
+from coordinator.experts.current_bank import CurrentBank, current_bank, index_of
+from coordinator.experts.float16 import EXPERT_DTYPE, rounded_to_half
 from coordinator.experts.registry import after_round, round_counts
 from coordinator.experts.store import Revision
 from coordinator.observability.fault_points import may_crash

@@ -10,7 +10,7 @@ from coordinator.aggregation.changes import ComparedChanges
 from coordinator.aggregation.outputs import OutputMixtures
 from coordinator.aggregation.part import OldTensors, Part
 from coordinator.aggregation.served_differences import ServedDifferences
-from coordinator.aggregation.summed import SummedRound
+from coordinator.aggregation.summed_round import SummedRound
 from coordinator.strategies.opening import OpenedPlan
 from coordinator.strategies.parts import PartName, declared_parts
 

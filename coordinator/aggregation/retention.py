@@ -14,8 +14,7 @@ from coordinator.aggregation.part import OldTensors
 from coordinator.aggregation.parts import old_tensors
 from coordinator.db.engine import Database
 from coordinator.db.federation_lock import lock_federation
-from coordinator.db.tables.federations import FederationRow, RoundRow, UpdateRow, WeightsRow
-from coordinator.db.tables.weights import CodedWeightsRow
+from coordinator.db.tables.federations import CodedWeightsRow, FederationRow, RoundRow, UpdateRow, WeightsRow
 from coordinator.storage import event_log, payloads
 
 

@@ -12,8 +12,8 @@ from schemas.maths.adapter import module_of
 from schemas.messages.alignment import AlignmentManifest
 from schemas.messages.federations import FederationPlan
 from schemas.wire.envelope import Envelope
+from schemas.wire.errors import TensorSchema
 from schemas.wire.header import Expected, Slot
-from schemas.wire.refusals import TensorSchema
 
 OFFSETS = "offsets"
 _FRAMES = frozenset({"F32"})

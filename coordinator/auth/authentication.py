@@ -15,7 +15,7 @@ from fastapi import Request
 from sqlalchemy import Connection
 from sqlalchemy.orm import Session
 
-from coordinator.auth import failure_limit, http_signatures, last_seen, principals, signed_out
+from coordinator.auth import failure_limit, http_signatures, last_seen, principals, sign_outs
 from coordinator.auth.oidc import IdentityProvider, SignedIn
 from coordinator.auth.principals import StoredClient, Token
 from coordinator.db.engine import database_time
@@ -133,7 +133,7 @@ def identify(request: Request, connection: Connection) -> Person | Member:
         provider: IdentityProvider | None = request.app.state.identity_provider
         if provider is not None and _is_jwt(token):
             signed_in = provider.person(token)
-            signed_out.check(connection, signed_in.token_digest)
+            sign_outs.check(connection, signed_in.token_digest)
             caller = _signed_in(signed_in, request.path_params.get("fid"))
         else:
             caller = _bearer(connection, token, admin_token=admin_token)
@@ -174,7 +174,7 @@ def still_person(session: Session, person: Person) -> None:
     if person.expires_at is not None and person.token_digest is not None:
         if person.expires_at <= database_time(session):
             raise CredentialInvalid
-        signed_out.check(session, person.token_digest)
+        sign_outs.check(session, person.token_digest)
     elif person.id != SETTINGS_ID:
         _valid(*principals.token_by_id(session, person.id))
 

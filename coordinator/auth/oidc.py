@@ -17,7 +17,7 @@ from math import inf
 from typing import Any, Final
 from urllib.parse import quote
 
-from coordinator.auth import signed_out
+from coordinator.auth import sign_outs
 from coordinator.auth.provider_requests import ProviderDown, ProviderRequests, document_of
 from coordinator.errors import CredentialInvalid, Forbidden, SettingsUnusable
 from coordinator.observability.logs import logger
@@ -135,7 +135,7 @@ class IdentityProvider:
             name="".join(filter(str.isprintable, shown))[:_NAME_CHARACTERS],
             roles=roles,
             expires_at=expires_at,
-            token_digest=signed_out.digest_of(token),
+            token_digest=sign_outs.digest_of(token),
             nonce=claims.get("nonce"),
         )
 

@@ -8,7 +8,7 @@ from math import inf
 from typing import Any, ClassVar, Final
 
 from coordinator.errors import Refused
-from coordinator.http.outgoing import Answer, NoAnswer, request
+from coordinator.http.outgoing_requests import Answer, NoAnswer, request
 from coordinator.observability.logs import logger
 
 log = logger(__name__)

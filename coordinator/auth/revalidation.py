@@ -9,7 +9,7 @@ from datetime import datetime
 from sqlalchemy import or_, select
 from sqlalchemy.orm import Session
 
-from coordinator.auth import signed_out
+from coordinator.auth import sign_outs
 from coordinator.auth.authentication import SETTINGS_ID, Member, Person
 from coordinator.db.engine import database_time
 from coordinator.db.tables.federations import ClientRow, PersonToken
@@ -44,7 +44,7 @@ def still_valid(
     now = database_time(session)
     valid = {person for person in people if person.id == SETTINGS_ID}
     if digests := {person.secret for person in people if person.secret is not None}:
-        ended = signed_out.among(session, digests)
+        ended = sign_outs.among(session, digests)
         valid.update(
             person
             for person in people

@@ -27,7 +27,7 @@ from coordinator.cli.plan_options import (
     TargetModules,
 )
 from schemas.command import Yes, confirm
-from schemas.messages.recommended import recommended
+from schemas.messages.recommendations import recommended
 from schemas.user_files import read_text
 
 app = typer.Typer(help="Manage federations: plans, states, claims.", no_args_is_help=True)

@@ -11,7 +11,7 @@ from fastapi import APIRouter, Request, Response
 from coordinator.dashboard.policy import answer
 from coordinator.errors import NotFound
 from coordinator.strategies.opening import names
-from schemas.messages.recommended import recommended
+from schemas.messages.recommendations import recommended
 
 router = APIRouter(include_in_schema=False)
 

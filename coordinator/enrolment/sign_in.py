@@ -6,7 +6,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Depends, Request, Response
 
-from coordinator.auth import signed_out
+from coordinator.auth import sign_outs
 from coordinator.auth.authentication import auth_connection
 from coordinator.auth.oidc import SCOPE, IdentityProvider
 from coordinator.auth.permissions import AsPersonAnywhere
@@ -97,5 +97,5 @@ def sign_out(person: AsPersonAnywhere, _: TheProvider, database: TheDatabase) ->
             needs="id-token",
         )
     with database.write() as session:
-        if signed_out.add(session, person.token_digest, person.expires_at):
+        if sign_outs.add(session, person.token_digest, person.expires_at):
             audit_log.append(session, "person-signed-out", actor=person.id, subject=person.id)

@@ -9,7 +9,7 @@ from sqlalchemy.orm import Session
 
 from coordinator.db.tables.experts import BankRoundRow, ExpertRow
 from coordinator.experts.bank import Expert
-from coordinator.experts.current import current_bank
+from coordinator.experts.current_bank import current_bank
 from coordinator.experts.store import Revision
 from coordinator.federations.store import plan
 from coordinator.strategies.opening import open_plan

@@ -32,7 +32,7 @@ from coordinator.errors import (
 from coordinator.http.json_body import invalid
 from coordinator.observability.logs import logger
 from schemas.problems import MEDIA_TYPE, PREFIX
-from schemas.wire.refusals import BodyRefused
+from schemas.wire.errors import BodyRefused
 
 log = logger(__name__)
 

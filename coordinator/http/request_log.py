@@ -13,9 +13,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from coordinator.errors import ReplyEnded
 from coordinator.http.limits.connections import PEER
 from coordinator.http.problems import render_unexpected
-from coordinator.observability.logs import logger, scope
+from coordinator.observability.logs import logger, route_template, scope
 from coordinator.observability.metrics import Metrics
-from coordinator.observability.route_names import route_template
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9_.-]{8,64}")
 log = logger(__name__)

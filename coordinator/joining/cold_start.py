@@ -18,7 +18,7 @@ from coordinator.aggregation.weighting import guarded_weights
 from coordinator.auth.authentication import Member
 from coordinator.db.engine import Database
 from coordinator.errors import Busy
-from coordinator.experts.current import current_index
+from coordinator.experts.current_bank import current_index
 from coordinator.http.downloads import Stored
 from coordinator.rounds import base_weights
 from coordinator.storage.staging import Staging

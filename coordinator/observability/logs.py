@@ -10,6 +10,7 @@ from contextvars import ContextVar
 from typing import Literal
 
 import structlog
+from starlette.types import Scope
 from structlog.typing import EventDict, Processor, WrappedLogger
 
 Format = Literal["json", "console"]
@@ -90,3 +91,9 @@ _facts: ContextVar[dict[str, str | int] | None] = ContextVar("facts", default=No
 
 def _with_facts(_: WrappedLogger, __: str, event: EventDict) -> EventDict:
     return {**(_facts.get() or {}), **event}
+
+
+def route_template(scope: Scope) -> str:
+    """Return the route's template: paths are unbounded and contain ids."""
+    route = scope.get("route")
+    return str(getattr(route, "path_format", None) or getattr(route, "path", None) or "unknown")

@@ -19,7 +19,7 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from coordinator.errors import SettingsUnusable
-from coordinator.observability.route_names import route_template
+from coordinator.observability.logs import route_template
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider

@@ -11,13 +11,13 @@ from sqlalchemy.orm import Session
 from coordinator.db.tables.alignment import PackRow, VoidedPackRow
 from coordinator.db.tables.federations import (
     ClientRow,
+    CodedWeightsRow,
     FederationRow,
     RoundRow,
     UpdateRow,
     WeightsRow,
 )
 from coordinator.db.tables.secure_sum import JointModelRow
-from coordinator.db.tables.weights import CodedWeightsRow
 from coordinator.federations.store import plan_of
 from coordinator.rounds import store, transitions
 from coordinator.rounds.lifecycle import ENDED, PACK_ENDED

@@ -9,8 +9,7 @@ from sqlalchemy import bindparam, select
 from sqlalchemy.orm import Session
 
 from coordinator.db.engine import database_time, run
-from coordinator.db.tables.federations import ParticipationRow, RoundRow
-from coordinator.db.tables.progress import ProgressRow
+from coordinator.db.tables.federations import ParticipationRow, ProgressRow, RoundRow
 from coordinator.errors import NotFound, NotJoined, RoundClosed
 from schemas.messages.progress import Progress, ProgressView
 

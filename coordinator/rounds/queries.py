@@ -16,13 +16,13 @@ from coordinator.db.tables.federations import (
     EventRow,
     FederationRow,
     ParticipationRow,
+    ProgressRow,
     RelevanceRow,
     RoundRow,
     ScoresRow,
     SignatureRow,
     UpdateRow,
 )
-from coordinator.db.tables.progress import ProgressRow
 from coordinator.errors import NotFound
 
 _Latest = aliased(RoundRow)

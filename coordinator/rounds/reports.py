@@ -1,13 +1,15 @@
-"""Build the signed report of a federation for an auditor, from one state of the database."""
+"""The route and the contents of the signed report of a federation, for an auditor."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from datetime import datetime
 
+from fastapi import APIRouter
 from sqlalchemy import func, or_, select
 from sqlalchemy.orm import Session
 
+from coordinator.auth.permissions import AsAuditor
 from coordinator.db.engine import database_time
 from coordinator.db.tables.federations import (
     ClientRow,
@@ -19,8 +21,12 @@ from coordinator.db.tables.federations import (
 )
 from coordinator.db.tables.identity import AuditRow, ManifestRow, RosterRow
 from coordinator.enrolment import roster
+from coordinator.errors import AuthMissing, Forbidden, NotFound
 from coordinator.federations import claims
 from coordinator.federations.store import federation, plan_of
+from coordinator.http.dependencies import TheDatabase, TheServerKey, TheSettings
+from coordinator.http.params import FederationId
+from coordinator.http.problems import answers
 from coordinator.rounds.lifecycle import Participation, shown_state
 from coordinator.rounds.manifests import plan_bytes
 from coordinator.rounds.scores import mixing_verdicts
@@ -33,6 +39,21 @@ from schemas.identity.keys import thumbprint
 from schemas.messages.enrolment import Traffic
 from schemas.messages.reports import Report, ReportMember, ReportMixing, ReportParticipation, ReportRound
 from schemas.wire.digests import digest_of
+
+router = APIRouter(prefix="/v1/federations/{fid}", tags=["federations"])
+
+
+@router.get("/report", responses=answers(AuthMissing, Forbidden, NotFound))
+def report(
+    _: AsAuditor, federation_id: FederationId, database: TheDatabase, settings: TheSettings, key: TheServerKey
+) -> Report:
+    """Return the signed record of a federation: plan, members, rounds, privacy, audit entries.
+
+    `tessera report verify` checks it offline. It is the coordinator's word: the manifests of silos and stored
+    heads of the audit log are the evidence to compare it with.
+    """
+    with database.read() as session:
+        return signed_report(session, federation_id, coordinator=settings.name, key=key)
 
 
 def signed_report(session: Session, federation_id: str, *, coordinator: str, key: ServerKey) -> Report:

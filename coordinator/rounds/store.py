@@ -23,8 +23,14 @@ from sqlalchemy.orm import Session
 from sqlalchemy.orm.attributes import set_committed_value
 
 from coordinator.db.engine import database_time, run
-from coordinator.db.tables.federations import ClientRow, FederationRow, ParticipationRow, RoundRow, UpdateRow
-from coordinator.db.tables.progress import ProgressRow
+from coordinator.db.tables.federations import (
+    ClientRow,
+    FederationRow,
+    ParticipationRow,
+    ProgressRow,
+    RoundRow,
+    UpdateRow,
+)
 from coordinator.errors import NotFound
 from coordinator.rounds.lifecycle import ACCEPTING, DELIVERED, TRANSITIONS, IllegalTransition, RoundFacts
 from schemas.messages.federations import FederationPlan, RoundsPlan

@@ -15,7 +15,7 @@ from coordinator.db.tables.federations import RoundRow
 from coordinator.errors import NotFound
 from coordinator.federations import claims
 from coordinator.federations.store import federation, plan_of
-from coordinator.rounds import counted, queries, sum_views
+from coordinator.rounds import queries, sum_views, update_counts
 from coordinator.rounds.lifecycle import ACCEPTING, DELIVERED, Participation, shown_state
 from coordinator.rounds.progress_reports import progress_of
 from coordinator.rounds.sampling import draw
@@ -96,11 +96,11 @@ def view_of(session: Session, row: RoundRow, shown: RoundSummary, *, only: str |
     """Return the view of a summarised round with all its clients, or with the client `only`."""
     plan = plan_of(federation(session, row.federation_id))
     if plan.privacy.secure_sum is None:
-        last = counted.last_updates(session, row.federation_id, row.number)
-        updates, summed = counted.count_updates(session, row.id), None
+        last = update_counts.last_updates(session, row.federation_id, row.number)
+        updates, summed = update_counts.count_updates(session, row.id), None
     else:
-        last = counted.last_summed(session, row.federation_id, row.number)
-        updates = counted.count_summed(session, row.id)
+        last = update_counts.last_summed(session, row.federation_id, row.number)
+        updates = update_counts.count_summed(session, row.id)
         now = database_time(session)
         summed = sum_views.sum_view(session, row, now, for_client=only is not None)
     clients = [

@@ -20,8 +20,8 @@ from coordinator.observability.fault_points import may_crash
 from coordinator.rounds import participations
 from coordinator.secure_sum import intake, sessions, store
 from coordinator.secure_sum.addresses import Place, StepAddress, find_place, mismatch, require_in
+from coordinator.secure_sum.errors import NOT_ACCEPTABLE
 from coordinator.secure_sum.phases import Phase, preceding
-from coordinator.secure_sum.refusals import NOT_ACCEPTABLE
 from coordinator.secure_sum.session_terms import once
 from coordinator.storage import payloads
 from coordinator.storage.server_key import ServerKey

@@ -12,8 +12,8 @@ from coordinator.db.tables.secure_sum import SumSessionRow
 from coordinator.errors import Forbidden, NotFound
 from coordinator.rounds import store as rounds
 from coordinator.secure_sum import store
+from coordinator.secure_sum.errors import PhaseMismatch
 from coordinator.secure_sum.phases import PHASES, Phase
-from coordinator.secure_sum.refusals import PhaseMismatch
 from coordinator.secure_sum.session_terms import terms_of
 from schemas.messages.secure_sum import SumTerms
 

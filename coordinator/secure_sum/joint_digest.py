@@ -9,7 +9,7 @@ from coordinator.db.engine import run
 from coordinator.db.tables.federations import ClientRow, ParticipationRow, RoundRow
 from coordinator.db.tables.secure_sum import JointModelRow
 from coordinator.errors import NotFound
-from coordinator.experts.current import current_index
+from coordinator.experts.current_bank import current_index
 from coordinator.federations.store import plan
 from coordinator.rounds import base_weights
 from coordinator.strategies.opening import OpenedPlan, open_plan

@@ -13,7 +13,7 @@ from coordinator.db.engine import run
 from coordinator.db.tables.federations import ClientRow, FederationRow, ParticipationRow, RoundRow
 from coordinator.db.tables.identity import RosterRow
 from coordinator.enrolment import roster
-from coordinator.experts.current import CurrentBank, current_bank
+from coordinator.experts.current_bank import CurrentBank, current_bank
 from coordinator.experts.registry import is_birth_due, round_counts
 from coordinator.federations.store import plan_of
 from coordinator.rounds import base_weights

@@ -49,14 +49,14 @@ from coordinator.rounds.queries import FederationProgress, fetch_progress
 from coordinator.secure_sum.accept import STEP_MESSAGES, accept_json, accept_masked, masked_bytes
 from coordinator.secure_sum.addresses import StepAddress, require_signing
 from coordinator.secure_sum.answers import ANSWERED_STEPS, answer, status
-from coordinator.secure_sum.phases import PHASES
-from coordinator.secure_sum.refusals import (
+from coordinator.secure_sum.errors import (
     MaskedVector,
     PhaseMismatch,
     ShareInvalid,
     ShareList,
     StatementInvalid,
 )
+from coordinator.secure_sum.phases import PHASES
 from schemas.messages.secure_sum import (
     ConfirmAnswer,
     KeysAnswer,

@@ -9,9 +9,15 @@ from sqlalchemy import delete, exists, or_, select
 from coordinator.db.engine import Database, database_time
 from coordinator.db.tables.alignment import AnchorsRow, PackRow
 from coordinator.db.tables.experts import ExpertRevisionRow
-from coordinator.db.tables.federations import FoldRow, PayloadRow, RoundRow, UpdateRow, WeightsRow
+from coordinator.db.tables.federations import (
+    CodedWeightsRow,
+    FoldRow,
+    PayloadRow,
+    RoundRow,
+    UpdateRow,
+    WeightsRow,
+)
 from coordinator.db.tables.secure_sum import JointModelRow, SumMessageRow, SumSessionRow
-from coordinator.db.tables.weights import CodedWeightsRow
 from coordinator.observability.fault_points import may_crash
 
 _BATCH = 200

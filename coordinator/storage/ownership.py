@@ -18,7 +18,7 @@ from sqlalchemy import update
 from sqlalchemy.orm import Session
 
 from coordinator.db.engine import Database, database_time
-from coordinator.db.tables.payload_stores import PayloadStoreRow
+from coordinator.db.tables.federations import PayloadStoreRow
 from coordinator.db.upsert import insert_new
 from coordinator.errors import SettingsUnusable, Unavailable
 from coordinator.observability.fault_points import may_crash

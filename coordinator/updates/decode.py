@@ -13,7 +13,7 @@ from schemas.maths.adapter import Layout, factor_of, is_prior, module_of
 from schemas.maths.start import start_values
 from schemas.messages.recipes import Recipe
 from schemas.wire.digests import digest_from_hash
-from schemas.wire.finite import squares_of
+from schemas.wire.finite_values import squares_of
 from schemas.wire.streams import Streams, decode
 
 _PIECE_VALUES = 2**18

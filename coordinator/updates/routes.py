@@ -53,7 +53,7 @@ from coordinator.updates.ingest import ExpectedUpdate, ingest_update, load_expec
 from schemas.maths.adapter import size as values_of
 from schemas.messages.updates import AdapterStateManifest, Receipt
 from schemas.wire.envelope import MEDIA_TYPE, head
-from schemas.wire.refusals import BodyRefused
+from schemas.wire.errors import BodyRefused
 
 router = APIRouter(prefix="/v1/federations/{fid}", tags=["updates"])
 log = logger(__name__)

@@ -23,9 +23,9 @@ from schemas.messages.recipes import Recipe, Reference, SentRecipe
 from schemas.messages.updates import SignatureManifest, UpdateManifest
 from schemas.wire import outputs
 from schemas.wire.envelope import Envelope, slots
+from schemas.wire.errors import RecipeRefused, TensorSchema
 from schemas.wire.header import Expected, Slot
 from schemas.wire.outputs import Outputs
-from schemas.wire.refusals import RecipeRefused, TensorSchema
 from schemas.wire.streams import stream_slots
 
 _PIECE_VALUES = 2**18

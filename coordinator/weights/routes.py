@@ -26,7 +26,7 @@ from coordinator.rounds.participations import count_download
 from coordinator.settings import Settings
 from coordinator.weights import store
 from coordinator.weights.base_delta import whole_delta
-from coordinator.weights.compressed import (
+from coordinator.weights.encoding import (
     DifferenceTo,
     EncodingRequest,
     encoded_weights,

@@ -13,13 +13,13 @@ from sqlalchemy.orm import Session
 
 from coordinator.db.engine import run
 from coordinator.db.tables.federations import (
+    CodedWeightsRow,
     FederationRow,
     ParticipationRow,
     PayloadRow,
     RoundRow,
     WeightsRow,
 )
-from coordinator.db.tables.weights import CodedWeightsRow
 from coordinator.errors import NotFound, NotJoined
 from coordinator.http.downloads import Stored
 from coordinator.rounds import base_weights

@@ -10,13 +10,13 @@ from coordinator import errors as coordinator_errors
 from coordinator.auth import provider_requests
 from coordinator.enrolment import names
 from coordinator.errors import Refused
-from coordinator.secure_sum import refusals as sum_refusals
+from coordinator.secure_sum import errors as sum_errors
 from docs.generate.markdown import block, code, page_of, prose, sentence, table
 from docs.generate.remedies import REMEDIES
 from docs.generate.sources import subclasses
 from schemas.problems import MEDIA_TYPE, PREFIX
-from schemas.wire import refusals
-from schemas.wire.refusals import BodyRefused
+from schemas.wire import errors as wire_errors
+from schemas.wire.errors import BodyRefused
 
 Problem = type[Refused] | type[BodyRefused]
 
@@ -88,7 +88,7 @@ def problems() -> dict[str, list[Problem]]:
 
 
 def _classes() -> Iterator[Problem]:
-    for module in (coordinator_errors, provider_requests, names, sum_refusals, refusals):
+    for module in (coordinator_errors, provider_requests, names, sum_errors, wire_errors):
         for kind in vars(module).values():
             if inspect.isclass(kind) and issubclass(kind, Refused | BodyRefused) and hasattr(kind, "slug"):
                 yield kind

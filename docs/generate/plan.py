@@ -17,7 +17,7 @@ from docs.generate.json_schema import Schema, default_text, type_text
 from docs.generate.markdown import block, code, page_of, prose, sentence, table
 from schemas.messages.federations import FederationPlan
 from schemas.messages.recipes import NAMED, Recipe
-from schemas.messages.recommended import recommended
+from schemas.messages.recommendations import recommended
 
 _INTRODUCTION = """\
 A plan is the JSON object that describes one federation: its method, its adapter, its rounds, and its

@@ -9,7 +9,7 @@ from pathlib import Path
 from client_agent.transport.admin_client import Answer
 from examples.agents import Job, Program, run_jobs
 from examples.demo_tiny.silos import SILOS, SiloSetup, write_config
-from schemas.messages.recommended import FEDMOSAIC, LORA
+from schemas.messages.recommendations import FEDMOSAIC, LORA
 from studies.methods import merge_tables
 
 PQ_RATE = 0.01

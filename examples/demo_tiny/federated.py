@@ -20,7 +20,7 @@ from examples.demo_tiny.silos import (
     SILOS,
     write_config,
 )
-from schemas.messages.recommended import FEDMOSAIC
+from schemas.messages.recommendations import FEDMOSAIC
 
 JOINS_AFTER = 4
 

@@ -14,7 +14,7 @@ from typing import Self
 
 from client_agent.model.loading import base_model_slug
 from client_agent.transport.admin_client import Answer, Operator
-from schemas.messages.recommended import FEDMOSAIC
+from schemas.messages.recommendations import FEDMOSAIC
 from studies.coordinator_process import TESSERA, quiet_environment
 
 EXAMPLES = Path(__file__).resolve().parents[1]

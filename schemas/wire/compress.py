@@ -11,7 +11,7 @@ from typing import BinaryIO, Protocol
 
 import zstandard
 
-from schemas.wire.refusals import (
+from schemas.wire.errors import (
     CodecCorrupt,
     CodecTrailing,
     CodecTruncated,

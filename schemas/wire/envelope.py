@@ -22,7 +22,8 @@ from schemas.maths.adapter import Layout, Shape
 from schemas.messages.faults import faults_of
 from schemas.messages.updates import Manifest
 from schemas.wire import compress as zstd
-from schemas.wire.finite import squares_of
+from schemas.wire.errors import DecompressedTooLarge, ManifestRefused
+from schemas.wire.finite_values import squares_of
 from schemas.wire.header import (
     DENSE,
     ITEM_BYTES,
@@ -37,7 +38,6 @@ from schemas.wire.header import (
     read_header,
     write_header,
 )
-from schemas.wire.refusals import DecompressedTooLarge, ManifestRefused
 from schemas.wire.strict_json import MalformedJson, loads
 
 MEDIA_TYPE = "application/vnd.tessera.adapter+safetensors"

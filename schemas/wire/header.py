@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import BinaryIO, cast
 
-from schemas.wire.refusals import TensorDtype, TensorHeader, TensorLayout, TensorSchema
+from schemas.wire.errors import TensorDtype, TensorHeader, TensorLayout, TensorSchema
 from schemas.wire.strict_json import MalformedJson, loads
 
 HEADER_LIMIT = 2**20

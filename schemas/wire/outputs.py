@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from schemas.wire.envelope import Array, Envelope
+from schemas.wire.errors import TensorSchema
 from schemas.wire.header import Expected, Slot
-from schemas.wire.refusals import TensorSchema
 
 BYTES: Final = "outputs.bytes"
 SHARES: Final = "outputs.shares"

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from schemas.maths.seeded_random import Key, words
 from schemas.messages.recipes import Recipe, ValueFormat
-from schemas.wire.refusals import QuantCode, QuantScale
+from schemas.wire.errors import QuantCode, QuantScale
 
 Floats = NDArray[np.float32]
 Halves = NDArray[np.float16]

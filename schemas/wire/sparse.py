@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from schemas.wire.refusals import SparseIndex
+from schemas.wire.errors import SparseIndex
 
 Mask = NDArray[np.bool_]
 Octets = NDArray[np.uint8]

@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 from schemas.maths.adapter import Layout
 from schemas.maths.seeded_random import Key
 from schemas.messages.recipes import Recipe
+from schemas.wire.errors import BodyRefused, QuantScale, SparseIndex, StreamLength
 from schemas.wire.header import Expected, Slot
 from schemas.wire.quantise import LEVELS, Floats, code_bytes, decode_values, encode_values, scale_count
-from schemas.wire.refusals import BodyRefused, QuantScale, SparseIndex, StreamLength
 from schemas.wire.sparse import Mask, kept_count, largest, max_position_bytes, read_places, write_places
 
 CODES, SCALES, POSITIONS = "codes", "scales", "positions"

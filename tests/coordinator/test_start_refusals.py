@@ -18,7 +18,7 @@ from coordinator.db.engine import Database
 from coordinator.db.failures import explain, explain_file, explain_sqlite
 from coordinator.db.single_process import only_replica
 from coordinator.errors import SettingsUnusable
-from coordinator.http.listening import require_free
+from coordinator.http.listen_address import require_free
 from coordinator.server import migrate, serve
 from tests.postgres_server import PostgresServer
 

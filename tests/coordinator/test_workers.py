@@ -21,7 +21,7 @@ from coordinator.errors import Unavailable
 from coordinator.observability.metrics import Metrics
 from coordinator.rounds import transitions
 from coordinator.rounds.store import LostRace
-from coordinator.storage import garbage_collection, moving, payloads, server_key
+from coordinator.storage import garbage_collection, payload_moves, payloads, server_key
 from coordinator.storage.server_key import ServerKey
 from coordinator.workers import Ticker
 from tests.coordinator.aggregation.closed_round import (
@@ -225,7 +225,7 @@ def test_a_round_waits_while_the_payload_store_is_away(database: Database, tmp_p
     pytest.importorskip("obstore")
     server_key.load(database, SecretStr(base64.urlsafe_b64encode(bytes(32)).decode().rstrip("=")))
     closed, store = simple(database), tmp_path / "store"
-    assert len(list(moving.move(database, f"file://{store}", smallest=1))) == 3
+    assert len(list(payload_moves.move(database, f"file://{store}", smallest=1))) == 3
     away = store.rename(tmp_path / "away")
     store.write_text("no folder, so that every read fails")
     ticker = _ticker(database)

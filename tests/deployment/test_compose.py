@@ -16,7 +16,7 @@ from client_agent.model.loading import base_model_slug
 from coordinator.settings import PREFIX, Settings
 from schemas.messages.alignment import PACK_BYTES
 from schemas.messages.federations import FederationPlan, LimitsPlan
-from schemas.messages.recommended import FEDMOSAIC, recommended
+from schemas.messages.recommendations import FEDMOSAIC, recommended
 from tests.deployment.composition import COMPOSE, OURS, ROOT, SERVICES, environment_of, mounts_of, stage_of
 
 ONE_SHOTS = {"migrate", "trust", "setup"}

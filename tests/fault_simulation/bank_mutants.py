@@ -9,7 +9,7 @@ import numpy as np
 
 from coordinator.aggregation import bank_round
 from coordinator.experts import announcements, products
-from coordinator.experts.current import index_of
+from coordinator.experts.current_bank import index_of
 from schemas.maths.bank import SHARED
 from tests.fault_simulation.planting import omits, replaces
 from tests.fault_simulation.weather import Plan, Weather

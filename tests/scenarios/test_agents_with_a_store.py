@@ -13,7 +13,7 @@ from sqlalchemy import func, select
 from benchmarks.s3_server import S3Server
 from coordinator.db.engine import Database
 from coordinator.db.tables.federations import PayloadRow
-from coordinator.storage import moving
+from coordinator.storage import payload_moves
 from tests.scenarios.agents import prepare_agent
 from tests.scenarios.test_agents import plan
 from tests.served import Served
@@ -30,7 +30,7 @@ def moving_at_once(database_url: str, store: str) -> Iterator[None]:
         with closing(Database(database_url)) as database:
             try:
                 while not stopped.wait(0.05):
-                    for _ in moving.move(database, store, smallest=1):
+                    for _ in payload_moves.move(database, store, smallest=1):
                         pass
             except Exception as error:
                 failures.append(error)
@@ -68,8 +68,8 @@ def test_agents_end_with_weights_that_were_in_s3_all_the_time(
     for agent in agents:
         assert next((agent.folder / "state").glob("*/final_weights.safetensors")).stat().st_size > 1000
     assert s3.requests("GET") > s3.requests("PUT") > 0  # each is read back, and some are downloaded
-    assert not list(moving.missing(sqlite_database))
-    list(moving.move(sqlite_database, s3.bucket, smallest=1))
+    assert not list(payload_moves.missing(sqlite_database))
+    list(payload_moves.move(sqlite_database, s3.bucket, smallest=1))
     with sqlite_database.read() as session:
         in_rows = select(func.count()).select_from(PayloadRow).where(PayloadRow.place.is_(None))
         assert session.scalar(in_rows) == 0

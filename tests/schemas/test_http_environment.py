@@ -11,7 +11,7 @@ import typer
 from client_agent.errors import CoordinatorUnreachable, SettingsUnusable
 from client_agent.transport.client import CoordinatorApi
 from coordinator.cli.client import Coordinator
-from coordinator.http.outgoing import NoAnswer, request
+from coordinator.http.outgoing_requests import NoAnswer, request
 from schemas.http_environment import EnvironmentUnusable, route_to
 
 URL = "https://coordinator.example.org"

@@ -18,18 +18,18 @@ from itertools import cycle
 
 from coordinator.db.engine import Database
 from coordinator.observability.fault_points import VARIABLE
-from coordinator.storage import moving
+from coordinator.storage import payload_moves
 from tests.stress.kills import OF_MOVES
 
 _PROGRAM = """
 import sys, time
 from coordinator.db.engine import Database
 from coordinator.observability import fault_points
-from coordinator.storage import moving
+from coordinator.storage import payload_moves
 fault_points.arm()
 database = Database(sys.argv[1])
 while True:
-    for size in moving.move(database, sys.argv[2], smallest=1):
+    for size in payload_moves.move(database, sys.argv[2], smallest=1):
         print(size, flush=True)
     time.sleep(0.02)
 """
@@ -50,7 +50,7 @@ class Movers:
     def sweep(self, database_url: str, store: str) -> None:
         """Delete the objects that no payload has; nobody must move at the same time."""
         with closing(Database(database_url)) as database:
-            self.swept += moving.sweep(database, store, unused=_ANY_AGE)
+            self.swept += payload_moves.sweep(database, store, unused=_ANY_AGE)
 
 
 @contextmanager

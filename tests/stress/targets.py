@@ -14,7 +14,7 @@ from schemas.messages.recipes import Recipe, ValueFormat
 from schemas.messages.updates import UpdateManifest
 from schemas.wire.digests import digest_of, from_field, to_field
 from schemas.wire.envelope import pack, slots, unpack
-from schemas.wire.refusals import BodyRefused
+from schemas.wire.errors import BodyRefused
 from schemas.wire.streams import CODES, POSITIONS, SCALES, Coded, decode, encode, stream_slots
 
 LIMIT = 2**20

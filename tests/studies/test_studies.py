@@ -10,7 +10,7 @@ import pytest
 from client_agent.errors import StudyUnusable
 from coordinator.strategies.opening import make
 from schemas.messages.federations import ALL_ROLES, FederationPlan
-from schemas.messages.recommended import LORA_STRATEGIES
+from schemas.messages.recommendations import LORA_STRATEGIES
 from studies.methods import (
     BUILT_IN,
     ON_REQUEST,

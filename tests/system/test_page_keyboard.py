@@ -7,7 +7,7 @@ import json
 import pytest
 from playwright.sync_api import Page, expect
 
-from schemas.messages.recommended import recommended
+from schemas.messages.recommendations import recommended
 from tests.served import Served
 from tests.system.conftest import enter
 

@@ -174,6 +174,21 @@ class ChunkRow(Table):
     data: Mapped[bytes]
 
 
+class PayloadStoreRow(Table):
+    """A folder of a store, and the token that its owner left there; `storage.ownership` has the rules.
+
+    `previous` is the token before; a process that died between database and store has left that one there.
+    """
+
+    __tablename__ = "payload_stores"
+
+    base: Mapped[str] = mapped_column(primary_key=True)
+    token: Mapped[str]
+    previous: Mapped[str | None]
+    renewed_at: Mapped[datetime]
+    owned_since: Mapped[datetime]
+
+
 class UpdateRow(Table):
     """A client's accepted adapter state of one round; `sent_ranks` counts where clients choose among ranks.
 
@@ -260,6 +275,22 @@ class WeightsRow(Table):
     created_at: Mapped[datetime]
 
 
+class CodedWeightsRow(Table):
+    """A client's weights of a round, encoded in a recipe; without a payload the recipe cannot encode them.
+
+    Derived from the weights and the update that they are relative to: retention deletes it, and it can be
+    rebuilt while those exist.
+    """
+
+    __tablename__ = "coded_weights"
+
+    federation_id: Mapped[str] = mapped_column(ForeignKey("federations.id"), primary_key=True)
+    client_id: Mapped[str] = mapped_column(ForeignKey("clients.id"), primary_key=True)
+    round_number: Mapped[int] = mapped_column(primary_key=True)
+    recipe: Mapped[str] = mapped_column(primary_key=True)
+    payload_id: Mapped[int | None] = mapped_column(ForeignKey("payloads.id"), index=True)
+
+
 class FoldRow(Table):
     """The base delta of a round for clients of one `form` of adapter.
 
@@ -289,6 +320,17 @@ class ScoresRow(Table):
     scores: Mapped[dict[str, Any]]
     received_at: Mapped[datetime]
     changes: Mapped[int] = mapped_column(server_default="0")  # number of replacements
+
+
+class ProgressRow(Table):
+    """The newest report of a client in a round; those of a federation go when its next round opens."""
+
+    __tablename__ = "progress"
+
+    round_id: Mapped[int] = mapped_column(ForeignKey("rounds.id"), primary_key=True)
+    client_id: Mapped[str] = mapped_column(ForeignKey("clients.id"), primary_key=True)
+    report: Mapped[dict[str, Any]]
+    reported_at: Mapped[datetime]
 
 
 class EventRow(Table):

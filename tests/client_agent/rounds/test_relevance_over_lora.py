@@ -16,7 +16,7 @@ from client_agent.rounds.trained import Trained
 from client_agent.settings import read_settings
 from client_agent.storage.round_folder import TRAINED, WEIGHTS
 from client_agent.training.silo import open_silo
-from schemas.messages.recommended import recommended
+from schemas.messages.recommendations import recommended
 from tests.client_agent.conftest import config, enrolled
 from tests.served import Served
 

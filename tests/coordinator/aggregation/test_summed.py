@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from sqlalchemy import select
 
 from coordinator.aggregation import job
-from coordinator.aggregation.joint import JointModel, newcomer_weights
-from coordinator.aggregation.summed import revised_values
+from coordinator.aggregation.joint_model import JointModel, newcomer_weights
+from coordinator.aggregation.summed_round import revised_values
 from coordinator.db.engine import Database
 from coordinator.db.tables.federations import RelevanceRow, WeightsRow
 from coordinator.federations.layouts import layout_of

@@ -9,8 +9,7 @@ import pytest
 from sqlalchemy import select
 
 from coordinator.db.engine import Database
-from coordinator.db.tables.federations import PayloadRow
-from coordinator.db.tables.weights import CodedWeightsRow
+from coordinator.db.tables.federations import CodedWeightsRow, PayloadRow
 from coordinator.storage import payloads
 from schemas.messages.federations import FederationPlan
 from schemas.messages.recipes import SERVED_DIFFERENCES, WeightsRecipeName

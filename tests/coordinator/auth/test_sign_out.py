@@ -16,7 +16,7 @@ from typer import Typer
 from typer.testing import CliRunner
 
 from coordinator import cli
-from coordinator.auth import signed_out
+from coordinator.auth import sign_outs
 from coordinator.auth.authentication import Person, still_person
 from coordinator.auth.revalidation import credential_of, still_valid
 from coordinator.db.engine import database_time
@@ -112,7 +112,7 @@ def test_both_signatures_of_an_elliptic_curve_have_one_digest() -> None:
     mirrored = base64.urlsafe_b64encode(raw[:32] + (order - s).to_bytes(32)).decode().rstrip("=")
     again = f"{text}.{mirrored}"
     assert jwt.decode(again, key.public_key(), ["ES256"]) == {"sub": "ada"}
-    assert signed_out.digest_of(again) == signed_out.digest_of(token)
+    assert sign_outs.digest_of(again) == sign_outs.digest_of(token)
 
 
 def test_open_streams_end_with_the_sign_in(served: Served, provider: Provider) -> None:
@@ -133,8 +133,8 @@ def test_a_transaction_that_began_before_the_sign_out_is_refused(served: Served)
         ada = Person("oidc_a", "admin", "Ada", expires_at=end, token_digest="a" * 64)
         again = replace(ada, token_digest="b" * 64)
         still_person(session, ada)
-        assert signed_out.add(session, "a" * 64, end)
-        assert not signed_out.add(session, "a" * 64, end), "once is enough"
+        assert sign_outs.add(session, "a" * 64, end)
+        assert not sign_outs.add(session, "a" * 64, end), "once is enough"
         with pytest.raises(CredentialInvalid, match="sign in again"):
             still_person(session, ada)
         still_person(session, again)
@@ -150,8 +150,8 @@ def test_rows_are_deleted_once_the_token_expired_by_itself(served: Served, provi
         past = database_time(session) - timedelta(hours=2)
         old = update(SignedOutTokenRow).where(SignedOutTokenRow.digest == first)
         session.execute(old.values(expires_at=past))
-    assert signed_out.delete_expired(served.database) == 1
-    assert signed_out.delete_expired(served.database) == 0
+    assert sign_outs.delete_expired(served.database) == 1
+    assert sign_outs.delete_expired(served.database) == 0
     assert rows(served) == 1
 
 

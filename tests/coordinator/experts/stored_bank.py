@@ -15,7 +15,7 @@ from coordinator.experts import store
 from coordinator.experts.announcements import announce
 from coordinator.experts.bank import Bank, RoundCounts, RoundSums, new_bank
 from coordinator.experts.bodies import expert_head
-from coordinator.experts.half import EXPERT_DTYPE
+from coordinator.experts.float16 import EXPERT_DTYPE
 from coordinator.experts.registry import after_round, is_birth_due
 from coordinator.experts.store import Revision
 from coordinator.rounds import store as rounds

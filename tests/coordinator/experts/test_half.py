@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from coordinator.experts.half import rounded_to_half
+from coordinator.experts.float16 import rounded_to_half
 
 
 def test_the_mean_of_many_roundings_is_the_value() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from coordinator.aggregation.bank_round import change_bank
 from coordinator.experts.bank import RoundCounts, new_bank
-from coordinator.experts.current import CurrentBank
+from coordinator.experts.current_bank import CurrentBank
 from coordinator.strategies.bank_rules import Rules
 from schemas.maths.bank import SHARED
 

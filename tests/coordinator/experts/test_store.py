@@ -16,7 +16,7 @@ from coordinator.db.tables.federations import PayloadRow
 from coordinator.db.tables.secure_sum import JointModelRow
 from coordinator.experts import store
 from coordinator.experts.bank import Bank, RoundCounts, RoundSums, new_bank
-from coordinator.experts.current import current_bank
+from coordinator.experts.current_bank import current_bank
 from coordinator.experts.registry import after_round, is_birth_due
 from coordinator.experts.store import Revision
 from coordinator.rounds import store as rounds

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from coordinator.http.outgoing import Answer, NoAnswer, request
+from coordinator.http.outgoing_requests import Answer, NoAnswer, request
 from tests.coordinator.webhook_receiver import receiving
 from tests.trickling import PARTS, trickling
 

@@ -9,7 +9,7 @@ from sqlalchemy import update
 
 from coordinator.db.engine import Database, database_time, stored_bytes
 from coordinator.db.tables.federations import FederationRow, RoundRow
-from coordinator.rounds.stuck import stuck_rounds
+from coordinator.rounds.stuck_rounds import stuck_rounds
 from tests.coordinator.aggregation.closed_round import simple
 
 HOUR = 3600.0

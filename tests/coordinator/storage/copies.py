@@ -12,10 +12,9 @@ from pydantic import SecretStr
 from sqlalchemy import select, text, update
 
 from coordinator.db.engine import Database, database_time
-from coordinator.db.tables.federations import ChunkRow, PayloadRow
+from coordinator.db.tables.federations import ChunkRow, PayloadRow, PayloadStoreRow
 from coordinator.db.tables.identity import ServerIdentityRow
-from coordinator.db.tables.payload_stores import PayloadStoreRow
-from coordinator.storage import moving, payloads, server_key
+from coordinator.storage import payload_moves, payloads, server_key
 from coordinator.storage.ownership import NotOwner
 
 KEY = SecretStr(base64.urlsafe_b64encode(bytes(32)).decode().rstrip("="))
@@ -42,8 +41,8 @@ def store_and_move(database: Database, store: str, count: int = 1) -> None:
     server_key.load(database, KEY)
     with database.write() as session:
         for _ in range(count):
-            payloads.store_bytes(session, os.urandom(moving.SMALLEST))
-    assert len(list(moving.move(database, store))) == count
+            payloads.store_bytes(session, os.urandom(payload_moves.SMALLEST))
+    assert len(list(payload_moves.move(database, store))) == count
 
 
 def expire(database: Database) -> None:
@@ -58,8 +57,8 @@ def assert_refused(*databases: Database, store: str) -> None:
     """Neither puts nor deletes, and both say what to do."""
     for database in databases:
         with database.write() as session:
-            payloads.store_bytes(session, os.urandom(moving.SMALLEST))
+            payloads.store_bytes(session, os.urandom(payload_moves.SMALLEST))
         with pytest.raises(NotOwner, match="run `tessera payloads take-over` here"):
-            list(moving.move(database, store))
+            list(payload_moves.move(database, store))
         with pytest.raises(NotOwner, match="another database with this signing key"):
-            moving.sweep(database, store, unused=ANY_AGE)
+            payload_moves.sweep(database, store, unused=ANY_AGE)

@@ -20,7 +20,7 @@ from coordinator.db import migrate
 from coordinator.db.engine import Database
 from coordinator.db.tables.federations import ChunkRow, PayloadRow
 from coordinator.errors import SettingsUnusable, Unavailable
-from coordinator.storage import garbage_collection, moving, object_store, payloads, server_key
+from coordinator.storage import garbage_collection, object_store, payload_moves, payloads, server_key
 
 pytest.importorskip("obstore")
 
@@ -35,8 +35,8 @@ def filled(database: Database) -> list[int]:
         return [payloads.store_bytes(session, body)[0] for body in BODIES]
 
 
-def moved(database: Database, to: str, smallest: int = moving.SMALLEST) -> list[int]:
-    return list(moving.move(database, to, smallest=smallest))
+def moved(database: Database, to: str, smallest: int = payload_moves.SMALLEST) -> list[int]:
+    return list(payload_moves.move(database, to, smallest=smallest))
 
 
 def places(database: Database) -> list[str | None]:
@@ -74,17 +74,17 @@ def test_large_payloads_move_to_a_store_and_back(database: Database, tmp_path: P
     assert_all_is_read(database, ids)
     assert chunks(database) == 1
     assert [place is None for place in places(database)] == [False, False, True]
-    assert not list(moving.missing(database))
+    assert not list(payload_moves.missing(database))
     second = f"file://{tmp_path / 'second'}"
     assert len(moved(database, second)) == 2
     assert_all_is_read(database, ids)
-    assert len(moved(database, moving.ROWS, 0)) == 2
+    assert len(moved(database, payload_moves.ROWS, 0)) == 2
     assert places(database) == [None] * 3
     assert chunks(database) == before
     assert_all_is_read(database, ids)
     for place in (store, second):
-        assert moving.sweep(database, place) == 0  # young objects may belong to a running move
-        assert moving.sweep(database, place, unused=LONG_AGO) == 2
+        assert payload_moves.sweep(database, place) == 0  # young objects may belong to a running move
+        assert payload_moves.sweep(database, place, unused=LONG_AGO) == 2
     assert not objects(tmp_path)
 
 
@@ -98,13 +98,13 @@ def test_the_same_bytes_are_not_stored_again_once_they_moved(database: Database,
 def test_a_sweep_deletes_what_no_payload_has(database: Database, tmp_path: Path) -> None:
     ids, store = filled(database), f"file://{tmp_path}"
     moved(database, store)
-    object_store.put(f"{moving.home(database, store)}/9-abandoned", [b"never committed"])
+    object_store.put(f"{payload_moves.home(database, store)}/9-abandoned", [b"never committed"])
     (tmp_path / "of-another").write_bytes(b"another database's")
-    assert moving.sweep(database, store, unused=LONG_AGO) == 1
+    assert payload_moves.sweep(database, store, unused=LONG_AGO) == 1
     assert_all_is_read(database, ids)
     while garbage_collection.collect(database, grace=LONG_AGO):
         pass
-    assert moving.sweep(database, store, unused=LONG_AGO) == 2
+    assert payload_moves.sweep(database, store, unused=LONG_AGO) == 2
     assert [file.name for file in objects(tmp_path)] == ["of-another"]
 
 
@@ -116,26 +116,26 @@ def test_an_object_that_is_gone_or_changed_is_an_error_that_names_it(
     first, second = sorted(objects(tmp_path), key=lambda file: file.stat().st_size)
     first.unlink()
     second.write_bytes(bytes(len(BODIES[1])))
-    (fault,) = moving.missing(database)
+    (fault,) = payload_moves.missing(database)
     assert fault.startswith(f"payload {ids[0]}: ")
     with database.read() as session, pytest.raises(LookupError, match="has no such object"):
         payloads.read(session, ids[0], 0, 9)
     with pytest.raises(LookupError, match="has no such object"):
-        moved(database, moving.ROWS, 0)
+        moved(database, payload_moves.ROWS, 0)
     with database.write() as session:
         session.execute(update(PayloadRow).where(PayloadRow.id == ids[0]).values(place=None))
     with pytest.raises(LookupError, match=f"payload {ids[1]} at .* does not have its digest"):
-        moved(database, moving.ROWS, 0)
+        moved(database, payload_moves.ROWS, 0)
     assert places(database)[1] is not None
 
 
 def test_stores_that_do_not_answer_are_said(database: Database, tmp_path: Path) -> None:
     filled(database)
     with pytest.raises(SettingsUnusable, match="write s3://BUCKET/PREFIX"):
-        moving.require(database, "ftp://example.org/payloads")
+        payload_moves.require(database, "ftp://example.org/payloads")
     (tmp_path / "file").write_text("a file")
     with pytest.raises(Unavailable, match="does not answer"):
-        moving.require(database, f"file://{tmp_path / 'file'}")
+        payload_moves.require(database, f"file://{tmp_path / 'file'}")
 
 
 @pytest.mark.slow
@@ -159,7 +159,7 @@ def test_a_kill_between_object_and_commit_loses_nothing(tmp_path: Path, place: s
         del environment["TESSERA_CRASH"]
         subprocess.run([sys.executable, "-c", code, store], env=environment, check=True)
         assert_all_is_read(database, ids)
-        assert moving.sweep(database, store, unused=LONG_AGO) == 1
+        assert payload_moves.sweep(database, store, unused=LONG_AGO) == 1
         assert_all_is_read(database, ids)
 
 
@@ -167,17 +167,17 @@ def test_a_kill_between_object_and_commit_loses_nothing(tmp_path: Path, place: s
 @pytest.mark.slow
 def test_payloads_move_to_s3_in_parts_and_back(database: Database, s3: S3Server) -> None:
     ids, bucket = filled(database), s3.bucket
-    moving.require(database, bucket)
+    payload_moves.require(database, bucket)
     assert len(moved(database, bucket)) == 2
     assert_all_is_read(database, ids)
     place, size = str(places(database)[0]), len(BODIES[0])
     for begin, end in ((size - 1, size + 9), (size + 1, size + 9)):
         with pytest.raises(LookupError, match="has no bytes"):
             object_store.read(place, begin, end)
-    object_store.put(f"{moving.home(database, bucket)}/9-abandoned", [b"never committed"])
-    assert moving.sweep(database, bucket, unused=timedelta(days=-1)) == 1
-    assert len(moved(database, moving.ROWS, 0)) == 2
+    object_store.put(f"{payload_moves.home(database, bucket)}/9-abandoned", [b"never committed"])
+    assert payload_moves.sweep(database, bucket, unused=timedelta(days=-1)) == 1
+    assert len(moved(database, payload_moves.ROWS, 0)) == 2
     assert_all_is_read(database, ids)
-    assert moving.sweep(database, bucket, unused=timedelta(days=-1)) == 2
+    assert payload_moves.sweep(database, bucket, unused=timedelta(days=-1)) == 2
     with pytest.raises(Unavailable, match="does not answer"):
-        moving.require(database, "s3://no-such-bucket/tessera")
+        payload_moves.require(database, "s3://no-such-bucket/tessera")

@@ -16,8 +16,8 @@ from sqlalchemy import update
 
 from benchmarks.s3_server import S3Server
 from coordinator.db.engine import Database, database_time
-from coordinator.db.tables.payload_stores import PayloadStoreRow
-from coordinator.storage import moving, object_store, server_key
+from coordinator.db.tables.federations import PayloadStoreRow
+from coordinator.storage import object_store, payload_moves, server_key
 from coordinator.storage.ownership import Ownership
 from tests.coordinator.storage.copies import ANY_AGE, KEY, Restore, assert_refused, expire, store_and_move
 
@@ -41,8 +41,8 @@ def test_a_restored_copy_deletes_nothing_beside_the_running_coordinator(
     before = objects(tmp_path)
     assert_refused(copy, database, store=store)
     assert objects(tmp_path) == before
-    assert not list(moving.missing(database))
-    assert len(list(moving.move(copy, moving.ROWS, smallest=0))) == 1
+    assert not list(payload_moves.missing(database))
+    assert len(list(payload_moves.move(copy, payload_moves.ROWS, smallest=0))) == 1
 
 
 def test_the_running_coordinator_stops_a_copy_that_was_first(
@@ -52,7 +52,7 @@ def test_the_running_coordinator_stops_a_copy_that_was_first(
     store_and_move(database, store, 2)
     copy = restore(database)
     expire(copy)
-    moving.ownership(copy, store).renew()
+    payload_moves.ownership(copy, store).renew()
     assert_refused(database, copy, store=store)
     assert len(objects(tmp_path)) == 2
 
@@ -66,12 +66,12 @@ def test_the_database_that_takes_over_moves_and_deletes_again(
     expire(database)
     store_and_move(database, store, 2)
     assert_refused(copy, store=store)
-    moving.ownership(copy, store).take_over()
-    assert len(list(moving.move(copy, store))) == 1
-    assert moving.sweep(copy, store) == 0
+    payload_moves.ownership(copy, store).take_over()
+    assert len(list(payload_moves.move(copy, store))) == 1
+    assert payload_moves.sweep(copy, store) == 0
     assert len(objects(tmp_path)) == 4
-    assert moving.sweep(copy, store, unused=ANY_AGE) == 2
-    assert not list(moving.missing(copy))
+    assert payload_moves.sweep(copy, store, unused=ANY_AGE) == 2
+    assert not list(payload_moves.missing(copy))
     assert_refused(database, copy, store=store)  # the first is still in use: that is a new dispute
 
 
@@ -90,15 +90,15 @@ def test_a_store_without_a_token_is_claimed_and_swept_later(database: Database, 
     store_and_move(database, store)
     (marker,) = tmp_path.glob("*.owner")
     marker.unlink()
-    object_store.put(f"{moving.home(database, store)}/9-abandoned", [b"of a killed coordinator"])
+    object_store.put(f"{payload_moves.home(database, store)}/9-abandoned", [b"of a killed coordinator"])
     (abandoned,) = tmp_path.rglob("9-abandoned")
     os.utime(abandoned, (0, 0))
-    assert moving.sweep(database, store, unused=2 * hours) == 0
+    assert payload_moves.sweep(database, store, unused=2 * hours) == 0
     assert marker.exists()
     with database.write() as session:
         session.execute(update(PayloadStoreRow).values(owned_since=database_time(session) - 3 * hours))
-    assert moving.sweep(database, store, unused=2 * hours) == 1
-    assert not list(moving.missing(database))
+    assert payload_moves.sweep(database, store, unused=2 * hours) == 1
+    assert not list(payload_moves.missing(database))
 
 
 def test_what_a_replica_has_swept_meanwhile_is_no_error(database: Database, tmp_path: Path) -> None:
@@ -112,7 +112,7 @@ def test_what_a_replica_has_swept_meanwhile_is_no_error(database: Database, tmp_
 def test_replicas_replace_the_token_together(database: Database, tmp_path: Path) -> None:
     store, tokens = f"file://{tmp_path}", set()
     server_key.load(database, KEY)
-    base = moving.home(database, store)
+    base = payload_moves.home(database, store)
     start, failures = threading.Barrier(REPLICAS), []
 
     def replica() -> None:
@@ -148,8 +148,8 @@ def test_a_kill_between_database_and_store_is_recovered_from(
     store_and_move(database, store)
     program = (
         "import sys; from coordinator.observability import fault_points; fault_points.arm()\n"
-        "from coordinator.db.engine import Database; from coordinator.storage import moving\n"
-        "moving.ownership(Database(sys.argv[1]), sys.argv[2]).renew()"
+        "from coordinator.db.engine import Database; from coordinator.storage import payload_moves\n"
+        "payload_moves.ownership(Database(sys.argv[1]), sys.argv[2]).renew()"
     )
     url = database.url.render_as_string(hide_password=False)
     for _ in range(2):
@@ -160,7 +160,7 @@ def test_a_kill_between_database_and_store_is_recovered_from(
             check=False,
         )
         assert killed.returncode == -signal.SIGKILL
-    assert moving.sweep(database, store, unused=ANY_AGE) == 0
+    assert payload_moves.sweep(database, store, unused=ANY_AGE) == 0
     expire(database)
     store_and_move(database, store)
     assert not list(tmp_path.glob("*.disputed"))
@@ -174,8 +174,8 @@ def test_a_restored_copy_deletes_nothing_in_s3(database: Database, s3: S3Server,
     expire(database)
     store_and_move(database, s3.bucket, 2)
     assert_refused(copy, database, store=s3.bucket)
-    assert not list(moving.missing(database))
-    moving.ownership(database, s3.bucket).take_over()
-    assert len(list(moving.move(database, s3.bucket))) == 1
-    assert moving.sweep(database, s3.bucket, unused=ANY_AGE) == 0
+    assert not list(payload_moves.missing(database))
+    payload_moves.ownership(database, s3.bucket).take_over()
+    assert len(list(payload_moves.move(database, s3.bucket))) == 1
+    assert payload_moves.sweep(database, s3.bucket, unused=ANY_AGE) == 0
     assert_refused(copy, store=s3.bucket)

@@ -13,7 +13,7 @@ from benchmarks.s3_server import S3Server
 from coordinator.cli.service import check_payloads
 from coordinator.db.engine import Database
 from coordinator.db.tables.federations import PayloadRow
-from coordinator.storage import moving, object_store, payloads, server_key
+from coordinator.storage import object_store, payload_moves, payloads, server_key
 from coordinator.storage.object_store import BLOCK_BYTES, PIECE_BYTES
 from tests.coordinator.storage.copies import KEY
 
@@ -28,7 +28,7 @@ def stored_in(database: Database, store: str) -> int:
     server_key.load(database, KEY)
     with database.write() as session:
         payload_id, _ = payloads.store_bytes(session, BODY)
-    assert list(moving.move(database, store)) == [len(BODY)]
+    assert list(payload_moves.move(database, store)) == [len(BODY)]
     return payload_id
 
 
@@ -104,7 +104,7 @@ def test_pieces_outside_the_replaced_one_are_read(database: Database, tmp_path: 
 
 def test_payload_moved_back_to_rows_has_no_digests(database: Database, tmp_path: Path) -> None:
     payload_id = stored_in(database, f"file://{tmp_path}")
-    assert len(list(moving.move(database, moving.ROWS))) == 1
+    assert len(list(payload_moves.move(database, payload_moves.ROWS))) == 1
     assert digests_of(database) is None
     assert_is_read(database, payload_id)
 
@@ -137,5 +137,5 @@ def test_replaced_object_in_s3_is_refused(database: Database, s3: S3Server) -> N
     object_store._block.cache_clear()
     object_store.put(place_of(database), [replaced()])
     assert_is_refused(database, payload_id)
-    (fault,) = moving.missing(database, digests=True)
+    (fault,) = payload_moves.missing(database, digests=True)
     assert "does not have its digest" in fault

@@ -19,7 +19,7 @@ from sqlalchemy import func, select
 from benchmarks.s3_server import S3Server
 from coordinator.db.engine import Database, database_time
 from coordinator.db.tables.federations import FederationRow, PayloadRow
-from coordinator.storage import moving, object_store, payloads, server_key
+from coordinator.storage import object_store, payload_moves, payloads, server_key
 from schemas.maths.adapter import Layout
 from schemas.messages.federations import FederationPlan
 from tests.coordinator.aggregation.closed_round import (
@@ -44,7 +44,7 @@ FRAMED: Layout = {"b0.q.P": (4, 4), "b0.q.Q": (4,)}
 
 def settle(database: Database, store: str, smallest: int = 1) -> int:
     """Move what a coordinator would move once it is old enough; return the number of payloads."""
-    return len(list(moving.move(database, store, smallest=smallest, settled=NOW)))
+    return len(list(payload_moves.move(database, store, smallest=smallest, settled=NOW)))
 
 
 def random_update(layout: Layout, seed: int) -> Sent:
@@ -101,7 +101,7 @@ def test_replicas_that_move_the_same_payloads_lose_none(
     database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server_key.load(database, KEY)
-    bodies = [os.urandom(moving.SMALLEST + number) for number in range(4)]
+    bodies = [os.urandom(payload_moves.SMALLEST + number) for number in range(4)]
     with database.write() as session:
         ids = [payloads.store_bytes(session, body)[0] for body in bodies]
     store, all_have_put = f"file://{tmp_path}", threading.Barrier(REPLICAS)
@@ -117,7 +117,7 @@ def test_replicas_that_move_the_same_payloads_lose_none(
     def replica() -> None:
         try:
             with closing(Database(database.url)) as mine:
-                moving.move_settled(mine, store, lambda: False, settled=NOW)
+                payload_moves.move_settled(mine, store, lambda: False, settled=NOW)
         except BaseException as error:
             failures.append(error)
             all_have_put.abort()
@@ -129,8 +129,8 @@ def test_replicas_that_move_the_same_payloads_lose_none(
         thread.join()
     assert not failures
     assert placed(database) == len(bodies)
-    assert moving.sweep(database, store, unused=NOW) == (REPLICAS - 1) * len(bodies)
-    assert not list(moving.missing(database))
+    assert payload_moves.sweep(database, store, unused=NOW) == (REPLICAS - 1) * len(bodies)
+    assert not list(payload_moves.missing(database))
     for payload_id, body in zip(ids, bodies, strict=True):
         assert b"".join(payloads.stream(database, payload_id, 0, len(body))) == body
 
@@ -151,7 +151,7 @@ def test_requests_of_a_round_of_eight_silos(
     database = sqlite_database
     server_key.load(database, KEY)
     closed = eight_silos(database, plan("fedavg"))
-    moved = list(moving.move(database, s3.bucket, settled=None if by_hand else NOW))
+    moved = list(payload_moves.move(database, s3.bucket, settled=None if by_hand else NOW))
     assert len(moved) == (8 if by_hand else 0)
     before = s3.requests("GET")
     publish(database, block_bytes=192 * 2**20)

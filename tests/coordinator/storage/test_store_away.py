@@ -20,7 +20,7 @@ from coordinator.cli import commands
 from coordinator.db.engine import Database
 from coordinator.errors import SettingsUnusable
 from coordinator.server import serve as serve_here
-from coordinator.storage import moving, payloads, server_key
+from coordinator.storage import payload_moves, payloads, server_key
 from tests.operating import Operator
 from tests.served import SIGNING_KEY, Served
 from tests.taking_part import deliver, plan, running, values
@@ -29,7 +29,7 @@ from tests.waiting import wait_until
 pytest.importorskip("obstore")
 
 READY, AWAY = "ready\n", "ready\nthe payload store does not answer"
-BODIES = [os.urandom(moving.SMALLEST + number) for number in range(3)]
+BODIES = [os.urandom(payload_moves.SMALLEST + number) for number in range(3)]
 
 
 @pytest.fixture(autouse=True)

@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 from coordinator import workers
 from coordinator.cli import commands
 from coordinator.db.engine import Database
-from coordinator.storage import moving, object_store, server_key
+from coordinator.storage import object_store, payload_moves, server_key
 from tests.coordinator.storage.copies import Restore, assert_refused, expire, store_and_move
 from tests.operating import Operator
 from tests.served import SIGNING_KEY, Served
@@ -59,7 +59,7 @@ def test_an_interrupted_take_over_is_repeated(
     assert stopped.exit_code == 1
     assert "run `tessera payloads take-over` here" in stopped.stderr
     assert command(url, store, "take-over", "--yes").exit_code == 0
-    assert list(moving.move(copy, store))
+    assert list(payload_moves.move(copy, store))
 
 
 def test_a_coordinator_reports_a_dispute_until_it_takes_over(
@@ -68,7 +68,7 @@ def test_a_coordinator_reports_a_dispute_until_it_takes_over(
     monkeypatch.setattr(workers, "PASS_SECONDS", 0.05)
     store = f"file://{tmp_path}/store"
     served = serve(database_url, payload_store=store, tick_seconds=0.05)
-    operator, marker = Operator(served), f"{moving.home(served.database, store)}.owner"
+    operator, marker = Operator(served), f"{payload_moves.home(served.database, store)}.owner"
     wait_until(lambda: object_store.small(marker) is not None, what="the first claim")
     assert served.counted("tessera_payload_store_owned") == 1
     object_store.put_small(marker, "the token of a copy")

@@ -17,7 +17,7 @@ import pytest
 from sqlalchemy import delete, text
 
 from coordinator.aggregation import retention
-from coordinator.db.tables.weights import CodedWeightsRow
+from coordinator.db.tables.federations import CodedWeightsRow
 from coordinator.http.limits import concurrency
 from coordinator.http.limits.concurrency import codec_slot
 from coordinator.storage import garbage_collection

@@ -12,7 +12,7 @@ import pytest
 from numpy.typing import NDArray
 from sqlalchemy import select
 
-from coordinator.db.tables.weights import CodedWeightsRow
+from coordinator.db.tables.federations import CodedWeightsRow
 from schemas.maths.adapter import in_order
 from schemas.maths.start import from_start
 from schemas.messages.recipes import SERVED_DIFFERENCES

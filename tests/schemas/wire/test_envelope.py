@@ -14,7 +14,7 @@ from hypothesis.extra import numpy as hnp
 
 from schemas.maths.adapter import block_modules, pq_layout
 from schemas.messages.updates import UpdateManifest, WeightsManifest
-from schemas.wire import refusals
+from schemas.wire import errors
 from schemas.wire.envelope import Array, head, pack, slots, unpack
 from schemas.wire.header import Slot
 
@@ -122,18 +122,18 @@ def entry(shape: object, begin: object, end: object, dtype: object = "F32") -> d
 @pytest.mark.parametrize(
     ("body", "why"),
     [
-        (body_of(b'{"\\ud800":1}'), refusals.TensorHeader),
-        (body_of([1]), refusals.TensorHeader),
-        (body_of({"x": 1}), refusals.TensorHeader),
-        (body_of({"x": entry([2], 0, 8), "__metadata__": {"a": 1}}, b"\0" * 8), refusals.TensorHeader),
-        (body_of({"x": entry([2.0], 0, 8)}, b"\0" * 8), refusals.TensorSchema),
-        (body_of({"x": entry([True], 0, 4)}, b"\0" * 4), refusals.TensorSchema),
-        (body_of({"x": entry([2], 0, 8, "I32")}, b"\0" * 8), refusals.TensorDtype),
-        (body_of({"x": entry([2], -8, 0)}, b"\0" * 8), refusals.TensorLayout),
-        (body_of({"x": entry([2], 0, 8)}, b"\0" * 4), refusals.TensorLayout),
+        (body_of(b'{"\\ud800":1}'), errors.TensorHeader),
+        (body_of([1]), errors.TensorHeader),
+        (body_of({"x": 1}), errors.TensorHeader),
+        (body_of({"x": entry([2], 0, 8), "__metadata__": {"a": 1}}, b"\0" * 8), errors.TensorHeader),
+        (body_of({"x": entry([2.0], 0, 8)}, b"\0" * 8), errors.TensorSchema),
+        (body_of({"x": entry([True], 0, 4)}, b"\0" * 4), errors.TensorSchema),
+        (body_of({"x": entry([2], 0, 8, "I32")}, b"\0" * 8), errors.TensorDtype),
+        (body_of({"x": entry([2], -8, 0)}, b"\0" * 8), errors.TensorLayout),
+        (body_of({"x": entry([2], 0, 8)}, b"\0" * 4), errors.TensorLayout),
     ],
 )
-def test_a_malformed_body_is_refused_for_what_is_wrong(body: bytes, why: type[refusals.BodyRefused]) -> None:
+def test_a_malformed_body_is_refused_for_what_is_wrong(body: bytes, why: type[errors.BodyRefused]) -> None:
     """Those of the hostile table are sent to a coordinator there."""
     with pytest.raises(why) as caught:
         unpack(body, encoding=None, expected={"x": Slot((None,))}, max_bytes=LIMIT)
@@ -150,7 +150,7 @@ def test_zeros_and_a_few_denormals_are_ordinary() -> None:
 def test_a_missing_tensor_is_named_unless_it_is_optional() -> None:
     values = tensors()
     del values["b0.q.P"]
-    with pytest.raises(refusals.TensorSchema, match=r"b0\.q\.P"):
+    with pytest.raises(errors.TensorSchema, match=r"b0\.q\.P"):
         unpack(pack(values, MANIFEST), encoding=None, expected=EXPECTED, max_bytes=LIMIT)
     with unpack(
         pack(values, MANIFEST), encoding=None, expected=slots(LAYOUT, optional=True), max_bytes=LIMIT
@@ -160,7 +160,7 @@ def test_a_missing_tensor_is_named_unless_it_is_optional() -> None:
 
 def test_a_manifest_of_another_kind_is_refused() -> None:
     other = unpack(pack(tensors(), MANIFEST), encoding=None, expected=EXPECTED, max_bytes=LIMIT)
-    with other, pytest.raises(refusals.ManifestRefused, match="base"):
+    with other, pytest.raises(errors.ManifestRefused, match="base"):
         other.manifest(UpdateManifest)
 
 
@@ -173,13 +173,13 @@ def test_a_flipped_bit_is_never_let_in_silently() -> None:
             with unpack(bytes(frame), encoding="zstd", expected=EXPECTED, max_bytes=LIMIT) as envelope:
                 # The one frame header bit that changes nothing: it is unused by the format.
                 np.testing.assert_array_equal(envelope.read("b0.q.P"), tensors()["b0.q.P"])
-        except refusals.BodyRefused:
+        except errors.BodyRefused:
             pass
         frame[position // 8] ^= 1 << position % 8
 
 
 def test_a_plain_body_over_the_limit_is_refused() -> None:
-    with pytest.raises(refusals.DecompressedTooLarge):
+    with pytest.raises(errors.DecompressedTooLarge):
         unpack(pack(tensors(), MANIFEST), encoding=None, expected=EXPECTED, max_bytes=100)
 
 
@@ -188,5 +188,5 @@ def test_a_plain_body_over_the_limit_is_refused() -> None:
 def test_arbitrary_bytes_raise_only_refusals(body: bytes) -> None:
     for encoding in (None, "zstd"):
         for bytes_in in (body, b"\x28\xb5\x2f\xfd" + body, body_of(body[:50], body)):
-            with pytest.raises(refusals.BodyRefused):
+            with pytest.raises(errors.BodyRefused):
                 unpack(bytes_in, encoding="zstd" if encoding else None, expected=EXPECTED, max_bytes=LIMIT)

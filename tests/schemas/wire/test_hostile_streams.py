@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from schemas.messages.recipes import Recipe, ValueFormat
-from schemas.wire import refusals
+from schemas.wire import errors
 from schemas.wire.streams import CODES, POSITIONS, SCALES, Coded, Stream, decode
 
 LAYOUT = {"b0.q.P": (1000,), "b0.q.Q": (3,)}
@@ -27,7 +27,7 @@ def codes(*items: int, scales: tuple[float, ...] = (1, 1)) -> dict[str, Stream]:
 
 
 def refusal(streams: dict[str, Stream], recipe: Recipe = SPARSE) -> type[Exception]:
-    with pytest.raises(refusals.BodyRefused) as caught:
+    with pytest.raises(errors.BodyRefused) as caught:
         list(decode(Coded(streams), LAYOUT, recipe))
     return caught.type
 
@@ -60,13 +60,13 @@ def test_places_as_an_encoder_writes_them_are_read() -> None:
     ],
 )
 def test_places_that_are_not_written_in_their_one_way_are_refused(octets: list[int]) -> None:
-    assert refusal(places(*octets) | codes(*[1] * 3)) is refusals.SparseIndex
+    assert refusal(places(*octets) | codes(*[1] * 3)) is errors.SparseIndex
 
 
 def test_a_bitmap_that_goes_on_behind_its_tensor_is_refused() -> None:
     half = Recipe(reference="served", density=0.5, values="int8")
     streams: dict[str, Stream] = {POSITIONS: np.array([0, *[0x11] * 125, 0, 0b1001], np.uint8)}
-    assert refusal(streams | codes(*[1] * 252, scales=(1,) * 5), half) is refusals.SparseIndex
+    assert refusal(streams | codes(*[1] * 252, scales=(1,) * 5), half) is errors.SparseIndex
 
 
 @pytest.mark.parametrize("form", ["f32", "f16", "bf16", "int8", "int4"])
@@ -76,30 +76,30 @@ def test_codes_of_another_length_are_refused(form: ValueFormat, change: int) -> 
     streams: dict[str, Stream] = {CODES: np.zeros(size, np.uint8)}
     if form in ("int8", "int4"):
         streams[SCALES] = np.zeros(17, np.float16)
-    assert refusal(streams, Recipe(values=form)) is refusals.StreamLength
+    assert refusal(streams, Recipe(values=form)) is errors.StreamLength
 
 
 def test_places_that_are_not_as_many_as_the_codes_are_refused_as_places() -> None:
     for some in (1, 3):
-        assert refusal(places(1, 1, 5) | codes(*[1] * some)) is refusals.SparseIndex
-    assert refusal({POSITIONS: np.zeros(1, np.uint8)}, Recipe(values="int8")) is refusals.SparseIndex
-    assert refusal({POSITIONS: np.zeros(1, np.uint8)}, Recipe(values="f16")) is refusals.SparseIndex
+        assert refusal(places(1, 1, 5) | codes(*[1] * some)) is errors.SparseIndex
+    assert refusal({POSITIONS: np.zeros(1, np.uint8)}, Recipe(values="int8")) is errors.SparseIndex
+    assert refusal({POSITIONS: np.zeros(1, np.uint8)}, Recipe(values="f16")) is errors.SparseIndex
 
 
 def test_scales_that_are_not_one_a_block_are_refused_as_scales() -> None:
     for count in (0, 1, 3):
-        assert refusal(places(1, 1, 5) | codes(1, 1, scales=(1,) * count)) is refusals.QuantScale
+        assert refusal(places(1, 1, 5) | codes(1, 1, scales=(1,) * count)) is errors.QuantScale
     for count in (0, 16, 18):
         streams = codes(*[1] * 1003, scales=(1,) * count)
-        assert refusal(streams, Recipe(values="int8")) is refusals.QuantScale
-    assert refusal(codes(*[0] * 2006), Recipe(values="f16")) is refusals.QuantScale
+        assert refusal(streams, Recipe(values="int8")) is errors.QuantScale
+    assert refusal(codes(*[0] * 2006), Recipe(values="f16")) is errors.QuantScale
 
 
 def test_a_scale_beyond_float16_is_infinite_there_and_refused() -> None:
     with np.errstate(over="ignore"):
         beyond = np.array([1, 1e38], np.float32).astype(np.float16)
     streams: dict[str, Stream] = {**places(1, 1, 5), **codes(1, 1), SCALES: beyond}
-    assert refusal(streams) is refusals.QuantScale
+    assert refusal(streams) is errors.QuantScale
 
 
 def test_the_most_negative_code_is_refused() -> None:
@@ -107,7 +107,7 @@ def test_the_most_negative_code_is_refused() -> None:
         coded = np.zeros(size, np.uint8)
         coded[300] = worst
         streams: dict[str, Stream] = {CODES: coded, SCALES: np.ones(17, np.float16)}
-        assert refusal(streams, Recipe.model_validate({"values": form})) is refusals.QuantCode
+        assert refusal(streams, Recipe.model_validate({"values": form})) is errors.QuantCode
 
 
 def test_a_scale_of_zero_is_one_only_where_all_codes_are() -> None:
@@ -116,7 +116,7 @@ def test_a_scale_of_zero_is_one_only_where_all_codes_are() -> None:
     assert not found["b0.q.P"].any()
     coded[63] = 1
     scales[1:] = 1
-    assert refusal({CODES: coded, SCALES: scales}, Recipe(values="int8")) is refusals.QuantScale
+    assert refusal({CODES: coded, SCALES: scales}, Recipe(values="int8")) is errors.QuantScale
 
 
 @settings(deadline=None, max_examples=300)
@@ -139,7 +139,7 @@ def test_arbitrary_streams_raise_only_refusals_and_take_no_more_than_the_layout(
     tracemalloc.start()
     try:
         list(decode(Coded(streams), LAYOUT, recipe))
-    except refusals.BodyRefused:
+    except errors.BodyRefused:
         pass
     finally:
         peak = tracemalloc.get_traced_memory()[1]

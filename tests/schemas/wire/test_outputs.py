@@ -7,8 +7,8 @@ import pytest
 
 from schemas.messages.updates import WeightsManifest
 from schemas.wire.envelope import Array, pack, unpack
+from schemas.wire.errors import TensorDtype, TensorSchema
 from schemas.wire.outputs import BYTES, MOST_ROWS, SHARES, TOP, VALUES, Outputs, mixed, slots
-from schemas.wire.refusals import TensorDtype, TensorSchema
 
 MANIFEST = WeightsManifest(federation="f", recipe={}, round=1, client="c", pack=None)
 

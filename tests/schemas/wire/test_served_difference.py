@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from schemas.maths.adapter import Layout, in_order
 from schemas.messages.recipes import Recipe
+from schemas.wire.errors import BodyRefused
 from schemas.wire.quantise import LEVELS, Floats, NotEncodable
-from schemas.wire.refusals import BodyRefused
 from schemas.wire.served_difference import DifferenceWriter, reconstructed
 from schemas.wire.streams import CODES, SCALES, Coded, Stream, bound, encode
 

@@ -19,8 +19,8 @@ from coordinator.observability.fault_points import may_crash
 from coordinator.rounds import participations, store, transitions
 from coordinator.rounds.lifecycle import ACCEPTING
 from coordinator.rounds.notifications import Change
+from coordinator.secure_sum.errors import OrganisationTaken
 from coordinator.secure_sum.joint_digest import joint_digest
-from coordinator.secure_sum.refusals import OrganisationTaken
 from schemas.messages.secure_sum import ReadyReceipt, ReadyRequest
 
 _Peer = aliased(ClientRow)

@@ -12,6 +12,7 @@ from sqlalchemy.orm import InstrumentedAttribute, aliased
 
 from coordinator.db.tables.experts import ExpertRevisionRow
 from coordinator.db.tables.federations import (
+    CodedWeightsRow,
     FederationRow,
     FoldRow,
     PayloadRow,
@@ -20,7 +21,6 @@ from coordinator.db.tables.federations import (
     WeightsRow,
 )
 from coordinator.db.tables.secure_sum import JointModelRow, SumMessageRow, SumSessionRow
-from coordinator.db.tables.weights import CodedWeightsRow
 
 _GOES_ON = select(FederationRow.id).where(FederationRow.state != "finished")
 

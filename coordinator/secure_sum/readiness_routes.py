@@ -28,8 +28,8 @@ from coordinator.http.params import RoundNumber
 from coordinator.http.problems import answers
 from coordinator.observability.logs import bind, logger
 from coordinator.rounds.notifications import Notify, Wake
-from coordinator.secure_sum.ready import make_ready
-from coordinator.secure_sum.refusals import OrganisationTaken
+from coordinator.secure_sum.errors import OrganisationTaken
+from coordinator.secure_sum.readiness import make_ready
 from schemas.messages.secure_sum import CAPABILITY, ReadyReceipt, ReadyRequest
 
 router = APIRouter(prefix="/v1/federations/{fid}", tags=["secure sum"])

@@ -15,9 +15,9 @@ import numpy as np
 from sqlalchemy import bindparam, exists, select
 from sqlalchemy.orm import Session, aliased
 
-from coordinator.aggregation import joint
+from coordinator.aggregation import joint_model
 from coordinator.aggregation.difference import Difference
-from coordinator.aggregation.joint import (
+from coordinator.aggregation.joint_model import (
     JointModel,
     PayloadValues,
     PublishedJoint,
@@ -127,14 +127,14 @@ class SummedRound(Part):
         """Store the joint model and the mean losses of the members."""
         values = self._values
         model = PublishedJoint(self._layout, adopted[values.payload_id], values.digest, self._losses)
-        joint.store(session, row.federation_id, row.number, model)
+        joint_model.store(session, row.federation_id, row.number, model)
 
     @staticmethod
     def newcomer_weights(
         database: Database, base_model: str, layout: Layout, manifest: WeightsManifest, until: int
     ) -> Stored | None:
         """Return the joint model after round `until`; None = there is none yet."""
-        return joint.newcomer_weights(database, until, layout, manifest)
+        return joint_model.newcomer_weights(database, until, layout, manifest)
 
     @staticmethod
     def old_tensors(federation_id: str, oldest_kept: int) -> Sequence[OldTensors]:
@@ -201,7 +201,7 @@ def _read(session: Session, closed: ClosedRound) -> _Inputs:
     total = summed_total(session, claim.round_id)
     base_model, profile = run(session, _CLIENT, {"client": total.counted[0]}).one()
     layout = _layout(session, claim, opened, base_model, profile)
-    before = joint.latest(session, claim.federation_id, claim.number - 1)
+    before = joint_model.latest(session, claim.federation_id, claim.number - 1)
     if before is not None and before.layout != layout:
         raise LookupError("the layout of the members is not that of the joint model")
     whole = layout

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import secrets
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
@@ -19,14 +20,21 @@ from sqlalchemy.sql.dml import Update
 from coordinator.db.engine import Database, database_time
 from coordinator.db.tables.federations import ChunkRow, PayloadRow
 from coordinator.db.tables.identity import ServerIdentityRow
+from coordinator.errors import Unavailable
 from coordinator.observability.fault_points import may_crash
 from coordinator.observability.logs import logger
-from coordinator.storage import current, object_store, payloads
+from coordinator.observability.metrics import Metrics
+from coordinator.storage import object_store, payloads, payloads_in_use
 from coordinator.storage.garbage_collection import GRACE
-from coordinator.storage.ownership import Ownership
+from coordinator.storage.ownership import NotOwner, Ownership
 from schemas.identity.keys import thumbprint
 from schemas.wire.digests import digest_from_hash
 
+PASS_SECONDS = 60.0
+"""Interval of passes."""
+
+_SWEEP_EVERY_SECONDS = 3600.0
+_AWAY = "the payload store does not answer, so older tensors cannot be read; the log has the reason"
 log = logger(__name__)
 
 ROWS = "rows"
@@ -34,7 +42,7 @@ SMALLEST = 2**20
 """Bytes below which a payload stays in rows: a request would take longer than the bytes."""
 
 SETTLED = timedelta(minutes=10)
-"""Age at which a coordinator moves a payload by itself, unless a round still reads it (`storage.current`)."""
+"""Age at which a coordinator moves a payload by itself, unless a round still reads it (`payloads_in_use`)."""
 
 _UNUSED = GRACE + timedelta(hours=1)
 _BATCH = 100
@@ -42,7 +50,7 @@ _PIECE = 2**20
 
 
 @dataclass(frozen=True, slots=True)
-class _Finished:
+class _MovablePayload:
     """A payload to move."""
 
     id: int
@@ -145,7 +153,7 @@ def missing(database: Database, *, digests: bool = False) -> Iterator[str]:
             yield f"payload {payload.id}: {str(error).removeprefix(f'payload {payload.id} at ')}"
 
 
-def _placed(database: Database) -> Iterator[_Finished]:
+def _placed(database: Database) -> Iterator[_MovablePayload]:
     """Yield the payloads whose bytes are in an object store."""
     after = 0
     columns = (PayloadRow.id, PayloadRow.digest, PayloadRow.bytes, PayloadRow.place)
@@ -154,7 +162,7 @@ def _placed(database: Database) -> Iterator[_Finished]:
         with database.read() as session:
             query = placed.where(PayloadRow.id > after).order_by(PayloadRow.id).limit(_BATCH)
             batch = [
-                _Finished(key, str(digest), size, place)
+                _MovablePayload(key, str(digest), size, place)
                 for key, digest, size, place in session.execute(query)
             ]
         if not batch:
@@ -165,7 +173,7 @@ def _placed(database: Database) -> Iterator[_Finished]:
 
 def _elsewhere(
     database: Database, base: str | None, smallest: int, settled: timedelta | None, after: int
-) -> list[_Finished]:
+) -> list[_MovablePayload]:
     column = PayloadRow.place
     is_elsewhere = (
         column.is_not(None) if base is None else or_(column.is_(None), ~column.startswith(f"{base}/"))
@@ -184,14 +192,14 @@ def _elsewhere(
         )
         if settled is not None:
             age = PayloadRow.created_at <= database_time(session) - settled
-            query = query.where(age, ~current.is_current())
+            query = query.where(age, ~payloads_in_use.is_current())
         return [
-            _Finished(payload_id, str(digest), size, place)
+            _MovablePayload(payload_id, str(digest), size, place)
             for payload_id, digest, size, place in session.execute(query)
         ]
 
 
-def _to_object(database: Database, payload: _Finished, place: str) -> bool:
+def _to_object(database: Database, payload: _MovablePayload, place: str) -> bool:
     """Copy, read back, then commit; False if the payload was collected or moved meanwhile."""
     object_store.put(place, _verified(payload, payloads.stream(database, payload.id, 0, payload.size)))
     may_crash("payload-put")
@@ -205,7 +213,7 @@ def _to_object(database: Database, payload: _Finished, place: str) -> bool:
     return is_there
 
 
-def _to_rows(database: Database, payload: _Finished) -> bool:
+def _to_rows(database: Database, payload: _MovablePayload) -> bool:
     with tempfile.TemporaryFile() as spool:  # no transaction is open while bytes travel
         for piece in _verified(payload, _object(str(payload.place), payload.size)):
             spool.write(piece)
@@ -217,7 +225,7 @@ def _to_rows(database: Database, payload: _Finished) -> bool:
     return is_there
 
 
-def _piece_digests(payload: _Finished, place: str) -> bytes:
+def _piece_digests(payload: _MovablePayload, place: str) -> bytes:
     """Read an object, and return the digests of its pieces.
 
     Raises:
@@ -227,7 +235,7 @@ def _piece_digests(payload: _Finished, place: str) -> bytes:
     return b"".join([object_store.piece_digests(piece) for piece in pieces])
 
 
-def _claim(payload: _Finished) -> Update:
+def _claim(payload: _MovablePayload) -> Update:
     """Return an update of a payload that is still where it was."""
     is_where_it_was = PayloadRow.place.is_not_distinct_from(payload.place)
     return update(PayloadRow).where(PayloadRow.id == payload.id, is_where_it_was)
@@ -238,7 +246,7 @@ def _object(place: str, size: int) -> Iterator[bytes]:
         yield object_store.read(place, begin, min(size, begin + _PIECE * 8))
 
 
-def _verified(payload: _Finished, content: Iterator[bytes]) -> Iterator[bytes]:
+def _verified(payload: _MovablePayload, content: Iterator[bytes]) -> Iterator[bytes]:
     """Yield the content; raise at its end unless it has the payload's digest."""
     hasher = hashlib.sha256()
     for piece in content:
@@ -261,3 +269,57 @@ def require(database: Database, url: str) -> None:
 def ownership(database: Database, url: str) -> Ownership:
     """Return the claim of a database to its folder in a store."""
     return Ownership(database, home(database, url))
+
+
+class PayloadMover:
+    """Moves settled payloads of a database to the store at `url`, and sweeps there.
+
+    `fault` says why it did not when it last tried, None = it did. Several replicas have one each: what
+    one has moved the others leave.
+    """
+
+    def __init__(self, database: Database, url: str, metrics: Metrics) -> None:
+        self._database = database
+        self._url = url
+        self._metrics = metrics
+        self._next_sweep = time.monotonic() + _SWEEP_EVERY_SECONDS
+        self.fault: str | None = None
+
+    def work(self, is_stopping: Callable[[], bool]) -> None:
+        """Try the store; if this database owns it, move what is settled, and delete what no payload has."""
+        if not self._try():
+            return
+        try:
+            move_settled(self._database, self._url, is_stopping)
+            if not is_stopping() and time.monotonic() >= self._next_sweep:
+                self._next_sweep = time.monotonic() + _SWEEP_EVERY_SECONDS
+                sweep(self._database, self._url)
+        except NotOwner as error:
+            self._note(str(error), answers=True, owned=False)
+
+    def _try(self) -> bool:
+        try:
+            require(self._database, self._url)
+            ownership(self._database, self._url).confirm()
+        except Unavailable as error:
+            if self.fault != _AWAY:
+                log.warning("payload-store-away", reason=str(error))
+            self._note(_AWAY, answers=False, owned=True)
+        except NotOwner as error:
+            self._note(str(error), answers=True, owned=False)
+        else:
+            self._note(None, answers=True, owned=True)
+        return self.fault is None
+
+    def _note(self, fault: str | None, *, answers: bool, owned: bool) -> None:
+        before, self.fault = self.fault, fault
+        self._metrics.payload_store_up.set(answers)
+        self._metrics.payload_store_owned.set(owned)
+        if fault == before:
+            return
+        if not owned:
+            log.error("payload-store-disputed", detail=fault)
+        elif before == _AWAY:
+            log.info("payload-store-back")
+        elif before is not None:
+            log.info("payload-store-owned")

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import numpy as np
 from numpy.typing import NDArray
 
-from schemas.wire.refusals import TensorNonfinite
+from schemas.wire.errors import TensorNonfinite
 
 _AT_ONCE = 2**15
 """Values per block: temporaries stay in the processor's cache and reuse the same memory, at less than half
