@@ -18,7 +18,7 @@ from sqlalchemy import func, select
 from benchmarks.closed_round import close_round, layout_of, states
 from benchmarks.memory import MIB, peak_rss_mib
 from coordinator.aggregation import job, store
-from coordinator.aggregation.combining import in_blocks
+from coordinator.aggregation.combining import read_blocks
 from coordinator.aggregation.guard import guard_weights
 from coordinator.aggregation.output_writer import Receiver
 from coordinator.aggregation.weighting import products
@@ -97,7 +97,7 @@ def _tessera_unwritten(place: Place) -> dict[str, Any]:
         weighing = opened.strategy.weigh(cohort)
         stored = {item.facts.client: item.state for item in everyone}
         receivers = [Receiver(client, state.layout, b"") for client, state in stored.items()]
-        for columns in in_blocks(database, weighing, stored, receivers, block_bytes=place.block_mib * MIB):
+        for columns in read_blocks(database, weighing, stored, receivers, block_bytes=place.block_mib * MIB):
             columns.product()
     return cost
 

@@ -47,7 +47,7 @@ from client_agent.training.token_losses import shared_rows
 from client_agent.transport.handshake import require_protocol
 from schemas.identity.keys import thumbprint
 from schemas.messages.federations import TrainingPlan
-from schemas.peers import of_members
+from schemas.peers import member_claims
 from schemas.user_files import FileUnusable, require_writable_folder
 from schemas.wire.digests import digest_of
 
@@ -249,7 +249,7 @@ def _members(settings: AgentSettings, file: Path | None) -> str:
     if plan is None:
         return f"min_voices {least} limits the federation's plan, which is not known yet (not enrolled yet)"
     require_voices(plan, least)
-    return " ".join([*of_members(plan), f"This silo's min_voices is {least}."])
+    return " ".join([*member_claims(plan), f"This silo's min_voices is {least}."])
 
 
 def _policy(settings: AgentSettings, file: Path | None) -> str:

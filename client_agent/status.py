@@ -194,7 +194,7 @@ def _round(folder: RoundFolder) -> RoundStatus:
         served=scores.served[LOSS].value if scores is not None else None,
         trained=scores.trained[LOSS].value if scores is not None else None,
         personal=scores.kept if scores is not None else None,
-        scores=scores.of_kept if scores is not None else None,
+        scores=scores.kept_scores if scores is not None else None,
         learning_rate=_learning_rate(folder),
         bytes_sent=receipt.bytes if receipt is not None else None,
     )

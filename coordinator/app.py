@@ -19,7 +19,7 @@ from coordinator.alignment import routes as alignment
 from coordinator.auth.last_seen import LastSeenWriter
 from coordinator.auth.nonces import ReadNonces
 from coordinator.auth.oidc import provider_of
-from coordinator.auth.reserved_connections import ReservedForPeople
+from coordinator.auth.reserved_connections import ConnectionReserve
 from coordinator.dashboard import api_docs
 from coordinator.dashboard import routes as dashboard
 from coordinator.db import migrate
@@ -51,7 +51,7 @@ from coordinator.observability.tracing import (
 from coordinator.rounds import admin_routes, progress, reader_routes, reports
 from coordinator.rounds import routes as rounds
 from coordinator.rounds.long_poll import LongPolls
-from coordinator.rounds.round_tracker import TrackedRounds
+from coordinator.rounds.round_tracker import RoundTracker
 from coordinator.secure_sum import readiness_routes
 from coordinator.secure_sum import routes as secure_sum
 from coordinator.settings import Settings
@@ -146,7 +146,7 @@ def create_app(settings: Settings, *, traces: TracerProvider | None = None) -> F
         app.include_router(router)
     openapi.install(app, settings.root_path)
     app.add_middleware(BodyDeadline, bytes_per_second=settings.upload_bytes_per_second)
-    app.add_middleware(ReservedForPeople)
+    app.add_middleware(ConnectionReserve)
     app.add_middleware(TargetCheck, goes_by=settings.goes_by)
     app.add_middleware(RootPath, root_path=settings.root_path)
     app.add_middleware(HeadRequests)
@@ -186,8 +186,8 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
             key=key,
             metrics=metrics,
             moved=long_polls.notify,
-            tracked=(
-                TrackedRounds(database, settings.trackers, settings.name) if settings.report_to else None
+            tracker=(
+                RoundTracker(database, settings.trackers, settings.name) if settings.report_to else None
             ),
             tracer=tracer,
         )

@@ -18,7 +18,7 @@ class ReplyEnded(Exception):
     """A response in progress must end early; the message is the slug of the problem type."""
 
 
-class Refused(Exception):
+class Refusal(Exception):
     """A request that is answered with a problem document; `facts` become its extra members."""
 
     status: ClassVar[int]
@@ -35,12 +35,12 @@ class Refused(Exception):
         return dict(self.headers)
 
 
-class AuthMissing(Refused):
+class AuthMissing(Refusal):
     status, slug, title = 401, "auth-missing", "The request has no credential; sign it or send a bearer token"
     headers: ClassVar[dict[str, str]] = {"WWW-Authenticate": "Bearer"}
 
 
-class CredentialInvalid(Refused):
+class CredentialInvalid(Refusal):
     status, slug, title = 401, "credential-invalid", "The credential is unknown, expired or revoked"
     headers: ClassVar[dict[str, str]] = {"WWW-Authenticate": 'Bearer error="invalid_token"'}
 
@@ -48,32 +48,32 @@ class CredentialInvalid(Refused):
 _SIGNATURE: dict[str, str] = {"WWW-Authenticate": "Signature"}
 
 
-class SignatureProfileBroken(Refused):
+class SignatureProfileBroken(Refusal):
     status, slug, title = 401, "signature-profile", "The signature does not follow the signature profile"
     headers = _SIGNATURE
 
 
-class SignatureInvalid(Refused):
+class SignatureInvalid(Refusal):
     status, slug, title = 401, "signature-invalid", "The signature is wrong, or its key is not enrolled"
     headers = _SIGNATURE
 
 
-class ClockSkew(Refused):
+class ClockSkew(Refusal):
     status, slug, title = 401, "clock-skew", "The signature's time is off; synchronise the client's clock"
     headers = _SIGNATURE
 
 
-class KeyRevoked(Refused):
+class KeyRevoked(Refusal):
     status, slug, title = 401, "key-revoked", "This key was revoked or replaced; sign with the current key"
     headers = _SIGNATURE
 
 
-class Replayed(Refused):
+class RequestReplayed(Refusal):
     status, slug, title = 401, "replayed", "This signed request was received before; sign it with a new nonce"
     headers = _SIGNATURE
 
 
-class EnrolmentTokenInvalid(Refused):
+class EnrolmentTokenInvalid(Refusal):
     status, slug, title = 401, "enrolment-token-invalid", "The enrolment token is not valid for this client"
     headers: ClassVar[dict[str, str]] = {"WWW-Authenticate": "Bearer"}
 
@@ -85,60 +85,60 @@ class EnrolmentTokenMisused(EnrolmentTokenInvalid):
         self.token_id, self.reason = token_id, reason
 
 
-class Forbidden(Refused):
+class Forbidden(Refusal):
     status, slug, title = 403, "forbidden", "Your role or credential does not allow this request"
 
 
-class NotFound(Refused):
+class NotFound(Refusal):
     status, slug, title = 404, "not-found", "Not found, or not accessible to you"
 
 
-class MethodNotAllowed(Refused):
+class MethodNotAllowed(Refusal):
     status, slug, title = 405, "method-not-allowed", "This path does not support this method; see Allow"
 
 
-class FederationStateConflict(Refused):
+class FederationStateConflict(Refusal):
     status, slug, title = 409, "federation-state", "The federation's state does not allow this request"
 
 
-class ClientNameTaken(Refused):
+class ClientNameTaken(Refusal):
     status, slug = 409, "client-name-taken"
     title = "A client or an unused token has this name; choose another, or replace the token with `replace`"
 
 
-class RoundClosed(Refused):
+class RoundClosed(Refusal):
     status, slug, title = 409, "round-closed", "The round is closed; continue with the next round"
 
 
-class NotDrawn(Refused):
+class NotDrawn(Refusal):
     status, slug, title = 409, "not-drawn", "Other clients were drawn for this round; wait for the next one"
 
 
-class NotJoined(Refused):
+class NotJoined(Refusal):
     status, slug, title = 409, "not-joined", "The client has not joined the round; join it first"
 
 
-class UploadConflict(Refused):
+class UploadConflict(Refusal):
     status, slug, title = 409, "upload-conflict", "Different content was accepted before and is not replaced"
 
 
-class SecureSumRequired(Refused):
+class SecureSumRequired(Refusal):
     status, slug, title = 409, "secure-sum-required", "Updates are summed; send `ready`, not an update"
 
 
-class NoSecureSum(Refused):
+class NoSecureSum(Refusal):
     status, slug, title = 409, "no-secure-sum", "This federation has no secure sum; send an update"
 
 
-class AnchorsMissing(Refused):
+class AnchorsMissing(Refusal):
     status, slug, title = 409, "anchors-missing", "The anchor texts of the plan are missing; store them first"
 
 
-class PackMissing(Refused):
+class PackMissing(Refusal):
     status, slug, title = 409, "pack-missing", "Your base model has no alignment pack yet; store it first"
 
 
-class PivotPackMissing(Refused):
+class PivotPackMissing(Refusal):
     status, slug, title = (
         409,
         "pivot-pack-missing",
@@ -146,20 +146,20 @@ class PivotPackMissing(Refused):
     )
 
 
-class RequestTimeout(Refused):
+class RequestTimeout(Refusal):
     status, slug, title = 408, "request-timeout", "The request was too slow; send it again"
     headers: ClassVar[dict[str, str]] = {"Connection": "close"}
 
 
-class BaseMismatch(Refused):
+class BaseMismatch(Refusal):
     status, slug, title = 412, "base-mismatch", "Trained from other weights than those served for this round"
 
 
-class ReferenceMismatch(Refused):
+class ReferenceMismatch(Refusal):
     status, slug, title = 412, "reference-mismatch", "The update is not relative to the served reference"
 
 
-class BodyTooLarge(Refused):
+class BodyTooLarge(Refusal):
     status, slug, title = 413, "body-too-large", "The body is larger than this route accepts; see `limit`"
 
 
@@ -168,46 +168,46 @@ class BodyOverran(BodyTooLarge):
     headers: ClassVar[dict[str, str]] = {"Connection": "close"}
 
 
-class AuthorityUnknown(Refused):
+class AuthorityUnknown(Refusal):
     status, slug, title = 421, "authority-unknown", "The Host field does not name this server"
 
 
-class MediaTypeRefused(Refused):
+class MediaTypeRefused(Refusal):
     status, slug, title = 415, "media-type", "This route does not accept this media type; see `accepts`"
 
 
-class ContentEncodingRefused(Refused):
+class ContentEncodingRefused(Refusal):
     status, slug, title = 415, "content-encoding", "This content encoding is not accepted; see `accepts`"
 
 
-class RangeUnsatisfiable(Refused):
+class RangeUnsatisfiable(Refusal):
     status, slug, title = 416, "range", "The range lies outside the body; see Content-Range"
 
     def fields(self) -> dict[str, str]:
         return {"Content-Range": f"bytes */{self.facts['size']}"}
 
 
-class DigestMissing(Refused):
+class DigestMissing(Refusal):
     status, slug, title = 400, "digest-missing", "Content-Digest is missing; send it with sha-256"
 
 
-class DigestMismatch(Refused):
+class DigestMismatch(Refusal):
     status, slug, title = 400, "digest-mismatch", "Content-Digest does not match the body; send it again"
 
 
-class BodyIncomplete(Refused):
+class BodyIncomplete(Refusal):
     status, slug, title = 400, "body-incomplete", "The body ended before its announced length; send it again"
 
 
-class RequestMalformed(Refused):
+class RequestMalformed(Refusal):
     status, slug, title = 400, "malformed-request", "This is not a valid HTTP/1.1 request"
 
 
-class JsonMalformed(Refused):
+class JsonMalformed(Refusal):
     status, slug, title = 400, "malformed-json", "The body is not strict JSON"
 
 
-class Invalid(Refused):
+class Invalid(Refusal):
     status, slug, title = 422, "validation", "A field is missing or wrong; see `errors`"
 
     @classmethod
@@ -255,11 +255,11 @@ def all_of(checks: Iterable[Callable[[], None]]) -> None:
         raise Invalid.joined(refusals)
 
 
-class LayoutMismatch(Refused):
+class LayoutMismatch(Refusal):
     status, slug, title = 422, "layout-mismatch", "This adapter cannot be summed with other members' adapters"
 
 
-class TokenizerMismatch(Refused):
+class TokenizerMismatch(Refusal):
     status, slug, title = (
         422,
         "tokenizer-mismatch",
@@ -267,33 +267,33 @@ class TokenizerMismatch(Refused):
     )
 
 
-class WeakPublicKey(Refused):
+class WeakPublicKey(Refusal):
     status, slug, title = 422, "weak-public-key", "The public key is not acceptable, or its proof is wrong"
 
 
-class MetadataRefused(Refused):
+class MetadataRefused(Refusal):
     status, slug, title = 422, "metadata", "The manifest does not fit this request"
 
 
-class NormExceeded(Refused):
+class NormExceeded(Refusal):
     status, slug, title = 422, "norm-exceeded", "The update's norm exceeds limits.max_norm of the plan"
 
 
-class SignatureRefused(Refused):
+class SignatureRefused(Refusal):
     status, slug, title = 422, "signature-vector", "The signature is not a usable vector"
 
 
-class ProtocolVersionUnsupported(Refused):
+class ProtocolVersionUnsupported(Refusal):
     status, slug, title = 426, "protocol-version", "Unsupported protocol version; use one of `supported`"
     headers: ClassVar[dict[str, str]] = {"Upgrade": "tessera/1"}
 
 
-class CapabilityMissing(Refused):
+class CapabilityMissing(Refusal):
     status, slug, title = 426, "capability-missing", "The agent lacks a capability; install a newer version"
     headers: ClassVar[dict[str, str]] = {"Upgrade": "tessera/1"}
 
 
-class RateLimited(Refused):
+class RateLimited(Refusal):
     status, slug, title = 429, "rate-limited", "Too many requests; retry after Retry-After seconds"
 
     def __init__(self, seconds: float, detail: str | None = None) -> None:
@@ -313,22 +313,22 @@ class TooManySigned(RateLimited):
     title = "Too many requests were signed with this key; retry after Retry-After seconds"
 
 
-class TargetTooLong(Refused):
+class TargetTooLong(Refusal):
     status, slug, title = 414, "target-too-long", "Path and query are too long; shorten them to `limit` bytes"
 
 
-class HeadTooLarge(Refused):
+class HeadTooLarge(Refusal):
     status, slug, title = 431, "head-too-large", "Target and header fields are too large; shorten them"
 
 
-class Busy(Refused):
+class Busy(Refusal):
     status, slug, title = 503, "busy", "The server is busy; retry after Retry-After seconds"
 
     def fields(self) -> dict[str, str]:
         return {"Retry-After": str(random.randint(1, 5))}
 
 
-class Unavailable(Refused):
+class Unavailable(Refusal):
     status, slug, title = 503, "unavailable", "The database does not answer; retry after Retry-After seconds"
 
     def fields(self) -> dict[str, str]:
@@ -339,7 +339,7 @@ class StrategyUnavailable(Unavailable):
     title = "The strategy of this federation is not usable here; the operator must install its package again"
 
 
-class StorageFull(Refused):
+class StorageFull(Refusal):
     status, slug = 507, "storage-full"
     title = "The coordinator's disk is full; its operator must free space; retry after Retry-After seconds"
 
@@ -348,5 +348,5 @@ class StorageFull(Refused):
         return {"Retry-After": str(random.randint(45, 90)), "Connection": "close"}
 
 
-class Internal(Refused):
+class Internal(Refusal):
     status, slug, title = 500, "internal", "Internal error; the server's log contains `incident`"

@@ -1,7 +1,7 @@
-"""The input of a strategy where the coordinator knows sums only. Pure.
+"""The interface of strategies where the coordinator knows sums only. Pure.
 
-A `Summed` strategy changes the one model that all clients have in common, by the sum of what clients learnt.
-It never sees a client, an update or a session.
+A `SumStrategy` changes the one model that all clients have in common, by the sum of what clients learnt. It
+never sees a client, an update or a session.
 """
 
 from __future__ import annotations
@@ -49,14 +49,14 @@ class Outline:
 
 
 @dataclass(frozen=True, slots=True)
-class Counted:
+class GroupCounts:
     """The outcome of a round's counts: of `members`, how many belong to each group."""
 
     members: int
     groups: Mapping[str, int]
 
 
-class Joint(Protocol):
+class JointValues(Protocol):
     """The model that all clients began the round with."""
 
     @property
@@ -68,14 +68,14 @@ class Joint(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Revised:
+class SegmentChange:
     """New values of a segment: `values(begin, count)` returns them, (count,), when the engine writes them."""
 
     segment: str
     values: Callable[[int, int], Floats]
 
 
-class Summed(Protocol):
+class SumStrategy(Protocol):
     """A strategy that needs sums only.
 
     One whose segments belong to groups, such as the users of an expert, has its members counted first: each
@@ -85,8 +85,8 @@ class Summed(Protocol):
     def counts(self, outline: Outline) -> tuple[str, ...]:
         """Return the groups whose members are counted before the sum, in order; () = there are none."""
 
-    def groups(self, outline: Outline, counted: Counted) -> Collection[str]:
+    def groups(self, outline: Outline, counted: GroupCounts) -> Collection[str]:
         """Return the counted groups that the sum is to have, if they have enough members."""
 
-    def step(self, joint: Joint, total: Total) -> Iterator[Revised]:
+    def step(self, joint: JointValues, total: Total) -> Iterator[SegmentChange]:
         """Yield the segments that a round changes, each once; the others stay as they are."""

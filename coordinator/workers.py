@@ -28,7 +28,7 @@ from coordinator.rounds import store as rounds
 from coordinator.rounds import transitions
 from coordinator.rounds.lifecycle import next_state
 from coordinator.rounds.notifications import Change, PendingNotifications
-from coordinator.rounds.round_tracker import TrackedRounds
+from coordinator.rounds.round_tracker import RoundTracker
 from coordinator.secure_sum import leases, sessions
 from coordinator.secure_sum.worker import SumWorker
 from coordinator.storage import event_log, garbage_collection, webhook_outbox
@@ -39,7 +39,7 @@ _COLLECT_EVERY_SECONDS = 600.0
 log = logger(__name__)
 
 
-class Stopped(Exception):
+class ServiceStopped(Exception):
     """The service is stopping; another worker continues."""
 
 
@@ -61,7 +61,7 @@ class Ticker:
         key: ServerKey,
         metrics: Metrics,
         moved: Callable[[], None],
-        tracked: TrackedRounds | None = None,
+        tracker: RoundTracker | None = None,
         tracer: Tracer = NO_TRACER,
     ) -> None:
         self._database = database
@@ -71,7 +71,7 @@ class Ticker:
         self._key = key
         self._metrics = metrics
         self._moved = moved
-        self._tracked = tracked
+        self._tracker = tracker
         self._tracer = tracer
         self._sums = SumWorker(
             database,
@@ -79,7 +79,7 @@ class Ticker:
             lease_seconds=lease_seconds,
             block_bytes=block_bytes,
             check=self._check,
-            stopped=Stopped,
+            stopped=ServiceStopped,
         )
         self._pending = PendingNotifications()
         self._stopping = threading.Event()
@@ -93,7 +93,7 @@ class Ticker:
             _Loop("cleanup", self._clean_up, self._tick, self._stopping),
             self._publisher,
         ]
-        if tracked is not None:
+        if tracker is not None:
             self._loops.append(_Loop("trackers", self._record, self._tick, self._stopping))
         if mover is not None:
             move = partial(self._move, mover)
@@ -128,8 +128,8 @@ class Ticker:
             self._pending.publish(self._database, is_due=True)
         except Exception:
             log.exception("event-publication-failed")
-        if self._tracked is not None:
-            self._tracked.close()
+        if self._tracker is not None:
+            self._tracker.close()
 
     def _tick(self) -> float:
         return self._tick_seconds
@@ -143,8 +143,8 @@ class Ticker:
         return False
 
     def _record(self) -> bool:
-        if self._tracked is not None:
-            self._tracked.record()
+        if self._tracker is not None:
+            self._tracker.record()
         return False
 
     def _publish(self) -> bool:
@@ -189,7 +189,7 @@ class Ticker:
 
     def _check(self) -> None:
         if self._stopping.is_set():
-            raise Stopped
+            raise ServiceStopped
 
     def _aggregate(self) -> bool:
         """Aggregate one round; return whether there may be another."""
@@ -219,7 +219,7 @@ class Ticker:
             alone = job.aggregate(self._database, claim, block_bytes=self._block_bytes, between=between)
         except rounds.LostRace:
             log.info("aggregation-overtaken")
-        except Stopped:
+        except ServiceStopped:
             lease.release()
         except (OperationalError, InterfaceError, PoolExhausted, Unavailable):
             log.exception("aggregation-interrupted")  # the round is claimed again after the lease expires
@@ -229,8 +229,8 @@ class Ticker:
             self._moved()
         else:
             self._moved()
-            if self._tracked is not None:
-                self._tracked.published(claim.federation_id, claim.number)
+            if self._tracker is not None:
+                self._tracker.published(claim.federation_id, claim.number)
             seconds = time.monotonic() - began
             self._metrics.aggregation_seconds.observe(seconds)
             log.info("round-published", seconds=round(seconds, 3), listen_to_nobody=alone)

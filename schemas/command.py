@@ -25,7 +25,7 @@ def application(first: str = "") -> typer.Typer:
         help="Personalised federated fine-tuning of language models, across organisations and architectures.",
         no_args_is_help=True,
         pretty_exceptions_enable=False,
-        cls=_Ordered,
+        cls=_OrderedGroup,
     )
     app.callback()(_root)
     entries = entry_points(group="tessera.commands")
@@ -41,7 +41,7 @@ _COMMANDS_FIRST = "Coordinator"
 """The panel that begins with `serve`; typer forgets the order between commands and groups."""
 
 
-class _Ordered(TyperGroup):
+class _OrderedGroup(TyperGroup):
     """A group whose panels show groups before single commands, but for one panel."""
 
     def list_commands(self, ctx: object) -> list[str]:

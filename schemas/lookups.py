@@ -16,7 +16,7 @@ class NotIdentified(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Named:
+class NamedEntry:
     """An entry of a list: its id, name and state; one that is over is found by name only if no other is."""
 
     id: str
@@ -30,7 +30,7 @@ def is_id(text: str) -> bool:
     return _ID.fullmatch(text) is not None
 
 
-def id_of(text: str, noun: str, entries: Callable[[], Iterable[Named]], listed_by: str) -> str:
+def id_of(text: str, noun: str, entries: Callable[[], Iterable[NamedEntry]], listed_by: str) -> str:
     """Return the id that a text is, or that of the only entry with this name.
 
     Args:

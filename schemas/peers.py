@@ -62,7 +62,7 @@ _OVER_SUMS = (
 )
 
 
-def of_members(plan: FederationPlan) -> list[str]:
+def member_claims(plan: FederationPlan) -> list[str]:
     """Return what members can learn of each other's adapters, as sentences that hold in every round."""
     summed = plan.privacy.secure_sum
     if summed is not None:

@@ -27,7 +27,7 @@ from client_agent.adapters.expert_layers import Mixture
 from client_agent.errors import AdapterInPlace, LayoutMismatch
 from client_agent.model.loading import BaseModel
 from schemas.maths.adapter import Layout, in_order
-from schemas.maths.bank import SHARED, of_expert, split_bank_tensor
+from schemas.maths.bank import SHARED, bank_tensors, split_bank_tensor
 
 Arrays = dict[str, NDArray[np.float32]]
 
@@ -85,7 +85,7 @@ class ExpertBank(WholeAdapter):
     @property
     def layout(self) -> Layout:
         """Names and shapes of the tensors of all experts."""
-        tensors = (of_expert(expert, self.expert_layout) for expert in self.experts)
+        tensors = (bank_tensors(expert, self.expert_layout) for expert in self.experts)
         return in_order({name: shape for layout in tensors for name, shape in layout.items()})
 
     @property
@@ -127,7 +127,7 @@ class ExpertBank(WholeAdapter):
             name: tensor
             for expert in self.mixture.experts
             if expert != SHARED or self.trains_shared
-            for name, tensor in of_expert(expert, self._tensors[expert]).items()
+            for name, tensor in bank_tensors(expert, self._tensors[expert]).items()
         }
 
     def parameter_groups(self, learning_rate: float) -> list[dict[str, Any]]:
@@ -160,4 +160,4 @@ class ExpertBank(WholeAdapter):
         return self.as_lora_of(dict(zip(self.mixture.experts, alphas, strict=True)))
 
     def _all(self) -> dict[str, nn.Parameter]:
-        return {n: t for k, tensors in self._tensors.items() for n, t in of_expert(k, tensors).items()}
+        return {n: t for k, tensors in self._tensors.items() for n, t in bank_tensors(k, tensors).items()}

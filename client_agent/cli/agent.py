@@ -66,7 +66,7 @@ def enrol(
         from client_agent.rounds.plan_policy import require_policy
         from schemas.identity.keys import name_of
         from schemas.operator_claims import coordinator_sees
-        from schemas.peers import of_members
+        from schemas.peers import member_claims
 
         name, secret = checked_name(name), _secret(token)
         read_token(secret)  # as the name, before a model is loaded
@@ -82,7 +82,7 @@ def enrol(
         plan = parse_plan(served)
         if (summed := plan.privacy.secure_sum) is not None:
             print(coordinator_sees(plan, summed))
-        print(*of_members(plan), sep="\n")
+        print(*member_claims(plan), sep="\n")
         require_voices(plan, settings.min_voices)
         require_policy(settings.policy, plan, served)
         require_trainer(settings, plan)

@@ -75,7 +75,7 @@ def train(
                     print(
                         f"round {len(results)}: loss {scores.served[LOSS].value:.3f} -> "
                         f"{scores.trained[LOSS].value:.3f}, rate {trained.learning_rate:g}, "
-                        f"{scores.kept} kept: {as_text(scores.of_kept)}"
+                        f"{scores.kept} kept: {as_text(scores.kept_scores)}"
                     )
         if as_json:
             print(json.dumps([trained.scores.model_dump() for trained in results]))

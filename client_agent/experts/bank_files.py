@@ -20,7 +20,7 @@ from client_agent.storage.files import write_durably
 from client_agent.storage.round_folder import BANK, FINAL_BANK, WEIGHTS, RoundFolder, RoundFolders
 from client_agent.storage.tensor_metadata import open_body
 from schemas.maths.adapter import Layout
-from schemas.maths.bank import SHARED, bank_tensor, of_expert
+from schemas.maths.bank import SHARED, bank_tensor, bank_tensors
 from schemas.messages.experts import ExpertManifest
 from schemas.messages.updates import BankIndex, ExpertReference, WeightsManifest
 from schemas.wire.digests import digest_of
@@ -130,13 +130,13 @@ def read_bank(home: Path, folder: RoundFolder, layout: Layout) -> Arrays:
 
 def bank_state(home: Path, body: bytes, index: BankIndex, layout: Layout) -> Arrays:
     """Return the bank of a body of weights and its index; see `read_bank`."""
-    bank = of_expert(SHARED, read_weights(body, layout))
+    bank = bank_tensors(SHARED, read_weights(body, layout))
     for entry in index.experts:
         if entry.digest is None:
             values: Arrays = {name: np.zeros(shape, np.float32) for name, shape in layout.items()}
         else:
             values = _read_expert(_stored(home, entry), layout, entry)
-        bank |= of_expert(entry.expert, values)
+        bank |= bank_tensors(entry.expert, values)
     return bank
 
 

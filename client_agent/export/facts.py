@@ -81,7 +81,7 @@ def facts_of_file(trained: Trained, plan: FederationPlan, variant: Variant) -> T
 
 def _of_variant(scores: Scores, variant: Variant) -> Mapping[str, Score]:
     if variant == "kept":
-        return scores.of_kept
+        return scores.kept_scores
     return scores.served if variant == "served" else scores.trained
 
 

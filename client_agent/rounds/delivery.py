@@ -57,7 +57,7 @@ def report_scores(work: OpenedRound) -> bytes:
         scores.served[LOSS].value,
         scores.trained[LOSS].value,
         scores.kept,
-        as_text(scores.of_kept),
+        as_text(scores.kept_scores),
     )
     track_round(work, scores)
     return scores.model_dump_json().encode()

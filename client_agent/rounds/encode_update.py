@@ -36,7 +36,7 @@ from schemas.messages.recipes import SentRecipe
 from schemas.messages.updates import Receipt, UpdateManifest
 from schemas.wire.envelope import Array, pack
 from schemas.wire.quantise import NotEncodable
-from schemas.wire.streams import Coded, decode, encode
+from schemas.wire.streams import CodedStreams, decode, encode
 
 log = logging.getLogger(__name__)
 
@@ -266,7 +266,7 @@ def _with_residual(inputs: UpdateInputs, delta: Arrays, layout: Layout) -> Array
     return _sum(delta, residual)
 
 
-def _bytes(coded: Coded) -> int:
+def _bytes(coded: CodedStreams) -> int:
     return sum(stream.nbytes for stream in coded.tensors.values())
 
 

@@ -10,7 +10,7 @@ import httpx
 
 from client_agent.errors import CoordinatorRefused, NameUnclear
 from client_agent.transport.client import route_of
-from schemas.lookups import Named, NotIdentified, id_of
+from schemas.lookups import NamedEntry, NotIdentified, id_of
 from schemas.wire.compress import is_frame
 from schemas.wire.digests import digest_of, to_field
 from schemas.wire.envelope import MEDIA_TYPE
@@ -70,9 +70,10 @@ class Operator:
             NameUnclear: none has it, or several have the name.
         """
 
-        def entries() -> list[Named]:
+        def entries() -> list[NamedEntry]:
             return [
-                Named(entry["id"], entry["name"], entry["state"]) for entry in self.every("/v1/federations")
+                NamedEntry(entry["id"], entry["name"], entry["state"])
+                for entry in self.every("/v1/federations")
             ]
 
         try:

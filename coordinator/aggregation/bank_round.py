@@ -29,9 +29,9 @@ from coordinator.experts.registry import after_round, round_counts
 from coordinator.experts.store import Revision
 from coordinator.observability.fault_points import may_crash
 from coordinator.secure_sum.counts import outcome_of
-from coordinator.storage.payloads import Staged
+from coordinator.storage.payloads import StagedPayload
 from coordinator.strategies.bank_rules import LEAST_WEIGHT
-from coordinator.totals import Counted, Floats, Joint, Revised, Total
+from coordinator.totals import Floats, GroupCounts, JointValues, SegmentChange, Total
 from schemas.maths.adapter import Layout, factor_of, is_of_one_base_model, module_of
 from schemas.maths.bank import SHARED, bank_layout, expert_layout, expert_of, first_a_of, group_of
 from schemas.messages.updates import BankIndex
@@ -64,17 +64,17 @@ class BankOfExperts(Part):
         counts = outcome_of(session, claim.round_id)
         if current is None or counts is None:
             raise LookupError("the members of the experts were not counted")
-        self._current, self._counts = current, round_counts(Counted(counts.members, counts.groups))
+        self._current, self._counts = current, round_counts(GroupCounts(counts.members, counts.groups))
         return bank_layout(layout, current.experts)
 
-    def joint_model(self, closed: ClosedRound, model: Joint, layout: Layout) -> Joint:
+    def joint_model(self, closed: ClosedRound, model: JointValues, layout: Layout) -> JointValues:
         """Return the shared expert, which is the joint model, with all active specialists."""
         seed = closed.opened.plan.training.seed
         self._model = BankModel(closed.database, model, layout, self._current, seed)
         return self._model
 
     def revise(
-        self, closed: ClosedRound, total: Total, revised: Mapping[str, Revised], layout: Layout
+        self, closed: ClosedRound, total: Total, revised: Mapping[str, SegmentChange], layout: Layout
     ) -> BankIndex:
         """Change the bank by a sum, and stage the values of its changed experts."""
         number = closed.claim.number
@@ -110,14 +110,14 @@ class BankOfExperts(Part):
 
 
 class BankModel:
-    """The shared expert and all active specialists that clients began with (`coordinator.totals.Joint`)."""
+    """The shared expert and all active specialists that clients began with (`totals.JointValues`)."""
 
     def __init__(
-        self, database: Database, shared: Joint, layout: Layout, bank: CurrentBank, seed: int
+        self, database: Database, shared: JointValues, layout: Layout, bank: CurrentBank, seed: int
     ) -> None:
         self._layout = layout
         self._seed = seed
-        self._models: dict[int, Joint] = {SHARED: shared}
+        self._models: dict[int, JointValues] = {SHARED: shared}
         for expert in bank.experts:
             revision = bank.revisions.get(expert)
             payload_id = revision.payload_id if revision is not None else None
@@ -132,7 +132,7 @@ class BankModel:
         """Return `count` values of a segment from `begin` on, (count,); see `JointModel.read`."""
         return self._models[_expert_of(segment)].read(segment, begin, count)
 
-    def state(self, expert: int, revised: Mapping[str, Revised]) -> State:
+    def state(self, expert: int, revised: Mapping[str, SegmentChange]) -> State:
         """Return an expert's tensors by plain names, with the segments that a round revised."""
         layout = self._layout if expert == SHARED else expert_layout(self._layout, expert)
         tensors: State = {}
@@ -173,7 +173,7 @@ class StagedExpert:
     """Unpublished values of an expert; digest and size are those of the body that clients download."""
 
     expert: int
-    staged: Staged
+    staged: StagedPayload
     digest: str
     bytes: int
     contributors: int
@@ -187,7 +187,7 @@ def change_bank(
     counts: RoundCounts,
     model: BankModel,
     total: Total,
-    revised: Mapping[str, Revised],
+    revised: Mapping[str, SegmentChange],
     number: int,
 ) -> BankChange:
     """Apply a round to a bank: values of what was summed, then prior, birth, prune and merge.

@@ -19,7 +19,7 @@ from sqlalchemy.orm import Session, aliased
 from coordinator.aggregation.output_writer import BATCH_BYTES
 from coordinator.aggregation.part import (
     ClosedRound,
-    Established,
+    EstablishedClient,
     OldTensors,
     Part,
     SettledWeights,
@@ -29,10 +29,10 @@ from coordinator.aggregation.part import (
 from coordinator.aggregation.state_reader import StoredFactors, places, read_factors
 from coordinator.db.engine import Database
 from coordinator.db.tables.federations import FoldRow, RoundRow
-from coordinator.http.downloads import Stored
+from coordinator.http.downloads import StoredBody
 from coordinator.rounds import base_weights
 from coordinator.storage import payloads
-from coordinator.storage.payloads import Staged
+from coordinator.storage.payloads import StagedPayload
 from coordinator.storage.staging import Staging
 from coordinator.strategies.base import Module, Strategy, Weights, modules_of
 from coordinator.strategies.capabilities import BaseDelta
@@ -73,14 +73,14 @@ class GroupDelta:
 
     group: BaseModelGroup
     layout: Layout
-    staged: Staged
+    staged: StagedPayload
 
 
 @dataclass(slots=True)
 class _GrowingWeights:
     """Staged weights whose layout is complete after the last module, and the part that is not written yet."""
 
-    staged: Staged
+    staged: StagedPayload
     layout: Layout = field(default_factory=dict)
     buffered: list[bytes] = field(default_factory=list)
 
@@ -102,7 +102,7 @@ class BaseDeltas(Part):
         self._deltas: list[GroupDelta] = []
 
     def combine(
-        self, closed: ClosedRound, clients: Sequence[Established], settled: SettledWeights
+        self, closed: ClosedRound, clients: Sequence[EstablishedClient], settled: SettledWeights
     ) -> dict[str, StagedWeights]:
         """Stage the base delta of each group, and return the weights of all clients."""
         members, earlier = _members(closed, clients, settled.alone)
@@ -114,8 +114,8 @@ class BaseDeltas(Part):
             closed.staging, closed.opened.strategy, settled.weights, StoredFactors(closed.database, states)
         )
         bodies = dict[str, StagedWeights]()
-        for group, in_group in sorted(groups.items()):
-            written, total = work.group_bodies(in_group, earlier.get(group))
+        for group, group_members in sorted(groups.items()):
+            written, total = work.group_bodies(group_members, earlier.get(group))
             bodies |= written
             self._deltas.append(GroupDelta(group, total.layout, total.staged))
         return bodies
@@ -136,7 +136,7 @@ class BaseDeltas(Part):
     @staticmethod
     def newcomer_weights(
         database: Database, base_model: str, layout: Layout, manifest: WeightsManifest, until: int
-    ) -> Stored | None:
+    ) -> StoredBody | None:
         """Return the weights of a newcomer's group after round `until`; None = it has none yet."""
         with database.read() as session:
             state = _latest(session, manifest.federation, until).get(group_of(base_model, layout))
@@ -164,7 +164,7 @@ class BaseDeltas(Part):
 
 
 def _members(
-    closed: ClosedRound, clients: Sequence[Established], alone: Collection[str]
+    closed: ClosedRound, clients: Sequence[EstablishedClient], alone: Collection[str]
 ) -> tuple[list[GroupMember], dict[BaseModelGroup, StoredState]]:
     with closed.database.read() as session:
         trained_from = {
@@ -238,11 +238,17 @@ class _Work:
             row = self.weights.of_module(module)[row_index]
             served, so_far = None, _no_rank(dict(form), module)
             if earlier is not None:
-                by_factor = earlier_places.get(module, {})
+                places_by_factor = earlier_places.get(module, {})
                 with self.staging.database.driver_connection() as driver:
                     stored = [
-                        read_factors(driver, earlier.payload_id, earlier.begin, by_factor[a], by_factor[b])
-                        if a in by_factor
+                        read_factors(
+                            driver,
+                            earlier.payload_id,
+                            earlier.begin,
+                            places_by_factor[a],
+                            places_by_factor[b],
+                        )
+                        if a in places_by_factor
                         else None
                         for a, b in (("A", "B"), ("RA", "RB"))
                     ]
@@ -262,7 +268,7 @@ class _Work:
 
     def _write_own(self, member: GroupMember, growing: _GrowingWeights) -> None:
         for module, form in sorted(modules_of(member.layout).items()):
-            factors = self.stored.of_client(member.client, module)
+            factors = self.stored.client_factors(member.client, module)
             growing.append(module, factors, _no_rank(dict(form), module))
             self._flush([growing])
             self.staging.between()
@@ -284,7 +290,9 @@ def _no_rank(form: Mapping[str, Shape], module: Module) -> Factors:
     return Factors(np.zeros((0, a[1]), np.float32), np.zeros((b[0], 0), np.float32))
 
 
-def _bodies(database: Database, staged: Staged, heads: Mapping[str, bytes]) -> dict[str, StagedWeights]:
+def _bodies(
+    database: Database, staged: StagedPayload, heads: Mapping[str, bytes]
+) -> dict[str, StagedWeights]:
     """Return each client's body, its own head and the staged values; these are read once for all digests."""
     hashes = {client: sha256(head) for client, head in heads.items()}
     for piece in payloads.stream(database, staged.payload_id, 0, staged.size if heads else 0):

@@ -47,9 +47,9 @@ def blocks(
     for run in _runs(layouts, kind):
         rows = len(run.begins) + 2 * len(run.begins.keys() & receivers) + _COPIES_WHILE_READING
         most = max(1, min(block_bytes // rows, CHUNK_BYTES) // _VALUE_BYTES)
-        for at in range(0, run.size, most):
-            begins = {place: begin + at for place, begin in run.begins.items()}
-            yield Block(run.module, min(most, run.size - at), begins)
+        for offset in range(0, run.size, most):
+            begins = {place: begin + offset for place, begin in run.begins.items()}
+            yield Block(run.module, min(most, run.size - offset), begins)
 
 
 def _runs(layouts: Sequence[Layout], kind: Callable[[Module], object]) -> Iterator[Block]:

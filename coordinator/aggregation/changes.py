@@ -103,8 +103,8 @@ class ComparedChanges(Part):
             return
         values = np.stack([self._changes.products, self._changes.lengths], 1).astype("<f8")  # (N, 2, N)
         rows = [
-            {"round": row.id, "client": client, "compared": of_client.tobytes()}
-            for client, of_client in zip(self._changes.clients, values, strict=True)
+            {"round": row.id, "client": client, "compared": rows_of_client.tobytes()}
+            for client, rows_of_client in zip(self._changes.clients, values, strict=True)
         ]
         run(session, _STORE, rows)
 
@@ -115,14 +115,14 @@ def _summed(cohort: Cohort, inner: Mapping[Kind, Floats], earlier: Changes | Non
     kinds = cohort.kinds()
     # Frames align the tensors of two base models, and not the directions in which they are trained.
     comparable = equal_pairs([facts.base_model for facts in cohort.clients])
-    products, of_i, of_j = np.zeros((3, len(clients), len(clients)))
+    products, squares_i, squares_j = np.zeros((3, len(clients), len(clients)))
     for kind, product in inner.items():
         shared = cohort.shares(kinds[kind]) & comparable
         squares = np.diag(product)
         products += np.where(shared, product, 0.0)
-        of_i += np.where(shared, squares[:, None], 0.0)
-        of_j += np.where(shared, squares[None, :], 0.0)
-    lengths = np.sqrt(of_i * of_j)
+        squares_i += np.where(shared, squares[:, None], 0.0)
+        squares_j += np.where(shared, squares[None, :], 0.0)
+    lengths = np.sqrt(squares_i * squares_j)
     if earlier is not None:
         before = earlier.of(clients)
         products, lengths = products + _DECAY * before.products, lengths + _DECAY * before.lengths

@@ -39,7 +39,7 @@ def combine(
     stored = StoredFactors(staging.database, states)
     least = opened.plan.privacy.min_voices
     if least > 1 and opened.traits.rescales:
-        weights = _with_voices(opened.strategy, stored, weights, receivers, least)
+        weights = _require_module_voices(opened.strategy, stored, weights, receivers, least)
     return _combine_factors(staging, opened.strategy, stored, weights, receivers)
 
 
@@ -58,7 +58,7 @@ def mix(
     firsts = [body.receivers[0] for body in bodies]
     batch_bytes = min(BATCH_BYTES, staging.block_bytes // 8)
     with Writer(staging.database, batch_bytes=batch_bytes) as writer:
-        for columns in in_blocks(
+        for columns in read_blocks(
             staging.database, weights, states, firsts, block_bytes=staging.block_bytes - batch_bytes
         ):
             writer.flush()
@@ -109,7 +109,7 @@ class Columns:
         )
 
 
-def in_blocks(
+def read_blocks(
     database: Database,
     weights: Weights,
     states: Mapping[str, StoredState],
@@ -125,11 +125,11 @@ def in_blocks(
     values: Values | None = None
     for block in blocks(every, rows.keys(), block_bytes, kind=weights.cohort.kind):
         receiving = [row for row in rows if row in block.begins]
-        of_block = weights.of_module(block.module)[receiving]  # (R, N)
-        used = [place for place in block.begins if of_block[:, place].any()]
+        block_weights = weights.of_module(block.module)[receiving]  # (R, N)
+        used = [place for place in block.begins if block_weights[:, place].any()]
         values = room(len(used), block.size, values)
         read_columns(database, stored, block, used, values)
-        yield Columns([rows[row] for row in receiving], of_block[:, used], values)
+        yield Columns([rows[row] for row in receiving], block_weights[:, used], values)
 
 
 def _combine_factors(
@@ -145,18 +145,18 @@ def _combine_factors(
     with Writer(staging.database, batch_bytes=BATCH_BYTES) as writer:
         for module in sorted({module for form in forms for module in form}):
             writer.wait()
-            of_module = weights.of_module(module)
-            by_row: dict[bytes, Factors] = {}
+            module_weights = weights.of_module(module)
+            combined_by_row: dict[bytes, Factors] = {}
             for body, form in zip(bodies, forms, strict=True):
                 if module in form:
-                    row = of_module[rows[body.receivers[0].client]]
-                    combined = by_row.get(row.tobytes())
+                    row = module_weights[rows[body.receivers[0].client]]
+                    combined = combined_by_row.get(row.tobytes())
                     if combined is None:
                         sources = stored.sources(weights, module, row)
                         combined = strategy.combine(sources) if sources else _zeros(dict(form[module]))
-                        by_row[row.tobytes()] = combined
+                        combined_by_row[row.tobytes()] = combined
                     rank = dict(form[module])[f"{module}.A"][0]
-                    writer.submit([body], _in_a_row(combined.of_rank(rank))[None])
+                    writer.submit([body], _flat(combined.of_rank(rank))[None])
             writer.flush()
             staging.between()
         writer.flush(at_least=0)
@@ -175,25 +175,25 @@ class _PerModule:
         return self.weights[module]
 
 
-def _with_voices(
+def _require_module_voices(
     strategy: Strategy, stored: StoredFactors, weights: Weights, receivers: Sequence[Receiver], least: int
 ) -> Weights:
     """Require voices in each module by the shares that `combine` uses: weights times strengths."""
-    cohort, by_module = weights.cohort, dict[Module, Floats]()
+    cohort, weights_by_module = weights.cohort, dict[Module, Floats]()
     for module in sorted({module for receiver in receivers for module in modules_of(receiver.layout)}):
         rows = weights.of_module(module)
         is_source = np.asarray(rows.any(axis=0), np.float64)
         strengths = np.zeros(len(is_source))
         sources = stored.sources(weights, module, is_source)
         strengths[is_source > 0] = [strategy.strength(source.factors) for source in sources]
-        by_module[module] = fall_back_to_own(rows, rows_with_voices(rows * strengths, least), cohort)
-    return _PerModule(cohort, by_module)
+        weights_by_module[module] = fall_back_to_own(rows, rows_with_voices(rows * strengths, least), cohort)
+    return _PerModule(cohort, weights_by_module)
 
 
-def _in_a_row(factors: Factors) -> Values:
+def _flat(factors: Factors) -> Values:
     return np.concatenate([factors.A.ravel(), factors.B.ravel()])
 
 
 def _zeros(shapes: Mapping[str, Shape]) -> Factors:
-    by_factor = {factor_of(tensor): np.zeros(shape, np.float32) for tensor, shape in shapes.items()}
-    return Factors(by_factor["A"], by_factor["B"])
+    values_by_factor = {factor_of(tensor): np.zeros(shape, np.float32) for tensor, shape in shapes.items()}
+    return Factors(values_by_factor["A"], values_by_factor["B"])

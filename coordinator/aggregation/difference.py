@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from coordinator.storage.payloads import Staged
+from coordinator.storage.payloads import StagedPayload
 from coordinator.storage.staging import Staging
 from schemas.maths.adapter import Layout
 from schemas.messages.recipes import Recipe
@@ -32,7 +32,7 @@ class Difference:
         for name in layout:
             yield self._writer.add(name, values(name), reference(name))
 
-    def stage(self, staging: Staging, manifest: WeightsManifest) -> Staged:
+    def stage(self, staging: Staging, manifest: WeightsManifest) -> StagedPayload:
         """Write the body of all tensors so far as an unpublished payload.
 
         `manifest` is that of the weights of any client that shares the difference.

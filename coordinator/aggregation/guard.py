@@ -80,13 +80,13 @@ class GuardedWeights:
     def report(self) -> GuardReport:
         cohort = self.cohort
         served = shares_served(cohort, self.weights)
-        inner, of_i, of_j = (np.zeros_like(served) for _ in range(3))
+        inner, squares_i, squares_j = (np.zeros_like(served) for _ in range(3))
         for kind, module in cohort.kinds().items():
             shared = cohort.shares(module)
             inner += np.where(shared, self.products[kind], 0.0)
-            of_i += np.where(shared, np.diag(self.products[kind])[:, None], 0.0)
-            of_j += np.where(shared, np.diag(self.products[kind])[None, :], 0.0)
-        scale = np.sqrt(of_i * of_j)
+            squares_i += np.where(shared, np.diag(self.products[kind])[:, None], 0.0)
+            squares_j += np.where(shared, np.diag(self.products[kind])[None, :], 0.0)
+        scale = np.sqrt(squares_i * squares_j)
         return GuardReport(
             served=served,
             agreement=np.divide(inner, scale, out=np.full_like(inner, np.nan), where=scale > 0),
@@ -168,7 +168,7 @@ def _established(
         reasons = WeightReduction.OPPOSED | WeightReduction.LARGE * (clip[:-1] < 1)
         return np.zeros_like(w), reasons.astype(np.uint8), caps.peer
     alike = _alike(inner, lengths[-1], np.eye(len(lengths))[-1])[:-1, :-1]
-    together = alike | _of_one_organisation(foreign)
+    together = alike | _same_organisation(foreign)
     sums = together.astype(np.float64)
     voices = np.where(agrees, w / _count(alike), 0.0)
     if caps.strict:
@@ -202,7 +202,7 @@ def _newcomer(
     """
     lengths = np.sqrt(np.diag(inner))
     clip = _clip(lengths, _median(lengths, w))
-    alike, colleagues = _alike(inner, float(lengths.mean()), w / w.sum()), _of_one_organisation(foreign)
+    alike, colleagues = _alike(inner, float(lengths.mean()), w / w.sum()), _same_organisation(foreign)
     together = alike | colleagues
     target = w / _count(together)
     target = target / target.sum()
@@ -250,7 +250,7 @@ def _alike(inner: Floats, length: float, seen_from: Floats) -> NDArray[np.bool_]
     return alike
 
 
-def _of_one_organisation(foreign: NDArray[np.int_]) -> NDArray[np.bool_]:
+def _same_organisation(foreign: NDArray[np.int_]) -> NDArray[np.bool_]:
     """Return the pairs of one organisation that is not the receiver's (-1), (n, n); True on the diagonal."""
     equal: NDArray[np.bool_] = (foreign[:, None] == foreign[None, :]) & (foreign >= 0)[:, None]
     np.fill_diagonal(equal, True)

@@ -16,7 +16,7 @@ from coordinator.aggregation.output_writer import Receiver
 from coordinator.aggregation.part import (
     Claim,
     ClosedRound,
-    Established,
+    EstablishedClient,
     NewWeights,
     SettledWeights,
     StagedWeights,
@@ -84,14 +84,14 @@ def aggregate(database: Database, claim: Claim, *, block_bytes: int, between: Ca
     opened = open_plan(claim.plan)
     with Staging(database, between, block_bytes) as staging:
         closed = ClosedRound(staging, claim, opened, parts_of(opened))
-        new = _without_updates(closed) or _from_updates(closed)
+        new = _weights_without_updates(closed) or _weights_from_updates(closed)
         for part in closed.parts:
             part.finish(closed, new)
         _publish(closed, new)
     return _alone(new)
 
 
-def _without_updates(closed: ClosedRound) -> NewWeights | None:
+def _weights_without_updates(closed: ClosedRound) -> NewWeights | None:
     for part in closed.parts:
         new = part.new_weights(closed)
         if new is not None:
@@ -99,7 +99,7 @@ def _without_updates(closed: ClosedRound) -> NewWeights | None:
     return None
 
 
-def _from_updates(closed: ClosedRound) -> NewWeights:
+def _weights_from_updates(closed: ClosedRound) -> NewWeights:
     """Weigh the clients of a round, guard each one's weights, and combine the updates by them."""
     with closed.database.read() as session:
         clients = store.established(session, closed.claim.federation_id, closed.opened, closed.claim.number)
@@ -112,7 +112,7 @@ def _from_updates(closed: ClosedRound) -> NewWeights:
 
 
 def _weigh(
-    closed: ClosedRound, clients: Sequence[Established], states: Mapping[str, StoredState]
+    closed: ClosedRound, clients: Sequence[EstablishedClient], states: Mapping[str, StoredState]
 ) -> Weighing:
     cohort = Cohort([client.facts for client in clients], closed.opened.plan.rounds.staleness_decay)
     for part in closed.parts:
@@ -122,7 +122,7 @@ def _weigh(
 
 def _combine(
     closed: ClosedRound,
-    clients: Sequence[Established],
+    clients: Sequence[EstablishedClient],
     settled: SettledWeights,
     states: Mapping[str, StoredState],
 ) -> dict[str, StagedWeights]:

@@ -15,7 +15,7 @@ from sqlalchemy.orm import Session
 
 from coordinator.db.engine import Database, run
 from coordinator.db.tables.secure_sum import JointModelRow
-from coordinator.http.downloads import Stored
+from coordinator.http.downloads import StoredBody
 from coordinator.storage import payloads
 from coordinator.totals import Floats
 from schemas.maths.adapter import Layout, factor_of, size
@@ -42,7 +42,7 @@ Values = NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True)
-class StoredJoint:
+class StoredJointModel:
     """A stored joint model: float32 values in the order of `layout`."""
 
     layout: Layout
@@ -50,14 +50,14 @@ class StoredJoint:
 
 
 @dataclass(frozen=True, slots=True)
-class PublishedJoint(StoredJoint):
+class PublishedJointModel(StoredJointModel):
     """A joint model to be stored: `digest` is that of its values, `losses` the mean losses of the members."""
 
     digest: str
     losses: Mapping[str, float]
 
 
-def latest(session: Session, federation_id: str, until: int) -> StoredJoint | None:
+def latest(session: Session, federation_id: str, until: int) -> StoredJointModel | None:
     """Return the joint model that was published last, by round `until` or before; None = none counts.
 
     Raises:
@@ -70,10 +70,10 @@ def latest(session: Session, federation_id: str, until: int) -> StoredJoint | No
     if payload_id is None:
         raise LookupError(f"the joint model up to round {until} was deleted by retention")
     layout = {str(name): tuple(int(extent) for extent in shape) for name, shape in stored}
-    return StoredJoint(layout, payload_id)
+    return StoredJointModel(layout, payload_id)
 
 
-def store(session: Session, federation_id: str, round_number: int, model: PublishedJoint) -> None:
+def store(session: Session, federation_id: str, round_number: int, model: PublishedJointModel) -> None:
     session.add(
         JointModelRow(
             federation_id=federation_id,
@@ -88,7 +88,7 @@ def store(session: Session, federation_id: str, round_number: int, model: Publis
 
 def newcomer_weights(
     database: Database, until: int, layout: Layout, manifest: WeightsManifest
-) -> Stored | None:
+) -> StoredBody | None:
     """Return the joint model after round `until` as the weights of one client; None = there is none yet.
 
     Raises:
@@ -105,7 +105,7 @@ def newcomer_weights(
     for piece in payloads.stream(database, model.payload_id, 0, bytes_of_values):
         hasher.update(piece)
     digest = digest_from_hash(hasher.hexdigest())
-    return Stored(model.payload_id, digest, len(beginning) + bytes_of_values, MEDIA_TYPE, head=beginning)
+    return StoredBody(model.payload_id, digest, len(beginning) + bytes_of_values, MEDIA_TYPE, head=beginning)
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +164,7 @@ class PayloadValues:
 
 
 class JointModel:
-    """The values that all clients began a round with (`coordinator.totals.Joint`).
+    """The values that all clients began a round with (`coordinator.totals.JointValues`).
 
     Args:
         payload_id: None before the first published sum: clients then begin with the start.

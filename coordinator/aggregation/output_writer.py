@@ -19,7 +19,7 @@ from coordinator.aggregation.part import StagedWeights
 from coordinator.aggregation.state_reader import Values, portions
 from coordinator.db.engine import Database
 from coordinator.observability.fault_points import may_crash
-from coordinator.storage.payloads import Staged
+from coordinator.storage.payloads import StagedPayload
 from coordinator.storage.staging import Staging
 from coordinator.strategies.base import Weights, modules_of
 from schemas.maths.adapter import Layout
@@ -41,7 +41,7 @@ class Receiver:
 class StagedBody:
     """One payload for receivers of equal values; it begins with the first one's head."""
 
-    def __init__(self, staged: Staged, receivers: Sequence[Receiver]) -> None:
+    def __init__(self, staged: StagedPayload, receivers: Sequence[Receiver]) -> None:
         self.receivers = receivers
         self._staged = staged
         self._hashes = [sha256(receiver.head) for receiver in receivers[1:]]
@@ -114,7 +114,7 @@ class Writer:
         self._batch_bytes = batch_bytes
         self._thread = ThreadPoolExecutor(1, "aggregation-writer")
         self._buffered: list[Product] = []
-        self._under_way: list[Future[None]] = []
+        self._futures: list[Future[None]] = []
         self._written: list[Values] = []
         self._spare: Values | None = None
 
@@ -133,20 +133,20 @@ class Writer:
     def submit(self, bodies: Sequence[StagedBody], values: Values) -> None:
         """Accept values (bodies, block), which must not change from now on, and start hashing them."""
         self._buffered.append((bodies, values))
-        self._under_way.append(self._thread.submit(hash_rows, bodies, values))
+        self._futures.append(self._thread.submit(hash_rows, bodies, values))
 
     def flush(self, *, at_least: int | None = None) -> None:
         """Start writing the buffered values, unless they are fewer bytes than this; a batch by default."""
         threshold = self._batch_bytes if at_least is None else at_least
         if sum(values.nbytes for _, values in self._buffered) >= threshold:
-            self._under_way.append(self._thread.submit(write, self._database, self._buffered))
+            self._futures.append(self._thread.submit(write, self._database, self._buffered))
             self._written += [values for _, values in self._buffered]
             self._buffered = []
 
     def wait(self) -> None:
         """Wait until everything submitted is done; raise the error of whatever failed."""
-        under_way, self._under_way = self._under_way, []
-        for future in under_way:
+        futures, self._futures = self._futures, []
+        for future in futures:
             future.result()
         self._spare = max(self._written, key=lambda values: values.size, default=None)
         self._written = []
@@ -158,9 +158,9 @@ def _groups(weights: Weights, receivers: Sequence[Receiver]) -> list[list[Receiv
     modules = sorted({module for receiver in receivers for module in modules_of(receiver.layout)})
     hashes = {receiver.client: sha256(repr(receiver.layout).encode()) for receiver in receivers}
     for module in modules:
-        of_module = np.ascontiguousarray(weights.of_module(module))
+        module_weights = np.ascontiguousarray(weights.of_module(module))
         for receiver in receivers:
-            hashes[receiver.client].update(of_module[rows[receiver.client]])
+            hashes[receiver.client].update(module_weights[rows[receiver.client]])
     groups: dict[bytes, list[Receiver]] = {}
     for receiver in receivers:
         groups.setdefault(hashes[receiver.client].digest(), []).append(receiver)

@@ -7,12 +7,12 @@ from functools import partial
 
 import numpy as np
 
-from coordinator.aggregation.part import ClosedRound, Established, NewWeights, Part
+from coordinator.aggregation.part import ClosedRound, EstablishedClient, NewWeights, Part
 from coordinator.aggregation.voices import has_voices
 from coordinator.db.engine import Database
 from coordinator.db.tables.alignment import AnchorsRow
 from coordinator.storage import payloads
-from coordinator.storage.payloads import Staged
+from coordinator.storage.payloads import StagedPayload
 from coordinator.storage.staging import Staging
 from coordinator.strategies.base import Floats
 from coordinator.strategies.opening import OpenedPlan
@@ -39,7 +39,7 @@ class OutputMixtures(Part):
         weights = opened.strategy.listens(weighing)
         manifests = {client.facts.client: client.manifest for client in new.clients if client.is_enrolled}
         names = [peer.client for peer in weighing.cohort.clients]
-        staged: dict[str, Staged] = {}
+        staged: dict[str, StagedPayload] = {}
         for row, client in zip(weights, names, strict=True):
             if client in outputs_by_client and client in manifests:
                 mixture = _mixture(outputs_by_client, names, row, opened.plan.privacy.min_voices)
@@ -74,7 +74,9 @@ def _mixture(
     return mixture if mixture.shares.any() else None
 
 
-def _read_outputs(staging: Staging, opened: OpenedPlan, clients: Sequence[Established]) -> dict[str, Outputs]:
+def _read_outputs(
+    staging: Staging, opened: OpenedPlan, clients: Sequence[EstablishedClient]
+) -> dict[str, Outputs]:
     """Read the outputs of each client's last update; one body is in memory at a time."""
     outputs_by_client: dict[str, Outputs] = {}
     rows = _rows(staging.database, clients[0].manifest.federation, opened)

@@ -15,13 +15,13 @@ from sqlalchemy.orm import Session
 from coordinator.aggregation.guard import GuardReport
 from coordinator.db.engine import Database
 from coordinator.db.tables.federations import RoundRow
-from coordinator.http.downloads import Stored
+from coordinator.http.downloads import StoredBody
 from coordinator.rounds.store import LeaseToken
-from coordinator.storage.payloads import Staged
+from coordinator.storage.payloads import StagedPayload
 from coordinator.storage.staging import Staging
 from coordinator.strategies.base import ClientFacts, Cohort, Weighing, Weights
 from coordinator.strategies.opening import OpenedPlan
-from coordinator.totals import Joint, Revised, Total
+from coordinator.totals import JointValues, SegmentChange, Total
 from schemas.maths.adapter import Layout
 from schemas.messages.federations import FederationPlan
 from schemas.messages.updates import BankIndex, WeightsManifest
@@ -49,7 +49,7 @@ class StoredState:
 
 
 @dataclass(frozen=True, slots=True)
-class Established:
+class EstablishedClient:
     """A client with an accepted update; after it is revoked, the update counts in its own round only.
 
     `manifest` is that of its next weights, which only an enrolled client gets. `compared` is the layout of
@@ -96,13 +96,13 @@ class StagedWeights:
     """A client's new weights: `head`, then `staged` from `begin` on; digest and size of the whole body."""
 
     head: bytes
-    staged: Staged
+    staged: StagedPayload
     begin: int
     digest: str
     size: int
 
-    def adopted(self, payload_id: int) -> Stored:
-        return Stored(payload_id, self.digest, self.size, MEDIA_TYPE, head=self.head, begin=self.begin)
+    def adopted(self, payload_id: int) -> StoredBody:
+        return StoredBody(payload_id, self.digest, self.size, MEDIA_TYPE, head=self.head, begin=self.begin)
 
 
 @dataclass(slots=True)
@@ -117,9 +117,9 @@ class NewWeights:
     """
 
     bodies: dict[str, StagedWeights]
-    clients: Sequence[Established] = ()
+    clients: Sequence[EstablishedClient] = ()
     settled: SettledWeights | None = None
-    beside: dict[Literal["served", "outputs"], dict[str, Staged]] = field(default_factory=dict)
+    beside: dict[Literal["served", "outputs"], dict[str, StagedPayload]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +154,7 @@ class Part:
         return None
 
     def combine(
-        self, closed: ClosedRound, clients: Sequence[Established], settled: SettledWeights
+        self, closed: ClosedRound, clients: Sequence[EstablishedClient], settled: SettledWeights
     ) -> dict[str, StagedWeights] | None:
         """Return the weights of clients by the shares that each is served; None = the strategy's mixtures."""
         return None
@@ -169,12 +169,12 @@ class Part:
         """Return the layout of all that a sum changes, which is that of the joint model."""
         return layout
 
-    def joint_model(self, closed: ClosedRound, model: Joint, layout: Layout) -> Joint:
+    def joint_model(self, closed: ClosedRound, model: JointValues, layout: Layout) -> JointValues:
         """Return all values that a sum changes, which are those of the joint model."""
         return model
 
     def revise(
-        self, closed: ClosedRound, total: Total, revised: Mapping[str, Revised], layout: Layout
+        self, closed: ClosedRound, total: Total, revised: Mapping[str, SegmentChange], layout: Layout
     ) -> BankIndex | None:
         """Apply a sum to what is beside the joint model; return the index of a bank for the manifests."""
         return None
@@ -182,7 +182,7 @@ class Part:
     @staticmethod
     def newcomer_weights(
         database: Database, base_model: str, layout: Layout, manifest: WeightsManifest, until: int
-    ) -> Stored | None:
+    ) -> StoredBody | None:
         """Return the weights of a newcomer after round `until`; None = zeros."""
         return None
 

@@ -55,14 +55,14 @@ def read_columns(
             for i, state, begin in portion:
                 if state is None:
                     raise LookupError("a client without a state has weight")
-                at = state.begin + begin * VALUE_BYTES
-                payloads.read_into(driver, state.payload_id, at, memoryview(values[i]).cast("B"))
+                offset = state.begin + begin * VALUE_BYTES
+                payloads.read_into(driver, state.payload_id, offset, memoryview(values[i]).cast("B"))
 
 
 def portions(items: Sequence[Item], bytes_each: int) -> Iterator[Sequence[Item]]:
     most = max(1, _TRANSACTION_BYTES // max(1, bytes_each))
-    for at in range(0, len(items), most):
-        yield items[at : at + most]
+    for offset in range(0, len(items), most):
+        yield items[offset : offset + most]
 
 
 class StoredFactors:
@@ -87,34 +87,36 @@ class StoredFactors:
                 ]
         return sources
 
-    def of_client(self, client_id: str, module: Module) -> Factors:
+    def client_factors(self, client_id: str, module: Module) -> Factors:
         with self._database.driver_connection() as driver:
             return self._factors(driver, client_id, module)
 
     def _factors(self, driver: Any, client_id: str, module: Module) -> Factors:
-        state, by_factor = self._states[client_id], self._places[client_id][module]
-        return read_factors(driver, state.payload_id, state.begin, by_factor["A"], by_factor["B"])
+        state, places_by_factor = self._states[client_id], self._places[client_id][module]
+        return read_factors(
+            driver, state.payload_id, state.begin, places_by_factor["A"], places_by_factor["B"]
+        )
 
     def _bytes(self, client_id: str, module: Module) -> int:
         return sum(prod(shape) for _, shape in self._places[client_id][module].values()) * VALUE_BYTES
 
 
 def places(layout: Layout) -> dict[Module, dict[str, Place]]:
-    by_module: dict[Module, dict[str, Place]] = {}
-    at = 0
+    places_by_module: dict[Module, dict[str, Place]] = {}
+    offset = 0
     for tensor, shape in layout.items():
-        by_module.setdefault(module_of(tensor), {})[factor_of(tensor)] = at, shape
-        at += prod(shape)
-    return by_module
+        places_by_module.setdefault(module_of(tensor), {})[factor_of(tensor)] = offset, shape
+        offset += prod(shape)
+    return places_by_module
 
 
 def read_factors(driver: Any, payload_id: int, begin: int, a: Place, b: Place) -> Factors:
     """Read A and B over the driver's connection; their places are in the values from byte `begin` on."""
 
     def read(place: Place) -> Values:
-        at, shape = place
+        offset, shape = place
         values: Values = np.empty(shape, "<f4")
-        payloads.read_into(driver, payload_id, begin + at * VALUE_BYTES, values.data.cast("B"))
+        payloads.read_into(driver, payload_id, begin + offset * VALUE_BYTES, values.data.cast("B"))
         return values
 
     return Factors(read(a), read(b))

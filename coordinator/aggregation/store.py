@@ -8,7 +8,7 @@ import numpy as np
 from sqlalchemy import func, or_, select
 from sqlalchemy.orm import Session
 
-from coordinator.aggregation.part import Established, SettledWeights, StoredState
+from coordinator.aggregation.part import EstablishedClient, SettledWeights, StoredState
 from coordinator.db.tables.alignment import PackRow
 from coordinator.db.tables.federations import ClientRow, RelevanceRow, SignatureRow, UpdateRow
 from coordinator.federations.store import shares_across
@@ -23,7 +23,7 @@ from schemas.wire.header import read_own_head
 
 def established(
     session: Session, federation_id: str, opened: OpenedPlan, round_number: int
-) -> list[Established]:
+) -> list[EstablishedClient]:
     """Return each client's last accepted update up to this round, with its sketch.
 
     Raises:
@@ -148,7 +148,7 @@ def _established(
     client: ClientRow,
     sketch: SignatureRow | None,
     aligned: str | None,
-) -> Established:
+) -> EstablishedClient:
     plan = opened.plan
     layout = {str(name): tuple(int(extent) for extent in shape) for name, shape in update.layout}
     age = round_number - update.round_number
@@ -157,7 +157,7 @@ def _established(
     model, client_sketch = sketch_model(plan, client.base_model), _sketch(sketch)
     # Mixed ranks are compared at the largest one.
     compared = at_rank(layout, plan.adapter.rank) if opened.traits.mixed_ranks else layout
-    return Established(
+    return EstablishedClient(
         facts=ClientFacts(
             client=client.id,
             base_model=client.base_model,

@@ -20,7 +20,7 @@ from coordinator.aggregation.difference import Difference
 from coordinator.aggregation.joint_model import (
     JointModel,
     PayloadValues,
-    PublishedJoint,
+    PublishedJointModel,
     TensorPlace,
     Values,
     places_of,
@@ -29,14 +29,14 @@ from coordinator.aggregation.part import Claim, ClosedRound, NewWeights, OldTens
 from coordinator.db.engine import Database, run
 from coordinator.db.tables.federations import ClientRow, RoundRow
 from coordinator.db.tables.secure_sum import JointModelRow, SumSessionRow
-from coordinator.http.downloads import Stored
+from coordinator.http.downloads import StoredBody
 from coordinator.observability.fault_points import may_crash
 from coordinator.rounds import base_weights
 from coordinator.secure_sum.totals import SummedTotal, summed_total
-from coordinator.storage.payloads import Staged
+from coordinator.storage.payloads import StagedPayload
 from coordinator.storage.staging import Staging
 from coordinator.strategies.opening import OpenedPlan, require_summed
-from coordinator.totals import Floats, Joint, Revised
+from coordinator.totals import Floats, JointValues, SegmentChange
 from coordinator.weights.store import SERVED
 from schemas.maths.adapter import Layout, is_of_one_base_model, module_of
 from schemas.messages.enrolment import Profile
@@ -85,7 +85,7 @@ class SummedRound(Part):
 
     # Of one round, assigned by `new_weights`.
     _layout: Layout
-    _values: Staged
+    _values: StagedPayload
     _losses: Mapping[str, float]
 
     def new_weights(self, closed: ClosedRound) -> NewWeights:
@@ -101,7 +101,7 @@ class SummedRound(Part):
             inputs = _read(session, closed)
         layout = inputs.layout
         shared = JointModel(database, layout, inputs.payload_id, opened.plan.training.seed)
-        model: Joint = shared
+        model: JointValues = shared
         for part in closed.parts:
             model = part.joint_model(closed, model, layout)
         total = StoredTotal(database, inputs.total)
@@ -126,13 +126,13 @@ class SummedRound(Part):
     def store(self, session: Session, row: RoundRow, adopted: Mapping[int, int]) -> None:
         """Store the joint model and the mean losses of the members."""
         values = self._values
-        model = PublishedJoint(self._layout, adopted[values.payload_id], values.digest, self._losses)
+        model = PublishedJointModel(self._layout, adopted[values.payload_id], values.digest, self._losses)
         joint_model.store(session, row.federation_id, row.number, model)
 
     @staticmethod
     def newcomer_weights(
         database: Database, base_model: str, layout: Layout, manifest: WeightsManifest, until: int
-    ) -> Stored | None:
+    ) -> StoredBody | None:
         """Return the joint model after round `until`; None = there is none yet."""
         return joint_model.newcomer_weights(database, until, layout, manifest)
 
@@ -163,7 +163,7 @@ class SummedRound(Part):
 
 
 def revised_values(
-    layout: Layout, model: Joint, revised: Mapping[str, Revised], block_values: int
+    layout: Layout, model: JointValues, revised: Mapping[str, SegmentChange], block_values: int
 ) -> Iterator[Values]:
     """Yield the new joint model in layout order, in blocks of at most `block_values`.
 
@@ -187,7 +187,9 @@ def revised_values(
         yield np.concatenate(pieces)
 
 
-def _values(place: TensorPlace, begin: int, count: int, model: Joint, revised: Revised | None) -> Values:
+def _values(
+    place: TensorPlace, begin: int, count: int, model: JointValues, revised: SegmentChange | None
+) -> Values:
     at = place.begin + begin
     values = model.read(place.segment, at, count) if revised is None else revised.values(at, count)
     new = np.asarray(values, "<f4")
@@ -263,18 +265,20 @@ class _Receivers:
 
 
 @dataclass(frozen=True, slots=True)
-class _Written:
+class _StagedModel:
     """Staged values, and each client's weights: its own head, and these values.
 
     `differences` are those to the model which all began with, by client.
     """
 
-    staged: Staged
+    staged: StagedPayload
     bodies: dict[str, StagedWeights]
-    differences: dict[str, Staged] = field(default_factory=dict)
+    differences: dict[str, StagedPayload] = field(default_factory=dict)
 
 
-def _write(staging: Staging, staged: Staged, receivers: _Receivers, blocks: Iterable[Values]) -> _Written:
+def _write(
+    staging: Staging, staged: StagedPayload, receivers: _Receivers, blocks: Iterable[Values]
+) -> _StagedModel:
     """Write a model's values to a staged payload, in blocks in the order of the layout."""
     heads = {client: head(receivers.layout, manifest) for client, manifest in receivers.manifests.items()}
     hashers = {client: sha256(beginning) for client, beginning in heads.items()}
@@ -296,7 +300,7 @@ def _write(staging: Staging, staged: Staged, receivers: _Receivers, blocks: Iter
         )
         for client, beginning in heads.items()
     }
-    return _Written(staged, bodies)
+    return _StagedModel(staged, bodies)
 
 
 def _write_as_difference(
@@ -305,7 +309,7 @@ def _write_as_difference(
     receivers: _Receivers,
     blocks: Iterator[Values],
     earlier: Callable[[str], Values],
-) -> _Written | None:
+) -> _StagedModel | None:
     """Stage a model's values as clients reconstruct them, and the difference to the model before.
 
     Clients with different alignment packs get the same streams under manifests of their own. None = there is
@@ -322,13 +326,15 @@ def _write_as_difference(
     except NotEncodable:
         staging.discard([staged])
         return None
-    by_pack: dict[str | None, Staged] = {}
+    differences_by_pack: dict[str | None, StagedPayload] = {}
     for client in sorted(receivers.began):
         manifest = receivers.manifests[client]
-        if manifest.pack not in by_pack:
-            by_pack[manifest.pack] = difference.stage(staging, manifest)
-    by_client = {client: by_pack[receivers.manifests[client].pack] for client in sorted(receivers.began)}
-    return replace(written, differences=by_client)
+        if manifest.pack not in differences_by_pack:
+            differences_by_pack[manifest.pack] = difference.stage(staging, manifest)
+    differences_by_client = {
+        client: differences_by_pack[receivers.manifests[client].pack] for client in sorted(receivers.began)
+    }
+    return replace(written, differences=differences_by_client)
 
 
 def _tensors(layout: Layout, blocks: Iterator[Values]) -> Iterator[Values]:

@@ -32,8 +32,8 @@ def has_voices(shares: Floats, least: int) -> bool:
 
 def rows_with_voices(weights: Floats, least: int) -> NDArray[np.bool_]:
     """Whether each row of W (N, N) has `least` voices beside the receiver's own, (N,)."""
-    of_peers = np.where(np.eye(len(weights), dtype=bool), 0.0, weights)
-    return np.array([has_voices(row, least) for row in of_peers], bool)
+    peer_weights = np.where(np.eye(len(weights), dtype=bool), 0.0, weights)
+    return np.array([has_voices(row, least) for row in peer_weights], bool)
 
 
 def fall_back_to_own(weights: Floats, enough: NDArray[np.bool_], cohort: Cohort) -> Floats:
@@ -72,9 +72,9 @@ class VoicedWeights:
         empty = np.zeros((clients, clients), np.uint8)
         reductions = guard.reductions.copy() if guard is not None else empty
         for kind, module in self.cohort.kinds().items():
-            of_peers = before.of_module(module) > 0
-            np.fill_diagonal(of_peers, False)
-            reductions |= np.where(of_peers & ~self.enough[kind][:, None], WeightReduction.FEW, 0).astype(
+            peer_weights = before.of_module(module) > 0
+            np.fill_diagonal(peer_weights, False)
+            reductions |= np.where(peer_weights & ~self.enough[kind][:, None], WeightReduction.FEW, 0).astype(
                 np.uint8
             )
         agreement = guard.agreement if guard is not None else np.full((clients, clients), np.nan)
@@ -91,12 +91,12 @@ def require_voices(weights: Weights, least: int, *, common: bool) -> VoicedWeigh
     rows_before = {kind: weights.of_module(module) for kind, module in cohort.kinds().items()}
     enough = {kind: rows_with_voices(rows, least) for kind, rows in rows_before.items()}
     if common and enough:
-        enough = dict.fromkeys(enough, _by_group(np.all(list(enough.values()), axis=0), cohort))
+        enough = dict.fromkeys(enough, _group_has_voices(np.all(list(enough.values()), axis=0), cohort))
     rows = {kind: fall_back_to_own(rows_before[kind], enough[kind], cohort) for kind in rows_before}
     return VoicedWeights(cohort, rows, enough)
 
 
-def _by_group(enough: NDArray[np.bool_], cohort: Cohort) -> NDArray[np.bool_]:
+def _group_has_voices(enough: NDArray[np.bool_], cohort: Cohort) -> NDArray[np.bool_]:
     groups = [(facts.base_model, facts.modules) for facts in cohort.clients]
     lacking = [group for group, ok in zip(groups, enough, strict=True) if not ok]
     return np.array([group not in lacking for group in groups], bool)

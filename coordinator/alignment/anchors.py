@@ -21,7 +21,7 @@ from coordinator.errors import (
     RateLimited,
 )
 from coordinator.http.dependencies import TheDatabase, TheMetrics
-from coordinator.http.downloads import Stored, reply, requested_range
+from coordinator.http.downloads import StoredBody, reply, requested_range
 from coordinator.http.json_body import json_body, takes
 from coordinator.http.limits.concurrency import HasSpace
 from coordinator.http.params import FederationId
@@ -106,7 +106,7 @@ def get_anchors(
     """Download the public texts on which base models are aligned or compared."""
     with database.read() as session:
         row = store.require_row(store.anchors(session, federation_id))
-    stored = Stored(row.payload_id, row.digest, row.bytes, "application/json")
+    stored = StoredBody(row.payload_id, row.digest, row.bytes, "application/json")
     part = requested_range(request.headers, stored)
     if isinstance(caller, Member):
         count_download(database, metrics, caller.client_id, part.size)

@@ -22,17 +22,17 @@ _ALLOWANCE = 2**20
 _MOST_EXPANSION = 16
 
 
-def expected_tensors(plan: FederationPlan, *, with_responses: bool) -> Expected:
+def expected_tensors(plan: FederationPlan, *, has_responses: bool) -> Expected:
     """Return the tensors that a pack may have; the pivot's pack includes its responses to the anchors."""
     r = plan.adapter.rank
     tensors: dict[str, Slot] = {}
     for module in plan.adapter.modules():
         tensors[f"{module}.A"] = Slot((r, None), _FRAMES, optional=True)
         tensors[f"{module}.B"] = Slot((None, r), _FRAMES, optional=True)
-        if with_responses:
+        if has_responses:
             tensors[f"{module}.z"] = Slot((None, r), _RESPONSES, optional=True)
             tensors[f"{module}.g"] = Slot((None, r), _RESPONSES, optional=True)
-    if with_responses:
+    if has_responses:
         tensors[OFFSETS] = Slot((None, 3), frozenset({"I32"}))
     return tensors
 
@@ -79,7 +79,7 @@ def max_decoded_bytes(encoded: int) -> int:
     return _ALLOWANCE + _MOST_EXPANSION * encoded
 
 
-def require_replaceable(stored_digest: str, *, by_client: bool) -> None:
+def require_replaceable(stored_digest: str, *, is_client: bool) -> None:
     """Require that an operator, not a client, replaces the stored pack.
 
     Call it before validation: the pack of a slower agent may not fit packs that depend on the stored one.
@@ -87,7 +87,7 @@ def require_replaceable(stored_digest: str, *, by_client: bool) -> None:
     Raises:
         UploadConflict: a client sent the pack.
     """
-    if by_client:
+    if is_client:
         raise UploadConflict(accepted=stored_digest)
 
 

@@ -36,7 +36,7 @@ from coordinator.errors import (
 )
 from coordinator.federations.store import federation, plan_of
 from coordinator.http.dependencies import TheDatabase, TheMetrics
-from coordinator.http.downloads import Stored, reply, requested_range
+from coordinator.http.downloads import StoredBody, reply, requested_range
 from coordinator.http.limits.concurrency import HasSpace, TheLocks, codec_slot
 from coordinator.http.params import BaseModel, FederationId
 from coordinator.http.problems import answers
@@ -96,7 +96,7 @@ def _authorize_upload(
         store.required_set(session, row, alignment, base_model)
     announced = from_field(",".join(request.headers.getlist("content-digest")))
     if stored is not None and announced not in (stored.digest, None):
-        intake.require_replaceable(stored.digest, by_client=isinstance(caller, Member))
+        intake.require_replaceable(stored.digest, is_client=isinstance(caller, Member))
 
 
 def _is_open_to_clients(row: FederationRow, base_model: str) -> bool:
@@ -152,7 +152,7 @@ def put_pack(
         stored = store.pack(session, federation_id, base_model)
         required_set = store.required_set(session, row, alignment, base_model)
     if stored is not None and stored.digest != body.digest:
-        intake.require_replaceable(stored.digest, by_client=isinstance(caller, Member))
+        intake.require_replaceable(stored.digest, is_client=isinstance(caller, Member))
     with codec_slot():
         manifest = _validated(body, federation_id, base_model, plan, required_set)
     with database.write() as session:
@@ -167,7 +167,7 @@ def put_pack(
                 if isinstance(caller, Person):
                     stored.stored_by = None  # from now on an operator's pack, which no revocation voids
                 return store.view(stored, alignment)
-            intake.require_replaceable(stored.digest, by_client=isinstance(caller, Member))
+            intake.require_replaceable(stored.digest, is_client=isinstance(caller, Member))
             pack_voiding.void(session, row, stored)
         view = _insert(session, caller, row, base_model, manifest, payload_id, body)
     wake()
@@ -199,7 +199,7 @@ def get_pack(
         row = store.require_row(store.pack(session, federation_id, base_model))
         beginning = payloads.read(session, row.payload_id, 0, min(4, row.bytes))
     encoding = "zstd" if is_frame(beginning) else None
-    stored = Stored(row.payload_id, row.digest, row.bytes, MEDIA_TYPE, encoding)
+    stored = StoredBody(row.payload_id, row.digest, row.bytes, MEDIA_TYPE, encoding)
     part = requested_range(request.headers, stored)
     if isinstance(caller, Member):
         count_download(database, metrics, caller.client_id, part.size)
@@ -236,7 +236,7 @@ def _validated(
     with unpack(
         cast("BinaryIO", body.file),
         encoding=body.encoding,
-        expected=intake.expected_tensors(plan, with_responses=is_pivot),
+        expected=intake.expected_tensors(plan, has_responses=is_pivot),
         max_bytes=min(PACK_BYTES, intake.max_decoded_bytes(body.bytes)),
     ) as envelope:
         return intake.validate_pack(

@@ -108,11 +108,11 @@ def put_acceptance(
         if ways != {(alignment.pivot, base_model), (base_model, alignment.pivot)} or len(ways) != 2:
             raise Invalid("directions: send pivot to base model and back", field="directions")
         now, tested_by = database_time(session), caller.client_id if isinstance(caller, Member) else None
-        earlier, by_operator = store.stored_test(pack, tested_by), store.acceptance(pack, None)
-        if acceptance in (by_operator, store.acceptance(pack, tested_by)):
+        earlier, operator_test = store.stored_test(pack, tested_by), store.acceptance(pack, None)
+        if acceptance in (operator_test, store.acceptance(pack, tested_by)):
             response.status_code = 200
             return store.view(pack, alignment)
-        if by_operator is not None and tested_by is not None:
+        if operator_test is not None and tested_by is not None:
             raise UploadConflict("an operator tested this pack, and that test stays; none is needed")
         if tested_by is not None and earlier is not None:
             _require_old(earlier["tested_at"], now)

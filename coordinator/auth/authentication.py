@@ -16,7 +16,7 @@ from sqlalchemy import Connection
 from sqlalchemy.orm import Session
 
 from coordinator.auth import failure_limit, http_signatures, last_seen, principals, sign_outs
-from coordinator.auth.oidc import IdentityProvider, SignedIn
+from coordinator.auth.oidc import IdentityProvider, ProviderIdentity
 from coordinator.auth.principals import StoredClient, Token
 from coordinator.db.engine import database_time
 from coordinator.errors import AuthMissing, CredentialInvalid, Forbidden, KeyRevoked
@@ -84,7 +84,7 @@ def authenticated(request: Request, *, anywhere: bool = False) -> Person | Membe
 
     Raises:
         Forbidden: the person has no role in the federation of the path, or the path is of none.
-        CredentialInvalid, Refused: as `identify`.
+        CredentialInvalid, Refusal: as `identify`.
     """
     with auth_connection(request) as connection:
         caller = identify(request, connection)
@@ -207,7 +207,7 @@ def _is_jwt(token: str) -> bool:
     return token.startswith("eyJ") and token.count(".") == 2
 
 
-def _signed_in(signed: SignedIn, federation_id: str | None) -> Person:
+def _signed_in(signed: ProviderIdentity, federation_id: str | None) -> Person:
     roles = [role for role in (signed.roles.get(None), signed.roles.get(federation_id)) if role is not None]
     return Person(
         id=signed.id,

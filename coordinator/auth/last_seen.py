@@ -60,7 +60,9 @@ class LastSeenWriter:
         try:
             with database.write() as session:
                 unlocked = run(session, _UNLOCKED, {"clients": sorted(batch)}).scalars().all()
-                for clients, latest in _by_second({client_id: batch[client_id] for client_id in unlocked}):
+                for clients, latest in _grouped_by_second(
+                    {client_id: batch[client_id] for client_id in unlocked}
+                ):
                     values = {"clients": clients, "moment": latest, "stale": latest - _INTERVAL}
                     run(session, _UPDATE, values)
         except SQLAlchemyError as error:
@@ -68,7 +70,7 @@ class LastSeenWriter:
             log.warning("last-seen-not-written", clients=len(batch), exc_info=error)
 
 
-def _by_second(batch: dict[str, datetime]) -> Iterator[tuple[list[str], datetime]]:
+def _grouped_by_second(batch: dict[str, datetime]) -> Iterator[tuple[list[str], datetime]]:
     """Group clients by the second in which they were seen, each group with its latest time."""
     groups: dict[datetime, list[str]] = {}
     for client_id, now in batch.items():

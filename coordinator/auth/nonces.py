@@ -17,7 +17,7 @@ from coordinator.db.clock import clock
 from coordinator.db.engine import Database, database_time, run
 from coordinator.db.tables.identity import UsedNonceRow
 from coordinator.db.upsert import delete_before, insert_new
-from coordinator.errors import Replayed, TooManySigned
+from coordinator.errors import RequestReplayed, TooManySigned
 from schemas.identity.signed_requests import ACCEPTED_SECONDS, SignedRequest
 
 # Longer than any signature is accepted at the largest allowed clock difference.
@@ -45,7 +45,7 @@ def use(database: Database, key: str, signed: SignedRequest) -> None:
 
     Raises:
         ClockSkew: the signature has expired meanwhile.
-        Replayed: the nonce is already stored.
+        RequestReplayed: the nonce is already stored.
         TooManySigned: the key has reached its limit.
     """
     with database.write() as session:
@@ -55,7 +55,7 @@ def use(database: Database, key: str, signed: SignedRequest) -> None:
         if last is not None and last > now - _LIFE:
             raise TooManySigned((last + _LIFE - now).total_seconds())
         if not insert_new(session, UsedNonceRow, {"public_key": key, "nonce": signed.nonce, "used_at": now}):
-            raise Replayed
+            raise RequestReplayed
 
 
 def delete_expired(database: Database) -> int:
@@ -80,7 +80,7 @@ class ReadNonces:
         """Store a nonce of a key.
 
         Raises:
-            Replayed: the nonce is already stored.
+            RequestReplayed: the nonce is already stored.
         """
         with self._lock:
             now = self._clock()
@@ -88,7 +88,7 @@ class ReadNonces:
             nonces = self._keys.setdefault(key, {})
             self._keys.move_to_end(key)
             if nonce in nonces:
-                raise Replayed
+                raise RequestReplayed
             nonces[nonce] = now
             first = next(iter(nonces))
             while len(nonces) > MAX_READS_PER_KEY or nonces[first] < now - _LIFE.total_seconds():

@@ -44,7 +44,7 @@ _ISSUER_CHARACTERS: Final = 300
 
 
 @dataclass(frozen=True, slots=True)
-class SignedIn:
+class ProviderIdentity:
     """A person of an identity provider, until the token expires.
 
     Attributes:
@@ -96,7 +96,7 @@ class IdentityProvider:
     def __post_init__(self) -> None:
         self._requests = ProviderRequests(lambda: self.clock())
 
-    def person(self, token: str) -> SignedIn:
+    def person(self, token: str) -> ProviderIdentity:
         """Return the person of an ID token.
 
         Raises:
@@ -130,7 +130,7 @@ class IdentityProvider:
             raise Forbidden("No group of yours has a role here; ask the operator.", needs="auditor")
         digest = hashlib.sha256(f"{self.issuer}\n{claims['sub']}".encode()).hexdigest()
         shown = str(claims.get("preferred_username") or claims.get("email") or claims["sub"])
-        return SignedIn(
+        return ProviderIdentity(
             id=PREFIX + digest[:24],
             name="".join(filter(str.isprintable, shown))[:_NAME_CHARACTERS],
             roles=roles,

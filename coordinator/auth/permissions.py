@@ -106,7 +106,7 @@ async def _accept_once(request: Request, caller: Person | Member) -> None:
     """Accept a signed request once, before its body is read; on all replicas unless it is a GET.
 
     Raises:
-        Replayed: the request was received before.
+        RequestReplayed: the request was received before.
     """
     if request.method == "GET":
         read_once(request, caller)
@@ -124,7 +124,7 @@ def read_once(request: Request, caller: Person | Member) -> None:
     """Accept a signed read once in this process.
 
     Raises:
-        Replayed: the request was answered before.
+        RequestReplayed: the request was answered before.
     """
     if isinstance(caller, Member) and caller.public_key is not None and caller.signed is not None:
         reads: ReadNonces = request.app.state.reads

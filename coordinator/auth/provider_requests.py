@@ -7,7 +7,7 @@ from collections.abc import Callable
 from math import inf
 from typing import Any, ClassVar, Final
 
-from coordinator.errors import Refused
+from coordinator.errors import Refusal
 from coordinator.http.outgoing_requests import Answer, NoAnswer, request
 from coordinator.observability.logs import logger
 
@@ -20,7 +20,7 @@ _DOWN_SECONDS: Final = 10.0
 """A provider that did not answer is not asked again for so long: waiting callers would take all threads."""
 
 
-class ProviderDown(Refused):
+class ProviderDown(Refusal):
     """The identity provider cannot be asked."""
 
     status, slug, title = 503, "identity-provider", "The identity provider does not answer; retry later"

@@ -7,13 +7,13 @@ from fastapi import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from coordinator.auth.authentication import Person, authenticated
-from coordinator.errors import Busy, Refused
+from coordinator.errors import Busy, Refusal
 from coordinator.http.limits.connections import IS_RESERVED
 from coordinator.http.limits.request_target import HEALTH_PATHS
 from coordinator.http.problems import render
 
 
-class ReservedForPeople:
+class ConnectionReserve:
     """ASGI middleware that checks requests on reserved connections."""
 
     def __init__(self, app: ASGIApp) -> None:
@@ -35,5 +35,5 @@ async def _is_from_person(scope: Scope) -> bool:
         return False
     try:
         return isinstance(await to_thread.run_sync(authenticated, request), Person)
-    except Refused:
+    except Refusal:
         return False

@@ -14,7 +14,7 @@ import typer
 
 from schemas.command import fail as fail
 from schemas.identity.plain_http import is_exposed
-from schemas.lookups import Named, NotIdentified, id_of
+from schemas.lookups import NamedEntry, NotIdentified, id_of
 from schemas.problems import for_people
 
 if TYPE_CHECKING:
@@ -131,13 +131,13 @@ class Coordinator:
         """Return the id of a person's token by id or the person's name; of several, that not revoked."""
         return self._id(text, "token", lambda: self._named("/v1/tokens", "id"))
 
-    def _named(self, path: str, id_field: str) -> Iterator[Named]:
+    def _named(self, path: str, id_field: str) -> Iterator[NamedEntry]:
         for entry in self.pages(path):
             is_over = entry.get("state") == "revoked" or entry.get("revoked_at") is not None
             state = entry.get("state") or ("revoked" if is_over else "")
-            yield Named(entry[id_field], entry["name"], state, is_over)
+            yield NamedEntry(entry[id_field], entry["name"], state, is_over)
 
-    def _id(self, text: str, noun: str, entries: Callable[[], Iterator[Named]]) -> str:
+    def _id(self, text: str, noun: str, entries: Callable[[], Iterator[NamedEntry]]) -> str:
         try:
             return id_of(text, noun, entries, f"tessera {noun} list")
         except NotIdentified as error:

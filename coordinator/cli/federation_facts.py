@@ -14,10 +14,10 @@ ENDED = ("published", "abandoned")
 """The states in which a round stays."""
 
 
-def print_federation(federation: Mapping[str, Any], *, with_plan: bool = False) -> None:
-    """Print the summary of a federation; `with_plan` adds its plan, packs and claims."""
+def print_federation(federation: Mapping[str, Any], *, shows_plan: bool = False) -> None:
+    """Print the summary of a federation; `shows_plan` adds its plan, packs and claims."""
     print_facts(
-        {**summary(federation), **(_plan(federation) if with_plan else _where_the_plan_is(federation))}
+        {**summary(federation), **(_plan(federation) if shows_plan else _where_the_plan_is(federation))}
     )
 
 

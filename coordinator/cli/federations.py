@@ -122,7 +122,7 @@ def list_all(url: Url = DEFAULT_URL, token: Token = "", as_json: AsJson = False)
 @app.command("show")
 def show(
     federation: Federation,
-    with_plan: Annotated[
+    shows_plan: Annotated[
         bool, typer.Option("--plan", help="Also print the plan, alignment packs and claims.")
     ] = False,
     url: Url = DEFAULT_URL,
@@ -132,7 +132,7 @@ def show(
     """Show a federation: state, next command and counts; with --plan or --json also the plan and claims."""
     coordinator = Coordinator(url, token)
     view = coordinator.get(coordinator.federation(federation))
-    print_json(view) if as_json else print_federation(view, with_plan=with_plan)
+    print_json(view) if as_json else print_federation(view, shows_plan=shows_plan)
 
 
 @app.command("start")

@@ -72,17 +72,17 @@ def fitting_table(
 
     console = Console()
     cells = [tuple(row) for row in rows]
-    by_name = {name: [row[place] for row in cells] for place, name in enumerate(columns)}
+    values_by_column = {name: [row[place] for row in cells] for place, name in enumerate(columns)}
     for name in optional:
-        if cells and all(value in (None, "-") for value in by_name[name]):
-            del by_name[name]
+        if cells and all(value in (None, "-") for value in values_by_column[name]):
+            del values_by_column[name]
     while True:
-        result = table([*by_name], zip(*by_name.values(), strict=True), title=title)
-        removable = [name for name in optional if name in by_name]
+        result = table([*values_by_column], zip(*values_by_column.values(), strict=True), title=title)
+        removable = [name for name in optional if name in values_by_column]
         width = Measurement.get(console, console.options.update(width=1000), result).maximum
         if width <= console.width or not removable:
             return result
-        del by_name[removable[0]]
+        del values_by_column[removable[0]]
 
 
 def text(value: object) -> str:

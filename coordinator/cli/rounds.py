@@ -238,8 +238,8 @@ def _round(details: dict[str, Any]) -> RenderableType:
     title = "\n".join([title, *_sample_lines(details.get("sample")), *sum_lines(details.get("secure_sum"))])
     clients = details["clients"]
     ranks = {c["rank"] for c in clients if c.get("rank") is not None}
-    of_kept = [c["scores"] and personal(c["scores"]) for c in clients]
-    more = other_names(of_kept)
+    kept_scores = [c["scores"] and personal(c["scores"]) for c in clients]
+    more = other_names(kept_scores)
     return fitting_table(
         [
             "client",
@@ -283,7 +283,7 @@ def _round(details: dict[str, Any]) -> RenderableType:
                 *(score(scores, name) for name in more),
                 c["reject_reason"],
             )
-            for c, scores in zip(clients, of_kept, strict=True)
+            for c, scores in zip(clients, kept_scores, strict=True)
         ],
         optional=(
             "epsilon",

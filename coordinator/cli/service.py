@@ -103,13 +103,13 @@ def move_payloads(
     Each tensor is copied, read back and compared with its digest before its place changes. Tensors below
     1 MiB stay in rows. Safe to interrupt: the same command continues.
     """
-    from coordinator.errors import Refused, SettingsUnusable
+    from coordinator.errors import Refusal, SettingsUnusable
     from coordinator.maintenance import move_payloads as run
 
     sizes: list[int] = []
     try:
         run(to, progress=sizes.append)
-    except (SettingsUnusable, Refused, LookupError) as error:
+    except (SettingsUnusable, Refusal, LookupError) as error:
         if sizes:
             typer.echo(f"moved {len(sizes)} payloads before this error:", err=True)
         fail(error)
@@ -128,12 +128,12 @@ def check_payloads(
 
     Reads the last byte of each tensor. With `--digests` it reads all bytes, and replaced tensors count too.
     """
-    from coordinator.errors import Refused, SettingsUnusable
+    from coordinator.errors import Refusal, SettingsUnusable
     from coordinator.maintenance import check_payloads as run
 
     try:
         faults = run(digests=digests)
-    except (SettingsUnusable, Refused) as error:
+    except (SettingsUnusable, Refusal) as error:
         fail(error)
     for fault in faults:
         typer.echo(fault)
@@ -156,7 +156,7 @@ def take_over_payloads(
     coordinator of the other database, or set another store for it. Two hours later, the coordinator deletes
     the objects that belong to no tensor of this database.
     """
-    from coordinator.errors import Refused, SettingsUnusable
+    from coordinator.errors import Refusal, SettingsUnusable
     from coordinator.maintenance import take_over as run
 
     confirm(
@@ -166,7 +166,7 @@ def take_over_payloads(
     )
     try:
         url = run(store)
-    except (SettingsUnusable, Refused) as error:
+    except (SettingsUnusable, Refusal) as error:
         fail(error)
     typer.echo(
         f"This database owns its folder in {url}; objects without a tensor are deleted after two hours."

@@ -74,12 +74,12 @@ def explain(error: DBAPIError, url: URL) -> str:
     message = " ".join(str(error.orig).split())
     if url.password:
         message = message.replace(url.password, "***")
-    reason, remedy = _of_postgresql(getattr(error.orig, "sqlstate", None), message)
+    reason, remedy = _postgresql_reason(getattr(error.orig, "sqlstate", None), message)
     place = f"{url.host or 'the local socket'}:{url.port or 5432}"
     return f"{reason}; {remedy}".format(user=url.username, name=url.database, place=place, message=message)
 
 
-def _of_postgresql(state: str | None, message: str) -> tuple[str, str]:
+def _postgresql_reason(state: str | None, message: str) -> tuple[str, str]:
     if state in _POSTGRESQL_STATES:
         return _POSTGRESQL_STATES[state]
     if message.endswith("does not exist"):

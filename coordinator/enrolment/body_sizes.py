@@ -92,8 +92,8 @@ def check_depth(opened: OpenedPlan, profile: Profile, *, field: str) -> None:
     adapter = opened.plan.adapter
     tensors = 0
     for role in roles_of(adapter, profile):
-        of_layer = lora_module_layout({layer_module_name(0, role): (1, 1)}, adapter.travelling_lora_rank)
-        travelling = {name: shape for name, shape in of_layer.items() if strategy.travels(name)}
+        layer_layout = lora_module_layout({layer_module_name(0, role): (1, 1)}, adapter.travelling_lora_rank)
+        travelling = {name: shape for name, shape in layer_layout.items() if strategy.travels(name)}
         tensors += len(travelling | strategy.beside(travelling)) * len(layers_with(role, profile, adapter))
     tensors *= 2 if base_delta else 1
     least = least_header_bytes(tensors)

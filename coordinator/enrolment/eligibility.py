@@ -23,8 +23,8 @@ from schemas.messages.secure_sum import ANY_FORMAT, CAPABILITY
 from schemas.wire.budget import shortfall
 
 
-def check_eligible(opened: OpenedPlan, state: str, profile: Profile, *, with_key: bool) -> None:
-    """Raise unless a client is eligible; with `with_key` it signs its requests.
+def check_eligible(opened: OpenedPlan, state: str, profile: Profile, *, has_key: bool) -> None:
+    """Raise unless a client is eligible; with `has_key` it signs its requests.
 
     Raises:
         FederationStateConflict: the federation is neither open nor running.
@@ -35,7 +35,7 @@ def check_eligible(opened: OpenedPlan, state: str, profile: Profile, *, with_key
     plan, strategy = opened.plan, opened.strategy
     if state not in ("open", "running"):
         raise FederationStateConflict(state=state)
-    if not with_key and not plan.privacy.allow_bearer_clients:
+    if not has_key and not plan.privacy.allow_bearer_clients:
         raise Forbidden("this federation does not allow bearer clients; enrol with a public_key")
     check_capability(plan, profile)
     _check_layers(plan.adapter, profile)
@@ -47,8 +47,8 @@ def check_eligible(opened: OpenedPlan, state: str, profile: Profile, *, with_key
             "the model has none of the plan's target_modules; use another model", field="profile.roles"
         )
     if plan.adapter.travelling_lora_rank:
-        with_shapes = {*(profile.shapes or {}), *profile.layer_shapes}
-        missing = [role for role in roles if role not in with_shapes]
+        shaped_roles = {*(profile.shapes or {}), *profile.layer_shapes}
+        missing = [role for role in roles if role not in shaped_roles]
         if missing:
             raise Invalid(
                 f"the profile has no shapes of {', '.join(missing)}; LoRA tensors need them",

@@ -14,7 +14,7 @@ from coordinator.db.engine import database_time
 from coordinator.db.tables.federations import ClientRow, EnrolmentTokenRow, FederationRow, PersonToken
 from coordinator.db.tables.identity import NameKeyRow
 from coordinator.db.upsert import insert_new
-from coordinator.errors import ClientNameTaken, Refused
+from coordinator.errors import ClientNameTaken, Refusal
 from schemas.messages.names import printable
 from schemas.names.spelling import is_resembling, name_keys, normal_name, resemblance
 
@@ -34,7 +34,7 @@ _COLUMNS = {
 }
 
 
-class NameLooksAlike(Refused):
+class NameLooksAlike(Refusal):
     """A name may be used again, but not in another spelling."""
 
     status, slug, title = (
@@ -58,7 +58,7 @@ def reserve(session: Session, kind: Kind, name: str, scope: str = EVERYWHERE) ->
     spellings = set(_spellings(session, kind, name, scope))
     if kind != "client" and spellings == {name}:
         return
-    for existing in _in_use(session, kind, scope):
+    for existing in _used_names(session, kind, scope):
         if is_resembling(existing, name) and (kind == "client" or normal_name(existing) != name):
             raise _refusal(kind, name, existing)
     stale = NameKeyRow.scope == scope, NameKeyRow.kind == kind, NameKeyRow.name.in_(spellings)
@@ -92,16 +92,16 @@ def _spellings(session: Session, kind: Kind, name: str, scope: str) -> Iterable[
     )
 
 
-def _in_use(session: Session, kind: Kind, scope: str) -> Iterable[str]:
+def _used_names(session: Session, kind: Kind, scope: str) -> Iterable[str]:
     """Return the names of a kind that rows have, but for tokens that are no longer valid."""
     if kind == "federation":
         return session.scalars(select(FederationRow.name)).all()
     if kind == "person":
         valid = or_(PersonToken.expires_at.is_(None), PersonToken.expires_at > database_time(session))
         return session.scalars(select(PersonToken.name).where(PersonToken.revoked_at.is_(None), valid)).all()
-    of_client, of_token = _COLUMNS[kind]
-    clients = select(of_client).where(ClientRow.federation_id == scope)
-    tokens = select(of_token).where(EnrolmentTokenRow.federation_id == scope, *is_unused(session))
+    client_column, token_column = _COLUMNS[kind]
+    clients = select(client_column).where(ClientRow.federation_id == scope)
+    tokens = select(token_column).where(EnrolmentTokenRow.federation_id == scope, *is_unused(session))
     return [name for name in session.scalars(union_all(clients, tokens)) if name is not None]
 
 
@@ -110,7 +110,7 @@ def is_unused(session: Session) -> tuple[ColumnElement[bool], ...]:
     return EnrolmentTokenRow.used_at.is_(None), EnrolmentTokenRow.expires_at > database_time(session)
 
 
-def _refusal(kind: Kind, name: str, existing: str) -> Refused:
+def _refusal(kind: Kind, name: str, existing: str) -> Refusal:
     shown = printable(existing)
     sentence = f"the {_NOUNS[kind]} {resemblance(name, existing)} {shown!r}, which is in use"
     if kind == "client":

@@ -47,7 +47,7 @@ def append(
 ) -> None:
     """Append an event of a client; `key` is its public key from now on, if it has one."""
     last = newest(session, client.federation_id)
-    now = _in_order(session, client.federation_id, last, now)
+    now = _monotonic_time(session, client.federation_id, last, now)
     entry = RosterEntry(
         federation=client.federation_id,
         version=last.version + 1 if last is not None else 1,
@@ -74,7 +74,7 @@ def append(
     session.flush()
 
 
-def _in_order(session: Session, federation_id: str, last: Link | None, now: datetime) -> datetime:
+def _monotonic_time(session: Session, federation_id: str, last: Link | None, now: datetime) -> datetime:
     """Return a time not before the last entry's, and after the federation's end if it has ended.
 
     The clock may have been set back; later entries must not change the roster at the federation's end.

@@ -243,8 +243,8 @@ def admit_member(
             "another token",
             field="profile.base_model",
         )
-    with_key = request.public_key is not None
-    check_eligible(open_plan(plan), federation.state, request.profile, with_key=with_key)
+    has_key = request.public_key is not None
+    check_eligible(open_plan(plan), federation.state, request.profile, has_key=has_key)
     members = store.tokenizers_of(session, token.federation_id, request.profile.base_model)
     check_tokenizer(request.profile, members)
     digest = hash_of(credential) if credential is not None else None

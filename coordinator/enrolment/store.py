@@ -36,7 +36,7 @@ def add_person_token(session: Session, request: TokenRequest, digest: str) -> Pe
         name=request.name,
         token_hash=digest,
         created_at=now,
-        expires_at=_after(now, request.expires_in_seconds),
+        expires_at=_expiry(now, request.expires_in_seconds),
         revoked_at=None,
     )
     session.add(row)
@@ -239,5 +239,5 @@ def client(session: Session, client_id: str) -> ClientRow:
     return row
 
 
-def _after(now: datetime, seconds: int | None) -> datetime | None:
+def _expiry(now: datetime, seconds: int | None) -> datetime | None:
     return None if seconds is None else now + timedelta(seconds=seconds)

@@ -12,7 +12,7 @@ from coordinator.db.engine import run
 from coordinator.db.tables.experts import ExpertRevisionRow
 from coordinator.db.tables.secure_sum import JointModelRow
 from coordinator.errors import NotFound
-from coordinator.http.downloads import Stored
+from coordinator.http.downloads import StoredBody
 from schemas.maths.adapter import Layout
 from schemas.messages.experts import ExpertManifest
 from schemas.wire.envelope import MEDIA_TYPE, head
@@ -40,7 +40,7 @@ def expert_head(federation_id: str, expert: int, revision: int, layout: Layout) 
     return head(layout, manifest, "F16")
 
 
-def stored_revision(session: Session, federation_id: str, expert: int, revision: int) -> Stored:
+def stored_revision(session: Session, federation_id: str, expert: int, revision: int) -> StoredBody:
     """Return the body of a revision; its layout is that of the joint model of the same round.
 
     Raises:
@@ -53,4 +53,4 @@ def stored_revision(session: Session, federation_id: str, expert: int, revision:
         raise NotFound
     layout = {str(name): tuple(int(extent) for extent in shape) for name, shape in row.layout}
     beginning = expert_head(federation_id, expert, revision, layout)
-    return Stored(row.payload_id, row.digest, row.bytes, MEDIA_TYPE, head=beginning)
+    return StoredBody(row.payload_id, row.digest, row.bytes, MEDIA_TYPE, head=beginning)

@@ -12,11 +12,11 @@ from itertools import combinations
 
 from coordinator.experts.bank import Bank, Event, Expert, Outcome, RoundCounts, RoundSums
 from coordinator.strategies.bank_rules import Rules
-from coordinator.totals import Counted
+from coordinator.totals import GroupCounts
 from schemas.maths.bank import REJECT, SHARED, birth_minimum, expert_of, next_prior, normalised
 
 
-def round_counts(counted: Counted) -> RoundCounts:
+def round_counts(counted: GroupCounts) -> RoundCounts:
     """Return a round's counts by expert; the groups are those of experts, and `reject`."""
     users = {
         expert: count for group, count in counted.groups.items() if (expert := expert_of(group)) is not None
@@ -73,7 +73,7 @@ def _with_utilisation(bank: Bank, rules: Rules, counts: RoundCounts, number: int
         strikes = expert.strikes if utilisation <= rules.prune_until else 0
         if number > expert.grace_until and utilisation < rules.prune_below:
             strikes += 1
-        bank = _with(bank, replace(expert, utilisation=utilisation, strikes=strikes))
+        bank = _with_expert(bank, replace(expert, utilisation=utilisation, strikes=strikes))
     return bank
 
 
@@ -128,7 +128,7 @@ def _prune(bank: Bank, rules: Rules, sums: RoundSums, number: int) -> tuple[Bank
         },
     )
     archived = replace(expert, status="archived", ended=number, prior=0.0)
-    bank = replace(_with(bank, archived), last_prune=number)
+    bank = replace(_with_expert(bank, archived), last_prune=number)
     return _with_priors(bank, normalised({peer.expert: peer.prior for peer in bank.active})), event
 
 
@@ -164,10 +164,10 @@ def _merge(
         peer=older,
     )
     utilisation = (into.utilisation or 0.0) + (ended.utilisation or 0.0)
-    bank = _with(
+    bank = _with_expert(
         bank, replace(into, prior=into.prior + ended.prior, utilisation=min(1.0, utilisation), strikes=0)
     )
-    bank = _with(bank, replace(ended, status="merged", merged_into=older, ended=number, prior=0.0))
+    bank = _with_expert(bank, replace(ended, status="merged", merged_into=older, ended=number, prior=0.0))
     remaining = {peers: rounds for peers, rounds in alike.items() if not {older, younger} & set(peers)}
     return replace(bank, alike=remaining), event
 
@@ -180,7 +180,7 @@ def _is_over(last: int | None, cooldown: int, number: int) -> bool:
     return last is None or number - last > cooldown
 
 
-def _with(bank: Bank, expert: Expert) -> Bank:
+def _with_expert(bank: Bank, expert: Expert) -> Bank:
     experts = (expert if peer.expert == expert.expert else peer for peer in bank.experts)
     return replace(bank, experts=tuple(experts))
 

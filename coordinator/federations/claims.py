@@ -7,11 +7,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from coordinator.errors import StrategyUnavailable
-from coordinator.federations.sum_claims import OPERATOR_OF_SUMS, enforced_by_agents, of_sum, of_sums
+from coordinator.federations.sum_claims import (
+    OPERATOR_OF_SUMS,
+    enforced_by_agents,
+    round_sum_claims,
+    summed_plan_claims,
+)
 from coordinator.strategies.capabilities import Caps
 from coordinator.strategies.opening import OpenedPlan, open_plan
 from schemas.messages.federations import FederationPlan, RosterPolicy
-from schemas.peers import of_members
+from schemas.peers import member_claims
 from schemas.privacy import guarantee, training_guarantee
 
 _OPERATOR = "The server operator is trusted; what clients send is confidential in transit."
@@ -49,7 +54,7 @@ _NOT_INSTALLED = (
 
 
 @dataclass(frozen=True, slots=True)
-class Counted:
+class UpdateCounts:
     """Counts of the updates of a round.
 
     Attributes:
@@ -65,30 +70,30 @@ class Counted:
     spent: float | None = None
 
 
-def of_stored_plan(plan: FederationPlan, counted: Counted | None = None) -> list[str]:
+def stored_plan_claims(plan: FederationPlan, counted: UpdateCounts | None = None) -> list[str]:
     """Return the claims of a stored plan, or of one of its rounds; its strategy may have been uninstalled."""
     try:
         opened = open_plan(plan)
     except StrategyUnavailable:
         return [_NOT_INSTALLED.format(plan.strategy.name)]
-    return of_federation(opened) if counted is None else of_round(opened, counted)
+    return federation_claims(opened) if counted is None else round_claims(opened, counted)
 
 
-def of_federation(opened: OpenedPlan) -> list[str]:
+def federation_claims(opened: OpenedPlan) -> list[str]:
     """Return the claims that hold in every round under this plan."""
     plan = opened.plan
     summed = plan.privacy.secure_sum
     if summed is not None:
         return [
             OPERATOR_OF_SUMS if summed.masking == "pairwise" else _OPERATOR,
-            *of_members(plan),
+            *member_claims(plan),
             _SIGNED,
             _MEMBERS[plan.privacy.roster_policy],
-            *of_sums(plan, summed, has_bank=opened.strategy.bank is not None),
+            *summed_plan_claims(plan, summed, has_bank=opened.strategy.bank is not None),
         ]
     return [
         _OPERATOR,
-        *of_members(plan),
+        *member_claims(plan),
         _BEARER if plan.privacy.allow_bearer_clients else _SIGNED,
         _MEMBERS[plan.privacy.roster_policy],
         _private(plan) or _SIGNATURES,
@@ -99,19 +104,19 @@ def of_federation(opened: OpenedPlan) -> list[str]:
     ]
 
 
-def of_round(opened: OpenedPlan, counted: Counted) -> list[str]:
+def round_claims(opened: OpenedPlan, counted: UpdateCounts) -> list[str]:
     """Return the claims of a federation with those that follow from the updates of one round."""
     plan = opened.plan
-    claims = of_federation(opened)
+    claims = federation_claims(opened)
     if not counted.updates:
         return claims
     if plan.privacy.secure_sum is not None:
-        return [*claims, *of_sum(counted.updates)]
+        return [*claims, *round_sum_claims(counted.updates)]
     claims += _voices(plan.privacy.min_voices, counted.updates)
     return [*claims, _senders(counted), *([_costs(counted)] if plan.signature.dp is not None else [])]
 
 
-def _senders(counted: Counted) -> str:
+def _senders(counted: UpdateCounts) -> str:
     signed, bearers = counted.updates - counted.from_bearers, counted.from_bearers
     if counted.updates == 1:
         how = "was signed with its client's key" if signed else "came with a bearer credential"
@@ -122,7 +127,7 @@ def _senders(counted: Counted) -> str:
     return f"Of {counted.updates} updates, {bearers} came with {credentials}."
 
 
-def _costs(counted: Counted) -> str:
+def _costs(counted: UpdateCounts) -> str:
     """Return how many updates report the privacy cost of their sketches, and the largest one."""
     spent = f", at most epsilon {counted.spent:.3g} so far" if counted.spent is not None else ""
     reporting = counted.private
@@ -137,12 +142,12 @@ def _costs(counted: Counted) -> str:
 
 def _voices(least: int, updates: int) -> list[str]:
     peers = updates - 1
-    with_updates = "With 1 update" if updates == 1 else f"With {updates} updates"
+    begin = "With 1 update" if updates == 1 else f"With {updates} updates"
     if least == 1:
-        single = f"{with_updates}, weights that a member is served may be one other member's alone."
+        single = f"{begin}, weights that a member is served may be one other member's alone."
         return [single] if peers <= 1 else []
     too_few = (
-        f"{with_updates}, each sender has {_peers(peers)} in this round, fewer than the {least} that a "
+        f"{begin}, each sender has {_peers(peers)} in this round, fewer than the {least} that a "
         "mixture needs; it keeps its own adapter unless earlier updates count too."
     )
     return [too_few] if peers < least else []

@@ -115,7 +115,7 @@ def view(session: Session, row: FederationRow) -> Federation:
             "plan": plan,
             "round": _current_round(session, row.id),
             "clients": _client_counts(session, row.id),
-            "claims": claims.of_stored_plan(plan),
+            "claims": claims.stored_plan_claims(plan),
             "alignment": _alignment(session, row.id, plan.alignment) if plan.alignment is not None else [],
             "created_at": row.created_at,
         }

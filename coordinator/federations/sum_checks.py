@@ -32,11 +32,11 @@ def check_sum(opened: OpenedPlan) -> None:
         raise Invalid.of(faults)
 
 
-Refusal = tuple[str, str]
+Fault = tuple[str, str]
 """A field of the plan, and what is wrong with it."""
 
 
-def _clients(plan: FederationPlan, summed: SecureSumPlan) -> Refusal | None:
+def _clients(plan: FederationPlan, summed: SecureSumPlan) -> Fault | None:
     rounds, least = plan.rounds, summed.minimum
     too_few = f"a sum needs privacy.secure_sum.minimum = {least} members; use {least} or more"
     if plan.privacy.allow_bearer_clients:
@@ -53,7 +53,7 @@ def _clients(plan: FederationPlan, summed: SecureSumPlan) -> Refusal | None:
     return None
 
 
-def _encoding(plan: FederationPlan) -> Refusal | None:
+def _encoding(plan: FederationPlan) -> Fault | None:
     if not plan.wire.recipe.is_dense:
         return (
             "wire.recipe",
@@ -72,7 +72,7 @@ def _encoding(plan: FederationPlan) -> Refusal | None:
     return None
 
 
-def _alignment(plan: FederationPlan) -> Refusal | None:
+def _alignment(plan: FederationPlan) -> Fault | None:
     if plan.alignment is None or plan.adapter.target_modules is not None:
         return None
     return (
@@ -81,7 +81,7 @@ def _alignment(plan: FederationPlan) -> Refusal | None:
     )
 
 
-def _privacy(plan: FederationPlan, summed: SecureSumPlan) -> Refusal | None:
+def _privacy(plan: FederationPlan, summed: SecureSumPlan) -> Fault | None:
     if plan.signature.dp is not None:
         return "signature.dp", "no signatures are sent in a federation with a secure sum; leave it out"
     peers = summed.minimum - 1

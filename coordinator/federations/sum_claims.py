@@ -20,15 +20,15 @@ _NO_NOISE = (
 )
 
 
-def of_sums(plan: FederationPlan, summed: SecureSumPlan, *, has_bank: bool) -> list[str]:
+def summed_plan_claims(plan: FederationPlan, summed: SecureSumPlan, *, has_bank: bool) -> list[str]:
     """Return the claims about the coordinator's view of updates under `privacy.secure_sum`, and the limits.
 
     `has_bank` is whether members choose among the experts of a bank.
     """
-    choices = [_of_choices(summed)] if has_bank else []
+    choices = [_choices_claim(summed)] if has_bank else []
     private = training_guarantee(plan)
     noise = enforced_by_agents(private) if private is not None else _NO_NOISE
-    return [coordinator_sees(plan, summed), *choices, _UNBOUNDED, noise, _operator_knows(summed)]
+    return [coordinator_sees(plan, summed), *choices, _UNBOUNDED, noise, _operator_claim(summed)]
 
 
 def enforced_by_agents(guarantee: str) -> str:
@@ -39,7 +39,7 @@ def enforced_by_agents(guarantee: str) -> str:
     )
 
 
-def of_sum(count: int) -> list[str]:
+def round_sum_claims(count: int) -> list[str]:
     """Return the claim that follows from the number of clients in a round's sum, or ready for it."""
     return [
         f"{count} members are ready for the sum of this round or in it; all but one of them together can "
@@ -47,7 +47,7 @@ def of_sum(count: int) -> list[str]:
     ]
 
 
-def _of_choices(summed: SecureSumPlan) -> str:
+def _choices_claim(summed: SecureSumPlan) -> str:
     if summed.masking == "none":
         return "The coordinator sees which experts each member uses."
     peers = "the other one" if summed.k_min == 2 else f"the {summed.k_min - 1} others"
@@ -63,7 +63,7 @@ def _of_choices(summed: SecureSumPlan) -> str:
     )
 
 
-def _operator_knows(summed: SecureSumPlan) -> str:
+def _operator_claim(summed: SecureSumPlan) -> str:
     scores = (
         "the mean losses of a sum's members" if summed.scores == "summed" else "the scores of each member"
     )

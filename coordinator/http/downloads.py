@@ -14,7 +14,7 @@ from starlette.responses import Response, StreamingResponse
 
 from coordinator.db.chunks import CHUNK_BYTES
 from coordinator.db.engine import Database
-from coordinator.errors import RangeUnsatisfiable, Refused, ReplyEnded
+from coordinator.errors import RangeUnsatisfiable, Refusal, ReplyEnded
 from coordinator.storage import payloads
 from schemas.wire.digests import to_field
 
@@ -30,11 +30,11 @@ _SINGLE = re.compile(r"bytes\s*=\s*(\d{0,18})-(\d{0,18})\s*")
 
 
 Recheck = Callable[[Session], None]
-"""Raises Refused once the caller may no longer have the download."""
+"""Raises Refusal once the caller may no longer have the download."""
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
+class StoredBody:
     """Bytes in the database and their metadata: `head`, then the payload from `begin` on."""
 
     payload_id: int
@@ -63,7 +63,7 @@ class RequestedRange:
         return self.end - self.begin
 
 
-def requested_range(headers: Headers, stored: Stored) -> RequestedRange:
+def requested_range(headers: Headers, stored: StoredBody) -> RequestedRange:
     """Return the bytes that a request asks for.
 
     Raises:
@@ -78,7 +78,7 @@ def requested_range(headers: Headers, stored: Stored) -> RequestedRange:
     return RequestedRange(200, 0, stored.size)
 
 
-def reply(database: Database, stored: Stored, span: RequestedRange, recheck: Recheck) -> Response:
+def reply(database: Database, stored: StoredBody, span: RequestedRange, recheck: Recheck) -> Response:
     """Build the response; its bytes are read while sending, which ends once `recheck` refuses."""
     headers = {
         "ETag": stored.etag,
@@ -121,7 +121,7 @@ async def stream(
 
 
 async def _content(
-    database: Database, stored: Stored, span: RequestedRange, recheck: Recheck
+    database: Database, stored: StoredBody, span: RequestedRange, recheck: Recheck
 ) -> AsyncIterator[bytes]:
     if span.begin < len(stored.head):
         yield stored.head[span.begin : span.end]
@@ -135,7 +135,7 @@ def _check_permission(database: Database, recheck: Recheck) -> None:
     try:
         with database.read() as session:
             recheck(session)
-    except Refused as refused:
+    except Refusal as refused:
         raise ReplyEnded(refused.slug) from refused
 
 

@@ -25,7 +25,7 @@ from coordinator.errors import (
     MethodNotAllowed,
     NotFound,
     RateLimited,
-    Refused,
+    Refusal,
     StorageFull,
     Unavailable,
 )
@@ -39,7 +39,7 @@ log = logger(__name__)
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 _DATABASE_FULL = (sqlite3.SQLITE_FULL, "53100")  # SQLite's code, and PostgreSQL's
 
-_OF_STATUS: dict[int, type[Refused]] = {
+_REFUSAL_BY_STATUS: dict[int, type[Refusal]] = {
     400: JsonMalformed,
     404: NotFound,
     405: MethodNotAllowed,
@@ -47,7 +47,7 @@ _OF_STATUS: dict[int, type[Refused]] = {
 }
 
 
-def render(refused: Refused) -> Response:
+def render(refused: Refusal) -> Response:
     document = {
         "type": f"{PREFIX}{refused.slug}",
         "title": refused.title,
@@ -69,7 +69,7 @@ def render_unexpected() -> tuple[Response, str]:
     return render(Internal(incident=incident)), incident
 
 
-def answers(*kinds: type[Refused]) -> dict[int | str, dict[str, Any]]:
+def answers(*kinds: type[Refusal]) -> dict[int | str, dict[str, Any]]:
     """Return the OpenAPI responses of these errors: `responses=answers(NotFound, RoundClosed)`."""
     described: dict[int | str, dict[str, Any]] = {}
     if AuthMissing in kinds and not any(issubclass(kind, RateLimited) for kind in kinds):
@@ -83,7 +83,7 @@ def answers(*kinds: type[Refused]) -> dict[int | str, dict[str, Any]]:
 
 def install(app: FastAPI) -> None:
     """Install handlers that render every error as a problem document, the framework's included."""
-    app.add_exception_handler(Refused, _refused)
+    app.add_exception_handler(Refusal, _refused)
     app.add_exception_handler(BodyRefused, _body_refused)
     app.add_exception_handler(HTTPException, _framework)
     app.add_exception_handler(RequestValidationError, _parameters)
@@ -93,7 +93,7 @@ def install(app: FastAPI) -> None:
 
 
 async def _refused(_: Request, error: Exception) -> Response:
-    if not isinstance(error, Refused):
+    if not isinstance(error, Refusal):
         raise error
     return render(error)
 
@@ -106,9 +106,9 @@ async def _body_refused(_: Request, error: Exception) -> Response:
 
 
 async def _framework(request: Request, error: Exception) -> Response:
-    if not isinstance(error, HTTPException) or error.status_code not in _OF_STATUS:
+    if not isinstance(error, HTTPException) or error.status_code not in _REFUSAL_BY_STATUS:
         raise error
-    answer = render(_OF_STATUS[error.status_code]())
+    answer = render(_REFUSAL_BY_STATUS[error.status_code]())
     answer.headers.update(error.headers or {})
     if error.status_code == MethodNotAllowed.status:
         answer.headers["Allow"] = _allowed(request) or answer.headers.get("Allow", "")

@@ -95,7 +95,7 @@ async def receive(
     """Receive a body and verify its Content-Digest; the file is deleted afterwards.
 
     Raises:
-        Refused: the subclass names the reason; the received bytes are discarded.
+        Refusal: the subclass names the reason; the received bytes are discarded.
     """
     media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if media_type not in media_types:

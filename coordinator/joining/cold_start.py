@@ -19,7 +19,7 @@ from coordinator.auth.authentication import Member
 from coordinator.db.engine import Database
 from coordinator.errors import Busy
 from coordinator.experts.current_bank import current_index
-from coordinator.http.downloads import Stored
+from coordinator.http.downloads import StoredBody
 from coordinator.rounds import base_weights
 from coordinator.storage.staging import Staging
 from coordinator.strategies.base import ClientFacts, Cohort, Sketch, modules_of
@@ -85,7 +85,7 @@ def load_newcomer(
 
 def initial_weights(
     staging: Staging, newcomer: Newcomer, last_published: int | None
-) -> StagedWeights | Stored | None:
+) -> StagedWeights | StoredBody | None:
     """Return the initial weights of a newcomer as of the last published round; None = zeros.
 
     Parts of the plan may have stored them already: the weights of the newcomer's group, or the model that all

@@ -12,7 +12,7 @@ from coordinator.db.engine import Database
 from coordinator.db.federation_lock import hold_federation
 from coordinator.db.tables.federations import RoundRow
 from coordinator.errors import NotDrawn, PackMissing, RoundClosed
-from coordinator.http.downloads import Stored
+from coordinator.http.downloads import StoredBody
 from coordinator.joining import cold_start
 from coordinator.joining.store import JoinContext, join_context
 from coordinator.joining.summed_layout import require_summable
@@ -81,7 +81,7 @@ def join(
             require_summable(session, opened, member, round_number)
     with Staging(database, lambda: None, cold_start.BLOCK_BYTES) as staging:
         last_published = _weighed_as_of(context)
-        weights: StagedWeights | Stored | None = None
+        weights: StagedWeights | StoredBody | None = None
         zeros: tuple[WeightsReference, Zeros] | None = None
         if last_published is not None or context.newest is None:
             sketch = sketch_body.sketch if sketch_body is not None else None
@@ -128,8 +128,8 @@ def _require_drawn(
 ) -> None:
     if plan.rounds.sample is None:
         return
-    of_round = row.federation_id, row.id, row.number
-    if not is_drawn(session, *of_round, plan, context.read_at, member.client_id):
+    round_key = row.federation_id, row.id, row.number
+    if not is_drawn(session, *round_key, plan, context.read_at, member.client_id):
         raise NotDrawn(round=row.number)
 
 
@@ -153,9 +153,9 @@ def _begins_anew(context: JoinContext) -> bool:
 def _stored(
     session: Session,
     staging: Staging,
-    weights: StagedWeights | Stored | None,
+    weights: StagedWeights | StoredBody | None,
     zeros: tuple[WeightsReference, Zeros] | None,
-) -> Stored | None:
+) -> StoredBody | None:
     if isinstance(weights, StagedWeights):
         return weights.adopted(staging.adopt(session)[weights.staged.payload_id])
     if weights is not None:
@@ -163,7 +163,7 @@ def _stored(
     if zeros is not None:
         reference, body = zeros
         payload_id = payloads.store(session, body.digest, body.size, body.pieces())
-        return Stored(payload_id, reference.digest, reference.bytes, MEDIA_TYPE, head=body.head)
+        return StoredBody(payload_id, reference.digest, reference.bytes, MEDIA_TYPE, head=body.head)
     return None
 
 
@@ -172,7 +172,7 @@ def _join(
     row: RoundRow,
     member: Member,
     context: JoinContext,
-    stored: Stored | None,
+    stored: StoredBody | None,
     sketch_body: SentSketch | None,
     key: ServerKey,
     last_event: int,

@@ -124,12 +124,12 @@ class Metrics:
 
     def render(self, stored: StoredFacts) -> bytes:
         """Render all metrics in Prometheus' text format."""
-        by_state = (
+        counts_by_state = (
             (self._rounds, stored.rounds),
             (self._stuck, stored.stuck),
             (self._experts, stored.experts),
         )
-        for gauge, counts in by_state:
+        for gauge, counts in counts_by_state:
             gauge.clear()
             for label, count in counts.items():
                 gauge.labels(label).set(count)

@@ -126,8 +126,8 @@ class Zeros:
 
     def pieces(self) -> Iterator[bytes]:
 
-        for at in range(0, self.size, CHUNK_BYTES):
-            yield bytes(min(CHUNK_BYTES, self.size - at))
+        for offset in range(0, self.size, CHUNK_BYTES):
+            yield bytes(min(CHUNK_BYTES, self.size - offset))
 
 
 def _digest(prefix: bytes, size: int) -> str:

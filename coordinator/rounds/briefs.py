@@ -48,8 +48,8 @@ def prepare_brief(
     plan = federations.plan(session, federation_id)
     request.state.undrawn = None
     if plan.rounds.sample is not None and status.participation is None:
-        of_round = status.round_id, status.round_number
-        if not is_drawn(session, federation_id, *of_round, plan, now, member.client_id):
+        round_key = status.round_id, status.round_number
+        if not is_drawn(session, federation_id, *round_key, plan, now, member.client_id):
             request.state.undrawn = status.round_number
             return None
     base = _base(session, plan, status.round_number, member)

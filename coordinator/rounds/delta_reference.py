@@ -91,10 +91,10 @@ def reader(database: Database, reference: Reference, layout: Layout) -> Callable
 
     A tensor that the reference lacks is zero.
     """
-    begins, at = dict[str, int](), reference.begin
+    begins, offset = dict[str, int](), reference.begin
     for name, shape in reference.layout.items():
-        begins[name] = at
-        at += prod(shape) * _VALUE_BYTES
+        begins[name] = offset
+        offset += prod(shape) * _VALUE_BYTES
 
     def stored(name: str) -> NDArray[np.float32]:
         if name not in begins:

@@ -19,11 +19,13 @@ from schemas.identity.documents import hash_of
 from schemas.messages.rounds import Previous, RoundManifest, SignedDocument
 from schemas.wire.digests import digest_of
 
-_OF_CLIENT = ManifestRow.client_id == bindparam("client")
-_OF_ROUND = select(ManifestRow.document).where(_OF_CLIENT, ManifestRow.round_number == bindparam("number"))
+_IS_CLIENT = ManifestRow.client_id == bindparam("client")
+_ROUND_MANIFEST = select(ManifestRow.document).where(
+    _IS_CLIENT, ManifestRow.round_number == bindparam("number")
+)
 _BEFORE = (
     select(ManifestRow.round_number, ManifestRow.hash)
-    .where(_OF_CLIENT, ManifestRow.round_number < bindparam("number"))
+    .where(_IS_CLIENT, ManifestRow.round_number < bindparam("number"))
     .order_by(ManifestRow.round_number.desc())
     .limit(1)
 )
@@ -36,7 +38,7 @@ def plan_bytes(plan: dict[str, Any]) -> bytes:
 
 
 def get(session: Session, client_id: str, round_number: int) -> SignedDocument | None:
-    return run(session, _OF_ROUND, {"client": client_id, "number": round_number}).scalar()
+    return run(session, _ROUND_MANIFEST, {"client": client_id, "number": round_number}).scalar()
 
 
 def issue(

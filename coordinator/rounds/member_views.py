@@ -106,7 +106,7 @@ def _scores(session: Session, row: RoundRow, client_id: str) -> ScoreSummary | N
     sent = _scores_of_arrived(session, row.id)
     # One client's `final` would show as a change of the mean: final scores count once all have sent them.
     is_final = all(answer.final is not None for answer in sent.values())
-    named = {client: answer.personal if is_final else answer.of_kept for client, answer in sent.items()}
+    named = {client: answer.personal if is_final else answer.kept_scores for client, answer in sent.items()}
     shown = views.summarise(list(named.values()))
     beside = Counter(name for client, values in named.items() if client != client_id for name in values)
     if shown is None or beside[LOSS] < scores.LEAST_CLIENTS:

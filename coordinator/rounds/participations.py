@@ -16,14 +16,14 @@ from coordinator.observability.fault_points import may_crash
 from coordinator.observability.metrics import Metrics
 from coordinator.strategies.base import Sketch
 
-_OF_CLIENT = (ParticipationRow.round_id == bindparam("round")) & (
+_IS_CLIENT = (ParticipationRow.round_id == bindparam("round")) & (
     ParticipationRow.client_id == bindparam("client")
 )
 _BYTES = {
     "bytes_up": ParticipationRow.bytes_up + bindparam("up"),
     "bytes_down": ParticipationRow.bytes_down + bindparam("down"),
 }
-_PARTICIPATION = select(ParticipationRow.state, ParticipationRow.base_digest).where(_OF_CLIENT)
+_PARTICIPATION = select(ParticipationRow.state, ParticipationRow.base_digest).where(_IS_CLIENT)
 _BEFORE = (
     select(ParticipationRow.state)
     .join(RoundRow, RoundRow.id == ParticipationRow.round_id)
@@ -36,9 +36,9 @@ _BEFORE = (
     .limit(2)
 )
 _INSERT_SKETCH = insert(SignatureRow)
-_SET_STATE = update(ParticipationRow).where(_OF_CLIENT).values(state=bindparam("new_state"))
-_ARRIVE = update(ParticipationRow).where(_OF_CLIENT).values(state="arrived", **_BYTES)
-_COUNT = update(ParticipationRow).where(_OF_CLIENT).values(**_BYTES)
+_SET_STATE = update(ParticipationRow).where(_IS_CLIENT).values(state=bindparam("new_state"))
+_ARRIVE = update(ParticipationRow).where(_IS_CLIENT).values(state="arrived", **_BYTES)
+_COUNT = update(ParticipationRow).where(_IS_CLIENT).values(**_BYTES)
 _COUNT_TOTAL = (
     update(ClientRow)
     .where(ClientRow.id == bindparam("client"))

@@ -75,7 +75,7 @@ def signed_report(session: Session, federation_id: str, *, coordinator: str, key
         finished_at=row.finished_at,
         plan=plan.decode(),
         plan_digest=digest_of(plan),
-        claims=claims.of_stored_plan(plan_of(row)),
+        claims=claims.stored_plan_claims(plan_of(row)),
         members=_members(session, row.id),
         roster_version=listed.version if listed is not None else 0,
         roster_hash=listed.hash if listed is not None else None,
@@ -121,10 +121,10 @@ def _members(session: Session, federation_id: str) -> list[ReportMember]:
             enrolled_at=client.enrolled_at,
             revoked_at=client.revoked_at,
             bytes=Traffic(up=client.bytes_up, down=client.bytes_down),
-            epsilon=_number(of_sketches),
-            training_epsilon=_number(of_training),
+            epsilon=_number(sketch_epsilon),
+            training_epsilon=_number(training_epsilon),
         )
-        for client, of_sketches, of_training in rows
+        for client, sketch_epsilon, training_epsilon in rows
     ]
 
 

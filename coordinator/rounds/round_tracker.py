@@ -25,13 +25,13 @@ _SCORES_SECONDS = 600.0
 
 
 @dataclass(frozen=True, slots=True)
-class _Awaited:
+class _UnscoredRound:
     federation_id: str
     number: int
     until: float
 
 
-class TrackedRounds:
+class RoundTracker:
     """The runs of the federations whose rounds this process publishes; one run per federation."""
 
     def __init__(self, database: Database, options: TrackerOptions, project: str) -> None:
@@ -40,7 +40,7 @@ class TrackedRounds:
         self._project = project
         self._lock = threading.Lock()
         self._published: list[tuple[str, int]] = []
-        self._awaited: list[_Awaited] = []
+        self._awaited: list[_UnscoredRound] = []
         self._runs: dict[str, Trackers] = {}
 
     def published(self, federation_id: str, number: int) -> None:
@@ -57,7 +57,9 @@ class TrackedRounds:
         with self._database.read() as session:
             for federation_id, number in published:
                 self._record_round(session, federation_id, number)
-                self._awaited.append(_Awaited(federation_id, number, time.monotonic() + _SCORES_SECONDS))
+                self._awaited.append(
+                    _UnscoredRound(federation_id, number, time.monotonic() + _SCORES_SECONDS)
+                )
             self._awaited = [
                 awaited
                 for awaited in self._awaited
@@ -78,7 +80,7 @@ class TrackedRounds:
         values |= {"bytes/up": float(shown.bytes.up), "bytes/down": float(shown.bytes.down)}
         self._run(session, row).log("round", number, values)
 
-    def _record_scores(self, session: Session, awaited: _Awaited) -> bool:
+    def _record_scores(self, session: Session, awaited: _UnscoredRound) -> bool:
         """Record a round's mean scores once members see them; return whether they do."""
         row = get_round(session, awaited.federation_id, awaited.number)
         scores = member_views.public_scores(session, row, database_time(session))

@@ -102,8 +102,8 @@ def draw(
         for client, _, last_seen, _ in rows
         if client == asking or (last_seen is not None and last_seen >= now - WILLING)
     }
-    by_name = {names[client]: client for client in willing}
-    order = [by_name[name] for name in in_order(plan.training.seed, round_number, by_name)]
+    client_by_name = {names[client]: client for client in willing}
+    order = [client_by_name[name] for name in in_order(plan.training.seed, round_number, client_by_name)]
     places = places_of(plan.rounds, len(willing))
     early = [client for client in order if client in joined]
     late = [client for client in order if client not in joined]

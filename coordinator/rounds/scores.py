@@ -168,5 +168,5 @@ def _refuse_early_final(session: Session, federation_id: str, round_number: int,
 
 
 def _adds_final(stored: dict[str, Any], scores: dict[str, Any]) -> bool:
-    without_final = {"final": None, "final_kept": True}
-    return stored["final"] is None and scores["final"] is not None and stored == scores | without_final
+    final_unset = {"final": None, "final_kept": True}
+    return stored["final"] is None and scores["final"] is not None and stored == scores | final_unset

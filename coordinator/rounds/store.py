@@ -62,9 +62,9 @@ _COUNTS = (
     _count(_HAS_DELIVERED),
 )
 
-_OF_FEDERATION = select(RoundRow).where(RoundRow.federation_id == bindparam("federation_id"))
-_NUMBERED = _OF_FEDERATION.where(RoundRow.number == bindparam("number"))
-_LATEST = _OF_FEDERATION.order_by(RoundRow.number.desc()).limit(1)
+_FEDERATION_ROUNDS = select(RoundRow).where(RoundRow.federation_id == bindparam("federation_id"))
+_NUMBERED = _FEDERATION_ROUNDS.where(RoundRow.number == bindparam("number"))
+_LATEST = _FEDERATION_ROUNDS.order_by(RoundRow.number.desc()).limit(1)
 _LOCKED = _NUMBERED.with_for_update().execution_options(populate_existing=True)
 _CLAIMABLE = _NUMBERED.with_for_update(skip_locked=True).execution_options(populate_existing=True)
 _PUBLISHED = select(func.count(), func.max(RoundRow.number)).where(

@@ -6,19 +6,19 @@ from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from coordinator.db.tables.federations import ClientRow, ParticipationRow, RoundRow, SignatureRow, UpdateRow
-from coordinator.federations.claims import Counted
+from coordinator.federations.claims import UpdateCounts
 from coordinator.rounds.lifecycle import DELIVERED
 
 
-def count_summed(session: Session, round_id: int) -> Counted:
+def count_summed(session: Session, round_id: int) -> UpdateCounts:
     """Count the clients in a round's sum; before its end, those that are ready for it. All have keys."""
     query = select(func.count()).where(
         ParticipationRow.round_id == round_id, ParticipationRow.state.in_(sorted(DELIVERED))
     )
-    return Counted(updates=session.scalar(query) or 0, from_bearers=0)
+    return UpdateCounts(updates=session.scalar(query) or 0, from_bearers=0)
 
 
-def count_updates(session: Session, round_id: int) -> Counted:
+def count_updates(session: Session, round_id: int) -> UpdateCounts:
     """Count a round's accepted updates: all, those of bearer credentials, and those with a privacy cost."""
     rows = session.execute(
         select(ClientRow.credential_hash, SignatureRow.epsilon)
@@ -32,7 +32,7 @@ def count_updates(session: Session, round_id: int) -> Counted:
         .where(UpdateRow.round_id == round_id, UpdateRow.reject_reason.is_(None))
     ).all()
     epsilons = [epsilon for _, epsilon in rows if epsilon is not None]
-    return Counted(
+    return UpdateCounts(
         updates=len(rows),
         from_bearers=sum(credential is not None for credential, _ in rows),
         private=len(epsilons),

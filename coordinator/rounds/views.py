@@ -129,7 +129,7 @@ def view_of(session: Session, row: RoundRow, shown: RoundSummary, *, only: str |
     return RoundView(
         **{name: getattr(shown, name) for name in RoundSummary.model_fields},
         clients=clients,
-        claims=claims.of_stored_plan(plan, updates),
+        claims=claims.stored_plan_claims(plan, updates),
         secure_sum=summed,
         sample=_sample(session, row, plan, clients, only),
     )

@@ -42,7 +42,7 @@ STEP_MESSAGES: dict[Phase, type[BaseModel]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Accepted:
+class StepOutcome:
     """The receipt of a message; `is_new`: this request stored it, `has_moved`: and closed the phase."""
 
     receipt: StepReceipt
@@ -51,7 +51,7 @@ class Accepted:
 
 
 @dataclass(frozen=True, slots=True)
-class _Sent:
+class _SentMessage:
     digest: str
     size: int
     check: Callable[[Session, Place], None]
@@ -61,7 +61,7 @@ class _Sent:
 
 def accept_json(
     database: Database, member: Member, address: StepAddress, body: bytes, key: ServerKey
-) -> Accepted:
+) -> StepOutcome:
     """Accept step 0, 1, 3 or 4; the same bytes get the same receipt.
 
     Raises:
@@ -70,7 +70,7 @@ def accept_json(
         WeakPublicKey, ShareList, StatementInvalid, ShareInvalid, Invalid: the message is not acceptable.
     """
     message = parse(STEP_MESSAGES[address.phase], body)
-    sent = _Sent(digest_of(body), len(body), partial(_check, message=message), body=body)
+    sent = _SentMessage(digest_of(body), len(body), partial(_check, message=message), body=body)
     with database.write() as session:
         hold_federation(session, member.federation_id)
         accepted = _accept(session, member, address, sent, key)
@@ -93,7 +93,7 @@ def masked_bytes(database: Database, member: Member, address: StepAddress) -> in
 
 def accept_masked(
     database: Database, member: Member, address: StepAddress, body: ReceivedBody, key: ServerKey
-) -> Accepted:
+) -> StepOutcome:
     """Accept step 2, a masked vector; one that comes after its phase has closed is never stored.
 
     Raises:
@@ -113,7 +113,7 @@ def accept_masked(
             pieces = payloads.pieces(cast("BinaryIO", body.file))
             payload_id = payloads.store(session, body.digest, body.bytes, pieces)
         hold_federation(session, member.federation_id)
-        sent = _Sent(body.digest, body.bytes, check, body=committed, payload_id=payload_id)
+        sent = _SentMessage(body.digest, body.bytes, check, body=committed, payload_id=payload_id)
         accepted = _accept(session, member, address, sent, key)
     may_crash("sum-message-committed")
     return accepted
@@ -145,14 +145,16 @@ def _checked_counts(
     return octets if are_proved(place.terms) else None
 
 
-def _accept(session: Session, member: Member, address: StepAddress, sent: _Sent, key: ServerKey) -> Accepted:
+def _accept(
+    session: Session, member: Member, address: StepAddress, sent: _SentMessage, key: ServerKey
+) -> StepOutcome:
     still_member(session, member)
     place, phase = find_place(session, member, address), address.phase
     stored = store.message(session, place.session.id, place.position, phase)
     if stored is not None:
         if stored.digest != sent.digest:
             raise UploadConflict(accepted=stored.digest)
-        return Accepted(_receipt(address, stored), is_new=False)
+        return StepOutcome(_receipt(address, stored), is_new=False)
     _require_due(place, phase)
     try:
         sent.check(session, place)
@@ -175,7 +177,7 @@ def _accept(session: Session, member: Member, address: StepAddress, sent: _Sent,
     has_moved = sessions.advance(session, place.round, place.session, now, key)
     may_crash("sum-message-written")
     receipt = _receipt(address, store.StoredMessage(sent.digest, now))
-    return Accepted(receipt, is_new=True, has_moved=has_moved)
+    return StepOutcome(receipt, is_new=True, has_moved=has_moved)
 
 
 def _require_due(place: Place, phase: Phase) -> None:

@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-from coordinator.errors import Refused, WeakPublicKey
+from coordinator.errors import Refusal, WeakPublicKey
 from coordinator.secure_sum.phases import Phase
 
 
-class PhaseMismatch(Refused):
+class PhaseMismatch(Refusal):
     """The session or step of a request is not the current one."""
 
     status, slug, title = 409, "phase-mismatch", "This step of the sum is not due; see `session` and `step`"
 
 
-class OrganisationTaken(Refused):
+class OrganisationTaken(Refusal):
     """Another client of the organisation was ready first."""
 
     status, slug, title = 409, "organisation-taken", "Another client of your organisation is in the sum"
 
 
-class ShareList(Refused):
+class ShareList(Refusal):
     """A message of step 1 is not acceptable."""
 
     status, slug, title = (
@@ -28,7 +28,7 @@ class ShareList(Refused):
     )
 
 
-class MaskedVector(Refused):
+class MaskedVector(Refusal):
     """A message of step 2 is not acceptable."""
 
     status, slug, title = (
@@ -38,7 +38,7 @@ class MaskedVector(Refused):
     )
 
 
-class StatementInvalid(Refused):
+class StatementInvalid(Refusal):
     """A message of step 3 is not acceptable."""
 
     status, slug, title = (
@@ -48,7 +48,7 @@ class StatementInvalid(Refused):
     )
 
 
-class ShareInvalid(Refused):
+class ShareInvalid(Refusal):
     """A message of step 4 is not acceptable."""
 
     status, slug, title = (
@@ -58,7 +58,7 @@ class ShareInvalid(Refused):
     )
 
 
-NOT_ACCEPTABLE: dict[Phase, type[Refused]] = {
+NOT_ACCEPTABLE: dict[Phase, type[Refusal]] = {
     "keys": WeakPublicKey,
     "shares": ShareList,
     "masked": MaskedVector,

@@ -22,7 +22,7 @@ from coordinator.secure_sum.counts import outcome_of
 from coordinator.secure_sum.joint_digest import joint_digest
 from coordinator.storage.server_key import ServerKey
 from coordinator.strategies.opening import OpenedPlan, open_plan
-from coordinator.totals import Counted, Outline
+from coordinator.totals import GroupCounts, Outline
 from schemas.identity.keys import encode
 from schemas.maths.adapter import Layout
 from schemas.maths.bank import REJECT, bank_layout, manifest
@@ -55,7 +55,7 @@ _KEYS = (
 )
 
 
-_GroupChoice = Callable[[Outline, Counted, int], Collection[str]]
+_GroupChoice = Callable[[Outline, GroupCounts, int], Collection[str]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,14 +174,14 @@ def _vector(
         return _Vector("counts", count_segments(groups), choices=opened.strategy.choices)
     lost = counts.members - members
     present = manifest(counts.groups, counts.members, lost, summed.k_min)
-    chosen = present & set(choose(outline, Counted(counts.members, counts.groups), lost))
+    chosen = present & set(choose(outline, GroupCounts(counts.members, counts.groups), lost))
     return _Vector("sum", segments_of(opened.plan, layout, chosen), counts_digest(counts), lost)
 
 
 def _group_choice(opened: OpenedPlan, bank: CurrentBank | None, number: int) -> _GroupChoice:
     """Return which counted groups the sum of a round is to have: `reject` only if a birth is due."""
 
-    def choose(outline: Outline, counted: Counted, lost: int) -> Collection[str]:
+    def choose(outline: Outline, counted: GroupCounts, lost: int) -> Collection[str]:
         groups = set(opened.strategy.groups(outline, counted))
         if bank is None:
             return groups

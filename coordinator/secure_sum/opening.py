@@ -31,7 +31,7 @@ from coordinator.secure_sum.leases import SumClaim
 from coordinator.secure_sum.session_terms import is_of_earlier_version, terms_of
 from coordinator.secure_sum.unmasking import OpenedKeys, opened_keys, unmasked_counts, unmasked_sum
 from coordinator.storage import payloads
-from coordinator.storage.payloads import Staged
+from coordinator.storage.payloads import StagedPayload
 from coordinator.storage.server_key import ServerKey
 from coordinator.storage.staging import Staging
 from schemas.messages.secure_sum import KeysStep, SharesStep, SumTerms, UnmaskStep
@@ -195,7 +195,9 @@ def _vectors(staging: Staging, material: _Material, begin: int, end: int) -> Ite
         staging.between()
 
 
-def _append(database: Database, staged: Staged, values: NDArray[np.int64], openings: bytes = b"") -> None:
+def _append(
+    database: Database, staged: StagedPayload, values: NDArray[np.int64], openings: bytes = b""
+) -> None:
     octets = (
         memoryview(values.astype("<i4").tobytes() + openings)
         if openings
@@ -209,7 +211,7 @@ def _append(database: Database, staged: Staged, values: NDArray[np.int64], openi
 def _commit(
     staging: Staging,
     claim: SumClaim,
-    total: Staged,
+    total: StagedPayload,
     material: _Material,
     key: ServerKey,
     blamed: list[str],

@@ -24,13 +24,13 @@ from coordinator.secure_sum.joint_digest import joint_digest
 from schemas.messages.secure_sum import ReadyReceipt, ReadyRequest
 
 _Peer = aliased(ClientRow)
-_OF_CLIENT = (ParticipationRow.round_id == bindparam("round")) & (
+_IS_CLIENT = (ParticipationRow.round_id == bindparam("round")) & (
     ParticipationRow.client_id == bindparam("client")
 )
 _PARTICIPATION = select(
     ParticipationRow.state, ParticipationRow.base_digest, ParticipationRow.ready_at
-).where(_OF_CLIENT)
-_READY = update(ParticipationRow).where(_OF_CLIENT).values(state="ready", ready_at=bindparam("now"))
+).where(_IS_CLIENT)
+_READY = update(ParticipationRow).where(_IS_CLIENT).values(state="ready", ready_at=bindparam("now"))
 # The participation of a revoked client is not `ready`, so that its organisation may send another one.
 _COLLEAGUE_IS_READY = select(
     exists().where(

@@ -28,8 +28,10 @@ OPENING: Final = "opening"
 LIVE: tuple[SumStep, ...] = (*PHASES, OPENING)
 """States in which a session goes on."""
 
-_OF_ROUND = select(SumSessionRow).where(SumSessionRow.round_id == bindparam("round"))
-_NEWEST = _OF_ROUND.order_by(SumSessionRow.number.desc()).limit(1).execution_options(populate_existing=True)
+_ROUND_SESSIONS = select(SumSessionRow).where(SumSessionRow.round_id == bindparam("round"))
+_NEWEST = (
+    _ROUND_SESSIONS.order_by(SumSessionRow.number.desc()).limit(1).execution_options(populate_existing=True)
+)
 _POSITION = select(SumMemberRow.position).where(
     SumMemberRow.session_id == bindparam("session"), SumMemberRow.client_id == bindparam("client")
 )
@@ -45,22 +47,22 @@ _SPENT = (
         SumMemberRow.spent,
     )
 )
-_OF_STEP = (SumMessageRow.session_id == bindparam("session")) & (SumMessageRow.step == bindparam("step"))
+_IS_STEP = (SumMessageRow.session_id == bindparam("session")) & (SumMessageRow.step == bindparam("step"))
 _MESSAGE = select(SumMessageRow.digest, SumMessageRow.received_at).where(
-    _OF_STEP, SumMessageRow.position == bindparam("position")
+    _IS_STEP, SumMessageRow.position == bindparam("position")
 )
-_ANSWERED = select(SumMessageRow.position).where(_OF_STEP).order_by(SumMessageRow.position)
-_COUNT_ANSWERED = select(func.count()).select_from(SumMessageRow).where(_OF_STEP)
+_ANSWERED = select(SumMessageRow.position).where(_IS_STEP).order_by(SumMessageRow.position)
+_COUNT_ANSWERED = select(func.count()).select_from(SumMessageRow).where(_IS_STEP)
 _REVOKED_UNHEARD = (
     select(SumMemberRow.position)
     .join(ClientRow, ClientRow.id == SumMemberRow.client_id)
     .where(
         SumMemberRow.session_id == bindparam("session"),
         ClientRow.state != "enrolled",
-        ~exists().where(_OF_STEP, SumMessageRow.position == SumMemberRow.position),
+        ~exists().where(_IS_STEP, SumMessageRow.position == SumMemberRow.position),
     )
 )
-_BODIES = select(SumMessageRow.position, SumMessageRow.body).where(_OF_STEP).order_by(SumMessageRow.position)
+_BODIES = select(SumMessageRow.position, SumMessageRow.body).where(_IS_STEP).order_by(SumMessageRow.position)
 _COUNT_ABORTED = (
     select(func.count())
     .select_from(SumSessionRow)

@@ -88,10 +88,10 @@ def move(
         for payload in batch:
             after = payload.id
             if base is None or owner is None:
-                moved = _to_rows(database, payload)
+                moved = _move_to_rows(database, payload)
             else:
                 owner.keep()
-                moved = _to_object(database, payload, f"{base}/{payload.id}-{secrets.token_hex(8)}")
+                moved = _move_to_store(database, payload, f"{base}/{payload.id}-{secrets.token_hex(8)}")
             if moved:
                 yield payload.size
 
@@ -199,7 +199,7 @@ def _elsewhere(
         ]
 
 
-def _to_object(database: Database, payload: _MovablePayload, place: str) -> bool:
+def _move_to_store(database: Database, payload: _MovablePayload, place: str) -> bool:
     """Copy, read back, then commit; False if the payload was collected or moved meanwhile."""
     object_store.put(place, _verified(payload, payloads.stream(database, payload.id, 0, payload.size)))
     may_crash("payload-put")
@@ -213,7 +213,7 @@ def _to_object(database: Database, payload: _MovablePayload, place: str) -> bool
     return is_there
 
 
-def _to_rows(database: Database, payload: _MovablePayload) -> bool:
+def _move_to_rows(database: Database, payload: _MovablePayload) -> bool:
     with tempfile.TemporaryFile() as spool:  # no transaction is open while bytes travel
         for piece in _verified(payload, _object(str(payload.place), payload.size)):
             spool.write(piece)

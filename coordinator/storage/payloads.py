@@ -1,6 +1,7 @@
-"""Store content-addressed bytes in chunk rows, and read them there or in the object store to which they
-were moved. `store` writes known bytes in the caller's transaction; a `Staged` payload grows over many short
-transactions and gets its digest when it is adopted.
+"""Store content-addressed bytes in chunk rows, and read them there or in the object store that has them now.
+
+`store` writes known bytes in the caller's transaction. A `StagedPayload` grows over many short transactions,
+and gets its digest when it is adopted.
 """
 
 from __future__ import annotations
@@ -121,7 +122,7 @@ def read_alone(database: Database, payload_id: int, begin: int, end: int) -> byt
 
 
 @dataclass(slots=True)
-class Staged:
+class StagedPayload:
     """An unfinished payload: `append` in short transactions, `adopt` in the transaction that refers to it.
 
     Bytes may be hashed before they are written, in the same order.
@@ -175,12 +176,12 @@ class Staged:
         return older
 
 
-def adopt_all(session: Session, staged: Iterable[Staged]) -> dict[int, int]:
+def adopt_all(session: Session, staged: Iterable[StagedPayload]) -> dict[int, int]:
     """Finish payloads in few statements; return by id what `adopt` returns."""
-    by_id = {payload.payload_id: payload for payload in staged}
-    digests = {payload.digest for payload in by_id.values()}
+    payloads_by_id = {payload.payload_id: payload for payload in staged}
+    digests = {payload.digest for payload in payloads_by_id.values()}
     older = set(run(session, _AMONG, {"digests": [*digests]}).scalars())
-    new = [payload for payload in by_id.values() if payload.digest not in older]
+    new = [payload for payload in payloads_by_id.values() if payload.digest not in older]
     try:
         with session.begin_nested():
             rows = [
@@ -192,17 +193,19 @@ def adopt_all(session: Session, staged: Iterable[Staged]) -> dict[int, int]:
     except IntegrityError:  # two of them are equal, or another transaction finished the same bytes meanwhile
         new = []
     finished = {payload.payload_id for payload in new}
-    return {key: key if key in finished else payload.adopt(session) for key, payload in by_id.items()}
+    return {
+        key: key if key in finished else payload.adopt(session) for key, payload in payloads_by_id.items()
+    }
 
 
-def stage(session: Session) -> Staged:
+def stage(session: Session) -> StagedPayload:
     row = PayloadRow(digest=None, bytes=0, created_at=database_time(session))
     session.add(row)
     session.flush()
-    return Staged(row.id)
+    return StagedPayload(row.id)
 
 
-def discard(database: Database, staged: Iterable[Staged]) -> None:
+def discard(database: Database, staged: Iterable[StagedPayload]) -> None:
     """Delete unfinished payloads, each in a transaction of its own, so that writers are not blocked."""
     for payload in staged:
         with database.write() as session:
@@ -242,11 +245,11 @@ def _read(driver: Any, payload_id: int, begin: int, end: int) -> bytes:
 def _parts(driver: Any, payload_id: int, begin: int, end: int, read_object: _ReadObject) -> Iterator[bytes]:
     """Yield a range from rows, or from the object store if the payload has none there."""
     is_sqlite = isinstance(driver, sqlite3.Connection)
-    in_rows = False
+    is_in_rows = False
     for part in (_parts_on_sqlite if is_sqlite else _parts_on_postgres)(driver, payload_id, begin, end):
-        in_rows = True
+        is_in_rows = True
         yield part
-    if not in_rows and begin < end:
+    if not is_in_rows and begin < end:
         first, count = _pieces_read(begin, end)
         digest_bytes = object_store.PIECE_DIGEST_BYTES
         row = driver.execute(

@@ -12,7 +12,7 @@ from sqlalchemy.orm import Session
 from coordinator.db.engine import Database
 from coordinator.observability.logs import logger
 from coordinator.storage import payloads
-from coordinator.storage.payloads import Staged
+from coordinator.storage.payloads import StagedPayload
 
 _PIECE_BYTES = 8 * 2**20  # of a transaction
 
@@ -31,7 +31,7 @@ class Staging:
         self.database = database
         self.between = between
         self.block_bytes = block_bytes
-        self._staged: dict[int, Staged] = {}
+        self._staged: dict[int, StagedPayload] = {}
         self._is_adopted = False
 
     def __enter__(self) -> Self:
@@ -45,10 +45,10 @@ class Staging:
         if kind is not None or not self._is_adopted:
             self.discard([*self._staged.values()])
 
-    def stage(self) -> Staged:
+    def stage(self) -> StagedPayload:
         return self.stage_all([b""])[0]
 
-    def stage_all(self, beginnings: Sequence[bytes]) -> list[Staged]:
+    def stage_all(self, beginnings: Sequence[bytes]) -> list[StagedPayload]:
         """Begin payloads with these bytes, in one transaction."""
         with self.database.write() as session:
             staged = [payloads.stage(session) for _ in beginnings]
@@ -59,15 +59,15 @@ class Staging:
         self._staged |= {payload.payload_id: payload for payload in staged}
         return staged
 
-    def stage_body(self, body: bytes) -> Staged:
+    def stage_body(self, body: bytes) -> StagedPayload:
         """Write a body as a staged payload, in short transactions."""
         staged, content = self.stage(), memoryview(body)
-        for at in range(0, len(content), _PIECE_BYTES):
+        for offset in range(0, len(content), _PIECE_BYTES):
             with self.database.write() as session:
-                staged.append(session, content[at : at + _PIECE_BYTES])
+                staged.append(session, content[offset : offset + _PIECE_BYTES])
         return staged
 
-    def discard(self, staged: Iterable[Staged]) -> None:
+    def discard(self, staged: Iterable[StagedPayload]) -> None:
         """Delete staged payloads that will not be published.
 
         A failing database is only logged: often another error is being raised, and garbage collection deletes

@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict
 from coordinator.strategies import base
 from coordinator.strategies.base import Cohort, Floats, Robust, Weighing
 from coordinator.strategies.capabilities import Unfit
-from coordinator.totals import Joint, Revised, Total
+from coordinator.totals import JointValues, SegmentChange, Total
 from schemas.messages.federations import FederationPlan
 from schemas.secure_sum.segments import WEIGHT
 
@@ -93,11 +93,11 @@ class Averaging(base.Strategy):
     def weigh(self, cohort: Cohort) -> Weighing:
         return mean_of_all(cohort)
 
-    def step(self, joint: Joint, total: Total) -> Iterator[Revised]:
+    def step(self, joint: JointValues, total: Total) -> Iterator[SegmentChange]:
         return summed_mean(joint, total)
 
 
-def summed_mean(joint: Joint, total: Total) -> Iterator[Revised]:
+def summed_mean(joint: JointValues, total: Total) -> Iterator[SegmentChange]:
     """Add the mean of what members learnt, sum w_i x_i / sum w_i, to each segment of the joint model.
 
     Raises:
@@ -107,10 +107,10 @@ def summed_mean(joint: Joint, total: Total) -> Iterator[Revised]:
     if weight <= 0:
         raise ValueError(f"the members' weights sum to {weight:.3g}: a member spoilt the sum")
     for segment in joint.segments:
-        yield Revised(segment, partial(_moved, joint, total, weight, segment))
+        yield SegmentChange(segment, partial(_moved, joint, total, weight, segment))
 
 
-def _moved(joint: Joint, total: Total, weight: float, segment: str, begin: int, count: int) -> Floats:
+def _moved(joint: JointValues, total: Total, weight: float, segment: str, begin: int, count: int) -> Floats:
     return joint.read(segment, begin, count) + total.values(segment, begin, count) / weight
 
 

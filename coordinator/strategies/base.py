@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from coordinator.strategies.bank_rules import BankPlan
 from coordinator.strategies.capabilities import BaseDelta, Caps, Source, Traits, Unfit, weighted_mean
-from coordinator.totals import Counted, Joint, Outline, Revised, Total
+from coordinator.totals import GroupCounts, JointValues, Outline, SegmentChange, Total
 from schemas.maths.adapter import Layout, Shape, is_of_one_base_model, module_of
 from schemas.maths.factors import Factors
 from schemas.messages.federations import FederationPlan
@@ -263,7 +263,7 @@ class Strategy(ABC):
         """
         return None
 
-    def groups(self, outline: Outline, counted: Counted) -> Collection[str]:
+    def groups(self, outline: Outline, counted: GroupCounts) -> Collection[str]:
         """Return the counted groups that the sum is to have, if they have enough members; by default all."""
         return counted.groups
 
@@ -276,7 +276,7 @@ class Strategy(ABC):
         """
         return None
 
-    def step(self, joint: Joint, total: Total) -> Iterator[Revised]:
+    def step(self, joint: JointValues, total: Total) -> Iterator[SegmentChange]:
         """Yield the segments of the joint model that a summed round changes; by default none.
 
         This method is all that a strategy sees of a round whose updates are summed.

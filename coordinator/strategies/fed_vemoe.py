@@ -18,7 +18,7 @@ from coordinator.strategies.averaging import mean_of_all
 from coordinator.strategies.bank_rules import LEAST_WEIGHT, BankPlan, Rules
 from coordinator.strategies.base import Cohort, Weighing
 from coordinator.strategies.capabilities import Traits, Unfit
-from coordinator.totals import Floats, Joint, Outline, Revised, Total
+from coordinator.totals import Floats, JointValues, Outline, SegmentChange, Total
 from schemas.maths.bank import counted_groups, m_step, most_chosen
 from schemas.messages.base import field_error
 from schemas.messages.federations import FederationPlan
@@ -140,7 +140,7 @@ class Strategy(base.Strategy):
         )
         return BankPlan(options.experts, options.explore_rounds, rules)
 
-    def step(self, joint: Joint, total: Total) -> Iterator[Revised]:
+    def step(self, joint: JointValues, total: Total) -> Iterator[SegmentChange]:
         """Yield the segments of the shared expert, and of each specialist with enough members."""
         for segment in joint.segments:
             if not is_of_expert(segment):
@@ -150,10 +150,10 @@ class Strategy(base.Strategy):
             else:
                 continue
             if weight >= LEAST_WEIGHT:
-                yield Revised(segment, partial(self._moved, joint, total, weight, segment))
+                yield SegmentChange(segment, partial(self._moved, joint, total, weight, segment))
 
     def _moved(
-        self, joint: Joint, total: Total, weight: float, segment: str, begin: int, count: int
+        self, joint: JointValues, total: Total, weight: float, segment: str, begin: int, count: int
     ) -> Floats:
         values, summed = joint.read(segment, begin, count), total.values(segment, begin, count)
         return m_step(values, summed, weight, self.options.server_rate)

@@ -20,7 +20,7 @@ from pydantic import BaseModel, JsonValue, ValidationError
 from coordinator.errors import StrategyUnavailable
 from coordinator.strategies.base import Strategy
 from coordinator.strategies.capabilities import Traits
-from coordinator.totals import Summed
+from coordinator.totals import SumStrategy
 from schemas.messages.federations import FederationPlan
 from schemas.strategy_packages import StrategyPackageBroken, load_strategy_package, strategy_packages
 
@@ -107,7 +107,7 @@ def unknown_option(name: str, option: str) -> str:
     return f"{name} has no such option, only {has}{elsewhere}"
 
 
-def require_summed(opened: OpenedPlan) -> Summed:
+def require_summed(opened: OpenedPlan) -> SumStrategy:
     """Return the strategy of a plan as one that needs sums only.
 
     Raises:

@@ -75,19 +75,19 @@ class _RanksWithValues:
     """The ranks of each module with a value that is not zero, in the row of A or in the column of B."""
 
     def __init__(self) -> None:
-        self._of_modules: dict[str, NDArray[np.bool_]] = {}
+        self._ranks_by_module: dict[str, NDArray[np.bool_]] = {}
 
     def add(self, name: str, values: NDArray[np.float32]) -> None:
         axis = {"A": 1, "B": 0}.get(factor_of(name))
         if axis is not None:
             ranks, module = np.asarray(values.any(axis=axis)), module_of(name)  # (r,)
-            if module in self._of_modules:
-                ranks = ranks | self._of_modules[module]
-            self._of_modules[module] = ranks
+            if module in self._ranks_by_module:
+                ranks = ranks | self._ranks_by_module[module]
+            self._ranks_by_module[module] = ranks
 
     @property
     def count(self) -> int:
-        return sum(int(ranks.sum()) for ranks in self._of_modules.values())
+        return sum(int(ranks.sum()) for ranks in self._ranks_by_module.values())
 
 
 Pieces = Iterable[NDArray[np.float32]]
@@ -116,9 +116,9 @@ def scaled(state: Pieces, layout: Layout, seed: int, scale: float) -> Iterator[b
     if scale == 1.0:
         yield from (piece.astype("<f4", copy=False).tobytes() for piece in state)
         return
-    by = np.float32(scale)
+    factor = np.float32(scale)
     for piece, start in _with_start(state, layout, seed):
-        yield (piece * by if start is None else start + (piece - start) * by).astype("<f4").tobytes()
+        yield (piece * factor if start is None else start + (piece - start) * factor).astype("<f4").tobytes()
 
 
 def _with_start(

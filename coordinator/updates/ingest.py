@@ -53,7 +53,7 @@ _LONG_BYTES = 2 * 2**20  # the upload takes so long that the context may have ch
 
 
 @dataclass(frozen=True, slots=True)
-class _Decoded:
+class _DecodedUpdate:
     """A validated update and its state: a decoded copy, or its offset in the received bytes."""
 
     result: ValidationResult
@@ -122,7 +122,7 @@ def ingest_update(
     Small updates that are ready at the same time share one transaction.
 
     Raises:
-        Refused, BodyRefused: the subclass names the reason; nothing is stored, except that a joined client
+        Refusal, BodyRefused: the subclass names the reason; nothing is stored, except that a joined client
             whose update came after the round's end is marked late.
     """
     may_crash("update-received")
@@ -155,7 +155,7 @@ def ingest_update(
 
 
 @contextmanager
-def _decoded(database: Database, body: ReceivedBody, spec: UpdateSpec) -> Iterator[_Decoded]:
+def _decoded(database: Database, body: ReceivedBody, spec: UpdateSpec) -> Iterator[_DecodedUpdate]:
     """Decode and validate an update; a state that came as plain float32 in order is not copied."""
     file = cast("BinaryIO", body.file)
     file.seek(0)
@@ -170,7 +170,7 @@ def _decoded(database: Database, body: ReceivedBody, spec: UpdateSpec) -> Iterat
         coded=expected_streams(needs_sketch=spec.needs_sketch, distils=spec.distils),
     ) as envelope:
         if not is_dense(envelope, spec.layout):
-            with _from_streams(database, envelope, spec) as decoded:
+            with _decoded_streams(database, envelope, spec) as decoded:
                 yield decoded
             return
         if spec.least_rank is not None:
@@ -179,15 +179,15 @@ def _decoded(database: Database, body: ReceivedBody, spec: UpdateSpec) -> Iterat
         result = _clipped(result, spec, state_pieces(envelope, spec.layout))
         run = envelope.float32_run(list(spec.layout))
         if body.encoding is None and run is not None and not result.clipped:
-            yield _Decoded(result, spec.layout, run[0])
+            yield _DecodedUpdate(result, spec.layout, run[0])
             return
         with SpooledTemporaryFile[bytes](max_size=_SPOOL_BYTES) as copy:
             pieces = scaled(state_pieces(envelope, spec.layout), spec.layout, spec.seed, result.scale)
-            yield _Decoded(result, spec.layout, _copied(pieces, cast("BinaryIO", copy)))
+            yield _DecodedUpdate(result, spec.layout, _copied(pieces, cast("BinaryIO", copy)))
 
 
 @contextmanager
-def _from_streams(database: Database, envelope: Envelope, spec: UpdateSpec) -> Iterator[_Decoded]:
+def _decoded_streams(database: Database, envelope: Envelope, spec: UpdateSpec) -> Iterator[_DecodedUpdate]:
     address, recipe, mixed = spec.address, check_recipe(envelope, spec), spec.least_rank is not None
     if spec.least_rank is not None:
         spec = replace(spec, layout=coded_layout(recipe, spec.layout, spec.least_rank))
@@ -209,15 +209,17 @@ def _from_streams(database: Database, envelope: Envelope, spec: UpdateSpec) -> I
         result = _clipped(result, spec, state.pieces())
         if not result.clipped:
             content = Content(state.digest, state.size, partial(payloads.pieces, cast("BinaryIO", spool)))
-            yield _Decoded(result, spec.layout, content)
+            yield _DecodedUpdate(result, spec.layout, content)
             return
         with SpooledTemporaryFile[bytes](max_size=_SPOOL_BYTES) as copy:
             pieces = scaled(state.pieces(), spec.layout, spec.seed, result.scale)
             content = _copied(pieces, cast("BinaryIO", copy))
-            yield _Decoded(result, spec.layout, content)
+            yield _DecodedUpdate(result, spec.layout, content)
 
 
-def _validated(member: Member, spec: UpdateSpec, body: ReceivedBody, decoded: _Decoded) -> ValidatedUpdate:
+def _validated(
+    member: Member, spec: UpdateSpec, body: ReceivedBody, decoded: _DecodedUpdate
+) -> ValidatedUpdate:
     return ValidatedUpdate(
         member=member,
         round_number=spec.address.round,

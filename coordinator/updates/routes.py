@@ -29,7 +29,7 @@ from coordinator.errors import (
     NotJoined,
     RateLimited,
     ReferenceMismatch,
-    Refused,
+    Refusal,
     RequestTimeout,
     RoundClosed,
     SecureSumRequired,
@@ -90,7 +90,7 @@ async def _received(
             receive(request, max_bytes=expected.max_bytes, media_types={MEDIA_TYPE}) as body,
         ):
             yield _ReceivedUpdate(expected, body)
-    except (Refused, BodyRefused) as refused:
+    except (Refusal, BodyRefused) as refused:
         metrics_of(request).updates_refused.labels(refused.slug).inc()
         log.info("update-refused", reason=refused.slug)
         raise

@@ -131,8 +131,10 @@ def load_context(
 def receipts(session: Session, round_id: int, clients: Sequence[str]) -> tuple[datetime, dict[str, Receipt]]:
     """Return the database time, and a round's stored receipts by client id; all clients must have joined."""
     rows: Any = run(session, _RECEIPTS, {"round": round_id, "clients": clients}).all()
-    by_client = {client_id: _as_receipt(*received) for _, client_id, *received in rows}
-    return rows[0][0], {client_id: receipt for client_id, receipt in by_client.items() if receipt is not None}
+    receipts_by_client = {client_id: _as_receipt(*received) for _, client_id, *received in rows}
+    return rows[0][0], {
+        client_id: receipt for client_id, receipt in receipts_by_client.items() if receipt is not None
+    }
 
 
 def newest(session: Session, client_id: str, round_number: int | None) -> UpdateRow | None:
@@ -195,10 +197,10 @@ def store_payloads(session: Session, contents: Iterable[Content]) -> dict[str, i
 
     The order prevents a deadlock of two transactions that store the same payloads.
     """
-    by_digest = {content.digest: content for content in contents}
+    contents_by_digest = {content.digest: content for content in contents}
     return {
         digest: payloads.store(session, digest, content.size, content.pieces())
-        for digest, content in sorted(by_digest.items())
+        for digest, content in sorted(contents_by_digest.items())
     }
 
 

@@ -248,8 +248,8 @@ def check_address(
 def state_pieces(envelope: Envelope, layout: Layout) -> Iterator[NDArray[np.float32]]:
     for name in layout:
         values = envelope.read_float32(name).reshape(-1)
-        for at in range(0, values.size, _PIECE_VALUES):
-            yield values[at : at + _PIECE_VALUES]
+        for offset in range(0, values.size, _PIECE_VALUES):
+            yield values[offset : offset + _PIECE_VALUES]
 
 
 def sent_layout(envelope: Envelope, layout: Layout, least: int) -> Layout:

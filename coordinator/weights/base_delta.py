@@ -17,7 +17,7 @@ from coordinator.auth.authentication import Member
 from coordinator.db.engine import Database
 from coordinator.db.tables.federations import FoldRow
 from coordinator.federations.store import federation, plan_of
-from coordinator.http.downloads import Stored
+from coordinator.http.downloads import StoredBody
 from coordinator.rounds import base_weights
 from coordinator.rounds.base_weights import ServedWeights
 from coordinator.storage import payloads
@@ -57,7 +57,9 @@ def whole_head(layout: Layout, manifest: WeightsManifest) -> bytes:
     return increment_head(layout, manifest, fold_from=1)
 
 
-def group_weights(database: Database, payload_id: int, layout: Layout, manifest: WeightsManifest) -> Stored:
+def group_weights(
+    database: Database, payload_id: int, layout: Layout, manifest: WeightsManifest
+) -> StoredBody:
     """Return the stored sum of a group as the weights of one client; this process caches their digest."""
     beginning, bytes_of_values = whole_head(layout, manifest), size(layout) * _FLOAT32_BYTES
     running = sha256(beginning)
@@ -71,10 +73,10 @@ def group_weights(database: Database, payload_id: int, layout: Layout, manifest:
             _DIGESTS[key] = digest
             if len(_DIGESTS) > _REMEMBERED:
                 del _DIGESTS[next(iter(_DIGESTS))]
-    return Stored(payload_id, digest, len(beginning) + bytes_of_values, MEDIA_TYPE, head=beginning)
+    return StoredBody(payload_id, digest, len(beginning) + bytes_of_values, MEDIA_TYPE, head=beginning)
 
 
-def whole_delta(database: Database, member: Member, weights: ServedWeights) -> Stored | None:
+def whole_delta(database: Database, member: Member, weights: ServedWeights) -> StoredBody | None:
     """Return the sum of base deltas up to these weights; None = they are complete, or it was deleted."""
     if weights.head is None:
         return None

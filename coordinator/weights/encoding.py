@@ -17,7 +17,7 @@ from sqlalchemy.orm import Session
 
 from coordinator.auth.authentication import Member
 from coordinator.db.engine import Database
-from coordinator.http.downloads import Stored
+from coordinator.http.downloads import StoredBody
 from coordinator.http.limits.concurrency import codec_slot, has_space
 from coordinator.rounds import delta_reference
 from coordinator.rounds.base_weights import ServedWeights
@@ -91,7 +91,7 @@ def requested_form(accept: str) -> RecipeName | Literal["whole", "outputs"] | Di
     return None
 
 
-def encoded_weights(database: Database, settings: Settings, request: EncodingRequest) -> Stored | None:
+def encoded_weights(database: Database, settings: Settings, request: EncodingRequest) -> StoredBody | None:
     """Return the weights in the recipe, encoded now or before; None = they are served dense.
 
     Weights are dense if the client has no accepted update as the reference, or one in another layout; if a

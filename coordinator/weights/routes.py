@@ -16,7 +16,7 @@ from coordinator.db.engine import Database, run
 from coordinator.db.tables.federations import PayloadRow
 from coordinator.errors import AuthMissing, Busy, NotFound, NotJoined, RangeUnsatisfiable, RateLimited
 from coordinator.http.dependencies import database_of, metrics_of, server_key_of, settings_of
-from coordinator.http.downloads import Stored, reply, requested_range
+from coordinator.http.downloads import StoredBody, reply, requested_range
 from coordinator.http.limits.concurrency import codec_slot, has_space, locks_of
 from coordinator.http.params import RoundNumber
 from coordinator.http.problems import answers
@@ -94,7 +94,7 @@ def get_weights(
     weights = served.weights
     if weights.payload_id is None:
         raise NotFound
-    stored = Stored(
+    stored = StoredBody(
         weights.payload_id,
         weights.digest,
         weights.size,
@@ -102,7 +102,7 @@ def get_weights(
         head=weights.head or b"",
         begin=weights.begin,
     )
-    encoded: Stored | None = None
+    encoded: StoredBody | None = None
     if isinstance(form, DifferenceTo):
         # No statement is signed: the reconstructed weights have the digest of the signed manifest.
         stored = published_difference(database, settings_of(request), member, weights, form) or stored
@@ -125,7 +125,7 @@ def get_weights(
     return answer
 
 
-def _mixture_beside(database: Database, member: Member, weights: ServedWeights) -> Stored:
+def _mixture_beside(database: Database, member: Member, weights: ServedWeights) -> StoredBody:
     """Return the mixture of outputs that was published with some weights.
 
     Raises:
@@ -141,7 +141,7 @@ def _mixture_beside(database: Database, member: Member, weights: ServedWeights) 
 
 def published_difference(
     database: Database, settings: Settings, member: Member, weights: ServedWeights, request: DifferenceTo
-) -> Stored | None:
+) -> StoredBody | None:
     """Return the difference to the weights that a client has; None = it needs the weights as stored.
 
     Raises:

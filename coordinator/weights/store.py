@@ -21,7 +21,7 @@ from coordinator.db.tables.federations import (
     WeightsRow,
 )
 from coordinator.errors import NotFound, NotJoined
-from coordinator.http.downloads import Stored
+from coordinator.http.downloads import StoredBody
 from coordinator.rounds import base_weights
 from coordinator.rounds import store as rounds
 from coordinator.rounds.base_weights import ServedWeights
@@ -63,14 +63,14 @@ _STORE = {
 
 
 @dataclass(frozen=True, slots=True)
-class Served:
+class ReadableWeights:
     """The weights a client may read, and the round whose traffic they are (None = after the end)."""
 
     weights: ServedWeights
     round_id: int | None
 
 
-def served(session: Session, federation_id: str, client_id: str, round_number: int) -> Served:
+def served(session: Session, federation_id: str, client_id: str, round_number: int) -> ReadableWeights:
     """Return the weights that a client reads in a round, or after the last round of a finished federation.
 
     Raises:
@@ -84,16 +84,16 @@ def served(session: Session, federation_id: str, client_id: str, round_number: i
         raise NotFound
     state, round_id, joined = row
     if state == "finished" and round_number == rounds.published(session, federation_id)[1] + 1:
-        return Served(_or_not_found(base_weights.newest(session, client_id)), None)
+        return ReadableWeights(_or_not_found(base_weights.newest(session, client_id)), None)
     if round_id is None:
         raise NotFound
     if joined is None:
         raise NotJoined
-    return Served(_or_not_found(base_weights.newest(session, client_id, round_number)), round_id)
+    return ReadableWeights(_or_not_found(base_weights.newest(session, client_id, round_number)), round_id)
 
 
 def assign(
-    session: Session, federation_id: str, client_id: str, round_number: int, stored: Stored, now: datetime
+    session: Session, federation_id: str, client_id: str, round_number: int, stored: StoredBody, now: datetime
 ) -> None:
     run(
         session,
@@ -146,7 +146,7 @@ class EncodedKey:
 class EncodedWeights:
     """The stored result of encoding weights; None = the recipe cannot encode them."""
 
-    stored: Stored | None
+    stored: StoredBody | None
 
 
 def find_encoded(session: Session, key: EncodedKey) -> EncodedWeights | None:
@@ -169,8 +169,8 @@ def store_encoded(session: Session, key: EncodedKey, body: bytes | None) -> Enco
     return EncodedWeights(stored)
 
 
-def _encoded(payload_id: int, digest: str, size: int) -> Stored:
-    return Stored(payload_id, digest, size, MEDIA_TYPE, encoding="zstd")
+def _encoded(payload_id: int, digest: str, size: int) -> StoredBody:
+    return StoredBody(payload_id, digest, size, MEDIA_TYPE, encoding="zstd")
 
 
 def _or_not_found(weights: ServedWeights | None) -> ServedWeights:

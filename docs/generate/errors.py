@@ -9,7 +9,7 @@ from client_agent.rounds.failure_policy import CONTENT_REFUSED, FATAL, TOO_LATE,
 from coordinator import errors as coordinator_errors
 from coordinator.auth import provider_requests
 from coordinator.enrolment import names
-from coordinator.errors import Refused
+from coordinator.errors import Refusal
 from coordinator.secure_sum import errors as sum_errors
 from docs.generate.markdown import block, code, page_of, prose, sentence, table
 from docs.generate.remedies import REMEDIES
@@ -18,7 +18,7 @@ from schemas.problems import MEDIA_TYPE, PREFIX
 from schemas.wire import errors as wire_errors
 from schemas.wire.errors import BodyRefused
 
-Problem = type[Refused] | type[BodyRefused]
+Problem = type[Refusal] | type[BodyRefused]
 
 _INTRODUCTION = f"""\
 The coordinator answers a refused request with a problem document ([RFC
@@ -90,7 +90,7 @@ def problems() -> dict[str, list[Problem]]:
 def _classes() -> Iterator[Problem]:
     for module in (coordinator_errors, provider_requests, names, sum_errors, wire_errors):
         for kind in vars(module).values():
-            if inspect.isclass(kind) and issubclass(kind, Refused | BodyRefused) and hasattr(kind, "slug"):
+            if inspect.isclass(kind) and issubclass(kind, Refusal | BodyRefused) and hasattr(kind, "slug"):
                 yield kind
 
 

@@ -56,7 +56,7 @@ def split_bank_tensor(name: str) -> tuple[int, str] | None:
     return (expert, tensor) if expert is not None and tensor else None
 
 
-def of_expert(expert: int, tensors: Mapping[str, Any]) -> dict[str, Any]:
+def bank_tensors(expert: int, tensors: Mapping[str, Any]) -> dict[str, Any]:
     """Return the tensors of an expert under their names in a bank: `l0.q.A` -> `x2.l0.q.A`."""
     return {bank_tensor(expert, name): value for name, value in tensors.items()}
 

@@ -34,10 +34,10 @@ def _few(shapes: object) -> object:
     if len(shapes) > len(ALL_ROLES):
         raise ValueError(f"there are {len(ALL_ROLES)} roles")
     return {
-        role: tuple(tuple(x) if isinstance(x, list) else x for x in of_role)
-        if isinstance(of_role, list)
-        else of_role
-        for role, of_role in shapes.items()
+        role: tuple(tuple(x) if isinstance(x, list) else x for x in shape)
+        if isinstance(shape, list)
+        else shape
+        for role, shape in shapes.items()
     }
 
 

@@ -69,7 +69,7 @@ _SUMS: Final[Table] = {
 }
 """What a strategy that works on sums alone needs in its plan."""
 
-_OF_ONE_BASE_MODEL: Final[Mapping[str, Table]] = {
+_ONE_BASE_MODEL: Final[Mapping[str, Table]] = {
     "ca_pfl": CA_PFL,
     "fed_vemoe": {**LORA, **_SUMS},
     **{name: {**LORA, "limits": _LIMITS} for name in ("fedmosaic", "fedavg", *LORA_STRATEGIES)},
@@ -87,6 +87,6 @@ def recommended(strategy: str, *, aligned: bool) -> Table:
         aligned: whether P and Q are shared, as federations of several base models do; where a strategy has
             no such recommendation, that of one base model is returned.
     """
-    of_one = _OF_ONE_BASE_MODEL.get(strategy, {})
-    parts = _ALIGNED.get(strategy, of_one) if aligned else of_one
+    unaligned = _ONE_BASE_MODEL.get(strategy, {})
+    parts = _ALIGNED.get(strategy, unaligned) if aligned else unaligned
     return copy.deepcopy({**parts, **SCHEDULE} if parts else {})

@@ -101,10 +101,10 @@ class Scores(Strict):
     @property
     def personal(self) -> dict[str, Score]:
         """Return the scores of the model that the client has: the final one if kept, else the round's."""
-        return self.final if self.final is not None and self.final_kept else self.of_kept
+        return self.final if self.final is not None and self.final_kept else self.kept_scores
 
     @property
-    def of_kept(self) -> dict[str, Score]:
+    def kept_scores(self) -> dict[str, Score]:
         """Return the scores of the model that the client kept in the round."""
         return self.served if self.kept == "served" else self.trained
 

@@ -65,19 +65,19 @@ def segments_of(plan: FederationPlan, layout: Layout, groups: Collection[str] = 
         group = group_of(expert)
         if group in groups:
             factors = {name: sizes[name] for name in sorted(sizes) if _expert_of(name) == expert}
-            segments += _of_group(group, group, factors, clip, (WEIGHT, RESPONSIBILITY))
+            segments += _group_segments(group, group, factors, clip, (WEIGHT, RESPONSIBILITY))
     if REJECT in groups:
         copies = {f"{NEW}.{factor}": sizes[factor] for factor in shared}
-        segments += _of_group(REJECT, NEW, copies, clip, (WEIGHT,))
+        segments += _group_segments(REJECT, NEW, copies, clip, (WEIGHT,))
     return tuple(segments)
 
 
 def segment_of(tensor: str) -> str:
     """Return the segment of a tensor: `l0.q.A` -> `A`, of an expert `x3.l0.q.A` -> `x3.A`."""
-    of_bank = split_bank_tensor(tensor)
-    if of_bank is None or of_bank[0] == SHARED:
+    place = split_bank_tensor(tensor)
+    if place is None or place[0] == SHARED:
         return factor_of(tensor)
-    return f"{group_of(of_bank[0])}.{factor_of(tensor)}"
+    return f"{group_of(place[0])}.{factor_of(tensor)}"
 
 
 def is_of_expert(segment: str) -> bool:
@@ -112,7 +112,7 @@ def bank_digest(values: str, bank: BankIndex | None) -> str:
     return hash_of({"values": values, "experts": [[entry.expert, entry.digest] for entry in bank.experts]})
 
 
-def _of_group(
+def _group_segments(
     group: str, prefix: str, factors: Mapping[str, int], clip: int, numbers: Collection[str]
 ) -> list[Segment]:
     values = [Segment(name=name, values=size, group=group, clip=clip) for name, size in factors.items()]

@@ -116,7 +116,7 @@ def unpack(
         return _checked(plain, start, size, expected, coded, limits=limits, memory=memory)
     spool = cast("BinaryIO", tempfile.SpooledTemporaryFile(max_size=_SPOOL_BYTES))  # noqa: SIM115 (the envelope closes it)
     try:
-        size = zstd.decompress(file, _Decoded(spool, limits), max_bytes=max_bytes)
+        size = zstd.decompress(file, _DecodedSink(spool, limits), max_bytes=max_bytes)
         return _checked(spool, 0, size, expected, coded, limits=limits, owned=True)
     except BaseException:
         spool.close()
@@ -229,7 +229,7 @@ class Envelope:
         return self._file.read(size)
 
 
-class _Decoded:
+class _DecodedSink:
     """A sink for decoded bytes; after an oversized header length it drops the remainder."""
 
     def __init__(self, file: BinaryIO, limits: HeaderLimits) -> None:

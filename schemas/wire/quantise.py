@@ -164,8 +164,8 @@ def _encode_floats(values: Floats, to: ValueFormat) -> Octets:
     return np.frombuffer(upper.tobytes(), np.uint8)
 
 
-def _decode_floats(codes: Octets, of: ValueFormat) -> Floats:
+def _decode_floats(codes: Octets, form: ValueFormat) -> Floats:
     raw = codes.tobytes()
-    if of == "bf16":
+    if form == "bf16":
         return (np.frombuffer(raw, "<u2").astype(np.uint32) << 16).view(np.float32)
-    return np.frombuffer(raw, "<f4" if of == "f32" else "<f2").astype(np.float32)
+    return np.frombuffer(raw, "<f4" if form == "f32" else "<f2").astype(np.float32)

@@ -14,7 +14,7 @@ from schemas.maths.adapter import Layout
 from schemas.maths.seeded_random import Key
 from schemas.messages.recipes import Recipe
 from schemas.wire.quantise import Floats, NotEncodable
-from schemas.wire.streams import Coded, Stream, Streams, decode, encode, joined
+from schemas.wire.streams import CodedStreams, Stream, Streams, decode, encode, joined
 
 
 class DifferenceWriter:
@@ -41,7 +41,7 @@ class DifferenceWriter:
             self._parts.setdefault(stream, []).append(part)
         return rounded
 
-    def streams(self) -> Coded:
+    def streams(self) -> CodedStreams:
         """Return the streams of all tensors so far."""
         return joined(self._parts)
 

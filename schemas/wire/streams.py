@@ -38,7 +38,7 @@ class Streams(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Coded:
+class CodedStreams:
     """The streams of one update, without empty ones."""
 
     tensors: dict[str, Stream]
@@ -71,7 +71,7 @@ def encode(
     *key: Key,
     importance: Mapping[str, Floats] | None = None,
     keep: Mapping[str, Mask] | None = None,
-) -> Coded:
+) -> CodedStreams:
     """Encode tensors in name order; equal values and key produce equal streams.
 
     Each tensor is read once, so that a mapping may load one at a time. The density determines the number of
@@ -102,13 +102,13 @@ def encode(
     return joined(parts)
 
 
-def joined(parts: Mapping[str, Sequence[Stream]]) -> Coded:
+def joined(parts: Mapping[str, Sequence[Stream]]) -> CodedStreams:
     """Join the parts of each stream, those of one tensor behind those of another."""
     streams: dict[str, Stream] = {}
     for name, chunks in parts.items():
         if any(part.size for part in chunks):
             streams[name] = np.concatenate(chunks).astype(_DTYPES[name], copy=False)
-    return Coded(streams)
+    return CodedStreams(streams)
 
 
 def decode(streams: Streams, layout: Layout, recipe: Recipe) -> Iterator[tuple[str, Floats]]:

@@ -20,7 +20,7 @@ from torch import nn
 from client_agent.experts.memory import Choice, ExpertMemory
 from client_agent.experts.part import BankOfExperts
 from schemas.maths.adapter import Layout
-from schemas.maths.bank import SHARED, expert_tensors, of_expert
+from schemas.maths.bank import SHARED, bank_tensors, expert_tensors
 from tests.fault_simulation.weather import Plan
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ class InjectedBank(Injected):
         self.memory.record(place[1], choice)
         world.oracle.bank.trained(place[0], place[1], start, choice)
         (expert,) = choice.trained
-        return {**start, **of_expert(SHARED, learnt), **of_expert(expert, learnt)}
+        return {**start, **bank_tensors(SHARED, learnt), **bank_tensors(expert, learnt)}
 
 
 def chosen(seed: int, place: tuple[int, int, int], specialists: Sequence[int]) -> Choice:

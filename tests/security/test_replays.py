@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from coordinator.auth.nonces import MAX_READS_PER_KEY, ReadNonces
-from coordinator.errors import Replayed
+from coordinator.errors import RequestReplayed
 from schemas.identity.signed_requests import ACCEPTED_SECONDS
 from tests.served import Served, Silo
 from tests.signed import send, signed
@@ -130,7 +130,7 @@ def test_reads_are_remembered_while_their_signatures_may_be_timely() -> None:
     reads.use("a", "x")
     reads.use("b", "x")
     now[0] = float(ACCEPTED_SECONDS)
-    with pytest.raises(Replayed):
+    with pytest.raises(RequestReplayed):
         reads.use("a", "x")
     now[0] += 60
     reads.use("b", "y")
@@ -143,5 +143,5 @@ def test_a_key_fills_only_what_is_remembered_of_itself() -> None:
     for number in range(2 * MAX_READS_PER_KEY):
         reads.use("busy", str(number))
     assert len(reads) == MAX_READS_PER_KEY + 1
-    with pytest.raises(Replayed):
+    with pytest.raises(RequestReplayed):
         reads.use("victim", "x")

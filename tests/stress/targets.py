@@ -15,7 +15,7 @@ from schemas.messages.updates import UpdateManifest
 from schemas.wire.digests import digest_of, from_field, to_field
 from schemas.wire.envelope import pack, slots, unpack
 from schemas.wire.errors import BodyRefused
-from schemas.wire.streams import CODES, POSITIONS, SCALES, Coded, decode, encode, stream_slots
+from schemas.wire.streams import CODES, POSITIONS, SCALES, CodedStreams, decode, encode, stream_slots
 
 LIMIT = 2**20
 """The largest body that may be decoded."""
@@ -70,7 +70,7 @@ def _streams(data: bytes) -> bool:
     codes = _CUTS + int.from_bytes(data[1:3], "little")
     scales = codes + 2 * int.from_bytes(data[3:5], "little")
     halves = data[codes:scales]
-    coded = Coded(
+    coded = CodedStreams(
         {
             CODES: np.frombuffer(data[_CUTS:codes], np.uint8),
             SCALES: np.frombuffer(halves[: len(halves) // 2 * 2], np.float16),

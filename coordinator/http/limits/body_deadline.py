@@ -44,12 +44,12 @@ class BodyDeadline:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
             announced = Headers(scope=scope).get("content-length", "0")
-            receive = _Paced(receive, int(announced), self._bytes_per_second)
+            receive = _PacedReceive(receive, int(announced), self._bytes_per_second)
         await self._app(scope, receive, send)
 
 
 @dataclass(slots=True)
-class _Paced:
+class _PacedReceive:
     receive: Receive
     announced: int
     bytes_per_second: int

@@ -12,7 +12,7 @@ from collections import deque
 from http import HTTPStatus
 from typing import Any, ClassVar
 
-from coordinator.errors import Busy, HeadTooLarge, Refused, RequestMalformed, RequestTimeout, TargetTooLong
+from coordinator.errors import Busy, HeadTooLarge, Refusal, RequestMalformed, RequestTimeout, TargetTooLong
 from coordinator.http.limits.body_deadline import (
     ANSWER_BYTES_PER_SECOND,
     HEAD_SECONDS,
@@ -254,7 +254,7 @@ class BoundedConnection(OneRequestConnection):
             self.transport.close()
             self._watch_reader()
 
-    def _refuse(self, refused: Refused) -> None:
+    def _refuse(self, refused: Refusal) -> None:
         """Send a problem document, unless a response has started, and close the connection."""
         log.info("request-refused", reason=refused.slug)
         self._is_refused = True

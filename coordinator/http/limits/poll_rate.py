@@ -17,7 +17,7 @@ from typing import NamedTuple
 import anyio
 from fastapi import Request
 
-from coordinator.errors import RateLimited, Refused
+from coordinator.errors import RateLimited, Refusal
 
 BURST = 10
 """Size of a bucket: polls that may come at once."""
@@ -101,7 +101,7 @@ async def _wait(request: Request, seconds: float) -> None:
             try:
                 while (await request.receive())["type"] != "http.disconnect":
                     pass
-            except Refused:  # a body that a poll has no use for
+            except Refusal:  # a body that a poll has no use for
                 pass
             return
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from coordinator.errors import AuthorityUnknown, NotFound, Refused, RequestMalformed
+from coordinator.errors import AuthorityUnknown, NotFound, Refusal, RequestMalformed
 from coordinator.http.problems import render
 
 HEALTH_PATHS = frozenset({"/healthz", "/readyz"})
@@ -38,7 +38,7 @@ class TargetCheck:
         else:
             await render(refused)(scope, receive, send)
 
-    def _refused(self, scope: Scope) -> Refused | None:
+    def _refused(self, scope: Scope) -> Refusal | None:
         hosts = [value for name, value in scope["headers"] if name == b"host"]
         if len(hosts) != 1:
             return RequestMalformed("the request has no Host field or several; send exactly one")

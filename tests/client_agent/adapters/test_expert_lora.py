@@ -16,7 +16,7 @@ from client_agent.adapters.inject import inject_lora
 from client_agent.errors import AdapterInPlace, LayoutMismatch
 from client_agent.model.examples import Example
 from client_agent.model.loading import BaseModel
-from schemas.maths.bank import expert_tensors, of_expert
+from schemas.maths.bank import bank_tensors, expert_tensors
 from schemas.maths.start import from_start
 from schemas.messages.federations import AdapterPlan, TrainingPlan
 from tests.local_training import train_examples
@@ -163,7 +163,7 @@ def test_a_bank_is_removed_and_refuses_what_does_not_fit(tiny: Callable[..., Bas
         with pytest.raises(LayoutMismatch, match="no specialist"):
             adapter.select(specialists)
     with pytest.raises(LayoutMismatch, match="do not fit"):
-        adapter.load(of_expert(0, noise(adapter.expert_layout)))
+        adapter.load(bank_tensors(0, noise(adapter.expert_layout)))
     adapter.remove()
     require_bare(base)
     torch.testing.assert_close(logits(base), before)

@@ -175,7 +175,7 @@ def test_a_model_trained_alone_is_exported_and_writes_what_scoring_said(
     trained = Trained.from_bytes(file.read_bytes()).scores
     export = ("export", "--config", silo_file, "--adapter", file, "--plan", plan, "--out", out)
     assert tessera(*export).exit_code == 0
-    assert_like(score(silo, out), trained.of_kept)
+    assert_like(score(silo, out), trained.kept_scores)
     asked = [*silo.data.train[:5], *silo.data.test[:5]]  # what it knows by now, and what it does not
     answers = {}
     for name, options in (("file", (file, "--plan", plan)), ("checkpoint", (out,))):

@@ -20,7 +20,7 @@ from coordinator.federations.layouts import layout_of
 from coordinator.rounds.store import LostRace, get_round
 from coordinator.secure_sum.joint_digest import joint_digest
 from coordinator.strategies.opening import NotSummed, open_plan, require_summed
-from coordinator.totals import Revised
+from coordinator.totals import SegmentChange
 from schemas.maths.adapter import Layout, size
 from schemas.maths.start import from_start
 from schemas.messages.enrolment import Profile
@@ -265,11 +265,13 @@ def test_other_strategies_say_why_they_cannot_be_summed() -> None:
 def test_segments_that_a_strategy_leaves_alone_stay(database: Database) -> None:
     layout = {"b0.q.P": (2, 2), "b0.q.Q": (2,), "b0.v.P": (2, 2), "b0.v.Q": (2,)}
     joint = JointModel(database, layout, None, 0)
-    revised = {"Q": Revised("Q", lambda begin, count: np.arange(begin, begin + count, dtype=np.float64))}
+    revised = {
+        "Q": SegmentChange("Q", lambda begin, count: np.arange(begin, begin + count, dtype=np.float64))
+    }
     for block in (1, 3, 100):
         blocks = list(revised_values(layout, joint, revised, block))
         assert max(len(values) for values in blocks) <= block
         assert np.concatenate(blocks).tolist() == [0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 2, 3]
     for wrong in (lambda begin, count: np.full(count, np.nan), lambda begin, count: np.zeros(count + 1)):
         with pytest.raises(ValueError, match="finite"):
-            list(revised_values(layout, joint, {"P": Revised("P", wrong)}, 100))
+            list(revised_values(layout, joint, {"P": SegmentChange("P", wrong)}, 100))

@@ -6,7 +6,7 @@ import pytest
 import typer
 
 from schemas.command import confirm
-from schemas.lookups import Named, NotIdentified, id_of
+from schemas.lookups import NamedEntry, NotIdentified, id_of
 from tests.operating import Operator
 from tests.served import Served
 
@@ -45,8 +45,8 @@ def test_token_is_revoked_by_name(tessera: Operator) -> None:
 
 
 def test_shared_name_lists_the_ids() -> None:
-    def entries() -> list[Named]:
-        return [Named(FIRST, "clinics", "open"), Named(SECOND, "clinics", "finished")]
+    def entries() -> list[NamedEntry]:
+        return [NamedEntry(FIRST, "clinics", "open"), NamedEntry(SECOND, "clinics", "finished")]
 
     with pytest.raises(NotIdentified, match=rf"{FIRST} \(open\), {SECOND} \(finished\); use one"):
         id_of("clinics", "federation", entries, "tessera federation list")
@@ -54,7 +54,7 @@ def test_shared_name_lists_the_ids() -> None:
 
 
 def test_name_finds_the_client_not_revoked() -> None:
-    clients = [Named(FIRST, "aster", "revoked", is_over=True), Named(SECOND, "aster", "enrolled")]
+    clients = [NamedEntry(FIRST, "aster", "revoked", is_over=True), NamedEntry(SECOND, "aster", "enrolled")]
     assert id_of("aster", "client", lambda: clients, "") == SECOND
     assert id_of("aster", "client", lambda: clients[:1], "") == FIRST
 

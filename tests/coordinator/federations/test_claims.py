@@ -6,7 +6,7 @@ from itertools import product
 
 import pytest
 
-from coordinator.federations.claims import Counted, of_federation, of_round
+from coordinator.federations.claims import UpdateCounts, federation_claims, round_claims
 from coordinator.strategies.opening import open_plan
 from schemas.messages.federations import FederationPlan
 from tests.served import PROFILE, Served, Silo
@@ -69,7 +69,7 @@ def test_what_members_may_learn_of_each_other_is_claimed_by_plan_and_round(
     plan = FederationPlan.model_validate(
         {"name": "a", "strategy": {"name": strategy}, "privacy": {"min_voices": least}}
     )
-    federation = of_federation(open_plan(plan))
+    federation = federation_claims(open_plan(plan))
     claims = " ".join(federation)
     assert SERVED[strategy] in claims
     assert "confidential in transit and from other clients" not in claims
@@ -79,7 +79,7 @@ def test_what_members_may_learn_of_each_other_is_claimed_by_plan_and_round(
     assert ("guesses a member's signature" in claims) is (least == 1 and strategy == "fedmosaic")
     assert (f"made of {least} other members (privacy.min_voices)" in claims) is (least > 1)
     assert (f"{least - 1} of them can compute the remainder" in claims) is (least > 1)
-    of_this = " ".join(of_round(open_plan(plan), Counted(updates, 0))[len(federation) :])
+    of_this = " ".join(round_claims(open_plan(plan), UpdateCounts(updates, 0))[len(federation) :])
     assert ("may be one other member's alone" in of_this) is (least == 1 and updates in (1, 2))
     assert ("keeps its own adapter unless" in of_this) is (least > 1 and 0 < updates <= least)
 
@@ -109,7 +109,7 @@ def test_a_federation_claims_what_its_plan_allows_and_nothing_else(
         bound,
         "operator sees adapters, scores, counts of examples and bytes",
     ]
-    claims = of_federation(open_plan(plan))
+    claims = federation_claims(open_plan(plan))
     assert len(claims) == len(allowed)
     assert all(fragment in claim for fragment, claim in zip(allowed, claims, strict=True)), claims
 
@@ -117,26 +117,32 @@ def test_a_federation_claims_what_its_plan_allows_and_nothing_else(
 def test_a_federation_is_shown_with_its_claims(coordinator: Served) -> None:
     wanted = {"name": "a", "strategy": {"name": "fedmosaic"}, "signature": {"dp": {"epsilon": 1}}}
     shown = coordinator.admin.post("/v1/federations", json=wanted).json()
-    assert shown["claims"] == of_federation(open_plan(FederationPlan.model_validate(shown["plan"])))
+    assert shown["claims"] == federation_claims(open_plan(FederationPlan.model_validate(shown["plan"])))
 
 
 @pytest.mark.parametrize(
     ("counted", "said"),
     [
-        (Counted(0, 0), []),
-        (Counted(1, 0), ["The only update does not report the privacy cost of its client's sketches."]),
-        (Counted(1, 1, 1, 2.5), ["came with a bearer credential.", "The only update reports", "2.5 so far"]),
-        (Counted(2, 0), ["all were signed", "2 updates, none reports the privacy cost of its client's"]),
-        (Counted(3, 2, 1, 0.5), ["2 came with bearer credentials.", "3 updates, 1 reports the privacy"]),
-        (Counted(2, 1, 2, 1.25), ["1 came with a bearer", "2 report", "their clients' sketches, at most"]),
+        (UpdateCounts(0, 0), []),
+        (UpdateCounts(1, 0), ["The only update does not report the privacy cost of its client's sketches."]),
+        (
+            UpdateCounts(1, 1, 1, 2.5),
+            ["came with a bearer credential.", "The only update reports", "2.5 so far"],
+        ),
+        (UpdateCounts(2, 0), ["all were signed", "2 updates, none reports the privacy cost of its client's"]),
+        (UpdateCounts(3, 2, 1, 0.5), ["2 came with bearer credentials.", "3 updates, 1 reports the privacy"]),
+        (
+            UpdateCounts(2, 1, 2, 1.25),
+            ["1 came with a bearer", "2 report", "their clients' sketches, at most"],
+        ),
     ],
     ids=["no update yet", "the only one does not", "the only one does", "none does", "one does", "all do"],
 )
-def test_a_round_says_what_private_signatures_have_cost(counted: Counted, said: list[str]) -> None:
+def test_a_round_says_what_private_signatures_have_cost(counted: UpdateCounts, said: list[str]) -> None:
     plan = FederationPlan.model_validate(
         {"name": "a", "strategy": {"name": "fedavg"}, "signature": {"dp": {"epsilon": 4}}}
     )
-    more = " ".join(of_round(open_plan(plan), counted)[len(of_federation(open_plan(plan))) :])
+    more = " ".join(round_claims(open_plan(plan), counted)[len(federation_claims(open_plan(plan))) :])
     assert bool(more) == bool(said)
     assert all(fragment in more for fragment in said), more
 
@@ -203,11 +209,11 @@ def test_a_sum_claims_what_it_hides_and_what_it_does_not(roster: str, masking: s
         "sees who took part, when and with how many bytes, and the "
         + ("mean losses of a sum's members" if scores == "summed" else "scores of each member"),
     ]
-    claims = of_federation(open_plan(plan))
+    claims = federation_claims(open_plan(plan))
     assert len(claims) == len(allowed)
     assert all(fragment in claim for fragment, claim in zip(allowed, claims, strict=True)), claims
-    assert of_round(open_plan(plan), Counted(0, 0)) == claims
-    told = of_round(open_plan(plan), Counted(6, 0))[len(claims) :]
+    assert round_claims(open_plan(plan), UpdateCounts(0, 0)) == claims
+    told = round_claims(open_plan(plan), UpdateCounts(6, 0))[len(claims) :]
     assert told == [
         "6 members are ready for the sum of this round or in it; all but one of them together can compute "
         "what the remaining one sent."
@@ -228,7 +234,7 @@ def test_a_sum_says_which_part_of_the_adapter_travels(strategy: str, told: str) 
     plan = FederationPlan.model_validate(
         {"name": "a", "strategy": {"name": strategy}, "privacy": {"secure_sum": {}}}
     )
-    assert told in of_federation(open_plan(plan))[1]
+    assert told in federation_claims(open_plan(plan))[1]
 
 
 @pytest.mark.parametrize(
@@ -244,4 +250,4 @@ def test_a_bank_claims_who_sees_the_choice_of_experts(summed: dict[str, object],
     plan = FederationPlan.model_validate(
         {"name": "a", "strategy": {"name": "fed_vemoe"}, "privacy": {"secure_sum": summed}}
     )
-    assert choices in " ".join(of_federation(open_plan(plan)))
+    assert choices in " ".join(federation_claims(open_plan(plan)))

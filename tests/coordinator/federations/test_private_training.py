@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from coordinator.federations.claims import of_federation
+from coordinator.federations.claims import federation_claims
 from coordinator.strategies.opening import names, open_plan
 from schemas.messages.federations import FederationPlan
 from schemas.messages.private_training import CAPABILITY
@@ -59,7 +59,7 @@ def test_an_agent_that_would_leave_the_noise_out_cannot_enrol(coordinator: Serve
 
 
 def test_updates_are_claimed_private_with_what_is_not_covered() -> None:
-    claims = of_federation(open_plan(FederationPlan.model_validate(private_plan("fedavg"))))
+    claims = federation_claims(open_plan(FederationPlan.model_validate(private_plan("fedavg"))))
     (sketches,) = [claim for claim in claims if claim.startswith("Sketches: record-level (2, 1e-05)")]
     assert "the adapters, with which the coordinator is trusted" not in sketches
     (updates,) = [claim for claim in claims if claim.startswith("Updates: record-level (3, 1e-05)")]
@@ -67,7 +67,7 @@ def test_updates_are_claimed_private_with_what_is_not_covered() -> None:
     assert "updates and sketches together: (5, 2e-05)" in updates
     assert "not covered: the scores, which are of held-out examples" in updates
     assert "the coordinator cannot verify it" in updates
-    without = of_federation(
+    without = federation_claims(
         open_plan(FederationPlan.model_validate({"name": "a", "strategy": {"name": "fedavg"}}))
     )
     assert not any("Updates: record-level" in claim for claim in without)
@@ -76,7 +76,7 @@ def test_updates_are_claimed_private_with_what_is_not_covered() -> None:
 def test_a_sum_of_private_updates_is_not_claimed_to_be_without_noise() -> None:
     plan = private_plan("fedavg", signature={}, rounds={"min_clients": 5})
     plan["privacy"] = plan["privacy"] | {"secure_sum": {}}
-    claims = " ".join(of_federation(open_plan(FederationPlan.model_validate(plan))))
+    claims = " ".join(federation_claims(open_plan(FederationPlan.model_validate(plan))))
     assert "Updates: record-level (3, 1e-05)" in claims
     assert "Sums have no noise" not in claims
     assert "together" not in claims.partition("Updates: record-level")[2].partition("not covered")[0]

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from coordinator.strategies import fedavg
-from coordinator.totals import Counted, Joint, Outline, Total
+from coordinator.totals import GroupCounts, JointValues, Outline, Total
 from schemas.maths.adapter import Layout
 from schemas.messages.secure_sum import SumStatus
 from schemas.secure_sum.counts import counts_digest, groups_of
@@ -47,11 +47,11 @@ def bank(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         handed["outline"] = outline.segments
         return GROUPS
 
-    def groups(_: object, outline: Outline, counted: Counted) -> Collection[str]:
+    def groups(_: object, outline: Outline, counted: GroupCounts) -> Collection[str]:
         handed["counted"] = counted
         return [group for group in counted.groups if group != "reject"]
 
-    def step(_: object, joint: Joint, total: Total) -> Any:
+    def step(_: object, joint: JointValues, total: Total) -> Any:
         handed["joint"], handed["summed"] = joint.segments, list(total.segments)
         return iter(())
 
@@ -136,7 +136,7 @@ def test_a_sum_has_the_groups_with_enough_members(
     assert bank["outline"] == tuple(sorted([*factors, *(f"x{k}.{f}" for k in (1, 2) for f in factors)]))
     assert bank["joint"] == bank["outline"]
     assert {name.partition(".")[0] for name in bank["summed"] if "." in name} == {"x1"}
-    assert bank["counted"] == Counted(5, status.counts.groups)
+    assert bank["counted"] == GroupCounts(5, status.counts.groups)
 
 
 def test_a_member_lost_after_the_counts_shrinks_the_manifest(

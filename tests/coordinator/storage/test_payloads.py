@@ -14,9 +14,9 @@ from coordinator.db.engine import Database, database_time
 from coordinator.db.tables.alignment import AnchorsRow
 from coordinator.db.tables.federations import ChunkRow, PayloadRow, WeightsRow
 from coordinator.errors import Unavailable
-from coordinator.http.downloads import Stored
+from coordinator.http.downloads import StoredBody
 from coordinator.storage import garbage_collection, payloads
-from coordinator.storage.payloads import Staged
+from coordinator.storage.payloads import StagedPayload
 from coordinator.weights.store import assign
 from schemas.wire.digests import digest_of
 from tests.coordinator.rows import client_row, federation_row
@@ -73,7 +73,7 @@ def test_equal_bytes_are_kept_once(database: Database) -> None:
     assert count(database, ChunkRow) == 9
 
 
-def staged(database: Database, body: bytes, step: int) -> Staged:
+def staged(database: Database, body: bytes, step: int) -> StagedPayload:
     with database.write() as session:
         made = payloads.stage(session)
     for at in range(0, len(body), step):
@@ -159,7 +159,7 @@ def shared(database: Database) -> tuple[int, list[bytes]]:
         for i, head in enumerate(heads):
             session.add(client_row("f", f"c{i}", now))
             session.flush()
-            stored = Stored(payload_id, digest, len(head) + 1000, "x", head=head, begin=len(heads[0]))
+            stored = StoredBody(payload_id, digest, len(head) + 1000, "x", head=head, begin=len(heads[0]))
             assign(session, "f", f"c{i}", 1, stored, now)
     return payload_id, [head + values for head in heads]
 

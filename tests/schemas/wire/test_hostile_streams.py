@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from schemas.messages.recipes import Recipe, ValueFormat
 from schemas.wire import errors
-from schemas.wire.streams import CODES, POSITIONS, SCALES, Coded, Stream, decode
+from schemas.wire.streams import CODES, POSITIONS, SCALES, CodedStreams, Stream, decode
 
 LAYOUT = {"b0.q.P": (1000,), "b0.q.Q": (3,)}
 SPARSE = Recipe(reference="served", density=0.02, values="int8")
@@ -28,13 +28,13 @@ def codes(*items: int, scales: tuple[float, ...] = (1, 1)) -> dict[str, Stream]:
 
 def refusal(streams: dict[str, Stream], recipe: Recipe = SPARSE) -> type[Exception]:
     with pytest.raises(errors.BodyRefused) as caught:
-        list(decode(Coded(streams), LAYOUT, recipe))
+        list(decode(CodedStreams(streams), LAYOUT, recipe))
     return caught.type
 
 
 def test_places_as_an_encoder_writes_them_are_read() -> None:
     far = [1, 2, 5, 0x80 | 993 & 0x7F, 993 >> 7]  # 5, and 999 after leaving out 993
-    first, second = dict(decode(Coded(places(*far) | codes(1, 0xFF, 2)), LAYOUT, SPARSE)).values()
+    first, second = dict(decode(CodedStreams(places(*far) | codes(1, 0xFF, 2)), LAYOUT, SPARSE)).values()
     assert np.flatnonzero(first).tolist() == [5, 999]
     assert (first[999], second.tolist()) == (-1, [2, 0, 0])
 
@@ -112,7 +112,7 @@ def test_the_most_negative_code_is_refused() -> None:
 
 def test_a_scale_of_zero_is_one_only_where_all_codes_are() -> None:
     coded, scales = np.zeros(1003, np.uint8), np.zeros(17, np.float16)
-    found = dict(decode(Coded({CODES: coded, SCALES: scales}), LAYOUT, Recipe(values="int8")))
+    found = dict(decode(CodedStreams({CODES: coded, SCALES: scales}), LAYOUT, Recipe(values="int8")))
     assert not found["b0.q.P"].any()
     coded[63] = 1
     scales[1:] = 1
@@ -138,7 +138,7 @@ def test_arbitrary_streams_raise_only_refusals_and_take_no_more_than_the_layout(
     recipe = Recipe(reference="served", density=density, values=form)
     tracemalloc.start()
     try:
-        list(decode(Coded(streams), LAYOUT, recipe))
+        list(decode(CodedStreams(streams), LAYOUT, recipe))
     except errors.BodyRefused:
         pass
     finally:

@@ -14,7 +14,7 @@ from schemas.messages.recipes import Recipe
 from schemas.wire.errors import BodyRefused
 from schemas.wire.quantise import LEVELS, Floats, NotEncodable
 from schemas.wire.served_difference import DifferenceWriter, reconstructed
-from schemas.wire.streams import CODES, SCALES, Coded, Stream, bound, encode
+from schemas.wire.streams import CODES, SCALES, CodedStreams, Stream, bound, encode
 
 INT8, INT4 = Recipe(reference="served", values="int8"), Recipe(reference="served", values="int4")
 LAYOUT = {"b0.q.P": (5, 13), "b0.q.Q": (3,), "l0.v.A": (2, 64), "l0.v.B": (65, 1)}
@@ -36,14 +36,14 @@ def drawn(layout: Layout, seed: int, scale: float = 1.0) -> dict[str, Floats]:
 
 def written(
     values: dict[str, Floats], reference: dict[str, Floats], recipe: Recipe, key: int
-) -> tuple[dict[str, Floats], Coded]:
+) -> tuple[dict[str, Floats], CodedStreams]:
     writer = DifferenceWriter(recipe, "weights", key)
     rounded = {name: writer.add(name, values[name], reference[name]) for name in sorted(values)}
     return rounded, writer.streams()
 
 
 def rebuilt(
-    streams: Coded, layout: Layout, recipe: Recipe, reference: dict[str, Floats]
+    streams: CodedStreams, layout: Layout, recipe: Recipe, reference: dict[str, Floats]
 ) -> dict[str, Floats]:
     return dict(reconstructed(streams, layout, recipe, reference.__getitem__))
 
@@ -144,7 +144,7 @@ def test_hostile_streams_are_refused_or_rebuild_the_layout(
     }
     reference = drawn(LAYOUT, 1)
     try:
-        seen = rebuilt(Coded(streams), LAYOUT, recipe, reference)
+        seen = rebuilt(CodedStreams(streams), LAYOUT, recipe, reference)
     except BodyRefused:
         return
     assert {name: values.shape for name, values in seen.items()} == LAYOUT
@@ -163,7 +163,7 @@ def test_a_changed_bit_of_the_streams_changes_the_state_or_is_refused(
     raw[place // 8] ^= 1 << place % 8
     changed = streams.tensors | {name: np.frombuffer(bytes(raw), streams.tensors[name].dtype)}
     try:
-        seen = rebuilt(Coded(changed), LAYOUT, recipe, reference)
+        seen = rebuilt(CodedStreams(changed), LAYOUT, recipe, reference)
     except BodyRefused:
         return
     assert any(seen[tensor].tobytes() != rounded[tensor].tobytes() for tensor in LAYOUT)

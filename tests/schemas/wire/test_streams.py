@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from schemas.maths.adapter import Layout, in_order
 from schemas.messages.recipes import Recipe
 from schemas.wire.quantise import LEVELS, Floats, NotEncodable
-from schemas.wire.streams import CODES, POSITIONS, SCALES, Coded, bound, decode, encode
+from schemas.wire.streams import CODES, POSITIONS, SCALES, CodedStreams, bound, decode, encode
 
 KEY = ("fed", "client", 3)
 FORMATS: list[Any] = ["f32", "f16", "bf16", "int8", "int4"]
@@ -49,11 +49,11 @@ def layout_of(values: dict[str, Floats]) -> Layout:
     return in_order({name: array.shape for name, array in values.items()})
 
 
-def decoded(coded: Coded, values: dict[str, Floats], recipe: Recipe) -> dict[str, Floats]:
+def decoded(coded: CodedStreams, values: dict[str, Floats], recipe: Recipe) -> dict[str, Floats]:
     return dict(decode(coded, layout_of(values), recipe))
 
 
-def plainly_decoded(coded: Coded, layout: Layout, recipe: Recipe) -> dict[str, Floats]:
+def plainly_decoded(coded: CodedStreams, layout: Layout, recipe: Recipe) -> dict[str, Floats]:
     """Decode as docs/reference/wire-format.md says it, a value at a time."""
     codes = coded.tensors.get(CODES, np.empty(0, np.uint8)).tobytes()
     scales = list(coded.tensors.get(SCALES, np.empty(0, np.float16)))
@@ -118,7 +118,7 @@ def is_quantised(array: Floats, seen: Floats, recipe: Recipe) -> bool:
     return bool((np.abs(true - said) <= step).all())
 
 
-def size(coded: Coded) -> int:
+def size(coded: CodedStreams) -> int:
     return sum(stream.nbytes for stream in coded.tensors.values())
 
 
