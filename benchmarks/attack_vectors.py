@@ -67,7 +67,7 @@ ATTACKS: Mapping[str, Callable[[Scene], list[Floats]]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Got:
+class UpdateParts:
     """What a client of the attacked task is given, on average: parts of a length of 1 each.
 
     `right` is along what its task asks for, 1 at best; `poison` along what the attackers want.
@@ -77,7 +77,9 @@ class Got:
     poison: float
 
 
-def play(attack: str, strategy: str, options: Mapping[str, Any], *, seed: int, organisation: bool) -> Got:
+def play(
+    attack: str, strategy: str, options: Mapping[str, Any], *, seed: int, organisation: bool
+) -> UpdateParts:
     """Weigh and mix once; with `organisation` the attackers are all clients of item."""
     rng = np.random.default_rng(seed)
     directions = [_direction(rng) for _ in range(TASKS)]
@@ -107,7 +109,7 @@ def play(attack: str, strategy: str, options: Mapping[str, Any], *, seed: int, o
         products = {cohort.kind(MODULE): states @ states.T}
         weights = guard_weights(requested, products, built.caps).of_module(MODULE)
     inputs = (weights @ states)[:HONEST]
-    return Got(float((inputs @ scene.task).mean()), float((inputs @ scene.poison).mean()))
+    return UpdateParts(float((inputs @ scene.task).mean()), float((inputs @ scene.poison).mean()))
 
 
 def _client(k: int, sketch: Floats, rng: np.random.Generator, organisation: str | None) -> ClientFacts:

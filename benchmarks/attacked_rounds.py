@@ -18,7 +18,7 @@ import numpy as np
 
 from client_agent.rounds.participant import Participant
 from client_agent.rounds.steps import take_part
-from client_agent.rounds.trained import Trained
+from client_agent.rounds.training_result import TrainingResult
 from client_agent.storage.round_folder import SIGNATURE, TRAINED, RoundFolder
 from client_agent.transport.admin_client import Operator
 from schemas.maths.adapter import in_order, size
@@ -43,7 +43,7 @@ _BOOST = 20.0
 HONEST, ATTACKERS = 5, 2
 EXAMPLES = 12
 
-Craft = Callable[[list[Trained], int], Trained | None]
+Craft = Callable[[list[TrainingResult], int], TrainingResult | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class Attack:
     craft: Craft
 
 
-def _moved(victims: list[Trained], seed: int, *, times: float) -> Trained:
+def _moved(victims: list[TrainingResult], seed: int, *, times: float) -> TrainingResult:
     """Send start + times x (the victims' mean - start)."""
     mean = {name: np.mean([item.adapter[name] for item in victims], axis=0) for name in victims[0].adapter}
     layout = in_order({name: values.shape for name, values in mean.items()})
@@ -80,7 +80,7 @@ ATTACKS: Mapping[str, Attack] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Scored:
+class RoundLosses:
     """Loss of the honest clients on held-out examples: as a round begins and after it, by client."""
 
     before: list[list[float]]
@@ -108,7 +108,9 @@ def place(folder: Path) -> Iterator[Place]:
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def run(where: Place, attack: str, guard: str, *, seed: int, rounds: int, tell: Callable[[], None]) -> Scored:
+def run(
+    where: Place, attack: str, guard: str, *, seed: int, rounds: int, tell: Callable[[], None]
+) -> RoundLosses:
     """Run a federation under an attack; `tell` is called after every round."""
     attackers = ATTACKS[attack].attackers
     study = _study(attackers, rounds)
@@ -122,7 +124,7 @@ def run(where: Place, attack: str, guard: str, *, seed: int, rounds: int, tell: 
     )
     cell = Cell("attacked", seed, False, plan_of(study, method, seed, None), "")
     folder = where.folder / f"{attack}-{guard}-{seed}"
-    result = Scored([], [])
+    result = RoundLosses([], [])
     context = WorkerContext(study, folder, where.operator, where.models, FolderFiles(where.folder))
     with local_crew(context, cell) as crew:
         federation = create_federation(cell, study, crew, where.operator, None)
@@ -157,12 +159,12 @@ def _study(attackers: int, rounds: int) -> Study:
 
 
 def _round(
-    federation: Federation, members: list[Participant], number: int, craft: Craft, result: Scored
+    federation: Federation, members: list[Participant], number: int, craft: Craft, result: RoundLosses
 ) -> None:
     victims, attackers = members[:HONEST], members[HONEST:]
     for client in victims:
         take_part(client, _brief(client, number))
-    trained = [Trained.read(_folder(client, number).path / TRAINED) for client in victims]
+    trained = [TrainingResult.read(_folder(client, number).path / TRAINED) for client in victims]
     for client in attackers:
         brief, folder = _brief(client, number), _folder(client, number)
         built = craft(trained, brief.training.seed)

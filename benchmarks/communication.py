@@ -201,11 +201,11 @@ def main() -> None:
     first = {row.what: row for row in rows if row.model == MODELS[0].name}
     default = first["P, Q r=32, int4 / int8 (default)"]
     goals = [
-        figures.Wanted(
+        figures.FigureLimit(
             "CA-PFL at 27 %, Llama-3.2-3B, MB up", first["CA-PFL, 27 %, int8 / float32"].up / MB, 1.0
         ),
-        figures.Wanted("FedMosaic's default, MB up", default.up / MB, 0.1),
-        figures.Wanted("FedMosaic's default, MB down", default.down / MB, 0.1),
+        figures.FigureLimit("FedMosaic's default, MB up", default.up / MB, 0.1),
+        figures.FigureLimit("FedMosaic's default, MB down", default.down / MB, 0.1),
     ]
     figures.judge(console, goals)
     figures.write(arguments.out, {**figures.machine(), "rows": [asdict(row) for row in rows]})

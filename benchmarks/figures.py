@@ -59,7 +59,7 @@ def show(console: Console, title: str, columns: Sequence[str], rows: Sequence[Se
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class FigureLimit:
     """A figure and the most that it should be."""
 
     what: str
@@ -67,7 +67,7 @@ class Wanted:
     most: float
 
 
-def judge(console: Console, expected: Sequence[Wanted]) -> None:
+def judge(console: Console, expected: Sequence[FigureLimit]) -> None:
     """Print for each goal whether it is met. Nothing follows from it: a busy machine misses goals too."""
     for item in expected:
         verdict = "met" if item.measured <= item.most else "missed"

@@ -26,7 +26,7 @@ from rich.progress import Progress
 from benchmarks import figures
 from client_agent.model.examples import Example
 from client_agent.model.loading import BaseModel, load_base_model
-from client_agent.privacy.release import Averaged, averaged, release, sample_records
+from client_agent.privacy.release import MeanRelease, averaged, release, sample_records
 from client_agent.rounds.sketch import mechanism_for
 from client_agent.sketches.gradient import Sketch, sketch_of
 from client_agent.sketches.per_record import record_sketches
@@ -145,7 +145,7 @@ def signatures(base: BaseModel, silo: Silo, plan: SignaturePlan) -> Iterator[Ske
             yield fixed
     mechanism, sketches = mechanism_for(silo.records, plan, plan.dp), silo.folded(plan.dim)
     chance = random.SystemRandom().randrange
-    built: Averaged | None = None
+    built: MeanRelease | None = None
     while True:
         if built is None or built.releases < (plan.dp.releases or 0):
             sample = [sketches[record] for record in sample_records(mechanism, chance)]

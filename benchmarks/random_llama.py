@@ -19,7 +19,7 @@ from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 
 from client_agent.model.examples import Example
 from client_agent.model.loading import BaseModel
-from client_agent.model.measured import measured
+from client_agent.model.measurement import measured
 from client_agent.model.quantization import keep_differentiable
 from client_agent.settings import Quantization
 

@@ -29,7 +29,7 @@ from rich.console import Console
 
 from benchmarks import figures
 from benchmarks.memory import MIB
-from benchmarks.round_client import Holds, Task, take_part
+from benchmarks.round_client import Task, WeightsReceipt, take_part
 from benchmarks.round_report import draw, show
 from benchmarks.serving import Coordinator, ServerFailed, running
 from schemas.messages.enrolment import Profile
@@ -188,9 +188,9 @@ def _wait_for_members(coordinator: Coordinator, federation_id: str, clients: int
 
 def _watch(coordinator: Coordinator, reported: Any, clients: int, rounds: int) -> list[_Moment]:
     """Note the moments when all clients hold the weights of round 1, 2, ..., rounds + 1."""
-    waiting: dict[int, list[Holds]] = {}
+    waiting: dict[int, list[WeightsReceipt]] = {}
     moments: list[_Moment] = []
-    latest: dict[int, Holds] = {}
+    latest: dict[int, WeightsReceipt] = {}
     while len(moments) <= rounds:
         holds = reported.get(timeout=_SILENCE_SECONDS)
         if isinstance(holds, str):

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from client_agent.identity.membership import enrol, read_key
 from client_agent.transport.client import CoordinatorApi
-from client_agent.transport.responses import NothingYet
+from client_agent.transport.responses import NoOpenRound
 from schemas.maths.adapter import SIGNATURE
 from schemas.messages.enrolment import Profile
 from schemas.messages.rounds import FinishedBrief, RoundBrief
@@ -49,7 +49,7 @@ class Task:
 
 
 @dataclass(frozen=True, slots=True)
-class Holds:
+class WeightsReceipt:
     """A client has the weights of a round: when (monotonic seconds), and how many bytes it sent and got."""
 
     place: int
@@ -67,7 +67,7 @@ class WrongWeights(Exception):
     """A client was served something else than the mean of what was delivered."""
 
 
-def take_part(task: Task, reported: Queue[Holds | str]) -> None:
+def take_part(task: Task, reported: Queue[WeightsReceipt | str]) -> None:
     """Take part until the federation is over; tells of every round's weights, or of what went wrong."""
     try:
         _take_part(task, reported)
@@ -76,7 +76,7 @@ def take_part(task: Task, reported: Queue[Holds | str]) -> None:
         raise
 
 
-def _take_part(task: Task, reported: Queue[Holds | str]) -> None:
+def _take_part(task: Task, reported: Queue[WeightsReceipt | str]) -> None:
     traffic = _Traffic()
     api = CoordinatorApi(task.url, key=None, deadline_seconds=_DEADLINE_SECONDS)
     with TemporaryDirectory() as folder:
@@ -101,7 +101,7 @@ def _take_part(task: Task, reported: Queue[Holds | str]) -> None:
         if isinstance(brief, RoundBrief):
             api.join(member.federation_id, number, None)
         body = api.weights(member.federation_id, number)
-        reported.put(Holds(task.place, number, time.monotonic(), traffic.sent, traffic.received))
+        reported.put(WeightsReceipt(task.place, number, time.monotonic(), traffic.sent, traffic.received))
         with unpack(body.body, encoding=None, expected=slots(layout), max_bytes=2**40) as envelope:
             served = {name: envelope.read_float32(name) for name in layout}
         _check(served, stored, number, _TOLERANCES[task.strategy])
@@ -118,7 +118,7 @@ def _next(api: CoordinatorApi, federation: str, number: int) -> RoundBrief | Fin
     """Wait for a round as the agent does."""
     while True:
         answer = api.current_round(federation, wait_seconds=_WAIT_SECONDS)
-        if isinstance(answer, NothingYet):
+        if isinstance(answer, NoOpenRound):
             time.sleep(answer.seconds)
         elif answer.round == number:
             return answer

@@ -62,27 +62,29 @@ def show(console: Console, result: dict[str, Any]) -> None:
     figures.judge(console, goals(result["sizes"]))
 
 
-def goals(sizes: Sequence[figures.Row]) -> list[figures.Wanted]:
+def goals(sizes: Sequence[figures.Row]) -> list[figures.FigureLimit]:
     """List what is asked of these sizes, beside what was measured."""
-    goals: list[figures.Wanted] = []
+    goals: list[figures.FigureLimit] = []
     for size in sizes:
         name, goal = _name(size), GOALS.get((size["clients"], size["mib"]))
         if goal is not None:
             goals += [
-                figures.Wanted(f"{name}: s per round", size["seconds"], goal.seconds),
-                figures.Wanted(f"{name}: server's peak RSS, MiB", size["peak_rss_mib"], goal.rss_mib),
-                figures.Wanted(f"{name}: server's CPU s per round", size["cpu_seconds"], goal.cpu_seconds),
+                figures.FigureLimit(f"{name}: s per round", size["seconds"], goal.seconds),
+                figures.FigureLimit(f"{name}: server's peak RSS, MiB", size["peak_rss_mib"], goal.rss_mib),
+                figures.FigureLimit(
+                    f"{name}: server's CPU s per round", size["cpu_seconds"], goal.cpu_seconds
+                ),
             ]
         goals += [
-            figures.Wanted(
+            figures.FigureLimit(
                 f"{name}: s / copy and hash s",
                 size["seconds"] / size["copy_and_hash_seconds"],
                 WITHIN_COPY_AND_HASH,
             ),
-            figures.Wanted(f"{name}: bytes / 2NB", size["wire_ratio"], WITHIN_BYTES),
+            figures.FigureLimit(f"{name}: bytes / 2NB", size["wire_ratio"], WITHIN_BYTES),
         ]
         goals += [
-            figures.Wanted(
+            figures.FigureLimit(
                 f"peak RSS, {name} / {_name(fewer)}", size["peak_rss_mib"] / fewer["peak_rss_mib"], FLAT
             )
             for fewer in sizes

@@ -35,7 +35,7 @@ from torch import nn
 from benchmarks import figures
 from benchmarks.figures import MIB
 from benchmarks.random_llama import SIZES, Size, built, full_batch
-from client_agent.adapters.base import Adapter, Removable, replace_module
+from client_agent.adapters.base import Adapter, AdapterBase, replace_module
 from client_agent.adapters.frames import random_frames, wrapped_layers
 from client_agent.adapters.inject import inject_pq
 from client_agent.model.examples import encode_for
@@ -50,7 +50,7 @@ GOAL = 1.1
 _SAMPLE_SECONDS = 0.005
 
 
-class PeftLora(Removable):
+class PeftLora(AdapterBase):
     """LoRA as public peft injects it around the linear layers at `paths`, trained in float32."""
 
     def __init__(self, base: BaseModel, paths: list[str], plan: AdapterPlan) -> None:
@@ -258,9 +258,9 @@ def _lap(base: BaseModel, adapter: Adapter, size: Size, plan: TrainingPlan) -> L
     return Lap([after - before for before, after in pairwise(ends)], peak.bytes)
 
 
-def _row(laps: list[Lap], of_pq: list[Lap], size: Size, trainable: int) -> dict[str, Any]:
+def _row(laps: list[Lap], pq_laps: list[Lap], size: Size, trainable: int) -> dict[str, Any]:
     seconds = statistics.median(second for lap in laps for second in lap.seconds)
-    ratios = [pq.step / lap.step for pq, lap in zip(of_pq, laps, strict=True)]
+    ratios = [pq.step / lap.step for pq, lap in zip(pq_laps, laps, strict=True)]
     return {
         "seconds": seconds,
         "seconds_each": [lap.seconds for lap in laps],

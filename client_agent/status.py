@@ -13,7 +13,7 @@ from client_agent.agent_entries import RATES
 from client_agent.errors import AgentError
 from client_agent.identity.agent_folder import Membership, is_in_use, read_membership
 from client_agent.identity.membership import connect_once
-from client_agent.rounds.pending import pending_work
+from client_agent.rounds.pending_work import pending_work
 from client_agent.secure_sum.progress import read_progress
 from client_agent.session import StopFlag, open_offline
 from client_agent.settings import AgentSettings

@@ -21,7 +21,7 @@ from client_agent.experts.bank_files import (
 from client_agent.experts.memory import EXPERTS, Choice, ExpertMemory
 from client_agent.experts.routing import Routing
 from client_agent.rounds.part import Part, Setting
-from client_agent.rounds.served_weights import Arrays, Served, ServedForm
+from client_agent.rounds.served_weights import Arrays, ServedForm, StoredWeights
 from schemas.maths.adapter import Layout, in_order
 from schemas.maths.bank import SHARED, bank_layout, expert_tensors
 from schemas.maths.factors import State
@@ -30,12 +30,12 @@ from schemas.messages.updates import BankIndex
 
 if TYPE_CHECKING:
     from client_agent.adapters.base import Adapter
-    from client_agent.experts.routed import RoutedExperts
+    from client_agent.experts.routed_experts import RoutedExperts
     from client_agent.rounds.client import Session
     from client_agent.rounds.local_steps import RoundSteps
     from client_agent.rounds.opened_round import OpenedRound
     from client_agent.rounds.sum_input import RoundResult
-    from client_agent.rounds.trained import Trained
+    from client_agent.rounds.training_result import TrainingResult
     from client_agent.training.loop import TrainingOutcome
     from client_agent.training.silo import Silo
 
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 class ServedBank(ServedForm):
     """The weights have the shared expert, and name the others, which lie beside them by digest."""
 
-    def values(self, adapter: Adapter, served: Served) -> State:
+    def values(self, adapter: Adapter, served: StoredWeights) -> State:
         routed = cast("RoutedExperts", adapter)
         index, layout = _index(served), routed.bank.expert_layout
         if served.session is not None:
@@ -100,13 +100,13 @@ class BankOfExperts(Part):
 
     def silo(self, silo: Silo) -> Silo:
         """Return the silo with a probe set that is held out of training."""
-        from client_agent.experts.probing import with_probe_set
+        from client_agent.experts.probe_set import with_probe_set
 
         return with_probe_set(silo, self.routing)
 
     def inject(self, setting: Setting) -> Adapter:
         from client_agent.adapters.expert_bank import experts_in
-        from client_agent.experts.routed import inject_experts
+        from client_agent.experts.routed_experts import inject_experts
 
         if setting.stored is not None:
             experts = experts_in(setting.stored)
@@ -119,7 +119,7 @@ class BankOfExperts(Part):
 
     def prepare(self, adapter: Adapter, setting: Setting) -> None:
         """Choose among experts by losses on the probe set; a bank that was trained has its choice."""
-        from client_agent.experts.probing import prober_of
+        from client_agent.experts.probe_set import prober_of
 
         if setting.stored is not None:
             return
@@ -174,14 +174,14 @@ def bank_alone(plan: FederationPlan, specialists: int, top_m: int) -> BankOfExpe
     return BankOfExperts(Routing(top_m=top_m), specialists)
 
 
-def parts_of_file(trained: Trained) -> tuple[BankOfExperts, ...]:
+def parts_of_file(trained: TrainingResult) -> tuple[BankOfExperts, ...]:
     """Return the bank with which `tessera agent train --out` wrote a file; () for another adapter.
 
     Raises:
         LayoutMismatch: the bank lacks the choice of its client.
     """
     from client_agent.adapters.expert_bank import is_bank
-    from client_agent.experts.routed import CHOSEN, GAMMA
+    from client_agent.experts.routed_experts import CHOSEN, GAMMA
 
     if not is_bank(trained.adapter):
         return ()
@@ -191,7 +191,7 @@ def parts_of_file(trained: Trained) -> tuple[BankOfExperts, ...]:
     return (BankOfExperts(Routing(top_m=len(private[CHOSEN]) + 1, gamma=float(private[GAMMA]))),)
 
 
-def _index(served: Served) -> BankIndex:
+def _index(served: StoredWeights) -> BankIndex:
     return read_final_index(served.home) if served.is_final else read_index(served.folder)
 
 

@@ -31,7 +31,7 @@ from client_agent.storage.round_folder import (
     RoundFolders,
 )
 from client_agent.transport.client import CoordinatorApi
-from client_agent.transport.responses import NothingYet
+from client_agent.transport.responses import NoOpenRound
 from schemas.identity.documents import hash_of
 from schemas.identity.keys import thumbprint
 from schemas.messages.rounds import FinishedBrief, RoundBrief, RoundManifest, SignedDocument
@@ -152,7 +152,7 @@ def _newest(
     manifests: Manifests,
     api: CoordinatorApi,
     last_accepted: int,
-    answer: RoundBrief | FinishedBrief | NothingYet,
+    answer: RoundBrief | FinishedBrief | NoOpenRound,
 ) -> SignedDocument | None:
     """Return the last manifest for this client that the coordinator stores, if any."""
     if isinstance(answer, FinishedBrief) and answer.manifest is not None:

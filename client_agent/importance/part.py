@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from client_agent.adapters.lora import LoraAdapter
     from client_agent.adapters.variational.adapter import VariationalAdapter
     from client_agent.model.loading import BaseModel
-    from client_agent.rounds.encode_update import Encoded, UpdateInputs
+    from client_agent.rounds.encode_update import EncodedUpdate, UpdateInputs
     from client_agent.rounds.train import LocalTraining
 
 
@@ -73,7 +73,7 @@ class RankImportance(Part):
 
         return marks_by_importance(self.plan, round_number, private, delta)
 
-    def encoded(self, inputs: UpdateInputs, encoded: Encoded) -> None:
+    def encoded(self, inputs: UpdateInputs, encoded: EncodedUpdate) -> None:
         from client_agent.importance.rounds import store_measures
 
         store_measures(inputs.folder, inputs.rounds, inputs.trained.private, encoded)

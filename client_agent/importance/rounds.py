@@ -10,7 +10,7 @@ from client_agent.adapters.variational.adapter import VariationalAdapter, poster
 from client_agent.adapters.variational.measures import Measures, nonzero_share, posterior_measures, with_round
 from client_agent.adapters.variational.posterior import importance
 from client_agent.adapters.variational.sparsity import density_at, unit_marks
-from client_agent.rounds.encode_update import Encoded
+from client_agent.rounds.encode_update import EncodedUpdate
 from client_agent.storage.round_folder import MEASURES, RoundFolder, RoundFolders
 from client_agent.training.loop import gradients_of
 from client_agent.training.ranks import answers_of
@@ -46,7 +46,7 @@ def readmit_ranks(adapter: VariationalAdapter, silo: Silo, plan: TrainingPlan) -
     adapter.readmit()
 
 
-def store_measures(folder: RoundFolder, rounds: RoundFolders, private: State, encoded: Encoded) -> None:
+def store_measures(folder: RoundFolder, rounds: RoundFolders, private: State, encoded: EncodedUpdate) -> None:
     """Store the measures of an update; `private` are the private tensors after training."""
     posterior = posterior_measures(posterior_of(private), encoded.reference, ranks_of(private))
     measures = Measures(

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from client_agent.adapters.ranks import rank_of
 from client_agent.rounds.byte_budget import marked
 from client_agent.rounds.opened_round import OpenedBrief
-from client_agent.rounds.trained import Trained
+from client_agent.rounds.training_result import TrainingResult
 from client_agent.rounds.update_history import confirmed, store_values, stored_residual, stored_values
 from client_agent.sketches.gradient import Sketch
 from client_agent.storage.round_folder import (
@@ -57,7 +57,7 @@ class UpdateInputs:
     opened: OpenedBrief
     folder: RoundFolder
     rounds: RoundFolders
-    trained: Trained
+    trained: TrainingResult
     federation_id: str
     client_id: str
     pack_digest: str | None
@@ -70,7 +70,7 @@ class UpdateInputs:
 
 
 @dataclass(frozen=True, slots=True)
-class Encoded:
+class EncodedUpdate:
     """What an update has become by its encoding.
 
     Attributes:
@@ -143,7 +143,7 @@ def pack_update(inputs: UpdateInputs, *, stored_digest: str | None = None) -> by
             folder, RESIDUAL, _difference(delta, decoded), inputs.federation_id, body, inputs.pack_digest
         )
     if reference.values is not None:
-        encoded = Encoded(reference.values, learnt, delta, decoded, _bytes(coded))
+        encoded = EncodedUpdate(reference.values, learnt, delta, decoded, _bytes(coded))
         for part in opened.parts:
             part.encoded(inputs, encoded)
     return body

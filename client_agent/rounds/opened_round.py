@@ -12,7 +12,7 @@ from functools import cached_property
 from client_agent.rounds.client import Client, Session
 from client_agent.rounds.part import Part
 from client_agent.rounds.strategy import AgentStrategy, load_strategy
-from client_agent.rounds.trained import TrainedRounds
+from client_agent.rounds.training_result import TrainingResults
 from client_agent.storage.round_files import read_brief
 from client_agent.storage.round_folder import TRAINED, RoundFolder, RoundFolders
 from schemas.maths.adapter import Layout
@@ -131,8 +131,8 @@ class OpenedRound:
         return self.sum_plan is not None and self.sum_plan.scores == "summed"
 
     @cached_property
-    def trained(self) -> TrainedRounds:
-        return TrainedRounds(self.rounds)
+    def trained(self) -> TrainingResults:
+        return TrainingResults(self.rounds)
 
     @property
     def earlier(self) -> State | None:

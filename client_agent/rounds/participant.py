@@ -18,7 +18,7 @@ from client_agent.policy import Policy
 from client_agent.rounds.client import Session, Workspace
 from client_agent.rounds.opened_round import OpenedBrief, adapter_plan, sent_layout
 from client_agent.rounds.part import Setting
-from client_agent.rounds.served_weights import Served
+from client_agent.rounds.served_weights import StoredWeights
 from client_agent.sketches.gradient import Sketch
 from client_agent.storage.rate_store import RateStore
 from client_agent.training.checkpoint import CHECKPOINT_SECONDS
@@ -96,7 +96,7 @@ class Trainer:
             raise
         self.pivot_wait.ended()
 
-    def setting(self, opened: OpenedBrief, state: State | None, served: Served | None) -> Setting:
+    def setting(self, opened: OpenedBrief, state: State | None, served: StoredWeights | None) -> Setting:
         """Return what the plan's adapter is put around; `state` is this client's last adapter."""
         return Setting(
             silo=self.silo,

@@ -14,7 +14,7 @@ from client_agent.model.loading import BaseModel
 from client_agent.privacy.accountant import noise_for
 from client_agent.privacy.budget import BudgetSpent, TooFewRecords, require_private
 from client_agent.privacy.ledger import Ledger
-from client_agent.privacy.release import Averaged, Mechanism, averaged, release, sample_records
+from client_agent.privacy.release import MeanRelease, Mechanism, averaged, release, sample_records
 from client_agent.rounds.client import Session
 from client_agent.rounds.opened_round import OpenedBrief
 from client_agent.rounds.participant import Trainer
@@ -153,7 +153,7 @@ def _released(
     return _scaled(mean)
 
 
-def _scaled(mean: Averaged) -> Sketch:
+def _scaled(mean: MeanRelease) -> Sketch:
     return Sketch(clipped(mean.mean.astype(np.float32), mean.clip), mean.reliability, mean)
 
 

@@ -13,14 +13,14 @@ from typing import Final
 from client_agent.rounds.adapter_in_place import prepare, put_in_place
 from client_agent.rounds.byte_budget import has_budget, require_affordable, require_allowed_size
 from client_agent.rounds.delivery import report_scores
-from client_agent.rounds.joining import archive_trained, join_round, rejoin
+from client_agent.rounds.join import archive_trained, join_round, rejoin
 from client_agent.rounds.opened_round import OpenedBrief
 from client_agent.rounds.participant import Participant
 from client_agent.rounds.plain_steps import encode_update, newcomer_body, push_update, sign
-from client_agent.rounds.possible import require_round, require_suitable
+from client_agent.rounds.plan_checks import require_round, require_suitable
 from client_agent.rounds.private_training import leave_out_held_out, private_steps, require_private_steps
 from client_agent.rounds.progress_report import step_reports
-from client_agent.rounds.served_weights import Served
+from client_agent.rounds.served_weights import StoredWeights
 from client_agent.rounds.step_runner import run_missing
 from client_agent.rounds.summed_steps import encode_input, report_ready, run_sum
 from client_agent.rounds.train import LocalTraining, learning_rate, train_locally
@@ -114,7 +114,7 @@ def _train(work: Work) -> bytes:
     if work.private_training is not None:
         require_private_steps(trainer.silo, opened.parts)
     earlier, origin = work.trained.before(brief.round), trainer.origin(opened)
-    served = Served(work.session.home, work.folder, session=work.session)
+    served = StoredWeights(work.session.home, work.folder, session=work.session)
     setting = trainer.setting(opened, work.earlier, served)
     for part in opened.parts:
         setting = replace(setting, silo=part.silo(setting.silo))

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from pydantic import BaseModel
 
-from client_agent.secure_sum.errors import SumRefused
+from client_agent.errors import SumRefused
 from client_agent.secure_sum.session_journal import SessionJournal
 from client_agent.secure_sum.unmask_marks import UnmaskMarks
 from client_agent.storage.files import write_durably

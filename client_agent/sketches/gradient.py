@@ -23,7 +23,7 @@ from client_agent.model.examples import Example, encode_beginnings, probe_set
 from client_agent.model.forward import LOGITS_AT_ONCE, hidden_states
 from client_agent.model.loading import BaseModel
 from client_agent.model.tokens import NO_TARGET, Batch, by_token, collate, pad_id
-from client_agent.privacy.release import Averaged
+from client_agent.privacy.release import MeanRelease
 from schemas.maths.seeded_random import stream
 from schemas.messages.federations import Role, SignaturePlan
 
@@ -44,7 +44,7 @@ class Sketch:
 
     vector: Vector
     reliability: float
-    released: Averaged | None = None
+    released: MeanRelease | None = None
 
     @property
     def epsilon(self) -> float | None:
@@ -58,7 +58,7 @@ class Sketch:
     @classmethod
     def from_bytes(cls, content: bytes) -> Self:
         tensors = safetensors.numpy.load(content)
-        return cls(tensors["vector"], float(tensors["reliability"]), Averaged.of(tensors))
+        return cls(tensors["vector"], float(tensors["reliability"]), MeanRelease.of(tensors))
 
 
 def sketch_of(

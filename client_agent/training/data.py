@@ -12,9 +12,9 @@ from functools import reduce
 from operator import or_
 from pathlib import Path
 
-from client_agent.counted import counted
+from client_agent.console_counts import counted
 from client_agent.data.load import BY_COLUMNS, RowOptions, load_examples
-from client_agent.data.unread import ALL_USED, Unused
+from client_agent.data.unread_parts import ALL_USED, UnreadParts
 from client_agent.errors import DataInvalid
 from client_agent.model.examples import Example
 from client_agent.settings import MetricName
@@ -48,7 +48,7 @@ class SiloData:
     validation: _Examples
     test: _Examples
     skipped: tuple[str, ...] = ()
-    unused: Unused = ALL_USED
+    unused: UnreadParts = ALL_USED
     probe: _Examples = ()
 
     @property

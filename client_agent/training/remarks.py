@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from transformers import PreTrainedTokenizerFast
 
-from client_agent.counted import counted
+from client_agent.console_counts import counted
 from client_agent.model.chat import ASSISTANT
 from client_agent.model.chat_template import has_generation_tags
 from client_agent.model.comparable_text import folded

@@ -18,7 +18,7 @@ from client_agent.model.examples import Example, encode_for
 from client_agent.model.gguf import model_folder
 from client_agent.model.loading import BaseModel, base_model_slug, load_base_model, parameter_count
 from client_agent.model.tokenizer_digests import tokenizer_digests
-from client_agent.model.tokens import Encoded
+from client_agent.model.tokens import TokenizedText
 from client_agent.settings import AgentSettings, Dtype, GeneratedScores, Quantization
 from client_agent.storage.final_scores import StartScoreStore
 from client_agent.storage.prefix_store import PrefixStore
@@ -62,7 +62,7 @@ class Silo:
     trainer: OpenedTrainer | None = None
     ranks: Leader | None = None
 
-    def encoded(self, examples: Sequence[Example], max_length: int) -> tuple[Encoded, ...]:
+    def encoded(self, examples: Sequence[Example], max_length: int) -> tuple[TokenizedText, ...]:
         """Tokenise examples for the base model, once for the life of the agent.
 
         Raises:

@@ -14,7 +14,7 @@ from examples.bank_scene import cast as times
 from examples.bank_scene.cast import ENROLLED_BEFORE, LEAVES_AFTER, VICTIMS, Cast
 from examples.bank_scene.kills import kill_before_unmasking, kill_in_training, restart_coordinator
 from examples.bank_scene.narration import Narrator
-from examples.bank_scene.observed import Observer
+from examples.bank_scene.observer import Observer
 from examples.bank_scene.record import Kill, Record, RoundFacts
 from examples.bank_scene.silos import Silos
 from studies.bank_record import BankRecord, read_bank_record

@@ -17,7 +17,7 @@ from client_agent.rounds.encode_update import pack_update
 from client_agent.rounds.opened_round import OpenedBrief
 from client_agent.rounds.participant import Participant
 from client_agent.rounds.steps import take_part
-from client_agent.rounds.trained import Trained
+from client_agent.rounds.training_result import TrainingResult
 from client_agent.rounds.work import Work
 from client_agent.storage import files, round_folder
 from client_agent.storage.round_folder import (
@@ -90,7 +90,7 @@ class Scene:
 
 
 def trained(folder: RoundFolder) -> Arrays:
-    return Trained.read(folder.path / TRAINED).adapter
+    return TrainingResult.read(folder.path / TRAINED).adapter
 
 
 def layout_of(folder: RoundFolder) -> Layout:
@@ -273,7 +273,7 @@ def test_values_that_the_format_cannot_say_are_sent_whole(
 ) -> None:
     scene = Scene(served, participant)
     folder = scene.play()
-    learnt = Trained.read(folder.path / TRAINED)
+    learnt = TrainingResult.read(folder.path / TRAINED)
     huge = {name: values + np.float32(1e6) for name, values in learnt.adapter.items()}
     folder.write(TRAINED, replace(learnt, adapter=huge).to_bytes())
     folder.write(UPDATE, pack_update(Work(scene.who, OpenedBrief.read(folder), folder).update_inputs))

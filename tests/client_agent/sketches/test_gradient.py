@@ -17,7 +17,7 @@ from client_agent.errors import AdapterInPlace, SignatureUnusable
 from client_agent.model.examples import Example, encode_all, probe_set
 from client_agent.model.forward import answer_logits
 from client_agent.model.loading import BaseModel
-from client_agent.model.tokens import Encoded, collate, pad_id
+from client_agent.model.tokens import TokenizedText, collate, pad_id
 from client_agent.sketches.gradient import (
     Sketch,
     count_sketch,
@@ -32,11 +32,11 @@ from schemas.messages.updates import Reliability
 PLAN = SignaturePlan(dim=64)
 
 
-def texts_for(base: BaseModel, examples: Sequence[Example]) -> list[Encoded]:
+def texts_for(base: BaseModel, examples: Sequence[Example]) -> list[TokenizedText]:
     return encode_all(examples, base.tokenizer, 64)
 
 
-def by_autograd(base: BaseModel, texts: Sequence[Encoded]) -> Tensor:
+def by_autograd(base: BaseModel, texts: Sequence[TokenizedText]) -> Tensor:
     """The gradient of the summed loss with respect to the last block's `down` weight: (d_out, d_in)."""
     weight = base.parts.linear(base.model, base.layers - 1, "down").get_parameter("weight")
     weight.requires_grad_(True)

@@ -85,7 +85,7 @@ _READ_BY = {
 
 
 @dataclass(frozen=True, slots=True)
-class Unused:
+class UnreadParts:
     """The parts of the rows of a source that are not read.
 
     Attributes:
@@ -98,8 +98,8 @@ class Unused:
     formats: frozenset[tuple[str, str]] = frozenset()
     flags: frozenset[tuple[str, bool]] = frozenset()
 
-    def __or__(self, more: Unused) -> Unused:
-        return Unused(self.columns | more.columns, self.formats | more.formats, self.flags | more.flags)
+    def __or__(self, more: UnreadParts) -> UnreadParts:
+        return UnreadParts(self.columns | more.columns, self.formats | more.formats, self.flags | more.flags)
 
     def sentences(self) -> list[str]:
         """Return a line for each part that is not read; empty = none."""
@@ -115,10 +115,10 @@ class Unused:
         return lines
 
 
-ALL_USED = Unused()
+ALL_USED = UnreadParts()
 
 
-def unused_of(row: Row, row_format: str) -> Unused:
+def unused_of(row: Row, row_format: str) -> UnreadParts:
     """Return the parts of a row that a format has not read.
 
     Raises:
@@ -143,10 +143,10 @@ def unused_of(row: Row, row_format: str) -> Unused:
     if refused:
         name, remedy = next(iter(refused.values()))
         raise _refused(f"{row.place}: column {name} changes what is learnt", row.ignored, refused, remedy)
-    return Unused(frozenset(columns), frozenset((row_format, name) for name in also), frozenset(flags))
+    return UnreadParts(frozenset(columns), frozenset((row_format, name) for name in also), frozenset(flags))
 
 
-def refuse_mixed_flags(source: str, unused: Unused, ignored: Iterable[str] = ()) -> None:
+def refuse_mixed_flags(source: str, unused: UnreadParts, ignored: Iterable[str] = ()) -> None:
     """Raise where a column that is not read divides the rows of a source into true and false ones.
 
     Whatever its name is (`is_good`, `accepted`): rows that are marked as bad would be learnt like the good.

@@ -14,9 +14,9 @@ from torch import nn
 
 from client_agent.adapters.base import (
     Adapter,
+    AdapterBase,
     LoraFactors,
     Penalty,
-    Removable,
     State,
     copy_in,
     copy_out,
@@ -27,9 +27,9 @@ from client_agent.adapters.expert_lora import ExpertLora
 from client_agent.adapters.expert_pq import ExpertPQ
 from client_agent.adapters.frames import Frames, first_adapted_layer
 from client_agent.errors import LayoutMismatch
-from client_agent.experts.exploring import Turn, drawn, temperature, turns
+from client_agent.experts.exploration import Turn, drawn, temperature, turns
 from client_agent.experts.memory import Choice, ExpertMemory
-from client_agent.experts.probing import Prober
+from client_agent.experts.probe_set import Prober
 from client_agent.experts.responsibilities import (
     ProbeLosses,
     fit,
@@ -62,7 +62,7 @@ Arrays = dict[str, NDArray[np.float32]]
 log = logging.getLogger(__name__)
 
 
-class RoutedExperts(Removable):
+class RoutedExperts(AdapterBase):
     """The shared expert and the client's specialists; what is scored, exported and generates.
 
     Private tensors are the responsibilities, the choice and the router's rows. With a probe set
@@ -267,12 +267,12 @@ class RoutedExperts(Removable):
         if not self.routing.consistency or self.router is None:
             return None
 
-        def of_step(_: Mapping[str, nn.Parameter]) -> torch.Tensor:
+        def step_penalty(_: Mapping[str, nn.Parameter]) -> torch.Tensor:
             weighed = self._passes.responsibilities
             weights = self._router.weights(self._passes.read_hidden(), weighed, self.routing.gamma)
             return self.routing.consistency * consistency(weights, weighed)
 
-        return of_step
+        return step_penalty
 
     def remove(self) -> None:
         self._passes.remove()
