@@ -1,4 +1,4 @@
-"""Show what aggregation costs beside the bare product: a table and a picture. Measures nothing."""
+"""Show the cost of aggregation beside the bare product: a table and a picture. Measures nothing."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def show(console: Console, result: dict[str, Any]) -> None:
 
 
 def goals(sizes: Sequence[figures.Row], block_mib: int) -> list[figures.FigureLimit]:
-    """List what is asked of these sizes, beside what was measured."""
+    """List the goals of these sizes, beside the measured figures."""
     goals: list[figures.FigureLimit] = []
     for size in sizes:
         name, tessera = f"N={size['clients']}, D={size['values']}", size["tessera"]

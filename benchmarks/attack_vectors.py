@@ -1,4 +1,4 @@
-"""Clients and attackers as vectors, for what a table of attacks can say in a second. Trains nothing.
+"""Clients and attackers as vectors: a quick table of attacks, without training.
 
 Three tasks of four honest clients each, and six attackers (docs/explanation/poisoning.md). An honest update
 is the task's direction and noise of its own; attackers copy the sketches of the first task's clients.
@@ -28,7 +28,7 @@ _STEALTH = 0.6  # how much of the attackers' direction is the task's own; the re
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """What attackers know: everything. Rows of `honest` (12, D) are of the tasks in turn."""
+    """The facts of a draw, all of which attackers know. Rows of `honest` (12, D) are of the tasks in turn."""
 
     task: Floats
     poison: Floats
@@ -36,7 +36,7 @@ class Scene:
     rng: np.random.Generator
 
     def noise(self) -> Floats:
-        """Draw what one client has beside what it has in common with others, (D,)."""
+        """Draw the part of one client's update that is its own, (D,)."""
         return _direction(self.rng) * _NOISE
 
 
@@ -68,9 +68,9 @@ ATTACKS: Mapping[str, Callable[[Scene], list[Floats]]] = {
 
 @dataclass(frozen=True, slots=True)
 class UpdateParts:
-    """What a client of the attacked task is given, on average: parts of a length of 1 each.
+    """The mean update that is served to clients of the attacked task, as two coordinates.
 
-    `right` is along what its task asks for, 1 at best; `poison` along what the attackers want.
+    `right` is along the direction of the task, 1 at best; `poison` is along the attackers' direction.
     """
 
     right: float

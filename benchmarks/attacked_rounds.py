@@ -1,8 +1,8 @@
-"""A federation of real agents under attack: silos that train, and clients that send what they like.
+"""A federation of real agents under attack: silos that train, and clients that send forged updates.
 
-Everything goes through a coordinator over HTTP. An attacker is an agent, too, whose round folder holds
-something else than what it has learnt before it goes on: the first victim's signature, and perhaps an adapter
-made from the victims' own. So it knows all that there is to know.
+Everything goes through a coordinator over HTTP. An attacker is an agent, too, whose files are replaced in its
+round folder: by the first victim's sketch, and perhaps by an adapter made from those of the victims. So it
+knows everything about its victims.
 """
 
 from __future__ import annotations
@@ -48,10 +48,10 @@ Craft = Callable[[list[TrainingResult], int], TrainingResult | None]
 
 @dataclass(frozen=True, slots=True)
 class Attack:
-    """What attackers send. `craft` makes it of the victims' adapters of this round and the plan's seed.
+    """An attack: `craft` makes the sent adapter from the victims' adapters of this round and the plan's seed.
 
-    None = it goes on with what it has learnt itself, from examples whose answers are wrong: cipher_b asks
-    what cipher asks, and has another table.
+    None = the attacker sends what it has learnt from examples with wrong answers: cipher_b has the prompts of
+    cipher and another table.
     """
 
     attackers: int
@@ -81,7 +81,7 @@ ATTACKS: Mapping[str, Attack] = {
 
 @dataclass(frozen=True, slots=True)
 class RoundLosses:
-    """Loss of the honest clients on held-out examples: as a round begins and after it, by client."""
+    """Losses of the honest clients on held-out examples, by client, before and after a round."""
 
     before: list[list[float]]
     after: list[list[float]]
@@ -89,7 +89,7 @@ class RoundLosses:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """What several runs have in common."""
+    """The shared resources of several runs."""
 
     operator: Operator
     models: SharedModels
@@ -98,7 +98,7 @@ class Place:
 
 @contextmanager
 def place(folder: Path) -> Iterator[Place]:
-    """Run a coordinator as long as the block lasts; its database is deleted afterwards."""
+    """Run a coordinator for the duration of the block; its database is deleted afterwards."""
     shutil.rmtree(folder, ignore_errors=True)
     with (
         running_coordinator(folder / "coordinator") as running,

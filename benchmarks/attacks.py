@@ -1,4 +1,4 @@
-"""What attackers achieve: with a plain mean, with relevance alone, and with the guard.
+"""Measure what attackers achieve against a plain mean, against relevance alone, and against the guard.
 
     python -m benchmarks.attacks [--draws 20] [--rounds 5] [--seeds 0] [--vectors-only] [--out FILE.json]
 

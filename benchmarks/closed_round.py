@@ -38,9 +38,9 @@ def states(clients: int, layout: Layout) -> NDArray[np.float32]:
 
 
 def close_round(database: Database, layout: Layout, drawn: Sequence[NDArray[np.float32]]) -> str:
-    """Make a federation whose first round has closed with these states; everybody listens to everybody.
+    """Create a federation whose first round has closed with these states, and return its id.
 
-    Gives the federation's id. Rows and payloads are those that deliveries would have left.
+    Rows and payloads are those that deliveries would have stored. All clients share all modules.
     """
     random = np.random.default_rng(1)
     with database.write() as session:
@@ -57,9 +57,9 @@ def close_round(database: Database, layout: Layout, drawn: Sequence[NDArray[np.f
 
 
 def _plan() -> FederationPlan:
-    """Compare raw signatures, with no floor: every row of the relevance is dense and no two are alike.
+    """Compare raw sketches without a floor: every row of the relevance is dense, and no two are equal.
 
-    The guard is off, since it hears nobody among states that have nothing in common.
+    The guard is off, because it would reject all of these unrelated states.
     """
     options = {"temperature": 1.0, "min_relevance": None, "include_self": True, "guard": "off"}
     return FederationPlan.model_validate(

@@ -38,7 +38,7 @@ CA_PFL: Final = Recipe(reference="served", density=0.27, values="int8")
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """What a base model's configuration says of its linear layers: (d_out, d_in) by role."""
+    """The linear layers of a base model by its configuration: (d_out, d_in) by role."""
 
     name: str
     layers: int
@@ -75,7 +75,7 @@ PUBLISHED: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """What one client sends and is sent in a round, in bytes."""
+    """The bytes that one client sends and receives in a round."""
 
     model: str
     what: str

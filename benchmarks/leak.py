@@ -1,4 +1,4 @@
-"""How much text comes back from what a client sends as its signature.
+"""Measure how much text an attacker recovers from a client's sketch.
 
     python -m benchmarks.leak [--rounds 3] [--out FILE.json]
 

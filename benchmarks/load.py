@@ -1,4 +1,4 @@
-"""What a coordinator bears: a thousand polling agents, a thousand uploads at once, and a long time.
+"""Load a coordinator: a thousand polling agents, a thousand uploads at once, and a long time.
 
 python -m benchmarks.load [--agents 1000] [--poll-seconds 60] [--soak-requests 20000] [--sqlite]
 

@@ -1,4 +1,4 @@
-"""What is left of relevance under differential privacy of signatures.
+"""Measure how much of relevance remains under differential privacy of sketches.
 
     python -m benchmarks.private_relevance [--draws 3] [--out FILE.json]
 

@@ -1,4 +1,4 @@
-"""What differentially private training costs: held-out loss, and time per step.
+"""Measure the cost of differentially private training: held-out loss, and time per step.
 
     python -m benchmarks.private_training [--records 256 1024] [--draws 3] [--out FILE.json]
 

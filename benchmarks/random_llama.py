@@ -82,7 +82,7 @@ def built(size: Size, *, device: torch.device, dtype: torch.dtype, quantization:
 
 
 def saved(size: Size, folder: Path, *, device: torch.device) -> str:
-    """Write a model of this size, drawn on `device`, as bfloat16 shards with a tokenizer; give the folder."""
+    """Write such a model, drawn on `device`, as bfloat16 shards with a tokenizer; return its folder."""
     with device:
         model = AutoModelForCausalLM.from_config(_config(size), dtype=torch.bfloat16)
     model.save_pretrained(folder, max_shard_size="1GB")

@@ -76,7 +76,7 @@ def weights(strategy_name: str, cohort: Cohort, updates: Floats, least: int) -> 
 def best_guess(equations: Floats, served: Floats, updates: Floats) -> float:
     """Return the smallest relative error of the others' updates (n, D), from served = equations @ updates.
 
-    equations is (m, n), over the others alone; what the attacker knows of itself is taken off already.
+    `equations` is (m, n), over the other members only; the attacker's own share is subtracted already.
     """
     guess = np.linalg.lstsq(equations, served, rcond=None)[0]  # (n, D)
     return float(np.min(np.linalg.norm(guess - updates, axis=1) / np.linalg.norm(updates, axis=1)))
@@ -93,9 +93,9 @@ def mixture_error(strategy: str, cohort: Cohort, least: int, seed: int = 0) -> f
 
 
 def two_round_error(strategy: str, count: int, least: int, seed: int = 0) -> float:
-    """Return the error of the first member's best guess of who was absent in the second of two rounds.
+    """Return the error of the first member's best guess of an update whose member misses the second round.
 
-    The others' updates changed meanwhile, by 0.3 of their length.
+    The other updates change between both rounds, by 0.3 of their length.
     """
     rng = np.random.default_rng(seed)
     first = _updates(rng, count)

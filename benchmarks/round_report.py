@@ -1,4 +1,4 @@
-"""Show what rounds cost beside their goals: a table and a picture. Measures nothing."""
+"""Show the cost of rounds beside their goals: a table and a picture. Measures nothing."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FLAT = 1.1  # peak memory with more clients / with fewer
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """What is asked of a size: seconds per round, the server's peak memory, its processor time per round."""
+    """The goals of a size: seconds per round, the server's peak memory, its processor time per round."""
 
     seconds: float
     rss_mib: float
@@ -31,7 +31,7 @@ _NO_GOAL = (None, None, None)
 
 
 def show(console: Console, result: dict[str, Any]) -> None:
-    """Print figures and, behind a slash, what is asked for."""
+    """Print figures and, behind a slash, their goals."""
     rows = []
     for size in result["sizes"]:
         goal = GOALS.get((size["clients"], size["mib"]))
@@ -63,7 +63,7 @@ def show(console: Console, result: dict[str, Any]) -> None:
 
 
 def goals(sizes: Sequence[figures.Row]) -> list[figures.FigureLimit]:
-    """List what is asked of these sizes, beside what was measured."""
+    """List the goals of these sizes, beside the measured figures."""
     goals: list[figures.FigureLimit] = []
     for size in sizes:
         name, goal = _name(size), GOALS.get((size["clients"], size["mib"]))

@@ -1,4 +1,4 @@
-"""What a round with a secure sum takes over HTTP, all cryptography real: from the last `ready` to the total.
+"""Measure a round with a secure sum over HTTP, with real cryptography, from the last `ready` to the total.
 
     python -m benchmarks.summed_round [--members 100] [--layers 16] [--processes 2] [--postgres]
 
@@ -54,7 +54,7 @@ _WIDTH, _RANK, _PATIENCE_SECONDS = 4096, 8, 600.0
 
 @dataclass(frozen=True, slots=True)
 class Roster:
-    """What members check the terms against: the identity keys, and the end of the roster."""
+    """The roster by which members check the terms: the identity keys, and the newest link."""
 
     keys: dict[str, str]
     version: int
@@ -73,7 +73,7 @@ class MemberSetup:
 
 @dataclass(frozen=True, slots=True)
 class MemberTotals:
-    """What the members of one process sent, in all: bytes, processor seconds, and the sum of their inputs."""
+    """Totals over the members of a process: bytes sent, processor seconds, and the sum of their inputs."""
 
     bytes_up: int
     cpu_seconds: float

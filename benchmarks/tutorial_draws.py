@@ -1,4 +1,4 @@
-"""Whether the first tutorial ends with a better model than each silo's own training, over many draws.
+"""Check over many draws that the first tutorial ends with a better model than each silo's own training.
 
     python -m benchmarks.tutorial_draws --model MODEL [--draws 10] [--out FOLDER]
 

@@ -70,7 +70,8 @@ class BaseDeltaForm(ServedForm):
         """Return weights whose base delta can be computed with the files here, or the whole of it.
 
         Raises:
-            BaseDeltaMissing: earlier increments are missing here, and the coordinator has not the whole.
+            BaseDeltaMissing: earlier increments are missing here, and the coordinator lacks the whole base
+                delta.
         """
         try:
             earlier = newest_base_delta(work.rounds, before=work.brief.round)

@@ -97,7 +97,7 @@ def run(participant: Participant, sleep: Callable[[float], None] | None = None) 
 
 
 def _another_coordinator(session: Session) -> AgentError | None:
-    """Return why a refusal may not be this client's coordinator's; None if its own coordinator answers."""
+    """Return why the refusal may come from another coordinator; None if the enrolled coordinator answers."""
     try:
         session.hello()
     except TRANSIENT as trouble:

@@ -168,7 +168,7 @@ def _learning_rate(folder: RoundFolder) -> float | None:
 
 
 def _sum_state(folder: RoundFolder) -> str:
-    """Return where the sum of a round stands; once it is over, whether this client is counted in it."""
+    """Return the progress of a round's sum, and after its end whether this client is counted in it."""
     if folder.has(SUMMED):
         counted = SumOutcome.model_validate_json(folder.read(SUMMED)).counted or []
         return f"summed over {len(counted)} members"

@@ -47,7 +47,7 @@ def unreported(name: str, rounds: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class TimeSpent:
-    """Seconds of processor time, and of searches: in all, of which `search_wall` with waiting for others."""
+    """Seconds of processor time in all and in searches; `search_wall` is elapsed time, waiting included."""
 
     cpu: float = 0.0
     search_cpu: float = 0.0
@@ -231,7 +231,7 @@ def clients_folder(context: WorkerContext, cell: Cell) -> Path:
 
 
 class Forgetting:
-    """The loss of models on `count` public texts at most, in full, minus that of the bare base model."""
+    """Measures forgetting: the loss on at most `count` public texts, minus that of the bare base model."""
 
     def __init__(self, anchors: Sequence[Anchor], count: int, max_length: int) -> None:
         texts = [Example("", anchor.prompt + anchor.answer) for anchor in anchors]

@@ -54,7 +54,7 @@ class SiloResults:
 
 @dataclass(frozen=True, slots=True)
 class WorkFailed:
-    """The reason of a failure; `diverges` whenever it is repeated."""
+    """The reason of a failure; with `diverges` every repetition fails too."""
 
     reason: str
     diverges: bool = False

@@ -23,9 +23,9 @@ from studies.worker_protocol import Progress, RunDone, RunFailed
 
 @dataclass(frozen=True, slots=True)
 class CellEnd:
-    """A cell's end: its result or the reason of its failure, and its log.
+    """The end of a cell: its result or the reason of its failure, and its log.
 
-    `has_diverged`: training diverges whenever the cell is run.
+    With `has_diverged`, training diverges in every repetition.
     """
 
     failure: str | None

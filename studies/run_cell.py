@@ -25,7 +25,7 @@ from studies.worker_context import WorkerContext
 
 @dataclass(frozen=True, slots=True)
 class _CoordinatorRecords:
-    """What a coordinator shows of a run; nothing without one."""
+    """The records of a run from its coordinator; empty if there is none."""
 
     bank: BankRecord | None = None
     relevance: list[RelevanceRecord] = field(default_factory=list)

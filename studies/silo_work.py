@@ -156,7 +156,7 @@ class RoundNotes:
 
 @dataclass(frozen=True, slots=True)
 class ReadRoundNotes:
-    """Read what a silo keeps to itself, while its round folder is there."""
+    """Read a silo's private records of a round before its folder is deleted."""
 
     round: int
 

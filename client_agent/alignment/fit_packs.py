@@ -161,7 +161,7 @@ def random_pack(base: BaseModel, adapter_plan: AdapterPlan, plan: AlignmentPlan,
 
 
 def _as_in_pivot(sites: Sequence[Site], pivot_sites: Mapping[str, Site]) -> list[Site]:
-    """Return sites that have one source only if those of the pivot do: one A is fitted per source."""
+    """Split the sources of sites where the pivot's differ, because one A is fitted per source."""
     sources = ((site, pivot_sites[site.name].source) for site in sites)
     return [replace(site, source=f"{site.source} {pivots_pack}") for site, pivots_pack in sources]
 

@@ -29,8 +29,8 @@ _Share = Annotated[float, Field(ge=0, le=1)]
 class Choice(Strict):
     """The choice of a client in a round, by its probe set; responsibilities are by specialist.
 
-    `fit` and `regret` are null without a probe set, `regret` also without a personal model of before. `local`
-    is the loss of the personal model after the round, and `probe` the digest of the texts of all losses.
+    `fit` and `regret` are null without a probe set; `regret` is also null before the first personal model.
+    `local` is the loss of the personal model after the round. `probe` is the digest of the scored texts.
     """
 
     responsibilities: dict[int, _Share]
@@ -59,7 +59,7 @@ class ExpertMemory:
     """
 
     def __init__(self, file: Path) -> None:
-        """Read the file; begin anew without it, or if it is damaged."""
+        """Read the file; start with a new seed if it is missing or damaged."""
         self._file = file
         stored = _read(file) or _MemoryFile(secret=secrets.token_hex(_SECRET_BYTES))
         self.secret = stored.secret

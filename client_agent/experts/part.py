@@ -1,4 +1,4 @@
-"""A bank of experts in a round: what is served, chosen, trained and summed of it."""
+"""A bank of experts in a round: download, choice, training, and the input of a sum."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ServedBank(ServedForm):
-    """The weights have the shared expert, and name the others, which lie beside them by digest."""
+    """Weights with the tensors of the shared expert, and the digests of the other experts' files."""
 
     def values(self, adapter: Adapter, served: StoredWeights) -> State:
         routed = cast("RoutedExperts", adapter)
@@ -69,7 +69,8 @@ class ServedBank(ServedForm):
     def summed_result(self, work: OpenedRound, result: RoundResult) -> RoundResult:
         """Complete a round's result by the experts that were served, and this client's choice among them.
 
-        Without the choice, whose file was lost or damaged, the client belongs to the experts that it changed.
+        If the file of the choice is lost or damaged, the client belongs to the experts that its training
+        changed.
         """
         choice = ExpertMemory(work.session.home / EXPERTS).rounds.get(work.brief.round)
         served = read_bank(work.session.home, work.folder, _expert_layout(work))
@@ -130,7 +131,7 @@ class BankOfExperts(Part):
     def run(self, steps: RoundSteps) -> TrainingOutcome:
         """Train the specialists of a round beside the shared expert, turn by turn, each with a new optimiser.
 
-        The optimiser is not kept between rounds, since they train different experts.
+        The optimiser state is not kept, because rounds train different experts.
         """
         from client_agent.training.loop import TrainingOutcome
 

@@ -215,7 +215,8 @@ class RoutedExperts(AdapterBase):
     def load_private(self, state: State) -> None:
         """Set the router's rows, and without a probe set responsibilities and choice.
 
-        Experts that were born since have rows of zeros; what belongs to experts that have left is ignored.
+        Experts that are newer than the state get rows of zeros. Tensors of experts that have left are
+        ignored.
         """
         rows = self._router.parameters(self._specialists)
         zeros = {name: np.zeros(tuple(row.shape), np.float32) for name, row in rows.items()}
@@ -235,8 +236,8 @@ class RoutedExperts(AdapterBase):
     def as_lora(self) -> dict[str, LoraFactors]:
         """Return one LoRA of shared and chosen experts: [B_0, a_1 B_1, ...] by module path.
 
-        It is exact with one specialist. With several, a_k = r_k / sum r are the weights of a token about
-        which the router says nothing.
+        This is exact with one specialist. With several, a_k = r_k / sum r are the router's weights of a token
+        for which its scores are zero.
         """
         return self.bank.as_lora_of({SHARED: 1.0, **self.prior_weights()})
 

@@ -67,13 +67,13 @@ class Losses:
 
     @property
     def keeps_gain(self) -> bool:
-        """Whether the export has nine tenths of what the adapter improves, if that can be measured."""
+        """Whether the export keeps nine tenths of the adapter's gain over the base model, if there is one."""
         lost, gain = abs(self.export - self.adapter), abs(self.bare - self.adapter)
         return lost <= max(LARGEST_DIFFERENCE, gain / 10)
 
     @property
     def has_moved(self) -> bool:
-        """Whether the adapter no longer has its loss of training, since data or precision are others."""
+        """Whether the adapter's loss differs from that in training: data or precision have changed."""
         now = self.adapter if self.routed is None else self.routed
         return self.training is not None and abs(self.training - now) > LARGEST_DIFFERENCE
 

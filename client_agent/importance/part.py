@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class RankImportance(Part):
-    """A posterior of the importance of each rank, which decides what trains and what is sent."""
+    """A posterior over the importance of each rank, which selects the trained ranks and the sent values."""
 
     action = "learns the importance of ranks"
     excludes = frozenset({"a trainer", "torchrun", "private steps"})
@@ -59,7 +59,7 @@ class RankImportance(Part):
         return has_moments_of(adapter, stored)
 
     def begin(self, training: LocalTraining) -> Effect:
-        """Return idle ranks to the model that matter now."""
+        """Return the idle ranks to the model whose gradients are large again."""
         from client_agent.importance.rounds import readmit_ranks
 
         if training.earlier is not None:

@@ -1,4 +1,4 @@
-"""The values that are sent by importance, the ranks that return, and the measures that are stored."""
+"""Importance in a round: select the values to send, return idle ranks, and store measures."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def marks_by_importance(
 
 
 def readmit_ranks(adapter: VariationalAdapter, silo: Silo, plan: TrainingPlan) -> None:
-    """Return idle ranks to the model in which the loss of a batch is steep: see `rank_choice.returning`.
+    """Return the idle ranks to the model that have large gradients on a batch: see `adapter.returning`.
 
     The batch is the first `plan.batch_size` of the silo's texts.
     """

@@ -135,7 +135,7 @@ class _Chat:
         return TrainingText(text, tuple(spans), as_text, start, closed=not is_tagged)
 
     def _marker(self) -> str:
-        """Return the beginning of the next turn where it ends an answer; empty = it does not."""
+        """Return the beginning of the next turn if it ends an answer; empty if it does not."""
         ending = facts_of(self.tokenizer).ending
         return ending.text if ending.kind == "marker" else ""
 
@@ -271,7 +271,7 @@ class _Chat:
                 raise self._left_out(turn, f"a part of {name}", answer, of=leaf)
 
     def _left_out(self, turn: Turn, part: str, rendered: str = "", *, of: str = "") -> DataInvalid:
-        """Return the error that a part of a turn is left out, with what helps."""
+        """Return the error that a part of a turn is left out, with a remedy."""
         content, _ = reveal(of or turn.content, self.tokenizer)
         shown = (
             f" ({content[:_SHOWN]!r} is rendered as {reveal(rendered, self.tokenizer)[0].strip()[:_SHOWN]!r})"

@@ -1,7 +1,7 @@
 """Measure which output rows of a fused linear layer belong to which role.
 
-The layer's output is replaced by noise z, and the model runs up to the layer that reads what comes of it. Of
-the attention's output at positions 0 and 1:
+The layer's output is replaced by noise z, and the model runs up to the next linear layer, whose input is
+observed. For attention, at positions 0 and 1:
 - at position 0 only one key is seen, so that the output is the value at 0: it depends on no query and no key;
 - at position 1 it depends on the key and the value at 0, but not on the query at 0.
 Of a gated feed-forward layer, the output is linear in `up`, and not in `gate`.
@@ -28,7 +28,7 @@ equal, those of keys differ much, and those of queries are zero.
 
 
 class _EndOfPass(Exception):
-    """The forward pass has gone as far as it is needed."""
+    """Ends a forward pass after the last layer that is needed."""
 
 
 def measured_rows(

@@ -141,8 +141,8 @@ def encode_learnt(
 def pieces(whole: TokenizedText, tokenizer: PreTrainedTokenizerFast, max_length: int) -> list[TokenizedText]:
     """Divide a tokenised raw text, all of which is learnt, into pieces of at most `max_length` tokens.
 
-    Every token is a target exactly once. A later piece begins with bos where the tokenizer adds it, else with
-    the last token of the piece before, since something must come before the first token to predict.
+    Every token is a target exactly once. A later piece begins with bos if the tokenizer adds it, else with
+    the last token of the piece before, because the first target needs a token before it.
     """
     starts_with_bos = whole.ids[0] == tokenizer.bos_token_id
     parts = []

@@ -1,7 +1,7 @@
 """The ledger of a silo's private sketches and private training, written before anything is released.
 
-A sketch has one entry per release. A round's training has one entry, which pays for its steps, and counts
-those that were begun: a step that a crash lost has been paid for, and is paid for again when it is repeated.
+A sketch has one entry per release. A round's training has one entry, with the number of steps that are paid
+for and of those that have begun. A step that a crash interrupts counts as begun; its repetition costs again.
 
 The ledger belongs to the silo, beside the client's key, across federations and clients. Each entry has the
 budget of its plan, an epsilon and a delta, which later releases under other plans keep too. It is written
@@ -141,9 +141,9 @@ def exceeded_limit(
 ) -> tuple[Limit, float] | None:
     """Return the first pair that releases would break, and their epsilon at its delta; None = none.
 
-    The pairs are the plan's, and those of all earlier entries. An earlier pair is replaced by the pair of
-    another plan with a larger epsilon at the same or a smaller delta, which is asked for by an operator who
-    knows that the budget is spent. A larger delta replaces nothing.
+    The pairs are the plan's, and those of all earlier entries. A pair of another plan with a larger epsilon
+    at the same or a smaller delta replaces an earlier pair: its operator has extended a budget that is known
+    to be spent. A larger delta replaces nothing.
 
     Args:
         planned: the pair of the plan under which the next release is made.

@@ -1,4 +1,4 @@
-"""Whether the privacy budget of training pays for a round, before a client joins it. Needs no torch."""
+"""Check before a client joins a round that its privacy budget pays for the training. Needs no torch."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ class Session:
         pins: public keys by client name, from the silo's `roster` setting.
         max_epsilon: the silo's limit on the privacy cost of sketches; None = the plan alone decides.
         max_delta: the largest delta at which `max_epsilon` may hold.
-        min_voices: of how many peers a mixture must be made at least.
+        min_voices: the least number of peers in a mixture.
         policy: the silo's rules for plans and updates.
         trackers: record losses, scores and sizes for the silo itself.
     """

@@ -71,7 +71,7 @@ class UpdateInputs:
 
 @dataclass(frozen=True, slots=True)
 class EncodedUpdate:
-    """What an update has become by its encoding.
+    """An encoded update.
 
     Attributes:
         reference: the state that it is the difference to.
@@ -239,9 +239,9 @@ def _reference(inputs: UpdateInputs, layout: Layout, stored_digest: str | None) 
 def _with_residual(inputs: UpdateInputs, delta: Arrays, layout: Layout) -> Arrays:
     """Add what the last update lost in encoding (error feedback, Karimireddy et al., arXiv 1901.09847).
 
-    Only the residual of the round directly before counts, of an update that was counted, under the pack in
-    use. After an abandoned round the same weights are served, or initial ones again, from which everything is
-    learnt anew; after a pack has ended, none in its frames are.
+    The residual counts only if it is of the previous round, of an update that was counted, and of the pack in
+    use. After an abandoned round, training starts again from the same weights or from initial ones, so the
+    loss is learnt again. A residual in the frames of another pack means nothing.
     """
     folder = inputs.folder
     last = inputs.rounds.newest_with(RESIDUAL, before=folder.number)

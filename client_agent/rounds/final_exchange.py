@@ -78,7 +78,7 @@ def _downloaded(
 
 
 def send_final_scores(client: Client, final: FinalScores, last_published: int) -> None:
-    """Send the scores of the last round again, with those of the final weights, until it succeeded once."""
+    """Send the scores of the final weights with those of the last round, unless an earlier call succeeded."""
     session, record = client.session, client.workspace.home / FINAL_SCORES_SENT
     last = newest_with(client, SCORES_SENT)
     if record.is_file():

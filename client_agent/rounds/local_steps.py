@@ -44,7 +44,7 @@ class LocalSteps:
     def turn(self, index: int, count: int, steps: int, done: int) -> LocalSteps:
         """Return a turn's steps, after `done` others: those of a round among `count` times as many.
 
-        So the schedule falls over the turns as over whole rounds, and no turn begins with the same texts.
+        So the learning rate falls over the turns as over whole rounds, and each turn begins with other texts.
         """
         plan = self.plan.model_copy(update={"steps": steps})
         return LocalSteps(
@@ -105,8 +105,8 @@ class RoundSteps:
         """Run some of the steps.
 
         Args:
-            beside: the name of these steps if others follow in the round; a process that is killed in those
-                does not repeat these.
+            beside: the name of these steps if others follow in the round. A process that is killed during
+                the later steps does not repeat these.
 
         Raises:
             Stopped: the agent was stopped.

@@ -84,7 +84,8 @@ class Part:
 
     Attributes:
         action: what the feature does to local training, as it completes "the plan's method ...".
-        excludes: who cannot run the local steps beside this part; by default nobody but the agent's own loop.
+        excludes: the runners of local steps that this part rules out; by default all but the agent's own
+            loop.
         sends: the kind of data beside the adapter that a policy may forbid; None = the part sends none.
         reads_anchors: whether the part needs the federation's public texts.
         bounds_bytes: whether the part limits the bytes of an update.
@@ -172,7 +173,7 @@ class Part:
         return {}
 
     def encoded(self, inputs: UpdateInputs, encoded: EncodedUpdate) -> None:
-        """Record what an update has become by its encoding."""
+        """Record facts of the encoded update."""
 
 
 def obstacle(parts: Iterable[Part], runner: Runner) -> str | None:

@@ -1,4 +1,4 @@
-"""Find the plan that a silo trains with: a file's, its federation's, or the default one for want of it."""
+"""Find the plan that a silo trains with: from a file, from its federation, or else the default plan."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """Check a plan against a silo's data and settings, before the silo joins a round of it.
 
-What is refused only in a round has been trained and paid for, and the round has waited for this silo.
+A refusal after the join would waste training and privacy budget, and would keep the round waiting for this
+silo.
 """
 
 from __future__ import annotations

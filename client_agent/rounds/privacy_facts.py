@@ -1,4 +1,4 @@
-"""What a check says of the privacy of a plan in a silo."""
+"""The privacy section of `tessera agent check`: guarantees, noise and spent budget under a plan."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The weights that a client is served: where they lie, and how a strategy reads and loads them."""
+"""The weights that a client is served: their files, and the forms in which strategies read and load them."""
 
 from __future__ import annotations
 

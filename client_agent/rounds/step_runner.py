@@ -34,7 +34,7 @@ class InputNotCounted(AgentError):
 
 
 def run_missing(work: R, steps: Sequence[tuple[str, Callable[[R], bytes]]], until: str | None = None) -> None:
-    """Run each step whose file is missing, in order, at most `until` a file exists.
+    """Run each step whose file is missing, in order; stop once the file `until` exists.
 
     Raises:
         CoordinatorUnreachable, CoordinatorRefused, AnswerUnreadable, RequestTooSlow: the step may be tried

@@ -43,7 +43,7 @@ log = logging.getLogger(__name__)
 
 
 def take_part(participant: Participant, brief: RoundBrief, *, until: str | None = None) -> bool:
-    """Run the missing steps of a round, at most `until` the file of a step exists; False if there were none.
+    """Run the missing steps of a round; stop once the file `until` exists. Return False if none was missing.
 
     Raises:
         Stopped: the agent was stopped; call again to resume.
@@ -64,7 +64,7 @@ def take_part(participant: Participant, brief: RoundBrief, *, until: str | None 
 
 
 def resume(participant: Participant) -> None:
-    """Deliver the update, or finish the sum, that an earlier run made and perhaps did not deliver."""
+    """Finish the delivery or the sum of an earlier run that was interrupted."""
     folder = next(participant.workspace.rounds.newest_first(), None)
     if folder is not None and (folder.has(UPDATE) or folder.has(INPUT)) and not folder.finished:
         log.info("round %d: resuming", folder.number)
@@ -72,7 +72,7 @@ def resume(participant: Participant) -> None:
 
 
 def _deliver_again(work: Work) -> bool:
-    """Send an update again, the same bytes, whose receipt is here and which the coordinator asks for.
+    """Send the same update again if the coordinator asks for one whose receipt is here.
 
     Raises:
         ManifestRefused: the coordinator has lost this client's join, too.

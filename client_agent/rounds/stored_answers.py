@@ -1,6 +1,6 @@
 """Answer requests from a folder instead of the network, on a machine that has none.
 
-`tessera agent sync` stores what a step without a network needs of the coordinator: anchors, and packs.
+`tessera agent sync` has stored the answers that offline steps need: anchors and packs.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The steps of a round that need the coordinator, without the model. Needs no torch.
 
-`tessera agent work` has written the model's facts that a join needs into files before.
+A join needs facts of the model, which `tessera agent work` has written to files.
 """
 
 from __future__ import annotations

@@ -32,10 +32,10 @@ from schemas.messages.scores import Scores
 
 @dataclass
 class LocalTraining:
-    """The local training of one round: the injected adapter, where it starts, and what takes part in it.
+    """The local training of one round: the injected adapter, its start, and the parts of the round.
 
     Attributes:
-        silo: as its parts made it.
+        silo: the silo, with the changes of its parts.
         start: the adapter before the steps.
         earlier: the client's training of the round before, with private tensors and optimiser state; None =
             it has none.

@@ -129,7 +129,7 @@ class RoundFolders:
 
 
 def awaits_exchange(home: Path) -> bool:
-    """Whether files show, by their names alone, that the model waits for an exchange with the coordinator."""
+    """Whether the names of files show that the model waits for an exchange with the coordinator."""
     newest = next(
         (folder for folder in RoundFolders(home / "rounds").newest_first() if folder.has(BRIEF)), None
     )

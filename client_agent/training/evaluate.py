@@ -35,9 +35,8 @@ class Evaluation:
 
     Attributes:
         loss: mean loss in nats per answer token, end-of-sequence included.
-        teacher_forced_match: the share of texts whose every answer token is the likeliest after the right
-            ones before it. That is what greedy decoding would reproduce: both read the same text up to the
-            first mistake, and match neither after it.
+        teacher_forced_match: the share of texts in which each answer token is the likeliest one after the
+            correct tokens before it. Greedy decoding reproduces exactly these texts.
         examples: the number of examples that the loss is of.
         metrics: scores of the metrics that the examples name.
         tasks: the scores of each task, loss and perplexity first; empty for examples of no named tasks.
@@ -68,7 +67,7 @@ def evaluate(
     The loss is of as many texts at most, of which a long raw text has several (`encode_some`).
 
     Raises:
-        DataInvalid: there is no example, which would have no loss instead of a perfect one.
+        DataInvalid: there is no example, so that there is no loss.
         LossNotFinite: the model's output is NaN or infinite.
         TextTooLong: an example exceeds the base model's context.
     """

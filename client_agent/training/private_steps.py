@@ -5,9 +5,9 @@ example is in a step's sample by itself with probability m/n, the gradient of it
 L2 norm of `clip` over all trained tensors, Gaussian noise is added to the sum once, and the sum is divided by
 m. What an optimiser makes of that, its momentum over rounds included, is post-processing.
 
-An example is a batch of its own: its gradient must not depend on the other examples of the sample, not even
-in rounding, or by the random numbers of a dropout. The sum is in integers, as that of private sketches
-(`privacy.release`), so that no low bits of floating-point numbers reveal it (Mironov 2012).
+An example is a batch of its own, so that its gradient does not depend on other examples of the sample, even
+in rounding or through the random numbers of dropout. The sum is in integers, as that of private sketches
+(`privacy.release`), because the low bits of floating-point noise would reveal it (Mironov 2012).
 """
 
 from __future__ import annotations

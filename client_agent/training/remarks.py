@@ -22,7 +22,7 @@ _LISTED = 3
 
 
 def remarks_on(data: SiloData, tokenizer: PreTrainedTokenizerFast) -> list[str]:
-    """Return a sentence for each way of reading the data that their owner may not expect.
+    """Return a sentence for each surprise in how examples are read.
 
     Raises:
         TokenizerUnfit, DataInvalid: see `learnt_parts`.

@@ -1,7 +1,8 @@
 """Compute the losses of answer tokens, with one forward pass over what texts have in common.
 
-In a causal model a hidden state depends on the tokens up to it alone. A text needs no pass of its own if its
-tokens, but for the last, begin another text: options of one token cost what their common prompt costs.
+In a causal model a hidden state depends only on the tokens up to its position. So a text needs no pass of its
+own if another text begins with all its tokens but the last. Options of one token cost a single pass over
+their prompt.
 """
 
 from __future__ import annotations

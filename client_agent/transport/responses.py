@@ -90,7 +90,7 @@ def retry_after(answer: httpx.Response) -> float | None:
 class NoOpenRound:
     """No round is open for this client; poll again after `seconds`.
 
-    `undrawn` is the round that goes on without this client, since others were drawn; None = there is none.
+    `undrawn` is the open round for which other clients were drawn; None if there is none.
     """
 
     seconds: float

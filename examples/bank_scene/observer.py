@@ -1,4 +1,4 @@
-"""Read what happened in a round from the coordinator and from the folders of the silos' agents."""
+"""Collect the facts of a round from the coordinator and from the folders of the silos' agents."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Observer:
         )
 
     def choices(self, name: str) -> ExpertMemory:
-        """Return what a silo's agent remembers of its choices; nothing before its first."""
+        """Return the stored choices of a silo's agent; empty before its first."""
         home = self._silos.home(name)
         assert home is not None, name
         return ExpertMemory(home / EXPERTS)

@@ -1,4 +1,4 @@
-"""Whether a run of the demo did all that it shows; judges no benefit."""
+"""Check that a run of the demo is complete, whatever its figures."""
 
 from __future__ import annotations
 
