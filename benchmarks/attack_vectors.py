@@ -21,7 +21,7 @@ TASKS, HONEST, ATTACKERS = 3, 4, 6
 VALUES = 4096
 MODULE = "b0.q"
 _NOISE = 0.5  # beside a direction of length 1: two honest updates have a cosine of .8
-_SIGNATURE_NOISE = 0.2
+_SKETCH_NOISE = 0.2
 _BOOST = 20.0
 _STEALTH = 0.6  # how much of the attackers' direction is the task's own; the rest is poison
 
@@ -114,7 +114,7 @@ def play(
 
 def _client(k: int, sketch: Floats, rng: np.random.Generator, organisation: str | None) -> ClientFacts:
     noise = rng.standard_normal(sketch.size) / np.sqrt(sketch.size) * np.linalg.norm(sketch)
-    vector: NDArray[np.float32] = (sketch + _SIGNATURE_NOISE * noise).astype(np.float32)
+    vector: NDArray[np.float32] = (sketch + _SKETCH_NOISE * noise).astype(np.float32)
     return ClientFacts(
         client=f"c{k:02}",
         base_model="m",

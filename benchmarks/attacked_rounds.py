@@ -19,7 +19,7 @@ import numpy as np
 from client_agent.rounds.participant import Participant
 from client_agent.rounds.steps import take_part
 from client_agent.rounds.training_result import TrainingResult
-from client_agent.storage.round_folder import SIGNATURE, TRAINED, RoundFolder
+from client_agent.storage.round_folder import SKETCH, TRAINED, RoundFolder
 from client_agent.transport.admin_client import Operator
 from schemas.maths.adapter import in_order, size
 from schemas.maths.start import start_values
@@ -170,7 +170,7 @@ def _round(
         built = craft(trained, brief.training.seed)
         if built is not None:
             folder.write(TRAINED, built.to_bytes())
-        folder.write(SIGNATURE, _folder(victims[0], number).read(SIGNATURE))
+        folder.write(SKETCH, _folder(victims[0], number).read(SKETCH))
         take_part(client, brief)
     wait_until_published(federation, number)
     result.before.append([item.scores.served[LOSS].value for item in trained])

@@ -1,4 +1,4 @@
-"""Put a round that waits for aggregation into a database: clients, their adapter states and signatures."""
+"""Put a round that waits for aggregation into a database: clients, their adapter states and sketches."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from schemas.messages.updates import UpdateManifest
 from schemas.wire.envelope import head
 
 _RANK = 8
-_SIGNATURE_DIM = 64
+_SKETCH_DIM = 64
 _BASE_MODEL = "benchmark-000000000000"
 
 
@@ -50,9 +50,9 @@ def close_round(database: Database, layout: Layout, drawn: Sequence[NDArray[np.f
         row = rounds.open_round(session, federation.id, 1, moment)
         row.state, row.collecting_at, row.closing_at = "closing", moment, moment
     for place, state in enumerate(drawn):
-        signature = Sketch(random.standard_normal(_SIGNATURE_DIM).astype(np.float32))
+        sketch = Sketch(random.standard_normal(_SKETCH_DIM).astype(np.float32))
         with database.write() as session:
-            _deliver(session, row, f"{federation.id}-{place:04}", layout, state, signature)
+            _deliver(session, row, f"{federation.id}-{place:04}", layout, state, sketch)
     return federation.id
 
 
@@ -67,7 +67,7 @@ def _plan() -> FederationPlan:
             "name": "benchmark",
             "strategy": {"name": "fedmosaic", "options": options},
             "rounds": {"min_clients": 1, "total": 2},
-            "signature": {"dim": _SIGNATURE_DIM},
+            "signature": {"dim": _SKETCH_DIM},
             "limits": {"max_norm": 1e9},
         }
     )
@@ -79,7 +79,7 @@ def _deliver(
     client_id: str,
     layout: Layout,
     state: NDArray[np.float32],
-    signature: Sketch,
+    sketch: Sketch,
 ) -> None:
     moment = database_time(session)
     session.add(
@@ -128,4 +128,4 @@ def _deliver(
     )
     participations.join(session, row.id, client_id, "sha256:" + "0" * 64, moment)
     participations.set_state(session, row.id, client_id, "arrived")
-    participations.store_sketch(session, row, client_id, "update", signature)
+    participations.store_sketch(session, row, client_id, "update", sketch)

@@ -122,7 +122,7 @@ def measured(base: BaseModel, draws: Sequence[list[Silo]], plan: SignaturePlan) 
     """Simulate 20 rounds for every draw's silos, and average what the coordinator makes of it."""
     masses: dict[int, list[Mass]] = {number: [] for number in ROUNDS}
     for members in draws:
-        sending = [signatures(base, silo, plan) for silo in members]
+        sending = [released_sketches(base, silo, plan) for silo in members]
         for number in range(1, max(ROUNDS) + 1):
             sketches = [next(item) for item in sending]
             if number in masses:
@@ -137,7 +137,7 @@ def measured(base: BaseModel, draws: Sequence[list[Silo]], plan: SignaturePlan) 
     }
 
 
-def signatures(base: BaseModel, silo: Silo, plan: SignaturePlan) -> Iterator[Sketch]:
+def released_sketches(base: BaseModel, silo: Silo, plan: SignaturePlan) -> Iterator[Sketch]:
     """Yield the sketches that a silo sends, round after round."""
     if plan.dp is None:
         fixed = sketch_of(base, silo.records, plan)

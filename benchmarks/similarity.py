@@ -2,7 +2,7 @@
 
     python -m benchmarks.similarity [--draws 8] [--out FILE.json]
 
-Four silos each of the tasks cipher, cipher_b (the same prompts, another table) and label; their signatures
+Four silos each of the tasks cipher, cipher_b (the same prompts, another table) and label; their sketches
 are made with examples/models/tiny-s. Compared are plain cosines and those corrected for noise
 (docs/decisions/0014-noise-corrected-similarity.md).
 """

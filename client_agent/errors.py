@@ -53,7 +53,7 @@ class LossNotFinite(AgentError):
     """The loss or its gradient is NaN or infinite."""
 
 
-class SignatureUnusable(AgentError):
+class SketchUnusable(AgentError):
     """A gradient sketch is zero or not finite, so that no relevance can be computed from it."""
 
 

@@ -6,7 +6,6 @@ import logging
 from pathlib import Path
 
 from client_agent.errors import PivotPackAwaited, SyncNeeded
-from client_agent.rounds.affordable_steps import require_affordable_steps
 from client_agent.rounds.final_weights import final_scores
 from client_agent.rounds.opened_round import OpenedBrief
 from client_agent.rounds.participant import Participant
@@ -14,6 +13,7 @@ from client_agent.rounds.pending_work import PendingWork
 from client_agent.rounds.plain_steps import newcomer_body
 from client_agent.rounds.private_training import different, leave_out_held_out, require_private_steps
 from client_agent.rounds.steps import take_part
+from client_agent.rounds.sync_steps import require_affordable_steps
 from client_agent.rounds.work import Work
 from client_agent.storage.round_folder import INPUT, JOIN, UPDATE
 from client_agent.storage.silo_facts import SiloFacts, write_silo_facts

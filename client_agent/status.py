@@ -19,7 +19,6 @@ from client_agent.session import StopFlag, open_offline
 from client_agent.settings import AgentSettings
 from client_agent.storage.final_scores import read_final_scores
 from client_agent.storage.rate_store import RateStore
-from client_agent.storage.round_files import sent_scores
 from client_agent.storage.round_folder import (
     CLOSED,
     FINAL_SCORES_SENT,
@@ -33,6 +32,7 @@ from client_agent.storage.round_folder import (
     WEIGHTS,
     RoundFolder,
     RoundFolders,
+    sent_scores,
 )
 from client_agent.storage.tensor_metadata import read_metadata
 from client_agent.sync import last_sync

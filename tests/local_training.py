@@ -15,8 +15,7 @@ from client_agent.model.loading import BaseModel
 from client_agent.rounds.train import LocalTraining, train_locally, zeros_like
 from client_agent.rounds.training_result import TrainingResult
 from client_agent.training.checkpoint import TrainingCheckpoint
-from client_agent.training.loop import Step, TrainingOutcome, train
-from client_agent.training.options import DEFAULT_OPTIONS, TrainingOptions
+from client_agent.training.loop import DEFAULT_OPTIONS, Step, TrainingOptions, TrainingOutcome, train
 from client_agent.training.silo import Silo
 from schemas.messages.federations import AdapterPlan, ScoresPlan, TrainingPlan
 

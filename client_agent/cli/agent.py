@@ -61,8 +61,8 @@ def enrol(
         from client_agent.identity.membership import checked_name, read_key, read_token
         from client_agent.identity.membership import enrol as redeem_token
         from client_agent.privacy.budget import require_voices
+        from client_agent.rounds.client import require_policy
         from client_agent.rounds.plan import parse_plan, require_trainer
-        from client_agent.rounds.plan_policy import require_policy
         from schemas.identity.keys import name_of
         from schemas.operator_claims import coordinator_sees
         from schemas.peers import of_members

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from client_agent.adapters.base import Adapter
     from client_agent.experts.routed_experts import RoutedExperts
     from client_agent.rounds.client import Session
-    from client_agent.rounds.local_steps import RoundSteps
+    from client_agent.rounds.local_steps import LocalSteps, RoundSteps
     from client_agent.rounds.opened_round import OpenedRound
     from client_agent.rounds.sum_input import RoundResult
     from client_agent.rounds.training_result import TrainingResult
@@ -145,7 +145,7 @@ class BankOfExperts(Part):
             experts = ", ".join(map(str, turn.specialists))
             outcomes.append(
                 steps.run(
-                    local.turn(index, len(turns), turn.steps, done),
+                    _steps_of_turn(local, index, len(turns), turn.steps, done),
                     f"{local.title}, expert {experts}",
                     optimiser_state=None,
                     penalty=steps.penalty if adapter.router is not None else None,
@@ -204,3 +204,17 @@ def _expert_layout(work: OpenedRound) -> Layout:
 
 def _trained_responsibilities(choice: Choice) -> dict[int, float]:
     return {expert: choice.responsibilities[expert] for expert in choice.trained}
+
+
+def _steps_of_turn(local: LocalSteps, index: int, count: int, steps: int, done: int) -> LocalSteps:
+    """Return the steps of turn `index` of `count`, after `done` steps of earlier turns of the round."""
+    # A turn is numbered like a round among `count` times as many: so the learning rate falls over turns as
+    # over rounds, and each turn begins with other texts.
+    return replace(
+        local,
+        plan=local.plan.model_copy(update={"steps": steps}),
+        round_number=(local.round_number - 1) * count + index + 1,
+        total_rounds=local.total_rounds * count,
+        done=done,
+        all_steps=local.plan.steps,
+    )

@@ -23,12 +23,12 @@ from client_agent.storage.round_folder import (
     RECEIPT,
     RESIDUAL,
     SENT,
-    SIGNATURE,
+    SKETCH,
     WEIGHTS,
     RoundFolder,
     RoundFolders,
 )
-from schemas.maths.adapter import SIGNATURE as SIGNATURE_TENSOR
+from schemas.maths.adapter import SIGNATURE as SKETCH_TENSOR
 from schemas.maths.adapter import Layout, in_order
 from schemas.maths.factors import State
 from schemas.maths.start import from_start
@@ -182,7 +182,7 @@ def _rounding_seed(values: State) -> str:
 
 
 def _body(inputs: UpdateInputs, tensors: Mapping[str, Array], recipe: SentRecipe | None) -> bytes:
-    sketch = Sketch.from_bytes(inputs.folder.read(SIGNATURE))
+    sketch = Sketch.from_bytes(inputs.folder.read(SKETCH))
     manifest = UpdateManifest(
         federation=inputs.federation_id,
         recipe=recipe.model_dump(mode="json") if recipe is not None else {},
@@ -195,7 +195,7 @@ def _body(inputs: UpdateInputs, tensors: Mapping[str, Array], recipe: SentRecipe
         signature_epsilon=sketch.epsilon,
         training_epsilon=inputs.training_epsilon,
     )
-    body_tensors: dict[str, Array] = {**tensors, SIGNATURE_TENSOR: sketch.vector}
+    body_tensors: dict[str, Array] = {**tensors, SKETCH_TENSOR: sketch.vector}
     for part in inputs.opened.parts:
         body_tensors |= part.update_tensors(inputs.folder)
     return pack(body_tensors, manifest, compress=inputs.opened.brief.wire.compression == "zstd")

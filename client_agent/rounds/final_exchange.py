@@ -11,7 +11,6 @@ from client_agent.rounds.opened_round import OpenedBrief
 from client_agent.rounds.weights_difference import download_difference, earlier_weights
 from client_agent.storage.files import write_durably
 from client_agent.storage.final_scores import FinalScores
-from client_agent.storage.round_files import sent_scores
 from client_agent.storage.round_folder import (
     BRIEF,
     FINAL_SCORES,
@@ -19,6 +18,7 @@ from client_agent.storage.round_folder import (
     FINAL_WEIGHTS,
     SCORES_SENT,
     RoundFolder,
+    sent_scores,
 )
 from schemas.maths.adapter import Layout
 from schemas.messages.rounds import FinishedBrief, WeightsReference

@@ -16,8 +16,7 @@ from client_agent.model.loading import BaseModel
 from client_agent.model.tokens import TokenizedText
 from client_agent.rounds.strategy import load_strategy
 from client_agent.settings import AgentSettings
-from client_agent.training.loop import gradients_of, training_mode
-from client_agent.training.options import TrainingOptions
+from client_agent.training.loop import TrainingOptions, gradients_of, training_mode
 from client_agent.training.ranks import Connection, frames_of_message, trainable
 from client_agent.training.silo import device_named, load_own_model
 from schemas.maths.seeded_random import words

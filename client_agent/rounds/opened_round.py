@@ -13,8 +13,7 @@ from client_agent.rounds.client import Client, Session
 from client_agent.rounds.part import Part
 from client_agent.rounds.strategy import AgentStrategy, load_strategy
 from client_agent.rounds.training_result import TrainingResults
-from client_agent.storage.round_files import read_brief
-from client_agent.storage.round_folder import TRAINED, RoundFolder, RoundFolders
+from client_agent.storage.round_folder import TRAINED, RoundFolder, RoundFolders, read_brief
 from schemas.maths.adapter import Layout
 from schemas.maths.factors import State
 from schemas.maths.layout import client_layout

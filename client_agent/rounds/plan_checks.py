@@ -19,7 +19,7 @@ from client_agent.rounds.private_training import different, require_private_step
 from client_agent.rounds.sketch import mechanism_for
 from client_agent.rounds.strategy import load_strategy
 from client_agent.rounds.work import Work
-from client_agent.storage.round_folder import SIGNATURE
+from client_agent.storage.round_folder import SKETCH
 from client_agent.training.data import without_held_out
 from client_agent.training.ranks import require_divisible
 from client_agent.training.silo import Silo
@@ -108,5 +108,5 @@ def _require_sketch(work: Work, ledger: Ledger) -> None:
         released = last.released if last is not None else None
         ledger.priced(work.session.federation_id, work.brief.round, mechanism, plan.dp, released)
     except BudgetSpent:
-        if last is None and not work.folder.has(SIGNATURE):
+        if last is None and not work.folder.has(SKETCH):
             raise

@@ -16,7 +16,7 @@ from client_agent.rounds.delivery import report_scores
 from client_agent.rounds.join import archive_trained, join_round, rejoin
 from client_agent.rounds.opened_round import OpenedBrief
 from client_agent.rounds.participant import Participant
-from client_agent.rounds.plain_steps import encode_update, newcomer_body, push_update, sign
+from client_agent.rounds.plain_steps import encode_sketch, encode_update, newcomer_body, push_update
 from client_agent.rounds.plan_checks import require_round, require_suitable
 from client_agent.rounds.private_training import leave_out_held_out, private_steps, require_private_steps
 from client_agent.rounds.progress_report import step_reports
@@ -31,7 +31,7 @@ from client_agent.storage.round_folder import (
     READY,
     RECEIPT,
     SCORES_SENT,
-    SIGNATURE,
+    SKETCH,
     SUMMED,
     TRAINED,
     UPDATE,
@@ -163,7 +163,7 @@ def _train(work: Work) -> bytes:
 _Step = tuple[str, Callable[[Work], bytes]]
 _BEGIN: Final[tuple[_Step, ...]] = ((WEIGHTS, _pull), (TRAINED, _train))
 _PLAIN: Final[tuple[_Step, ...]] = (
-    (SIGNATURE, sign),
+    (SKETCH, encode_sketch),
     (UPDATE, encode_update),
     (RECEIPT, push_update),
     (SCORES_SENT, report_scores),

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from client_agent.alignment.pack import Pack
 from client_agent.alignment.pack_delivery import PACK, PackDelivery, archive_voided_pack, redeliver_pack
 from client_agent.errors import CoordinatorRefused, PivotPackAwaited, WorkNeeded
-from client_agent.rounds.affordable_steps import require_affordable_steps
+from client_agent.privacy.ledger import Ledger
+from client_agent.privacy.training import training_mechanism
 from client_agent.rounds.byte_budget import has_budget, require_affordable, require_allowed_size
 from client_agent.rounds.client import Session, Workspace
 from client_agent.rounds.delivery import deliver, note_reference, report_scores
@@ -34,6 +35,7 @@ from client_agent.storage.round_folder import (
 from client_agent.storage.silo_facts import SiloFacts, read_silo_facts
 from schemas.maths.adapter import Layout
 from schemas.maths.factors import State
+from schemas.messages.private_training import PrivateTrainingPlan
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,3 +204,19 @@ def _push(work: SyncRound) -> bytes:
 
 _PLAIN = ((RECEIPT, _push), (SCORES_SENT, report_scores))
 _SUMMED = ((READY, report_ready), (SUMMED, run_sum), (SCORES_SENT, report_scores))
+
+
+def require_affordable_steps(work: OpenedRound, records: int, dp: PrivateTrainingPlan) -> None:
+    """Check that the budget pays for the steps of a round, without paying.
+
+    Args:
+        records: the number of different training examples.
+
+    Raises:
+        TrainingBudgetSpent: the budget is too small for a round.
+        TooFewRecords, LedgerDamaged: see `training_mechanism` and `Ledger`.
+    """
+    plan = work.brief.training
+    mechanism = training_mechanism(records, 1, plan, dp)
+    ledger = Ledger(work.participant.workspace.folder)
+    ledger.with_steps(work.session.federation_id, work.brief.round, mechanism, plan.steps, dp)

@@ -22,6 +22,7 @@ from client_agent.errors import LossNotFinite
 from client_agent.model.forward import answer_logits
 from client_agent.model.loading import BaseModel
 from client_agent.model.tokens import Batch, TokenizedText, collate, pad_id
+from client_agent.settings import OptimizerName
 from client_agent.training.checkpoint import Position, TrainingCheckpoint, owner_of
 from client_agent.training.gradient_checks import check_gradients, require_backward
 from client_agent.training.optimiser import (
@@ -31,7 +32,6 @@ from client_agent.training.optimiser import (
     restore_state,
     saved_state,
 )
-from client_agent.training.options import DEFAULT_OPTIONS, TrainingOptions
 from client_agent.training.packing import packed
 from client_agent.training.private_steps import PrivateSteps
 from client_agent.training.ranks import Leader, RankLost, answers_of
@@ -42,6 +42,17 @@ log = logging.getLogger(__name__)
 _WINDOW_BATCHES = 16
 _WINDOWS_PER_PASS = 4
 """With fewer windows, sorting would put the same texts together in every pass."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingOptions:
+    """Memory and speed of local training, which are the silo's own; what is learnt is the plan's."""
+
+    optimizer: OptimizerName = "adamw"
+    packing: bool = False
+
+
+DEFAULT_OPTIONS = TrainingOptions()
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,8 +23,8 @@ from client_agent.settings import AgentSettings, Dtype, GeneratedScores, Quantiz
 from client_agent.storage.final_scores import StartScoreStore
 from client_agent.storage.prefix_store import PrefixStore
 from client_agent.training.data import SiloData, load_data, with_metrics
+from client_agent.training.loop import DEFAULT_OPTIONS, TrainingOptions
 from client_agent.training.optimiser import require_optimiser
-from client_agent.training.options import DEFAULT_OPTIONS, TrainingOptions
 from client_agent.training.packing import require_packable
 from client_agent.training.ranks import Leader
 from client_agent.training.remarks import remarks_on

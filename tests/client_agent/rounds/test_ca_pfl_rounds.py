@@ -26,7 +26,7 @@ from client_agent.storage.round_folder import (
     RECEIPT,
     RESIDUAL,
     SCORES_SENT,
-    SIGNATURE,
+    SKETCH,
     TRAINED,
     UPDATE,
     WEIGHTS,
@@ -179,7 +179,7 @@ def test_an_agent_killed_before_or_after_any_write_sends_and_keeps_the_same(
     brief, who = two.brief("aster"), two.members["aster"]
     writes, folder = storage_files.write_durably, who.workspace.rounds.open(brief.round)
     seen: dict[str, set[bytes]] = {RESIDUAL: set(), MEASURES: set(), UPDATE: set()}
-    files = (BRIEF, WEIGHTS, TRAINED, SIGNATURE, RESIDUAL, MEASURES, UPDATE, RECEIPT, SCORES_SENT)
+    files = (BRIEF, WEIGHTS, TRAINED, SKETCH, RESIDUAL, MEASURES, UPDATE, RECEIPT, SCORES_SENT)
     for name in files:
         for is_written in (False, True):
 

@@ -27,7 +27,7 @@ from client_agent.storage.round_folder import (
     RESIDUAL,
     SCORES_SENT,
     SENT,
-    SIGNATURE,
+    SKETCH,
     TRAINED,
     UPDATE,
     WEIGHTS,
@@ -186,7 +186,7 @@ def test_an_agent_killed_before_or_after_any_write_counts_once_with_the_same_byt
     brief = scene.brief()
     writes, extra = files.write_durably, RESIDUAL if wire else SENT
     folder, bodies = scene.who.workspace.rounds.open(brief.round), set[bytes]()
-    for name in (BRIEF, WEIGHTS, TRAINED, SIGNATURE, extra, UPDATE, RECEIPT, SCORES_SENT):
+    for name in (BRIEF, WEIGHTS, TRAINED, SKETCH, extra, UPDATE, RECEIPT, SCORES_SENT):
         for is_written in (False, True):
 
             def mortal(path: Path, content: bytes, name: str = name, lives: bool = is_written) -> None:

@@ -29,7 +29,7 @@ from client_agent.storage.round_folder import (
     READY,
     RECEIPT,
     SCORES_SENT,
-    SIGNATURE,
+    SKETCH,
     SUMMED,
     TRAINED,
     UPDATE,
@@ -70,7 +70,7 @@ def test_a_round_publishes_the_exact_sum(
         assert view["secure_sum"]["counted"] == 3
         for agent in agents.agents:
             assert all(agent.folder().has(name) for name in STEPS)
-            assert not any(agent.folder().has(name) for name in (SIGNATURE, UPDATE, RECEIPT))
+            assert not any(agent.folder().has(name) for name in (SKETCH, UPDATE, RECEIPT))
     assert not wire.of("PUT", "/update")
     assert not wire.of("PUT", "/scores"), "the losses are part of the sum"
     losses = [json.loads(a.folder().read(SCORES_SENT))["trained"]["loss"]["value"] for a in agents.agents]

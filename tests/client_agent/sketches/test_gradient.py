@@ -13,7 +13,7 @@ from torch.nn import functional as nnf
 
 from client_agent.adapters.frames import random_frames
 from client_agent.adapters.inject import inject_pq
-from client_agent.errors import AdapterInPlace, SignatureUnusable
+from client_agent.errors import AdapterInPlace, SketchUnusable
 from client_agent.model.examples import Example, encode_all, probe_set
 from client_agent.model.forward import answer_logits
 from client_agent.model.loading import BaseModel
@@ -157,22 +157,22 @@ def test_the_probe_set_does_not_depend_on_the_order_of_examples(examples: list[E
 
 def test_useless_sketches_are_refused(tiny: Callable[..., BaseModel], examples: list[Example]) -> None:
     base = tiny()
-    with pytest.raises(SignatureUnusable, match="no example"):
+    with pytest.raises(SketchUnusable, match="no example"):
         sketch_of(base, [], PLAN)
     with torch.no_grad():
         base.model.get_submodule("model.norm").get_parameter("weight").fill_(float("nan"))
-    with pytest.raises(SignatureUnusable, match="not finite"):
+    with pytest.raises(SketchUnusable, match="not finite"):
         sketch_of(base, examples, PLAN)
     with torch.no_grad():
         base.model.get_submodule("model.norm").get_parameter("weight").fill_(0)
-    with pytest.raises(SignatureUnusable, match="zero"):
+    with pytest.raises(SketchUnusable, match="zero"):
         sketch_of(base, examples, PLAN)
 
 
 def test_the_moving_average_weighs_the_new_one_by_a() -> None:
     east, north = (Sketch(np.float32(vector), 0.5) for vector in ([1, 0], [0, 1]))
     np.testing.assert_allclose(ema(east, north, 0.25).vector, [0.75, 0.25])
-    with pytest.raises(SignatureUnusable):
+    with pytest.raises(SketchUnusable):
         ema(east, Sketch(np.float32([0, 1, 2]), 0.5), 0.5)
 
 
