@@ -1,1 +1,1 @@
-"""Measurements: what Tessera's work costs against the least that any program would need, in one run."""
+"""Measurements: the cost of Tessera's work beside the least cost of any program, measured in the same run."""

@@ -1,4 +1,4 @@
-"""What relevance aggregation costs: G = W U from a real database, beside the bare product of the same arrays.
+"""Measure relevance aggregation, G = W U from a real database, beside the bare product of the same arrays.
 
     python -m benchmarks.aggregation [--clients 256] [--values 1000000] [--postgres URL] [--out FILE.json]
 
@@ -70,7 +70,7 @@ def main() -> None:
 def measure(
     clients: int, values: int, *, block_mib: int, repeats: int, folder: Path | None, database_url: str | None
 ) -> dict[str, Any]:
-    """Run each program `repeats` times over the same arrays; give medians, and ratios of medians.
+    """Run each program `repeats` times over the same arrays; return medians, and ratios of medians.
 
     Raises:
         ProgramFailed: one of them did not work.

@@ -103,7 +103,7 @@ def _tessera_unwritten(place: Place) -> dict[str, Any]:
 
 
 def _agreement(place: Place) -> dict[str, Any]:
-    """Do what the guard adds: read all states once more, and multiply everybody's with everybody's."""
+    """Do the additional work of the guard: read all states again, and compute all their inner products."""
     database = Database(place.url)
     with database.read() as session:
         ((federation_id, number),) = rounds.awaiting_worker(session, database_time(session))
@@ -120,7 +120,7 @@ def _agreement(place: Place) -> dict[str, Any]:
 
 
 def _product(place: Place) -> dict[str, Any]:
-    """Multiply what is in memory, into memory that is there."""
+    """Multiply arrays in memory, into an array that is already allocated."""
     u = states(place.clients, layout_of(place.values))  # (N, D)
     w = _weights(place)
     g = np.zeros_like(u)
@@ -144,7 +144,7 @@ def _files(place: Place) -> dict[str, Any]:
 
 
 def _weights(place: Place) -> NDArray[np.float32]:
-    """Read what the coordinator weighed, so that the products are the same: (N, N)."""
+    """Read the coordinator's weights (N, N), so that all programs compute the same product."""
     database = Database(place.url)
     with database.read() as session:
         newest = session.scalars(select(func.max(RelevanceRow.round_id))).one()
@@ -167,7 +167,7 @@ PROGRAMS: dict[str, Callable[[Place], dict[str, Any]]] = {
 
 @contextmanager
 def _measured() -> Iterator[dict[str, Any]]:
-    """Note seconds, processor seconds and memory (MiB) of what is done inside."""
+    """Record seconds, processor seconds and memory (MiB) of a block."""
     cost = {"idle_rss_mib": psutil.Process().memory_info().rss / MIB}
     began, used = time.perf_counter(), time.process_time()
     yield cost

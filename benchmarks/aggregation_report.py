@@ -1,4 +1,4 @@
-"""Show what aggregation costs beside the bare product: a table and a picture. Measures nothing."""
+"""Show the cost of aggregation beside the bare product: a table and a picture. Measures nothing."""
 
 from __future__ import annotations
 
@@ -44,15 +44,15 @@ def show(console: Console, result: dict[str, Any]) -> None:
     figures.judge(console, goals(result["sizes"], result["block_mib"]))
 
 
-def goals(sizes: Sequence[figures.Row], block_mib: int) -> list[figures.Wanted]:
-    """List what is asked of these sizes, beside what was measured."""
-    goals: list[figures.Wanted] = []
+def goals(sizes: Sequence[figures.Row], block_mib: int) -> list[figures.FigureLimit]:
+    """List the goals of these sizes, beside the measured figures."""
+    goals: list[figures.FigureLimit] = []
     for size in sizes:
         name, tessera = f"N={size['clients']}, D={size['values']}", size["tessera"]
         above = tessera["peak_rss_mib"] - tessera["idle_rss_mib"]
         goals += [
-            figures.Wanted(f"{name}: s / s of the bare product", size["ratio"], WITHIN_PRODUCT),
-            figures.Wanted(f"{name}: memory above idle, MiB", above, WITHIN_BUDGET * block_mib),
+            figures.FigureLimit(f"{name}: s / s of the bare product", size["ratio"], WITHIN_PRODUCT),
+            figures.FigureLimit(f"{name}: memory above idle, MiB", above, WITHIN_BUDGET * block_mib),
         ]
     return goals
 

@@ -2,9 +2,9 @@
 
     python -m benchmarks.anonymous_stall
 
-Prints the 99th percentile when nobody else asks, and with one and four connections of strangers, who are in
-another process and send the next body as soon as the last is answered. Two bodies: one of as many faults as
-fit into an enrolment, and a well-formed one with a token that nobody made.
+Prints the 99th percentile without other load, and with one and four connections of strangers. These run in
+another process, and send the next body as soon as the last one is answered. There are two bodies: one with as
+many faults as fit into an enrolment, and a well-formed one with an unknown token.
 """
 
 from __future__ import annotations

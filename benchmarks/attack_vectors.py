@@ -1,4 +1,4 @@
-"""Clients and attackers as vectors, for what a table of attacks can say in a second. Trains nothing.
+"""Clients and attackers as vectors: a quick table of attacks, without training.
 
 Three tasks of four honest clients each, and six attackers (docs/explanation/poisoning.md). An honest update
 is the task's direction and noise of its own; attackers copy the sketches of the first task's clients.
@@ -21,14 +21,14 @@ TASKS, HONEST, ATTACKERS = 3, 4, 6
 VALUES = 4096
 MODULE = "b0.q"
 _NOISE = 0.5  # beside a direction of length 1: two honest updates have a cosine of .8
-_SIGNATURE_NOISE = 0.2
+_SKETCH_NOISE = 0.2
 _BOOST = 20.0
 _STEALTH = 0.6  # how much of the attackers' direction is the task's own; the rest is poison
 
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """What attackers know: everything. Rows of `honest` (12, D) are of the tasks in turn."""
+    """The facts of a draw, all of which attackers know. Rows of `honest` (12, D) are of the tasks in turn."""
 
     task: Floats
     poison: Floats
@@ -36,7 +36,7 @@ class Scene:
     rng: np.random.Generator
 
     def noise(self) -> Floats:
-        """Draw what one client has beside what it has in common with others, (D,)."""
+        """Draw the part of one client's update that is its own, (D,)."""
         return _direction(self.rng) * _NOISE
 
 
@@ -67,17 +67,19 @@ ATTACKS: Mapping[str, Callable[[Scene], list[Floats]]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Got:
-    """What a client of the attacked task is given, on average: parts of a length of 1 each.
+class UpdateParts:
+    """The mean update that is served to clients of the attacked task, as two coordinates.
 
-    `right` is along what its task asks for, 1 at best; `poison` along what the attackers want.
+    `right` is along the direction of the task, 1 at best; `poison` is along the attackers' direction.
     """
 
     right: float
     poison: float
 
 
-def play(attack: str, strategy: str, options: Mapping[str, Any], *, seed: int, organisation: bool) -> Got:
+def play(
+    attack: str, strategy: str, options: Mapping[str, Any], *, seed: int, organisation: bool
+) -> UpdateParts:
     """Weigh and mix once; with `organisation` the attackers are all clients of item."""
     rng = np.random.default_rng(seed)
     directions = [_direction(rng) for _ in range(TASKS)]
@@ -107,12 +109,12 @@ def play(attack: str, strategy: str, options: Mapping[str, Any], *, seed: int, o
         products = {cohort.kind(MODULE): states @ states.T}
         weights = guard_weights(requested, products, built.caps).of_module(MODULE)
     inputs = (weights @ states)[:HONEST]
-    return Got(float((inputs @ scene.task).mean()), float((inputs @ scene.poison).mean()))
+    return UpdateParts(float((inputs @ scene.task).mean()), float((inputs @ scene.poison).mean()))
 
 
 def _client(k: int, sketch: Floats, rng: np.random.Generator, organisation: str | None) -> ClientFacts:
     noise = rng.standard_normal(sketch.size) / np.sqrt(sketch.size) * np.linalg.norm(sketch)
-    vector: NDArray[np.float32] = (sketch + _SIGNATURE_NOISE * noise).astype(np.float32)
+    vector: NDArray[np.float32] = (sketch + _SKETCH_NOISE * noise).astype(np.float32)
     return ClientFacts(
         client=f"c{k:02}",
         base_model="m",

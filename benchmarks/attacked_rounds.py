@@ -1,8 +1,8 @@
-"""A federation of real agents under attack: silos that train, and clients that send what they like.
+"""A federation of real agents under attack: silos that train, and clients that send forged updates.
 
-Everything goes through a coordinator over HTTP. An attacker is an agent, too, whose round folder holds
-something else than what it has learnt before it goes on: the first victim's signature, and perhaps an adapter
-made from the victims' own. So it knows all that there is to know.
+Everything goes through a coordinator over HTTP. An attacker is an agent, too, whose files are replaced in its
+round folder: by the first victim's sketch, and perhaps by an adapter made from those of the victims. So it
+knows everything about its victims.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ import numpy as np
 
 from client_agent.rounds.participant import Participant
 from client_agent.rounds.steps import take_part
-from client_agent.rounds.trained import Trained
-from client_agent.storage.round_folder import SIGNATURE, TRAINED, RoundFolder
+from client_agent.rounds.training_result import TrainingResult
+from client_agent.storage.round_folder import SKETCH, TRAINED, RoundFolder
 from client_agent.transport.admin_client import Operator
 from schemas.maths.adapter import in_order, size
 from schemas.maths.start import start_values
@@ -43,22 +43,22 @@ _BOOST = 20.0
 HONEST, ATTACKERS = 5, 2
 EXAMPLES = 12
 
-Craft = Callable[[list[Trained], int], Trained | None]
+Craft = Callable[[list[TrainingResult], int], TrainingResult | None]
 
 
 @dataclass(frozen=True, slots=True)
 class Attack:
-    """What attackers send. `craft` makes it of the victims' adapters of this round and the plan's seed.
+    """An attack: `craft` makes the sent adapter from the victims' adapters of this round and the plan's seed.
 
-    None = it goes on with what it has learnt itself, from examples whose answers are wrong: cipher_b asks
-    what cipher asks, and has another table.
+    None = the attacker sends what it has learnt from examples with wrong answers: cipher_b has the prompts of
+    cipher and another table.
     """
 
     attackers: int
     craft: Craft
 
 
-def _moved(victims: list[Trained], seed: int, *, times: float) -> Trained:
+def _moved(victims: list[TrainingResult], seed: int, *, times: float) -> TrainingResult:
     """Send start + times x (the victims' mean - start)."""
     mean = {name: np.mean([item.adapter[name] for item in victims], axis=0) for name in victims[0].adapter}
     layout = in_order({name: values.shape for name, values in mean.items()})
@@ -80,8 +80,8 @@ ATTACKS: Mapping[str, Attack] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Scored:
-    """Loss of the honest clients on held-out examples: as a round begins and after it, by client."""
+class RoundLosses:
+    """Losses of the honest clients on held-out examples, by client, before and after a round."""
 
     before: list[list[float]]
     after: list[list[float]]
@@ -89,7 +89,7 @@ class Scored:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """What several runs have in common."""
+    """The shared resources of several runs."""
 
     operator: Operator
     models: SharedModels
@@ -98,7 +98,7 @@ class Place:
 
 @contextmanager
 def place(folder: Path) -> Iterator[Place]:
-    """Run a coordinator as long as the block lasts; its database is deleted afterwards."""
+    """Run a coordinator for the duration of the block; its database is deleted afterwards."""
     shutil.rmtree(folder, ignore_errors=True)
     with (
         running_coordinator(folder / "coordinator") as running,
@@ -108,7 +108,9 @@ def place(folder: Path) -> Iterator[Place]:
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def run(where: Place, attack: str, guard: str, *, seed: int, rounds: int, tell: Callable[[], None]) -> Scored:
+def run(
+    where: Place, attack: str, guard: str, *, seed: int, rounds: int, tell: Callable[[], None]
+) -> RoundLosses:
     """Run a federation under an attack; `tell` is called after every round."""
     attackers = ATTACKS[attack].attackers
     study = _study(attackers, rounds)
@@ -122,7 +124,7 @@ def run(where: Place, attack: str, guard: str, *, seed: int, rounds: int, tell: 
     )
     cell = Cell("attacked", seed, False, plan_of(study, method, seed, None), "")
     folder = where.folder / f"{attack}-{guard}-{seed}"
-    result = Scored([], [])
+    result = RoundLosses([], [])
     context = WorkerContext(study, folder, where.operator, where.models, FolderFiles(where.folder))
     with local_crew(context, cell) as crew:
         federation = create_federation(cell, study, crew, where.operator, None)
@@ -157,18 +159,18 @@ def _study(attackers: int, rounds: int) -> Study:
 
 
 def _round(
-    federation: Federation, members: list[Participant], number: int, craft: Craft, result: Scored
+    federation: Federation, members: list[Participant], number: int, craft: Craft, result: RoundLosses
 ) -> None:
     victims, attackers = members[:HONEST], members[HONEST:]
     for client in victims:
         take_part(client, _brief(client, number))
-    trained = [Trained.read(_folder(client, number).path / TRAINED) for client in victims]
+    trained = [TrainingResult.read(_folder(client, number).path / TRAINED) for client in victims]
     for client in attackers:
         brief, folder = _brief(client, number), _folder(client, number)
         built = craft(trained, brief.training.seed)
         if built is not None:
             folder.write(TRAINED, built.to_bytes())
-        folder.write(SIGNATURE, _folder(victims[0], number).read(SIGNATURE))
+        folder.write(SKETCH, _folder(victims[0], number).read(SKETCH))
         take_part(client, brief)
     wait_until_published(federation, number)
     result.before.append([item.scores.served[LOSS].value for item in trained])

@@ -1,8 +1,8 @@
-"""What attackers achieve: with a plain mean, with relevance alone, and with the guard.
+"""Measure what attackers achieve against a plain mean, against relevance alone, and against the guard.
 
     python -m benchmarks.attacks [--draws 20] [--rounds 5] [--seeds 0] [--vectors-only] [--out FILE.json]
 
-First on vectors: three tasks of four honest clients, six attackers that copy the signatures of one task.
+First on vectors: three tasks of four honest clients, six attackers that copy the sketches of one task.
 Shown is what a client of that task goes on from, along what it asks for (1 = perfect) and along what the
 attackers want; "as designed" rests on sketches alone, as published, with oneself in the row. Then on real
 adapters: five silos that train examples/models/tiny-s on one task, and two attackers, in rounds of a real

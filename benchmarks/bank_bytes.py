@@ -1,4 +1,4 @@
-"""What a client sends and receives in a round of a bank of experts, beside the reference of Fed-VEMoE.
+"""Bytes that a client sends and receives in a round of a bank of experts, beside the reference of Fed-VEMoE.
 
     python -m benchmarks.bank_bytes [--experts 6] [--summed 3] [--members 15]
 

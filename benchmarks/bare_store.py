@@ -1,7 +1,7 @@
-"""The least that durable uploads cost: an application that hashes a body and stores it, and checks nothing.
+"""The least cost of durable uploads: an application that hashes and stores a body, and checks nothing.
 
-Every body is a row of a transaction of its own, as the coordinator's acknowledgements are. What the same
-uploads take through it is what the server, the database and the load itself take on this machine.
+Every body is a row in its own transaction, as in the coordinator. The time of the same uploads through this
+application is the share of the server, of the database and of the load itself.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def _store(pieces: list[bytes]) -> None:
 
 @contextmanager
 def running(database_url: str) -> Iterator[tuple[str, psutil.Process]]:
-    """Run it on a database of its own as long as the block lasts; give where, and its process."""
+    """Run the application on its own database for the duration of the block; yield its URL and process."""
     url = database_url.replace("postgresql+psycopg://", "postgresql://")
     with psycopg.connect(url, autocommit=True) as connection:
         connection.execute("CREATE TABLE bodies (id bigserial PRIMARY KEY, digest text, body bytea)")

@@ -1,4 +1,4 @@
-"""Put a round that waits for aggregation into a database: clients, their adapter states and signatures."""
+"""Put a round that waits for aggregation into a database: clients, their adapter states and sketches."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from schemas.messages.updates import UpdateManifest
 from schemas.wire.envelope import head
 
 _RANK = 8
-_SIGNATURE_DIM = 64
+_SKETCH_DIM = 64
 _BASE_MODEL = "benchmark-000000000000"
 
 
@@ -38,9 +38,9 @@ def states(clients: int, layout: Layout) -> NDArray[np.float32]:
 
 
 def close_round(database: Database, layout: Layout, drawn: Sequence[NDArray[np.float32]]) -> str:
-    """Make a federation whose first round has closed with these states; everybody listens to everybody.
+    """Create a federation whose first round has closed with these states, and return its id.
 
-    Gives the federation's id. Rows and payloads are those that deliveries would have left.
+    Rows and payloads are those that deliveries would have stored. All clients share all modules.
     """
     random = np.random.default_rng(1)
     with database.write() as session:
@@ -50,16 +50,16 @@ def close_round(database: Database, layout: Layout, drawn: Sequence[NDArray[np.f
         row = rounds.open_round(session, federation.id, 1, moment)
         row.state, row.collecting_at, row.closing_at = "closing", moment, moment
     for place, state in enumerate(drawn):
-        signature = Sketch(random.standard_normal(_SIGNATURE_DIM).astype(np.float32))
+        sketch = Sketch(random.standard_normal(_SKETCH_DIM).astype(np.float32))
         with database.write() as session:
-            _deliver(session, row, f"{federation.id}-{place:04}", layout, state, signature)
+            _deliver(session, row, f"{federation.id}-{place:04}", layout, state, sketch)
     return federation.id
 
 
 def _plan() -> FederationPlan:
-    """Compare raw signatures, with no floor: every row of the relevance is dense and no two are alike.
+    """Compare raw sketches without a floor: every row of the relevance is dense, and no two are equal.
 
-    The guard is off, since it hears nobody among states that have nothing in common.
+    The guard is off, because it would reject all of these unrelated states.
     """
     options = {"temperature": 1.0, "min_relevance": None, "include_self": True, "guard": "off"}
     return FederationPlan.model_validate(
@@ -67,7 +67,7 @@ def _plan() -> FederationPlan:
             "name": "benchmark",
             "strategy": {"name": "fedmosaic", "options": options},
             "rounds": {"min_clients": 1, "total": 2},
-            "signature": {"dim": _SIGNATURE_DIM},
+            "signature": {"dim": _SKETCH_DIM},
             "limits": {"max_norm": 1e9},
         }
     )
@@ -79,7 +79,7 @@ def _deliver(
     client_id: str,
     layout: Layout,
     state: NDArray[np.float32],
-    signature: Sketch,
+    sketch: Sketch,
 ) -> None:
     moment = database_time(session)
     session.add(
@@ -128,4 +128,4 @@ def _deliver(
     )
     participations.join(session, row.id, client_id, "sha256:" + "0" * 64, moment)
     participations.set_state(session, row.id, client_id, "arrived")
-    participations.store_sketch(session, row, client_id, "update", signature)
+    participations.store_sketch(session, row, client_id, "update", sketch)

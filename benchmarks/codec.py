@@ -1,4 +1,4 @@
-"""What writing and reading an update costs in each recipe, beside copying its float32 values.
+"""Measure writing and reading an update in each recipe, beside copying its float32 values.
 
     python -m benchmarks.codec [--values 10000000] [--out FILE.json]
 

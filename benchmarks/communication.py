@@ -4,7 +4,7 @@
 
 Shapes are those of the public configurations of Llama-3.2-3B and Mistral-7B; no base weights are needed. The
 values are normally distributed, which compresses no better than what is learnt. Bodies are those of agent and
-coordinator: manifest, signature (256 numbers up) and zstd frame included, HTTP and JSON not.
+coordinator: manifest, sketch (256 numbers up) and zstd frame included, HTTP and JSON not.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from schemas.wire.streams import encode
 
 MB = 1e6
 _BLOCKS = 4
-_SIGNATURE_DIM = 256
+_SKETCH_DIM = 256
 _DIGEST = digest_of(b"")
 
 CA_PFL: Final = Recipe(reference="served", density=0.27, values="int8")
@@ -38,7 +38,7 @@ CA_PFL: Final = Recipe(reference="served", density=0.27, values="int8")
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """What a base model's configuration says of its linear layers: (d_out, d_in) by role."""
+    """The linear layers of a base model by its configuration: (d_out, d_in) by role."""
 
     name: str
     layers: int
@@ -75,7 +75,7 @@ PUBLISHED: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """What one client sends and is sent in a round, in bytes."""
+    """The bytes that one client sends and receives in a round."""
 
     model: str
     what: str
@@ -115,7 +115,7 @@ def measure(model: Model) -> list[Row]:
 
 def _up(layout: Layout, recipe: Recipe) -> int:
     random = np.random.default_rng(1)
-    signature: dict[str, Array] = {SIGNATURE: random.normal(size=_SIGNATURE_DIM).astype(np.float32)}
+    sketch: dict[str, Array] = {SIGNATURE: random.normal(size=_SKETCH_DIM).astype(np.float32)}
     manifest = UpdateManifest(
         federation="fed_" + "0" * 24,
         recipe=_as_text(recipe),
@@ -126,7 +126,7 @@ def _up(layout: Layout, recipe: Recipe) -> int:
         examples=1000,
         signature_reliability=0.9,
     )
-    return len(pack(_tensors(layout, recipe) | signature, manifest, compress=True))
+    return len(pack(_tensors(layout, recipe) | sketch, manifest, compress=True))
 
 
 def _down(layout: Layout, recipe: Recipe) -> int:
@@ -201,11 +201,11 @@ def main() -> None:
     first = {row.what: row for row in rows if row.model == MODELS[0].name}
     default = first["P, Q r=32, int4 / int8 (default)"]
     goals = [
-        figures.Wanted(
+        figures.FigureLimit(
             "CA-PFL at 27 %, Llama-3.2-3B, MB up", first["CA-PFL, 27 %, int8 / float32"].up / MB, 1.0
         ),
-        figures.Wanted("FedMosaic's default, MB up", default.up / MB, 0.1),
-        figures.Wanted("FedMosaic's default, MB down", default.down / MB, 0.1),
+        figures.FigureLimit("FedMosaic's default, MB up", default.up / MB, 0.1),
+        figures.FigureLimit("FedMosaic's default, MB down", default.down / MB, 0.1),
     ]
     figures.judge(console, goals)
     figures.write(arguments.out, {**figures.machine(), "rows": [asdict(row) for row in rows]})

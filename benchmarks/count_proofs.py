@@ -1,4 +1,4 @@
-"""What proved counts of a bank of experts cost: seconds and bytes of members and the coordinator.
+"""Measure proved counts of a bank of experts: seconds and bytes of members and the coordinator.
 
     python -m benchmarks.count_proofs [--members 16,128] [--experts 6,32] [--out FILE.json]
 

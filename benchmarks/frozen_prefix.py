@@ -1,4 +1,4 @@
-"""What a round costs with adapters in all layers, in the last ones, and with the layers below them stored.
+"""Measure a round with adapters in all layers, in the last ones, and with the layers below them stored.
 
     python -m benchmarks.frozen_prefix [--model runs/models/smollm2] [--layers 6] [--examples 32]
         [--scored 32] [--rounds 3] [--out FILE.json]

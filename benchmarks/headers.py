@@ -36,7 +36,7 @@ _LAYERS = 920  # of seven roles: the header has just under 1 MiB
 
 
 def _joined(entries: Iterable[str], opening: str, closing: str, size: int) -> bytes:
-    """Return as many entries between brackets as fit."""
+    """Return the largest number of entries that fits, between brackets."""
     room, fitting = size - len(opening) - len(closing), list[str]()
     for entry in entries:
         room -= len(entry) + 1

@@ -1,4 +1,4 @@
-"""How much text comes back from what a client sends as its signature.
+"""Measure how much text an attacker recovers from a client's sketch.
 
     python -m benchmarks.leak [--rounds 3] [--out FILE.json]
 
@@ -38,7 +38,7 @@ from benchmarks import figures
 from client_agent.model.examples import Example, encode_example
 from client_agent.model.forward import answer_logits
 from client_agent.model.loading import BaseModel, load_base_model
-from client_agent.model.tokens import Batch, Encoded, collate, pad_id
+from client_agent.model.tokens import Batch, TokenizedText, collate, pad_id
 from client_agent.privacy.accountant import noise_for
 from client_agent.privacy.release import Mechanism, release
 from client_agent.sketches.gradient import buckets_and_signs, last_block_gradient
@@ -222,9 +222,9 @@ def _auc(true: Sequence[float], decoys: Sequence[float]) -> float:
     return float((differences > 0).mean() + (differences == 0).mean() / 2)
 
 
-def _continued(context: tuple[int, ...], token: int) -> Encoded:
+def _continued(context: tuple[int, ...], token: int) -> TokenizedText:
     ids = (*context, token)
-    return Encoded(ids, (*(False for _ in context), True), tuple((0, 0) for _ in ids))
+    return TokenizedText(ids, (*(False for _ in context), True), tuple((0, 0) for _ in ids))
 
 
 def _alone(base: BaseModel, record: Example) -> Batch:

@@ -1,4 +1,4 @@
-"""What a coordinator bears: a thousand polling agents, a thousand uploads at once, and a long time.
+"""Load a coordinator: a thousand polling agents, a thousand uploads at once, and a long time.
 
 python -m benchmarks.load [--agents 1000] [--poll-seconds 60] [--soak-requests 20000] [--sqlite]
 
@@ -206,32 +206,32 @@ def _report(console: Console, result: dict[str, Any]) -> None:
     figures.judge(
         console,
         [
-            figures.Wanted(
+            figures.FigureLimit(
                 f"{result['agents']} agents polling every 5 s: p99, s",
                 polls["p99_seconds"],
                 GOAL_POLL_P99_SECONDS,
             ),
-            figures.Wanted("polls that were refused", polls["refused"], 0),
-            figures.Wanted(
+            figures.FigureLimit("polls that were refused", polls["refused"], 0),
+            figures.FigureLimit(
                 f"{result['agents']} uploads of 1 MiB at once, s", uploads["seconds"], GOAL_UPLOAD_SECONDS
             ),
-            figures.Wanted("peak RSS meanwhile, MiB", uploads["peak_rss_mib"], GOAL_UPLOAD_RSS_MIB),
-            figures.Wanted("uploads that were lost", result["agents"] - uploads["arrived"], 0),
-            figures.Wanted(
+            figures.FigureLimit("peak RSS meanwhile, MiB", uploads["peak_rss_mib"], GOAL_UPLOAD_RSS_MIB),
+            figures.FigureLimit("uploads that were lost", result["agents"] - uploads["arrived"], 0),
+            figures.FigureLimit(
                 "RSS slope, MiB per 10,000 requests", soaked["rss_mib_per_10000"], GOAL_SOAK_MIB_PER_10000
             ),
-            figures.Wanted(
+            figures.FigureLimit(
                 "pipelined requests: peak RSS, MiB",
                 max(item["peak_rss_mib"] for item in result["pipelines"]),
                 GOAL_PIPELINES_RSS_MIB,
             ),
-            figures.Wanted(
+            figures.FigureLimit(
                 "pipelined requests: slowest health probe, s",
                 max(item["slowest_probe_seconds"] for item in result["pipelines"]),
                 GOAL_PIPELINES_PROBE_SECONDS,
             ),
-            figures.Wanted("files more at the end", soaked["files"][1] - soaked["files"][0], 0),
-            figures.Wanted("threads more at the end", soaked["threads"][1] - soaked["threads"][0], 0),
+            figures.FigureLimit("files more at the end", soaked["files"][1] - soaked["files"][0], 0),
+            figures.FigureLimit("threads more at the end", soaked["threads"][1] - soaked["threads"][0], 0),
         ],
     )
 

@@ -94,10 +94,10 @@ def enrol(
 async def poll(
     url: str, agents: list[Agent], *, every: float, seconds: float
 ) -> tuple[list[float], list[float], int]:
-    """Ask for the current round, each agent `every` seconds from a moment of its own.
+    """Ask for the current round, each agent every `every` seconds with its own offset.
 
-    Gives latencies in seconds, those of each agent's first request, which connects, apart from the later
-    ones', and how many requests were refused.
+    Return the latencies in seconds of first requests, which connect, those of later ones, and the number of
+    refused requests.
     """
     first: list[float] = []
     later: list[float] = []
@@ -123,7 +123,7 @@ async def poll(
 
 
 async def join(url: str, agents: list[Agent]) -> list[bytes]:
-    """Join the first round; give everybody's update."""
+    """Join the first round; return the updates of all agents."""
     queue = asyncio.Semaphore(_JOINING_AT_ONCE)
 
     async def prepare(http: httpx.AsyncClient, agent: Agent) -> bytes:
@@ -135,7 +135,7 @@ async def join(url: str, agents: list[Agent]) -> list[bytes]:
 
 
 async def upload(url: str, agents: list[Agent], bodies: list[bytes]) -> tuple[float, int]:
-    """Deliver all at once: seconds until the last receipt, and how often somebody was told to come again."""
+    """Deliver all at once; return the seconds until the last receipt, and the number of retries."""
     digests = [digest_of(body) for body in bodies]
     async with _connected(url, agents) as clients:
         began = time.monotonic()
@@ -173,7 +173,7 @@ async def soak(url: str, agents: list[Agent], rounds: int, look: Callable[[int],
 
 
 async def _whole_round(http: httpx.AsyncClient, agent: Agent, number: int) -> int:
-    """Wait for a round, join it, take its weights, deliver; give the number of requests."""
+    """Wait for a round, join it, download its weights, deliver; return the number of requests."""
     requested = 0
     path = f"/v1/federations/{agent.federation}/rounds/current"
     while True:
@@ -197,7 +197,7 @@ async def _join(http: httpx.AsyncClient, agent: Agent, number: int) -> str:
 
 
 async def _deliver(http: httpx.AsyncClient, agent: Agent, number: int, body: bytes, digest: str) -> int:
-    """Deliver, coming again when told to; give how often that was."""
+    """Deliver, and retry when the answer says so; return the number of retries."""
     path = f"/v1/federations/{agent.federation}/rounds/{number}/update"
     waits = 0
     while True:
@@ -248,7 +248,7 @@ def _check(answer: httpx.Response) -> httpx.Response:
 
 @asynccontextmanager
 async def _connected(url: str, agents: list[Agent]) -> AsyncIterator[list[tuple[httpx.AsyncClient, Agent]]]:
-    """Assign each agent a connection of its own: a pool looks through all it has for every request."""
+    """Assign each agent its own connection: a shared pool searches all its connections at each request."""
     async with AsyncExitStack() as stack:
         trust = ssl.create_default_context()  # made once: reading it takes longer than a request
         clients = [

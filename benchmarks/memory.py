@@ -1,4 +1,4 @@
-"""How much memory a process had at most, as the kernel counts it. Linux only."""
+"""The peak memory of a process, as the kernel counts it. Linux only."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How often a bare model finds the right option of multiple-choice questions likeliest.
+"""Measure how often the right option of a multiple-choice question is the likeliest for a bare model.
 
     python -m benchmarks.option_accuracy --data FOLDER --model MODEL [--rows 100] [--form plain|chat|listed]
         [--only NAME ...] [--out FILE.json]

@@ -1,4 +1,4 @@
-"""What the dashboard page costs: bytes, requests, and the time to the first view of a large federation.
+"""Measure the dashboard page: bytes, requests, and the time to the first view of a large federation.
 
 `python -m benchmarks.page` writes a federation of 50 clients and 200 rounds into a SQLite database, serves it
 and opens it in Chromium. The rows are synthetic: nothing is trained.

@@ -1,4 +1,4 @@
-"""A round's tensors in rows, in files and in S3, side by side: what an object store costs and where.
+"""Measure a round whose tensors are in rows, in files and in S3, phase by phase.
 
 N updates are stored, their columns read in blocks as by an aggregation, N weights written, and downloaded;
 before each reading, the tensors have been moved to their place. S3 is moto's server, a process of its own
@@ -95,7 +95,7 @@ def moved(database: Database, place: str) -> float:
 
 @contextmanager
 def bucket(named: str | None, folder: Path) -> Iterator[str | None]:
-    """Yield the bucket that is named, or one of moto's server; None without both."""
+    """Yield the named bucket, or one of moto's server; None if there is neither."""
     if named is not None:
         yield named
         return

@@ -1,4 +1,4 @@
-"""Measure what connections cost that send requests back to back, without reading the responses.
+"""Measure the load of connections that send requests back to back and never read the responses.
 
     python -m benchmarks.pipelines [--connections 1 8 40] [--seconds 30]
 

@@ -1,4 +1,4 @@
-"""What is left of relevance under differential privacy of signatures.
+"""Measure how much of relevance remains under differential privacy of sketches.
 
     python -m benchmarks.private_relevance [--draws 3] [--out FILE.json]
 
@@ -26,7 +26,7 @@ from rich.progress import Progress
 from benchmarks import figures
 from client_agent.model.examples import Example
 from client_agent.model.loading import BaseModel, load_base_model
-from client_agent.privacy.release import Averaged, averaged, release, sample_records
+from client_agent.privacy.release import MeanRelease, averaged, release, sample_records
 from client_agent.rounds.sketch import mechanism_for
 from client_agent.sketches.gradient import Sketch, sketch_of
 from client_agent.sketches.per_record import record_sketches
@@ -122,7 +122,7 @@ def measured(base: BaseModel, draws: Sequence[list[Silo]], plan: SignaturePlan) 
     """Simulate 20 rounds for every draw's silos, and average what the coordinator makes of it."""
     masses: dict[int, list[Mass]] = {number: [] for number in ROUNDS}
     for members in draws:
-        sending = [signatures(base, silo, plan) for silo in members]
+        sending = [released_sketches(base, silo, plan) for silo in members]
         for number in range(1, max(ROUNDS) + 1):
             sketches = [next(item) for item in sending]
             if number in masses:
@@ -137,7 +137,7 @@ def measured(base: BaseModel, draws: Sequence[list[Silo]], plan: SignaturePlan) 
     }
 
 
-def signatures(base: BaseModel, silo: Silo, plan: SignaturePlan) -> Iterator[Sketch]:
+def released_sketches(base: BaseModel, silo: Silo, plan: SignaturePlan) -> Iterator[Sketch]:
     """Yield the sketches that a silo sends, round after round."""
     if plan.dp is None:
         fixed = sketch_of(base, silo.records, plan)
@@ -145,7 +145,7 @@ def signatures(base: BaseModel, silo: Silo, plan: SignaturePlan) -> Iterator[Ske
             yield fixed
     mechanism, sketches = mechanism_for(silo.records, plan, plan.dp), silo.folded(plan.dim)
     chance = random.SystemRandom().randrange
-    built: Averaged | None = None
+    built: MeanRelease | None = None
     while True:
         if built is None or built.releases < (plan.dp.releases or 0):
             sample = [sketches[record] for record in sample_records(mechanism, chance)]

@@ -1,4 +1,4 @@
-"""What differentially private training costs: held-out loss, and time per step.
+"""Measure the cost of differentially private training: held-out loss, and time per step.
 
     python -m benchmarks.private_training [--records 256 1024] [--draws 3] [--out FILE.json]
 
@@ -49,7 +49,7 @@ TIMED = 20
 
 
 @dataclass(frozen=True, slots=True)
-class NotCounted:
+class NoLedger:
     """No ledger: the examples of a benchmark are public."""
 
     def pay(self, steps: int) -> None:
@@ -100,18 +100,18 @@ _SIDES = (("plain", False), ("private", True))
 
 
 @dataclass(frozen=True, slots=True)
-class Drawn:
+class Sample:
     """Training and held-out examples of one draw."""
 
     train: list[Example]
     held_out: list[Example]
 
 
-def drawn(records: int, seed: int) -> Drawn:
+def drawn(records: int, seed: int) -> Sample:
     """Draw different examples; the held-out ones are those of no training set."""
     pool = draw(TASKS[TASK], records + HELD_OUT, random.Random(f"private training:{seed}"))
     examples = [Example(item.prompt, item.completion) for item in pool]
-    return Drawn(examples[HELD_OUT:], examples[:HELD_OUT])
+    return Sample(examples[HELD_OUT:], examples[:HELD_OUT])
 
 
 def plan_of(batch: int, rate: float, steps: int) -> TrainingPlan:
@@ -120,17 +120,17 @@ def plan_of(batch: int, rate: float, steps: int) -> TrainingPlan:
 
 
 def steps_of(
-    base: BaseModel, adapter: Adapter, data: Drawn, plan: TrainingPlan, epsilon: float
+    base: BaseModel, adapter: Adapter, data: Sample, plan: TrainingPlan, epsilon: float
 ) -> PrivateSteps:
     """Return private steps, of which all of a plan cost `epsilon`."""
     dim = sum(parameter.numel() for parameter in adapter.named_parameters().values())
     dp = PrivateTrainingPlan(epsilon=epsilon, clip=CLIP, steps=plan.steps)
     records = [encode_for(base, [example], plan.max_length) for example in data.train]
-    return PrivateSteps(records, training_mechanism(len(records), dim, plan, dp), NotCounted())
+    return PrivateSteps(records, training_mechanism(len(records), dim, plan, dp), NoLedger())
 
 
 def trained_loss(
-    base: BaseModel, data: Drawn, batch: int, epsilon: float | None, rate: float
+    base: BaseModel, data: Sample, batch: int, epsilon: float | None, rate: float
 ) -> tuple[float, float]:
     """Train from zero; return the loss on the held-out examples, in nats per answer token, and the noise."""
     with inject_lora(base, ADAPTER) as adapter:
@@ -138,12 +138,12 @@ def trained_loss(
         return start_loss(base, data), noise
 
 
-def start_loss(base: BaseModel, data: Drawn) -> float:
+def start_loss(base: BaseModel, data: Sample) -> float:
     """Return the loss of the base model on the held-out examples."""
     return mean_loss(base, encode_for(base, data.held_out, 64))
 
 
-def step_seconds(base: BaseModel, data: Drawn, *, private: bool) -> float:
+def step_seconds(base: BaseModel, data: Sample, *, private: bool) -> float:
     """Return the median processor time of a step, in seconds."""
     ends: list[float] = [time.process_time()]
     with inject_lora(base, ADAPTER) as adapter:
@@ -157,7 +157,7 @@ def step_seconds(base: BaseModel, data: Drawn, *, private: bool) -> float:
 def _train(
     base: BaseModel,
     adapter: Adapter,
-    data: Drawn,
+    data: Sample,
     plan: TrainingPlan,
     epsilon: float | None,
     on_step: Callable[[Step], None] | None = None,

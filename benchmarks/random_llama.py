@@ -19,7 +19,7 @@ from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 
 from client_agent.model.examples import Example
 from client_agent.model.loading import BaseModel
-from client_agent.model.measured import measured
+from client_agent.model.measurement import measured
 from client_agent.model.quantization import keep_differentiable
 from client_agent.settings import Quantization
 
@@ -82,7 +82,7 @@ def built(size: Size, *, device: torch.device, dtype: torch.dtype, quantization:
 
 
 def saved(size: Size, folder: Path, *, device: torch.device) -> str:
-    """Write a model of this size, drawn on `device`, as bfloat16 shards with a tokenizer; give the folder."""
+    """Write such a model, drawn on `device`, as bfloat16 shards with a tokenizer; return its folder."""
     with device:
         model = AutoModelForCausalLM.from_config(_config(size), dtype=torch.bfloat16)
     model.save_pretrained(folder, max_shard_size="1GB")

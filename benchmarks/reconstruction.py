@@ -76,13 +76,13 @@ def weights(strategy_name: str, cohort: Cohort, updates: Floats, least: int) -> 
 def best_guess(equations: Floats, served: Floats, updates: Floats) -> float:
     """Return the smallest relative error of the others' updates (n, D), from served = equations @ updates.
 
-    equations is (m, n), over the others alone; what the attacker knows of itself is taken off already.
+    `equations` is (m, n), over the other members only; the attacker's own share is subtracted already.
     """
     guess = np.linalg.lstsq(equations, served, rcond=None)[0]  # (n, D)
     return float(np.min(np.linalg.norm(guess - updates, axis=1) / np.linalg.norm(updates, axis=1)))
 
 
-def of_mixture(strategy: str, cohort: Cohort, least: int, seed: int = 0) -> float:
+def mixture_error(strategy: str, cohort: Cohort, least: int, seed: int = 0) -> float:
     """Return the error of the first member's best guess after one round."""
     updates = _updates(np.random.default_rng(seed), len(cohort.clients))
     if cohort.clients[0].age is None:
@@ -92,10 +92,10 @@ def of_mixture(strategy: str, cohort: Cohort, least: int, seed: int = 0) -> floa
     return best_guess(row[None, 1:], served[None], updates[1:])
 
 
-def of_two_rounds(strategy: str, count: int, least: int, seed: int = 0) -> float:
-    """Return the error of the first member's best guess of who was absent in the second of two rounds.
+def two_round_error(strategy: str, count: int, least: int, seed: int = 0) -> float:
+    """Return the error of the first member's best guess of an update whose member misses the second round.
 
-    The others' updates changed meanwhile, by 0.3 of their length.
+    The other updates change between both rounds, by 0.3 of their length.
     """
     rng = np.random.default_rng(seed)
     first = _updates(rng, count)
@@ -109,7 +109,7 @@ def of_two_rounds(strategy: str, count: int, least: int, seed: int = 0) -> float
     return float(np.linalg.norm(guess - first[-1]) / np.linalg.norm(first[-1]))
 
 
-def of_fold(strategy_name: str, count: int, least: int, seed: int = 0) -> float:
+def fold_error(strategy_name: str, count: int, least: int, seed: int = 0) -> float:
     """Return the error of the first member's best guess of another's product B A, after one fold.
 
     It tries the fold less its own share, and each column block of the factors that it was served.
@@ -160,22 +160,22 @@ _APART = [(1.0, 0.0, 0.0, 0.0), (0.0, 1.0, 0.0, 0.0), (0.0, 0.0, 1.0, 0.0)]
 _GUESS = (1.0, 0.2, 0.1, 0.3)
 
 CASES: dict[str, Callable[[int], float]] = {
-    "fedavg, two members": lambda least: of_mixture("fedavg", members(2), least),
-    "fedavg, three members": lambda least: of_mixture("fedavg", members(3), least),
-    "fedavg, four members": lambda least: of_mixture("fedavg", members(4), least),
-    "fedavg, five members, one absent then": lambda least: of_two_rounds("fedavg", 5, least),
-    "fedmosaic, two members": lambda least: of_mixture("fedmosaic", members(2), least),
-    "fedmosaic, newcomer, one like its guess": lambda least: of_mixture(
+    "fedavg, two members": lambda least: mixture_error("fedavg", members(2), least),
+    "fedavg, three members": lambda least: mixture_error("fedavg", members(3), least),
+    "fedavg, four members": lambda least: mixture_error("fedavg", members(4), least),
+    "fedavg, five members, one absent then": lambda least: two_round_error("fedavg", 5, least),
+    "fedmosaic, two members": lambda least: mixture_error("fedmosaic", members(2), least),
+    "fedmosaic, newcomer, one like its guess": lambda least: mixture_error(
         "fedmosaic", with_newcomer(members(3, _APART), _GUESS), least
     ),
-    "fedmosaic, newcomer, three like its guess": lambda least: of_mixture(
+    "fedmosaic, newcomer, three like its guess": lambda least: mixture_error(
         "fedmosaic", with_newcomer(members(3), _GUESS), least
     ),
-    "flora, two members": lambda least: of_fold("flora", 2, least),
-    "flora, three members": lambda least: of_fold("flora", 3, least),
-    "flora, four members": lambda least: of_fold("flora", 4, least),
-    "fedex_lora, two members": lambda least: of_fold("fedex_lora", 2, least),
-    "fedex_lora, four members": lambda least: of_fold("fedex_lora", 4, least),
+    "flora, two members": lambda least: fold_error("flora", 2, least),
+    "flora, three members": lambda least: fold_error("flora", 3, least),
+    "flora, four members": lambda least: fold_error("flora", 4, least),
+    "fedex_lora, two members": lambda least: fold_error("fedex_lora", 2, least),
+    "fedex_lora, four members": lambda least: fold_error("fedex_lora", 4, least),
 }
 
 

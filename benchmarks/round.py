@@ -1,4 +1,4 @@
-"""What a round costs: N clients take B bytes from a running coordinator and give B bytes back, over loopback.
+"""Measure a round: N clients download B bytes from a running coordinator and upload B bytes, over loopback.
 
     python -m benchmarks.round [--clients 4 --mib 1 [--strategy fedmosaic]] [--rounds 5] [--postgres URL]
 
@@ -29,7 +29,7 @@ from rich.console import Console
 
 from benchmarks import figures
 from benchmarks.memory import MIB
-from benchmarks.round_client import Holds, Task, take_part
+from benchmarks.round_client import Task, WeightsReceipt, take_part
 from benchmarks.round_report import draw, show
 from benchmarks.serving import Coordinator, ServerFailed, running
 from schemas.messages.enrolment import Profile
@@ -103,10 +103,10 @@ def measure(
     compress: bool = False,
     database_url: str | None = None,
 ) -> dict[str, Any]:
-    """Run one federation of `clients` adapters of `mib` MiB; give medians over rounds.
+    """Run one federation of `clients` adapters of `mib` MiB; return medians over rounds.
 
     Raises:
-        ServerFailed: something did not work; what is said above it tells more.
+        ServerFailed: the server or a client failed; its output is printed before.
     """
     with running(folder, database_url, {}) as coordinator:
         idle_rss, idle_cpu = coordinator.peak_rss_mib(), coordinator.cpu_seconds()
@@ -144,7 +144,7 @@ def measure(
 
 @dataclass(frozen=True, slots=True)
 class _Moment:
-    """All clients hold a round's weights."""
+    """The moment when the last client has a round's weights."""
 
     at: float
     wall: float
@@ -187,10 +187,10 @@ def _wait_for_members(coordinator: Coordinator, federation_id: str, clients: int
 
 
 def _watch(coordinator: Coordinator, reported: Any, clients: int, rounds: int) -> list[_Moment]:
-    """Note the moments when all clients hold the weights of round 1, 2, ..., rounds + 1."""
-    waiting: dict[int, list[Holds]] = {}
+    """Record the moments when all clients have the weights of rounds 1 to `rounds` + 1."""
+    waiting: dict[int, list[WeightsReceipt]] = {}
     moments: list[_Moment] = []
-    latest: dict[int, Holds] = {}
+    latest: dict[int, WeightsReceipt] = {}
     while len(moments) <= rounds:
         holds = reported.get(timeout=_SILENCE_SECONDS)
         if isinstance(holds, str):

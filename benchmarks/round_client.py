@@ -1,7 +1,7 @@
 """One client of the round benchmark, in a process of its own: the agent's own calls, and no training.
 
-What it adds to the weights it is served is random, so that nothing compresses, and known, so that what it is
-served next can be checked.
+It adds seeded random numbers to the served weights: random, so that nothing compresses, and known, so that
+the next weights can be checked.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from client_agent.identity.membership import enrol, read_key
 from client_agent.transport.client import CoordinatorApi
-from client_agent.transport.responses import NothingYet
+from client_agent.transport.responses import NoOpenRound
 from schemas.maths.adapter import SIGNATURE
 from schemas.messages.enrolment import Profile
 from schemas.messages.rounds import FinishedBrief, RoundBrief
@@ -37,7 +37,7 @@ _TOLERANCES = {"fedavg": 1e-4, "fedmosaic": 0.05}
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """What a client is told: where to enrol, who it is, and which strategy it takes part in."""
+    """The task of a client: its coordinator, its name, and the strategy of the federation."""
 
     url: str
     token: str
@@ -49,8 +49,8 @@ class Task:
 
 
 @dataclass(frozen=True, slots=True)
-class Holds:
-    """A client has the weights of a round: when (monotonic seconds), and how many bytes it sent and got."""
+class WeightsReceipt:
+    """The receipt of a round's weights by a client: the time (monotonic seconds), and the bytes so far."""
 
     place: int
     round: int
@@ -60,15 +60,15 @@ class Holds:
 
 
 class WrongRound(Exception):
-    """A client was told of another round than the next one."""
+    """The coordinator named another round than the next one."""
 
 
 class WrongWeights(Exception):
-    """A client was served something else than the mean of what was delivered."""
+    """The served weights are not the mean of the delivered updates."""
 
 
-def take_part(task: Task, reported: Queue[Holds | str]) -> None:
-    """Take part until the federation is over; tells of every round's weights, or of what went wrong."""
+def take_part(task: Task, reported: Queue[WeightsReceipt | str]) -> None:
+    """Take part until the federation is over; report the receipt of every round's weights, or the failure."""
     try:
         _take_part(task, reported)
     except Exception as error:
@@ -76,7 +76,7 @@ def take_part(task: Task, reported: Queue[Holds | str]) -> None:
         raise
 
 
-def _take_part(task: Task, reported: Queue[Holds | str]) -> None:
+def _take_part(task: Task, reported: Queue[WeightsReceipt | str]) -> None:
     traffic = _Traffic()
     api = CoordinatorApi(task.url, key=None, deadline_seconds=_DEADLINE_SECONDS)
     with TemporaryDirectory() as folder:
@@ -101,7 +101,7 @@ def _take_part(task: Task, reported: Queue[Holds | str]) -> None:
         if isinstance(brief, RoundBrief):
             api.join(member.federation_id, number, None)
         body = api.weights(member.federation_id, number)
-        reported.put(Holds(task.place, number, time.monotonic(), traffic.sent, traffic.received))
+        reported.put(WeightsReceipt(task.place, number, time.monotonic(), traffic.sent, traffic.received))
         with unpack(body.body, encoding=None, expected=slots(layout), max_bytes=2**40) as envelope:
             served = {name: envelope.read_float32(name) for name in layout}
         _check(served, stored, number, _TOLERANCES[task.strategy])
@@ -118,7 +118,7 @@ def _next(api: CoordinatorApi, federation: str, number: int) -> RoundBrief | Fin
     """Wait for a round as the agent does."""
     while True:
         answer = api.current_round(federation, wait_seconds=_WAIT_SECONDS)
-        if isinstance(answer, NothingYet):
+        if isinstance(answer, NoOpenRound):
             time.sleep(answer.seconds)
         elif answer.round == number:
             return answer
@@ -127,13 +127,13 @@ def _next(api: CoordinatorApi, federation: str, number: int) -> RoundBrief | Fin
 
 
 def _step(layout: dict[str, tuple[int, ...]], place: int) -> Adapter:
-    """Make what a client adds in every round."""
+    """Return the values that a client adds in every round."""
     random = np.random.default_rng(place)
     return {name: random.standard_normal(shape, np.float32) for name, shape in layout.items()}
 
 
 def _check(served: Adapter, stored: dict[str, Any], number: int, tolerance: float) -> None:
-    """Compare the first row of every tensor with what must have come of all updates so far."""
+    """Compare the first row of every tensor with the expected mean of all updates so far."""
     for name, values in served.items():
         if not np.allclose(values[0], stored[name], rtol=tolerance, atol=tolerance):
             raise WrongWeights(f"round {number}: {name}: not the mean of what was delivered")
@@ -189,7 +189,7 @@ class _CountingBackend(httpcore.SyncBackend):
 
 
 def _counting(traffic: _Traffic) -> httpx.HTTPTransport:
-    """Make httpx's own transport count what goes through its sockets."""
+    """Make httpx's own transport count the bytes of its sockets."""
     transport = httpx.HTTPTransport(trust_env=False)
     transport._pool = httpcore.ConnectionPool(network_backend=_CountingBackend(traffic))
     return transport

@@ -1,4 +1,4 @@
-"""What a round costs beside its training: tokenising the silo's texts, and scoring.
+"""Measure the cost of a round beside its training: tokenising the silo's texts, and scoring.
 
     python -m benchmarks.round_cost [--examples 10000] [--size tiny|small|1b|7b] [--epochs 1]
         [--scored 256] [--rounds 2] [--generated] [--out FILE.json]

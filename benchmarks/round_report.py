@@ -1,4 +1,4 @@
-"""Show what rounds cost beside their goals: a table and a picture. Measures nothing."""
+"""Show the cost of rounds beside their goals: a table and a picture. Measures nothing."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FLAT = 1.1  # peak memory with more clients / with fewer
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """What is asked of a size: seconds per round, the server's peak memory, its processor time per round."""
+    """The goals of a size: seconds per round, the server's peak memory, its processor time per round."""
 
     seconds: float
     rss_mib: float
@@ -31,7 +31,7 @@ _NO_GOAL = (None, None, None)
 
 
 def show(console: Console, result: dict[str, Any]) -> None:
-    """Print figures and, behind a slash, what is asked for."""
+    """Print figures and, behind a slash, their goals."""
     rows = []
     for size in result["sizes"]:
         goal = GOALS.get((size["clients"], size["mib"]))
@@ -62,27 +62,29 @@ def show(console: Console, result: dict[str, Any]) -> None:
     figures.judge(console, goals(result["sizes"]))
 
 
-def goals(sizes: Sequence[figures.Row]) -> list[figures.Wanted]:
-    """List what is asked of these sizes, beside what was measured."""
-    goals: list[figures.Wanted] = []
+def goals(sizes: Sequence[figures.Row]) -> list[figures.FigureLimit]:
+    """List the goals of these sizes, beside the measured figures."""
+    goals: list[figures.FigureLimit] = []
     for size in sizes:
         name, goal = _name(size), GOALS.get((size["clients"], size["mib"]))
         if goal is not None:
             goals += [
-                figures.Wanted(f"{name}: s per round", size["seconds"], goal.seconds),
-                figures.Wanted(f"{name}: server's peak RSS, MiB", size["peak_rss_mib"], goal.rss_mib),
-                figures.Wanted(f"{name}: server's CPU s per round", size["cpu_seconds"], goal.cpu_seconds),
+                figures.FigureLimit(f"{name}: s per round", size["seconds"], goal.seconds),
+                figures.FigureLimit(f"{name}: server's peak RSS, MiB", size["peak_rss_mib"], goal.rss_mib),
+                figures.FigureLimit(
+                    f"{name}: server's CPU s per round", size["cpu_seconds"], goal.cpu_seconds
+                ),
             ]
         goals += [
-            figures.Wanted(
+            figures.FigureLimit(
                 f"{name}: s / copy and hash s",
                 size["seconds"] / size["copy_and_hash_seconds"],
                 WITHIN_COPY_AND_HASH,
             ),
-            figures.Wanted(f"{name}: bytes / 2NB", size["wire_ratio"], WITHIN_BYTES),
+            figures.FigureLimit(f"{name}: bytes / 2NB", size["wire_ratio"], WITHIN_BYTES),
         ]
         goals += [
-            figures.Wanted(
+            figures.FigureLimit(
                 f"peak RSS, {name} / {_name(fewer)}", size["peak_rss_mib"] / fewer["peak_rss_mib"], FLAT
             )
             for fewer in sizes

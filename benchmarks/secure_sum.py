@@ -1,4 +1,4 @@
-"""What the secure sum costs a member and the coordinator, all cryptography real, in one process.
+"""Measure the secure sum for a member and the coordinator, with real cryptography, in one process.
 
     python -m benchmarks.secure_sum [--members 10,100] [--values 100000,1000000] [--out FILE.json]
 

@@ -1,4 +1,4 @@
-"""A real coordinator in a process of its own, what it costs, and an operator's calls to it."""
+"""A real coordinator in its own process, its cost, and an operator's calls to it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _READY_SECONDS = 60.0
 
 
 class ServerFailed(Exception):
-    """The coordinator does not do what it should; the message says where to look."""
+    """The coordinator failed; the message names the file to read."""
 
 
 class Coordinator:
@@ -44,15 +44,15 @@ class Coordinator:
         return peak_rss_mib(self.process.pid)
 
     def get(self, path: str) -> Any:
-        """Read one thing as an admin."""
+        """Send a GET as an admin, and return the answer."""
         return self._call("GET", path, None)
 
     def post(self, path: str, content: object = None) -> Any:
-        """Create or change one thing as an admin."""
+        """Send a POST as an admin, and return the answer."""
         return self._call("POST", path, content)
 
     def close(self) -> None:
-        """Close the connections to it; it goes on running."""
+        """Close the connections; the coordinator continues to run."""
         self._http.close()
 
     def _call(self, method: str, path: str, content: object) -> Any:
@@ -64,7 +64,7 @@ class Coordinator:
 
 @contextmanager
 def running(folder: Path, database_url: str | None, settings: Mapping[str, str]) -> Iterator[Coordinator]:
-    """Run `tessera serve` as long as the block lasts; its log is coordinator.log in the folder.
+    """Run `tessera serve` for the duration of the block; its log is coordinator.log in the folder.
 
     Without a `database_url` the database is a SQLite file in the folder.
     """
@@ -98,7 +98,7 @@ def running(folder: Path, database_url: str | None, settings: Mapping[str, str])
 
 
 def _url(process: subprocess.Popen[bytes], log: Path) -> str:
-    """Wait until the server says where it listens."""
+    """Wait until the server prints its address, and return it."""
     deadline = time.monotonic() + _READY_SECONDS
     while time.monotonic() < deadline and process.poll() is None:
         for line in log.read_text("utf-8").splitlines():

@@ -1,8 +1,8 @@
-"""How alike silos of one task and of different tasks look, and whom a floor would keep.
+"""Compare the similarity of silos of one task and of different tasks, and the clients that a floor keeps.
 
     python -m benchmarks.similarity [--draws 8] [--out FILE.json]
 
-Four silos each of the tasks cipher, cipher_b (the same prompts, another table) and label; their signatures
+Four silos each of the tasks cipher, cipher_b (the same prompts, another table) and label; their sketches
 are made with examples/models/tiny-s. Compared are plain cosines and those corrected for noise
 (docs/decisions/0014-noise-corrected-similarity.md).
 """
@@ -82,7 +82,7 @@ def pairs(signed: list[tuple[str, Sketch]]) -> list[Pair]:
 
 
 def summarised(compared: list[Pair]) -> dict[str, Any]:
-    """Sum up pairs of one task against pairs that only share their prompts."""
+    """Summarise pairs of one task beside pairs that share only their prompts."""
     built: dict[str, Any] = {}
     for at, kind in enumerate(FLOORS, start=2):
         same = np.array([pair[at] for pair in compared if pair[0] == pair[1]], float)

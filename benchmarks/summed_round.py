@@ -1,4 +1,4 @@
-"""What a round with a secure sum takes over HTTP, all cryptography real: from the last `ready` to the total.
+"""Measure a round with a secure sum over HTTP, with real cryptography, from the last `ready` to the total.
 
     python -m benchmarks.summed_round [--members 100] [--layers 16] [--processes 2] [--postgres]
 
@@ -54,7 +54,7 @@ _WIDTH, _RANK, _PATIENCE_SECONDS = 4096, 8, 600.0
 
 @dataclass(frozen=True, slots=True)
 class Roster:
-    """What members check the terms against: the identity keys, and the end of the roster."""
+    """The roster by which members check the terms: the identity keys, and the newest link."""
 
     keys: dict[str, str]
     version: int
@@ -62,7 +62,7 @@ class Roster:
 
 
 @dataclass(frozen=True, slots=True)
-class Enrolled:
+class MemberSetup:
     """A client as it is passed to a process: its id, the seed of its key, the digest of what it is served."""
 
     client_id: str
@@ -72,8 +72,8 @@ class Enrolled:
 
 
 @dataclass(frozen=True, slots=True)
-class Played:
-    """What the members of one process sent, in all: bytes, processor seconds, and the sum of their inputs."""
+class MemberTotals:
+    """Totals over the members of a process: bytes sent, processor seconds, and the sum of their inputs."""
 
     bytes_up: int
     cpu_seconds: float
@@ -162,7 +162,7 @@ def _play_round(
     coordinator.post(f"/v1/federations/{federation_id}/start")
     values = Zeros(b"", 4 * size(agents[0].layout)).digest
     enrolled = [
-        Enrolled(agent.client_id, federation_id, agent.key.private_bytes_raw(), values) for agent in agents
+        MemberSetup(agent.client_id, federation_id, agent.key.private_bytes_raw(), values) for agent in agents
     ]
     shares = [enrolled[place::processes] for place in range(processes)]
     with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
@@ -196,7 +196,7 @@ def _roster(coordinator: Coordinator, federation_id: str) -> Roster:
     return Roster(keys, entries[-1]["version"], hash_of(entries[-1]))
 
 
-def _clients(url: str, enrolled: Sequence[Enrolled]) -> list[SumClient]:
+def _clients(url: str, enrolled: Sequence[MemberSetup]) -> list[SumClient]:
     clients = []
     for agent in enrolled:
         key = Ed25519PrivateKey.from_private_bytes(agent.seed)
@@ -209,13 +209,13 @@ def _http(url: str, key: Ed25519PrivateKey) -> httpx.Client:
     return httpx.Client(base_url=url, auth=SignedRequests(key), timeout=120, trust_env=False)
 
 
-def _get_ready(url: str, enrolled: Sequence[Enrolled]) -> None:
+def _get_ready(url: str, enrolled: Sequence[MemberSetup]) -> None:
     for client in _clients(url, enrolled):
         with client.silo.http:
             make_ready(client.silo, values=client.values)
 
 
-def _play(url: str, enrolled: Sequence[Enrolled], roster: Roster) -> Played:
+def _play(url: str, enrolled: Sequence[MemberSetup], roster: Roster) -> MemberTotals:
     """Take part with some members, each step with all of them before the next."""
     clients, sent_bytes, began = _clients(url, enrolled), 0, time.process_time()
     for client in clients:
@@ -231,7 +231,7 @@ def _play(url: str, enrolled: Sequence[Enrolled], roster: Roster) -> Played:
     inputs = [client.input.astype(np.int64) for client in clients if client.input is not None]
     for client in clients:
         client.silo.http.close()
-    return Played(sent_bytes, time.process_time() - began, np.sum(inputs, axis=0))
+    return MemberTotals(sent_bytes, time.process_time() - began, np.sum(inputs, axis=0))
 
 
 def _stored(database_url: str) -> tuple[NDArray[np.int64], dict[str, datetime]]:

@@ -1,4 +1,4 @@
-"""What a training step costs: PQ-LoRA against public peft's LoRA of the same rank around the same layers.
+"""Measure a training step: PQ-LoRA against public peft's LoRA of the same rank around the same layers.
 
     python -m benchmarks.training_step [--size tiny|small|1b|7b] [--quantization none|nf4|int8] [--rank 32]
         [--gradient-checkpointing] [--device auto] [--repetitions 7] [--steps 5] [--out FILE.json]
@@ -35,7 +35,7 @@ from torch import nn
 from benchmarks import figures
 from benchmarks.figures import MIB
 from benchmarks.random_llama import SIZES, Size, built, full_batch
-from client_agent.adapters.base import Adapter, Removable, replace_module
+from client_agent.adapters.base import Adapter, AdapterBase, replace_module
 from client_agent.adapters.frames import random_frames, wrapped_layers
 from client_agent.adapters.inject import inject_pq
 from client_agent.model.examples import encode_for
@@ -50,7 +50,7 @@ GOAL = 1.1
 _SAMPLE_SECONDS = 0.005
 
 
-class PeftLora(Removable):
+class PeftLora(AdapterBase):
     """LoRA as public peft injects it around the linear layers at `paths`, trained in float32."""
 
     def __init__(self, base: BaseModel, paths: list[str], plan: AdapterPlan) -> None:
@@ -80,7 +80,7 @@ class PeftLora(Removable):
 
 
 class PeakMemory:
-    """The most memory that was held inside its context, bytes."""
+    """The peak memory inside its context, in bytes."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -113,7 +113,7 @@ class PeakMemory:
 
 @dataclass(frozen=True, slots=True)
 class Lap:
-    """One kind of adapter's turn: the seconds of its steps, and the most memory it held."""
+    """The turn of one kind of adapter: the seconds of its steps, and its peak memory."""
 
     seconds: list[float]
     peak_bytes: int
@@ -184,7 +184,7 @@ def measure(
     repetitions: int,
     steps: int,
 ) -> dict[str, Any]:
-    """Train every kind of adapter `repetitions` times `steps` steps in turn; give medians."""
+    """Train every kind of adapter `repetitions` times `steps` steps in turn; return medians."""
     if device.type == "cpu":
         torch.set_num_threads(1)
     torch.manual_seed(0)
@@ -234,7 +234,7 @@ def _makers(base: BaseModel, plan: AdapterPlan) -> dict[str, Callable[[], Adapte
 
 
 def _lap(base: BaseModel, adapter: Adapter, size: Size, plan: TrainingPlan) -> Lap:
-    """Train; the first step, in which memory is found and kernels are chosen, does not count."""
+    """Train; the first step, which allocates memory and selects kernels, does not count."""
     on_gpu = base.device.type == "cuda"
     ends: list[float] = []
 
@@ -258,9 +258,9 @@ def _lap(base: BaseModel, adapter: Adapter, size: Size, plan: TrainingPlan) -> L
     return Lap([after - before for before, after in pairwise(ends)], peak.bytes)
 
 
-def _row(laps: list[Lap], of_pq: list[Lap], size: Size, trainable: int) -> dict[str, Any]:
+def _row(laps: list[Lap], pq_laps: list[Lap], size: Size, trainable: int) -> dict[str, Any]:
     seconds = statistics.median(second for lap in laps for second in lap.seconds)
-    ratios = [pq.step / lap.step for pq, lap in zip(of_pq, laps, strict=True)]
+    ratios = [pq.step / lap.step for pq, lap in zip(pq_laps, laps, strict=True)]
     return {
         "seconds": seconds,
         "seconds_each": [lap.seconds for lap in laps],
@@ -273,7 +273,7 @@ def _row(laps: list[Lap], of_pq: list[Lap], size: Size, trainable: int) -> dict[
 
 
 def _parameters(size: Size) -> int:
-    """Count the base model's parameters, whatever bits they are held in."""
+    """Count the base model's parameters, whatever their precision."""
     attention = size.width * (size.width + size.kv_heads * (size.width // size.heads)) * 2
     layer = attention + 3 * size.width * size.inner + 2 * size.width
     return size.layers * layer + size.width + (1 if size.tied else 2) * size.vocabulary * size.width

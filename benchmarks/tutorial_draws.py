@@ -1,4 +1,4 @@
-"""Whether the first tutorial ends with a better model than each silo's own training, over many draws.
+"""Check over many draws that the first tutorial ends with a better model than each silo's own training.
 
     python -m benchmarks.tutorial_draws --model MODEL [--draws 10] [--out FOLDER]
 
@@ -65,8 +65,8 @@ def main() -> None:
             for draw in range(arguments.draws)
         ]
         ends: list[End] = []
-        for draw, of_draw in enumerate(pool.map(run_study, studies)):
-            ends += of_draw
+        for draw, draw_ends in enumerate(pool.map(run_study, studies)):
+            ends += draw_ends
             console.print(f"draw {draw + 1} of {len(studies)} has ended", highlight=False)
     show(ends, console)
 
@@ -163,12 +163,12 @@ def show(ends: Sequence[End], console: Console) -> None:
         )
     console.print(table)
     for silo in dict.fromkeys(end.silo for end in ends):
-        of_silo = [end for end in ends if end.silo == silo]
+        silo_ends = [end for end in ends if end.silo == silo]
         for name in ("trained", "alone"):
-            differences = [end.final - getattr(end, name) for end in of_silo]
+            differences = [end.final - getattr(end, name) for end in silo_ends]
             console.print(f"{silo}: final minus {name} {_estimated(differences)}", highlight=False)
-        for number, _ in enumerate(of_silo[0].rounds, 1):
-            steps = [end.rounds[number - 1][1] - end.rounds[number - 1][0] for end in of_silo]
+        for number, _ in enumerate(silo_ends[0].rounds, 1):
+            steps = [end.rounds[number - 1][1] - end.rounds[number - 1][0] for end in silo_ends]
             console.print(
                 f"{silo}: round {number}, trained minus served {_estimated(steps)}", highlight=False
             )

@@ -24,7 +24,7 @@ from client_agent.rounds.participant import Participant
 from client_agent.rounds.steps import take_part
 from client_agent.transport.admin_client import Operator
 from client_agent.transport.client import CoordinatorApi
-from client_agent.transport.responses import NothingYet
+from client_agent.transport.responses import NoOpenRound
 from coordinator import Settings, create_app
 from coordinator.observability import logs
 from coordinator.server import Server
@@ -169,7 +169,7 @@ def _next_round(participant: Participant, round_number: int) -> RoundBrief:
         answer = participant.session.api.current_round(participant.session.federation_id)
         if isinstance(answer, RoundBrief) and answer.round == round_number:
             return answer
-        if not isinstance(answer, NothingYet | RoundBrief):
+        if not isinstance(answer, NoOpenRound | RoundBrief):
             raise RuntimeError(f"the federation ended before round {round_number}")
         threading.Event().wait(_WAIT_SECONDS)
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from client_agent.rounds.download import download_whole
 from client_agent.rounds.part import Part
-from client_agent.rounds.served_weights import Arrays, Served, ServedForm
+from client_agent.rounds.served_weights import Arrays, ServedForm, StoredWeights
 from client_agent.storage.base_delta import (
     BaseDelta,
     BaseDeltaMissing,
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-class ChangesBaseModel(Part):
+class BaseDeltaPart(Part):
     """The weights of a round change the base model by a base delta."""
 
     action = "changes the base model by a base delta"
@@ -50,7 +50,7 @@ class BaseDeltaForm(ServedForm):
     def is_initial(self, body: bytes, layout: Layout) -> bool:
         return self._served(body, layout).manifest.initial
 
-    def load_beside(self, adapter: Adapter, served: Served) -> None:
+    def load_beside(self, adapter: Adapter, served: StoredWeights) -> None:
         """Set the base delta; download the whole of it where earlier increments are missing here."""
         try:
             adapter.load_base_delta(self._delta(served, adapter.layout).added)
@@ -70,7 +70,8 @@ class BaseDeltaForm(ServedForm):
         """Return weights whose base delta can be computed with the files here, or the whole of it.
 
         Raises:
-            BaseDeltaMissing: earlier increments are missing here, and the coordinator has not the whole.
+            BaseDeltaMissing: earlier increments are missing here, and the coordinator lacks the whole base
+                delta.
         """
         try:
             earlier = newest_base_delta(work.rounds, before=work.brief.round)
@@ -99,7 +100,7 @@ class BaseDeltaForm(ServedForm):
     def _served(self, body: bytes, layout: Layout) -> ServedDelta:
         return read_served(body, layout, mixed_ranks=self.mixed_ranks)
 
-    def _delta(self, served: Served, layout: Layout) -> BaseDelta:
+    def _delta(self, served: StoredWeights, layout: Layout) -> BaseDelta:
         """Return the base delta after served weights; that of a round is stored beside them."""
         weights = self._served(served.body, layout)
         if served.is_final:

@@ -19,12 +19,12 @@ from client_agent.identity.key_rotation import switch_to_accepted_key
 from client_agent.rounds.client import Session
 from client_agent.rounds.failure_policy import FATAL, TRANSIENT
 from client_agent.rounds.final_weights import finish
-from client_agent.rounds.joining import archive_trained
+from client_agent.rounds.join import archive_trained
 from client_agent.rounds.participant import Participant
-from client_agent.rounds.possible import require_possible
+from client_agent.rounds.plan_checks import require_possible
 from client_agent.rounds.steps import resume, take_part
 from client_agent.transport.handshake import require_protocol, require_sums
-from client_agent.transport.responses import NothingYet
+from client_agent.transport.responses import NoOpenRound
 from schemas.messages.rounds import FinishedBrief, RoundBrief
 from schemas.user_files import complaint, is_full
 
@@ -67,7 +67,7 @@ def run(participant: Participant, sleep: Callable[[float], None] | None = None) 
                 is_checked = True
             resume(participant)
             answer = session.api.current_round(session.federation_id, wait_seconds=_WAIT_SECONDS)
-            if isinstance(answer, NothingYet):
+            if isinstance(answer, NoOpenRound):
                 if answer.undrawn not in (None, undrawn):
                     undrawn = answer.undrawn
                     log.info("round %d: other clients were drawn; waiting for the next round", undrawn)
@@ -97,7 +97,7 @@ def run(participant: Participant, sleep: Callable[[float], None] | None = None) 
 
 
 def _another_coordinator(session: Session) -> AgentError | None:
-    """Return why a refusal may not be this client's coordinator's; None if its own coordinator answers."""
+    """Return why the refusal may come from another coordinator; None if the enrolled coordinator answers."""
     try:
         session.hello()
     except TRANSIENT as trouble:

@@ -53,7 +53,7 @@ class LossNotFinite(AgentError):
     """The loss or its gradient is NaN or infinite."""
 
 
-class SignatureUnusable(AgentError):
+class SketchUnusable(AgentError):
     """A gradient sketch is zero or not finite, so that no relevance can be computed from it."""
 
 
@@ -321,3 +321,53 @@ class DownloadDamaged(AgentError):
 
     def __init__(self, path: str) -> None:
         super().__init__(f"{path}: download damaged (digest mismatch); it is downloaded again")
+
+
+class SyncNeeded(AgentError):
+    """A step on a machine without a network needs an answer of the coordinator."""
+
+    def __init__(self, method: str, path: str) -> None:
+        super().__init__(
+            f"{method} {path} needs the coordinator: run `tessera agent sync` where there is a network"
+        )
+
+
+class WorkNeeded(AgentError):
+    """A round needs work with the model first; `task` names the missing result."""
+
+    def __init__(self, task: str) -> None:
+        super().__init__(f"{task}: run `tessera agent work` where the model is")
+
+
+class SumNeedsNetwork(AgentError):
+    """A federation sums updates, and its members must answer within minutes."""
+
+    def __init__(self, phase_seconds: int) -> None:
+        super().__init__(
+            "this federation sums updates: from the moment that this client is ready, it must answer each "
+            f"step of the sum within {phase_seconds} s. Run `tessera agent sync --wait SECONDS` or "
+            "`--until-work`, which stays until the sum is over, or `tessera agent run` where there are both "
+            "a network and the model"
+        )
+
+
+class ExportUnsupported(AgentError):
+    """The format of an export cannot hold this adapter or this architecture."""
+
+
+class ExportInexact(AgentError):
+    """An exported model has another held-out loss than the model in training."""
+
+
+class UploadRefused(AgentError):
+    """The hub did not accept an export."""
+
+
+class SumRefused(AgentError):
+    """The coordinator's terms or messages of a secure sum contradict this silo's own records."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(
+            f"the secure sum is refused: {reason}. Nothing more of this silo is sent in this round. The "
+            "coordinator is dishonest, or was set back to an older state; ask the operator"
+        )

@@ -5,19 +5,18 @@ from __future__ import annotations
 import logging
 from pathlib import Path
 
-from client_agent.errors import PivotPackAwaited
-from client_agent.rounds.affordable_steps import require_affordable_steps
-from client_agent.rounds.awaited import SyncAwaited
+from client_agent.errors import PivotPackAwaited, SyncNeeded
 from client_agent.rounds.final_weights import final_scores
 from client_agent.rounds.opened_round import OpenedBrief
 from client_agent.rounds.participant import Participant
-from client_agent.rounds.pending import PendingWork
+from client_agent.rounds.pending_work import PendingWork
 from client_agent.rounds.plain_steps import newcomer_body
 from client_agent.rounds.private_training import different, leave_out_held_out, require_private_steps
 from client_agent.rounds.steps import take_part
+from client_agent.rounds.sync_steps import require_affordable_steps
 from client_agent.rounds.work import Work
-from client_agent.storage.prepared import Prepared, write_prepared
 from client_agent.storage.round_folder import INPUT, JOIN, UPDATE
+from client_agent.storage.silo_facts import SiloFacts, write_silo_facts
 from client_agent.training.silo import Silo
 from schemas.messages.scores import as_text
 
@@ -29,7 +28,7 @@ def do_work(participant: Participant, pending: PendingWork) -> None:
 
     Raises:
         Stopped: the agent was stopped, or its time is up; call again to resume.
-        SyncAwaited: a file that the coordinator had sent was lost.
+        SyncNeeded: a file that the coordinator had sent was lost.
         AgentError: model, data or plan do not work.
     """
     opened = OpenedBrief.read(pending.folder)
@@ -61,7 +60,7 @@ def prepare_join(work: Work) -> None:
     store_facts(trainer.silo, work.participant.workspace.folder, brief.training.max_length)
     try:
         trainer.frames(brief)
-    except (SyncAwaited, PivotPackAwaited) as awaited:
+    except (SyncNeeded, PivotPackAwaited) as awaited:
         log.info("round %d: the alignment pack is next: %s", brief.round, awaited)
         return
     if work.carries_sketch and not work.folder.has(JOIN):
@@ -71,4 +70,4 @@ def prepare_join(work: Work) -> None:
 def store_facts(silo: Silo, folder: Path, max_length: int | None = None) -> None:
     """Store what `tessera agent sync` needs to know of a silo's model and data, in the agent's folder."""
     records = len(different(silo.data.train))
-    write_prepared(folder, Prepared(profile=silo.profile, max_length=max_length, records=records))
+    write_silo_facts(folder, SiloFacts(profile=silo.profile, max_length=max_length, records=records))

@@ -42,7 +42,7 @@ Module = Annotated[str, StringConstraints(pattern=_MODULE)]
 
 
 class PolicyRefused(AgentError):
-    """The federation's plan or an update breaks the silo's policy; nothing more is sent."""
+    """The federation's plan or an update breaks the silo's policy. Nothing more is sent."""
 
     def __init__(
         self, rule: str, allowed: str, fact: str, way_out: str, *, effect: str = "nothing is trained or sent"

@@ -25,6 +25,7 @@ from client_agent.model.template_facts import ending_fault
 from client_agent.model.tokenizer_digests import tokenizer_digests
 from client_agent.model.tokens import collate, pad_id
 from client_agent.privacy.budget import require_voices
+from client_agent.rounds.client import require_policy
 from client_agent.rounds.plan import (
     SiloPlan,
     federation_plan,
@@ -34,7 +35,6 @@ from client_agent.rounds.plan import (
     served_plan,
     training_plan,
 )
-from client_agent.rounds.plan_policy import require_policy
 from client_agent.rounds.privacy_facts import privacy_facts
 from client_agent.session import require_trackers
 from client_agent.settings import AgentSettings, read_settings

@@ -109,7 +109,7 @@ class RowTemplate(Strict):
 
 
 def require_no_names(format_name: str | None, columns: Iterable[object]) -> None:
-    """Raise if a template stands beside a format or names of columns: it says all of that itself.
+    """Raise if a template stands beside a format or names of columns, which it replaces.
 
     Raises:
         ValidationError: it does; the message says which to leave out.

@@ -250,7 +250,7 @@ def read_settings(file: Path | None) -> AgentSettings:
 
 
 def unread(variables: Iterable[str]) -> list[str]:
-    """Return a sentence for each `TESSERA_AGENT_*` variable that nothing reads, with the nearest name."""
+    """Return a sentence for each unknown `TESSERA_AGENT_*` variable, with the most similar option."""
     known_names = [_PREFIX + name.upper() for name in (*AgentSettings.model_fields, *_OF_COMMANDS)]
     sentences = []
     for name in sorted(variable.upper() for variable in variables):

@@ -13,13 +13,12 @@ from client_agent.agent_entries import RATES
 from client_agent.errors import AgentError
 from client_agent.identity.agent_folder import Membership, is_in_use, read_membership
 from client_agent.identity.membership import connect_once
-from client_agent.rounds.pending import pending_work
+from client_agent.rounds.pending_work import pending_work
 from client_agent.secure_sum.progress import read_progress
 from client_agent.session import StopFlag, open_offline
 from client_agent.settings import AgentSettings
 from client_agent.storage.final_scores import read_final_scores
 from client_agent.storage.rate_store import RateStore
-from client_agent.storage.round_files import sent_scores
 from client_agent.storage.round_folder import (
     CLOSED,
     FINAL_SCORES_SENT,
@@ -33,6 +32,7 @@ from client_agent.storage.round_folder import (
     WEIGHTS,
     RoundFolder,
     RoundFolders,
+    sent_scores,
 )
 from client_agent.storage.tensor_metadata import read_metadata
 from client_agent.sync import last_sync
@@ -168,7 +168,7 @@ def _learning_rate(folder: RoundFolder) -> float | None:
 
 
 def _sum_state(folder: RoundFolder) -> str:
-    """Return where the sum of a round stands; once it is over, whether this client is counted in it."""
+    """Return the progress of a round's sum, and after its end whether this client is counted in it."""
     if folder.has(SUMMED):
         counted = SumOutcome.model_validate_json(folder.read(SUMMED)).counted or []
         return f"summed over {len(counted)} members"

@@ -12,19 +12,18 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from client_agent.errors import AgentError, CoordinatorRefused, PivotPackAwaited
-from client_agent.rounds.awaited import SumNeedsAnswers, WorkAwaited
+from client_agent.errors import AgentError, CoordinatorRefused, PivotPackAwaited, SumNeedsNetwork, WorkNeeded
 from client_agent.rounds.failure_policy import FATAL, TRANSIENT, outcome_of
 from client_agent.rounds.final_exchange import newest_with, send_final_scores, store_final_weights
-from client_agent.rounds.joining import rejoin
+from client_agent.rounds.join import rejoin
 from client_agent.rounds.opened_round import OpenedBrief
-from client_agent.rounds.pending import pending_work
+from client_agent.rounds.pending_work import pending_work
 from client_agent.rounds.sync_steps import SyncClient, SyncRound, layout_of_silo, sync_round
 from client_agent.storage.files import write_durably
 from client_agent.storage.final_scores import read_final_scores
 from client_agent.storage.round_folder import BRIEF, CLOSED, RECEIPT, WEIGHTS
 from client_agent.transport.handshake import require_protocol, require_sums
-from client_agent.transport.responses import NothingYet
+from client_agent.transport.responses import NoOpenRound
 from schemas.maths.adapter import Layout
 from schemas.messages.rounds import FinishedBrief, RoundBrief
 
@@ -50,7 +49,7 @@ def synchronise(client: SyncClient, *, waits: bool) -> Outcome:
 
     Raises:
         Stopped: the agent was stopped, or its time is up.
-        SumNeedsAnswers: the federation sums updates, and this call does not wait.
+        SumNeedsNetwork: the federation sums updates, and this call does not wait.
         VersionMismatch: the coordinator or this agent must be upgraded.
         AgentError: the coordinator does not answer, and this call does not wait; or a person must act.
     """
@@ -88,7 +87,7 @@ def _check(client: SyncClient, *, waits: bool) -> None:
     require_sums(hello, session.manifests.plan)
     summed = session.manifests.plan.privacy.secure_sum
     if summed is not None and not waits:
-        raise SumNeedsAnswers(summed.phase_seconds)
+        raise SumNeedsNetwork(summed.phase_seconds)
 
 
 def _exchange(client: SyncClient, wait_seconds: int) -> Outcome:
@@ -99,7 +98,7 @@ def _exchange(client: SyncClient, wait_seconds: int) -> Outcome:
             return outcome
     session = client.session
     answer = session.api.current_round(session.federation_id, wait_seconds=wait_seconds)
-    if isinstance(answer, NothingYet):
+    if isinstance(answer, NoOpenRound):
         reason = "the coordinator has nothing for this client now"
         if answer.undrawn is not None:
             reason = f"other clients were drawn for round {answer.undrawn}"
@@ -129,7 +128,7 @@ def _advance(work: SyncRound) -> Outcome | None:
     """Take the steps of a round that need no model; None if the round is done."""
     try:
         sync_round(work)
-    except WorkAwaited as awaited:
+    except WorkNeeded as awaited:
         return Outcome("work", str(awaited))
     except PivotPackAwaited as awaited:
         return Outcome("nothing", str(awaited))
@@ -156,7 +155,7 @@ def _finish(client: SyncClient, brief: FinishedBrief) -> Outcome:
 
     def first_layout(opened: OpenedBrief) -> Layout:
         if newest is None:
-            raise WorkAwaited("this client has no round on disk")
+            raise WorkNeeded("this client has no round on disk")
         return layout_of_silo(SyncRound(client, opened, newest), None)
 
     store_final_weights(client, brief, brief.weights, first_layout)

@@ -1,1 +1,1 @@
-"""What can be tried at once: tiny models, silos with data, studies, the demo, and clients without Tessera."""
+"""Examples to try: tiny models, silos with data, studies, the demo, and clients without Tessera."""

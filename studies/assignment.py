@@ -69,7 +69,7 @@ def categories_of(study: Study, tasks: _ByName) -> _Categories:
 
 
 def first_category(definition: str, keywords: Mapping[str, Sequence[str]]) -> str | None:
-    """Return the first category with a keyword with which a word of a definition begins; None without one."""
+    """Return the first category with a keyword that begins a word of the definition; None without one."""
     return next(
         (
             category
@@ -123,7 +123,7 @@ def tasks_in(categories: Sequence[str], file: Path) -> dict[str, list[str]]:
 
 
 def listed(names: Iterable[str]) -> str:
-    """Return names as a list for an error, of which a long one is cut."""
+    """Return names as a list for an error message, cut if it is long."""
     every = sorted(names)
     more = f" and {len(every) - _LISTED} more" if len(every) > _LISTED else ""
     return ", ".join(every[:_LISTED]) + more

@@ -1,4 +1,4 @@
-"""Whether a worker's models and steps fit its share of a GPU: measured before the first run."""
+"""Measure before the first run whether a worker's models and steps fit its share of a GPU."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from studies.study_fields import StudySilo
 class SharedModels:
     """Base models by folder or hub id, dtype and bits. Clients use them in turn, each with its own adapter.
 
-    `prefixes`: where what the layers below the first adapter put out is stored, for all clients and methods.
+    `prefixes` stores the output of the layers below the first adapter, for all clients and methods.
     """
 
     def __init__(self, prefixes: PrefixStore | None = None) -> None:

@@ -183,12 +183,12 @@ def _engine(
     from studies.ray_engine import RayEngine
 
     if name is EngineName.PROCESSES:
-        of_ray = {
+        ray_options = {
             "--address": address,
             "--gpus-per-worker": gpus_per_worker,
             "--silo-workers": silo_workers,
         }
-        for option, value in of_ray.items():
+        for option, value in ray_options.items():
             if value:
                 raise typer.BadParameter(
                     "only with --engine ray; add it, or leave this option out", param_hint=option

@@ -37,8 +37,8 @@ log = logging.getLogger(__name__)
 class Comparison:
     """The runs of a comparison and its output folder.
 
-    A fair one also has the runs that search a rate for each method, and what it reports is planned as the
-    rates become known.
+    A fair comparison first searches a learning rate for each method; its other runs are planned once the
+    rates are known.
     """
 
     study: Study
@@ -149,7 +149,7 @@ class Comparison:
 
     @property
     def later(self) -> int:
-        """About how many runs are not planned yet: a last search and all seeds of a method without rate."""
+        """The estimated number of runs that are not planned yet, while rates are unknown."""
         return (len(self.methods) - len(self._planned_methods())) * (len(self.seeds) + 1)
 
     def missing(self) -> list[Cell]:
@@ -179,7 +179,7 @@ class Comparison:
             shutil.rmtree(self.out / PREFIXES, ignore_errors=True)
 
     def _follow(self, ordered: set[str]) -> Follow:
-        """Return what a pool calls after each run: a search goes on, or what it was for can run."""
+        """Return a callback for the end of a run, which plans the runs that follow from its result."""
 
         def follow(cell: Cell) -> list[Cell]:
             if self.search is None or cell.seed in self.seeds:

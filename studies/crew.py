@@ -17,7 +17,7 @@ from client_agent.identity.membership import read_key
 from client_agent.model.examples import Example, encode_for, probe_set
 from client_agent.model.loading import BaseModel
 from client_agent.model.quantization import precision_of
-from client_agent.model.tokens import Encoded
+from client_agent.model.tokens import TokenizedText
 from client_agent.rounds.participant import Participant
 from client_agent.training.data import SiloData
 from client_agent.training.evaluate import mean_loss
@@ -46,20 +46,20 @@ def unreported(name: str, rounds: int) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Spent:
-    """Seconds of processor time, and of searches: in all, of which `search_wall` with waiting for others."""
+class TimeSpent:
+    """Seconds of processor time in all and in searches; `search_wall` is elapsed time, waiting included."""
 
     cpu: float = 0.0
     search_cpu: float = 0.0
     search_wall: float = 0.0
 
-    def plus(self, more: Spent) -> Spent:
-        return Spent(
+    def plus(self, more: TimeSpent) -> TimeSpent:
+        return TimeSpent(
             self.cpu + more.cpu, self.search_cpu + more.search_cpu, self.search_wall + more.search_wall
         )
 
-    def since(self, before: Spent) -> Spent:
-        return Spent(
+    def since(self, before: TimeSpent) -> TimeSpent:
+        return TimeSpent(
             self.cpu - before.cpu, self.search_cpu - before.search_cpu, self.search_wall - before.search_wall
         )
 
@@ -82,7 +82,7 @@ class Crew(Protocol):
             AgentError: the first error of a silo.
         """
 
-    def spent(self) -> Spent:
+    def spent(self) -> TimeSpent:
         """Return the time spent by all silos; `search_wall` is that of the process that searched longest."""
 
 
@@ -155,13 +155,13 @@ class SiloHost:
             )
         return self._members[name]
 
-    def pack(self, name: str, *, of_pivot: bool = False) -> Pack | None:
+    def pack(self, name: str, *, is_pivot: bool = False) -> Pack | None:
         """Return the alignment pack of a silo's base model, or of the pivot; None for random frames."""
         study, plan = self.context.study, self.cell.plan.alignment
         if plan is None or plan.frames == "random" or study.pivot_model is None or study.anchors is None:
             return None
         pivot = self.context.models.at(study.pivot_model, pivot_dtype(self.entry(name)))
-        base = pivot if of_pivot else self.silo(name).base
+        base = pivot if is_pivot else self.silo(name).base
         if base.slug not in self._packs:
             cache = PackCache(self.context.files, read_anchors(study.anchors).anchors)
             self._packs[base.slug] = cache.pack(
@@ -210,9 +210,9 @@ class LocalCrew:
             results[name] = work(self.host, name)
         return results
 
-    def spent(self) -> Spent:
+    def spent(self) -> TimeSpent:
         search = self.host.rates.spent
-        return Spent(time.process_time(), search.cpu, search.wall)
+        return TimeSpent(time.process_time(), search.cpu, search.wall)
 
 
 @contextmanager
@@ -231,13 +231,13 @@ def clients_folder(context: WorkerContext, cell: Cell) -> Path:
 
 
 class Forgetting:
-    """The loss of models on `count` public texts at most, in full, minus that of the bare base model."""
+    """Measures forgetting: the loss on at most `count` public texts, minus that of the bare base model."""
 
     def __init__(self, anchors: Sequence[Anchor], count: int, max_length: int) -> None:
         texts = [Example("", anchor.prompt + anchor.answer) for anchor in anchors]
         self._texts = probe_set(texts, count)
         self._max_length = max_length
-        self._encoded: dict[str, Sequence[Encoded]] = {}
+        self._encoded: dict[str, Sequence[TokenizedText]] = {}
         self._bare: dict[str, float] = {}
 
     def measure_bare(self, base: BaseModel) -> None:

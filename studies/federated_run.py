@@ -14,16 +14,16 @@ from schemas.messages.alignment import Anchors
 from schemas.messages.federations import FederationPlan
 from schemas.messages.scores import Scores
 from studies.crew import Crew
-from studies.drawn import drawn_in, rounds_by_silo
+from studies.draws import drawn_in, rounds_by_silo
 from studies.results import Cell, ClientResult, ClientRound
 from studies.silo_work import (
-    Described,
     Enrol,
-    Final,
-    Finish,
+    FinalState,
     Join,
-    Note,
-    Noted,
+    ReadRoundNotes,
+    RoundNotes,
+    ScoreFinalWeights,
+    SiloDescription,
     TakePart,
     TakePartInSum,
 )
@@ -72,7 +72,7 @@ def create_federation(
 
 
 def run_federated(
-    federation: Federation, cell: Cell, described: dict[str, Described], report_progress: ReportProgress
+    federation: Federation, cell: Cell, described: dict[str, SiloDescription], report_progress: ReportProgress
 ) -> list[ClientResult]:
     """Run all rounds of a federation, and return the clients' results from its status and their folders.
 
@@ -83,7 +83,7 @@ def run_federated(
         AgentError: an agent failed.
     """
     federation.operator.post(f"{federation.path}/start")
-    noted: dict[str, list[Noted]] = {}
+    noted: dict[str, list[RoundNotes]] = {}
     sums, total = cell.plan.privacy.secure_sum is not None, cell.plan.rounds.total
     for number in range(1, total + 1):
         report_progress(number - 1, "")
@@ -92,7 +92,7 @@ def run_federated(
             noted.setdefault(name, []).append(note)
     finals = federation.crew.run(
         federation.members,
-        Finish(),
+        ScoreFinalWeights(),
         lambda name, _: report_progress(total, f"{name}: scoring the final weights"),
     )
     report_progress(total, "")
@@ -106,7 +106,7 @@ def _run_round(
     report_activity: Callable[[str], None],
     *,
     sums: bool,
-) -> dict[str, Noted]:
+) -> dict[str, RoundNotes]:
     """Run a round with the members that it draws, wait until it is published, and return what they noted."""
     crew, established = federation.crew, list(federation.members)
     for silo in federation.study.silo:
@@ -124,7 +124,7 @@ def _run_round(
     if sums:
         report_activity("summing")
         crew.run(members, TakePartInSum(), at_once=True)
-    noted = crew.run(members, Note(round_number))
+    noted = crew.run(members, ReadRoundNotes(round_number))
     wait_until_published(federation, round_number)
     return noted
 
@@ -144,9 +144,9 @@ def wait_until_published(federation: Federation, round_number: int) -> None:
 def _results(
     federation: Federation,
     cell: Cell,
-    described: dict[str, Described],
-    noted: dict[str, list[Noted]],
-    finals: dict[str, Final],
+    described: dict[str, SiloDescription],
+    noted: dict[str, list[RoundNotes]],
+    finals: dict[str, FinalState],
 ) -> list[ClientResult]:
     """Read every client's scores and bytes from the operator API, and add what only it has."""
     by_silo: dict[str, list[ClientRound]] = {silo.name: [] for silo in federation.study.silo}

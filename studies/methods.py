@@ -16,7 +16,7 @@ from client_agent.errors import StudyUnusable
 from schemas.messages.faults import complaints
 from schemas.messages.federations import FederationPlan
 from schemas.messages.recommendations import CA_PFL, LORA, LORA_STRATEGIES, SAME_ARCHITECTURE_RANK
-from studies.drawn import clients_per_round, require_all_drawn
+from studies.draws import clients_per_round, require_all_drawn
 from studies.fair import fair_plan
 from studies.study import Study
 from studies.study_fields import States, StudyMethod, Table

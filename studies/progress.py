@@ -19,7 +19,7 @@ from schemas.messages.scores import LOSS
 from studies import worker_protocol
 from studies.compare import Comparison
 from studies.outcomes import rules_of, state_by
-from studies.remaining import every_minute, minutes_of
+from studies.remaining_time import every_minute, minutes_of
 from studies.results import Cell, stored_result
 
 _QUIET_SECONDS = 15.0

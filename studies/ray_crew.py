@@ -22,12 +22,12 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from client_agent.errors import AgentError, EngineUnusable, LossNotFinite
-from studies.crew import Report, SiloWork, Spent, T, local_crew, unreported
+from studies.crew import Report, SiloWork, T, TimeSpent, local_crew, unreported
 from studies.ray_board import BoardFiles
 from studies.ray_setup import Draw, RaySetup, opened_context
 from studies.results import Cell
 from studies.study import Study
-from studies.worker import CHANGED, OF_A_SILO
+from studies.worker import CHANGED, SILO_REMARK
 
 log = logging.getLogger(__name__)
 
@@ -37,7 +37,7 @@ _TRIES = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Reached:
+class SiloProgress:
     """A silo that works now, and its finished rounds."""
 
     name: str
@@ -45,16 +45,16 @@ class Reached:
 
 
 @dataclass(frozen=True, slots=True)
-class Worked:
+class SiloResults:
     """The results of silos, and what they have spent."""
 
     results: dict[str, Any]
-    spent: Spent
+    spent: TimeSpent
 
 
 @dataclass(frozen=True, slots=True)
 class WorkFailed:
-    """The reason of a failure; `diverges` whenever it is repeated."""
+    """The reason of a failure; with `diverges` every repetition fails too."""
 
     reason: str
     diverges: bool = False
@@ -78,16 +78,18 @@ class SiloWorker:
 
     def do(
         self, work: SiloWork[Any], names: Sequence[str], at_once: bool
-    ) -> Iterator[Reached | logging.LogRecord | Worked | WorkFailed]:
+    ) -> Iterator[SiloProgress | logging.LogRecord | SiloResults | WorkFailed]:
         """Do a piece of work for silos: yield what they reach and log, and the results last."""
         if not self._setup.is_current:
             yield WorkFailed(CHANGED)
             return
-        messages: queue.SimpleQueue[Reached | logging.LogRecord | Worked | WorkFailed] = queue.SimpleQueue()
+        messages: queue.SimpleQueue[SiloProgress | logging.LogRecord | SiloResults | WorkFailed] = (
+            queue.SimpleQueue()
+        )
         handler = _Records(messages, names)
         logging.getLogger().addHandler(handler)
         threading.Thread(target=self._do, args=(messages, work, names, at_once), daemon=True).start()
-        while isinstance(message := messages.get(), Reached | logging.LogRecord):
+        while isinstance(message := messages.get(), SiloProgress | logging.LogRecord):
             yield message
         logging.getLogger().removeHandler(handler)
         yield message
@@ -98,14 +100,14 @@ class SiloWorker:
         before = self._crew.spent()
         try:
             results = self._crew.run(
-                names, work, lambda name, rounds: messages.put(Reached(name, rounds)), at_once=at_once
+                names, work, lambda name, rounds: messages.put(SiloProgress(name, rounds)), at_once=at_once
             )
         except Exception as error:
             log.exception("%s failed", ", ".join(names[:3]))
             reason = str(error) if isinstance(error, AgentError) else f"{type(error).__name__}: {error}"
             messages.put(WorkFailed(reason, isinstance(error, LossNotFinite)))
         else:
-            messages.put(Worked(results, self._crew.spent().since(before)))
+            messages.put(SiloResults(results, self._crew.spent().since(before)))
 
 
 class _Records(logging.handlers.QueueHandler):
@@ -119,7 +121,7 @@ class _Records(logging.handlers.QueueHandler):
     def prepare(self, record: logging.LogRecord) -> logging.LogRecord:
         prepared: logging.LogRecord = super().prepare(record)  # its arguments are text now
         prepared.msg = prepared.message = f"{self._name}{prepared.getMessage()}"
-        setattr(prepared, OF_A_SILO, True)
+        setattr(prepared, SILO_REMARK, True)
         return prepared
 
 
@@ -146,7 +148,7 @@ class RayCrew:
     cell: Cell
     draw: Draw
     shares: list[_Share]
-    _spent: Spent = field(default_factory=Spent)
+    _spent: TimeSpent = field(default_factory=TimeSpent)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def run(
@@ -166,8 +168,10 @@ class RayCrew:
             results |= done.result()
         return {name: results[name] for name in names}
 
-    def spent(self) -> Spent:
-        driving = Spent(cpu=time.process_time(), search_wall=max(share.search_wall for share in self.shares))
+    def spent(self) -> TimeSpent:
+        driving = TimeSpent(
+            cpu=time.process_time(), search_wall=max(share.search_wall for share in self.shares)
+        )
         return self._spent.plus(driving)
 
     def close(self) -> None:
@@ -224,13 +228,13 @@ class RayCrew:
         actor = self._started(share)
         for answer in actor.do.options(num_returns="streaming").remote(work, names, at_once):
             match ray.get(answer):
-                case Reached(name, rounds):
+                case SiloProgress(name, rounds):
                     report(name, rounds)
                 case logging.LogRecord() as record:
                     logging.getLogger(record.name).handle(record)
-                case Worked(results, spent):
+                case SiloResults(results, spent):
                     with self._lock:
-                        self._spent = self._spent.plus(Spent(spent.cpu, spent.search_cpu))
+                        self._spent = self._spent.plus(TimeSpent(spent.cpu, spent.search_cpu))
                     share.search_wall += spent.search_wall
                     return results
                 case WorkFailed(reason, diverges):
@@ -242,7 +246,7 @@ class RayCrew:
         if share.actor is None:
             share.started += 1
             share.owner = f"{self.owner}.silos-{share.number}-{share.started}"
-            options = dict(self.setup.of_trainers)
+            options = dict(self.setup.trainer_options)
             if share.node is not None:
                 options["scheduling_strategy"] = NodeAffinitySchedulingStrategy(share.node, soft=False)
             draw = {name: self.draw[name] for name in share.names}

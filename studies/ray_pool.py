@@ -105,7 +105,7 @@ class RayPool:
         Raises:
             EngineUnusable: the share is too small.
         """
-        actor, name = self._started(self.setup.of_trainers)
+        actor, name = self._started(self.setup.trainer_options)
         plans = {cell.plan.model_dump_json(include={"adapter", "training"}): cell for cell in cells}
         card, needed = ray.get(actor.memory.remote([(cell, self._drawn(cell)) for cell in plans.values()]))
         self._end(actor, name)
@@ -117,13 +117,14 @@ class RayPool:
         Raises:
             EngineUnusable: the cluster is too small.
         """
-        of_a_run = self.setup.silo_workers
+        silo_workers = self.setup.silo_workers
         nodes: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
         room = sum(room_of(node["Resources"], self.setup.gpus) for node in nodes if node["Alive"])
-        if workers * of_a_run > room:
+        if workers * silo_workers > room:
             raise EngineUnusable(
-                f"{workers} runs at a time with {of_a_run} silo workers each are {workers * of_a_run}, and "
-                f"the Ray cluster has room for {room}; lower --workers or --silo-workers"
+                f"{workers} runs at a time with {silo_workers} silo workers each are "
+                f"{workers * silo_workers}, and the Ray cluster has "
+                f"room for {room}; lower --workers or --silo-workers"
             )
 
     def stop(self) -> None:
@@ -138,7 +139,7 @@ class RayPool:
         while not self._stopped and (cell := waiting.next()) is not None:
             try:
                 if actor is None:
-                    actor, name = self._started(self.setup.of_workers)
+                    actor, name = self._started(self.setup.worker_options)
                 self.listener.started(cell)
                 failure, is_alive = self._run_cell(actor, cell)
                 if self._stopped:

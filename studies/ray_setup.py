@@ -55,14 +55,14 @@ class RaySetup:
         return self.code == code_of_runs() and self.slugs == slugs_of(self.study)
 
     @property
-    def of_trainers(self) -> dict[str, Any]:
+    def trainer_options(self) -> dict[str, Any]:
         """The options of a worker that trains. Ray restarts none."""
         return {"num_cpus": 1, "num_gpus": self.gpus, "max_restarts": 0}
 
     @property
-    def of_workers(self) -> dict[str, Any]:
+    def worker_options(self) -> dict[str, Any]:
         """The options of the worker of a run, which only waits if others train its silos."""
-        return {"num_cpus": 0, "max_restarts": 0} if self.silo_workers else self.of_trainers
+        return {"num_cpus": 0, "max_restarts": 0} if self.silo_workers else self.trainer_options
 
 
 def opened_context(setup: RaySetup, name: str, files: SharedFiles, *, trains: bool) -> WorkerContext:

@@ -18,14 +18,14 @@ from studies.ray_crew import ray_crew
 from studies.ray_setup import Draw, RaySetup, opened_context
 from studies.results import Cell, has_diverged
 from studies.worker import Worker
-from studies.worker_protocol import Done, Failed, Progress
+from studies.worker_protocol import Progress, RunDone, RunFailed
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
-    """A cell's end: its result or the reason of its failure, and its log.
+class CellEnd:
+    """The end of a cell: its result or the reason of its failure, and its log.
 
-    `has_diverged`: training diverges whenever the cell is run.
+    With `has_diverged`, training diverges in every repetition.
     """
 
     failure: str | None
@@ -46,10 +46,10 @@ class CellWorker:
         if setup.silo_workers:
             self._context.spread = lambda cell: ray_crew(setup, board, name, cell, self._draw)
 
-    def run(self, cell: Cell, draw: Draw) -> Iterator[Progress | Ended]:
+    def run(self, cell: Cell, draw: Draw) -> Iterator[Progress | CellEnd]:
         """Run a cell: yield its progress, and its end last."""
         self._draw = draw
-        messages: queue.SimpleQueue[Progress | Done | Failed] = queue.SimpleQueue()
+        messages: queue.SimpleQueue[Progress | RunDone | RunFailed] = queue.SimpleQueue()
         worker = Worker(self._context, messages.put)
         threading.Thread(
             target=worker.run, args=(cell,), kwargs={"is_current": self._setup.is_current}, daemon=True
@@ -57,9 +57,9 @@ class CellWorker:
         while isinstance(message := messages.get(), Progress):
             yield message
         out = self._context.out
-        failure = message.reason if isinstance(message, Failed) else None
+        failure = message.reason if isinstance(message, RunFailed) else None
         result = cell.result(out).read_bytes() if failure is None else None
-        ended = Ended(failure, result, cell.log(out).read_bytes(), has_diverged(cell, out))
+        ended = CellEnd(failure, result, cell.log(out).read_bytes(), has_diverged(cell, out))
         shutil.rmtree(cell.folder(out))
         yield ended
 

@@ -19,13 +19,13 @@ from studies.federated_run import ReportProgress, create_federation, run_federat
 from studies.pack_cache import body_for_federation, read_anchors
 from studies.results import Cell, CellResult, ClientResult
 from studies.run_records import RelevanceRecord, alignment_of, read_relevance
-from studies.silo_work import Describe, Described, MakePack, TrainAlone
+from studies.silo_work import DescribeSilo, MakePack, SiloDescription, TrainAlone
 from studies.worker_context import WorkerContext
 
 
 @dataclass(frozen=True, slots=True)
-class _Shown:
-    """What a coordinator shows of a run; nothing without one."""
+class _CoordinatorRecords:
+    """The records of a run from its coordinator; empty if there is none."""
 
     bank: BankRecord | None = None
     relevance: list[RelevanceRecord] = field(default_factory=list)
@@ -44,7 +44,7 @@ def run_cell(
     """
     names = [silo.name for silo in context.study.silo]
     with _crew(context, cell, trackers) as crew:
-        described = crew.run(names, Describe())
+        described = crew.run(names, DescribeSilo())
         packs = _packs(crew, described, partial(report_progress, 0))
         # Models, packs and searched rates are there or not by the order of runs: their time is not counted.
         began, before = time.monotonic(), crew.spent()
@@ -82,14 +82,14 @@ def _adapters(cell: Cell) -> int:
 
 
 def _packs(
-    crew: Crew, described: dict[str, Described], report_activity: Callable[[str], None]
+    crew: Crew, described: dict[str, SiloDescription], report_activity: Callable[[str], None]
 ) -> dict[str, Pack]:
     """Return the alignment packs of all base models, the pivot's first; none for random frames."""
 
     def report(doing: str, _: int) -> None:
         report_activity(doing)
 
-    (pivot,) = crew.run([next(iter(described))], MakePack(of_pivot=True), report).values()
+    (pivot,) = crew.run([next(iter(described))], MakePack(is_pivot=True), report).values()
     if pivot is None:
         return {}
     by_model = {silo.base_model: name for name, silo in described.items()}
@@ -103,27 +103,27 @@ def _alone(
     context: WorkerContext,
     cell: Cell,
     crew: Crew,
-    described: dict[str, Described],
+    described: dict[str, SiloDescription],
     packs: dict[str, Pack],
     report_progress: ReportProgress,
-) -> tuple[list[ClientResult], _Shown]:
+) -> tuple[list[ClientResult], _CoordinatorRecords]:
     finished = dict.fromkeys(described, 0)
 
     def report(name: str, rounds: int) -> None:
         finished[name] = max(finished.get(name, 0), rounds)
         report_progress(sum(finished.values()) // len(described), name)
 
-    return list(crew.run(list(described), TrainAlone(), report).values()), _Shown()
+    return list(crew.run(list(described), TrainAlone(), report).values()), _CoordinatorRecords()
 
 
 def _federated(
     context: WorkerContext,
     cell: Cell,
     crew: Crew,
-    described: dict[str, Described],
+    described: dict[str, SiloDescription],
     packs: dict[str, Pack],
     report_progress: ReportProgress,
-) -> tuple[list[ClientResult], _Shown]:
+) -> tuple[list[ClientResult], _CoordinatorRecords]:
     if context.operator is None:
         raise CoordinatorStopped(
             f"{cell.label} needs a coordinator, and none was started; start the comparison again"
@@ -136,7 +136,7 @@ def _federated(
         body = body_for_federation(pack, federation.id)
         context.operator.put_tensors(f"{federation.path}/alignments/{slug}", body)
     results = run_federated(federation, cell, described, report_progress)
-    shown = _Shown(
+    shown = _CoordinatorRecords(
         read_bank_record(context.operator, federation.path),
         read_relevance(context.operator, federation.path, cell.plan.rounds.total, list(described)),
     )

@@ -30,8 +30,8 @@ class SearchTime:
 class SharedRates(RateStore):
     """The searches of a comparison, and the time that this run spent in them.
 
-    Whichever run needs a search first does it, and the others find its result. So its time is no cost of a
-    method. `folder` is relative to that of `files`.
+    The first run that needs a search does it, and the others read its result. So the time of a search is not
+    a cost of one method. `folder` is relative to that of `files`.
     """
 
     files: SharedFiles

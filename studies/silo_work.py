@@ -13,7 +13,7 @@ from client_agent.rounds.checkpoints import adapter_of_round
 from client_agent.rounds.final_weights import finish
 from client_agent.rounds.standalone import train_alone
 from client_agent.rounds.steps import resume, take_part
-from client_agent.rounds.trained import Trained
+from client_agent.rounds.training_result import TrainingResult
 from client_agent.storage.final_scores import FinalScores, TaskScores, read_final_scores
 from client_agent.storage.round_folder import MEASURES, TRAINED, RoundFolders
 from client_agent.transport.client import CoordinatorApi
@@ -24,7 +24,7 @@ from studies.run_records import TextCount, count_texts
 
 
 @dataclass(frozen=True, slots=True)
-class Described:
+class SiloDescription:
     """The base model of a silo, and its texts."""
 
     base_model: str
@@ -32,22 +32,22 @@ class Described:
 
 
 @dataclass(frozen=True, slots=True)
-class Describe:
+class DescribeSilo:
     """Load a silo's model and data."""
 
-    def __call__(self, host: SiloHost, name: str) -> Described:
+    def __call__(self, host: SiloHost, name: str) -> SiloDescription:
         silo = host.silo(name)
-        return Described(silo.base.slug, count_texts(silo, host.cell.plan.training.max_length))
+        return SiloDescription(silo.base.slug, count_texts(silo, host.cell.plan.training.max_length))
 
 
 @dataclass(frozen=True, slots=True)
 class MakePack:
     """Make the alignment pack of a silo's base model, or of the pivot, unless it is stored."""
 
-    of_pivot: bool = False
+    is_pivot: bool = False
 
     def __call__(self, host: SiloHost, name: str) -> bytes | None:
-        pack = host.pack(name, of_pivot=self.of_pivot)
+        pack = host.pack(name, is_pivot=self.is_pivot)
         return pack.to_body() if pack is not None else None
 
 
@@ -146,7 +146,7 @@ class TakePartInSum:
 
 
 @dataclass(frozen=True, slots=True)
-class Noted:
+class RoundNotes:
     """The private records of a silo about a round."""
 
     validation: dict[str, float]
@@ -155,21 +155,21 @@ class Noted:
 
 
 @dataclass(frozen=True, slots=True)
-class Note:
-    """Read what a silo keeps to itself, while its round folder is there."""
+class ReadRoundNotes:
+    """Read a silo's private records of a round before its folder is deleted."""
 
     round: int
 
-    def __call__(self, host: SiloHost, name: str) -> Noted:
+    def __call__(self, host: SiloHost, name: str) -> RoundNotes:
         folder = host.member(name).workspace.rounds.newest_with(TRAINED, before=self.round + 1)
         if folder is None:
             raise RoundMissed(f"{name} has no file of round {self.round}; run the comparison again")
-        trained = Trained.read(folder.path / TRAINED)
-        return Noted(trained.validation, trained.tasks, trained.learning_rate)
+        trained = TrainingResult.read(folder.path / TRAINED)
+        return RoundNotes(trained.validation, trained.tasks, trained.learning_rate)
 
 
 @dataclass(frozen=True, slots=True)
-class Final:
+class FinalState:
     """The state of a silo at the end of a federation."""
 
     scores: FinalScores
@@ -178,10 +178,10 @@ class Final:
 
 
 @dataclass(frozen=True, slots=True)
-class Finish:
+class ScoreFinalWeights:
     """Score the final weights of a silo."""
 
-    def __call__(self, host: SiloHost, name: str) -> Final:
+    def __call__(self, host: SiloHost, name: str) -> FinalState:
         member, silo = host.member(name), host.silo(name)
         answer = member.session.api.current_round(member.session.federation_id)
         if isinstance(answer, FinishedBrief):
@@ -195,7 +195,7 @@ class Finish:
             raise RoundMissed(
                 f"{name}'s final weights were not scored; see the log, and run the comparison again"
             )
-        return Final(scores, forgot, _measures(member.workspace.rounds))
+        return FinalState(scores, forgot, _measures(member.workspace.rounds))
 
 
 def _measures(rounds: RoundFolders) -> MeasuresFile | None:

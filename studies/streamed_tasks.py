@@ -64,7 +64,7 @@ def _stored(study: Study, source: StudySource, stream: Stream, folder: Path, rep
             lines = _take(where, place.rows, stream, need, report)
             write_durably(file, "".join(f"{line}\n" for line in lines).encode())
         if side == "train":  # the other sides need the tasks of the training rows
-            need = _Need.of_tasks(_task_names(file, place.rows))
+            need = _Need.for_tasks(_task_names(file, place.rows))
         files[side] = str(file)
     return source.model_copy(update={**files, "stream": None})
 
@@ -86,7 +86,7 @@ class _Need:
         most, least: how many tasks of each group are taken, and have to be.
         group_of: the group of a task; None = the task is not needed.
         by_column: whether groups are categories of the rows.
-        of_one: whether each group is one task by its name.
+        is_one_task: whether each group is one task by its name.
         facts: everything that decides which rows are taken, as text.
     """
 
@@ -94,13 +94,15 @@ class _Need:
     least: Mapping[str, int]
     group_of: Callable[[Task], str | None]
     by_column: bool = False
-    of_one: bool = False
+    is_one_task: bool = False
     facts: str = ""
 
     @classmethod
-    def of_tasks(cls, names: list[str]) -> _Need:
+    def for_tasks(cls, names: list[str]) -> _Need:
         single = dict.fromkeys(names, 1)
-        return cls(single, single, partial(_by_name, single.keys()), of_one=True, facts=json.dumps(names))
+        return cls(
+            single, single, partial(_by_name, single.keys()), is_one_task=True, facts=json.dumps(names)
+        )
 
     @classmethod
     def of(cls, study: Study) -> _Need:
@@ -112,7 +114,7 @@ class _Need:
         partition = study.partition
         if isinstance(partition, ClientPartition):
             by_silo = tasks_by_name(partition.file, "silo")
-            return cls.of_tasks(list(dict.fromkeys(name for names in by_silo.values() for name in names)))
+            return cls.for_tasks(list(dict.fromkeys(name for names in by_silo.values() for name in names)))
         assert isinstance(partition, KeywordPartition | CategoryPartition)
         categories, count = partition.categories, partition.tasks_per_category
         silos = [category for silo in study.silo for category in silo.categories]
@@ -178,7 +180,7 @@ class _Tally:
             every = listed(name for counts in self.counts.values() for name in counts) or "none"
             lacking = (
                 f"no row of the task {group}"
-                if self.need.of_one
+                if self.need.is_one_task
                 else f"{len(met)} of {least} tasks of the category {group}"
             )
             remedy = "raise stream.most_rows, check" if limited else "it has no more rows; check"

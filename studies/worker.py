@@ -21,7 +21,7 @@ import torch
 
 from client_agent.agent_entries import PREFIXES
 from client_agent.errors import AgentError, LossNotFinite, StudyUnusable
-from client_agent.rounds.examine import OF_THE_DATA
+from client_agent.rounds.examine import DATA_REMARK
 from client_agent.storage.prefix_store import PrefixStore
 from client_agent.transport.admin_client import Operator
 from schemas.messages.scores import LOSS
@@ -33,7 +33,7 @@ from studies.results import Cell, CellPlanner, CellResult, ClientRound, store_di
 from studies.run_cell import run_cell
 from studies.study import Study
 from studies.worker_context import WorkerContext
-from studies.worker_protocol import Done, Failed, Order, Progress, Setup
+from studies.worker_protocol import Order, Progress, RunDone, RunFailed, Setup
 
 log = logging.getLogger(__name__)
 
@@ -41,7 +41,7 @@ _PREFIX_BYTES = 8 * 2**30
 
 CHANGED = "code or data changed since the comparison began; start the comparison again"
 
-OF_A_SILO = "of_a_silo"
+SILO_REMARK = "silo_remark"
 """An attribute of log records whose text names its silo."""
 
 _ACTIVITIES = (
@@ -57,7 +57,7 @@ class Worker:
     """Runs cells in one context, with their log and result in its output folder."""
 
     context: WorkerContext
-    send: Callable[[Progress | Done | Failed], None]
+    send: Callable[[Progress | RunDone | RunFailed], None]
     _rounds: int = 0
     _client: str = ""
 
@@ -92,10 +92,10 @@ class Worker:
             if isinstance(error, LossNotFinite) and cell.rate is not None:
                 store_divergence(cell, out)
             is_agent_error = isinstance(error, AgentError)
-            self.send(Failed(reason=str(error) if is_agent_error else f"{type(error).__name__}: {error}"))
+            self.send(RunFailed(reason=str(error) if is_agent_error else f"{type(error).__name__}: {error}"))
         else:
             log.info("%s finished", cell.label)
-            self.send(Done())
+            self.send(RunDone())
 
     def _report_progress(self, cell: Cell, rounds: int, doing: str) -> None:
         self._rounds, self._client = rounds, doing
@@ -104,7 +104,7 @@ class Worker:
     def _report_activity(self, cell: Cell, record: logging.LogRecord) -> None:
         """Report a log line of the active client: what it searches, trains or scores."""
         line = record.getMessage()
-        doing = f"{self._client}: {line}" if self._client and not hasattr(record, OF_A_SILO) else line
+        doing = f"{self._client}: {line}" if self._client and not hasattr(record, SILO_REMARK) else line
         self.send(Progress(rounds=self._rounds, total=cell.plan.rounds.total, doing=doing))
 
 
@@ -116,7 +116,7 @@ class _Activity(logging.Handler):
         self._report = report
 
     def emit(self, record: logging.LogRecord) -> None:
-        if record.name.startswith(_ACTIVITIES) and not hasattr(record, OF_THE_DATA):
+        if record.name.startswith(_ACTIVITIES) and not hasattr(record, DATA_REMARK):
             self._report(record)
 
 
@@ -129,7 +129,7 @@ def main() -> None:
     operator = Operator(setup.url, setup.token) if setup.url is not None else None
     context = WorkerContext(setup.study, setup.out, operator, models_in(setup.out))
 
-    def send(message: Progress | Done | Failed) -> None:
+    def send(message: Progress | RunDone | RunFailed) -> None:
         print(message.model_dump_json(), file=answers, flush=True)
 
     worker = Worker(context, send)
@@ -176,14 +176,14 @@ def track_result(trackers: Trackers, result: CellResult) -> None:
     """Record the means over clients of every round's losses, and the bytes of all of them."""
     rounds: dict[int, list[ClientRound]] = {}
     for client in result.clients:
-        for of_client in client.rounds:
-            rounds.setdefault(of_client.round, []).append(of_client)
-    for number, of_clients in sorted(rounds.items()):
+        for entry in client.rounds:
+            rounds.setdefault(entry.round, []).append(entry)
+    for number, entries in sorted(rounds.items()):
         values = {
-            "mean/served/loss": _mean([entry.scores.served[LOSS].value for entry in of_clients]),
-            "mean/trained/loss": _mean([entry.scores.trained[LOSS].value for entry in of_clients]),
-            "bytes/up": float(sum(entry.bytes_up for entry in of_clients)),
-            "bytes/down": float(sum(entry.bytes_down for entry in of_clients)),
+            "mean/served/loss": _mean([entry.scores.served[LOSS].value for entry in entries]),
+            "mean/trained/loss": _mean([entry.scores.trained[LOSS].value for entry in entries]),
+            "bytes/up": float(sum(entry.bytes_up for entry in entries)),
+            "bytes/down": float(sum(entry.bytes_down for entry in entries)),
         }
         trackers.log("round", number, values)
 

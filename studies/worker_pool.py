@@ -16,7 +16,7 @@ from client_agent.errors import AgentError
 from studies.coordinator_process import quiet_environment, running_coordinator
 from studies.results import Cell
 from studies.study import Study
-from studies.worker_protocol import Done, Failed, Order, Progress, Setup, news
+from studies.worker_protocol import Order, Progress, RunDone, RunFailed, Setup, news
 
 _STOP_SECONDS = 10.0
 
@@ -144,9 +144,9 @@ class Pool:
             match news.validate_json(line):
                 case Progress() as progress:
                     self.listener.moved(cell, progress)
-                case Done():
+                case RunDone():
                     return None
-                case Failed(reason=reason):
+                case RunFailed(reason=reason):
                     return reason
         return f"its process ended with status {process.wait()}"
 

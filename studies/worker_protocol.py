@@ -45,18 +45,18 @@ class Progress(Strict):
     doing: str
 
 
-class Done(Strict):
+class RunDone(Strict):
     """The run's result is on disk."""
 
     kind: Literal["done"] = "done"
 
 
-class Failed(Strict):
+class RunFailed(Strict):
     """The run failed; the worker continues."""
 
     kind: Literal["failed"] = "failed"
     reason: str
 
 
-News = Annotated[Progress | Done | Failed, Field(discriminator="kind")]
-news: TypeAdapter[Progress | Done | Failed] = TypeAdapter(News)
+News = Annotated[Progress | RunDone | RunFailed, Field(discriminator="kind")]
+news: TypeAdapter[Progress | RunDone | RunFailed] = TypeAdapter(News)

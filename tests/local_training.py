@@ -13,10 +13,9 @@ from client_agent.adapters.provenance import origin_of
 from client_agent.model.examples import Example, encode_for
 from client_agent.model.loading import BaseModel
 from client_agent.rounds.train import LocalTraining, train_locally, zeros_like
-from client_agent.rounds.trained import Trained
+from client_agent.rounds.training_result import TrainingResult
 from client_agent.training.checkpoint import TrainingCheckpoint
-from client_agent.training.loop import Step, TrainingOutcome, train
-from client_agent.training.options import DEFAULT_OPTIONS, TrainingOptions
+from client_agent.training.loop import DEFAULT_OPTIONS, Step, TrainingOptions, TrainingOutcome, train
 from client_agent.training.silo import Silo
 from schemas.messages.federations import AdapterPlan, ScoresPlan, TrainingPlan
 
@@ -60,7 +59,7 @@ def train_examples(
 
 def train_one_round(
     silo: Silo, adapter: Adapter, adapter_plan: AdapterPlan, plan: TrainingPlan, **changes: Any
-) -> Trained:
+) -> TrainingResult:
     """Run the local training of a federated round, by default the second of three, from zeros."""
     facts: dict[str, Any] = {
         "scores": ScoresPlan(),

@@ -111,7 +111,7 @@ class Adapter(Protocol):
     ) -> None: ...
 
 
-class Removable(ABC):
+class AdapterBase(ABC):
     """A context manager that calls `remove` on exit, and by default refuses a base delta."""
 
     is_sent: bool = True
@@ -140,7 +140,7 @@ class Removable(ABC):
         self.remove()
 
 
-class WholeAdapter(Removable):
+class WholeAdapter(AdapterBase):
     """An adapter in place of linear layers, whose tensors are all sent: none is private to the client."""
 
     def __init__(self, base: BaseModel) -> None:

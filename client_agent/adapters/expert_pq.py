@@ -51,8 +51,8 @@ class ExpertPQ(ExpertBank):
             a, b = joined_frames(base, path, members, frames)
             layer = ExpertPQLinear(self._model.get_submodule(path), a, b, plan.scale, cores, self.mixture)
             self._layers[path] = layer
-            for expert, of_expert in cores.items():
-                for name, core in zip(members, of_expert, strict=True):
+            for expert, expert_cores in cores.items():
+                for name, core in zip(members, expert_cores, strict=True):
                     tensors = {f"{name}.{factor}": tensor for factor, tensor in core.branch().items()}
                     self._tensors[expert] |= tensors
             self._rates |= {name: frames[name].rate for name in members}

@@ -42,10 +42,10 @@ Frames = Mapping[str, Frame]
 def frame_of(a: NDArray[Any], b: NDArray[Any]) -> Frame:
     """Pair A and B with their learning-rate factor, sqrt(r) / |B| in the Frobenius norm.
 
-    A step dP moves the output by s B dP z with z = A h, for random signs in proportion to |B| rms(z). A is
-    fitted so that z has the pivot's values: |A| is large along directions of little variance, and does not
-    determine the step. B is fitted to gradients, and its norm is unrelated to the pivot's. The pivot's frames
-    are orthonormal, with rate 1 (docs/decisions/0013).
+    A step dP moves the output by s B dP z with z = A h, so with random signs in proportion to |B| rms(z). A
+    is fitted so that z has the pivot's values; |A| is large along directions of little variance, and does not
+    determine the step. B is fitted to gradients, so its norm says nothing about the pivot's. The pivot's
+    frames are orthonormal, with rate 1 (docs/decisions/0013).
     """
     a, b = np.ascontiguousarray(a, np.float32), np.ascontiguousarray(b, np.float32)
     size = float(np.linalg.norm(b.astype(np.float64)))

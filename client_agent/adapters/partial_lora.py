@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import nn
 
-from client_agent.adapters.base import LoraFactors, Removable, State, require_fit
+from client_agent.adapters.base import AdapterBase, LoraFactors, State, require_fit
 from client_agent.adapters.lora import LoraAdapter
 from schemas.maths.adapter import Layout
 
@@ -18,7 +18,7 @@ _PRIVATE = "private."
 Arrays = dict[str, NDArray[np.float32]]
 
 
-class PartialLora(Removable):
+class PartialLora(AdapterBase):
     """A LoRA whose private tensors are those that are not sent, trained or not."""
 
     def __init__(

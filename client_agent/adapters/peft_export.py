@@ -38,7 +38,7 @@ def write_checkpoint(
 ) -> None:
     """Write `adapter_config.json` and `adapter_model.safetensors` of factors without bias.
 
-    The base model is with or without the adapter; `model_name` is its name in the config, such as its hub id.
+    The base model may carry the adapter. `model_name` is its name in the config, such as its hub id.
     Its slug is in the metadata of the tensors.
     """
     rank = max(len(lora.A) for lora in factors.values())
@@ -183,10 +183,10 @@ def _config(
 
 
 def _is_lost(name: str, model: nn.Module) -> bool:
-    """Whether peft takes a target module for routed experts in the layout of an older transformers.
+    """Whether peft mistakes a target module for the routed experts of an older transformers.
 
-    It replaces such a target by parameters of the experts, also if it is a linear layer of a dense layer or
-    of shared experts; as a target parameter it is found.
+    peft then looks for parameters of experts in its place, even for a linear layer of a dense layer or of
+    shared experts. Named as a target parameter, the module is found.
     """
     from peft import LoraConfig  # seconds to import
     from peft.utils.transformers_weight_conversion import convert_peft_config_for_transformers

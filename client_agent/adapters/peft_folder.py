@@ -1,7 +1,7 @@
 """Read the folder of a PEFT checkpoint, and check that a model has loaded all of it and nothing else.
 
-peft ignores keys and tensors that it does not know, with a warning at most: the base model then answers in
-the adapter's name. Every folder that comes back is therefore read by `read_adapter_folder`.
+peft ignores keys and tensors that it does not know, at most with a warning. The model then answers as the
+base model, without the adapter. So `read_adapter_folder` reads every folder that other software has written.
 """
 
 from __future__ import annotations

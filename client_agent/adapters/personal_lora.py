@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import nn
 
-from client_agent.adapters.base import Adapter, LoraFactors, Penalty, Removable, State, require_fit
+from client_agent.adapters.base import Adapter, AdapterBase, LoraFactors, Penalty, State, require_fit
 from client_agent.adapters.proximal import pull_to
 from schemas.maths.adapter import Layout
 
@@ -19,7 +19,7 @@ _PRIVATE = "private."
 Arrays = dict[str, NDArray[np.float32]]
 
 
-class PersonalLora(Removable):
+class PersonalLora(AdapterBase):
     """A LoRA whose private tensors are the client's own adapter, which is scored, exported and generates.
 
     `state` and `load` are about the common adapter. Loading it also sets the client's own, which begins with

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from client_agent.adapters.base import LoraFactors, Removable, State, copy_in, copy_out, replace_module
+from client_agent.adapters.base import AdapterBase, LoraFactors, State, copy_in, copy_out, replace_module
 from client_agent.adapters.frames import Frame, Frames, present_modules
 from client_agent.adapters.layers import PQCore, PQLinear
 from client_agent.errors import AdapterInPlace, LayoutMismatch
@@ -26,7 +26,7 @@ Arrays = dict[str, NDArray[np.float32]]
 SomeTensor = TypeVar("SomeTensor", bound=torch.Tensor)
 
 
-class PQAdapter(Removable):
+class PQAdapter(AdapterBase):
     """P, Q unless the plan has no bias, and gates of every framed (block, role) of one base model."""
 
     def __init__(self, base: BaseModel, plan: AdapterPlan, frames: Frames, *, gated: bool) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import nn
 
-from client_agent.adapters.base import Adapter, LoraFactors, Removable, State, require_fit, side_by_side
+from client_agent.adapters.base import Adapter, AdapterBase, LoraFactors, State, require_fit, side_by_side
 from client_agent.adapters.lora import LoraAdapter, initialize_zero_ranks
 from client_agent.errors import AdapterInPlace
 from client_agent.model.loading import BaseModel
@@ -29,7 +29,7 @@ _LORA = "lora."
 Arrays = dict[str, NDArray[np.float32]]
 
 
-class ComposedAdapter(Removable):
+class ComposedAdapter(AdapterBase):
     """LoRA of every (layer, role), and P and Q around it for every (block, role) with a frame."""
 
     def __init__(

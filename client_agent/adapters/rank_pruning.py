@@ -1,4 +1,4 @@
-"""Prune the last ranks of an adapter in a round in which they shrank."""
+"""Prune the last ranks of an adapter after a round in which they shrank."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from client_agent.adapters.frames import present_modules, wrapped_layers
 from client_agent.errors import AlignmentImpossible
 from client_agent.model.forward import answer_logits
 from client_agent.model.loading import BaseModel
-from client_agent.model.tokens import NO_TARGET, Batch, Encoded, by_token, collate, encode, pad_id
+from client_agent.model.tokens import NO_TARGET, Batch, TokenizedText, by_token, collate, encode, pad_id
 from schemas.maths.adapter import module_name
 from schemas.maths.seeded_random import below, permutation
 from schemas.messages.alignment import Anchor
@@ -50,7 +50,7 @@ class Text:
     """One tokenised anchor with the target token of each position."""
 
     anchor: int
-    encoded: Encoded
+    encoded: TokenizedText
     targets: tuple[int, ...]
 
     @property
@@ -180,14 +180,14 @@ def run_batch(base: BaseModel, sites: Sequence[Site], texts: Sequence[Text]) -> 
                 f"the loss of {base.slug} on the anchors is not finite; load it in float32 or bfloat16"
             )
         gradients = torch.autograd.grad(loss, list(outputs.values()))
-    of_module = {
+    responses = {
         linear: by_token(gradient, batch) for linear, gradient in zip(outputs, gradients, strict=True)
     }
     return BatchResponses(
         texts,
         batch,
         {site.source: by_token(inputs[site.linear], batch) for site in sites},
-        {site.name: of_module[site.linear][..., site.rows] for site in sites},
+        {site.name: responses[site.linear][..., site.rows] for site in sites},
     )
 
 

@@ -87,7 +87,7 @@ def pivot_pack(
 def aligned_pack(
     base: BaseModel,
     pivot: BaseModel,
-    of_pivot: Pack,
+    pivots_pack: Pack,
     anchors: Sequence[Anchor],
     adapter_plan: AdapterPlan,
     plan: AlignmentPlan,
@@ -106,13 +106,13 @@ def aligned_pack(
     """
     require_bare(pivot)
     texts = _texts(base, anchors, plan)
-    responses = Responses(pivot, of_pivot, anchors, adapter_plan.rank, base.device)
+    responses = Responses(pivot, pivots_pack, anchors, adapter_plan.rank, base.device)
     fitting = [text for text in texts if text.anchor % HELD_OUT_EVERY != HELD_OUT_EVERY - 1]
     held_out = [text for text in texts if text.anchor % HELD_OUT_EVERY == HELD_OUT_EVERY - 1]
     tensors: dict[str, Array] = {}
     errors: dict[str, PackErrors] = {}
     pivot_sites = {site.name: site for site in sites_of(pivot, adapter_plan)}
-    sites = [s for s in sites_of(base, adapter_plan) if f"{s.name}.z" in of_pivot.tensors]
+    sites = [s for s in sites_of(base, adapter_plan) if f"{s.name}.z" in pivots_pack.tensors]
     for group in _groups(_as_in_pivot(sites, pivot_sites)):
         a, b = _fit(base, group, fitting, responses, progress)
         residuals = {site.name: (Residual(), Residual()) for site in group}
@@ -121,10 +121,10 @@ def aligned_pack(
                 z, g = responses.z(site.name, rows.z_rows), responses.g(site.name, rows.g_rows)
                 residuals[site.name][0].add(rows.h[site.source].double() @ a[site.source].T, z)
                 residuals[site.name][1].add(rows.g[site.name].double() @ b[site.name].T, g)
-        of_pivots = responses.frames(group, pivot_sites, pivot.device)
+        pivot_frames = responses.frames(group, pivot_sites, pivot.device)
         by_task = task_errors(
             TaskFrames(base, group, a, None),
-            TaskFrames(pivot, [pivot_sites[s.name] for s in group], *of_pivots),
+            TaskFrames(pivot, [pivot_sites[s.name] for s in group], *pivot_frames),
             anchors,
             plan.seed,
             progress,
@@ -137,7 +137,7 @@ def aligned_pack(
         federation=federation_id,
         recipe={},
         base_model=base.slug,
-        alignment_set=of_pivot.manifest.alignment_set,
+        alignment_set=pivots_pack.manifest.alignment_set,
         selected=[name for name, error in errors.items() if error.b_task < plan.max_error],
         errors=errors,
     )
@@ -161,9 +161,9 @@ def random_pack(base: BaseModel, adapter_plan: AdapterPlan, plan: AlignmentPlan,
 
 
 def _as_in_pivot(sites: Sequence[Site], pivot_sites: Mapping[str, Site]) -> list[Site]:
-    """Return sites that have one source only if those of the pivot do: one A is fitted per source."""
+    """Split the sources of sites where the pivot's differ, because one A is fitted per source."""
     sources = ((site, pivot_sites[site.name].source) for site in sites)
-    return [replace(site, source=f"{site.source} {of_pivot}") for site, of_pivot in sources]
+    return [replace(site, source=f"{site.source} {pivots_pack}") for site, pivots_pack in sources]
 
 
 def _fit(

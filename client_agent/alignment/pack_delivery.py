@@ -1,4 +1,4 @@
-"""Deliver a base model's built alignment pack, and archive one that has ended. Needs no torch."""
+"""Deliver an alignment pack that this silo has built, and archive a voided one. Needs no torch."""
 
 from __future__ import annotations
 

@@ -113,8 +113,8 @@ class _PackBuilder:
             )
         if slug == self.alignment.pivot:
             return self._pivot_pack()
-        of_pivot = self._awaited_pivot_pack()
-        self._delete_outdated(slug, Pack.from_body(of_pivot).manifest.alignment_set)
+        pivots_pack = self._awaited_pivot_pack()
+        self._delete_outdated(slug, Pack.from_body(pivots_pack).manifest.alignment_set)
         base = self.silo.model_named(slug)  # dense, since all clients with these weights use the pack
         pivot = self.silo.model_named(self.alignment.pivot)
         anchors = self._anchors()
@@ -123,7 +123,7 @@ class _PackBuilder:
             lambda: aligned_pack(
                 base,
                 pivot,
-                Pack.from_body(of_pivot),
+                Pack.from_body(pivots_pack),
                 anchors,
                 self.adapter,
                 self.alignment,
@@ -178,14 +178,14 @@ class _PackBuilder:
             log.info("alignment pack: building (%s)", base_model)
             try:
                 write_durably(file, make().to_body())
-            except _OtherIsStored as other:
+            except _PackAlreadyStored as other:
                 log.info("alignment pack: another client's is stored and used instead (%s)", base_model)
                 return other.body
         return self._delivery.deliver(base_model)
 
     def _progress(self, base_model: str) -> Callable[[str, int, int], None]:
         """Return a callback that logs progress, and ends the work on a stop or when it is not needed."""
-        look = _Look(self.api, self.federation, base_model)
+        look = _StoredPackCheck(self.api, self.federation, base_model)
 
         def show(stage: str, done: int, total: int) -> None:
             if self.stop():
@@ -197,7 +197,7 @@ class _PackBuilder:
         return show
 
 
-class _OtherIsStored(Exception):
+class _PackAlreadyStored(Exception):
     """Another agent's pack was stored while this one was built."""
 
     def __init__(self, body: bytes) -> None:
@@ -205,7 +205,7 @@ class _OtherIsStored(Exception):
 
 
 @dataclass(slots=True)
-class _Look:
+class _StoredPackCheck:
     """Looks every `_LOOK_SECONDS` for another agent's pack, until the coordinator cannot be asked."""
 
     api: CoordinatorApi
@@ -214,7 +214,7 @@ class _Look:
     _next: float | None = field(default_factory=lambda: time.monotonic() + _LOOK_SECONDS)
 
     def raise_if_stored(self) -> None:
-        """Raise _OtherIsStored if it is time to look, and a pack is stored."""
+        """Raise _PackAlreadyStored if it is time to look, and a pack is stored."""
         if self._next is None or time.monotonic() < self._next:
             return
         try:
@@ -227,4 +227,4 @@ class _Look:
             return
         self._next = time.monotonic() + _LOOK_SECONDS
         if stored is not None:
-            raise _OtherIsStored(stored.body)
+            raise _PackAlreadyStored(stored.body)

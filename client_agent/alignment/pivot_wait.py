@@ -29,7 +29,7 @@ def _stagger() -> float:
 
 @dataclass(slots=True)
 class PivotWait:
-    """How long this agent has waited for the pivot's pack, logged at growing intervals.
+    """The time that this agent has waited for the pivot's pack, logged at growing intervals.
 
     Attributes:
         patience_seconds: how long it waits before `is_over`.

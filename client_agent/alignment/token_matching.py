@@ -43,18 +43,20 @@ class Responses:
     """
 
     def __init__(
-        self, pivot: BaseModel, of_pivot: Pack, anchors: Sequence[Anchor], rank: int, device: torch.device
+        self, pivot: BaseModel, pivots_pack: Pack, anchors: Sequence[Anchor], rank: int, device: torch.device
     ) -> None:
-        if of_pivot.manifest.alignment_set != alignment_set(pivot.slug, anchors, of_pivot.tensors, rank):
+        if pivots_pack.manifest.alignment_set != alignment_set(
+            pivot.slug, anchors, pivots_pack.tensors, rank
+        ):
             raise AlignmentImpossible(
                 f"the pivot's pack was not made from {pivot.slug}, rank {rank} and these {len(anchors)} "
                 "anchors; check that pivot_model is the plan's pivot, or ask the operator to replace the pack"
             )
-        self._pack = of_pivot
+        self._pack = pivots_pack
         self._device = device
         self.z_row: dict[tuple[int, int], int] = {}
         self.g_row: dict[tuple[int, int], int] = {}
-        offsets = of_pivot.tensors[OFFSETS].tolist()
+        offsets = pivots_pack.tensors[OFFSETS].tolist()
         predicting = 0
         for row, (anchor, _, end) in enumerate(offsets):
             self.z_row[anchor, end] = row

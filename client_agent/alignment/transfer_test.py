@@ -106,7 +106,7 @@ def _require_another(base: BaseModel, pivot: str) -> None:
 
 
 def sides(
-    base: BaseModel, base_pack: Pack, pivot: BaseModel, of_pivot: Pack, trial: Trial
+    base: BaseModel, base_pack: Pack, pivot: BaseModel, pivots_pack: Pack, trial: Trial
 ) -> tuple[Side, Side]:
     """Pair each model with its frames of the modules that both packs select.
 
@@ -115,8 +115,8 @@ def sides(
             share a module that the plan's adapter does not have.
     """
     _require_another(base, pivot.slug)
-    shared = [name for name in base_pack.manifest.selected if name in of_pivot.manifest.selected]
-    if not shared or base_pack.manifest.alignment_set != of_pivot.manifest.alignment_set:
+    shared = [name for name in base_pack.manifest.selected if name in pivots_pack.manifest.selected]
+    if not shared or base_pack.manifest.alignment_set != pivots_pack.manifest.alignment_set:
         raise AlignmentImpossible(
             f"the packs of {base.slug} and {pivot.slug} share no (block, role): there is nothing to test; "
             "fit both with the same anchors and pivot"
@@ -134,7 +134,7 @@ def sides(
             )
         return Side(base, _only(frames, shared), [_only(drawn, shared) for drawn in random])
 
-    return side(base, base_pack), side(pivot, of_pivot)
+    return side(base, base_pack), side(pivot, pivots_pack)
 
 
 def _only(frames: Frames, names: Sequence[str]) -> Frames:

@@ -14,8 +14,8 @@ from client_agent.errors import AdapterUnreadable, SettingsUnusable
 
 if TYPE_CHECKING:
     from client_agent.export.facts import TrainingFacts
-    from client_agent.rounds.checkpoints import Reopened, Variant
-    from client_agent.rounds.trained import Trained
+    from client_agent.rounds.checkpoints import AdapterWithOrigin, Variant
+    from client_agent.rounds.training_result import TrainingResult
     from client_agent.settings import AgentSettings
     from client_agent.training.silo import Silo
     from schemas.messages.federations import FederationPlan
@@ -57,7 +57,7 @@ Pack = Annotated[
 class _AdapterSource(Protocol):
     """An adapter on disk, validated before the base model is loaded."""
 
-    def attach(self, silo: Silo) -> AbstractContextManager[Reopened]: ...
+    def attach(self, silo: Silo) -> AbstractContextManager[AdapterWithOrigin]: ...
 
     def facts(self) -> TrainingFacts: ...
 
@@ -70,7 +70,7 @@ class _RoundAdapter:
     number: int | None
     variant: Variant
 
-    def attach(self, silo: Silo) -> AbstractContextManager[Reopened]:
+    def attach(self, silo: Silo) -> AbstractContextManager[AdapterWithOrigin]:
         from client_agent.rounds.checkpoints import adapter_of_round
 
         return adapter_of_round(silo, self.home, self.number, self.variant)
@@ -85,12 +85,12 @@ class _RoundAdapter:
 class _FileAdapter:
     """An adapter of `agent train`, with its plan and alignment pack."""
 
-    trained: Trained
+    trained: TrainingResult
     plan: FederationPlan
     pack: bytes | None
     variant: Variant
 
-    def attach(self, silo: Silo) -> AbstractContextManager[Reopened]:
+    def attach(self, silo: Silo) -> AbstractContextManager[AdapterWithOrigin]:
         from client_agent.experts.part import parts_of_file
         from client_agent.rounds.checkpoints import reopened
 

@@ -14,8 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from client_agent.cli.console import Config, Json, clear_errors, opened_settings
-from client_agent.errors import SettingsUnusable
-from client_agent.rounds.awaited import WorkAwaited
+from client_agent.errors import SettingsUnusable, WorkNeeded
 from client_agent.session import connection, open_participant, stop_on_signal
 from client_agent.torchrun import follows, led
 from schemas.command import Yes, confirm
@@ -62,8 +61,8 @@ def enrol(
         from client_agent.identity.membership import checked_name, read_key, read_token
         from client_agent.identity.membership import enrol as redeem_token
         from client_agent.privacy.budget import require_voices
+        from client_agent.rounds.client import require_policy
         from client_agent.rounds.plan import parse_plan, require_trainer
-        from client_agent.rounds.plan_policy import require_policy
         from schemas.identity.keys import name_of
         from schemas.operator_claims import coordinator_sees
         from schemas.peers import member_claims
@@ -87,7 +86,7 @@ def enrol(
         require_policy(settings.policy, plan, served)
         require_trainer(settings, plan)
         if silo is not None:
-            from client_agent.rounds.possible import require_possible
+            from client_agent.rounds.plan_checks import require_possible
 
             require_possible(
                 silo,
@@ -284,13 +283,13 @@ def _prepared_profile(folder: Path) -> Profile:
     """Return the profile in the agent's folder.
 
     Raises:
-        WorkAwaited: there is none.
+        WorkNeeded: there is none.
     """
-    from client_agent.storage.prepared import read_prepared
+    from client_agent.storage.silo_facts import read_silo_facts
 
-    facts = read_prepared(folder)
+    facts = read_silo_facts(folder)
     if facts is None:
-        raise WorkAwaited("--prepared: the facts of this silo's model are missing")
+        raise WorkNeeded("--prepared: the facts of this silo's model are missing")
     return facts.profile
 
 

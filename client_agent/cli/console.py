@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.logging import RichHandler
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
-from client_agent.counted import counts_shown
+from client_agent.console_counts import counts_shown
 from client_agent.errors import AgentError, SettingsUnusable, Stopped
 from schemas.command import fail
 from schemas.user_files import FileUnusable, complaint, is_blocked

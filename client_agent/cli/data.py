@@ -146,7 +146,7 @@ def _summary(
 def _counts(
     examples: Sequence[Example], whole_count: int, tokenizer: PreTrainedTokenizerFast, max_length: int
 ) -> dict[str, object]:
-    from client_agent.counted import counted
+    from client_agent.console_counts import counted
     from client_agent.model.examples import encode_example, encode_whole
 
     lengths: list[int] = []

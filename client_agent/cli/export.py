@@ -11,13 +11,13 @@ import typer
 from client_agent.cli.adapters import File, Pack, Plan, Round, Which, adapter_source
 from client_agent.cli.console import Config, clear_errors, opened_settings
 from client_agent.errors import SettingsUnusable
-from client_agent.export.placing import require_free
+from client_agent.export.folder import require_free
 from schemas.user_files import require_writable_folder
 
 if TYPE_CHECKING:
     from client_agent.export.artefact import Artefact, Target
     from client_agent.export.facts import TrainingFacts
-    from client_agent.export.job import Losses, Written
+    from client_agent.export.job import ExportResult, Losses
     from client_agent.settings import AgentSettings, Dtype
     from client_agent.training.silo import Silo
 
@@ -104,12 +104,12 @@ def export(
         source = adapter_source(settings, number, adapter, plan, pack, variant)
         facts = source.facts()
         from client_agent.export.job import export_adapter
-        from client_agent.export.routed import export_routed
+        from client_agent.export.xlora import export_routed
         from client_agent.training.silo import open_silo
 
         silo = open_silo(settings)
         artefact = _artefact(target, push or out.resolve().name, settings, base_file, silo, dtype)
-        finish = _Finish(silo, facts, artefact, settings, routed)
+        finish = _FolderFinisher(silo, facts, artefact, settings, routed)
         if routed:
             written, placed = export_routed(silo, source, facts, artefact.base_name, out, finish, force=force)
         else:
@@ -126,7 +126,7 @@ def export(
 
 
 @dataclass(frozen=True, slots=True)
-class _Finish:
+class _FolderFinisher:
     """Writes the model card, and the chat template where the format has none."""
 
     silo: Silo
@@ -135,7 +135,7 @@ class _Finish:
     settings: AgentSettings
     routed: bool
 
-    def precision(self, written: Written) -> str:
+    def precision(self, written: ExportResult) -> str:
         from client_agent.adapters.peft_export import precision_note
         from client_agent.model.quantization import precision_of
 
@@ -143,7 +143,7 @@ class _Finish:
             return precision_note(written.origin.precision)
         return precision_note(precision_of(self.silo.base.model), was="scored")
 
-    def __call__(self, folder: Path, written: Written) -> None:
+    def __call__(self, folder: Path, written: ExportResult) -> None:
         from client_agent.export.model_card import CardFacts, licence_of, write_card
         from client_agent.export.serving import TEMPLATE, commands, routed_commands
 
@@ -217,7 +217,7 @@ def _base_file(settings: AgentSettings, option: Path | None, target: str) -> Pat
     return file.resolve() if file is not None else None
 
 
-def _report(out: Path, settings: AgentSettings, written: Written, precision: str) -> None:
+def _report(out: Path, settings: AgentSettings, written: ExportResult, precision: str) -> None:
     factors = written.factors.values()
     values = sum(factor.A.size + factor.B.size for factor in factors)
     size = f"LoRA of {len(factors)} modules, {values} values" if factors else "X-LoRA of experts and router"
@@ -250,7 +250,7 @@ def _loss_line(losses: Losses) -> str:
     )
 
 
-def _dtype_line(written: Written) -> str:
+def _dtype_line(written: ExportResult) -> str:
     from client_agent.export.job import name_of
 
     losses = written.losses

@@ -13,7 +13,7 @@ from client_agent.session import StopFlag, open_offline, open_sync, stop_on_sign
 from client_agent.torchrun import follows, led
 
 if TYPE_CHECKING:
-    from client_agent.rounds.pending import PendingWork
+    from client_agent.rounds.pending_work import PendingWork
     from client_agent.settings import AgentSettings
     from client_agent.training.ranks import Leader
 
@@ -112,7 +112,7 @@ def _work(settings: AgentSettings, flag: StopFlag, ranks: Leader | None, *, prep
         _print_idle(None)
         return
     with open_offline(settings, flag) as client:
-        from client_agent.rounds.pending import pending_work
+        from client_agent.rounds.pending_work import pending_work
 
         pending = pending_work(client)
         if pending is None or (prepare and pending.task != "prepare"):

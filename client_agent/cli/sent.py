@@ -79,10 +79,15 @@ def _show(entries: Sequence[SentRequest]) -> None:
             f"{entry.bytes:,}",
             entry.sha256 or "-",
         )
-    for number, of_round in sorted(reports.items(), key=lambda item: item[0] or 0):
-        total = sum(entry.bytes for entry in of_round)
+    for number, round_reports in sorted(reports.items(), key=lambda item: item[0] or 0):
+        total = sum(entry.bytes for entry in round_reports)
         table.add_row(
-            of_round[-1].at, _text(number), f"progress, {len(of_round)} times", "", f"{total:,}", "-"
+            round_reports[-1].at,
+            _text(number),
+            f"progress, {len(round_reports)} times",
+            "",
+            f"{total:,}",
+            "-",
         )
     Console().print(table)
 

@@ -56,11 +56,11 @@ def _check_names(path: Path, names: Sequence[str]) -> None:
 
 
 def _delimiter(lines: TextIO) -> tuple[str, int]:
-    """Return what separates the cells of a CSV file, and the number of lines before its names.
+    """Return the delimiter of a CSV file, and the number of lines before its header.
 
-    It is what the first line names (`sep=;`, as spreadsheets write it), else what divides the names into most
-    cells; what divides the first row into as many cells as there are names comes before what does not.
-    `lines` stands at the names then.
+    A first line such as `sep=;`, which spreadsheets write, names the delimiter. Otherwise delimiters that
+    divide the first row into as many cells as the header are preferred, and among them the one that divides
+    the header into most cells. Afterwards `lines` stands at the header.
     """
     content = _first_line(lines).rstrip("\r\n").strip('"')
     if content.startswith("sep=") and len(content) == len("sep=") + 1:
@@ -78,7 +78,7 @@ def _first_line(lines: TextIO) -> str:
 
 
 def _fit(lines: TextIO, delimiter: str) -> tuple[bool, int]:
-    """Return whether the first row has a cell for each of several names, and the number of names."""
+    """Return whether header and first row have equally many cells, more than one, and the header's number."""
     lines.seek(0)
     records: list[list[str]] = []
     with contextlib.suppress(csv.Error, UnicodeDecodeError):  # reading the rows fails alike, and says where

@@ -34,7 +34,7 @@ def task_rows(file: Path, content: Mapping[str, object]) -> Iterator[Row]:
 
     The columns are `task_name`, `id`, `definition`, `inputs`, `targets` (a list) and `categories`.
     """
-    of_task = {
+    task_columns = {
         "task_name": file.stem,
         "definition": _joined(content["Definition"]),
         "categories": content.get("Categories"),
@@ -54,7 +54,7 @@ def task_rows(file: Path, content: Mapping[str, object]) -> Iterator[Row]:
             "inputs": instance.get("input", ""),
             "targets": instance.get("output"),
         }
-        yield Row(place, of_task | columns)
+        yield Row(place, task_columns | columns)
 
 
 def _joined(definition: object) -> object:

@@ -8,7 +8,7 @@ from typing import cast
 
 
 class RepeatedKey(dict[str, object]):
-    """An object that has `key` twice, so that its last value alone is left.
+    """An object that has `key` twice, of which only the last value is left.
 
     Attributes:
         key: the first key that is repeated.
@@ -36,7 +36,7 @@ def _object(pairs: list[tuple[str, object]]) -> dict[str, object]:
 
 
 def fault_of(value: object) -> str | None:
-    """Return that an object in a parsed value has a key twice, and what to do; None = none has."""
+    """Return a message about an object that has a key twice, with a remedy; None if there is none."""
     pending = [value]
     while pending:
         entry = pending.pop()

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from client_agent.counted import counted
+from client_agent.console_counts import counted
 from client_agent.data.formats import ROW_FORMATS, Format, by_columns, detected, per_row
 from client_agent.data.own_template import by_template
 from client_agent.data.row import Row
 from client_agent.data.sources import rows
 from client_agent.data.templates import template, template_names
-from client_agent.data.unread import ALL_USED, Unused, refuse_mixed_flags, unused_of
+from client_agent.data.unread_parts import ALL_USED, UnreadParts, refuse_mixed_flags, unused_of
 from client_agent.errors import DataInvalid
 from client_agent.model.examples import Example
 from client_agent.row_template import OWN_TEMPLATE, RowTemplate
@@ -48,17 +48,17 @@ BY_COLUMNS = RowOptions()
 
 
 @dataclass(frozen=True, slots=True)
-class Loaded:
+class SourceExamples:
     """The examples of a source, the errors of rows that were skipped, and what of the rows is not read."""
 
     examples: tuple[Example, ...]
     format: str
     rows: int
     skipped: tuple[str, ...] = ()
-    unused: Unused = ALL_USED
+    unused: UnreadParts = ALL_USED
 
 
-def load_examples(source: str, options: RowOptions = BY_COLUMNS) -> Loaded:
+def load_examples(source: str, options: RowOptions = BY_COLUMNS) -> SourceExamples:
     """Load all examples of a source (`client_agent.data.sources.rows`).
 
     Raises:
@@ -90,7 +90,7 @@ def load_examples(source: str, options: RowOptions = BY_COLUMNS) -> Loaded:
     if not examples:
         listed = "\n  ".join(errors[:_LISTED])
         raise DataInvalid(f"{source}: none of its {count} rows is an example:\n  {listed}")
-    return Loaded(examples, ", ".join(formats), count, tuple(errors), unused)
+    return SourceExamples(examples, ", ".join(formats), count, tuple(errors), unused)
 
 
 def _format(name: str | None) -> Format:

@@ -68,7 +68,7 @@ def unknown_columns(
 
 
 def _preferred(row: Row, suggested: Mapping[str, str], ignored: Sequence[str], chosen: str) -> str:
-    """Return how the preferred answers of a row can be learnt."""
+    """Return the settings that learn the preferred answers of a row."""
     without = f" and ignore_columns = {json.dumps(ignored, ensure_ascii=False)}" if ignored else ""
     if suggested:
         whole = ", which learns the whole text of it" if "text" in suggested else ""

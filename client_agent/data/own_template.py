@@ -32,7 +32,7 @@ def _example(template: RowTemplate, row: Row) -> Example:
 
 
 def _gap(prompt: str) -> str:
-    """Return what is between a prompt and its answer: nothing after a line break or a wide character."""
+    """Return the separator of prompt and answer: a space, or nothing after a break or a wide character."""
     last = prompt[-1:]
     return "" if last.isspace() or unicodedata.east_asian_width(last or " ") in "WF" else " "
 
@@ -63,7 +63,7 @@ def _written(row: Row, column: str, value: object) -> str:
 
 
 def _answers(row: Row, template: RowTemplate) -> tuple[str, ...]:
-    """Return the answers that are right, the one that is learnt first: a column may hold a list of them."""
+    """Return the right answers, of which the first is learnt; a column may hold a list of them."""
     columns = columns_of(template.answer)
     if len(columns) == 1:
         value = row.value(columns[0])
@@ -93,7 +93,7 @@ def _option(row: Row, template: RowTemplate) -> str:
 
 
 def _unlisted(value: object, template: RowTemplate) -> str:
-    """Return what is wrong with a value that stands for no option, and what to do."""
+    """Return the message about a value that stands for no option, with a remedy."""
     if template.is_table:
         listed = ", ".join(name for name, _ in template.pairs)
         return f"is {shown(value)}, and options names the values {listed}; add it, or leave such rows out"

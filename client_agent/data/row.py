@@ -1,6 +1,6 @@
 """One row of a data set, with typed access to its columns; errors name file, row and column.
 
-A row remembers which of its columns were read, so that nothing that it says is dropped unnoticed.
+A row records which of its columns were read, so that columns that nothing reads are reported.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class Row:
         return value
 
     def _missing(self, column: str) -> str:
-        """Return that a column is missing, and which one has a similar name."""
+        """Return the error that a column is missing, with the column of a similar name."""
         names = {str(name).casefold(): str(name) for name in self.columns if name not in self.ignored}
         similar = get_close_matches(column.casefold(), names, n=1)
         return f"is missing, and {names[similar[0]]} is similar" if similar else "is missing"

@@ -1,4 +1,4 @@
-"""Read rows from where data are: JSONL, JSON, CSV and Parquet files, saved folders, the hub.
+"""Read rows from JSONL, JSON, CSV and Parquet files, from folders saved by `datasets`, and from the hub.
 
 Text files are read with the standard library, which guesses no types; the rest with `datasets`.
 """
@@ -195,7 +195,7 @@ def _numbered(table: Any, source: str) -> Iterator[Row]:
 
 
 def _without_nulls(value: object) -> object:
-    """Return a value of a columnar file without the keys that only other rows have, which are null here."""
+    """Return a value of a columnar file without null keys: the file adds the keys of all rows to each row."""
     if isinstance(value, dict):
         return {key: _without_nulls(entry) for key, entry in value.items() if entry is not None}
     return [_without_nulls(entry) for entry in value] if isinstance(value, list) else value

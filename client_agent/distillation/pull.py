@@ -19,10 +19,9 @@ TEXTS_PER_STEP = 6
 def pull_to_peers(public: NextBytes, mixture: Outputs, factor: float) -> Penalty:
     """Return factor * mean over rows of KL(q || p) [H(q) < H(p)], up to H(q), of mixture q and model p.
 
-    A client follows its peers only where they are surer than itself: without this condition the client that
-    is ahead loses by those behind it (docs/decisions/0069). The condition has no gradient. Bytes that the
-    mixture does not list count as impossible. Texts are drawn from torch's generator, which a checkpoint of
-    the training stores, so that a training that was killed resumes to the same bits.
+    The condition H(q) < H(p) means that a client learns only where its peers are more certain. Without it,
+    the best clients become worse (docs/decisions/0069). The condition has no gradient. Bytes that the mixture
+    does not list have probability zero.
     """
     listed = torch.from_numpy(mixture.bytes.astype(np.int64))  # (rows, TOP)
     shares = torch.from_numpy(mixture.shares.astype(np.float32))

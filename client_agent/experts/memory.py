@@ -29,8 +29,8 @@ _Share = Annotated[float, Field(ge=0, le=1)]
 class Choice(Strict):
     """The choice of a client in a round, by its probe set; responsibilities are by specialist.
 
-    `fit` and `regret` are null without a probe set, `regret` also without a personal model of before. `local`
-    is the loss of the personal model after the round, and `probe` the digest of the texts of all losses.
+    `fit` and `regret` are null without a probe set; `regret` is also null before the first personal model.
+    `local` is the loss of the personal model after the round. `probe` is the digest of the scored texts.
     """
 
     responsibilities: dict[int, _Share]
@@ -43,7 +43,7 @@ class Choice(Strict):
     probe: str | None = None
 
 
-class _Stored(Strict):
+class _MemoryFile(Strict):
     secret: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
     losses: dict[str, _Loss] = Field(default_factory=dict)
     rounds: dict[int, Choice] = Field(default_factory=dict)
@@ -59,9 +59,9 @@ class ExpertMemory:
     """
 
     def __init__(self, file: Path) -> None:
-        """Read the file; begin anew without it, or if it is damaged."""
+        """Read the file; start with a new seed if it is missing or damaged."""
         self._file = file
-        stored = _read(file) or _Stored(secret=secrets.token_hex(_SECRET_BYTES))
+        stored = _read(file) or _MemoryFile(secret=secrets.token_hex(_SECRET_BYTES))
         self.secret = stored.secret
         self.losses = dict(stored.losses)
         self.rounds = dict(stored.rounds)
@@ -81,13 +81,13 @@ class ExpertMemory:
         newest = list(self.losses.items())[-_MOST_LOSSES:]
         self.losses.clear()  # the prober has this dictionary
         self.losses.update(newest)
-        stored = _Stored(secret=self.secret, losses=self.losses, rounds=self.rounds)
+        stored = _MemoryFile(secret=self.secret, losses=self.losses, rounds=self.rounds)
         write_durably(self._file, stored.model_dump_json().encode())
 
 
-def _read(file: Path) -> _Stored | None:
+def _read(file: Path) -> _MemoryFile | None:
     try:
-        return _Stored.model_validate_json(file.read_bytes())
+        return _MemoryFile.model_validate_json(file.read_bytes())
     except FileNotFoundError:
         return None
     except (OSError, ValidationError) as error:

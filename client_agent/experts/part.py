@@ -1,4 +1,4 @@
-"""A bank of experts in a round: what is served, chosen, trained and summed of it."""
+"""A bank of experts in a round: download, choice, training, and the input of a sum."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from client_agent.experts.bank_files import (
 from client_agent.experts.memory import EXPERTS, Choice, ExpertMemory
 from client_agent.experts.routing import Routing
 from client_agent.rounds.part import Part, Setting
-from client_agent.rounds.served_weights import Arrays, Served, ServedForm
+from client_agent.rounds.served_weights import Arrays, ServedForm, StoredWeights
 from schemas.maths.adapter import Layout, in_order
 from schemas.maths.bank import SHARED, bank_layout, expert_tensors
 from schemas.maths.factors import State
@@ -30,21 +30,21 @@ from schemas.messages.updates import BankIndex
 
 if TYPE_CHECKING:
     from client_agent.adapters.base import Adapter
-    from client_agent.experts.routed import RoutedExperts
+    from client_agent.experts.routed_experts import RoutedExperts
     from client_agent.rounds.client import Session
-    from client_agent.rounds.local_steps import RoundSteps
+    from client_agent.rounds.local_steps import LocalSteps, RoundSteps
     from client_agent.rounds.opened_round import OpenedRound
     from client_agent.rounds.sum_input import RoundResult
-    from client_agent.rounds.trained import Trained
+    from client_agent.rounds.training_result import TrainingResult
     from client_agent.training.loop import TrainingOutcome
     from client_agent.training.silo import Silo
 
 
 @dataclass(frozen=True, slots=True)
 class ServedBank(ServedForm):
-    """The weights have the shared expert, and name the others, which lie beside them by digest."""
+    """Weights with the tensors of the shared expert, and the digests of the other experts' files."""
 
-    def values(self, adapter: Adapter, served: Served) -> State:
+    def values(self, adapter: Adapter, served: StoredWeights) -> State:
         routed = cast("RoutedExperts", adapter)
         index, layout = _index(served), routed.bank.expert_layout
         if served.session is not None:
@@ -69,7 +69,8 @@ class ServedBank(ServedForm):
     def summed_result(self, work: OpenedRound, result: RoundResult) -> RoundResult:
         """Complete a round's result by the experts that were served, and this client's choice among them.
 
-        Without the choice, whose file was lost or damaged, the client belongs to the experts that it changed.
+        If the file of the choice is lost or damaged, the client belongs to the experts that its training
+        changed.
         """
         choice = ExpertMemory(work.session.home / EXPERTS).rounds.get(work.brief.round)
         served = read_bank(work.session.home, work.folder, _expert_layout(work))
@@ -100,13 +101,13 @@ class BankOfExperts(Part):
 
     def silo(self, silo: Silo) -> Silo:
         """Return the silo with a probe set that is held out of training."""
-        from client_agent.experts.probing import with_probe_set
+        from client_agent.experts.probe_set import with_probe_set
 
         return with_probe_set(silo, self.routing)
 
     def inject(self, setting: Setting) -> Adapter:
         from client_agent.adapters.expert_bank import experts_in
-        from client_agent.experts.routed import inject_experts
+        from client_agent.experts.routed_experts import inject_experts
 
         if setting.stored is not None:
             experts = experts_in(setting.stored)
@@ -119,7 +120,7 @@ class BankOfExperts(Part):
 
     def prepare(self, adapter: Adapter, setting: Setting) -> None:
         """Choose among experts by losses on the probe set; a bank that was trained has its choice."""
-        from client_agent.experts.probing import prober_of
+        from client_agent.experts.probe_set import prober_of
 
         if setting.stored is not None:
             return
@@ -130,7 +131,7 @@ class BankOfExperts(Part):
     def run(self, steps: RoundSteps) -> TrainingOutcome:
         """Train the specialists of a round beside the shared expert, turn by turn, each with a new optimiser.
 
-        The optimiser is not kept between rounds, since they train different experts.
+        The optimiser state is not kept, because rounds train different experts.
         """
         from client_agent.training.loop import TrainingOutcome
 
@@ -144,7 +145,7 @@ class BankOfExperts(Part):
             experts = ", ".join(map(str, turn.specialists))
             outcomes.append(
                 steps.run(
-                    local.turn(index, len(turns), turn.steps, done),
+                    _steps_of_turn(local, index, len(turns), turn.steps, done),
                     f"{local.title}, expert {experts}",
                     optimiser_state=None,
                     penalty=steps.penalty if adapter.router is not None else None,
@@ -174,14 +175,14 @@ def bank_alone(plan: FederationPlan, specialists: int, top_m: int) -> BankOfExpe
     return BankOfExperts(Routing(top_m=top_m), specialists)
 
 
-def parts_of_file(trained: Trained) -> tuple[BankOfExperts, ...]:
+def parts_of_file(trained: TrainingResult) -> tuple[BankOfExperts, ...]:
     """Return the bank with which `tessera agent train --out` wrote a file; () for another adapter.
 
     Raises:
         LayoutMismatch: the bank lacks the choice of its client.
     """
     from client_agent.adapters.expert_bank import is_bank
-    from client_agent.experts.routed import CHOSEN, GAMMA
+    from client_agent.experts.routed_experts import CHOSEN, GAMMA
 
     if not is_bank(trained.adapter):
         return ()
@@ -191,7 +192,7 @@ def parts_of_file(trained: Trained) -> tuple[BankOfExperts, ...]:
     return (BankOfExperts(Routing(top_m=len(private[CHOSEN]) + 1, gamma=float(private[GAMMA]))),)
 
 
-def _index(served: Served) -> BankIndex:
+def _index(served: StoredWeights) -> BankIndex:
     return read_final_index(served.home) if served.is_final else read_index(served.folder)
 
 
@@ -203,3 +204,17 @@ def _expert_layout(work: OpenedRound) -> Layout:
 
 def _trained_responsibilities(choice: Choice) -> dict[int, float]:
     return {expert: choice.responsibilities[expert] for expert in choice.trained}
+
+
+def _steps_of_turn(local: LocalSteps, index: int, count: int, steps: int, done: int) -> LocalSteps:
+    """Return the steps of turn `index` of `count`, after `done` steps of earlier turns of the round."""
+    # A turn is numbered like a round among `count` times as many: so the learning rate falls over turns as
+    # over rounds, and each turn begins with other texts.
+    return replace(
+        local,
+        plan=local.plan.model_copy(update={"steps": steps}),
+        round_number=(local.round_number - 1) * count + index + 1,
+        total_rounds=local.total_rounds * count,
+        done=done,
+        all_steps=local.plan.steps,
+    )

@@ -95,8 +95,8 @@ def regret(losses: ProbeLosses, local: float) -> float:
 def rejects(losses: ProbeLosses, local: float | None, *, regret_above: float) -> bool:
     """Whether the bank has no expert for this client: its regret is large.
 
-    The sharpness of the responsibilities plays no part: two equally good experts are no rejection. Without a
-    personal model nothing is rejected.
+    The sharpness of the responsibilities does not count, because two equally good experts are no reason to
+    reject both. Without a personal model nothing is rejected.
     """
     return local is not None and regret(losses, local) > regret_above
 

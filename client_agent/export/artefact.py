@@ -21,7 +21,7 @@ from client_agent.adapters.peft_export import (
 )
 from client_agent.export.gguf_lora import FILE as GGUF_FILE
 from client_agent.export.gguf_lora import read_gguf, require_supported, write_gguf
-from client_agent.export.merged import dtype_of_merged, write_merged
+from client_agent.export.merge import dtype_of_merged, write_merged
 from client_agent.export.modelfile import write_modelfile
 from client_agent.export.vllm_rules import require_served, served_rank
 from client_agent.model.architectures import linear_shape

@@ -113,7 +113,7 @@ def _before(text: str, end: str) -> str:
 
 
 def _rendered(chat: Sequence[Turn], tokenizer: PreTrainedTokenizerFast, *, prompt: bool = False) -> str:
-    """Return a chat as text, without the bos that a server adds where the tokenizer adds it."""
+    """Return a chat as text, without the bos that a server adds wherever the tokenizer adds one."""
     messages = [{"role": turn.role, "content": turn.content} for turn in chat]
     apply = cast(Any, tokenizer).apply_chat_template
     text = str(apply(messages, tokenize=False, add_generation_prompt=prompt))

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from client_agent.rounds.checkpoints import Variant, is_finished, kept_side, round_with
 from client_agent.rounds.opened_round import OpenedBrief
-from client_agent.rounds.trained import Trained
+from client_agent.rounds.training_result import TrainingResult
 from client_agent.storage.final_scores import read_final_scores
 from client_agent.storage.round_folder import MANIFEST, TRAINED
 from schemas.messages.federations import FederationPlan, ScoresPlan
@@ -54,7 +54,7 @@ def facts_of_round(home: Path, number: int | None, variant: Variant) -> Training
         final = read_final_scores(home)
         scores = final.scores if final is not None else None
     elif folder.has(TRAINED):
-        scores = _of_variant(Trained.read(folder.path / TRAINED).scores, variant)
+        scores = _of_variant(TrainingResult.read(folder.path / TRAINED).scores, variant)
     return TrainingFacts(
         federation=home.name,
         rounds=folder.number - (variant == "served"),
@@ -66,7 +66,7 @@ def facts_of_round(home: Path, number: int | None, variant: Variant) -> Training
     )
 
 
-def facts_of_file(trained: Trained, plan: FederationPlan, variant: Variant) -> TrainingFacts:
+def facts_of_file(trained: TrainingResult, plan: FederationPlan, variant: Variant) -> TrainingFacts:
     """Return the facts of an adapter that was trained alone."""
     return TrainingFacts(
         federation=None,

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from client_agent.adapters.base import LoraFactors
 from client_agent.model.forward import grouped_by_length, hidden_states
 from client_agent.model.loading import BaseModel
-from client_agent.model.tokens import Encoded, by_token, collate, pad_id
+from client_agent.model.tokens import TokenizedText, by_token, collate, pad_id
 
 RIDGE = 1e-3
 """The ridge of the fit, as a share of the mean square of an input: short texts do not fill all dimensions."""
@@ -59,7 +59,7 @@ def without_zero_shifts(factors: Mapping[str, LoraFactors]) -> dict[str, LoraFac
 
 
 def fold_shifts(
-    base: BaseModel, factors: Mapping[str, LoraFactors], texts: Sequence[Encoded]
+    base: BaseModel, factors: Mapping[str, LoraFactors], texts: Sequence[TokenizedText]
 ) -> dict[str, LoraFactors]:
     """Return the factors without shifts; a module with one gets a rank more.
 
@@ -84,7 +84,7 @@ def _shifts(lora: LoraFactors) -> bool:
 
 
 @torch.inference_mode()
-def _moments(base: BaseModel, paths: Sequence[str], texts: Sequence[Encoded]) -> dict[str, _Moments]:
+def _moments(base: BaseModel, paths: Sequence[str], texts: Sequence[TokenizedText]) -> dict[str, _Moments]:
     """Compute the moments of the inputs of modules, over all tokens of the texts."""
     moments: dict[str, _Moments] = {}
     with _inputs_of(base.model, paths) as inputs:

@@ -18,8 +18,7 @@ from numpy.typing import NDArray
 
 from client_agent.adapters.base import LoraFactors
 from client_agent.adapters.peft_export import layer_number, padded
-from client_agent.errors import AdapterUnreadable
-from client_agent.export.refusals import ExportUnsupported
+from client_agent.errors import AdapterUnreadable, ExportUnsupported
 from client_agent.model.architectures import linear_shape
 from client_agent.model.loading import BaseModel
 

@@ -15,15 +15,15 @@ import torch
 
 from client_agent.adapters.base import Adapter, LoraFactors
 from client_agent.adapters.provenance import Origin
-from client_agent.experts.routed import RoutedExperts, routed_by_token
+from client_agent.errors import ExportInexact, ExportUnsupported
+from client_agent.experts.routed_experts import RoutedExperts, routed_by_token
 from client_agent.export.artefact import Artefact, held_out_loss
 from client_agent.export.facts import TrainingFacts
 from client_agent.export.fold_shift import fold_shifts, shifted, without_zero_shifts
-from client_agent.export.merged import dtype_of_merged, holds_shift
-from client_agent.export.placing import Placed, place, require_free
-from client_agent.export.refusals import ExportInexact, ExportUnsupported
+from client_agent.export.folder import ExportFiles, place, require_free
+from client_agent.export.merge import dtype_of_merged, holds_shift
 from client_agent.model.loading import BaseModel
-from client_agent.rounds.checkpoints import Reopened
+from client_agent.rounds.checkpoints import AdapterWithOrigin
 from client_agent.training.silo import Silo
 from schemas.messages.scores import LOSS
 
@@ -37,7 +37,7 @@ log = logging.getLogger(__name__)
 class AdapterSource(Protocol):
     """An adapter on disk that can be injected into a silo's model."""
 
-    def attach(self, silo: Silo) -> AbstractContextManager[Reopened]: ...
+    def attach(self, silo: Silo) -> AbstractContextManager[AdapterWithOrigin]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,19 +67,19 @@ class Losses:
 
     @property
     def keeps_gain(self) -> bool:
-        """Whether the export has nine tenths of what the adapter improves, if that can be measured."""
+        """Whether the export keeps nine tenths of the adapter's gain over the base model, if there is one."""
         lost, gain = abs(self.export - self.adapter), abs(self.bare - self.adapter)
         return lost <= max(LARGEST_DIFFERENCE, gain / 10)
 
     @property
     def has_moved(self) -> bool:
-        """Whether the adapter no longer has its loss of training, since data or precision are others."""
+        """Whether the adapter's loss differs from that in training: data or precision have changed."""
         now = self.adapter if self.routed is None else self.routed
         return self.training is not None and abs(self.training - now) > LARGEST_DIFFERENCE
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
+class ExportResult:
     """The factors of an export, whether an output shift was folded into them, and the losses.
 
     Attributes:
@@ -95,17 +95,17 @@ class Written:
     rejected: tuple[torch.dtype, float] | None = None
 
 
-class Exported(NamedTuple):
+class Export(NamedTuple):
     """An export in its place."""
 
-    written: Written
-    placed: Placed
+    written: ExportResult
+    placed: ExportFiles
 
 
-class Finish(Protocol):
+class Finisher(Protocol):
     """Write further files into the folder of an export before it is moved to its place."""
 
-    def __call__(self, folder: Path, written: Written) -> None: ...
+    def __call__(self, folder: Path, written: ExportResult) -> None: ...
 
 
 def export_adapter(
@@ -114,11 +114,11 @@ def export_adapter(
     facts: TrainingFacts,
     artefact: Artefact,
     out: Path,
-    finish: Finish,
+    finish: Finisher,
     *,
     flat: bool = False,
     force: bool = False,
-) -> Exported:
+) -> Export:
     """Export an adapter into a folder; nothing is written there if the export is not what was trained.
 
     With `flat`, experts that were weighed by token get the same weights for every token. With `force`, an
@@ -152,7 +152,7 @@ def export_adapter(
         losses, dtype = _scored(
             folder, factors, artefact, silo, facts, Losses(bare, stored, reference, 0.0, routed)
         )
-        written = Written(factors, folded, origin, losses, dtype)
+        written = ExportResult(factors, folded, origin, losses, dtype)
         exact = losses.is_kept and losses.keeps_gain
         if dtype not in (None, torch.float32) and artefact.dtype is None and not exact:
             rejected = (dtype, losses.export)
@@ -161,12 +161,12 @@ def export_adapter(
             shutil.rmtree(folder)
             folder.mkdir()
             losses, dtype = _scored(folder, factors, wider, silo, facts, losses)
-            written = Written(factors, folded, origin, losses, dtype, rejected)
+            written = ExportResult(factors, folded, origin, losses, dtype, rejected)
         if artefact.dtype is None:
             _require_exact(written, trained, artefact, silo)
         finish(folder, written)
         moved = place(folder, out, base.slug, force=force)
-    return Exported(written, moved)
+    return Export(written, moved)
 
 
 def _scored(
@@ -233,7 +233,7 @@ def _folded(
 
 
 def _require_exact(
-    written: Written, trained: Mapping[str, LoraFactors], artefact: Artefact, silo: Silo
+    written: ExportResult, trained: Mapping[str, LoraFactors], artefact: Artefact, silo: Silo
 ) -> None:
     losses = written.losses
     if losses.is_kept:

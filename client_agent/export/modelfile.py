@@ -17,9 +17,8 @@ FILE = "Modelfile"
 def write_modelfile(folder: Path, base: BaseModel, source: str, *, chat: bool) -> None:
     """Write the Modelfile beside the adapter.
 
-    `source` is the base model as a .gguf file, or its folder, which Ollama converts itself, relative to the
-    Modelfile. `chat`: the silo
-    trains on chats; otherwise a prompt is passed to the model as it is, which is what the silo trains on.
+    `source` is the base model relative to the Modelfile: a .gguf file, or a folder, which Ollama converts.
+    With `chat` the silo trains on chats; otherwise the model reads a prompt unchanged, as in training.
     """
     shape = chat_shape(base.tokenizer) if chat else None
     lines = (

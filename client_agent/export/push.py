@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from client_agent.export.refusals import UploadRefused
+from client_agent.errors import UploadRefused
 
 
 def upload(folder: Path, files: Sequence[str], repository: str) -> str:

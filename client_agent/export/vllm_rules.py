@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from client_agent.export.refusals import ExportUnsupported
+from client_agent.errors import ExportUnsupported
 from client_agent.model.loading import BaseModel
 
 RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)

@@ -24,14 +24,14 @@ from client_agent.storage.round_folder import (
     FINAL_WEIGHTS,
     FOLD,
     MANIFEST,
-    SIGNATURE,
+    SKETCH,
     TRAINED,
     WEIGHTS,
     RoundFolder,
     RoundFolders,
 )
 from client_agent.transport.client import CoordinatorApi
-from client_agent.transport.responses import NothingYet
+from client_agent.transport.responses import NoOpenRound
 from schemas.identity.documents import hash_of
 from schemas.identity.keys import thumbprint
 from schemas.messages.rounds import FinishedBrief, RoundBrief, RoundManifest, SignedDocument
@@ -152,7 +152,7 @@ def _newest(
     manifests: Manifests,
     api: CoordinatorApi,
     last_accepted: int,
-    answer: RoundBrief | FinishedBrief | NothingYet,
+    answer: RoundBrief | FinishedBrief | NoOpenRound,
 ) -> SignedDocument | None:
     """Return the last manifest for this client that the coordinator stores, if any."""
     if isinstance(answer, FinishedBrief) and answer.manifest is not None:
@@ -192,7 +192,7 @@ def _carry_over(rounds: RoundFolders, manifests: Manifests, *, before: int) -> N
         carried.mkdir()
         trained = next((folder for folder in rounds.newest_first() if folder.has(TRAINED)), None)
         # A client that joined and has not trained yet has spent privacy budget on its sketch; keep it too.
-        signed = next((folder for folder in rounds.newest_first() if folder.has(SIGNATURE)), None)
+        signed = next((folder for folder in rounds.newest_first() if folder.has(SKETCH)), None)
         last = trained or signed
         if last is not None:
             _copy(trained, signed, RoundFolders(carried).open(min(last.number, before - 1)), last.number)
@@ -212,5 +212,5 @@ def _copy(
             added = BaseDelta.from_bytes(trained.read(FOLD)).added
             to.write(FOLD, BaseDelta(_NO_ROUND, added).to_bytes())
     if signed is not None:
-        to.write(SIGNATURE, signed.read(SIGNATURE))
+        to.write(SKETCH, signed.read(SKETCH))
     to.write(CLOSED, json.dumps({"reason": "carried-over", "round": round_number}).encode())

@@ -144,7 +144,7 @@ def enrol(api: CoordinatorApi, folder: Path, *, token: str, name: str, profile: 
 
 
 def require_enrolled(folder: Path, base_model: str, tokenizer: TokenizerDigests) -> None:
-    """Check that a silo's model is the one of its enrolment, if it has enrolled; others average with that.
+    """Check that an enrolled silo still has the model of its enrolment, for which updates are averaged.
 
     Raises:
         ModelChanged: the base model or a part of its tokenizer is another one.

@@ -22,13 +22,13 @@ if TYPE_CHECKING:
     from client_agent.adapters.lora import LoraAdapter
     from client_agent.adapters.variational.adapter import VariationalAdapter
     from client_agent.model.loading import BaseModel
-    from client_agent.rounds.encode_update import Encoded, UpdateInputs
+    from client_agent.rounds.encode_update import EncodedUpdate, UpdateInputs
     from client_agent.rounds.train import LocalTraining
 
 
 @dataclass(frozen=True, slots=True)
 class RankImportance(Part):
-    """A posterior of the importance of each rank, which decides what trains and what is sent."""
+    """A posterior over the importance of each rank, which selects the trained ranks and the sent values."""
 
     action = "learns the importance of ranks"
     excludes = frozenset({"a trainer", "torchrun", "private steps"})
@@ -59,7 +59,7 @@ class RankImportance(Part):
         return has_moments_of(adapter, stored)
 
     def begin(self, training: LocalTraining) -> Effect:
-        """Return idle ranks to the model that matter now."""
+        """Return the idle ranks to the model whose gradients are large again."""
         from client_agent.importance.rounds import readmit_ranks
 
         if training.earlier is not None:
@@ -73,7 +73,7 @@ class RankImportance(Part):
 
         return marks_by_importance(self.plan, round_number, private, delta)
 
-    def encoded(self, inputs: UpdateInputs, encoded: Encoded) -> None:
+    def encoded(self, inputs: UpdateInputs, encoded: EncodedUpdate) -> None:
         from client_agent.importance.rounds import store_measures
 
         store_measures(inputs.folder, inputs.rounds, inputs.trained.private, encoded)

@@ -1,4 +1,4 @@
-"""The values that are sent by importance, the ranks that return, and the measures that are stored."""
+"""Importance in a round: select the values to send, return idle ranks, and store measures."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from client_agent.adapters.variational.adapter import VariationalAdapter, poster
 from client_agent.adapters.variational.measures import Measures, nonzero_share, posterior_measures, with_round
 from client_agent.adapters.variational.posterior import importance
 from client_agent.adapters.variational.sparsity import density_at, unit_marks
-from client_agent.rounds.encode_update import Encoded
+from client_agent.rounds.encode_update import EncodedUpdate
 from client_agent.storage.round_folder import MEASURES, RoundFolder, RoundFolders
 from client_agent.training.loop import gradients_of
 from client_agent.training.ranks import answers_of
@@ -34,7 +34,7 @@ def marks_by_importance(
 
 
 def readmit_ranks(adapter: VariationalAdapter, silo: Silo, plan: TrainingPlan) -> None:
-    """Return idle ranks to the model in which the loss of a batch is steep: see `rank_choice.returning`.
+    """Return the idle ranks to the model that have large gradients on a batch: see `adapter.returning`.
 
     The batch is the first `plan.batch_size` of the silo's texts.
     """
@@ -46,7 +46,7 @@ def readmit_ranks(adapter: VariationalAdapter, silo: Silo, plan: TrainingPlan) -
     adapter.readmit()
 
 
-def store_measures(folder: RoundFolder, rounds: RoundFolders, private: State, encoded: Encoded) -> None:
+def store_measures(folder: RoundFolder, rounds: RoundFolders, private: State, encoded: EncodedUpdate) -> None:
     """Store the measures of an update; `private` are the private tensors after training."""
     posterior = posterior_measures(posterior_of(private), encoded.reference, ranks_of(private))
     measures = Measures(

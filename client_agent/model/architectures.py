@@ -1,7 +1,7 @@
 """The parts of a causal language model: decoder, layers, head, and the linear layer of each role.
 
 Nothing is listed by `model_type`: roles follow from the names and shapes of the linear layers
-(`named_parts.py`), and facts that names do not contain are measured on the loaded model (`measured.py`).
+(`named_parts.py`), and facts that names do not contain are measured on the loaded model (`measurement.py`).
 """
 
 from __future__ import annotations

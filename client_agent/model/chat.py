@@ -30,11 +30,11 @@ _PROBE = "~tessera~"
 _SHOWN = 60
 _THINK_END = "</think>"
 
-__all__ = ["ASSISTANT", "PLAIN", "Learnt", "Turn", "prompt_of", "rendered_chat", "set_template"]
+__all__ = ["ASSISTANT", "PLAIN", "TrainingText", "Turn", "prompt_of", "rendered_chat", "set_template"]
 
 
 @dataclass(frozen=True, slots=True)
-class Learnt:
+class TrainingText:
     """A text as the model reads it.
 
     Attributes:
@@ -53,7 +53,7 @@ class Learnt:
 
 def prompt_of(
     turns: Sequence[Turn], tokenizer: PreTrainedTokenizerFast, place: str = "", tools: str = ""
-) -> Learnt:
+) -> TrainingText:
     """Render the turns of a chat up to where the assistant's answer begins; nothing of it is learnt.
 
     Raises:
@@ -65,7 +65,7 @@ def prompt_of(
 
 def rendered_chat(
     turns: Sequence[Turn], tokenizer: PreTrainedTokenizerFast, place: str = "", tools: str = ""
-) -> Learnt:
+) -> TrainingText:
     """Render a chat that ends with an assistant's turn; every turn of the assistant is learnt.
 
     A template may write earlier turns otherwise when others follow, as those that drop the reasoning of
@@ -106,13 +106,13 @@ class _Chat:
         _require_rendered(keys | ({"tools"} if tools else set()), facts, place, tokenizer)
         return cls(hidden, tokenizer, place, hide(tools, tokenizer, place), facts.calls or "object")
 
-    def prompt(self) -> Learnt:
+    def prompt(self) -> TrainingText:
         text = self._render(self.turns, prompt=True)
         self._require_complete(text, prompt=True)
         text, as_text = reveal(text, self.tokenizer)
-        return Learnt(text, (), as_text, len(text))
+        return TrainingText(text, (), as_text, len(text))
 
-    def whole(self) -> Learnt:
+    def whole(self) -> TrainingText:
         text = self._render(self.turns).rstrip()
         rewritten = self._require_complete(text, prompt=False)
         before = self._render(self.turns[:-1], prompt=True)
@@ -132,10 +132,10 @@ class _Chat:
                 "prompt and completion instead"
             )
         text, as_text = reveal(text + marker, self.tokenizer)
-        return Learnt(text, tuple(spans), as_text, start, closed=not is_tagged)
+        return TrainingText(text, tuple(spans), as_text, start, closed=not is_tagged)
 
     def _marker(self) -> str:
-        """Return the beginning of the next turn where it ends an answer; empty = it does not."""
+        """Return the beginning of the next turn if it ends an answer; empty if it does not."""
         ending = facts_of(self.tokenizer).ending
         return ending.text if ending.kind == "marker" else ""
 
@@ -271,7 +271,7 @@ class _Chat:
                 raise self._left_out(turn, f"a part of {name}", answer, of=leaf)
 
     def _left_out(self, turn: Turn, part: str, rendered: str = "", *, of: str = "") -> DataInvalid:
-        """Return the error that a part of a turn is left out, with what helps."""
+        """Return the error that a part of a turn is left out, with a remedy."""
         content, _ = reveal(of or turn.content, self.tokenizer)
         shown = (
             f" ({content[:_SHOWN]!r} is rendered as {reveal(rendered, self.tokenizer)[0].strip()[:_SHOWN]!r})"

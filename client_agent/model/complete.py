@@ -38,13 +38,13 @@ def _none(_: str) -> bool:
 
 
 def load_complete(source: str, *, is_added: Callable[[str], bool] = _none, **options: Any) -> PreTrainedModel:
-    """Load a causal language model such that each of its tensors comes from the files, and none is left over.
+    """Load a causal language model; its tensors and those of the files must be the same.
 
     A tied tensor comes from the tensor that it is tied to. Tensors of other modalities may be left over.
 
     Args:
         source: a folder or hub id; `options` are those of `from_pretrained`.
-        is_added: whether a tensor may be missing, since the caller sets it afterwards.
+        is_added: whether a tensor may be missing because the caller sets it afterwards.
 
     Raises:
         CheckpointIncomplete: the files lack a tensor, or have one of another shape or one too many.

@@ -13,13 +13,13 @@ from typing import Any, cast
 
 from transformers import PreTrainedTokenizerFast
 
-from client_agent.counted import counted
+from client_agent.console_counts import counted
 from client_agent.errors import TextTooLong, TokenizerUnfit
-from client_agent.model.chat import ASSISTANT, Learnt, Turn, prompt_of, rendered_chat
+from client_agent.model.chat import ASSISTANT, TrainingText, Turn, prompt_of, rendered_chat
 from client_agent.model.comparable_text import folded
 from client_agent.model.loading import BaseModel
 from client_agent.model.special_text import Span, special_spans
-from client_agent.model.tokens import Encoded, encode_learnt, pieces, tokens_of
+from client_agent.model.tokens import TokenizedText, encode_learnt, pieces, tokens_of
 from client_agent.settings import MetricName
 
 __all__ = ["Example", "Task", "Turn"]
@@ -114,7 +114,7 @@ def probe_set(examples: Sequence[Example], count: int) -> list[Example]:
     return sorted({e.key: e for e in examples}.values(), key=lambda e: e.key)[:count]
 
 
-def encode_example(example: Example, tokenizer: PreTrainedTokenizerFast, max_length: int) -> Encoded:
+def encode_example(example: Example, tokenizer: PreTrainedTokenizerFast, max_length: int) -> TokenizedText:
     """Tokenise an example; the loss is on every answer and its end-of-turn token.
 
     Of a raw text longer than `max_length` this is the beginning; `encode_whole` has all of it.
@@ -135,7 +135,9 @@ def encode_example(example: Example, tokenizer: PreTrainedTokenizerFast, max_len
     )
 
 
-def encode_whole(example: Example, tokenizer: PreTrainedTokenizerFast, max_length: int) -> list[Encoded]:
+def encode_whole(
+    example: Example, tokenizer: PreTrainedTokenizerFast, max_length: int
+) -> list[TokenizedText]:
     """Tokenise an example; a raw text longer than `max_length` becomes several, and nothing of it is lost.
 
     Raises: see `encode_example`.
@@ -153,7 +155,7 @@ def encode_prompt(prompt: str, tokenizer: PreTrainedTokenizerFast, *, chat: bool
     """
     if chat:
         return encode_chat((Turn("user", prompt),), tokenizer)
-    return _prompt_tokens(Learnt(prompt, (), plain_as_text(prompt, tokenizer)), tokenizer, special=True)
+    return _prompt_tokens(TrainingText(prompt, (), plain_as_text(prompt, tokenizer)), tokenizer, special=True)
 
 
 def encode_chat(turns: Sequence[Turn], tokenizer: PreTrainedTokenizerFast) -> list[int]:
@@ -175,7 +177,7 @@ def encode_question(example: Example, tokenizer: PreTrainedTokenizerFast, max_le
     parts = learnt_parts(example, tokenizer)
     start = parts.answer
     before = tuple((begin, end) for begin, end in parts.as_text if end <= start)
-    prompt = Learnt(parts.text[:start], (), before)
+    prompt = TrainingText(parts.text[:start], (), before)
     ids = _prompt_tokens(prompt, tokenizer, special=not example.turns)
     if len(ids) <= max_length:
         return ids
@@ -183,7 +185,7 @@ def encode_question(example: Example, tokenizer: PreTrainedTokenizerFast, max_le
     return [*head, *ids[len(ids) - max_length + len(head) :]]
 
 
-def _prompt_tokens(prompt: Learnt, tokenizer: PreTrainedTokenizerFast, *, special: bool) -> list[int]:
+def _prompt_tokens(prompt: TrainingText, tokenizer: PreTrainedTokenizerFast, *, special: bool) -> list[int]:
     ids, spans = tokens_of(tokenizer, prompt.text, special=special, as_text=prompt.as_text)
     while len(ids) > 1 and spans[len(ids) - 1][0] == spans[len(ids) - 1][1]:
         ids.pop()  # the tokenizer closes the text with a special token
@@ -196,12 +198,12 @@ def _prompt_tokens(prompt: Learnt, tokenizer: PreTrainedTokenizerFast, *, specia
 
 def encode_all(
     examples: Sequence[Example], tokenizer: PreTrainedTokenizerFast, max_length: int
-) -> list[Encoded]:
+) -> list[TokenizedText]:
     """Tokenise examples, one text each; see `encode_example`."""
     return [encode_example(example, tokenizer, max_length) for example in examples]
 
 
-def encode_for(base: BaseModel, examples: Sequence[Example], max_length: int) -> tuple[Encoded, ...]:
+def encode_for(base: BaseModel, examples: Sequence[Example], max_length: int) -> tuple[TokenizedText, ...]:
     """Tokenise examples for a model, in order, and check that each text fits its context.
 
     A raw text longer than `max_length` yields several texts, so there may be more texts than examples.
@@ -215,7 +217,7 @@ def encode_for(base: BaseModel, examples: Sequence[Example], max_length: int) ->
 
 def encode_some(
     base: BaseModel, examples: Sequence[Example], count: int, max_length: int
-) -> tuple[Encoded, ...]:
+) -> tuple[TokenizedText, ...]:
     """Tokenise examples as `encode_for` does, and return at most `count` texts.
 
     The first text of every example comes first, then the second texts, and so on.
@@ -241,27 +243,31 @@ def count_cut(examples: Sequence[Example], tokenizer: PreTrainedTokenizerFast, m
     )
 
 
-def encode_beginnings(base: BaseModel, examples: Sequence[Example], max_length: int) -> tuple[Encoded, ...]:
+def encode_beginnings(
+    base: BaseModel, examples: Sequence[Example], max_length: int
+) -> tuple[TokenizedText, ...]:
     """Tokenise examples for a model, one text each: of a long raw text its beginning.
 
     Raises:
         TextTooLong: see `encode_for`.
     """
 
-    texts: list[Encoded] = []
+    texts: list[TokenizedText] = []
     for example in counted(examples, "tokenising examples", len(examples)):
         tokenised = partial(encode_all, [example], base.tokenizer, max_length)
         texts += base.tokens.get("beginning", example, max_length, tokenised)
     return _fitting(base, texts)
 
 
-def _pieces(base: BaseModel, examples: Sequence[Example], max_length: int) -> Iterator[tuple[Encoded, ...]]:
+def _pieces(
+    base: BaseModel, examples: Sequence[Example], max_length: int
+) -> Iterator[tuple[TokenizedText, ...]]:
     for example in counted(examples, "tokenising examples", len(examples)):
         tokenised = partial(encode_whole, example, base.tokenizer, max_length)
         yield base.tokens.get("whole", example, max_length, tokenised)
 
 
-def _fitting(base: BaseModel, texts: Sequence[Encoded]) -> tuple[Encoded, ...]:
+def _fitting(base: BaseModel, texts: Sequence[TokenizedText]) -> tuple[TokenizedText, ...]:
     longest = max((len(text.ids) for text in texts), default=0)
     if longest > base.positions:
         raise TextTooLong(
@@ -272,7 +278,7 @@ def _fitting(base: BaseModel, texts: Sequence[Encoded]) -> tuple[Encoded, ...]:
     return tuple(texts)
 
 
-def learnt_parts(example: Example, tokenizer: PreTrainedTokenizerFast) -> Learnt:
+def learnt_parts(example: Example, tokenizer: PreTrainedTokenizerFast) -> TrainingText:
     """Return the whole text of an example as the model reads it, with the spans that it learns.
 
     Raises:
@@ -282,7 +288,7 @@ def learnt_parts(example: Example, tokenizer: PreTrainedTokenizerFast) -> Learnt
     if example.turns:
         return rendered_chat(example.chat, tokenizer, example.place, example.tools)
     start, text = len(example.prompt), example.prompt + example.completion
-    return Learnt(text, ((start, len(text)),), plain_as_text(text, tokenizer), answer=start)
+    return TrainingText(text, ((start, len(text)),), plain_as_text(text, tokenizer), answer=start)
 
 
 def plain_as_text(text: str, tokenizer: PreTrainedTokenizerFast) -> tuple[Span, ...]:

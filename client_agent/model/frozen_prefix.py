@@ -55,7 +55,7 @@ class _Split:
 
 
 def is_worth_storing(first: int, layers: int) -> bool:
-    """Whether the output of the layers below `first` is stored: of less than half of them it saves little."""
+    """Whether to store the output of the layers below `first`; below half of all layers it saves little."""
     return 2 * first >= layers
 
 

@@ -1,7 +1,7 @@
 """Measure which output rows of a fused linear layer belong to which role.
 
-The layer's output is replaced by noise z, and the model runs up to the layer that reads what comes of it. Of
-the attention's output at positions 0 and 1:
+The layer's output is replaced by noise z, and the model runs up to the next linear layer, whose input is
+observed. For attention, at positions 0 and 1:
 - at position 0 only one key is seen, so that the output is the value at 0: it depends on no query and no key;
 - at position 1 it depends on the key and the value at 0, but not on the query at 0.
 Of a gated feed-forward layer, the output is linear in `up`, and not in `gate`.
@@ -16,7 +16,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from client_agent.model.role_names import Placed
+from client_agent.model.role_names import LayerRoles
 from schemas.messages.federations import Role
 
 _TEXTS, _POSITIONS = 8, 2
@@ -27,12 +27,12 @@ equal, those of keys differ much, and those of queries are zero.
 """
 
 
-class _Stopped(Exception):
-    """The forward pass has gone as far as it is needed."""
+class _EndOfPass(Exception):
+    """Ends a forward pass after the last layer that is needed."""
 
 
 def measured_rows(
-    decoder: Callable[..., object], fused: nn.Module, reader: nn.Module, placed: Placed
+    decoder: Callable[..., object], fused: nn.Module, reader: nn.Module, placed: LayerRoles
 ) -> dict[Role, Tensor]:
     """Return the rows (d_out of the role,) int64 of each role of a fused layer; {} if they cannot be told.
 
@@ -68,12 +68,12 @@ class _Probe:
 
         def read(_: nn.Module, arguments: tuple[Tensor, ...]) -> None:
             inputs.append(arguments[0])
-            raise _Stopped
+            raise _EndOfPass
 
         ids = torch.ones(_TEXTS, _POSITIONS, dtype=torch.int64, device=z.device)
         with (
             _hooked(self._fused.register_forward_hook(replace), self._reader.register_forward_pre_hook(read)),
-            suppress(_Stopped),
+            suppress(_EndOfPass),
         ):
             self._decoder(input_ids=ids, use_cache=False)
         return inputs[0].float().reshape(_TEXTS, _POSITIONS, -1)
@@ -127,7 +127,7 @@ def _hooked(*handles: Any) -> Iterator[None]:
             handle.remove()
 
 
-def reader_of(placed: Sequence[Placed], fused: Placed) -> Placed | None:
+def reader_of(placed: Sequence[LayerRoles], fused: LayerRoles) -> LayerRoles | None:
     """Return the output layer beside a fused layer; None if there is none."""
     role: Role = "down" if "up" in fused.roles else "o"
     return next((linear for linear in placed if linear.roles == (role,)), None)

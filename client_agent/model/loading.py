@@ -28,7 +28,7 @@ from client_agent.model.architectures import Architecture, linear_shape
 from client_agent.model.complete import load_complete
 from client_agent.model.frozen_prefix import FrozenPrefix
 from client_agent.model.gguf import model_folder
-from client_agent.model.measured import measured
+from client_agent.model.measurement import measured
 from client_agent.model.named_parts import require_named
 from client_agent.model.quantization import bits_and_bytes, keep_differentiable
 from client_agent.model.stop_tokens import read_configured_stops

@@ -14,8 +14,8 @@ from transformers.pytorch_utils import Conv1D
 from client_agent.errors import UnknownArchitecture
 from client_agent.model.architectures import FrozenParts, RoleLinear, linear_shape, listed
 from client_agent.model.role_names import (
+    LayerRoles,
     NamedLinear,
-    Placed,
     is_cross_attention,
     is_routed,
     placed_roles,
@@ -32,7 +32,7 @@ class NamedParts:
     decoder: str
     layers: str
     head: str
-    placed: tuple[Sequence[Placed], ...]
+    placed: tuple[Sequence[LayerRoles], ...]
 
 
 def named_parts(model: PreTrainedModel) -> NamedParts:
@@ -108,7 +108,7 @@ def _linears(layer: nn.Module) -> list[NamedLinear]:
     ]
 
 
-def _require_one_of_each(placed: Sequence[Placed], kind: str, layer: int) -> None:
+def _require_one_of_each(placed: Sequence[LayerRoles], kind: str, layer: int) -> None:
     paths: dict[Role, str] = {}
     for linear_of_roles in placed:
         for role in linear_of_roles.roles:
@@ -125,8 +125,8 @@ def role_linears(
 ) -> tuple[Mapping[Role, RoleLinear], ...]:
     """Return the linear layers of all roles by layer.
 
-    `rows` are the output rows of the roles of each fused layer, by `Placed.key`; a fused layer without rows
-    serves no role.
+    `rows` are the output rows of the roles of each fused layer, by `LayerRoles.key`. A fused layer without
+    rows serves no role.
     """
     return tuple(
         dict(sorted(_of_layer(parts, number, rows), key=lambda pair: ALL_ROLES.index(pair[0])))
@@ -138,7 +138,7 @@ def _of_layer(
     parts: NamedParts, number: int, rows: Mapping[tuple[str, int], Mapping[Role, Tensor]]
 ) -> Iterator[tuple[Role, RoleLinear]]:
     readers: dict[str, list[Role]] = {}
-    served: list[tuple[Role, Placed, Tensor | None]] = []
+    served: list[tuple[Role, LayerRoles, Tensor | None]] = []
     for placed in parts.placed[number]:
         rows_of_roles = {placed.roles[0]: None} if len(placed.roles) == 1 else rows.get(placed.key, {})
         served += [(role, placed, rows_of_roles[role]) for role in rows_of_roles]
@@ -157,7 +157,7 @@ def frozen_parts(
     layers = [model.get_submodule(f"{parts.layers}.{number}") for number in range(len(roles))]
     experts = [number for number, layer in enumerate(layers) if _has_experts(layer)]
     beside = {role for number in experts for role in roles[number]}
-    adapted = {placed.path for of_layer in roles for placed in of_layer.values()}
+    adapted = {placed.path for layer_roles in roles for placed in layer_roles.values()}
     untrained: dict[str, int] = {}
     for number, layer in enumerate(layers):
         for linear in _linears(layer):

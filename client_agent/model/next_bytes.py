@@ -21,7 +21,7 @@ from client_agent.errors import TokenizerUnfit
 from client_agent.model.forward import answer_logits
 from client_agent.model.loading import BaseModel
 from client_agent.model.stop_tokens import stop_ids
-from client_agent.model.tokens import Encoded, collate, encode, pad_id
+from client_agent.model.tokens import TokenizedText, collate, encode, pad_id
 from schemas.messages.alignment import Anchor
 from schemas.wire.outputs import END, VALUES, Outputs
 
@@ -38,7 +38,7 @@ _INCOMPLETE = "\ufffd"
 class PublicText:
     """One text: its tokens, and the row of each answer token; -1 = none, or not the end of a character."""
 
-    encoded: Encoded
+    encoded: TokenizedText
     rows: tuple[int, ...]
 
 

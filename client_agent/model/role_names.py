@@ -92,7 +92,7 @@ class NamedLinear:
 
 
 @dataclass(frozen=True, slots=True)
-class Placed:
+class LayerRoles:
     """A linear layer and the roles that it serves, in no order if there are several."""
 
     linear: NamedLinear
@@ -111,7 +111,7 @@ class Placed:
         return self.linear.leaf if self.linear.leaf in _FROM_LATENT else self.linear.container
 
 
-def placed_roles(linears: Iterable[NamedLinear], width: int) -> list[Placed]:
+def placed_roles(linears: Iterable[NamedLinear], width: int) -> list[LayerRoles]:
     """Return the linear layers of one transformer layer that serve roles; `width` is that of hidden states.
 
     An output layer counts only beside an input layer of the same kind: a state-space mixer has an output
@@ -132,14 +132,14 @@ def is_routed(path: str) -> bool:
     return _EXPERTS.search(path) is not None
 
 
-def _placed(linear: NamedLinear, width: int) -> Placed | None:
+def _placed(linear: NamedLinear, width: int) -> LayerRoles | None:
     d_out, d_in = linear.shape
     for container, names in ((_ATTENTION, _OF_ATTENTION), (_FEED_FORWARD, _OF_FEED_FORWARD)):
         roles = names.get(linear.leaf)
         if roles is None or not container.fullmatch(linear.container):
             continue
         if (d_out if _outward(roles) else d_in) == width or linear.leaf in _FROM_LATENT:
-            return Placed(linear, roles)
+            return LayerRoles(linear, roles)
     return None
 
 

@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 
 
 def compare_rows(tokenizer: PreTrainedTokenizerFast, model: PreTrainedModel, source: str) -> None:
-    """Remember the tokens for which a model's embedding has no row, and log them: texts may not use them.
+    """Record and log the tokens without a row in the model's embedding, which no text may contain.
 
     Raises:
         TokenizerUnfit: the eos token, which ends every text, is such a token.

@@ -31,15 +31,15 @@ _MOST_ENTRIES = 2**20
 
 
 @dataclass(frozen=True, slots=True)
-class Encoded:
+class TokenizedText:
     """One text: token ids, an answer mask, and the character span [start, end) of each token."""
 
     ids: tuple[int, ...]
     answer: tuple[bool, ...]
     spans: tuple[tuple[int, int], ...]  # (0, 0) for special tokens
 
-    def without_spans(self) -> Encoded:
-        return Encoded(self.ids, self.answer, ())
+    def without_spans(self) -> TokenizedText:
+        return TokenizedText(self.ids, self.answer, ())
 
     def targets(self) -> list[int]:
         """Return for each position the next token if it is an answer token, else NO_TARGET."""
@@ -47,7 +47,7 @@ class Encoded:
         return [*(i if answer else NO_TARGET for i, answer in following), NO_TARGET]
 
 
-def digest_of_texts(texts: Iterable[Encoded]) -> str:
+def digest_of_texts(texts: Iterable[TokenizedText]) -> str:
     """Return the digest of the tokens of texts and of which of them are answers, hexadecimal."""
     digest = hashlib.sha256()
     for text in texts:
@@ -88,7 +88,7 @@ def encode(
     max_length: int,
     special: bool = True,
     closed: bool = True,
-) -> Encoded:
+) -> TokenizedText:
     """Tokenise prompt and answer as one text; see `encode_learnt`."""
     text = prompt + answer
     return encode_learnt(
@@ -105,7 +105,7 @@ def encode_learnt(
     special: bool = True,
     closed: bool = True,
     as_text: Sequence[Span] = (),
-) -> Encoded:
+) -> TokenizedText:
     """Tokenise a text whose character spans `learnt` are answers; the last one ends the text.
 
     A token belongs to an answer if it ends inside it. `special` adds the tokenizer's special tokens (bos);
@@ -133,23 +133,23 @@ def encode_learnt(
             "end the prompt with a separator such as a line break"
         )
     keep = _truncated(ids, is_answer, max_length, tokenizer.bos_token_id)
-    return Encoded(
+    return TokenizedText(
         tuple(ids[i] for i in keep), tuple(is_answer[i] for i in keep), tuple(spans[i] for i in keep)
     )
 
 
-def pieces(whole: Encoded, tokenizer: PreTrainedTokenizerFast, max_length: int) -> list[Encoded]:
+def pieces(whole: TokenizedText, tokenizer: PreTrainedTokenizerFast, max_length: int) -> list[TokenizedText]:
     """Divide a tokenised raw text, all of which is learnt, into pieces of at most `max_length` tokens.
 
-    Every token is a target exactly once. A later piece begins with bos where the tokenizer adds it, else with
-    the last token of the piece before, since something must come before the first token to predict.
+    Every token is a target exactly once. A later piece begins with bos if the tokenizer adds it, else with
+    the last token of the piece before, because the first target needs a token before it.
     """
     starts_with_bos = whole.ids[0] == tokenizer.bos_token_id
     parts = []
     for start in range(1, len(whole.ids), max_length - 1):
         lead, part = 0 if starts_with_bos else start - 1, slice(start, start + max_length - 1)
         parts.append(
-            Encoded(
+            TokenizedText(
                 (whole.ids[lead], *whole.ids[part]),
                 (False, *whole.answer[part]),
                 (whole.spans[lead], *whole.spans[part]),
@@ -223,7 +223,7 @@ def _last_answer(answer: Sequence[bool]) -> int:
 
 
 def collate(
-    texts: Sequence[Encoded],
+    texts: Sequence[TokenizedText],
     *,
     pad: int,
     length: int | None = None,
@@ -265,11 +265,11 @@ class TokenStore:
     """
 
     def __init__(self) -> None:
-        self._texts: dict[tuple[Kind, int, Example], tuple[Encoded, ...]] = {}
+        self._texts: dict[tuple[Kind, int, Example], tuple[TokenizedText, ...]] = {}
 
     def get(
-        self, kind: Kind, example: Example, max_length: int, tokenised: Callable[[], list[Encoded]]
-    ) -> tuple[Encoded, ...]:
+        self, kind: Kind, example: Example, max_length: int, tokenised: Callable[[], list[TokenizedText]]
+    ) -> tuple[TokenizedText, ...]:
         """Return the tokens of an example; `tokenised` computes them the first time."""
         key = kind, max_length, example
         texts = self._texts.get(key)

@@ -87,7 +87,7 @@ class AccountantsDisagree(AgentError):
 
 
 def require_private(plan: SignaturePlan, max_epsilon: float | None, max_delta: float = 1e-5) -> None:
-    """Check that all sketches together cost `max_epsilon` at most, at `max_delta`; None means no limit.
+    """Check that all sketches together cost at most `max_epsilon` at `max_delta`; None means no limit.
 
     Raises:
         NotPrivateEnough: the plan has no differential privacy, or a larger epsilon or delta.

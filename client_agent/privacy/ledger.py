@@ -1,7 +1,7 @@
 """The ledger of a silo's private sketches and private training, written before anything is released.
 
-A sketch has one entry per release. A round's training has one entry, which pays for its steps, and counts
-those that were begun: a step that a crash lost has been paid for, and is paid for again when it is repeated.
+A sketch has one entry per release. A round's training has one entry, with the number of steps that are paid
+for and of those that have begun. A step that a crash interrupts counts as begun; its repetition costs again.
 
 The ledger belongs to the silo, beside the client's key, across federations and clients. Each entry has the
 budget of its plan, an epsilon and a delta, which later releases under other plans keep too. It is written
@@ -21,7 +21,7 @@ from pydantic import Field, ValidationError
 from client_agent.agent_entries import LEDGER
 from client_agent.privacy.accountant import epsilon_of_counted
 from client_agent.privacy.budget import BudgetSpent, LedgerDamaged, TrainingBudgetSpent
-from client_agent.privacy.release import Averaged, Mechanism
+from client_agent.privacy.release import MeanRelease, Mechanism
 from client_agent.storage.files import write_durably
 from schemas.messages.base import Strict
 from schemas.messages.private_training import PrivateTrainingPlan
@@ -37,7 +37,7 @@ class Limit(NamedTuple):
     delta: float
 
 
-class _Spent(Strict):
+class _RoundCost(Strict):
     """The cost of one round: `sampled` of `records` in expectation, its noise; `epsilon` so far at `delta`.
 
     `budget` is the plan's epsilon at `delta`, which later releases must keep.
@@ -63,11 +63,11 @@ class _Spent(Strict):
         return Mechanism(self.sampled, self.records, self.noise_multiplier, self.clip, self.dim)
 
 
-class Entry(_Spent):
+class Entry(_RoundCost):
     """One release of a sketch; `dim` is its number of values."""
 
 
-class TrainingEntry(_Spent):
+class TrainingEntry(_RoundCost):
     """Steps of a round's training: how many were paid for, and how many of them were begun.
 
     `dim` is the number of trained values.
@@ -122,7 +122,7 @@ class Book(Strict):
         return epsilon_of_counted([*((e.mechanism, 1) for e in self.releases), *self.steps], delta)
 
 
-def _at_smallest_delta(entries: Sequence[_Spent], counted: Sequence[tuple[Mechanism, int]]) -> float:
+def _at_smallest_delta(entries: Sequence[_RoundCost], counted: Sequence[tuple[Mechanism, int]]) -> float:
     """Return the epsilon of all entries at their smallest delta, which the newest entry may have stored."""
     if not entries:
         return 0.0
@@ -134,13 +134,16 @@ def _at_smallest_delta(entries: Sequence[_Spent], counted: Sequence[tuple[Mechan
 
 
 def exceeded_limit(
-    entries: Sequence[_Spent], federation_id: str, planned: Limit, counted: Sequence[tuple[Mechanism, int]]
+    entries: Sequence[_RoundCost],
+    federation_id: str,
+    planned: Limit,
+    counted: Sequence[tuple[Mechanism, int]],
 ) -> tuple[Limit, float] | None:
     """Return the first pair that releases would break, and their epsilon at its delta; None = none.
 
-    The pairs are the plan's, and those of all earlier entries. An earlier pair is replaced by the pair of
-    another plan with a larger epsilon at the same or a smaller delta, which is asked for by an operator who
-    knows that the budget is spent. A larger delta replaces nothing.
+    The pairs are the plan's, and those of all earlier entries. A pair of another plan with a larger epsilon
+    at the same or a smaller delta replaces an earlier pair: its operator has extended a budget that is known
+    to be spent. A larger delta replaces nothing.
 
     Args:
         planned: the pair of the plan under which the next release is made.
@@ -157,7 +160,7 @@ def exceeded_limit(
     return None
 
 
-def _is_of_another_plan(entry: _Spent, federation_id: str, planned: Limit) -> bool:
+def _is_of_another_plan(entry: _RoundCost, federation_id: str, planned: Limit) -> bool:
     """Whether an entry sets a pair of its own; one without its plan's budget may be of the present plan."""
     return entry.budget is not None or (entry.federation, entry.delta) != (federation_id, planned.delta)
 
@@ -188,7 +191,7 @@ class Ledger:
         round_number: int,
         mechanism: Mechanism,
         dp: SignatureDpPlan,
-        last: Averaged | None,
+        last: MeanRelease | None,
     ) -> Book:
         """Return the ledger with one more release, without writing it.
 
@@ -238,8 +241,8 @@ class Ledger:
             LedgerDamaged: the file cannot be read.
         """
         book = self.read()
-        of_round = [e for e in book.training if e.pays_for(federation_id, round_number, mechanism)]
-        missing = needed - sum(entry.left for entry in of_round)
+        round_entries = [e for e in book.training if e.pays_for(federation_id, round_number, mechanism)]
+        missing = needed - sum(entry.left for entry in round_entries)
         if missing <= 0:
             return book
         planned, steps = Limit(dp.epsilon, dp.delta), [*book.steps, (mechanism, missing)]

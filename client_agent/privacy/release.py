@@ -42,7 +42,7 @@ class Mechanism:
 
 
 @dataclass(frozen=True, slots=True)
-class Averaged:
+class MeanRelease:
     """The mean of all releases so far: (dim,), unclipped.
 
     Attributes:
@@ -117,7 +117,7 @@ def on_grid(vector: NDArray[np.floating], clip: float) -> NDArray[np.int64]:
     return whole
 
 
-def averaged(before: Averaged | None, fresh: Vector, mechanism: Mechanism, epsilon: float) -> Averaged:
+def averaged(before: MeanRelease | None, fresh: Vector, mechanism: Mechanism, epsilon: float) -> MeanRelease:
     """Add a release to the mean over all releases.
 
     The sampling variance of a mean over k releases of m from n records is (1/n + (1/m - 1/n)/k) of a record's
@@ -127,7 +127,7 @@ def averaged(before: Averaged | None, fresh: Vector, mechanism: Mechanism, epsil
     mean = fresh if before is None else before.mean + (fresh - before.mean) / k
     earlier = before.noise * (k - 1) ** 2 if before is not None else 0.0
     n, m = mechanism.records, mechanism.sampled
-    return Averaged(
+    return MeanRelease(
         mean=mean,
         releases=k,
         noise=(earlier + mechanism.noise**2) / k**2,

@@ -16,9 +16,9 @@ from client_agent.errors import AdapterUnreadable, NothingTrained
 from client_agent.rounds.adapter_in_place import prepare, put_in_place
 from client_agent.rounds.opened_round import OpenedBrief, adapter_plan
 from client_agent.rounds.part import Part, Setting
-from client_agent.rounds.served_weights import Served
+from client_agent.rounds.served_weights import StoredWeights
 from client_agent.rounds.standalone import frames_of
-from client_agent.rounds.trained import Side, Trained
+from client_agent.rounds.training_result import Side, TrainingResult
 from client_agent.storage.final_scores import read_final_scores
 from client_agent.storage.round_folder import FINAL_WEIGHTS, TRAINED, WEIGHTS, RoundFolder, RoundFolders
 from client_agent.training.silo import Silo
@@ -27,7 +27,7 @@ from schemas.messages.federations import FederationPlan
 Variant = Literal["kept", "served", "trained", "final"]
 
 
-class Reopened(NamedTuple):
+class AdapterWithOrigin(NamedTuple):
     """An injected adapter, and its provenance if the file has it."""
 
     adapter: Adapter
@@ -37,7 +37,7 @@ class Reopened(NamedTuple):
 @contextmanager
 def adapter_of_round(
     silo: Silo, home: Path, round_number: int | None, variant: Variant
-) -> Iterator[Reopened]:
+) -> Iterator[AdapterWithOrigin]:
     """Inject an adapter of a federation's folder; it is removed when the context ends.
 
     Args:
@@ -58,13 +58,13 @@ def adapter_of_round(
     opened, rounds = OpenedBrief.read(folder), RoundFolders(home / "rounds")
     brief, strategy, parts = opened.brief, opened.strategy, opened.parts
     frames, seed = stored_frames(brief, silo.base, home).frames, brief.training.seed
-    trained = Trained.read(folder.path / TRAINED) if folder.has(TRAINED) else None
+    trained = TrainingResult.read(folder.path / TRAINED) if folder.has(TRAINED) else None
     if trained is not None:
         current = origin_of(silo.base, brief.adapter, frames, gated=strategy.gated, seed=seed)
         require_same(trained.origin, current)
     stored = None if is_final or trained is None else trained.of(kept_side(trained, variant))
     earlier = _trained_before(rounds, folder.number + is_final) if stored is None else None
-    served = Served(home, folder, is_final=is_final)
+    served = StoredWeights(home, folder, is_final=is_final)
     # The first weights of a client are its adapter; a global branch beside it comes with a local one.
     gated = strategy.gated and (stored is not None or earlier is not None)
     newest = stored[0] if stored is not None else trained.adapter if trained is not None else None
@@ -87,7 +87,7 @@ def adapter_of_round(
         if trained is not None and stored is not None:
             adapter.load(stored[0])
             adapter.load_private(stored[1])
-            yield Reopened(adapter, trained.origin)
+            yield AdapterWithOrigin(adapter, trained.origin)
             return
         values = strategy.served.values(adapter, served)
         if variant == "served" or gated:  # as the round began with it; final weights are what they are
@@ -96,7 +96,7 @@ def adapter_of_round(
         adapter.load(values)
         if earlier is not None and adapter.private_state():
             adapter.load_private(earlier.private)
-        yield Reopened(adapter, None)
+        yield AdapterWithOrigin(adapter, None)
 
 
 def is_finished(home: Path, round_number: int | None, variant: Variant) -> bool:
@@ -109,16 +109,16 @@ def is_finished(home: Path, round_number: int | None, variant: Variant) -> bool:
     return scores is None or scores.are_kept
 
 
-def kept_side(trained: Trained, variant: Variant) -> Side:
+def kept_side(trained: TrainingResult, variant: Variant) -> Side:
     """Return the adapter of a round for a variant."""
     if variant == "served" or variant == "trained":
         return variant
     return trained.scores.kept
 
 
-def _trained_before(rounds: RoundFolders, round_number: int) -> Trained | None:
+def _trained_before(rounds: RoundFolders, round_number: int) -> TrainingResult | None:
     folder = rounds.newest_with(TRAINED, before=round_number)
-    return Trained.read(folder.path / TRAINED) if folder is not None else None
+    return TrainingResult.read(folder.path / TRAINED) if folder is not None else None
 
 
 def round_with(home: Path, round_number: int | None, variant: Variant) -> RoundFolder:
@@ -144,7 +144,7 @@ def round_with(home: Path, round_number: int | None, variant: Variant) -> RoundF
     )
 
 
-def read_trained(file: Path, plan: FederationPlan) -> Trained:
+def read_trained(file: Path, plan: FederationPlan) -> TrainingResult:
     """Read the output of `tessera agent train --out`, and check the plan that it was trained with.
 
     Raises:
@@ -152,7 +152,7 @@ def read_trained(file: Path, plan: FederationPlan) -> Trained:
         ProvenanceMismatch: the plan's adapter differs.
     """
     try:
-        trained = Trained.read(file)
+        trained = TrainingResult.read(file)
     except AdapterUnreadable as error:
         raise AdapterUnreadable(f"{error}; pass a file that `tessera agent train --out` wrote") from error
     require_plan(trained.origin, plan.adapter)
@@ -170,10 +170,10 @@ def reopened(
     silo: Silo,
     plan: FederationPlan,
     pack: bytes | None,
-    trained: Trained,
+    trained: TrainingResult,
     variant: Variant,
     parts: Sequence[Part] = (),
-) -> Iterator[Reopened]:
+) -> Iterator[AdapterWithOrigin]:
     """Inject an adapter that `read_trained` returned; it is removed when the context ends.
 
     `parts` are those with which it was trained.
@@ -193,4 +193,4 @@ def reopened(
         prepare(adapter, setting, parts)
         adapter.load(tensors)
         adapter.load_private(private)
-        yield Reopened(adapter, trained.origin)
+        yield AdapterWithOrigin(adapter, trained.origin)

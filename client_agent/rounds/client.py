@@ -14,13 +14,14 @@ from client_agent.agent_entries import RATES
 from client_agent.errors import AnotherCoordinator, CoordinatorNotTrusted
 from client_agent.identity.manifests import Manifests
 from client_agent.identity.roster import Roster
-from client_agent.policy import Policy
+from client_agent.policy import Policy, SentKind
 from client_agent.privacy.budget import require_private, require_voices
-from client_agent.rounds.plan_policy import require_policy
+from client_agent.rounds.strategy import load_strategy
 from client_agent.storage.rate_store import RateStore
 from client_agent.storage.round_folder import RoundFolders
 from client_agent.transport.client import CoordinatorApi
 from schemas.identity.keys import thumbprint
+from schemas.messages.federations import FederationPlan
 from schemas.messages.rounds import RoundBrief, SignedDocument
 from schemas.messages.tokens import Hello
 from schemas.trackers.trackers import NO_TRACKERS, Trackers
@@ -36,7 +37,7 @@ class Session:
         pins: public keys by client name, from the silo's `roster` setting.
         max_epsilon: the silo's limit on the privacy cost of sketches; None = the plan alone decides.
         max_delta: the largest delta at which `max_epsilon` may hold.
-        min_voices: of how many peers a mixture must be made at least.
+        min_voices: the least number of peers in a mixture.
         policy: the silo's rules for plans and updates.
         trackers: record losses, scores and sizes for the silo itself.
     """
@@ -156,3 +157,35 @@ class Client(Protocol):
 
     @property
     def sleep(self) -> Callable[[float], None]: ...
+
+
+def require_policy(policy: Policy, plan: FederationPlan, document: bytes | None) -> None:
+    """Check a plan by every rule of a policy that needs no layout.
+
+    Args:
+        document: the plan as served, whose digest is checked; None = not served yet.
+
+    Raises:
+        PolicyRefused: a rule does not allow the plan.
+        UnknownStrategy, StrategyOptionsInvalid: this agent is older than the plan.
+    """
+    policy.require_plan(plan, document)
+    if policy.sends is not None:
+        policy.require_kinds(sent_kinds(plan))
+
+
+def sent_kinds(plan: FederationPlan) -> tuple[SentKind, ...]:
+    """Return the kinds of data that agents of a plan send beside updates; progress is each silo's choice.
+
+    A sum has no sketches. Its losses count as sent if no mask hides a member's from the coordinator.
+    """
+    summed = plan.privacy.secure_sum
+    is_hidden = summed is not None and summed.scores == "summed" and summed.masking == "pairwise"
+    parts = load_strategy(plan.strategy.name, plan.strategy.options).parts
+    is_sent_by_kind: dict[SentKind, bool] = {
+        "sketches": summed is None,
+        "scores": not is_hidden,
+        "alignment": plan.alignment is not None,
+    }
+    sent_by_parts = [part.sends for part in parts if part.sends is not None]
+    return (*(kind for kind, is_sent in is_sent_by_kind.items() if is_sent), *sent_by_parts)

@@ -33,7 +33,7 @@ def deliver(work: OpenedRound) -> bytes:
 def note_reference(work: OpenedRound, refusal: CoordinatorRefused) -> None:
     """Store the digest of the reference that the coordinator holds: the update is encoded again with it.
 
-    Without one, or at a second refusal, the file is empty, and the update is sent whole.
+    If the coordinator holds none, or refuses twice, the file is empty, and the update is sent whole.
 
     Raises:
         CoordinatorRefused: the update is refused for another reason, or is whole already.

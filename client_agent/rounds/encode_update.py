@@ -16,19 +16,19 @@ from numpy.typing import NDArray
 from client_agent.adapters.ranks import rank_of
 from client_agent.rounds.byte_budget import marked
 from client_agent.rounds.opened_round import OpenedBrief
-from client_agent.rounds.trained import Trained
+from client_agent.rounds.training_result import TrainingResult
 from client_agent.rounds.update_history import confirmed, store_values, stored_residual, stored_values
 from client_agent.sketches.gradient import Sketch
 from client_agent.storage.round_folder import (
     RECEIPT,
     RESIDUAL,
     SENT,
-    SIGNATURE,
+    SKETCH,
     WEIGHTS,
     RoundFolder,
     RoundFolders,
 )
-from schemas.maths.adapter import SIGNATURE as SIGNATURE_TENSOR
+from schemas.maths.adapter import SIGNATURE as SKETCH_TENSOR
 from schemas.maths.adapter import Layout, in_order
 from schemas.maths.factors import State
 from schemas.maths.start import from_start
@@ -57,7 +57,7 @@ class UpdateInputs:
     opened: OpenedBrief
     folder: RoundFolder
     rounds: RoundFolders
-    trained: Trained
+    trained: TrainingResult
     federation_id: str
     client_id: str
     pack_digest: str | None
@@ -70,8 +70,8 @@ class UpdateInputs:
 
 
 @dataclass(frozen=True, slots=True)
-class Encoded:
-    """What an update has become by its encoding.
+class EncodedUpdate:
+    """An encoded update.
 
     Attributes:
         reference: the state that it is the difference to.
@@ -143,7 +143,7 @@ def pack_update(inputs: UpdateInputs, *, stored_digest: str | None = None) -> by
             folder, RESIDUAL, _difference(delta, decoded), inputs.federation_id, body, inputs.pack_digest
         )
     if reference.values is not None:
-        encoded = Encoded(reference.values, learnt, delta, decoded, _bytes(coded))
+        encoded = EncodedUpdate(reference.values, learnt, delta, decoded, _bytes(coded))
         for part in opened.parts:
             part.encoded(inputs, encoded)
     return body
@@ -182,7 +182,7 @@ def _rounding_seed(values: State) -> str:
 
 
 def _body(inputs: UpdateInputs, tensors: Mapping[str, Array], recipe: SentRecipe | None) -> bytes:
-    sketch = Sketch.from_bytes(inputs.folder.read(SIGNATURE))
+    sketch = Sketch.from_bytes(inputs.folder.read(SKETCH))
     manifest = UpdateManifest(
         federation=inputs.federation_id,
         recipe=recipe.model_dump(mode="json") if recipe is not None else {},
@@ -195,7 +195,7 @@ def _body(inputs: UpdateInputs, tensors: Mapping[str, Array], recipe: SentRecipe
         signature_epsilon=sketch.epsilon,
         training_epsilon=inputs.training_epsilon,
     )
-    body_tensors: dict[str, Array] = {**tensors, SIGNATURE_TENSOR: sketch.vector}
+    body_tensors: dict[str, Array] = {**tensors, SKETCH_TENSOR: sketch.vector}
     for part in inputs.opened.parts:
         body_tensors |= part.update_tensors(inputs.folder)
     return pack(body_tensors, manifest, compress=inputs.opened.brief.wire.compression == "zstd")
@@ -239,9 +239,9 @@ def _reference(inputs: UpdateInputs, layout: Layout, stored_digest: str | None) 
 def _with_residual(inputs: UpdateInputs, delta: Arrays, layout: Layout) -> Arrays:
     """Add what the last update lost in encoding (error feedback, Karimireddy et al., arXiv 1901.09847).
 
-    Only the residual of the round directly before counts, of an update that was counted, under the pack in
-    use. After an abandoned round the same weights are served, or initial ones again, from which everything is
-    learnt anew; after a pack has ended, none in its frames are.
+    The residual counts only if it is of the previous round, of an update that was counted, and of the pack in
+    use. After an abandoned round, training starts again from the same weights or from initial ones, so the
+    loss is learnt again. A residual in the frames of another pack means nothing.
     """
     folder = inputs.folder
     last = inputs.rounds.newest_with(RESIDUAL, before=folder.number)

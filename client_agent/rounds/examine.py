@@ -10,19 +10,19 @@ from dataclasses import dataclass, field
 from client_agent.adapters.base import Adapter
 from client_agent.model.examples import encode_some, probe_set
 from client_agent.model.quantization import precision_of
-from client_agent.model.tokens import Encoded, digest_of_texts
+from client_agent.model.tokens import TokenizedText, digest_of_texts
 from client_agent.storage.final_scores import StartScores, TaskScores
 from client_agent.training.data import MIN_VALIDATION
 from client_agent.training.evaluate import evaluate, mean_loss
 from client_agent.training.metrics import COMPARISON, GENERATED_METRICS
-from client_agent.training.paired import TextLoss
 from client_agent.training.silo import Silo
+from client_agent.training.text_losses import TextLoss
 from schemas.messages.federations import ScoresPlan
 from schemas.messages.scores import Score
 
 log = logging.getLogger(__name__)
 
-OF_THE_DATA = "of_the_data"
+DATA_REMARK = "data_remark"
 """The attribute of log records that hold for all silos of a study: a comparison prints them once itself."""
 
 
@@ -96,7 +96,7 @@ class Examiner:
         if earlier is not None:
             return self.examine(adapter, earlier, is_end=False)
         if (few := few_validation(len(self._validation))) is not None:
-            log.info(few, extra={OF_THE_DATA: True})
+            log.info(few, extra={DATA_REMARK: True})
         return self._examine_start(adapter)
 
     def _examine_start(self, adapter: Adapter) -> Exam:
@@ -124,7 +124,7 @@ class Examiner:
             return None
         return mean_loss(self._silo.base, self._validation_texts())
 
-    def _validation_texts(self) -> tuple[Encoded, ...]:
+    def _validation_texts(self) -> tuple[TokenizedText, ...]:
         most = max(self._plan.examples, MIN_VALIDATION)
         return encode_some(self._silo.base, self._validation, most, self._max_length)
 

@@ -63,8 +63,8 @@ def closing_reason(session: Session, folder: RoundFolder, file: str, trouble: Ag
         file: the result of the step that failed.
 
     Raises:
-        ManifestRefused: the coordinator has lost the round, or this client's join. Its next round of the same
-            number would wait for this client in vain.
+        ManifestRefused: the coordinator has lost the round or this client's join, so that its next round of
+            the same number would wait for this client in vain.
     """
     if isinstance(trouble, CoordinatorRefused):
         if session.manifests.has_joined(folder.number) and _denies_join(session, folder.number, trouble):
@@ -80,7 +80,7 @@ def closing_reason(session: Session, folder: RoundFolder, file: str, trouble: Ag
 def _denies_join(session: Session, round_number: int, refusal: CoordinatorRefused) -> bool:
     """Whether a refusal shows that the coordinator was set back to before this client joined a round.
 
-    Weights of old rounds may be deleted and not found either; their list of clients is never deleted.
+    A missing body is no evidence, because weights of old rounds may be deleted. Lists of clients never are.
     """
     if refusal.slug != _NOT_FOUND:
         return refusal.slug == _NOT_JOINED
@@ -96,7 +96,7 @@ def _denies_join(session: Session, round_number: int, refusal: CoordinatorRefuse
 def outcome_of(session: Session, round_number: int) -> str | None:
     """Return how a round without a receipt ended; None if it accepts updates, or is unknown.
 
-    A proxy may block every update, or have passed one on and lost the answer.
+    It asks the coordinator, because a proxy may block all updates, or deliver one and lose the answer.
     """
     try:
         view = session.api.round_view(session.federation_id, round_number)

@@ -11,7 +11,6 @@ from client_agent.rounds.opened_round import OpenedBrief
 from client_agent.rounds.weights_difference import download_difference, earlier_weights
 from client_agent.storage.files import write_durably
 from client_agent.storage.final_scores import FinalScores
-from client_agent.storage.round_files import sent_scores
 from client_agent.storage.round_folder import (
     BRIEF,
     FINAL_SCORES,
@@ -19,6 +18,7 @@ from client_agent.storage.round_folder import (
     FINAL_WEIGHTS,
     SCORES_SENT,
     RoundFolder,
+    sent_scores,
 )
 from schemas.maths.adapter import Layout
 from schemas.messages.rounds import FinishedBrief, WeightsReference
@@ -78,7 +78,7 @@ def _downloaded(
 
 
 def send_final_scores(client: Client, final: FinalScores, last_published: int) -> None:
-    """Send the scores of the last round again, with those of the final weights, until it succeeded once."""
+    """Send the scores of the final weights with those of the last round, unless an earlier call succeeded."""
     session, record = client.session, client.workspace.home / FINAL_SCORES_SENT
     last = newest_with(client, SCORES_SENT)
     if record.is_file():

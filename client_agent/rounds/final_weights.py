@@ -10,7 +10,7 @@ from client_agent.rounds.examine import Examiner
 from client_agent.rounds.final_exchange import newest_with, send_final_scores, store_final_weights
 from client_agent.rounds.opened_round import OpenedBrief
 from client_agent.rounds.participant import Participant
-from client_agent.rounds.trained import Trained
+from client_agent.rounds.training_result import TrainingResult
 from client_agent.storage.files import write_durably
 from client_agent.storage.final_scores import FinalScores, read_final_scores
 from client_agent.storage.round_folder import FINAL_SCORES, TRAINED, WEIGHTS, RoundFolder, RoundFolders
@@ -54,7 +54,7 @@ def _kept_loss(rounds: RoundFolders) -> float | None:
     folder = rounds.newest_with(TRAINED)
     if folder is None:
         return None
-    trained = Trained.read(folder.path / TRAINED)
+    trained = TrainingResult.read(folder.path / TRAINED)
     return trained.validation.get(trained.scores.kept)
 
 

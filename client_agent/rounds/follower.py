@@ -13,11 +13,10 @@ from client_agent.adapters.base import Adapter, adapter_tensors
 from client_agent.adapters.inject import inject
 from client_agent.model.gguf import model_folder
 from client_agent.model.loading import BaseModel
-from client_agent.model.tokens import Encoded
+from client_agent.model.tokens import TokenizedText
 from client_agent.rounds.strategy import load_strategy
 from client_agent.settings import AgentSettings
-from client_agent.training.loop import gradients_of, training_mode
-from client_agent.training.options import TrainingOptions
+from client_agent.training.loop import TrainingOptions, gradients_of, training_mode
 from client_agent.training.ranks import Connection, frames_of_message, trainable
 from client_agent.training.silo import device_named, load_own_model
 from schemas.maths.seeded_random import words
@@ -86,7 +85,7 @@ def _step(connection: Connection, base: BaseModel, training: dict[str, Any], ord
     connection.spread(parameters)
     begin = sum(order["counts"][: connection.rank])
     batches = [
-        [Encoded(tuple(ids), tuple(answer), ()) for ids, answer in texts]
+        [TokenizedText(tuple(ids), tuple(answer), ()) for ids, answer in texts]
         for texts in order["texts"][begin : begin + order["counts"][connection.rank]]
     ]
     plan, options = TrainingPlan.model_validate(training["plan"]), TrainingOptions(**training["options"])

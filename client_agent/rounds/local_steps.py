@@ -41,21 +41,6 @@ class LocalSteps:
     def title(self) -> str:
         return f"round {self.round_number}"
 
-    def turn(self, index: int, count: int, steps: int, done: int) -> LocalSteps:
-        """Return a turn's steps, after `done` others: those of a round among `count` times as many.
-
-        So the schedule falls over the turns as over whole rounds, and no turn begins with the same texts.
-        """
-        plan = self.plan.model_copy(update={"steps": steps})
-        return LocalSteps(
-            plan,
-            (self.round_number - 1) * count + index + 1,
-            self.total_rounds * count,
-            self.report,
-            done,
-            self.plan.steps,
-        )
-
     def half(self, index: int) -> LocalSteps:
         """Return one of the two parts of a round that trains two adapters for as many steps each."""
         return replace(self, done=index * self.plan.steps, all_steps=2 * self.plan.steps)
@@ -105,8 +90,8 @@ class RoundSteps:
         """Run some of the steps.
 
         Args:
-            beside: the name of these steps if others follow in the round; a process that is killed in those
-                does not repeat these.
+            beside: the name of these steps if others follow in the round. A process that is killed during
+                the later steps does not repeat these.
 
         Raises:
             Stopped: the agent was stopped.

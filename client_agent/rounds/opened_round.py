@@ -12,9 +12,8 @@ from functools import cached_property
 from client_agent.rounds.client import Client, Session
 from client_agent.rounds.part import Part
 from client_agent.rounds.strategy import AgentStrategy, load_strategy
-from client_agent.rounds.trained import TrainedRounds
-from client_agent.storage.round_files import read_brief
-from client_agent.storage.round_folder import TRAINED, RoundFolder, RoundFolders
+from client_agent.rounds.training_result import TrainingResults
+from client_agent.storage.round_folder import TRAINED, RoundFolder, RoundFolders, read_brief
 from schemas.maths.adapter import Layout
 from schemas.maths.factors import State
 from schemas.maths.layout import client_layout
@@ -131,8 +130,8 @@ class OpenedRound:
         return self.sum_plan is not None and self.sum_plan.scores == "summed"
 
     @cached_property
-    def trained(self) -> TrainedRounds:
-        return TrainedRounds(self.rounds)
+    def trained(self) -> TrainingResults:
+        return TrainingResults(self.rounds)
 
     @property
     def earlier(self) -> State | None:

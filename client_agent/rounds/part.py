@@ -27,10 +27,10 @@ if TYPE_CHECKING:
     from client_agent.adapters.base import Adapter, Penalty
     from client_agent.adapters.frames import Frames
     from client_agent.model.loading import BaseModel as LoadedModel
-    from client_agent.rounds.encode_update import Encoded, UpdateInputs
+    from client_agent.rounds.encode_update import EncodedUpdate, UpdateInputs
     from client_agent.rounds.local_steps import RoundSteps
     from client_agent.rounds.opened_round import OpenedRound
-    from client_agent.rounds.served_weights import Served
+    from client_agent.rounds.served_weights import StoredWeights
     from client_agent.rounds.train import LocalTraining
     from client_agent.storage.round_folder import RoundFolder
     from client_agent.training.loop import TrainingOutcome
@@ -60,7 +60,7 @@ class Setting:
     seed: int
     max_length: int
     home: Path
-    served: Served | None = None
+    served: StoredWeights | None = None
     stored: State | None = None
 
 
@@ -84,7 +84,8 @@ class Part:
 
     Attributes:
         action: what the feature does to local training, as it completes "the plan's method ...".
-        excludes: who cannot run the local steps beside this part; by default nobody but the agent's own loop.
+        excludes: the runners of local steps that this part rules out; by default all but the agent's own
+            loop.
         sends: the kind of data beside the adapter that a policy may forbid; None = the part sends none.
         reads_anchors: whether the part needs the federation's public texts.
         bounds_bytes: whether the part limits the bytes of an update.
@@ -171,8 +172,8 @@ class Part:
         """Return the tensors of an update beside the adapter's."""
         return {}
 
-    def encoded(self, inputs: UpdateInputs, encoded: Encoded) -> None:
-        """Record what an update has become by its encoding."""
+    def encoded(self, inputs: UpdateInputs, encoded: EncodedUpdate) -> None:
+        """Record facts of the encoded update."""
 
 
 def obstacle(parts: Iterable[Part], runner: Runner) -> str | None:

@@ -18,7 +18,7 @@ from client_agent.policy import Policy
 from client_agent.rounds.client import Session, Workspace
 from client_agent.rounds.opened_round import OpenedBrief, adapter_plan, sent_layout
 from client_agent.rounds.part import Setting
-from client_agent.rounds.served_weights import Served
+from client_agent.rounds.served_weights import StoredWeights
 from client_agent.sketches.gradient import Sketch
 from client_agent.storage.rate_store import RateStore
 from client_agent.training.checkpoint import CHECKPOINT_SECONDS
@@ -43,8 +43,8 @@ class Trainer:
         stop: whether training must stop.
         lora_rank: the silo's first rank under a strategy with mixed ranks; None = the plan's.
         checkpoint_seconds: how often the position inside a round's training is stored.
-        reports_progress: whether the coordinator is told how far training has come.
-        pivot_wait: since when this agent waits for the pivot's pack.
+        reports_progress: whether the progress of training is reported to the coordinator.
+        pivot_wait: the time that this agent has waited for the pivot's pack.
         sketches: gradient sketches without differential privacy, by shared model and plan.
     """
 
@@ -59,7 +59,7 @@ class Trainer:
     _frames: FramesInUse | None = None
 
     def frames(self, brief: RoundBrief) -> FramesInUse:
-        """Return the federation's frames, made or downloaded once; the coordinator then has our pack."""
+        """Return the federation's frames, built or downloaded once, and deliver the base model's pack."""
         if self._frames is None:
             session = self.session
             try:
@@ -96,7 +96,7 @@ class Trainer:
             raise
         self.pivot_wait.ended()
 
-    def setting(self, opened: OpenedBrief, state: State | None, served: Served | None) -> Setting:
+    def setting(self, opened: OpenedBrief, state: State | None, served: StoredWeights | None) -> Setting:
         """Return what the plan's adapter is put around; `state` is this client's last adapter."""
         return Setting(
             silo=self.silo,

@@ -9,19 +9,19 @@ from client_agent.rounds.encode_update import pack_dense, pack_update
 from client_agent.rounds.sketch import join_body, update_sketch
 from client_agent.rounds.work import Work
 from client_agent.sketches.gradient import Sketch
-from client_agent.storage.round_folder import REFERENCE, SIGNATURE, UPDATE
+from client_agent.storage.round_folder import REFERENCE, SKETCH, UPDATE
 
 
 def newcomer_body(work: Work) -> bytes:
     if work.brief.signature.dp is None:
         return join_body(work.session, work.trainer, work.opened, None)
-    if not work.folder.has(SIGNATURE):
-        work.folder.write(SIGNATURE, private_sketch(work).to_bytes())
-    sketch = Sketch.from_bytes(work.folder.read(SIGNATURE))
+    if not work.folder.has(SKETCH):
+        work.folder.write(SKETCH, private_sketch(work).to_bytes())
+    sketch = Sketch.from_bytes(work.folder.read(SKETCH))
     return join_body(work.session, work.trainer, work.opened, sketch)
 
 
-def sign(work: Work) -> bytes:
+def encode_sketch(work: Work) -> bytes:
     return private_sketch(work).to_bytes()
 
 
@@ -32,13 +32,13 @@ def private_sketch(work: Work) -> Sketch:
 
 def earlier_sketch(work: Work) -> Sketch | None:
     """Return the sketch of the newest round before this one; None if there is none."""
-    previous = work.rounds.newest_with(SIGNATURE, before=work.brief.round)
-    return Sketch.from_bytes(previous.read(SIGNATURE)) if previous is not None else None
+    previous = work.rounds.newest_with(SKETCH, before=work.brief.round)
+    return Sketch.from_bytes(previous.read(SKETCH)) if previous is not None else None
 
 
 def encode_update(work: Work) -> bytes:
     """Encode the update; after a refusal against the reference that the coordinator holds, or whole."""
-    # A private sketch exists before the training, so not in `sign`.
+    # A private sketch exists before the training, so not in `encode_sketch`.
     work.folder.forget_training()
     if not work.folder.has(REFERENCE):
         return pack_update(work.update_inputs)

@@ -1,4 +1,4 @@
-"""Find the plan that a silo trains with: a file's, its federation's, or the default one for want of it."""
+"""Find the plan that a silo trains with: from a file, from its federation, or else the default plan."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ from client_agent.identity.membership import connect_once
 from client_agent.rounds.part import Part, Runner, obstacle
 from client_agent.rounds.strategy import load_strategy
 from client_agent.settings import AgentSettings
-from client_agent.storage.round_files import read_brief
-from client_agent.storage.round_folder import BRIEF, RoundFolders
+from client_agent.storage.round_folder import BRIEF, RoundFolders, read_brief
 from client_agent.training.trainers import OpenedTrainer, open_trainer
 from client_agent.transport.client import CoordinatorApi
 from schemas.messages.faults import complaints
@@ -30,7 +29,7 @@ class SiloPlan:
 
     adapter: AdapterPlan
     training: TrainingPlan
-    signature: SignaturePlan
+    sketch: SignaturePlan
     source: str
     guessed: bool = False
 

@@ -1,4 +1,4 @@
-"""What a check says of the privacy of a plan in a silo."""
+"""The privacy section of `tessera agent check`: guarantees, noise and spent budget under a plan."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def privacy_facts(
         TooFewRecords: the silo has too few examples, or so many that delta protects none of them.
         LedgerDamaged: the spent budget is not known.
     """
-    signature, most = planned.signature, settings.max_epsilon
+    sketch, most = planned.sketch, settings.max_epsilon
     if planned.guessed:
         if most is None:
             return "no max_epsilon is set: the federation's plan decides whether gradient sketches get noise"
@@ -51,19 +51,19 @@ def privacy_facts(
     if whole is not None and whole.privacy.secure_sum is not None:
         view = coordinator_sees(whole, whole.privacy.secure_sum)
         return " ".join([view, "No gradient sketches are sent.", *trained])
-    require_private(signature, most, settings.max_delta)
-    if signature.dp is None:
+    require_private(sketch, most, settings.max_delta)
+    if sketch.dp is None:
         return f"gradient sketches without noise ({planned.source}): the coordinator is trusted with them"
-    mechanism = mechanism_for(examples(), signature, signature.dp)
+    mechanism = mechanism_for(examples(), sketch, sketch.dp)
     spent = Ledger(settings.folder).read()
-    so_far = budget_status(signature, spent.sketch_epsilon, len(spent.releases), spent.sketch_delta)
+    so_far = budget_status(sketch, spent.sketch_epsilon, len(spent.releases), spent.sketch_delta)
     limit = (
         "no max_epsilon is set: the plan decides"
         if most is None
-        else f"max_epsilon {most:g} is met at delta {signature.dp.delta:g}"
+        else f"max_epsilon {most:g} is met at delta {sketch.dp.delta:g}"
     )
     private = whole.privacy.training if whole is not None else None
-    sketches = f"{guarantee(signature, private)}. Noise {mechanism.noise_multiplier:.2f}; {so_far}; {limit}"
+    sketches = f"{guarantee(sketch, private)}. Noise {mechanism.noise_multiplier:.2f}; {so_far}; {limit}"
     return ". ".join([sketches, *trained])
 
 

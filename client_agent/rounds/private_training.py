@@ -1,4 +1,4 @@
-"""Make a round's training differentially private where the plan asks for it: what suits it, and who pays."""
+"""Differentially private training in a round: suitable methods, the noise of steps, and the ledger."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def private_steps(work: Work, adapter: Adapter) -> PrivateSteps | None:
 def leave_out_held_out(work: Work) -> None:
     """Remove held-out examples from the trainer's training set if training is private: `without_held_out`.
 
-    Everything that follows, such as the number of examples that determines the noise, is of the others.
+    Call it first: the noise depends on the number of the remaining examples.
 
     Raises:
         DataInvalid: no training example is left.
@@ -139,5 +139,5 @@ def require_private_method(parts: Sequence[Part]) -> None:
 
 
 def different(examples: Sequence[Example]) -> list[Example]:
-    """Return each example once: a repeated one would count twice, and be protected half as well."""
+    """Return each example once."""
     return probe_set(examples, len(examples))

@@ -1,4 +1,4 @@
-"""The weights that a client is served: where they lie, and how a strategy reads and loads them."""
+"""The weights that a client is served: their files, and the forms in which strategies read and load them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Arrays = dict[str, NDArray[np.float32]]
 
 
 @dataclass(frozen=True, slots=True)
-class Served:
+class StoredWeights:
     """Weights on disk: those with which a round began, or the final ones.
 
     Attributes:
@@ -85,7 +85,7 @@ class ServedForm:
         with _opened(body, layout, mixed_ranks=self.mixed_ranks) as envelope:
             return envelope.manifest(WeightsManifest).initial
 
-    def load_beside(self, adapter: Adapter, served: Served) -> None:
+    def load_beside(self, adapter: Adapter, served: StoredWeights) -> None:
         """Set what the weights change in the model beside the adapter's own tensors.
 
         Raises:
@@ -93,7 +93,7 @@ class ServedForm:
             BaseDeltaMissing: they add to a base delta that is not stored here.
         """
 
-    def values(self, adapter: Adapter, served: Served) -> State:
+    def values(self, adapter: Adapter, served: StoredWeights) -> State:
         """Return the start values of an injected adapter.
 
         Raises:

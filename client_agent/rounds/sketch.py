@@ -8,13 +8,13 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from client_agent.errors import SignatureUnusable
+from client_agent.errors import SketchUnusable
 from client_agent.model.examples import Example, probe_set
 from client_agent.model.loading import BaseModel
 from client_agent.privacy.accountant import noise_for
 from client_agent.privacy.budget import BudgetSpent, TooFewRecords, require_private
 from client_agent.privacy.ledger import Ledger
-from client_agent.privacy.release import Averaged, Mechanism, averaged, release, sample_records
+from client_agent.privacy.release import MeanRelease, Mechanism, averaged, release, sample_records
 from client_agent.rounds.client import Session
 from client_agent.rounds.opened_round import OpenedBrief
 from client_agent.rounds.participant import Trainer
@@ -43,7 +43,7 @@ def update_sketch(
         last: the sketch of the round before.
 
     Raises:
-        SignatureUnusable: the sketch is zero or not finite, or has another length than `last`.
+        SketchUnusable: the sketch is zero or not finite, or has another length than `last`.
         NotPrivateEnough: the plan's sketches cost more than the silo allows.
         TooFewRecords, BudgetSpent, LedgerDamaged: with differential privacy.
     """
@@ -137,7 +137,7 @@ def _released(
     sample = [records[record] for record in sample_records(mechanism, secrets.randbelow)]
     sketches = list(record_sketches(_shared_model(trainer, brief), sample, plan))
     if sample and not any(np.isfinite(sketch).all() for sketch in sketches):
-        raise SignatureUnusable("no gradient is finite; load the shared model in float32 or bfloat16")
+        raise SketchUnusable("no gradient is finite; load the shared model in float32 or bfloat16")
     ledger.write(book)
     epsilon = book.sketch_epsilon
     mean = averaged(earlier, release(sketches, mechanism, secrets.randbelow), mechanism, epsilon)
@@ -153,7 +153,7 @@ def _released(
     return _scaled(mean)
 
 
-def _scaled(mean: Averaged) -> Sketch:
+def _scaled(mean: MeanRelease) -> Sketch:
     return Sketch(clipped(mean.mean.astype(np.float32), mean.clip), mean.reliability, mean)
 
 

@@ -17,7 +17,7 @@ from client_agent.rounds.part import Part, Setting
 from client_agent.rounds.plan import require_trainer_suits
 from client_agent.rounds.progress_report import step_tracking
 from client_agent.rounds.train import LocalTraining, learning_rate, train_locally, zeros_like
-from client_agent.rounds.trained import Trained
+from client_agent.rounds.training_result import TrainingResult
 from client_agent.storage.rate_store import RateStore
 from client_agent.training.silo import Silo
 from schemas.messages.federations import FederationPlan
@@ -35,7 +35,7 @@ def train_alone(
     folder: Path,
     parts: Sequence[Part] = (),
     trackers: Trackers = NO_TRACKERS,
-) -> Iterator[Trained]:
+) -> Iterator[TrainingResult]:
     """Yield the result of every round of a plan; every round continues from the trained adapter.
 
     Args:
@@ -55,7 +55,7 @@ def train_alone(
         log.warning("privacy.training of the plan is not used here: of a training alone nothing is sent")
     if silo.trainer is not None:
         require_trainer_suits(silo.trainer, plan.adapter, parts)
-    earlier: Trained | None = None
+    earlier: TrainingResult | None = None
     frames, seed = frames_of(silo.base, plan, pack), plan.training.seed
     for part in parts:
         silo = part.silo(silo)

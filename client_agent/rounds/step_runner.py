@@ -25,7 +25,7 @@ _COPIED = (
 )
 
 
-class NotCounted(AgentError):
+class InputNotCounted(AgentError):
     """The sum of a round ended without this client's input; `reason` is a slug."""
 
     def __init__(self, reason: str, explanation: str) -> None:
@@ -34,7 +34,7 @@ class NotCounted(AgentError):
 
 
 def run_missing(work: R, steps: Sequence[tuple[str, Callable[[R], bytes]]], until: str | None = None) -> None:
-    """Run each step whose file is missing, in order, at most `until` a file exists.
+    """Run each step whose file is missing, in order; stop once the file `until` exists.
 
     Raises:
         CoordinatorUnreachable, CoordinatorRefused, AnswerUnreadable, RequestTooSlow: the step may be tried
@@ -52,7 +52,7 @@ def run_missing(work: R, steps: Sequence[tuple[str, Callable[[R], bytes]]], unti
             if reason is None:
                 raise
             _close(work, file, reason, trouble)
-        except NotCounted as outcome:
+        except InputNotCounted as outcome:
             _close(work, file, outcome.reason, outcome)
 
 

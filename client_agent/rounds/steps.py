@@ -13,14 +13,14 @@ from typing import Final
 from client_agent.rounds.adapter_in_place import prepare, put_in_place
 from client_agent.rounds.byte_budget import has_budget, require_affordable, require_allowed_size
 from client_agent.rounds.delivery import report_scores
-from client_agent.rounds.joining import archive_trained, join_round, rejoin
+from client_agent.rounds.join import archive_trained, join_round, rejoin
 from client_agent.rounds.opened_round import OpenedBrief
 from client_agent.rounds.participant import Participant
-from client_agent.rounds.plain_steps import encode_update, newcomer_body, push_update, sign
-from client_agent.rounds.possible import require_round, require_suitable
+from client_agent.rounds.plain_steps import encode_sketch, encode_update, newcomer_body, push_update
+from client_agent.rounds.plan_checks import require_round, require_suitable
 from client_agent.rounds.private_training import leave_out_held_out, private_steps, require_private_steps
 from client_agent.rounds.progress_report import step_reports
-from client_agent.rounds.served_weights import Served
+from client_agent.rounds.served_weights import StoredWeights
 from client_agent.rounds.step_runner import run_missing
 from client_agent.rounds.summed_steps import encode_input, report_ready, run_sum
 from client_agent.rounds.train import LocalTraining, learning_rate, train_locally
@@ -31,7 +31,7 @@ from client_agent.storage.round_folder import (
     READY,
     RECEIPT,
     SCORES_SENT,
-    SIGNATURE,
+    SKETCH,
     SUMMED,
     TRAINED,
     UPDATE,
@@ -43,7 +43,7 @@ log = logging.getLogger(__name__)
 
 
 def take_part(participant: Participant, brief: RoundBrief, *, until: str | None = None) -> bool:
-    """Run the missing steps of a round, at most `until` the file of a step exists; False if there were none.
+    """Run the missing steps of a round; stop once the file `until` exists. Return False if none was missing.
 
     Raises:
         Stopped: the agent was stopped; call again to resume.
@@ -64,7 +64,7 @@ def take_part(participant: Participant, brief: RoundBrief, *, until: str | None 
 
 
 def resume(participant: Participant) -> None:
-    """Deliver the update, or finish the sum, that an earlier run made and perhaps did not deliver."""
+    """Finish the delivery or the sum of an earlier run that was interrupted."""
     folder = next(participant.workspace.rounds.newest_first(), None)
     if folder is not None and (folder.has(UPDATE) or folder.has(INPUT)) and not folder.finished:
         log.info("round %d: resuming", folder.number)
@@ -72,7 +72,7 @@ def resume(participant: Participant) -> None:
 
 
 def _deliver_again(work: Work) -> bool:
-    """Send an update again, the same bytes, whose receipt is here and which the coordinator asks for.
+    """Send the same update again if the coordinator asks for one whose receipt is here.
 
     Raises:
         ManifestRefused: the coordinator has lost this client's join, too.
@@ -114,7 +114,7 @@ def _train(work: Work) -> bytes:
     if work.private_training is not None:
         require_private_steps(trainer.silo, opened.parts)
     earlier, origin = work.trained.before(brief.round), trainer.origin(opened)
-    served = Served(work.session.home, work.folder, session=work.session)
+    served = StoredWeights(work.session.home, work.folder, session=work.session)
     setting = trainer.setting(opened, work.earlier, served)
     for part in opened.parts:
         setting = replace(setting, silo=part.silo(setting.silo))
@@ -163,7 +163,7 @@ def _train(work: Work) -> bytes:
 _Step = tuple[str, Callable[[Work], bytes]]
 _BEGIN: Final[tuple[_Step, ...]] = ((WEIGHTS, _pull), (TRAINED, _train))
 _PLAIN: Final[tuple[_Step, ...]] = (
-    (SIGNATURE, sign),
+    (SKETCH, encode_sketch),
     (UPDATE, encode_update),
     (RECEIPT, push_update),
     (SCORES_SENT, report_scores),

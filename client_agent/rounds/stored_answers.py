@@ -1,6 +1,6 @@
 """Answer requests from a folder instead of the network, on a machine that has none.
 
-`tessera agent sync` stores what a step without a network needs of the coordinator: anchors, and packs.
+`tessera agent sync` has stored the answers that offline steps need: anchors and packs.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from urllib.parse import unquote
 
 import httpx
 
-from client_agent.rounds.awaited import SyncAwaited
+from client_agent.errors import SyncNeeded
 from client_agent.storage.files import write_durably
 from schemas.messages.alignment import Anchors
 from schemas.wire.digests import digest_of, to_field
@@ -57,14 +57,14 @@ class StoredAnswers(httpx.BaseTransport):
         """Return the stored answer; for a pack that is not stored, 404 as the coordinator does.
 
         Raises:
-            SyncAwaited: only the coordinator can answer.
+            SyncNeeded: only the coordinator can answer.
         """
         path = unquote(request.url.path)
         if request.method == "GET" and path.endswith("/anchors") and has_anchors(self._folder):
             return httpx.Response(200, content=(self._folder / _ANCHORS).read_bytes())
         match = _PACK_PATH.search(path)
         if request.method != "GET" or match is None:
-            raise SyncAwaited(request.method, path)
+            raise SyncNeeded(request.method, path)
         file = _pack_file(self._folder, match["base_model"])
         if not file.is_file():
             return httpx.Response(404, content=json.dumps(_NOT_FOUND).encode())

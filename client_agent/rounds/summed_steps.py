@@ -9,13 +9,13 @@ import logging
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from client_agent.errors import SumRefused
 from client_agent.identity.membership import read_key
 from client_agent.rounds.opened_round import OpenedRound
-from client_agent.rounds.step_runner import NotCounted
+from client_agent.rounds.step_runner import InputNotCounted
 from client_agent.rounds.sum_input import RoundResult, SumInput
 from client_agent.secure_sum.calls import HttpSumCalls
 from client_agent.secure_sum.drive import SumTask, take_part_in_sum
-from client_agent.secure_sum.errors import SumRefused
 from client_agent.secure_sum.expectation import Expectation
 from client_agent.secure_sum.journal import SumJournal
 from client_agent.secure_sum.progress import SumProgress
@@ -71,7 +71,7 @@ def run_sum(work: OpenedRound) -> bytes:
     """Take part in the sum, and return its outcome.
 
     Raises:
-        NotCounted: the sum has no input of this client, or the round was abandoned.
+        InputNotCounted: the sum has no input of this client, or the round was abandoned.
         SumRefused: the coordinator contradicts what this silo knows.
     """
     encoded, session, folder = _input(work), work.session, work.folder
@@ -90,10 +90,10 @@ def run_sum(work: OpenedRound) -> bytes:
         work.brief.round,
     )
     if outcome.state == "abandoned":
-        raise NotCounted(outcome.reason or "abandoned", f"the round was abandoned: {outcome.reason}")
+        raise InputNotCounted(outcome.reason or "abandoned", f"the round was abandoned: {outcome.reason}")
     counted = outcome.counted or []
     if session.client_id not in counted:
-        raise NotCounted(_LEFT_OUT, f"the sum of {len(counted)} members went on without this client")
+        raise InputNotCounted(_LEFT_OUT, f"the sum of {len(counted)} members went on without this client")
     log.info("round %d: the sum counts %d members, this client among them", work.brief.round, len(counted))
     return outcome.model_dump_json().encode()
 

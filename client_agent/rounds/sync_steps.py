@@ -1,6 +1,6 @@
 """The steps of a round that need the coordinator, without the model. Needs no torch.
 
-`tessera agent work` has written the model's facts that a join needs into files before.
+A join needs facts of the model, which `tessera agent work` has written to files.
 """
 
 from __future__ import annotations
@@ -10,19 +10,18 @@ from dataclasses import dataclass
 
 from client_agent.alignment.pack import Pack
 from client_agent.alignment.pack_delivery import PACK, PackDelivery, archive_voided_pack, redeliver_pack
-from client_agent.errors import CoordinatorRefused, PivotPackAwaited
-from client_agent.rounds.affordable_steps import require_affordable_steps
-from client_agent.rounds.awaited import WorkAwaited
+from client_agent.errors import CoordinatorRefused, PivotPackAwaited, WorkNeeded
+from client_agent.privacy.ledger import Ledger
+from client_agent.privacy.training import training_mechanism
 from client_agent.rounds.byte_budget import has_budget, require_affordable, require_allowed_size
 from client_agent.rounds.client import Session, Workspace
 from client_agent.rounds.delivery import deliver, note_reference, report_scores
-from client_agent.rounds.joining import archive_trained, join_round
+from client_agent.rounds.join import archive_trained, join_round
 from client_agent.rounds.opened_round import OpenedRound, sent_layout
 from client_agent.rounds.step_runner import run_missing
 from client_agent.rounds.stored_answers import has_anchors, has_pack, store_anchors, store_pack
 from client_agent.rounds.summed_steps import report_ready, run_sum
 from client_agent.storage.files import write_durably
-from client_agent.storage.prepared import Prepared, read_prepared
 from client_agent.storage.round_folder import (
     INPUT,
     JOIN,
@@ -33,8 +32,10 @@ from client_agent.storage.round_folder import (
     UPDATE,
     WEIGHTS,
 )
+from client_agent.storage.silo_facts import SiloFacts, read_silo_facts
 from schemas.maths.adapter import Layout
 from schemas.maths.factors import State
+from schemas.messages.private_training import PrivateTrainingPlan
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +67,7 @@ def sync_round(work: SyncRound) -> None:
     """Join a round and download its weights, or send what was made in it.
 
     Raises:
-        WorkAwaited: the model is needed before the next request.
+        WorkNeeded: the model is needed before the next request.
         PivotPackAwaited: the pivot's alignment pack is not stored yet.
         TrainingBudgetSpent, TooFewRecords, LedgerDamaged: see `require_affordable_steps`.
         CoordinatorUnreachable, CoordinatorRefused: the connection failed.
@@ -77,7 +78,7 @@ def sync_round(work: SyncRound) -> None:
         run_missing(work, _PLAIN if work.sum_plan is None else _SUMMED)
 
 
-def missing_for_join(work: OpenedRound, prepared: Prepared | None) -> str | None:
+def missing_for_join(work: OpenedRound, prepared: SiloFacts | None) -> str | None:
     """Return the work for which a join of a round waits; None if no work is possible now, or needed."""
     brief, home = work.brief, work.session.home
     if prepared is None or prepared.max_length != brief.training.max_length:
@@ -95,7 +96,7 @@ def layout_of_silo(work: SyncRound, state: State | None) -> Layout:
     """Return the layout of what this client sends; see `sent_layout`.
 
     Raises:
-        WorkAwaited: the model is not known here yet.
+        WorkNeeded: the model is not known here yet.
     """
     framed = None
     if work.brief.adapter.kind == "pq" and work.brief.alignment is not None:
@@ -103,16 +104,16 @@ def layout_of_silo(work: SyncRound, state: State | None) -> Layout:
     return sent_layout(work.opened, _prepared(work).profile, framed, state, work.participant.lora_rank)
 
 
-def _prepared(work: SyncRound) -> Prepared:
-    prepared = read_prepared(work.participant.workspace.folder)
+def _prepared(work: SyncRound) -> SiloFacts:
+    prepared = read_silo_facts(work.participant.workspace.folder)
     if prepared is None:
-        raise WorkAwaited("the facts of this silo's model are missing")
+        raise WorkNeeded("the facts of this silo's model are missing")
     return prepared
 
 
 def _pull(work: SyncRound) -> bytes:
     brief, session = work.brief, work.session
-    facts = read_prepared(work.participant.workspace.folder)
+    facts = read_silo_facts(work.participant.workspace.folder)
     _fetch_for_work(work, facts.profile.base_model if facts is not None else None)
     prepared = _prepared(work)
     _require_prepared(work, prepared)
@@ -133,9 +134,9 @@ def _pull(work: SyncRound) -> bytes:
     )
 
 
-def _require_prepared(work: SyncRound, prepared: Prepared) -> None:
+def _require_prepared(work: SyncRound, prepared: SiloFacts) -> None:
     if (task := missing_for_join(work, prepared)) is not None:
-        raise WorkAwaited(task)
+        raise WorkNeeded(task)
 
 
 def _fetch_for_work(work: SyncRound, base_model: str | None) -> None:
@@ -158,7 +159,7 @@ def _fetch_for_work(work: SyncRound, base_model: str | None) -> None:
         store_anchors(home, api.anchors(federation_id))
 
 
-def _can_build_pack(work: OpenedRound, prepared: Prepared) -> bool:
+def _can_build_pack(work: OpenedRound, prepared: SiloFacts) -> bool:
     """Whether the files for an alignment pack are here: all of a pack of random frames, or of the pivot's."""
     alignment, home = work.brief.alignment, work.session.home
     if alignment is None or alignment.frames == "random":
@@ -167,7 +168,7 @@ def _can_build_pack(work: OpenedRound, prepared: Prepared) -> bool:
     return has_anchors(home) and (is_pivot or has_pack(home, alignment.pivot))
 
 
-def _deliver_pack(work: SyncRound, prepared: Prepared) -> None:
+def _deliver_pack(work: SyncRound, prepared: SiloFacts) -> None:
     """Deliver the pack that was built, and store the one in use.
 
     Raises:
@@ -180,7 +181,7 @@ def _deliver_pack(work: SyncRound, prepared: Prepared) -> None:
     write_durably(session.home / PACK, delivery.deliver(slug))
 
 
-def _delivery(work: OpenedRound, prepared: Prepared) -> PackDelivery:
+def _delivery(work: OpenedRound, prepared: SiloFacts) -> PackDelivery:
     session, alignment = work.session, work.brief.alignment
     if alignment is None:
         raise RuntimeError(f"the plan of {prepared.profile.base_model} has no alignment")
@@ -191,15 +192,31 @@ def _push(work: SyncRound) -> bytes:
     """Deliver the update; without its reference in the coordinator, it must be encoded again.
 
     Raises:
-        WorkAwaited: the update is encoded again where the model is.
+        WorkNeeded: the update is encoded again where the model is.
     """
     try:
         return deliver(work)
     except CoordinatorRefused as refusal:
         note_reference(work, refusal)
     work.folder.forget(UPDATE)
-    raise WorkAwaited("the coordinator lacks the update's reference, and it is encoded again")
+    raise WorkNeeded("the coordinator lacks the update's reference, and it is encoded again")
 
 
 _PLAIN = ((RECEIPT, _push), (SCORES_SENT, report_scores))
 _SUMMED = ((READY, report_ready), (SUMMED, run_sum), (SCORES_SENT, report_scores))
+
+
+def require_affordable_steps(work: OpenedRound, records: int, dp: PrivateTrainingPlan) -> None:
+    """Check that the budget pays for the steps of a round, without paying.
+
+    Args:
+        records: the number of different training examples.
+
+    Raises:
+        TrainingBudgetSpent: the budget is too small for a round.
+        TooFewRecords, LedgerDamaged: see `training_mechanism` and `Ledger`.
+    """
+    plan = work.brief.training
+    mechanism = training_mechanism(records, 1, plan, dp)
+    ledger = Ledger(work.participant.workspace.folder)
+    ledger.with_steps(work.session.federation_id, work.brief.round, mechanism, plan.steps, dp)

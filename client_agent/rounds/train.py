@@ -17,14 +17,14 @@ from client_agent.rounds.examine import Exam, Examiner
 from client_agent.rounds.local_steps import LocalSteps, Report, RoundSteps, run_steps
 from client_agent.rounds.opened_round import OpenedRound
 from client_agent.rounds.part import Part
-from client_agent.rounds.trained import Arrays, Side, Trained
+from client_agent.rounds.training_result import Arrays, Side, TrainingResult
 from client_agent.storage.final_scores import TaskScores
 from client_agent.training.checkpoint import TrainingCheckpoint
 from client_agent.training.loop import TrainingOutcome, train
-from client_agent.training.paired import TextLoss, change_of_loss
 from client_agent.training.private_steps import PrivateSteps
 from client_agent.training.rate_search import RateStore, search_key, search_rate
 from client_agent.training.silo import Silo
+from client_agent.training.text_losses import TextLoss, change_of_loss
 from client_agent.training.trainer_task import train_by
 from schemas.messages.federations import AdapterPlan, ScoresPlan, TrainingPlan
 from schemas.messages.scores import Scores
@@ -32,10 +32,10 @@ from schemas.messages.scores import Scores
 
 @dataclass
 class LocalTraining:
-    """The local training of one round: the injected adapter, where it starts, and what takes part in it.
+    """The local training of one round: the injected adapter, its start, and the parts of the round.
 
     Attributes:
-        silo: as its parts made it.
+        silo: the silo, with the changes of its parts.
         start: the adapter before the steps.
         earlier: the client's training of the round before, with private tensors and optimiser state; None =
             it has none.
@@ -56,7 +56,7 @@ class LocalTraining:
     round_number: int
     total_rounds: int
     start: State
-    earlier: Trained | None
+    earlier: TrainingResult | None
     stop: Callable[[], bool]
     parts: Sequence[Part] = ()
     work: OpenedRound | None = None
@@ -96,7 +96,7 @@ class LocalTraining:
         )
 
 
-def train_locally(training: LocalTraining) -> Trained:
+def train_locally(training: LocalTraining) -> TrainingResult:
     """Score the start, train the adapter from it, score the result, and decide which of both is kept.
 
     Where validation examples are too few to decide, a latecomer keeps what it was served in its first round,
@@ -134,7 +134,7 @@ def train_locally(training: LocalTraining) -> Trained:
     trained = examiner.examine(adapter, is_end=not training.is_federated and is_last)
     for effect in effects:
         effect.finished()
-    return Trained(
+    return TrainingResult(
         state,
         adapter.private_state(),
         outcome.optimiser_state,
@@ -169,7 +169,7 @@ class _Results(TypedDict):
 
 
 def _results(
-    served: Exam, trained: Exam, fallback: Side, before: Trained | None, test_digest: str
+    served: Exam, trained: Exam, fallback: Side, before: TrainingResult | None, test_digest: str
 ) -> _Results:
     """Return scores, validation losses, fingerprints, and scores by task and text of a round.
 
@@ -243,7 +243,7 @@ def acts(adapter: Adapter) -> bool:
     )
 
 
-def _examined(earlier: Trained) -> list[Exam]:
+def _examined(earlier: TrainingResult) -> list[Exam]:
     return [
         Exam(
             earlier.fingerprints[name],

@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from client_agent.rounds.trained import TrainedRounds
+from client_agent.rounds.training_result import TrainingResults
 from client_agent.storage.round_folder import RECEIPT, RESIDUAL, SENT, TRAINED, RoundFolder, RoundFolders
 from client_agent.storage.tensor_metadata import open_body
 from schemas.maths.adapter import Layout, in_order
@@ -42,7 +42,7 @@ class CountedState(NamedTuple):
 
 
 def last_counted_state(
-    rounds: RoundFolders, trained: TrainedRounds, round_number: int
+    rounds: RoundFolders, trained: TrainingResults, round_number: int
 ) -> CountedState | None:
     """Return the state of the last update before a round; None without a receipt or a stored state."""
     last = rounds.newest_with(RECEIPT, before=round_number)

@@ -1,7 +1,7 @@
 """Download weights as the difference to those that this client has, and reconstruct them to the bit.
 
-The result has the digest of the signed manifest, or it is not used. So any file that is lost, damaged or of
-another coordinator costs a dense download, and nothing else.
+The result is used only if it has the digest of the signed manifest. So a file that is lost, damaged or of
+another coordinator costs a dense download, and does no other harm.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ import httpx
 
 from client_agent.policy import Policy
 from client_agent.transport.client import CoordinatorApi
-from client_agent.transport.responses import NothingYet, read
+from client_agent.transport.responses import NoOpenRound, read
 from schemas.messages.secure_sum import ReadyReceipt, ReadyRequest, SumStatus
 from schemas.wire.digests import digest_of, to_field
 
@@ -20,13 +20,13 @@ _OCTETS: Final = "application/octet-stream"
 class SumCalls(Protocol):
     """The coordinator of a round's sum as a member calls it."""
 
-    def status(self, phase: int | None, wait_seconds: int) -> SumStatus | NothingYet:
+    def status(self, phase: int | None, wait_seconds: int) -> SumStatus | NoOpenRound:
         """Return the status once its phase is beyond `phase`; at once for None."""
 
     def put(self, session: int, step: int, body: bytes) -> None:
         """Send the body of a step. Idempotent for the same bytes."""
 
-    def answer(self, session: int, step: int) -> bytes | NothingYet:
+    def answer(self, session: int, step: int) -> bytes | NoOpenRound:
         """Return the set and the messages of a step that has closed."""
 
 
@@ -44,7 +44,7 @@ class HttpSumCalls:
         answer = self.api.call("PUT", f"{self._round}/ready", json=request.model_dump())
         return read(ReadyReceipt, answer)
 
-    def status(self, phase: int | None, wait_seconds: int) -> SumStatus | NothingYet:
+    def status(self, phase: int | None, wait_seconds: int) -> SumStatus | NoOpenRound:
         query = "" if phase is None else f"?seen={phase}"
         answer = self.api.poll(f"{self._round}/secure-sum{query}", wait_seconds)
         return read(SumStatus, answer) if isinstance(answer, httpx.Response) else answer
@@ -56,7 +56,7 @@ class HttpSumCalls:
         headers = {"Content-Type": media_type, "Content-Digest": to_field(digest_of(body))}
         self.api.call("PUT", self._step(session, step), content=body, headers=headers)
 
-    def answer(self, session: int, step: int) -> bytes | NothingYet:
+    def answer(self, session: int, step: int) -> bytes | NoOpenRound:
         answer = self.api.poll(self._step(session, step), 0)
         return answer.content if isinstance(answer, httpx.Response) else answer
 

@@ -16,15 +16,14 @@ import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from numpy.typing import NDArray
 
-from client_agent.errors import CoordinatorRefused
+from client_agent.errors import CoordinatorRefused, SumRefused
 from client_agent.secure_sum.calls import SumCalls
-from client_agent.secure_sum.errors import SumRefused
 from client_agent.secure_sum.expectation import Expectation, accept_terms
 from client_agent.secure_sum.journal import SumJournal
 from client_agent.secure_sum.member import new_secrets
 from client_agent.secure_sum.progress import SumProgress
 from client_agent.secure_sum.session_steps import SessionSteps, steps_of
-from client_agent.transport.responses import NothingYet
+from client_agent.transport.responses import NoOpenRound
 from schemas.identity.keys import name_of
 from schemas.messages.secure_sum import STEPS, SumOutcome, SumStatus, SumStep, SumTerms
 from schemas.messages.sum_counts import SumCounts
@@ -75,7 +74,7 @@ def take_part_in_sum(task: SumTask, round_number: int) -> SumOutcome:
     task.report(SumProgress.now(None, None, None))
     while True:
         status = task.calls.status(phase, _WAIT_SECONDS)
-        if isinstance(status, NothingYet):
+        if isinstance(status, NoOpenRound):
             task.sleep(status.seconds)
             continue
         if status.outcome is not None:
@@ -229,7 +228,7 @@ class _Session:
         if needed is None or self._journal.received(needed) is not None or self._steps is None:
             return None
         answer = self._task.calls.answer(self.terms.session, needed)
-        if isinstance(answer, NothingYet):
+        if isinstance(answer, NoOpenRound):
             return answer.seconds
         self._steps.require_readable(needed, answer)
         self._journal.store_received(needed, answer)

@@ -145,8 +145,7 @@ def _check_counts(terms: SumTerms, expectation: Expectation) -> None:
 def _check_outcome(terms: SumTerms, counts: SumCounts, expectation: Expectation) -> None:
     """Check the members behind the counts, and under masks the counts against their commitments.
 
-    A member of the sum that was not counted would make `lost` too small: a group could have lost all but one
-    of its members.
+    A member that was not counted would hide an absent one, and a group could consist of a single member.
     """
     if set(counts.groups) != set(expectation.groups):
         raise TermsRefused("the counts are of other groups than those of this member's strategy")

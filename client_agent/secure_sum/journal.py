@@ -6,9 +6,9 @@
     secure/001/put-N     the exact body of step N, stored before it is sent
     secure/001/got-N     the coordinator's answer to step N, the first one that was read
 
-Every file is stored durably before anything that follows from it is sent. A message that was stored is never
-made anew, and the input of a session is bound to its keys by its digest: two inputs under one set of keys
-would show their difference. All files have access for their owner only.
+Every file is durable before a message that depends on it is sent. A stored message is never made again. The
+digest of the input binds it to the keys of a session, because two inputs under one set of keys would reveal
+their difference. Only the owner has access to the files.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pathlib import Path
 
 from pydantic import BaseModel
 
-from client_agent.secure_sum.errors import SumRefused
+from client_agent.errors import SumRefused
 from client_agent.secure_sum.session_journal import SessionJournal
 from client_agent.secure_sum.unmask_marks import UnmaskMarks
 from client_agent.storage.files import write_durably

@@ -78,7 +78,7 @@ class MemberSecrets:
 
 
 @dataclass(frozen=True)
-class Keyed:
+class KeySet:
     """U1: the keys of all members who answered step 0, by position."""
 
     keys: dict[int, KeysStep]
@@ -92,7 +92,7 @@ class Keyed:
 
 
 @dataclass(frozen=True)
-class Shared:
+class ShareSet:
     """U2: commitments and the shares that this member holds, by position; its own among them."""
 
     commitments: dict[int, str]
@@ -132,7 +132,7 @@ class Member:
         c, s = self.secrets.channel.public, self.secrets.mask.public
         return sign_keys(self.accepted.digest, c, s, nonce, self.identity)
 
-    def accept_keys(self, answer: KeysAnswer, step: KeysStep) -> Keyed:
+    def accept_keys(self, answer: KeysAnswer, step: KeysStep) -> KeySet:
         """Check U1: enough members, signed by the keys of the terms, canonical and distinct, own unchanged.
 
         Raises:
@@ -146,9 +146,9 @@ class Member:
             signer = public_key(terms.members[position].key)
             _require(are_keys_signed(self.accepted.digest, peer, signer), "keys without a valid signature")
         _require_distinct(keys.values())
-        return Keyed(keys)
+        return KeySet(keys)
 
-    def shares(self, keyed: Keyed) -> OwnShares:
+    def shares(self, keyed: KeySet) -> OwnShares:
         """Return the body of step 1: both secrets shared among all members of the terms, encrypted for U1."""
         terms = self.accepted.terms
         mask_shares = split(self.secrets.mask.raw, terms.threshold, len(terms.members))
@@ -161,7 +161,7 @@ class Member:
         step = SharesStep(commitment=commitment_to(self.secrets.seed), shares=sealed)
         return OwnShares(step, mask_shares[self.position], seed_shares[self.position])
 
-    def accept_shares(self, answer: SharesAnswer, keyed: Keyed, shares: OwnShares) -> Shared:
+    def accept_shares(self, answer: SharesAnswer, keyed: KeySet, shares: OwnShares) -> ShareSet:
         """Check U2: enough members of U1, this one among them, and every share for this member decrypts.
 
         Raises:
@@ -180,9 +180,9 @@ class Member:
         for peer in commitments.keys() - {self.position}:
             plain = self._unsealed(peer, sealed[peer], keyed)
             mask_shares[peer], seed_shares[peer] = plain[:SHARE_BYTES], plain[SHARE_BYTES:]
-        return Shared(commitments, mask_shares, seed_shares)
+        return ShareSet(commitments, mask_shares, seed_shares)
 
-    def masked(self, values: NDArray[np.int32], keyed: Keyed, shared: Shared) -> bytes:
+    def masked(self, values: NDArray[np.int32], keyed: KeySet, shared: ShareSet) -> bytes:
         """Return the body of step 2: encoded values (D,) plus the self mask and all pair masks, modulo 2^m.
 
         Counts are committed to instead: their blindings are the masks, and proofs follow.
@@ -208,7 +208,7 @@ class Member:
         Masks(masks, modulus.word).add_to(words)
         return modulus.pack(words)
 
-    def accept_masked(self, answer: MaskedAnswer, shared: Shared) -> tuple[int, ...]:
+    def accept_masked(self, answer: MaskedAnswer, shared: ShareSet) -> tuple[int, ...]:
         """Check U3: enough members of U2, this one among them, enough of every group, and proofs of counts.
 
         Raises:
@@ -224,11 +224,11 @@ class Member:
         self._require_proved(answer)
         return members
 
-    def confirm(self, shared: Shared, masked: Sequence[int]) -> ConfirmStep:
+    def confirm(self, shared: ShareSet, masked: Sequence[int]) -> ConfirmStep:
         """Return the body of step 3."""
         return sign_sets(self.accepted.digest, shared.digest, masked_digest(masked), self.identity)
 
-    def unmask(self, answer: ConfirmAnswer, shared: Shared, masked: Sequence[int]) -> UnmaskStep:
+    def unmask(self, answer: ConfirmAnswer, shared: ShareSet, masked: Sequence[int]) -> UnmaskStep:
         """Check that at least t members of U3 confirmed the same sets; return the body of step 4.
 
         From here on the member is spent: it takes part in no other session of this kind in the round.
@@ -267,17 +267,17 @@ class Member:
                 client = terms.members[position].client
                 raise SessionAborted(f"the counts of {client} are not acceptable: {error}") from error
 
-    def _channel(self, peer: int, keyed: Keyed) -> bytes:
+    def _channel(self, peer: int, keyed: KeySet) -> bytes:
         advertised, agreed = keyed.advertised(peer), self.secrets.channels
         if advertised not in agreed:
             pair = keyed.advertised(self.position), advertised
             agreed[advertised] = agreed_key(self.secrets.channel, "channel", self.accepted.digest, *pair)
         return agreed[advertised]
 
-    def _context(self, source: int, destination: int, keyed: Keyed) -> bytes:
+    def _context(self, source: int, destination: int, keyed: KeySet) -> bytes:
         return f"{self.accepted.digest}|{source}|{destination}|{keyed.digest}".encode()
 
-    def _unsealed(self, peer: int, sealed: str | None, keyed: Keyed) -> bytes:
+    def _unsealed(self, peer: int, sealed: str | None, keyed: KeySet) -> bytes:
         context = self._context(peer, self.position, keyed)
         try:
             plain = unseal(self._channel(peer, keyed), decode(sealed or ""), peer, self.position, context)

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ValidationError
 
 from client_agent.errors import AnswerUnreadable
 from client_agent.secure_sum.expectation import AcceptedTerms, Expectation
-from client_agent.secure_sum.member import Keyed, Member, OwnShares, Shared
+from client_agent.secure_sum.member import KeySet, Member, OwnShares, ShareSet
 from client_agent.secure_sum.session_journal import SessionJournal
 from schemas.identity.keys import decode, encode
 from schemas.messages.faults import complaints
@@ -134,7 +134,7 @@ class _MaskedSteps:
         return _json(self.member.unmask(answer, self.shared, self.masked))
 
     @cached_property
-    def keyed(self) -> Keyed:
+    def keyed(self) -> KeySet:
         step = KeysStep.model_validate_json(self.journal.sent(_KEYS))
         keyed = self.member.accept_keys(self._answer(_KEYS, KeysAnswer), step)
         self._note(len(keyed.keys), "keys")
@@ -150,7 +150,7 @@ class _MaskedSteps:
         return shares
 
     @cached_property
-    def shared(self) -> Shared:
+    def shared(self) -> ShareSet:
         shared = self.member.accept_shares(self._answer(_SHARES, SharesAnswer), self.keyed, self.own_shares)
         self._note(len(shared.commitments), "shares")
         return shared

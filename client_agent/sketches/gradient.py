@@ -18,12 +18,12 @@ from torch import Tensor, nn
 from torch.nn import functional as nnf
 
 from client_agent.adapters.base import require_bare
-from client_agent.errors import SignatureUnusable
+from client_agent.errors import SketchUnusable
 from client_agent.model.examples import Example, encode_beginnings, probe_set
 from client_agent.model.forward import LOGITS_AT_ONCE, hidden_states
 from client_agent.model.loading import BaseModel
 from client_agent.model.tokens import NO_TARGET, Batch, by_token, collate, pad_id
-from client_agent.privacy.release import Averaged
+from client_agent.privacy.release import MeanRelease
 from schemas.maths.seeded_random import stream
 from schemas.messages.federations import Role, SignaturePlan
 
@@ -44,7 +44,7 @@ class Sketch:
 
     vector: Vector
     reliability: float
-    released: Averaged | None = None
+    released: MeanRelease | None = None
 
     @property
     def epsilon(self) -> float | None:
@@ -58,7 +58,7 @@ class Sketch:
     @classmethod
     def from_bytes(cls, content: bytes) -> Self:
         tensors = safetensors.numpy.load(content)
-        return cls(tensors["vector"], float(tensors["reliability"]), Averaged.of(tensors))
+        return cls(tensors["vector"], float(tensors["reliability"]), MeanRelease.of(tensors))
 
 
 def sketch_of(
@@ -69,7 +69,7 @@ def sketch_of(
     The probe set of `plan.probe_examples` is the same in every round. `base` is the shared small model.
 
     Raises:
-        SignatureUnusable: the result is zero or not finite.
+        SketchUnusable: the result is zero or not finite.
         AdapterInPlace: the model carries an adapter.
     """
     length = min(MAX_LENGTH, base.positions)
@@ -79,7 +79,7 @@ def sketch_of(
         for start in range(0, len(texts), batch_size)
     ]
     if not batches:
-        raise SignatureUnusable("there is no example to compute a sketch from; add training data to the silo")
+        raise SketchUnusable("there is no example to compute a sketch from; add training data to the silo")
     mean, reliability = _mean_gradient(base, batches, plan.clip)
     return Sketch(clipped(require_direction(count_sketch(mean, plan.dim, plan.seed)), plan.clip), reliability)
 
@@ -100,10 +100,10 @@ def ema(previous: Sketch, new: Sketch, a: float) -> Sketch:
     """Smooth over rounds: s <- (1 - a) s + a g. Both have the same reliability, since the probe set is fixed.
 
     Raises:
-        SignatureUnusable: the result is zero or not finite, or the two have different lengths.
+        SketchUnusable: the result is zero or not finite, or the two have different lengths.
     """
     if previous.vector.shape != new.vector.shape:
-        raise SignatureUnusable(
+        raise SketchUnusable(
             f"the last sketch has {previous.vector.size} numbers and this one {new.vector.size}: the plan "
             "changed; remove the old round's folder to start again"
         )
@@ -145,12 +145,12 @@ def require_direction(vector: Vector) -> Vector:
     """Return the vector if it has a direction.
 
     Raises:
-        SignatureUnusable: the vector is zero, or not finite.
+        SketchUnusable: the vector is zero, or not finite.
     """
     if not np.isfinite(vector).all():
-        raise SignatureUnusable("the sketch is not finite; load the shared model in float32 or bfloat16")
+        raise SketchUnusable("the sketch is not finite; load the shared model in float32 or bfloat16")
     if not vector.any():
-        raise SignatureUnusable(
+        raise SketchUnusable(
             "the sketch is zero: the shared model predicts these answers perfectly or not at all; "
             "check that the examples are what the model should learn"
         )
@@ -166,13 +166,13 @@ def last_block_gradient(base: BaseModel, batch: Batch) -> tuple[Tensor, Tensor, 
     gradient at a position depends on its token only, and the layers below it need no backward pass.
 
     Raises:
-        SignatureUnusable: the last layer has neither role.
+        SketchUnusable: the last layer has neither role.
     """
     is_answer = batch.targets != NO_TARGET  # (n, t)
     last = base.parts.roles[-1]
     role = next((role for role in _LAST_ROLES if role in last), None)
     if role is None:
-        raise SignatureUnusable(
+        raise SketchUnusable(
             f"the last layer of {base.slug} has no linear layer of role down or o to take gradients of; the "
             "operator must name another signature.model"
         )

@@ -1,6 +1,7 @@
 """Sketch the gradient of each record separately, for a private release.
 
-A record is a batch by itself: its contribution must not depend, not even in rounding, on the other records.
+Each record is a batch of its own, so that its contribution does not depend on other records, even in
+rounding.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Files of intermediate results that can be computed again, bounded in size.
 
-Each is named by a digest, within the space of what they belong to. They are written without fsync and have a
-checksum, so that a damaged one is computed again.
+A file is named by a digest, and belongs to a space, such as one model. Files are written without fsync and
+have a checksum, so a damaged one is computed again.
 """
 
 from __future__ import annotations

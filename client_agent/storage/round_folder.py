@@ -1,4 +1,4 @@
-"""Round folders: one folder per round, one file per finished step.
+"""Round folders: one folder per round, one file per finished step. Needs no torch.
 
 Files are written atomically, so that a round resumes at its first missing file.
 """
@@ -11,7 +11,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from pydantic import ValidationError
+
+from client_agent.errors import RoundUnreadable
 from client_agent.storage.files import fsync_folder, write_durably
+from schemas.messages.faults import complaints
+from schemas.messages.rounds import RoundBrief
+from schemas.messages.scores import Scores
 
 _ROUND = re.compile(r"^\d{6}$")
 
@@ -23,7 +29,7 @@ FOLD = "fold.safetensors"
 PARTIAL = "partial.safetensors"
 PARTIAL_COMMON = "partial_common.safetensors"
 TRAINED = "trained.safetensors"
-SIGNATURE = "signature.safetensors"
+SKETCH = "signature.safetensors"
 MIXTURE = "mixture.body"
 OUTPUTS = "outputs.safetensors"
 SENT = "sent.safetensors"
@@ -129,10 +135,33 @@ class RoundFolders:
 
 
 def awaits_exchange(home: Path) -> bool:
-    """Whether files show, by their names alone, that the model waits for an exchange with the coordinator."""
+    """Whether the names of files show that the model waits for an exchange with the coordinator."""
     newest = next(
         (folder for folder in RoundFolders(home / "rounds").newest_first() if folder.has(BRIEF)), None
     )
     if newest is None or (home / FINAL_WEIGHTS).is_file():
         return newest is None or (home / FINAL_SCORES).is_file()
     return newest.finished or newest.has(UPDATE) or newest.has(INPUT)
+
+
+def read_brief(folder: RoundFolder) -> RoundBrief:
+    """Read the brief of a round.
+
+    Raises:
+        RoundUnreadable: the file is damaged, or of another version.
+    """
+    try:
+        return RoundBrief.model_validate_json(folder.read(BRIEF))
+    except (OSError, ValidationError) as error:
+        fault = complaints(error, RoundBrief) if isinstance(error, ValidationError) else str(error)
+        raise RoundUnreadable(folder.path / BRIEF, fault) from error
+
+
+def sent_scores(folder: RoundFolder) -> Scores | None:
+    """Return the scores that were sent in a round; None before, or if their file cannot be read."""
+    if not folder.has(SCORES_SENT):
+        return None
+    try:
+        return Scores.model_validate_json(folder.read(SCORES_SENT))
+    except ValidationError:
+        return None

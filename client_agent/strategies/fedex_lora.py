@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from client_agent.base_delta import BaseDeltaForm, ChangesBaseModel
+from client_agent.base_delta import BaseDeltaForm, BaseDeltaPart
 from client_agent.rounds.part import Part
 from client_agent.rounds.served_weights import ServedForm
 from client_agent.rounds.strategy import AgentOptions, AgentStrategy
@@ -26,4 +26,4 @@ class Strategy(AgentStrategy):
 
     @property
     def parts(self) -> tuple[Part, ...]:
-        return (ChangesBaseModel(),)
+        return (BaseDeltaPart(),)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal
 
 from client_agent.distillation.part import Distillation
 from client_agent.rounds.part import Part
-from client_agent.rounds.served_weights import Served, ServedForm
+from client_agent.rounds.served_weights import ServedForm, StoredWeights
 from client_agent.rounds.strategy import AgentOptions, AgentStrategy
 from client_agent.storage.round_folder import WEIGHTS, RoundFolder
 from schemas.maths.factors import State
@@ -39,7 +39,7 @@ class GlobalBranch(ServedForm):
 
     gated = True
 
-    def load_beside(self, adapter: Adapter, served: Served) -> None:
+    def load_beside(self, adapter: Adapter, served: StoredWeights) -> None:
         adapter.load_global(self.read(served.body, adapter.layout))
 
     def surroundings(self, folder: RoundFolder) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from client_agent.base_delta import BaseDeltaForm, ChangesBaseModel
+from client_agent.base_delta import BaseDeltaForm, BaseDeltaPart
 from client_agent.rounds.mixed_ranks import MixedRanks
 from client_agent.rounds.part import Part
 from client_agent.rounds.served_weights import ServedForm
@@ -30,4 +30,4 @@ class Strategy(AgentStrategy):
 
     @property
     def parts(self) -> tuple[Part, ...]:
-        return MixedRanks(least=1), ChangesBaseModel()
+        return MixedRanks(least=1), BaseDeltaPart()

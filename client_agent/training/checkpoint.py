@@ -15,7 +15,7 @@ import safetensors.numpy
 from numpy.typing import NDArray
 from safetensors import SafetensorError
 
-from client_agent.model.tokens import Encoded
+from client_agent.model.tokens import TokenizedText
 from client_agent.storage.files import write_durably
 from client_agent.storage.round_folder import TRAINER
 
@@ -123,7 +123,7 @@ class TrainingCheckpoint:
             return None
 
 
-def owner_of(facts: Sequence[object], arrays: Sequence[Arrays], texts: Sequence[Encoded]) -> str:
+def owner_of(facts: Sequence[object], arrays: Sequence[Arrays], texts: Sequence[TokenizedText]) -> str:
     """Return a digest of the inputs of a training: plain facts, tensors by name, and token ids."""
     digest = hashlib.sha256(json.dumps(list(facts)).encode())
     for chunk in _chunks(arrays, texts):
@@ -131,7 +131,7 @@ def owner_of(facts: Sequence[object], arrays: Sequence[Arrays], texts: Sequence[
     return digest.hexdigest()
 
 
-def _chunks(arrays: Sequence[Arrays], texts: Sequence[Encoded]) -> Iterator[bytes]:
+def _chunks(arrays: Sequence[Arrays], texts: Sequence[TokenizedText]) -> Iterator[bytes]:
     for tensors in arrays:
         for name in sorted(tensors):
             yield f"{name} {tensors[name].shape}".encode()

@@ -12,9 +12,9 @@ from functools import reduce
 from operator import or_
 from pathlib import Path
 
-from client_agent.counted import counted
+from client_agent.console_counts import counted
 from client_agent.data.load import BY_COLUMNS, RowOptions, load_examples
-from client_agent.data.unread import ALL_USED, Unused
+from client_agent.data.unread_parts import ALL_USED, UnreadParts
 from client_agent.errors import DataInvalid
 from client_agent.model.examples import Example
 from client_agent.settings import MetricName
@@ -48,7 +48,7 @@ class SiloData:
     validation: _Examples
     test: _Examples
     skipped: tuple[str, ...] = ()
-    unused: Unused = ALL_USED
+    unused: UnreadParts = ALL_USED
     probe: _Examples = ()
 
     @property
@@ -164,8 +164,8 @@ def with_test(
 ) -> tuple[_Examples, _Examples]:
     """Split examples into the others and the test set, by digest.
 
-    Of five different examples or more one at least is in either set: the one with the smallest digest is a
-    test example if no digest is below the share, and the one with the largest is not if all are.
+    With five or more different examples, neither set is empty: if no digest is below the share, the example
+    with the smallest is a test example; if all are, the one with the largest is not.
 
     Raises:
         DataInvalid: one of both is empty; `source` names the data.
@@ -202,11 +202,10 @@ def with_validation(
 def with_probe(data: SiloData, most: int) -> SiloData:
     """Return data with a probe set, by which experts are chosen: examples that are not trained on.
 
-    These are the validation examples, if there are 16 or more that are not training examples too. Otherwise
-    about `most` different training examples, at most a third, are held out, by digest. If that are fewer
-    than 8, there is no probe set yet, and all stay in training; so do examples that are validation or test
-    examples too. The share falls while the source grows, and an example's digest stays, so that from then on
-    what was trained on never becomes a probe.
+    The probe set is the validation set if 16 or more of its examples are not in training. Otherwise about
+    `most` different training examples, at most a third, are held out by digest. With fewer than 8 there is no
+    probe set, and all examples stay in training. Examples that are in the validation or test set stay too.
+    The share falls while the source grows and digests are fixed, so a trained example never becomes a probe.
     """
     trained = {example.key for example in data.train}
     validation = tuple(example for example in data.validation if example.key not in trained)
@@ -243,7 +242,7 @@ def with_metrics(examples: _Examples, metrics: tuple[MetricName, ...] | None) ->
 
 
 def _unscored(example: Example, metric: MetricName) -> str | None:
-    """Return why a metric cannot score an example; None = it can."""
+    """Return the reason why a metric cannot score an example; None if it can."""
     if metric == "option_accuracy":
         return None if example.options else "cannot score an answer without options"
     if example.is_raw_text:
@@ -269,9 +268,8 @@ def _split(
 def split_digests(examples: Sequence[Example]) -> dict[str, str]:
     """Return by each example's key the digest that puts it in a set.
 
-    That is the digest of its prompt if a different example has the same one, so that one prompt is in one
-    set, and otherwise the example's own. Where fewer than five prompts are different, all digests are the
-    examples' own: prompts tell them not apart.
+    Examples that share a prompt get the digest of the prompt, so that they are in one set; others get their
+    own. If there are fewer than five different prompts, all get their own.
     """
     counted_examples = counted(examples, "comparing prompts", len(examples))
     prompts = {example.key: example.prompt_key for example in counted_examples}

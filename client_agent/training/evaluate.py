@@ -16,9 +16,9 @@ from client_agent.errors import DataInvalid, LossNotFinite
 from client_agent.model.examples import Example, encode_question, encode_some, learnt_parts, probe_set
 from client_agent.model.generation import completions
 from client_agent.model.loading import BaseModel
-from client_agent.model.tokens import Encoded, encode_learnt, tokens_of
+from client_agent.model.tokens import TokenizedText, encode_learnt, tokens_of
 from client_agent.training.metrics import GENERATED_METRICS, best
-from client_agent.training.paired import TextLoss
+from client_agent.training.text_losses import TextLoss
 from client_agent.training.token_losses import AnswerLosses, answer_losses
 from schemas.messages.federations import ScoresPlan
 from schemas.messages.scores import LOSS, PERPLEXITY, Score
@@ -35,9 +35,8 @@ class Evaluation:
 
     Attributes:
         loss: mean loss in nats per answer token, end-of-sequence included.
-        teacher_forced_match: the share of texts whose every answer token is the likeliest after the right
-            ones before it. That is what greedy decoding would reproduce: both read the same text up to the
-            first mistake, and match neither after it.
+        teacher_forced_match: the share of texts in which each answer token is the likeliest one after the
+            correct tokens before it. Greedy decoding reproduces exactly these texts.
         examples: the number of examples that the loss is of.
         metrics: scores of the metrics that the examples name.
         tasks: the scores of each task, loss and perplexity first; empty for examples of no named tasks.
@@ -68,7 +67,7 @@ def evaluate(
     The loss is of as many texts at most, of which a long raw text has several (`encode_some`).
 
     Raises:
-        DataInvalid: there is no example, which would have no loss instead of a perfect one.
+        DataInvalid: there is no example, so that there is no loss.
         LossNotFinite: the model's output is NaN or infinite.
         TextTooLong: an example exceeds the base model's context.
     """
@@ -84,7 +83,7 @@ def evaluate(
     return replace(_forced(forced), examples=len(chosen), metrics=_means(values), tasks=tasks)
 
 
-def mean_loss(base: BaseModel, texts: Sequence[Encoded]) -> float:
+def mean_loss(base: BaseModel, texts: Sequence[TokenizedText]) -> float:
     """Compute the mean loss of texts, in nats per answer token, end-of-sequence included.
 
     Raises:
@@ -94,7 +93,7 @@ def mean_loss(base: BaseModel, texts: Sequence[Encoded]) -> float:
     return teacher_forced(base, texts).loss
 
 
-def teacher_forced(base: BaseModel, texts: Sequence[Encoded]) -> Evaluation:
+def teacher_forced(base: BaseModel, texts: Sequence[TokenizedText]) -> Evaluation:
     """Compute mean loss and teacher-forced match of texts.
 
     Raises:
@@ -159,12 +158,12 @@ def _with_options(examples: Sequence[Example]) -> list[Example]:
     return [example for example in examples if "option_accuracy" in example.metrics]
 
 
-def options_of_examples(base: BaseModel, examples: Sequence[Example], max_length: int) -> list[Encoded]:
+def options_of_examples(base: BaseModel, examples: Sequence[Example], max_length: int) -> list[TokenizedText]:
     """Tokenise examples that are scored by their options, once with each of these."""
     return [text for example in _with_options(examples) for text in _options(base, example, max_length)]
 
 
-def _options(base: BaseModel, example: Example, max_length: int) -> tuple[Encoded, ...]:
+def _options(base: BaseModel, example: Example, max_length: int) -> tuple[TokenizedText, ...]:
     return base.tokens.get(
         "options",
         example,
@@ -174,14 +173,14 @@ def _options(base: BaseModel, example: Example, max_length: int) -> tuple[Encode
 
 
 def _question(base: BaseModel, example: Example, max_length: int) -> tuple[int, ...]:
-    def tokenised() -> list[Encoded]:
+    def tokenised() -> list[TokenizedText]:
         ids = encode_question(example, base.tokenizer, max_length)
-        return [Encoded(tuple(ids), (False,) * len(ids), ())]
+        return [TokenizedText(tuple(ids), (False,) * len(ids), ())]
 
     return base.tokens.get("question", example, max_length, tokenised)[0].ids
 
 
-def _option(base: BaseModel, example: Example, option: str, max_length: int) -> Encoded:
+def _option(base: BaseModel, example: Example, option: str, max_length: int) -> TokenizedText:
     """Tokenise an example with one of its options as answer, without the special tokens that close it.
 
     What is scored is the option, or its ending if the example has one.
@@ -202,7 +201,7 @@ def _option(base: BaseModel, example: Example, option: str, max_length: int) -> 
     end, first = len(text.ids), text.answer.index(True)
     while end > first + 1 and text.ids[end - 1] in base.tokenizer.all_special_ids:
         end -= 1
-    return Encoded(text.ids[:end], text.answer[:end], text.spans[:end])
+    return TokenizedText(text.ids[:end], text.answer[:end], text.spans[:end])
 
 
 def _generated(

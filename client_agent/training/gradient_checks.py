@@ -1,4 +1,4 @@
-"""Checks of losses and gradients, which are wrong without an error where a model cannot be differentiated."""
+"""Checks of losses and gradients. torch raises no error for a model that cannot be differentiated."""
 
 from __future__ import annotations
 
@@ -16,8 +16,7 @@ from client_agent.errors import LossNotFinite, MissingGradient
 def require_backward() -> Iterator[None]:
     """Raise `MissingGradient` at an operation without a backward pass.
 
-    torch only warns, and every parameter may still have a gradient, through residuals and adapters, which is
-    wrong.
+    torch only warns. Parameters may still get gradients through residuals and adapters, and these are wrong.
     """
     with warnings.catch_warnings():
         warnings.filterwarnings("error", ".*an autograd kernel was not registered")

@@ -21,7 +21,8 @@ from client_agent.adapters.base import Adapter, Penalty, copy_in, copy_out
 from client_agent.errors import LossNotFinite
 from client_agent.model.forward import answer_logits
 from client_agent.model.loading import BaseModel
-from client_agent.model.tokens import Batch, Encoded, collate, pad_id
+from client_agent.model.tokens import Batch, TokenizedText, collate, pad_id
+from client_agent.settings import OptimizerName
 from client_agent.training.checkpoint import Position, TrainingCheckpoint, owner_of
 from client_agent.training.gradient_checks import check_gradients, require_backward
 from client_agent.training.optimiser import (
@@ -31,7 +32,6 @@ from client_agent.training.optimiser import (
     restore_state,
     saved_state,
 )
-from client_agent.training.options import DEFAULT_OPTIONS, TrainingOptions
 from client_agent.training.packing import packed
 from client_agent.training.private_steps import PrivateSteps
 from client_agent.training.ranks import Leader, RankLost, answers_of
@@ -42,6 +42,17 @@ log = logging.getLogger(__name__)
 _WINDOW_BATCHES = 16
 _WINDOWS_PER_PASS = 4
 """With fewer windows, sorting would put the same texts together in every pass."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingOptions:
+    """Memory and speed of local training, which are the silo's own; what is learnt is the plan's."""
+
+    optimizer: OptimizerName = "adamw"
+    packing: bool = False
+
+
+DEFAULT_OPTIONS = TrainingOptions()
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +83,7 @@ class TrainingOutcome:
 def train(
     base: BaseModel,
     adapter: Adapter,
-    texts: Sequence[Encoded],
+    texts: Sequence[TokenizedText],
     plan: TrainingPlan,
     *,
     learning_rate: float,
@@ -168,8 +179,8 @@ class _Run:
             self._ranks.begin(**rules, seed=seed, round=round_number)
 
     def remaining(
-        self, texts: Sequence[Encoded], seed: int, round_number: int
-    ) -> Iterator[list[list[Encoded]]]:
+        self, texts: Sequence[TokenizedText], seed: int, round_number: int
+    ) -> Iterator[list[list[TokenizedText]]]:
         """Yield the batches of each step that is still to be taken."""
         plan, done = self._plan, len(self.losses)
         if self._private is not None:
@@ -181,7 +192,7 @@ class _Run:
             done, planned = len(self.losses), self._plan.steps
             on_step(Step(done, planned, self.losses[-1], self.tokens, self.seconds, rate))
 
-    def step(self, texts: Sequence[Sequence[Encoded]], factor: float, penalty: Penalty | None) -> None:
+    def step(self, texts: Sequence[Sequence[TokenizedText]], factor: float, penalty: Penalty | None) -> None:
         """Take one optimiser step on batches of texts, at `factor` times the learning rate.
 
         Raises:
@@ -205,7 +216,7 @@ class _Run:
         self.losses.append(loss)
         self.tokens += sum(len(text.ids) for batch in texts for text in batch)
 
-    def _backward(self, texts: Sequence[Sequence[Encoded]]) -> float:
+    def _backward(self, texts: Sequence[Sequence[TokenizedText]]) -> float:
         if self._private is not None:
             return self._private.noisy_gradient(self._base, texts, self._parameters, _gradient_of_text)
         answers = answers_of(texts)
@@ -219,7 +230,7 @@ class _Run:
         checkpoint: TrainingCheckpoint,
         facts: Sequence[object],
         start: Sequence[Mapping[str, NDArray[np.float32]]],
-        texts: Sequence[Encoded],
+        texts: Sequence[TokenizedText],
     ) -> None:
         """Continue at the stored position of the same training (its facts, first tensors, texts), if any."""
         base = self._base
@@ -263,7 +274,7 @@ def answer_loss(base: BaseModel, batch: Batch) -> Tensor:
 
 
 def gradients_of(
-    base: BaseModel, step: Sequence[Sequence[Encoded]], answers: int, options: TrainingOptions
+    base: BaseModel, step: Sequence[Sequence[TokenizedText]], answers: int, options: TrainingOptions
 ) -> float:
     """Add the gradient of the loss of batches, over all `answers` tokens of the step; return that loss."""
     total = 0.0
@@ -277,18 +288,18 @@ def gradients_of(
     return total
 
 
-def _gradient_of_text(base: BaseModel, text: Encoded) -> float:
+def _gradient_of_text(base: BaseModel, text: TokenizedText) -> float:
     return gradients_of(base, [[text]], max(1, answers_of([[text]])), DEFAULT_OPTIONS)
 
 
-def _on_device(base: BaseModel, texts: Sequence[Encoded], options: TrainingOptions) -> Batch:
+def _on_device(base: BaseModel, texts: Sequence[TokenizedText], options: TrainingOptions) -> Batch:
     batch = packed if options.packing else collate
     return batch(texts, pad=pad_id(base.tokenizer)).to(base.device)
 
 
 def deal(
-    texts: Sequence[Encoded], plan: TrainingPlan, *, seed: int, round_number: int, done: int
-) -> Iterator[list[list[Encoded]]]:
+    texts: Sequence[TokenizedText], plan: TrainingPlan, *, seed: int, round_number: int, done: int
+) -> Iterator[list[list[TokenizedText]]]:
     """Yield the batches of each step, `plan.accumulation` of them, after `done` steps."""
     batches = iterate_batches(texts, plan.batch_size, seed=seed, round_number=round_number)
     batches = islice(batches, done * plan.accumulation, None)
@@ -297,8 +308,8 @@ def deal(
 
 
 def iterate_batches(
-    texts: Sequence[Encoded], batch_size: int, *, seed: int, round_number: int
-) -> Iterator[list[Encoded]]:
+    texts: Sequence[TokenizedText], batch_size: int, *, seed: int, round_number: int
+) -> Iterator[list[TokenizedText]]:
     """Yield batches without end, in shuffled passes; no text occurs twice in a pass.
 
     A pass is shuffled and cut into windows of up to 16 batches, at most a quarter of the pass. The texts of a

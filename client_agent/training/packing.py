@@ -15,7 +15,7 @@ from torch import Tensor
 from client_agent.errors import SettingsUnusable
 from client_agent.model.forward import hidden_states
 from client_agent.model.loading import BaseModel
-from client_agent.model.tokens import NO_TARGET, Batch, Encoded, collate, pad_id
+from client_agent.model.tokens import NO_TARGET, Batch, TokenizedText, collate, pad_id
 
 _LONG, _FIRST, _SECOND = 9, 5, 3
 # The most that hidden states in a packed row may differ from those alone, as a share of the difference
@@ -23,13 +23,13 @@ _LONG, _FIRST, _SECOND = 9, 5, 3
 _MOST_IN_FLOAT32, _MOST_IN_FEWER_BITS = 1e-3, 0.2
 
 
-def packed(texts: Sequence[Encoded], *, pad: int) -> Batch:
+def packed(texts: Sequence[TokenizedText], *, pad: int) -> Batch:
     """Batch texts in as few rows as the longest text's length allows, first fit in decreasing order.
 
     Padding at the end of a row consists of texts of one token without a target.
     """
     width = max(len(text.ids) for text in texts)
-    rows: list[list[Encoded]] = []
+    rows: list[list[TokenizedText]] = []
     free: list[int] = []
     for text in sorted(texts, key=lambda text: len(text.ids), reverse=True):
         length = len(text.ids)
@@ -78,10 +78,10 @@ def require_packable(base: BaseModel) -> None:
         )
 
 
-def _text(base: BaseModel, length: int) -> Encoded:
+def _text(base: BaseModel, length: int) -> TokenizedText:
     ids = tuple((7 * length + 13 * i) % base.vocabulary for i in range(length))
-    return Encoded(ids, (False,) + (True,) * (length - 1), ((0, 0),) * length)
+    return TokenizedText(ids, (False,) + (True,) * (length - 1), ((0, 0),) * length)
 
 
-def _joined(first: Encoded, second: Encoded) -> Encoded:
-    return Encoded(first.ids + second.ids, first.answer + second.answer, first.spans + second.spans)
+def _joined(first: TokenizedText, second: TokenizedText) -> TokenizedText:
+    return TokenizedText(first.ids + second.ids, first.answer + second.answer, first.spans + second.spans)

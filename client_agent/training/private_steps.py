@@ -5,9 +5,9 @@ example is in a step's sample by itself with probability m/n, the gradient of it
 L2 norm of `clip` over all trained tensors, Gaussian noise is added to the sum once, and the sum is divided by
 m. What an optimiser makes of that, its momentum over rounds included, is post-processing.
 
-An example is a batch of its own: its gradient must not depend on the other examples of the sample, not even
-in rounding, or by the random numbers of a dropout. The sum is in integers, as that of private sketches
-(`privacy.release`), so that no low bits of floating-point numbers reveal it (Mironov 2012).
+An example is a batch of its own, so that its gradient does not depend on other examples of the sample, even
+in rounding or through the random numbers of dropout. The sum is in integers, as that of private sketches
+(`privacy.release`), because the low bits of floating-point noise would reveal it (Mironov 2012).
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from client_agent.model.loading import BaseModel
-from client_agent.model.tokens import Encoded
+from client_agent.model.tokens import TokenizedText
 from client_agent.privacy.release import STEPS, Mechanism, on_grid, sample_records
 from client_agent.privacy.step_noise import discrete_gaussians
 from client_agent.privacy.training import sigma_of
 from client_agent.training.gradient_checks import require_gradients
 
-Record = tuple[Encoded, ...]
+Record = tuple[TokenizedText, ...]
 """The texts of one training example: one, or the parts of a long raw text."""
 
 
@@ -47,7 +47,7 @@ class Payments(Protocol):
 class Gradient(Protocol):
     """Adds the gradient of a text's mean loss to the parameters; returns the loss, in nats per token."""
 
-    def __call__(self, base: BaseModel, text: Encoded) -> float: ...
+    def __call__(self, base: BaseModel, text: TokenizedText) -> float: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ class PrivateSteps:
         mechanism = self.mechanism
         return [mechanism.sampled, mechanism.records, mechanism.noise_multiplier, mechanism.clip]
 
-    def samples(self, steps: int) -> Iterator[list[list[Encoded]]]:
+    def samples(self, steps: int) -> Iterator[list[list[TokenizedText]]]:
         """Yield the sample of each of `steps` steps, a list of batches of one text; each is paid for first.
 
         Raises:
@@ -86,7 +86,7 @@ class PrivateSteps:
     def noisy_gradient(
         self,
         base: BaseModel,
-        sample: Sequence[Sequence[Encoded]],
+        sample: Sequence[Sequence[TokenizedText]],
         parameters: Mapping[str, nn.Parameter],
         gradient: Gradient,
     ) -> float:

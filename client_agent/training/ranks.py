@@ -23,7 +23,7 @@ from client_agent.adapters.base import adapter_tensors
 from client_agent.adapters.frames import Frame, Frames
 from client_agent.errors import AgentError
 from client_agent.model.loading import BaseModel
-from client_agent.model.tokens import Encoded
+from client_agent.model.tokens import TokenizedText
 from schemas.messages.federations import AdapterPlan, StrategyPlan
 
 _WAIT = timedelta(days=365)  # followers wait for the next round as long as it takes
@@ -157,7 +157,7 @@ class Leader:
         self._connection.message({"order": "begin", **facts, "tensors": sorted(tensors)})
         self._connection.spread([tensors[name] for name in sorted(tensors)])
 
-    def divide(self, step: Sequence[Sequence[Encoded]], number: int) -> list[list[Encoded]]:
+    def divide(self, step: Sequence[Sequence[TokenizedText]], number: int) -> list[list[TokenizedText]]:
         """Send the texts of a step and the tensors that train; return rank 0's share, never empty."""
         parts = shares(step, self._connection.world)
         rows = [[[text.ids, text.answer] for text in texts] for part in parts for texts in part]
@@ -198,7 +198,7 @@ def require_divisible(obstacle: str | None) -> None:
         )
 
 
-def shares(step: Sequence[Sequence[Encoded]], world: int) -> list[list[list[Encoded]]]:
+def shares(step: Sequence[Sequence[TokenizedText]], world: int) -> list[list[list[TokenizedText]]]:
     """Divide a step among processes: whole batches if their number allows it, else each batch's texts.
 
     Rank 0 has at least one text; others may have none.
@@ -208,7 +208,7 @@ def shares(step: Sequence[Sequence[Encoded]], world: int) -> list[list[list[Enco
     return [[part for texts in step if (part := list(texts[rank::world]))] for rank in range(world)]
 
 
-def answers_of(step: Sequence[Sequence[Encoded]]) -> int:
+def answers_of(step: Sequence[Sequence[TokenizedText]]) -> int:
     """Return the number of tokens of a step that are predicted."""
     return sum(sum(text.answer[1:]) for texts in step for text in texts)
 

@@ -24,8 +24,7 @@ from client_agent.storage.rate_store import RateStore as RateStore
 from client_agent.storage.rate_store import TriedRate
 from client_agent.training.data import MIN_VALIDATION, SiloData
 from client_agent.training.evaluate import mean_loss
-from client_agent.training.loop import train
-from client_agent.training.options import DEFAULT_OPTIONS, TrainingOptions
+from client_agent.training.loop import DEFAULT_OPTIONS, TrainingOptions, train
 from client_agent.training.progress import TrainingProgress
 from client_agent.training.silo import Silo
 from schemas.messages.federations import AdapterPlan, TrainingPlan

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from transformers import PreTrainedTokenizerFast
 
-from client_agent.counted import counted
+from client_agent.console_counts import counted
 from client_agent.model.chat import ASSISTANT
 from client_agent.model.chat_template import has_generation_tags
 from client_agent.model.comparable_text import folded
@@ -22,7 +22,7 @@ _LISTED = 3
 
 
 def remarks_on(data: SiloData, tokenizer: PreTrainedTokenizerFast) -> list[str]:
-    """Return a sentence for each way of reading the data that their owner may not expect.
+    """Return a sentence for each surprise in how examples are read.
 
     Raises:
         TokenizerUnfit, DataInvalid: see `learnt_parts`.

@@ -18,13 +18,13 @@ from client_agent.model.examples import Example, encode_for
 from client_agent.model.gguf import model_folder
 from client_agent.model.loading import BaseModel, base_model_slug, load_base_model, parameter_count
 from client_agent.model.tokenizer_digests import tokenizer_digests
-from client_agent.model.tokens import Encoded
+from client_agent.model.tokens import TokenizedText
 from client_agent.settings import AgentSettings, Dtype, GeneratedScores, Quantization
 from client_agent.storage.final_scores import StartScoreStore
 from client_agent.storage.prefix_store import PrefixStore
 from client_agent.training.data import SiloData, load_data, with_metrics
+from client_agent.training.loop import DEFAULT_OPTIONS, TrainingOptions
 from client_agent.training.optimiser import require_optimiser
-from client_agent.training.options import DEFAULT_OPTIONS, TrainingOptions
 from client_agent.training.packing import require_packable
 from client_agent.training.ranks import Leader
 from client_agent.training.remarks import remarks_on
@@ -62,7 +62,7 @@ class Silo:
     trainer: OpenedTrainer | None = None
     ranks: Leader | None = None
 
-    def encoded(self, examples: Sequence[Example], max_length: int) -> tuple[Encoded, ...]:
+    def encoded(self, examples: Sequence[Example], max_length: int) -> tuple[TokenizedText, ...]:
         """Tokenise examples for the base model, once for the life of the agent.
 
         Raises:

@@ -1,7 +1,8 @@
 """Compute the losses of answer tokens, with one forward pass over what texts have in common.
 
-In a causal model a hidden state depends on the tokens up to it alone. A text needs no pass of its own if its
-tokens, but for the last, begin another text: options of one token cost what their common prompt costs.
+In a causal model a hidden state depends only on the tokens up to its position. So a text needs no pass of its
+own if another text begins with all its tokens but the last. Options of one token cost a single pass over
+their prompt.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from torch import Tensor
 
 from client_agent.model.forward import LOGITS_AT_ONCE, grouped_by_length, hidden_states
 from client_agent.model.loading import BaseModel
-from client_agent.model.tokens import Encoded, collate, pad_id
+from client_agent.model.tokens import TokenizedText, collate, pad_id
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,11 +30,11 @@ class AnswerLosses:
 class SharedRow:
     """A text that is run, and the indices of all texts whose losses it yields, its own among them."""
 
-    text: Encoded
+    text: TokenizedText
     readers: list[int]
 
 
-def shared_rows(texts: Sequence[Encoded]) -> list[SharedRow]:
+def shared_rows(texts: Sequence[TokenizedText]) -> list[SharedRow]:
     """Return the fewest texts whose forward passes yield the losses of all."""
     read = [text.ids[:-1] for text in texts]  # nothing is predicted from the last token
     rows: list[SharedRow] = []
@@ -49,7 +50,7 @@ def shared_rows(texts: Sequence[Encoded]) -> list[SharedRow]:
 
 
 @torch.inference_mode()
-def answer_losses(base: BaseModel, texts: Sequence[Encoded]) -> list[AnswerLosses]:
+def answer_losses(base: BaseModel, texts: Sequence[TokenizedText]) -> list[AnswerLosses]:
     """Compute the losses, in nats, of the answer tokens of texts.
 
     The head runs at the positions before answer tokens only, for `LOGITS_AT_ONCE` at a time.
@@ -63,12 +64,15 @@ def answer_losses(base: BaseModel, texts: Sequence[Encoded]) -> list[AnswerLosse
         counts = [sum(texts[reader].answer[1:]) for reader in readers]
         by_text = zip(readers, torch.split(losses, counts), torch.split(right, counts), strict=True)
         answers |= {
-            reader: AnswerLosses(of_text, bool(all_right.all())) for reader, of_text, all_right in by_text
+            reader: AnswerLosses(text_losses, bool(all_right.all()))
+            for reader, text_losses, all_right in by_text
         }
     return [answers[index] for index in range(len(texts))]
 
 
-def _of_batch(base: BaseModel, rows: Sequence[SharedRow], texts: Sequence[Encoded]) -> tuple[Tensor, Tensor]:
+def _of_batch(
+    base: BaseModel, rows: Sequence[SharedRow], texts: Sequence[TokenizedText]
+) -> tuple[Tensor, Tensor]:
     """Run rows; return the loss and the match of each answer token, reader by reader."""
     places: dict[tuple[int, int], int] = {}  # row and position of each hidden state that the head reads
     place_of_token, tokens = [], []

@@ -23,7 +23,7 @@ from client_agent.adapters.peft_training import read_result, trainable_peft_mode
 from client_agent.errors import AgentError, LossNotFinite, Stopped
 from client_agent.model.examples import Example
 from client_agent.model.loading import BaseModel
-from client_agent.model.tokens import Encoded
+from client_agent.model.tokens import TokenizedText
 from client_agent.storage.files import make_folder, write_durably
 from client_agent.training.checkpoint import TrainingCheckpoint, owner_of
 from client_agent.training.loop import Step, TrainingOutcome
@@ -64,7 +64,7 @@ class TrainerTask:
     adapter: Adapter
     adapter_plan: AdapterPlan
     examples: Sequence[Example]
-    texts: Sequence[Encoded]
+    texts: Sequence[TokenizedText]
     plan: TrainingPlan
     learning_rate: float
     seed: int
@@ -135,7 +135,7 @@ def train_by(
     opened: OpenedTrainer,
     base: BaseModel,
     adapter: Adapter,
-    texts: Sequence[Encoded],
+    texts: Sequence[TokenizedText],
     plan: TrainingPlan,
     *,
     examples: Sequence[Example],

@@ -24,7 +24,7 @@ from client_agent.errors import CoordinatorRefused, CoordinatorUnreachable, Down
 from client_agent.transport.handshake import explain_refusal, fetch_hello
 from client_agent.transport.request_signing import SignedRequests
 from client_agent.transport.responses import (
-    NothingYet,
+    NoOpenRound,
     is_refusal,
     nothing_yet,
     read,
@@ -151,14 +151,14 @@ class CoordinatorApi:
 
     def current_round(
         self, federation_id: str, *, wait_seconds: int = 0
-    ) -> RoundBrief | FinishedBrief | NothingYet:
+    ) -> RoundBrief | FinishedBrief | NoOpenRound:
         """Return the brief of the open round, after a long poll of at most `wait_seconds`.
 
         Raises:
             VersionMismatch: the answer is a brief of another version.
         """
         answer = self.poll(f"/v1/federations/{federation_id}/rounds/current", wait_seconds)
-        if isinstance(answer, NothingYet):
+        if isinstance(answer, NoOpenRound):
             return answer
         try:
             return _brief.validate_json(answer.content, extra="ignore")
@@ -270,7 +270,7 @@ class CoordinatorApi:
             size=len(content or b""),
         )
 
-    def poll(self, path: str, wait_seconds: int) -> httpx.Response | NothingYet:
+    def poll(self, path: str, wait_seconds: int) -> httpx.Response | NoOpenRound:
         """Return an answer with content, after a long poll of at most `wait_seconds`."""
         get = partial(self._client.get, self._url + path, headers={"Prefer": f"wait={wait_seconds}"})
 

@@ -87,19 +87,19 @@ def retry_after(answer: httpx.Response) -> float | None:
 
 
 @dataclass(frozen=True, slots=True)
-class NothingYet:
+class NoOpenRound:
     """No round is open for this client; poll again after `seconds`.
 
-    `undrawn` is the round that goes on without this client, since others were drawn; None = there is none.
+    `undrawn` is the open round for which other clients were drawn; None if there is none.
     """
 
     seconds: float
     undrawn: int | None = None
 
 
-def nothing_yet(answer: httpx.Response) -> NothingYet:
+def nothing_yet(answer: httpx.Response) -> NoOpenRound:
     """Parse an answer without content to a poll."""
     pause, undrawn = retry_after(answer), answer.headers.get(NOT_DRAWN_FIELD, "")
-    return NothingYet(
+    return NoOpenRound(
         5.0 if pause is None else pause, int(undrawn) if undrawn.isascii() and undrawn.isdecimal() else None
     )

@@ -1,4 +1,4 @@
-"""The silos of the scene: who they are, when they come and go, their examples and their plan."""
+"""The silos of the scene: names, arrivals and departures, examples and plan."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Cast:
 
     @property
     def arrivals(self) -> dict[int, list[str]]:
-        """Who joins after which round; 0 = before the first."""
+        """The silos that join after each round; 0 = before the first."""
         by_round: dict[int, list[str]] = {}
         for silo in self.study.silo:
             by_round.setdefault(silo.joins_after, []).append(silo.name)

@@ -1,4 +1,4 @@
-"""What a scene must have shown; each failed expectation is a sentence."""
+"""The expectations of a scene; each failed one is a sentence."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _KILLED = 3
 
 
 def failures(record: Record) -> list[str]:
-    """Return what did not happen as expected, as sentences; empty if all did."""
+    """Return a sentence for each failed expectation; empty if none failed."""
     checks = (_members, _separation, _birth, _merge, _prune, _newcomer, _kills, _end)
     return [sentence for check in checks for sentence in check(record)]
 
@@ -148,7 +148,7 @@ def _end(record: Record) -> Iterator[str]:
 
 
 def _fourth(record: Record) -> tuple[str, int]:
-    """Return the group none of whose silos were there at the beginning, and the round after which it came."""
+    """Return the group that had no silo at the beginning, and the round after which it arrived."""
     founding = {record.groups[name] for name in record.arrivals[0]}
     return next(
         (record.groups[names[0]], after)

@@ -6,7 +6,7 @@ import re
 
 from client_agent.storage.round_folder import SECURE, TRAINED
 from examples.agents import DemoFailed
-from examples.bank_scene.observed import Observer
+from examples.bank_scene.observer import Observer
 from examples.bank_scene.record import Kill
 from examples.bank_scene.silos import Silos
 from studies.coordinator_process import CoordinatorProcess

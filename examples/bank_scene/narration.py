@@ -29,7 +29,7 @@ class Narrator:
         )
 
     def published(self, record: Record, number: int) -> None:
-        """Print who used which expert in a round, and what the bank did after it."""
+        """Print the experts that each group used in a round, and the changes of the bank after it."""
         for line in lines_of(record, number):
             self._say(line)
 

@@ -14,7 +14,7 @@ from examples.bank_scene import cast as times
 from examples.bank_scene.cast import ENROLLED_BEFORE, LEAVES_AFTER, VICTIMS, Cast
 from examples.bank_scene.kills import kill_before_unmasking, kill_in_training, restart_coordinator
 from examples.bank_scene.narration import Narrator
-from examples.bank_scene.observed import Observer
+from examples.bank_scene.observer import Observer
 from examples.bank_scene.record import Kill, Record, RoundFacts
 from examples.bank_scene.silos import Silos
 from studies.bank_record import BankRecord, read_bank_record
@@ -23,7 +23,7 @@ from studies.coordinator_process import CoordinatorProcess
 
 @dataclass
 class Scene:
-    """A federation that runs, and what was seen of it so far."""
+    """A running federation and its record so far."""
 
     cast: Cast
     coordinator: CoordinatorProcess
@@ -59,7 +59,7 @@ class Scene:
 
 
 def play(cast: Cast, out: Path, forking: Program, narrator: Narrator) -> Record:
-    """Play the whole scene in a folder, and return what was seen.
+    """Play the whole scene in a folder, and return its record.
 
     Raises:
         DemoFailed: an agent stopped, a round was abandoned, or nothing moved for too long.
@@ -115,7 +115,7 @@ def _play_rounds(scene: Scene) -> None:
 
 
 def _changes(scene: Scene, number: int) -> list[Callable[[], None]]:
-    """Return what changes the members of the federation after a round."""
+    """Return the actions that change the members after a round."""
     cast, silos, changes = scene.cast, scene.silos, list[Callable[[], None]]()
     if number == LEAVES_AFTER:
         changes += [lambda: scene.narrator.leaving(cast.leaving, number), lambda: silos.leave(cast.leaving)]
@@ -126,7 +126,7 @@ def _changes(scene: Scene, number: int) -> list[Callable[[], None]]:
 
 
 def _kills(scene: Scene, number: int) -> list[Callable[[], Kill]]:
-    """Return what is killed in a round."""
+    """Return the kills in a round."""
     silos, observer = scene.silos, scene.observer
     due: dict[int, Callable[[int], Kill]] = {
         times.TRAINING_KILL: partial(kill_in_training, silos, observer, times.TRAINING_VICTIM),

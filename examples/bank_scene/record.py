@@ -1,4 +1,4 @@
-"""What happened in a scene, as it is written to bank_scene.json."""
+"""The record of a scene, as written to bank_scene.json."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Phase = Literal["training", "between masked input and unmasking", "coordinator"]
 class Kill(Strict):
     """A process that was killed with SIGKILL, and started again.
 
-    `progress` is what its folder showed after its death: how far it had come.
+    `progress` is its position at the time of the kill, by the files of its folder.
     """
 
     round: int
@@ -26,7 +26,7 @@ class Kill(Strict):
 
 
 class RoundFacts(Strict):
-    """A published round: who was counted, and what each silo chose in it, as its own folder says.
+    """A published round: the counted members, and the choice of each silo by the files of its folder.
 
     Attributes:
         seconds: from the publication of the round before.

@@ -1,4 +1,4 @@
-"""What a scene leaves behind: bank_scene.json, expert_utilization.png, and the closing lines."""
+"""The results of a scene: bank_scene.json, expert_utilization.png, and the closing lines."""
 
 from __future__ import annotations
 

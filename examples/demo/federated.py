@@ -16,7 +16,7 @@ from examples.demo.setting import FEDERATION, Setting
 
 @dataclass(frozen=True, slots=True)
 class FederatedResult:
-    """What a federation left behind, as its API returns it: scores by silo and round, relevance, bytes."""
+    """The results of a federation from its API: scores by silo and round, relevance, bytes."""
 
     federation: str
     scores: dict[str, list[Answer]]
@@ -79,7 +79,7 @@ def _follow(
     narrator: Narrator,
     until: Callable[[Answer], bool],
 ) -> None:
-    """Narrate the newest round's state until something is the case."""
+    """Narrate the state of the newest round until a condition holds."""
 
     def look() -> bool:
         rounds = operator.get(f"{path}/rounds?limit=1")["items"]

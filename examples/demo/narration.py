@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from studies.remaining import Schedule, every_minute
+from studies.remaining_time import Schedule, every_minute
 
 _LOGGED = re.compile(r"^\S+ \S+ (?:INFO|WARNING|ERROR) +(?P<text>.+)$")
 _STEP = re.compile(r"round (?P<round>\d+): step (?P<number>\d+)/(?P<total>\d+),")

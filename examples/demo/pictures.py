@@ -45,12 +45,10 @@ def overview(report: Report) -> Figure:
         losses, report, {s: [silo.by_side[s].loss for silo in report.silos] for s in report.sides}, "{:.3f}"
     )
     losses.set(title="Loss on held-out tickets\n(lower is better)", xlabel="nats per answer token")
-    of_tickets = report.silos[0].by_side["federated"].tickets
+    count = report.silos[0].by_side["federated"].tickets
     right = {s: [float(silo.by_side[s].right) for silo in report.silos] for s in report.sides}
     _bars(tickets, report, right, "{:.0f}")
-    tickets.set(
-        title=f"Right answers to {of_tickets} tickets\n(higher is better)", xlim=(0, 1.12 * of_tickets)
-    )
+    tickets.set(title=f"Right answers to {count} tickets\n(higher is better)", xlim=(0, 1.12 * count))
     _relevance(relevance, report)
     handles, names = losses.get_legend_handles_labels()
     figure.legend(handles, names, frameon=False, ncols=len(report.sides), loc="outside lower left")

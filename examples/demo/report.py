@@ -1,4 +1,4 @@
-"""The demo's figures: who is ahead, the table, report.json and report.html."""
+"""The demo's figures: the verdict, the table, report.json and report.html."""
 
 from __future__ import annotations
 

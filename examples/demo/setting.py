@@ -9,7 +9,7 @@ from typing import Final
 from examples.agents import Program
 from examples.demo.cast import Cast
 from examples.demo.narration import Narrator
-from studies.remaining import Schedule, Stage
+from studies.remaining_time import Schedule, Stage
 
 MODEL: Final = "base model"
 FEDERATION: Final = "federation"

@@ -22,7 +22,7 @@ from examples.demo_tiny.alone import Report
 from examples.demo_tiny.silos import EXAMPLES, SiloSetup
 from examples.preloaded import preloaded
 from studies.coordinator_process import running_coordinator
-from studies.remaining import Schedule, Stage, every_minute
+from studies.remaining_time import Schedule, Stage, every_minute
 
 ROUNDS = 6
 _STAGES = (

@@ -23,7 +23,7 @@ Report = Callable[[str, float], None]
 
 
 def local_plan(rounds: int) -> Answer:
-    """Train what a client of the federation trains, without a federation."""
+    """Return the plan that trains the federation's adapter alone."""
     return {
         "name": "local",
         "strategy": {"name": "fedavg"},
@@ -34,7 +34,7 @@ def local_plan(rounds: int) -> Answer:
 
 
 def local_lora_plan(rounds: int) -> Answer:
-    """Train an ordinary LoRA alone."""
+    """Return the plan that trains an ordinary LoRA alone."""
     named: Answer = {"name": "local_lora", "strategy": {"name": "fedavg"}, "rounds": {"total": rounds}}
     training: Answer = {"training.max_length": 64, "training.learning_rate": LORA_RATE}
     return merge_tables(LORA, {**named, **training})
@@ -48,7 +48,7 @@ def run_alone(
     pack_of: Callable[[SiloSetup], Path | None],
     report: Report,
 ) -> dict[str, list[Answer]]:
-    """Train every silo alone with `tessera agent train`, and give its scores per round.
+    """Train every silo alone with `tessera agent train`, and return its scores per round.
 
     Raises:
         DemoFailed: a training failed.

@@ -27,7 +27,7 @@ JOINS_AFTER = 4
 
 @dataclass(slots=True)
 class FederatedResult:
-    """What a federation left behind, as its status endpoints tell it."""
+    """The results of a federation from its status endpoints."""
 
     federation: str
     rounds: list[Answer]
@@ -38,7 +38,7 @@ class FederatedResult:
 
 
 def plan_of(name: str, strategy: str, frames: str, rounds: int) -> Answer:
-    """Write down a federation's plan: only what differs from the defaults."""
+    """Return a federation's plan: only the fields that differ from the defaults."""
     return {
         "name": name,
         "strategy": {"name": strategy},
@@ -106,7 +106,7 @@ def _follow(
     rounds: int,
     until: Callable[[Answer], bool],
 ) -> None:
-    """Show the current round's status until something is the case."""
+    """Show the status of the current round until a condition holds."""
 
     def look() -> bool:
         views = operator.get(f"{path}/rounds?limit=1")["items"]

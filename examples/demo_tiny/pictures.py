@@ -1,4 +1,4 @@
-"""Draw the demo's pictures as SVG text. Knows the report, not how it came about."""
+"""Draw the demo's pictures as SVG text, from the report alone."""
 
 from __future__ import annotations
 

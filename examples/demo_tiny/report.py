@@ -1,4 +1,4 @@
-"""Turn what the methods left behind into report.json, the page beside it, and the table at the end."""
+"""Make report.json, its page and the closing table from the results of all methods."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def write(report: Answer, folder: Path) -> Path:
 
 
 def show(report: Answer, console: Console) -> None:
-    """Print the table, and what it says in words."""
+    """Print the table and the verdicts."""
     table = Table(title="loss and exact match on held-out examples, of what each silo ends with")
     table.add_column("silo")
     for method in METHODS:

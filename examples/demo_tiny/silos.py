@@ -1,4 +1,4 @@
-"""Who takes part in the demo, and what a silo's engineer would have written down for each."""
+"""The silos of the demo and their configuration files."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ LATECOMER = next(silo for silo in SILOS if silo.late)
 
 
 def write_config(silo: SiloSetup, data: Path, folder: Path, url: str) -> Path:
-    """Write a silo's TOML file into its folder and give its path."""
+    """Write a silo's TOML file into its folder, and return its path."""
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / "silo.toml"
     file.write_text(

@@ -1,6 +1,6 @@
 """`make screenshots`: run the federations, take the pictures of docs/images.
 
-Two agents of the main federation are held in the middle of a round: the page has somebody to wait for.
+Two agents of the main federation are held in the middle of a round, so that the page shows late clients.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Studies for `tessera compare`, and what draws their data."""
+"""Studies for `tessera compare`, and scripts that draw their data."""

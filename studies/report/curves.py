@@ -57,8 +57,11 @@ def bytes_so_far(clients: Sequence[ClientResult]) -> list[float]:
 
 def _curve(curves: Sequence[Sequence[Sequence[float]]], steps: int) -> LossCurve:
     """Return the estimates over seeds of the means over clients; `curves` is by seed, client and round."""
-    length = min(len(curve) for of_seed in curves for curve in of_seed)
+    length = min(len(curve) for seed_curves in curves for curve in seed_curves)
     return LossCurve(
         steps=[steps * i for i in range(length)],
-        loss=[estimate([mean([curve[i] for curve in of_seed]) for of_seed in curves]) for i in range(length)],
+        loss=[
+            estimate([mean([curve[i] for curve in seed_curves]) for seed_curves in curves])
+            for i in range(length)
+        ],
     )

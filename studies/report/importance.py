@@ -57,7 +57,7 @@ def importance_of(results: Sequence[CellResult], founders: Sequence[str]) -> Imp
         kl=_estimated(measured, lambda file: file.rounds[-1].kl),
         spread=_estimated(measured, lambda file: _spread(list(file.modules.values()))),
         ranks=_estimated(measured, lambda file: _mean(list(file.ranks.values())))
-        if all(file.ranks for of_seed in measured.values() for file in of_seed.values())
+        if all(file.ranks for seed_files in measured.values() for file in seed_files.values())
         else None,
         agreement=estimate(agreements) if agreements else None,
         seed=first.seed,
@@ -103,7 +103,9 @@ def _measured(result: CellResult, names: Sequence[str]) -> dict[str, MeasuresFil
 def _estimated(
     measured: Mapping[int, Mapping[str, MeasuresFile]], figure: Callable[[MeasuresFile], float]
 ) -> Estimate:
-    return estimate([_mean([figure(file) for file in of_seed.values()]) for of_seed in measured.values()])
+    return estimate(
+        [_mean([figure(file) for file in seed_files.values()]) for seed_files in measured.values()]
+    )
 
 
 def _spread(values: Sequence[float]) -> float:

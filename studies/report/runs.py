@@ -50,7 +50,7 @@ class Runs:
         }
         return {seed: by_client for seed, by_client in by_seed.items() if by_client}
 
-    def of_paired(self, score: str, rule: Rule, names: Sequence[str]) -> BySeed:
+    def paired_values(self, score: str, rule: Rule, names: Sequence[str]) -> BySeed:
         """Return the same for the paired seeds only."""
         return {seed: v for seed, v in self.values(score, rule, names).items() if seed in self.paired}
 
@@ -99,9 +99,11 @@ def compare(
     score: str, rule: Rule, method: str, names: Sequence[str], runs: Runs, baselines: dict[str, Runs]
 ) -> dict[str, Pairing]:
     """Compare some clients' scores with theirs under each baseline but the method itself."""
-    values = runs.of_paired(score, rule, names)
+    values = runs.paired_values(score, rule, names)
     pairings = {
-        key: pairing(values, baseline.of_paired(score, rule, names), lower_is_better=score in LOWER_IS_BETTER)
+        key: pairing(
+            values, baseline.paired_values(score, rule, names), lower_is_better=score in LOWER_IS_BETTER
+        )
         for key, baseline in baselines.items()
         if key != method
     }

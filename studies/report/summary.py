@@ -276,7 +276,7 @@ def _latecomer(method: str, name: str, rule: Rule, runs: Runs, baselines: dict[s
     seeds = [result.seed for result in runs.results]
     curves = [trained_losses(client) for client in runs.of(name)]
     ends = {
-        baseline: {seed: of_seed[name] for seed, of_seed in alone.values(LOSS, rule, [name]).items()}
+        baseline: {seed: seed_losses[name] for seed, seed_losses in alone.values(LOSS, rule, [name]).items()}
         for baseline, alone in baselines.items()
         if baseline != method
     }

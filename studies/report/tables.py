@@ -87,7 +87,7 @@ def losing(transfer: Transfer) -> str:
 
 def rates(method: MethodSummary) -> str:
     """Format the learning rates of a method's clients: the one rate, or the least and the largest."""
-    used = sorted({rate for of_client in method.rates.values() for rate in of_client})
+    used = sorted({rate for client_rates in method.rates.values() for rate in client_rates})
     return f"{used[0]:g}" if len(used) == 1 else f"{used[0]:g} to {used[-1]:g}"
 
 
@@ -232,10 +232,10 @@ def _costs(report: Report) -> Table:
     for name in (*(f"loss of {group}" for group in groups), "forgetting", "rates", "up", "down", "CPU s"):
         table.add_column(name, justify="right")
     for method in report.methods:
-        of_groups = (method.loss.groups.get(group) for group in groups)
+        group_values = (method.loss.groups.get(group) for group in groups)
         table.add_row(
             method.method,
-            *(figure(value) if value is not None else "-" for value in of_groups),
+            *(figure(value) if value is not None else "-" for value in group_values),
             difference(method.forgetting) if method.forgetting is not None else "-",
             rates(method),
             amount(method.bytes_up),

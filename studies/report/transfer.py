@@ -50,8 +50,8 @@ class Transfer(Strict):
 def transfer_of(rule: Rule, runs: Runs, control: str, control_runs: Runs) -> Transfer | None:
     """Compare a method with its control; return None without a seed that all methods have."""
     founders = [silo.name for silo in runs.study.founders]
-    federated = runs.of_paired(LOSS, rule, founders)
-    alone = control_runs.of_paired(LOSS, rule, founders)
+    federated = runs.paired_values(LOSS, rule, founders)
+    alone = control_runs.paired_values(LOSS, rule, founders)
     paired = pairing(federated, alone, lower_is_better=True)
     if paired is None:
         return None

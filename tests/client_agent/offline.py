@@ -16,7 +16,7 @@ import pytest
 
 from client_agent.offline_work import do_work
 from client_agent.rounds.participant import Participant, Trainer
-from client_agent.rounds.pending import PendingWork, pending_work
+from client_agent.rounds.pending_work import PendingWork, pending_work
 from client_agent.rounds.sync_steps import SyncClient
 from client_agent.session import StopFlag, open_offline, open_sync
 from client_agent.settings import read_settings

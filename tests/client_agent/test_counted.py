@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from client_agent.counted import DEFAULT_PACE, Pace, counted, counts_shown
+from client_agent.console_counts import DEFAULT_PACE, Pace, counted, counts_shown
 from client_agent.data.load import load_examples
 from client_agent.errors import DataInvalid
 from client_agent.model.examples import Example, encode_example

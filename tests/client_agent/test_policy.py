@@ -15,9 +15,9 @@ from client_agent.cli.console import Bars
 from client_agent.daemon import prepare, run
 from client_agent.errors import SettingsUnusable
 from client_agent.policy import Policy, PolicyRefused
+from client_agent.rounds.client import require_policy, sent_kinds
 from client_agent.rounds.opened_round import OpenedBrief
 from client_agent.rounds.participant import Participant
-from client_agent.rounds.plan_policy import require_policy, sent_kinds
 from client_agent.rounds.progress_report import step_reports
 from client_agent.rounds.steps import take_part
 from client_agent.rounds.work import Work

@@ -52,11 +52,11 @@ def test_all_that_left_in_two_rounds_is_listed_and_saved(served: Served, tmp_pat
     assert [entry["sha256"] for entry in sent] == [hashlib.sha256(body).hexdigest() for body in updates[::-1]]
     # What the coordinator counted is what the log says, body by body.
     for view in served.rounds(federation_id):
-        of_round = listed(file, "--round", view["round"])
-        assert {entry["round"] for entry in of_round} == {view["round"]}
-        bodies = [e["bytes"] for e in of_round if e["kind"] == "update"]
+        round_reports = listed(file, "--round", view["round"])
+        assert {entry["round"] for entry in round_reports} == {view["round"]}
+        bodies = [e["bytes"] for e in round_reports if e["kind"] == "update"]
         assert sum(bodies) == view["bytes"]["up"]
-        scores = next(entry for entry in of_round if entry["kind"] == "scores")
+        scores = next(entry for entry in round_reports if entry["kind"] == "scores")
         assert Scores.model_validate_json(scores["body"]).kept == view["clients"][0]["scores"]["kept"]
     target = tmp_path / "saved"
     listed(file, "--save", target)

@@ -16,11 +16,10 @@ import pytest
 
 from client_agent.daemon import run
 from client_agent.distillation.part import sent_outputs
-from client_agent.errors import CoordinatorRefused, SettingsUnusable, Stopped
+from client_agent.errors import CoordinatorRefused, SettingsUnusable, Stopped, SumNeedsNetwork
 from client_agent.identity.agent_folder import exclusive
 from client_agent.offline_work import store_facts
 from client_agent.privacy.budget import TrainingBudgetSpent
-from client_agent.rounds.awaited import SumNeedsAnswers
 from client_agent.rounds.participant import Participant
 from client_agent.rounds.steps import take_part
 from client_agent.session import StopFlag
@@ -228,7 +227,7 @@ def test_summed_updates_need_a_sync_that_waits(
     who = participant(federation_id)
     served.admin.post(f"/v1/federations/{federation_id}/start")
     next_brief(who)
-    with pytest.raises(SumNeedsAnswers, match=r"within 120 s.*--wait"):
+    with pytest.raises(SumNeedsNetwork, match=r"within 120 s.*--wait"):
         machines.sync(waits=False)
     for _ in range(2):
         assert machines.sync().next == "work"

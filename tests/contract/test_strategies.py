@@ -8,7 +8,7 @@ from typing import Any, Literal, get_args, get_origin
 import pytest
 from pydantic import JsonValue
 
-from client_agent.base_delta import BaseDeltaForm, ChangesBaseModel
+from client_agent.base_delta import BaseDeltaForm, BaseDeltaPart
 from client_agent.experts.part import BankOfExperts, ServedBank
 from client_agent.rounds import strategy as agent_side
 from client_agent.rounds.mixed_ranks import MixedRanks
@@ -72,7 +72,7 @@ def test_both_sides_say_whether_a_prior_travels_beside_the_adapter(name: str) ->
 @pytest.mark.parametrize("name", agent_side.strategy_names())
 def test_parts_of_a_strategy_agree_with_its_form(name: str) -> None:
     strategy = agent_side.load_strategy(name)
-    changes_base = any(isinstance(part, ChangesBaseModel) for part in strategy.parts)
+    changes_base = any(isinstance(part, BaseDeltaPart) for part in strategy.parts)
     assert changes_base == isinstance(strategy.served, BaseDeltaForm)
     assert any(isinstance(part, MixedRanks) for part in strategy.parts) == strategy.served.mixed_ranks
     assert any(isinstance(part, BankOfExperts) for part in strategy.parts) == isinstance(

@@ -22,10 +22,10 @@ from client_agent.training.data import load_data
 from examples.agents import DemoFailed
 from examples.demo import pictures, question, report
 from examples.demo.cast import ALONE, FEDERATED, NAME, Cast
-from examples.demo.checks import require_whole
 from examples.demo.federated import FederatedResult
 from examples.demo.narration import Narrator
 from examples.demo.question import Answers
+from examples.demo.run import require_whole
 from examples.demo.schemes import DATA, SCHEMES, read_tickets, rows
 from examples.demo.setting import Setting, schedule
 from examples.demo_tiny.silos import MODELS

@@ -16,9 +16,9 @@ def test_the_file_is_what_the_command_writes() -> None:
 
 
 def test_no_prompt_is_trained_on_or_scored() -> None:
-    of_silos = set()
+    silo_prompts = set()
     for name in NAMES:
         for file in (Path(FILE).parent / "data" / name).glob("*.jsonl"):
-            of_silos |= {json.loads(line)["prompt"] for line in file.read_text().splitlines()}
-    assert len(of_silos) > 1000
-    assert not of_silos & {text["prompt"] for text in texts()}
+            silo_prompts |= {json.loads(line)["prompt"] for line in file.read_text().splitlines()}
+    assert len(silo_prompts) > 1000
+    assert not silo_prompts & {text["prompt"] for text in texts()}

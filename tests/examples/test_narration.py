@@ -7,7 +7,7 @@ from threading import Event
 import pytest
 
 from examples.demo.narration import Narrator, logged, rounds_done
-from studies.remaining import Schedule, Stage, every_minute
+from studies.remaining_time import Schedule, Stage, every_minute
 
 
 def test_minutes_left_follow_the_pace_of_what_is_done() -> None:

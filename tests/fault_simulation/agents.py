@@ -35,7 +35,7 @@ from client_agent.rounds.opened_round import OpenedBrief
 from client_agent.rounds.part import Part, Setting
 from client_agent.rounds.participant import Participant, Trainer
 from client_agent.rounds.train import LocalTraining
-from client_agent.rounds.trained import Trained
+from client_agent.rounds.training_result import TrainingResult
 from client_agent.sketches.gradient import Sketch
 from client_agent.training.silo import Silo
 from client_agent.transport.client import CoordinatorApi
@@ -134,7 +134,7 @@ def learnt(plan: Plan, number: int, index: int, attempt: int) -> NDArray[np.floa
     return flat
 
 
-def _train(training: LocalTraining) -> Trained:
+def _train(training: LocalTraining) -> TrainingResult:
     silo, adapter = cast(Any, training.silo), cast(Any, training.adapter)
     round_number, start, private = training.round_number, training.start, training.private
     world: World = silo.world
@@ -151,7 +151,7 @@ def _train(training: LocalTraining) -> Trained:
     adapter_state = adapter.trained(world, (silo.index, round_number, silo.attempts), start, adapter_state)
     scores = Scores(served=_SCORE, trained=_SCORE, kept="trained")
     origin, rate = training.origin, training.learning_rate
-    return Trained(adapter_state, {}, {}, {}, {}, scores, origin, rate, {}, {})
+    return TrainingResult(adapter_state, {}, {}, {}, {}, scores, origin, rate, {}, {})
 
 
 def _sketch(trainer: Any, _: object) -> Sketch:

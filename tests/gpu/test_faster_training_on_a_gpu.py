@@ -14,7 +14,7 @@ from client_agent.adapters.inject import inject_lora
 from client_agent.model.examples import Example
 from client_agent.model.loading import BaseModel, load_base_model
 from client_agent.settings import OptimizerName, Quantization
-from client_agent.training.options import TrainingOptions
+from client_agent.training.loop import TrainingOptions
 from client_agent.training.packing import require_packable
 from client_agent.training.silo import allow_tf32
 from schemas.messages.federations import AdapterPlan, TrainingPlan

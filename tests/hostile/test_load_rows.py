@@ -16,7 +16,7 @@ import psycopg
 import pytest
 
 from client_agent.transport.client import CoordinatorApi
-from client_agent.transport.responses import NothingYet
+from client_agent.transport.responses import NoOpenRound
 from coordinator.db import migrate
 from coordinator.db.engine import Database
 from coordinator.http.limits.poll_rate import BURST
@@ -59,7 +59,7 @@ def test_a_client_that_polls_too_often_is_told_when_to_come_back_and_nobody_else
     assert scene.silo.http.get(path).status_code == 200
     assert scene.stored() == before
     with CoordinatorApi(scene.served.url, key=scene.delivered.key, deadline_seconds=60) as api:
-        assert isinstance(api.current_round(scene.delivered.federation_id), NothingYet)
+        assert isinstance(api.current_round(scene.delivered.federation_id), NoOpenRound)
 
 
 @pytest.mark.slow

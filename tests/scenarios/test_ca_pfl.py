@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from client_agent.rounds.served_weights import read_weights
-from client_agent.rounds.trained import Trained
+from client_agent.rounds.training_result import TrainingResult
 from tests.scenarios.agents import AgentProcess, prepare_agent
 from tests.served import Served
 from tests.waiting import wait_until
@@ -35,10 +35,10 @@ def measured(agent: AgentProcess, number: int) -> list[dict[str, Any]]:
     return rounds
 
 
-def trained(agent: AgentProcess, number: int) -> Trained:
+def trained(agent: AgentProcess, number: int) -> TrainingResult:
     file = agent.file(number, "trained.safetensors")
     assert file is not None, agent.log
-    return Trained.read(file)
+    return TrainingResult.read(file)
 
 
 def weights(agent: AgentProcess, number: int) -> dict[str, np.ndarray]:

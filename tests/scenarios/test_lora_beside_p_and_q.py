@@ -12,7 +12,7 @@ import safetensors.numpy
 
 from client_agent.model.loading import base_model_slug
 from client_agent.rounds.served_weights import read_weights
-from client_agent.rounds.trained import Trained
+from client_agent.rounds.training_result import TrainingResult
 from tests.scenarios.agents import EXAMPLES, MODELS, AgentProcess, prepare_agent
 from tests.served import Served
 
@@ -32,10 +32,10 @@ PLAN = {
 }
 
 
-def trained(agent: AgentProcess) -> Trained:
+def trained(agent: AgentProcess) -> TrainingResult:
     file = agent.file(1, "trained.safetensors")
     assert file is not None, agent.log
-    return Trained.from_bytes(file.read_bytes())
+    return TrainingResult.from_bytes(file.read_bytes())
 
 
 def sent(agent: AgentProcess) -> dict[str, np.ndarray]:

@@ -13,7 +13,7 @@ import torch
 
 from client_agent.rounds.checkpoints import Variant, adapter_of_round
 from client_agent.rounds.served_weights import read_weights
-from client_agent.rounds.trained import Trained
+from client_agent.rounds.training_result import TrainingResult
 from client_agent.settings import read_settings
 from client_agent.storage.base_delta import BaseDelta, read_served
 from client_agent.training.silo import Silo, open_silo
@@ -58,10 +58,10 @@ def run(fresh_database: Callable[[str], str], serve: Callable[..., Served], tmp_
     return take_part
 
 
-def trained(agent: AgentProcess, number: int) -> Trained:
+def trained(agent: AgentProcess, number: int) -> TrainingResult:
     file = agent.file(number, "trained.safetensors")
     assert file is not None, agent.log
-    return Trained.read(file)
+    return TrainingResult.read(file)
 
 
 def layout(agent: AgentProcess) -> Layout:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from client_agent.rounds.trained import Trained
+from client_agent.rounds.training_result import TrainingResult
 from client_agent.storage.round_folder import TRAINED, TRAINER, UPDATE
 from tests.scenarios.agents import EXAMPLES, AgentProcess, prepare_agent
 from tests.served import Served
@@ -83,7 +83,7 @@ def test_adapters_of_sft_and_dpo_are_scored_and_sent(
         trained_file, update = agent.file(1, TRAINED), agent.file(1, UPDATE)
         assert trained_file is not None
         assert update is not None
-        trained = Trained.read(trained_file)
+        trained = TrainingResult.read(trained_file)
         assert (
             max(np.abs(values - trained.start[name]).max() for name, values in trained.adapter.items()) > 0.01
         )
@@ -91,7 +91,7 @@ def test_adapters_of_sft_and_dpo_are_scored_and_sent(
         assert not (trained_file.parent / TRAINER).exists()
     sft_file = agents[0].file(1, TRAINED)
     assert sft_file is not None
-    sft = Trained.read(sft_file)
+    sft = TrainingResult.read(sft_file)
     assert sft.scores.trained["loss"].value < sft.scores.served["loss"].value
     view = coordinator.admin.get(f"/v1/federations/{federation_id}/rounds/1").json()
     assert [client["state"] for client in view["clients"]] == ["arrived", "arrived"]

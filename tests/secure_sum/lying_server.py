@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from client_agent.secure_sum.expectation import accept_terms
-from client_agent.secure_sum.member import Keyed, Member, OwnShares, new_secrets
+from client_agent.secure_sum.member import KeySet, Member, OwnShares, new_secrets
 from coordinator.secure_sum import intake
 from schemas.identity.keys import decode, encode
 from schemas.messages.secure_sum import KeysStep, MaskedAnswer, SharesStep, SumTerms
@@ -150,7 +150,7 @@ class LyingServer:
             steps[n] = SharesStep(commitment=commitment_to(bytes(32)), shares=sealed)
         self.steps = dict(sorted(steps.items()))
 
-    def _open_own(self, keyed: Mapping[int, Keyed]) -> None:
+    def _open_own(self, keyed: Mapping[int, KeySet]) -> None:
         """Decrypt the shares that honest members sent to the colluders."""
         for n in self.scene.copies:
             self._shares[n] = {}

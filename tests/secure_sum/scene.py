@@ -10,7 +10,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from numpy.typing import NDArray
 
 from client_agent.secure_sum.expectation import Expectation, accept_terms
-from client_agent.secure_sum.member import Keyed, Member, OwnShares, Shared, new_secrets
+from client_agent.secure_sum.member import KeySet, Member, OwnShares, ShareSet, new_secrets
 from coordinator.secure_sum import intake
 from coordinator.secure_sum.phases import Phase, required
 from coordinator.secure_sum.unmasking import opened_keys, unmasked_counts, unmasked_sum
@@ -105,9 +105,9 @@ class Session:
         self.masked: dict[int, bytes] = {}
         self.confirmed: dict[int, ConfirmStep] = {}
         self.unmasked: dict[int, UnmaskStep] = {}
-        self.keyed: dict[int, Keyed] = {}
+        self.keyed: dict[int, KeySet] = {}
         self.own: dict[int, OwnShares] = {}
-        self.shared: dict[int, Shared] = {}
+        self.shared: dict[int, ShareSet] = {}
         self.openings: list[int] = []
         """The sums of the blindings of counts, once they are opened."""
 

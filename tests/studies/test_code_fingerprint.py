@@ -34,7 +34,7 @@ PACKS = ("client_agent.adapters", "client_agent.alignment", "client_agent.model"
 
 
 @pytest.mark.parametrize(
-    ("file", "of_runs", "of_packs"),
+    ("file", "runs_change", "packs_change"),
     [
         ("client_agent/alignment/fit_packs.py", True, True),
         ("schemas/wire/compress.py", True, True),
@@ -47,13 +47,13 @@ PACKS = ("client_agent.adapters", "client_agent.alignment", "client_agent.model"
     ],
 )
 def test_code_that_decides_figures_is_in_their_name(
-    shipped: Path, file: str, of_runs: bool, of_packs: bool
+    shipped: Path, file: str, runs_change: bool, packs_change: bool
 ) -> None:
     before = digest_of_code(RUN), digest_of_code(PACKS)
     with (shipped / file).open("a") as source:
         source.write("# changed\n")
     after = digest_of_code(RUN), digest_of_code(PACKS)
-    assert (before[0] != after[0], before[1] != after[1]) == (of_runs, of_packs)
+    assert (before[0] != after[0], before[1] != after[1]) == (runs_change, packs_change)
 
 
 def test_another_torch_has_another_name(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,7 @@ from studies.crew import local_crew
 from studies.federated_run import create_federation, wait_until_published
 from studies.methods import methods_of
 from studies.results import cells_of
-from studies.silo_work import Enrol, Finish, Note, TakePart
+from studies.silo_work import Enrol, ReadRoundNotes, ScoreFinalWeights, TakePart
 from studies.worker_context import WorkerContext
 from tests.served import ADMIN_TOKEN, Served
 from tests.studies.studies import silo_table, study, write_pools, write_study
@@ -94,8 +94,8 @@ def test_another_host_goes_on_from_the_folders_of_silos(tmp_path: Path, coordina
             second.run(names, TakePart(1))
             assert [folder.read(UPDATE) for folder in folders] == updates
             wait_until_published(federation, 1)
-            assert {note.learning_rate for note in second.run(names, Note(1)).values()} == {0.01}
-            scores = second.run(names, Finish())
+            assert {note.learning_rate for note in second.run(names, ReadRoundNotes(1)).values()} == {0.01}
+            scores = second.run(names, ScoreFinalWeights())
     assert all(final.scores.scores["loss"].count == 8 for final in scores.values())
 
 

@@ -10,7 +10,7 @@ from client_agent.errors import StudyUnusable
 from client_agent.transport.admin_client import Operator
 from schemas.messages.federations import FederationPlan
 from studies.clients import SharedModels
-from studies.drawn import clients_per_round, drawn_in, rounds_by_silo
+from studies.draws import clients_per_round, drawn_in, rounds_by_silo
 from studies.methods import methods_of, plan_of
 from studies.report.summary import summarise
 from studies.report.tables import amounts

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from client_agent.rounds.examine import OF_THE_DATA, few_validation
+from client_agent.rounds.examine import DATA_REMARK, few_validation
 from studies import progress
 from studies.compare import Comparison
 from studies.progress import ProgressDisplay
@@ -36,7 +36,7 @@ def test_warning_of_the_data_is_printed_once_and_by_no_run(tmp_path: Path) -> No
     handler = _Activity(lambda record: activities.append(record.getMessage()))
     log.addHandler(handler)
     try:
-        log.warning("said of the data", extra={OF_THE_DATA: True})
+        log.warning("said of the data", extra={DATA_REMARK: True})
         log.warning("round 1")
     finally:
         log.removeHandler(handler)

@@ -21,7 +21,7 @@ from playwright.sync_api import Page, expect
 from client_agent.errors import AddressMismatch
 from client_agent.identity.membership import enrol, read_key
 from client_agent.transport.client import CoordinatorApi
-from client_agent.transport.responses import NothingYet
+from client_agent.transport.responses import NoOpenRound
 from schemas.identity.signed_requests import Target, sign
 from schemas.messages.enrolment import Profile
 from tests.scenarios.agents import tessera
@@ -131,7 +131,7 @@ def test_an_agent_enrols_and_sends_signed_requests(
     key = read_key(folder)
     with CoordinatorApi(front.url, key=key, deadline_seconds=0) as api:
         assert api.me().client_id == member.client_id
-        assert isinstance(api.current_round(federation_id, wait_seconds=1), NothingYet)
+        assert isinstance(api.current_round(federation_id, wait_seconds=1), NoOpenRound)
         assert served.admin.post(f"/v1/federations/{federation_id}/start").status_code == 200
         joined = api.join(federation_id, 1, None)
         assert api.weights(federation_id, 1).digest == joined.weights.digest

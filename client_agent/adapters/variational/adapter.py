@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from client_agent.adapters.base import (
+    AdapterBase,
     LoraFactors,
     Penalty,
-    Removable,
     State,
     copy_in,
     copy_out,
@@ -57,7 +57,7 @@ IDLE_AFTER: Final = 2
 computation. Its count stays until it returns."""
 
 
-class VariationalAdapter(Removable):
+class VariationalAdapter(AdapterBase):
     """A LoRA with a posterior over the importance of its ranks, in the module order of `lora_modules`."""
 
     def __init__(self, lora: LoraAdapter, base: BaseModel, plan: ImportancePlan) -> None:

@@ -15,7 +15,7 @@ from .training import TrlOptions, TrlTrainer
 
 
 class Options(TrlOptions):
-    """Nothing besides."""
+    """The common options, and no others."""
 
 
 class Trainer(TrlTrainer):

@@ -1,4 +1,4 @@
-"""What both trainers share: the plan as TRL's arguments, the optimiser, steps, checkpoints and the result."""
+"""The common part of both trainers: TRL's arguments, the optimiser, steps, checkpoints and the result."""
 
 from __future__ import annotations
 

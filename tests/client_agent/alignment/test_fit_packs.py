@@ -47,7 +47,7 @@ def plan_for(pivot: BaseModel) -> AlignmentPlan:
     return AlignmentPlan(pivot=pivot.slug, anchors=96)
 
 
-def of_pivot(pivot: BaseModel) -> Pack:
+def pivots_pack(pivot: BaseModel) -> Pack:
     return pivot_pack(pivot, ANCHORS, ADAPTER, plan_for(pivot), "fed")
 
 
@@ -57,7 +57,7 @@ def aligned(base: BaseModel, pivot: BaseModel, pack: Pack) -> Pack:
 
 def test_the_pivots_pack_is_orthonormal_and_carries_its_responses(tiny: Callable[..., BaseModel]) -> None:
     pivot = tiny()
-    pack = of_pivot(pivot)
+    pack = pivots_pack(pivot)
     tokens = sum(len(a.prompt) + len(a.answer) for a in ANCHORS)
     assert pack.tensors["offsets"].shape == (tokens, 3)
     assert pack.tensors["offsets"].dtype == np.int32
@@ -80,7 +80,7 @@ def test_packs_have_the_target_modules_only(tiny: Callable[..., BaseModel]) -> N
     few = ADAPTER.model_copy(update={"target_modules": ("b1.o", "b0.v")})
     plan = plan_for(pivot)
     pack = pivot_pack(pivot, ANCHORS, few, plan, "fed")
-    whole = of_pivot(pivot)
+    whole = pivots_pack(pivot)
     assert pack.manifest.selected == ["b0.v", "b1.o"]
     assert np.array_equal(pack.tensors["b1.o.B"], whole.tensors["b1.o.B"])
     different = aligned_pack(base, pivot, pack, ANCHORS, few, plan, "fed")
@@ -90,13 +90,13 @@ def test_packs_have_the_target_modules_only(tiny: Callable[..., BaseModel]) -> N
 @pytest.mark.slow
 def test_the_same_inputs_give_the_same_bytes(tiny: Callable[..., BaseModel]) -> None:
     pivot, base = tiny(), tiny("qwen2", hidden_size=48, num_hidden_layers=6)
-    packs = [of_pivot(pivot) for _ in range(2)]
+    packs = [pivots_pack(pivot) for _ in range(2)]
     assert packs[0].to_body() == packs[1].to_body()
     assert aligned(base, pivot, packs[0]).to_body() == aligned(base, pivot, packs[1]).to_body()
 
 
 def test_a_pack_survives_its_body(tiny: Callable[..., BaseModel]) -> None:
-    pack = of_pivot(tiny())
+    pack = pivots_pack(tiny())
     back = Pack.from_body(pack.to_body())
     assert back.manifest == pack.manifest
     assert back.tensors.keys() == pack.tensors.keys()
@@ -110,7 +110,7 @@ def test_a_model_aligned_to_itself_agrees_with_itself(
     architecture: str, tiny: Callable[..., BaseModel]
 ) -> None:
     pivot = tiny(architecture)
-    pack = of_pivot(pivot)
+    pack = pivots_pack(pivot)
     itself = aligned(pivot, pivot, pack)
     for name, error in itself.manifest.errors.items():
         assert error.a < 0.05, name
@@ -125,7 +125,7 @@ def test_an_architecture_without_a_gate_is_aligned_in_the_roles_that_both_have(
 ) -> None:
     gated, plain = tiny(), tiny("gpt_neox", hidden_size=48, intermediate_size=64)
     for pivot, base in ((gated, plain), (plain, gated)):
-        pack = aligned(base, pivot, of_pivot(pivot))
+        pack = aligned(base, pivot, pivots_pack(pivot))
         assert {name.split(".")[1] for name in pack.manifest.errors} == {"q", "k", "v", "o", "up", "down"}
         for name in pack.manifest.errors:
             d_out, d_in = base.shapes[name.split(".")[1]]
@@ -135,7 +135,7 @@ def test_an_architecture_without_a_gate_is_aligned_in_the_roles_that_both_have(
 
 def test_two_random_models_share_nothing_and_are_told_so(tiny: Callable[..., BaseModel]) -> None:
     pivot, base = tiny(), tiny("qwen3", hidden_size=48, num_hidden_layers=6, seed=1)
-    pack = aligned(base, pivot, of_pivot(pivot))
+    pack = aligned(base, pivot, pivots_pack(pivot))
     assert set(pack.manifest.errors) == {site.name for site in sites_of(base, ADAPTER)}
     assert set(pack.manifest.selected) < set(pack.manifest.errors)
     assert set(pack.frames(base)) == set(pack.manifest.selected)
@@ -145,14 +145,14 @@ def test_two_random_models_share_nothing_and_are_told_so(tiny: Callable[..., Bas
 
 def test_other_tokens_are_matched_by_character(tiny: Callable[..., BaseModel]) -> None:
     pivot, base = tiny(), tiny(pairs=True, seed=1)
-    pack = aligned(base, pivot, of_pivot(pivot))
+    pack = aligned(base, pivot, pivots_pack(pivot))
     assert all(np.isfinite(values).all() for values in pack.tensors.values())
     assert all(error.a < 1 for error in pack.manifest.errors.values())
 
 
 def test_a_pack_of_other_anchors_or_another_pivot_is_refused(tiny: Callable[..., BaseModel]) -> None:
     pivot, different = tiny(), tiny(seed=1)
-    pack = of_pivot(pivot)
+    pack = pivots_pack(pivot)
     for anchors, model in ((anchors_for(95), pivot), (ANCHORS, different)):
         with pytest.raises(AlignmentImpossible, match="was not made from"):
             aligned_pack(different, model, pack, anchors, ADAPTER, plan_for(pivot), "fed")
@@ -170,13 +170,13 @@ def test_only_bare_models_are_aligned(tiny: Callable[..., BaseModel]) -> None:
         inject_pq(pivot, ADAPTER, random_frames(pivot, ADAPTER, 0), gated=False),
         pytest.raises(AdapterInPlace),
     ):
-        of_pivot(pivot)
+        pivots_pack(pivot)
 
 
 def test_a_body_that_is_no_pack_is_a_clear_error(tiny: Callable[..., BaseModel]) -> None:
     with pytest.raises(AlignmentImpossible, match="unreadable"):
         Pack.from_body(b"nonsense")
-    pack = of_pivot(tiny())
+    pack = pivots_pack(tiny())
     lacking = {name: values for name, values in pack.tensors.items() if name != "b0.q.A"}
     with pytest.raises(AlignmentImpossible, match=r"b0\.q"):
         Pack.from_body(dataclasses.replace(pack, tensors=lacking).to_body())
@@ -198,9 +198,9 @@ def test_blocks_are_worked_on_one_by_one_when_memory_is_short(
     tiny: Callable[..., BaseModel], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pivot, base = tiny(), tiny("qwen2", seed=1)
-    whole = aligned(base, pivot, of_pivot(pivot))
+    whole = aligned(base, pivot, pivots_pack(pivot))
     monkeypatch.setattr(fit_packs, "_MOMENT_BYTES", 1)
-    piecewise = aligned(base, pivot, of_pivot(pivot))
+    piecewise = aligned(base, pivot, pivots_pack(pivot))
     for name, values in whole.tensors.items():
         np.testing.assert_allclose(piecewise.tensors[name], values, rtol=1e-3, atol=1e-4)
 

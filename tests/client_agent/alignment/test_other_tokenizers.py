@@ -71,7 +71,7 @@ def tokenizer_of(kind: str) -> PreTrainedTokenizerFast:
 
 
 @pytest.fixture(scope="module")
-def of_kind(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], BaseModel]:
+def model_of_kind(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], BaseModel]:
     """Return a random model with a tokenizer of some kind."""
     models: dict[str, BaseModel] = {}
 
@@ -107,9 +107,9 @@ def test_the_tokenizers_of_these_tests_cut_differently() -> None:
 @pytest.mark.parametrize("pivot_kind", KINDS)
 @pytest.mark.parametrize("base_kind", KINDS)
 def test_matched_positions_have_read_the_same_characters(
-    of_kind: Callable[[str], BaseModel], base_kind: str, pivot_kind: str
+    model_of_kind: Callable[[str], BaseModel], base_kind: str, pivot_kind: str
 ) -> None:
-    pivot, base = of_kind(pivot_kind), of_kind(base_kind)
+    pivot, base = model_of_kind(pivot_kind), model_of_kind(base_kind)
     plan = AlignmentPlan(pivot=pivot.slug, anchors=96)
     pack = pivot_pack(pivot, ANCHORS, ADAPTER, plan, "fed")
     responses = Responses(pivot, pack, ANCHORS, ADAPTER.rank, torch.device("cpu"))
@@ -150,11 +150,11 @@ def rows_of(pivot: BaseModel) -> tuple[list[tuple[int, str]], list[tuple[int, st
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_position_is_asked_for_the_targets_token_on_its_next_character(
-    of_kind: Callable[[str], BaseModel], kind: str
+    model_of_kind: Callable[[str], BaseModel], kind: str
 ) -> None:
-    tokenizer = of_kind(kind).tokenizer
+    tokenizer = model_of_kind(kind).tokenizer
     checked = 0
-    for text in with_targets(of_kind(kind), ANCHORS, targets_of(ANCHORS)):
+    for text in with_targets(model_of_kind(kind), ANCHORS, targets_of(ANCHORS)):
         anchor = ANCHORS[text.anchor]
         target_text = anchor.prompt + random_targets(ANCHORS, 0)[text.anchor]
         for t, target in enumerate(text.targets):
@@ -176,10 +176,10 @@ def test_a_position_is_asked_for_the_targets_token_on_its_next_character(
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_token_of_an_answer_is_asked_for_whatever_the_target(
-    of_kind: Callable[[str], BaseModel], kind: str
+    model_of_kind: Callable[[str], BaseModel], kind: str
 ) -> None:
     """Else the pivot's rows would depend on what was drawn, and others could not find theirs."""
-    base, anchor = of_kind(kind), Anchor(id="a", prompt="say ", answer="the river")
+    base, anchor = model_of_kind(kind), Anchor(id="a", prompt="say ", answer="the river")
     asked_at = [
         with_targets(base, [anchor], {0: target})[0].predicting
         for target in ("x y  zabc", "aaaaaaaaa", " abcdefgh")
@@ -194,8 +194,8 @@ def test_blanks_are_never_drawn() -> None:
         random_targets([Anchor(id="a", prompt="b", answer=" ")], 0)
 
 
-def test_a_characters_first_bytes_match_nothing(of_kind: Callable[[str], BaseModel]) -> None:
-    pivot, base = of_kind("characters"), of_kind("bytes")
+def test_a_characters_first_bytes_match_nothing(model_of_kind: Callable[[str], BaseModel]) -> None:
+    pivot, base = model_of_kind("characters"), model_of_kind("bytes")
     plan = AlignmentPlan(pivot=pivot.slug, anchors=96)
     pack = pivot_pack(pivot, ANCHORS, ADAPTER, plan, "fed")
     responses = Responses(pivot, pack, ANCHORS, ADAPTER.rank, torch.device("cpu"))
@@ -233,8 +233,8 @@ def test_models_that_cut_differently_are_aligned_far_better_than_on_shuffled_tex
     manifest = pack.manifest.model_copy(update={"alignment_set": digest})
     elsewhere = dataclasses.replace(pack, tensors=shuffled, manifest=manifest)
 
-    def errors(of_pivot: object) -> dict[str, PackErrors]:
-        fitted = aligned_pack(base, pivot, of_pivot, anchors, adapter, plan, "fed")  # type: ignore[arg-type]
+    def errors(pivots_pack: object) -> dict[str, PackErrors]:
+        fitted = aligned_pack(base, pivot, pivots_pack, anchors, adapter, plan, "fed")  # type: ignore[arg-type]
         return dict(fitted.manifest.errors)
 
     right, wrong = errors(pack), errors(elsewhere)

@@ -133,13 +133,13 @@ def test_a_pack_whose_frames_say_nothing_fails(pivot: tuple[BaseModel, Pack]) ->
 
 
 def test_the_pivot_and_packs_that_share_nothing_cannot_be_tested(hasty: tuple[BaseModel, Pack]) -> None:
-    base, of_pivot = hasty
+    base, pivots_pack = hasty
     trial = Trial(ADAPTER, TRAINING, ANCHORS, seed=0)
     with pytest.raises(AlignmentImpossible, match="is the pivot"):
-        sides(base, of_pivot, base, of_pivot, trial)
-    nothing = Pack({}, of_pivot.manifest.model_copy(update={"selected": []}))
+        sides(base, pivots_pack, base, pivots_pack, trial)
+    nothing = Pack({}, pivots_pack.manifest.model_copy(update={"selected": []}))
     with pytest.raises(AlignmentImpossible, match="nothing to test"):
-        sides(shipped("tiny-l"), nothing, base, of_pivot, trial)
+        sides(shipped("tiny-l"), nothing, base, pivots_pack, trial)
 
 
 def test_random_frames_are_not_tested_against_random_frames(hasty: tuple[BaseModel, Pack]) -> None:
@@ -149,19 +149,19 @@ def test_random_frames_are_not_tested_against_random_frames(hasty: tuple[BaseMod
 
 
 def test_packs_of_other_models_and_of_other_plans_are_named(hasty: tuple[BaseModel, Pack]) -> None:
-    base, of_pivot = hasty
+    base, pivots_pack = hasty
     target = shipped("tiny-l")
     random_frames_pack = random_pack(target, ADAPTER, AlignmentPlan(pivot=base.slug), "test")
     manifest = random_frames_pack.manifest.model_copy(
-        update={"alignment_set": of_pivot.manifest.alignment_set}
+        update={"alignment_set": pivots_pack.manifest.alignment_set}
     )
     pack = Pack(random_frames_pack.tensors, manifest)
     fewer = Trial(AdapterPlan(roles=("v",)), TRAINING, ANCHORS, seed=0)
     with pytest.raises(AlignmentImpossible, match=rf"{target.slug} has frames of b0\.q, .* has roles v "):
-        sides(target, pack, base, of_pivot, fewer)
+        sides(target, pack, base, pivots_pack, fewer)
     foreign = Pack(random_frames_pack.tensors, manifest.model_copy(update={"base_model": base.slug}))
     with pytest.raises(AlignmentImpossible, match=f"is of {base.slug}, and the model here is {target.slug}"):
-        sides(target, foreign, base, of_pivot, Trial(ADAPTER, TRAINING, ANCHORS, seed=0))
+        sides(target, foreign, base, pivots_pack, Trial(ADAPTER, TRAINING, ANCHORS, seed=0))
 
 
 def test_schedules_that_were_made_for_other_steps_are_not_taken_over() -> None:
@@ -177,29 +177,31 @@ def test_schedules_that_were_made_for_other_steps_are_not_taken_over() -> None:
 
 
 def test_every_pseudo_task_has_random_frames_of_its_own(hasty: tuple[BaseModel, Pack]) -> None:
-    base, of_pivot = hasty
+    base, pivots_pack = hasty
     target = shipped("tiny-l")
     random_frames_pack = random_pack(target, ADAPTER, AlignmentPlan(pivot=base.slug), "test")
     manifest = random_frames_pack.manifest.model_copy(
-        update={"alignment_set": of_pivot.manifest.alignment_set}
+        update={"alignment_set": pivots_pack.manifest.alignment_set}
     )
     trial = Trial(ADAPTER, TRAINING, ANCHORS, seed=0)
-    for side in sides(target, Pack(random_frames_pack.tensors, manifest), base, of_pivot, trial):
+    for side in sides(target, Pack(random_frames_pack.tensors, manifest), base, pivots_pack, trial):
         drawn = {frames["b0.v"].A.tobytes() for frames in side.random}
         assert len(side.random) == len(drawn) == TASKS
         assert all(frames.keys() == side.frames.keys() for frames in side.random)
 
 
 def test_a_test_counts_its_steps_and_stops_when_it_is_told_to(hasty: tuple[BaseModel, Pack]) -> None:
-    base, of_pivot = hasty
+    base, pivots_pack = hasty
     reports: list[tuple[str, int, int]] = []
     trial = Trial(ADAPTER, TRAINING, ANCHORS[:64], seed=0, steps=1)
     target = shipped("tiny-l")
     random_frames_pack = random_pack(target, ADAPTER, AlignmentPlan(pivot=base.slug), "test")
     manifest = random_frames_pack.manifest.model_copy(
-        update={"alignment_set": of_pivot.manifest.alignment_set}
+        update={"alignment_set": pivots_pack.manifest.alignment_set}
     )
-    base_side, pivot_side = sides(target, Pack(random_frames_pack.tensors, manifest), base, of_pivot, trial)
+    base_side, pivot_side = sides(
+        target, Pack(random_frames_pack.tensors, manifest), base, pivots_pack, trial
+    )
     with pytest.raises(Stopped):
         run_transfer_test(
             base_side,

@@ -11,7 +11,7 @@ import pytest
 
 from client_agent.agent_entries import MEMBERSHIP
 from client_agent.identity.agent_folder import Membership
-from client_agent.rounds.trained import Trained
+from client_agent.rounds.training_result import TrainingResult
 from tests.client_agent.test_daemon import config
 from tests.client_agent.test_status import beside
 from tests.scenarios.agents import TESSERA, environment, tessera
@@ -44,7 +44,7 @@ def test_training_alone_prints_scores_per_round_and_writes_the_adapter(tmp_path:
     scores = json.loads(done.stdout)
     assert len(scores) == 2
     assert scores[1]["served"]["loss"] == scores[0]["trained"]["loss"]
-    trained = Trained.from_bytes(out.read_bytes())
+    trained = TrainingResult.from_bytes(out.read_bytes())
     assert trained.adapter["b3.v.P"].shape == (4, 4)
     assert trained.scores.trained["loss"].value == scores[1]["trained"]["loss"]["value"]
 

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from client_agent.data import unread
+from client_agent.data import unread_parts
 from client_agent.data.load import BY_COLUMNS, RowOptions, load_examples
-from client_agent.data.unread import Unused
+from client_agent.data.unread_parts import UnreadParts
 from client_agent.errors import DataInvalid
 from client_agent.model.examples import Example
 from client_agent.row_template import RowTemplate
@@ -186,7 +186,7 @@ ROWS: dict[str, dict[str, Any]] = {
     "sharegpt": {"conversations": [{"from": "human", "value": "q"}, {"from": "gpt", "value": "a"}]},
     "alpaca": {"instruction": "q", "input": "i", "output": "a"},
 }
-COLUMNS = sorted({*unread._REMEDIES, *unread._OTHER_NAMES, "input"})
+COLUMNS = sorted({*unread_parts._REMEDIES, *unread_parts._OTHER_NAMES, "input"})
 
 
 @pytest.mark.parametrize("shape", ROWS)
@@ -232,7 +232,7 @@ def test_class_is_learnt_by_the_advised_template(tmp_path: Path) -> None:
 
 def test_mixed_flags_keep_the_ignored_columns(tmp_path: Path) -> None:
     with pytest.raises(DataInvalid) as refused:
-        unread.refuse_mixed_flags(
-            "rows.jsonl", Unused(flags=frozenset({("good", True), ("good", False)})), ["weight"]
+        unread_parts.refuse_mixed_flags(
+            "rows.jsonl", UnreadParts(flags=frozenset({("good", True), ("good", False)})), ["weight"]
         )
     assert options_of(str(refused.value)).ignored == ("weight", "good")

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from client_agent.data.load import Loaded, RowOptions, load_examples
+from client_agent.data.load import RowOptions, SourceExamples, load_examples
 from client_agent.errors import DataInvalid
 from client_agent.row_template import RowTemplate
 from tests.client_agent.data.test_load import write_csv, write_parquet
@@ -17,7 +17,7 @@ PLAIN = {"prompt": "a", "completion": "b"}
 CHAT = {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}
 
 
-def load(tmp_path: Path, *rows: dict[str, Any], **options: Any) -> Loaded:
+def load(tmp_path: Path, *rows: dict[str, Any], **options: Any) -> SourceExamples:
     file = tmp_path / "rows.jsonl"
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return load_examples(str(file), RowOptions(**options))

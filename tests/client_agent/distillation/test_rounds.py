@@ -14,7 +14,7 @@ from client_agent.policy import Policy, PolicyRefused
 from client_agent.rounds.participant import Participant
 from client_agent.rounds.steps import take_part
 from client_agent.settings import read_settings
-from client_agent.storage.round_folder import MIXTURE, OUTPUTS, RECEIPT, SIGNATURE, TRAINED, UPDATE, WEIGHTS
+from client_agent.storage.round_folder import MIXTURE, OUTPUTS, RECEIPT, SKETCH, TRAINED, UPDATE, WEIGHTS
 from client_agent.training.silo import open_silo
 from schemas.wire.outputs import ROW_BYTES, Outputs, mixed
 from tests.client_agent.conftest import config, enrolled, next_brief
@@ -83,7 +83,7 @@ def test_each_is_pulled_to_the_others_outputs_and_sends_the_same_bytes_after_a_k
         assert mixture is not None
         np.testing.assert_allclose(mixture.dense(), mixed([peer], np.array([1.0])).dense(), atol=1e-3)
     update, trained = ((files(first, 2) / name).read_bytes() for name in (UPDATE, TRAINED))
-    for name in (TRAINED, OUTPUTS, SIGNATURE, UPDATE, RECEIPT):  # killed during the training
+    for name in (TRAINED, OUTPUTS, SKETCH, UPDATE, RECEIPT):  # killed during the training
         (files(first, 2) / name).unlink()
     take_part(first, briefs[0])
     assert (files(first, 2) / TRAINED).read_bytes() == trained

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from client_agent.experts.routed import RoutedExperts
+from client_agent.experts.routed_experts import RoutedExperts
 from client_agent.experts.routing import Routing
 from client_agent.model.loading import BaseModel
 from schemas.messages.federations import AdapterPlan, TrainingPlan

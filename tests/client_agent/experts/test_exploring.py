@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from client_agent.experts.exploring import Turn, drawn, temperature, turns
+from client_agent.experts.exploration import Turn, drawn, temperature, turns
 from client_agent.experts.responsibilities import uniform
 from schemas.maths.bank import exploring_rounds
 

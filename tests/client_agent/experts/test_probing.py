@@ -10,7 +10,7 @@ import torch
 
 from client_agent.adapters.expert_lora import ExpertLora
 from client_agent.errors import LossNotFinite
-from client_agent.experts.probing import Prober, probe_texts
+from client_agent.experts.probe_set import Prober, probe_texts
 from client_agent.experts.responsibilities import responsibilities, uniform
 from client_agent.model.examples import Example
 from client_agent.model.loading import BaseModel
@@ -56,8 +56,8 @@ def test_enough_validation_examples_are_the_probe() -> None:
     assert (probing.train, probing.probe) == (training, validation)
     assert sorted(keys(probing.all)) == sorted(keys(data.all))
     assert len(probing.all) == len(data.all)
-    of_training = with_probe(SiloData(training, training, ()), 64)
-    assert of_training.probe == ()
+    training_silo = with_probe(SiloData(training, training, ()), 64)
+    assert training_silo.probe == ()
 
 
 def test_a_small_silo_has_no_probe() -> None:
@@ -139,7 +139,7 @@ def test_a_pair_of_revisions_is_scored_once(
         scored.append(1)
         return 1.0 + len(scored)
 
-    monkeypatch.setattr("client_agent.experts.probing.mean_loss", counted)
+    monkeypatch.setattr("client_agent.experts.probe_set.mean_loss", counted)
     stored: dict[str, float] = {}
     with ExpertLora(base, PLAN, (0, 1, 2), seed=0) as adapter:
         state = noisy(adapter)

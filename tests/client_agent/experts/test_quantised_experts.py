@@ -13,11 +13,11 @@ from torch.nn import functional as nnf
 
 from client_agent.adapters.base import require_bare
 from client_agent.adapters.expert_bank import experts_in
-from client_agent.experts.routed import RoutedExperts, inject_experts
+from client_agent.errors import ExportUnsupported
+from client_agent.experts.routed_experts import RoutedExperts, inject_experts
 from client_agent.export.artefact import held_out_loss
 from client_agent.export.job import export_adapter
-from client_agent.export.refusals import ExportUnsupported
-from client_agent.export.routed import export_routed
+from client_agent.export.xlora import export_routed
 from client_agent.model.examples import Example
 from client_agent.model.loading import BaseModel, load_base_model
 from client_agent.settings import Quantization

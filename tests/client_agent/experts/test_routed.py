@@ -12,8 +12,8 @@ from client_agent.adapters.base import require_bare
 from client_agent.adapters.expert_bank import experts_in
 from client_agent.errors import LayoutMismatch
 from client_agent.experts.memory import Choice, ExpertMemory
-from client_agent.experts.probing import Prober, probe_texts
-from client_agent.experts.routed import inject_experts
+from client_agent.experts.probe_set import Prober, probe_texts
+from client_agent.experts.routed_experts import inject_experts
 from client_agent.model.examples import Example
 from client_agent.model.loading import BaseModel
 from tests.client_agent.experts.routed_bank import EXPERTS, HARD, PLAN, SOFT, logits, noise

@@ -7,7 +7,7 @@ import pytest
 import torch
 from transformers import GenerationConfig
 
-from client_agent.experts.routed import inject_experts
+from client_agent.experts.routed_experts import inject_experts
 from client_agent.experts.router import RoutedPasses, consistency
 from client_agent.experts.routing import Routing
 from client_agent.model.examples import Example, encode_for

@@ -10,13 +10,12 @@ import pytest
 import torch
 
 from client_agent.adapters.base import LoraFactors
-from client_agent.errors import LayoutMismatch
+from client_agent.errors import ExportUnsupported, LayoutMismatch
 from client_agent.export.chat_shape import chat_shape
 from client_agent.export.fold_shift import fold_shifts, shifted
 from client_agent.export.gguf_lora import read_gguf, write_gguf
-from client_agent.export.merged import holds_shift, write_merged
+from client_agent.export.merge import holds_shift, write_merged
 from client_agent.export.modelfile import write_modelfile
-from client_agent.export.refusals import ExportUnsupported
 from client_agent.export.vllm_rules import RANKS, require_served, served_rank
 from client_agent.model.chat import Turn, set_template
 from client_agent.model.examples import Example, encode_for

@@ -12,8 +12,8 @@ from safetensors.torch import load_file, save_file
 
 from client_agent.adapters.peft_folder import CONFIG, TENSORS
 from client_agent.errors import OutputUnwritable
+from client_agent.export.folder import MANIFEST, place, require_free
 from client_agent.export.job import largest_difference
-from client_agent.export.placing import MANIFEST, place, require_free
 from client_agent.model.loading import base_model_slug
 from tests.client_agent.commands import tessera
 from tests.client_agent.conftest import config

@@ -17,18 +17,17 @@ from client_agent.adapters.base import Adapter, require_bare
 from client_agent.adapters.frames import random_frames
 from client_agent.adapters.peft_export import checkpoint_in_place, write_checkpoint
 from client_agent.adapters.peft_folder import CONFIG, TENSORS
-from client_agent.errors import AdapterUnreadable
-from client_agent.experts.routed import RoutedExperts, inject_experts
+from client_agent.errors import AdapterUnreadable, ExportInexact, ExportUnsupported
+from client_agent.experts.routed_experts import RoutedExperts, inject_experts
 from client_agent.experts.routing import Routing
 from client_agent.export.artefact import Artefact, held_out_loss
 from client_agent.export.facts import TrainingFacts
+from client_agent.export.folder import MANIFEST
 from client_agent.export.job import export_adapter
-from client_agent.export.placing import MANIFEST
-from client_agent.export.refusals import ExportInexact, ExportUnsupported
-from client_agent.export.routed import RoutedFiles, export_routed, xlora_in_place
 from client_agent.export.serving import routed_commands
+from client_agent.export.xlora import XLoraFiles, export_routed, xlora_in_place
 from client_agent.model.loading import BaseModel
-from client_agent.rounds.checkpoints import Reopened
+from client_agent.rounds.checkpoints import AdapterWithOrigin
 from client_agent.training.silo import Silo
 from schemas.messages.federations import AdapterPlan, ScoresPlan
 from tests.scenarios.agents import MODELS
@@ -78,9 +77,9 @@ def test_experts_over_p_are_exported_and_those_with_q_are_not(
         ours = logits(base.model)
         if bias:
             with pytest.raises(ExportUnsupported, match=r"adapter\.bias"):
-                RoutedFiles.of(adapter)
+                XLoraFiles.of(adapter)
             return
-        files = RoutedFiles.of(adapter)
+        files = XLoraFiles.of(adapter)
     files.write(tmp_path, base, "model")
     with xlora_in_place(base, tmp_path, files.adapters(tmp_path)) as model:
         torch.testing.assert_close(logits(model), ours, atol=1e-5, rtol=1e-5)
@@ -94,7 +93,7 @@ def test_public_peft_computes_the_routed_logits(
     bare = logits(base.model)
     with trained(base, SOFT) as adapter:
         ours = logits(base.model)
-        files = RoutedFiles.of(adapter)
+        files = XLoraFiles.of(adapter)
         weights = adapter.bank.specialist_weights
         assert weights is not None
         assert weights.std(dim=1).min() > 0.01  # tokens differ
@@ -110,7 +109,7 @@ def test_each_class_is_an_ordinary_lora(tiny: Callable[..., BaseModel], tmp_path
     base = tiny()
     expected = {}
     with trained(base, SOFT) as adapter:
-        RoutedFiles.of(adapter).write(tmp_path, base, "model")
+        XLoraFiles.of(adapter).write(tmp_path, base, "model")
         for name, specialists in (("x0", ()), ("x5", (5,)), ("x1", (1,))):
             adapter.choose(specialists)
             expected[name] = logits(base.model)
@@ -127,13 +126,13 @@ class Source:
 
     make: Callable[[BaseModel], Adapter]
 
-    def attach(self, silo: Silo) -> AbstractContextManager[Reopened]:
+    def attach(self, silo: Silo) -> AbstractContextManager[AdapterWithOrigin]:
         return self._attached(silo)
 
     @contextmanager
-    def _attached(self, silo: Silo) -> Iterator[Reopened]:
+    def _attached(self, silo: Silo) -> Iterator[AdapterWithOrigin]:
         with self.make(silo.base) as adapter:
-            yield Reopened(adapter, None)
+            yield AdapterWithOrigin(adapter, None)
 
 
 ROUTED = Source(lambda base: trained(base, SOFT, size=0.05))
@@ -209,8 +208,8 @@ def test_one_specialist_is_an_ordinary_lora(silo: Silo, tmp_path: Path) -> None:
 def test_what_public_peft_loads_otherwise_is_not_written(
     silo: Silo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    of = RoutedFiles.of
-    monkeypatch.setattr(RoutedFiles, "of", lambda adapter: replace(of(adapter), offsets=np.float32([9, -9])))
+    of = XLoraFiles.of
+    monkeypatch.setattr(XLoraFiles, "of", lambda adapter: replace(of(adapter), offsets=np.float32([9, -9])))
     with pytest.raises(ExportInexact, match="public peft"):
         export_routed(silo, ROUTED, FACTS, "model", tmp_path / "out", nothing)
     monkeypatch.setattr(silo.base.model, "is_loaded_in_4bit", True, raising=False)
@@ -232,7 +231,7 @@ def test_a_routed_folder_without_its_classes_is_unreadable(
 ) -> None:
     base = tiny()
     with trained(base, SOFT) as adapter:
-        files = RoutedFiles.of(adapter)
+        files = XLoraFiles.of(adapter)
         write_checkpoint(tmp_path / "alone", adapter.as_lora(), base, "model")
     files.write(tmp_path, base, "model")
     missing = {"0": str(tmp_path / "x5"), "1": str(tmp_path / "nowhere")}

@@ -28,7 +28,7 @@ from client_agent.storage.round_folder import (
     CLOSED,
     MANIFEST,
     RECEIPT,
-    SIGNATURE,
+    SKETCH,
     TRAINED,
     UPDATE,
     RoundFolders,
@@ -170,11 +170,11 @@ def test_an_alignment_pack_that_was_stored_after_the_backup_is_stored_again(scen
 
 def test_a_sketch_released_at_the_join_is_stored_before_any_training(tmp_path: Path) -> None:
     rounds = RoundFolders(tmp_path / "rounds")
-    rounds.open(3).write(SIGNATURE, b"released")
+    rounds.open(3).write(SKETCH, b"released")
     backup_recovery._carry_over(rounds, Manifests(tmp_path, "fed", "cli", "key"), before=2)
-    last = rounds.newest_with(SIGNATURE, before=2)
+    last = rounds.newest_with(SKETCH, before=2)
     assert last is not None
-    assert (last.number, last.read(SIGNATURE), last.finished) == (1, b"released", True)
+    assert (last.number, last.read(SKETCH), last.finished) == (1, b"released", True)
     assert rounds.newest_with(TRAINED, before=2) is None  # it is a newcomer as before
 
 

@@ -158,15 +158,15 @@ def test_other_chat_template_counts_where_data_are_chats(silos: Silos, tmp_path:
         "first": variant(tmp_path / "first", chat_template=template),
         "second": variant(tmp_path / "second", chat_template=template.replace("}}={{", "}}: {{")),
     }
-    of_chats = {
+    chat_silos = {
         name: open_silo(silos.settings(name, model, train=str(chats), test=str(chats))).profile
         for name, model in models.items()
     }
     prompts = open_silo(silos.settings("prompts", models["second"])).profile
-    silos.enrol("first", of_chats["first"])
+    silos.enrol("first", chat_silos["first"])
     silos.enrol("prompts", prompts)
     with pytest.raises(CoordinatorRefused, match="another chat template; agree on one, and set it with"):
-        silos.enrol("second", of_chats["second"])
+        silos.enrol("second", chat_silos["second"])
 
 
 def test_silo_keeps_the_model_it_enrolled_with(silos: Silos, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from client_agent.errors import DataInvalid, SettingsUnusable, TokenizerUnfit
 from client_agent.model.chat import Turn, set_template
 from client_agent.model.examples import Example, encode_example, encode_for, encode_whole, learnt_parts
 from client_agent.model.loading import BaseModel
-from client_agent.model.tokens import NO_TARGET, Encoded
+from client_agent.model.tokens import NO_TARGET, TokenizedText
 from tests.client_agent.conftest import character_tokenizer
 
 CHAT = (
@@ -37,7 +37,7 @@ def tokenizer_with(template: str | None) -> PreTrainedTokenizerFast:
     return tokenizer
 
 
-def learnt(text: Encoded, tokenizer: PreTrainedTokenizerFast) -> str:
+def learnt(text: TokenizedText, tokenizer: PreTrainedTokenizerFast) -> str:
     ids = [i for i, answer in zip(text.ids, text.answer, strict=True) if answer]
     return "".join(tokenizer.convert_ids_to_tokens(ids))
 

@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM, Llama4Config, Llama4ForConditiona
 
 from client_agent.adapters.base import LoraFactors
 from client_agent.errors import CheckpointIncomplete, ModelNotFound
-from client_agent.export.merged import write_merged
+from client_agent.export.merge import write_merged
 from client_agent.model.complete import load_complete
 from client_agent.model.gguf import model_folder
 from client_agent.model.loading import base_model_slug, load_base_model

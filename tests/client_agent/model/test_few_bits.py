@@ -125,8 +125,8 @@ def test_packs_of_bfloat16_models_are_those_of_float32() -> None:
         base, pivot = (load_base_model(str(MODELS[n]), device=CPU, dtype=dtype) for n in ("S", "S"))
         plan = AlignmentPlan(pivot=pivot.slug, anchors=64)
         adapter = AdapterPlan(rank=8, blocks=1, roles=("v", "down"))
-        of_pivot = pivot_pack(pivot, anchors, adapter, plan, "f")
-        found = aligned_pack(base, pivot, of_pivot, anchors, adapter, plan, "f").manifest.errors
+        pivots_pack = pivot_pack(pivot, anchors, adapter, plan, "f")
+        found = aligned_pack(base, pivot, pivots_pack, anchors, adapter, plan, "f").manifest.errors
         errors.append([e for error in found.values() for e in (error.a, error.b_token, error.b_task)])
     assert errors[1] == pytest.approx(errors[0], rel=0.03, abs=0.01)
 
@@ -153,10 +153,10 @@ def test_a_quantised_silo_makes_the_pack_that_a_dense_one_makes(
         prepare(who, naps(500))
         slugs = (silo.base.slug, alignment.pivot)
         stored = [who.session.api.pack(federation_id, slug) for slug in slugs]
-    found, of_pivot = (Pack.from_body(body.body) for body in stored if body is not None)
+    found, pivots_pack = (Pack.from_body(body.body) for body in stored if body is not None)
     anchors = Anchors.model_validate(content).anchors[:64]
     dense = [load_base_model(source, device=CPU, dtype=torch.bfloat16) for source in (other, pivot)]
-    expected = aligned_pack(*dense, of_pivot, anchors, AdapterPlan(), alignment, federation_id)
+    expected = aligned_pack(*dense, pivots_pack, anchors, AdapterPlan(), alignment, federation_id)
     for name, values in expected.tensors.items():
         np.testing.assert_allclose(found.tensors[name], values, rtol=1e-4, atol=1e-4 * np.abs(values).max())
 

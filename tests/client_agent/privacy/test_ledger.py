@@ -14,7 +14,7 @@ from client_agent.agent_entries import LEDGER
 from client_agent.privacy.accountant import epsilon_of
 from client_agent.privacy.budget import BudgetSpent, LedgerDamaged
 from client_agent.privacy.ledger import Ledger
-from client_agent.privacy.release import Averaged, Mechanism
+from client_agent.privacy.release import MeanRelease, Mechanism
 from schemas.messages.federations import SignatureDpPlan
 
 DP = SignatureDpPlan(epsilon=1.0, releases=4)
@@ -68,7 +68,7 @@ def test_pricing_a_release_writes_nothing(tmp_path: Path) -> None:
 def test_a_damaged_or_lost_book_is_not_begun_anew(tmp_path: Path) -> None:
     ledger = Ledger(tmp_path)
     pay(ledger, 1)
-    last = Averaged(np.ones(4), releases=1, noise=1.0, spread=0.1, clip=1.0, epsilon=0.3)
+    last = MeanRelease(np.ones(4), releases=1, noise=1.0, spread=0.1, clip=1.0, epsilon=0.3)
     ledger.priced("f", 2, NOISY, DP, last)
     whole = (tmp_path / LEDGER).read_bytes()
     (tmp_path / LEDGER).write_bytes(whole[:-9])

@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 from client_agent.model.loading import BaseModel
-from client_agent.model.tokens import Encoded
+from client_agent.model.tokens import TokenizedText
 from client_agent.privacy import release as releasing
 from client_agent.privacy.accountant import epsilon_of_counted, noise_for
 from client_agent.privacy.release import Mechanism
@@ -33,8 +33,8 @@ from tests.client_agent.training.test_private_steps import Paid
 RECORDS = 8
 EPSILON = 4.0
 TRIALS = 2000
-CANARY = Encoded((1, 2), (False, True), ())
-OTHER = Encoded((1, 3), (False, True), ())
+CANARY = TokenizedText((1, 2), (False, True), ())
+OTHER = TokenizedText((1, 3), (False, True), ())
 
 
 @pytest.fixture(autouse=True)
@@ -51,7 +51,7 @@ def attacked(mechanism: Mechanism, steps: int, *, canary: bool) -> float:
     parameter = nn.Parameter(torch.zeros(2))
     parameters = {"b": parameter}
 
-    def gradient(base: BaseModel, text: Encoded) -> float:
+    def gradient(base: BaseModel, text: TokenizedText) -> float:
         parameter.grad = torch.tensor([100.0, 0.0]) if text is CANARY else torch.tensor([0.0, 1.0])
         return 0.0
 

@@ -17,7 +17,7 @@ from client_agent.adapters.variational.adapter import posterior_of
 from client_agent.adapters.variational.posterior import START
 from client_agent.rounds.checkpoints import adapter_of_round
 from client_agent.rounds.steps import take_part
-from client_agent.rounds.trained import Trained
+from client_agent.rounds.training_result import TrainingResult
 from client_agent.storage import files as storage_files
 from client_agent.storage import round_folder
 from client_agent.storage.round_folder import (
@@ -26,7 +26,7 @@ from client_agent.storage.round_folder import (
     RECEIPT,
     RESIDUAL,
     SCORES_SENT,
-    SIGNATURE,
+    SKETCH,
     TRAINED,
     UPDATE,
     WEIGHTS,
@@ -142,7 +142,7 @@ def test_the_prior_that_is_served_is_the_moving_average_of_what_the_clients_lear
     two = pair(rounds={"total": 2, "min_clients": 2})
     one, after = two.play("aster", "birch"), two.play("aster", "birch")
     learnt = {
-        name: posterior_of(Trained.read(folder.path / TRAINED).private).numpy()
+        name: posterior_of(TrainingResult.read(folder.path / TRAINED).private).numpy()
         for name, folder in one.items()
     }
     mean = 0.6 * learnt["aster"] + 0.4 * learnt["birch"]  # (2, M, r)
@@ -179,7 +179,7 @@ def test_an_agent_killed_before_or_after_any_write_sends_and_keeps_the_same(
     brief, who = two.brief("aster"), two.members["aster"]
     writes, folder = storage_files.write_durably, who.workspace.rounds.open(brief.round)
     seen: dict[str, set[bytes]] = {RESIDUAL: set(), MEASURES: set(), UPDATE: set()}
-    files = (BRIEF, WEIGHTS, TRAINED, SIGNATURE, RESIDUAL, MEASURES, UPDATE, RECEIPT, SCORES_SENT)
+    files = (BRIEF, WEIGHTS, TRAINED, SKETCH, RESIDUAL, MEASURES, UPDATE, RECEIPT, SCORES_SENT)
     for name in files:
         for is_written in (False, True):
 
@@ -226,7 +226,7 @@ def test_two_clients_move_away_from_the_prior_and_rank_modules_in_orders_of_thei
     told = {name: json.loads(folder.read(MEASURES)) for name, folder in folders.items()}
     assert all(one["kl"] > 0 for client in told.values() for one in client["rounds"])
     for name, folder in folders.items():
-        gamma = posterior_of(Trained.read(folder.path / TRAINED).private).numpy()
+        gamma = posterior_of(TrainingResult.read(folder.path / TRAINED).private).numpy()
         mean = (gamma[0] / gamma[1]).mean(1)
         modules = sorted({tensor.rpartition(".")[0] for tensor in layout_of(folder)})
         assert told[name]["modules"] == pytest.approx(dict(zip(modules, mean, strict=True)), rel=1e-5)
@@ -255,7 +255,7 @@ def test_the_personal_model_of_a_client_is_kept_beside_the_common_one(pair: Call
     folder, who = two.play("aster")["aster"], two.members["aster"]
     with adapter_of_round(who.trainer.silo, who.workspace.home, None, "trained") as (adapter, _):
         assert_close(adapter.state(), trained(folder))
-        assert_close(adapter.private_state(), Trained.read(folder.path / TRAINED).private)
+        assert_close(adapter.private_state(), TrainingResult.read(folder.path / TRAINED).private)
     with adapter_of_round(who.trainer.silo, who.workspace.home, None, "served") as (adapter, _):
         assert not adapter.state()["l0.q.B"].any()  # what round 1 served
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import numpy as np
 
 from client_agent.rounds.checkpoints import adapter_of_round
-from client_agent.rounds.trained import Trained
+from client_agent.rounds.training_result import TrainingResult
 from client_agent.storage.round_folder import MEASURES, TRAINED
 from tests.client_agent.rounds.test_ca_pfl_rounds import Pair, pair
 from tests.client_agent.rounds.test_encode_update import difference, layout_of
@@ -34,7 +34,7 @@ def test_after_two_rounds_below_the_cut_a_client_trains_fewer_ranks_and_its_mode
         assert shown["sent_ranks"]["sent"] <= len(modules), (
             "at least one rank of each module is below the cut"
         )
-    last = Trained.read(folders[-1].path / TRAINED)
+    last = TrainingResult.read(folders[-1].path / TRAINED)
     assert any(last.optimiser[f"{module}.A.exp_avg"].shape[0] == 1 for module in ("l0.q", "l0.v"))
     assert layout_of(folders[-1])["l0.q.A"][0] == 2  # what is sent has all ranks
     who = two.members["aster"]

@@ -18,7 +18,7 @@ from client_agent.alignment.fit_packs import random_pack
 from client_agent.alignment.pack import Pack
 from client_agent.daemon import run
 from client_agent.export.job import LARGEST_DIFFERENCE
-from client_agent.rounds.trained import Trained
+from client_agent.rounds.training_result import TrainingResult
 from client_agent.settings import read_settings
 from client_agent.storage.final_scores import read_final_scores
 from client_agent.training.evaluate import evaluate
@@ -63,8 +63,10 @@ class Rounds:
     home: Path
     served: Served
 
-    def trained(self, number: int) -> Trained:
-        return Trained.from_bytes((self.home / f"rounds/{number:06d}/trained.safetensors").read_bytes())
+    def trained(self, number: int) -> TrainingResult:
+        return TrainingResult.from_bytes(
+            (self.home / f"rounds/{number:06d}/trained.safetensors").read_bytes()
+        )
 
 
 @pytest.fixture
@@ -172,7 +174,7 @@ def test_a_model_trained_alone_is_exported_and_writes_what_scoring_said(
     silo_file = folder / "silo.toml"
     done = tessera("train", "--config", silo_file, "--plan", plan, "--out", file)
     assert done.exit_code == 0, done.output
-    trained = Trained.from_bytes(file.read_bytes()).scores
+    trained = TrainingResult.from_bytes(file.read_bytes()).scores
     export = ("export", "--config", silo_file, "--adapter", file, "--plan", plan, "--out", out)
     assert tessera(*export).exit_code == 0
     assert_like(score(silo, out), trained.kept_scores)

@@ -85,8 +85,8 @@ def test_both_sides_hold_the_same_state(pair: Scene, strategy: str, recipe: Any)
         layout = layout_of(folder)
         plain = sum(4 * values.size for values in trained(folder).values())
         assert octets(folder) < plain / 2
-        of_weights = strategy == "flora" or last is None
-        assert sent_recipe(folder).against == (digest_of(folder.read(WEIGHTS)) if of_weights else last)
+        against_weights = strategy == "flora" or last is None
+        assert sent_recipe(folder).against == (digest_of(folder.read(WEIGHTS)) if against_weights else last)
         held = stored(scene, "aster", layout)
         for name, values in kept(folder, SENT).items():
             assert held[name].tobytes() == values.tobytes()

@@ -11,8 +11,7 @@ from client_agent.errors import RoundUnreadable
 from client_agent.rounds.opened_round import OpenedBrief
 from client_agent.rounds.participant import Participant
 from client_agent.rounds.steps import take_part
-from client_agent.storage.round_files import sent_scores
-from client_agent.storage.round_folder import BRIEF, SCORES_SENT
+from client_agent.storage.round_folder import BRIEF, SCORES_SENT, sent_scores
 from tests.client_agent.conftest import next_brief
 from tests.client_agent.test_daemon import alone_plan
 

@@ -17,7 +17,7 @@ from client_agent.rounds.encode_update import pack_update
 from client_agent.rounds.opened_round import OpenedBrief
 from client_agent.rounds.participant import Participant
 from client_agent.rounds.steps import take_part
-from client_agent.rounds.trained import Trained
+from client_agent.rounds.training_result import TrainingResult
 from client_agent.rounds.work import Work
 from client_agent.storage import files, round_folder
 from client_agent.storage.round_folder import (
@@ -27,7 +27,7 @@ from client_agent.storage.round_folder import (
     RESIDUAL,
     SCORES_SENT,
     SENT,
-    SIGNATURE,
+    SKETCH,
     TRAINED,
     UPDATE,
     WEIGHTS,
@@ -90,7 +90,7 @@ class Scene:
 
 
 def trained(folder: RoundFolder) -> Arrays:
-    return Trained.read(folder.path / TRAINED).adapter
+    return TrainingResult.read(folder.path / TRAINED).adapter
 
 
 def layout_of(folder: RoundFolder) -> Layout:
@@ -186,7 +186,7 @@ def test_an_agent_killed_before_or_after_any_write_counts_once_with_the_same_byt
     brief = scene.brief()
     writes, extra = files.write_durably, RESIDUAL if wire else SENT
     folder, bodies = scene.who.workspace.rounds.open(brief.round), set[bytes]()
-    for name in (BRIEF, WEIGHTS, TRAINED, SIGNATURE, extra, UPDATE, RECEIPT, SCORES_SENT):
+    for name in (BRIEF, WEIGHTS, TRAINED, SKETCH, extra, UPDATE, RECEIPT, SCORES_SENT):
         for is_written in (False, True):
 
             def mortal(path: Path, content: bytes, name: str = name, lives: bool = is_written) -> None:
@@ -273,7 +273,7 @@ def test_values_that_the_format_cannot_say_are_sent_whole(
 ) -> None:
     scene = Scene(served, participant)
     folder = scene.play()
-    learnt = Trained.read(folder.path / TRAINED)
+    learnt = TrainingResult.read(folder.path / TRAINED)
     huge = {name: values + np.float32(1e6) for name, values in learnt.adapter.items()}
     folder.write(TRAINED, replace(learnt, adapter=huge).to_bytes())
     folder.write(UPDATE, pack_update(Work(scene.who, OpenedBrief.read(folder), folder).update_inputs))

@@ -14,14 +14,14 @@ from client_agent.errors import SettingsUnusable
 from client_agent.experts import memory
 from client_agent.experts.memory import EXPERTS, ExpertMemory
 from client_agent.experts.part import BankOfExperts, bank_alone, parts_of_file
-from client_agent.experts.routed import RoutedExperts
+from client_agent.experts.routed_experts import RoutedExperts
 from client_agent.experts.routing import Routing
 from client_agent.model.examples import Example
-from client_agent.model.tokens import Encoded
+from client_agent.model.tokens import TokenizedText
 from client_agent.rounds import train
 from client_agent.rounds.checkpoints import reopened
 from client_agent.rounds.standalone import train_alone
-from client_agent.rounds.trained import Trained
+from client_agent.rounds.training_result import TrainingResult
 from client_agent.storage.rate_store import RateStore
 from client_agent.training import loop
 from client_agent.training.data import with_probe
@@ -64,7 +64,9 @@ def wide(silo: Silo, examples: list[Example]) -> Silo:
     return replace(silo, data=replace(silo.data, train=(*examples, *more)))
 
 
-def trained(silo: Silo, folder: Path, own: BankOfExperts, plan: FederationPlan = PLAN) -> list[Trained]:
+def trained(
+    silo: Silo, folder: Path, own: BankOfExperts, plan: FederationPlan = PLAN
+) -> list[TrainingResult]:
     return list(train_alone(silo, plan, None, lambda: False, RateStore(folder), folder, (own,)))
 
 
@@ -89,7 +91,7 @@ def test_a_silo_trains_what_it_draws_and_opens_it_again(wide: Silo, tmp_path: Pa
         assert changed(result.start, result.adapter) == {0, *choice.trained}
         assert len(choice.trained) == (2 if number < 3 else top_m - 1)
         assert choice.local is not None
-    last = Trained.from_bytes(rounds[-1].to_bytes())
+    last = TrainingResult.from_bytes(rounds[-1].to_bytes())
     loss = last.scores.trained["loss"].value
     assert (choices.rounds[3].local or 99) < max(choices.losses.values()) - 0.1
     with reopened(wide, PLAN, None, last, "trained", parts_of_file(last)) as (adapter, _):
@@ -134,9 +136,9 @@ def test_no_turn_begins_with_the_texts_of_another_and_all_are_trained_on(
             "rounds": PLAN.rounds.model_copy(update={"total": 8}),
         }
     )
-    turns: list[list[frozenset[Encoded]]] = []
+    turns: list[list[frozenset[TokenizedText]]] = []
 
-    def recorded(*arguments: Any, **options: Any) -> Iterator[list[Encoded]]:
+    def recorded(*arguments: Any, **options: Any) -> Iterator[list[TokenizedText]]:
         turns.append([])
         for batch in iterate_batches(*arguments, **options):
             turns[-1].append(frozenset(batch))

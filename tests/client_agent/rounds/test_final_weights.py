@@ -14,7 +14,7 @@ from client_agent.identity.backup_recovery import Offer, StoredManifest, accept
 from client_agent.rounds.checkpoints import adapter_of_round
 from client_agent.rounds.participant import Participant
 from client_agent.rounds.served_weights import read_weights
-from client_agent.rounds.trained import Trained
+from client_agent.rounds.training_result import TrainingResult
 from client_agent.storage.final_scores import FinalScores
 from client_agent.storage.round_folder import (
     CLOSED,
@@ -38,11 +38,11 @@ def finished(started: Enrolled, transport: httpx.BaseTransport | None = None, **
     return who
 
 
-def last_trained(who: Participant) -> Trained:
-    return Trained.read(next(who.workspace.rounds.newest_first()).path / TRAINED)
+def last_trained(who: Participant) -> TrainingResult:
+    return TrainingResult.read(next(who.workspace.rounds.newest_first()).path / TRAINED)
 
 
-def final_weights(who: Participant, trained: Trained) -> dict[str, np.ndarray]:
+def final_weights(who: Participant, trained: TrainingResult) -> dict[str, np.ndarray]:
     layout = {name: values.shape for name, values in trained.adapter.items()}
     return read_weights((who.workspace.home / FINAL_WEIGHTS).read_bytes(), layout)
 

@@ -23,7 +23,7 @@ from client_agent.rounds.examine import Exam, Examiner
 from client_agent.rounds.participant import Participant
 from client_agent.rounds.standalone import train_alone
 from client_agent.rounds.train import better_of, zeros_like
-from client_agent.rounds.trained import Trained
+from client_agent.rounds.training_result import TrainingResult
 from client_agent.storage.final_scores import FinalScores, read_final_scores
 from client_agent.storage.rate_store import RateStore
 from client_agent.storage.round_folder import FINAL_SCORES, FINAL_SCORES_SENT, TRAINED
@@ -48,7 +48,7 @@ def silo_of(base: BaseModel, validation: int) -> Silo:
 
 def train_round(
     silo: Silo, rate: float, *, federated: bool, trained_before: bool, is_latecomer: bool = False
-) -> Trained:
+) -> TrainingResult:
     """Train one round; its start is zero, or what a round before has learnt, a latecomer's that of others."""
     with inject(silo.base, ADAPTER, {}, gated=False, seed=0) as adapter:
         start = zeros_like(adapter)
@@ -67,8 +67,8 @@ def train_round_in(
     rate: float,
     *,
     federated: bool,
-    earlier: Trained | None = None,
-) -> Trained:
+    earlier: TrainingResult | None = None,
+) -> TrainingResult:
     return train_one_round(
         silo,
         adapter,
@@ -141,7 +141,7 @@ def test_what_has_not_changed_is_not_scored_again(tiny: Callable[..., BaseModel]
         assert Examiner(other, SCORES, PLAN.max_length).examine(adapter, [once]) is not once
         adapter.load(rounds[0].adapter)
         assert examiner.examine(adapter, [once]) is not once
-    read = Trained.from_bytes(rounds[-1].to_bytes())
+    read = TrainingResult.from_bytes(rounds[-1].to_bytes())
     assert (read.learning_rate, read.validation) == (0.01, rounds[-1].validation)
 
 
@@ -183,7 +183,7 @@ def test_worse_final_weights_leave_the_round_its_model(started: Enrolled) -> Non
     final = read_final_scores(home)
     assert final is not None
     worse = final.model_copy(update={"validation_loss": 2.0, "earlier_loss": 1.0})
-    last = Trained.read(next(who.workspace.rounds.newest_first()).path / TRAINED)
+    last = TrainingResult.read(next(who.workspace.rounds.newest_first()).path / TRAINED)
     for scores, variant in ((worse, last.scores.kept), (final, "final")):
         (home / FINAL_SCORES).write_text(scores.model_dump_json())
         with adapter_of_round(silo, home, None, "kept") as placed:
@@ -219,7 +219,7 @@ def test_a_client_searches_its_rate_before_its_first_round_only(started: Enrolle
     run(who, naps(500))
     search = who.workspace.rates.newest()
     assert search is not None
-    rates = [Trained.read(f.path / TRAINED).learning_rate for f in who.workspace.rounds.newest_first()]
+    rates = [TrainingResult.read(f.path / TRAINED).learning_rate for f in who.workspace.rounds.newest_first()]
     assert set(rates) == {search.chosen}
     assert len(list(who.workspace.rates.folder.iterdir())) == 1
 
@@ -235,6 +235,6 @@ def test_a_client_that_pruned_its_rank_does_not_search_again(started: Enrolled) 
         )
     )
     run(who, naps(500))
-    trained = [Trained.read(folder.path / TRAINED) for folder in who.workspace.rounds.newest_first()]
+    trained = [TrainingResult.read(folder.path / TRAINED) for folder in who.workspace.rounds.newest_first()]
     assert rank_of(trained[0].adapter) < 4
     assert len(list(who.workspace.rates.folder.iterdir())) == 1

@@ -19,7 +19,7 @@ from client_agent.rounds.part import Setting
 from client_agent.rounds.participant import Participant
 from client_agent.rounds.strategy import load_strategy
 from client_agent.rounds.train import zeros_like
-from client_agent.rounds.trained import Arrays, Trained
+from client_agent.rounds.training_result import Arrays, TrainingResult
 from client_agent.storage.final_scores import read_final_scores
 from client_agent.storage.round_folder import PARTIAL, PARTIAL_COMMON, TRAINED, UPDATE
 from client_agent.training.checkpoint import TrainingCheckpoint
@@ -54,10 +54,10 @@ def rounds(
     checkpoint: TrainingCheckpoint | None = None,
     stop: Callable[[], bool] = lambda: False,
     **options: float,
-) -> list[Trained]:
+) -> list[TrainingResult]:
     """Train rounds in which a client is served its own update, or `served` from the second one on."""
     opened = load_strategy(strategy or "fedavg", options)
-    results: list[Trained] = []
+    results: list[TrainingResult] = []
     setting = Setting(silo, LORA, {}, seed=0, max_length=plan.max_length, home=Path())
     with put_in_place(setting, opened.parts) as adapter:
         for round_number in range(1, number + 1):
@@ -82,7 +82,7 @@ def rounds(
     return results
 
 
-def personal(trained: Trained) -> Arrays:
+def personal(trained: TrainingResult) -> Arrays:
     return {name.removeprefix("private."): values for name, values in trained.private.items()}
 
 
@@ -157,7 +157,7 @@ def test_the_own_adapter_never_leaves_and_is_what_a_client_ends_with(
     served.admin.post(f"/v1/federations/{federation_id}/start")
     run(member, naps(500))
     folder = member.workspace.rounds.open(2)
-    trained = Trained.from_bytes(folder.read(TRAINED))
+    trained = TrainingResult.from_bytes(folder.read(TRAINED))
     slots = {name: Slot(values.shape, DENSE) for name, values in trained.adapter.items()}
     sent_signature = {SIGNATURE: Slot((None,), DENSE)}
     with unpack(

@@ -21,7 +21,7 @@ from client_agent.rounds.sketch import join_body, mechanism_for, update_sketch
 from client_agent.rounds.steps import take_part
 from client_agent.rounds.work import Work
 from client_agent.sketches.gradient import Sketch
-from client_agent.storage.round_folder import SIGNATURE, WEIGHTS
+from client_agent.storage.round_folder import SKETCH, WEIGHTS
 from schemas.messages.federations import FederationPlan, SignatureDpPlan, SignaturePlan
 from schemas.messages.rounds import RoundBrief
 from tests.client_agent.conftest import checked, config, next_brief
@@ -57,7 +57,7 @@ def private(started: Enrolled, **rounds_plan: int) -> Participant:
 
 
 def kept(who: Participant, number: int) -> Sketch:
-    return Sketch.from_bytes(who.workspace.rounds.open(number).read(SIGNATURE))
+    return Sketch.from_bytes(who.workspace.rounds.open(number).read(SKETCH))
 
 
 @pytest.mark.slow
@@ -84,15 +84,15 @@ def test_a_crash_between_ledger_and_release_costs_budget_and_releases_once(
 ) -> None:
     who = private(started, total=2)
     run_until_killed(who, monkeypatch, sketch, "release")
-    assert not who.workspace.rounds.open(1).has(SIGNATURE)
+    assert not who.workspace.rounds.open(1).has(SKETCH)
     (paid,) = Ledger(who.workspace.folder).read().releases
     run_until_killed(who, monkeypatch, plain_steps, "pack_update")  # signed and kept, but not yet sent
     first, second = Ledger(who.workspace.folder).read().releases
     assert (first, second.round) == (paid, 1)
     assert second.epsilon > first.epsilon
-    signed = who.workspace.rounds.open(1).read(SIGNATURE)
+    signed = who.workspace.rounds.open(1).read(SKETCH)
     run(who, naps(500))
-    assert who.workspace.rounds.open(1).read(SIGNATURE) == signed
+    assert who.workspace.rounds.open(1).read(SKETCH) == signed
     assert len(Ledger(who.workspace.folder).read().releases) == 2
     assert [view["clients"][0]["epsilon"] for view in served.rounds(who.session.federation_id)] == [
         second.epsilon
@@ -143,7 +143,7 @@ def test_a_newcomer_makes_no_signature_for_a_brief_that_asks_for_less_privacy_th
             take_part(who, lying)
     assert sent == []
     assert Ledger(who.workspace.folder).read().releases == ()
-    assert not who.workspace.rounds.open(2).has(SIGNATURE)
+    assert not who.workspace.rounds.open(2).has(SKETCH)
 
 
 @pytest.mark.parametrize(
@@ -173,7 +173,7 @@ def test_a_silo_makes_no_signature_that_is_less_private_than_it_allows(
         join_body(who.session, who.trainer, OpenedBrief.of(asked), None)
     with pytest.raises(NotPrivateEnough, match="or raise max_epsilon here"):
         take_part(who, brief)  # before anything is trained
-    assert not any(who.workspace.rounds.open(1).has(name) for name in (WEIGHTS, SIGNATURE))
+    assert not any(who.workspace.rounds.open(1).has(name) for name in (WEIGHTS, SKETCH))
     assert Ledger(who.workspace.folder).read().releases == ()
     who.session.max_epsilon = 2.0
     sketch_of(who, brief)

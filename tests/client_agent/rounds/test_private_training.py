@@ -23,7 +23,7 @@ from client_agent.rounds.private_training import NotPrivatelyTrained, require_pr
 from client_agent.rounds.progress_report import step_reports
 from client_agent.rounds.steps import take_part
 from client_agent.rounds.strategy import load_strategy
-from client_agent.rounds.trained import Trained
+from client_agent.rounds.training_result import TrainingResult
 from client_agent.rounds.work import Work
 from client_agent.storage.round_folder import TRAINED, WEIGHTS
 from client_agent.training import loop
@@ -111,7 +111,7 @@ def test_a_kill_after_the_training_sends_the_same_update_and_costs_nothing(
     run(who, naps(500))
     assert who.workspace.rounds.open(1).read(TRAINED) == kept
     assert [entry.steps for entry in Ledger(who.workspace.folder).read().training] == [2]
-    assert all(np.isfinite(values).all() for values in Trained.from_bytes(kept).adapter.values())
+    assert all(np.isfinite(values).all() for values in TrainingResult.from_bytes(kept).adapter.values())
 
 
 @pytest.mark.slow

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from client_agent.adapters.proximal import proximal_term, pull_to
-from client_agent.rounds.trained import Arrays
+from client_agent.rounds.training_result import Arrays
 from client_agent.training.silo import Silo
 from tests.client_agent.rounds.test_personal import assert_equal, distance, rounds, small_silo
 

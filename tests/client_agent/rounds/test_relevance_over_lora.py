@@ -12,7 +12,7 @@ import pytest
 from client_agent.daemon import run
 from client_agent.rounds.participant import Participant
 from client_agent.rounds.served_weights import read_weights
-from client_agent.rounds.trained import Trained
+from client_agent.rounds.training_result import TrainingResult
 from client_agent.settings import read_settings
 from client_agent.storage.round_folder import TRAINED, WEIGHTS
 from client_agent.training.silo import open_silo
@@ -61,11 +61,11 @@ def test_agents_of_one_base_model_are_served_each_others_lora(served: Served, tm
         return agents[name].workspace.rounds.open(number).read(file)
 
     for name, peer in (NAMES, NAMES[::-1]):
-        trained = Trained.from_bytes(of(name, 1, TRAINED))
+        trained = TrainingResult.from_bytes(of(name, 1, TRAINED))
         assert len({tensor.split(".")[1] for tensor in trained.adapter}) == len(adapter["roles"])
         layout = {tensor: values.shape for tensor, values in trained.adapter.items()}
         weights = read_weights(of(name, 2, WEIGHTS), layout)
-        for tensor, values in Trained.from_bytes(of(peer, 1, TRAINED)).adapter.items():
+        for tensor, values in TrainingResult.from_bytes(of(peer, 1, TRAINED)).adapter.items():
             mixed = (trained.adapter[tensor] + values) / 2
             np.testing.assert_allclose(weights[tensor], mixed, rtol=1e-5, atol=1e-6)
         assert (agents[name].workspace.home / "final_weights.safetensors").is_file()

@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 
 from client_agent.daemon import run
-from client_agent.errors import SignatureUnusable
+from client_agent.errors import SketchUnusable
 from client_agent.model.loading import BaseModel
 from client_agent.rounds import sketch
 from client_agent.rounds.opened_round import OpenedBrief
 from client_agent.rounds.participant import Participant
 from client_agent.rounds.sketch import compute_sketch
 from client_agent.sketches.gradient import Sketch, sketch_of
-from client_agent.storage.round_folder import SIGNATURE
+from client_agent.storage.round_folder import SKETCH
 from tests.client_agent.conftest import next_brief
 from tests.client_agent.rounds.test_private_rounds import DP
 from tests.client_agent.test_daemon import alone_plan, naps
@@ -48,7 +48,7 @@ def test_the_sketch_of_a_plan_is_computed_once(started: Started, computed: list[
     run(who, naps(500))
     (only,) = computed
     for number in (1, 2):
-        sent = Sketch.from_bytes(who.workspace.rounds.open(number).read(SIGNATURE))
+        sent = Sketch.from_bytes(who.workspace.rounds.open(number).read(SKETCH))
         np.testing.assert_allclose(sent.vector, only.vector, rtol=1e-6)
 
 
@@ -69,8 +69,8 @@ def test_a_sketch_that_failed_is_computed_again(started: Started, monkeypatch: p
     who = started(**alone_plan())
     opened = opened_with(who)
     with monkeypatch.context() as patched:
-        patched.setattr(sketch, "sketch_of", lambda *_: (_ for _ in ()).throw(SignatureUnusable("zero")))
-        with pytest.raises(SignatureUnusable):
+        patched.setattr(sketch, "sketch_of", lambda *_: (_ for _ in ()).throw(SketchUnusable("zero")))
+        with pytest.raises(SketchUnusable):
             compute_sketch(who.trainer, opened)
     assert np.linalg.norm(compute_sketch(who.trainer, opened).vector) > 0
 

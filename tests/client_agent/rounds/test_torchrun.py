@@ -13,7 +13,7 @@ from typing import Any
 import psutil
 import pytest
 
-from client_agent.rounds.trained import Trained
+from client_agent.rounds.training_result import TrainingResult
 from client_agent.storage.round_folder import PARTIAL, TRAINED
 from tests.scenarios.agents import TESSERA, AgentProcess, environment, prepare_agent
 from tests.served import Served
@@ -90,6 +90,6 @@ def test_a_round_of_several_ranks_ends_with_a_reason_and_resumes(
     assert "training: resuming after step" in agent.log
     trained = agent.file(1, TRAINED)
     assert trained is not None
-    scores = Trained.read(trained).scores
+    scores = TrainingResult.read(trained).scores
     assert scores.trained["loss"].value < scores.served["loss"].value
     assert served.rounds(federation_id)[0]["state"] == "published"

@@ -11,8 +11,8 @@ import pytest
 from client_agent.daemon import run
 from client_agent.privacy.ledger import Ledger
 from client_agent.rounds.participant import Participant
-from client_agent.rounds.trained import Trained
-from client_agent.storage.round_folder import RECEIPT, SIGNATURE, TRAINED, TRAINER, UPDATE, WEIGHTS
+from client_agent.rounds.training_result import TrainingResult
+from client_agent.storage.round_folder import RECEIPT, SKETCH, TRAINED, TRAINER, UPDATE, WEIGHTS
 from client_agent.training.silo import Silo
 from client_agent.training.trainer_task import TrainerFailed, TrainerTask
 from client_agent.training.trainers import LocalTrainer, OpenedTrainer, TrainerOptions, TrainerUnusable
@@ -62,7 +62,7 @@ def test_a_round_whose_trainer_broke_is_finished_by_the_next_start(
     assert breaking.calls == 2
     assert folder.has(RECEIPT)
     assert not (folder.path / TRAINER).exists()
-    trained = Trained.read(folder.path / TRAINED)
+    trained = TrainingResult.read(folder.path / TRAINED)
     assert all(np.allclose(values, trained.start[name] + 0.25) for name, values in trained.adapter.items())
     scores = served.rounds(who.session.federation_id)[0]["clients"][0]["scores"]
     assert scores["trained"]["loss"]["value"] == trained.scores.trained["loss"].value
@@ -90,6 +90,6 @@ def test_a_private_sketch_is_tessera_s_own_whatever_the_trainer_does(
     run(who, naps(500))
     folder = who.workspace.rounds.open(1)
     assert folder.has(UPDATE)
-    assert folder.has(SIGNATURE)
+    assert folder.has(SKETCH)
     (release,) = Ledger(who.workspace.folder).read().releases
     assert 0 < release.epsilon <= 8

@@ -9,7 +9,7 @@ import pytest
 from sqlalchemy import update
 
 from client_agent.rounds.served_weights import read_weights
-from client_agent.rounds.trained import Trained
+from client_agent.rounds.training_result import TrainingResult
 from client_agent.storage.round_folder import TRAINED, WEIGHTS
 from coordinator.db.tables.federations import FederationRow
 from coordinator.federations import store
@@ -44,7 +44,7 @@ def require_shared(served: Served, federation_id: str, folder: Path, mix: str, *
     for name, peer in (NAMES, NAMES[::-1]):
         rounds = {who: agents[who].workspace.rounds for who in NAMES}
         trained, sent = (
-            Trained.from_bytes(rounds[who].open(1).read(TRAINED)).adapter for who in (name, peer)
+            TrainingResult.from_bytes(rounds[who].open(1).read(TRAINED)).adapter for who in (name, peer)
         )
         assert {tensor: values.shape for tensor, values in sent.items()} == layout
         assert all(values.any() for values in sent.values())

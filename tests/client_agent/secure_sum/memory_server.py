@@ -22,7 +22,7 @@ from client_agent.secure_sum.expectation import Expectation
 from client_agent.secure_sum.journal import SumJournal
 from client_agent.secure_sum.progress import SumProgress
 from client_agent.secure_sum.unmask_marks import UnmaskMarks
-from client_agent.transport.responses import NothingYet
+from client_agent.transport.responses import NoOpenRound
 from coordinator.secure_sum import intake
 from coordinator.secure_sum.phases import first_phase, following
 from coordinator.secure_sum.unmasking import opened_keys, unmasked_counts, unmasked_sum
@@ -115,10 +115,10 @@ class MemoryServer:
         else:
             self.close_if_complete()
 
-    def answer(self, reader: int, session: int, step: int) -> bytes | NothingYet:
+    def answer(self, reader: int, session: int, step: int) -> bytes | NoOpenRound:
         with self.lock:
             if (session, step) not in self.closed:
-                return NothingYet(0.001)
+                return NoOpenRound(0.001)
             if reader not in self.closed[session, step]:
                 raise CoordinatorRefused(409, "phase-mismatch", "this client missed a step", "sum")
             match step:
@@ -167,11 +167,11 @@ class MemoryCalls:
     stop_before: int = 9
     """The step from which on this member does not come any more."""
 
-    def status(self, phase: int | None, wait_seconds: int) -> SumStatus | NothingYet:
+    def status(self, phase: int | None, wait_seconds: int) -> SumStatus | NoOpenRound:
         with self.server.lock:
             status = self.server.status()
         if status.outcome is None and status.phase == phase:
-            return NothingYet(0.001)
+            return NoOpenRound(0.001)
         return status
 
     def put(self, session: int, step: int, body: bytes) -> None:
@@ -179,7 +179,7 @@ class MemoryCalls:
             raise GoneAway
         self.server.put(self.position, session, step, body)
 
-    def answer(self, session: int, step: int) -> bytes | NothingYet:
+    def answer(self, session: int, step: int) -> bytes | NoOpenRound:
         return self.server.answer(self.position, session, step)
 
 
@@ -284,7 +284,7 @@ def left(member: DrivenMember) -> str:
 def change_answers(monkeypatch: pytest.MonkeyPatch, step: int, lie: Any) -> None:
     honest = MemoryCalls.answer
 
-    def answer(self: MemoryCalls, session: int, number: int) -> bytes | NothingYet:
+    def answer(self: MemoryCalls, session: int, number: int) -> bytes | NoOpenRound:
         found = honest(self, session, number)
         return lie(self, found) if number == step and isinstance(found, bytes) else found
 

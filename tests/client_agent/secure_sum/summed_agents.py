@@ -18,7 +18,7 @@ from client_agent.identity.membership import enrol, read_key
 from client_agent.rounds.participant import Participant
 from client_agent.rounds.steps import resume, take_part
 from client_agent.rounds.sum_input import SumInput
-from client_agent.rounds.trained import Trained
+from client_agent.rounds.training_result import TrainingResult
 from client_agent.storage.round_folder import INPUT, READY, TRAINED, RoundFolder
 from client_agent.training.silo import Silo
 from client_agent.transport.client import CoordinatorApi
@@ -67,7 +67,7 @@ class Agent:
         resume(self.participant)
 
     def layout(self, round_number: int = 1) -> Layout:
-        adapter = Trained.from_bytes(self.folder(round_number).read(TRAINED)).adapter
+        adapter = TrainingResult.from_bytes(self.folder(round_number).read(TRAINED)).adapter
         return in_order({name: values.shape for name, values in adapter.items()})
 
     def input(self, round_number: int = 1) -> NDArray[np.int64]:

@@ -13,7 +13,7 @@ import safetensors.numpy
 from client_agent.experts.bank_files import read_bank, read_index
 from client_agent.experts.memory import EXPERTS, ExpertMemory
 from client_agent.rounds.steps import take_part
-from client_agent.rounds.trained import Trained
+from client_agent.rounds.training_result import TrainingResult
 from client_agent.storage.round_folder import INPUT, READY, SUMMED, TRAINED
 from client_agent.training.silo import Silo
 from schemas.maths.bank import expert_tensors
@@ -47,11 +47,11 @@ def bank_of(agent: Agent, number: int) -> dict[str, np.ndarray]:
 
 
 def trained(agent: Agent, number: int) -> dict[str, np.ndarray]:
-    return Trained.from_bytes(agent.folder(number).read(TRAINED)).adapter
+    return TrainingResult.from_bytes(agent.folder(number).read(TRAINED)).adapter
 
 
 def start_of(agent: Agent, number: int) -> dict[str, np.ndarray]:
-    return Trained.from_bytes(agent.folder(number).read(TRAINED)).start
+    return TrainingResult.from_bytes(agent.folder(number).read(TRAINED)).start
 
 
 def sum_and_revive(agents: Agents, wire: Wire) -> list[str]:

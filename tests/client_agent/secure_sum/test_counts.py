@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from client_agent.errors import SumRefused
 from client_agent.secure_sum.drive import SumTask, take_part_in_sum
-from client_agent.secure_sum.errors import SumRefused
 from client_agent.secure_sum.journal import SumJournal
 from client_agent.secure_sum.progress import SumProgress
 from client_agent.secure_sum.unmask_marks import UnmaskMarks

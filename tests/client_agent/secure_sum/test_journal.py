@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from client_agent.secure_sum.errors import SumRefused
+from client_agent.errors import SumRefused
 from client_agent.secure_sum.member import new_secrets
 from client_agent.storage.archive import delete_secrets, move_aside
 from schemas.secure_sum.errors import SessionAborted
@@ -80,13 +80,13 @@ def _crashing_run(folder: Path, monkeypatch: pytest.MonkeyPatch, at: int, *, aft
     owner = threading.get_ident()
     counted = disk.__call__
 
-    def of_victim(descriptor: int) -> None:
+    def fail_for_victim(descriptor: int) -> None:
         if threading.get_ident() == owner:
             counted(descriptor)
         else:
             disk._fsync(descriptor)
 
-    monkeypatch.setattr(os, "fsync", of_victim)
+    monkeypatch.setattr(os, "fsync", fail_for_victim)
     disk.at, disk.after = at, after
     for thread in started:
         thread.start()

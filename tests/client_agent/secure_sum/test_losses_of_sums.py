@@ -10,7 +10,7 @@ import pytest
 from client_agent.errors import CoordinatorRefused
 from client_agent.rounds.progress_report import ProgressReports
 from client_agent.rounds.steps import take_part
-from client_agent.rounds.trained import Trained
+from client_agent.rounds.training_result import TrainingResult
 from client_agent.storage.round_folder import INPUT, TRAINED
 from client_agent.training.loop import Step
 from client_agent.training.silo import Silo
@@ -62,7 +62,7 @@ def test_a_silo_reports_progress_without_losses_and_the_coordinator_takes_none(
         session, number = agent.participant.session, 1
         path = f"/v1/federations/{session.federation_id}/rounds/{number}/progress"
         assert session.api.put_once(path, PROGRESS | {"loss": 1.5}) == 422
-        scores = Trained.from_bytes(agent.folder().read(TRAINED)).scores
+        scores = TrainingResult.from_bytes(agent.folder().read(TRAINED)).scores
         for send in (
             lambda: session.api.send_scores(session.federation_id, number, scores),
             lambda: session.api.push_update(session.federation_id, number, b"an update with its losses"),

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from client_agent.secure_sum.errors import SumRefused
+from client_agent.errors import SumRefused
 from coordinator.secure_sum import intake
 from tests.client_agent.secure_sum.memory_server import (
     MemoryCalls,

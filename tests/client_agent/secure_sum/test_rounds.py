@@ -14,14 +14,13 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from client_agent import daemon
 from client_agent.adapters.base import Adapter
-from client_agent.errors import Stopped
+from client_agent.errors import Stopped, SumRefused
 from client_agent.rounds import steps as round_steps
 from client_agent.rounds.adapter_in_place import put_in_place
 from client_agent.rounds.final_weights import finish
 from client_agent.rounds.part import Part, Setting
 from client_agent.rounds.participant import Participant
 from client_agent.rounds.steps import resume, take_part
-from client_agent.secure_sum.errors import SumRefused
 from client_agent.settings import read_settings
 from client_agent.status import read_status
 from client_agent.storage.round_folder import (
@@ -30,7 +29,7 @@ from client_agent.storage.round_folder import (
     READY,
     RECEIPT,
     SCORES_SENT,
-    SIGNATURE,
+    SKETCH,
     SUMMED,
     TRAINED,
     UPDATE,
@@ -71,7 +70,7 @@ def test_a_round_publishes_the_exact_sum(
         assert view["secure_sum"]["counted"] == 3
         for agent in agents.agents:
             assert all(agent.folder().has(name) for name in STEPS)
-            assert not any(agent.folder().has(name) for name in (SIGNATURE, UPDATE, RECEIPT))
+            assert not any(agent.folder().has(name) for name in (SKETCH, UPDATE, RECEIPT))
     assert not wire.of("PUT", "/update")
     assert not wire.of("PUT", "/scores"), "the losses are part of the sum"
     losses = [json.loads(a.folder().read(SCORES_SENT))["trained"]["loss"]["value"] for a in agents.agents]

@@ -13,11 +13,11 @@ from torch.nn import functional as nnf
 
 from client_agent.adapters.frames import random_frames
 from client_agent.adapters.inject import inject_pq
-from client_agent.errors import AdapterInPlace, SignatureUnusable
+from client_agent.errors import AdapterInPlace, SketchUnusable
 from client_agent.model.examples import Example, encode_all, probe_set
 from client_agent.model.forward import answer_logits
 from client_agent.model.loading import BaseModel
-from client_agent.model.tokens import Encoded, collate, pad_id
+from client_agent.model.tokens import TokenizedText, collate, pad_id
 from client_agent.sketches.gradient import (
     Sketch,
     count_sketch,
@@ -32,11 +32,11 @@ from schemas.messages.updates import Reliability
 PLAN = SignaturePlan(dim=64)
 
 
-def texts_for(base: BaseModel, examples: Sequence[Example]) -> list[Encoded]:
+def texts_for(base: BaseModel, examples: Sequence[Example]) -> list[TokenizedText]:
     return encode_all(examples, base.tokenizer, 64)
 
 
-def by_autograd(base: BaseModel, texts: Sequence[Encoded]) -> Tensor:
+def by_autograd(base: BaseModel, texts: Sequence[TokenizedText]) -> Tensor:
     """The gradient of the summed loss with respect to the last block's `down` weight: (d_out, d_in)."""
     weight = base.parts.linear(base.model, base.layers - 1, "down").get_parameter("weight")
     weight.requires_grad_(True)
@@ -157,22 +157,22 @@ def test_the_probe_set_does_not_depend_on_the_order_of_examples(examples: list[E
 
 def test_useless_sketches_are_refused(tiny: Callable[..., BaseModel], examples: list[Example]) -> None:
     base = tiny()
-    with pytest.raises(SignatureUnusable, match="no example"):
+    with pytest.raises(SketchUnusable, match="no example"):
         sketch_of(base, [], PLAN)
     with torch.no_grad():
         base.model.get_submodule("model.norm").get_parameter("weight").fill_(float("nan"))
-    with pytest.raises(SignatureUnusable, match="not finite"):
+    with pytest.raises(SketchUnusable, match="not finite"):
         sketch_of(base, examples, PLAN)
     with torch.no_grad():
         base.model.get_submodule("model.norm").get_parameter("weight").fill_(0)
-    with pytest.raises(SignatureUnusable, match="zero"):
+    with pytest.raises(SketchUnusable, match="zero"):
         sketch_of(base, examples, PLAN)
 
 
 def test_the_moving_average_weighs_the_new_one_by_a() -> None:
     east, north = (Sketch(np.float32(vector), 0.5) for vector in ([1, 0], [0, 1]))
     np.testing.assert_allclose(ema(east, north, 0.25).vector, [0.75, 0.25])
-    with pytest.raises(SignatureUnusable):
+    with pytest.raises(SketchUnusable):
         ema(east, Sketch(np.float32([0, 1, 2]), 0.5), 0.5)
 
 

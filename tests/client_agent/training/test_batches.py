@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from itertools import islice
 
-from client_agent.model.tokens import Encoded
+from client_agent.model.tokens import TokenizedText
 from client_agent.training.loop import iterate_batches
 from schemas.maths.seeded_random import permutation
 
 
-def texts(count: int) -> list[Encoded]:
-    return [Encoded((i, i), (False, True), ((0, 1), (1, 2))) for i in range(count)]
+def texts(count: int) -> list[TokenizedText]:
+    return [TokenizedText((i, i), (False, True), ((0, 1), (1, 2))) for i in range(count)]
 
 
 def test_batches_are_dealt_in_whole_shuffled_passes() -> None:
@@ -41,13 +41,13 @@ def test_with_few_examples_a_batch_is_one_pass() -> None:
     ]
 
 
-def lengths(count: int) -> list[Encoded]:
+def lengths(count: int) -> list[TokenizedText]:
     """Return texts of 2 to 200 tokens, most of them short."""
     sizes = [2 + int(198 * (i / count) ** 4) for i in permutation(count, "lengths")]
-    return [Encoded((i,) * size, (True,) * size, ()) for i, size in enumerate(sizes)]
+    return [TokenizedText((i,) * size, (True,) * size, ()) for i, size in enumerate(sizes)]
 
 
-def padding(batches: list[list[Encoded]]) -> float:
+def padding(batches: list[list[TokenizedText]]) -> float:
     """Return the share of padding in the padded batches."""
     padded = sum(len(batch) * max(len(text.ids) for text in batch) for batch in batches)
     return 1 - sum(len(text.ids) for batch in batches for text in batch) / padded

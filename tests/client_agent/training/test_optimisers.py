@@ -16,9 +16,8 @@ from client_agent.errors import LayoutMismatch, SettingsUnusable
 from client_agent.model.examples import Example, encode_for
 from client_agent.model.loading import BaseModel
 from client_agent.settings import OptimizerName
-from client_agent.training.loop import TrainingOutcome, train
+from client_agent.training.loop import TrainingOptions, TrainingOutcome, train
 from client_agent.training.optimiser import build_optimiser, require_optimiser, restore_state, saved_state
-from client_agent.training.options import TrainingOptions
 from schemas.messages.federations import AdapterPlan, TrainingPlan
 
 ADAPTER = AdapterPlan(kind="lora", rank=64, blocks=2)  # its larger tensors have 4,096 entries or more

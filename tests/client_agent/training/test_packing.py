@@ -16,8 +16,7 @@ from client_agent.model.forward import answer_logits
 from client_agent.model.loading import BaseModel
 from client_agent.model.tokens import Batch, collate, pad_id
 from client_agent.settings import read_settings
-from client_agent.training.loop import answer_loss, train
-from client_agent.training.options import TrainingOptions
+from client_agent.training.loop import TrainingOptions, answer_loss, train
 from client_agent.training.packing import packed, require_packable
 from client_agent.training.silo import open_silo
 from schemas.messages.federations import AdapterPlan, TrainingPlan

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from client_agent.training.paired import TextLoss, change_of_loss
+from client_agent.training.text_losses import TextLoss, change_of_loss
 
 
 def test_change_is_the_difference_of_the_means_per_token() -> None:

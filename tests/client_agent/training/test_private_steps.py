@@ -17,7 +17,7 @@ from client_agent.adapters.inject import inject_lora, inject_pq
 from client_agent.errors import LossNotFinite, MissingGradient
 from client_agent.model.examples import Example, encode_for
 from client_agent.model.loading import BaseModel
-from client_agent.model.tokens import Encoded
+from client_agent.model.tokens import TokenizedText
 from client_agent.privacy.release import STEPS, Mechanism
 from client_agent.training import private_steps as stepping
 from client_agent.training.checkpoint import TrainingCheckpoint
@@ -80,7 +80,7 @@ def steps_of(
     return PrivateSteps(records, Mechanism(sampled, len(records), 1.0, clip, dim), Paid())
 
 
-def gradient_of(base: BaseModel, adapter: Adapter, text: Encoded) -> np.ndarray:
+def gradient_of(base: BaseModel, adapter: Adapter, text: TokenizedText) -> np.ndarray:
     """One example's gradient by its own backward pass, without the code under test."""
     from client_agent.model.tokens import collate, pad_id
 
@@ -150,7 +150,7 @@ def test_an_example_without_a_finite_gradient_counts_as_nothing(
 ) -> None:
     steps, parameters = steps_of(base, adapter, examples), adapter.named_parameters()
 
-    def broken(base: BaseModel, text: Encoded) -> float:
+    def broken(base: BaseModel, text: TokenizedText) -> float:
         for parameter in parameters.values():
             parameter.grad = torch.full_like(parameter, torch.nan)
         return float("nan")
@@ -168,7 +168,7 @@ def test_a_gradient_that_reaches_nothing_is_an_error(
 
 
 def test_examples_are_drawn_by_themselves_and_as_a_whole() -> None:
-    first, second = (Encoded((1, n), (False, True), ()) for n in (2, 3))
+    first, second = (TokenizedText((1, n), (False, True), ()) for n in (2, 3))
     records = [(first, second), *((first,) for _ in range(11))]
     steps = PrivateSteps(records, Mechanism(3, 12, 1.0, 1.0, 1), Paid())
     samples = list(steps.samples(3000))
@@ -181,7 +181,7 @@ def test_examples_are_drawn_by_themselves_and_as_a_whole() -> None:
 
 def test_each_step_is_counted_before_its_examples_are_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
     payments = Paid()
-    text = Encoded((1, 2), (False, True), ())
+    text = TokenizedText((1, 2), (False, True), ())
     steps = PrivateSteps([(text,)], Mechanism(1, 1, 1.0, 1.0, 1), payments)
     begun: list[int] = []
     monkeypatch.setattr(stepping, "sample_records", lambda *_: begun.append(payments.begun) or [0])

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from client_agent.errors import SettingsUnusable
-from client_agent.model.tokens import Encoded
+from client_agent.model.tokens import TokenizedText
 from client_agent.rounds.part import obstacle
 from client_agent.rounds.strategy import load_strategy
 from client_agent.settings import AgentSettings
@@ -62,8 +62,8 @@ def test_two_processes_train_the_weights_of_one(
         assert np.abs(stored[name] - values).max() < 1e-6, name
 
 
-def texts(count: int) -> list[Encoded]:
-    return [Encoded((1, n, 2), (False, True, True), ()) for n in range(count)]
+def texts(count: int) -> list[TokenizedText]:
+    return [TokenizedText((1, n, 2), (False, True, True), ()) for n in range(count)]
 
 
 @pytest.mark.parametrize(

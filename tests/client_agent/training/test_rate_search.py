@@ -20,7 +20,7 @@ from client_agent.rounds.adapter_in_place import put_in_place
 from client_agent.rounds.part import Setting
 from client_agent.rounds.strategy import load_strategy
 from client_agent.training.data import SiloData
-from client_agent.training.options import DEFAULT_OPTIONS, TrainingOptions
+from client_agent.training.loop import DEFAULT_OPTIONS, TrainingOptions
 from client_agent.training.rate_search import GRID, RateStore, next_rate, search_key, search_rate, sides
 from client_agent.training.silo import Silo
 from schemas.messages.federations import AdapterPlan, TrainingPlan

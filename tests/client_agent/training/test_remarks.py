@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from transformers import PreTrainedTokenizerFast
 
-from client_agent.data.unread import Unused
+from client_agent.data.unread_parts import UnreadParts
 from client_agent.model.examples import Example, Turn
 from client_agent.training.data import SiloData
 from client_agent.training.remarks import remarks_on
@@ -56,7 +56,7 @@ def test_remarks_name_what_is_not_expected(
 
 
 def test_what_is_not_used_comes_first() -> None:
-    data = SiloData((PLAIN,), (), (), unused=Unused(frozenset({"tone"})))
+    data = SiloData((PLAIN,), (), (), unused=UnreadParts(frozenset({"tone"})))
     assert remarks_on(data, tokenizer(CHAT)) == ["not used: tone"]
 
 

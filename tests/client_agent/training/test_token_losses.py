@@ -8,13 +8,15 @@ import pytest
 import torch
 
 from client_agent.model.loading import BaseModel
-from client_agent.model.tokens import Batch, Encoded
+from client_agent.model.tokens import Batch, TokenizedText
 from client_agent.training import token_losses
 from client_agent.training.token_losses import answer_losses, shared_rows
 
 
-def text(ids: Sequence[int], answers: int) -> Encoded:
-    return Encoded(tuple(ids), (False,) * (len(ids) - answers) + (True,) * answers, ((0, 0),) * len(ids))
+def text(ids: Sequence[int], answers: int) -> TokenizedText:
+    return TokenizedText(
+        tuple(ids), (False,) * (len(ids) - answers) + (True,) * answers, ((0, 0),) * len(ids)
+    )
 
 
 PROMPT = [7, 9, 11, 13]
@@ -41,7 +43,7 @@ OPTIONS = [
     ],
     ids=["none", "one-token", "prompt", "prompts", "apart", "equal"],
 )
-def test_a_text_that_begins_another_has_no_row(texts: list[Encoded], rows: list[set[int]]) -> None:
+def test_a_text_that_begins_another_has_no_row(texts: list[TokenizedText], rows: list[set[int]]) -> None:
     assert sorted((set(row.readers) for row in shared_rows(texts)), key=min) == rows
 
 

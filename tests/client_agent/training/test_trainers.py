@@ -20,7 +20,7 @@ from client_agent.model.examples import Example
 from client_agent.model.loading import BaseModel
 from client_agent.model.tokens import collate, pad_id
 from client_agent.rounds.train import learning_rate
-from client_agent.rounds.trained import Trained
+from client_agent.rounds.training_result import TrainingResult
 from client_agent.storage.rate_store import RateStore
 from client_agent.storage.round_folder import PARTIAL, TRAINER
 from client_agent.training.checkpoint import TrainingCheckpoint
@@ -82,7 +82,7 @@ def trained(
     training: TrainingPlan = PLAN,
     steps: list[tuple[int, float]] | None = None,
     fill: float = 0.01,
-) -> Trained:
+) -> TrainingResult:
     with inject(silo.base, plan, {}, gated=False, seed=0) as adapter:
         return train_one_round(
             silo,
@@ -235,11 +235,11 @@ def test_peft_trains_the_same_weights_as_the_own_loop(
     plan = LORA.model_copy(update=changes)
     base = tiny()
     own = trained(silo_of(base, examples, None), plan=plan)
-    of_peft = trained(silo_of(base, examples, opened(with_peft)), plan=plan)
+    peft_state = trained(silo_of(base, examples, opened(with_peft)), plan=plan)
     moved = max(np.abs(values - own.start[name]).max() for name, values in own.adapter.items())
     assert moved > 0.01
     for name, values in own.adapter.items():
-        assert np.allclose(values, of_peft.adapter[name], atol=2e-5), name
+        assert np.allclose(values, peft_state.adapter[name], atol=2e-5), name
     require_bare(base)
 
 

@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from client_agent.errors import AnswerUnreadable, CoordinatorRefused, DownloadDamaged, Stopped
 from client_agent.transport import client as transport_client
 from client_agent.transport.client import CoordinatorApi
-from client_agent.transport.responses import NothingYet
+from client_agent.transport.responses import NoOpenRound
 from schemas.wire.digests import digest_of, to_field
 from tests.client_agent.test_daemon import naps
 
@@ -163,12 +163,12 @@ def test_an_answer_of_another_server_is_unreadable() -> None:
 
 def test_no_open_round_returns_the_retry_delay() -> None:
     with answering(status(204, Retry_After="7")) as (url, _), api_for(url, []) as api:
-        assert api.current_round("fed") == NothingYet(7.0)
+        assert api.current_round("fed") == NoOpenRound(7.0)
 
 
 def test_a_long_poll_honours_a_zero_retry_delay() -> None:
     with answering(status(204, Retry_After="0")) as (url, _), api_for(url, []) as api:
-        assert api.current_round("fed", wait_seconds=30) == NothingYet(0.0)
+        assert api.current_round("fed", wait_seconds=30) == NoOpenRound(0.0)
 
 
 def test_a_stop_does_not_wait_for_an_answer_that_takes_long() -> None:
@@ -197,7 +197,7 @@ def test_a_long_poll_is_retried_after_a_restart() -> None:
     slept: list[float] = []
     with answering(hang_up, status(503), status(204, Retry_After="3")) as (url, requests):
         with api_for(url, slept) as api:
-            assert api.current_round("fed", wait_seconds=30) == NothingYet(3.0)
+            assert api.current_round("fed", wait_seconds=30) == NoOpenRound(3.0)
         assert len(requests) == 3
     assert len([seconds for seconds in slept if seconds]) == 2
 

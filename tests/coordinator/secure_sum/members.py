@@ -12,7 +12,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from numpy.typing import NDArray
 
 from client_agent.secure_sum.expectation import Expectation, accept_terms
-from client_agent.secure_sum.member import Keyed, Member, OwnShares, Shared, new_secrets
+from client_agent.secure_sum.member import KeySet, Member, OwnShares, ShareSet, new_secrets
 from schemas.identity.documents import hash_of
 from schemas.identity.keys import decode, encode
 from schemas.maths.adapter import in_order
@@ -164,7 +164,7 @@ class SumClient:
     def _shares(self) -> bytes:
         own = KeysStep.model_validate_json(self.sent[KEYS])
         answer = KeysAnswer.model_validate_json(self.answer(KEYS))
-        self._keyed: Keyed = self._member.accept_keys(answer, own)
+        self._keyed: KeySet = self._member.accept_keys(answer, own)
         self._own: OwnShares = self._member.shares(self._keyed)
         return self._own.step.model_dump_json().encode()
 
@@ -175,7 +175,7 @@ class SumClient:
             modulus = Modulus(self.terms.modulus)
             return modulus.pack(self.input.astype(np.int64).astype(modulus.word))
         answer = SharesAnswer.model_validate_json(self.answer(SHARES))
-        self._shared: Shared = self._member.accept_shares(answer, self._keyed, self._own)
+        self._shared: ShareSet = self._member.accept_shares(answer, self._keyed, self._own)
         return self._member.masked(self.input, self._keyed, self._shared)
 
     def _confirm(self) -> bytes:

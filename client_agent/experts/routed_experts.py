@@ -14,9 +14,9 @@ from torch import nn
 
 from client_agent.adapters.base import (
     Adapter,
+    AdapterBase,
     LoraFactors,
     Penalty,
-    Removable,
     State,
     copy_in,
     copy_out,
@@ -27,9 +27,9 @@ from client_agent.adapters.expert_lora import ExpertLora
 from client_agent.adapters.expert_pq import ExpertPQ
 from client_agent.adapters.frames import Frames, first_adapted_layer
 from client_agent.errors import LayoutMismatch
-from client_agent.experts.exploring import Turn, drawn, temperature, turns
+from client_agent.experts.exploration import Turn, drawn, temperature, turns
 from client_agent.experts.memory import Choice, ExpertMemory
-from client_agent.experts.probing import Prober
+from client_agent.experts.probe_set import Prober
 from client_agent.experts.responsibilities import (
     ProbeLosses,
     fit,
@@ -62,7 +62,7 @@ Arrays = dict[str, NDArray[np.float32]]
 log = logging.getLogger(__name__)
 
 
-class RoutedExperts(Removable):
+class RoutedExperts(AdapterBase):
     """The shared expert and the client's specialists; what is scored, exported and generates.
 
     Private tensors are the responsibilities, the choice and the router's rows. With a probe set
@@ -215,7 +215,8 @@ class RoutedExperts(Removable):
     def load_private(self, state: State) -> None:
         """Set the router's rows, and without a probe set responsibilities and choice.
 
-        Experts that were born since have rows of zeros; what belongs to experts that have left is ignored.
+        Experts that are newer than the state get rows of zeros. Tensors of experts that have left are
+        ignored.
         """
         rows = self._router.parameters(self._specialists)
         zeros = {name: np.zeros(tuple(row.shape), np.float32) for name, row in rows.items()}
@@ -235,8 +236,8 @@ class RoutedExperts(Removable):
     def as_lora(self) -> dict[str, LoraFactors]:
         """Return one LoRA of shared and chosen experts: [B_0, a_1 B_1, ...] by module path.
 
-        It is exact with one specialist. With several, a_k = r_k / sum r are the weights of a token about
-        which the router says nothing.
+        This is exact with one specialist. With several, a_k = r_k / sum r are the router's weights of a token
+        for which its scores are zero.
         """
         return self.bank.as_lora_of({SHARED: 1.0, **self.prior_weights()})
 
@@ -267,12 +268,12 @@ class RoutedExperts(Removable):
         if not self.routing.consistency or self.router is None:
             return None
 
-        def of_step(_: Mapping[str, nn.Parameter]) -> torch.Tensor:
+        def step_penalty(_: Mapping[str, nn.Parameter]) -> torch.Tensor:
             weighed = self._passes.responsibilities
             weights = self._router.weights(self._passes.read_hidden(), weighed, self.routing.gamma)
             return self.routing.consistency * consistency(weights, weighed)
 
-        return of_step
+        return step_penalty
 
     def remove(self) -> None:
         self._passes.remove()

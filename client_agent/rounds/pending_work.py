@@ -6,8 +6,8 @@ from typing import Literal, NamedTuple
 
 from client_agent.rounds.opened_round import OpenedBrief
 from client_agent.rounds.sync_steps import SyncClient, SyncRound, missing_for_join
-from client_agent.storage.prepared import read_prepared
 from client_agent.storage.round_folder import BRIEF, FINAL_WEIGHTS, WEIGHTS, RoundFolder, awaits_exchange
+from client_agent.storage.silo_facts import read_silo_facts
 
 
 class PendingWork(NamedTuple):
@@ -30,5 +30,5 @@ def pending_work(client: SyncClient) -> PendingWork | None:
     work = SyncRound(client, OpenedBrief.read(newest), newest)
     if newest.has(WEIGHTS):
         return PendingWork("train", newest, f"round {newest.number}: the update is not trained yet")
-    reason = missing_for_join(work, read_prepared(client.workspace.folder))
+    reason = missing_for_join(work, read_silo_facts(client.workspace.folder))
     return PendingWork("prepare", newest, f"round {newest.number}: {reason}") if reason else None

@@ -24,17 +24,17 @@ from torch.nn import functional as nnf
 from client_agent.adapters.base import LoraFactors
 from client_agent.adapters.peft_export import metadata_for, peft_model, write_checkpoint
 from client_agent.adapters.peft_folder import CLASSIFIER, CONFIG, TENSORS, light_peft
-from client_agent.experts.routed import RoutedExperts, routed_by_token
+from client_agent.errors import ExportInexact, ExportUnsupported
+from client_agent.experts.routed_experts import RoutedExperts, routed_by_token
 from client_agent.export.artefact import held_out_loss
 from client_agent.export.facts import TrainingFacts
 from client_agent.export.fold_shift import shifted, without_zero_shifts
-from client_agent.export.job import AdapterSource, Exported, Finish, Losses, Written, largest_difference
-from client_agent.export.placing import place, require_free
-from client_agent.export.refusals import ExportInexact, ExportUnsupported
+from client_agent.export.folder import place, require_free
+from client_agent.export.job import AdapterSource, Export, ExportResult, Finisher, Losses, largest_difference
 from client_agent.model.examples import encode_some, probe_set
 from client_agent.model.loading import BaseModel
 from client_agent.model.quantization import is_quantised, precision_of
-from client_agent.model.tokens import Encoded, collate, pad_id
+from client_agent.model.tokens import TokenizedText, collate, pad_id
 from client_agent.storage.files import write_durably
 from client_agent.training.silo import Silo
 from schemas.maths.bank import SHARED, group_of
@@ -46,7 +46,7 @@ Factors = dict[str, LoraFactors]
 
 
 @dataclass(frozen=True, slots=True)
-class RoutedFiles:
+class XLoraFiles:
     """The content of a routed export.
 
     Attributes:
@@ -64,7 +64,7 @@ class RoutedFiles:
     gamma: float
 
     @classmethod
-    def of(cls, adapter: RoutedExperts) -> RoutedFiles:
+    def of(cls, adapter: RoutedExperts) -> XLoraFiles:
         """Return the content of an adapter that is in place.
 
         Raises:
@@ -131,10 +131,10 @@ def export_routed(
     facts: TrainingFacts,
     model_name: str,
     out: Path,
-    finish: Finish,
+    finish: Finisher,
     *,
     force: bool = False,
-) -> Exported:
+) -> Export:
     """Export experts and router into a folder; nothing is written there unless public peft agrees.
 
     `model_name` is the name of the base model in the files; `force` replaces an export in the folder.
@@ -157,7 +157,7 @@ def export_routed(
                 "LoRA; leave it out"
             )
         reference = held_out_loss(base, silo, scoring, longest)
-        files = RoutedFiles.of(routed)
+        files = XLoraFiles.of(routed)
     chosen = probe_set(silo.data.test, scoring.examples)
     texts = encode_some(base, chosen, scoring.examples, longest)
     out.parent.mkdir(parents=True, exist_ok=True)
@@ -168,7 +168,7 @@ def export_routed(
             exported = _mean_loss(base, model, texts)
         stored = facts.scores["loss"].value if facts.scores is not None else None
         limit = largest_difference(bare, base.model.dtype)
-        written = Written({}, False, origin, Losses(bare, stored, reference, exported, limit=limit))
+        written = ExportResult({}, False, origin, Losses(bare, stored, reference, exported, limit=limit))
         if not written.losses.is_kept:
             raise ExportInexact(
                 f"public peft computes a held-out loss of {exported:.4f}, and the adapter has "
@@ -177,7 +177,7 @@ def export_routed(
             )
         finish(folder, written)
         moved = place(folder, out, base.slug, force=force)
-    return Exported(written, moved)
+    return Export(written, moved)
 
 
 @contextmanager
@@ -200,7 +200,7 @@ def xlora_in_place(base: BaseModel, folder: Path, adapters: dict[str, str]) -> I
 
 
 @torch.no_grad()
-def _mean_loss(base: BaseModel, model: nn.Module, texts: Sequence[Encoded]) -> float:
+def _mean_loss(base: BaseModel, model: nn.Module, texts: Sequence[TokenizedText]) -> float:
     """Compute the mean loss of texts in nats per answer token, through the whole model, one by one."""
     losses: list[Tensor] = []
     for text in texts:

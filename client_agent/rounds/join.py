@@ -63,7 +63,7 @@ def join_round(
 
 
 def rejoin(work: OpenedRound) -> None:
-    """Join a round again whose receipt is here, so that its update is sent again, the same bytes.
+    """Join a round again that has a receipt here, so that the same update is sent once more.
 
     Raises:
         ManifestRefused: the coordinator has lost this client's join, too.
@@ -79,9 +79,9 @@ def rejoin(work: OpenedRound) -> None:
 
 
 def archive_trained(rounds: RoundFolders) -> None:
-    """Archive the trained adapters of a pack that has ended: their P and Q are invalid under the next.
+    """Archive the trained adapters and a newcomer's join of a voided pack.
 
-    So is a newcomer's join that was made under it.
+    Their P and Q are invalid in the frames of the next pack.
     """
     for folder in rounds.newest_first():
         if folder.has(TRAINED):

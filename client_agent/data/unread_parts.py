@@ -85,7 +85,7 @@ _READ_BY = {
 
 
 @dataclass(frozen=True, slots=True)
-class Unused:
+class UnreadParts:
     """The parts of the rows of a source that are not read.
 
     Attributes:
@@ -98,8 +98,8 @@ class Unused:
     formats: frozenset[tuple[str, str]] = frozenset()
     flags: frozenset[tuple[str, bool]] = frozenset()
 
-    def __or__(self, more: Unused) -> Unused:
-        return Unused(self.columns | more.columns, self.formats | more.formats, self.flags | more.flags)
+    def __or__(self, more: UnreadParts) -> UnreadParts:
+        return UnreadParts(self.columns | more.columns, self.formats | more.formats, self.flags | more.flags)
 
     def sentences(self) -> list[str]:
         """Return a line for each part that is not read; empty = none."""
@@ -115,10 +115,10 @@ class Unused:
         return lines
 
 
-ALL_USED = Unused()
+ALL_USED = UnreadParts()
 
 
-def unused_of(row: Row, row_format: str) -> Unused:
+def unused_of(row: Row, row_format: str) -> UnreadParts:
     """Return the parts of a row that a format has not read.
 
     Raises:
@@ -143,13 +143,14 @@ def unused_of(row: Row, row_format: str) -> Unused:
     if refused:
         name, remedy = next(iter(refused.values()))
         raise _refused(f"{row.place}: column {name} changes what is learnt", row.ignored, refused, remedy)
-    return Unused(frozenset(columns), frozenset((row_format, name) for name in also), frozenset(flags))
+    return UnreadParts(frozenset(columns), frozenset((row_format, name) for name in also), frozenset(flags))
 
 
-def refuse_mixed_flags(source: str, unused: Unused, ignored: Iterable[str] = ()) -> None:
-    """Raise where a column that is not read divides the rows of a source into true and false ones.
+def refuse_mixed_flags(source: str, unused: UnreadParts, ignored: Iterable[str] = ()) -> None:
+    """Raise if an unread column has true in some rows of a source and false in others.
 
-    Whatever its name is (`is_good`, `accepted`): rows that are marked as bad would be learnt like the good.
+    Such a column, whatever its name (`is_good`, `accepted`), probably marks bad rows, which would be learnt
+    too.
 
     Raises:
         DataInvalid: a column does; the message says what to do.
@@ -166,7 +167,7 @@ def refuse_mixed_flags(source: str, unused: Unused, ignored: Iterable[str] = ())
 
 
 def _refused(fact: str, ignored: Iterable[str], keys: Iterable[str], remedy: str) -> DataInvalid:
-    """Return the refusal of a column that is not read, with a setting that ignores all such columns."""
+    """Return the error about an unread column, with the setting that ignores all such columns."""
     listed = json.dumps([*sorted(ignored), *keys], ensure_ascii=False)
     options = " ".join(f"--ignore {key}" for key in keys)
     return DataInvalid(
@@ -183,7 +184,7 @@ def _flag(value: object) -> bool | None:
 
 
 def _remedy(row: Row, row_format: str, name: str, value: object) -> str | None:
-    """Return what to do about a column that is not read and changes what is learnt; None = it does not."""
+    """Return the remedy for an unread column that changes what is learnt; None if it changes nothing."""
     key = name.rpartition(".")[2]
     if row_format == OWN_TEMPLATE:
         return None  # it names what is read, so that the rest is left out by intention
@@ -202,7 +203,7 @@ def _remedy(row: Row, row_format: str, name: str, value: object) -> str | None:
 
 
 def _as_alpaca(row: Row, name: str) -> str:
-    """Return how a prompt, its completion and an input can be read together; empty = they are no texts."""
+    """Return the setting that reads a prompt, its completion and an input; empty if they are no texts."""
     instruction, output = (row.names.get(column, column) for column in ("prompt", "completion"))
     if not all(isinstance(row.columns[column], str) for column in (instruction, output, name)):
         return ""

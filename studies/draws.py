@@ -1,7 +1,7 @@
 """The silos that take part in each round of a run, if its plan draws them (`rounds.sample`). Pure.
 
-All silos of a run are willing in every round, so that the draw of the coordinator is known beforehand: the
-lowest tickets among all names.
+All silos of a run are available in every round, so the coordinator's draw is known beforehand: the lowest
+tickets among all names.
 """
 
 from __future__ import annotations

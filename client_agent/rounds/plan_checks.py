@@ -1,6 +1,7 @@
 """Check a plan against a silo's data and settings, before the silo joins a round of it.
 
-What is refused only in a round has been trained and paid for, and the round has waited for this silo.
+A refusal after the join would waste training and privacy budget, and would keep the round waiting for this
+silo.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from client_agent.rounds.private_training import different, require_private_step
 from client_agent.rounds.sketch import mechanism_for
 from client_agent.rounds.strategy import load_strategy
 from client_agent.rounds.work import Work
-from client_agent.storage.round_folder import SIGNATURE
+from client_agent.storage.round_folder import SKETCH
 from client_agent.training.data import without_held_out
 from client_agent.training.ranks import require_divisible
 from client_agent.training.silo import Silo
@@ -107,5 +108,5 @@ def _require_sketch(work: Work, ledger: Ledger) -> None:
         released = last.released if last is not None else None
         ledger.priced(work.session.federation_id, work.brief.round, mechanism, plan.dp, released)
     except BudgetSpent:
-        if last is None and not work.folder.has(SIGNATURE):
+        if last is None and not work.folder.has(SKETCH):
             raise

@@ -1,8 +1,7 @@
 """The specialists that a client trains in a round, and their steps: drawn at first, then the best. Pure.
 
-All experts begin as equal functions, and every client has the same losses for all of them. Clients that chose
-greedily would all stay with one expert; so each draws at random, from a seed of its own, until experts
-differ.
+All experts begin as equal functions, so a client has the same loss for each. If clients chose greedily, all
+would train one expert. So each client draws at random, from its own seed, until experts differ.
 """
 
 from __future__ import annotations
@@ -36,8 +35,8 @@ def drawn(
 ) -> tuple[int, ...]:
     """Draw `count` specialists without replacement: the largest ln r_k + T g_k, g_k of a Gumbel distribution.
 
-    At T = 1 that is sampling in proportion to r (Gumbel-top-k, Kool et al. 2019), at T = 0 the most
-    responsible. A client breaks ties by an order of its own that stays, so that not all meet on one expert.
+    At T = 1 this samples in proportion to r (Gumbel-top-k, Kool et al. 2019); at T = 0 it returns the most
+    responsible specialists.
 
     Args:
         secret: the client's own seed; whoever knows it can tell which experts the client trains.
@@ -55,7 +54,7 @@ def drawn(
 def turns(specialists: Sequence[int], steps: int, *, exploring: bool) -> list[Turn]:
     """Divide a round's steps: drawn specialists train one after another, each beside the shared expert.
 
-    After exploring they train together. Of a round of one step the first drawn specialist has it.
+    After exploration they train together. If a round has one step, the first drawn specialist takes it.
     """
     if not exploring or len(specialists) < 2:
         return [Turn(tuple(specialists), steps)]

@@ -14,7 +14,7 @@ MANIFEST = "export.json"
 
 
 @dataclass(frozen=True, slots=True)
-class Placed:
+class ExportFiles:
     """The files of an export below its folder, and the files in the folder that are not of an export."""
 
     files: tuple[str, ...]
@@ -36,7 +36,7 @@ def require_free(out: Path, *, force: bool) -> None:
     _earlier_files(out)
 
 
-def place(folder: Path, out: Path, base_model: str, *, force: bool = False) -> Placed:
+def place(folder: Path, out: Path, base_model: str, *, force: bool = False) -> ExportFiles:
     """Move all files to their place, readable as other files of the user are.
 
     With `force`, the files of the earlier export are deleted before, by its list; other files stay.
@@ -65,7 +65,7 @@ def place(folder: Path, out: Path, base_model: str, *, force: bool = False) -> P
     for part in {(out / name).parent for name in earlier} - {out}:
         if part.is_dir() and not any(part.iterdir()):
             part.rmdir()
-    return Placed(tuple(files), tuple(foreign))
+    return ExportFiles(tuple(files), tuple(foreign))
 
 
 def _files_below(folder: Path) -> list[str]:

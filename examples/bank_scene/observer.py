@@ -1,4 +1,4 @@
-"""Read what happened in a round from the coordinator and from the folders of the silos' agents."""
+"""Collect the facts of a round from the coordinator and from the folders of the silos' agents."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from itertools import combinations
 
 from client_agent.experts.bank_files import Arrays, bank_state, read_index
 from client_agent.experts.memory import EXPERTS, ExpertMemory
-from client_agent.rounds.trained import Trained
+from client_agent.rounds.training_result import TrainingResult
 from client_agent.storage.round_folder import TRAINED, WEIGHTS, RoundFolder
 from client_agent.transport.admin_client import Answer, Operator
 from coordinator.experts.products import cosine
@@ -51,7 +51,7 @@ class Observer:
         )
 
     def choices(self, name: str) -> ExpertMemory:
-        """Return what a silo's agent remembers of its choices; nothing before its first."""
+        """Return the stored choices of a silo's agent; empty before its first."""
         home = self._silos.home(name)
         assert home is not None, name
         return ExpertMemory(home / EXPERTS)
@@ -62,11 +62,11 @@ class Observer:
         path = home / "rounds" / f"{number:06d}" if home is not None else None
         return RoundFolder(path, number) if path is not None and path.is_dir() else None
 
-    def _trained(self, name: str, number: int) -> Trained:
+    def _trained(self, name: str, number: int) -> TrainingResult:
         folder = self.folder(name, number)
         if folder is None or not folder.has(TRAINED):
             raise DemoFailed(f"{name} was counted in round {number}, and its folder has no trained adapter")
-        return Trained.from_bytes(folder.read(TRAINED))
+        return TrainingResult.from_bytes(folder.read(TRAINED))
 
     def _likeness(self, number: int, name: str) -> dict[str, float]:
         """Return the cosines of all pairs of experts with which a round began, from a silo's folder."""

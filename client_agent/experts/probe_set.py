@@ -17,7 +17,7 @@ from client_agent.experts.routing import Routing
 from client_agent.model.examples import Example, encode_some
 from client_agent.model.loading import BaseModel
 from client_agent.model.quantization import precision_of
-from client_agent.model.tokens import Encoded, digest_of_texts
+from client_agent.model.tokens import TokenizedText, digest_of_texts
 from client_agent.training.data import with_probe
 from client_agent.training.evaluate import mean_loss
 from client_agent.training.silo import Silo
@@ -37,7 +37,9 @@ class Prober:
         digest: of the texts, the base model and its precision, on which all losses depend.
     """
 
-    def __init__(self, base: BaseModel, texts: Sequence[Encoded], losses: MutableMapping[str, float]) -> None:
+    def __init__(
+        self, base: BaseModel, texts: Sequence[TokenizedText], losses: MutableMapping[str, float]
+    ) -> None:
         self._base = base
         self._texts = texts
         self._losses = losses
@@ -115,7 +117,9 @@ def prober_of(
     return Prober(silo.base, texts, losses)
 
 
-def probe_texts(base: BaseModel, probe: Sequence[Example], most: int, max_length: int) -> tuple[Encoded, ...]:
+def probe_texts(
+    base: BaseModel, probe: Sequence[Example], most: int, max_length: int
+) -> tuple[TokenizedText, ...]:
     """Tokenise the probe set: at most `most` texts, in order of digest, so that they are the same each time.
 
     Raises:

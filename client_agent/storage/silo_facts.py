@@ -15,7 +15,7 @@ from schemas.messages.enrolment import Profile
 log = logging.getLogger(__name__)
 
 
-class Prepared(Strict):
+class SiloFacts(Strict):
     """Facts of a silo's model and data.
 
     `max_length` is the plan's `training.max_length` for which all examples were tokenised; null before there
@@ -27,11 +27,11 @@ class Prepared(Strict):
     records: int
 
 
-def read_prepared(folder: Path) -> Prepared | None:
+def read_silo_facts(folder: Path) -> SiloFacts | None:
     """Read the facts in the agent's folder; None without a file, or if it is damaged."""
     file = folder / PREPARED
     try:
-        return Prepared.model_validate_json(file.read_bytes())
+        return SiloFacts.model_validate_json(file.read_bytes())
     except FileNotFoundError:
         return None
     except (OSError, ValidationError) as error:
@@ -39,5 +39,5 @@ def read_prepared(folder: Path) -> Prepared | None:
         return None
 
 
-def write_prepared(folder: Path, prepared: Prepared) -> None:
+def write_silo_facts(folder: Path, prepared: SiloFacts) -> None:
     write_durably(folder / PREPARED, prepared.model_dump_json(indent=1).encode())

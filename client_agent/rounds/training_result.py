@@ -19,7 +19,7 @@ from client_agent.errors import AdapterUnreadable
 from client_agent.storage.final_scores import TaskScores
 from client_agent.storage.round_folder import TRAINED, RoundFolder, RoundFolders
 from client_agent.storage.tensor_metadata import metadata_of, save_tensors
-from client_agent.training.paired import TextLoss
+from client_agent.training.text_losses import TextLoss
 from schemas.messages.scores import Scores
 
 Arrays = dict[str, NDArray[np.float32]]
@@ -30,7 +30,7 @@ _TEXTS: TypeAdapter[dict[str, Sequence[TextLoss]]] = TypeAdapter(dict[str, Seque
 
 
 @dataclass(frozen=True, slots=True)
-class Trained:
+class TrainingResult:
     """The result of a round's training, in one file.
 
     Attributes:
@@ -78,7 +78,7 @@ class Trained:
         return save_tensors(tensors, metadata)
 
     @classmethod
-    def from_bytes(cls, content: bytes) -> Trained:
+    def from_bytes(cls, content: bytes) -> TrainingResult:
         parts: dict[str, Arrays] = {part: {} for part in _PARTS}
         for key, values in safetensors.numpy.load(content).items():
             part, _, name = key.partition("/")
@@ -101,7 +101,7 @@ class Trained:
         return (self.adapter, self.private) if side == "trained" else (self.start, self.start_private)
 
     @classmethod
-    def read(cls, file: Path) -> Trained:
+    def read(cls, file: Path) -> TrainingResult:
         """Read a file.
 
         Raises:
@@ -113,24 +113,24 @@ class Trained:
             raise AdapterUnreadable(f"{file} is not a trained adapter, or is damaged ({error})") from error
 
 
-class TrainedRounds:
+class TrainingResults:
     """The trained adapters of the rounds on disk; each file is read once, when it is first needed."""
 
     def __init__(self, rounds: RoundFolders) -> None:
         self._rounds = rounds
-        self._trained: dict[int, Trained] = {}
+        self._trained: dict[int, TrainingResult] = {}
 
-    def of(self, folder: RoundFolder) -> Trained:
+    def of(self, folder: RoundFolder) -> TrainingResult:
         """Return the trained adapter of a round.
 
         Raises:
             AdapterUnreadable: the file is missing or damaged.
         """
         if folder.number not in self._trained:
-            self._trained[folder.number] = Trained.read(folder.path / TRAINED)
+            self._trained[folder.number] = TrainingResult.read(folder.path / TRAINED)
         return self._trained[folder.number]
 
-    def before(self, round_number: int) -> Trained | None:
+    def before(self, round_number: int) -> TrainingResult | None:
         """Return the trained adapter of the last round before this one; None before the first."""
         folder = self._rounds.newest_with(TRAINED, before=round_number)
         return self.of(folder) if folder is not None else None
