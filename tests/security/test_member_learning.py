@@ -10,7 +10,7 @@ import pytest
 
 from schemas.messages.federations import FederationPlan
 from schemas.messages.updates import UpdateManifest
-from schemas.peers import of_members
+from schemas.peers import member_claims
 from schemas.wire.envelope import pack, unpack
 from schemas.wire.header import Slot
 from tests.served import Served, Silo
@@ -214,4 +214,4 @@ def test_examples_count_up_to_the_plans_most_and_are_shown_to_be_more(coordinato
 def test_the_default_counts_a_hundred_thousand_examples_at_most() -> None:
     wanted = FederationPlan.model_validate({"name": "a", "strategy": {"name": "fedavg"}})
     assert (wanted.limits.max_examples, wanted.privacy.min_voices) == (100_000, 1)
-    assert "With two members" in " ".join(of_members(wanted))
+    assert "With two members" in " ".join(member_claims(wanted))

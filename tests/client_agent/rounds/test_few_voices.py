@@ -15,7 +15,7 @@ from client_agent.rounds.participant import Participant
 from client_agent.rounds.steps import take_part
 from client_agent.storage.round_folder import WEIGHTS
 from schemas.messages.federations import FederationPlan
-from schemas.peers import of_members
+from schemas.peers import member_claims
 from tests.client_agent.conftest import checked, config, next_brief
 from tests.client_agent.test_daemon import alone_plan
 from tests.served import Served
@@ -51,7 +51,7 @@ def test_a_check_says_what_others_may_learn_and_holds_the_plan_to_it(
         plan.write_text(json.dumps(said))
         finding = checked(file, plan)["other members"]
         assert finding.passed is good
-        words = " ".join(of_members(FederationPlan.model_validate(said)))
+        words = " ".join(member_claims(FederationPlan.model_validate(said)))
         assert (words in finding.detail) is good
 
 
@@ -87,4 +87,4 @@ def test_enrolling_prints_what_others_may_learn(
     done = CliRunner().invoke(agent, [*arguments, "--config", str(config(tmp_path))])
     assert done.exit_code == exit_code, done.output
     plan = FederationPlan.model_validate(served.admin.get(f"/v1/federations/{federation_id}").json()["plan"])
-    assert all(sentence in done.output for sentence in of_members(plan))
+    assert all(sentence in done.output for sentence in member_claims(plan))
