@@ -56,6 +56,39 @@ def test_the_readme_states_the_trust_model_in_its_third_paragraph() -> None:
     assert "no code from outside ever runs in a silo" in paragraphs[2]
 
 
+def _section(page: Path, anchor: str) -> str:
+    """Return the text below the heading with this anchor, up to the next heading of the same level."""
+    parts = re.split(r"^(?=## )", page.read_text(), flags=re.MULTILINE)
+    return next(part for part in parts if anchor in _anchors_of(part))
+
+
+def _anchors_of(part: str) -> frozenset[str]:
+    heading = part.partition("\n")[0].lstrip("# ")
+    return frozenset({re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-")})
+
+
+_MEASURED = re.compile(r"\d*\.\d+")
+_NOTES = [
+    line
+    for line in (ROOT / "README.md").read_text().splitlines()
+    if line.startswith("|") and "docs/lab-notes/" in line
+]
+
+
+@pytest.mark.parametrize("row", _NOTES, ids=lambda row: row.split("]")[0][3:])
+def test_a_result_of_the_readme_is_in_its_lab_note(row: str) -> None:
+    (target,) = (link for link in _LINK.findall(row))
+    path, _, anchor = target[0].partition("#")
+    figures = _MEASURED.findall(row.replace(target[0], ""))
+    assert figures
+    section = _section(ROOT / path, anchor)
+    assert [figure for figure in figures if figure not in section] == []
+
+
+def test_results_of_the_readme_are_found() -> None:
+    assert len(_NOTES) == 3
+
+
 def test_a_page_with_a_link_into_nothing_would_be_noticed(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text("# A page\n[a](#a-page) [b](#another) [c](c.md)\n```\n[d](d.md)\n```\n")
