@@ -22,13 +22,15 @@ GENERATED: Final[Mapping[str, Callable[[], str]]] = {
     "cli.md": commands.page,
     "settings.md": settings.page,
     "plan.md": plan.page,
-    "http-api.md": http_api.page,
     "errors.md": errors.page,
     "metrics.md": metrics.page,
     "architectures.md": architectures.page,
     "python.md": python_api.page,
     "packages.md": packages.page,
 }
+
+ON_SITE: Final[Mapping[str, Callable[[], str]]] = {"http-api.md": http_api.page}
+"""Pages that the documentation site generates in place of the short page in the repository."""
 
 
 def stale(folder: Path) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""Rules of the documentation site that mkdocs calls: links to files of the repository outside docs/.
+"""Rules of the documentation site that mkdocs calls: pages that only the site has, and links to files.
 
 In the repository such a link leads to the file. The site has only documents: with `repo_url` in mkdocs.yml
 the link leads to the web page of the repository, and without it the path is printed. A file that does not
@@ -14,6 +14,8 @@ from collections.abc import Callable
 from pathlib import Path, PurePosixPath
 from typing import Any, Final
 
+from docs.generate.pages import ON_SITE
+
 # A warning of this logger fails the build under `strict`.
 log = logging.getLogger("mkdocs.hooks.site")
 
@@ -25,7 +27,10 @@ _FENCE: Final = re.compile(r"(^```.*?^```$)", re.MULTILINE | re.DOTALL)
 
 
 def on_page_markdown(markdown: str, *, page: Any, config: Any, **_: Any) -> str:
-    """Replace links that lead out of the documents; called by mkdocs for each page."""
+    """Return the text of a page for the site; called by mkdocs for each page."""
+    folder, _, name = page.file.src_uri.rpartition("/")
+    if folder == "reference" and name in ON_SITE:
+        return ON_SITE[name]()
     if page.file.src_uri.startswith(_LAB_NOTES):
         page.meta["search"] = {"boost": _LAST}
     docs = Path(config["docs_dir"])
