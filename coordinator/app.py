@@ -145,6 +145,8 @@ def create_app(settings: Settings, *, traces: TracerProvider | None = None) -> F
     for router in ROUTERS:
         app.include_router(router)
     openapi.install(app, settings.root_path)
+    # The one that is added last runs first: traces and the log are outermost, the deadline of bodies
+    # innermost.
     app.add_middleware(BodyDeadline, bytes_per_second=settings.upload_bytes_per_second)
     app.add_middleware(ConnectionReserve)
     app.add_middleware(TargetCheck, goes_by=settings.goes_by)
@@ -159,6 +161,7 @@ def create_app(settings: Settings, *, traces: TracerProvider | None = None) -> F
 @asynccontextmanager
 async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     settings: Settings = app.state.settings
+    # Closed in reverse order: workers stop before the database closes.
     with ExitStack() as stack:
         metrics: Metrics = app.state.metrics
         traces: TracerProvider | None = app.state.traces

@@ -325,6 +325,7 @@ class Busy(Refusal):
     status, slug, title = 503, "busy", "The server is busy; retry after Retry-After seconds"
 
     def fields(self) -> dict[str, str]:
+        # Spread, so that refused clients do not return at once.
         return {"Retry-After": str(random.randint(1, 5))}
 
 
@@ -332,6 +333,7 @@ class Unavailable(Refusal):
     status, slug, title = 503, "unavailable", "The database does not answer; retry after Retry-After seconds"
 
     def fields(self) -> dict[str, str]:
+        # Longer than for a busy server: a database takes seconds to start.
         return {"Retry-After": str(random.randint(3, 10))}
 
 

@@ -49,6 +49,7 @@ def is_ready(database: TheDatabase, mover: _TheMover) -> str:
     """
     if not migrate.is_current(database):
         raise Unavailable(migrate.outdated(database))
+    # What the last pass found: a probe must not wait for the store.
     fault = None if mover is None else mover.fault
     return "ready\n" if fault is None else f"ready\n{fault}\n"
 

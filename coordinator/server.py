@@ -60,6 +60,7 @@ def serve(*, host: str | None = None, port: int | None = None) -> None:
     Raises:
         SettingsUnusable: the settings or the database do not allow it.
     """
+    # Before any file is created, since the database and the key hold secrets.
     close_umask()
     settings = load_settings(host=host, port=port)
     logs.configure(settings.log_level, settings.log_format)
@@ -82,9 +83,11 @@ def serve(*, host: str | None = None, port: int | None = None) -> None:
         file = first_admin.make_token(database) if settings.admin_token is None else None
     if file is not None:
         print(f"The first admin's token is in {file}: keep it elsewhere and delete the file", flush=True)
+    # Before the first thread starts: each would get a heap of its own.
     _limit_heaps()
     _raise_file_limit(settings.connections)
     server = Server(create_app(settings), settings)
+    # After the application is built: its objects live as long as the process.
     _freeze_objects()
     try:
         server.run()

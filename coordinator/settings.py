@@ -224,6 +224,7 @@ class Settings(BaseSettings):
             parsed = make_url(url)
         except (ArgumentError, ValueError):
             return url  # reported when the database is opened
+        # The password setting completes a URL; it never replaces one in it.
         if password is None or parsed.username is None or parsed.password is not None:
             return url
         return parsed.set(password=password.get_secret_value()).render_as_string(hide_password=False)

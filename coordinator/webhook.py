@@ -69,8 +69,10 @@ class WebhookSender:
         self._thread.start()
 
     def stop(self) -> None:
-        """Stop; a message in delivery is not waited for, and is sent again after its lease."""
+        """Stop without waiting for a message in delivery."""
         self._stopping.set()
+        # A message in delivery is sent again after its lease, so that a slow receiver must not delay the
+        # stop.
         self._thread.join(_JOIN_SECONDS)
 
     def _run(self) -> None:
@@ -84,6 +86,7 @@ class WebhookSender:
             self._stopping.wait(self._tick_seconds)
 
     def _scan(self) -> None:
+        # Rarer than ticks: the query looks at all rounds in progress.
         if time.monotonic() >= self._next_scan:
             self._next_scan = time.monotonic() + min(_SCAN_SECONDS, self._stuck_seconds)
             report_stuck_rounds(self._database, self._stuck_seconds)

@@ -172,6 +172,7 @@ class Ticker:
             log.info("cleaned-up", signed=signed, forgotten=forgotten, collected=collected)
         if not forgotten and not collected:
             return False
+        # More may be left: the next batch follows at once.
         self._next_collection = time.monotonic()
         return True
 
@@ -219,12 +220,14 @@ class Ticker:
             alone = job.aggregate(self._database, claim, block_bytes=self._block_bytes, between=between)
         except rounds.LostRace:
             log.info("aggregation-overtaken")
+        # Another replica continues at once, and not when the lease runs out.
         except ServiceStopped:
             lease.release()
         except (OperationalError, InterfaceError, PoolExhausted, Unavailable):
             log.exception("aggregation-interrupted")  # the round is claimed again after the lease expires
         except Exception:
             log.exception("aggregation-failed")
+            # The same inputs would fail again.
             job.abandon(self._database, claim)
             self._moved()
         else:
@@ -251,6 +254,7 @@ def drive(database: Database, tracer: Tracer = NO_TRACER) -> bool:
             begin_span(tracer, "advance round", names),
             database.write() as session,
         ):
+            # Read without a lock above: whether a step is due is decided again here.
             lock_federation(session, federation_id)
             row = rounds.get_round(session, federation_id, round_number, lock=True)
             transitions.advance(session, row, database_time(session))
@@ -284,6 +288,7 @@ class _Loop:
 
     def _run(self) -> None:
         while not self._stopping.is_set():
+            # Cleared before the work: a wake-up during it leads to another pass.
             self._woken.clear()
             try:
                 if self._work():

@@ -29,6 +29,7 @@ def application(first: str = "") -> typer.Typer:
     )
     app.callback()(_root)
     entries = entry_points(group="tessera.commands")
+    # Loading only the group that is called keeps the command fast.
     if first in entries.names:
         entries = entries.select(name=first)
     for entry in sorted(entries, key=lambda entry: entry.name, reverse=True):
@@ -37,8 +38,8 @@ def application(first: str = "") -> typer.Typer:
     return app
 
 
+# The panel that begins with `serve`; typer forgets the order between commands and groups.
 _COMMANDS_FIRST = "Coordinator"
-"""The panel that begins with `serve`; typer forgets the order between commands and groups."""
 
 
 class _OrderedGroup(TyperGroup):
@@ -85,10 +86,11 @@ def fail(reason: object) -> NoReturn:
 def confirm(consequence: str, *, yes: bool) -> None:
     """Ask whether to do what cannot be undone; `yes` is the option --yes of a command.
 
-    Without a terminal nobody can answer: the command ends with status 1 and names the option.
+    Without a terminal the command ends with status 1 and names the option.
     """
     if yes:
         return
+    # Without a terminal nobody can answer, and a script must not go on by accident.
     if not sys.stdin.isatty():
         fail(f"{consequence}. Nothing was changed; add --yes to the command to confirm")
     if not typer.confirm(f"{consequence}. Continue?", err=True):
@@ -103,6 +105,7 @@ def main() -> None:
         typer.echo("interrupted", err=True)
         raise SystemExit(_INTERRUPTED) from None
     except ModuleNotFoundError as error:
+        # A missing module of an extra is a matter of installation, not a fault of the program.
         extra = _extra_with((error.name or "").partition(".")[0])
         if extra is None:
             raise

@@ -61,6 +61,7 @@ def route_to(url: str) -> Route:
     target = urlsplit(url)
     _port(target)
     proxy, variable = _proxy(target)
+    # Reading certificates takes tens of milliseconds, which plain HTTP need not pay.
     encrypted = target.scheme == "https" or (proxy or "").startswith("https:")
     return Route(_certificates() if encrypted else _no_certificates(), proxy, variable)
 
@@ -83,6 +84,7 @@ def _proxy(target: SplitResult) -> tuple[str | None, str]:
             f"{variable} is {_hidden(value)}, which is not the URL of a proxy; set it to one such as "
             "http://proxy.example.org:3128, or unset it"
         )
+    # Checked here, as httpx would end with an ImportError.
     if parts.scheme.startswith("socks") and find_spec("socksio") is None:
         raise EnvironmentUnusable(
             f"{variable} is {_hidden(value)}, and SOCKS proxies need the package socksio; run "
@@ -123,6 +125,7 @@ def _matches(entry: str, host: str, target: SplitResult) -> bool:
         return any(address in network for address in _addresses(host))
     parts = urlsplit(f"//{entry}")
     name, port = parts.hostname or "", _port(parts)
+    # The name may be an address with a port.
     network = _network(name)
     if port is not None and port != (_port(target) or {"https": 443}.get(target.scheme, 80)):
         return False
@@ -206,11 +209,12 @@ def _tls_context(file: str | None, folder: str | None, key_log: str | None) -> s
 
 
 def _require_hashed(folders: str) -> None:
-    """Check folders of certificates, as OpenSSL ignores those that it cannot read.
+    """Check folders of certificates.
 
     Raises:
         EnvironmentUnusable: a folder is missing, or none has a certificate under the hash of its name.
     """
+    # OpenSSL looks for certificates by the hash of their subject only, and is silent about all others.
     names: list[str] = []
     for folder in folders.split(os.pathsep):
         with _named("SSL_CERT_DIR", folder, "a folder of certificates in PEM"):

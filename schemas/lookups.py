@@ -17,7 +17,7 @@ class NotIdentified(Exception):
 
 @dataclass(frozen=True, slots=True)
 class NamedEntry:
-    """An entry of a list: its id, name and state; one that is over is found by name only if no other is."""
+    """An entry of a list: its id, name and state. One that is over counts only if no other has the name."""
 
     id: str
     name: str
@@ -41,6 +41,7 @@ def id_of(text: str, noun: str, entries: Callable[[], Iterable[NamedEntry]], lis
     Raises:
         NotIdentified: no entry has this id or name, or several have the name.
     """
+    # An id needs no list, which may have many pages.
     if is_id(text):
         return text
     known_entries = [*entries()]

@@ -81,6 +81,7 @@ def member_claims(plan: FederationPlan) -> list[str]:
 def serves_fewer_than(min_voices: int, plan: FederationPlan) -> bool:
     """Whether a plan allows that a client is served what fewer than `min_voices` others have sent."""
     summed = plan.privacy.secure_sum
+    # All other members of a sum together can compute what one of them sent.
     return (plan.privacy.min_voices if summed is None else summed.minimum - 1) < min_voices
 
 

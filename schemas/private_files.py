@@ -38,6 +38,7 @@ def below(folder: Path) -> Iterator[Path]:
 def _tightened(path: Path) -> bool:
     try:
         status = path.lstat()
+        # Files of other users cannot be changed, and are theirs to protect.
         if status.st_uid != os.geteuid() or not stat.S_IMODE(status.st_mode) & _GROUP_AND_OTHERS:
             return False
         if not stat.S_ISDIR(status.st_mode) and not stat.S_ISREG(status.st_mode):

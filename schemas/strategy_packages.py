@@ -25,6 +25,7 @@ def strategy_packages() -> Mapping[str, tuple[EntryPoint, ...]]:
     packages: dict[str, tuple[EntryPoint, ...]] = {}
     for entry in entry_points(group=GROUP):
         earlier = packages.get(entry.name, ())
+        # One package may be listed twice, as after an editable installation.
         if entry.value not in {package.value for package in earlier}:
             packages[entry.name] = (*earlier, entry)
     return packages

@@ -31,6 +31,7 @@ def read_text(file: Path) -> str:
 
 def decoded(content: bytes) -> str:
     """Return a text in UTF-8, without a byte order mark. Raises ValueError as `read_text`."""
+    # Editors of Windows save UTF-16; decoding it as UTF-8 would report a strange byte.
     if content.startswith(_UTF_16) or b"\0" in content[:4]:
         raise ValueError("the text is UTF-16 or UTF-32, not UTF-8; save the file as UTF-8")
     try:
@@ -84,6 +85,7 @@ def write_text(file: Path, text: str, option: str) -> None:
     temporary = target.with_name(f".{target.name}.{os.getpid()}")
     try:
         temporary.write_text(text, "utf-8")
+        # Readers see the old file or the whole new one.
         os.replace(temporary, target)
     except OSError as error:
         raise _unwritable(file, option, error) from error
@@ -118,6 +120,7 @@ def _probe(folder: Path, option: str, target: Path) -> None:
     """Write a few bytes to a temporary file, as neither mode nor owner shows a read-only or full disk."""
     try:
         with tempfile.TemporaryFile(dir=folder) as file:
+            # A full disk shows only when bytes are written.
             file.write(bytes(_PROBE_BYTES))
             file.flush()
             os.fsync(file.fileno())

@@ -38,6 +38,7 @@ from schemas.messages.updates import BankIndex
 from schemas.secure_sum.segments import NEW, RESPONSIBILITY, WEIGHT, is_of_expert
 from schemas.wire.digests import digest_from_hash
 
+# Values of an expert that one transaction writes: 8 MiB in float16.
 _PIECE_VALUES = 2**22
 
 State = dict[str, NDArray[np.float32]]
@@ -93,7 +94,8 @@ class BankOfExperts(Part):
 
     @staticmethod
     def old_tensors(federation_id: str, oldest_kept: int) -> Sequence[OldTensors]:
-        """Return superseded revisions that no remaining round begins with: the last one before it stays."""
+        """Return superseded revisions that no remaining round begins with."""
+        # The newest revision before the oldest kept round stays, since that round begins with it.
         newer = aliased(ExpertRevisionRow)
         superseded = exists().where(
             newer.federation_id == ExpertRevisionRow.federation_id,
@@ -192,13 +194,13 @@ def change_bank(
 ) -> BankChange:
     """Apply a round to a bank: values of what was summed, then prior, birth, prune and merge.
 
-    All active experts are in memory at once, as float32, to be compared as functions.
-
     Raises:
         LookupError: retention has deleted values of the bank.
         ValueError: a new value is not finite.
     """
+    # All active experts are in memory at once, as float32, to be compared as functions.
     states = {expert: model.state(expert, revised) for expert in current.experts}
+    # The shared expert is stored as the joint model and has no revisions.
     changed = {_expert_of(segment) for segment in revised} - {SHARED}
     groups = {segment.partition(".")[0] for segment in total.segments if "." in segment}
     summed = [expert for group in sorted(groups) if (expert := expert_of(group)) is not None]
@@ -227,6 +229,7 @@ def change_bank(
             contributors[peer] += contributors[expert]
             changed.add(peer)
     active = {expert.expert for expert in outcome.bank.active}
+    # Values of experts that this round has ended are not stored.
     new = {expert: states[expert] for expert in sorted(changed & active)}
     if not all(np.isfinite(values).all() for state in new.values() for values in state.values()):
         raise ValueError("a new value of an expert is not finite")
@@ -240,13 +243,16 @@ def stage_experts(closed: ClosedRound, layout: Layout, change: BankChange) -> li
         staged = staging.stage()
         beginning = expert_head(claim.federation_id, expert, claim.number, layout)
         values = np.concatenate([state[tensor].ravel() for tensor in layout])
+        # The seed is that of round and expert: a worker that starts over stages the same bytes.
         values = rounded_to_half(values, np.random.default_rng([claim.number, expert]))
+        # The digest is that of the body as clients download it: the head, then the values.
         hasher = sha256(beginning)
         for begin in range(0, len(values), _PIECE_VALUES):
             octets = values[begin : begin + _PIECE_VALUES].data.cast("B")
             hasher.update(octets)
             with closed.database.write() as session:
                 staged.append(session, octets)
+            # Between two transactions: extending the lease is a transaction too.
             may_crash("block-staged")
             staging.between()
         digest, octets_sent = digest_from_hash(hasher.hexdigest()), len(beginning) + values.nbytes
@@ -257,13 +263,13 @@ def stage_experts(closed: ClosedRound, layout: Layout, change: BankChange) -> li
 def next_index(
     current: CurrentBank, change: BankChange, number: int, staged: list[StagedExpert]
 ) -> BankIndex:
-    """Return the index of the bank after a round, of which `staged` are the new values."""
+    """Return the index of the bank after a round; `staged` are the experts that the round changed."""
     new = {expert.expert: expert.revision(number, 0) for expert in staged}
     return index_of(change.outcome.bank, {**current.revisions, **new}, current.since)
 
 
 def _newborn(model: BankModel, total: Total, expert: int) -> State:
-    """Return what the members who reject all experts would change the shared one by, as an expert."""
+    """Return the newborn expert: the mean change of the shared expert by the members who reject all."""
     weight = total.number(f"{NEW}.{WEIGHT}")
     shared = model.state(SHARED, {})
     change: State = {}

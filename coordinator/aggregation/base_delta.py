@@ -173,6 +173,7 @@ def _members(
             if client.facts.age == 0
         }
         earlier = _latest(session, closed.claim.federation_id, closed.claim.number)
+    # Clients that began with zeros have no round that their delta is relative to.
     rounds = {client: served.round_number for client, served in trained_from.items() if served is not None}
     members = [
         GroupMember(
@@ -203,11 +204,13 @@ class _Work:
         self, members: Sequence[GroupMember], earlier: StoredState | None
     ) -> tuple[dict[str, StagedWeights], _GrowingWeights]:
         new, total = self._stage(2)
+        # All members of a group are served the same delta, so that any of them stands for the group.
         self._write_delta(members[0], earlier, new, total)
         served = [member for member in members if member.is_served]
         present, absent, bodies = dict[str, bytes](), dict[str, bytes](), dict[str, StagedWeights]()
         for member in served:
             if member.fold_from is None:
+                # It missed this round, and perhaps others: the sum of all deltas needs no earlier one.
                 absent[member.client] = whole_head(total.layout, member.manifest)
             elif member.keeps_own:
                 (repeated,) = self._stage(1)
@@ -220,6 +223,7 @@ class _Work:
                 )
         bodies |= _bodies(self.staging.database, new.staged, present)
         bodies |= _bodies(self.staging.database, total.staged, absent)
+        # Nobody is served the delta of this round alone.
         if not present:
             self.staging.discard([new.staged])
         return bodies, total
@@ -255,10 +259,12 @@ class _Work:
                 served, so_far = stored[0], stored[1] or so_far
             sources = (facts for facts, weight in zip(cohort, row, strict=True) if weight > 0)
             all_absent = earlier is not None and all(facts.age != 0 for facts in sources)
+            # Without an update in this round there is no delta: the last A and B are served again.
             if member.keeps_own or all_absent:
                 delta, summed = BaseDelta(served, _no_rank(dict(form), module)), so_far
             else:
                 delta = self.strategy.base_delta(self.stored.sources(self.weights, module, row))
+                # Recompressed in every round: otherwise the rank of the sum would grow with the rounds.
                 summed = recompressed(side_by_side([so_far, delta.residual]))
             new.append(module, delta.served, delta.residual)
             total.append(module, delta.served, summed)
@@ -276,6 +282,7 @@ class _Work:
 
     def _flush(self, growing: Sequence[_GrowingWeights], *, at_least: int = BATCH_BYTES) -> None:
         """Write what is buffered in one transaction, unless it is less than `at_least` bytes."""
+        # A deep model has thousands of modules: a transaction for each would cost more than its bytes.
         if sum(len(piece) for weights in growing for piece in weights.buffered) < at_least:
             return
         with self.staging.database.write() as session:

@@ -40,12 +40,13 @@ def blocks(
 
     Modules of different `kind` are never in one block.
 
-    The memory for a block fits in `block_bytes` (but it has at least one value): a row of float32 for each
-    client, two more for each of the `receivers` (one is computed while another is written), and the copies of
-    the row that is being read. No row is longer than a stored chunk: reading more at once is no faster.
+    The memory for a block fits in `block_bytes`, but a block has at least one value. It is a row of float32
+    for each client, two more for each of the `receivers`, and the copies of the row that is being read.
     """
     for run in _runs(layouts, kind):
+        # Two rows per receiver: one is computed while the other is written.
         rows = len(run.begins) + 2 * len(run.begins.keys() & receivers) + _COPIES_WHILE_READING
+        # No row is longer than a stored chunk: reading more at once is no faster.
         most = max(1, min(block_bytes // rows, CHUNK_BYTES) // _VALUE_BYTES)
         for offset in range(0, run.size, most):
             begins = {place: begin + offset for place, begin in run.begins.items()}
@@ -53,10 +54,7 @@ def blocks(
 
 
 def _runs(layouts: Sequence[Layout], kind: Callable[[Module], object]) -> Iterator[Block]:
-    """Join neighbouring tensors of one kind that the same clients have, in modules of the same shapes.
-
-    Layouts are sorted by name and so is their union: consecutive tensors are so in each client's state.
-    """
+    """Join neighbouring tensors of one kind that the same clients have, in modules of the same shapes."""
     holders: dict[tuple[str, Form], list[int]] = {}
     for place, layout in enumerate(layouts):
         forms = modules_of(layout)
@@ -64,6 +62,8 @@ def _runs(layouts: Sequence[Layout], kind: Callable[[Module], object]) -> Iterat
             holders.setdefault((tensor, forms[module_of(tensor)]), []).append(place)
     positions = [0] * len(layouts)
     run: Block | None = None
+    # Layouts are sorted by name, and so is their union: tensors that follow each other here do so in the
+    # state of each client.
     for (tensor, form), places in sorted(holders.items()):
         size = prod(dict(form)[tensor])
         if run is not None and list(run.begins) == places and kind(run.module) == kind(module_of(tensor)):

@@ -31,13 +31,13 @@ from coordinator.rounds import base_weights
 from coordinator.strategies.base import Cohort, Floats, Kind, equal_pairs
 from schemas.wire.header import read_own_head
 
+# Per round of the federation, whoever delivered in it.
 _DECAY = 0.5
-"""Per round of the federation, whoever delivered in it."""
 
+# The least b_ij / sqrt(b_ii b_jj) at which two clients are compared. It is 1 for clients that deliver in
+# the same rounds, .46 in the mean where each round draws half of them, and was .02 for a client that joined
+# late.
 _LEAST_OVERLAP = 0.1
-"""The least b_ij / sqrt(b_ii b_jj) at which two clients are compared. It is 1 for clients that deliver in the
-same rounds, .46 in the mean where each round draws half of them, and was .02 for a client that joined late.
-"""
 
 _STORE = (
     update(RelevanceRow)
@@ -63,6 +63,8 @@ class Changes:
     def cosines(self) -> Floats:
         """Return C (N, N); NaN = not compared."""
         most = np.sqrt(np.diag(self.lengths))
+        # A late client has only small, late changes in common with the others: their cosines are low even
+        # for one task.
         compared = (self.lengths > 0) & (self.lengths >= _LEAST_OVERLAP * most[:, None] * most[None, :])
         return np.divide(self.products, self.lengths, out=np.full_like(self.products, np.nan), where=compared)
 
@@ -86,6 +88,7 @@ class ComparedChanges(Part):
     def weigh(self, closed: ClosedRound, cohort: Cohort, states: Mapping[str, StoredState]) -> Cohort:
         """Return the cohort with its comparisons; O(N^2 D) products, and 2 N D values are read."""
         claim, seed = closed.claim, closed.opened.plan.training.seed
+        # An update of an earlier round was compared in its own round.
         delivered = np.array([facts.age == 0 for facts in cohort.clients], bool)
         with closed.database.read() as session:
             began = _began_with(
@@ -101,6 +104,7 @@ class ComparedChanges(Part):
         """Add the comparisons to the stored relevance of the round."""
         if self._changes is None or not self._changes.clients:
             return
+        # Sums and not cosines are stored: the next round adds to them with decay.
         values = np.stack([self._changes.products, self._changes.lengths], 1).astype("<f8")  # (N, 2, N)
         rows = [
             {"round": row.id, "client": client, "compared": rows_of_client.tobytes()}

@@ -35,6 +35,7 @@ def combine(
 ) -> dict[str, StagedWeights]:
     """Stage the receivers' weights as the plan's strategy computes them, and return them by client."""
     if not opened.traits.combines:
+        # An average needs no module as a whole, so that it is computed in blocks of columns.
         return mix(staging, weights, states, receivers, opened.strategy.robust)
     stored = StoredFactors(staging.database, states)
     least = opened.plan.privacy.min_voices
@@ -56,11 +57,13 @@ def mix(
     """
     bodies = begin(staging, weights, receivers)
     firsts = [body.receivers[0] for body in bodies]
+    # The writer's buffer is a part of the memory of the aggregation.
     batch_bytes = min(BATCH_BYTES, staging.block_bytes // 8)
     with Writer(staging.database, batch_bytes=batch_bytes) as writer:
         for columns in read_blocks(
             staging.database, weights, states, firsts, block_bytes=staging.block_bytes - batch_bytes
         ):
+            # The columns are read: the values before them are written while the product is computed.
             writer.flush()
             product = columns.product(writer.spare()) if robust is None else columns.robust(robust)
             writer.wait()
@@ -120,6 +123,7 @@ def read_blocks(
     clients = [facts.client for facts in weights.cohort.clients]
     layouts = {receiver.client: receiver.layout for receiver in receivers}
     rows = {clients.index(receiver.client): place for place, receiver in enumerate(receivers)}
+    # A newcomer has no state yet: its layout is that of the weights to be computed.
     every = [layouts[client] if client in layouts else states[client].layout for client in clients]
     stored = [states.get(client) for client in clients]
     values: Values | None = None
@@ -144,12 +148,15 @@ def _combine_factors(
     forms = [modules_of(body.receivers[0].layout) for body in bodies]
     with Writer(staging.database, batch_bytes=BATCH_BYTES) as writer:
         for module in sorted({module for form in forms for module in form}):
+            # What was flushed must be written before the next read: on SQLite a writer shuts readers out.
             writer.wait()
             module_weights = weights.of_module(module)
             combined_by_row: dict[bytes, Factors] = {}
             for body, form in zip(bodies, forms, strict=True):
                 if module in form:
                     row = module_weights[rows[body.receivers[0].client]]
+                    # Receivers with equal weights get equal factors: each distinct row is combined once per
+                    # module.
                     combined = combined_by_row.get(row.tobytes())
                     if combined is None:
                         sources = stored.sources(weights, module, row)
@@ -182,6 +189,7 @@ def _require_module_voices(
     cohort, weights_by_module = weights.cohort, dict[Module, Floats]()
     for module in sorted({module for receiver in receivers for module in modules_of(receiver.layout)}):
         rows = weights.of_module(module)
+        # Strengths are those of a client's own factors, so that all sources are read once per module.
         is_source = np.asarray(rows.any(axis=0), np.float64)
         strengths = np.zeros(len(is_source))
         sources = stored.sources(weights, module, is_source)

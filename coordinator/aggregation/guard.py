@@ -26,18 +26,19 @@ from numpy.typing import NDArray
 from coordinator.strategies.base import Cohort, Floats, Kind, Module, Weighing, WeightReduction
 from coordinator.strategies.capabilities import Caps
 
+# The cosine, as seen from the receiver, from which two updates are copies.
 _COPIES = 0.95
-"""The cosine, as seen from the receiver, from which two updates are copies."""
 
+# The cosine from which a peer agrees: unrelated updates of some thousand values stay below. Silos of one
+# task have .1 and more with each other after a first round of 6 examples, .18 to .6 after one of 12.
 _AGREES = 0.05
-"""The cosine from which a peer agrees: unrelated updates of some thousand values stay below. Silos of one
-task have .1 and more with each other after a first round of 6 examples, .18 to .6 after one of 12."""
 
+# Relative: weights that differ by less are taken as equal.
 _ROUNDING = 1e-9
 _HALVINGS = 40
 
+# The most by which redistribution multiplies a weight.
 _MOST_FILLING = 2.0**10
-"""The most by which redistribution multiplies a weight."""
 
 _NO_DIVISION_BY_ZERO = 1e-300
 
@@ -145,6 +146,7 @@ def _guarded(
             continue
         places = np.append(peers, i)
         inner, w = product[np.ix_(places, places)], row[peers]
+        # Peers of the receiver's own organisation are not limited together: they get -1.
         foreign = np.array([organisations[j] if organisations[j] != organisations[i] else -1 for j in peers])
         if facts.age is None:
             allowed, reasons = _newcomer(w, inner[:-1, :-1], foreign, caps)
@@ -164,10 +166,12 @@ def _established(
     clip = _clip(lengths, lengths[-1])  # (n + 1,)
     cosine = np.nan_to_num(_cosines(inner)[-1, :-1])
     agrees = cosine > (0.0 if caps.strict else _AGREES)
+    # All peers oppose: the receiver keeps its own update.
     if not agrees.any():
         reasons = WeightReduction.OPPOSED | WeightReduction.LARGE * (clip[:-1] < 1)
         return np.zeros_like(w), reasons.astype(np.uint8), caps.peer
     alike = _alike(inner, lengths[-1], np.eye(len(lengths))[-1])[:-1, :-1]
+    # Copies and clients of one organisation share one cap.
     together = alike | _same_organisation(foreign)
     sums = together.astype(np.float64)
     voices = np.where(agrees, w / _count(alike), 0.0)
@@ -181,6 +185,7 @@ def _established(
         cap = max(caps.peer, caps.peers / float(distinct))
     # What the caps cut off stays with the receiver: more of it for other peers would go to other tasks.
     allowed = _capped(target, sums, cap)
+    # The last cap bounds all peers together, however many there are.
     allowed = allowed * min(1.0, caps.peers / max(allowed.sum(), _NO_DIVISION_BY_ZERO))
     reasons = (
         WeightReduction.LARGE * (clip[:-1] < 1)
@@ -210,6 +215,7 @@ def _newcomer(
     allowed = _filled(target, together.astype(np.float64), cap)
     allowed = allowed / allowed.sum()
     weights, uncut = allowed * clip, clip == 1
+    # What the cut takes from long updates goes to the others, so that the row sums to 1 again.
     weights[uncut] *= (1.0 - weights[~uncut].sum()) / weights[uncut].sum()
     capped = (_count(colleagues) > 1) | (allowed < target * (1 - _ROUNDING))
     reasons = (
@@ -236,13 +242,14 @@ def _clip(lengths: Floats, most: float) -> Floats:
 def _alike(inner: Floats, length: float, seen_from: Floats) -> NDArray[np.bool_]:
     """Return the pairs of n updates that are nearly equal after scaling to one length, (n, n).
 
-    After rounds of averaging, all clients have nearly the same update as seen from the start, and differ from
-    copies by the training since. So directions are compared as seen from the mean under the weights
-    `seen_from` (n,): the receiver's own update, if it has one.
+    Directions are compared as seen from the mean under the weights `seen_from` (n,): the receiver's own
+    update, if it has one.
     """
     lengths = np.sqrt(np.diag(inner))
     scale = np.divide(length, lengths, out=np.zeros_like(lengths), where=lengths > 0)
     inner = inner * scale[:, None] * scale[None, :]
+    # After rounds of averaging all updates are nearly equal as seen from the start. What clients have
+    # trained since, by which they differ from copies, shows only as seen from the mean.
     towards = inner @ seen_from
     away = inner - towards[:, None] - towards[None, :] + seen_from @ towards
     alike = _cosines(away) > _COPIES
@@ -270,11 +277,10 @@ def _capped(target: Floats, sums: Floats, cap: float) -> Floats:
 
 
 def _filled(target: Floats, sums: Floats, cap: float) -> Floats:
-    """Limit to the caps, and distribute the weight that is cut off to clients below their caps; (n,).
-
-    All weights are multiplied by one scale before the cut. Bisection finds it: the sum grows with the scale.
-    """
+    """Limit to the caps, and distribute the weight that is cut off to clients below their caps; (n,)."""
     whole = target.sum() * (1 - _ROUNDING)
+    # All weights are multiplied by one scale before the cut. The sum grows with the scale, so that
+    # bisection finds the scale at which nothing is lost.
     low, high = 1.0, 1.0
     while _capped(high * target, sums, cap).sum() < whole and high < _MOST_FILLING:
         low, high = high, 2 * high

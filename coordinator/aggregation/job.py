@@ -52,6 +52,7 @@ def lease_of(database: Database, claim: Claim, seconds: float) -> Lease:
 
 def claim_due(database: Database, lease_seconds: float) -> Claim | None:
     """Claim a round that waits for aggregation, or whose lease has expired; None if there is none."""
+    # Read without a lock; each candidate is checked again under the lock of its federation.
     with database.autocommit() as session:
         due = rounds.awaiting_worker(session, database_time(session))
     for federation_id, round_number in due:
@@ -147,6 +148,7 @@ def _publish(closed: ClosedRound, new: NewWeights) -> None:
         adopted = closed.staging.adopt(session)
         locked = lock_federation(session, claim.federation_id)
         row = rounds.get_round(session, claim.federation_id, claim.number, lock=True)
+        # Fencing: a worker whose lease has run out must not publish over its successor.
         if row.lease_token != claim.token:
             raise rounds.LostRace
         now = database_time(session)
@@ -175,5 +177,6 @@ def abandon(database: Database, claim: Claim) -> None:
     with database.write() as session:
         locked = lock_federation(session, claim.federation_id)
         row = rounds.get_round(session, claim.federation_id, claim.number, lock=True)
+        # Another worker may have the round by now, and may succeed.
         if row.lease_token == claim.token:
             transitions.abandon(session, locked, row, AGGREGATION_FAILED)

@@ -155,6 +155,7 @@ class PayloadValues:
         if begin < 0 or begin + count > self.count:
             raise LookupError(f"payload {self.payload_id} has no numbers {begin} to {begin + count}")
         at = begin - self._begin
+        # Each read is a transaction, so that small tensors, which follow each other, are read ahead.
         if at < 0 or at + count > len(self._window):
             end = min(self.count, begin + max(count, _AHEAD))
             width = np.dtype(self.dtype).itemsize
@@ -216,12 +217,14 @@ class JointModel:
             start = start_values(self._layout, self._seed, at, count)
             return start if start is not None else np.zeros(count, np.float32)
         values: Values = self._stored.read(at, count)
+        # Only an A of zeros may stand for the start; P, Q and B begin with zeros.
         if factor_of(place.tensor) != "A" or values.any():
             return values
         return self._from_start(place, self._stored)[begin : begin + count]
 
     def _from_start(self, place: TensorPlace, stored: PayloadValues) -> Values:
         """Return a tensor in which zeros may stand for the start; the last one is remembered."""
+        # Blocks of one tensor follow each other: remembering one tensor is enough.
         if self._started is None or self._started[0] != place.tensor:
             places = {tensor.tensor: tensor for tensor in self._places}
 

@@ -44,6 +44,8 @@ class StagedBody:
     def __init__(self, staged: StagedPayload, receivers: Sequence[Receiver]) -> None:
         self.receivers = receivers
         self._staged = staged
+        # Each body has the digest of its own head and the common values; the first one's is that of the
+        # payload.
         self._hashes = [sha256(receiver.head) for receiver in receivers[1:]]
 
     def update_digest(self, values: memoryview) -> None:
@@ -92,6 +94,7 @@ def hash_rows(bodies: Sequence[StagedBody], values: Values) -> None:
 def write(database: Database, products: Iterable[Product]) -> None:
     rows = [pair for bodies, values in products for pair in zip(bodies, values, strict=True)]
     longest = max((row.nbytes for _, row in rows), default=0)
+    # In portions, since one transaction for all bodies would keep other writers waiting.
     for portion in portions(rows, longest):
         with database.write() as session:
             for body, row in portion:
@@ -112,6 +115,7 @@ class Writer:
     def __init__(self, database: Database, *, batch_bytes: int) -> None:
         self._database = database
         self._batch_bytes = batch_bytes
+        # One thread only: values are hashed and written in the order of the layout.
         self._thread = ThreadPoolExecutor(1, "aggregation-writer")
         self._buffered: list[Product] = []
         self._futures: list[Future[None]] = []
@@ -124,6 +128,7 @@ class Writer:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        # After an error, writing what is queued would only delay it.
         self._thread.shutdown(cancel_futures=kind is not None)
 
     def spare(self) -> Values | None:
@@ -148,6 +153,7 @@ class Writer:
         futures, self._futures = self._futures, []
         for future in futures:
             future.result()
+        # The memory of written values serves the next product.
         self._spare = max(self._written, key=lambda values: values.size, default=None)
         self._written = []
 

@@ -64,7 +64,7 @@ def _mixture(
 ) -> Outputs | None:
     """Return the mixture of a client's peers; None if no row has enough voices.
 
-    A row may have fewer voices than the mixture: where the tokens of few peers end.
+    A row may have fewer voices than the mixture, because the tokens of few peers end there.
     """
     places = [place for place in np.flatnonzero(row).tolist() if names[place] in outputs_by_client]
     if not places:
@@ -92,6 +92,7 @@ def _read_outputs(
             coded=expected_streams(needs_sketch=needed, distils=True),
         ) as envelope:
             outputs = Outputs.read(envelope)
+        # Outputs with another number of rows are of other texts.
         if outputs is not None and len(outputs.bytes) == rows:
             outputs_by_client[client.facts.client] = outputs
         staging.between()

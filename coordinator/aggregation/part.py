@@ -66,9 +66,10 @@ class EstablishedClient:
 
 @dataclass(frozen=True, slots=True)
 class SettledWeights:
-    """The relevance of a round, the weights that are served, and their report; None = both are equal.
+    """The relevance of a round, the weights that are served, and the report of how they differ.
 
-    `alone` are the clients that keep their own, or start from zeros, because a mixture has too few voices.
+    `report` is None if nothing limits the weights, which then are the relevance. `alone` are the clients that
+    keep their own, or start from zeros, because a mixture has too few voices.
     """
 
     weighing: Weighing
@@ -79,7 +80,7 @@ class SettledWeights:
 
 @dataclass(frozen=True, slots=True)
 class ClosedRound:
-    """A closed round that is aggregated: what is staged for it, and the parts of its plan in order."""
+    """A closed round during its aggregation: its staged payloads, and the parts of its plan in order."""
 
     staging: Staging
     claim: Claim

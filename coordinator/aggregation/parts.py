@@ -30,8 +30,6 @@ def parts_of(opened: OpenedPlan) -> list[Part]:
 
 
 def old_tensors(federation_id: str, oldest_kept: int) -> list[OldTensors]:
-    """Return what retention deletes of all parts.
-
-    The plan is not opened for it: its strategy may have been uninstalled.
-    """
+    """Return what retention deletes of all parts."""
+    # All parts, not those of the plan: its strategy may have been uninstalled, so that the plan cannot open.
     return [old for part in PARTS.values() for old in part.old_tensors(federation_id, oldest_kept)]

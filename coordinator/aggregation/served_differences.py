@@ -1,7 +1,7 @@
 """Publish weights that clients can reconstruct from few bits: their last ones plus an encoded difference.
 
-Published are the values that a client reconstructs: manifests, exports and later rounds refer to them,
-whether they were downloaded as a difference or dense. Clients of equal values share a difference.
+The published values are those that a client reconstructs: manifests, exports and later rounds refer to them,
+whether a client downloads the difference or the dense weights. Clients of equal values share a difference.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ class ServedDifferences(Part):
     def finish(self, closed: ClosedRound, new: NewWeights) -> None:
         """Replace new weights by ones that clients reconstruct.
 
-        Weights stay as they are where a client has none in their layout and frames, and where a value is too
-        far from its last one.
+        Weights stay as they are where a client was served none in the same layout and frames before, and
+        where a value is too far from the one before.
         """
         plan, before = closed.opened.plan, dict(new.bodies)
         recipe = plan.wire.served_difference
@@ -44,6 +44,7 @@ class ServedDifferences(Part):
             groups = _groups(session, before, closed.claim.number, plan.training.seed)
         for group in groups:
             _encode(closed.staging, recipe, group, new)
+        # A dense payload stays while a client whose weights were not replaced shares it.
         in_use = {body.staged.payload_id for body in new.bodies.values()}
         closed.staging.discard(
             [body.staged for body in before.values() if body.staged.payload_id not in in_use]
@@ -71,6 +72,7 @@ def _groups(
         layout, metadata = read_own_head(body.head)
         manifest = WeightsManifest.model_validate_json(metadata[MANIFEST_KEY])
         values = Reference(body.digest, body.staged.payload_id, body.begin, layout, None)
+        # Manifests that differ in the client only can share one difference.
         shared = manifest.model_copy(update={"client": ""}).model_dump_json()
         group = groups.setdefault((values.payload_id, values.begin, shared), _Group(values, manifest))
         group.receivers.append(Receiver(client, layout, body.head))
@@ -105,8 +107,8 @@ def _earlier_weights(
 def _encode(staging: Staging, recipe: Recipe, group: _Group, new: NewWeights) -> None:
     """Stage a group's weights and their difference, and put them into `new`.
 
-    Clients with another reference than most are served the same weights without a difference, so that from
-    then on they share those of the others.
+    A client whose reference is not the commonest one is served the same weights without a difference, and so
+    shares the reference of the others from then on.
     """
     earlier = _commonest(group.earlier.values())
     if earlier is None:

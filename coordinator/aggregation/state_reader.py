@@ -23,6 +23,7 @@ Values = NDArray[np.float32]
 Place = tuple[int, Shape]
 
 VALUE_BYTES = 4
+# Bytes read in one transaction: on SQLite a reader may keep writers waiting.
 _TRANSACTION_BYTES = 16 * 2**20
 _APART_VALUES = 80
 
@@ -30,11 +31,12 @@ _APART_VALUES = 80
 def room(rows: int, values: int, spare: Values | None = None) -> Values:
     """Return memory for rows of float32 (rows, values): that of `spare`, an earlier result, if it fits.
 
-    It fits if it is large enough and at most twice as large; the kernel has to clear new memory. Long rows
-    have gaps between them: blocks are often powers of two long, and rows at such distances share few places
-    of a processor's cache, which doubles the time of a product.
+    It fits if it is large enough and at most twice as large.
     """
+    # Long rows have gaps between them: blocks are often powers of two long, and rows at such distances share
+    # few places of a processor's cache, which doubles the time of a product.
     stride = values + (_APART_VALUES if values > 100 * _APART_VALUES else 0)
+    # Memory is reused because the kernel has to clear new memory.
     flat = spare.base if spare is not None else None
     if flat is None or not rows * stride <= flat.size <= 2 * rows * stride:
         flat = np.empty(rows * stride, "<f4")

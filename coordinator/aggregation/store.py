@@ -52,6 +52,7 @@ def established(
         .outerjoin(
             PackRow, (PackRow.federation_id == federation_id) & (PackRow.base_model == ClientRow.base_model)
         )
+        # The update of a revoked client counts in its own round only.
         .where(or_(ClientRow.state == "enrolled", UpdateRow.round_number == round_number))
         .order_by(UpdateRow.client_id)
     )
@@ -151,6 +152,7 @@ def _established(
 ) -> EstablishedClient:
     plan = opened.plan
     layout = {str(name): tuple(int(extent) for extent in shape) for name, shape in update.layout}
+    # 0 is this round; a newcomer, which has no update, gets None elsewhere.
     age = round_number - update.round_number
     if update.state_payload_id is None or update.payload_id is None:
         raise LookupError(f"the last update of {client.id} was deleted by retention")

@@ -50,8 +50,8 @@ from schemas.wire.digests import digest_from_hash
 from schemas.wire.envelope import head
 from schemas.wire.quantise import NotEncodable
 
+# Memory per value of a block: total and model as stored and as float64, the result, and its octets.
 _BYTES_PER_VALUE = 64
-"""Memory per value of a block: total and model as stored and as float64, the result, and its octets."""
 
 _ENROLLED = (
     select(ClientRow.id, ClientRow.base_model, ClientRow.profile)
@@ -66,9 +66,9 @@ class _Inputs:
     """What a summed round is published from.
 
     Attributes:
-        payload_id: that of the model which all began with; None = the start.
+        payload_id: the payload of the model that all members began with; None = the start.
         packs: the digest of the alignment pack of each client that is served; None = it has none.
-        began: those of them whose last weights are the model which all began with.
+        began: the served clients whose last weights are that model.
     """
 
     total: SummedTotal
@@ -108,6 +108,7 @@ class SummedRound(Part):
         revised = {change.segment: change for change in strategy.step(model, total)}
         indices = [part.revise(closed, total, revised, layout) for part in closed.parts]
         bank = next((index for index in indices if index is not None), None)
+        # The parts have changed the bank by now: manifests name its new index.
         receivers = _Receivers(layout, _manifests(closed.claim, inputs, bank), inputs.began)
         block_values = max(1, closed.staging.block_bytes // _BYTES_PER_VALUE)
 
@@ -118,6 +119,7 @@ class SummedRound(Part):
         recipe = opened.plan.wire.served_difference
         if recipe is not None:
             written = _write_as_difference(closed.staging, recipe, receivers, values(), shared.tensor)
+        # No difference was asked for, or none can be encoded: the model is published dense.
         if written is None:
             written = _write(closed.staging, closed.staging.stage(), receivers, values())
         self._layout, self._values, self._losses = layout, written.staged, total.mean_losses()
@@ -190,6 +192,7 @@ def revised_values(
 def _values(
     place: TensorPlace, begin: int, count: int, model: JointValues, revised: SegmentChange | None
 ) -> Values:
+    # Positions in a segment, which tensors of one factor share.
     at = place.begin + begin
     values = model.read(place.segment, at, count) if revised is None else revised.values(at, count)
     new = np.asarray(values, "<f4")
@@ -209,8 +212,10 @@ def _read(session: Session, closed: ClosedRound) -> _Inputs:
     whole = layout
     for part in closed.parts:
         whole = part.joint_layout(closed, session, whole)
+    # The total names its own segments. Under another layout its values would land in other tensors.
     if list(segments_of(opened.plan, whole, groups_of(total.terms.segments))) != total.terms.segments:
         raise LookupError("the total is not of the layout of its members")
+    # LoRA tensors mean something in one base model only: clients of other models cannot be served them.
     same_model = any(is_of_one_base_model(module_of(tensor)) for tensor in layout)
     packs = {}
     for client, client_model, client_profile in run(
@@ -339,6 +344,7 @@ def _write_as_difference(
 
 def _tensors(layout: Layout, blocks: Iterator[Values]) -> Iterator[Values]:
     """Yield the tensors of a layout, in order and shape, from blocks of values."""
+    # Blocks and tensors have different lengths: a tensor may need several blocks, or a part of one.
     remaining = np.empty(0, np.float32)
     for shape in layout.values():
         parts, missing = [], prod(shape)
@@ -379,6 +385,7 @@ class StoredTotal:
             KeyError: no such number was summed.
             LookupError: the total was deleted by retention.
         """
+        # Uniform weights are not summed: each member has weight 1.
         if name == WEIGHT and name not in self._segments:
             return float(self._count)
         segment, _, _ = self._segments[name]

@@ -27,6 +27,7 @@ def has_voices(shares: Floats, least: int) -> bool:
     if least <= 1 or not shares.any():
         return True
     dominant = np.sort(shares)[::-1][: least - 1].sum()
+    # Float sums of equal shares may exceed the bound by a rounding error.
     return bool(dominant <= (1 - 1 / (2 * least)) * shares.sum() * (1 + _ROUNDING))
 
 

@@ -18,8 +18,8 @@ from coordinator.strategies.base import Cohort, Floats, Kind, Weighing, Weights
 from coordinator.strategies.opening import OpenedPlan
 from schemas.maths.start import start_values
 
+# Memory per value in float32 values: as read, in float64 for the product, and the copy of BLAS.
 _COPIES = 4
-"""Memory per value in float32 values: as read, in float64 for the product, and the copy of BLAS."""
 
 
 def products(
@@ -68,6 +68,8 @@ def inner_products(
             learnt[rows] -= _read(
                 staging.database, stored, block, [places[row] + len(clients) for row in rows]
             )
+        # All clients of a block have the same tensors, so that any of them gives the start. It is
+        # subtracted because nobody learnt it: with it, all clients would look alike.
         first = places[0]
         start = start_values(layouts[first], seed, block.begins[first], block.size)
         if start is not None and len(rows) < len(places):

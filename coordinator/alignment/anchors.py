@@ -32,8 +32,8 @@ from schemas.messages.alignment import Anchors, AnchorsView
 
 router = APIRouter(prefix="/v1/federations/{fid}", tags=["alignment"])
 
+# Largest body of anchor texts.
 _ANCHORS_BYTES = 32 * 2**20
-"""Largest body of anchor texts."""
 
 
 @router.put(
@@ -64,6 +64,7 @@ def put_anchors(
         )
     body = anchors.model_dump_json().encode()
     with database.write() as session:
+        # The payload before the federation's lock, as in an update: transactions lock in one order.
         payload_id, digest = payloads.store_bytes(session, body)
         row = lock_federation(session, federation_id)
         still_person(session, person)

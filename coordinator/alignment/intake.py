@@ -72,10 +72,8 @@ def validate_pack(
 
 
 def max_decoded_bytes(encoded: int) -> int:
-    """Return the largest decoded size of a pack of `encoded` bytes.
-
-    Fitted numbers compress little, and the limit protects each agent that unpacks the pack.
-    """
+    """Return the largest decoded size of a pack of `encoded` bytes."""
+    # Fitted numbers compress little. The limit protects each agent that unpacks the pack.
     return _ALLOWANCE + _MOST_EXPANSION * encoded
 
 

@@ -94,6 +94,7 @@ def _authorize_upload(
         stored = store.pack(session, federation_id, base_model)
         _, alignment = store.require_alignment(row)
         store.required_set(session, row, alignment, base_model)
+    # The announced digest shows before the upload whether other bytes are stored.
     announced = from_field(",".join(request.headers.getlist("content-digest")))
     if stored is not None and announced not in (stored.digest, None):
         intake.require_replaceable(stored.digest, is_client=isinstance(caller, Member))
@@ -153,12 +154,14 @@ def put_pack(
         required_set = store.required_set(session, row, alignment, base_model)
     if stored is not None and stored.digest != body.digest:
         intake.require_replaceable(stored.digest, is_client=isinstance(caller, Member))
+    # Decoded before the transaction, which must stay short.
     with codec_slot():
         manifest = _validated(body, federation_id, base_model, plan, required_set)
     with database.write() as session:
         file = cast("BinaryIO", body.file)
         payload_id = payloads.store(session, body.digest, body.bytes, payloads.pieces(file))
         row = lock_federation(session, federation_id)
+        # Checked again under the lock: another request may have stored a pack meanwhile.
         still_counts(session, caller)
         stored = store.pack(session, federation_id, base_model)
         if stored is not None:
@@ -267,6 +270,7 @@ def _insert(
     if isinstance(caller, Member):
         participations.count_bytes(session, None, caller.client_id, up=body.bytes)
         stored_by = caller.client_id
+    # A voided pack is valid again once the same bytes are stored.
     pack_voiding.restore(session, row.id, base_model, body.digest)
     pack = store.insert_pack(
         session,

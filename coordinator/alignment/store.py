@@ -77,6 +77,7 @@ def store_anchors(
     session: Session, federation_id: str, *, payload_id: int, digest: str, size: int, count: int
 ) -> AnchorsRow:
     replaced = anchors(session, federation_id)
+    # A download of the replaced texts may be in progress.
     if replaced is not None and replaced.payload_id != payload_id:
         payloads.start_grace(session, replaced.payload_id)
     row = session.merge(

@@ -122,6 +122,7 @@ def put_acceptance(
             audit_log.append(session, "acceptance-set", actor=caller.id, subject=federation_id, reason=reason)
         log.info("pack-tested", federation=federation_id, base_model=base_model, verdict=acceptance.verdict)
         view, change = store.view(pack, alignment), Change(federation_id, base_model, row.events)
+    # After the commit, since the event is written from what is stored.
     notify(change)
     return view
 

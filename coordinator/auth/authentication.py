@@ -1,6 +1,4 @@
-"""Authenticate the sender of a request: clients sign, people and bearer clients send a token. A token has
-256 random bits, so its SHA-256 is stored and looked up, and lookup time reveals nothing.
-"""
+"""Authenticate the sender of a request: clients sign, people and bearer clients send a token."""
 
 from __future__ import annotations
 
@@ -74,6 +72,8 @@ class Member:
 
 
 def hash_of(token: str) -> str:
+    # A plain hash is enough for 256 random bits: nobody can guess them, and the time of a look-up reveals
+    # nothing.
     return hashlib.sha256(token.encode("utf-8", "surrogateescape")).hexdigest()
 
 
@@ -131,6 +131,7 @@ def identify(request: Request, connection: Connection) -> Person | Member:
         admin_token = settings.admin_token.get_secret_value() if settings.admin_token else None
         token = _token_of(request.headers.getlist("authorization"))
         provider: IdentityProvider | None = request.app.state.identity_provider
+        # The forms do not overlap: tokens of the coordinator have a prefix and no dots.
         if provider is not None and _is_jwt(token):
             signed_in = provider.person(token)
             sign_outs.check(connection, signed_in.token_digest)
@@ -192,11 +193,12 @@ def still_counts(session: Session, caller: Person | Member) -> None:
 
 
 def _token_of(authorizations: Sequence[str]) -> str:
-    """Return the bearer token; of two fields, a proxy may have checked the other."""
+    """Return the bearer token."""
     if not authorizations:
         raise AuthMissing
     scheme, _, token = authorizations[0].partition(" ")
     token = token.strip()
+    # Of two fields a proxy in front may have checked the other one.
     if len(authorizations) > 1 or scheme.lower() != "bearer" or not token:
         raise CredentialInvalid
     return token
@@ -257,6 +259,7 @@ def _as_member(client: StoredClient, now: datetime, *, signed: SignedRequest | N
         federation_id=client.federation_id,
         base_model=client.base_model,
         profile=Profile.model_validate(client.profile),
+        # Times are written in intervals: a write for each poll would saturate the database.
         seen_at=now if last_seen.is_due(client.last_seen_at, now) else None,
         public_key=client.public_key,
         signed=signed,

@@ -17,8 +17,8 @@ from coordinator.errors import EnrolmentTokenInvalid, EnrolmentTokenMisused, Rat
 from coordinator.storage import audit_log
 
 _WINDOW = timedelta(minutes=1)
+# Prefix of an origin that counts bearer tokens, apart from enrolments.
 _BEARER = "bearer "
-"""Prefix of an origin that counts bearer tokens, apart from enrolments."""
 
 
 def count_failure(
@@ -26,7 +26,6 @@ def count_failure(
 ) -> None:
     """Count a failed enrolment from an address; log the misuse of an existing token to the audit log.
 
-    A misuse is counted and limited by its token, independently of its address: neighbours cannot hide it.
     Concurrent failures may exceed the limit by the number of requests in progress.
 
     Raises:
@@ -36,6 +35,8 @@ def count_failure(
     misused = refused if isinstance(refused, EnrolmentTokenMisused) else None
     with database.read() as session:
         wait = _wait(session, origin, per_minute)
+        # A misuse is limited by its token, not by its address: failures of neighbours behind one address
+        # must not keep it out of the audit log.
         if misused is not None and _wait(session, misused.token_id, per_minute) is not None:
             misused = None
     origins = [] if wait is not None else [origin]
@@ -96,4 +97,5 @@ def origin_of(address: str) -> str:
         return ""
     if isinstance(parsed, IPv6Address) and parsed.ipv4_mapped is not None:
         return str(parsed.ipv4_mapped)
+    # One host has a whole /64, so that a limit on single addresses would limit nobody.
     return parsed.exploded[:19] if isinstance(parsed, IPv6Address) else address

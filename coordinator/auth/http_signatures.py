@@ -43,6 +43,7 @@ def read_signature(request: Request) -> SignedRequest:
         DigestMissing: the request has a body and no digest of it.
     """
     fields = [request.headers.getlist(name) for name in ("signature-input", "signature")]
+    # Of two signatures, or a signature and a token, a proxy may have checked the other one.
     if [len(lines) for lines in fields] != [1, 1] or "authorization" in request.headers:
         raise SignatureProfileBroken(
             "malformed signature fields; send Signature-Input and Signature once each, and no Authorization"
@@ -85,7 +86,9 @@ def verify(
         raise AuthorityUnknown("the Host field is not in TESSERA_PUBLIC_NAMES; ask the operator to add it")
     now, client = principals.client_by_key(connection, signed.keyid)
     check_timely(signed, now)
+    # An unknown key is verified like a known one: time must not tell which keys are enrolled.
     key = _UNKNOWN_KEY if client is None else public_key(signed.keyid)
+    # A proxy may have added or removed a default port, so that several authorities may be the signed one.
     targets = [_target(request, authority, settings.root_path) for authority in equivalent_authorities(host)]
     if not any(signed.is_by(key, target) for target in targets) or client is None:
         raise SignatureInvalid(_covered(settings.root_path))

@@ -57,9 +57,11 @@ class LastSeenWriter:
                 return
             self._last_write = now
             batch, self._unwritten = self._unwritten, {}
+        # Written outside of the lock: a slow database must not hold up other requests.
         try:
             with database.write() as session:
                 unlocked = run(session, _UNLOCKED, {"clients": sorted(batch)}).scalars().all()
+                # One statement per second instead of one per client.
                 for clients, latest in _grouped_by_second(
                     {client_id: batch[client_id] for client_id in unlocked}
                 ):

@@ -86,11 +86,13 @@ class ReadNonces:
             now = self._clock()
             self._drop_expired(now)
             nonces = self._keys.setdefault(key, {})
+            # Keys are in the order of their newest nonces, so that expired ones are at the front.
             self._keys.move_to_end(key)
             if nonce in nonces:
                 raise RequestReplayed
             nonces[nonce] = now
             first = next(iter(nonces))
+            # Nonces are in the order of their arrival, so that the oldest is the first.
             while len(nonces) > MAX_READS_PER_KEY or nonces[first] < now - _LIFE.total_seconds():
                 del nonces[first]
                 first = next(iter(nonces))

@@ -29,16 +29,18 @@ log = logger(__name__)
 
 PREFIX: Final = "oidc_"
 SCOPE: Final = "openid profile email"
+# Signatures with a private key of the provider. No HS256: whoever can check it can also make it.
 _ALGORITHMS: Final = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "EdDSA")
-"""Signatures with a private key of the provider. No HS256: whoever can check it can also make it."""
 _BASIC: Final = "client_secret_basic"
 _LEEWAY_SECONDS: Final = 30
+# Keys are fetched anew after so long: providers replace and withdraw them.
 _KEYS_SECONDS: Final = 600.0
+# An unknown key is looked for this often at most: anybody can name one.
 _RETRY_SECONDS: Final = 30.0
+# Codes that are exchanged at once: anybody can send one, and each holds a thread until the answer.
 _EXCHANGES: Final = 4
-"""Codes that are exchanged at once: anybody can send one, and each holds a thread until the answer."""
+# Threads that fetch metadata or keys, or wait for that: anybody can send a token of an unknown key.
 _WAITING: Final = 8
-"""Threads that fetch metadata or keys, or wait for that: anybody can send a token of an unknown key."""
 _NAME_CHARACTERS: Final = 100
 _ISSUER_CHARACTERS: Final = 300
 
@@ -128,10 +130,12 @@ class IdentityProvider:
         roles = self._roles(claims)
         if not roles:
             raise Forbidden("No group of yours has a role here; ask the operator.", needs="auditor")
+        # Subjects are unique within their issuer only.
         digest = hashlib.sha256(f"{self.issuer}\n{claims['sub']}".encode()).hexdigest()
         shown = str(claims.get("preferred_username") or claims.get("email") or claims["sub"])
         return ProviderIdentity(
             id=PREFIX + digest[:24],
+            # The provider may let people choose this text, which the audit log and pages show.
             name="".join(filter(str.isprintable, shown))[:_NAME_CHARACTERS],
             roles=roles,
             expires_at=expires_at,
@@ -160,6 +164,7 @@ class IdentityProvider:
                 options["auth"] = (quote(self.client_id, safe=""), quote(self.client_secret, safe=""))
             else:
                 form["client_secret"] = self.client_secret
+        # Refused at once: requests that wait here would occupy all threads.
         if not self._exchanges.acquire(blocking=False):
             raise ProviderDown
         try:
@@ -181,6 +186,7 @@ class IdentityProvider:
         """
         if not self._metadata:
             with self._fetching():
+                # Another thread may have fetched it while this one waited.
                 if not self._metadata:
                     self._metadata = self._fetched_metadata()
         return self._metadata
@@ -190,6 +196,7 @@ class IdentityProvider:
         import jwt
 
         uri, kid = self.metadata()["jwks_uri"], str(header.get("kid", ""))
+        # While one thread fetches keys anew, requests with a known key do not queue behind it.
         if self._are_due(kid) and not self._is_usable_meanwhile(kid):
             with self._fetching():
                 if self._are_due(kid):
@@ -215,8 +222,9 @@ class IdentityProvider:
         """Fetch in one thread, for which a few may wait.
 
         Raises:
-            ProviderDown: enough of them wait; all threads would, and nobody else be served meanwhile.
+            ProviderDown: too many threads wait already.
         """
+        # Without a bound all threads of the server could wait here, and no other request would be served.
         if not self._waiting.acquire(blocking=False):
             raise ProviderDown
         try:

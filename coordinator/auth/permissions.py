@@ -133,6 +133,7 @@ def read_once(request: Request, caller: Person | Member) -> None:
 
 async def _caller_about(federation_id: FederationId, client_id: ClientId, caller: Caller) -> Person | Member:
     """Raise NotFound if a client names any client but itself."""
+    # 404 and not 403: a client must not learn which other clients exist.
     if isinstance(caller, Member) and (caller.federation_id, caller.client_id) != (federation_id, client_id):
         raise NotFound
     return caller

@@ -1,4 +1,4 @@
-"""Requests to an identity provider, which is left alone for a while after it gave no usable answer."""
+"""Requests to an identity provider. After a failure none are sent for ten seconds."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from coordinator.observability.logs import logger
 log = logger(__name__)
 
 TIMEOUT_SECONDS: Final = 5.0
+# Bytes of an answer of the provider; metadata, keys and tokens have some thousands.
 _MOST_BYTES: Final = 2**20
-"""Bytes of an answer of the provider; metadata, keys and tokens have some thousands."""
+# A provider that did not answer is not asked again for so long: waiting callers would take all threads.
 _DOWN_SECONDS: Final = 10.0
-"""A provider that did not answer is not asked again for so long: waiting callers would take all threads."""
 
 
 class ProviderDown(Refusal):
@@ -54,7 +54,7 @@ class ProviderRequests:
             raise ProviderDown from error
 
     def note_down(self, url: str, reason: str) -> None:
-        """Ask nothing for a while."""
+        """Record a failure: no request is sent for ten seconds."""
         self._down_until = self._clock() + _DOWN_SECONDS
         log.warning("identity-provider-down", url=url, reason=reason)
 

@@ -69,6 +69,7 @@ def still_valid(
             for member in members
             if member.id in enrolled and (member.secret is None or member in valid_keys)
         )
+    # Tokens of the coordinator are queried only if some person is not among those found above.
     if len(people) > len(valid.intersection(people)):
         tokens = (
             select(PersonToken.id)

@@ -20,15 +20,13 @@ _DIGEST = select(SignedOutTokenRow.digest).where(SignedOutTokenRow.digest == bin
 
 
 def digest_of(token: str) -> str:
-    """Return the SHA-256 of what the provider signed: a token without its signature.
-
-    Whoever has a token can write another valid signature beside it: (r, n - s) for ECDSA's (r, s).
-    """
+    """Return the SHA-256 of what the provider signed: a token without its signature."""
+    # Whoever has a token can write another valid signature beside it: (r, n - s) for ECDSA's (r, s).
     return hashlib.sha256(token.rpartition(".")[0].encode()).hexdigest()
 
 
 def add(session: Session, digest: str, expires_at: datetime) -> bool:
-    """Store that a token is signed out; return False if it was."""
+    """Store that a token is signed out; return False if it was before."""
     return insert_new(session, SignedOutTokenRow, {"digest": digest, "expires_at": expires_at})
 
 

@@ -40,14 +40,15 @@ def has_secret(token: EnrolmentTokenText, digest: str) -> bool:
 def credential_for(request: EnrolmentRequest) -> str | None:
     """Return a bearer client's credential; None for a client with a key.
 
-    With a `retry_key` it is derived from the enrolment token and the client's 32 bytes, so that a repeated
-    request gets the same answer; neither is stored, so a copy of the database derives nothing. Without one it
-    is random.
+    With a `retry_key` it is derived from the enrolment token and the client's 32 bytes; without one it is
+    random.
     """
     if request.public_key is not None:
         return None
     if request.retry_key is None:
         return CLIENT_PREFIX + secrets.token_urlsafe(32)
+    # Derived, so that a repeated request gets the same answer. Neither input is stored, so that a copy of
+    # the database derives nothing.
     key = hmac.digest(request.token.encode(), _PURPOSE + _retry_key(request.retry_key), hashlib.sha256)
     return CLIENT_PREFIX + base64.urlsafe_b64encode(key).decode().rstrip("=")
 

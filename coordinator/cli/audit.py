@@ -41,6 +41,7 @@ def audit(
     key = str(coordinator.get("/v1/hello")["signing_key"])
     if head is not None:
         _check(head, hashes, key)
+    # A stored head is checked against the present log before it is replaced.
     if head_file is not None and head_file.exists():
         _check(_read(head_file), hashes, key)
     if head_file is not None and head is not None:

@@ -84,6 +84,7 @@ class Coordinator:
 
         from schemas.http_environment import EnvironmentUnusable, route_to
 
+        # Before the first request: the token must not be sent at all.
         if token and is_exposed(url) and not _insecure.get():
             fail(
                 f"{url} is not encrypted and would expose your token; use https://, or --insecure "
@@ -99,6 +100,7 @@ class Coordinator:
             fail(str(error))
         except (httpx.InvalidURL, ValueError):
             fail(f"{url} is not a URL; use one like {DEFAULT_URL}")
+        # Commands end at many places, most of them by an error.
         weakref.finalize(self, self._client.close)
 
     def get(self, path: str, **query: str | int) -> Any:
@@ -170,6 +172,7 @@ class Coordinator:
             )
         except httpx.InvalidURL:
             fail(f"{path!r} cannot be part of a URL; check the ids in the command")
+        # Without a token the remedy is another one than for a token that is refused.
         if answer.status_code == httpx.codes.UNAUTHORIZED and "Authorization" not in self._client.headers:
             fail(
                 "no token is set: set TESSERA_TOKEN or --token; `tessera serve` prints the file of the first "

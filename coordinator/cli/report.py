@@ -50,6 +50,7 @@ def create_report(
 
     Prints the report as JSON unless --html or --json names a file.
     """
+    # Checked before the report is fetched.
     for target, name in ((json_file, "--json"), (html_file, "--html")):
         if target is not None:
             try:

@@ -13,8 +13,8 @@ from coordinator.dashboard.policy import POLICY, answer
 router = APIRouter(include_in_schema=False)
 
 _STYLE, _SCRIPT = "swagger-ui.css", "swagger-ui-bundle.js"
+# The style sheet embeds its icons.
 _POLICY = POLICY.replace("img-src 'self'", "img-src 'self' data:")
-"""The style sheet embeds its icons."""
 
 _PAGE = b"""<!doctype html>
 <html lang="en">

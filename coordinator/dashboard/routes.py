@@ -16,6 +16,7 @@ from schemas.messages.recommendations import recommended
 router = APIRouter(include_in_schema=False)
 
 _TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
+# The modules that page.js imports.
 _MODULES = (
     "actions",
     "api",
@@ -29,7 +30,6 @@ _MODULES = (
     "text",
     "views",
 )
-"""The modules that page.js imports."""
 _SUGGESTIONS = "<!-- strategies -->"
 
 

@@ -32,6 +32,7 @@ def copy(database: Database, target: Path, *, progress: Callable[[int, int], Non
     source = Path(database.url.database or "")
     if not source.is_file():
         raise SettingsUnusable(f"TESSERA_DATABASE_URL: no such file: {source}; check the path")
+    # Written under another name first: an interrupted copy must not pass for a backup.
     partial = target.with_name(f"{target.name}.partial")
     if target.exists():
         raise SettingsUnusable(f"{target} exists; write the backup to a new file")
@@ -51,6 +52,7 @@ def copy(database: Database, target: Path, *, progress: Callable[[int, int], Non
 
 def _copy(source: Path, partial: Path, progress: Callable[[int, int], None]) -> None:
     partial.unlink(missing_ok=True)
+    # Created with its mode, since the copy contains what the database does.
     os.close(os.open(partial, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
     uri = f"{source.absolute().as_uri()}?mode=ro"
     with (
@@ -65,6 +67,7 @@ def _copy(source: Path, partial: Path, progress: Callable[[int, int], None]) -> 
             copied, pages=_PAGES, progress=lambda _, remaining, total: progress(total - remaining, total)
         )
         origin.execute("ROLLBACK")
+        # Otherwise a damaged copy would be noticed only when it is needed.
         fault = _fault(copied)
     if fault != "ok":
         raise SettingsUnusable(

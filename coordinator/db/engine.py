@@ -210,6 +210,7 @@ def run(bind: Session | Connection, statement: Any, values: Values = None) -> An
     flushed first, as by `Session.execute`.
     """
     if isinstance(bind, Session):
+        # Statements on the connection do not make the session flush its pending changes.
         bind.flush()
         bind = bind.connection()
     return bind.execute(statement, values)
@@ -233,6 +234,7 @@ def database_time(bind: Session | Connection) -> datetime:
     """Return the time of the database's clock, on which replicas agree."""
     connection = bind.connection() if isinstance(bind, Session) else bind
     if connection.dialect.name == "sqlite":
+        # On SQLite the clock is a function call, so that a statement of SQLAlchemy would cost more than it.
         (now,) = _driver_of(connection).execute(f"SELECT {CLOCK_OF_SQLITE}").fetchone()
         return datetime.fromisoformat(now).replace(tzinfo=UTC)
     now = connection.scalar(_CLOCK)

@@ -12,8 +12,8 @@ from sqlalchemy.exc import DBAPIError
 
 _SPACE = (errno.ENOSPC, errno.EDQUOT)
 _DENIED = (errno.EACCES, errno.EPERM)
+# SQLite's extended codes have the primary code in their last byte.
 _PRIMARY = 0xFF
-"""SQLite's extended codes have the primary code in their last byte."""
 
 _FREE = "raise its max_connections, or stop other programs that use it"
 _POSTGRESQL: tuple[tuple[str, str, str], ...] = (
@@ -72,6 +72,7 @@ def explain(error: DBAPIError, url: URL) -> str:
     if isinstance(error.orig, sqlite3.Error):
         return explain_sqlite(error.orig, Path(url.database or ""))
     message = " ".join(str(error.orig).split())
+    # Drivers may repeat the URL in their messages.
     if url.password:
         message = message.replace(url.password, "***")
     reason, remedy = _postgresql_reason(getattr(error.orig, "sqlstate", None), message)

@@ -18,6 +18,7 @@ _LOCKED = (
 _LOCKED_EVENTS = (
     select(FederationRow.events).where(FederationRow.id == bindparam("federation_id")).with_for_update()
 )
+# `true`: for this transaction only, since the next one on this connection has other limits.
 _LOCK_TIMEOUT = text("SELECT set_config('lock_timeout', :timeout, true)")
 
 

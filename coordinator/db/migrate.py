@@ -126,6 +126,7 @@ def prepare(database: Database) -> None:
 def config(**attributes: object) -> Config:
     """Return Alembic's configuration for the package's migrations; `connection` is the target."""
     config = Config(attributes=dict(attributes))
+    # The configuration interpolates percent signs.
     config.set_main_option("script_location", str(files("migrations")).replace("%", "%%"))
     config.set_main_option("path_separator", "os")
     return config

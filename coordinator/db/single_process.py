@@ -42,6 +42,8 @@ def only_replica(database: Database) -> Iterator[None]:
         )
     with _open_lock(path) as file:
         try:
+            # The operating system frees this lock however the process ends; a file with a process id could
+            # go stale.
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             raise SettingsUnusable(

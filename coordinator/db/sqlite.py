@@ -47,6 +47,7 @@ class _WritingSqlite(SQLiteDialect_pysqlite):
         self._writer = dbapi_connection.driver_connection
         try:
             dbapi_connection.execute("BEGIN IMMEDIATE")
+        # Also for a cancelled request: a lock that nobody releases would stop all writers.
         except BaseException:
             self._release(self._writer)
             raise

@@ -14,6 +14,7 @@ from sqlalchemy.orm import InstrumentedAttribute, Session
 from coordinator.db.engine import run
 from coordinator.db.tables.federations import Table
 
+# More than the rows that a request adds, so that no table can grow without bound.
 _BATCH = 100
 
 
@@ -24,10 +25,7 @@ def insert_new(session: Session, table: type[Table], values: dict[str, Any]) -> 
 
 
 def delete_before(session: Session, column: InstrumentedAttribute[datetime], until: datetime) -> int:
-    """Delete a batch of rows whose column is at or before `until`; return their number.
-
-    A batch is larger than the rows a request adds, so that the table cannot grow without bound.
-    """
+    """Delete a batch of rows whose column is at or before `until`; return their number."""
     keys = [tuple(row) for row in run(session, _old(column), {"until": until})]
     if keys:
         table = column.class_

@@ -27,6 +27,7 @@ from schemas.wire.header import HEADER_LIMIT, least_header_bytes
 
 _FLOAT32_BYTES = 4
 _DIGEST = f"sha256:{0:064}"
+# The longest values that a manifest can have: their header is the largest.
 _LARGEST_COUNT = 2**31 - 1
 _LONGEST_ID = "x" * 64
 _LONGEST_SHARE = 1.2345678901234567e-10
@@ -83,7 +84,7 @@ def header_bytes(plan: FederationPlan, layout: Layout, *, base_delta: bool) -> i
 
 
 def check_depth(opened: OpenedPlan, profile: Profile, *, field: str) -> None:
-    """Raise if a model has so many layers that no header holds its tensors, before they are laid out.
+    """Raise if the tensors of a model's layers do not fit into a header; nothing is laid out for it.
 
     Raises:
         Invalid: it has.
@@ -96,6 +97,7 @@ def check_depth(opened: OpenedPlan, profile: Profile, *, field: str) -> None:
         travelling = {name: shape for name, shape in layer_layout.items() if strategy.travels(name)}
         tensors += len(travelling | strategy.beside(travelling)) * len(layers_with(role, profile, adapter))
     tensors *= 2 if base_delta else 1
+    # A lower bound, since laying out thousands of layers would cost more than this check.
     least = least_header_bytes(tensors)
     if least > HEADER_LIMIT:
         raise _too_many(tensors, least, base_delta=base_delta, field=field)

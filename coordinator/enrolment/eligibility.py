@@ -64,14 +64,14 @@ def check_eligible(opened: OpenedPlan, state: str, profile: Profile, *, has_key:
 def check_tokenizer(profile: Profile, members: Iterable[TokenizerDigests]) -> None:
     """Raise if a client's tokenizer differs from that of a member with the same base model.
 
-    Their adapters would be averaged although they are trained on other tokens of the same text. A profile
-    without digests is not compared.
+    A profile without digests is not compared.
 
     Raises:
         TokenizerMismatch: a part differs that both report.
     """
     if profile.tokenizer is None:
         return
+    # Adapters of such clients would be averaged although they are trained on other tokens of one text.
     parts = sorted({part for member in members for part in profile.tokenizer.differing(member)})
     if parts == ["chat_template"]:
         raise TokenizerMismatch(

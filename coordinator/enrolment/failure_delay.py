@@ -70,6 +70,7 @@ async def _count(request: Request) -> None:
     address = request.client.host if request.client is not None else ""
     origin = failure_limit.origin_of(address)
     wait = delays.seconds(origin)
+    # An address that is over its limit is not counted again, which would cost a query.
     if not wait:
         try:
             await to_thread.run_sync(
@@ -84,5 +85,6 @@ async def _count(request: Request) -> None:
             wait = refused.seconds
             delays.record(origin, wait)
     if wait:
+        # Sleeping holds no thread, however many requests such an address sends.
         await anyio.sleep(DELAY_SECONDS)
         raise RateLimited(wait)

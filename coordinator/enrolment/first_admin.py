@@ -21,8 +21,7 @@ _NAME = "admin-token"
 def make_token(database: Database) -> Path | None:
     """Create a token for the first admin; return its file, mode 0600, or None if a person's token exists.
 
-    The file lies beside an SQLite database, else in the working directory of the service. It is written
-    before the token is committed, so that no token is lost.
+    The file lies beside an SQLite database, else in the working directory of the service.
 
     Raises:
         SettingsUnusable: the file cannot be written.
@@ -34,6 +33,8 @@ def make_token(database: Database) -> Path | None:
         token = tokens.new_person_token("admin")
         row = store.add_person_token(session, TokenRequest(role="admin", name="first admin"), hash_of(token))
         audit_log.append(session, "person-token-made", actor=_ACTOR, subject=row.id, reason="first admin")
+        # Before the commit: a token that is committed without its file is known to nobody, and stays the
+        # only one.
         try:
             write_private(file, token + "\n")
         except OSError as error:

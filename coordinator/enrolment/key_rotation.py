@@ -40,8 +40,8 @@ MAX_KEYS_PER_DAY = 10
 """New keys of a client within a day: each is stored for ever, also in the roster and the audit log."""
 
 _DAY = timedelta(days=1)
+# End of a key without overlap: it stays expired even if the database's clock is set back.
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-"""End of a key without overlap: it stays expired even if the database's clock is set back."""
 
 _EXAMPLE = {
     "public_key": "11qYAYKxCrfVS_7TyWQHOg7hcvPapiMlrwIaaPcHURo",
@@ -109,9 +109,11 @@ def _check_pace(session: Session, client_id: str, now: datetime) -> None:
 
 def _replace(session: Session, member: Member, old: str, request: KeyRotation) -> KeyInUse:
     now, replaced = database_time(session), store.key(session, old)
+    # A key without an end was not replaced before; otherwise this request is a repetition.
     is_new = replaced.expires_at is None
     if is_new:
         _check_pace(session, member.client_id, now)
+        # Keys of all clients are unique, also those that are no longer valid.
         if not store.add_key(session, request.public_key, member.client_id):
             raise WeakPublicKey("this key was used before; generate a new one")
         client = store.client(session, member.client_id)

@@ -53,6 +53,7 @@ def reserve(session: Session, kind: Kind, name: str, scope: str = EVERYWHERE) ->
         ClientNameTaken: a client or an unused token has a name that resembles this one.
         NameLooksAlike: a name of the other kinds has another spelling.
     """
+    # Unique keys decide between concurrent requests: whoever inserts first has the name.
     if _insert(session, kind, name, scope):
         return
     spellings = set(_spellings(session, kind, name, scope))
@@ -61,6 +62,7 @@ def reserve(session: Session, kind: Kind, name: str, scope: str = EVERYWHERE) ->
     for existing in _used_names(session, kind, scope):
         if is_resembling(existing, name) and (kind == "client" or normal_name(existing) != name):
             raise _refusal(kind, name, existing)
+    # No name in use has these keys any more, so that the new name takes them over.
     stale = NameKeyRow.scope == scope, NameKeyRow.kind == kind, NameKeyRow.name.in_(spellings)
     session.execute(delete(NameKeyRow).where(*stale))
     if not _insert(session, kind, name, scope):  # another request was faster
@@ -81,6 +83,7 @@ def expire_unused_tokens(session: Session, federation_id: str, client_name: str)
 def _insert(session: Session, kind: Kind, name: str, scope: str) -> bool:
     """Insert the keys of a name, in one order to avoid deadlocks; return False if one exists."""
     rows = [{"scope": scope, "kind": kind, "key": key, "name": name} for key in sorted(name_keys(name))]
+    # A list: with a generator `all` would stop at the first key that exists.
     return all([insert_new(session, NameKeyRow, row) for row in rows])
 
 

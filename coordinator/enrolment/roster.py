@@ -75,10 +75,8 @@ def append(
 
 
 def _monotonic_time(session: Session, federation_id: str, last: Link | None, now: datetime) -> datetime:
-    """Return a time not before the last entry's, and after the federation's end if it has ended.
-
-    The clock may have been set back; later entries must not change the roster at the federation's end.
-    """
+    """Return a time not before the last entry's, and after the federation's end if it has ended."""
+    # The clock may have been set back, and later entries must not change the roster at the federation's end.
     finished = run(session, _FINISHED, {"federation_id": federation_id}).scalar()
     if last is not None:
         now = max(now, last.at)

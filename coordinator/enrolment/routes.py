@@ -147,8 +147,9 @@ def enrol(
 def _enrol(
     request: EnrolmentRequest, caller: Request, database: Database, key: ServerKey
 ) -> tuple[Enrolment, bool]:
-    """Check the secret and the key before writing: an invalid request locks nothing."""
+    """Check and admit a client; return its enrolment, and whether it is new."""
     text = _read_token(request)
+    # Checked without a lock first: an invalid request must not hold up the federation.
     with database.read() as session:
         _check_use(session, _load_token(session, text), request, caller)
         proof_of_possession.check(request, text, key, database_time(session))
@@ -184,6 +185,7 @@ def _load_token(session: Session, text: EnrolmentTokenText) -> EnrolmentTokenRow
         EnrolmentTokenInvalid: no token has it.
     """
     row = store.enrolment_token(session, tokens.ENROLMENT_PREFIX + text.id)
+    # One error for both: it must not show whether the id exists.
     if row is None or not tokens.has_secret(text, row.token_hash):
         raise EnrolmentTokenInvalid
     return row
@@ -194,6 +196,7 @@ def _usable_token(
 ) -> EnrolmentTokenRow:
     """Lock the token's federation and load the token again, so that it is used once."""
     unlocked = _load_token(session, text)
+    # The lock orders two requests with one token: the second sees that it is used.
     lock_federation(session, unlocked.federation_id)
     token = store.enrolment_token(session, unlocked.id)
     if token is None:

@@ -71,12 +71,14 @@ def sign_in(
     response: Response,
 ) -> SignedInPerson:
     """Exchange an authorization code for the person's ID token; refusals count by address."""
+    # The response is a credential.
     response.headers["Cache-Control"] = "no-store"
     with auth_connection(caller):
         token = provider.redeem(
             request.code, verifier=request.code_verifier, redirect_uri=request.redirect_uri
         )
         person = provider.person(token)
+        # The nonce binds the token to this sign-in (OpenID Connect Core, section 3.1.3.7).
         if person.nonce != request.nonce:
             raise CredentialInvalid
     return SignedInPerson(

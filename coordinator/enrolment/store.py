@@ -111,6 +111,7 @@ def add_enrolment_token(
 
 
 def enrolment_token(session: Session, row_id: str) -> EnrolmentTokenRow | None:
+    # A row that was read before the lock may be outdated.
     return session.get(EnrolmentTokenRow, row_id, populate_existing=True)
 
 

@@ -64,8 +64,7 @@ def index_of(bank: Bank, revisions: Mapping[int, Revision], since: int) -> BankI
 def current_bank(session: Session, federation_id: str, opened: OpenedPlan) -> CurrentBank | None:
     """Return the bank of a federation; None = its strategy has none. Before the first sum it is a new one.
 
-    Revisions from before the end of an alignment pack do not count, like the joint model of that time: their
-    P and Q are of frames that are gone. The active experts begin anew, and clients explore them again.
+    After an alignment pack was voided, the active experts begin anew, and clients explore them again.
 
     Raises:
         LookupError: retention has deleted the payload of a revision.
@@ -83,6 +82,8 @@ def current_bank(session: Session, federation_id: str, opened: OpenedPlan) -> Cu
     elif store.last_round(session, federation_id) <= void_until:
         bank = begun_anew(bank, rules, void_until + explore)
     revisions = store.revisions(session, federation_id, _ALL_ROUNDS)
+    # P and Q of earlier revisions belong to the frames of the voided pack, like the joint model of that
+    # time.
     valid = {expert: revision for expert, revision in revisions.items() if revision.round_number > void_until}
     return CurrentBank(bank, rules, valid, void_until)
 

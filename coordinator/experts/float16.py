@@ -13,9 +13,6 @@ EXPERT_DTYPE: Final = "<f2"
 def rounded_to_half(values: NDArray[np.float32], rng: np.random.Generator) -> NDArray[np.float16]:
     """Round float32 values to one of the two nearest float16, at random, so that the mean stays.
 
-    The nearest alone would lose changes below half a step of float16 in every round: of a weight of 0.02,
-    those below 8e-6.
-
     Raises:
         ValueError: a value is beyond float16.
     """
@@ -27,6 +24,8 @@ def rounded_to_half(values: NDArray[np.float32], rng: np.random.Generator) -> ND
     towards = np.where(error > 0, np.inf, -np.inf).astype(EXPERT_DTYPE)
     beside = np.nextafter(near, towards)
     step = np.abs(beside.astype(np.float32) - near.astype(np.float32))
+    # Rounding to the nearest would lose changes below half a step in every round: of a weight of 0.02,
+    # those below 8e-6.
     rounds_away = np.isfinite(beside) & (rng.random(len(values), np.float32) * step < np.abs(error))
     rounded: NDArray[np.float16] = np.where(rounds_away, beside, near).astype(EXPERT_DTYPE)
     return rounded

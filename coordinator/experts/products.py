@@ -28,15 +28,16 @@ def cosine(first: State, second: State) -> float:
     plain cosine is added.
     """
     scale = sqrt(_inner(first, first) * _inner(second, second))
+    # Rounding may leave the quotient slightly outside of [-1, 1].
     return min(1.0, max(-1.0, _inner(first, second) / scale)) if scale > 0 else 0.0
 
 
 def merged(first: State, second: State, weights: tuple[float, float], start: State) -> dict[str, Values]:
     """Return the expert whose function is nearest to the weighted mean of two, at their rank.
 
-    `weights` are their shares of the prior, which follow the sums of responsibilities. Of LoRA both products
-    are stacked and truncated (Eckart and Young 1936); averaging A and B would not average B A. `start` has
-    the first `A` of each module: ranks that the function does not need begin there with B = 0, and can learn.
+    `weights` are their shares of the prior, which follow the sums of responsibilities. The products of LoRA
+    are stacked and truncated (Eckart and Young 1936). `start` has the first `A` of each module, with which
+    ranks begin that the function does not need.
 
     Raises:
         ValueError: the weights are not positive together.
@@ -50,6 +51,7 @@ def merged(first: State, second: State, weights: tuple[float, float], start: Sta
         for name in _linear(first)
     }
     for module in lora_modules(first):
+        # Averaging A and B would not average B A.
         stacked = side_by_side(
             [_scaled(_factors(first, module), shares[0]), _scaled(_factors(second, module), shares[1])]
         )
@@ -90,6 +92,7 @@ def _inner(first: State, second: State) -> float:
 def _at_rank(factors: Factors, start: Values) -> Factors:
     """Return factors truncated to the rank of `start`, (r, d_in); its rows fill ranks that are not needed."""
     cut = recompressed(factors, len(start))
+    # Ranks that the function does not need get the first A and B = 0: with A = 0 they could not learn.
     missing = len(start) - cut.rank
     b = np.pad(cut.B, ((0, 0), (0, missing)))
     return Factors(np.concatenate([cut.A, start[cut.rank :]]), b)

@@ -27,9 +27,10 @@ def round_counts(counted: GroupCounts) -> RoundCounts:
 def is_birth_due(bank: Bank, rules: Rules, counts: RoundCounts, lost: int, number: int) -> bool:
     """Whether the sum of round `number` is to have the change of the members who reject all experts.
 
-    `lost` are the counted members that are absent since. The change doubles what is sent of the shared
-    expert, so that it is asked for only in a round whose counts call for a birth.
+    `lost` is the number of counted members that are absent by now.
     """
+    # The change doubles what is sent of the shared expert: it is asked for only if the counts call for a
+    # birth.
     return (
         _is_rejected(rules, counts)
         and counts.rejects - lost >= rules.k_min
@@ -70,6 +71,7 @@ def _with_utilisation(bank: Bank, rules: Rules, counts: RoundCounts, number: int
         share = counts.users.get(expert.expert, 0) / counts.members
         before = share if expert.utilisation is None else expert.utilisation
         utilisation = decay * before + (1 - decay) * share
+        # Two thresholds: strikes are collected below the lower one, and forgiven only above the higher one.
         strikes = expert.strikes if utilisation <= rules.prune_until else 0
         if number > expert.grace_until and utilisation < rules.prune_below:
             strikes += 1
@@ -101,6 +103,7 @@ def _birth(bank: Bank, rules: Rules, sums: RoundSums, number: int) -> tuple[Bank
         },
         peer=SHARED,
     )
+    # The newborn gets an equal share; all others give it in proportion to theirs.
     prior = {peer.expert: peer.prior * count / (count + 1) for peer in bank.active}
     bank = replace(bank, experts=(*bank.experts, born), rejected=0, last_birth=number)
     return _with_priors(bank, normalised({**prior, expert: born.prior})), event
@@ -136,6 +139,8 @@ def _merge(
     bank: Bank, rules: Rules, number: int, likeness: Callable[[int, int], float]
 ) -> tuple[Bank, Event | None]:
     """Merge the two most alike experts into the older one, one pair in a round."""
+    # A newborn starts as a change of the shared expert, and would be merged before it has learnt its own
+    # task.
     settled = sorted(expert.expert for expert in bank.active if number > expert.grace_until)
     cosines = {pair: likeness(*pair) for pair in combinations(settled, 2)}
     alike = {
@@ -168,6 +173,7 @@ def _merge(
         bank, replace(into, prior=into.prior + ended.prior, utilisation=min(1.0, utilisation), strikes=0)
     )
     bank = _with_expert(bank, replace(ended, status="merged", merged_into=older, ended=number, prior=0.0))
+    # A streak with one of the two is about a function that no longer exists.
     remaining = {peers: rounds for peers, rounds in alike.items() if not {older, younger} & set(peers)}
     return replace(bank, alike=remaining), event
 

@@ -108,6 +108,7 @@ class Streams:
         if feed.start > follower.number:
             return None
         unseen = [*dropwhile(lambda event: event.number <= follower.number, feed.recent)]
+        # Events that the follower may not see count as seen.
         follower.number = max(follower.number, feed.end)
         shown = [event for event in unseen if event.is_for(follower.client_id)]
         return shown if follower.client_id is None else [event_log.for_clients(event) for event in shown]
@@ -125,12 +126,14 @@ class Streams:
             if self._followers:
                 await self._poll()
             else:
+                # Without streams nobody reads the feeds; a later stream starts at the newest event.
                 self._feeds.clear()
         for follower in self._followers:
             follower.is_over = True
             follower.has_events.set()
 
     async def _poll(self) -> None:
+        # A copy, since streams begin and end while the query runs.
         followers = [*self._followers]
         federation_ids = {follower.federation_id for follower in followers}
         self._feeds = {

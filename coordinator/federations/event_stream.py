@@ -118,5 +118,6 @@ async def _stream(streams: Streams, follower: Follower) -> AsyncIterator[str]:
         with anyio.move_on_after(min(HEARTBEAT_SECONDS, remaining)) as waited:
             await follower.has_events.wait()
         follower.has_events.clear()
+        # Proxies close connections on which nothing is sent.
         if waited.cancelled_caught:
             yield ": still here\n\n"

@@ -39,8 +39,8 @@ class SummedLayout:
     def fits(self, peer: SummedLayout) -> bool:
         """Whether both have the same tensors, and these mean the same.
 
-        The tensors of (layer, role)s do for clients of the identical base model only, those of (block, role)s
-        also for clients with packs of one alignment set.
+        Tensors of a (layer, role) mean the same only within one base model, those of a (block, role) also
+        for clients whose packs are of one alignment set.
         """
         if self.layout != peer.layout:
             return False

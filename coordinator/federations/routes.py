@@ -87,6 +87,7 @@ def _resolved(plan: FederationPlan) -> FederationPlan:
     check_adapter(plan)
     plan = plan.model_copy(update={"strategy": _resolved_strategy(plan.strategy)})
     opened = open_plan(plan)
+    # All faults of a plan are reported at once.
     all_of(
         partial(check, opened)
         for check in (check_sum, require_compatible_parts, _check_private, _check_traits, _check_fit)
@@ -111,6 +112,7 @@ def _resolved_strategy(strategy: StrategyPlan) -> StrategyPlan:
         raise Invalid(f"more than {MAX_FAULTS} options are unknown; leave them out", field="strategy.options")
     faults = [(f"strategy.options.{option}", unknown_option(strategy.name, option)) for option in unknown]
     refusals = [Invalid.of(faults)] if faults else []
+    # Unknown options are reported together with wrong values of the others.
     known_options = {option: value for option, value in options_of_plan.items() if option in fields}
     try:
         options = parse(file.Options, json.dumps(known_options).encode(), under="strategy.options")

@@ -208,6 +208,7 @@ def revoke(session: Session, federation_id: str, client_id: str) -> bool:
     lock.
     """
     row = client(session, federation_id, client_id)
+    # A repeated request: its roster entry exists.
     if row.state == "revoked":
         return False
     # Participations before their client: the other order can deadlock.
@@ -236,6 +237,7 @@ def rounds_by_state(session: Session) -> dict[str, int]:
 
 def _rounds_of(session: Session, client_ids: list[str]) -> dict[str, int]:
     """Return the number of rounds in which each client sent an update, or was ready for a sum."""
+    # Where updates are summed, no client has update rows.
     summed = (ParticipationRow.client_id.in_(client_ids), ParticipationRow.ready_at.is_not(None))
     rounds_sent = union_all(
         select(UpdateRow.client_id).where(UpdateRow.client_id.in_(client_ids)),

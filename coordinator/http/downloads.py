@@ -19,12 +19,12 @@ from coordinator.storage import payloads
 from schemas.wire.digests import to_field
 
 _FAST_SECONDS = 0.1
+# A reader that took this much without a pause gets whole rows, which is cheapest. Less proves nothing:
+# buffers on the way may have taken it.
 _FAST_BYTES = 4 * 2**20
-"""A reader that took this much without a pause gets whole rows, which is cheapest. Less proves nothing:
-buffers on the way may have taken it."""
 
+# Interval of a download at which the permission of its caller is checked again.
 _RECHECK_SECONDS = 5.0
-"""Interval of a download at which the permission of its caller is checked again."""
 
 _SINGLE = re.compile(r"bytes\s*=\s*(\d{0,18})-(\d{0,18})\s*")
 
@@ -71,6 +71,7 @@ def requested_range(headers: Headers, stored: StoredBody) -> RequestedRange:
     """
     if _matches(headers.get("if-none-match"), stored.etag):
         return RequestedRange(304, 0, 0)
+    # A caller that has a part of other bytes gets the whole body: both parts would not fit together.
     if headers.get("if-range", stored.etag) == stored.etag:
         span = _range(headers.get("range"), stored.size)
         if span is not None:
@@ -111,6 +112,7 @@ async def stream(
         stop = min(end, position + size, position - position % CHUNK_BYTES + CHUNK_BYTES)  # within one row
         piece = await to_thread.run_sync(payloads.read_alone, database, payload_id, position, stop)
         offered = time.monotonic()
+        # A download may take minutes; a revoked caller must not get the rest of it.
         if offered - checked >= _RECHECK_SECONDS:
             await to_thread.run_sync(_check_permission, database, recheck)
             checked = offered = time.monotonic()
@@ -125,6 +127,7 @@ async def _content(
 ) -> AsyncIterator[bytes]:
     if span.begin < len(stored.head):
         yield stored.head[span.begin : span.end]
+    # Positions in the body and in the payload differ by the length of the head.
     shift = stored.begin - len(stored.head)
     begin = max(span.begin, len(stored.head)) + shift
     async for piece in stream(database, stored.payload_id, begin, span.end + shift, recheck):

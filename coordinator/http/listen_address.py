@@ -25,6 +25,7 @@ def require_free(host: str, port: int) -> None:
         ) from error
     for family, kind, protocol, _, address in addresses:
         with socket.socket(family, kind, protocol) as listener:
+            # Without it the port of a service that has just ended would not be free.
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             if family == socket.AF_INET6:
                 listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)

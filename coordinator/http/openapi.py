@@ -21,6 +21,7 @@ def install(app: FastAPI, root_path: str) -> None:
     generate = app.openapi
 
     def document() -> dict[str, Any]:
+        # Generated once, since routes never change.
         if app.openapi_schema is None:
             servers = {"servers": [{"url": root_path}]} if root_path else {}
             app.openapi_schema = completed(generate()) | servers

@@ -47,6 +47,7 @@ def request(method: str, url: str, *, seconds: float, most_bytes: int, **options
             names an unusable proxy or certificate.
     """
     try:
+        # A loop of its own: only asyncio can cancel an exchange at any point of it.
         return asyncio.run(_exchange(method, url, seconds, most_bytes, options))
     except TimeoutError as error:
         raise NoAnswer("Deadline") from error

@@ -126,6 +126,7 @@ async def _parameters(_: Request, error: Exception) -> Response:
     if not isinstance(error, RequestValidationError):
         raise error
     faults = error.errors()
+    # A malformed id names nothing that exists.
     if any(fault["loc"][0] == "path" for fault in faults):
         return render(NotFound())
     named = [{**fault, "loc": fault["loc"][1:]} for fault in faults]

@@ -107,9 +107,11 @@ async def receive(
     announced = request.headers.get("content-length")
     if announced is not None and int(announced) > max_bytes:
         raise BodyTooLarge(limit=max_bytes)
+    # A body that is announced as large goes to a file at once, and leaves the memory to small ones.
     is_small = announced is None or int(announced) <= _IN_MEMORY_BYTES
     with _MEMORY.share() as share, SpooledTemporaryFile[bytes]() as file:
         digest, size = await _spool(request, file, share, max_bytes, in_memory=is_small)
+        # Compared at the end: the digest of a stream is known only then.
         if digest != expected:
             raise DigestMismatch(received=digest)
         file.seek(0)
@@ -133,6 +135,7 @@ async def _spool(
             size += len(piece)
             if size > max_bytes:
                 raise BodyOverran(limit=max_bytes)
+            # Bodies without an announced length are small until their share is used up.
             has_room = share.reserve(len(piece))
             if in_memory and has_room:
                 hasher.update(piece)

@@ -1,4 +1,4 @@
-"""Compute the initial weights of a newcomer: weighed by its sketch if it sent one, the mean, or the sum."""
+"""Compute the initial weights of a newcomer: a mixture weighed by its sketch, a mean, or the summed model."""
 
 from __future__ import annotations
 
@@ -94,6 +94,7 @@ def initial_weights(
     Raises:
         Busy: too many newcomers at once.
     """
+    # Nothing was published that a mixture could be made of.
     if last_published is None:
         return None
     for part in parts_of(newcomer.opened):

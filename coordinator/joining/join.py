@@ -69,6 +69,8 @@ def join(
         CapabilityMissing: updates are summed, and the client's agent cannot take part.
         LayoutMismatch: updates are summed, and the client's cannot be added to those of others.
     """
+    # Read without a lock first: a repeated join ends here, and weights are computed outside of
+    # transactions.
     with database.read() as session:
         context = join_context(session, member, round_number)
     earlier = _earlier_answer(context)
@@ -95,6 +97,7 @@ def join(
             last_event = hold_federation(session, member.federation_id)
             still_member(session, member)
             row = rounds.get_round(session, member.federation_id, round_number, lock=True)
+            # Checked again under the lock: a concurrent request may have joined.
             context = join_context(session, member, round_number)
             earlier = _earlier_answer(context)
             if earlier is not None:
@@ -184,6 +187,7 @@ def _join(
         weights = base_weights.reference(context.newest)
     else:
         raise LookupError("a client without weights was assigned none")
+    # A client that only ever joins would delay each round until its deadline.
     is_waited_for = lifecycle.is_waited_for(participations.earlier_states(session, row, member.client_id))
     participations.join(
         session, row.id, member.client_id, weights.digest, context.read_at, is_waited_for=is_waited_for

@@ -36,8 +36,6 @@ _JOINED_FIRST = _PARTICIPANTS.where(
 def require_summable(session: Session, opened: OpenedPlan, member: Member, round_number: int) -> None:
     """Raise unless a client's updates can be summed; no effect if the plan sums none.
 
-    The model that was published last decides the layout; before that, the first client of the round does.
-
     Raises:
         CapabilityMissing: its agent cannot take part in sums.
         LayoutMismatch: it has another layout than the other members, or another base model that is not
@@ -47,6 +45,7 @@ def require_summable(session: Session, opened: OpenedPlan, member: Member, round
         return
     check_enrolled_capability(member.profile)
     parameters = {"federation_id": member.federation_id, "number": round_number, "client": member.client_id}
+    # A published model exists in one layout; before it, whoever joined first decides.
     first = run(session, _SUMMED_LAST, parameters).first() or run(session, _JOINED_FIRST, parameters).first()
     if first is None:
         return

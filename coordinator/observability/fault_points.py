@@ -70,6 +70,7 @@ class _Countdown:
         with self._lock:
             self._left -= 1
             if self._left == 0:
+                # A signal, not an exit: nothing may be cleaned up, as in a power failure.
                 os.kill(os.getpid(), self._signal)
 
 

@@ -120,6 +120,7 @@ class Metrics:
 
     def recent(self) -> bytes | None:
         text, now = self._rendered
+        # Anybody may ask for public metrics, so that they are rendered once a second at most.
         return text if time.monotonic() - now < _RECENT_SECONDS else None
 
     def render(self, stored: StoredFacts) -> bytes:

@@ -109,6 +109,7 @@ def revoke_client(
     with database.write() as session:
         federation = lock_federation(session, federation_id)
         still_person(session, person)
+        # A repeated request changes nothing, and writes no second audit entry.
         if not revoke(session, federation_id, client_id):
             return
         shown = client_details(session, federation_id, client_id)
@@ -121,6 +122,7 @@ def revoke_client(
         pack_voiding.delete_verdicts_of(session, federation_id, client_id)
         current = store.latest(session, federation_id)
         if current is not None:
+            # The round may have waited for this client only.
             current = store.get_round(session, federation_id, current.number, lock=True)
             transitions.advance(session, current, database_time(session))
         audit_log.append(session, "client-revoked", actor=person.id, subject=client_id)

@@ -140,6 +140,7 @@ def _digest(prefix: bytes, size: int) -> str:
         digest = digest_from_hash(hasher.hexdigest())
         with _DIGESTS_LOCK:
             _DIGESTS[key] = digest
+            # The oldest entry goes: dictionaries keep the order of insertion.
             if len(_DIGESTS) > _CACHED_DIGESTS:
                 del _DIGESTS[next(iter(_DIGESTS))]
     return digest

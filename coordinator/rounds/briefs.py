@@ -81,10 +81,7 @@ def _brief(
 def _base(
     session: Session, plan: FederationPlan, round_number: int, member: Member
 ) -> Callable[[], WeightsReference]:
-    """Return a function that builds the reference of a client's weights, or of zeros for a new client.
-
-    The reference of zeros is a hash over megabytes, so it is computed after the transaction.
-    """
+    """Return a function that builds the reference of a client's weights, or of zeros for a new client."""
     served = base_weights.newest_reference(session, member.client_id, round_number)
     if served is not None:
         return lambda: served
@@ -98,11 +95,13 @@ def _base(
         pack=base_weights.pack_digest(session, federation_id, member.base_model),
         initial=True,
     )
+    # A hash over megabytes of zeros, which is computed after the transaction.
     return lambda: base_weights.zeros(layout, manifest)[0]
 
 
 def _final_number(session: Session, row: FederationRow) -> int:
-    """Return the final manifest's round number: after all rounds, as abandoned ones have manifests too."""
+    """Return the round number of the final manifest."""
+    # After all rounds, not after the published ones: abandoned rounds have manifests too.
     newest = store.latest(session, row.id)
     return newest.number + 1 if newest is not None else 1
 

@@ -102,6 +102,7 @@ def reader(database: Database, reference: Reference, layout: Layout) -> Callable
         shape = reference.layout[name]
         raw = bytearray(prod(shape) * _VALUE_BYTES)
         view = memoryview(raw)
+        # In short transactions: on SQLite a reader may keep writers waiting.
         for begin in range(0, len(raw), _TRANSACTION_BYTES):
             with database.driver_connection() as driver:
                 piece = view[begin : begin + _TRANSACTION_BYTES]

@@ -27,6 +27,7 @@ class Lease:
         Raises:
             LostRace: another worker has the work, or it has ended.
         """
+        # Two thirds remain for a database that is slow, or does not answer for a moment.
         if time.monotonic() - self._last > self._seconds / 3:
             self._extend_by(self._seconds)
             self._last = time.monotonic()

@@ -43,8 +43,8 @@ PACK_ENDED = "pack-ended"
 SUM_FAILED = "secure-sum-failed"
 SUM_OUT_OF_RANGE = "sum-out-of-range"
 
+# A client that sent no update in so many consecutive rounds that it joined is not waited for.
 _IDLE_ROUNDS = 2
-"""A client that sent no update in so many consecutive rounds that it joined is not waited for."""
 
 
 class IllegalTransition(Exception):
@@ -94,6 +94,8 @@ def next_state(facts: RoundFacts, now: datetime) -> Step | None:
     """Return the transition that is due at `now`; None = none."""
     match facts.state:
         case "open":
+            # Enough of the joined clients must be ones that the round would wait for, or it could never
+            # reach its quorum.
             if facts.joined >= facts.needed and facts.expected >= facts.quorum:
                 return Step("collecting", deadline=now + timedelta(seconds=facts.collect_seconds))
         case "collecting":
@@ -158,6 +160,7 @@ def client_action(
 
 def retry_after(mean_seconds: float, draw: float) -> int:
     """Return 0.5 to 1.5 times the mean in whole seconds, at least 1; `draw` is uniform in [0, 1)."""
+    # Spread, so that clients which were answered together do not return together.
     return max(1, round(mean_seconds * (0.5 + draw)))
 
 
@@ -174,6 +177,7 @@ def shown_state(participation: Participation) -> ParticipationState:
     """Return the stored state, or `revoked` if the client was revoked before the round ended."""
     if participation.revoked_at is None:
         return participation.state
+    # After the end of a round its update has counted, and a revocation does not change that.
     if participation.round_ended_at is None or participation.revoked_at <= participation.round_ended_at:
         return "revoked"
     return participation.state

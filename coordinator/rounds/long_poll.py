@@ -60,6 +60,7 @@ class LongPolls:
 
     def notify(self) -> None:
         """Wake the comparison after a commit that may have moved a round; callable from any thread."""
+        # Threads of requests call this, and events belong to the loop.
         self._loop.call_soon_threadsafe(self._on_notify)
 
     async def wait_for_change(
@@ -73,6 +74,7 @@ class LongPolls:
         if earlier is not None:  # one per client, so that reconnecting does not fill the memory
             earlier.end("released")
         self._waiters[member.client_id] = waiter
+        # A round may have moved after its progress was read and before this wait began.
         if notifications != self.notifications:
             self._due.set()
         try:
@@ -109,6 +111,7 @@ class LongPolls:
             log.warning("long-poll-query-failed", error=type(error).__name__)
             return
         for waiter in waiters:
+            # Any change ends the wait; the request then decides what is due for its client.
             if current.get(waiter.federation_id) != waiter.progress:
                 waiter.end("changed")
 

@@ -110,6 +110,7 @@ def _signed(
     listed: roster.Link | None,
     key: ServerKey,
 ) -> dict[str, Any]:
+    # Each manifest names its predecessor, so that a client notices a missing or replaced one.
     last = run(session, _BEFORE, {"client": member.client_id, "number": round_number}).first()
     manifest = RoundManifest(
         federation=member.federation_id,

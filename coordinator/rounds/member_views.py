@@ -20,6 +20,7 @@ from schemas.messages.enrolment import Traffic
 from schemas.messages.rounds import RelevanceView, RoundSummary, RoundView
 from schemas.messages.scores import LOSS, PERPLEXITY, Score, Scores, ScoreSummary
 
+# Coarse, so that a client cannot compute from a change of its weights what another one sent.
 _DECIMALS = 2
 _SCORE_DECIMALS = 3
 _SCORES_OF_ARRIVED = (
@@ -54,7 +55,7 @@ def view(session: Session, row: RoundRow, client_id: str) -> RoundView:
 
 
 def public_scores(session: Session, row: RoundRow, now: datetime) -> ScoreSummary | None:
-    """Return a round's mean scores as a member sees them of at least three others; None before they show."""
+    """Return a round's mean scores as members see them, over at least three others; None while hidden."""
     return _shown_scores(session, row, "", views.summary(session, row, now).scores)
 
 

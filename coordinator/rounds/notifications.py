@@ -65,6 +65,7 @@ class PendingNotifications:
         """Add a change after its commit; return whether no other was pending."""
         with self._lock:
             is_first = not self._last_events
+            # Changes of one round are one event: the newest last event decides whether one is still needed.
             key = change.federation_id, change.subject
             if key in self._last_events or len(self._last_events) < MAX_PENDING:
                 self._last_events[key] = max(change.last_event, self._last_events.get(key, 0))
@@ -94,6 +95,8 @@ class PendingNotifications:
             while pending and len(blocked) < _MAX_BLOCKED:
                 key = pending[0].federation_id, pending[0].subject
                 try:
+                    # A federation that stays locked gets a longer wait each time, so that it is not left
+                    # out for ever.
                     _publish(database, pending[0], min(2.0 ** self._failed[key], _MAX_LOCK_WAIT_SECONDS))
                 except (OperationalError, InterfaceError, PoolExhausted) as error:
                     log.warning("notification-delayed", federation=key[0], subject=key[1], reason=str(error))
@@ -122,6 +125,7 @@ def _publish(database: Database, change: Change, lock_wait_seconds: float) -> No
     with database.write() as session:
         set_lock_timeout(session, lock_wait_seconds)
         hold_federation(session, change.federation_id)
+        # An event that was written after the change, such as one of a new state, contains it.
         if queries.has_event(session, change.federation_id, change.subject, change.last_event):
             return
         if isinstance(change.subject, int):

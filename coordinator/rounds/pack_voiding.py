@@ -54,6 +54,7 @@ def void_packs_of(session: Session, federation: FederationRow, client_id: str) -
     """Void the packs that a client stored; return the base models without a pack now."""
     base_models: list[str] = []
     stored = select(PackRow).where(PackRow.federation_id == federation.id, PackRow.stored_by == client_id)
+    # One at a time: voiding the pivot's pack may delete others that the client stored.
     while (pack := session.scalar(stored.limit(1))) is not None:
         base_models += void(session, federation, pack)
     return base_models
@@ -78,8 +79,8 @@ def delete_verdicts_of(session: Session, federation_id: str, client_id: str) -> 
 def update_acceptance(session: Session, pack: PackRow) -> None:
     """Choose the acceptance test of a pack: an operator's, or else the newest of the prevailing verdict.
 
-    A pack fails with the verdicts of more than half of the enrolled clients of its base model, so that a
-    minority cannot exclude them from sharing. It passes with any passed test if it does not fail.
+    A pack fails with the verdicts of more than half of the enrolled clients of its base model. It passes with
+    any passed test if it does not fail.
     """
     if pack.acceptance is not None and pack.acceptance["tested_by"] is None:
         return
@@ -93,6 +94,7 @@ def update_acceptance(session: Session, pack: PackRow) -> None:
     tests = sorted((pack.verdicts or {}).values(), key=lambda test: str(test["tested_at"]))
     failed = [test for test in tests if test["verdict"] == "failed"]
     passed = [test for test in tests if test["verdict"] == "passed"]
+    # More than half: a minority must not exclude the others from sharing.
     prevailing = failed if 2 * len(failed) > (members or 0) else passed
     pack.acceptance = prevailing[-1] if prevailing else None
     session.flush()

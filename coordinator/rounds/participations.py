@@ -121,6 +121,7 @@ def count_bytes(
 
 
 def mark_arrived(session: Session, round_id: int, sizes: Mapping[str, int]) -> None:
+    # In one order, since concurrent commits would deadlock otherwise.
     traffic = [{"client": client_id, "up": sizes[client_id], "down": 0} for client_id in sorted(sizes)]
     run(session, _ARRIVE, [{"round": round_id, **values} for values in traffic])
     run(session, _COUNT_TOTAL, traffic)

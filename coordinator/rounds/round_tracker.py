@@ -51,6 +51,7 @@ class RoundTracker:
     def record(self) -> None:
         """Record new rounds, and the scores of earlier ones that are complete now."""
         with self._lock:
+            # Taken under the lock, recorded outside of it: aggregation must not wait for a tracker.
             published, self._published = self._published, []
         if not published and not self._awaited:
             return

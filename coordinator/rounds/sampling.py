@@ -74,11 +74,12 @@ def is_drawn(
     now: datetime,
     client: str,
 ) -> bool:
-    """Whether `draw` for this client would draw it. Once all places are taken, no tickets are compared."""
+    """Whether `draw` for this client would draw it."""
     place = {"federation_id": federation_id, "round": round_id, "client": client, "since": now - WILLING}
     joined, willing, has_joined, is_back = run(session, _COUNTS, place).one()
     if has_joined:
         return True
+    # All places are taken: one query of counts answers, and no tickets are compared.
     if joined >= places_of(plan.rounds, willing + is_back):
         return False
     return client in draw(session, federation_id, round_id, round_number, plan, now, client).drawn
@@ -107,5 +108,6 @@ def draw(
     places = places_of(plan.rounds, len(willing))
     early = [client for client in order if client in joined]
     late = [client for client in order if client not in joined]
+    # Whoever has joined stays: more willing clients must not take a place back.
     drawn = [*early, *late[: max(0, places - len(early))]]
     return Draw(places, tuple(drawn), tuple(names[client] for client in drawn))

@@ -103,7 +103,6 @@ def store_scores(
 ) -> bool:
     """Store a client's scores of a round in place of earlier ones; the caller holds the federation's lock.
 
-    Once clients may see the round's means, nothing is replaced: a change of the mean would be a client's own.
     After the federation is finished a client may send scores that it has not sent, and add the scores of the
     final weights to its scores of the last published round.
 
@@ -136,6 +135,7 @@ def store_scores(
     if stored is not None and not _adds_final(stored, scores):
         if state == "finished":
             raise RoundClosed("the federation is finished; the stored scores of this round stay")
+        # Clients may see the mean by now: its change would show this client's scores.
         if are_complete(session, round_id, round_state):
             raise RoundClosed("all clients' scores of this round have arrived; the stored scores stay")
         if changes >= MOST_CHANGES:

@@ -66,6 +66,7 @@ _FEDERATION_ROUNDS = select(RoundRow).where(RoundRow.federation_id == bindparam(
 _NUMBERED = _FEDERATION_ROUNDS.where(RoundRow.number == bindparam("number"))
 _LATEST = _FEDERATION_ROUNDS.order_by(RoundRow.number.desc()).limit(1)
 _LOCKED = _NUMBERED.with_for_update().execution_options(populate_existing=True)
+# A round that another worker is claiming is skipped, not waited for.
 _CLAIMABLE = _NUMBERED.with_for_update(skip_locked=True).execution_options(populate_existing=True)
 _PUBLISHED = select(func.count(), func.max(RoundRow.number)).where(
     RoundRow.federation_id == bindparam("federation_id"), RoundRow.state == "published"
@@ -195,6 +196,7 @@ def parse_state(stored: str) -> RoundState:
 def open_round(session: Session, federation_id: str, round_number: int, now: datetime) -> RoundRow:
     row = RoundRow(federation_id=federation_id, number=round_number, state="open", version=0, opened_at=now)
     session.add(row)
+    # Reports are shown while a client trains, and have no use afterwards.
     run(session, _PROGRESS_OF_EARLIER_ROUNDS, {"federation_id": federation_id, "number": round_number})
     session.flush()
     return row
@@ -209,6 +211,7 @@ def transition(session: Session, row: RoundRow, to: RoundState, **changes: Any) 
     """
     if (row.state, to) not in TRANSITIONS:
         raise IllegalTransition(f"a round cannot move from {row.state} to {to}")
+    # Compare-and-set: of two transactions that read the same row, one moves the round.
     same_lease = (
         RoundRow.lease_token.is_(None) if row.lease_token is None else RoundRow.lease_token == row.lease_token
     )
@@ -222,6 +225,7 @@ def transition(session: Session, row: RoundRow, to: RoundState, **changes: Any) 
         .values(**values),
     )
     _require_one_row(result)
+    # The row in memory follows the statement without another query.
     for name, value in values.items():
         set_committed_value(row, name, value)
 

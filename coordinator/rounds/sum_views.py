@@ -64,6 +64,7 @@ def summary_of(losses: Mapping[str, Score]) -> ScoreSummary:
 
 def for_clients(losses: Mapping[str, Score]) -> dict[str, Score] | None:
     """Return mean losses for a client, who could subtract its own; None if the others are too few."""
+    # The reader is one of the counted members, and can subtract its own loss.
     if any(loss.count <= LEAST_CLIENTS for loss in losses.values()):
         return None
     return {

@@ -56,7 +56,7 @@ def _require_anchors(session: Session, federation: FederationRow) -> None:
 
 
 def pause(session: Session, federation: FederationRow, reason: str | None = None) -> None:
-    """Pause a federation: its current round completes, and no other opens. `reason` is None for a person's.
+    """Pause a federation: its current round completes, and no other opens. A person's pause has no `reason`.
 
     Raises:
         FederationStateConflict: the federation is neither running nor paused.
@@ -81,6 +81,7 @@ def finish(session: Session, federation: FederationRow) -> None:
 def advance(session: Session, row: RoundRow, now: datetime) -> bool:
     """Apply every step that is due, except claiming the round for aggregation; return whether one was."""
     before = row.version
+    # The cheap check first: nearly every update leaves the round waiting for others.
     while not store.is_waiting(session, row, now):
         federation_row = federation(session, row.federation_id)
         step = next_state(store.facts(session, row, plan_of(federation_row)), now)
@@ -127,10 +128,12 @@ def abandon(session: Session, federation: FederationRow, row: RoundRow, reason: 
     store.transition(
         session, row, "abandoned", reason=reason, ended_at=now, lease_token=None, lease_expires_at=None
     )
+    # They never count, also not as references of later differences.
     store.reject_updates(session, row.id, ROUND_ABANDONED)
     if row.summing_at is not None:
         sums.abort_sessions(session, row, reason, now)
     announce(session, row, now)
+    # A person who finishes a federation needs no message about it.
     if reason != FEDERATION_FINISHED:
         data = {"round": row.number, "reason": reason}
         webhook_outbox.add(session, federation.id, "round.abandoned", data)
@@ -167,6 +170,7 @@ def abandon_sum(session: Session, federation: FederationRow, row: RoundRow, reas
 def open_next(session: Session, federation: FederationRow) -> None:
     """Open the next round or finish the federation, unless a round is in progress."""
     row = store.latest(session, federation.id)
+    # `start` calls this after a pause, when a round may be in progress.
     if row is not None and row.state not in ENDED:
         return
     count, _ = store.published(session, federation.id)

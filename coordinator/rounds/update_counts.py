@@ -1,4 +1,4 @@
-"""Query which updates of a round count, and the last one of each client: sent ones, and those of sums."""
+"""Count the updates of a round, sent or summed, and find the last one of each client that counts."""
 
 from __future__ import annotations
 

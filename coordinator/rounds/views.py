@@ -156,7 +156,7 @@ def _sample(
     clients: Sequence[ParticipationView],
     only: str | None,
 ) -> SampleView | None:
-    """Return who was drawn: while a round accepts clients also those that have not joined yet."""
+    """Return the drawn clients; while a round accepts clients, also those that have not joined yet."""
     if plan.rounds.sample is None:
         return None
     if row.state not in ACCEPTING:

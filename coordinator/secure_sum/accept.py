@@ -70,6 +70,7 @@ def accept_json(
         WeakPublicKey, ShareList, StatementInvalid, ShareInvalid, Invalid: the message is not acceptable.
     """
     message = parse(STEP_MESSAGES[address.phase], body)
+    # The digest is of the bytes as sent: the same JSON in another spelling is another message.
     sent = _SentMessage(digest_of(body), len(body), partial(_check, message=message), body=body)
     with database.write() as session:
         hold_federation(session, member.federation_id)
@@ -122,9 +123,7 @@ def accept_masked(
 def _checked_counts(
     database: Database, member: Member, address: StepAddress, body: ReceivedBody
 ) -> bytes | None:
-    """Check counts before the federation's lock, as proofs of many groups take milliseconds.
-
-    The terms of a session never change.
+    """Check the counts of a message.
 
     Returns:
         the message, if it is commitments that all members will read; None for other sums, and without masks.
@@ -132,6 +131,7 @@ def _checked_counts(
     Raises:
         MaskedVector: the counts are not what a member may count.
     """
+    # Before the federation's lock, since proofs of many groups take milliseconds. Terms never change.
     with database.read() as session:
         place = find_place(session, member, address)
     if place.terms.kind != "counts":
@@ -171,6 +171,8 @@ def _accept(
         body=sent.body,
         payload_id=sent.payload_id,
     )
+    # From two opened sums of one round one could compute the updates of members that are in only one of
+    # them, so that nobody sends shares twice.
     if phase == "unmask":
         store.mark_spent(session, place.session.id, place.position)
     participations.count_bytes(session, place.round.id, member.client_id, up=sent.size)

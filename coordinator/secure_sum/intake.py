@@ -1,7 +1,7 @@
 """Checks of the members' messages, and the answer that each member is sent when a phase closes. Pure.
 
-A message that fails a check is rejected when it arrives, so that its sender can be told; nothing later has to
-distrust it. What only the members can check, they check.
+A message is checked when it arrives, so that its sender gets the error and later steps can rely on it.
+Members check what only they can.
 """
 
 from __future__ import annotations
@@ -43,6 +43,7 @@ def check_keys(terms: SumTerms, position: int, step: KeysStep, arrived: Collecti
     identity = public_key(terms.members[position].key)
     _require(are_keys_signed(terms_hash(terms), step, identity), position, "the keys are not signed by it")
     try:
+        # Without their part of small order: a copy of a key in another spelling could cancel masks.
         sent = [cleared_key(decode(key)) for key in (step.c, step.s)]
     except ValueError as error:
         raise MessageRefused(position, "a public key is not canonical, or of low order") from error

@@ -44,6 +44,7 @@ class SumClaim:
 
 def claim_due(database: Database, lease_seconds: float) -> SumClaim | None:
     """Claim a session whose phases have closed, or whose lease has expired; None if there is none."""
+    # Read without a lock; the update below decides between workers.
     with database.autocommit() as connection:
         due = run(connection, _FREE, {"now": database_time(connection)}).all()
     for session_id, federation_id, round_number in due:

@@ -121,6 +121,7 @@ def new_terms(
     if link is None:
         return None
     keys = _keys(session, federation.id, link.version)
+    # The others could not check the signatures of a client that is not in the roster.
     chosen = [client for client in clients if client.client_id in keys][:MOST_MEMBERS]
     if len(chosen) < max(summed.minimum, 2):
         return None
@@ -196,6 +197,7 @@ def _keys(session: Session, federation_id: str, version: int) -> dict[str, str]:
     """Return the identity key of each client by the roster up to a version; revoked clients have none."""
     keys: dict[str, str] = {}
     for client_id, document in run(session, _KEYS, {"federation_id": federation_id, "version": version}):
+        # Entries come in order: the last one of a client decides.
         keys.pop(client_id, None)
         if document["public_key"] is not None:
             keys[client_id] = document["public_key"]

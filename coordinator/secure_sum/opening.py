@@ -42,8 +42,8 @@ from schemas.secure_sum.encoding import Modulus
 SHARES_INCONSISTENT = "the shares of a member give no secret that it committed to"
 OPENING_FAILED = "the coordinator could not open the sum; its log says why"
 
+# Memory per value of a block: a vector, its octets as 16 bits, the sum, a mask, and the decoded sum.
 _BYTES_PER_VALUE = 32
-"""Memory per value of a block: a vector, its octets as 16 bits, the sum, a mask, and the decoded sum."""
 
 _MASKED = select(SumMessageRow.position, SumMessageRow.payload_id).where(
     SumMessageRow.session_id == bindparam("session"), SumMessageRow.step == "masked"
@@ -98,6 +98,7 @@ def open_sum(
     with Staging(database, between, block_bytes) as staging:
         with database.read() as session:
             material = _read(session, claim)
+        # All keys before the first block: a secret that cannot be rebuilt ends the session at once.
         keys = _opened(material)
         staging.between()
         total = staging.stage()
@@ -241,6 +242,7 @@ def _locked(session: Session, claim: SumClaim) -> tuple[FederationRow, RoundRow,
     federation = lock_federation(session, claim.federation_id)
     row = rounds.get_round(session, claim.federation_id, claim.round_number, lock=True)
     summed = session.scalar(_CURRENT, {"session": claim.session_id})
+    # Fencing: a worker whose lease has run out must not commit over its successor.
     if summed is None or summed.state != store.OPENING or summed.lease_token != claim.token:
         raise LostRace
     return federation, row, summed

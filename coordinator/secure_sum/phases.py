@@ -1,4 +1,4 @@
-"""The end of a phase of a session: when all members of the set before have answered, or at its deadline."""
+"""Decide when a phase of a session ends: once all members that may answer have, or at its deadline. Pure."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ Phase = Literal["keys", "shares", "masked", "confirm", "unmask"]
 PHASES: tuple[Phase, ...] = ("keys", "shares", "masked", "confirm", "unmask")
 Decision = Literal["close", "abort", "wait"]
 
+# Members that have confirmed are waited for longer: a session that ends now has shown its masked vectors.
 _UNMASKING_PATIENCE = 5
-"""Members that have confirmed are waited for longer: a session that ends now has shown its masked vectors."""
 
+# The speed at which a masked vector is expected to arrive, beyond the seconds of its phase.
 _BYTES_PER_SECOND = 10**6
-"""The speed at which a masked vector is expected to arrive, beyond the seconds of its phase."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Count clients on for the sum of a round: they have trained, and send no update."""
+"""Record the clients that are ready for the sum of a round: they have trained, and send no update."""
 
 from __future__ import annotations
 
@@ -117,6 +117,7 @@ def _check(
     session: Session, row: RoundRow, member: Member, sent: ReadyRequest, *, one_per_organisation: bool
 ) -> None:
     common = joint_digest(session, row.federation_id, row.number)
+    # Members would add changes of different models.
     if sent.values != common:
         raise BaseMismatch(
             "Trained from other values than those that all clients of this round are served", values=common

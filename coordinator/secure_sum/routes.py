@@ -195,6 +195,7 @@ async def _received(
         return
     if request.headers.get("content-encoding", "identity").lower() != "identity":
         raise ContentEncodingRefused(accepts=["identity"])
+    # One at a time: a client must not fill the disk with copies of one vector.
     async with locks_of(request).hold(("sum", member.client_id)):
         size = await to_thread.run_sync(masked_bytes, database_of(request), member, address)
         async with receive(request, max_bytes=size, media_types={OCTETS}) as octets:

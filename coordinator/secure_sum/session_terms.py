@@ -33,6 +33,7 @@ class _Recent:
             if key in self._values:
                 self._values.move_to_end(key)
                 return self._values[key]  # type: ignore[return-value]
+        # Outside of the lock, since it may take long; computed twice, it is the same.
         value = compute()
         with self._lock:
             self._values[key] = value

@@ -31,10 +31,10 @@ from schemas.messages.secure_sum import SumKind, SumTerms
 from schemas.secure_sum.terms import terms_hash
 
 TOO_FEW_MEMBERS = "too-few-members"
-"""Why a round is abandoned of whose ready clients fewer than the plan's minimum are left."""
+"""Reason: fewer clients are ready than the plan's minimum."""
 
 EARLIER_VERSION = "the coordinator was upgraded, and opens sums of its own format only"
-"""Why a session is aborted whose members derive their masks in another way."""
+"""Reason: the session began under another version, in which masks are derived in another way."""
 
 log = logger(__name__)
 
@@ -97,8 +97,7 @@ def abort(
 ) -> None:
     """Abort a session, and open the next one with its living members, or abandon the round.
 
-    `alive` are the positions of those who answered last. If they are too few, all members of the session that
-    may still take part are tried once more: who was slow may be back.
+    `alive` are the positions of those who answered last.
     """
     federation = load_federation(session, row.federation_id)
     everybody = store.members(session, summed.id)
@@ -108,6 +107,7 @@ def abort(
     if store.count_aborted(session, row.id) < attempts:
         able = _able_clients(session, row, terms_of(summed).kind)
         living = {everybody[position] for position in alive}
+        # If those who answered are too few, everybody is tried: slow members may have reconnected.
         for names in (living, set(everybody.values())):
             clients = [client for client in able if client.client_id in names]
             if _open(session, federation, row, summed.number + 1, clients, now, key):
@@ -131,6 +131,7 @@ def open_after_counts(
 
 def drive(database: Database, key: ServerKey) -> bool:
     """Open sessions, and close or abort phases that are due; return whether there were any."""
+    # Read without a lock; each round is decided again under the lock of its federation.
     with database.read() as session:
         now = database_time(session)
         due = [
@@ -150,10 +151,13 @@ def _drive_round(database: Database, federation_id: str, round_number: int, key:
             if row.state != "summing":
                 return False
             now, summed = database_time(session), store.newest(session, row.id)
+            # Decided here and not when the round closes, so that a worker that died in between changes
+            # nothing.
             if summed is None:
                 open_first(session, federation, row, now, key)
                 return True
             return advance(session, row, summed, now, key)
+    # The round waits until the strategy is installed again.
     except StrategyUnavailable as unavailable:
         log.warning("sum-delayed", federation=federation_id, round=round_number, reason=str(unavailable))
         return False

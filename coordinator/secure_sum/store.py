@@ -268,6 +268,7 @@ def end(
 def _transition(session: Session, row: SumSessionRow, changes: Mapping[str, Any]) -> None:
     values = {"version": row.version + 1, **changes}
     lease = SumSessionRow.lease_token
+    # Compare-and-set: of two transactions that read the same row, one moves the session.
     same_lease = lease.is_(None) if row.lease_token is None else lease == row.lease_token
     result = run(
         session,

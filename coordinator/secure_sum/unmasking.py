@@ -1,4 +1,4 @@
-"""Open a sum: rebuild the secrets that cancel no mask, remove their masks, decode. Pure.
+"""Open a sum: rebuild the secrets of the masks that remain in it, remove these masks, decode. Pure.
 
 Masks of pairs within U3 cancel. What remains are the self masks of U3, and the pair masks between U3 and the
 members who shared but did not send a masked vector.
@@ -111,11 +111,9 @@ def plain_sum(
 
 
 def _added(vectors: Iterable[bytes | memoryview], modulus: Modulus) -> Words:
-    """Add packed vectors octet by octet; carries are resolved once, at the end.
-
-    128 octets of 255 fit in 16 bits, so that eight bytes are added at once: the four octets of even places,
-    and the four of odd ones.
-    """
+    """Add packed vectors octet by octet; carries are resolved once, at the end."""
+    # 128 octets of 255 fit in 16 bits. So eight bytes of a vector are added at once: the four at even
+    # places to one word, and the four at odd places to another.
     even = odd = scratch = np.zeros(0, np.uint64)
     length = 0
     for vector in vectors:
@@ -167,6 +165,7 @@ class _Rebuild:
 
     def __call__(self, shares: Mapping[int, bytes], is_right: Callable[[bytes], bool], owner: int) -> bytes:
         trusted = sorted(shares, key=lambda holder: (holder in self.blamed, holder))
+        # The bound limits the work that lying members can cause.
         for holders in islice(_subsets(trusted, self._threshold), _MOST_SUBSETS):
             secret = self._combined(shares, holders)
             if secret is not None and is_right(secret):
@@ -190,6 +189,7 @@ class _Rebuild:
         is_right: Callable[[bytes], bool],
     ) -> None:
         """Record the holders whose share, in place of one of the working set, gives another secret."""
+        # The first set gave the secret: nobody is suspected.
         if not self._was_difficult(shares, working):
             return
         for holder in shares.keys() - set(working):

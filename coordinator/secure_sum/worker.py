@@ -66,12 +66,14 @@ class SumWorker:
             members = opening.open_sum(
                 self._database, claim, self._key, block_bytes=self._block_bytes, between=between
             )
+        # Another replica continues at once, and not when the lease runs out.
         except self._stopped:
             lease.release()
         except (LostRace, StrategyUnavailable):
             raise
         except (OperationalError, InterfaceError, PoolExhausted, Unavailable):
             log.exception("sum-interrupted")  # the session is claimed again after the lease expires
+        # It is not known who spoilt the sum, so that another session would end in the same way.
         except SumOutOfRange:
             opening.abandon(self._database, claim)
         except SharesInconsistent as error:

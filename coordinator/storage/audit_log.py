@@ -45,6 +45,7 @@ _ENTRY = insert(AuditRow)
 
 def append(session: Session, event: Event, *, actor: str, subject: str, reason: str | None = None) -> None:
     """Append that `actor`, the id of a person's token or of a client, acted on `subject`."""
+    # One row locks the whole chain: two entries with one predecessor would break it.
     run(session, _LOCKED)
     last = run(session, _LAST).first()
     entry = AuditEntry(

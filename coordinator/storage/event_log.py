@@ -1,6 +1,4 @@
-"""Append to and read the events of federations. Numbers are assigned under the federation's row lock
-until the commit, so events become visible in order; old events are deleted.
-"""
+"""Append to and read the events of federations; old events are deleted."""
 
 from __future__ import annotations
 
@@ -55,10 +53,8 @@ def append(
     *,
     at: datetime | None = None,
 ) -> int:
-    """Append an event; with `client_id`, only this client and people see it.
-
-    With `client_id` it is that client's own, and other clients never see it.
-    """
+    """Append an event, and return its number; with `client_id`, only this client and people see it."""
+    # The federation's row stays locked until the commit, so that events become visible in their order.
     row = run(session, _NUMBER, {"federation_id": federation_id}).first()
     if row is None:
         raise LookupError("no federation has this id")
@@ -120,6 +116,7 @@ def delete_old(database: Database, *, most: int = 1000) -> int:
         federations = [tuple(row) for row in session.execute(overfull)]
     deleted = 0
     for federation_id, begin, newest in federations:
+        # In bounded steps, so that locks stay short.
         end = min(begin + most - 1, newest - MAX_EVENTS)
         with database.write() as session:
             statement = delete(EventRow).where(

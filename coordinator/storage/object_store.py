@@ -118,6 +118,7 @@ def read(place: str, begin: int, end: int) -> bytes:
         except FileNotFoundError:
             raise
         except Exception as error:  # stores have errors of their own for a range beyond the end
+            # Asked for only after an error, since it is a request of its own.
             if _store(base).head(key)["size"] < end:
                 raise LookupError(_shorter(place, begin, end)) from error
             raise
@@ -171,7 +172,7 @@ def piece_digests(content: bytes) -> bytes:
 
 
 def ranged(stored: CheckedObject, begin: int, end: int) -> Iterator[bytes]:
-    """Yield a range of an object in one request: for readers that do not come back for what is beside it."""
+    """Yield a range of an object in one request, for readers that do not read on behind it."""
     first = begin - begin % PIECE_BYTES
     last = min(stored.size, -(-end // PIECE_BYTES) * PIECE_BYTES)
     yield stored.read(first, last)[begin - first : end - first]

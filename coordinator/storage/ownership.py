@@ -85,11 +85,13 @@ class Ownership:
                 return
             row.token, row.previous, row.renewed_at = token, row.token, now
         may_crash("owner-written")
+        # After the commit: a process that dies in between leaves the previous token, which the row still
+        # has.
         object_store.put_small(self._marker, token)
         may_crash("owner-put")
 
     def keep(self) -> None:
-        """Renew if this process last did more than a minute ago: before each object that is put or deleted.
+        """Renew if this process last did more than a minute ago. Call it before an object is put or deleted.
 
         Raises:
             NotOwner, Unavailable: see `confirm`.
@@ -138,7 +140,7 @@ class Ownership:
             return None if row is None else _Claim(row.token, row.previous)
 
     def _claim_anew(self) -> str:
-        """Return the token of a folder without one, from whose claim on `owned_since` counts."""
+        """Claim a folder that has no token, and return its new one; `owned_since` counts from now on."""
         with self._database.write() as session:
             if not self._insert(session, secrets.token_hex(16)):
                 session.execute(

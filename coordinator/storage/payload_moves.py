@@ -91,6 +91,7 @@ def move(
                 moved = _move_to_rows(database, payload)
             else:
                 owner.keep()
+                # A new name for each attempt: an object is never overwritten, whoever wrote it.
                 moved = _move_to_store(database, payload, f"{base}/{payload.id}-{secrets.token_hex(8)}")
             if moved:
                 yield payload.size
@@ -112,8 +113,7 @@ def move_settled(
 def sweep(database: Database, url: str, *, unused: timedelta = _UNUSED) -> int:
     """Delete objects of this database that are older than `unused` and no payload's; return their number.
 
-    Collected and moved payloads leave such objects, and so does a kill between object and commit. Nothing is
-    deleted before the database has owned its folder for `unused`, so that another has time to dispute it.
+    Collected and moved payloads leave such objects, and so does a kill between object and commit.
 
     Raises:
         NotOwner: another database claims the store.
@@ -126,6 +126,7 @@ def sweep(database: Database, url: str, *, unused: timedelta = _UNUSED) -> int:
         owner.keep()
         with database.read() as session:
             oldest = database_time(session) - unused
+            # Another database that uses the folder gets time to dispute it.
             if owner.owned_since(session) >= oldest:
                 return 0
             old = [place for place, changed in batch if changed < oldest]
@@ -201,6 +202,7 @@ def _elsewhere(
 
 def _move_to_store(database: Database, payload: _MovablePayload, place: str) -> bool:
     """Copy, read back, then commit; False if the payload was collected or moved meanwhile."""
+    # Verified while it is copied: a damaged payload must not replace its rows.
     object_store.put(place, _verified(payload, payloads.stream(database, payload.id, 0, payload.size)))
     may_crash("payload-put")
     digests = _piece_digests(payload, place)
@@ -274,8 +276,8 @@ def ownership(database: Database, url: str) -> Ownership:
 class PayloadMover:
     """Moves settled payloads of a database to the store at `url`, and sweeps there.
 
-    `fault` says why it did not when it last tried, None = it did. Several replicas have one each: what
-    one has moved the others leave.
+    `fault` is the reason why the last attempt failed; None = it succeeded. Each replica has a mover, and
+    skips what another one has moved.
     """
 
     def __init__(self, database: Database, url: str, metrics: Metrics) -> None:
@@ -292,6 +294,7 @@ class PayloadMover:
         try:
             move_settled(self._database, self._url, is_stopping)
             if not is_stopping() and time.monotonic() >= self._next_sweep:
+                # Set before the sweep: after a failure it is tried again in an hour, not at once.
                 self._next_sweep = time.monotonic() + _SWEEP_EVERY_SECONDS
                 sweep(self._database, self._url)
         except NotOwner as error:

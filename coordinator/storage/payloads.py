@@ -218,6 +218,7 @@ def start_grace(session: Session, *payload_ids: int) -> None:
     session.execute(
         update(PayloadRow)
         .where(PayloadRow.id.in_(payload_ids))
+        # The age of an unreferenced payload counts from now on.
         .values(created_at=database_time(session))
         .execution_options(synchronize_session=False)
     )
@@ -245,6 +246,7 @@ def _read(driver: Any, payload_id: int, begin: int, end: int) -> bytes:
 def _parts(driver: Any, payload_id: int, begin: int, end: int, read_object: _ReadObject) -> Iterator[bytes]:
     """Yield a range from rows, or from the object store if the payload has none there."""
     is_sqlite = isinstance(driver, sqlite3.Connection)
+    # The rows first: nearly all reads are of payloads that are not moved.
     is_in_rows = False
     for part in (_parts_on_sqlite if is_sqlite else _parts_on_postgres)(driver, payload_id, begin, end):
         is_in_rows = True

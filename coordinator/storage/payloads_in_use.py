@@ -1,4 +1,4 @@
-"""The payloads that the open round of a federation reads, and the next one: they stay in rows.
+"""Find the payloads that the open round of a federation or its next one reads: they stay in rows.
 
 An aggregation reads its clients' states in many small pieces, each of which would be a request to a store.
 """

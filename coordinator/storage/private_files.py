@@ -13,6 +13,7 @@ def write_private(file: Path, text: str) -> None:
     Raises:
         OSError: the folder cannot be written.
     """
+    # Renamed over the old file once it is complete: a crash leaves one or the other.
     new = file.with_name(f".{file.name}.{secrets.token_hex(4)}")
     descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with os.fdopen(descriptor, "w") as stream:
@@ -20,6 +21,7 @@ def write_private(file: Path, text: str) -> None:
         stream.flush()
         os.fsync(stream.fileno())
     os.replace(new, file)
+    # The rename is on disk only once the folder is synced.
     folder = os.open(file.parent, os.O_RDONLY)
     try:
         os.fsync(folder)

@@ -71,6 +71,7 @@ class ServerKey:
         if not hmac.compare_digest(mac, self._mac(payload)):
             return False
         age = now.timestamp() - int.from_bytes(payload[:_TIME_BYTES], "big")
+        # The clock of the replica that issued it may be a second ahead.
         return -1 <= age <= _NONCE_LIFE.total_seconds()
 
     def _mac(self, payload: bytes) -> bytes:

@@ -82,6 +82,7 @@ def missing(session: Session, message_ids: Collection[str]) -> set[str]:
 
 def claim(database: Database, lease: timedelta) -> Message | None:
     """Claim a message that is due, so that no other worker tries it before the lease ends; None = none is."""
+    # Looked for without a write transaction, which would take SQLite's lock at every tick.
     with database.read() as session:
         if run(session, _IS_DUE, {"now": database_time(session)}).first() is None:
             return None
@@ -91,6 +92,7 @@ def claim(database: Database, lease: timedelta) -> Message | None:
         if row is None:
             return None
         row.attempts += 1
+        # The lease is the time of the next attempt: nothing has to be released by a worker that died.
         row.due_at = now + lease
         return Message(row.id, row.federation_id, row.kind, row.data, row.created_at, row.attempts)
 

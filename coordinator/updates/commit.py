@@ -72,8 +72,7 @@ class CommitResult:
 def commit_updates(database: Database, updates: Sequence[ValidatedUpdate]) -> list[CommitResult]:
     """Commit updates of one round, all of them or none, and return a result for each.
 
-    The payloads are written first; then, with the round locked, the rows that refer to them. The first
-    commit of a client wins: a repeated one with the same bytes returns the stored receipt.
+    The first commit of a client wins: a repeated one with the same bytes returns the stored receipt.
 
     Raises:
         KeyRevoked, CredentialInvalid, UploadConflict, RoundClosed: for at least one of the updates.
@@ -81,8 +80,11 @@ def commit_updates(database: Database, updates: Sequence[ValidatedUpdate]) -> li
     federation_id, round_number = updates[0].member.federation_id, updates[0].round_number
     with database.write() as session:
         contents = (content for update in updates for content in update.contents)
+        # Payloads before the federation's lock: writing megabytes under it would hold up all other
+        # requests.
         payload_ids = store.store_payloads(session, contents)
         last_event = hold_federation(session, federation_id)
+        # Under the lock, since a revocation that comes first must win.
         for update in updates:
             still_member(session, update.member)
         row = rounds.get_round(session, federation_id, round_number, lock=True)

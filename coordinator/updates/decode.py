@@ -54,6 +54,7 @@ class DecodedState:
                 with np.errstate(over="ignore", invalid="ignore"):  # `squares_of` refuses an overflow
                     values = reference(name) + decoded
             pieces = np.array_split(values.reshape(-1), max(1, -(-values.size // _PIECE_VALUES)))
+            # Checks the values too: both summands are finite, and their sum may not be.
             squares += squares_of(name, pieces)
             for piece in pieces:
                 raw = piece.astype("<f4", copy=False).tobytes()

@@ -98,10 +98,12 @@ class GroupCommit:
             for entry, result in zip(batch, results, strict=True):
                 entry.result, entry.is_done = result, True
         except Exception as error:
+            # Another item may be at fault: each is run alone, and gets its own error.
             if len(batch) == 1:
                 raise
             log.info("group-commit-split", number=len(batch), reason=type(error).__name__)
         finally:
+            # Whatever has happened, no thread of the batch may wait for ever.
             for entry in batch:
                 entry.is_alone = not entry.is_done
             for entry in (*batch[1:], *self._leave(key)):

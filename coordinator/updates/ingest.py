@@ -141,9 +141,11 @@ def ingest_update(
             with _decoded(database, body, spec) as decoded:
                 may_crash("update-decoded")
                 update = _validated(member, spec, body, decoded)
+                # A large update does not wait for others, since it would hold its memory meanwhile.
                 if update.bytes > _SMALL_BYTES:
                     (result,) = commit_updates(database, [update])
                 else:
+                    # Other updates may be decoded while this one waits for its batch.
                     slot.close()
                     key = member.federation_id, expected.round_number
                     result = group_commit.run(key, update, partial(commit_updates, database))
@@ -178,6 +180,7 @@ def _decoded(database: Database, body: ReceivedBody, spec: UpdateSpec) -> Iterat
         result = validate_update(envelope, envelope.norm(spec.layout), spec)
         result = _clipped(result, spec, state_pieces(envelope, spec.layout))
         run = envelope.float32_run(list(spec.layout))
+        # The received bytes contain the state as it is stored, so that it is not copied.
         if body.encoding is None and run is not None and not result.clipped:
             yield _DecodedUpdate(result, spec.layout, run[0])
             return

@@ -193,13 +193,11 @@ def _values(row: RoundRow, update: AcceptedUpdate, now: datetime) -> dict[str, A
 
 
 def store_payloads(session: Session, contents: Iterable[Content]) -> dict[str, int]:
-    """Store payloads in the order of their digests; return payload ids by digest.
-
-    The order prevents a deadlock of two transactions that store the same payloads.
-    """
+    """Store payloads in the order of their digests; return payload ids by digest."""
     contents_by_digest = {content.digest: content for content in contents}
     return {
         digest: payloads.store(session, digest, content.size, content.pieces())
+        # In one order: two transactions that store the same payloads would deadlock otherwise.
         for digest, content in sorted(contents_by_digest.items())
     }
 

@@ -29,6 +29,7 @@ from schemas.wire.outputs import Outputs
 from schemas.wire.streams import stream_slots
 
 _PIECE_VALUES = 2**18
+# Clipping in float32 may leave a norm slightly above the limit.
 _ROUNDING = 1 + 1e-5
 
 
@@ -175,6 +176,7 @@ def validate_update(envelope: Envelope, norm: float, spec: UpdateSpec) -> Valida
     if norm > spec.limits.max_norm:
         raise NormExceeded(norm=norm, limit=spec.limits.max_norm)
     vector = read_sketch(envelope, spec.sketch)
+    # Validated here, so that aggregation need not check them again.
     Outputs.read(envelope)
     manifest = envelope.manifest(UpdateManifest)
     check_address(manifest, spec.address, dense=is_dense(envelope, spec.layout))

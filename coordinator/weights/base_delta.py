@@ -81,6 +81,7 @@ def whole_delta(database: Database, member: Member, weights: ServedWeights) -> S
     if weights.head is None:
         return None
     manifest = FoldedWeightsManifest.model_validate_json(read_own_head(weights.head)[1][MANIFEST_KEY])
+    # Weights relative to the original base model contain the whole delta already.
     if manifest.fold_from in (None, 1):
         return None
     with database.read() as session:

@@ -104,6 +104,7 @@ def encoded_weights(database: Database, settings: Settings, request: EncodingReq
         encoded = store.find_encoded(session, request.key)
         terms = _terms(session, request) if encoded is None else None
     if terms is not None and has_space(database, settings):
+        # Encoded outside of transactions. If two replicas do it at once, one result is stored.
         with codec_slot():
             body = _encode(database, request, terms)
             with database.write() as session:

@@ -156,6 +156,7 @@ def published_difference(
     if earlier is not None and published is not None:
         return published.stored if request.digest == earlier.digest else None
     head = weights.head or b""
+    # Before the first sum all clients are served zeros, which compress to almost nothing.
     zeros = Zeros(head, weights.size - len(head))
     if digest != zeros.digest:
         return None

@@ -42,10 +42,8 @@ def root_path_of(url: str) -> str:
 
 
 def equivalent_authorities(host: str) -> tuple[str, ...]:
-    """Return the authorities that a client may have signed if this Host field arrived.
-
-    Upper case and a default port make no difference (RFC 9421, section 2.2.3): clients leave the port out,
-    and some proxies add it.
-    """
+    """Return the authorities that a client may have signed if this Host field arrived."""
+    # Upper case and a default port make no difference (RFC 9421, section 2.2.3): clients leave the port
+    # out, and some proxies add it.
     authority = host.lower()
     return tuple(dict.fromkeys((authority, _DEFAULT_PORT.sub("", authority))))

@@ -36,6 +36,7 @@ def read(text: str) -> EnrolmentTokenText:
         TokenMalformed: the form or the checksum is wrong.
     """
     match = _FORM.fullmatch(text)
+    # The checksum finds a copy that is not complete before anything is sent.
     if match is None or crc32(match.group(1).encode()) != int(match.group(5), 16):
         raise TokenMalformed("not an enrolment token, or not all of it")
     return EnrolmentTokenText(match.group(2), match.group(3), match.group(4))

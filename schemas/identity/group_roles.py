@@ -19,6 +19,7 @@ def roles_of_groups(text: str) -> dict[str, dict[str | None, PersonRole]]:
     """
     groups: dict[str, dict[str | None, PersonRole]] = {}
     for entry in filter(None, (part.strip() for part in text.split(","))):
+        # From the right: names of groups may contain the sign.
         group, equals, right = entry.rpartition("=")
         role, _, federation = right.partition("@")
         chosen = next((name for name in RANKS if name == role.strip()), None)

@@ -60,6 +60,7 @@ def decode(text: str) -> bytes:
         raw = base64.urlsafe_b64decode(text + "=" * (-len(text) % 4)) if _TEXT.fullmatch(text) else b""
     except binascii.Error as error:
         raise ValueError("not base64url") from error
+    # Other spellings of the same bytes would be second names of one key.
     if encode(raw) != text or not raw:
         raise ValueError("not base64url")
     return raw
@@ -75,8 +76,10 @@ def public_key(text: str) -> Ed25519PublicKey:
         raw = decode(text)
     except ValueError as error:
         raise KeyUnusable("not base64url") from error
+    # A key of small order verifies one forged signature for most messages, and the library accepts it.
     if len(raw) != _KEY_BYTES or raw in _SMALL_ORDER or raw in _SIGNED_ZERO:
         raise KeyUnusable("not 32 bytes, or of small order")
+    # A key that is not reduced is a second name of another key (RFC 8032, section 5.1.3).
     if int.from_bytes(raw, "little") % 2**255 >= _PRIME:
         raise KeyUnusable("not canonical")
     return Ed25519PublicKey.from_public_bytes(raw)

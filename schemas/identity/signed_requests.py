@@ -69,6 +69,7 @@ class Target:
         every = {
             "@method": self.method,
             "@authority": self.authority.lower(),
+            # An empty path is sent as a slash (RFC 9421, section 2.2.6).
             "@path": self.path or "/",
             "@query": f"?{self.query}",
             _DIGEST: self.content_digest or "",
@@ -99,6 +100,7 @@ class SignedRequest:
 
     def is_timely(self, now: float) -> bool:
         """Whether the signature is valid at `now`, with SKEW_SECONDS of clock skew allowed."""
+        # Clocks of silos differ; nonces keep the longer time from allowing repetitions.
         return self.created - SKEW_SECONDS <= now <= self.expires + SKEW_SECONDS
 
     def is_by(self, key: Ed25519PublicKey, target: Target) -> bool:
@@ -125,6 +127,7 @@ def read(signature_input: str, signature: str) -> SignedRequest:
     Raises:
         ProfileBroken: label, components, parameters or form differ from the profile.
     """
+    # The length bounds the work of the pattern.
     inputs = _INPUT.fullmatch(signature_input) if len(signature_input) <= _LONGEST else None
     signed = _SIGNATURE.fullmatch(signature)
     if inputs is None or signed is None:
@@ -138,6 +141,7 @@ def read(signature_input: str, signature: str) -> SignedRequest:
     listed = _PARAMETER.findall(inputs.group(3))
     texts = {name: text for name, text, number in listed if not number}
     seconds = {name: number for name, _, number in listed if number}
+    # Of a repeated parameter two parsers could read different values.
     if len(texts) + len(seconds) != len(listed) or set(texts) != _TEXTS or set(seconds) != _NUMBERS:
         raise ProfileBroken("the parameters are created, expires, nonce, keyid, alg and tag, once each")
     if texts["alg"] != "ed25519" or texts["tag"] != TAG or not _NONCE.fullmatch(texts["nonce"]):
@@ -157,4 +161,5 @@ def read(signature_input: str, signature: str) -> SignedRequest:
 def signature_base(values: Mapping[str, str], parameters: str) -> bytes:
     """Return the signed bytes (RFC 9421, section 2.5): covered components in order, then the parameters."""
     lines = [f'"{name}": {value}' for name, value in values.items()]
+    # Latin-1, since header fields are octets; other characters cannot be sent.
     return "\n".join([*lines, f'"@signature-params": {parameters}']).encode("latin-1", "replace")

@@ -71,6 +71,7 @@ def signed_headers(
     The signed bytes are `<id>.<now>.<body>`, with `now` in whole seconds since 1970.
     """
     signed = f"{message_id}.{now}.".encode() + body
+    # Both kinds in one field: receivers take the one that they know.
     signatures = [f"v1a,{_base64(sign(signed))}"]
     if secret is not None:
         signatures.append(f"v1,{_base64(hmac.digest(secret_bytes(secret), signed, hashlib.sha256))}")

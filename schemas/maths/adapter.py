@@ -93,6 +93,7 @@ def delta_layout(layout: Mapping[str, Shape]) -> Layout:
     shapes: Layout = {}
     for module in lora_modules(layout):
         d_in, d_out = layout[f"{module}.A"][1], layout[f"{module}.B"][0]
+        # A matrix of this shape has no larger rank, however many deltas are added.
         rank = min(d_in, d_out)
         shapes |= {f"{module}.RA": (rank, d_in), f"{module}.RB": (d_out, rank)}
     return in_order(shapes)

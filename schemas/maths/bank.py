@@ -111,27 +111,26 @@ def first_a_of(expert: int, tensor: str, shape: Shape, seed: int) -> NDArray[np.
 def manifest(counts: Mapping[str, int], members: int, lost: int, k_min: int) -> frozenset[str]:
     """Return the groups that are summed: {k : counts[k] - lost >= k_min}.
 
-    `counts` has those of all counted `members` that counted themselves into each group, and `lost` how many
-    are absent since: all of them may have belonged to one group. A group with fewer members than `k_min`
-    could show the update of one of them to the others and to the coordinator. So could the members outside
-    of `reject`, whose change of the shared expert is its whole sum without that of the group: they are none,
-    or `k_min` at least.
+    `counts` has the number of the counted `members` in each group, `lost` the number that is absent by now.
+    The members outside of `reject` are none, or `k_min` at least.
 
     Raises:
         ValueError: `lost` is negative, or `k_min` is not positive.
     """
     if lost < 0 or k_min < 1:
         raise ValueError("lost is at least 0, and k_min at least 1")
+    # A smaller group could show the update of one member to the others and to the coordinator. All lost
+    # members may have belonged to one group.
     chosen = {group for group, count in counts.items() if count - lost >= k_min}
+    # The change by the members outside of `reject` is the whole sum minus that of the group, so that they
+    # are a group too.
     outside = members - counts.get(REJECT, 0)
     return frozenset(chosen if not outside or outside - lost >= k_min else chosen - {REJECT})
 
 
 def birth_minimum(members: int, share: float, k_min: int) -> int:
-    """Return the number of `members` that must reject all experts before a birth: max(k_min, ceil(share N)).
-
-    Fewer than `k_min` members could compute each other's change from the newborn.
-    """
+    """Return how many of `members` must reject all experts before a birth: max(k_min, ceil(share N))."""
+    # Fewer than `k_min` members could compute each other's change from the newborn.
     return max(k_min, ceil(share * members))
 
 
@@ -173,6 +172,7 @@ def next_prior(prior: Mapping[int, float], sums: Mapping[int, float]) -> dict[in
     `sums` has sum_i r_ik of those that were summed. They divide their part of the prior in proportion to it;
     an expert that was not summed keeps its own, since nothing is known of it but that it has few members.
     """
+    # Rounding at random may leave a sum slightly below zero.
     summed = {expert: max(0.0, sums[expert]) + PRIOR_SMOOTHING for expert in prior if expert in sums}
     part, total = sum(prior[expert] for expert in summed), sum(summed.values())
     changed = {expert: part * value / total for expert, value in summed.items()}

@@ -38,5 +38,6 @@ def block_ends(layers: int, blocks: int) -> tuple[int, ...]:
     """
     if blocks < 1 or layers < blocks:
         raise ValueError(f"{layers} layers cannot be cut into {blocks} blocks")
+    # Blocks end at equal relative depth, so that models of any depth agree on them.
     step = layers // blocks
     return (*(k * step - 1 for k in range(1, blocks)), layers - 1)

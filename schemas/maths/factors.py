@@ -59,16 +59,17 @@ def side_by_side(parts: Sequence[Factors]) -> Factors:
 def recompressed(factors: Factors, most: int | None = None) -> Factors:
     """Return the same B A at its lowest rank, or its best approximation of rank `most`.
 
-    By QR of both factors and SVD of the core (Eckart and Young 1936). Singular values below 1e-7 of the
-    largest, the precision of float32, are dropped. Both factors carry the root of the singular values.
+    By QR of both factors and SVD of the core (Eckart and Young 1936), without forming the product.
     """
     if not factors.rank:
         return factors
     left, inner_b = np.linalg.qr(factors.B.astype(np.float64))  # (d_out, k), (k, r)
     right, inner_a = np.linalg.qr(factors.A.T.astype(np.float64))  # (d_in, l), (l, r)
     u, values, v = np.linalg.svd(inner_b @ inner_a.T)
+    # Below the precision of float32 only rounding is left.
     rank = int(np.count_nonzero(values > _NEGLIGIBLE * values[0]))
     rank = min(rank, most) if most is not None else rank
+    # Both factors get the root, so that neither is much larger than the other.
     root = np.sqrt(values[:rank])
     b, a = (left @ u[:, :rank]) * root, root[:, None] * (v[:rank] @ right.T)
     return Factors(a.astype(np.float32), b.astype(np.float32))

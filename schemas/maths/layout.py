@@ -41,6 +41,7 @@ def layers_with(role: Role, profile: Profile, plan: AdapterPlan) -> list[int]:
     chosen = adapted_layers(plan.layers, profile.layers)
     if role not in profile.layer_shapes:
         return list(chosen)
+    # Roles that not every layer has are listed by runs of layers.
     runs = [range(first, last + 1) for first, last, *_ in profile.layer_shapes[role]]
     return [layer for layer in chosen if any(layer in run for run in runs)]
 

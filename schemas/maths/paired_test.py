@@ -30,6 +30,7 @@ def lead(values: Sequence[float], over: Sequence[float]) -> Lead:
     if len(differences) < 2:
         raise ValueError("a lead is measured on two pairs or more")
     mean, error = spread(differences)
+    # Equal differences have no error; their sign alone decides then.
     t = mean / error if error else inf if mean > 0 else -inf
     return Lead(mean, error, upper_tail(t, len(differences) - 1))
 

@@ -20,6 +20,7 @@ def places_of(plan: RoundsPlan, willing: int) -> int:
         return willing
     if isinstance(plan.sample, int):
         return plan.sample
+    # Rounded up, and never fewer than a round needs to begin.
     return max(plan.min_clients, ceil(plan.sample * willing))
 
 

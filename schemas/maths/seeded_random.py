@@ -28,6 +28,7 @@ def words(count: int, *key: Key, begin: int = 0) -> NDArray[np.uint64]:
     """Return `count` words of the stream of `key`, from word `begin` on: (count,) uint64."""
     opened = stream(*key)
     blocks, before = divmod(begin, _WORDS_PER_BLOCK)
+    # The generator counts, so that skipped words need not be drawn.
     opened.advance(blocks)
     return np.asarray(opened.random_raw(before + count), dtype=np.uint64)[before:]
 
@@ -40,6 +41,7 @@ def signs(shape: tuple[int, ...], *key: Key) -> NDArray[np.float32]:
 
 def uniform(shape: tuple[int, ...], bound: float, *key: Key, begin: int = 0) -> NDArray[np.float32]:
     """Draw uniformly from [-bound, bound): `shape` float32, after skipping `begin` values of the stream."""
+    # 53 bits are what a float64 represents exactly.
     unit = (words(prod(shape), *key, begin=begin) >> np.uint64(11)).astype(np.float64) * 2.0**-53
     return ((unit * 2 - 1) * bound).astype(np.float32).reshape(shape)
 

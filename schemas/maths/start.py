@@ -31,6 +31,7 @@ def first_a(
     Returns `count` values from `begin` on, in row order, (count,); all of them by default. The first rows of
     a larger rank equal those of a smaller one. The shared expert of a bank begins as an adapter without one.
     """
+    # The shared expert of a bank begins as an adapter without a bank.
     tensor = tensor.removeprefix(_SHARED_EXPERT)
     length = prod(shape) - begin if count is None else count
     return uniform((length,), 1 / sqrt(shape[1]), "lora", seed, tensor, begin=begin)
@@ -62,6 +63,7 @@ def from_start(
     values = read(tensor)
     if not is_of_one_base_model(module_of(tensor)) or not tensor.endswith(".A") or values.any():
         return values
+    # Zeros in A and B mean the start; zeros in A beside values in B are learnt.
     b_name = f"{module_of(tensor)}.B"
     if b_name in layout and read(b_name).any():
         return values

@@ -95,6 +95,7 @@ class AdapterPlan(Strict):
         if not isinstance(self.layers, int):
             if len(set(self.layers)) != len(self.layers):
                 raise field_error("must be distinct", "layers")
+            # Plans are frozen for everybody but their validators.
             object.__setattr__(self, "layers", tuple(sorted(self.layers)))
         count = self.layers if isinstance(self.layers, int) else len(self.layers)
         if self.kind == "pq" and self.blocks > count:

@@ -127,11 +127,9 @@ class Direction(Strict):
 
     @property
     def passed(self) -> bool:
-        """Whether the right start beats every control.
-
-        Because every control must be beaten, each test may use LEVEL: the probability of passing while one
-        control is not beaten is no larger (Berger 1982, intersection-union tests).
-        """
+        """Whether the right start beats every control."""
+        # Since every control must be beaten, each test may use LEVEL: the probability of passing while one
+        # control is not beaten is no larger (Berger 1982, intersection-union tests).
         return all(self.beats(control) for control in CONTROLS)
 
 

@@ -22,10 +22,10 @@ MOST_FAULTS = 20
 _PREFIXES = ("Value error, ", "Assertion failed, ")
 _PARSING = re.compile(r", unable to parse string as an? \w+$")
 _EXPECTED = re.compile(r"Input should be (?:a valid )?")
+# What pydantic adds to a location for a member of a union or for a validator, where no class is known.
 _BRANCH = re.compile(
     r".*[\[(].*|constrained-.*|(?:json-)?(?:none|str|int|float|bool|bytes|list|tuple|dict|url)"
 )
-"""What pydantic adds to a location for a member of a union or for a validator, where no class is known."""
 
 
 def complaints(error: ValidationError, message: type[BaseModel] | None, noun: str = "field") -> str:
@@ -53,6 +53,7 @@ def faults_of(
         path, table = _path(error, message)
         text = _sentence(error, path, table, noun)
         listed = texts.setdefault(".".join(path), [])
+        # The members of a union often have the same fault.
         if text not in listed:
             listed.append(text)
     return [(path, _joined(listed)) for path, listed in texts.items()]
@@ -90,6 +91,7 @@ def _path(error: Mapping[str, Any], message: type[BaseModel] | None) -> tuple[li
     for position, part in enumerate(location, 1):
         is_unknown_field = position == len(location) and error["type"] in ("extra_forbidden", "missing")
         inner = _inner(annotation, part)
+        # Pydantic puts members of unions and validators into locations; people look for fields.
         if inner is None and not is_unknown_field and _is_branch(annotation, part):
             continue
         path.append(str(part))

@@ -66,6 +66,7 @@ class RoundsPlan(Strict):
     @model_validator(mode="after")
     def _quorum_is_reachable(self) -> Self:
         if self.quorum is None:
+            # Resolved when the plan is stored, so that a later default changes no federation.
             object.__setattr__(self, "quorum", self.min_clients)
         elif self.quorum > self.min_clients:
             raise field_error("must not be larger than min_clients", "quorum")
@@ -174,6 +175,7 @@ class FederationPlan(Strict):
     def _releases_are_counted(self) -> Self:
         dp = self.signature.dp
         if dp is not None and dp.releases is None:
+            # One sketch per round shares the budget.
             object.__setattr__(dp, "releases", self.rounds.total)
         return self
 
@@ -193,6 +195,7 @@ class FederationPlan(Strict):
                 "must be set with privacy.training: sketches reveal the same examples", "signature", "dp"
             )
         if private.steps is None:
+            # One more round, for steps that are repeated after a crash or in place of an abandoned round.
             steps = (self.rounds.total + 1) * self.training.steps
             object.__setattr__(private, "steps", steps)
         elif private.steps < self.training.steps:
@@ -207,6 +210,7 @@ class FederationPlan(Strict):
     @model_validator(mode="after")
     def _summed_updates_are_dense(self) -> Self:
         if self.privacy.secure_sum is not None and "recipe" not in self.wire.model_fields_set:
+            # All members of a sum encode all values alike.
             fields = {name: getattr(self.wire, name) for name in self.wire.model_fields_set}
             object.__setattr__(self, "wire", WirePlan.model_validate(fields | {"recipe": "dense"}))
         return self

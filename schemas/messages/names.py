@@ -12,8 +12,8 @@ from pydantic_core import PydanticCustomError
 from schemas.messages.base import Name
 from schemas.names.spelling import NameRefused, new_name
 
+# Unicode categories: control, format (with bidi), surrogate, private use, line and paragraph separators.
 _UNPRINTABLE = frozenset({"Cc", "Cf", "Cs", "Co", "Zl", "Zp"})
-"""Unicode categories: control, format (with bidi), surrogate, private use, line and paragraph separators."""
 
 
 def printable(text: str) -> str:

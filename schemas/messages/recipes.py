@@ -137,6 +137,7 @@ class WirePlan(Strict):
 
     @model_validator(mode="after")
     def _weights_follow_updates(self) -> Self:
+        # Differences to the weights need them to the bit on both sides.
         needs_all = self.recipe.is_dense or self.recipe.reference == "served"
         if self.weights_recipe is None:
             object.__setattr__(self, "weights_recipe", "dense" if needs_all else "int8_own_last")

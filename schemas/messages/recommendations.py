@@ -62,12 +62,12 @@ FEDMOSAIC: Final[Table] = {
 """P and Q for all clients, and a LoRA for clients of the identical base model: for several base models."""
 
 _MEMBERS_OF_A_SUM = 5
+# What a strategy that works on sums alone needs in its plan.
 _SUMS: Final[Table] = {
     "privacy": {"secure_sum": {"masking": "pairwise", "minimum": _MEMBERS_OF_A_SUM}},
     "rounds": {"min_clients": _MEMBERS_OF_A_SUM},
     "limits": _LIMITS,
 }
-"""What a strategy that works on sums alone needs in its plan."""
 
 _ONE_BASE_MODEL: Final[Mapping[str, Table]] = {
     "ca_pfl": CA_PFL,
@@ -89,4 +89,5 @@ def recommended(strategy: str, *, aligned: bool) -> Table:
     """
     unaligned = _ONE_BASE_MODEL.get(strategy, {})
     parts = _ALIGNED.get(strategy, unaligned) if aligned else unaligned
+    # A copy, since callers change the parts of their plan.
     return copy.deepcopy({**parts, **SCHEDULE} if parts else {})

@@ -59,6 +59,7 @@ class Change(Strict):
     @property
     def verdict(self) -> Literal["better", "worse", "noise"]:
         """Return whether the loss fell or rose by at least two standard errors."""
+        # Two standard errors: a smaller change is within the noise of the examples.
         if abs(self.value) < 2 * self.error or self.value == 0:
             return "noise"
         return "better" if self.value < 0 else "worse"

@@ -11,8 +11,8 @@ from schemas.messages.training import Count, Positive
 
 Masking = Literal["pairwise", "none"]
 
+# A sum over two members shows each the update of the other.
 _LEAST_MASKED = 3
-"""A sum over two members shows each the update of the other."""
 
 LEAST_GROUP = 3
 """The usual least number of members of a group, and the smallest with masks."""

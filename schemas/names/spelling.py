@@ -48,12 +48,14 @@ def new_name(text: str, *, also: str = "") -> str:
                 f"character {position} is not allowed; use letters, digits, spaces, -, _ and .{_listed(also)}"
             )
         is_mark = unicodedata.category(character) in _MARKS
+        # Stacked marks can cover the text around a name.
         marks = marks + 1 if is_mark else 0
         if is_mark and (marks > _MOST_MARKS or not has_letter):
             raise NameRefused(f"character {position} is a mark without a letter; leave it out")
         has_letter = has_letter or (allowed is not None and not is_mark)
         if allowed is None or allowed == COMMON:
             continue
+        # Names of one script cannot contain look-alikes of another one.
         together = allowed if scripts is None else scripts & allowed
         if not together:
             raise NameRefused(
@@ -83,11 +85,12 @@ def resemblance(name: str, existing: str) -> str:
 def name_keys(text: str) -> frozenset[str]:
     """Return the keys of a name: names that resemble each other have one in common. 64 hex digits each.
 
-    Look-alikes are found as written, in lower case and in upper case: a Cyrillic name may look like a Latin
-    one in capitals only. Letters of other scripts are also compared with Latin ones of any case.
+    Look-alikes are found as written, in lower case and in upper case. Letters of other scripts are also
+    compared with Latin ones of any case.
     """
     name = normal_name(text)
     lower, written = _folded(name), _skeleton(name)
+    # A Cyrillic name may look like a Latin one in capitals only, so that each case has a key.
     keys = {f"lower {_skeleton(lower)}", f"upper {_skeleton(name.upper())}", f"written {written}"}
     if not _is_latin(name):
         keys.add(f"lower {_folded(written)}")

@@ -8,6 +8,7 @@ from functools import cache
 from importlib.resources import files
 
 COMMON = frozenset({"Common"})
+# Scripts that one writing system uses together (UTS 39, section 5.1).
 _WRITTEN_TOGETHER = {
     "Han": ("Japanese", "Korean", "Chinese"),
     "Hiragana": ("Japanese",),
@@ -15,7 +16,6 @@ _WRITTEN_TOGETHER = {
     "Hangul": ("Korean",),
     "Bopomofo": ("Chinese",),
 }
-"""Scripts that one writing system uses together (UTS 39, section 5.1)."""
 
 
 @dataclass(frozen=True, slots=True)

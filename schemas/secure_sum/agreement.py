@@ -58,8 +58,8 @@ class SecretKey:
         return X25519PrivateKey.from_private_bytes(self.raw)
 
 
+# Not a secret: public keys are compared by what it agrees on with them.
 _PROBE = SecretKey(b"\x01" * 32)
-"""Not a secret: public keys are compared by what it agrees on with them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,10 +133,8 @@ def cleared_key(public: bytes) -> bytes:
 
 
 def seal(key: bytes, plain: bytes, source: int, destination: int, context: bytes) -> bytes:
-    """Encrypt the one message of a session from `source` to `destination` by AES-256-GCM.
-
-    Both directions of a pair have the same key; the nonce is the two positions, so it is never used twice.
-    """
+    """Encrypt the one message of a session from `source` to `destination` by AES-256-GCM."""
+    # Both directions of a pair have the same key. The nonce is the two positions, so that it is used once.
     return AESGCM(key).encrypt(_nonce(source, destination), plain, context)
 
 
@@ -157,14 +155,16 @@ def _nonce(source: int, destination: int) -> bytes:
 
 
 def _derived(secret: bytes, label: PairLabel | Literal["self"], terms_hash: str, parties: bytes) -> bytes:
-    """Return HKDF-SHA256 of a secret; `info` has a fixed length for each label, so that it is unambiguous."""
+    """Return HKDF-SHA256 of a secret."""
     terms = bytes.fromhex(terms_hash.removeprefix("sha256:"))
+    # Of a fixed length for each label, so that two inputs never have the same bytes.
     info = label.encode().ljust(_LABEL_BYTES, b"\0") + terms + parties
     return HKDF(algorithm=SHA256(), length=_KEY_BYTES, salt=_SALT, info=info).derive(secret)
 
 
 def _pair(first: AdvertisedKeys, second: AdvertisedKeys) -> bytes:
     """Return both positions and both members' keys, the lower position first: 132 bytes."""
+    # Both members derive the same bytes, whoever computes them.
     members = sorted((first, second), key=lambda member: member.position)
     positions = [member.position.to_bytes(_POSITION_BYTES, "big") for member in members]
     return b"".join([*positions, *(key for member in members for key in (member.channel, member.mask))])

@@ -107,6 +107,7 @@ def verify_counts(terms: SumTerms, position: int, message: bytes) -> None:
     Raises:
         SecureSumError: its length, its signature or a proof is wrong.
     """
+    # The length is exact, so that parts need no lengths of their own.
     if len(message) != message_bytes(terms):
         raise SecureSumError(f"counts have {message_bytes(terms)} bytes, not {len(message)}")
     body, signature = message[:-_SIGNATURE_BYTES], message[-_SIGNATURE_BYTES:]
@@ -119,6 +120,7 @@ def verify_counts(terms: SumTerms, position: int, message: bytes) -> None:
     for statement in _statements(terms, commitments):
         challenges = [decode_scalar(next(parts)) for _ in range(statement.most)]
         answers = [decode_scalar(next(parts)) for _ in range(statement.most + 1)]
+        # A prover is free in all challenges but one, that of the true value.
         challenges.append(challenge - sum(challenges))
         for point, part, answer in zip(statement.points(), challenges, answers, strict=True):
             first.append(subtract(base_times(answer), times(part, point)))
@@ -141,6 +143,7 @@ def opened_counts(sums: Sequence[bytes], blindings: Sequence[int], members: int)
         SumOutOfRange: a commitment is none to 0 .. `members` under its blinding: a member's blinding is not
             its mask. It cannot be known whose.
     """
+    # The sums are small, so that their logarithms are found in a table.
     table = {times(count, VALUE_BASE): count for count in range(members + 1)}
     counts = [
         table.get(subtract(point, base_times(blinding)))
@@ -210,6 +213,7 @@ def _begin(statement: _Statement, value: int, blinding: int) -> _Begun:
         if branch == value:
             first.append(base_times(nonce))
             continue
+        # Simulated: with the challenge known first, the first message follows from any answer.
         part, answer = _random_scalar(), _random_scalar()
         simulated[branch] = part, answer
         first.append(subtract(base_times(answer), times(part, point)))

@@ -15,8 +15,8 @@ from schemas.messages.sum_counts import SumCounts
 from schemas.secure_sum.encoding import Quantised, most
 from schemas.secure_sum.errors import SecureSumError, SumOutOfRange
 
+# 1.0 in units of 2^-20: a member's 1 is the largest value that it can send.
 _CLIP: Final = 2**20
-"""1.0 in units of 2^-20: a member's 1 is the largest value that it can send."""
 
 
 def count_segments(groups: Sequence[str]) -> tuple[Segment, ...]:
@@ -43,6 +43,7 @@ def decoded_counts(
     Raises:
         SumOutOfRange: a value is no sum of zeros and ones of that many members. Who sent it cannot be known.
     """
+    # A member's 1 is encoded as the largest number.
     counts = total // most(bits)
     if (total % most(bits)).any() or counts.min(initial=0) < 0 or counts.max(initial=0) > members:
         raise SumOutOfRange(f"a count is no whole number from 0 to {members}: a member spoilt the counts")

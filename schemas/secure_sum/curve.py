@@ -28,6 +28,7 @@ VALUE_BASE_LABEL: Final = b"tessera-secure-sum-value-base-v3"
 def base_times(scalar: int) -> bytes:
     """Return scalar x B, the standard base."""
     reduced = scalar % ORDER
+    # libsodium refuses to return the identity.
     if not reduced:
         return IDENTITY
     return bytes(_sodium().crypto_scalarmult_ed25519_base_noclamp(_octets(reduced)))

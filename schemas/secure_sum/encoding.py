@@ -51,6 +51,7 @@ class Modulus:
         size = self.bits // 8
         if len(octets) % size:
             raise SecureSumError(f"a masked vector has a multiple of {size} bytes")
+        # NumPy has no words of 24 bits: they are widened to 32.
         whole = np.zeros((len(octets) // size, self.word.itemsize), np.uint8)
         whole[:, :size] = np.frombuffer(octets, np.uint8).reshape(-1, size)
         return whole.view(self.word).reshape(-1)
@@ -70,6 +71,7 @@ def modulus_for(members: int, bits: int) -> Modulus:
         SecureSumError: none does.
     """
     for modulus in MODULI:
+        # The sum of all members never wraps.
         if members * most(bits) < 2 ** (modulus - 1):
             return Modulus(modulus)
     raise SecureSumError(f"{members} members of {bits} bits exceed the largest modulus of {MODULI[-1]} bits")
@@ -103,7 +105,9 @@ def quantise(
         raise SecureSumError("values are finite, and a clip is at least 2^-20")
     limit = clip * CLIP_UNIT
     scaled = np.clip(values.astype(np.float64) * weight, -limit, limit) * (most(bits) / limit)
+    # Rounded at random: rounding to the nearest would add up to a bias in the sum.
     lower = np.floor(scaled)
+    # A cipher expands 32 random bytes, which is faster than drawing all words from the system.
     drawn = keystream(secrets.token_bytes(32) if seed is None else seed, np.dtype("<u4"), len(values))
     return (lower + (drawn < (scaled - lower) * 2.0**32)).astype(np.int32)
 

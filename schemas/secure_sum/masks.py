@@ -18,8 +18,8 @@ from schemas.secure_sum.curve import ORDER, wide_scalar
 Words = NDArray[np.unsignedinteger]
 
 _SCALAR_BYTES = 64
+# Words per step: zeros, keystream and sum of a step stay in the processor's cache.
 _BLOCK = 1 << 16
-"""Words per step: zeros, keystream and sum of a step stay in the processor's cache."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +60,7 @@ class Masks:
 
     def add_to(self, words: Words) -> None:
         """Add all masks to the next words (n,) of the vector in place, modulo the word."""
+        # Block by block for all masks, so that a block stays in the processor's cache.
         for begin in range(0, len(words), _BLOCK):
             part = words[begin : begin + _BLOCK]
             for stream, is_subtracted in self._streams:
@@ -75,4 +76,5 @@ class Masks:
 
 
 def _encryptor(key: bytes) -> CipherContext:
+    # The counter begins at 0, since each key is used for one mask only.
     return Cipher(algorithms.AES256(key), modes.CTR(bytes(16))).encryptor()

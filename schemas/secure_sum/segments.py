@@ -60,6 +60,7 @@ def segments_of(plan: FederationPlan, layout: Layout, groups: Collection[str] = 
         segments.append(Segment(name=WEIGHT, values=1, clip=_in_units(1.0)))
     if summed.scores == "summed":
         segments.append(Segment(name=SCORES, values=len(SUMMED_SCORES), clip=_in_units(_LARGEST_LOSS)))
+    # Sorted below: both sides must find the same segments in the same order.
     experts = {expert for name in sizes if (expert := _expert_of(name)) is not None}
     for expert in sorted(experts):
         group = group_of(expert)
@@ -126,10 +127,11 @@ def _expert_of(segment: str) -> int | None:
 
 
 def _clip(plan: FederationPlan, summed: SecureSumPlan) -> float:
-    """Return the largest change of a value: AdamW moves it by about its rate in a step."""
+    """Return the largest change of a value that is sent."""
     if summed.clip is not None:
         return summed.clip
     rate = plan.training.learning_rate
+    # AdamW moves a value by about its learning rate in a step.
     return plan.training.steps * (_LARGEST_SEARCHED_RATE if rate == "auto" else rate)
 
 

@@ -49,6 +49,7 @@ def lagrange_weights(positions: Sequence[int]) -> dict[int, int]:
         numerator = denominator = 1
         for k in positions:
             if k != j:
+                # x = position + 1, since the value at 0 is the secret.
                 numerator = numerator * (k + 1) % PRIME
                 denominator = denominator * (k - j) % PRIME
         weights[j] = numerator * pow(denominator, -1, PRIME) % PRIME
@@ -64,6 +65,7 @@ def combine(shares: Mapping[int, bytes], weights: Mapping[int, int]) -> bytes:
     if shares.keys() != weights.keys():
         raise SecureSumError("weights are for other positions than the shares")
     value = sum(weights[position] * share_value(share) for position, share in shares.items()) % PRIME
+    # The field is larger than the secrets: a wrong share may give a value that is none.
     if value >= 2 ** (8 * SECRET_BYTES):
         raise SecureSumError("the shares give no 32-byte secret")
     return value.to_bytes(SECRET_BYTES, "big")

@@ -50,6 +50,7 @@ class TrackerOptions:
 
     def open(self, run: TrackedRun) -> Trackers:
         """Return the trackers of a run; none is opened before `begin` or its first value."""
+        # Made in the thread of each tracker, where loading a library delays nobody.
         makers: Mapping[TrackerName, Callable[[], Tracker]] = {
             "tensorboard": lambda: TensorboardTracker(self.folder / "tensorboard"),
             "mlflow": lambda: MlflowTracker(self.folder, self.mlflow_uri),

@@ -103,6 +103,7 @@ class _TrackerThread:
     def put(self, values: _Values) -> None:
         self.begin()
         try:
+            # Never wait here: a tracker must not delay the training.
             self._queue.put_nowait(values)
         except queue.Full:
             self._warn(f"{_QUEUED} values wait for it")
@@ -143,6 +144,7 @@ class _TrackerThread:
 
     def _failed(self, error: Exception) -> None:
         self._warn(f"{type(error).__name__}: {error}"[:500])
+        # A library that waits for a dead server would fail anew for every value.
         self._next_try = time.monotonic() + self._retry_seconds
         self._end()
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from schemas.trackers.tracker import Axis, TrackedRun
 
+# Variables with which the library would read and write copies on a hub.
 _REMOTE_COPIES = ("TRACKIO_BUCKET_ID", "TRACKIO_DATASET_ID")
-"""Variables with which the library would read and write copies on a hub."""
 
 
 class TrackioTracker:

@@ -82,13 +82,15 @@ def fit_budget(
 ) -> Marks:
     """Return the marks of the largest density, up to `density`, that fits the budget.
 
-    A larger density marks a superset of a smaller one. The smallest density must fit: see `shortfall`.
+    The smallest density must fit: see `shortfall`.
     """
     marks = marks_at(density)
     if max_bytes is None or encoded_bytes(values, marks, recipe) <= max_bytes:
         return marks
     low, high = 0.0, density
     marks = marks_at(low)
+    # A larger density marks a superset, so that sizes grow with it and bisection finds the largest that
+    # fits.
     for _ in range(_HALVINGS):
         middle = (low + high) / 2
         candidate = marks_at(middle)

@@ -65,6 +65,7 @@ def decompress(source: BinaryIO, sink: Sink, *, max_bytes: int) -> int:
     """
     head = source.read(_LARGEST_FRAME_HEADER)
     _check_frame(head, max_bytes)
+    # The window is bounded, since its memory is allocated before any content.
     decoder = zstandard.ZstdDecompressor(max_window_size=WINDOW_LIMIT).decompressobj(read_across_frames=False)
     written, piece, size = 0, head, _SMALLEST_PIECE
     while piece:
@@ -104,5 +105,6 @@ def _check_frame(head: bytes, max_bytes: int) -> None:
         raise CodecWindow("the window is larger than 8 MiB")
     if parameters.dict_id:
         raise CodecTrailing("frames with a dictionary are not accepted")
+    # Required: a damaged frame may decode to other values.
     if not parameters.has_checksum:
         raise CodecCorrupt("the frame has no checksum")

@@ -28,10 +28,10 @@ def to_field(digest: str) -> str:
 def from_field(value: str) -> str | None:
     """Parse the sha-256 member of Content-Digest or Repr-Digest.
 
-    None if it is absent, malformed, in no canonical base64, or there twice: a reader beside this one could
-    see another digest.
+    None if it is absent, malformed, in no canonical base64, or there twice.
     """
     matches = [match for member in value.split(",") if (match := _FIELD_MEMBER.fullmatch(member))]
+    # Of two members another reader could take the other one.
     if len(matches) != 1:
         return None
     text = matches[0].group(1)
@@ -39,5 +39,6 @@ def from_field(value: str) -> str | None:
         raw = base64.b64decode(text, validate=True)
     except binascii.Error:
         return None
+    # Other spellings of the same digest would be signed as other texts.
     is_digest = len(raw) == hashlib.sha256().digest_size and base64.b64encode(raw).decode() == text
     return _PREFIX + raw.hex() if is_digest else None

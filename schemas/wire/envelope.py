@@ -71,11 +71,12 @@ def head(layout: Layout, manifest: Manifest, dtype: Literal["F32", "F16"] = "F32
 def pack(tensors: Mapping[str, Array], manifest: Manifest, *, compress: bool = False) -> bytes:
     """Build a body of float32, int32, float16 or uint8 tensors; equal input produces equal bytes.
 
-    Tensors are sorted as in safetensors: by item width, widest first, so that each is aligned, then by name.
+    Tensors are sorted as in safetensors: by item width, then by name.
 
     Raises:
         ValueError: a tensor has another dtype.
     """
+    # By item width, widest first, so that each tensor is aligned; then by name.
     names = sorted(tensors, key=lambda name: (-tensors[name].dtype.itemsize, name))
     ordered = {name: np.ascontiguousarray(tensors[name]) for name in names}
     described: dict[str, tuple[str, tuple[int, ...]]] = {}
@@ -109,6 +110,7 @@ def unpack(
     limits = header_limits({**expected, **(coded or {})}, max_bytes=max_bytes)
     if encoding is None:
         plain, start = file, file.tell()
+        # Compared before anything is read.
         size = file.seek(0, io.SEEK_END) - start
         if size > max_bytes:
             raise DecompressedTooLarge(f"more than {max_bytes} bytes")
@@ -259,6 +261,7 @@ def _checked(
     file.seek(start)
     header = read_header(file, size, expected, coded, limits=limits)
     envelope = Envelope(file, start, header, owned=owned, memory=memory)
+    # All dense values are read once here, so that reading a tensor later cannot fail.
     envelope.check_finite()
     return envelope
 

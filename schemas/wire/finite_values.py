@@ -9,9 +9,9 @@ from numpy.typing import NDArray
 
 from schemas.wire.errors import TensorNonfinite
 
+# Values per block: temporaries stay in the processor's cache and reuse the same memory, at less than half
+# the cost of fresh memory per block.
 _AT_ONCE = 2**15
-"""Values per block: temporaries stay in the processor's cache and reuse the same memory, at less than half
-the cost of fresh memory per block."""
 
 Array = NDArray[np.float32] | NDArray[np.float16] | NDArray[np.int32] | NDArray[np.uint8]
 

@@ -151,6 +151,7 @@ def read_header(
     """
     raw, data_begin = _raw_entries(source, size, limits)
     metadata = _metadata(raw.pop(_METADATA, {}))
+    # Streams have names that no layout has: one of them decides what the body is.
     if coded is not None and raw.keys() & (coded.keys() - expected.keys()):
         expected = coded
     _check_names(raw, expected)
@@ -187,8 +188,10 @@ def _raw_entries(
     if LENGTH_BYTES + length > size:
         raise TensorHeader("the header is longer than the body")
     text = source.read(length)
+    # The format requires it.
     if not text.startswith(b"{"):
         raise TensorHeader("the header does not begin with an opening brace")
+    # Counted before the text is parsed: a few bytes of JSON may become many objects.
     if sum(map(text.count, _JSON_MARKS)) > limits.marks:
         raise TensorHeader("the header has more JSON values than the tensors of the layout need")
     try:
@@ -229,6 +232,7 @@ def _check_shape(name: str, shape: object, slot: Slot) -> None:
     fits = (
         isinstance(shape, list)
         and len(shape) == len(slot.shape)
+        # `bool` is a subclass of `int`.
         and all(type(extent) is int and 0 <= extent < 2**40 for extent in shape)
         and all(limit is None or extent == limit for extent, limit in zip(shape, slot.shape, strict=True))
     )
@@ -244,6 +248,7 @@ def _entry(name: str, raw: Mapping[str, object], data_begin: int, slot: Slot) ->
     begin, end = offsets
     shape = tuple(cast("list[int]", raw["shape"]))
     dtype = cast("str", raw["dtype"])
+    # Checked against the shape, so that no tensor reads the bytes of another one.
     if begin < 0 or end - begin != prod(shape) * ITEM_BYTES[dtype]:
         raise TensorLayout(f"{name}: data_offsets do not match the shape")
     return Entry(name, dtype, shape, data_begin + begin, data_begin + end, slot.coded)

@@ -34,11 +34,11 @@ ROW_BYTES: Final = TOP * 3
 MOST_ROWS: Final = 2**17
 """The largest number of rows: 3 MB."""
 
+# How many rows are mixed at a time: 4 MB for each array.
 _BLOCK_ROWS = 4096
-"""How many rows are mixed at a time: 4 MB for each array."""
 
+# Eight float16 numbers that sum to 1 are off by less.
 _ROUNDING = 1e-2
-"""Eight float16 numbers that sum to 1 are off by less."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +51,7 @@ class Outputs:
     @classmethod
     def of(cls, shares: NDArray[np.float32]) -> Self:
         """Return the largest probabilities of each row of `shares` (rows, VALUES)."""
+        # Stable, so that equal probabilities are listed in the same order everywhere.
         largest = np.argsort(-shares, axis=1, kind="stable")[:, :TOP]
         return cls(largest.astype(np.uint8), np.take_along_axis(shares, largest, axis=1).astype(np.float16))
 
@@ -120,6 +121,7 @@ def mixed(
             the others are zeros.
     """
     shares = np.stack([output.shares.any(axis=1) for output in outputs], axis=1) * weights  # (rows, n)
+    # Few patterns of peers occur in many rows, and each is judged once.
     patterns, pattern_of = np.unique(shares, axis=0, return_inverse=True)
     may_serve = [pattern.any() and (is_served is None or is_served(pattern)) for pattern in patterns]
     served = np.array(may_serve, bool)[pattern_of.ravel()]  # (rows,)

@@ -58,6 +58,7 @@ def encode_values(values: Floats, recipe: Recipe, *key: Key) -> tuple[Octets, Ha
         first = at // recipe.block
         block_scales = _scales(piece, recipe.block, levels)
         scales[first : first + block_scales.size] = block_scales
+        # From words of the update: packing it again gives the same bytes.
         drawn = _draws(piece.size, at, *key)
         integers = _rounded(piece, np.repeat(block_scales.astype(np.float32), recipe.block), drawn, levels)
         begin = code_bytes(at, recipe.values)
@@ -82,6 +83,7 @@ def decode_values(codes: Octets, scales: Halves, count: int, recipe: Recipe) -> 
         begin = code_bytes(at, recipe.values)
         raw = codes[begin : begin + code_bytes(size, recipe.values)]
         integers = raw.view(np.int8) if recipe.values == "int8" else _integers(raw, size)
+        # Codes are symmetric; the most negative one would be a second form of a clipped value.
         if integers.min() < -LEVELS[recipe.values]:
             raise QuantCode(f"codes must be from {-LEVELS[recipe.values]} to {LEVELS[recipe.values]}")
         first = at // recipe.block
@@ -100,6 +102,7 @@ def _scales(values: Floats, block: int, levels: int) -> Halves:
     if (exact > _LARGEST_HALF).any():
         raise NotEncodable(f"a value exceeds {float(_LARGEST_HALF) * levels:g}")
     scales = exact.astype(np.float16)
+    # Rounded up: the largest value of a block must not need a larger code.
     below = scales.astype(np.float32) < exact
     scales[below] = np.nextafter(scales[below], np.float16(np.inf))
     return scales

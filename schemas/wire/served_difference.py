@@ -33,6 +33,7 @@ class DifferenceWriter:
         """
         with np.errstate(over="ignore", invalid="ignore"):
             coded = encode({name: values - reference}, self._recipe, *self._key)
+            # Decoded again: the published values are those that readers compute.
             ((_, difference),) = decode(coded, {name: values.shape}, self._recipe)
             rounded = reference + difference
         if not np.isfinite(rounded).all():

@@ -52,6 +52,7 @@ def largest(scores: NDArray[np.float32], count: int) -> Mask:
         return np.ones(scores.size, bool)
     limit = np.partition(scores, scores.size - count)[scores.size - count]
     mask = scores > limit
+    # Ties go to the first, so that equal scores give equal marks.
     mask[np.flatnonzero(scores == limit)[: count - np.count_nonzero(mask)]] = True
     return np.asarray(mask)
 
@@ -89,6 +90,7 @@ def _read_bitmap(stream: PositionStream, size: int) -> Mask:
     if bits[size:].any():
         raise SparseIndex("a bitmap marks a position beyond the tensor")
     mask = bits[:size].view(np.bool_)
+    # One form for each set of positions, so that equal updates have equal bytes.
     if _gaps_are_shorter(mask):
         raise SparseIndex("a bitmap is used where gaps are shorter")
     return mask
@@ -100,6 +102,7 @@ def _read_gaps(stream: PositionStream, size: int) -> Mask:
     stream.skip(length)
     count = int(head[0])
     limit = _bitmap_bytes(size) - 1 - length
+    # A bitmap would not be longer then, and only the shorter form is canonical.
     if count > limit:
         raise SparseIndex("gaps are used where a bitmap is not longer")
     gaps, length = _read_varints(stream.peek(limit), count)

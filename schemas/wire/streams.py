@@ -84,6 +84,7 @@ def encode(
     """
     parts: dict[str, list[Stream]] = {name: [] for name in _DTYPES}
     allowed = 0
+    # In name order, which is that of every layout.
     for name in sorted(values):
         flat = np.ascontiguousarray(values[name], np.float32).reshape(-1)
         allowed += kept_count(flat.size, recipe.density)
@@ -122,6 +123,7 @@ def decode(streams: Streams, layout: Layout, recipe: Recipe) -> Iterator[tuple[s
     """
     limits, misfits = _longest(layout, recipe), _misfits(recipe)
     for name, misfit in misfits.items():
+        # Before anything is decoded: a hostile body must not cost more than an honest one.
         if streams.length(name) > limits[name]:
             raise misfit(f"{name} has {streams.length(name)} items; at most {limits[name]} are allowed")
     positions, codes, scales = (_Reader(streams, name, misfit) for name, misfit in misfits.items())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any, NoReturn
 
+# The time to convert a number grows with the square of its digits.
 _LONGEST_NUMBER = 40
 
 

@@ -75,6 +75,7 @@ class _PacedReceive:
                 message = await self.receive()
         except TimeoutError:
             raise RequestTimeout(received=self.received) from None
+        # Only waiting for the peer counts, not the work of the route between two pieces.
         self.waited += time.monotonic() - began
         self.received += len(message.get("body", b""))
         self.is_whole = not message.get("more_body", False)

@@ -61,6 +61,7 @@ class KeyedLock:
             RateLimited: another request holds the lock.
         """
         entry = self._locks.setdefault(key, _LockEntry())
+        # Counted before waiting: another request must not drop the entry meanwhile.
         entry.users += 1
         try:
             try:
@@ -77,6 +78,7 @@ class KeyedLock:
         finally:
             entry.users -= 1
             if not entry.users:
+                # Keys are unbounded, so that an entry goes with its last user.
                 del self._locks[key]
 
 

@@ -88,6 +88,7 @@ class BoundedConnection(OneRequestConnection):
         if connection_socket is not None and hasattr(socket, "TCP_NOTSENT_LOWAT"):
             # Otherwise the kernel buffers megabytes, and a slow but steady reader seems to stall.
             connection_socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _UNSENT_BYTES)
+        # Whoever connects last gets a reserved connection; `auth.reserved_connections` checks who it is.
         self._is_reserved = len(self.connections) > self.most - reserved(self.most)
         self._set_deadline(_RESERVED_HEAD_SECONDS if self._is_reserved else HEAD_SECONDS)
         if len(self.connections) > self.most:
@@ -106,6 +107,7 @@ class BoundedConnection(OneRequestConnection):
         """Parse bytes of one request; after a response, the next request has a deadline."""
         if self._is_refused:
             return
+        # A deadline runs already while a head arrives; it must not be extended by each byte.
         if self._deadline is None and (self.cycle is None or self.cycle.response_complete):
             self._set_deadline(self._rest_seconds())
         self._unread_bytes += len(data)
@@ -150,6 +152,7 @@ class BoundedConnection(OneRequestConnection):
         self._in_head, self._unread_bytes = False, 0
         self._clear_deadline()
         super().on_headers_complete()
+        # A reserved connection serves one request, so that the reserve is free again.
         if self._is_reserved:
             self.cycle.keep_alive = False
 

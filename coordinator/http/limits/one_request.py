@@ -15,8 +15,8 @@ HELD_BYTES = 2**24
 """Bytes of later requests that all connections of a process may hold together."""
 
 _END = b"\r\n\r\n"  # of each head, and of each chunked body
+# Parts of a chunked body that end as bodies do. Each is parsed by itself; in random data one is in 4 GiB.
 _MOST_PARTS = 1024
-"""Parts of a chunked body that end as bodies do. Each is parsed by itself; in random data one is in 4 GiB."""
 
 
 class _Flow(FlowControl):
@@ -156,6 +156,7 @@ class OneRequestConnection(HttpToolsProtocol):
         if self._is_amid_request and self._body_left is not None:
             return min(len(self._held), begin + max(1, self._body_left))
         tail, self._tail = self._tail, b""
+        # The end may lie across two reads.
         across = (tail + self._held[begin : begin + len(_END) - 1]).find(_END)
         if across >= 0:
             self._parts += 1

@@ -73,9 +73,11 @@ class PollRate:
             if is_allowed:
                 tokens -= 1.0
             else:
+                # Each further refusal is answered later, so that polling at once gains nothing.
                 next_refusal = now + delay + REFUSAL_SECONDS
             self._buckets[client_id] = _Bucket(tokens, now, next_refusal)
             self._buckets.move_to_end(client_id)
+            # Bounded memory: a client that is forgotten gets a full bucket.
             if len(self._buckets) > _MAX_CLIENTS:
                 self._buckets.popitem(last=False)
         if not is_allowed:

@@ -17,11 +17,11 @@ HEALTH_PATHS = frozenset({"/healthz", "/readyz"})
 
 _METRICS_PATH = "/metrics"
 
+# A percent-encoded slash or unreserved character (RFC 3986, section 2.3).
 _ENCODED = re.compile(rb"%(?:2[dDeEfF]|3[0-9]|[46][1-9a-fA-F]|[57][0-9aA]|5[fF]|7[eE])")
-"""A percent-encoded slash or unreserved character (RFC 3986, section 2.3)."""
 
+# An empty segment: no path of the coordinator has one, and proxies remove some.
 _EMPTY = re.compile(rb"//|.+/$")
-"""An empty segment: no path of the coordinator has one, and proxies remove some."""
 
 
 class TargetCheck:
@@ -40,6 +40,7 @@ class TargetCheck:
 
     def _refused(self, scope: Scope) -> Refusal | None:
         hosts = [value for name, value in scope["headers"] if name == b"host"]
+        # Of two fields a proxy may have checked the other one.
         if len(hosts) != 1:
             return RequestMalformed("the request has no Host field or several; send exactly one")
         if not self._is_named(hosts[0].decode("latin-1"), scope):
