@@ -31,6 +31,7 @@ def checked_root_path(text: str) -> str:
     """Return the path before the coordinator's own paths; raise ValueError if it is invalid."""
     path = normal_root_path(text)
     first = path.partition("/")[2].partition("/")[0]
+    # Requests below such a root path could not be told from the coordinator's own.
     if first in SERVED:
         raise ValueError(f"the coordinator's own paths begin with /{first} too; choose another path")
     return path
@@ -62,6 +63,7 @@ def checked_issuer(issuer: str) -> str:
 def is_among_names(authority: str, names: str) -> bool:
     """Whether a Host field is one of these names; a name without a port matches every port."""
     listed = {name.lower() for name in _listed(names)}
+    # Names of hosts do not depend on case (RFC 9110, section 4.2.3).
     host = authority.lower()
     return host in listed or re.sub(r":[0-9]*$", "", host) in listed
 
@@ -75,6 +77,7 @@ def is_among_proxies(address: str | None, proxies: str) -> bool:
         parsed = ip_address(address)
     except ValueError:
         return False
+    # Addresses are networks of one host, so that one comparison serves both.
     return any(proxy == "*" or parsed in ip_network(proxy) for proxy in listed)
 
 

@@ -27,6 +27,7 @@ def move_payloads(to: str, *, progress: Callable[[int], None]) -> None:
     with _current_database() as database:
         if to != payload_moves.ROWS:
             payload_moves.require(database, to)
+        # All payloads go back to rows, whatever their size.
         smallest = 0 if to == payload_moves.ROWS else payload_moves.SMALLEST
         for size in payload_moves.move(database, to, smallest=smallest):
             progress(size)
@@ -62,6 +63,7 @@ def take_over(store: str | None) -> str:
 @contextmanager
 def _current_database() -> Iterator[Database]:
     with opened_database(load_settings()) as database:
+        # A command must not migrate a database beside a running service.
         if not migrations.is_current(database):
             raise SettingsUnusable(migrations.outdated(database))
         yield database

@@ -18,9 +18,8 @@ from schemas.maths.adapter import Layout, in_order
 from schemas.maths.factors import State, resized
 from schemas.messages.updates import WeightsManifest
 from schemas.wire.digests import digest_of
-from schemas.wire.envelope import Envelope, slots
+from schemas.wire.envelope import Envelope, any_rank, slots
 from schemas.wire.errors import BodyRefused
-from schemas.wire.ranks import any_rank
 
 if TYPE_CHECKING:
     from client_agent.adapters.base import Adapter

@@ -19,9 +19,8 @@ from schemas.maths.factors import State, resized
 from schemas.messages.base import Digest
 from schemas.messages.updates import Manifest, Receipt
 from schemas.wire.digests import digest_of
-from schemas.wire.envelope import pack, slots
+from schemas.wire.envelope import any_rank, pack, slots
 from schemas.wire.errors import BodyRefused
-from schemas.wire.ranks import any_rank
 
 Arrays = dict[str, NDArray[np.float32]]
 

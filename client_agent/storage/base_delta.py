@@ -19,10 +19,9 @@ from client_agent.storage.tensor_metadata import open_body
 from schemas.maths.adapter import Layout, delta_layout, factor_of, module_of
 from schemas.maths.factors import Factors, recompressed, resized, side_by_side
 from schemas.messages.updates import FoldedWeightsManifest
-from schemas.wire.envelope import slots
+from schemas.wire.envelope import any_rank, slots
 from schemas.wire.errors import BodyRefused
 from schemas.wire.header import Slot
-from schemas.wire.ranks import any_rank
 
 _ROUND = "round"
 

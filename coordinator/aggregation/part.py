@@ -143,6 +143,7 @@ class Part:
     An object serves one round; `store` refers to what an earlier hook has staged.
     """
 
+    # A class attribute: joining asks before any round is aggregated.
     stores_newcomer_weights: ClassVar[bool] = False
     """Whether newcomers get the stored `newcomer_weights` instead of a mixture."""
 

@@ -36,6 +36,7 @@ def put_anchors(
         fail(f"{file} cannot be read ({error.strerror}); pass a file of anchor texts")
     except ValueError as error:
         fail(f"{file} is no file of anchor texts ({error})")
+    # The file is sent as it is: parsing and writing it again would change its digest.
     digest = base64.b64encode(hashlib.sha256(body).digest()).decode()
     headers = {"Content-Type": "application/json", "Content-Digest": f"sha-256=:{digest}:"}
     coordinator = Coordinator(url, token)
@@ -77,6 +78,7 @@ def list_alignments(
     )
     plan = coordinator.get(path)["plan"]["alignment"] or {}
     sharing = [pack for pack in packs if _shares(pack, plan)]
+    # With one base model that shares, there is nobody to share with.
     if len(sharing) > 1:
         typer.echo(_shared_modules(sharing))
 

@@ -59,6 +59,7 @@ def _whole_bank(coordinator: Coordinator, path: str) -> dict[str, Any]:
     """Return a bank with the rounds and changes of all pages."""
     page = coordinator.get(path)
     bank = {name: page[name] for name in ("experts", "rounds", "events")}
+    # Pages are of rounds: every page has all experts.
     while page["next"] is not None:
         page = coordinator.get(path, after=page["next"])
         bank["rounds"] += page["rounds"]

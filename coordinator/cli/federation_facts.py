@@ -42,6 +42,7 @@ def next_command(federation: Mapping[str, Any]) -> str:
     if state == "finished":
         return f"tessera round list {federation_id}"
     enrolled = federation["clients"]["enrolled"]
+    # Anchors first: a federation that needs them cannot start without, and clients align on them.
     if state == "open" and not enrolled and _needs_anchors(federation["plan"]):
         return f"tessera anchors put {federation_id} anchors.json"
     if enrolled < federation["plan"]["rounds"]["min_clients"]:

@@ -65,6 +65,7 @@ def create(
     """
     if quiet and as_json:
         fail("--quiet and --json exclude each other; use one of them")
+    # These options have a meaning with P and Q only, so that any of them asks for that adapter.
     has_pq = {pivot, same_architecture_rank, target_modules} != {None}
     plan_fields = _read(plan) if plan is not None else recommended(strategy or "", aligned=has_pq)
     changes = {
@@ -164,6 +165,7 @@ def finish(
     coordinator = Coordinator(url, token)
     path = coordinator.federation(federation)
     view = coordinator.get(path)
+    # Nothing changes for a finished federation, so that nothing is asked.
     if view["state"] != "finished":
         current = view["round"]
         is_open = current is not None and current["state"] not in ENDED
@@ -195,6 +197,7 @@ def _option(text: str) -> tuple[str, Any]:
         fail(f"--option: {text!r} is not KEY=VALUE; write the name and the value, such as temperature=0.5")
     try:
         return key, json.loads(value)
+    # `--option mode=fast` needs no quotes around the value.
     except ValueError:
         return key, value
 

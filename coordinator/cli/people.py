@@ -39,6 +39,7 @@ def create_token(
     if never_expires and expires_in_seconds is not None:
         fail("--never-expires and --expires-in-seconds exclude each other; use one of them")
     request: dict[str, str | int | None] = {"role": role, "name": name}
+    # Null means never; leaving the field out means the default of the coordinator.
     if never_expires or expires_in_seconds is not None:
         request["expires_in_seconds"] = expires_in_seconds
     created = Coordinator(url, token).post("/v1/tokens", request)

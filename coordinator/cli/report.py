@@ -92,6 +92,7 @@ def verify_report(
     is_page = text.lstrip().startswith("<")
     document = _parse(_data_of(text) if is_page else text, file)
     fault = fault_of(document, key)
+    # The data in the page are signed, and the text around them is not.
     if fault is None and is_page and page(document) != text:
         fault = (
             "the page differs from the signed data in it: it was changed, or another version of tessera "

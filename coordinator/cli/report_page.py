@@ -45,6 +45,7 @@ _NOTE = (
     "the log."
 )
 
+# Nothing is loaded or run, whatever the report contains.
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 
 Document = dict[str, Any]
@@ -224,4 +225,5 @@ def _time(value: str | None) -> str | None:
 
 def _data(report: Document) -> str:
     """Return the report as JSON in which no tag can end."""
+    # The data are inside of a script element, which `</script>` in a name would end.
     return json.dumps(report, ensure_ascii=False).replace("<", "\\u003c").replace("&", "\\u0026")

@@ -194,6 +194,7 @@ def _show_states(states: Iterator[Any], *, as_json: bool) -> None:
     if as_json:
         last = None
         for details in states:
+            # One line per change, not per poll.
             if details is not None and details != last:
                 typer.echo(json.dumps(details, ensure_ascii=False))
             last = details
@@ -216,6 +217,7 @@ def _states(coordinator: Coordinator, federation: str, number: int | None, inter
             state = coordinator.get(path)
             current = state["round"]
             yield current and coordinator.get(f"{path}/rounds/{current['number']}")
+            # Only now, so that the last round is shown in its final state.
             if state["state"] == "finished":
                 return
         else:
@@ -237,6 +239,7 @@ def _round(details: dict[str, Any]) -> RenderableType:
     )
     title = "\n".join([title, *_sample_lines(details.get("sample")), *sum_lines(details.get("secure_sum"))])
     clients = details["clients"]
+    # A column of equal ranks says nothing.
     ranks = {c["rank"] for c in clients if c.get("rank") is not None}
     kept_scores = [c["scores"] and personal(c["scores"]) for c in clients]
     more = other_names(kept_scores)
@@ -346,6 +349,7 @@ def score(scores: ScoreSetJson | None, name: str) -> str | None:
 
 def personal(scores: Mapping[str, Any]) -> ScoreSetJson:
     """Return the scores of a client's personal model: the final one if it keeps it, else the kept one."""
+    # A client keeps its own model where the final weights are worse on its validation examples.
     final = scores["final"] if scores["final_kept"] else None
     result: ScoreSetJson = final or scores[scores["kept"]]
     return result

@@ -34,6 +34,7 @@ def serve(
 
     Example: `tessera serve --port 8080`
     """
+    # Imported here: the other commands of this file must not load the whole service.
     from coordinator.errors import SettingsUnusable
     from coordinator.server import serve as run
 

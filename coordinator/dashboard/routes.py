@@ -56,6 +56,7 @@ def script(request: Request) -> Response:
 
 @router.get("/page.{module}.js")
 def script_module(request: Request, module: str) -> Response:
+    # A list and not a look into the folder: a name in a URL must not select files.
     if module not in _MODULES:
         raise NotFound
     return _file(request, f"page.{module}.js")

@@ -40,6 +40,7 @@ def make_token(
     response: Response,
 ) -> NewToken:
     """Create a person's token; it is shown once."""
+    # The response has a secret.
     response.headers["Cache-Control"] = "no-store"
     token = tokens.new_person_token(request.role)
     with database.write() as session:
@@ -99,5 +100,6 @@ def _head(session: Session, key: ServerKey) -> AuditHead | None:
         return None
     number, digest, now = last
     head = AuditHead(number=number, hash=digest, at=now, signature="")
+    # Whoever has stored a signed head can prove later what was logged.
     signature = key.sign("tessera-audit-v1", head.model_dump(mode="json"))
     return head.model_copy(update={"signature": signature})

@@ -123,6 +123,7 @@ def new_bank(count: int, rules: Rules, explore_until: int) -> Bank:
 
 def begun_anew(bank: Bank, rules: Rules, explore_until: int) -> Bank:
     """Return a bank whose values are void: its active experts are equal again, and nothing is remembered."""
+    # Their values are gone, and with them all that was learnt of them.
     share, grace_until = 1 / max(1, len(bank.active)), explore_until + rules.grace
     experts = (
         replace(expert, prior=share, grace_until=grace_until, utilisation=None, strikes=0)

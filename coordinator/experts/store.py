@@ -86,6 +86,7 @@ def store_round(
     Raises:
         IntegrityError: the round was stored before.
     """
+    # All rows: a round changes the prior and utilisation of every active expert.
     for expert in outcome.bank.experts:
         session.merge(ExpertRow(federation_id=federation_id, **asdict(expert)))
     session.add(

@@ -28,6 +28,7 @@ def bank_view(session: Session, federation_id: str, *, before: int | None, limit
     current = current_bank(session, federation_id, open_plan(plan(session, federation_id)))
     if current is None:
         return BankView(experts=[], rounds=[], events=[], next=None)
+    # One more than is shown tells whether another page follows.
     rows = _rounds(session, federation_id, before, limit + 1)
     shown = rows[:limit]
     return BankView(

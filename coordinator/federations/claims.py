@@ -74,6 +74,7 @@ def stored_plan_claims(plan: FederationPlan, counted: UpdateCounts | None = None
     """Return the claims of a stored plan, or of one of its rounds; its strategy may have been uninstalled."""
     try:
         opened = open_plan(plan)
+    # What holds under a plan depends on its strategy, so that nothing is claimed without it.
     except StrategyUnavailable:
         return [_NOT_INSTALLED.format(plan.strategy.name)]
     return federation_claims(opened) if counted is None else round_claims(opened, counted)
@@ -108,6 +109,7 @@ def round_claims(opened: OpenedPlan, counted: UpdateCounts) -> list[str]:
     """Return the claims of a federation with those that follow from the updates of one round."""
     plan = opened.plan
     claims = federation_claims(opened)
+    # A round without updates reveals nothing yet.
     if not counted.updates:
         return claims
     if plan.privacy.secure_sum is not None:

@@ -26,6 +26,7 @@ def check_sum(opened: OpenedPlan) -> None:
         require_summed(opened)
     except NotSummed as error:
         raise Invalid(f"strategy.name: {error}", field="strategy.name") from error
+    # All faults at once: a person corrects a plan in one step.
     refusals = (_clients(plan, summed), _encoding(plan), _alignment(plan), _privacy(plan, summed))
     faults = [refusal for refusal in refusals if refusal is not None]
     if faults:
@@ -46,6 +47,7 @@ def _clients(plan: FederationPlan, summed: SecureSumPlan) -> Fault | None:
         )
     if rounds.min_clients < least:
         return "rounds.min_clients", too_few
+    # A round that closes with fewer could never be summed.
     if rounds.needed_updates < least:
         return "rounds.quorum", too_few
     if rounds.min_clients > MOST_MEMBERS:

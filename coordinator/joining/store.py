@@ -38,6 +38,7 @@ _LAST_PUBLISHED = (
     .where(RoundRow.federation_id == bindparam("federation_id"), RoundRow.state == "published")
     .scalar_subquery()
 )
+# Weights from before this round were computed under a pack that is void.
 _LAST_ENDED = (
     select(func.max(RoundRow.number))
     .where(

@@ -61,6 +61,7 @@ def put_progress(
     with database.write() as session:
         still_member(session, member)
         plan = plan_of(federation(session, member.federation_id))
+        # A loss by name would show what the sum of losses hides.
         if progress.loss is not None and plan.privacy.secure_sum is not None:
             raise Invalid("loss: this federation sums losses; report none", field="loss")
         store_progress(session, member.federation_id, n, member.client_id, progress)

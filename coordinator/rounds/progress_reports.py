@@ -57,6 +57,7 @@ def progress_of(
     report: dict[str, Any] | None, reported_at: datetime | None, state: str
 ) -> ProgressView | None:
     """Return the report of a client that still trains; None otherwise."""
+    # After its update a client trains no more; its last report would say otherwise.
     if report is None or reported_at is None or state != "joined":
         return None
     return ProgressView(at=reported_at, **report)

@@ -232,6 +232,7 @@ def participations(session: Session, round_id: int, client_id: str | None) -> li
             epsilon,
             UpdateRow.training_epsilon,
             UpdateRow.examples,
+            # The first tensor is enough for the rank; whole layouts have thousands.
             UpdateRow.layout[0],
             UpdateRow.sent_ranks,
             case((UpdateRow.sent_ranks.is_not(None), UpdateRow.layout)),
@@ -257,6 +258,7 @@ def participations(session: Session, round_id: int, client_id: str | None) -> li
     )
     if client_id is not None:
         query = query.where(ParticipationRow.client_id == client_id)
+    # One query for all clients of a round, however many there are.
     rows: Iterable[Any] = session.execute(query)
     return [ParticipationDetails(*row) for row in rows]
 

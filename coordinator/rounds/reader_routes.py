@@ -32,6 +32,7 @@ def list_rounds(
 ) -> RoundPage:
     """List rounds, newest first. A client sees its own bytes, and mean scores of three others or more."""
     with database.read() as session:
+        # 404 for a federation that does not exist, in place of an empty list.
         federations.federation(session, federation_id)
         if after is not None and not _CURSOR.fullmatch(after):
             raise Invalid("after: not a cursor of rounds; send the `next` of the page before", field="after")

@@ -129,6 +129,7 @@ def _members(session: Session, federation_id: str) -> list[ReportMember]:
 
 
 def _number(epsilon: float | None) -> str | None:
+    # As text, since signed documents have no fractions.
     return repr(float(epsilon)) if epsilon is not None else None
 
 
@@ -161,6 +162,7 @@ def _rounds(session: Session, federation_id: str) -> list[ReportRound]:
             counted=[
                 client_id
                 for client_id, stored_state, _ in joined[row.id]
+                # The stored state: a client that was revoked later was counted all the same.
                 if row.state == "published" and stored_state == "arrived"
             ],
             bytes=Traffic(

@@ -127,6 +127,7 @@ def store_scores(
         raise SecureSumRequired("scores are summed (privacy.secure_sum.scores); send none by name")
     if joined is None:
         raise NotJoined
+    # A repetition is no replacement, of which there are only a few.
     if stored == scores:
         return False
     _refuse_closed(session, federation_id, round_number)

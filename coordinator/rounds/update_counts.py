@@ -15,6 +15,7 @@ def count_summed(session: Session, round_id: int) -> UpdateCounts:
     query = select(func.count()).where(
         ParticipationRow.round_id == round_id, ParticipationRow.state.in_(sorted(DELIVERED))
     )
+    # Members of a sum sign with keys, so that none of them is a bearer client.
     return UpdateCounts(updates=session.scalar(query) or 0, from_bearers=0)
 
 

@@ -198,6 +198,7 @@ def summarise(scores: Sequence[Mapping[str, Score]]) -> ScoreSummary | None:
     values: dict[str, list[float]] = {}
     for client_scores in scores:
         for name, score in client_scores.items():
+            # Clients may send different names, so that each name has its own count.
             values.setdefault(name, []).append(score.value)
     # Clients choose the names, so their union may exceed what a set of scores holds.
     names = sorted(values, key=lambda name: (name != LOSS, name != PERPLEXITY, -len(values[name]), name))

@@ -63,6 +63,7 @@ def find_place(session: Session, member: Member, address: StepAddress) -> Place:
     """
     row = rounds.get_round(session, member.federation_id, address.round_number)
     summed = store.newest(session, row.id) if row.state == "summing" else None
+    # A member that is behind learns the current session and step, and goes on there.
     if summed is None or not store.is_live(summed) or summed.number != address.session:
         raise mismatch(summed)
     position = store.position_of(session, summed.id, member.client_id)

@@ -44,6 +44,7 @@ def aborted(session: Session, federation_id: str, row: RoundRow, summed: SumSess
 
 def done(session: Session, federation_id: str, row: RoundRow, summed: SumSessionRow) -> None:
     """Announce that the total of a session is stored."""
+    # Members may have dropped out after the terms were written.
     counted = len(summed.closed["masked"]["members"])
     _event(session, federation_id, row, summed, counted)
     members = len(summed.terms["members"])

@@ -62,6 +62,7 @@ def _values_digest(session: Session, federation_id: str, round_number: int, open
     stored = run(session, _LAST, parameters).scalar()
     if stored is not None:
         return stored
+    # All clients of a sum have one layout, so that any of them will do.
     client = run(session, _FIRST_CLIENT, parameters).first()
     if client is None:
         raise NotFound

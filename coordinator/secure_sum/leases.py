@@ -82,6 +82,7 @@ def lease_of(database: Database, claim: SumClaim, seconds: float) -> Lease:
     def extend_by(seconds: float) -> None:
         with database.write() as session:
             now = database_time(session)
+            # Not the expiry: a lease that has run out is still ours until another worker takes it.
             is_ours = SumSessionRow.lease_token == claim.token
             values = {"lease_expires_at": now + timedelta(seconds=seconds)}
             if not _update(session, claim.session_id, is_ours, values, now):

@@ -44,8 +44,7 @@ from coordinator.updates.validation import (
 from schemas.maths.adapter import Layout
 from schemas.maths.start import restart_seed
 from schemas.wire.digests import digest_from_hash
-from schemas.wire.envelope import Envelope, unpack
-from schemas.wire.ranks import any_rank
+from schemas.wire.envelope import Envelope, any_rank, unpack
 
 _SPOOL_BYTES = 4 * 2**20
 _SMALL_BYTES = 4 * 2**20  # received plus decoded: the memory that a thread may hold while it waits

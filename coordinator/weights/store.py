@@ -83,6 +83,7 @@ def served(session: Session, federation_id: str, client_id: str, round_number: i
     if row is None:
         raise NotFound
     state, round_id, joined = row
+    # The final weights belong to the number after the last published round.
     if state == "finished" and round_number == rounds.published(session, federation_id)[1] + 1:
         return ReadableWeights(_or_not_found(base_weights.newest(session, client_id)), None)
     if round_id is None:
@@ -165,6 +166,7 @@ def store_encoded(session: Session, key: EncodedKey, body: bytes | None) -> Enco
         payload_id, digest = payloads.store_bytes(session, body)
         stored = _encoded(payload_id, digest, len(body))
     values = asdict(key) | {"payload_id": stored.payload_id if stored is not None else None}
+    # A faster replica has stored the same.
     run(session, _STORE[session.get_bind().dialect.name], values)
     return EncodedWeights(stored)
 

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import ValidationError
 
-from schemas.maths.adapter import Layout, Shape
+from schemas.maths.adapter import Layout, Shape, factor_of
 from schemas.messages.faults import faults_of
 from schemas.messages.updates import Manifest
 from schemas.wire import compress as zstd
@@ -61,6 +61,14 @@ _SPOOL_BYTES = 4 * 2**20
 def slots(layout: Layout, *, optional: bool = False) -> dict[str, Slot]:
     """Return the expected dense tensors of a layout, float32 or float16."""
     return {name: Slot(shape, DENSE, optional) for name, shape in layout.items()}
+
+
+def any_rank(layout: Layout) -> Expected:
+    """Return the tensors of a layout at any rank; the caller checks that `A` and `B` agree."""
+    return {
+        name: Slot((None, shape[1]) if factor_of(name) == "A" else (shape[0], None))
+        for name, shape in layout.items()
+    }
 
 
 def head(layout: Layout, manifest: Manifest, dtype: Literal["F32", "F16"] = "F32") -> bytes:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from schemas.maths.adapter import Layout, delta_layout, in_order, lora_layout
 from schemas.messages.federations import ALL_ROLES
-from schemas.wire.envelope import slots
+from schemas.wire.envelope import any_rank, slots
 from schemas.wire.errors import TensorHeader
 from schemas.wire.header import (
     HEADER_LIMIT,
@@ -23,7 +23,6 @@ from schemas.wire.header import (
     read_header,
     write_header,
 )
-from schemas.wire.ranks import any_rank
 
 SMALL = slots({"l0.q.A": (1, 1)})
 LARGEST_LIMITS = header_limits(slots(lora_layout(800, dict.fromkeys(ALL_ROLES, (1, 1)), 1)), max_bytes=2**40)
