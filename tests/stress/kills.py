@@ -22,7 +22,7 @@ from tests.stress.summed import SummedTrial
 # Nothing is collected within an hour of its writing: at that place dies another process than a coordinator.
 _COLLECTING: Place = "collection-deleted"
 OF_MOVES = [place for place in PLACES if place.startswith("payload-")]
-"""Those of `tests.coordinator.storage.test_moving`."""
+"""Those of `tests.coordinator.storage.test_payload_moves`."""
 
 OF_OWNERS = [place for place in PLACES if place.startswith("owner-")]
 """Those of `tests.coordinator.storage.test_ownership`."""

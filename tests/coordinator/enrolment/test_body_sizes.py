@@ -77,7 +77,7 @@ def test_headers_are_counted_to_within_two_percent(
 
 @pytest.mark.parametrize("strategy", NAMES)
 def test_a_model_of_126_layers_is_eligible(strategy: str) -> None:
-    check_eligible(opened(strategy), "open", Profile.model_validate(PROFILE | DEEP), with_key=True)
+    check_eligible(opened(strategy), "open", Profile.model_validate(PROFILE | DEEP), has_key=True)
 
 
 @pytest.mark.parametrize(
@@ -91,15 +91,15 @@ def test_a_model_of_126_layers_is_eligible(strategy: str) -> None:
 def test_a_model_with_too_many_layers_is_refused(strategy: str, layers: int, fact: str) -> None:
     profile = Profile.model_validate(PROFILE | DEEP | {"layers": layers})
     with pytest.raises(Invalid, match=r"a plan with fewer adapter\.roles") as refused:
-        check_eligible(opened(strategy), "open", profile, with_key=True)
+        check_eligible(opened(strategy), "open", profile, has_key=True)
     assert fact in refused.value.detail
 
 
 def test_a_part_of_the_adapter_that_stays_is_not_counted() -> None:
     profile = Profile.model_validate(PROFILE | DEEP | {"layers": 950})
-    check_eligible(opened("ffa_lora"), "open", profile, with_key=True)
+    check_eligible(opened("ffa_lora"), "open", profile, has_key=True)
     with pytest.raises(Invalid):
-        check_eligible(opened("fedavg"), "open", profile, with_key=True)
+        check_eligible(opened("fedavg"), "open", profile, has_key=True)
 
 
 def test_an_update_that_is_too_large_is_refused_with_its_size() -> None:
@@ -109,13 +109,13 @@ def test_an_update_that_is_too_large_is_refused_with_its_size() -> None:
     with pytest.raises(
         Invalid, match=r"lower adapter\.rank.* or a larger limits\.max_update_bytes"
     ) as refused:
-        check_eligible(plan, "open", profile, with_key=True)
+        check_eligible(plan, "open", profile, has_key=True)
     assert int(refused.value.detail.split()[6]) > 4 * values
 
 
 def test_a_model_whose_alignment_pack_is_too_large_is_refused() -> None:
     alignment = {"alignment": {"pivot": "tiny-s-3f0c9a1b2c3d"}}
     profile = Profile.model_validate(PROFILE | DEEP)
-    check_eligible(opened("fedavg", adapter={"rank": 32}, **alignment), "open", profile, with_key=True)
+    check_eligible(opened("fedavg", adapter={"rank": 32}, **alignment), "open", profile, has_key=True)
     with pytest.raises(Invalid, match="alignment pack"):
-        check_eligible(opened("fedavg", adapter={"rank": 128}, **alignment), "open", profile, with_key=True)
+        check_eligible(opened("fedavg", adapter={"rank": 128}, **alignment), "open", profile, has_key=True)

@@ -21,7 +21,7 @@ from coordinator.db.tables.federations import CodedWeightsRow
 from coordinator.http.limits import concurrency
 from coordinator.http.limits.concurrency import codec_slot
 from coordinator.storage import garbage_collection
-from tests.coordinator.weights.test_compressed import PLAN, ask, drawn
+from tests.coordinator.weights.test_encoding import PLAN, ask, drawn
 from tests.served import Served, Silo, slug
 from tests.taking_part import deliver, join, plan, put, running, update_body, url, wait_for
 
