@@ -67,6 +67,7 @@ def training_plan(settings: AgentSettings, file: Path | None) -> SiloPlan:
         membership = read_membership(settings.folder)
     except NotEnrolled:
         return _guessed("assumed; the federation's plan is known after enrolment")
+    # A round that is on disk may still be trained, under the plan that it began with.
     brief = _open_round(settings, membership) or _newest_on_disk(settings.folder / membership.federation_id)
     offered = brief or _offered_plan(settings, membership)
     if offered is None:

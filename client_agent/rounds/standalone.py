@@ -62,6 +62,7 @@ def train_alone(
     setting = Setting(silo, plan.adapter, frames, seed, plan.training.max_length, folder)
     origin = origin_of(silo.base, plan.adapter, frames, gated=False, seed=seed)
     with put_in_place(setting, parts) as adapter:
+        # Before `prepare`: a bank that chooses by losses would search a rate for its choice.
         rate = learning_rate(silo, adapter, plan.training, origin, rates, stop)
         prepare(adapter, setting, parts)
         for round_number in range(1, plan.rounds.total + 1):

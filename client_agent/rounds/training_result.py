@@ -75,6 +75,7 @@ class TrainingResult:
             "texts": json.dumps(self.texts),
             "test_digest": self.test_digest,
         }
+        # Metadata in order, since digests of this file must not depend on chance.
         return save_tensors(tensors, metadata)
 
     @classmethod
