@@ -162,6 +162,7 @@ class CellPlanner:
             self._facts(seed),
             hashlib.sha256(study.anchors.read_bytes()).hexdigest() if study.anchors is not None else "",
             study.forgetting,
+            # Results of other code are not mixed with these.
             code_of_runs(),
         ]
         digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
@@ -179,6 +180,7 @@ class CellPlanner:
                     silo.quantization,
                     silo.joins_after,
                     *map(digest_of_examples, _sides(data[silo.name])),
+                    # Metrics and references are not in an example's own digest, and change the scores.
                     _digest_of_scoring(data[silo.name].test),
                     silo.lora_rank,
                 ]
@@ -216,6 +218,7 @@ def stored_result(cell: Cell, out: Path) -> CellResult | None:
         result = CellResult.model_validate_json(cell.result(out).read_bytes())
     except (FileNotFoundError, ValidationError):
         return None
+    # A result of other inputs lies in the same folder, and is replaced.
     return result.of(cell) if result.digest == cell.digest else None
 
 

@@ -225,6 +225,7 @@ def read_study(
     silos = content.get("silo")
     if isinstance(silos, list):
         if copies is not None:
+            # Before validation, which sees every copy as a silo.
             silos = with_copies(silos, defaults, copies)
         content["silo"] = [copy for table in silos for copy in copies_of(table, defaults, file)]
     try:
@@ -271,6 +272,7 @@ def _source(value: str, folder: Path) -> str:
 def _model(value: str, folder: Path) -> str:
     """Return the resolved path of a model's folder or .gguf file if it exists, else the hub id unchanged."""
     place = (folder / Path(value).expanduser()).resolve()
+    # A hub id looks like a relative path.
     return str(place) if place.exists() else value
 
 
