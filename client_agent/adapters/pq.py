@@ -55,6 +55,7 @@ class PQAdapter(AdapterBase):
         for name, core in self._cores.items():
             groups.setdefault((self._rates[name], True), []).extend(core.branch().values())
             if self._gated:
+                # Weight decay would pull a gate towards one half, which no data asks for.
                 groups.setdefault((self._rates[name], False), []).append(core.gate)
         return [
             {"params": parameters, "lr": learning_rate * rate, **({} if decays else {"weight_decay": 0.0})}

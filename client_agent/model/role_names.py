@@ -119,6 +119,7 @@ def placed_roles(linears: Iterable[NamedLinear], width: int) -> list[LayerRoles]
     """
     named = [placed for linear in linears if (placed := _placed(linear, width)) is not None]
     containers = {placed.linear.container for placed in named if not _outward(placed.roles)}
+    # A state-space mixer has an output layer of the same name, but no input layer of a role.
     return [placed for placed in named if placed.linear.container in containers]
 
 
@@ -138,6 +139,7 @@ def _placed(linear: NamedLinear, width: int) -> LayerRoles | None:
         roles = names.get(linear.leaf)
         if roles is None or not container.fullmatch(linear.container):
             continue
+        # A name alone could be of another part, such as a vision tower.
         if (d_out if _outward(roles) else d_in) == width or linear.leaf in _FROM_LATENT:
             return LayerRoles(linear, roles)
     return None
