@@ -16,7 +16,7 @@ from schemas.maths.seeded_random import stream, words
 from studies.assignment import assigned_tasks
 from studies.pools import Pool, distinct, open_pool, place_of, shuffled
 from studies.study import Study
-from studies.study_partitions import DirichletPartition, OfTasks, SizePartition, TaskPartition
+from studies.study_partitions import DirichletPartition, PartitionOfTasks, SizePartition, TaskPartition
 
 MOST_LABELS = 20
 """A source with more different completions has no labels: it is one class."""
@@ -107,7 +107,7 @@ def classes_of(study: Study, pools: Mapping[str, Pool]) -> Classes:
                 if side is train and example.key in claimed:
                     continue
                 label = f"{name}: {example.completion.strip()}" if has_labels else name
-                if isinstance(partition, OfTasks):
+                if isinstance(partition, PartitionOfTasks):
                     label = _task(example, name, partition.kind)
                 side.setdefault(label, []).append(example)
         claimed |= {example.key for example in pool.train}
@@ -132,7 +132,7 @@ def weights_of(study: Study, seed: int, classes: Classes) -> dict[str, _Weights]
     match study.partition:
         case DirichletPartition(alpha=alpha):
             return {silo.name: dirichlet(alpha, list(classes.train), seed, silo.name) for silo in study.silo}
-        case partition if isinstance(partition, OfTasks):
+        case partition if isinstance(partition, PartitionOfTasks):
             assigned = assigned_tasks(study, seed, classes.tasks, classes.test.keys())
             return {silo: dict.fromkeys(names, 1.0) for silo, names in assigned.items()}
         case TaskPartition(tasks_per_silo=count):

@@ -22,7 +22,7 @@ _FEED_FORWARD = re.compile(
 _CROSS = re.compile(r"(^|\.)(encoder_attn|cross_attn|crossattention|encoder_decoder_attention)(\.|$)")
 _EXPERTS = re.compile(r"(^|\.)experts(\.|$)")
 
-_OF_ATTENTION: Mapping[str, tuple[Role, ...]] = {
+_ATTENTION_ROLES: Mapping[str, tuple[Role, ...]] = {
     "q_proj": ("q",),
     "q_b_proj": ("q",),
     "Wq": ("q",),
@@ -46,7 +46,7 @@ _OF_ATTENTION: Mapping[str, tuple[Role, ...]] = {
     "Wo": ("o",),
     "attention_out": ("o",),
 }
-_OF_FEED_FORWARD: Mapping[str, tuple[Role, ...]] = {
+_FEED_FORWARD_ROLES: Mapping[str, tuple[Role, ...]] = {
     "gate_proj": ("gate",),
     "w1": ("gate",),
     "up_proj": ("up",),
@@ -135,7 +135,7 @@ def is_routed(path: str) -> bool:
 
 def _placed(linear: NamedLinear, width: int) -> LayerRoles | None:
     d_out, d_in = linear.shape
-    for container, names in ((_ATTENTION, _OF_ATTENTION), (_FEED_FORWARD, _OF_FEED_FORWARD)):
+    for container, names in ((_ATTENTION, _ATTENTION_ROLES), (_FEED_FORWARD, _FEED_FORWARD_ROLES)):
         roles = names.get(linear.leaf)
         if roles is None or not container.fullmatch(linear.container):
             continue
