@@ -37,6 +37,8 @@ class PQAdapter(AdapterBase):
         self._rates: dict[str, float] = {}
         for path, members in framed_modules(base, plan, frames).items():
             cores = {name: PQCore(plan.rank, base.device, gated=gated, bias=plan.bias) for name in members}
+            # A layer that serves several roles, such as a fused q, k, v, has one wrapper with all their
+            # ranks.
             a, b = joined_frames(base, path, members, frames)
             base_layer = self._model.get_submodule(path)
             self._layers[path] = PQLinear(base_layer, a, b, plan.scale, cores=[*cores.values()])
