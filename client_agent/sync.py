@@ -94,8 +94,7 @@ def _check(client: SyncClient, *, waits: bool) -> None:
 
 def _exchange(client: SyncClient, wait_seconds: int) -> Outcome:
     newest = next(client.workspace.rounds.newest_first(), None)
-    # First the round on disk: asking for the current one may name a newer round, and its update would be
-    # lost.
+    # First the round on disk: the coordinator may name a newer one, and this round's update would be lost.
     if newest is not None and newest.has(BRIEF) and newest.has(WEIGHTS) and not newest.finished:
         outcome = _advance(SyncRound(client, OpenedBrief.read(newest), newest))
         if outcome is not None and not _is_over(client, newest.number):

@@ -147,10 +147,12 @@ def compare_methods(
         chosen = _engine(engine, address, workers, gpus_per_worker, silo_workers or 0)
         planned = _planned(study, data, models, copies, examples, tests)
         comparison = Comparison.planned(planned, out, _names(methods), _numbers(seeds), _print, fair=fair)
+        # Two commands on one folder would delete each other's runs.
         with comparison.claimed():
             if fresh:
                 comparison.forget()
             _run(comparison, chosen)
+            # Also with runs missing: what is there is shown, and the exit status says that it is not all.
             if comparison.results():
                 _report(comparison, comparison.reported(), as_json, paper)
             missing = comparison.missing()

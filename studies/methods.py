@@ -109,6 +109,7 @@ class Method:
     set_by_study: Table = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        # The dataclass is frozen; this is the way in `__post_init__`.
         object.__setattr__(self, "run", self.run or self.name)
 
 

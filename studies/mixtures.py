@@ -131,6 +131,7 @@ def weights_of(study: Study, seed: int, classes: Classes) -> dict[str, _Weights]
     """
     match study.partition:
         case DirichletPartition(alpha=alpha):
+            # Every silo draws with its own name, so that a new silo in the study does not change the others.
             return {silo.name: dirichlet(alpha, list(classes.train), seed, silo.name) for silo in study.silo}
         case partition if isinstance(partition, PartitionOfTasks):
             assigned = assigned_tasks(study, seed, classes.tasks, classes.test.keys())

@@ -119,6 +119,7 @@ class Cell:
 
     def folder(self, out: Path) -> Path:
         rate = f"-rate-{self.rate:g}" if self.rate is not None else ""
+        # Methods with the same plan share the folder, and so the run.
         return out / "cells" / f"{self.run or self.method}{rate}-seed-{self.seed}"
 
     def log(self, out: Path) -> Path:
@@ -152,6 +153,7 @@ class CellPlanner:
     def _planned(self, method: Method, seed: int, rate: float | None) -> Cell:
         study = self.study
         if not self._slugs:
+            # Once: a slug is a digest over the files of a model.
             self._slugs = {model: base_model_slug(model) for model in study.models}
         pivot = self._slugs[study.pivot_model] if study.pivot_model is not None else None
         plan = plan_of(study, method, seed, pivot, rate)
@@ -216,6 +218,7 @@ def stored_result(cell: Cell, out: Path) -> CellResult | None:
     """Return the stored result if it has this cell's digest."""
     try:
         result = CellResult.model_validate_json(cell.result(out).read_bytes())
+    # A result of an older version is run again, as one that is missing.
     except (FileNotFoundError, ValidationError):
         return None
     # A result of other inputs lies in the same folder, and is replaced.

@@ -118,6 +118,7 @@ def parse_plan(served: bytes) -> FederationPlan:
         AnswerUnreadable: it is not a plan.
     """
     try:
+        # A newer coordinator may have fields that this agent does not know.
         return FederationPlan.model_validate_json(served, extra="ignore")
     except ValidationError as error:
         raise AnswerUnreadable("the federation's plan", complaints(error, FederationPlan)) from error

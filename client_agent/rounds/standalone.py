@@ -75,6 +75,7 @@ def train_alone(
                 learning_rate=rate,
                 round_number=round_number,
                 total_rounds=plan.rounds.total,
+                # Every round begins where the last one ended, as for a client whose peers send nothing.
                 start=earlier.adapter if earlier is not None else zeros_like(adapter),
                 earlier=earlier,
                 stop=stop,
