@@ -63,6 +63,7 @@ class BaseDeltaForm(ServedForm):
             log.warning(
                 "round %d: earlier base deltas are missing; downloaded the whole of it", served.folder.number
             )
+            # In place of the increment, so that a restart does not need the missing ones again.
             served.folder.write(WEIGHTS, whole)
             adapter.load_base_delta(self._delta(served, adapter.layout).added)
 
@@ -104,6 +105,7 @@ class BaseDeltaForm(ServedForm):
         """Return the base delta after served weights; that of a round is stored beside them."""
         weights = self._served(served.body, layout)
         if served.is_final:
+            # The final weights come after the last round, so they continue its base delta.
             return apply_weights(newest_base_delta(served.rounds, before=served.folder.number + 1), weights)
         return round_base_delta(served.rounds, served.folder, weights)
 

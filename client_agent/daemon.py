@@ -64,7 +64,9 @@ def run(participant: Participant, sleep: Callable[[float], None] | None = None) 
                     max_delta=session.max_delta,
                     min_voices=session.min_voices,
                 )
+                # Once per start; a lost connection before this point leads here again.
                 is_checked = True
+            # Before a new round is asked for: an update on disk is sent even if its round was interrupted.
             resume(participant)
             answer = session.api.current_round(session.federation_id, wait_seconds=_WAIT_SECONDS)
             if isinstance(answer, NoOpenRound):
@@ -116,6 +118,7 @@ def _has_new_key(participant: Participant, refusal: CoordinatorRefused) -> bool:
     except TRANSIENT:
         return True  # checked again when this key is refused next
     except CoordinatorRefused as error:
+        # Any other refusal, such as a rate limit, says nothing about the key.
         return error.slug not in FATAL
 
 
@@ -160,8 +163,10 @@ def next_round(participant: Participant, sleep: Callable[[float], None] | None =
     """
     session, is_logged = participant.session, False
     while True:
+        # The first answer comes at once, so that the log says soon what the agent waits for.
         answer = session.api.current_round(
-            session.federation_id, wait_seconds=_WAIT_SECONDS if is_logged else 0
+            session.federation_id,
+            wait_seconds=_WAIT_SECONDS if is_logged else 0,
         )
         if isinstance(answer, FinishedBrief):
             raise FederationOver

@@ -36,6 +36,8 @@ def do_work(participant: Participant, pending: PendingWork) -> None:
     if pending.task == "score":
         log.info("final weights: held-out %s", as_text(final_scores(participant, pending.folder).scores))
     elif pending.task == "train":
+        # Up to the file that the next exchange sends; masks of a sum need the network, so its input stays
+        # unmasked here.
         take_part(participant, opened.brief, until=UPDATE if work.sum_plan is None else INPUT)
     else:
         prepare_join(work)
@@ -53,6 +55,7 @@ def prepare_join(work: Work) -> None:
     trainer, brief = work.trainer, work.brief
     work.session.check_brief(brief)
     leave_out_held_out(work)
+    # Checked here as well as before training, because the next chance to tell a person is a round trip away.
     if (dp := work.private_training) is not None:
         require_private_steps(trainer.silo, work.opened.parts)
         require_affordable_steps(work, len(different(trainer.silo.data.train)), dp)

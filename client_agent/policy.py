@@ -157,6 +157,7 @@ class Policy(Strict):
         if summed is not None:
             size = sum(prod(shape) for shape in layout.values()) * _BYTES_OF_SUM[summed.bits]
         else:
+            # The agent adapts to `wire.max_bytes`, so it is a bound even where the recipe allows more.
             size = min(most_bytes(layout, recipe), max_bytes or 2**63)
         self._require_bytes(size + beside, "an update under this plan has up to")
 
@@ -187,6 +188,7 @@ class Policy(Strict):
 
     def _allows(self, module: str) -> bool:
         allowed = self.modules or ()
+        # A rule by role allows the role in every block.
         return module in allowed or module.rpartition(".")[2] in allowed
 
     def _require_bytes(self, size: int, fact: str, **effect: str) -> None:

@@ -140,6 +140,7 @@ def _memory(settings: AgentSettings, planned: SiloPlan) -> str:
     base = _loaded(settings)
     batch, length = planned.training.batch_size, min(planned.training.max_length, base.positions)
     examples = _examples(settings).train[:_PROBE_EXAMPLES]
+    # A few short texts: memory is measured on them and calculated for a whole step.
     texts = encode_all(examples, base.tokenizer, min(_PROBE_LENGTH, length))
     probe = collate(texts, pad=pad_id(base.tokenizer)).to(base.device)
     # The memory of a step does not depend on the values of the frames.
@@ -191,6 +192,7 @@ def _disk(settings: AgentSettings, planned: SiloPlan) -> str:
     frames = random_frames(base, planned.adapter, 0) if planned.adapter.kind == "pq" else {}
     with inject(base, planned.adapter, frames, gated=False, seed=0) as adapter:
         values = sum(parameter.numel() for parameter in adapter.named_parameters().values())
+    # One round more than is kept, since the oldest is deleted after the newest is written.
     needed = 4 * values * (_FILES_OF_A_ROUND * (settings.keep_rounds + 1) + _FILES_IN_TRAINING)
     if settings.prefix_cache_mib and is_worth_storing(
         first_adapted_layer(base, planned.adapter, frames), base.layers
@@ -201,6 +203,7 @@ def _disk(settings: AgentSettings, planned: SiloPlan) -> str:
         needed += max(0, min(_stored_texts(settings, planned)[1], settings.prefix_cache_mib << 20) - stored)
     folder = settings.folder.absolute()
     require_writable_folder(folder, "folder")
+    # The folder may not exist yet, and its disk is that of the nearest folder that does.
     free = disk_usage(next(path for path in (folder, *folder.parents) if path.exists())).free
     fact = f"{_size(free)} free on the disk of {settings.folder}, and rounds need up to {_size(needed)}"
     if free < needed:
@@ -220,6 +223,7 @@ def _data(settings: AgentSettings, plan: TrainingPlan) -> str:
     loss = mean_loss(base, encode_some(base, data.test[:_PROBE_EXAMPLES], _PROBE_EXAMPLES, length))
     skipped = f", {len(data.skipped)} rows skipped" if data.skipped else ""
     fault = ending_fault(base.tokenizer) if any(example.turns for example in data.all) else None
+    # The fault is a check of its own.
     remarks = [remark for remark in remarks_on(data, base.tokenizer) if remark != fault]
     return "; ".join(
         [
@@ -240,6 +244,7 @@ def _ends(settings: AgentSettings) -> str:
 
 
 def _privacy(settings: AgentSettings, planned: SiloPlan, file: Path | None) -> str:
+    # A guessed plan means that the coordinator did not answer; it is not asked again.
     whole = federation_plan(settings, file) if not planned.guessed else None
     return privacy_facts(settings, planned, whole, lambda: _examples(settings))
 

@@ -55,6 +55,7 @@ class RowTemplate(Strict):
                 "wrong", 'has no metrics of its own; write metrics = ["f1"] beside the template'
             )
         options = value.get("options")
+        # Pairs keep the order of the file, and can be hashed.
         return {**value, "options": list(options.items())} if isinstance(options, Mapping) else value
 
     @model_validator(mode="after")
@@ -76,6 +77,7 @@ class RowTemplate(Strict):
         answers = columns_of(self.answer)
         if _literals(self.answer).strip() or len(answers) != 1:
             raise field_error("must be one column in braces and nothing else if there are options", "answer")
+        # The model would copy the answer, and score perfectly without learning.
         if answers[0] in columns_of(self.prompt):
             raise field_error(f"shows the answer: it has {{{answers[0]}}} too", "prompt")
         fault = _fault_of(options)
@@ -190,4 +192,5 @@ def _repeated(texts: Sequence[str]) -> str | None:
 
 
 def _is_another_index(text: str, index: int) -> bool:
+    # Options such as 1 to 5 at indices 0 to 4: a column of numbers could mean either.
     return text.lstrip("+-").isdecimal() and text != str(index)

@@ -39,6 +39,7 @@ class StopFlag:
 
     def __init__(self, seconds: float | None = None) -> None:
         self._event = threading.Event()
+        # Monotonic, since the wall clock may be set while the agent runs.
         self._end = time.monotonic() + seconds if seconds is not None else inf
 
     def listen(self) -> None:
@@ -84,6 +85,7 @@ def connection(
     with CoordinatorApi(
         str(settings.url),
         key=key,
+        # Before enrolment the coordinator's key is unknown; it comes with the first answer.
         server_key=read_membership(settings.folder).server_key if key is not None else None,
         deadline_seconds=settings.request_deadline_seconds,
         sleep=stop.sleep if stop is not None else time.sleep,
@@ -131,6 +133,7 @@ def open_participant(
         membership = read_membership(settings.folder)
         require_enrolled(settings.folder, silo.base.slug, silo.tokenizer)
         set_aside_earlier_client(settings.folder, membership)
+        # A key rotation may have been interrupted between the coordinator's acceptance and the local file.
         key = current_key(lambda key: connection(settings, key, flag), settings.folder)
         with connection(settings, key, flag) as api, _trackers(settings, membership) as trackers:
             yield Participant.of(

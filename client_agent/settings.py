@@ -40,7 +40,7 @@ The same names are in `client_agent.model.examples`, which needs transformers.
 """
 
 _PREFIX = "TESSERA_AGENT_"
-_OF_COMMANDS = ("name", "token", "log_level")
+_COMMAND_NAMES = ("name", "token", "log_level")
 """Variables that commands read, and that are no options of silo.toml."""
 _FOLDER = "tessera-agent"
 _CORRECT = f"Correct the file, or set an option as {_PREFIX}<OPTION>."
@@ -251,7 +251,7 @@ def read_settings(file: Path | None) -> AgentSettings:
 
 def unread(variables: Iterable[str]) -> list[str]:
     """Return a sentence for each unknown `TESSERA_AGENT_*` variable, with the most similar option."""
-    known_names = [_PREFIX + name.upper() for name in (*AgentSettings.model_fields, *_OF_COMMANDS)]
+    known_names = [_PREFIX + name.upper() for name in (*AgentSettings.model_fields, *_COMMAND_NAMES)]
     sentences = []
     for name in sorted(variable.upper() for variable in variables):
         if name.startswith(_PREFIX) and name not in known_names:

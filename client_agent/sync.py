@@ -60,6 +60,7 @@ def synchronise(client: SyncClient, *, waits: bool) -> Outcome:
                 _check(client, waits=waits)
                 is_checked = True
             outcome = _exchange(client, _POLL_SECONDS if waits else 0)
+            # After the exchange, so that the time is that of the last complete one.
             write_durably(client.session.home / SYNCED, json.dumps({"at": _now()}).encode())
             if outcome.next != "nothing" or not waits:
                 return outcome
@@ -86,12 +87,14 @@ def _check(client: SyncClient, *, waits: bool) -> None:
     session.check_plan()
     require_sums(hello, session.manifests.plan)
     summed = session.manifests.plan.privacy.secure_sum
+    # Members of a sum must answer within its phases; a stick that is carried about is too slow.
     if summed is not None and not waits:
         raise SumNeedsNetwork(summed.phase_seconds)
 
 
 def _exchange(client: SyncClient, wait_seconds: int) -> Outcome:
     newest = next(client.workspace.rounds.newest_first(), None)
+    # First the round on disk: the coordinator may name a newer one, and this round's update would be lost.
     if newest is not None and newest.has(BRIEF) and newest.has(WEIGHTS) and not newest.finished:
         outcome = _advance(SyncRound(client, OpenedBrief.read(newest), newest))
         if outcome is not None and not _is_over(client, newest.number):
@@ -110,6 +113,7 @@ def _exchange(client: SyncClient, wait_seconds: int) -> Outcome:
 
 def _begin(client: SyncClient, brief: RoundBrief) -> Outcome | None:
     """Take the steps of the coordinator's round that need no model; None if the round is done."""
+    # A round of an earlier number is a coordinator that was set back, or another one.
     client.session.manifests.hold_to_order(brief.round)
     rounds = client.workspace.rounds
     folder = rounds.open(brief.round)
@@ -170,6 +174,7 @@ def _finish(client: SyncClient, brief: FinishedBrief) -> Outcome:
         if scores is not None:
             send_final_scores(client, scores, brief.round - 1)
     except AgentError as error:
+        # The federation is finished either way, so this is no failure of the exchange.
         log.warning("scores of the final weights not sent (%s); the next sync sends them again", error)
     return Outcome("finished", "the federation is finished")
 

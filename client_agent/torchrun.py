@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 def torchrun_rank() -> int | None:
     """Return this process's rank among those that torchrun started; None if it is alone."""
+    # WORLD_SIZE alone is not enough: schedulers such as SLURM set it for other purposes.
     is_shared = "TORCHELASTIC_RUN_ID" in os.environ and int(os.environ.get("WORLD_SIZE", "1")) > 1
     return int(os.environ["RANK"]) if is_shared else None
 

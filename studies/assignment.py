@@ -42,6 +42,7 @@ def assigned_tasks(
     else:
         assigned = _dealt(study, seed, categories_of(study, tasks))
     for silo, names in assigned.items():
+        # A silo is scored on its own tasks: without test examples of one, its score would be of others.
         untested = [name for name in names if name not in tested]
         if untested:
             raise StudyUnusable(
@@ -74,6 +75,7 @@ def first_category(definition: str, keywords: Mapping[str, Sequence[str]]) -> st
         (
             category
             for category, listed in keywords.items()
+            # At the beginning of a word, so that "translat" finds "translate", and "rate" does not.
             if any(re.search(rf"(?<!\w){re.escape(word)}", definition, re.IGNORECASE) for word in listed)
         ),
         None,
@@ -87,6 +89,7 @@ def tasks_by_name(file: Path, owner: str) -> dict[str, list[str]]:
         StudyUnusable: it cannot be read, is something else, or names something twice.
     """
     try:
+        # json keeps the last of repeated keys without an error, which would drop the tasks of a silo.
         content = json.loads(read_text(file), object_pairs_hook=_without_repeats)
     except OSError as error:
         raise StudyUnusable(
@@ -232,6 +235,7 @@ def _dealt(study: Study, seed: int, categories: _Categories) -> dict[str, tuple[
         names = []
         for category in silo.categories:
             order, place = orders[category], places[category]
+            # Round robin, so that each task of a category is dealt once before one is dealt twice.
             names += [order[(place + step) % len(order)] for step in range(count)]
             places[category] += count
         dealt[silo.name] = tuple(dict.fromkeys(names))

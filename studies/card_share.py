@@ -30,9 +30,11 @@ def memory_needed(context: WorkerContext, cells: list[Cell]) -> int:
     for cell in cells:
         silos = build_silos(context.study, context.draw(context.study, cell.seed), context.models)
         adapter_plan, training = cell.plan.adapter, cell.plan.training
+        # One silo of each base model is enough: memory depends on the model and the plan.
         for silo in {silo.base.slug: silo for silo in silos.values()}.values():
             base = silo.base
             length = min(training.max_length, base.positions)
+            # Few short texts: memory per token is measured, and multiplied by the plan's tokens.
             texts = encode_all(silo.data.train[:_PROBE_EXAMPLES], base.tokenizer, min(_PROBE_LENGTH, length))
             probe = collate(texts, pad=pad_id(base.tokenizer)).to(base.device)
             frames = random_frames(base, adapter_plan, 0) if adapter_plan.kind == "pq" else {}
@@ -40,6 +42,7 @@ def memory_needed(context: WorkerContext, cells: list[Cell]) -> int:
                 measured = step_memory(base, adapter, probe)
             step = measured.recomputing_step if training.gradient_checkpointing else measured.step
             steps = max(steps, step(training.batch_size * length))
+    # All models stay loaded; steps are taken one at a time.
     return steps + sum(held_bytes(base) for base in context.models.loaded)
 
 

@@ -23,6 +23,7 @@ class SharedModels:
         self._prefixes = prefixes
         self._loaded: dict[tuple[str, torch.dtype, Quantization], BaseModel] = {}
         self._device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        # As an agent does, so that a study trains with the same rounding.
         allow_tf32(self._device)
 
     @property

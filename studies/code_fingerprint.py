@@ -42,6 +42,7 @@ def digest_of_code(packages: tuple[str, ...]) -> str:
     """Return the digest of packages without presentation code, and of torch and transformers."""
     digest = hashlib.sha256()
     for library in ("torch", "transformers"):
+        # Other versions of these libraries may round differently.
         digest.update(f"{library} {version(library)}\n".encode())
     for name, file in _sources(packages):
         digest.update(f"{name}\n{hashlib.sha256(file.read_bytes()).hexdigest()}\n".encode())

@@ -143,13 +143,16 @@ def compare_methods(
     with clear_errors():
         from studies.compare import Comparison
 
+        # Before the study is read, which may take minutes: a wrong option is refused at once.
         chosen = _engine(engine, address, workers, gpus_per_worker, silo_workers or 0)
         planned = _planned(study, data, models, copies, examples, tests)
         comparison = Comparison.planned(planned, out, _names(methods), _numbers(seeds), _print, fair=fair)
+        # Two commands on one folder would delete each other's runs.
         with comparison.claimed():
             if fresh:
                 comparison.forget()
             _run(comparison, chosen)
+            # Also with runs missing: what is there is shown, and the exit status says that it is not all.
             if comparison.results():
                 _report(comparison, comparison.reported(), as_json, paper)
             missing = comparison.missing()
@@ -206,6 +209,7 @@ def _engine(
 def _run(comparison: Comparison, engine: Engine) -> None:
     from studies.progress import ProgressDisplay
 
+    # Both end the workers and keep what is finished, as a scheduler's time limit needs.
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, _interrupt)
     console = Console(stderr=True)
@@ -232,6 +236,7 @@ def _report(comparison: Comparison, report: Report, as_json: bool, paper: Path |
         print(report.model_dump_json(indent=1))
     else:
         show(report, Console())
+    # After the runs: hours of results must not be lost for a missing extra.
     missing_packages = [name for name in _REPORT_EXTRA if find_spec(name) is None]
     if missing_packages:
         message = (

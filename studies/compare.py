@@ -72,6 +72,7 @@ class Comparison:
         chosen = seeds if seeds is not None else study.seeds
         folder = (out or Path("runs") / study.name).absolute()
         try:
+            # Before anything is read or run.
             study.trackers(folder).require_installed()
         except TrackerMissing as missing:
             raise StudyUnusable(f"report_to: {missing}") from None
@@ -80,6 +81,7 @@ class Comparison:
             study = with_fair_rules(study, chosen)
         chosen_methods = methods_of(study, methods)
         planner = CellPlanner(study)
+        # All plans are validated before the first run.
         plans = {method.name: planner.cell(method, seed).plan for seed in chosen for method in chosen_methods}
         require_equal_training(plans)
         if study.fair is None:
@@ -126,6 +128,7 @@ class Comparison:
             ) from error
         with lock:
             try:
+                # flock ends with the process, so a killed comparison leaves no stale lock.
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 raise FolderInUse(
@@ -145,6 +148,8 @@ class Comparison:
     def runs(self) -> list[Cell]:
         """The searches and cells without those that share the run of an earlier one."""
         cells = [*self.searches, *self.cells]
+        # Of cells with one digest the first one: reversed, since later entries of a dict replace earlier
+        # ones.
         return list({cell.digest: cell for cell in reversed(cells)}.values())[::-1]
 
     @property
@@ -158,6 +163,7 @@ class Comparison:
 
     def _has_ended(self, cell: Cell) -> bool:
         is_search = self.search is not None and cell.seed not in self.seeds
+        # A rate that diverges is a result of a search, and a failure of a reported run.
         return stored_result(cell, self.out) is not None or (is_search and has_diverged(cell, self.out))
 
     def results(self) -> list[CellResult]:
@@ -184,6 +190,7 @@ class Comparison:
         def follow(cell: Cell) -> list[Cell]:
             if self.search is None or cell.seed in self.seeds:
                 return []
+            # A search may ask for a cell that another worker has.
             new = [cell for cell in self.missing() if cell.digest not in ordered]
             ordered.update(cell.digest for cell in new)
             return new

@@ -33,6 +33,7 @@ class RunningCoordinator:
 
 def quiet_environment(**changes: str) -> dict[str, str]:
     """Return this process's environment without TESSERA_ variables and proxies for 127.0.0.1."""
+    # Variables of a real installation must not reach the coordinator of a study.
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("TESSERA_")}
     return inherited | {"NO_PROXY": "127.0.0.1", "no_proxy": "127.0.0.1"} | changes
 
@@ -54,6 +55,7 @@ class CoordinatorProcess:
             TESSERA_ADMIN_TOKEN=self.token,
             TESSERA_PUBLIC_NAMES=host,
             TESSERA_RETRY_SECONDS="1",
+            # A study waits for each round: the default pace would be most of its time.
             TESSERA_TICK_SECONDS="0.2",
         )
         self._process: subprocess.Popen[bytes] | None = None
@@ -85,6 +87,7 @@ class CoordinatorProcess:
     def kill(self) -> None:
         """End it as a power cut would."""
         process = self._started()
+        # SIGKILL, which no handler can soften.
         process.kill()
         process.wait()
 
@@ -126,6 +129,7 @@ def _wait_until_ready(url: str, process: subprocess.Popen[bytes], log: Path) -> 
         if process.poll() is not None:
             raise CoordinatorStopped(f"the coordinator stopped; see {log}")
         try:
+            # Without the proxy of the environment, which does not reach this machine's own ports.
             if httpx.get(f"{url}/readyz", trust_env=False).is_success:
                 return
         except httpx.TransportError:
@@ -136,5 +140,6 @@ def _wait_until_ready(url: str, process: subprocess.Popen[bytes], log: Path) -> 
 
 def _free_port(host: str) -> int:
     with socket.socket() as probe:
+        # The port is known before the start, and stays the same after a kill.
         probe.bind((host, 0))
         return int(probe.getsockname()[1])

@@ -126,6 +126,7 @@ class SiloHost:
         """Return a silo; load its base model at the first call of one that has it."""
         if name not in self._silos:
             study = self.context.study
+            # Drawn once for all silos: examples of different silos are disjoint.
             self._data = self._data or self.context.draw(study, self.cell.seed)
             self._silos[name] = build_silo(study, self.entry(name), self._data[name], self.context.models)
         return self._silos[name]
@@ -148,6 +149,7 @@ class SiloHost:
                 api,
                 membership,
                 folder,
+                # A run reads the newest round only, and many silos share a disk.
                 keep_rounds=1,
                 lora_rank=self.entry(name).lora_rank,
                 rates=self.rates,
@@ -242,6 +244,7 @@ class Forgetting:
 
     def measure_bare(self, base: BaseModel) -> None:
         """Measure a base model that has no adapter at the moment; once per model and precision."""
+        # Silos share models, so that a bare model is scored once.
         if (key := _key(base)) not in self._bare:
             self._encoded[key] = encode_for(base, self._texts, self._max_length)
             self._bare[key] = mean_loss(base, self._encoded[key])

@@ -110,6 +110,7 @@ def _run_round(
     """Run a round with the members that it draws, wait until it is published, and return what they noted."""
     crew, established = federation.crew, list(federation.members)
     for silo in federation.study.silo:
+        # Enrolled between rounds, as a real latecomer finds an open round.
         if silo.joins_after == round_number - 1:
             federation.enrol(silo)
     newcomers = [name for name in federation.members if name not in set(established)]
@@ -123,7 +124,9 @@ def _run_round(
     crew.run(members, work, lambda name, _: report_activity(name))
     if sums:
         report_activity("summing")
+        # In threads: members of a sum wait for each other's messages.
         crew.run(members, TakePartInSum(), at_once=True)
+    # Before the next round, which deletes the folder of this one.
     noted = crew.run(members, ReadRoundNotes(round_number))
     wait_until_published(federation, round_number)
     return noted
@@ -132,6 +135,7 @@ def _run_round(
 def wait_until_published(federation: Federation, round_number: int) -> None:
     """Poll until a round is published; raise RoundMissed after a timeout."""
     deadline = time.monotonic() + _PUBLISH_SECONDS
+    # Agents would poll and wait; asking often here keeps a run of many short rounds fast.
     while federation.operator.get(f"{federation.path}/rounds/{round_number}")["state"] != "published":
         if time.monotonic() > deadline:
             raise RoundMissed(
@@ -152,6 +156,7 @@ def _results(
     by_silo: dict[str, list[ClientRound]] = {silo.name: [] for silo in federation.study.silo}
     for round_number in range(1, cell.plan.rounds.total + 1):
         for participation in federation.operator.get(f"{federation.path}/rounds/{round_number}")["clients"]:
+            # A method that lost an update would be compared under other conditions than the rest.
             if participation["state"] != "arrived" or participation["scores"] is None:
                 raise RoundMissed(
                     f"{participation['name']}'s update of round {round_number} is {participation['state']}; "

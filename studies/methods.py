@@ -109,6 +109,7 @@ class Method:
     set_by_study: Table = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        # The dataclass is frozen; this is the way in `__post_init__`.
         object.__setattr__(self, "run", self.run or self.name)
 
 
@@ -136,9 +137,11 @@ def plan_of(
     plan = merge_tables(merge_tables({}, study.plan), method.plan)
     for path, setter in _SET_BY.items():
         table, _, field = path.rpartition(".")
+        # Refused and not overwritten: the study would say something that is not done.
         if field in (_table(plan.get(table)) if table else plan):
             raise StudyUnusable(f"the plan of method {method.name} must not set {path}: {setter}")
     plan["name"] = f"{method.run} seed {seed}"
+    # Clients of a study take turns, so that the last one may come hours after the first.
     rounds = {"collect_seconds": _PATIENCE_SECONDS} | _table(plan.get("rounds"))
     plan["rounds"] = rounds | {"min_clients": clients_per_round(rounds.get("sample"), len(study.founders))}
     if study.fair is not None:
@@ -149,6 +152,7 @@ def plan_of(
     else:
         plan.pop("alignment", None)
         if pivot is not None:
+            # Without alignment nothing else names the model of sketches.
             plan["signature"] = merge_tables({"model": pivot}, _table(plan.get("signature")))
     _score_by_client(method.name, plan)
     try:
@@ -173,6 +177,7 @@ def _score_by_client(method: str, plan: Table) -> None:
     privacy = _table(plan.get("privacy"))
     if not isinstance(privacy.get("secure_sum"), dict):
         return
+    # A comparison pairs clients one by one, which a sum of scores does not allow.
     summed = {"scores": "own"} | _table(privacy["secure_sum"])
     if summed["scores"] != "own":
         raise StudyUnusable(
@@ -223,6 +228,7 @@ def require_equal_training(plans: Mapping[str, FederationPlan]) -> None:
     """
     amounts: dict[tuple[int, int], list[str]] = {}
     for name, plan in plans.items():
+        # In all rounds: methods may divide the same steps differently.
         steps, batch = plan.training.steps * plan.rounds.total, plan.training.batch_size
         amounts.setdefault((steps, batch * plan.training.accumulation), []).append(name)
     if len(amounts) > 1:
@@ -265,6 +271,7 @@ def _resolve(study: Study, name: str, above: tuple[str, ...]) -> Method:
             states = entry.states  # fairly compared, methods count all states but where the study says so
         plan = merge_tables(plan, entry.plan)
         set_by_study = merge_tables(set_by_study, entry.plan) if entry is in_study else set_by_study
+    # Methods that differ only in the states that count are one run with two readings.
     shares_runs = any(entry.states is not None for entry in layers) and plan == parent.plan
     return Method(name, alone, plan, states, parent.run if shares_runs else name, set_by_study)
 

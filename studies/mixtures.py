@@ -16,7 +16,7 @@ from schemas.maths.seeded_random import stream, words
 from studies.assignment import assigned_tasks
 from studies.pools import Pool, distinct, open_pool, place_of, shuffled
 from studies.study import Study
-from studies.study_partitions import DirichletPartition, OfTasks, SizePartition, TaskPartition
+from studies.study_partitions import DirichletPartition, PartitionOfTasks, SizePartition, TaskPartition
 
 MOST_LABELS = 20
 """A source with more different completions has no labels: it is one class."""
@@ -41,6 +41,7 @@ def draw_mixtures(study: Study, seed: int) -> dict[str, SiloData]:
         silo.name: _drawn_alone(by_class.test, weights[silo.name], study.tests, "tests", seed, silo.name)
         for silo in study.silo
     }
+    # Of all silos: what one is tested on, no other may train on.
     tested = {example.key for items in tests.values() for example in items}
     named = _Queues.of(by_class.validation, tested, "validation", seed)
     excluded = tested | {example.key for items in by_class.validation.values() for example in items}
@@ -50,6 +51,7 @@ def draw_mixtures(study: Study, seed: int) -> dict[str, SiloData]:
     hands: dict[str, list[Example]] = {silo.name: [] for silo in study.silo}
     _deal_validation(study, seed, weights, named, queues, validation)
     choices = {silo.name: _Choices(weights[silo.name], "train", seed, silo.name) for silo in study.silo}
+    # Example by example in turn, so that no silo takes the rare classes of all.
     for turn in range(max(counts.values())):
         for name, count in counts.items():
             if turn < count:
@@ -101,10 +103,11 @@ def classes_of(study: Study, pools: Mapping[str, Pool]) -> Classes:
         has_labels = by_label and len(completions) <= MOST_LABELS
         for side, examples in ((train, pool.train), (validation, pool.validation or ()), (test, pool.test)):
             for example in examples:
+                # An example of two sources must not go to two silos.
                 if side is train and example.key in claimed:
                     continue
                 label = f"{name}: {example.completion.strip()}" if has_labels else name
-                if isinstance(partition, OfTasks):
+                if isinstance(partition, PartitionOfTasks):
                     label = _task(example, name, partition.kind)
                 side.setdefault(label, []).append(example)
         claimed |= {example.key for example in pool.train}
@@ -128,8 +131,9 @@ def weights_of(study: Study, seed: int, classes: Classes) -> dict[str, _Weights]
     """
     match study.partition:
         case DirichletPartition(alpha=alpha):
+            # Every silo draws with its own name, so that a new silo in the study does not change the others.
             return {silo.name: dirichlet(alpha, list(classes.train), seed, silo.name) for silo in study.silo}
-        case partition if isinstance(partition, OfTasks):
+        case partition if isinstance(partition, PartitionOfTasks):
             assigned = assigned_tasks(study, seed, classes.tasks, classes.test.keys())
             return {silo: dict.fromkeys(names, 1.0) for silo, names in assigned.items()}
         case TaskPartition(tasks_per_silo=count):
@@ -157,6 +161,7 @@ def sizes_of(study: Study) -> dict[str, int]:
     assert partition.power is not None
     total = sum(sizes.values())
     shares = np.arange(1, len(sizes) + 1, dtype=np.float64) ** -partition.power
+    # Largest remainders: the sizes add up to the total.
     exact = total * shares / shares.sum()
     counts = np.floor(exact).astype(int)
     for index in np.argsort(counts - exact, kind="stable")[: total - int(counts.sum())]:
@@ -175,6 +180,7 @@ def dirichlet(alpha: float, classes: Sequence[str], seed: int, silo: str) -> dic
     Gamma(alpha) is Gamma(alpha + 1) * U ** (1 / alpha), here in logarithms: it underflows for a small alpha.
     """
     random = np.random.Generator(stream("study dirichlet", seed, silo))
+    # Gamma(alpha) is Gamma(alpha + 1) U^(1 / alpha): in logarithms, because it underflows for a small alpha.
     logs = np.log(random.standard_gamma(alpha + 1, size=len(classes)))
     logs += np.log1p(-random.random(len(classes))) / alpha
     weights = np.exp(logs - logs.max())
@@ -208,6 +214,7 @@ class _Queues:
         change how often it is drawn.
         """
         queues = (self.left, remaining.left if remaining is not None else {})
+        # Which queue holds a class must not change how often it is drawn.
         names = [name for name in choices.weights if any(left.get(name) for left in queues)]
         if not names:
             return None
@@ -224,8 +231,10 @@ class _Choices:
         self._drawn = 0
 
     def draw(self, names: Sequence[str]) -> str:
+        # Without a draw, so that a later choice does not depend on how many classes are empty.
         if len(names) == 1:
             return names[0]
+        # By position in a stream of its own: a silo's sequence does not depend on other silos.
         unit = float(words(1, *self._key, begin=self._drawn)[0]) * 2.0**-64
         self._drawn += 1
         edges: NDArray[np.float64] = np.cumsum([self.weights[name] for name in names])

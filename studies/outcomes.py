@@ -48,6 +48,7 @@ def states(client: ClientResult) -> list[HeldState]:
         after = client.rounds[-1].round + 1
         history.append(HeldState(after, "final", final.scores, final.validation_loss, final.tasks))
     stages = {"all": _STAGES, "served": ("served", "final"), "trained": ("trained",)}[client.states]
+    # The start always counts: a method may be worse than nothing.
     return [state for state in history if state is history[0] or state.stage in stages]
 
 
@@ -61,6 +62,7 @@ def best_state(client: ClientResult) -> HeldState | None:
     history = states(client)
     losses = [state.validation for state in history]
     measured = [loss for loss in losses if loss is not None]
+    # One state without a loss makes the choice arbitrary. Of equal losses the earliest.
     return history[losses.index(min(measured))] if len(measured) == len(history) else None
 
 
@@ -72,5 +74,6 @@ def state_by(rule: Rule, client: ClientResult) -> HeldState:
 
 def rules_of(results: Sequence[CellResult]) -> list[Rule]:
     """Return the rules that apply to all clients, the one of the main tables first."""
+    # The same rule for all methods and clients, or the comparison would favour some.
     comparable = all(best_state(client) is not None for result in results for client in result.clients)
     return ["best", "end"] if comparable else ["end"]

@@ -52,6 +52,7 @@ class PackCache:
         if base.slug != pivot.slug:
             pivot_frames = self.pack(pivot, pivot, adapter, plan, report_activity)
         name = f"{PACKS}/{base.slug}-{_digest(anchors, adapter, plan)}.safetensors"
+        # Fitting takes minutes: another worker waits and reads, instead of doing it again.
         with self.files.locked(name):
             body = self.files.read(name)
             if body is None:
@@ -85,6 +86,7 @@ def read_anchors(file: Path) -> Anchors:
 
 def body_for_federation(pack: Pack, federation_id: str) -> bytes:
     """Return a pack's body with the federation's id in its manifest."""
+    # A coordinator refuses the pack of another federation.
     return Pack(pack.tensors, pack.manifest.model_copy(update={"federation": federation_id})).to_body()
 
 
@@ -93,6 +95,7 @@ def _digest(anchors: Sequence[Anchor], adapter: AdapterPlan, plan: AlignmentPlan
     facts = [
         code_of_packs(),
         [anchor.model_dump() for anchor in anchors],
+        # These do not change the frames, so methods that differ in them share a pack.
         adapter.model_dump(exclude={"scale", "bias", "private_rank", "same_architecture_rank"}, mode="json"),
         plan.model_dump(mode="json"),
     ]

@@ -36,6 +36,7 @@ def draw_examples(study: Study, seed: int) -> dict[str, SiloData]:
 
 def _drawn(study: Study, seed: int) -> dict[str, SiloData]:
     draw = _Draw.of(study)
+    # Once per pool: many silos share one, and its digest reads all examples.
     digests = {id(pool): digest_of_examples(pool.test) for pool in draw.distinct}
     tests = {
         name: tuple(shuffled(pool.test, "study tests", seed, name, digest=digests[id(pool)])[: study.tests])
@@ -51,6 +52,7 @@ def _drawn(study: Study, seed: int) -> dict[str, SiloData]:
     orders: _Hands = {}
     claimed: set[str] = set()  # an example of two sources belongs to the first one
     for source in draw.sharing:
+        # One order for all silos of a source: a larger number of examples extends the smaller set.
         orders[source] = shuffled(draw.available(source, excluded | claimed), "study", seed)
         claimed |= {example.key for example in orders[source]}
     for source, silos in draw.sharing.items():
@@ -109,6 +111,7 @@ class _Draw:
     def available(self, source: str, excluded: AbstractSet[str]) -> list[Example]:
         """Return the examples in the training side of every pool of a source, minus the excluded keys."""
         sides = self._sides(source)
+        # Pools of one source may hold out different test sets: what one tests on, no other trains on.
         allowed = set.intersection(*({example.key for example in side} for side in sides)) - excluded
         return [example for example in sides[0] if example.key in allowed]
 

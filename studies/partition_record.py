@@ -55,6 +55,7 @@ def _classes(study: Study) -> dict[str, str]:
     classes = classes_of(study, {source.name: open_pool(place_of(source)) for source in study.source})
     return {
         example.key: name
+        # Training last, which wins where a label differs: it is what silos are made of.
         for side in (classes.test, classes.validation, classes.train)
         for name, examples in side.items()
         for example in examples

@@ -80,6 +80,7 @@ def open_pool(place: Place) -> Pool:
     validation = _read(place, place.validation) if place.validation is not None else None
     if place.test is not None:
         return Pool(place, examples, validation, _read(place, place.test))
+    # By digest, as an agent holds test examples out.
     train, test = with_test(examples, place.train)
     return Pool(place, train, validation, test)
 
@@ -89,6 +90,7 @@ def digest_of_examples(examples: Sequence[Example]) -> str:
 
 
 def distinct(examples: Iterable[Example]) -> list[Example]:
+    # A repeated example could be on two sides.
     return list({example.key: example for example in examples}.values())
 
 
@@ -110,6 +112,7 @@ def _resolved(source: str) -> str:
 
 
 def _read(place: Place, source: str) -> tuple[Example, ...]:
+    # With the version of the file, so that a changed one is read again.
     return _read_once(source, place.rows, place.metrics, _version(source))
 
 

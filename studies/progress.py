@@ -80,6 +80,7 @@ class ProgressDisplay:
             if not done:
                 self._line(f"{place}: no round has ended yet")
                 return
+            # By rounds: runs differ in length, and several are in progress.
             seconds = (time.monotonic() - self._opened) / done * (self._rounds_planned - done)
             self._line(f"{place}: {minutes_of(seconds)} left")
 
@@ -117,6 +118,7 @@ class ProgressDisplay:
         """Print a new round at once, and between rounds now and then what the run does."""
         now = time.monotonic()
         moved = progress.rounds != self._rounds[label]
+        # A log of a file would be long with a line for every step.
         quiet = now - self._printed[label] < _QUIET_SECONDS
         if self._console.is_terminal or (not moved and (quiet or not progress.doing)):
             return
@@ -128,6 +130,7 @@ class ProgressDisplay:
         """Remove the run's bar and print its result or failure."""
         with self._lock:
             self._progress.remove_task(self._bars.pop(cell.label))
+            # Failed runs too: their rounds do not come any more.
             self._rounds_done += cell.plan.rounds.total
             seconds = time.monotonic() - self._began[cell.label]
             if failure is not None:

@@ -33,6 +33,7 @@ class Board:
     async def write(self, name: str, content: bytes) -> None:
         self._files.write(name, content)
 
+    # An actor runs coroutines side by side, so that a waiting worker blocks nobody.
     async def acquire(self, name: str, owner: str, *, wait: bool) -> bool:
         """Lock a name for a worker; without `wait` return False if another worker has it."""
         async with self._changed:
@@ -53,6 +54,7 @@ class Board:
             self._owners = {
                 name: holder
                 for name, holder in self._owners.items()
+                # Silo workers are named below the worker that started them.
                 if holder != owner and not holder.startswith(f"{owner}.")
             }
             self._changed.notify_all()

@@ -66,6 +66,7 @@ class SiloWorker:
     def __init__(self, setup: RaySetup, board: Any, name: str, cell: Cell, draw: Draw) -> None:
         self._setup = setup
         context = opened_context(setup, name, BoardFiles(board, name), trains=True)
+        # The examples came with the actor: this node may not have the study's files.
         context.draw = lambda *_: dict(draw)
         logging.getLogger().setLevel(logging.INFO)
         logging.getLogger("httpx").setLevel(logging.WARNING)
@@ -88,6 +89,7 @@ class SiloWorker:
         )
         handler = _Records(messages, names)
         logging.getLogger().addHandler(handler)
+        # A generator of Ray has to yield while the work is in progress.
         threading.Thread(target=self._do, args=(messages, work, names, at_once), daemon=True).start()
         while isinstance(message := messages.get(), SiloProgress | logging.LogRecord):
             yield message
@@ -103,6 +105,7 @@ class SiloWorker:
                 names, work, lambda name, rounds: messages.put(SiloProgress(name, rounds)), at_once=at_once
             )
         except Exception as error:
+            # Here, since exceptions lose their traceback on the way to another process.
             log.exception("%s failed", ", ".join(names[:3]))
             reason = str(error) if isinstance(error, AgentError) else f"{type(error).__name__}: {error}"
             messages.put(WorkFailed(reason, isinstance(error, LossNotFinite)))
@@ -166,6 +169,7 @@ class RayCrew:
         results: dict[str, T] = {}
         for done in pending:
             results |= done.result()
+        # In the order of the names, whichever share was first.
         return {name: results[name] for name in names}
 
     def spent(self) -> TimeSpent:
@@ -193,6 +197,7 @@ class RayCrew:
             for part in [names] if at_once else [[name] for name in names]:
                 if failed.is_set():
                     break
+                # Silo by silo: a worker that is lost costs the work of one.
                 results |= self._repeated(share, part, work, report, at_once)
         except BaseException:
             failed.set()
@@ -230,6 +235,7 @@ class RayCrew:
             match ray.get(answer):
                 case SiloProgress(name, rounds):
                     report(name, rounds)
+                # Handled as if logged here, so that a run has one log.
                 case logging.LogRecord() as record:
                     logging.getLogger(record.name).handle(record)
                 case SiloResults(results, spent):
@@ -248,6 +254,7 @@ class RayCrew:
             share.owner = f"{self.owner}.silos-{share.number}-{share.started}"
             options = dict(self.setup.trainer_options)
             if share.node is not None:
+                # The folders of its silos are on that node.
                 options["scheduling_strategy"] = NodeAffinitySchedulingStrategy(share.node, soft=False)
             draw = {name: self.draw[name] for name in share.names}
             actor = _remote(SiloWorker).options(**options)
@@ -260,6 +267,7 @@ class RayCrew:
         if actor is not None:
             with suppress(ray.exceptions.RayError):
                 ray.kill(actor)
+            # Locks of a killed worker would be held forever.
             self.board.forget.remote(share.owner)
 
 
@@ -276,6 +284,7 @@ def ray_crew(setup: RaySetup, board: Any, owner: str, cell: Cell, draw: Draw) ->
 
 def shares(study: Study, workers: int) -> list[list[str]]:
     """Divide the silos of a study into at most `workers` equal shares, with few base models in each."""
+    # Neighbours have one base model, so that a worker loads few.
     silos = sorted(study.silo, key=lambda silo: (silo.model, silo.dtype, silo.quantization))
     bounds = [len(silos) * n // workers for n in range(workers + 1)]
     parts = [[silo.name for silo in silos[a:b]] for a, b in pairwise(bounds)]

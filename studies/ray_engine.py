@@ -74,6 +74,7 @@ class RayEngine:
             )
             opened.callback(shutil.rmtree, setup.folder(), ignore_errors=True)
             pool = opened.enter_context(RayPool.on_the_cluster(self.address, setup, out, cells, listener))
+            # Runs that wait for each other's silo workers would never end.
             pool.require_room(self.workers)
             pool.run(cells, self.workers, follow)
 
@@ -86,6 +87,7 @@ class RayEngine:
         """
         os.environ.update(_ENVIRONMENT)  # Ray reads them when it is imported
         if self.address is None:
+            # A cluster of this run only needs a token that nobody else knows.
             os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
         try:
             import ray

@@ -55,6 +55,7 @@ class RayPool:
     ) -> Iterator[RayPool]:
         """Check the cluster, share the data, and run a coordinator here if a cell needs one."""
         this_node = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+        # On this node, which has the output folder.
         board = _remote(Board).options(num_cpus=0, scheduling_strategy=this_node).remote(out)
         try:
             is_closed = ray.get(board.has_authentication.remote())
@@ -78,6 +79,7 @@ class RayPool:
             delete_database(folder)
             with (
                 running_coordinator(folder, setup.host) as running,
+                # Ray's actors may keep this process from cleaning up when it is killed.
                 _ended_with_this_process(running.process),
             ):
                 pool.setup = dataclasses.replace(setup, url=running.url, token=running.token)
@@ -105,6 +107,7 @@ class RayPool:
         Raises:
             EngineUnusable: the share is too small.
         """
+        # In a worker with its share of a GPU: this process may have none.
         actor, name = self._started(self.setup.trainer_options)
         plans = {cell.plan.model_dump_json(include={"adapter", "training"}): cell for cell in cells}
         card, needed = ray.get(actor.memory.remote([(cell, self._drawn(cell)) for cell in plans.values()]))
@@ -142,6 +145,7 @@ class RayPool:
                     actor, name = self._started(self.setup.worker_options)
                 self.listener.started(cell)
                 failure, is_alive = self._run_cell(actor, cell)
+                # The actor was killed by `stop`: its end is no failure of the run.
                 if self._stopped:
                     return
                 if not is_alive:
@@ -163,6 +167,7 @@ class RayPool:
                 if isinstance(message, Progress):
                     self.listener.moved(cell, message)
                     continue
+                # Workers on other nodes cannot write into the output folder.
                 write_durably(cell.log(self.out), message.log)
                 if message.has_diverged:
                     store_divergence(cell, self.out)
@@ -177,6 +182,7 @@ class RayPool:
         """Return a reference to the examples of a cell's seed, which all its workers share."""
         with self._lock:
             if cell.seed not in self._draws:
+                # Once in the object store, instead of a copy with every cell.
                 self._draws[cell.seed] = ray.put(draw_examples(self.setup.study, cell.seed))
             return self._draws[cell.seed]
 
@@ -199,6 +205,7 @@ def room_of(resources: dict[str, float], share: float) -> int:
     cores, cards = int(resources.get("CPU", 0)), resources.get("GPU", 0.0)
     if not share:
         return cores
+    # A share below 1 must fit on one card: three shares of .4 need two cards.
     return min(cores, int(cards * int(1 / share)) if share <= 1 else int(cards / share))
 
 
@@ -206,6 +213,7 @@ def room_of(resources: dict[str, float], share: float) -> int:
 def _ended_with_this_process(process: int) -> Iterator[None]:
     """Terminate another process when this one is killed: a shell waits for the end of a pipe."""
     command = ["sh", "-c", f"read _; kill {process}"]
+    # The pipe closes when this process ends, also by SIGKILL. A session of its own survives Ctrl-C.
     with subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True) as watcher:
         try:
             yield

@@ -68,10 +68,13 @@ class RaySetup:
 def opened_context(setup: RaySetup, name: str, files: SharedFiles, *, trains: bool) -> WorkerContext:
     """Prepare this process of a worker; `trains`: it takes its share of a GPU."""
     for variable in [name for name in os.environ if name.startswith("TESSERA_")]:
+        # Settings of an agent or a coordinator on this node are not those of the study.
         del os.environ[variable]
     os.environ |= {"NO_PROXY": setup.host, "no_proxy": setup.host}
+    # One core per worker; more threads would disturb the others, and sums would depend on their number.
     torch.set_num_threads(1)
     if trains and 0 < setup.gpus < 1:
+        # Fail in the worker that takes too much, and not in its neighbour.
         torch.cuda.set_per_process_memory_fraction(setup.gpus)
     out = setup.folder()
     out.mkdir(mode=0o700, exist_ok=True)

@@ -60,6 +60,7 @@ class CellWorker:
         failure = message.reason if isinstance(message, RunFailed) else None
         result = cell.result(out).read_bytes() if failure is None else None
         ended = CellEnd(failure, result, cell.log(out).read_bytes(), has_diverged(cell, out))
+        # The result is on its way: this node's disk is not the study's.
         shutil.rmtree(cell.folder(out))
         yield ended
 

@@ -50,6 +50,7 @@ class Schedule:
         done = sum(stage.seconds for stage in self.stages[: self._index])
         done += self.stages[self._index].seconds * self._share
         prior = _PRIOR_SHARE * planned
+        # A prior of the planned pace: the first minutes alone would give wild estimates.
         pace = (self.clock() - self._began + prior) / (done + prior)
         return (planned - done) * pace
 

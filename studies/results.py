@@ -119,6 +119,7 @@ class Cell:
 
     def folder(self, out: Path) -> Path:
         rate = f"-rate-{self.rate:g}" if self.rate is not None else ""
+        # Methods with the same plan share the folder, and so the run.
         return out / "cells" / f"{self.run or self.method}{rate}-seed-{self.seed}"
 
     def log(self, out: Path) -> Path:
@@ -152,6 +153,7 @@ class CellPlanner:
     def _planned(self, method: Method, seed: int, rate: float | None) -> Cell:
         study = self.study
         if not self._slugs:
+            # Once: a slug is a digest over the files of a model.
             self._slugs = {model: base_model_slug(model) for model in study.models}
         pivot = self._slugs[study.pivot_model] if study.pivot_model is not None else None
         plan = plan_of(study, method, seed, pivot, rate)
@@ -162,6 +164,7 @@ class CellPlanner:
             self._facts(seed),
             hashlib.sha256(study.anchors.read_bytes()).hexdigest() if study.anchors is not None else "",
             study.forgetting,
+            # Results of other code are not mixed with these.
             code_of_runs(),
         ]
         digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
@@ -179,6 +182,7 @@ class CellPlanner:
                     silo.quantization,
                     silo.joins_after,
                     *map(digest_of_examples, _sides(data[silo.name])),
+                    # Metrics and references are not in an example's own digest, and change the scores.
                     _digest_of_scoring(data[silo.name].test),
                     silo.lora_rank,
                 ]
@@ -214,8 +218,10 @@ def stored_result(cell: Cell, out: Path) -> CellResult | None:
     """Return the stored result if it has this cell's digest."""
     try:
         result = CellResult.model_validate_json(cell.result(out).read_bytes())
+    # A result of an older version is run again, as one that is missing.
     except (FileNotFoundError, ValidationError):
         return None
+    # A result of other inputs lies in the same folder, and is replaced.
     return result.of(cell) if result.digest == cell.digest else None
 
 

@@ -44,6 +44,7 @@ def run_cell(
     """
     names = [silo.name for silo in context.study.silo]
     with _crew(context, cell, trackers) as crew:
+        # First: it loads the models.
         described = crew.run(names, DescribeSilo())
         packs = _packs(crew, described, partial(report_progress, 0))
         # Models, packs and searched rates are there or not by the order of runs: their time is not counted.
@@ -92,6 +93,7 @@ def _packs(
     (pivot,) = crew.run([next(iter(described))], MakePack(is_pivot=True), report).values()
     if pivot is None:
         return {}
+    # One silo of each base model makes its pack for all.
     by_model = {silo.base_model: name for name, silo in described.items()}
     bodies = crew.run(list(by_model.values()), MakePack(), report)
     packs = {slug: body for slug, name in by_model.items() if (body := bodies[name]) is not None}
@@ -133,6 +135,7 @@ def _federated(
     anchors = read_anchors(context.study.anchors) if context.study.anchors is not None else None
     federation = create_federation(cell, context.study, crew, context.operator, anchors)
     for slug, pack in packs.items():
+        # Uploaded before the start: agents find it, and need no fit of their own.
         body = body_for_federation(pack, federation.id)
         context.operator.put_tensors(f"{federation.path}/alignments/{slug}", body)
     results = run_federated(federation, cell, described, report_progress)

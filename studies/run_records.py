@@ -74,6 +74,7 @@ def read_relevance(
                 round=number,
                 clients=clients,
                 rows=shown,
+                # Four digits: a matrix per round would be most of a result's file.
                 weights=[[round(rows[row][name], _DECIMALS) for name in clients] for row in shown],
             )
         )

@@ -45,8 +45,10 @@ class FolderFiles:
     def locked(self, name: str, waiting: Callable[[], None] | None = None) -> Iterator[None]:
         file = self.folder / f"{name}.lock"
         file.parent.mkdir(parents=True, exist_ok=True)
+        # A file beside the content, which a rename replaces together with its lock.
         with file.open("w") as lock:
             try:
+                # At first without waiting, so that the caller can say for what it waits.
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 if waiting is not None:

@@ -40,6 +40,7 @@ class SharedRates(RateStore):
     @classmethod
     def of(cls, files: SharedFiles) -> Self:
         """Return the store of a comparison: of exactly this code, as results are."""
+        # By the code too: a rate that other code has found is not one of this comparison.
         return cls(Path(RATES) / code_of_runs()[:24], files)
 
     def read(self, key: str) -> RateSearch:
@@ -60,6 +61,7 @@ class SharedRates(RateStore):
             try:
                 yield
             finally:
+                # Also after an error, since the time is gone.
                 self.spent.wall += time.monotonic() - wall
                 self.spent.cpu += time.process_time() - cpu
 

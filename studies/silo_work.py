@@ -99,6 +99,7 @@ class Enrol:
 
     def __call__(self, host: SiloHost, name: str) -> None:
         folder = host.folder / name
+        # Repeated after a kill: a token is valid once.
         if is_enrolled(folder):
             return
         with CoordinatorApi(host.url, key=None, deadline_seconds=DEADLINE_SECONDS) as api:
@@ -188,6 +189,7 @@ class ScoreFinalWeights:
             finish(member, answer)
         forgetting, forgot = host.forgetting(name), None
         if forgetting is not None:
+            # What the silo ends with, which may be the model of its last round.
             with adapter_of_round(silo, member.workspace.home, None, "kept"):
                 forgot = forgetting.of(silo.base)
         scores = read_final_scores(member.workspace.home)

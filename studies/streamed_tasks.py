@@ -54,12 +54,14 @@ def _stored(study: Study, source: StudySource, stream: Stream, folder: Path, rep
     place = place_of(source)
     need = _Need.of(study)
     facts = json.dumps([source.model_dump_json(), need.facts])
+    # By what decides which rows are taken: another study has other files.
     home = folder / hashlib.sha256(facts.encode()).hexdigest()[:16]
     files: dict[str, str] = {}
     for side, where in (("train", place.train), ("validation", place.validation), ("test", place.test)):
         if where is None:
             continue
         file = home / f"{side}.jsonl"
+        # Local sources may have changed, and are read again.
         if not (where.startswith(HUB) and file.is_file()):
             lines = _take(where, place.rows, stream, need, report)
             write_durably(file, "".join(f"{line}\n" for line in lines).encode())
@@ -148,6 +150,7 @@ class _Tally:
         if group is None:
             return False
         counts = self.counts.setdefault(group, {})
+        # The first tasks that are met: a stream has no other order.
         if task.name not in counts and len(counts) == self.need.most[group]:
             return False
         if counts.get(task.name, 0) == self.rows_per_task:
@@ -233,6 +236,7 @@ def _task(row: Row, options: RowOptions) -> Task | None:
         DataInvalid: it is bad, and bad rows are not skipped.
     """
     try:
+        # A stream assigns tasks: rows without a name cannot be counted.
         row.text("task_name")
         return task_of(row)
     except DataInvalid:

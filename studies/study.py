@@ -37,7 +37,7 @@ from studies.study_partitions import (
 
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
 _SOURCES = ("train", "validation", "test")
-_OF_METHODS = frozenset({"like", "alone", "control", "states"})
+_METHOD_FIELDS = frozenset({"like", "alone", "control", "states"})
 
 
 class Study(Strict):
@@ -118,6 +118,7 @@ class Study(Strict):
 
     @model_validator(mode="after")
     def _is_one_federation(self) -> Self:
+        # The coordinator refuses such names as well, but only after the models are loaded.
         for first, second in combinations([silo.name for silo in self.silo], 2):
             if is_resembling(first, second):
                 raise field_error(
@@ -218,6 +219,7 @@ def read_study(
     }
     methods = content.get("method")
     if isinstance(methods, dict):
+        # Before validation, because fields of the plan stand beside the method's own in the file.
         content["method"] = {name: method_table(table) for name, table in methods.items()}
     defaults = content.pop("defaults", {})
     if not isinstance(defaults, dict):
@@ -225,6 +227,7 @@ def read_study(
     silos = content.get("silo")
     if isinstance(silos, list):
         if copies is not None:
+            # Before validation, which sees every copy as a silo.
             silos = with_copies(silos, defaults, copies)
         content["silo"] = [copy for table in silos for copy in copies_of(table, defaults, file)]
     try:
@@ -234,6 +237,7 @@ def read_study(
         raise StudyUnusable(
             f"{file} is not a study: {problem} (docs/reference/studies.md describes the fields)"
         ) from error
+    # Another number is another study, with results of its own.
     name = file.stem if copies is None else f"{file.stem}-x{copies}"
     return _placed(study, home, **places).named(name)
 
@@ -271,6 +275,7 @@ def _source(value: str, folder: Path) -> str:
 def _model(value: str, folder: Path) -> str:
     """Return the resolved path of a model's folder or .gguf file if it exists, else the hub id unchanged."""
     place = (folder / Path(value).expanduser()).resolve()
+    # A hub id looks like a relative path.
     return str(place) if place.exists() else value
 
 
@@ -305,8 +310,8 @@ def method_table(table: object) -> object:
     """Split a method's table into the method's own fields and its plan."""
     if not isinstance(table, dict):
         return table
-    fields: dict[str, Any] = {key: value for key, value in table.items() if key in _OF_METHODS}
-    return fields | {"plan": {key: value for key, value in table.items() if key not in _OF_METHODS}}
+    fields: dict[str, Any] = {key: value for key, value in table.items() if key in _METHOD_FIELDS}
+    return fields | {"plan": {key: value for key, value in table.items() if key not in _METHOD_FIELDS}}
 
 
 def with_copies(silos: list[Any], defaults: dict[str, Any], count: int) -> list[object]:
@@ -323,6 +328,7 @@ def with_copies(silos: list[Any], defaults: dict[str, Any], count: int) -> list[
 def copies_of(table: object, defaults: dict[str, Any], file: Path) -> list[object]:
     """Return the silos of a table, with the defaults for the fields that it lacks."""
     if not isinstance(table, dict):
+        # Not a table: the validation says so, with the field's name.
         return [table]
     silo = defaults | table
     if "copies" not in silo:

@@ -90,11 +90,11 @@ class ClientPartition(Strict):
     file: Path
 
 
-OfTasks = KeywordPartition | CategoryPartition | ClientPartition
+PartitionOfTasks = KeywordPartition | CategoryPartition | ClientPartition
 """The partitions that assign the tasks of rows, such as those of Natural Instructions."""
 
 Partition = Annotated[
-    DirichletPartition | TaskPartition | SizePartition | OfTasks, Field(discriminator="kind")
+    DirichletPartition | TaskPartition | SizePartition | PartitionOfTasks, Field(discriminator="kind")
 ]
 
 
@@ -112,8 +112,9 @@ def require_fit(
             raise field_error(f"{len(sizes)} sizes for {len(silos)} silos", "partition.sizes")
     elif isinstance(partition, TaskPartition) and partition.tasks_per_silo > len(sources):
         raise field_error(f"more than the {len(sources)} sources", "partition.tasks_per_silo")
+    # Other partitions need to know all rows before they divide them.
     streamed = next((source.name for source in sources if source.stream is not None), None)
-    if streamed is not None and not isinstance(partition, OfTasks):
+    if streamed is not None and not isinstance(partition, PartitionOfTasks):
         fact = f"source {streamed} has a stream, which needs a partition by_keyword, by_category or by_client"
         raise field_error(fact, "source")
     available = partition.categories if isinstance(partition, KeywordPartition | CategoryPartition) else []
@@ -139,10 +140,12 @@ def with_categories(silos: Sequence[StudySilo], partition: Partition | None) -> 
     """
     if not isinstance(partition, KeywordPartition | CategoryPartition):
         return list(silos)
+    # Categories in turn and not by chance, so that a study reads the same for every seed.
     turns = cycle(partition.categories)
     placed = []
     for silo in silos:
         categories = silo.categories or [next(turns)]
+        # The longest group that a field accepts.
         group = silo.group or ", ".join(categories)[:100]
         placed.append(silo.model_copy(update={"categories": categories, "group": group}))
     return placed

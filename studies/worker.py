@@ -123,8 +123,10 @@ class _Activity(logging.Handler):
 def main() -> None:
     """Run orders until standard input ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the comparing process, which ends this one
+    # A copy: the standard output itself goes to the log of a run.
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w")
     setup = Setup.model_validate_json(sys.stdin.readline())
+    # Workers share the cores; and results do not depend on the number of threads.
     torch.set_num_threads(1)
     operator = Operator(setup.url, setup.token) if setup.url is not None else None
     context = WorkerContext(setup.study, setup.out, operator, models_in(setup.out))
@@ -150,6 +152,7 @@ def _listen(orders: queue.SimpleQueue[Order], setup: Setup) -> None:
     if setup.coordinator is not None:
         with suppress(ProcessLookupError):
             os.kill(setup.coordinator, signal.SIGTERM)
+    # The main thread may be in the middle of a step, which would end first.
     os._exit(0)
 
 
@@ -157,6 +160,7 @@ def _log_into(cell: Cell, out: Path) -> None:
     """Redirect all later logging and output to the run's log."""
     with cell.log(out).open("wb") as file:
         for stream in (sys.stdout, sys.stderr):
+            # On the level of descriptors, so that output of libraries in C is in the log, too.
             os.dup2(file.fileno(), stream.fileno())
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", stream=sys.stderr, force=True)
     logging.getLogger("httpx").setLevel(logging.WARNING)
@@ -166,6 +170,7 @@ def _log_into(cell: Cell, out: Path) -> None:
 def trackers_of(study: Study, out: Path, cell: Cell) -> Iterator[Trackers]:
     """Open the trackers of a run; an interrupted run starts again as a new run."""
     facts: Facts = {"method": cell.method, "seed": cell.seed, "strategy": cell.plan.strategy.name}
+    # A random part: an interrupted run starts again as a new one, not on top of the old steps.
     run = TrackedRun(out.name, cell.label, f"{cell.digest[:16]}-{secrets.token_hex(4)}", facts)
     with study.trackers(out).open(run) as trackers:
         trackers.begin()

@@ -49,6 +49,7 @@ class CellQueue:
         """Wait for a cell and return it; None = there is none, and none will follow."""
         with self._changed:
             while not self._cells:
+                # Running cells may still add others: a worker waits for these.
                 if not self._running:
                     return None
                 self._changed.wait()
@@ -69,6 +70,7 @@ class CellQueue:
     def fail(self, error: BaseException) -> None:
         """End the run with an error that has nothing to do with a cell; cells that run are ended first."""
         with self._changed:
+            # The first error is the cause; others follow from it.
             self.error = self.error or error
             self._cells.clear()
             self._running -= 1

@@ -176,6 +176,8 @@ class WholeAdapter(AdapterBase):
         replace_module(self._model, path, layer)
 
 
+# All layers that stand for a base layer. A new kind belongs here: otherwise a model that carries it counts as
+# bare.
 _ADAPTER_LAYERS = (PQLinear, LoraLinear, ExpertLinear, ExpertPQLinear, BaseDeltaLinear)
 
 
@@ -219,6 +221,7 @@ def set_aside(base: BaseModel) -> Iterator[None]:
     outer: dict[str, nn.Module] = {}
     model: nn.Module = base.model
     for path, module in model.named_modules():
+        # An adapter may wrap another one; the outermost layer holds them all.
         if isinstance(module, _ADAPTER_LAYERS) and not any(path.startswith(f"{above}.") for above in outer):
             outer[path] = module
     for path, layer in outer.items():
@@ -247,6 +250,7 @@ def copy_in(targets: Mapping[str, torch.Tensor], state: State) -> None:
     require_fit({name: tuple(target.shape) for name, target in targets.items()}, state)
     with torch.no_grad():
         for name, target in targets.items():
+            # Into the same storage, to which optimisers and layers refer.
             target.copy_(torch.from_numpy(np.array(state[name], dtype=np.float32)))
 
 
@@ -271,6 +275,7 @@ def require_fit(layout: Layout, state: State) -> None:
 
 
 def copy_out(tensors: Mapping[str, torch.Tensor]) -> dict[str, NDArray[np.float32]]:
+    # A copy: NumPy would share the memory of a tensor on the CPU, which training goes on changing.
     return {name: np.array(tensors[name].detach().float().cpu().numpy()) for name in sorted(tensors)}
 
 

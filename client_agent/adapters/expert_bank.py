@@ -118,6 +118,7 @@ class ExpertBank(WholeAdapter):
         if weights is None:
             self.mixture.weights = None
             return
+        # The shared expert has weight 1 beside any specialists.
         shared = weights.new_ones(*weights.shape[:-1], 1)
         self.mixture.weights = torch.cat([shared, weights], dim=-1)
 
@@ -125,6 +126,7 @@ class ExpertBank(WholeAdapter):
         """Return the parameters of the selected experts that train: the others have no gradient."""
         return {
             name: tensor
+            # The others have no gradient, which the check of gradients would report.
             for expert in self.mixture.experts
             if expert != SHARED or self.trains_shared
             for name, tensor in bank_tensors(expert, self._tensors[expert]).items()

@@ -67,6 +67,7 @@ class ExpertLinear(FactoredLinear):
         if not selected:
             return y
         factors = [self.factors(expert) for expert in selected]
+        # Experts side by side are one LoRA of the summed rank: two products instead of two for each.
         a, b = torch.cat([a for a, _ in factors]), torch.cat([b for _, b in factors], dim=1)
         read = nnf.dropout(x.float(), self.dropout, self.training)
         z = nnf.linear(read, a)  # (..., e n r)
@@ -117,6 +118,7 @@ class ExpertPQLinear(nn.Module):
         selected, weights = self.mixture.experts, self.mixture.weights
         if not selected:
             return y
+        # P and Q are float32, and autocast would round their inputs to bfloat16.
         with torch.autocast(x.device.type, enabled=False):
             z = nnf.linear(x.float(), self.A)  # (..., n r)
             ps, qs = zip(*(self.factors(expert) for expert in selected), strict=True)

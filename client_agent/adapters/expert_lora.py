@@ -35,6 +35,7 @@ class ExpertLora(ExpertBank):
         present = {name: base.parts.of(*place) for name, place in present_layers(base, plan).items()}
         served: dict[str, list[str]] = {}
         for name, linear in present.items():
+            # Roles of a fused layer share one path, and one layer of the adapter.
             served.setdefault(linear.path, []).append(name)
         self._layers: dict[str, ExpertLinear] = {}
         for path, names in served.items():

@@ -48,6 +48,7 @@ def frame_of(a: NDArray[Any], b: NDArray[Any]) -> Frame:
     frames are orthonormal, with rate 1 (docs/decisions/0013).
     """
     a, b = np.ascontiguousarray(a, np.float32), np.ascontiguousarray(b, np.float32)
+    # In float64: the rate is a factor of every step, and must be equal on all machines.
     size = float(np.linalg.norm(b.astype(np.float64)))
     return Frame(a, b, rate=sqrt(b.shape[1]) / size if size else 1.0)
 
@@ -60,6 +61,7 @@ def random_frames(base: BaseModel, plan: AdapterPlan, seed: int) -> dict[str, Fr
     frames: dict[str, Frame] = {}
     for name, layer, role in present_modules(base, plan):
         d_out, d_in = base.parts.of(layer, role).shape
+        # Signs by integer arithmetic, which are equal on every machine.
         a = signs((plan.rank, d_in), "frame", seed, name, "A") * np.float32(1 / sqrt(d_in))
         b = signs((d_out, plan.rank), "frame", seed, name, "B") * np.float32(1 / sqrt(d_out))
         frames[name] = Frame(a, b, rate=1.0)

@@ -36,6 +36,7 @@ def inject_pq(base: BaseModel, plan: AdapterPlan, frames: Frames, *, gated: bool
     base.prefix.split_at(base, first_adapted_layer(base, plan, frames))
     if not plan.same_architecture_rank and not plan.private_rank:
         return PQAdapter(base, plan, frames, gated=gated)
+    # Called by the composed adapter once its LoRA is in place, since P and Q go around it.
     wrap = (lambda: PQAdapter(base, plan, frames, gated=gated)) if frames else None
     return ComposedAdapter(base, plan, seed=seed, inject_pq=wrap)
 

@@ -48,6 +48,7 @@ class PQCore(nn.Module):
         local = self.branch()
         if not self.gated:
             return dict(local)
+        # Both branches share A and B, so the gated sum is one branch, and costs what a plain one costs.
         b, shared = torch.sigmoid(self.gate), self.global_branch()
         return {factor: (1 - b) * tensor + b * shared[factor] for factor, tensor in local.items()}
 
@@ -83,6 +84,7 @@ class PQLinear(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Return the base layer's output plus the adapter's: (..., d_in) -> (..., d_out), base dtype."""
         y = cast(Tensor, self.base_layer(x))
+        # P and Q are float32, and autocast would round their inputs to bfloat16.
         with torch.autocast(x.device.type, enabled=False):
             p, q = self.merged()
             z = nnf.linear(x.float(), self.A)  # (..., n r)

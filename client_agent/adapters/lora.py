@@ -78,6 +78,7 @@ class LoraAdapter(WholeAdapter):
     def load(self, state: State) -> None:
         """Set A and B of all ranks; a rank with A = B = 0 is initialised with the A drawn from the seed."""
         require_fit(self.layout, state)
+        # Ranks were dropped: bring all of them back before values are copied.
         if any(tensor.shape != self.layout[name] for name, tensor in self._tensors.items()):
             zeros = {name: torch.zeros(shape) for name, shape in self.layout.items()}
             self._replace(zeros)
@@ -102,6 +103,7 @@ class LoraAdapter(WholeAdapter):
             for place, name in enumerate(names):
                 for factor, parameters in (("A", layer.A), ("B", layer.B)):
                     tensor = tensors[f"{name}.{factor}"].to(parameters[place].device)
+                    # A new parameter, because an optimiser keeps moments in the shape of the old one.
                     parameters[place] = nn.Parameter(tensor.contiguous().clone())
                     self._tensors[f"{name}.{factor}"] = parameters[place]
 
@@ -126,12 +128,14 @@ class LoraAdapter(WholeAdapter):
             changed = [name for name in members if name in base_delta]
             layer = self._model.get_submodule(path)
             if isinstance(layer, BaseDeltaLinear):
+                # The delta replaces the previous one, which it contains.
                 layer = layer.base_layer
                 replace_module(self._model, path, layer)
                 del self._base_delta[path]
             if not changed:
                 continue
             a = torch.from_numpy(np.concatenate([base_delta[name].A for name in changed]))
+            # The adapter's factor is in the mean of products that the coordinator serves.
             factors_b = [self._factor * torch.from_numpy(base_delta[name].B) for name in changed]
             d_out = self._layers[path].out_features
             rows = [row_numbers for name in changed if (row_numbers := self._rows[name]) is not None]
@@ -176,6 +180,7 @@ def initialize_zero_ranks(state: State, start: State) -> Arrays:
     loaded = {**state}
     for name in start.keys() & state.keys():
         if name.endswith(".A"):
+            # From A = B = 0 no gradient leads away. The function stays the same, because B = 0.
             alive = np.logical_or(state[name].any(axis=1), state[f"{name[:-1]}B"].any(axis=0))  # (r,)
             loaded[name] = np.where(np.expand_dims(alive, 1), state[name], start[name])
     return loaded

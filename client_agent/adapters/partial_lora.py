@@ -28,6 +28,7 @@ class PartialLora(AdapterBase):
         self._trains = trains
         self.layout: Layout = {name: shape for name, shape in lora.layout.items() if travels(name)}
         for name, tensor in lora.named_parameters().items():
+            # Without gradients for frozen factors, whose memory they would need.
             tensor.requires_grad_(trains(name))
 
     def named_parameters(self) -> dict[str, nn.Parameter]:

@@ -41,6 +41,7 @@ def write_checkpoint(
     The base model may carry the adapter. `model_name` is its name in the config, such as its hub id.
     Its slug is in the metadata of the tensors.
     """
+    # Servers such as llama.cpp and vLLM know one rank and one alpha for all modules.
     rank = max(len(lora.A) for lora in factors.values())
     tensors = _tensors({path: padded(lora, rank) for path, lora in factors.items()})
     write_durably(folder / TENSORS, safetensors.numpy.save(tensors, metadata=metadata_for(base)))
@@ -139,6 +140,8 @@ def peft_model(
         if classes is not None:
             stored.require_classifier(model)
         for name, checked in parts.items() if classes is not None else [("default", stored)]:
+            # peft only warns of tensors that it does not know: the base model would answer in the adapter's
+            # name.
             checked.require_loaded(cast(nn.Module, base.model), name)
         yield model
 
@@ -151,6 +154,7 @@ def _restore_modules(model: nn.Module) -> Iterator[None]:
         yield
     finally:
         for path, module in modules.items():
+            # peft's own unload misses layers if it failed half-way.
             if path and model.get_submodule(path) is not module:
                 replace_module(model, path, module)
         if hasattr(model, "peft_config"):
@@ -165,6 +169,7 @@ def _config(
         from peft import LoraConfig  # slow to import
 
     names, layers = _targets(model, factors)
+    # Named as parameters instead, since peft would look for routed experts there.
     lost = [name for name in names if _is_lost(name, model)]
     weights = sorted(path for path in factors if any(f".{path}".endswith(f".{name}") for name in lost))
     if weights:  # whole paths then, so that nothing else is selected
@@ -211,6 +216,7 @@ def _targets(model: nn.Module, paths: Collection[str]) -> tuple[list[str], list[
         for path, _ in model.named_modules()
         if path.rpartition(".")[2] in names and layer_number(path) in layers
     }
+    # Plain names where they select just these modules: vLLM knows no paths.
     return (sorted(names), sorted(layers)) if selected == set(paths) else (sorted(paths), None)
 
 

@@ -110,6 +110,7 @@ class AdapterFolder:
         paths = {name.removeprefix(f"{PREFIX}.").partition(".lora_")[0] for name in slots}
         for key in ("rank_pattern", "alpha_pattern"):
             for pattern in self.config.get(key) or {}:
+                # The expression by which peft matches; a pattern that matches nothing is ignored there.
                 if not any(re.match(rf"(.*\.)?({pattern})$", path) for path in paths):
                     raise AdapterUnreadable(
                         f"{self.path / CONFIG}: {key} names {pattern!r}, which matches no module of the "
@@ -144,6 +145,7 @@ class AdapterFolder:
                     f"{file}: {name} has shape {list(stored.shape)}, and {place} has {list(value.shape)}. "
                     f"{_REMEDY}"
                 )
+            # Exactly equal, since loading only copies.
             if not torch.equal(stored.to(value.device, value.dtype), value):
                 raise AdapterUnreadable(f"{file}: peft loaded other values than those of {name}. {_REMEDY}")
 
@@ -179,6 +181,7 @@ def read_adapter_folder(folder: Path, kind: Kind = "LORA") -> AdapterFolder:
     except (OSError, SafetensorError, ValueError) as error:
         raise AdapterUnreadable(f"{folder / TENSORS} is damaged ({error}). {_REMEDY}") from error
     for name, values in tensors.items():
+        # Before a model is loaded, which takes minutes.
         if not values.is_floating_point() or not bool(torch.isfinite(values).all()):
             raise AdapterUnreadable(
                 f"{folder / TENSORS}: {name} has values that are not finite numbers. {_REMEDY}"

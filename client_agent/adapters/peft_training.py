@@ -42,6 +42,7 @@ def write_start(folder: Path, base: BaseModel, adapter: Adapter, plan: AdapterPl
         write_checkpoint(folder, factors, base, str(base.model.config.name_or_path))
     config = json.loads((folder / CONFIG).read_bytes())
     config |= {
+        # So that A and B are Tessera's own, and a learning rate means the same.
         "lora_alpha": plan.factor * plan.rank,
         "lora_dropout": plan.dropout,
         "inference_mode": False,
@@ -73,6 +74,7 @@ def read_result(folder: Path, adapter: Adapter, plan: AdapterPlan) -> dict[str, 
     state = {names.get(key, key): np.array(values.float().numpy()) for key, values in stored.tensors.items()}
     require_fit(adapter.layout, state)
     return {
+        # A trainer may have written another scale: the product is what counts.
         name: values * np.float32(scaling / plan.factor) if name.endswith(".B") else values
         for name, values in state.items()
     }
@@ -88,6 +90,7 @@ def trainable_peft_model(base: BaseModel, folder: Path) -> Iterator[nn.Module]:
         AdapterUnreadable: see `peft_model`.
     """
     model = cast(Any, base.model)
+    # Libraries replace `forward` of single modules, for mixed precision for example.
     forwards = {module: vars(module).get("forward") for module in model.modules()}
     configs = {name: copy.deepcopy(getattr(model, name)) for name in ("config", "generation_config")}
     try:

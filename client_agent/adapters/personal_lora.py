@@ -80,6 +80,7 @@ class PersonalLora(AdapterBase):
             yield
             self._common = self._lora.state()
         finally:
+            # Also after an error: the client's own adapter is what is scored and generates.
             self._lora.load(personal)
 
     def pull_to_common(self) -> Penalty | None:

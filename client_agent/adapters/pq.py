@@ -37,6 +37,8 @@ class PQAdapter(AdapterBase):
         self._rates: dict[str, float] = {}
         for path, members in framed_modules(base, plan, frames).items():
             cores = {name: PQCore(plan.rank, base.device, gated=gated, bias=plan.bias) for name in members}
+            # A layer that serves several roles, such as a fused q, k, v, has one wrapper with all their
+            # ranks.
             a, b = joined_frames(base, path, members, frames)
             base_layer = self._model.get_submodule(path)
             self._layers[path] = PQLinear(base_layer, a, b, plan.scale, cores=[*cores.values()])
@@ -55,6 +57,7 @@ class PQAdapter(AdapterBase):
         for name, core in self._cores.items():
             groups.setdefault((self._rates[name], True), []).extend(core.branch().values())
             if self._gated:
+                # Weight decay would pull a gate towards one half, which no data asks for.
                 groups.setdefault((self._rates[name], False), []).append(core.gate)
         return [
             {"params": parameters, "lr": learning_rate * rate, **({} if decays else {"weight_decay": 0.0})}

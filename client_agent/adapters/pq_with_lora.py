@@ -38,6 +38,7 @@ class ComposedAdapter(AdapterBase):
         self._shared = plan.same_architecture_rank
         ranks = {"rank": plan.same_architecture_rank + plan.private_rank}
         self._lora = LoraAdapter(base, plan.model_copy(update={"kind": "lora", **ranks}), seed=seed)
+        # Holds the A of the seed, which a pair of zeros gets later.
         self._start = self._lora.state()
         try:
             self._pq = inject_pq() if inject_pq is not None else None
@@ -127,6 +128,7 @@ class ComposedAdapter(AdapterBase):
         return shared, private
 
     def _set(self, *, shared: State, private: State) -> None:
+        # Shared and private ranks apart: only the side that is loaded may hold zeros.
         starts = self._split(self._start)
         states = [
             initialize_zero_ranks(state, start)

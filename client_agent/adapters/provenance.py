@@ -94,6 +94,7 @@ def require_same(origin: Origin, current: Origin) -> None:
 def _fields(plan: AdapterPlan) -> dict[str, object]:
     """Return the fields that determine the function; roles and modules sorted, as their order does not."""
     modules = ", ".join(sorted(plan.target_modules)) if plan.target_modules is not None else None
+    # Dropout acts in training only.
     fields = {name: getattr(plan, name) for name in type(plan).model_fields if name != "dropout"}
     return {**fields, "roles": ", ".join(sorted(plan.roles)), "target_modules": modules}
 

@@ -51,8 +51,10 @@ class Pruner:
     def pruned(self) -> Arrays:
         """Return the adapter's state after training, truncated and loaded if its last ranks shrank."""
         state = self._adapter.state()
+        # The method of HetLoRA: ranks that training has not reduced are needed.
         if self._target == self._rank or self._size() >= self._before:
             return state
+        # Zeros in the pruned ranks, so that what is scored next is what is sent.
         self._adapter.load(resize_ranks(resize_ranks(state, self._target), self._rank))
         return resize_ranks(state, self._target)
 

@@ -112,6 +112,7 @@ def alphabet(anchors: Sequence[Anchor]) -> list[str]:
     Raises:
         AlignmentImpossible: every answer is blank.
     """
+    # Sorted, because the order of a set differs between runs, and all models must draw the same targets.
     letters = sorted({letter for anchor in anchors for letter in anchor.answer if not letter.isspace()})
     if not letters:
         raise AlignmentImpossible("the anchors' answers are blank; ask the operator to replace the anchors")
@@ -130,11 +131,13 @@ def with_targets(base: BaseModel, anchors: Sequence[Anchor], targets: Mapping[in
 
 def _with_target(base: BaseModel, index: int, anchor: Anchor, target: str) -> Text:
     text = encode(base.tokenizer, anchor.prompt, anchor.answer, max_length=_MAX_LENGTH, closed=False)
+    # Not truncated: a target string may have more tokens than the answer, and every character needs one.
     target_text = encode(base.tokenizer, anchor.prompt, target, max_length=sys.maxsize, closed=False)
     first = len(anchor.prompt)
     on_character: list[int] = []  # target token by character of the target string
     for token, answer, (_, end) in zip(target_text.ids, target_text.answer, target_text.spans, strict=True):
         if answer:
+            # A tokenizer may skip characters; those before this token's end get this token too.
             on_character += [token] * (end - first - len(on_character))
     last = len(on_character) - 1
     targets = [
@@ -149,6 +152,7 @@ def batches_of(texts: Sequence[Text]) -> Iterator[list[Text]]:
     longest = 0
     for text in texts:
         length = len(text.encoded.ids)
+        # Shorter texts are padded to the longest, so it counts for all of them.
         if group and max(longest, length) * (len(group) + 1) > _BATCH_TOKENS:
             yield group
             group, longest = [], 0
@@ -172,13 +176,17 @@ def run_batch(base: BaseModel, sites: Sequence[Site], texts: Sequence[Text]) -> 
         pad=pad_id(base.tokenizer),
         targets=[text.targets for text in texts],
     ).to(base.device)
+    # Packs are compared by their digest, so equal inputs must yield equal bytes; the faster attention kernels
+    # add in an order that varies.
     with _captured(sites) as (inputs, outputs), torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):
         logits, targets = answer_logits(base, batch)
+        # The sum: with a mean, a token's gradient would depend on the other texts of its batch.
         loss = nnf.cross_entropy(logits, targets, reduction="sum")
         if not loss.isfinite():
             raise AlignmentImpossible(
                 f"the loss of {base.slug} on the anchors is not finite; load it in float32 or bfloat16"
             )
+        # Gradients of the outputs only: those of the weights would need as much memory as the model.
         gradients = torch.autograd.grad(loss, list(outputs.values()))
     responses = {
         linear: by_token(gradient, batch) for linear, gradient in zip(outputs, gradients, strict=True)
@@ -199,8 +207,10 @@ def _captured(sites: Sequence[Site]) -> Iterator[tuple[dict[nn.Module, Tensor], 
 
     def capture(linear: nn.Module, arguments: tuple[Tensor, ...], output: Tensor) -> None:
         inputs[linear] = arguments[0].detach()
+        # A frozen model has no graph; it begins at the first output that is asked for.
         outputs[linear] = output if output.requires_grad else output.requires_grad_()
 
+    # Roles that share a linear layer, such as a fused q, k, v, need one hook.
     hooks = [linear.register_forward_hook(capture) for linear in {site.linear: None for site in sites}]
     try:
         yield inputs, outputs

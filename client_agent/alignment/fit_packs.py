@@ -64,6 +64,7 @@ def pivot_pack(
         b = {name: moments.principal(r) for name, moments in gradients.items()}  # (r, d_out)
         z: dict[str, list[Tensor]] = {site.name: [] for site in group}
         g: dict[str, list[Tensor]] = {site.name: [] for site in group}
+        # A second pass computes the responses again, because the inputs of all tokens do not fit into memory.
         for rows in response_rows(pivot, group, texts, progress, "pivot: responses"):
             for site in group:
                 z[site.name].append(rows.h[site.source].double() @ a[site.source].T)
@@ -107,6 +108,7 @@ def aligned_pack(
     require_bare(pivot)
     texts = _texts(base, anchors, plan)
     responses = Responses(pivot, pivots_pack, anchors, adapter_plan.rank, base.device)
+    # By the anchor's number and not by chance, so that all clients of a base model hold out the same ones.
     fitting = [text for text in texts if text.anchor % HELD_OUT_EVERY != HELD_OUT_EVERY - 1]
     held_out = [text for text in texts if text.anchor % HELD_OUT_EVERY == HELD_OUT_EVERY - 1]
     tensors: dict[str, Array] = {}
@@ -122,6 +124,8 @@ def aligned_pack(
                 residuals[site.name][0].add(rows.h[site.source].double() @ a[site.source].T, z)
                 residuals[site.name][1].add(rows.g[site.name].double() @ b[site.name].T, g)
         pivot_frames = responses.frames(group, pivot_sites, pivot.device)
+        # Modules are selected by pseudo-tasks, since a small error by token did not mean that P and Q
+        # transfer.
         by_task = task_errors(
             TaskFrames(base, group, a, None),
             TaskFrames(pivot, [pivot_sites[s.name] for s in group], *pivot_frames),
@@ -163,7 +167,7 @@ def random_pack(base: BaseModel, adapter_plan: AdapterPlan, plan: AlignmentPlan,
 def _as_in_pivot(sites: Sequence[Site], pivot_sites: Mapping[str, Site]) -> list[Site]:
     """Split the sources of sites where the pivot's differ, because one A is fitted per source."""
     sources = ((site, pivot_sites[site.name].source) for site in sites)
-    return [replace(site, source=f"{site.source} {pivots_pack}") for site, pivots_pack in sources]
+    return [replace(site, source=f"{site.source} {pivots_source}") for site, pivots_source in sources]
 
 
 def _fit(
@@ -183,6 +187,7 @@ def _fit(
         raise AlignmentImpossible(
             f"no token of {base.slug} ends at the same character as a pivot token; choose another pivot"
         )
+    # B gets more ridge than A: gradients of random targets are noisier than inputs.
     a = {source: moments.ridge(RIDGE_A).T for source, moments in inputs.items()}
     return a, {name: moments.ridge(RIDGE_B).T for name, moments in gradients.items()}
 
@@ -198,6 +203,7 @@ def _add(
     rows: Rows,
     responses: Responses | None = None,
 ) -> None:
+    # Sites with one source have the same z, so any of their names finds it.
     representative = {site.source: site.name for site in group}
     for source, moments in inputs.items():
         z = responses.z(representative[source], rows.z_rows) if responses is not None else None
@@ -226,6 +232,7 @@ def _groups(sites: Sequence[Site]) -> Iterator[list[Site]]:
         needed = 8 * sum({s.source: s.d_in**2 for s in members}.values()) + 8 * sum(
             s.d_out**2 for s in members
         )
+        # A pass over the texts serves all blocks of a group, so groups are as large as memory allows.
         if group and size + needed > _MOMENT_BYTES:
             yield group
             group, size = [], 0
@@ -247,6 +254,7 @@ def _single(values: Tensor) -> Array:
 
 
 def _half(name: str, parts: Sequence[Tensor]) -> Array:
+    # float16 halves the pack; the fit's error is far above its rounding.
     values = torch.cat(list(parts)).half().cpu().numpy()
     if not np.isfinite(values).all():
         raise AlignmentImpossible(f"the pivot's responses at {name} exceed float16; choose another pivot")

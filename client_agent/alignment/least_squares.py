@@ -17,6 +17,7 @@ class Moments:
     xy: Tensor | None = None  # (d_in, d_out)
 
     def add(self, x: Tensor, y: Tensor | None = None) -> None:
+        # In float64: squares of large and small directions are summed over many tokens.
         x = x.double()
         square = x.T @ x
         self.xx = square if self.xx is None else self.xx.add_(square)
@@ -30,7 +31,9 @@ class Moments:
         The largest entry of each is positive, so that equal sums yield equal rows. Rows beyond d_in are zero.
         """
         assert self.xx is not None
+        # eigh returns the smallest eigenvalue first.
         directions = torch.linalg.eigh(self.xx).eigenvectors.flip(-1)[:, :rank].T  # (<= rank, d_in)
+        # An eigenvector's sign is arbitrary, and differs between libraries and machines.
         largest = directions.gather(1, directions.abs().argmax(1, keepdim=True))  # (<= rank, 1)
         directions = directions * largest.sign()
         padding = directions.new_zeros(rank - len(directions), directions.shape[1])
@@ -41,6 +44,7 @@ class Moments:
         assert self.xx is not None
         assert self.xy is not None
         lam = relative * self.xx.trace() / len(self.xx)
+        # Inputs that are all zero have trace zero; a tiny penalty keeps the system solvable.
         penalty = torch.diag(lam.clamp(min=torch.finfo(torch.float64).tiny).expand(len(self.xx)))
         return cast(Tensor, torch.linalg.solve(self.xx + penalty, self.xy))
 

@@ -36,6 +36,7 @@ def archive_voided_pack(base_model: str, api: CoordinatorApi, federation_id: str
     stored, packs = digest_of(file.read_bytes()), api.packs(federation_id)
     current = next((pack.digest for pack in packs.items if pack.base_model == base_model), None)
     is_voided = any((pack.base_model, pack.digest) == (base_model, stored) for pack in packs.voided)
+    # No current pack and no voided one: the coordinator was restored from an older backup.
     if current == stored or (current is None and not is_voided):
         return False
     log.warning("alignment pack: voided (%s); training restarts under the next pack", base_model)
@@ -84,6 +85,7 @@ class PackDelivery:
         """
         file = self.built_file(base_model)
         body = file.read_bytes()
+        # The other pack may be voided between the conflict and its download; then there is room for this one.
         while (conflict := self._put(base_model, body)) is not None:
             if (stored := self.api.pack(self.federation, base_model)) is not None:
                 return stored.body
@@ -92,6 +94,7 @@ class PackDelivery:
                 base_model,
                 conflict,
             )
+        # Only now: until the coordinator has it, a restart delivers this file again.
         file.unlink()
         return body
 
@@ -102,6 +105,8 @@ class PackDelivery:
         except CoordinatorRefused as refusal:
             if refusal.status == _UNKNOWN_CALLER:  # not a verdict on the pack
                 raise
+            # The pack itself is fine, so this is no refusal to a person: it is fitted again when the pivot's
+            # is there.
             if refusal.slug == _PIVOT_PACK_MISSING or self._pivot_was_replaced(refusal, body):
                 raise PivotPackAwaited(self.federation, self.alignment.pivot) from refusal
             if refusal.slug == _UPLOAD_CONFLICT:

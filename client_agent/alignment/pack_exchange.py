@@ -61,6 +61,7 @@ def frames_for(
         PackRefused: the coordinator refuses the built pack.
         Stopped: `stop` returned true; a finished pack is not built again.
     """
+    # A stored pack is used to the end, since P and Q mean something in its frames only.
     if brief.alignment is not None and not (folder / PACK).exists():
         builder = _PackBuilder(silo, api, federation_id, folder, brief.adapter, brief.alignment, stop, wait)
         write_durably(folder / PACK, builder.fetch_or_build())
@@ -114,6 +115,7 @@ class _PackBuilder:
         if slug == self.alignment.pivot:
             return self._pivot_pack()
         pivots_pack = self._awaited_pivot_pack()
+        # A pack built before a restart may be fitted to a pivot's pack that was voided meanwhile.
         self._delete_outdated(slug, Pack.from_body(pivots_pack).manifest.alignment_set)
         base = self.silo.model_named(slug)  # dense, since all clients with these weights use the pack
         pivot = self.silo.model_named(self.alignment.pivot)
@@ -140,6 +142,7 @@ class _PackBuilder:
         """
         pivot = self.alignment.pivot
         stored = self.api.pack(self.federation, pivot)
+        # Clients of the pivot have its model loaded; others would have to download a second model.
         if stored is None and not (self.alignment.pivot_pack_by_any_client and self.wait.is_over):
             raise PivotPackAwaited(self.federation, pivot)
         if stored is None:
@@ -177,6 +180,7 @@ class _PackBuilder:
         if not file.exists():
             log.info("alignment pack: building (%s)", base_model)
             try:
+                # Durable before it is sent, since building takes minutes to hours.
                 write_durably(file, make().to_body())
             except _PackAlreadyStored as other:
                 log.info("alignment pack: another client's is stored and used instead (%s)", base_model)
@@ -191,6 +195,7 @@ class _PackBuilder:
             if self.stop():
                 raise Stopped
             look.raise_if_stored()
+            # About four lines per pass; a line per batch would fill the log.
             if done == total or done % max(1, total // 3) == 0:
                 log.info("alignment pack of %s: %s (%d of %d)", base_model, stage, done, total)
 

@@ -61,6 +61,7 @@ class Responses:
         for row, (anchor, _, end) in enumerate(offsets):
             self.z_row[anchor, end] = row
             following = offsets[row + 1] if row + 1 < len(offsets) else (-1, 0, 0)
+            # A token predicts the next one, so it has a gradient only if the next one belongs to the answer.
             if following[0] == anchor and following[2] > len(anchors[anchor].prompt):
                 self.g_row[anchor, end] = predicting
                 predicting += 1
@@ -140,6 +141,7 @@ def alignment_set(pivot: str, anchors: Sequence[Anchor], tensors: Mapping[str, A
     digest = hashlib.sha256()
     texts = [[anchor.id, anchor.prompt, anchor.answer] for anchor in anchors]
     digest.update(json.dumps([pivot, texts, rank]).encode())
+    # Only what others are fitted to: the frames themselves may be computed anew with other bits.
     for name in sorted(name for name in tensors if name == OFFSETS or name.endswith((".z", ".g"))):
         digest.update(name.encode())
         digest.update(np.ascontiguousarray(tensors[name]).tobytes())

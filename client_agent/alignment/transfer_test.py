@@ -240,6 +240,7 @@ class _Learner:
             on_step=self._step,
             stop=self._stop,
         )
+        # Training returns early on a stop; a score of it would count as a result.
         if self._stop is not None and self._stop():
             raise Stopped
 

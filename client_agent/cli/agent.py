@@ -71,6 +71,7 @@ def enrol(
         read_token(secret)  # as the name, before a model is loaded
         with exclusive(settings.folder), connection(settings, None) as api:
             silo = None if prepared else _opened_silo(settings)
+            # The token is used up by an enrolment, so the model is loaded before and not after.
             profile = silo.profile if silo is not None else _prepared_profile(settings.folder)
             membership = redeem_token(api, settings.folder, token=secret, name=name, profile=profile)
         print(f"{name} is client {membership.client_id} of federation {membership.federation_id}")
@@ -82,6 +83,7 @@ def enrol(
         if (summed := plan.privacy.secure_sum) is not None:
             print(coordinator_sees(plan, summed))
         print(*member_claims(plan), sep="\n")
+        # Only members may read the plan, so it is checked after the enrolment; nothing is sent until `run`.
         require_voices(plan, settings.min_voices)
         require_policy(settings.policy, plan, served)
         require_trainer(settings, plan)
@@ -231,6 +233,7 @@ def run(
             raise SettingsUnusable(
                 "--token needs a name; add --name with the name for which the operator created the token"
             )
+        # Other ranks have no connection, and must not enrol or lock the folder.
         if follows(settings):
             return
         enrolment, stop = (_secret(token), checked_name(name)) if token and name else None, stop_on_signal()

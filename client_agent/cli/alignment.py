@@ -215,6 +215,7 @@ def _test_offline(
     if pivot_side_pack is None:
         pivot_side_pack = pivot_pack(pivot, anchors, plan.adapter, alignment, "offline", progress=progress)
     if client_body is None:
+        # Packs are fitted to dense weights, and the silo's own model may be quantised.
         dense = silo.model_named(base.slug)
         fitted_pack = aligned_pack(
             dense, pivot, pivot_side_pack, anchors, plan.adapter, alignment, "offline", progress=progress

@@ -61,6 +61,7 @@ def clear_errors(*, resumes: bool = False) -> Iterator[None]:
     except (AgentError, FileUnusable) as error:
         fail(error)
     except OSError as error:
+        # Other errors of the operating system are faults of the program, and keep their traceback.
         if not is_blocked(error):
             raise
         fail(complaint(error))
@@ -86,6 +87,7 @@ def configure_logging() -> None:
         logging.basicConfig(level=_log_level(), format="%(message)s", handlers=[handler])
     else:
         logging.basicConfig(level=_log_level(), format="%(asctime)s %(levelname)-8s %(message)s")
+    # httpx logs a line per request, and the agent asks every few seconds.
     logging.getLogger("httpx").setLevel(logging.WARNING)
 
 
@@ -132,6 +134,7 @@ class Bars:
             self._tasks[task] = self._bars.add_task(task, total=total)
         self._bars.update(self._tasks[task], completed=done)
         fifths = 5 * done // max(1, total)
+        # Bars need a terminal; a log gets a line per fifth.
         if self._bars.disable and fifths > self._fifths.get(task, 0):
             self._fifths[task] = fifths
             log.info("%s: progress (%d of %d)", task, done, total)

@@ -74,6 +74,7 @@ class Conversation:
             except AgentError as error:
                 _note(f"error: {error}")
                 return
+            # An empty answer would be a turn that chat templates refuse.
             if self._chat and answer.text:
                 side.turns += [Turn("user", prompt), Turn("assistant", answer.text)]
 
@@ -81,12 +82,15 @@ class Conversation:
         """Tokenise the prompt after the turns that fit; the oldest others are dropped, with a note."""
         if not self._chat:
             return encode_prompt(prompt, self._base.tokenizer, chat=False)
+        # At least half of the context is for the prompt, however long an answer may be. The last new token
+        # takes no position.
         room = self._base.positions + 1 - min(self._decoding.max_new_tokens, self._base.positions // 2)
         dropped = 0
         while True:
             ids = encode_chat([*side.turns, Turn("user", prompt)], self._base.tokenizer)
             if len(ids) <= room or not side.turns:
                 break
+            # A prompt goes with its answer, since templates expect users and assistants in turn.
             del side.turns[:2]
             dropped += 1
         if dropped:

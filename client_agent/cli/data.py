@@ -105,6 +105,7 @@ def _marked(example: Example, tokenizer: PreTrainedTokenizerFast) -> Text:
     parts = learnt_parts(example, tokenizer)
     read = encode_example(example, tokenizer, sys.maxsize)
     names = cast(Any, tokenizer).convert_ids_to_tokens(list(read.ids))
+    # Special tokens have no characters, so they are shown by name.
     first = next((i for i, span in enumerate(read.spans) if span != (0, 0)), len(read.ids))
     last = next((i for i in range(len(read.ids), first, -1) if read.spans[i - 1] != (0, 0)), first)
     spans = list(parts.spans)

@@ -82,6 +82,7 @@ def generate(
         _require_model(base=base, compare=compare, selects=selects)
         _require_prompt(prompt, interactive=interactive, as_json=as_json)
         _require_sampling(temperature, top_p, seed)
+        # Options are checked before the model is loaded, which may take minutes.
         stops = _stop_texts(stop or [])
         checkpoint = _checkpoint(number, adapter, plan, pack)
         unused = base or checkpoint is not None
@@ -91,6 +92,7 @@ def generate(
         from client_agent.training.silo import open_silo
 
         silo = open_silo(settings)
+        # As the silo's data: an adapter that learnt plain texts answers badly to a chat.
         chat = bool(silo.data.train[0].turns)
         decoding = Decoding(max_new_tokens, temperature, 1.0 if top_p is None else top_p, seed, stops)
         sides = [Side("base model", nullcontext)] if base or compare else []

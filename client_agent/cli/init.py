@@ -104,6 +104,7 @@ def init(
         loaded = load_examples(sources.train, options)
         unused = loaded.unused
         if sources.test is None:
+            # Only to find out now whether enough examples are left to hold some out.
             with_test(loaded.examples, train)
         held_out = {"validation": validation, "test": test}
         for source in (sources.validation, sources.test):
@@ -132,6 +133,7 @@ def _require_model(model: str) -> None:
     elif path.is_file():
         if path.suffix.lower() != _GGUF:
             raise ModelNotFound(f"--model: {model} is a file, but no {_GGUF} file; {remedy}")
+    # Anything else may be a hub id.
     elif model.startswith((".", "/", "~")) or model.lower().endswith(_GGUF):
         raise ModelNotFound(f"--model: {model} does not exist; {remedy}")
 
@@ -166,6 +168,7 @@ def _template(
         )
     if answer is None:
         raise SettingsUnusable("--template needs --answer, such as --answer '{label}'")
+    # Shells pass \n as two characters.
     written = {"prompt": prompt.replace("\\n", "\n"), "answer": answer.replace("\\n", "\n")}
     try:
         return RowTemplate.model_validate(written | {"options": _choices(choices)})

@@ -85,6 +85,7 @@ def work(
     with clear_errors(), opened_settings(config) as settings:
         from client_agent.identity.agent_folder import exclusive
 
+        # Before the folder is locked, which rank 0 does.
         if follows(settings):
             return
         flag = stop_on_signal(time)

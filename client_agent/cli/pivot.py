@@ -102,6 +102,7 @@ def write_anchors(
     """
     with clear_errors(), Bars() as bars:
         configure_logging()
+        # Before the model is loaded and hundreds of texts are generated.
         _require_new(out)
         from client_agent.alignment.generate_anchors import generate_anchors
         from client_agent.model.loading import load_base_model

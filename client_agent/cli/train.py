@@ -69,6 +69,7 @@ def train(
             ):
                 results.append(trained)
                 if out is not None:
+                    # After every round, so that a stop loses one round at most.
                     write_durably(out, trained.to_bytes())
                 if not as_json:
                     scores = trained.scores

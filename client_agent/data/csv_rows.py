@@ -24,7 +24,9 @@ def csv_rows(path: Path) -> Iterator[Row]:
         OSError: it cannot be read.
         DataInvalid: it is no CSV in UTF-8, or has two columns of one name.
     """
+    # The default of 128 KiB is less than a long document; the limit is that of a C long on Windows.
     csv.field_size_limit(_LARGEST_CELL)
+    # Spreadsheets write a byte order mark; it would become part of the first column's name.
     with path.open(encoding="utf-8-sig", newline="") as lines:
         delimiter, skipped = _delimiter(lines)
         table = csv.DictReader(lines, strict=True, delimiter=delimiter)
@@ -32,6 +34,7 @@ def csv_rows(path: Path) -> Iterator[Row]:
             _check_names(path, table.fieldnames or ())
             for columns in table:
                 place = f"{path} row {table.line_num + skipped}"
+                # DictReader puts cells too many under None, and None in place of cells too few.
                 if None in columns or None in columns.values():
                     yield Row(
                         place,
@@ -67,6 +70,7 @@ def _delimiter(lines: TextIO) -> tuple[str, int]:
         return content[-1], 1
     fits = {delimiter: _fit(lines, delimiter) for delimiter in _DELIMITERS}
     lines.seek(0)
+    # Not `csv.Sniffer`, which guesses from letters and finds delimiters inside of texts.
     return max(fits, key=fits.__getitem__), 0
 
 

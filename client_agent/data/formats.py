@@ -121,6 +121,7 @@ def _system(row: Row, turns: Sequence[Turn]) -> Iterator[Turn]:
     content = row.text("system")
     if not turns or turns[0].role != "system":
         yield Turn("system", content)
+    # Two different system prompts: either choice would be a guess.
     elif turns[0].content != content:
         raise row.invalid(
             "system", 'is not the system turn of the chat; remove one, or set ignore_columns = ["system"]'
@@ -150,6 +151,7 @@ def detected(row: Row) -> str:
     Raises:
         DataInvalid: it has those of none.
     """
+    # `text` is the last format, since rows of others may have a column of this name too.
     for name, columns in COLUMNS_OF.items():
         if row.has(columns):
             return name

@@ -111,6 +111,7 @@ def _candidates(row: Row, chosen: str | None) -> Iterator[dict[str, str]]:
     whole = [name for name, value in chats.items() if _is_whole(value)]
     if chosen in whole:
         yield {"messages": chosen}
+    # With two chats it is unknown which one is to be learnt.
     elif len(whole) == 1:
         yield {"messages": whole[0]}
     answer = chosen or _first(_ANSWERS, parts) or _single(n for n, v in chats.items() if _is_answer(v))
@@ -118,6 +119,7 @@ def _candidates(row: Row, chosen: str | None) -> Iterator[dict[str, str]]:
         context = _first(_CONTEXTS, [name for name in texts if name != answer])
         yield _renamed({"output": answer} | ({"input": context} if context is not None else {}))
     prompt = _first(_PROMPTS, [name for name in parts if name != answer])
+    # Two columns with unknown names: prompts are usually written first.
     if prompt is None and answer is None and len(parts) == 2:
         prompt, answer = parts
     if len(parts) == 2 and (prompt is None) != (answer is None):
@@ -142,6 +144,7 @@ def _renamed(columns: Mapping[str, str]) -> dict[str, str]:
 
 def _first(names: Iterable[str], columns: Sequence[str]) -> str | None:
     """Return the column with the first of these names, whatever its case."""
+    # Reversed, so that of columns that differ in case the first one wins.
     by_name = {column.lower(): column for column in reversed(columns)}
     return next((by_name[name] for name in names if name in by_name), None)
 

@@ -60,6 +60,7 @@ class Row:
         Raises:
             DataInvalid: there is no such column, it is null, or the row could not be read.
         """
+        # A name with a dot may be that of one column.
         first, *inner = [column] if column in self.columns else column.split(".")
         actual = self.names.get(first, first)
         if not self.has([first]):
@@ -138,6 +139,7 @@ class Row:
         value = self.value(column)
         text = str(value).strip().lower()
         for index, candidate in enumerate(allowed):
+            # The type counts, since True equals 1 in Python.
             if isinstance(value, str | type(candidate)) and text == str(candidate).lower():
                 return index
         listed = ", ".join(shown(candidate) for candidate in allowed)

@@ -146,6 +146,7 @@ def _records(path: Path, content: object) -> list[object]:
     """
     if isinstance(content, list):
         return content
+    # A single row may have lists of objects too, such as its messages.
     if isinstance(content, dict) and not content.keys() & _LISTS_OF_ROWS:
         lists = [name for name, value in content.items() if _is_list_of_objects(value)]
         if len(lists) > 1:
@@ -167,6 +168,7 @@ def _parquet(path: Path) -> Iterator[Row]:
         raise FileNotFoundError(2, "No such file or directory")
     datasets = _datasets()
     try:
+        # In memory: otherwise `datasets` copies the silo's data into its cache under the home folder.
         table = datasets.Dataset.from_parquet(str(path), keep_in_memory=True)
     except Exception as error:  # whatever pyarrow makes of somebody's file
         raise _unreadable(str(path), error) from error
@@ -254,5 +256,6 @@ def _from_hub(source: str, **options: bool) -> Any:
 
 
 def _unreadable(source: str, error: Exception) -> DataInvalid:
+    # The first line only: some of these errors print whole tables.
     reason = str(error).strip().splitlines() or [type(error).__name__]
     return DataInvalid(f"{source}: cannot be read ({reason[0]}); check the name, the split and the file")

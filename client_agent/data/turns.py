@@ -50,6 +50,7 @@ def turns_of(row: Row, column: str, *, learnt: bool = True) -> list[Turn]:
         last = max((i for i, turn in enumerate(turns) if turn.role == ASSISTANT and turn.learnt), default=-1)
         if last < 0:
             raise row.invalid(column, "has no answer that is learnt: the weight of all of them is 0")
+        # What follows the last learnt answer influences no loss and costs tokens.
         turns = turns[: last + 1]
     return turns
 
@@ -124,6 +125,7 @@ def _calls_beside(row: Row) -> list[dict[str, object]]:
     """Return the calls of an assistant's turn: `tool_calls`, or `function_call` as it was called before."""
     for key in ("tool_calls", "function_call"):
         value = _parsed(row, key, row.optional(key))
+        # Columnar files and some exporters write an empty list or an empty text for no call.
         if value:
             return _calls(row, key, value)
     return []
@@ -145,6 +147,7 @@ def _call(row: Row, key: str, value: object) -> dict[str, object]:
         raise row.invalid(
             key, f'is no call, such as {{"name": "price", "arguments": {{}}}}, but {shown(value)}'
         )
+    # OpenAI writes arguments as JSON in a text, and chat templates expect the object.
     arguments = _parsed(row, key, function.get("arguments", function.get("parameters", {})))
     call: dict[str, object] = {"type": "function", "function": {"name": name, "arguments": arguments}}
     if isinstance(entry, Mapping) and isinstance(entry.get("id"), str):
@@ -208,6 +211,7 @@ def _parsed(row: Row, column: str, value: object) -> object:
     try:
         content = parsed(value)
     except (ValueError, RecursionError):
+        # A text may begin with a brace and be no JSON.
         return value
     if (fault := fault_of(content)) is not None:
         raise row.invalid(column, fault)
@@ -215,4 +219,5 @@ def _parsed(row: Row, column: str, value: object) -> object:
 
 
 def _json(value: object) -> str:
+    # Escapes would be other tokens than the characters.
     return json.dumps(value, ensure_ascii=False)

@@ -60,6 +60,7 @@ class Distillation(Part):
         mixture = read_mixture(folder)
         is_comparable = mixture is not None and len(mixture.bytes) == public.rows
         return Effect(
+            # Rows are the characters of the answers; another number of them means other anchors.
             penalty=pull_to_peers(public, mixture, self.plan.factor) if mixture and is_comparable else None,
             finished=lambda: folder.write(OUTPUTS, safetensors.numpy.save(public.outputs().tensors)),
         )
@@ -80,11 +81,14 @@ def store_mixture(session: Session, folder: RoundFolder) -> None:
     try:
         body = session.api.weights(session.federation_id, folder.number, form="outputs=peers")
     except CoordinatorRefused as refusal:
+        # Not found is usual: no peer of this client has sent outputs yet.
         if refusal.status != httpx.codes.NOT_FOUND:
             raise
+        # A mixture of an interrupted attempt may belong to other weights.
         folder.forget(MIXTURE)
         return
     if not is_proved(session, folder.number, body, folder.base):
+        # The mixture only helps, so a bad one does not end the round.
         log.warning("round %d: outputs of peers without a valid signature; not used", folder.number)
         return
     try:

@@ -26,14 +26,17 @@ def pull_to_peers(public: NextBytes, mixture: Outputs, factor: float) -> Penalty
     listed = torch.from_numpy(mixture.bytes.astype(np.int64))  # (rows, TOP)
     shares = torch.from_numpy(mixture.shares.astype(np.float32))
     totals = shares.sum(dim=1, keepdim=True)
+    # A row of zeros is one that no peer answered; it stays zero and pulls to nothing.
     shares = torch.where(totals > 0, shares / totals.clamp_min(1e-6), shares)
     entropies = -torch.special.xlogy(shares, shares).sum(dim=1)  # (rows,)
 
     def penalty(_: Mapping[str, nn.Parameter]) -> Tensor:
+        # From torch's generator, whose state is in the checkpoint: a resumed round draws the same texts.
         drawn = torch.randperm(len(public.texts))[:TEXTS_PER_STEP].tolist()
         logs, rows = public.log_shares([public.texts[number] for number in drawn])  # (m, VALUES), (m,)
         listed_here, shares_here = listed[rows].to(logs.device), shares[rows].to(logs.device)
         divergence = -(shares_here * logs.gather(1, listed_here)).sum(dim=1)  # (m,)
+        # Detached: with a gradient, the model could escape the pull by becoming overconfident.
         entropy = -(logs.detach().exp() * logs.detach()).sum(dim=1)
         is_surer = entropies[rows].to(logs.device) < entropy
         compared = int((shares_here.sum(dim=1) > 0).sum())

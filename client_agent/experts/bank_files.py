@@ -52,6 +52,7 @@ def download_bank(
     for stored in rounds.newest_first():
         if stored.has(BANK):
             used |= {entry.digest for entry in read_index(stored).experts}
+    # After the index is written: a crash before it leaves experts too many, never one too few.
     _forget_unused(session.home, {_name(digest) for digest in used if digest is not None})
 
 
@@ -69,6 +70,7 @@ def store_experts(session: Session, index: BankIndex, layout: Layout) -> None:
         body = session.api.expert(session.federation_id, entry.expert, entry.revision)
         if body.digest != entry.digest:
             raise DownloadDamaged(f"revision {entry.revision} of expert {entry.expert}")
+        # Read before it is stored, since the digest only says that it is the body the index names.
         _read_expert(body.body, layout, entry)
         write_durably(_file(session.home, entry.digest), body.body)
         fetched, octets = fetched + 1, octets + len(body.body)
@@ -133,6 +135,7 @@ def bank_state(home: Path, body: bytes, index: BankIndex, layout: Layout) -> Arr
     bank = bank_tensors(SHARED, read_weights(body, layout))
     for entry in index.experts:
         if entry.digest is None:
+            # Nobody has trained this expert yet; zeros are what every client begins with.
             values: Arrays = {name: np.zeros(shape, np.float32) for name, shape in layout.items()}
         else:
             values = _read_expert(_stored(home, entry), layout, entry)
@@ -162,6 +165,7 @@ def _read_expert(body: bytes, layout: Layout, entry: ExpertReference) -> Arrays:
 def _is_stored(home: Path, digest: str) -> bool:
     """Whether an expert is here, and undamaged."""
     file = _file(home, digest)
+    # Hashed again, because a damaged file would otherwise stop every later round.
     return file.is_file() and digest_of(file.read_bytes()) == digest
 
 

@@ -41,11 +41,14 @@ def drawn(
     Args:
         secret: the client's own seed; whoever knows it can tell which experts the client trains.
     """
+    # Gumbel noise on log weights draws in proportion to the weights, and all `count` in one sort.
     scores = {
         expert: (log(r) if r > 0 else -inf)
         + (temperature * _gumbel(secret, "round", round_number, expert) if temperature else 0.0)
         for expert, r in responsibilities.items()
     }
+    # Without noise, equal scores are ordered by the client's own fixed order, so that not all clients meet on
+    # one expert.
     ties = {expert: _gumbel(secret, "ties", expert) for expert in scores}
     ordered = sorted(scores, key=lambda expert: (scores[expert], ties[expert]), reverse=True)
     return tuple(ordered[:count])
@@ -60,9 +63,11 @@ def turns(specialists: Sequence[int], steps: int, *, exploring: bool) -> list[Tu
         return [Turn(tuple(specialists), steps)]
     least, more = divmod(steps, len(specialists))
     shares = [least + (number < more) for number in range(len(specialists))]
+    # With fewer steps than specialists, the last ones get none.
     return [Turn((expert,), share) for expert, share in zip(specialists, shares, strict=True) if share]
 
 
 def _gumbel(*key: str | int) -> float:
+    # 53 bits fill a float's mantissa; the half keeps the result away from 0, where the logarithm ends.
     unit = (int(words(1, "explore", *key)[0] >> np.uint64(11)) + 0.5) * _MANTISSA  # in (0, 1)
     return -log(-log(unit))

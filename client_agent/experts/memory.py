@@ -72,11 +72,13 @@ class ExpertMemory:
             self.rounds[number] for number in sorted(self.rounds, reverse=True) if number < round_number
         )
         last = next((choice for choice in choices if choice.local is not None), None)
+        # A loss on other texts cannot be compared.
         return last.local if last is not None and last.probe == probe else None
 
     def record(self, round_number: int, choice: Choice) -> None:
         """Store the choice of a round durably, with the losses so far."""
         self.rounds[round_number] = choice
+        # Both are bounded, because the file is written whole in every round.
         self.rounds = dict(sorted(self.rounds.items())[-_MOST_ROUNDS:])
         newest = list(self.losses.items())[-_MOST_LOSSES:]
         self.losses.clear()  # the prober has this dictionary
@@ -91,5 +93,6 @@ def _read(file: Path) -> _MemoryFile | None:
     except FileNotFoundError:
         return None
     except (OSError, ValidationError) as error:
+        # It makes choices better and repeatable; without it the client can still train.
         log.warning("experts: %s is damaged and ignored (%s)", file, type(error).__name__)
         return None

@@ -67,6 +67,7 @@ class Prober:
                     if expert != SHARED
                 }
         finally:
+            # Also after an error, since the caller trains with this bank.
             adapter.select(selected, weights)
         return ProbeLosses(shared, specialists)
 
@@ -84,6 +85,7 @@ class Prober:
             return self._loss(adapter, (expert,), digests)
         except LossNotFinite:
             log.warning("experts: the loss of expert %d is not finite; it is not chosen", expert)
+            # A specialist that diverged at a peer must not end this client's round.
             return inf
 
     def _loss(self, adapter: ExpertBank, specialists: Sequence[int], digests: Sequence[str]) -> float:
@@ -125,6 +127,7 @@ def probe_texts(
     Raises:
         TextTooLong: a text exceeds the base model's context.
     """
+    # Order by digest: by position, a file with a new first line would change the whole probe set.
     return encode_some(base, sorted(probe, key=lambda example: example.key), most, max_length)
 
 

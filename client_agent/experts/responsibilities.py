@@ -56,12 +56,14 @@ def responsibilities(
     """
     finite = {expert: loss for expert, loss in losses.items() if isfinite(loss)}
     usable = finite or dict.fromkeys(losses, 0.0)
+    # The spread makes the softmax independent of the unit and size of the losses.
     scale = tau if tau is not None else spread(usable)
     scores = {
         expert: (prior_weight * log(max((prior or {})[expert], _SMALLEST_PRIOR)) if prior_weight else 0.0)
         - (loss / scale if scale else 0.0)
         for expert, loss in usable.items()
     }
+    # Subtracted before the exponential, which would overflow at large scores.
     largest = max(scores.values(), default=0.0)
     weights = {expert: exp(score - largest) for expert, score in scores.items()}
     total = sum(weights.values())
@@ -104,4 +106,5 @@ def rejects(losses: ProbeLosses, local: float | None, *, regret_above: float) ->
 def _share(difference: float, whole: float) -> float:
     if difference <= 0:
         return 0.0
+    # A shared loss of 0 leaves no scale; any loss above it counts in full.
     return min(1.0, difference / whole) if whole > 0 else 1.0

@@ -127,6 +127,7 @@ class RoutedExperts(AdapterBase):
         age = round_number - self.since
         explore = exploring_rounds(self.routing.explore_rounds, total_rounds - self.since)
         exploring = age <= explore
+        # A second expert too while all are equal, so that every expert meets several clients.
         count = DRAWS if exploring else self.routing.specialists
         specialists = drawn(
             self.responsibilities,
@@ -138,6 +139,7 @@ class RoutedExperts(AdapterBase):
         newborn = self._newborn(memory, round_number)
         if newborn is not None and not exploring:
             remaining = [expert for expert in specialists if expert != newborn]
+            # It replaces the least responsible of the drawn ones.
             specialists = (newborn, *remaining)[:count]
             share = (1 - _NEWBORN) / max(1, len(self._specialists) - 1)
             self.responsibilities = {k: _NEWBORN if k == newborn else share for k in self._specialists}
@@ -159,6 +161,7 @@ class RoutedExperts(AdapterBase):
         last = memory.rounds[max(earlier)] if earlier else None
         if last is None or not last.rejects:
             return None
+        # Ordinals grow with every birth, so the newest expert has the largest.
         return max(set(self._specialists) - last.responsibilities.keys(), default=None)
 
     def end_round(self) -> None:
@@ -180,6 +183,8 @@ class RoutedExperts(AdapterBase):
         groups = self.bank.parameter_groups(learning_rate)
         if self.router is not None:
             rows = list(self._router.parameters(self.chosen).values())
+            # Decay would pull the router back to the responsibilities, which `consistency` does by the plan's
+            # factor.
             groups.append({"params": rows, "lr": learning_rate, "weight_decay": 0.0})
         return groups
 
@@ -224,6 +229,7 @@ class RoutedExperts(AdapterBase):
         if self._prober is not None:
             return
         names = {expert: f"{_RESPONSIBILITY}{expert}" for expert in self._specialists}
+        # A newer expert has no stored responsibility; then all stay uniform.
         if all(name in state for name in names.values()):
             self.responsibilities = {expert: float(state[name]) for expert, name in names.items()}
         stored = [int(expert) for expert in state.get(CHOSEN, np.empty(0))]
@@ -327,6 +333,7 @@ def inject_experts(
         LayoutMismatch: the model or the frames do not fit the plan, or the bank has too few specialists.
     """
     require_bare(base)
+    # Layers below the first adapter compute the same in every step, so that their outputs can be stored.
     base.prefix.split_at(base, first_adapted_layer(base, plan, frames))
     bank: ExpertBank = (
         ExpertLora(base, plan, experts, seed=seed)
@@ -335,6 +342,7 @@ def inject_experts(
     )
     try:
         return RoutedExperts(bank, base, routing)
+    # Also after Ctrl-C: a model with half of a bank in it could not be used again.
     except BaseException:
         bank.remove()
         raise

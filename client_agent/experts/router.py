@@ -43,7 +43,9 @@ class TokenRouter:
         """
         u = torch.stack([self.rows[expert] for expert in responsibilities])  # (e, d)
         c = torch.stack([self.offsets[expert] for expert in responsibilities])  # (e,)
+        # A responsibility can underflow to 0, and its logarithm would mask the specialist for ever.
         prior = u.new_tensor([log(max(r, _SMALLEST)) for r in responsibilities.values()])  # (e,)
+        # Differences of small logits vanish in bfloat16.
         with torch.autocast(hidden.device.type, enabled=False):
             return (prior + nnf.linear(hidden.float(), u, c) / gamma).softmax(dim=-1)
 
@@ -76,6 +78,8 @@ class RoutedPasses:
         self._read: list[Tensor] = []
         self._inside = False
         self._cache: tuple[object, Any] | None = None
+        # A hook before the decoder, because every way into the model (loss, generation, scoring) runs through
+        # it.
         decoder = base.model.get_submodule(base.parts.decoder)
         self._hook = decoder.register_forward_pre_hook(self._before, with_kwargs=True)
 
@@ -88,8 +92,10 @@ class RoutedPasses:
         return torch.cat(read)
 
     def _before(self, decoder: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        # `_base_pass` calls the decoder, and comes here again.
         if self._inside or not self.responsibilities:
             return
+        # Passes of scoring and generation are not counted in the consistency term.
         is_step = self._keeps_hidden and decoder.training and torch.is_grad_enabled()
         hidden = self._base_pass(decoder, args, kwargs)
         self._bank.weigh(self._router.weights(hidden, self.responsibilities, self._gamma))
@@ -104,6 +110,7 @@ class RoutedPasses:
         without_cache = {**kwargs, **self._second_cache(kwargs)}
         selected, was_training = self._bank.mixture.experts, decoder.training
         self._bank.mixture.experts, self._inside = (), True
+        # Without dropout, so that a token's weights do not depend on chance.
         decoder.eval()
         try:
             return cast(Tensor, decoder(*args, **without_cache).last_hidden_state)
@@ -120,6 +127,7 @@ class RoutedPasses:
         cache = kwargs.get("past_key_values")
         if cache is None:
             return {"use_cache": False}
+        # An empty cache begins a new generation.
         if not cache.get_seq_length():
             self._cache = cache, copy.deepcopy(cache)
         if self._cache is None or self._cache[0] is not cache:

@@ -89,11 +89,13 @@ class Artefact:
             case "peft" | "vllm":
                 return _loss_with_peft(folder, silo, scoring, max_length)
             case "gguf":
+                # There is no llama.cpp here: its file is read back, and loaded by peft.
                 with TemporaryDirectory() as place:
                     factors = read_gguf(folder / GGUF_FILE, silo.base)
                     write_checkpoint(Path(place), factors, silo.base, self.base_name)
                     return _loss_with_peft(Path(place), silo, scoring, max_length)
             case "merged":
+                # The wider of both, so that the score shows what the files lost and not what loading lost.
                 dtype = torch.promote_types(silo.base.model.dtype, dtype_of_merged(folder))
                 merged = load_base_model(str(folder), device=silo.base.device, dtype=dtype)
                 return held_out_loss(merged, silo, scoring, max_length)
@@ -123,6 +125,7 @@ def _for_vllm(factors: Mapping[str, LoraFactors], base: BaseModel) -> dict[str, 
         for linear in base.parts.roles[layer].values()
         if below_layer(linear.path) in names
     }
+    # A plain name in the config selects its module in every layer, also where nothing was trained.
     zeros = {
         path: LoraFactors(np.zeros((0, d_in), np.float32), np.zeros((d_out, 0), np.float32), None)
         for path, (d_out, d_in) in everywhere.items()

@@ -51,6 +51,7 @@ def chat_shape(tokenizer: PreTrainedTokenizerFast) -> ChatShape | None:
         chats = [(_FIRST,), (_FIRST, _ANSWER, _SECOND)]
         if "system" in shape.turns:
             chats += [(_SYSTEM, *chat) for chat in chats]
+        # The derivation looks at a few chats only, so the shape is believed only where it renders them all.
         agrees = all(shape.render(chat) == _rendered(chat, tokenizer, prompt=True) for chat in chats)
         return shape if agrees else None
     except (TemplateError, ValueError):
@@ -64,6 +65,8 @@ def _derived(tokenizer: PreTrainedTokenizerFast) -> ChatShape:
         ValueError: the texts around a turn depend on other turns.
         TemplateError: the template refuses a chat.
     """
+    # What begins every chat cannot be told from what begins a user's turn here; the second turn below tells
+    # it.
     alone = _rendered((_FIRST,), tokenizer)
     prompt = _after(_rendered((_FIRST,), tokenizer, prompt=True), alone)
     _, user_after = _around(alone, _FIRST)

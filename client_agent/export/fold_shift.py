@@ -34,6 +34,7 @@ class _Moments:
 
     def add(self, inputs: Tensor) -> None:
         x = inputs.double()  # (m, d_in)
+        # The sums are on the CPU: d_in squared in float64 for every module would fill a GPU.
         self.squares += (x.T @ x).cpu()
         self.total += x.sum(dim=0).cpu()
         self.count += len(x)
@@ -95,6 +96,7 @@ def _moments(base: BaseModel, paths: Sequence[str], texts: Sequence[TokenizedTex
                 width = x.shape[-1]
                 empty = torch.zeros(width, width + 1, dtype=torch.float64)
                 sums = moments.setdefault(path, _Moments(empty[:, :width].clone(), empty[:, width].clone()))
+                # Padding is no input of the trained model.
                 sums.add(by_token(x, batch)[batch.attention.bool()])
     return moments
 

@@ -51,6 +51,7 @@ def place(folder: Path, out: Path, base_model: str, *, force: bool = False) -> E
     earlier = _earlier_files(out) if out.is_dir() and any(out.iterdir()) else []
     present = _files_below(out) if out.is_dir() else []
     foreign = sorted(set(present) - set(earlier))
+    # Checked before anything is deleted.
     blocking = sorted(set(foreign) & set(files))
     if blocking:
         raise OutputUnwritable(
@@ -86,6 +87,7 @@ def _earlier_files(out: Path) -> list[str]:
             f"--out: {out} is not empty and has no readable {MANIFEST}, the list of files of an export; pass "
             "a new folder"
         ) from error
+    # The list is a file that anybody may have edited, and its entries are deleted.
     if any(name.is_absolute() or ".." in name.parts for name in names):
         raise OutputUnwritable(
             f"--out: {out / MANIFEST} names files outside of the folder; pass a new folder"

@@ -77,7 +77,9 @@ def write_gguf(file: Path, factors: Mapping[str, LoraFactors], base: BaseModel, 
     writer.add_float32("adapter.lora.alpha", float(rank))
     names = _tensor_names(base, factors)
     for path, lora in factors.items():
+        # The file has one alpha for all modules, so all need the same rank.
         same = padded(lora, rank)
+        # Only B: the order of a layer's outputs changes, and its inputs stay.
         b = same.B[_row_order(base, path)]
         writer.add_tensor(f"{names[path]}.weight.lora_a", np.ascontiguousarray(same.A, np.float32))
         writer.add_tensor(f"{names[path]}.weight.lora_b", np.ascontiguousarray(b, np.float32))
@@ -110,6 +112,7 @@ def read_gguf(file: Path, base: BaseModel) -> dict[str, LoraFactors]:
             b = tensors[f"{name}.weight.lora_b"]
             order = _row_order(base, paths[name])
             restored = np.empty_like(b)
+            # The inverse of the permutation in `write_gguf`.
             restored[order] = b * np.float32(alpha / len(a))
             factors[paths[name]] = LoraFactors(a, restored, None)
     return factors

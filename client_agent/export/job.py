@@ -144,24 +144,29 @@ def export_adapter(
             with experts.flattened():
                 routed, reference = reference, held_out_loss(base, silo, scoring, longest)
         trained = without_zero_shifts(placed.as_lora())
+        # While the adapter is in place: inputs of later layers depend on it.
         factors, folded = _folded(silo, trained, artefact, longest)
     stored = facts.scores[LOSS].value if facts.scores is not None else None
     out.parent.mkdir(parents=True, exist_ok=True)
+    # Beside the target and not in /tmp, because a rename works within one file system only.
     with TemporaryDirectory(dir=out.parent, prefix=f".{out.name}-") as temporary:
         folder = Path(temporary)
         losses, dtype = _scored(
             folder, factors, artefact, silo, facts, Losses(bare, stored, reference, 0.0, routed)
         )
         written = ExportResult(factors, folded, origin, losses, dtype)
+        # The limit alone is not enough: in bfloat16 it may be larger than the whole gain.
         exact = losses.is_kept and losses.keeps_gain
         if dtype not in (None, torch.float32) and artefact.dtype is None and not exact:
             rejected = (dtype, losses.export)
             log.info("export: %s loses too much; writing float32", name_of(rejected[0]))
             wider = replace(artefact, dtype=torch.float32)
+            # Before the wider files are written, since both may not fit on the disk.
             shutil.rmtree(folder)
             folder.mkdir()
             losses, dtype = _scored(folder, factors, wider, silo, facts, losses)
             written = ExportResult(factors, folded, origin, losses, dtype, rejected)
+        # Whoever names a dtype accepts its loss.
         if artefact.dtype is None:
             _require_exact(written, trained, artefact, silo)
         finish(folder, written)
@@ -192,6 +197,7 @@ def largest_difference(bare: float, *dtypes: torch.dtype) -> float:
     A loss of the base model is exact up to its relative rounding in the coarsest of these dtypes: 0.4 % in
     bfloat16, 0.05 % in float16.
     """
+    # Half of eps is the largest relative error of one rounding.
     return max(LARGEST_DIFFERENCE, bare * max(torch.finfo(dtype).eps / 2 for dtype in dtypes))
 
 

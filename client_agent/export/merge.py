@@ -73,6 +73,7 @@ def _dense_model(
     source: str, factors: Mapping[str, LoraFactors], base: BaseModel, dtype: torch.dtype | None
 ) -> PreTrainedModel:
     """Load the dense weights, with zero biases where a shift needs one."""
+    # From the dense files, since the silo's own model may be quantised.
     config = cast(Any, AutoConfig).from_pretrained(source, local_files_only=True)
     shifted = [path for path, lora in factors.items() if lora.bias is not None]
     added = {
@@ -94,6 +95,7 @@ def _dense_model(
     with torch.no_grad():
         for path, module in model.named_modules():
             if path.endswith(biased):
+                # A new bias is loaded with arbitrary values.
                 cast(nn.Parameter, module.bias).zero_()
     return model
 
@@ -101,6 +103,7 @@ def _dense_model(
 def _add(module: nn.Module, lora: LoraFactors) -> None:
     change = torch.from_numpy(np.ascontiguousarray(lora.B @ lora.A))  # (d_out, d_in)
     weight = cast(nn.Parameter, module.weight)
+    # Summed in float32 and rounded once; small changes vanish in a bfloat16 sum.
     weight.copy_(weight.float() + (change.T if isinstance(module, Conv1D) else change))
     if lora.bias is not None:
         bias = cast(nn.Parameter, module.bias)

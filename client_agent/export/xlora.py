@@ -80,6 +80,8 @@ class XLoraFiles:
                 for expert in chosen
             },
             rows=np.stack([private[f"router.x{expert}.u"] for expert in chosen]),
+            # peft divides by the temperature; the prior is not divided in the router, so it is multiplied
+            # before.
             offsets=(c + gamma * np.array(prior)).astype(np.float32),
             gamma=gamma,
         )
@@ -103,6 +105,7 @@ class XLoraFiles:
             inference_mode=True,
             hidden_size=base.hidden_size,
             adapters=self.adapters(Path()),
+            # One linear layer, which is what the router is.
             xlora_depth=1,
             softmax_temperature=self.gamma,
             layerwise_scalings=False,

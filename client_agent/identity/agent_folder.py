@@ -69,6 +69,7 @@ def exclusive(folder: Path) -> Iterator[None]:
         require_writable_folder(folder, "folder")
     except FileUnusable as error:
         raise SettingsUnusable(str(error)) from error
+    # flock ends with the process, so a killed agent leaves no stale lock.
     with (folder / LOCK).open("w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -87,6 +88,7 @@ def is_in_use(folder: Path) -> bool:
     """Whether an agent runs on the folder. The probe may make an agent that starts just now fail."""
     try:
         with (folder / LOCK).open() as file:
+            # Shared, so that several probes at a time do not disturb each other.
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True

@@ -131,6 +131,8 @@ def accept(offer: Offer, manifests: Manifests, pins: Pins, api: CoordinatorApi) 
         RosterRefused: the plan requires pinned members, and one of the restored roster is not pinned.
     """
     home, offered = manifests.folder, offer.offered
+    # Rounds first, the manifest last: until it is replaced, the agent refuses the restored coordinator, so
+    # that a crash in between leads to no round.
     _carry_over(RoundFolders(home / "rounds"), manifests, before=offered.manifest.round if offered else 1)
     for name in (*_FINAL, ROSTER, MANIFEST) if offered is None else _FINAL:
         if (home / name).exists():
@@ -158,6 +160,7 @@ def _newest(
     if isinstance(answer, FinishedBrief) and answer.manifest is not None:
         return answer.manifest
     latest = max(last_accepted, answer.round) if isinstance(answer, RoundBrief) else last_accepted
+    # Backwards, since rounds in which this client took no part have no manifest for it.
     for round_number in range(latest, 0, -1):
         try:
             return api.manifest(manifests.federation, round_number)
@@ -175,6 +178,7 @@ def _require_divergence(
         raise ManifestRefused("it names another plan than earlier rounds, which no backup explains")
     try:
         if offered.document != accepted.document:
+            # A chain that continues the accepted manifest means that nothing was lost.
             manifests.follow(offered.document, offered.manifest, accepted.document, api)
     except ManifestRefused:
         return
@@ -186,6 +190,7 @@ def _require_divergence(
 
 def _carry_over(rounds: RoundFolders, manifests: Manifests, *, before: int) -> None:
     """Move all rounds aside; keep the latest trained adapter and sketch, numbered below round `before`."""
+    # A copy is complete before the original moves; the next call continues at whichever folder is there.
     rounds_folder, carried = manifests.folder / "rounds", manifests.folder / _CARRIED
     if rounds_folder.exists():
         shutil.rmtree(carried, ignore_errors=True)
@@ -210,7 +215,9 @@ def _copy(
             to.write(name, trained.read(name))
         if trained.has(FOLD):
             added = BaseDelta.from_bytes(trained.read(FOLD)).added
+            # Increments of the restored coordinator must not be added to the delta of a lost round.
             to.write(FOLD, BaseDelta(_NO_ROUND, added).to_bytes())
     if signed is not None:
         to.write(SKETCH, signed.read(SKETCH))
+    # Closed, so that no step of it is taken again.
     to.write(CLOSED, json.dumps({"reason": "carried-over", "round": round_number}).encode())

@@ -47,6 +47,7 @@ def replace_key(connect: Connect, folder: Path, *, at_once: bool = False) -> str
     )
     request = KeyRotation(
         public_key=name_of(new),
+        # Both keys sign: the new one proves possession, the old one the client's consent.
         proof=sign("tessera-rotation-v1", statement, new),
         endorsement=sign("tessera-rotation-v1", statement, old),
     )
@@ -93,6 +94,7 @@ def switch_to_accepted_key(api: CoordinatorApi, folder: Path) -> bool:
     if pending_key_file(folder) is None:
         return False
     old, new, member = read_key(folder), read_key(folder, NEXT_KEY), read_membership(folder)
+    # The coordinator tells only by accepting a signature which key it has.
     api.sign_with(new)
     accepted = False
     try:
@@ -123,5 +125,6 @@ def _answers_for(api: CoordinatorApi, member: Membership) -> bool:
 def _take_up_next(folder: Path) -> None:
     # The coordinator's answer is not signed, and a proxy may have forged it: the old key stays recoverable.
     keep_copy(folder / KEY)
+    # One rename: at any time exactly one file is the key.
     os.replace(folder / NEXT_KEY, folder / KEY)
     fsync_folder(folder)

@@ -67,9 +67,11 @@ class Manifests:
                 f"it is not of round {round_number} and of the weights served for that round"
             )
         accepted = self.last_accepted()
+        # The same manifest again is a repeated join, as after a crash.
         if accepted is not None and document != accepted:
             self.follow(document or {}, manifest, accepted, api)
         self._require_signed_plan(manifest, api)
+        # A manifest that is replayed after the end of its round must not start work again.
         if manifest.deadline is not None and self.clock() > manifest.deadline.timestamp() + _GRACE_SECONDS:
             raise ManifestExpired(round_number)
         write_durably(self.folder / MANIFEST, json.dumps(document).encode())
@@ -103,6 +105,7 @@ class Manifests:
     def hold_to_plan(self, brief: RoundBrief) -> None:
         """Raise ManifestRefused if a round brief differs from the plan."""
         plan = self.plan
+        # The brief is not signed, and steps read their settings from it.
         for part in ("strategy", "adapter", "training", "signature", "alignment", "wire", "scores"):
             if getattr(brief, part) != getattr(plan, part):
                 raise ManifestRefused(f"round {brief.round} has another {part} than the federation's plan")
@@ -126,6 +129,7 @@ class Manifests:
             ManifestRefused: it is malformed, not signed with the coordinator's key, or for another client.
         """
         try:
+            # The parsed copy is for reading; the signature is verified over the document as served.
             manifest = RoundManifest.model_validate_json(json.dumps(document))
         except ValidationError as error:
             raise ManifestRefused("it is not a manifest") from error
@@ -157,6 +161,7 @@ class Manifests:
             self._refuse_both(document, accepted, "the plan was changed")
         self._require_roster_order(document, manifest, accepted, last)
         current = manifest
+        # Rounds without this client, or an abandoned one, may lie between both.
         while current.previous is not None and current.previous.round > last.round:
             missing = api.manifest(self.federation, current.previous.round)
             if hash_of(missing) != current.previous.hash:
@@ -185,6 +190,7 @@ class Manifests:
             stored = file.read_bytes()
             if digest_of(stored) == manifest.plan:
                 return
+            # After the first manifest the plan is signed and must not change. Before, it was only served.
             if self.last_accepted() is not None:
                 raise ManifestRefused("its plan is not the plan of earlier rounds")
             self._reject_unsigned_plan(stored)

@@ -114,7 +114,9 @@ def enrol(api: CoordinatorApi, folder: Path, *, token: str, name: str, profile: 
         raise AlreadyEnrolled(f"{folder} holds a membership already; use another folder for another client")
     name = checked_name(name)
     token_text = read_token(token)
+    # Before the token is sent: whoever receives it could enrol in this client's place.
     hello = api.proved_hello(token_text.server)
+    # Stored before the request, so that a repeated enrolment has the same key and counts as the same client.
     key = load_or_create_key(folder, KEY)
     statement = enrolment_statement(
         server=token_text.server, token=token_text.id, public_key=name_of(key), nonce=hello.nonce
@@ -139,6 +141,7 @@ def enrol(api: CoordinatorApi, folder: Path, *, token: str, name: str, profile: 
         move_aside(pending_key)
     set_aside_earlier_client(folder, membership)
     write_durably(folder / PROFILE, profile.model_dump_json(indent=1).encode())
+    # Last: the folder counts as enrolled once this file is there.
     write_durably(folder / MEMBERSHIP, membership.model_dump_json(indent=1).encode())
     return membership
 

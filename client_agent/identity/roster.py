@@ -102,6 +102,7 @@ class Roster:
         return {
             client: member.keys[-1]
             for client, member in state.members.items()
+            # A revoked member takes no part in sums, and bearer clients have no key.
             if member.keys and not member.revoked
         }
 
@@ -141,6 +142,7 @@ class Roster:
             link = RosterEntry.model_validate_json(json.dumps(document))
         except ValidationError as error:
             raise RosterRefused("a link of it cannot be read") from error
+        # Each link names the hash of the one before: no link can be replaced or left out.
         if (link.federation, link.version, link.previous) != (federation_id, state.version + 1, state.hash):
             raise RosterRefused(f"link {state.version + 1} does not follow the one before")
         match link.event:
@@ -156,6 +158,7 @@ class Roster:
     def _check_pins(self, state: _RosterState) -> None:
         """Raise RosterRefused unless every member is pinned by its key, or by an earlier one."""
         for member in state.members.values():
+            # An earlier key suffices, because each later one is endorsed by the one before.
             if not member.revoked and self.pins.get(normal_name(member.name)) not in member.keys:
                 key = member.keys[-1] if member.keys else "none"
                 raise RosterRefused(f"{member.name!r} with key {key} is not pinned in this silo")
@@ -178,6 +181,7 @@ def _read(file: Path) -> _RosterState:
 
 
 def _enrolled(state: _RosterState, link: RosterEntry) -> _Member:
+    # Trust on first use: a second client of a name could impersonate the first.
     if any(member.name == link.name for member in state.members.values()):
         raise RosterRefused(f"a second client has the name {link.name!r}")
     if link.client in state.members:

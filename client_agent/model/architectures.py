@@ -115,6 +115,7 @@ class Architecture:
             logits = cast(Tensor, model.get_submodule(path)(logits))
         if self.scale != 1:
             logits = logits * self.scale
+        # As the model's own forward pass does after its head.
         return logits if self.softcap is None else torch.tanh(logits / self.softcap) * self.softcap
 
 

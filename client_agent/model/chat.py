@@ -96,6 +96,7 @@ class _Chat:
         hidden = tuple(
             replace(
                 turn,
+                # Special tokens that the data spell are hidden, so that those of the template stand out.
                 content=hide(turn.content, tokenizer, place),
                 fields=hide(turn.fields, tokenizer, place),
             )
@@ -113,9 +114,11 @@ class _Chat:
         return TrainingText(text, (), as_text, len(text))
 
     def whole(self) -> TrainingText:
+        # Templates end with a line break, which no answer should learn.
         text = self._render(self.turns).rstrip()
         rewritten = self._require_complete(text, prompt=False)
         before = self._render(self.turns[:-1], prompt=True)
+        # Some templates rewrite earlier turns once an answer follows.
         is_separate = text.startswith(before) and len(text) > len(before)
         is_tagged = has_generation_tags(self.tokenizer)
         marker = "" if is_tagged else self._marker()
@@ -204,6 +207,7 @@ class _Chat:
         """
         parts = fixed_parts(self.turns, self.tokenizer, self.tools, self._render, prompt=prompt)
         rewritten: set[int] = set()
+        # The quick test for most rows. Only those that fail are rendered again, turn by turn.
         if not is_interleaved(text, parts, [turn.content for turn in self.turns]):
             for index, turn in enumerate(self.turns):
                 if turn.content.strip() and self._is_rewritten(index, text, prompt=prompt):

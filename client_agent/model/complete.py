@@ -53,7 +53,11 @@ def load_complete(source: str, *, is_added: Callable[[str], bool] = _none, **opt
     with _reported() as reports:
         try:
             model, info = cast(Any, AutoModelForCausalLM).from_pretrained(
-                source, output_loading_info=True, ignore_mismatched_sizes=True, **options
+                # Mismatches are reported with all names here, where transformers would stop at the first.
+                source,
+                output_loading_info=True,
+                ignore_mismatched_sizes=True,
+                **options,
             )
         except RuntimeError as error:
             unconverted = _UNCONVERTED.findall("\n".join(reports))
@@ -83,6 +87,7 @@ def _unexpected(place: str, names: Sequence[str]) -> list[str]:
     left = set(names)
     for purpose, pattern in _UNUSED.items():
         unused = {name for name in left if pattern.search(name)}
+        # A tensor counts once, for the first purpose that fits.
         left -= unused
         if unused:
             log.info(

@@ -41,6 +41,7 @@ def fixed_parts(
         rendered: renders turns, perhaps with `prompt`.
     """
     template, shapes = _shapes.get(tokenizer, (None, {}))
+    # Bounded: data may have a new shape in every row.
     if template != tokenizer.chat_template or len(shapes) >= _MOST_SHAPES:
         shapes = {}
         _shapes[tokenizer] = tokenizer.chat_template, shapes
@@ -51,6 +52,7 @@ def fixed_parts(
 
 
 def _derived(turns: Sequence[Turn], rendered: Callable[..., str], *, prompt: bool) -> Parts:
+    # Distinct words without white space, which templates trim.
     contents = [f"tessera{index}turn" if turn.content.strip() else "" for index, turn in enumerate(turns)]
     probes = [replace(turn, content=content) for turn, content in zip(turns, contents, strict=True)]
     try:
@@ -87,6 +89,7 @@ def is_rendered(content: str, text: str, changed: str) -> str | None:
     end = _common(text[start:][::-1], changed[start:][::-1])
     place = text[start : len(text) - end]
     near = text[max(0, start - len(content)) : len(text) - end + len(content)]
+    # Templates may write a content as JSON.
     spellings = (content, json.dumps(content, ensure_ascii=False)[1:-1], json.dumps(content)[1:-1])
     if any(_has(near, spelling) for spelling in spellings):
         return None

@@ -69,6 +69,7 @@ class Example:
         """The digest of everything that is learnt or read."""
         content: list[object] = [self.prompt, [_content(turn) for turn in self.turns], self.completion]
         if self.tools or self.answer_fields:
+            # Only where present, so that digests of plain examples stay what they were.
             content += [self.tools, self.answer_fields]
         return hashlib.sha256(json.dumps(content).encode()).hexdigest()
 
@@ -82,6 +83,7 @@ class Example:
             turns = [[turn.role, folded(turn.content), turn.fields] for turn in self.turns]
             answer = folded(self.completion) if self.is_raw_text else ""
             content = json.dumps([folded(self.prompt), turns, self.tools, answer])
+            # Remembered: folding is slow, and each comparison of sets needs it.
             object.__setattr__(self, "_prompt_key", hashlib.sha256(content.encode()).hexdigest()[:32])
         return self._prompt_key
 
@@ -111,6 +113,7 @@ def _content(turn: Turn) -> list[object]:
 
 def probe_set(examples: Sequence[Example], count: int) -> list[Example]:
     """Return the `count` distinct examples with the smallest digests, in order of digest."""
+    # By digest, so that the choice is the same in every round and on every machine.
     return sorted({e.key: e for e in examples}.values(), key=lambda e: e.key)[:count]
 
 
@@ -225,6 +228,7 @@ def encode_some(
     Raises:
         TextTooLong: see `encode_for`.
     """
+    # One text of each example first: a single long text must not fill the whole set.
     in_turn = zip_longest(*_pieces(base, examples, max_length))
     texts = (text for turn in in_turn for text in turn if text is not None)
     return _fitting(base, list(islice(texts, count)))

@@ -44,6 +44,7 @@ def answer_logits(base: BaseModel, batch: Batch) -> tuple[Tensor, Tensor]:
 
 def grouped_by_length(lengths: Sequence[int], budget: int = TOKENS_PER_BATCH) -> Iterator[list[int]]:
     """Yield groups of indices, longest texts first, whose padded size is at most `budget` where possible."""
+    # Longest first: a batch that is too large fails at once, and neighbours need little padding.
     order = sorted(range(len(lengths)), key=lambda index: -lengths[index])
     start = 0
     while start < len(order):

@@ -51,6 +51,7 @@ class _Split:
         """Whether the layers below are unchanged: none of their modules has an adapter or a hook."""
         modules = [module for layer in self.below for module in layer.modules()]
         hooked = any(module._forward_hooks or module._forward_pre_hooks for module in modules)
+        # By identity: any replaced module may be an adapter.
         return not hooked and tuple(map(id, modules)) == self.modules
 
 
@@ -85,6 +86,7 @@ class FrozenPrefix:
         self._split = self._splits[first]
         if self._split is not None:
             precision = precision_of(base.model).replace(", ", "-")
+            # All that determines the stored bits.
             self.store.use(f"{base.slug}-{precision}-{base.device.type}-below-{first}")
             log.debug("frozen prefix: %d of %d layers are computed once per text", first, base.layers)
 
@@ -92,6 +94,7 @@ class FrozenPrefix:
     def in_place(self, base: BaseModel, batch: Batch) -> Iterator[None]:
         """Skip the layers below within the context, if their output for this batch can be stored."""
         split = self._split
+        # In a packed row hidden states depend on the positions, which the digest does not have.
         if split is None or batch.positions is not None or not split.is_bare():
             yield
             return
@@ -113,6 +116,7 @@ class FrozenPrefix:
                 missing.append(row)
             else:
                 entering[row, : len(ids)] = torch.frombuffer(content, dtype=dtype).view(len(ids), width)
+        # On a CPU alone, so that the bits do not depend on the batch; on a GPU they vary in any case.
         for group in [missing] if base.device.type == "cuda" and missing else [[row] for row in missing]:
             computed = _computed(base, split, [rows[row] for row in group])
             for row, hidden in zip(group, computed, strict=True):
@@ -135,6 +139,7 @@ def _computed(base: BaseModel, split: _Split, texts: Sequence[Sequence[int]]) ->
 
     above = {number: (lambda hidden: hidden) for number in range(split.first + 1, len(split.layers))}
     with (
+        # A training step may run under autocast, and scores do not: both read the same file.
         torch.autocast(base.device.type, enabled=False),
         _replaced(split, above | {split.first: enter}),
     ):
@@ -177,6 +182,7 @@ def _replaced(split: _Split, outputs: dict[int, Callable[[Tensor], Tensor]]) -> 
 
 
 def _restore(layer: nn.Module, forward: Any) -> None:
+    # The class's own method is in force again.
     del layer.forward
     if forward is not None:
         layer.forward = forward
@@ -200,6 +206,7 @@ def _tested(base: BaseModel, first: int) -> _Split | None:
         for hook in hooks:
             hook.remove()
     words = read.bool()
+    # A layer that drops at random has another output in each step.
     if _differ(whole[words], _in_training(base, ids, read)[words], base.model.dtype):
         _log_off(base, "its dropout changes the output of each training step")
         return None
@@ -238,6 +245,7 @@ def _in_training(base: BaseModel, ids: Tensor, read: Tensor) -> Tensor:
 
 def _differ(first: Tensor, second: Tensor, dtype: torch.dtype) -> bool:
     limit = _MOST_IN_FLOAT32 if dtype == torch.float32 else _MOST_IN_FEWER_BITS
+    # `not <`, so that NaN counts as a difference.
     return not float((first - second).float().norm()) < limit * float(first.float().norm())
 
 

@@ -43,6 +43,7 @@ def measured_rows(
     rows_of_roles = {role: rows[role] for role in placed.roles if role in rows and len(rows[role])}
     covered = torch.cat([*rows_of_roles.values(), torch.empty(0, dtype=torch.int64)])
     whole = sorted(cast(list[int], covered.tolist())) == list(range(probe.rows))
+    # Rows must belong to exactly one role: a wrong order would train the wrong matrix without an error.
     return rows_of_roles if whole and len(rows_of_roles) == len(placed.roles) else {}
 
 
@@ -55,6 +56,7 @@ class _Probe:
         self._decoder, self._fused, self._reader = decoder, fused, reader
         self.rows = rows
         parameter = next(reader.parameters())
+        # A generator of its own: loading a model must not change the caller's random numbers.
         generator = torch.Generator().manual_seed(0)
         noise = _NOISE * torch.randn(_TEXTS, _POSITIONS, rows, generator=generator)
         self.noise = noise.to(parameter.device, cast(torch.dtype, getattr(decoder, "dtype", torch.float32)))
@@ -68,6 +70,7 @@ class _Probe:
 
         def read(_: nn.Module, arguments: tuple[Tensor, ...]) -> None:
             inputs.append(arguments[0])
+            # Later layers are not needed, and would cost most of the time.
             raise _EndOfPass
 
         ids = torch.ones(_TEXTS, _POSITIONS, dtype=torch.int64, device=z.device)
@@ -88,6 +91,7 @@ class _Probe:
 
 
 def _queries_keys_and_values(probe: _Probe) -> Mapping[Role, Tensor]:
+    # The largest over texts: a single text may have a gradient near zero by chance.
     at_first, at_second = (probe.gradient(position)[:, 0].amax(dim=0).cpu() for position in (0, 1))
     value = at_first > _NO_VALUE * at_first.max()
     other_keys = at_second.masked_fill(value, 0)
@@ -100,6 +104,7 @@ def _gate_and_up(probe: _Probe) -> Mapping[Role, Tensor]:
     """Return the halves of the rows, or the even and the odd rows, of which one is linear."""
     numbers = torch.arange(probe.rows)
     halves = (numbers[: probe.rows // 2], numbers[probe.rows // 2 :])
+    # The two orders in use: one half after the other, and row by row.
     for first, second in (halves, (numbers[0::2], numbers[1::2])):
         linear = [_is_linear(probe, rows) for rows in (first, second)]
         if linear == [False, True]:

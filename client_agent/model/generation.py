@@ -72,6 +72,7 @@ def completion(
     count = min(decoding.max_new_tokens, base.positions - len(prompt) + 1)
     stream = AnswerStream(base.tokenizer, prompt, decoding.stop, on_text, interrupted)
     ids = torch.tensor([list(prompt)])  # (1, t)
+    # A seed for this answer only.
     with torch.random.fork_rng(enabled=decoding.seed is not None):
         if decoding.seed is not None:
             torch.manual_seed(decoding.seed)
@@ -160,6 +161,7 @@ def completions(base: BaseModel, prompts: Sequence[Sequence[int]], *, max_new_to
         batch = [prompts[index] for index in group]
         for index, tokens in zip(group, _greedy_batch(base, batch, max_new_tokens), strict=True):
             start = len(_text(base.tokenizer, prompts[index]))
+            # Decoded with the prompt: some tokenizers drop a leading space.
             texts[index] = _text(base.tokenizer, [*prompts[index], *tokens])[start:]
     return texts
 
@@ -167,6 +169,7 @@ def completions(base: BaseModel, prompts: Sequence[Sequence[int]], *, max_new_to
 def _greedy_batch(base: BaseModel, prompts: Sequence[Sequence[int]], count: int) -> list[list[int]]:
     """Continue prompts; padding is on the left, so all answers begin together."""
     width, pad, ends = max(map(len, prompts)), pad_id(base.tokenizer), ends_of(base.tokenizer)
+    # Padding on the left, so that all answers begin at the same position.
     ids = torch.tensor([[pad] * (width - len(prompt)) + list(prompt) for prompt in prompts])  # (n, t)
     read = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts])
     whole = _generate(base, ids, read, count, Decoding(count), [])
@@ -188,11 +191,13 @@ def _generate(
     """Continue the rows of `ids` (n, t), of which `read` marks the tokens that are no padding."""
     options: dict[str, object] = {"do_sample": False}
     if decoding.temperature > 0:
+        # transformers has a top_k of 50 by default.
         sampled = {"temperature": decoding.temperature, "top_p": decoding.top_p, "top_k": 0}
         options = {"do_sample": True, **sampled}
     config = _settings(
         **options,
         max_new_tokens=count,
+        # Any token that ends answers in training, of which the model may have several.
         eos_token_id=sorted(ends_of(base.tokenizer)) or None,
         pad_token_id=pad_id(base.tokenizer),
     )

@@ -40,6 +40,7 @@ def model_folder(source: str, home: Path | None = None) -> str:
     if not source.lower().endswith(SUFFIX):
         return source
     file = Path(source).expanduser()
+    # By content: a replaced file of the same name is converted anew.
     folder = (home or _cache()) / MODELS / f"{file.stem}-{_digest(file)[:12]}"
     if not _is_complete(folder):
         _convert(file, folder)
@@ -83,6 +84,7 @@ def _convert(file: Path, folder: Path) -> None:
     try:
         _write(file, unfinished)
         for path in unfinished.iterdir():
+            # Before the rename, so that a complete folder is complete after a crash as well.
             _fsync(path)
         _publish(unfinished, folder)
     except ImportError as error:
@@ -130,6 +132,7 @@ def _write(file: Path, folder: Path) -> None:
     cast(Any, transformers_logging).disable_progress_bar()
     place: dict[str, Any] = {"gguf_file": file.name, "local_files_only": True}
     tokenizer = cast(Any, AutoTokenizer).from_pretrained(str(file.parent), **place)
+    # bfloat16 for all: silos that convert the same file must get the same slug.
     dense = GgufConfig(dequantize=True)
     model = load_complete(str(file.parent), **place, quantization_config=dense, dtype=torch.bfloat16)
     if hasattr(model.config, "quantization_config"):

@@ -114,6 +114,7 @@ class BaseModel:
         stated = int(next((x for name in _CONTEXTS if (x := getattr(config, name, None))), _UNLIMITED))
         rope = getattr(config, "rope_parameters", None) or {}
         original = rope.get("original_max_position_embeddings") or stated
+        # Configurations state the context before or after scaling.
         return max(stated, int(original * (rope.get("factor") or 1)))
 
 
@@ -139,6 +140,7 @@ def load_base_model(
     folder = _folder_of(source)
     config = _config_of(folder)
     require_plain(source, config)
+    # Before any weight is read, which may take minutes.
     _require_known(folder, str(config.get("model_type")))
     slug = base_model_slug(source)
     cast(Any, transformers_logging).disable_progress_bar()  # one bar per tensor file clutters the log
@@ -146,6 +148,7 @@ def load_base_model(
         model = load_complete(
             str(folder),
             dtype=dtype,
+            # Tensor by tensor, so that a quantised model is never there as a whole in its dtype.
             device_map={"": device},
             quantization_config=bits_and_bytes(quantization, dtype),
             **_DATA_ONLY,
@@ -208,6 +211,7 @@ def base_model_slug(source: str) -> str:
     """
     folder = _folder_of(source)
     digest = hashlib.sha256()
+    # Keys that do not change the function, such as names and versions.
     config = {key: value for key, value in _config_of(folder).items() if key not in _IGNORED_CONFIG_KEYS}
     digest.update(json.dumps(config, sort_keys=True).encode())
     for header, chunks in stored_tensors(folder):
@@ -243,6 +247,7 @@ def _folder_of(source: str) -> Path:
     source = model_folder(source)
     if Path(source).is_dir():
         return Path(source)
+    # A mistyped path must not be asked of the hub.
     if source.startswith((".", "/", "~")):
         raise ModelNotFound(f"{source}: no such folder; set model to the folder that holds config.json")
     from huggingface_hub import snapshot_download  # slow to import, and needed for hub ids only

@@ -45,6 +45,7 @@ def measured(model: PreTrainedModel) -> Architecture:
     hidden, logits = _probed(model, architecture)
     limit = _MOST_IN_FLOAT32 if model.dtype == torch.float32 else _MOST_IN_FEWER_BITS
     before, last = hidden[:, :-1], hidden[:, -1]
+    # `not <`, so that NaN is refused as well.
     if not _distance(before[0], before[1]) < limit * _distance(last[0], last[1]):
         raise UnknownArchitecture(f"{kind} lets a token see later ones, so it is no causal language model")
     with torch.inference_mode():
@@ -54,6 +55,7 @@ def measured(model: PreTrainedModel) -> Architecture:
             for scale, softcap in _adjustments(model)
         ]
         distances = [_distance(candidate.logits(model, hidden), logits) for candidate in candidates]
+    # The nearest of all: numbers of the config suggest factors, and do not say which of them is applied.
     nearest = min(range(len(candidates)), key=distances.__getitem__)
     if not distances[nearest] < limit * float(logits.float().norm()):
         raise UnknownArchitecture(f"the logits of {kind} are not the outputs of its head ({parts.head})")
@@ -86,6 +88,7 @@ def _probed(model: PreTrainedModel, architecture: Architecture) -> tuple[Tensor,
     """
     vocabulary = int(model.get_submodule(architecture.output_layer).get_parameter("weight").shape[0])
     ids = torch.arange(_FIRST_TOKEN, _FIRST_TOKEN + _POSITIONS).remainder(vocabulary).repeat(2, 1)
+    # Only the last token differs, which no earlier position may see.
     ids[1, -1] = (ids[1, -1] + 1) % vocabulary
     ids = ids.to(model.device)
     read = torch.ones_like(ids)

@@ -75,6 +75,7 @@ def require_named(config: PreTrainedConfig) -> None:
         UnknownArchitecture: transformers cannot build a causal language model of it, or see `named_parts`.
     """
     try:
+        # Shapes without memory.
         with torch.device("meta"):
             model = cast(Any, AutoModelForCausalLM).from_config(config)
     except Exception as error:  # models have no common error for a config that they cannot use
@@ -96,6 +97,7 @@ def _decoder(model: PreTrainedModel, kind: str) -> tuple[nn.Module, nn.ModuleLis
         ]
         transformers = [layer_list for layer_list in lists if any(_linears(layer) for layer in layer_list)]
         if transformers:
+            # A model may have small further lists, such as those of a predictor of several tokens.
             return decoder, max(transformers, key=lambda layer_list: sum(1 for _ in layer_list.modules()))
     raise UnknownArchitecture(f"{kind} has no list of transformer layers; {_USE}")
 

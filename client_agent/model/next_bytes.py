@@ -64,7 +64,9 @@ class NextBytes:
         has_row = rows >= 0
         shares = nnf.softmax(logits.float()[has_row.to(base.device)], dim=-1)  # (m, V)
         first = self._first[: shares.shape[1]].to(base.device)
+        # The last column collects tokens without a byte, and is dropped.
         by_byte = shares.new_zeros(len(shares), VALUES + 1).index_add(1, first, shares)
+        # A byte that no token begins with has share 0, whose logarithm would be infinite.
         return torch.log(by_byte[:, :VALUES] + _LEAST), rows[has_row]
 
     @torch.no_grad()

@@ -65,4 +65,6 @@ def keep_differentiable(model: nn.Module) -> None:
     """
     for module in model.modules():
         if hasattr(module, "support_avx512bf16_for_cpu"):
+            # Such CPUs repack weights at the first pass without gradients, and the packed kernel has no
+            # backward pass.
             cast(Any, module).support_avx512bf16_for_cpu = False

@@ -22,7 +22,7 @@ _FEED_FORWARD = re.compile(
 _CROSS = re.compile(r"(^|\.)(encoder_attn|cross_attn|crossattention|encoder_decoder_attention)(\.|$)")
 _EXPERTS = re.compile(r"(^|\.)experts(\.|$)")
 
-_OF_ATTENTION: Mapping[str, tuple[Role, ...]] = {
+_ATTENTION_ROLES: Mapping[str, tuple[Role, ...]] = {
     "q_proj": ("q",),
     "q_b_proj": ("q",),
     "Wq": ("q",),
@@ -46,7 +46,7 @@ _OF_ATTENTION: Mapping[str, tuple[Role, ...]] = {
     "Wo": ("o",),
     "attention_out": ("o",),
 }
-_OF_FEED_FORWARD: Mapping[str, tuple[Role, ...]] = {
+_FEED_FORWARD_ROLES: Mapping[str, tuple[Role, ...]] = {
     "gate_proj": ("gate",),
     "w1": ("gate",),
     "up_proj": ("up",),
@@ -119,6 +119,7 @@ def placed_roles(linears: Iterable[NamedLinear], width: int) -> list[LayerRoles]
     """
     named = [placed for linear in linears if (placed := _placed(linear, width)) is not None]
     containers = {placed.linear.container for placed in named if not _outward(placed.roles)}
+    # A state-space mixer has an output layer of the same name, but no input layer of a role.
     return [placed for placed in named if placed.linear.container in containers]
 
 
@@ -134,10 +135,11 @@ def is_routed(path: str) -> bool:
 
 def _placed(linear: NamedLinear, width: int) -> LayerRoles | None:
     d_out, d_in = linear.shape
-    for container, names in ((_ATTENTION, _OF_ATTENTION), (_FEED_FORWARD, _OF_FEED_FORWARD)):
+    for container, names in ((_ATTENTION, _ATTENTION_ROLES), (_FEED_FORWARD, _FEED_FORWARD_ROLES)):
         roles = names.get(linear.leaf)
         if roles is None or not container.fullmatch(linear.container):
             continue
+        # A name alone could be of another part, such as a vision tower.
         if (d_out if _outward(roles) else d_in) == width or linear.leaf in _FROM_LATENT:
             return LayerRoles(linear, roles)
     return None

@@ -114,7 +114,9 @@ def _of(tokenizer: PreTrainedTokenizerFast) -> _Spellings:
 def _build(tokenizer: PreTrainedTokenizerFast) -> _Spellings:
     added = cast(dict[int, Any], tokenizer.added_tokens_decoder)
     texts = sorted({str(token.content) for token in added.values() if token.special and token.content})
+    # Of the same length, so that spans of characters stay valid.
     private = {text: chr(_FIRST + i) + _FILLER * (len(text) - 1) for i, text in enumerate(texts)}
+    # One token may begin with another.
     longest_first = sorted(texts, key=len, reverse=True)
     return _Spellings(
         private,
@@ -151,6 +153,7 @@ def _respelled(tokenizer: PreTrainedTokenizerFast, private: dict[str, str]) -> T
         model["merges"] = [merge for merge in model["merges"] if private.keys().isdisjoint(_spelled(merge))]
     if model.get("unk_token") in private:
         model["unk_token"] = private[model["unk_token"]]
+    # State of the original that must not cut texts here.
     content["truncation"] = content["padding"] = None
     return Tokenizer.from_str(json.dumps(content))
 

@@ -69,6 +69,7 @@ def facts_of(tokenizer: PreTrainedTokenizerFast) -> TemplateFacts:
         TokenizerUnfit: the tokenizer has no chat template.
     """
     template, facts = _facts.get(tokenizer, (None, None))
+    # A setting may replace the template after the first use.
     if facts is None or template != tokenizer.chat_template:
         facts = TemplateFacts(
             calls=_calls(tokenizer),
@@ -114,6 +115,7 @@ def _ending(tokenizer: PreTrainedTokenizerFast) -> Ending:
         return Ending("template")
     if ids[-1] in ends_of(tokenizer):
         return Ending("never", str(cast(Any, tokenizer).convert_ids_to_tokens(ids[-1])))
+    # Then the beginning of the next turn may be what ends an answer.
     if longer.startswith(answered):
         for token, (start, end) in zip(*tokens_of(tokenizer, longer, special=False), strict=True):
             if end > len(answered) and longer[start:end].strip():

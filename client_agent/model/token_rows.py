@@ -25,6 +25,8 @@ def compare_rows(tokenizer: PreTrainedTokenizerFast, model: PreTrainedModel, sou
     Raises:
         TokenizerUnfit: the eos token, which ends every text, is such a token.
     """
+    # A tokenizer may have more tokens than the model has rows: an index beyond them is an error on a CPU and
+    # undefined on a GPU.
     rows = int(cast(Any, model).get_input_embeddings().weight.shape[0])
     tokens = tokenizer.get_vocab()
     beyond = dict(sorted((token_id, token) for token, token_id in tokens.items() if token_id >= rows))

@@ -35,6 +35,7 @@ def _of_parts(tokenizer: PreTrainedTokenizerFast) -> TokenizerDigests:
     ends = [tokenizer.bos_token_id, tokenizer.eos_token_id]
     return TokenizerDigests(
         vocabulary=_digest([model, vocabulary]),
+        # Versions of the library write a merge in two ways.
         merges=_digest([merge.split(" ") if isinstance(merge, str) else merge for merge in merges]),
         normalizer=_digest(whole["normalizer"]),
         pre_tokenizer=_digest(whole["pre_tokenizer"]),

@@ -118,9 +118,11 @@ def encode_learnt(
         TokenizerUnfit: the tokenizer has no end-of-sequence token, or yields no token to predict.
     """
     ids, spans = tokens_of(tokenizer, text, special=special, as_text=as_text)
+    # By its end: a token that begins in the prompt and ends in the answer is the answer's first.
     is_answer = [any(begin < end <= stop for begin, stop in learnt) for _, end in spans]
     if closed:
         eos = _eos(tokenizer)
+        # The template has ended the answer; a second end would be learnt as its continuation.
         if len(ids) > 1 and ids[-1] in ends_of(tokenizer):
             is_answer[-1] = True
         else:
@@ -147,6 +149,7 @@ def pieces(whole: TokenizedText, tokenizer: PreTrainedTokenizerFast, max_length:
     starts_with_bos = whole.ids[0] == tokenizer.bos_token_id
     parts = []
     for start in range(1, len(whole.ids), max_length - 1):
+        # The first target needs a token before it.
         lead, part = 0 if starts_with_bos else start - 1, slice(start, start + max_length - 1)
         parts.append(
             TokenizedText(
@@ -179,6 +182,7 @@ def tokens_of(
             cast(list[Span], coded["offset_mapping"]),
         )
     ids = [int(i) for i in coded_ids]
+    # Some tokenizers give an empty span elsewhere to tokens without text.
     spans = [(int(s), int(e)) if e > s else (0, 0) for s, e in coded_spans]
     require_rows(tokenizer, text, ids, spans)
     if special and _adds_second_bos(ids, spans, text, tokenizer.bos_token_id):
@@ -206,6 +210,7 @@ def _truncated(ids: Sequence[int], answer: Sequence[bool], limit: int, bos: obje
     if len(ids) <= limit:
         return list(range(len(ids)))
     first = _last_answer(answer)
+    # Half of the room at most for the answer: without a question it teaches nothing.
     before = min(first, max(limit - (len(ids) - first), limit // 2))
     start = first - before
     head = [0] if start and before > 1 and ids[0] == bos else []
@@ -274,7 +279,9 @@ class TokenStore:
         key = kind, max_length, example
         texts = self._texts.get(key)
         if texts is None:
+            # Spans would be most of the memory, and only alignment reads them.
             texts = self._texts[key] = tuple(text.without_spans() for text in tokenised())
             if len(self._texts) > _MOST_ENTRIES:
+                # The oldest: a dict keeps its order.
                 del self._texts[next(iter(self._texts))]
         return texts

@@ -107,6 +107,7 @@ def stored_tensors(folder: Path) -> Iterator[tuple[str, Iterator[bytes]]]:
                 "model again"
             )
         places.update({name: (file, start, entry) for name, entry in header.items()})
+    # By name, so that one file and shards have the same digest.
     for name in sorted(places):
         file, start, entry = places[name]
         begin, end = entry["data_offsets"]
@@ -121,6 +122,7 @@ def read_header(stream: BinaryIO, file: Path) -> tuple[int, dict[str, dict[str, 
         header = json.loads(stream.read(size))
     except (struct.error, ValueError) as error:
         raise ModelNotFound(f"{file}: damaged safetensors file ({error}); download it again") from error
+    # Metadata does not change the function.
     header.pop("__metadata__", None)
     return 8 + size, header
 

@@ -41,6 +41,7 @@ def epsilon_of_counted(releases: Iterable[tuple[Mechanism, int]], delta: float) 
     counted: Counter[tuple[int, int, float]] = Counter()
     for mechanism, times in releases:
         counted[mechanism.sampled, mechanism.records, mechanism.noise_multiplier] += times
+    # Sorted and hashable, so that the cache knows equal histories; a composition takes seconds.
     used = tuple(sorted((mechanism, times) for mechanism, times in counted.items() if times))
     return _epsilon(used, delta) if used else 0.0
 
@@ -62,10 +63,14 @@ def noise_for(sampled: int, records: int, releases: int, epsilon: float, delta: 
         losses = _losses().compose(composed(hundredths / 100))
         return bool(losses.get_epsilon(available) <= epsilon)
 
+    # The Renyi accountant is quick and asks for a little too much noise: a start from above.
     bound = float(dp.calibrate_dp_mechanism(_divergences, composed, epsilon, available, tol=1e-2))
+    # Whole hundredths, so that the search ends, and equal plans have equal noise in all silos.
     enough = math.ceil(bound * 100) + 1
     too_few = 0
     while enough - too_few > 1:
+        # Each composition takes seconds, and the answer is near the bound: one step of a fifth before the
+        # bisection.
         middle = (too_few + enough) // 2 if too_few else max(1, enough * 4 // 5)
         if suffices(middle):
             enough = middle
@@ -83,6 +88,7 @@ def _epsilon(counted: tuple[tuple[tuple[int, int, float], int], ...], delta: flo
 
     tight = composed(_losses())
     loose = composed(_divergences())
+    # `not <=`, so that NaN is refused as well.
     if not tight <= loose * _SLACK:
         raise AccountantsDisagree(tight, loose)
     return tight
@@ -106,4 +112,5 @@ def _event(sampled: int, records: int, noise: float) -> DpEvent:
     import dp_accounting as dp
 
     gaussian = dp.GaussianDpEvent(noise)
+    # Without sampling there is no amplification to account for.
     return gaussian if sampled >= records else dp.PoissonSampledDpEvent(sampled / records, gaussian)

@@ -98,6 +98,7 @@ def require_private(plan: SignaturePlan, max_epsilon: float | None, max_delta: f
         raise NotPrivateEnough("asks for sketches without differential privacy", max_epsilon)
     if plan.dp.epsilon > max_epsilon:
         raise NotPrivateEnough(f"allows sketches to cost epsilon {plan.dp.epsilon:g}", max_epsilon)
+    # An epsilon says nothing without its delta: a larger delta allows a smaller epsilon.
     if plan.dp.delta > max_delta:
         raise NotPrivateEnough(f"promises epsilon at delta {plan.dp.delta:g} only", max_delta, "delta")
 

@@ -128,6 +128,7 @@ def _at_smallest_delta(entries: Sequence[_RoundCost], counted: Sequence[tuple[Me
         return 0.0
     smallest = min(entry.delta for entry in entries)
     stored = max(entry.epsilon for entry in entries if entry.delta == smallest)
+    # Each entry stores the cost of all entries up to it, at its own delta. This saves a composition.
     if entries[-1].delta == smallest:
         return stored
     return max(stored, epsilon_of_counted(counted, smallest))
@@ -150,11 +151,13 @@ def exceeded_limit(
         counted: the mechanisms of all releases with the next ones, and their numbers.
     """
     limits = [entry.limit for entry in entries if _is_of_another_plan(entry, federation_id, planned)]
+    # A promise holds at its own delta, so the cost is compared at each of them.
     for delta in sorted({planned.delta, *(limit.delta for limit in limits)}):
         epsilon = planned.epsilon
         if delta != planned.delta:
             epsilon = max(limit.epsilon for limit in [planned, *limits] if limit.delta <= delta)
         cost = epsilon_of_counted(counted, delta)
+        # The noise was chosen so that the cost just meets the budget: rounding must not break it.
         if cost > epsilon * _ROUNDING:
             return Limit(epsilon, delta), cost
     return None
@@ -200,6 +203,7 @@ class Ledger:
             LedgerDamaged: releases are missing from the file.
         """
         book = self.read()
+        # More releases than entries: the file was set back, and the spent budget is unknown.
         if last is not None and len(book.releases) < last.releases:
             raise LedgerDamaged(
                 f"{self.folder / LEDGER} has {len(book.releases)} releases, and {last.releases} were made"
@@ -211,6 +215,7 @@ class Ledger:
             spent = epsilon_of_counted(earlier, limit.delta)
             raise BudgetSpent(spent, after, limit.epsilon, limit.delta, again=last is not None)
         spent = max((e.epsilon for e in book.releases if e.delta <= dp.delta), default=0.0)
+        # The numerical cost may fall by rounding; the spent budget never does.
         after = max(spent, epsilon_of_counted([*earlier, (mechanism, 1)], dp.delta))
         entry = Entry(
             federation=federation_id,
@@ -242,6 +247,7 @@ class Ledger:
         """
         book = self.read()
         round_entries = [e for e in book.training if e.pays_for(federation_id, round_number, mechanism)]
+        # A round that was stopped before its last step continues with the steps that are paid for.
         missing = needed - sum(entry.left for entry in round_entries)
         if missing <= 0:
             return book
@@ -272,6 +278,8 @@ class Ledger:
         book = self.read()
         for index, entry in enumerate(book.training):
             if entry.left and entry.pays_for(federation_id, round_number, mechanism):
+                # Before the examples are drawn: after a crash the step counts as taken, since its result may
+                # have been seen.
                 begun = entry.model_copy(update={"begun": entry.begun + 1})
                 training = (*book.training[:index], begun, *book.training[index + 1 :])
                 self.write(book.model_copy(update={"training": training}))

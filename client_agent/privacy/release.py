@@ -88,6 +88,7 @@ class MeanRelease:
 def sample_records(mechanism: Mechanism, below: Below) -> list[int]:
     """Draw the indices of a release's records, each independently with probability m/n."""
     n, m = mechanism.records, mechanism.sampled
+    # One integer draw per record: a share as a float would not be exactly m/n, which the accountant assumes.
     return [record for record in range(n) if below(n) < m]
 
 
@@ -95,7 +96,10 @@ def release(vectors: Sequence[NDArray[np.floating]], mechanism: Mechanism, below
     """Clip, sum, add noise and divide: (dim,). Call it once per paid sample of `sample_records`."""
     total = np.zeros(mechanism.dim, np.int64)
     for vector in vectors:
+        # Integers, so that the sum is exact and does not depend on the order of records.
         total += on_grid(vector, mechanism.clip)
+    # As a fraction: floating-point noise leaks the sum in its low bits (Mironov 2012), integer noise does
+    # not.
     variance = (Fraction(mechanism.noise_multiplier) * STEPS) ** 2
     noisy = [int(value) + discrete_gaussian(variance, below) for value in total]
     return np.array(noisy, np.float64) * (mechanism.clip / STEPS / mechanism.sampled)
@@ -108,9 +112,11 @@ def on_grid(vector: NDArray[np.floating], clip: float) -> NDArray[np.int64]:
     """
     wide = vector.astype(np.float64)
     if not np.isfinite(wide).all():
+        # A refusal would reveal that this record was drawn.
         return np.zeros(wide.shape, np.int64)
     largest = max(clip, float(np.abs(wide).max(initial=0.0)))  # its square may overflow
     small = wide / largest
+    # Towards zero, so that rounding shortens the vector.
     whole = np.trunc(small * (STEPS / max(clip / largest, float(np.linalg.norm(small))))).astype(np.int64)
     while int((whole * whole).sum()) > STEPS * STEPS:  # rounding may exceed the norm
         whole -= np.sign(whole)
@@ -124,6 +130,7 @@ def averaged(before: MeanRelease | None, fresh: Vector, mechanism: Mechanism, ep
     variance.
     """
     k = before.releases + 1 if before is not None else 1
+    # Averaging is post-processing, and costs no privacy.
     mean = fresh if before is None else before.mean + (fresh - before.mean) / k
     earlier = before.noise * (k - 1) ** 2 if before is not None else 0.0
     n, m = mechanism.records, mechanism.sampled

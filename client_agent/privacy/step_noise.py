@@ -1,10 +1,10 @@
 """Exact samples of the discrete Gaussian for whole gradients, many at a time.
 
-The distribution is that of `noise.discrete_gaussian`, by the same algorithms (Canonne, Kamath, Steinke 2020,
-arXiv 2004.00010, algorithms 1 to 3), with NumPy in place of fractions. A draw "true with probability exp(-x)"
-compares a random word with exp(-x) in float64. Where both are so close that rounding could decide, about once
-in 2^40 draws, the comparison is made again with 80 digits and 256 bits more. So the error of float64 never
-decides, and the distribution is exact up to 2^-200.
+The distribution is that of `release.discrete_gaussian`, by the same algorithms (Canonne, Kamath, Steinke
+2020, arXiv 2004.00010, algorithms 1 to 3), with NumPy in place of fractions. A draw "true with probability
+exp(-x)" compares a random word with exp(-x) in float64. Where both are so close that rounding could decide,
+about once in 2^40 draws, the comparison is made again with 80 digits and 256 bits more. So the error of
+float64 never decides, and the distribution is exact up to 2^-200.
 """
 
 from __future__ import annotations
@@ -57,6 +57,7 @@ def discrete_gaussians(count: int, sigma: int, words: Words = system_words) -> S
         while missing.size:
             values = _laplace(missing.size, sigma + 1, words)
             accepted = _accepted(values, sigma, words)
+            # Rejected places alone are drawn again, all of a block at a time.
             part[missing[accepted]] = values[accepted]
             missing = missing[~accepted]
     return drawn
@@ -65,6 +66,7 @@ def discrete_gaussians(count: int, sigma: int, words: Words = system_words) -> S
 def _accepted(values: Steps, sigma: int, words: Words) -> NDArray[np.bool_]:
     """Draw whether to keep each y of scale t: with probability exp(-(|y| - sigma^2/t)^2 / (2 sigma^2))."""
     t = sigma + 1
+    # The float64 form below avoids the square of sigma, which has up to 80 bits.
     centre = Fraction(sigma * sigma, t)  # = sigma - 1 + 1/t
     distance = np.abs(values).astype(np.float64) - (sigma - 1) - 1 / t
 
@@ -105,6 +107,7 @@ def _geometric(count: int, words: Words) -> Steps:
 
 def _below(t: int, count: int, words: Words) -> Steps:
     """Draw uniformly from 0..t-1, without the bias of a remainder: (count,)."""
+    # Words above the last multiple of t would make small remainders likelier.
     most = (1 << 64) // t * t - 1
     drawn = np.array(words(count))
     while (above := drawn > np.uint64(most)).any():
@@ -118,6 +121,7 @@ def _true_with(x: _Exponents, exact: Exact, words: Words) -> NDArray[np.bool_]:
     share = np.exp(-x)
     uniform = drawn.astype(np.float64) / _WORD
     true = uniform < share
+    # Rounding could decide these draws, about one in 2^40.
     for place in np.flatnonzero(np.abs(uniform - share) <= _MARGIN).tolist():
         true[place] = _is_below(int(drawn[place]), exact(place), words)
     return true

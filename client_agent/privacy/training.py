@@ -41,6 +41,7 @@ def training_mechanism(records: int, dim: int, plan: TrainingPlan, dp: PrivateTr
             f"delta {dp.delta:g} is no promise to {records} examples: one of them may be betrayed outright. "
             f"Have privacy.training.delta set below {1 / records:.1g} in a new plan"
         )
+    # The expected number, and public: the actual size of a sample would reveal something of the records.
     sampled = min(plan.batch_size * plan.accumulation, records)
     noise = noise_for(sampled, records, dp.steps, dp.epsilon, dp.delta)
     mechanism = Mechanism(sampled, records, noise, dp.clip, dim)
@@ -65,6 +66,7 @@ def _require_fine(mechanism: Mechanism, dp: PrivateTrainingPlan) -> None:
             f"epsilon {dp.epsilon:g} needs noise of {mechanism.noise_multiplier:g} clips, which hides "
             "everything. Have privacy.training.epsilon raised in a new plan"
         )
+    # Distances add up over values and steps.
     distance = _DISTANCE / sigma**2 * mechanism.dim * (dp.steps or 0)
     if distance > GRID_SHARE * dp.delta:
         raise TooFewRecords(

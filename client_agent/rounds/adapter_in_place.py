@@ -24,6 +24,7 @@ def put_in_place(setting: Setting, parts: Sequence[Part], *, gated: bool = False
     try:
         for part in parts:
             adapter = part.wrap(adapter, setting.silo.base)
+    # The base model is shared by all rounds: it must be bare again also after an interrupt.
     except BaseException:
         adapter.remove()
         raise

@@ -33,6 +33,7 @@ def require_affordable(opened: OpenedBrief, layout: Layout) -> None:
         BudgetTooSmall: none can, or none has room for A and B; the message names a plan that fits.
     """
     wire = opened.brief.wire
+    # Before training: an update that cannot be sent would waste the whole round.
     shortfalls = (part.shortfall(layout, wire.recipe) for part in opened.parts)
     refusal = shortfall(layout, wire.recipe, wire.max_bytes) or next(filter(None, shortfalls), None)
     if refusal is not None:
@@ -58,6 +59,7 @@ def _bytes_beside(work: OpenedRound, layout: Layout) -> int:
 
     A coded update has a few streams; the header of a dense one names every tensor.
     """
+    # A coded update has a few streams; the header of a dense one names every tensor.
     tensors = {name: ("F32", shape) for name, shape in layout.items()} if work.opened.recipe.is_dense else {}
     sketch = 4 * work.brief.signature.dim
     parts = sum(part.bytes_beside(work) for part in work.opened.parts)

@@ -61,6 +61,7 @@ def adapter_of_round(
     trained = TrainingResult.read(folder.path / TRAINED) if folder.has(TRAINED) else None
     if trained is not None:
         current = origin_of(silo.base, brief.adapter, frames, gated=strategy.gated, seed=seed)
+        # Under other frames the tensors fit in shape and compute another function.
         require_same(trained.origin, current)
     stored = None if is_final or trained is None else trained.of(kept_side(trained, variant))
     earlier = _trained_before(rounds, folder.number + is_final) if stored is None else None
@@ -106,6 +107,7 @@ def is_finished(home: Path, round_number: int | None, variant: Variant) -> bool:
     if round_number is not None or not (home / FINAL_WEIGHTS).is_file():
         return False
     scores = read_final_scores(home)
+    # Before they are scored, the final weights are what the federation ends with.
     return scores is None or scores.are_kept
 
 
@@ -157,6 +159,7 @@ def read_trained(file: Path, plan: FederationPlan) -> TrainingResult:
         raise AdapterUnreadable(f"{error}; pass a file that `tessera agent train --out` wrote") from error
     require_plan(trained.origin, plan.adapter)
     for part in (trained.adapter, trained.private, trained.start, trained.start_private):
+        # torch would load NaN without an error, and score or export a broken model.
         for name, values in part.items():
             if not np.isfinite(values).all():
                 raise AdapterUnreadable(

@@ -56,6 +56,7 @@ class Session:
 
     @property
     def manifests(self) -> Manifests:
+        # On the coordinator's clock, so that a wrong local one makes no manifest look expired.
         return Manifests(self.home, self.federation_id, self.client_id, self.server_key, self.api.now)
 
     @property
@@ -81,7 +82,9 @@ class Session:
             manifest, self.api, round_number=round_number, weights=weights, final=final
         )
         if brief is not None:
+            # After the manifest, which proves the plan.
             manifests.hold_to_plan(brief)
+        # Before anything is trained for these members.
         self.roster.follow(accepted, self.api)
 
     def hello(self) -> Hello:

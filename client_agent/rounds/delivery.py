@@ -24,6 +24,7 @@ def deliver(work: OpenedRound) -> bytes:
         CoordinatorRefused: see `note_reference` for an update whose reference the coordinator lacks.
     """
     body = work.folder.read(UPDATE)
+    # The exact bytes: the check before training was an upper bound.
     work.session.policy.require_body(body)
     receipt = work.session.api.push_update(work.session.federation_id, work.brief.round, body)
     log.info("round %d: update of %d bytes delivered", work.brief.round, len(body))
@@ -38,10 +39,12 @@ def note_reference(work: OpenedRound, refusal: CoordinatorRefused) -> None:
     Raises:
         CoordinatorRefused: the update is refused for another reason, or is whole already.
     """
+    # An empty file marks a whole update: a refusal of that one is final.
     is_whole = work.folder.has(REFERENCE) and not work.folder.read(REFERENCE)
     if refusal.slug != _REFERENCE_MISMATCH or is_whole:
         raise refusal
     log.warning("round %d: the coordinator lacks the update's reference; encoding it again", work.brief.round)
+    # A second refusal: do not try another reference, which could go on forever.
     stored_digest = "" if work.folder.has(REFERENCE) else refusal.expected or ""
     work.folder.write(REFERENCE, stored_digest.encode())
 
@@ -70,6 +73,7 @@ def track_round(work: OpenedRound, scores: Scores) -> None:
     if update.is_file():  # a summed round has none
         values["update/bytes"] = float(update.stat().st_size)
     if brief.is_file():
+        # The brief is the first file of a round; its time outlives a restart of the agent.
         values["round/seconds"] = max(0.0, time.time() - brief.stat().st_mtime)
     trackers = work.session.trackers
     trackers.log("round", work.brief.round, values)

@@ -61,6 +61,7 @@ def download_weights(
         if body.digest != reference.digest:
             raise DownloadDamaged(f"round {brief.round}'s weights")
         content = body.body
+    # By the dense digest, which updates name, whatever encoding was downloaded.
     folder.write(BASE, reference.digest.encode())
     return content
 
@@ -87,6 +88,7 @@ def _compressed(
     last_update: CountedState,
 ) -> bytes | None:
     body = session.api.weights(session.federation_id, brief.round, name)
+    # The digest proves dense weights; anything else needs a signature.
     if body.digest == reference.digest:  # the coordinator lacks that update
         return body.body
     if not is_proved(session, brief.round, body, reference.digest):
@@ -124,10 +126,12 @@ def _decoded(body: TensorBody, brief: RoundBrief, recipe: Recipe, last_update: C
     """
     values = last_update.values
     layout = in_order({name: tensor.shape for name, tensor in values.items()})
+    # A frame of a few bytes could claim any size.
     limit = bound(layout, recipe) + _BESIDE_STREAMS
     with unpack(body.body, encoding="zstd", expected={}, max_bytes=limit, coded=stream_slots()) as envelope:
         manifest = envelope.manifest(WeightsManifest)
         sent_recipe = SentRecipe.model_validate(manifest.recipe)
+        # Added to another state the difference would give wrong weights without an error.
         if sent_recipe.recipe != recipe or sent_recipe.against != last_update.digest:
             log.warning(
                 "round %d: compressed weights refer to another update; downloading dense ones", brief.round

@@ -120,6 +120,7 @@ def pack_update(inputs: UpdateInputs, *, stored_digest: str | None = None) -> by
     delta = _with_residual(inputs, learnt, layout) if feeds_back else learnt
     marks = marked(opened, inputs.trained.private, delta)
     try:
+        # The seed follows from the values, so that a repeated encoding is equal to the bit.
         coded = encode(delta, recipe, "recipe", _rounding_seed(delta), keep=marks)
     except NotEncodable as error:
         log.warning(
@@ -133,7 +134,9 @@ def pack_update(inputs: UpdateInputs, *, stored_digest: str | None = None) -> by
     body = _body(
         inputs, coded.tensors, SentRecipe(**recipe.model_dump(), against=reference.digest, rank=rank)
     )
+    # Not `delta`: the coordinator holds what it decodes, and the next difference is to that.
     decoded = dict(decode(coded, layout, recipe))
+    # Stored before the body is written as the step's file: a killed process repeats both with the same bytes.
     if _is_needed_later(opened):
         store_values(
             folder, SENT, _sum(reference.values, decoded), inputs.federation_id, body, inputs.pack_digest
@@ -155,6 +158,7 @@ def pack_dense(inputs: UpdateInputs) -> bytes:
     half = wire.recipe.is_dense and wire.recipe.values == "f16"
     tensors = {name: values.astype(np.float16) if half else values for name, values in trained.items()}
     octets = sum(values.nbytes for values in tensors.values())
+    # Sent anyway: without it the round would lose this client for a rare failure of the encoding.
     if wire.max_bytes is not None and octets > wire.max_bytes:
         log.warning(
             "round %d: whole update of %d bytes exceeds wire.max_bytes %d; sending it anyway",
@@ -219,10 +223,12 @@ def _reference(inputs: UpdateInputs, layout: Layout, stored_digest: str | None) 
             )
             return None
         weights, seed = form.read(content, layout), opened.start_seed
+        # Served zeros stand for the start, which both sides compute from the seed.
         values = {name: from_start(name, weights.__getitem__, seed, layout) for name in layout}
         return _Reference(values, folder.base)
     last, receipt = last_counted
     stored = None
+    # A clipped update was changed by the coordinator, and its state is not known here.
     if not receipt.clipped:
         stored = stored_values(last, SENT, receipt.digest, layout, mixed_ranks=form.mixed_ranks)
     if stored is None:
@@ -249,6 +255,7 @@ def _with_residual(inputs: UpdateInputs, delta: Arrays, layout: Layout) -> Array
         return delta
     residual = None
     form = inputs.opened.strategy.served
+    # Equal weights mean that the round between was abandoned: the same loss is learnt again.
     is_next = last.number == folder.number - 1 and last.base != folder.base
     if is_next and last.has(RECEIPT) and not form.is_initial(folder.read(WEIGHTS), layout):
         receipt = Receipt.model_validate_json(last.read(RECEIPT))

@@ -62,11 +62,13 @@ class Examiner:
         self._plan = plan
         self._max_length = max_length
         self._test = probe_set(silo.data.test, plan.examples)
+        # At least as many as the choice between served and trained weights needs.
         self._validation = probe_set(silo.data.validation, max(plan.examples, MIN_VALIDATION))
         facts = [silo.base.slug, precision_of(silo.base.model), str(max_length)]
         facts += [surroundings, *(repr((e.key, e.options, e.references, e.metrics)) for e in self._test)]
         facts += [e.task.name for e in self._test if e.task is not None]
         if any(metric in GENERATED_METRICS for e in self._test for metric in e.metrics):
+            # The version of the comparison of texts: after a change of it, scores are computed again.
             facts.append(COMPARISON)
         test_texts = encode_some(silo.base, self._test, plan.examples, max_length)
         self.test_digest = digest_of_texts(test_texts)
@@ -84,6 +86,7 @@ class Examiner:
         if self._silo.generated_scores == "ends" and not is_end:
             plan = plan.model_copy(update={"new_tokens": 0})
         fingerprint = self._fingerprint(adapter, plan)
+        # After an abandoned round the same weights are served again. Scoring takes minutes.
         for exam in earlier:
             if exam.fingerprint == fingerprint:
                 return exam
@@ -130,6 +133,7 @@ class Examiner:
 
     def _fingerprint(self, adapter: Adapter, plan: ScoresPlan) -> str:
         digest = hashlib.sha256(self._facts + plan.model_dump_json().encode())
+        # A common adapter beside the client's own does not act, so it does not change the scores.
         acting = adapter.state() if adapter.is_sent else {}
         for tensors in (acting, adapter.private_state()):
             for name, values in sorted(tensors.items()):

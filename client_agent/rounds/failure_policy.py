@@ -67,10 +67,12 @@ def closing_reason(session: Session, folder: RoundFolder, file: str, trouble: Ag
             the same number would wait for this client in vain.
     """
     if isinstance(trouble, CoordinatorRefused):
+        # A signed manifest is proof: the coordinator was set back, and a person has to decide.
         if session.manifests.has_joined(folder.number) and _denies_join(session, folder.number, trouble):
             raise ManifestRefused(
                 f"its manifest proves that this client joined round {folder.number}, and it denies that"
             ) from trouble
+        # Only steps that send: a refusal of another step may be over at the next try.
         refused = file in (READY, RECEIPT, SCORES_SENT) and trouble.status in CONTENT_REFUSED
         if refused or trouble.slug in TOO_LATE:
             return trouble.slug

@@ -49,6 +49,7 @@ def store_final_weights(
         form = opened.strategy.served
         content = form.complete_final(session, brief.round, weights.digest, content, lambda: layout(opened))
     file = workspace.home / FINAL_WEIGHTS
+    # Scores of other weights, from before a restored backup, must not be taken for those of these.
     if not file.is_file() or file.read_bytes() != content:
         (workspace.home / FINAL_SCORES).unlink(missing_ok=True)
         (workspace.home / FINAL_SCORES_SENT).unlink(missing_ok=True)
@@ -88,6 +89,7 @@ def send_final_scores(client: Client, final: FinalScores, last_published: int) -
         log.info("scores of the final weights not sent: this federation sums the scores of its clients")
         return
     earlier = sent_scores(last) if last is not None else None
+    # The API takes final scores only together with those of the last round.
     if last is None or earlier is None or last.number != last_published:
         log.info(
             "scores of the final weights not sent: they go with those of round %d, which this client has not "

@@ -45,6 +45,7 @@ def finish(participant: Participant, brief: FinishedBrief) -> None:
         send_final_scores(participant, scores, brief.round - 1)
     except Stopped:
         raise
+    # The weights are stored, and are the result: a missing score does not stop the agent.
     except AgentError as error:
         log.warning("scores of the final weights not sent (%s); the next run of the agent sends them", error)
 

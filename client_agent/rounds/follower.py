@@ -60,6 +60,7 @@ def follow_orders(connection: Connection, load: Callable[[], BaseModel]) -> None
         kind = order["order"]
         if kind == "end":
             return
+        # Loaded late: rank 0 may refuse the plan before any training.
         if base is None:
             base = load()
         if kind == "open":
@@ -71,6 +72,7 @@ def follow_orders(connection: Connection, load: Callable[[], BaseModel]) -> None
         elif kind == "begin":
             training = order
             tensors = adapter_tensors(base)
+            # Tensors travel by position in this order: other names would be mixed up without an error.
             if sorted(tensors) != order["tensors"]:
                 raise RuntimeError(
                     "the adapters of the processes differ: use one version of Tessera, and one model"
@@ -89,11 +91,13 @@ def _step(connection: Connection, base: BaseModel, training: dict[str, Any], ord
         for texts in order["texts"][begin : begin + order["counts"][connection.rank]]
     ]
     plan, options = TrainingPlan.model_validate(training["plan"]), TrainingOptions(**training["options"])
+    # Each rank has its own dropout, and the same again when a step is repeated.
     facts = ("training", training["seed"], training["round"], order["number"], connection.rank)
     with training_mode(base, plan, int(words(1, *facts)[0] >> np.uint64(1))):
         loss = gradients_of(base, batches, order["answers"], options) if batches else 0.0
     connection.add_up(parameters, loss)
     for parameter in parameters:
+        # Gradients add up otherwise: the optimiser, which resets them, runs in rank 0 only.
         parameter.grad = None
 
 

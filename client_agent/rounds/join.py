@@ -42,12 +42,17 @@ def join_round(
     try:
         joined = session.api.join(session.federation_id, brief.round, body)
     except CoordinatorRefused as refusal:
+        # After a restored backup the coordinator may lack the pack that an earlier join delivered.
         if refusal.slug != _PACK_MISSING:
             raise
         redeliver()
         joined = session.api.join(session.federation_id, brief.round, body)
     session.accept_manifest(
-        joined.manifest, round_number=brief.round, weights=joined.weights.digest, brief=brief
+        # The manifest is accepted before the download, so that the digest of the weights is signed.
+        joined.manifest,
+        round_number=brief.round,
+        weights=joined.weights.digest,
+        brief=brief,
     )
     wire = brief.wire
     last_update, earlier = None, None
@@ -75,6 +80,7 @@ def rejoin(work: OpenedRound) -> None:
     session.accept_manifest(
         joined.manifest, round_number=round_number, weights=joined.weights.digest, brief=work.brief
     )
+    # The receipt last: a finished round without one would never be delivered again.
     work.folder.forget(SCORES_SENT, CLOSED, RECEIPT)
 
 
@@ -86,4 +92,5 @@ def archive_trained(rounds: RoundFolders) -> None:
     for folder in rounds.newest_first():
         if folder.has(TRAINED):
             move_aside(folder.path / TRAINED, "trained under an alignment pack that ended")
+        # It names the voided pack.
         folder.forget(JOIN)

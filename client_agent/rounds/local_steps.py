@@ -109,6 +109,7 @@ class RoundSteps:
                 penalty=penalty,
                 checkpoint=checkpoint,
             )
+        # Training ends early only on a stop; its position is in the checkpoint.
         if len(outcome.losses) < local.plan.steps:
             raise Stopped
         return outcome

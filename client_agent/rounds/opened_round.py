@@ -144,5 +144,6 @@ class OpenedRound:
 
         Nothing of one client leaves it in a federation that sums: a newcomer starts from the common weights.
         """
+        # In the first round nobody has relevance yet. In a sum no tensor of a single client may leave it.
         is_newcomer = self.rounds.newest_with(TRAINED, before=self.brief.round) is None
         return is_newcomer and self.brief.round > 1 and self.sum_plan is None

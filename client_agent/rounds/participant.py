@@ -60,6 +60,7 @@ class Trainer:
 
     def frames(self, brief: RoundBrief) -> FramesInUse:
         """Return the federation's frames, built or downloaded once, and deliver the base model's pack."""
+        # Once per start: frames stay the same until the pack is voided, and reading them is slow.
         if self._frames is None:
             session = self.session
             try:
@@ -123,6 +124,7 @@ class Trainer:
 
     def layout(self, opened: OpenedBrief, state: State | None) -> Layout:
         """Return the layout of what the adapter would send, without touching the model."""
+        # Only P and Q have frames, and asking for frames may build a pack.
         framed = self.frames(opened.brief).frames if opened.brief.adapter.kind == "pq" else None
         return sent_layout(opened, self.silo.profile, framed, state, self.lora_rank)
 

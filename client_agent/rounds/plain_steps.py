@@ -13,6 +13,7 @@ from client_agent.storage.round_folder import REFERENCE, SKETCH, UPDATE
 
 
 def newcomer_body(work: Work) -> bytes:
+    # Without noise it can be computed again. A private sketch is paid for, and kept for the update.
     if work.brief.signature.dp is None:
         return join_body(work.session, work.trainer, work.opened, None)
     if not work.folder.has(SKETCH):
@@ -39,6 +40,7 @@ def earlier_sketch(work: Work) -> Sketch | None:
 def encode_update(work: Work) -> bytes:
     """Encode the update; after a refusal against the reference that the coordinator holds, or whole."""
     # A private sketch exists before the training, so not in `encode_sketch`.
+    # The training is stored: its positions are large, and not needed any more.
     work.folder.forget_training()
     if not work.folder.has(REFERENCE):
         return pack_update(work.update_inputs)

@@ -67,6 +67,7 @@ def training_plan(settings: AgentSettings, file: Path | None) -> SiloPlan:
         membership = read_membership(settings.folder)
     except NotEnrolled:
         return _guessed("assumed; the federation's plan is known after enrolment")
+    # A round that is on disk may still be trained, under the plan that it began with.
     brief = _open_round(settings, membership) or _newest_on_disk(settings.folder / membership.federation_id)
     offered = brief or _offered_plan(settings, membership)
     if offered is None:
@@ -117,6 +118,7 @@ def parse_plan(served: bytes) -> FederationPlan:
         AnswerUnreadable: it is not a plan.
     """
     try:
+        # A newer coordinator may have fields that this agent does not know.
         return FederationPlan.model_validate_json(served, extra="ignore")
     except ValidationError as error:
         raise AnswerUnreadable("the federation's plan", complaints(error, FederationPlan)) from error

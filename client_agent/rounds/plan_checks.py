@@ -49,6 +49,7 @@ def require_possible(
     require_suitable(silo, plan.adapter, parts)
     if (dp := plan.privacy.training) is not None:
         require_private_steps(silo, parts)
+        # The number of trained values is known only with the adapter: 1 is the least strict.
         training_mechanism(len(different(training)), 1, plan.training, dp)
     silo.require_fit(plan.training.max_length)
 
@@ -95,6 +96,7 @@ def require_round(work: Work) -> None:
         require_private_steps(silo, work.opened.parts)
         values = sum(prod(shape) for shape in work.trainer.layout(work.opened, work.earlier).values())
         mechanism = training_mechanism(len(different(silo.data.train)), values, brief.training, dp)
+        # Priced and not written: the steps are paid for when they begin.
         ledger.with_steps(work.session.federation_id, brief.round, mechanism, brief.training.steps, dp)
 
 
@@ -108,5 +110,6 @@ def _require_sketch(work: Work, ledger: Ledger) -> None:
         released = last.released if last is not None else None
         ledger.priced(work.session.federation_id, work.brief.round, mechanism, plan.dp, released)
     except BudgetSpent:
+        # With a spent budget the last sketch is sent again, which costs nothing.
         if last is None and not work.folder.has(SKETCH):
             raise

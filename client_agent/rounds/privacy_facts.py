@@ -79,6 +79,7 @@ def _private_training(
     mechanism = training_mechanism(len(different(examples())), 1, plan.training, dp)
     book = Ledger(settings.folder).read()
     spent = training_status(dp, book.training_epsilon, book.training_delta)
+    # At the smallest delta all promises can be compared.
     delta = min(dp.delta, *(entry.delta for entry in (*book.releases, *book.training)), 1)
     together = f"; sketches and training together: epsilon {book.together(delta):.3g} at delta {delta:g}"
     return [

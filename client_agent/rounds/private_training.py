@@ -46,6 +46,7 @@ class RoundPayments:
     def pay(self, steps: int) -> None:
         """Pay for steps, less those that are paid for and not begun."""
         book = self.ledger.with_steps(self.federation_id, self.round_number, self.mechanism, steps, self.dp)
+        # Before the first step: a crash costs budget, and never releases unpaid steps.
         self.ledger.write(book)
         log.info(
             "round %d: %d private steps with noise %.2f, %d of %d examples in each on average; %s",
@@ -92,6 +93,7 @@ def leave_out_held_out(work: Work) -> None:
     if work.private_training is None:
         return
     silo = work.trainer.silo
+    # Losses of held-out examples leave the silo without noise, so their prompts must not be trained on.
     data = without_held_out(silo.data)
     if data is not silo.data:
         log.warning(
@@ -140,4 +142,5 @@ def require_private_method(parts: Sequence[Part]) -> None:
 
 def different(examples: Sequence[Example]) -> list[Example]:
     """Return each example once."""
+    # A repeated example would count twice, and be protected half as well.
     return probe_set(examples, len(examples))

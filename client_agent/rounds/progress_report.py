@@ -62,6 +62,7 @@ class ProgressReports:
     ) -> None:
         self._end.set()
         self._wake.set()
+        # A little longer than a request takes, so that an ordinary end leaves no thread behind.
         self._thread.join(_LAST_SECONDS)
 
     def __call__(self, step: Step, done: int, total: int) -> None:
@@ -71,6 +72,7 @@ class ProgressReports:
             self._newest = Progress(
                 step=number,
                 steps=total,
+                # NaN and infinity are no JSON.
                 loss=step.loss if self._with_loss and 0 <= step.loss < 1e9 else None,
                 tokens_per_second=step.tokens / max(step.seconds, _LEAST_SECONDS),
                 seconds_left=max(pace * (total - number), 0),
@@ -84,6 +86,7 @@ class ProgressReports:
         while not self._end.is_set():
             self._wake.wait()
             self._wake.clear()
+            # Only the newest: older ones say nothing that it does not.
             report, self._newest = self._newest, None
             if report is not None and not self._end.is_set() and not self._sent(report):
                 return
@@ -116,10 +119,12 @@ def step_reports(work: Work) -> Iterator[Report]:
     session, number = work.session, work.brief.round
     track = step_tracking(session.trackers, number)
     is_wanted = work.trainer.reports_progress and session.policy.may_send("progress")
+    # Losses and tokens of a private step would reveal which examples were drawn.
     if not is_wanted or work.private_training is not None:
         yield track
         return
     path = f"/v1/federations/{session.federation_id}/rounds/{number}/progress"
+    # In a sum the coordinator sees no loss of a single client.
     with_loss = work.sum_plan is None
     with ProgressReports(
         lambda progress: session.api.put_once(path, progress.model_dump()), with_loss=with_loss

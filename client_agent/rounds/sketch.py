@@ -82,6 +82,7 @@ def compute_sketch(trainer: Trainer, opened: OpenedBrief) -> Sketch:
     The sketch is equal in all rounds of a plan, so a trainer computes it once.
     """
     plan = opened.brief.signature
+    # The probe set and the model are fixed, so the sketch is equal in all rounds of a plan.
     key = f"{_shared_slug(opened.brief)} {plan.model_dump_json()}"
     if key not in trainer.sketches:
         trainer.sketches[key] = sketch_of(_shared_model(trainer, opened.brief), trainer.silo.data.train, plan)
@@ -136,8 +137,10 @@ def _released(
     records = _distinct(examples)
     sample = [records[record] for record in sample_records(mechanism, secrets.randbelow)]
     sketches = list(record_sketches(_shared_model(trainer, brief), sample, plan))
+    # A broken model is found before the release is paid for. A few such records count as zero.
     if sample and not any(np.isfinite(sketch).all() for sketch in sketches):
         raise SketchUnusable("no gradient is finite; load the shared model in float32 or bfloat16")
+    # From here on the budget is spent, whatever happens to the sketch.
     ledger.write(book)
     epsilon = book.sketch_epsilon
     mean = averaged(earlier, release(sketches, mechanism, secrets.randbelow), mechanism, epsilon)
@@ -168,4 +171,5 @@ def _shared_slug(brief: RoundBrief) -> str | None:
 
 def _distinct(examples: Sequence[Example]) -> list[Example]:
     """Return each record once: a repeated one would count twice, and be protected half as well."""
+    # A repeated record would count twice, and be protected half as well.
     return probe_set(examples, len(examples))

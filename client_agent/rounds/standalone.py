@@ -62,6 +62,7 @@ def train_alone(
     setting = Setting(silo, plan.adapter, frames, seed, plan.training.max_length, folder)
     origin = origin_of(silo.base, plan.adapter, frames, gated=False, seed=seed)
     with put_in_place(setting, parts) as adapter:
+        # Before `prepare`: a bank that chooses by losses would search a rate for its choice.
         rate = learning_rate(silo, adapter, plan.training, origin, rates, stop)
         prepare(adapter, setting, parts)
         for round_number in range(1, plan.rounds.total + 1):
@@ -74,6 +75,7 @@ def train_alone(
                 learning_rate=rate,
                 round_number=round_number,
                 total_rounds=plan.rounds.total,
+                # Every round begins where the last one ended, as for a client whose peers send nothing.
                 start=earlier.adapter if earlier is not None else zeros_like(adapter),
                 earlier=earlier,
                 stop=stop,

@@ -57,6 +57,7 @@ def run_missing(work: R, steps: Sequence[tuple[str, Callable[[R], bytes]]], unti
 
 
 def _close(work: OpenedRound, file: str, reason: str, trouble: Exception) -> None:
+    # The update was counted, and only the answer was lost: the round is a success.
     if reason == RECEIPT_LOST:
         log.warning("round %d: receipt lost (the update was counted)", work.brief.round)
     else:
@@ -69,6 +70,7 @@ def _close(work: OpenedRound, file: str, reason: str, trouble: Exception) -> Non
         )
     if file in (RECEIPT, SUMMED):
         try:
+            # Scores are taken after the round closed, too, and the silo has them.
             work.folder.write(SCORES_SENT, report_scores(work))
         except TROUBLE as error:
             log.info("round %d: scores not accepted (%s)", work.brief.round, error)

@@ -57,8 +57,10 @@ def take_part(participant: Participant, brief: RoundBrief, *, until: str | None 
     if folder.finished:
         return folder.has(RECEIPT) and _deliver_again(Work(participant, OpenedBrief.of(brief), folder))
     if not folder.has(WEIGHTS):  # until then a newer brief may name other weights
+        # First of all: the machine with the model finds its next task by this file.
         folder.write(BRIEF, brief.model_dump_json().encode())
     _run(Work(participant, OpenedBrief.read(folder), folder), until)
+    # After the round, so that a failure in it leaves the earlier adapters.
     rounds.forget_old(participant.workspace.keep_rounds)
     return True
 
@@ -93,12 +95,14 @@ def _pull(work: Work) -> bytes:
     require_suitable(trainer.silo, brief.adapter, work.opened.parts)
     if brief.alignment is not None and trainer.drop_ended_pack():
         archive_trained(work.rounds)
+    # After an ended pack is archived: the layout, and with it the price, may be another.
     require_round(work)
     if has_budget(work.opened):
         require_affordable(work.opened, trainer.layout(work.opened, work.earlier))
     require_allowed_size(work, lambda: trainer.layout(work.opened, work.earlier))
     trainer.silo.require_fit(brief.training.max_length)
     trainer.frames(brief)  # the coordinator must have the pack before a join: it determines the layout
+    # The last local work before the join, since a private sketch is paid for.
     body = newcomer_body(work) if work.carries_sketch else None
     return join_round(
         work,
@@ -110,6 +114,7 @@ def _pull(work: Work) -> bytes:
 
 def _train(work: Work) -> bytes:
     trainer, opened, brief, form = work.trainer, work.opened, work.brief, work.opened.strategy.served
+    # Again: silo.toml may have changed since the join.
     require_suitable(trainer.silo, brief.adapter, opened.parts)
     if work.private_training is not None:
         require_private_steps(trainer.silo, opened.parts)

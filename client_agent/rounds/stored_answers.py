@@ -67,6 +67,7 @@ class StoredAnswers(httpx.BaseTransport):
             raise SyncNeeded(request.method, path)
         file = _pack_file(self._folder, match["base_model"])
         if not file.is_file():
+            # As the coordinator answers, so that the caller waits for a pack in the same way.
             return httpx.Response(404, content=json.dumps(_NOT_FOUND).encode())
         body = file.read_bytes()
         headers = {"Repr-Digest": to_field(digest_of(body)), "Content-Length": str(len(body))}

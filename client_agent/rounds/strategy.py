@@ -119,6 +119,7 @@ def _own_files() -> tuple[str, ...]:
 
 
 def _module(name: str) -> Any:
+    # Own files first: a package cannot replace a strategy of the agent.
     if name in _own_files():
         return importlib.import_module(f"{_PACKAGE}.{name}")
     try:

@@ -134,6 +134,7 @@ class RoundResult:
             name: self.trained[name] - from_start(name, self.served.__getitem__, seed, self.layout)
             for name in self.layout
         }
+        # In float64: squares of millions of values.
         norm = float(np.sqrt(sum(float(np.square(x, dtype=np.float64).sum()) for x in change.values())))
         if limit is None or norm <= limit:
             return change
@@ -161,6 +162,8 @@ class RoundResult:
                 values, weight = values_of_segment(change, self.layout, source), share.weight(segment.group)
                 clipped += clipped_share(values, segment.clip, weight=weight) * len(values)
                 learnt, limit = learnt + len(values), segment.clip * CLIP_UNIT
+            # Rounded at random, without bias. A second rounding of the same values would reveal some of what
+            # the first hid.
             encoded = quantise(values, segment.clip, bits, weight=weight)
             tensors[segment.name] = encoded.astype(f"<i{bits // 8}")
         log.info(
@@ -173,6 +176,7 @@ class RoundResult:
             limit,
         )
         common = {name: shape for name, shape in self.layout.items() if split_bank_tensor(name) is None}
+        # Members must have begun with equal values: a difference to other ones cannot be summed.
         begun_with = bank_digest(values_digest(self.served, common), self.bank)
         ready = ReadyRequest(base=self.base, values=begun_with, format=CAPABILITY)
         return save_tensors(tensors, {_READY: ready.model_dump_json(), "clipped": json.dumps(clipped)})

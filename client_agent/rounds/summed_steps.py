@@ -56,6 +56,7 @@ def encode_input(work: Work) -> bytes:
     )
     result = work.opened.strategy.served.summed_result(work, result)
     content = result.encode(work.brief.round)
+    # The training is stored; the positions in it are not needed any more.
     work.folder.forget(PARTIAL, PARTIAL_COMMON)
     return content
 
@@ -116,6 +117,7 @@ def _expectation(
     """
     session, plan, manifests = work.session, required_plan(work), work.session.manifests
     manifest = manifests.read(manifests.last_accepted())
+    # An older roster could bring back a revoked member.
     if terms.roster_version < manifest.roster_version:
         raise SumRefused(
             f"the terms are of version {terms.roster_version} of the roster, and the round's manifest of "
@@ -132,6 +134,7 @@ def _expectation(
         roster_hash=terms.roster_hash,
         plan=manifest.plan,
         weights=encoded.ready.values,
+        # From this client's own plan and layout, so that the coordinator cannot ask for other values.
         segments=_segments(work, terms, counts),
         bits=plan.bits,
         minimum=plan.minimum,

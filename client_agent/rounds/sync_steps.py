@@ -72,6 +72,7 @@ def sync_round(work: SyncRound) -> None:
         TrainingBudgetSpent, TooFewRecords, LedgerDamaged: see `require_affordable_steps`.
         CoordinatorUnreachable, CoordinatorRefused: the connection failed.
     """
+    # A join may carry a sketch, before any manifest is seen.
     work.session.check_brief(work.brief)
     run_missing(work, ((WEIGHTS, _pull),))
     if not work.folder.finished and work.folder.has(work.encoded):
@@ -152,6 +153,7 @@ def _fetch_for_work(work: SyncRound, base_model: str | None) -> None:
             write_durably(home / PACK, body.body)
             stored = True
         builds = not stored and alignment.frames != "random"
+        # The other machine fits its frames to the pivot's pack.
         if builds and base_model != alignment.pivot and (pivot := api.pack(federation_id, alignment.pivot)):
             store_pack(home, alignment.pivot, pivot.body)
     reads = any(part.reads_anchors for part in work.opened.parts)
@@ -198,6 +200,7 @@ def _push(work: SyncRound) -> bytes:
         return deliver(work)
     except CoordinatorRefused as refusal:
         note_reference(work, refusal)
+    # Its absence makes `tessera agent work` encode it again.
     work.folder.forget(UPDATE)
     raise WorkNeeded("the coordinator lacks the update's reference, and it is encoded again")
 
@@ -217,6 +220,7 @@ def require_affordable_steps(work: OpenedRound, records: int, dp: PrivateTrainin
         TooFewRecords, LedgerDamaged: see `training_mechanism` and `Ledger`.
     """
     plan = work.brief.training
+    # The number of trained values is not known without the model: 1 is the least strict.
     mechanism = training_mechanism(records, 1, plan, dp)
     ledger = Ledger(work.participant.workspace.folder)
     ledger.with_steps(work.session.federation_id, work.brief.round, mechanism, plan.steps, dp)

@@ -110,6 +110,7 @@ def train_locally(training: LocalTraining) -> TrainingResult:
     if earlier is not None:
         adapter.load_private(earlier.private)
     effects = [part.begin(training) for part in training.parts]
+    # After the start is loaded, to which the term refers.
     own_term = adapter.penalty(silo.data.train, plan.max_length, training.round_number)
     examiner = Examiner(silo, training.scores, plan.max_length, training.surroundings)
     served = examiner.examine_served(adapter, _examined(earlier) if earlier is not None else None)
@@ -117,6 +118,7 @@ def train_locally(training: LocalTraining) -> TrainingResult:
     # latecomers with 4 examples were served a better one (docs/lab-notes/federating.md).
     is_latecomer = training.is_federated and earlier is None and adapter.is_sent and acts(adapter)
     fallback: Side = "served" if is_latecomer else "trained"
+    # A copy of what was scored: a part may have changed what was served.
     before = adapter.state(), adapter.private_state()
     steps = RoundSteps(
         adapter,
@@ -127,6 +129,7 @@ def train_locally(training: LocalTraining) -> TrainingResult:
         training.checkpoint,
     )
     outcome = run_steps(steps, training.parts)
+    # Before scoring: what is scored is what is sent and kept.
     adapter.end_round()
     states = [effect.state() for effect in effects if effect.state is not None]
     state = dict(states[-1]) if states else adapter.state()
@@ -176,6 +179,7 @@ def _results(
     `before` is what was trained in the round before, with which `served` is compared.
     """
     mixing = None
+    # Losses are paired text by text; new test data would compare different texts.
     if before is not None and before.test_digest == test_digest:
         mixing = change_of_loss(served.texts, before.texts.get("trained", ()))
     exams: Mapping[Side, Exam] = {"served": served, "trained": trained}
@@ -232,6 +236,7 @@ def better_of(served: Exam, trained: Exam, *, fallback: Side) -> Side:
     """Return the side with the lower validation loss, `served` if equal; `fallback` without losses."""
     if served.validation is None or trained.validation is None:
         return fallback
+    # On a tie the served ones: they have seen the data of more clients.
     return "trained" if trained.validation < served.validation else "served"
 
 

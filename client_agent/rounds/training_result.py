@@ -68,6 +68,7 @@ class TrainingResult:
         metadata = {
             "scores": self.scores.model_dump_json(),
             "origin": self.origin.model_dump_json(),
+            # `repr` gives all digits, so that the number read back is the same.
             "learning_rate": repr(self.learning_rate),
             "validation": json.dumps(self.validation),
             "fingerprints": json.dumps(self.fingerprints),
@@ -75,6 +76,7 @@ class TrainingResult:
             "texts": json.dumps(self.texts),
             "test_digest": self.test_digest,
         }
+        # Metadata in order, since digests of this file must not depend on chance.
         return save_tensors(tensors, metadata)
 
     @classmethod

@@ -49,6 +49,7 @@ def last_counted_state(
         return None
     receipt = Receipt.model_validate_json(last.read(RECEIPT))
     layout = in_order({name: values.shape for name, values in trained.of(last).adapter.items()})
+    # After clipping the coordinator's state is not known here.
     values = stored_values(last, SENT, receipt.digest, layout) if not receipt.clipped else None
     return CountedState(values, receipt.digest) if values is not None else None
 
@@ -110,6 +111,7 @@ def _values(
     try:
         with open_body(content, any_rank(layout) if mixed_ranks else slots(layout)) as envelope:
             manifest = envelope.manifest(_StoredManifest)
+            # A repeated round may have left values of another body.
             if manifest.update != update or not is_wanted(manifest):
                 return None
             return {name: resized(envelope.read_float32(name), shape) for name, shape in layout.items()}

@@ -51,6 +51,7 @@ class HttpSumCalls:
 
     def put(self, session: int, step: int, body: bytes) -> None:
         if step == _MASKED:
+            # The masked vector is as large as an update, and has the same limit.
             self.policy.require_body(body)
         media_type = _OCTETS if step == _MASKED else "application/json"
         headers = {"Content-Type": media_type, "Content-Digest": to_field(digest_of(body))}

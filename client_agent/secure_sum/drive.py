@@ -78,6 +78,7 @@ def take_part_in_sum(task: SumTask, round_number: int) -> SumOutcome:
             task.sleep(status.seconds)
             continue
         if status.outcome is not None:
+            # With the outcome no message is needed any more, and secrets must not outlive the sum.
             task.journal.end()
             return status.outcome
         phase = status.phase
@@ -89,6 +90,7 @@ def take_part_in_sum(task: SumTask, round_number: int) -> SumOutcome:
             continue
         try:
             terms = _checked(status.terms, status, round_number)
+            # A failed session is replaced by one of the remaining members, with new keys.
             if session is None or session.terms != terms:
                 session = _begin(task, terms, status.counts)
         except SumRefused as refusal:
@@ -98,6 +100,7 @@ def take_part_in_sum(task: SumTask, round_number: int) -> SumOutcome:
         pause = session.advance(status.step)
         if pause is not None:
             task.sleep(pause)
+            # The answer to the step was not ready: the next status must come at once.
             phase = None
 
 
@@ -125,6 +128,7 @@ def _begin(task: SumTask, terms: SumTerms, counts: SumCounts | None) -> _Session
     task.journal.end(before=terms.session)
     session = _Session(task, terms)
     entry = next((member for member in terms.members if member.client == task.client), None)
+    # This session itself may be spent already: then its last message is sent again.
     spent = task.journal.spent(without=terms)
     earlier = task.journal.open(counts.session) if counts is not None else None
     counted = earlier.counted if earlier is not None else None
@@ -135,6 +139,7 @@ def _begin(task: SumTask, terms: SumTerms, counts: SumCounts | None) -> _Session
         session.leave("its terms have an earlier key of this client")
     elif terms.kind in spent:
         session.leave("this client has unmasked another session of the round, and unmasks one only")
+    # Counts that others confirmed prove nothing to this member.
     elif counts is not None and counted is None and terms.masking == "pairwise":
         session.leave("this client has not confirmed which clients were counted, and cannot check the counts")
     else:
@@ -161,6 +166,7 @@ class _Session:
         """
         task, terms, journal = self._task, self.terms, self._journal
         try:
+            # Before the first key: terms that single this member out must not receive any message.
             accepted = accept_terms(terms, expectation)
         except TermsRefused as refusal:
             file = task.journal.keep_refused(terms)
@@ -168,6 +174,7 @@ class _Session:
         task.journal.keep_terms(terms)
         if expectation.counts is not None:
             task.journal.keep_counts(terms.round, expectation.counts)
+        # An existing journal is continued: new keys for the same terms could unmask an earlier message.
         if not journal.exists:
             journal.begin(terms, task.input_digest, new_secrets() if terms.masking == "pairwise" else None)
             log.info(
@@ -240,8 +247,10 @@ class _Session:
         try:
             self._task.calls.put(terms.session, STEPS.index(step), body)
         except CoordinatorRefused as refusal:
+            # Others are refusals of the client or of the moment: the message may be sent again.
             if refusal.status not in _MESSAGE_REFUSED:
                 raise
+            # The last shares are not needed once enough members have sent theirs.
             if refusal.slug == _PHASE_MISMATCH and step == STEPS[-1]:
                 log.info("round %d: sum, session %d ended before this client's shares", *place)
             elif refusal.slug == _PHASE_MISMATCH:

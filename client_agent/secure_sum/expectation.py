@@ -76,6 +76,7 @@ def accept_terms(terms: SumTerms, expectation: Expectation) -> AcceptedTerms:
         )
     if not is_signed_by_server(terms, expectation.server_key):
         raise TermsRefused("the terms are not signed by the coordinator's key")
+    # Compared with this member's own values: the signature alone proves only that the coordinator wrote them.
     for name, value in _own_fields(expectation).items():
         if getattr(terms, name) != value:
             raise TermsRefused(
@@ -109,6 +110,7 @@ def _check_members(terms: SumTerms, expectation: Expectation) -> None:
     for member in terms.members:
         if expectation.roster.get(member.client) != member.key:
             raise TermsRefused(f"the roster has another key for {member.client}, or no such client")
+    # One person behind two members would learn the sum of fewer others.
     if len({member.key for member in terms.members}) != len(terms.members):
         raise TermsRefused("two members have the same identity key")
     if expectation.client not in {member.client for member in terms.members}:
@@ -116,12 +118,14 @@ def _check_members(terms: SumTerms, expectation: Expectation) -> None:
     count = len(terms.members)
     if terms.threshold != threshold_for(count):
         raise TermsRefused(f"the threshold of {count} members is {threshold_for(count)}")
+    # The terms may ask for more members than the plan, never for fewer.
     if terms.minimum < expectation.minimum or count < terms.minimum:
         raise TermsRefused(f"a sum has at least {expectation.minimum} members here")
     try:
         smallest = modulus_for(count, terms.bits)
     except SecureSumError as error:
         raise TermsRefused(str(error)) from error
+    # In a smaller modulus the sum could wrap round, and would be wrong without an error.
     if terms.modulus < smallest.bits:
         raise TermsRefused(f"a sum of {count} members needs a modulus of {smallest.bits} bits")
 
@@ -157,6 +161,7 @@ def _check_outcome(terms: SumTerms, counts: SumCounts, expectation: Expectation)
         _check_opening(counts, expectation.commitments or {})
     if not {member.client for member in terms.members} <= set(counts.counted):
         raise TermsRefused("a member of the sum was not counted")
+    # A number that is too small would let a group shrink to one member unnoticed.
     if terms.lost != counts.members - len(terms.members):
         raise TermsRefused("`lost` is not the number of counted members who are absent from this session")
 

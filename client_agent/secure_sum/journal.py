@@ -54,6 +54,7 @@ class SumJournal:
             write_durably(file, _document(terms))
             return
         stored = file.read_bytes()
+        # By content: the layout of the file may differ between versions.
         if json.loads(stored) == json.loads(_document(terms)):
             return
         for document in (stored, _document(terms)):
@@ -95,6 +96,7 @@ class SumJournal:
         """
         earlier = [session for session in self._sessions() if session.number != without.session]
         kinds = {kind for session in earlier for kind in session.spent_kinds}
+        # The mark of this session itself must not stop it: its last message may have to be sent again.
         nonce = self.open(without.session).nonce
         return frozenset(kinds | self.marks.kinds(without.round, without=nonce))
 

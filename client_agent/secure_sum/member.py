@@ -141,21 +141,26 @@ class Member:
         terms = self.accepted.terms
         keys = _by_position(answer.members, answer.answers, len(terms.members))
         _require(len(keys) >= max(terms.minimum, terms.threshold), "too few members sent keys")
+        # Otherwise the coordinator could put its own key between this member and its peers.
         _require(keys.get(self.position) == step, "this member's own keys are absent or changed")
         for position, peer in keys.items():
             signer = public_key(terms.members[position].key)
             _require(are_keys_signed(self.accepted.digest, peer, signer), "keys without a valid signature")
+        # A repeated key would make masks cancel each other.
         _require_distinct(keys.values())
         return KeySet(keys)
 
     def shares(self, keyed: KeySet) -> OwnShares:
         """Return the body of step 1: both secrets shared among all members of the terms, encrypted for U1."""
         terms = self.accepted.terms
+        # For all members of the terms: positions stay the same when some do not answer.
         mask_shares = split(self.secrets.mask.raw, terms.threshold, len(terms.members))
         seed_shares = split(self.secrets.seed, terms.threshold, len(terms.members))
         sealed = []
         for peer in sorted(keyed.keys.keys() - {self.position}):
             plain = mask_shares[peer] + seed_shares[peer]
+            # Binds the ciphertext to both ends and to all keys: it cannot be moved to another session or
+            # member.
             context = self._context(self.position, peer, keyed)
             sealed.append(encode(seal(self._channel(peer, keyed), plain, self.position, peer, context)))
         step = SharesStep(commitment=commitment_to(self.secrets.seed), shares=sealed)
@@ -197,6 +202,7 @@ class Member:
         for peer in sorted(shared.commitments.keys() - {self.position}):
             pair = keyed.advertised(self.position), keyed.advertised(peer)
             key = agreed_key(self.secrets.mask, "mask", self.accepted.digest, *pair)
+            # One of a pair adds the mask and the other subtracts it, so that masks cancel in the sum.
             masks.append(MaskKey(key, is_subtracted=self.position > peer))
         if are_proved(terms):
             whole, left = divmod(values.astype(np.int64), most(terms.bits))
@@ -239,6 +245,8 @@ class Member:
         terms = self.accepted.terms
         confirmations = _by_position(answer.members, answer.answers, len(terms.members))
         _require(confirmations.keys() <= set(masked), "a member confirmed without a masked vector")
+        # The threshold is above two thirds: two different sets could both reach it only if more than a third
+        # of the members confirm twice.
         _require(len(confirmations) >= terms.threshold, "too few confirmations")
         sets = shared.digest, masked_digest(masked)
         for position, confirmation in confirmations.items():
@@ -248,6 +256,7 @@ class Member:
         counted = set(masked)
         return UnmaskStep(
             shares=[
+                # Never both shares of a member: together they would unmask its input.
                 UnmaskShare(position=peer, of="b", share=encode(shared.seed_shares[peer]))
                 if peer in counted
                 else UnmaskShare(position=peer, of="s", share=encode(shared.mask_shares[peer]))
@@ -281,6 +290,8 @@ class Member:
         context = self._context(peer, self.position, keyed)
         try:
             plain = unseal(self._channel(peer, keyed), decode(sealed or ""), peer, self.position, context)
+            # A share out of range would be found by the coordinator only, when it is too late to leave the
+            # session.
             share_value(plain[:SHARE_BYTES])
             share_value(plain[SHARE_BYTES:])
         except ValueError as error:

@@ -80,6 +80,7 @@ class SessionJournal:
         """The kinds of sums in which this member takes no part any more; all, if the file is damaged."""
         state = self._state()
         if state is None:
+            # A damaged file may have been that of a spent session.
             return ALL_KINDS
         return (state.kind,) if state.spent or self.has_sent(_UNMASK) else ()
 
@@ -116,6 +117,7 @@ class SessionJournal:
             raw = _Secrets(
                 channel=encode(secrets.channel.raw), mask=encode(secrets.mask.raw), seed=encode(secrets.seed)
             )
+        # Durable before the secrets: an entry without its folder would be lost, and keys drawn twice.
         make_folder(self.folder)
         fields = {"kind": terms.kind, "terms": terms_hash(terms), "input": input_digest, "secrets": raw}
         self._write(_SessionState.model_validate({**fields, "nonce": random.token_hex(16)}))
@@ -189,6 +191,8 @@ class SessionJournal:
         state = self._state()
         if state is None:
             raise SessionAborted(f"{self.folder / _SESSION} is damaged")
+        # The mark first: if the message is stored and the mark is not, a restored round could be summed
+        # twice.
         self.marks.add(terms, state.nonce)
         self.store_sent(_UNMASK, body)
 
@@ -219,8 +223,11 @@ class SessionJournal:
         if state is None:
             write_durably(self.folder / _SESSION, b"")  # stays damaged, and holds no secrets any more
         elif not state.ended:
+            # `spent` is read before the stored messages go, of which the last one decides.
             changes = {"secrets": None, "ended": True, "spent": bool(self.spent_kinds), "reason": reason}
             self._write(state.model_copy(update=changes))
+        # After the state, so that a crash in between leaves a session that has ended, with files that nothing
+        # reads.
         for file in self.folder.iterdir():
             if file.name != _SESSION:
                 file.unlink()

@@ -95,6 +95,7 @@ class _MaskedSteps:
         number = STEPS.index(step)
         if number == _KEYS or self.journal.has_sent(number):
             return None
+        # The step before was missed: the others go on without this member, and so must it.
         if not self.journal.has_sent(number - 1):
             raise SessionAborted(f"this client did not answer step {STEPS[number - 1]} in time")
         return number - 1
@@ -112,6 +113,7 @@ class _MaskedSteps:
         if not self.journal.has_sent(number):
             body = self._make(number)
             if number == _UNMASK:
+                # Unmasking is for good, and needs a mark that outlives the round's folder.
                 self.journal.store_unmask(self.member.accepted.terms, body)
             else:
                 self.journal.store_sent(number, body)
@@ -128,6 +130,7 @@ class _MaskedSteps:
             terms = self.member.accepted.terms
             if terms.kind == "counts":
                 clients = [terms.members[position].client for position in self.masked]
+                # Before the confirmation is sent: the sum is checked against these clients later.
                 self.journal.store_counted(clients, self._commitments())
             return _json(self.member.confirm(self.shared, self.masked))
         answer = self._answer(_CONFIRM, ConfirmAnswer)
@@ -143,6 +146,7 @@ class _MaskedSteps:
     @cached_property
     def own_shares(self) -> OwnShares:
         """The shares of this member's secrets: drawn once, and stored with their ciphertexts."""
+        # Stored before the ciphertexts are sent: other shares of the same secret would be contradictory.
         shares = self.journal.own_shares()
         if shares is None:
             shares = self.member.shares(self.keyed)

@@ -25,6 +25,7 @@ class UnmaskMarks:
     def add(self, terms: SumTerms, nonce: str) -> None:
         """Record durably that a session is unmasked, before its step 4 is stored or sent."""
         make_folder(self.folder)
+        # An empty file per mark: nothing has to be rewritten, so that no crash can lose an earlier mark.
         write_durably(self._file(terms.round, terms.kind, nonce), b"")
 
     def kinds(self, round_number: int, *, without: str | None) -> set[SumKind]:

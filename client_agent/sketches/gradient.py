@@ -122,6 +122,8 @@ def count_sketch(matrix: NDArray[np.float32], dim: int, seed: int) -> Vector:
     entries = np.ascontiguousarray(matrix).reshape(-1)
     sums = np.zeros(dim)
     for start in range(0, entries.size, ENTRIES_AT_ONCE):
+        # In parts, which need a fixed amount of memory beside the matrix, and in float64: millions of entries
+        # share a bucket.
         part = entries[start : start + ENTRIES_AT_ONCE].astype(np.float64)
         bucket, sign = buckets_and_signs(hashes, part.size, dim)
         sums += np.bincount(bucket, weights=part * sign, minlength=dim)
@@ -132,6 +134,7 @@ def buckets_and_signs(
     hashes: np.random.Philox, count: int, dim: int
 ) -> tuple[NDArray[np.intp], NDArray[np.float64]]:
     word = np.asarray(hashes.random_raw(count), dtype=np.uint64)
+    # Multiply and shift, without the bias and the cost of a remainder.
     bucket = ((word >> np.uint64(32)) * np.uint64(dim)) >> np.uint64(32)
     return bucket.astype(np.intp), (word & np.uint64(1)).astype(np.float64) * 2 - 1
 
@@ -177,6 +180,7 @@ def last_block_gradient(base: BaseModel, batch: Batch) -> tuple[Tensor, Tensor, 
             "operator must name another signature.model"
         )
     linear = base.model.get_submodule(last[role].path)
+    # The graph begins at the output of this layer, so that no layer below keeps tensors for a backward pass.
     with _captured_input(linear) as inputs, _graph_from_output(linear) as cut, torch.enable_grad():
         hidden = hidden_states(base, batch)[is_answer]  # (m, d)
         (g,) = torch.autograd.grad(hidden, cut, _gradient_of_hidden(base, hidden, batch.targets[is_answer]))
@@ -188,6 +192,7 @@ def last_block_gradient(base: BaseModel, batch: Batch) -> tuple[Tensor, Tensor, 
 def _gradient_of_hidden(base: BaseModel, hidden: Tensor, targets: Tensor) -> Tensor:
     """Return the gradient of the summed loss with respect to hidden states (m, d), in parts."""
     gradients: list[Tensor] = []
+    # The logits of all tokens together could need more memory than the model.
     rows = max(1, LOGITS_AT_ONCE // base.vocabulary)
     for part, expected in zip(torch.split(hidden.detach(), rows), torch.split(targets, rows), strict=True):
         leaf = part.requires_grad_()
@@ -211,7 +216,9 @@ def _mean_gradient(
         g, u, rows = last_block_gradient(base, batch)
         for row in range(len(batch.ids)):
             g_e, u_e = g[rows == row], u[rows == row]
+            # The mean loss: a long answer must not weigh more than a short one.
             g_e = g_e / len(g_e)
+            # By the Gram matrices of the factors, without the (d, d_ff) product.
             norm = ((g_e @ g_e.T) * (u_e @ u_e.T)).sum().clamp(min=0).sqrt()  # |g^T u|
             clipped_gradient = (g_e * (clip / norm).clamp(max=1)).T @ u_e  # (d, d_ff)
             total = clipped_gradient if total is None else total.add_(clipped_gradient)

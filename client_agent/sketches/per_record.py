@@ -53,6 +53,7 @@ def sketch_factors(factors: Sequence[Factors], dim: int, seed: int) -> NDArray[n
         stop = min(d, start + rows)
         bucket, sign = buckets_and_signs(hashes, (stop - start) * width, dim)
         for row, (g, u) in zip(sums, factors, strict=True):
+            # A block of rows at a time: all gradients of the records together would not fit into memory.
             part = (g[:, start:stop].T @ u).double().cpu().numpy().reshape(-1)  # ((stop - start) * d_ff,)
             row += np.bincount(bucket, weights=part * sign, minlength=dim)
     return sums

@@ -26,9 +26,11 @@ def set_aside(home: Path, *, federation_id: str, client_id: str, server_key: str
 
 def move_aside(path: Path, reason: str = "left by an earlier client") -> None:
     """Move a file or folder into `earlier/` beside it; secrets of secure sums are deleted first."""
+    # A kept secret could be used once more with another input, which would reveal the difference.
     delete_secrets(path)
     target = _free_name(path)
     os.rename(path, target)
+    # The rename changes both folders, and is durable once both are synced.
     for folder in (target.parent, path.parent):
         fsync_folder(folder)
     log.warning("%s: moved to %s (%s); no longer used", path, target, reason)
@@ -59,6 +61,7 @@ def _belongs_to(home: Path, federation_id: str, client_id: str, server_key: str)
         manifest = json.loads(next(file for file in candidates if file.exists()).read_bytes())
     except StopIteration:  # a client has a manifest before it has weights
         return not any(folder.has(WEIGHTS) for folder in RoundFolders(home / "rounds").newest_first())
+    # An unreadable manifest cannot prove that the folder is this client's.
     except ValueError:
         return False
     if not isinstance(manifest, dict) or (manifest.get("federation"), manifest.get("client")) != (
@@ -66,4 +69,5 @@ def _belongs_to(home: Path, federation_id: str, client_id: str, server_key: str)
         client_id,
     ):
         return False
+    # Ids may repeat in a coordinator that was set up anew; its key does not.
     return is_signed("tessera-round-v1", manifest, manifest.get("signature"), public_key(server_key))

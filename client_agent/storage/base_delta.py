@@ -92,6 +92,7 @@ def read_served(body: bytes, layout: Layout, *, mixed_ranks: bool = False) -> Se
             "choose another round with `--round`"
         ) from refusal
     residual = {name: values for name, values in read.items() if name not in layout}
+    # Factors that the body lacks are zero: the first weights have none, and `any_rank` allows fewer ranks.
     adapter = {
         name: resized(read.get(name, np.zeros(shape, np.float32)), shape) for name, shape in layout.items()
     }
@@ -147,6 +148,7 @@ def apply_weights(earlier: BaseDelta, served: ServedDelta) -> BaseDelta:
         return BaseDelta(round_number, served.added)
     added = dict(earlier.added)
     for module, factors in served.added.items():
+        # Ranks would add up round by round without recompression.
         added[module] = recompressed(side_by_side([added[module], factors])) if module in added else factors
     return BaseDelta(round_number, added)
 

@@ -32,6 +32,7 @@ def open_folder(folder: Path) -> None:
         return
     entries = sorted(folder.iterdir())
     agent_entries = [entry for entry in entries if is_agent_entry(entry)]
+    # Foreign files, as in a working directory, keep their mode, and so does a folder that has some.
     closed = tighten(
         _walk(folder, agent_entries, is_dedicated=bool(agent_entries) and len(agent_entries) == len(entries))
     )

@@ -47,6 +47,7 @@ class PrefixStore:
         if self._space == self.folder / space:
             return
         self._space = self.folder / space
+        # Sizes are counted once: a scan for each file would take longer than the write.
         for folder in self._spaces():
             _delete_abandoned(folder)
         self._used = sum(_bytes_in(folder) for folder in self._spaces())
@@ -60,6 +61,7 @@ class PrefixStore:
             content = bytearray((self._space / name).read_bytes())
         except OSError:
             return None
+        # The expected size is known, so everything behind it is the checksum.
         checksum = content[size:]
         del content[size:]
         return content if checksum == _checksum(content) and len(content) == size else None
@@ -72,6 +74,8 @@ class PrefixStore:
         if not self._make_room(size):
             return self._stop(f"the limit of {self.limit_bytes >> 20} MiB is reached")
         try:
+            # Without fsync, which would cost more than computing the content again: the checksum detects a
+            # loss.
             _write(self._space / name, content + _checksum(content))
         except OSError as error:
             return self._stop(f"{self._space} cannot be written: {error.strerror}")
@@ -85,6 +89,7 @@ class PrefixStore:
         stale = sorted(
             (folder for folder in self._spaces() if folder != self._space), key=_written_at, reverse=True
         )
+        # Only other spaces: texts of the space in use are needed again in the next step.
         while self._used + size > self.limit_bytes and stale:
             oldest = stale.pop()
             self._used -= _bytes_in(oldest)
@@ -113,6 +118,7 @@ def _delete_abandoned(folder: Path) -> None:
     """Delete what killed processes left; another process may be writing a file that is not old."""
     for path in folder.glob(f"{_UNFINISHED}*"):
         with suppress(OSError):
+            # A younger file may still be written by another process.
             if time.time() - path.stat().st_mtime > _ABANDONED_SECONDS:
                 path.unlink()
 

@@ -61,6 +61,7 @@ class RateStore:
 
     def newest(self) -> RateSearch | None:
         """Return the search that was written last, if any."""
+        # Names are digests, so only the time of the write tells the order.
         files = sorted(self.folder.glob("*.json"), key=lambda file: file.stat().st_mtime_ns)
         searches = (_read(file) for file in reversed(files))
         return next((search for search in searches if search is not None), None)

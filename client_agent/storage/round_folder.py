@@ -79,6 +79,7 @@ class RoundFolder:
         """Remove results in order, so that their steps are repeated."""
         for name in names:
             (self.path / name).unlink(missing_ok=True)
+        # A removed result must not come back after a crash, when later files do not fit it any more.
         fsync_folder(self.path)
 
     def forget_training(self) -> None:
@@ -108,6 +109,7 @@ class RoundFolders:
         Syncs the folder, because a killed process may have left renames that are not on disk yet.
         """
         path = self._path / f"{round_number:06d}"
+        # A killed process may have left renames that are not on disk yet. Later steps rely on these files.
         path.mkdir(parents=True, exist_ok=True)
         for folder in (path, self._path):
             fsync_folder(folder)
@@ -126,6 +128,7 @@ class RoundFolders:
 
     def forget_old(self, keep: int) -> None:
         """Delete all rounds older than the newest `keep` with a trained adapter."""
+        # Rounds without a trained adapter do not count: the last adapters are what a silo keeps.
         trained = [folder.number for folder in self.newest_first() if folder.has(TRAINED)]
         if len(trained) <= keep:
             return

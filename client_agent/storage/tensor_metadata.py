@@ -25,8 +25,10 @@ def save_tensors(tensors: Mapping[str, NDArray[Any]], metadata: Mapping[str, str
     content = safetensors.numpy.save(dict(tensors), metadata=dict(metadata))
     end = _LENGTH_BYTES + int.from_bytes(content[:_LENGTH_BYTES], "little")
     fields = json.loads(content[_LENGTH_BYTES:end])
+    # The library writes metadata in a random order, and a repeated step must write the same bytes.
     fields["__metadata__"] = dict(sorted(fields["__metadata__"].items()))
     header = json.dumps(fields, separators=(",", ":")).encode()
+    # Tensors have to begin at a multiple of 8 bytes.
     header += b" " * (-len(header) % _ALIGNMENT)
     return len(header).to_bytes(_LENGTH_BYTES, "little") + header + content[end:]
 
@@ -60,5 +62,6 @@ def open_body(body: bytes, expected: Expected) -> Envelope:
         body,
         encoding=encoding,
         expected=expected,
+        # A frame of a few bytes could claim any size.
         max_bytes=len(body) if encoding is None else _LARGEST_FRAME,
     )

@@ -89,6 +89,7 @@ class TrainingCheckpoint:
             "tokens": str(position.tokens),
             "seconds": repr(position.seconds),
         }
+        # The library stores the metadata in any order; nobody compares the bytes of this file.
         write_durably(self._file, safetensors.numpy.save(tensors, metadata=facts))
         self._stored_at = time.monotonic()
 
@@ -100,6 +101,7 @@ class TrainingCheckpoint:
             return None
         try:
             facts = _metadata(content)
+            # Left by a round that was abandoned, or by other settings: its position means nothing here.
             if facts["owner"] != owner:
                 log.info("training: ignoring %s, which belongs to another training", self._file.name)
                 return None
@@ -137,6 +139,7 @@ def _chunks(arrays: Sequence[Arrays], texts: Sequence[TokenizedText]) -> Iterato
             yield f"{name} {tensors[name].shape}".encode()
             yield np.ascontiguousarray(tensors[name]).tobytes()
     for text in texts:
+        # Tokens and not the text: a changed tokenizer or template changes what is trained on.
         yield np.array([*text.ids, *text.answer], np.int64).tobytes()
 
 

@@ -174,6 +174,7 @@ def with_test(
     training, tests = _split(examples, test_share, digests, digits=slice(0, 8))
     keys = sorted({digests[example.key] for example in examples})
     if len(keys) >= _FEWEST_DIFFERENT and not (training and tests):
+        # By digest again, so that the choice does not depend on the order of rows.
         moved = keys[:1] if training else keys[:-1]
         training = tuple(example for example in examples if digests[example.key] not in moved)
         tests = tuple(example for example in examples if digests[example.key] in moved)
@@ -195,6 +196,7 @@ def with_validation(
 ) -> tuple[_Examples, _Examples]:
     """Split training examples into training and validation set by digest; the training set is never empty."""
     digests = split_digests(examples) if digests is None else digests
+    # Other digits than those of the test set: the same ones would be below no second share.
     training, validation = _split(examples, validation_share, digests, digits=slice(8, 16))
     return (training, validation) if training else (examples, ())
 
@@ -213,8 +215,10 @@ def with_probe(data: SiloData, most: int) -> SiloData:
         return replace(data, probe=validation)
     held_out = {example.key for example in (*data.validation, *data.test)}
     candidates = {example.key for example in data.train} - held_out
+    # The share falls while the source grows, so that no trained example becomes a probe later.
     share = min(LARGEST_PROBE_SHARE, most / len(candidates)) if candidates else 0.0
     below = tuple(example for example in data.train if example.key in candidates)
+    # Digests of all examples: a prompt must be in one set, with the validation and the test set as well.
     _, chosen = _split(below, share, split_digests(data.all), digits=slice(16, 24))
     keys = {example.key for example in chosen}
     if len(keys) < MIN_PROBE:

@@ -74,6 +74,7 @@ def evaluate(
     plan = plan or ScoresPlan()
     chosen = probe_set(examples, plan.examples)
     texts = encode_some(base, chosen, plan.examples, max_length)
+    # Texts and options together, since they often begin alike and share forward passes.
     answers = answer_losses(base, [*texts, *options_of_examples(base, chosen, max_length)])
     forced, options = answers[: len(texts)], answers[len(texts) :]
     values = [*_option_accuracy(chosen, options)]
@@ -106,6 +107,7 @@ def teacher_forced(base: BaseModel, texts: Sequence[TokenizedText]) -> Evaluatio
 def _forced(answers: Sequence[AnswerLosses]) -> Evaluation:
     if not answers:
         raise DataInvalid("there is no example to score; name held-out ones: test in silo.toml")
+    # By token over all texts, so that short answers do not weigh more than in training.
     losses = torch.cat([answer.losses for answer in answers]).double()
     mean = float(losses.mean())
     if not isfinite(mean):
@@ -148,6 +150,7 @@ def _option_accuracy(examples: Sequence[Example], options: Sequence[AnswerLosses
     The mean, instead of the sum, prefers no short options (Brown et al. 2020, section 2.4). Where all options
     are one token, or have the same ending, it is the sum.
     """
+    # The mean, since a sum would prefer short options (Brown et al. 2020, section 2.4).
     means = iter([float(option.losses.double().mean()) for option in options])
     for example in _with_options(examples):
         likeliest = min(example.options, key={option: next(means) for option in example.options}.__getitem__)
@@ -188,6 +191,7 @@ def _option(base: BaseModel, example: Example, option: str, max_length: int) -> 
     parts = learnt_parts(replace(example, completion=option), base.tokenizer)
     start, end = parts.answer, parts.spans[-1][1]
     if example.ending:
+        # Options are compared by the likelihood of the same ending after each of them.
         start = parts.text.rindex(example.ending.rstrip(), start)
     text = encode_learnt(
         base.tokenizer,
@@ -199,6 +203,7 @@ def _option(base: BaseModel, example: Example, option: str, max_length: int) -> 
         as_text=parts.as_text,
     )
     end, first = len(text.ids), text.answer.index(True)
+    # Special tokens at the end are equal for all options, and would only dilute the mean.
     while end > first + 1 and text.ids[end - 1] in base.tokenizer.all_special_ids:
         end -= 1
     return TokenizedText(text.ids[:end], text.answer[:end], text.spans[:end])
@@ -209,6 +214,7 @@ def _generated(
 ) -> Iterator[_Value]:
     """Yield the metrics of greedily generated answers; a prompt too long for them loses its start."""
     chosen = [example for example in examples if not GENERATED_METRICS.keys().isdisjoint(example.metrics)]
+    # In a small context the prompt keeps at least half of the room.
     new_tokens = min(new_tokens, max(1, base.positions // 2))
     longest = min(max_length, base.positions - new_tokens + 1)
     prompts = [_question(base, example, longest) for example in chosen]

@@ -19,6 +19,7 @@ def require_backward() -> Iterator[None]:
     torch only warns. Parameters may still get gradients through residuals and adapters, and these are wrong.
     """
     with warnings.catch_warnings():
+        # torch only warns, and other parameters still get gradients, which are wrong.
         warnings.filterwarnings("error", ".*an autograd kernel was not registered")
         try:
             yield

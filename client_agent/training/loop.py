@@ -125,6 +125,7 @@ def train(
     run.begin_ranks(seed, round_number)
     with training_mode(base, plan, int(words(1, "training", seed, round_number)[0] >> np.uint64(1))):
         if checkpoint is not None:
+            # What the training begins with is part of its identity: another start has another checkpoint.
             start = [copy_out(parameters), adapter.state(), optimiser_state or {}]
             run.resume(checkpoint, [learning_rate, seed, round_number, total_rounds], start, texts)
         steps = run.remaining(texts, seed, round_number)
@@ -162,6 +163,7 @@ class _Run:
         self._options = options
         self._ranks = ranks
         self._private = private
+        # Adapters have rates of their own for some tensors; the schedule scales all of them.
         self._rates = [float(group["lr"]) for group in optimiser.param_groups]
         self._owner = ""
         self._started = time.monotonic()
@@ -203,15 +205,18 @@ class _Run:
         with require_backward():
             loss = self._backward(texts)
         if penalty is not None:
+            # After the loss, whose gradients it adds to, and outside of the reported loss.
             torch.autograd.backward(penalty(self._parameters))
         if self._private is None:  # else the noise is finite, and a refusal would reveal an example
             check_gradients(self._parameters, loss, first=not self.losses)
+        # Called without a limit too: it also computes the norm.
         norm = nn.utils.clip_grad_norm_(self._parameters.values(), self._plan.max_grad_norm or inf)
         if not isfinite(norm.item()):
             raise LossNotFinite(
                 f"step {len(self.losses) + 1}: the gradient is not finite; lower learning_rate"
             )
         self._optimiser.step()
+        # None, so that a missing gradient can be told from a zero one.
         self._optimiser.zero_grad(set_to_none=True)
         self.losses.append(loss)
         self.tokens += sum(len(text.ids) for batch in texts for text in batch)
@@ -222,6 +227,8 @@ class _Run:
         answers = answers_of(texts)
         if self._ranks is None:
             return gradients_of(self._base, texts, answers, self._options)
+        # All divide by the answer tokens of the whole step, so that sums of gradients are those of one
+        # process.
         share = self._ranks.divide(texts, len(self.losses) + 1)
         return self._ranks.add_up(gradients_of(self._base, share, answers, self._options))
 
@@ -246,6 +253,7 @@ class _Run:
         restore_generators(position.generators)
         self.losses = list(position.losses)
         self.tokens = position.tokens
+        # The clock of this process, moved back by the time of the earlier ones.
         self._started = time.monotonic() - position.seconds
         log.info("training: resuming after step %d of %d", len(self.losses), self._plan.steps)
 
@@ -253,6 +261,7 @@ class _Run:
         """Store the position if that is due, or at the end of a training that was stopped."""
         if checkpoint is None or not self.losses:
             return
+        # The result of the step is stored right after this, and has it all.
         if len(self.losses) == self._plan.steps and not checkpoint.keeps_end:
             return
         if at_end or checkpoint.is_due:
@@ -281,9 +290,12 @@ def gradients_of(
     for texts in step:
         batch = _on_device(base, texts, options)
         with torch.autocast(base.device.type, dtype=torch.bfloat16, enabled=base.device.type == "cuda"):
+            # By the answer tokens of the whole step, not of the batch: accumulation must not change what is
+            # learnt.
             loss = answer_loss(base, batch) / answers
         if loss.requires_grad:  # false without an adapter, which the caller reports
             torch.autograd.backward(loss)
+        # The transfer also waits for the GPU, so that the step's time is measured.
         total += loss.item()
     return total
 
@@ -302,6 +314,7 @@ def deal(
 ) -> Iterator[list[list[TokenizedText]]]:
     """Yield the batches of each step, `plan.accumulation` of them, after `done` steps."""
     batches = iterate_batches(texts, plan.batch_size, seed=seed, round_number=round_number)
+    # A resumed training skips what it has seen.
     batches = islice(batches, done * plan.accumulation, None)
     while True:
         yield list(islice(batches, plan.accumulation))
@@ -321,6 +334,7 @@ def iterate_batches(
     pending: list[int] = []
     epoch = 0
     while True:
+        # An own permutation: that of torch may differ between versions.
         order = permutation(len(texts), "deal", seed, round_number, epoch)
         if pending:
             missing = size - len(pending)
@@ -330,8 +344,10 @@ def iterate_batches(
         for start in range(0, whole, window):
             group = order[start : min(start + window, whole)]
             if len(group) > size:
+                # Texts of similar length need little padding in a batch.
                 group.sort(key=lambda i: len(texts[i].ids))
             batches = [group[i : i + size] for i in range(0, len(group), size)]
+            # Otherwise every window would go from short texts to long ones.
             for index in permutation(len(batches), "batches", seed, round_number, epoch, start):
                 yield [texts[i] for i in batches[index]]
         pending = order[whole:]
@@ -343,6 +359,7 @@ def training_mode(base: BaseModel, plan: TrainingPlan, seed: int) -> Iterator[No
     """Switch the base model to training (dropout from `seed`, optional checkpointing) and back."""
     model = cast(Any, base.model)
     devices = [base.device] if base.device.type == "cuda" else []
+    # The caller's random numbers stay as they were.
     with torch.random.fork_rng(devices):
         torch.manual_seed(seed)
         model.train()

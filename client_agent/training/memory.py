@@ -67,6 +67,7 @@ def step_memory(base: BaseModel, adapter: Adapter, batch: Batch) -> StepMemory:
     Layers below the first adapter save nothing. The model is in training mode, as dropout saves its masks.
     """
     model = cast(Any, base.model)
+    # Weights that autograd saves are in memory anyway.
     frozen = {t.untyped_storage().data_ptr() for t in (*model.parameters(), *model.buffers())}
     model.train()
     try:
@@ -101,6 +102,7 @@ def _saved_tensors(model: nn.Module, frozen: set[int]) -> Iterator[tuple[dict[in
     def note(tensor: Tensor, storages: dict[int, int]) -> Tensor:
         storage = tensor.untyped_storage()
         if storage.data_ptr() not in frozen:
+            # By storage, since views of one tensor are saved several times and need its memory once.
             storages[storage.data_ptr()] = storage.nbytes()
             alive.append(tensor)
         return tensor
@@ -109,6 +111,7 @@ def _saved_tensors(model: nn.Module, frozen: set[int]) -> Iterator[tuple[dict[in
         if arguments[0].requires_grad:
             note(arguments[0], by_layers)
 
+    # These keep their inputs outside of autograd, where hooks do not see them.
     eight_bit_layers = [module for module in model.modules() if hasattr(module, "init_8bit_state")]
     hooks = [module.register_forward_pre_hook(note_input) for module in eight_bit_layers]
     try:

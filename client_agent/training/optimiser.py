@@ -77,6 +77,7 @@ def restore_state(
                 f"the optimiser's state of {name} has another shape; delete it to start again"
             )
         on_device = [moment.to(parameter.device) for moment in moments]
+        # bitsandbytes has its own names and layout of the state.
         if isinstance(optimiser, torch.optim.AdamW):
             optimiser.state[parameter] = {"step": step, **dict(zip(_MOMENTS[1:], on_device, strict=True))}
         else:
@@ -105,6 +106,7 @@ def _restore_8bit(
 ) -> None:
     """Set a parameter's state in an 8-bit optimiser, which builds its buffers itself."""
     group, index = place
+    # The library decides by itself which tensors are in 8 bits, and builds its tables here.
     optimiser.init_state(optimiser.param_groups[group], parameter, group, index)
     state = optimiser.state[parameter]
     state["step"] = step
@@ -142,6 +144,7 @@ def learning_rate_factor(step: int, plan: TrainingPlan, total_steps: int) -> flo
 
     A linear warm-up over `plan.warmup_steps` is followed by the decay to `plan.schedule_floor`.
     """
+    # From the first step above zero, which would learn nothing.
     warm = min(1.0, (step + 1) / (plan.warmup_steps + 1))
     remaining = min(1.0, max(0.0, (total_steps - step) / max(1, total_steps - plan.warmup_steps)))
     floor = plan.schedule_floor

@@ -31,6 +31,7 @@ def packed(texts: Sequence[TokenizedText], *, pad: int) -> Batch:
     width = max(len(text.ids) for text in texts)
     rows: list[list[TokenizedText]] = []
     free: list[int] = []
+    # First fit in decreasing order, at most a quarter above the fewest rows.
     for text in sorted(texts, key=lambda text: len(text.ids), reverse=True):
         length = len(text.ids)
         row = next((i for i, room in enumerate(free) if room >= length), None)
@@ -48,6 +49,8 @@ def packed(texts: Sequence[TokenizedText], *, pad: int) -> Batch:
         ids=padded([[i for text in row for i in text.ids] for row in rows], pad),
         attention=padded([[1 for text in row for _ in text.ids] for row in rows], 0),
         targets=padded([[i for text in row for i in text.targets()] for row in rows], NO_TARGET),
+        # A restart of positions is where transformers separates the texts. Each padding token is a text of
+        # its own.
         positions=padded([[i for text in row for i in range(len(text.ids))] for row in rows], 0),
     )
 
@@ -70,7 +73,9 @@ def require_packable(base: BaseModel) -> None:
     in_a_row = states(packed([long, first, second], pad=pad))[1, span]  # the rows: long, first + second
     continued = states(collate([_joined(first, second)], pad=pad))[0, span]
     limit = _MOST_IN_FLOAT32 if base.model.dtype == torch.float32 else _MOST_IN_FEWER_BITS
+    # Relative to what a mixture of both texts would change: rounding differs between models.
     share = float((in_a_row - apart).norm() / (continued - apart).norm())
+    # `not <`, so that NaN is refused as well.
     if not share < limit:
         raise SettingsUnusable(
             f"packing: {base.architecture} does not keep the texts of a row apart (its hidden states differ "

@@ -79,7 +79,9 @@ class PrivateSteps:
         """
         self.payments.pay(steps)
         for _ in range(steps):
+            # Before the draw: a crash after it must not make this sample free.
             self.payments.begin_step()
+            # From the system's generator: a known seed would tell who was drawn, and undo the amplification.
             drawn = sample_records(self.mechanism, secrets.randbelow)
             yield [[secrets.choice(self.records[number])] for number in drawn]
 
@@ -101,11 +103,15 @@ class PrivateSteps:
         losses: list[float] = []
         for (text,) in sample:
             for parameter in parameters.values():
+                # Each example is clipped by itself.
                 parameter.grad = None
+            # So that the dropout of an example does not depend on how many were drawn before it.
             _seed(secrets.randbits(63))
             losses.append(gradient(base, text))
             total += on_grid(_flat(parameters), self.mechanism.clip)
+        # Also for an empty sample, which must look like any other.
         total += discrete_gaussians(total.size, sigma_of(self.mechanism))
+        # By the expected size of a sample: the actual one is a secret.
         step = self.mechanism.clip / STEPS / self.mechanism.sampled
         _assign(parameters, total.astype(np.float64) * step)
         return float(np.mean(losses)) if losses else nan

@@ -63,6 +63,7 @@ class Connection:
         self.device = device
         if device.type == "cuda":
             torch.cuda.set_device(device)
+        # Messages have a group of their own: followers wait for days between rounds, and a step must not.
         dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=_STEP)
         self._control = dist.new_group(backend="gloo", timeout=_WAIT)
         self.world, self.rank = dist.get_world_size(), dist.get_rank()
@@ -74,6 +75,7 @@ class Connection:
 
     def _message(self, facts: Mapping[str, Any] | None) -> dict[str, Any]:
         body = bytearray(json.dumps(facts).encode()) if facts is not None else bytearray()
+        # A broadcast needs the size on all sides first.
         size = torch.tensor([len(body)])
         dist.broadcast(size, 0, group=self._control)
         content = (
@@ -85,6 +87,7 @@ class Connection:
 
     def spread(self, tensors: Sequence[Tensor]) -> None:
         """Send the values of float32 tensors of rank 0 to the same tensors of all."""
+        # One transfer for all tensors: many small ones take most of a step.
         flat = torch.cat([tensor.detach().flatten() for tensor in tensors])
         with _lost():
             dist.broadcast(flat, 0)
@@ -92,6 +95,7 @@ class Connection:
 
     def add_up(self, parameters: Sequence[nn.Parameter], loss: float) -> float:
         """Add up gradients and losses of all in rank 0; return the sum of the losses."""
+        # A process without texts still takes part in the sum.
         gradients = [p.grad if p.grad is not None else torch.zeros_like(p) for p in parameters]
         flat = torch.cat([gradient.flatten() for gradient in gradients])
         total = torch.tensor([loss], dtype=torch.float64)
@@ -124,6 +128,7 @@ class Leader:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         with suppress(RankLost):
+            # The others are gone, and a message would wait for them.
             if not isinstance(error, RankLost):
                 self._connection.message({"order": "end"})
         self._connection.close()
@@ -203,6 +208,7 @@ def shares(step: Sequence[Sequence[TokenizedText]], world: int) -> list[list[lis
 
     Rank 0 has at least one text; others may have none.
     """
+    # Whole batches keep the padding that was chosen for them.
     if len(step) % world == 0:
         return [[list(texts) for texts in step[rank::world]] for rank in range(world)]
     return [[part for texts in step if (part := list(texts[rank::world]))] for rank in range(world)]

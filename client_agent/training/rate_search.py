@@ -69,6 +69,7 @@ def search_rate(
         tried = TriedRate(rate=rate, loss=None if loss == inf else loss)
         search = RateSearch(tried=(*search.tried, tried))
         store.write(key, search)
+    # Of equal losses the lower rate, which diverges less easily.
     chosen = min(losses, key=lambda rate: (losses[rate], rate))
     if losses[chosen] == inf:
         raise LossNotFinite(
@@ -87,11 +88,13 @@ def next_rate(losses: dict[float, float]) -> float | None:
     for rate in (low, high):
         if rate not in losses:
             return rate
+    # Losses have one minimum over the rate, so that one direction is enough.
     upwards = losses[high] < losses[low]
     path = GRID[_FIRST:] if upwards else GRID[_FIRST + 1 :: -1]
     for before, rate in pairwise(path[1:_MOST_RATES]):
         if rate not in losses:
             return rate
+        # After diverged rates the search goes on downwards.
         if losses[rate] >= losses[before] and losses[before] < inf:
             return None
     return None
@@ -144,6 +147,7 @@ def sides(data: SiloData) -> list[_Side]:
     count = len(data.train) + len(data.validation)
     if len(data.validation) >= MIN_VALIDATION and count >= _FEWEST_EXAMPLES:
         return [(data.train, probe_set(data.validation, _SCORED))]
+    # Few validation examples decide nothing: both halves are scored, each by a training on the other.
     pool = probe_set([*data.train, *data.validation], count)
     if len(pool) == 1:
         return [(pool, pool)]
@@ -170,6 +174,7 @@ class _Trials:
         except LossNotFinite:
             return inf
         finally:
+            # Also after a divergence: the adapter must be as it was.
             self._adapter.load(self._state)
             self._adapter.load_private(self._private)
 

@@ -96,6 +96,7 @@ class TrainerTask:
             )
         if not isfinite(loss):
             raise LossNotFinite(f"the loss of step {step} is {loss}; lower the learning rate")
+        # A trainer may report every tenth step only.
         self._losses.extend([loss] * (step - len(self._losses)))
         self._tokens.append(tokens)
         self._on_step(Step(step, self.plan.steps, loss, sum(self._tokens), self.seconds))
@@ -163,6 +164,7 @@ def train_by(
             opened.name, round_number, "supports no penalty of the loss, and the plan's method has one"
         )
     facts = [opened.name, opened.options.model_dump(mode="json"), plan.model_dump(mode="json"), learning_rate]
+    # Everything that determines the training: the trainer's own checkpoint is of these inputs alone.
     facts += [seed, round_number, total_rounds, base.slug, str(base.model.dtype)]
     facts += [checkpoint.belongs_to] if checkpoint is not None else []
     owner = owner_of(facts, [adapter.state(), adapter.private_state()], texts)
@@ -179,6 +181,7 @@ def train_by(
             texts=texts,
             plan=plan,
             learning_rate=learning_rate,
+            # 31 bits, which every library accepts.
             seed=int(words(1, "trainer", seed, round_number)[0] >> np.uint64(33)),
             round_number=round_number,
             total_rounds=total_rounds,
@@ -197,6 +200,7 @@ def _trained(opened: OpenedTrainer, task: TrainerTask) -> State:
     def failed(trouble: str) -> TrainerFailed:
         return TrainerFailed(opened.name, task.round_number, trouble)
 
+    # torch counts changes in place: this costs nothing, and a digest of the weights would take minutes.
     before = _versions(task.base)
     try:
         with _undisturbed(task.base):
@@ -256,6 +260,7 @@ def _owned(folder: Path, owner: str) -> Path:
     """Return the folder of a trainer's files, empty unless the same training has begun in it."""
     mark = folder / _OWNER
     if not mark.is_file() or mark.read_text("utf-8") != owner:
+        # Files of another training: a trainer would resume from them.
         shutil.rmtree(folder, ignore_errors=True)
         make_folder(folder)
         write_durably(mark, owner.encode())

@@ -103,9 +103,12 @@ class CoordinatorApi:
         path = root_path_of(self._url)
         self._signing = SignedRequests(key, server_key, root_path=path) if key is not None else None
         route = route_of(self._url) if transport is None else None
+        # For messages: a failure may be the proxy's, which the URL alone does not show.
         self._address = route.through(self._url) if route is not None else self._url
         self._client = DeadlineClient(
             on_request=[sent.record] if sent is not None else [],
+            # A transfer that a proxy compresses could not be resumed at a byte, and has no length to extend
+            # the deadline.
             headers={"Accept-Encoding": "identity"},
             auth=self._signing,
             timeout=_TIMEOUT,
@@ -277,6 +280,7 @@ class CoordinatorApi:
         def wait(extensions: dict[str, Any]) -> httpx.Response:
             return interruptible(partial(get, extensions=extensions), self._sleep)
 
+        # Only a long poll needs a thread: an ordinary call ends soon after a stop.
         answer = self._send_with_retries(wait) if wait_seconds else self.call("GET", path)
         if answer.status_code == httpx.codes.NO_CONTENT:
             return nothing_yet(answer)
@@ -303,6 +307,7 @@ class CoordinatorApi:
 
         def fetch(extensions: dict[str, Any]) -> httpx.Response:
             nonlocal tag
+            # If-Range: the whole body comes if it has changed since the first part.
             resume = {"Range": f"bytes={len(received)}-", "If-Range": tag} if received and tag else {}
             headers = {"Accept": accept, **resume}
             with self._client.stream(
@@ -311,15 +316,18 @@ class CoordinatorApi:
                 if answer.status_code == httpx.codes.OK or answer.status_code == RANGE_UNSATISFIABLE:
                     received.clear()  # the whole body follows, or must be requested again
                     tag = answer.headers.get("ETag")
+                # The length is known only now: a large body gets the time that it needs at the minimum rate.
                 extend_deadline(answer)
                 if not answer.is_success:
                     answer.read()
+                # Raw, because decoded parts could not be continued at an offset of the coded body.
                 for piece in answer.iter_raw() if answer.is_success else ():
                     received.extend(piece)
                 return answer
 
         answer = self._send_with_retries(fetch)
         body = bytes(received)
+        # Frees the first copy of the body before the digest is computed and the tensors are read.
         received.clear()
         digest = digest_of(body)
         if from_field(answer.headers.get("Repr-Digest", "")) != digest:
@@ -358,6 +366,7 @@ def send_with_retries(
     """
     started, ceiling = time.monotonic(), _SHORTEST_CEILING
     last_logged = started + _QUIET_SECONDS - _LOG_SECONDS
+    # A deadline of 0 means a single try, which still needs a few seconds.
     grace = max(0.0, _ONE_TRY_SECONDS - deadline_seconds)
     deadline = Deadline(deadline_seconds + grace, size=size)
     while True:
@@ -375,6 +384,7 @@ def send_with_retries(
         # Full jitter: agents of a restarted coordinator must not return all at once.
         pause = max(server_pause or 0.0, random.uniform(0.0, ceiling))
         if pause > deadline.remaining - grace:
+            # The coordinator is there: report its refusal, and not a lost connection.
             if answer is not None and answer.status_code == httpx.codes.TOO_MANY_REQUESTS:
                 require_success(answer)
             raise CoordinatorUnreachable(url, failure, time.monotonic() - started)
@@ -397,9 +407,11 @@ def interruptible(send: Callable[[], httpx.Response], sleep: Sleep) -> httpx.Res
     def run() -> None:
         try:
             response.set_result(send())
+        # Also an exit: otherwise the caller would wait for a result forever.
         except BaseException as error:
             response.set_exception(error)
 
+    # A daemon, so that a poll that nobody waits for does not delay the end of the process.
     threading.Thread(target=run, name="long-poll", daemon=True).start()
     while not wait([response], _STOP_POLL_SECONDS).done:
         sleep(0.0)

@@ -67,6 +67,7 @@ def check_hello(content: bytes, hello: Hello, *, challenge: str, pin: str) -> No
         document = loads(content)
     except (KeyUnusable, MalformedJson) as error:
         raise CoordinatorNotTrusted from error
+    # The signature is verified over the raw document: fields that this agent does not know are signed, too.
     if not isinstance(document, dict) or hello.challenge != challenge or thumbprint(hello.signing_key) != pin:
         raise CoordinatorNotTrusted
     if not is_signed("tessera-hello-v1", document, hello.signature, key):

@@ -59,6 +59,7 @@ class SignedRequests(httpx.Auth):
             CoordinatorRefused: the time in the answer is not signed by the coordinator.
             RequestTooSlow: the clock is correct, and the request took too long in transit.
         """
+        # The digest of the body is signed, so the body has to be complete before the first try.
         request.read()
         self._sign(request)
         answer = yield request
@@ -69,6 +70,8 @@ class SignedRequests(httpx.Auth):
             if offset is None:
                 require_success(answer)
                 return
+            # A correction below the tolerance does not explain the refusal: the request was too old on
+            # arrival.
             change, self._offset = abs(offset - self._offset), offset
             if change < SKEW_SECONDS:
                 raise RequestTooSlow(request.url.path)
@@ -84,6 +87,7 @@ class SignedRequests(httpx.Auth):
         greeting = yield httpx.Request(
             "GET",
             request.url.copy_with(raw_path=path),
+            # The signature covers the exact bytes of the answer.
             headers={"Accept-Encoding": "identity"},
             extensions=request.extensions,
         )
@@ -110,6 +114,7 @@ class SignedRequests(httpx.Auth):
         path, _, query = request.url.raw_path.decode("ascii").partition("?")
         target = Target(
             method=request.method,
+            # The header as it is sent, because httpx leaves out a default port.
             authority=request.headers["Host"],
             path=path,
             query=query,
@@ -132,8 +137,10 @@ def _clock_offset(
     """
     hello = read(Hello, require_success(greeting))
     check_hello(greeting.content, hello, challenge=challenge, pin=thumbprint(server_key))
+    # A proxy that holds the answer back could set the clock back by as long.
     if answered_at - asked_at > _GREETING_SECONDS:
         raise CoordinatorNotTrusted
+    # Measured at the arrival: a delay can only make requests look older, and never valid for longer.
     return hello.server_time.timestamp() - answered_at
 
 

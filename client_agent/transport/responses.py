@@ -25,6 +25,7 @@ def read(kind: type[Message], answer: httpx.Response) -> Message:
     try:
         return kind.model_validate_json(answer.content, extra="ignore")
     except ValidationError as error:
+        # Without the cause: pydantic's text repeats values of the answer, such as tokens.
         raise unreadable_answer(answer, error) from None
 
 
@@ -60,6 +61,7 @@ def require_success(answer: httpx.Response) -> httpx.Response:
         problem = Problem.model_validate_json(answer.content)
     except ValidationError:
         reason = answer.reason_phrase
+        # Redirects are not followed: a signature is valid for one address only.
         if answer.has_redirect_location:
             reason += f": set `url` to the address that {answer.headers['Location']} is below"
         raise CoordinatorRefused(answer.status_code, "", reason, answer.request.url.path) from None
@@ -101,5 +103,7 @@ def nothing_yet(answer: httpx.Response) -> NoOpenRound:
     """Parse an answer without content to a poll."""
     pause, undrawn = retry_after(answer), answer.headers.get(NOT_DRAWN_FIELD, "")
     return NoOpenRound(
-        5.0 if pause is None else pause, int(undrawn) if undrawn.isascii() and undrawn.isdecimal() else None
+        # A proxy may drop the header, and a poll without any pause would be a busy loop.
+        5.0 if pause is None else pause,
+        int(undrawn) if undrawn.isascii() and undrawn.isdecimal() else None,
     )

@@ -90,8 +90,10 @@ class SentLog:
         Raises:
             SentLogUnwritable: it cannot be written.
         """
+        # GET requests carry nothing of the silo.
         if request.method == "GET":
             return
+        # Without the path of a proxy, so that routes can be compared between installations.
         route = request.url.path[request.url.path.find("/v1/") :]
         body, round_number = request.read(), _ROUND.search(route)
         kind = next((kind for pattern, kind in _KINDS if pattern.search(route)), "other")
@@ -127,6 +129,8 @@ class SentLog:
             handle = os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
             try:
                 os.write(handle, line)
+                # Before the request leaves. Progress reports are too many to be synced one by one, and carry
+                # only counts.
                 if file.stem != PROGRESS:
                     os.fsync(handle)
             finally:
@@ -135,6 +139,7 @@ class SentLog:
             raise SentLogUnwritable(file, error) from error
 
     def _rotate(self, file: Path) -> None:
+        # From the oldest on, which the next one replaces.
         for place in range(_OLD_FILES, 1, -1):
             younger = self._old(file, place - 1)
             if younger.exists():

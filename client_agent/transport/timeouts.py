@@ -75,6 +75,9 @@ class DeadlineClient(httpx.Client):
             is_over.set()
             for line in self._opened:
                 with suppress(OSError):
+                    # Shutdown wakes a thread that is blocked in a read; a close would not. The method of the
+                    # plain socket, because that of a TLS socket drops the state which the reading thread
+                    # uses.
                     socket.socket.shutdown(line, socket.SHUT_RDWR)
 
         timer = threading.Timer(max(0.0, deadline.remaining), cut)
@@ -83,6 +86,7 @@ class DeadlineClient(httpx.Client):
         try:
             yield
         except (httpx.TransportError, OSError) as error:
+            # A cut connection raises various errors; for the caller they all are the deadline.
             if is_over.is_set():
                 raise httpx.ReadTimeout(_DEADLINE_PASSED, request=request) from error
             raise
@@ -127,6 +131,7 @@ class _LimitedStream(httpx.SyncByteStream):
 
     def __iter__(self) -> Iterator[bytes]:
         for piece in self._stream:
+            # A body in memory is one piece: the deadline is checked while it is sent, too.
             for at in range(0, len(piece), _PIECE_BYTES):
                 if self._request.extensions[_NAME].remaining < 0:
                     raise self._late(_DEADLINE_PASSED, request=self._request)

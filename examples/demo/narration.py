@@ -13,7 +13,7 @@ from studies.remaining_time import Schedule, every_minute
 
 _LOGGED = re.compile(r"^\S+ \S+ (?:INFO|WARNING|ERROR) +(?P<text>.+)$")
 _STEP = re.compile(r"round (?P<round>\d+): step (?P<number>\d+)/(?P<total>\d+),")
-_OF_EVERY_SILO = re.compile(r"validation examples are too few")
+_SILO_WARNING = re.compile(r"validation examples are too few")
 """Messages that every silo logs alike, and that are printed once."""
 _LOOK_SECONDS = 0.5
 
@@ -80,7 +80,7 @@ class Narrator:
     def log(self, name: str, texts: Sequence[str], width: int) -> None:
         """Print messages of a silo; those that every silo logs only once."""
         for text in texts:
-            if _OF_EVERY_SILO.search(text):
+            if _SILO_WARNING.search(text):
                 if text not in self._of_every_silo:
                     print(f"         {'all silos':<{width}} | {text}", flush=True)
                 self._of_every_silo.add(text)

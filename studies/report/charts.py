@@ -44,7 +44,9 @@ STYLE: Final[dict[Any, Any]] = {
     "axes.grid": True,
     "axes.axisbelow": True,
     "grid.color": "#e5e5e5",
+    # Text stays text, so that a reader can search the page.
     "svg.fonttype": "none",
+    # A fixed salt, and no date below: equal results give equal bytes.
     "svg.hashsalt": "tessera",
 }
 
@@ -75,6 +77,7 @@ class ChartStyle:
             mean,
             marker=self.marker,
             markersize=5,
+            # About ten markers: in a long curve more would hide the line.
             markevery=max(1, len(x) // 10),
             linestyle=self.line,
             color=self.colour,
@@ -217,6 +220,7 @@ def _quality(methods: Sequence[MethodSummary], styles: Mapping[str, ChartStyle])
     axes = figure.subplots()
     for method in methods:
         if method.bytes_up:
+            # Without the start, whose 0 bytes a logarithmic axis cannot show.
             travelled = [count / 1000 for count in method.bytes_by_round[1:]]
             _curve(axes, travelled, method.trained.loss[1:], styles[method.method], method.method)
     axes.set(xlabel="kB of a client so far, up and down", ylabel="mean test loss", xscale="log")
@@ -228,6 +232,7 @@ def _curve(
     axes: Axes, steps: Sequence[float], values: Sequence[Estimate], style: ChartStyle, label: str
 ) -> None:
     mean = [value.mean for value in values]
+    # One seed has no error; its band has no width.
     low = [value.mean - (value.error or 0.0) for value in values]
     high = [value.mean + (value.error or 0.0) for value in values]
     style.curve(axes, steps, mean, low, high, label)
@@ -243,4 +248,5 @@ def svg(figure: Figure) -> str:
     """Return the figure as SVG without the XML prolog, which is invalid inside a page."""
     text = io.StringIO()
     figure.savefig(text, format="svg", metadata={"Date": None})
+    # Without the XML head, which is no HTML.
     return re.sub(r"^.*?(?=<svg)", "", text.getvalue(), count=1, flags=re.DOTALL)

@@ -50,6 +50,7 @@ def bytes_so_far(clients: Sequence[ClientResult]) -> list[float]:
     """
     per_round = [
         mean([client.rounds[i].bytes_up + client.rounds[i].bytes_down for client in clients])
+        # Clients that were not drawn in every round have fewer.
         for i in range(min(len(client.rounds) for client in clients))
     ]
     return [0.0, *accumulate(per_round)]

@@ -49,6 +49,7 @@ def estimate(values: Sequence[float]) -> Estimate:
     mean = sum(values) / n
     if n == 1:
         return Estimate(mean=mean, error=None, values=list(values))
+    # n - 1: the few seeds are a sample of all that could have been drawn.
     variance = sum((value - mean) ** 2 for value in values) / (n - 1)
     return Estimate(mean=mean, error=sqrt(variance / n), values=list(values))
 
@@ -79,6 +80,7 @@ def pairing(
 
 def verdict_of(difference: Estimate) -> Verdict:
     """Return whether a paired difference is beyond the noise, which is two standard errors."""
+    # One value has no error, and nothing can be told from it.
     if difference.error is None:
         return "one draw"
     if abs(difference.mean) <= _WITHIN * difference.error:

@@ -75,12 +75,14 @@ def spearman(left: Mapping[str, float], right: Mapping[str, float]) -> float | N
     ranks = [_ranks(np.array([values[name] for name in sorted(left)])) for values in (left, right)]
     centred = [rank - rank.mean() for rank in ranks]
     norms = np.linalg.norm(centred, axis=1)
+    # Equal values have no ranks to compare.
     return float(centred[0] @ centred[1] / norms.prod()) if norms.all() else None
 
 
 def _ranks(values: NDArray[np.float64]) -> NDArray[np.float64]:
     below = np.searchsorted(np.sort(values), values, side="left")
     not_above = np.searchsorted(np.sort(values), values, side="right")
+    # Equal values share the mean of their ranks.
     return (below + not_above - 1) / 2
 
 

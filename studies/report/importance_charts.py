@@ -85,7 +85,9 @@ def _heat_map(modules: Mapping[str, Mapping[str, float]], models: Mapping[str, s
     for axes, (slug, names) in zip(grid, clients.items(), strict=True):
         values = np.array([[modules[name][row] for name in names] for row in rows[slug]])  # (rows, clients)
         mean = values.mean(0)
+        # Relative to the client's mean, because clients differ more in level than modules do in pattern.
         cells = 100 * (values / mean - 1)
+        # Symmetric, so that the middle of the colours is the client's mean; 1 if all modules are equal.
         limit = float(np.abs(cells).max()) or 1.0
         mesh = axes.pcolormesh(cells, cmap="RdBu_r", vmin=-limit, vmax=limit)
         labels = [f"{name} ({m:.3f})" for name, m in zip(names, mean, strict=True)]

@@ -32,6 +32,7 @@ from studies.report.tasks import rows_of
 def write_page(report: Report, file: Path) -> None:
     """Write the page; it loads no external resource."""
     loader = jinja2.FileSystemLoader(Path(__file__).parent)
+    # Names of silos and methods come from the study's file, so they are escaped.
     template = jinja2.Environment(loader=loader, autoescape=True).get_template("page.html.j2")
     page = template.render(
         report=report,

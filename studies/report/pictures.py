@@ -56,6 +56,7 @@ def write_pictures(report: Report, folder: Path, kind: Literal["png", "pdf"] = "
     for name, figure in figures_of(report).items():
         file, content = folder / f"{name}.{kind}", io.BytesIO()
         with mpl.rc_context(STYLE):
+            # Without a date, equal results give equal files.
             dates = {"CreationDate": None} if kind == "pdf" else None
             figure.savefig(content, format=kind, dpi=_DPI, metadata=dates)
         write_durably(file, content.getvalue())

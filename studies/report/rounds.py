@@ -42,6 +42,7 @@ def relevance_of(results: Sequence[CellResult]) -> RelevanceSummary | None:
     """Return the relevance of the first run that has one."""
     for result in results:
         if result.relevance:
+            # One seed only: a mean of several would hide who listens to whom.
             return RelevanceSummary(seed=result.seed, rounds=result.relevance)
     return None
 
@@ -61,6 +62,7 @@ def bytes_of(results: Sequence[CellResult]) -> RoundBytes:
 
 def packs_of(results: Sequence[CellResult]) -> AlignmentSummary | None:
     """Return the packs that a method was aligned by; None without packs."""
+    # Packs depend on models and anchors and not on the run's seed: those of one result stand for all.
     plan, packs = results[0].plan.alignment, results[0].alignment
     if plan is None or not packs:
         return None

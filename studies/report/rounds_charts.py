@@ -90,6 +90,7 @@ def relevance_over_rounds(report: Report) -> Figure | None:
 
 def _matrix(axes: Axes, record: RelevanceRecord, *, left: bool, below: bool) -> Any:
     """Draw one round; `left` and `below` are where clients are named."""
+    # The same scale in all rounds, so that colours can be compared.
     image = axes.imshow(record.weights, vmin=0, vmax=1, cmap="viridis", aspect="equal")
     axes.grid(visible=False)
     axes.set_yticks(range(len(record.rows)), record.rows if left else [""] * len(record.rows), fontsize=7)
@@ -102,6 +103,7 @@ def _spread(rounds: Sequence[RelevanceRecord]) -> list[RelevanceRecord]:
     """Return at most six rounds at equal distances, the first and the last among them."""
     last = len(rounds) - 1
     count = min(len(rounds), _MOST_ROUNDS)
+    # Evenly spread, with the first and the last round.
     return [rounds[round(i * last / max(1, count - 1))] for i in range(count)]
 
 
@@ -136,8 +138,10 @@ def _fitted(report: Report) -> list[tuple[list[str], AlignmentSummary, Alignment
     fitted: list[tuple[list[str], AlignmentSummary, AlignmentRecord]] = []
     for method in report.methods:
         for pack in method.alignment.packs if method.alignment is not None else []:
+            # The pivot's own pack has no errors, and random frames are not fitted.
             if method.alignment is None or not any(e.b_task for e in pack.errors.values()):
                 continue
+            # Methods with the same plan of alignment share packs, and one picture is enough.
             same = next((entry for entry in fitted if entry[2] == pack), None)
             if same is not None:
                 same[0].append(method.method)

@@ -48,6 +48,7 @@ class Runs:
             }
             for result in self.results
         }
+        # A score may be missing in a seed, such as one of a template that came later.
         return {seed: by_client for seed, by_client in by_seed.items() if by_client}
 
     def paired_values(self, score: str, rule: Rule, names: Sequence[str]) -> BySeed:
@@ -73,6 +74,7 @@ class Runs:
         for result in self.results:
             states = [state_by(rule, client) for client in result.clients if client.name in names]
             counts = [state.scores[score].count for state in states if score in state.scores]
+            # All seeds draw equally many test items, so the first result with the score is enough.
             if counts:
                 return sum(counts)
         return 0

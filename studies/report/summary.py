@@ -169,6 +169,7 @@ def summarise(
     """Summarise all available results of the requested seeds."""
     order = list(dict.fromkeys(result.method for result in results))
     by_method = {method: [r for r in results if r.method == method] for method in order}
+    # Only seeds that all methods have: otherwise a difference would also be one of seeds.
     paired = [s for s in seeds if all(s in {r.seed for r in runs} for runs in by_method.values())]
     runs = {method: Runs(study, method_results, paired) for method, method_results in by_method.items()}
     rules = rules_of(results)
@@ -181,6 +182,7 @@ def summarise(
         examples=sizes_of(study),
         models={client.name: client.base_model for client in results[0].clients},
         cut=texts_of(results),
+        # By digest, since methods that share runs also share their search.
         search_cpu_seconds=sum({result.digest: result.search_cpu_seconds for result in results}.values()),
         methods=[_summary(method, runs, rules) for method in order],
         missing=list(missing),
@@ -306,6 +308,7 @@ def _lone(method: str, name: str, rule: Rule, runs: Runs, baselines: dict[str, R
 
 def _stays_ahead(steps: int, curve: Sequence[float], end: float) -> int | None:
     """Return the first step from which every later loss is below `end`, or None."""
+    # From the end: a curve may pass the baseline, fall back and pass it again.
     first = None
     for index in reversed(range(len(curve))):
         if curve[index] >= end:
@@ -330,6 +333,7 @@ def bank_of(results: Sequence[CellResult]) -> BankSummary | None:
     """Return the bank of the first run that has one; None = the method has no experts."""
     for result in results:
         if result.bank is not None:
+            # One seed only, since experts of different seeds have no common order to average by.
             return BankSummary(seed=result.seed, record=result.bank)
     return None
 
@@ -337,6 +341,7 @@ def bank_of(results: Sequence[CellResult]) -> BankSummary | None:
 def worst_curve(results: Sequence[CellResult], names: Sequence[str], steps: int) -> LossCurve:
     """Return the loss of the worst of some clients after each round's local steps, estimated over seeds."""
     by_seed = [[trained_losses(c) for c in result.clients if c.name in names] for result in results]
+    # Clients that were not drawn in every round have shorter curves.
     length = min(len(curve) for curves in by_seed for curve in curves)
     return LossCurve(
         steps=[steps * i for i in range(length)],

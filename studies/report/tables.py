@@ -25,6 +25,7 @@ def show(report: Report, console: Console) -> None:
             style="bold red",
             markup=False,
         )
+    # First, so that nobody reads means of half a study as its results.
     for label in report.missing:
         console.print(f"missing: {label}", highlight=False, markup=False, soft_wrap=True)
     console.print(_main(report))
@@ -53,6 +54,7 @@ def show(report: Report, console: Console) -> None:
             _importance(report),
         ),
     ):
+        # A study without latecomers or metrics has no such table.
         if table.row_count:
             table.title = title
             console.print(table)
@@ -179,6 +181,7 @@ def _metrics(report: Report) -> Table:
     table = Table("method")
     for name in report.metrics:
         every = (method.scores[report.rules[0]].get(name) for method in report.methods)
+        # All methods score the same items.
         count = next(score.count for score in every if score is not None)
         table.add_column(f"{name} ({count} items)", justify="right")
     if report.metrics:

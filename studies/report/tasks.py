@@ -77,6 +77,7 @@ def _figures(
     for by_client in by_seed.values():
         for client, value in by_client.items():
             clients.setdefault(client, []).append(value)
+    # Every seed has equally many items, so those of the first one are counted.
     first = next(iter(by_seed))
     paired = {seed: by_client for seed, by_client in by_seed.items() if seed in runs.paired}
     against = {

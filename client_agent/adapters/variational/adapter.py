@@ -103,6 +103,7 @@ class VariationalAdapter(AdapterBase):
         """
         require_fit(self.layout, state)
         priors = np.stack([state[prior_name(module)] for module in self._modules], 1)  # (2, M, r)
+        # Sums of clipped updates may leave the range in which the gamma functions are stable.
         self._prior = torch.from_numpy(START + priors).clamp(*_PRIOR_RANGE).to(self._device)
         self._lora.load({name: state[name] for name in self._lora.layout})
         self._posterior.restart(self._prior)
@@ -130,6 +131,7 @@ class VariationalAdapter(AdapterBase):
         """Put all ranks into the model, idle ones with B = 0, until `readmit`: its function is the same."""
         filled = self._all_ranks()
         for row, module in enumerate(self._modules):
+            # B = 0 keeps the function, and the gradient by B still tells what a rank would do.
             filled[f"{module}.B"][:, ~active(self._below[row])] = 0
         self._lora.load(filled)
 
@@ -150,6 +152,7 @@ class VariationalAdapter(AdapterBase):
         restarted.restart(self._prior)
         mask = torch.from_numpy(back).to(self._device)
         self._posterior.u.copy_(torch.where(mask, restarted.u, self._posterior.u))
+        # Returning ranks start from what was served.
         self._lora.load(self._served)
         self._drop(np.where(back, np.float32(0), self._below))
 
@@ -170,6 +173,7 @@ class VariationalAdapter(AdapterBase):
         in_model, whole = self._lora.state(), {name: values.copy() for name, values in self._served.items()}
         for module, trained in zip(self._modules, active(self._below), strict=True):
             if in_model[f"{module}.A"].shape == whole[f"{module}.A"].shape:
+                # `fill_ranks` has put all ranks into the model.
                 trained = np.ones_like(trained)
             whole[f"{module}.A"][trained] = in_model[f"{module}.A"]
             whole[f"{module}.B"][:, trained] = in_model[f"{module}.B"]
@@ -195,6 +199,7 @@ class VariationalAdapter(AdapterBase):
         trained = torch.from_numpy(active(self._below)).to(self._device)
 
         def penalty(parameters: Mapping[str, nn.Parameter]) -> Tensor:
+            # Idle ranks have no columns in the model.
             gamma, prior = self._posterior.gamma()[:, trained], self._prior[:, trained]  # (2, n)
             size = size_term(column_norms(parameters, self._modules), gamma)
             kl = gamma_kl(gamma[0], gamma[1], prior[0], prior[1]).mean()
@@ -214,6 +219,7 @@ class VariationalAdapter(AdapterBase):
         below = counted(self._below, importance(gamma).cpu().numpy(), self._plan.cut)
         values = self._all_ranks()
         for module, remains in zip(self._modules, active(below), strict=True):
+            # Sent as served, so that the difference, and with it the bytes, is zero.
             values[f"{module}.A"][~remains] = self._served[f"{module}.A"][~remains]
             values[f"{module}.B"][:, ~remains] = self._served[f"{module}.B"][:, ~remains]
         self._hold(values, below)
@@ -244,6 +250,7 @@ def counted(below: Floats, importance: Floats, cut: float) -> Floats:
     after = np.where(trained, np.where(importance < cut, below + 1, 0), below).astype(np.float32)
     for row in np.flatnonzero(~active(after).any(axis=1)):
         best = np.where(trained[row], importance[row], -np.inf).argmax()
+        # A module without ranks would get no gradient, and could never return.
         after[row, best] = IDLE_AFTER - 1
     return after
 

@@ -100,6 +100,7 @@ def with_round(
     try:
         earlier = MeasuresFile.model_validate_json(before).rounds if before is not None else []
     except ValidationError:
+        # Statistics must not stop an update.
         earlier = []
     file = MeasuresFile(rounds=[*earlier, measures], modules=dict(modules), ranks=dict(ranks))
     return file.model_dump_json(indent=1).encode()

@@ -28,6 +28,7 @@ def positive(raw: Tensor) -> Tensor:
 def raw_of(gamma: Tensor) -> Tensor:
     # The inverse of `positive`; values at or below the bounds become the bounds.
     above = (gamma - _LEAST.to(gamma.device)).clamp(min=1e-6)
+    # The inverse of softplus in a form that does not overflow.
     return above + torch.log(-torch.expm1(-above))
 
 

@@ -48,6 +48,7 @@ def unit_densities(
     def at(base: float) -> Floats:
         return np.where(weight > 0, np.clip(base + span * u, 0, 1), 0.0)
 
+    # The count grows with the base: bisection finds the one that fits.
     below, above = -span, 1.0  # density 0 everywhere, density 1 everywhere
     if float((weight * at(above)).sum()) <= count:
         return at(above)
@@ -91,6 +92,7 @@ def unit_marks(
 
 def _order(values: NDArray[np.float32]) -> NDArray[np.int64]:
     """Sort the indices of each row (r, n) by descending absolute value, ties by index."""
+    # Stable, so that equal values are chosen alike on every machine.
     return np.argsort(-np.abs(values), axis=1, kind="stable")
 
 
