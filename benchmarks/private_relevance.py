@@ -32,9 +32,10 @@ from client_agent.sketches.gradient import Sketch, sketch_of
 from client_agent.sketches.per_record import record_sketches
 from coordinator.strategies.base import ClientFacts, Cohort
 from coordinator.strategies.base import Sketch as Sent
-from coordinator.strategies.fedmosaic import Options, Strategy
+from coordinator.strategies.fedmosaic import Strategy
 from examples.tasks import TASKS, draw
 from schemas.messages.federations import SignatureDpPlan, SignaturePlan
+from schemas.strategies.fedmosaic import FedMosaicOptions
 
 ROOT = Path(__file__).resolve().parents[1]
 NAMES = ("cipher", "cipher_b", "label")
@@ -169,7 +170,7 @@ def mass(tasks: Sequence[str], sketches: Sequence[Sketch]) -> Mass:
         )
         for i, item in enumerate(sketches)
     ]
-    relevance = Strategy(Options(mix="gate")).weigh(Cohort(facts, decay=0.5)).relevance
+    relevance = Strategy(FedMosaicOptions(mix="gate")).weigh(Cohort(facts, decay=0.5)).relevance
     local = np.array([[item == peer for peer in tasks] for item in tasks])
     alone = float(np.diag(relevance).mean())
     right = float((relevance * local).sum(axis=1).mean()) - alone

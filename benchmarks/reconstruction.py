@@ -70,7 +70,7 @@ def weights(strategy_name: str, cohort: Cohort, updates: Floats, least: int) -> 
     weighing = strategy.weigh(cohort)
     products = {kind: updates @ updates.T for kind in cohort.kinds()}
     settled = weighing if strategy.caps is None else guard_weights(weighing, products, strategy.caps)
-    return require_voices(settled, least, common=strategy.traits.base_delta).of_module(_MODULE)
+    return require_voices(settled, least, common=strategy.options.base_delta).of_module(_MODULE)
 
 
 def best_guess(equations: Floats, served: Floats, updates: Floats) -> float:

@@ -22,7 +22,7 @@ from rich.console import Console
 
 from benchmarks import figures
 from benchmarks.communication import MB, MODELS, Model, _down, _model, _up
-from coordinator.strategies.opening import OpenedPlan, names, open_plan
+from coordinator.strategies.opening import OpenedPlan, open_plan
 from schemas.maths.adapter import Layout, size
 from schemas.maths.layout import client_layout
 from schemas.messages.enrolment import Profile
@@ -30,6 +30,7 @@ from schemas.messages.federations import FederationPlan
 from schemas.messages.recipes import SERVED_DIFFERENCES, Recipe
 from schemas.messages.recommendations import recommended
 from schemas.messages.updates import WeightsManifest
+from schemas.strategies.registry import strategy_names
 from schemas.wire.compress import compress_pieces
 from schemas.wire.envelope import head
 
@@ -67,19 +68,19 @@ def measure(model: Model) -> list[Row]:
     """Encode the bodies of every strategy for one base model, and of `fedmosaic` over several base models."""
     encoded_up, encoded_down = cache(_up_of), cache(_down_of)
     rows = []
-    for name, aligned in [*((name, False) for name in names()), ("fedmosaic", True)]:
+    for name, aligned in [*((name, False) for name in strategy_names()), ("fedmosaic", True)]:
         opened = _opened(name, aligned)
         layout = _layout(opened, model)
         key, recipe = tuple(layout.items()), opened.plan.wire.recipe
         zeros, dense = _first(layout)
         coded = encoded_down(key)
-        is_exact = opened.traits.base_delta
+        is_exact = opened.options.base_delta
         later = dense if is_exact or recipe.is_dense or recipe.reference == "served" else coded
         own_last = (dense, later, dense)
         int8 = own_last if is_exact else (zeros, coded, coded)
         label = f"{name}, several base models" if aligned else name
         rows.append(Row(model.name, label, size(layout), encoded_up(key, recipe), own_last, int8))
-        settled = getattr(getattr(opened.strategy, "options", None), "density", None)
+        settled = getattr(opened.options, "density", None)
         if settled is not None:
             up = encoded_up(key, recipe.model_copy(update={"density": settled}))
             rows.append(replace(rows[-1], strategy=f"{name} after its warm-up", up=up))
@@ -101,8 +102,8 @@ def _layout(opened: OpenedPlan, model: Model) -> Layout:
         agent_version="0",
         protocol_version=2,
     )
-    strategy = opened.strategy
-    return client_layout(opened.plan.adapter, profile, None, travels=strategy.travels, beside=strategy.beside)
+    options = opened.options
+    return client_layout(opened.plan.adapter, profile, None, travels=options.travels, beside=options.beside)
 
 
 def _up_of(layout: tuple[tuple[str, tuple[int, ...]], ...], recipe: Recipe) -> int:

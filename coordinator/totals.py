@@ -82,9 +82,6 @@ class SumStrategy(Protocol):
     sends 0 or 1 per group, and a group with fewer than `k_min` members is not summed.
     """
 
-    def counts(self, outline: Outline) -> tuple[str, ...]:
-        """Return the groups whose members are counted before the sum, in order; () = there are none."""
-
     def groups(self, outline: Outline, counted: GroupCounts) -> Collection[str]:
         """Return the counted groups that the sum is to have, if they have enough members."""
 

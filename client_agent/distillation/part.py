@@ -16,7 +16,7 @@ from client_agent.rounds.part import Effect, Part
 from client_agent.rounds.stored_answers import has_anchors, read_anchors, store_anchors
 from client_agent.storage.round_folder import MIXTURE, OUTPUTS, RoundFolder
 from schemas.messages.alignment import Anchor
-from schemas.messages.distil import DistilPlan
+from schemas.strategies.fedmosaic import DistilPlan
 from schemas.wire.envelope import Array, unpack
 from schemas.wire.errors import BodyRefused
 from schemas.wire.outputs import MOST_ROWS, ROW_BYTES, Outputs, rows_of, slots

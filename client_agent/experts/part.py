@@ -19,7 +19,6 @@ from client_agent.experts.bank_files import (
     store_final_bank,
 )
 from client_agent.experts.memory import EXPERTS, Choice, ExpertMemory
-from client_agent.experts.routing import Routing
 from client_agent.rounds.part import Part, Setting
 from client_agent.rounds.served_weights import Arrays, ServedForm, StoredWeights
 from schemas.maths.adapter import Layout, in_order
@@ -27,6 +26,7 @@ from schemas.maths.bank import SHARED, bank_layout, expert_tensors
 from schemas.maths.factors import State
 from schemas.messages.federations import FederationPlan
 from schemas.messages.updates import BankIndex
+from schemas.strategies.fed_vemoe import FedVemoeOptions
 
 if TYPE_CHECKING:
     from client_agent.adapters.base import Adapter
@@ -96,7 +96,7 @@ class BankOfExperts(Part):
     excludes = frozenset({"a trainer", "torchrun", "private steps"})
     sends = "counts"
 
-    routing: Routing
+    routing: FedVemoeOptions
     specialists: int = 0
 
     def silo(self, silo: Silo) -> Silo:
@@ -172,7 +172,8 @@ def bank_alone(plan: FederationPlan, specialists: int, top_m: int) -> BankOfExpe
             "--experts: experts over P and Q have no LoRA beside them; set same_architecture_rank and "
             "private_rank to 0 in the plan"
         )
-    return BankOfExperts(Routing(top_m=top_m), specialists)
+    # Not validated: a silo alone may train more experts than the options of a plan allow.
+    return BankOfExperts(FedVemoeOptions.model_construct(top_m=top_m), specialists)
 
 
 def parts_of_file(trained: TrainingResult) -> tuple[BankOfExperts, ...]:
@@ -189,7 +190,8 @@ def parts_of_file(trained: TrainingResult) -> tuple[BankOfExperts, ...]:
     private = trained.private
     if CHOSEN not in private or GAMMA not in private:
         raise LayoutMismatch("the bank lacks the choice of its client; pass a file that was trained here")
-    return (BankOfExperts(Routing(top_m=len(private[CHOSEN]) + 1, gamma=float(private[GAMMA]))),)
+    top_m, gamma = len(private[CHOSEN]) + 1, float(private[GAMMA])
+    return (BankOfExperts(FedVemoeOptions.model_construct(top_m=top_m, gamma=gamma)),)
 
 
 def _index(served: StoredWeights) -> BankIndex:

@@ -13,7 +13,6 @@ from typing import Any, cast
 from client_agent.adapters.expert_bank import ExpertBank
 from client_agent.errors import LossNotFinite
 from client_agent.experts.responsibilities import ProbeLosses
-from client_agent.experts.routing import Routing
 from client_agent.model.examples import Example, encode_some
 from client_agent.model.loading import BaseModel
 from client_agent.model.quantization import precision_of
@@ -23,6 +22,7 @@ from client_agent.training.evaluate import mean_loss
 from client_agent.training.silo import Silo
 from schemas.maths.bank import SHARED, expert_tensors
 from schemas.secure_sum.segments import values_digest
+from schemas.strategies.fed_vemoe import FedVemoeOptions
 
 log = logging.getLogger(__name__)
 
@@ -96,13 +96,13 @@ class Prober:
         return self._losses[key]
 
 
-def with_probe_set(silo: Silo, routing: Routing) -> Silo:
+def with_probe_set(silo: Silo, routing: FedVemoeOptions) -> Silo:
     """Return a silo whose probe set is held out of training, if it has examples enough for one."""
     return replace(silo, data=with_probe(silo.data, routing.probe_examples))
 
 
 def prober_of(
-    silo: Silo, routing: Routing, max_length: int, losses: MutableMapping[str, float]
+    silo: Silo, routing: FedVemoeOptions, max_length: int, losses: MutableMapping[str, float]
 ) -> Prober | None:
     """Return the scorer of experts on a silo's probe set; None if the silo is too small for one.
 

@@ -39,12 +39,12 @@ from client_agent.experts.responsibilities import (
     uniform,
 )
 from client_agent.experts.router import RoutedPasses, TokenRouter, consistency
-from client_agent.experts.routing import Routing
 from client_agent.model.examples import Example
 from client_agent.model.loading import BaseModel
 from schemas.maths.adapter import Layout
 from schemas.maths.bank import DRAWS, SHARED, exploring_rounds
 from schemas.messages.federations import AdapterPlan
+from schemas.strategies.fed_vemoe import FedVemoeOptions
 
 _RESPONSIBILITY = "routing.x"
 _NEWBORN = 0.9
@@ -70,7 +70,7 @@ class RoutedExperts(AdapterBase):
     or those of `load_private`.
     """
 
-    def __init__(self, bank: ExpertBank, base: BaseModel, routing: Routing) -> None:
+    def __init__(self, bank: ExpertBank, base: BaseModel, routing: FedVemoeOptions) -> None:
         self.bank = bank
         self.routing = routing
         self.layout: Layout = bank.layout
@@ -322,7 +322,13 @@ def routed_by_token(adapter: Adapter) -> RoutedExperts | None:
 
 
 def inject_experts(
-    base: BaseModel, plan: AdapterPlan, frames: Frames, experts: Sequence[int], routing: Routing, *, seed: int
+    base: BaseModel,
+    plan: AdapterPlan,
+    frames: Frames,
+    experts: Sequence[int],
+    routing: FedVemoeOptions,
+    *,
+    seed: int,
 ) -> RoutedExperts:
     """Wrap the linear layers of the plan in a bank of experts, whose function is that of the base model.
 

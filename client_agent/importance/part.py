@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, cast
 from client_agent.adapters.variational.sparsity import least_density
 from client_agent.rounds.mixed_ranks import has_moments_of
 from client_agent.rounds.part import Effect, Part
-from schemas.maths.adapter import Layout, prior_layout
+from schemas.maths.adapter import Layout
 from schemas.maths.factors import State
-from schemas.messages.importance import ImportancePlan
 from schemas.messages.recipes import Recipe
+from schemas.strategies.ca_pfl import CaPflOptions
 from schemas.wire.budget import Marks
 from schemas.wire.quantise import Floats
 
@@ -34,10 +34,7 @@ class RankImportance(Part):
     excludes = frozenset({"a trainer", "torchrun", "private steps"})
     bounds_bytes = True
 
-    plan: ImportancePlan
-
-    def layout_beside(self, layout: Layout) -> Layout:
-        return prior_layout(layout)
+    plan: CaPflOptions
 
     def shortfall(self, layout: Layout, recipe: Recipe) -> str | None:
         density, needed = min(self.plan.density, recipe.density), least_density(layout)
@@ -52,7 +49,7 @@ class RankImportance(Part):
         return VariationalAdapter(cast("LoraAdapter", adapter), base, self.plan)
 
     @property
-    def searched_as(self) -> ImportancePlan:
+    def searched_as(self) -> CaPflOptions:
         return self.plan
 
     def continues_optimiser(self, adapter: Adapter, stored: State) -> bool:

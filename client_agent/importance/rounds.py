@@ -17,7 +17,7 @@ from client_agent.training.ranks import answers_of
 from client_agent.training.silo import Silo
 from schemas.maths.adapter import lora_modules
 from schemas.messages.federations import TrainingPlan
-from schemas.messages.importance import ImportancePlan
+from schemas.strategies.ca_pfl import CaPflOptions
 from schemas.wire.budget import Marks
 from schemas.wire.quantise import Floats
 
@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 
 
 def marks_by_importance(
-    plan: ImportancePlan, round_number: int, private: State, delta: Mapping[str, Floats]
+    plan: CaPflOptions, round_number: int, private: State, delta: Mapping[str, Floats]
 ) -> tuple[Callable[[float], Marks], float]:
     """Return the selection of an update's values at a density, and the density of a round."""
     learnt = importance(posterior_of(private)).double().numpy()

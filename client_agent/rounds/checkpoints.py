@@ -60,14 +60,14 @@ def adapter_of_round(
     frames, seed = stored_frames(brief, silo.base, home).frames, brief.training.seed
     trained = TrainingResult.read(folder.path / TRAINED) if folder.has(TRAINED) else None
     if trained is not None:
-        current = origin_of(silo.base, brief.adapter, frames, gated=strategy.gated, seed=seed)
+        current = origin_of(silo.base, brief.adapter, frames, gated=strategy.options.gated, seed=seed)
         # Under other frames the tensors fit in shape and compute another function.
         require_same(trained.origin, current)
     stored = None if is_final or trained is None else trained.of(kept_side(trained, variant))
     earlier = _trained_before(rounds, folder.number + is_final) if stored is None else None
     served = StoredWeights(home, folder, is_final=is_final)
     # The first weights of a client are its adapter; a global branch beside it comes with a local one.
-    gated = strategy.gated and (stored is not None or earlier is not None)
+    gated = strategy.options.gated and (stored is not None or earlier is not None)
     newest = stored[0] if stored is not None else trained.adapter if trained is not None else None
     for part in parts:
         silo = part.silo(silo)
@@ -83,7 +83,7 @@ def adapter_of_round(
     )
     with put_in_place(setting, parts, gated=gated) as adapter:
         prepare(adapter, setting, parts)
-        if gated or not strategy.gated:
+        if gated or not strategy.options.gated:
             strategy.served.load_beside(adapter, served)
         if trained is not None and stored is not None:
             adapter.load(stored[0])

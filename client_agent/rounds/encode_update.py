@@ -116,7 +116,7 @@ def pack_update(inputs: UpdateInputs, *, stored_digest: str | None = None) -> by
         return pack_dense(inputs)
     learnt = _difference(trained, reference.values)
     # A round that begins anew has another A: what the last update lost cannot be added to it.
-    feeds_back = recipe.feeds_back and not opened.strategy.restarts
+    feeds_back = recipe.feeds_back and not opened.strategy.options.restarts
     delta = _with_residual(inputs, learnt, layout) if feeds_back else learnt
     marks = marked(opened, inputs.trained.private, delta)
     try:
@@ -130,7 +130,7 @@ def pack_update(inputs: UpdateInputs, *, stored_digest: str | None = None) -> by
             recipe.values,
         )
         return pack_dense(inputs)
-    rank = rank_of(trained) if opened.strategy.served.mixed_ranks else None
+    rank = rank_of(trained) if opened.strategy.options.mixed_ranks else None
     body = _body(
         inputs, coded.tensors, SentRecipe(**recipe.model_dump(), against=reference.digest, rank=rank)
     )
@@ -212,7 +212,7 @@ def _reference(inputs: UpdateInputs, layout: Layout, stored_digest: str | None) 
         return _Reference(None, None)
     last_counted = (
         confirmed(inputs.rounds, number, stored_digest)
-        if kind == "own_last" and not opened.strategy.restarts
+        if kind == "own_last" and not opened.strategy.options.restarts
         else None
     )
     if last_counted is None:

@@ -63,7 +63,7 @@ class OpenedBrief:
     def start_seed(self) -> int:
         """The seed of the first A: the plan's, or the round's own if every round restarts."""
         seed = self.brief.training.seed
-        if self.strategy.restarts:
+        if self.strategy.options.restarts:
             return restart_seed(seed, self.brief.round)
         return seed
 
@@ -93,10 +93,8 @@ def sent_layout(
         adapter_plan(opened, state, lora_rank),
         profile,
         framed,
-        travels=opened.strategy.travels,
-        beside=lambda layout: {
-            name: shape for part in opened.parts for name, shape in part.layout_beside(layout).items()
-        },
+        travels=opened.strategy.options.travels,
+        beside=opened.strategy.options.beside,
     )
 
 

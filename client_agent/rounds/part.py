@@ -105,10 +105,6 @@ class Part:
         """Return the adapter of this client, whose last one is `state` and whose first rank `lora_rank`."""
         return plan
 
-    def layout_beside(self, layout: Layout) -> Layout:
-        """Return names and shapes of tensors that are sent beside those of a layout."""
-        return {}
-
     def shortfall(self, layout: Layout, recipe: Recipe) -> str | None:
         """Return why no update of a layout fits the part's budget; None = one does."""
         return None

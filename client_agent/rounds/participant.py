@@ -116,7 +116,7 @@ class Trainer:
         structure = Structure(
             adapter_plan(opened, state, self.lora_rank),
             opened.brief.strategy,
-            opened.strategy.gated,
+            opened.strategy.options.gated,
             opened.start_seed,
             self.frames(opened.brief).frames,
         )
@@ -133,7 +133,7 @@ class Trainer:
         return adapter_plan(opened, None, self.lora_rank)
 
     def origin(self, opened: OpenedBrief) -> Origin:
-        brief, gated = opened.brief, opened.strategy.gated
+        brief, gated = opened.brief, opened.strategy.options.gated
         frames = self.frames(brief).frames
         return origin_of(self.silo.base, brief.adapter, frames, gated=gated, seed=brief.training.seed)
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -59,12 +59,10 @@ class ServedForm:
     """How the weights of a strategy are read: by default, the adapter's tensors and nothing else.
 
     Attributes:
-        gated: whether the weights are a frozen global branch beside the local adapter.
         mixed_ranks: whether clients of one base model may have adapters of different ranks; weights are then
             truncated or padded to the rank of the layout.
     """
 
-    gated: ClassVar[bool] = False
     mixed_ranks: bool = False
 
     def read(self, body: bytes, layout: Layout) -> Arrays:

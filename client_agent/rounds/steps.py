@@ -125,7 +125,7 @@ def _train(work: Work) -> bytes:
         setting = replace(setting, silo=part.silo(setting.silo))
     with (
         step_reports(work) as report,
-        put_in_place(setting, opened.parts, gated=opened.strategy.gated) as adapter,
+        put_in_place(setting, opened.parts, gated=opened.strategy.options.gated) as adapter,
         trainer.followed(opened, work.earlier),
     ):
         rate = learning_rate(
@@ -157,7 +157,7 @@ def _train(work: Work) -> bytes:
             work=work,
             is_federated=True,
             surroundings=form.surroundings(work.folder),
-            restarts=opened.strategy.restarts,
+            restarts=opened.strategy.options.restarts,
             private=private_steps(work, adapter),
             checkpoint=work.checkpoint,
             report=report,

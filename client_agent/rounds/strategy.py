@@ -1,52 +1,36 @@
 """The interface of a strategy in the agent, and its loading by name. Needs no torch.
 
-To add one, add `client_agent/strategies/<name>.py` with `Options` (`AgentOptions`) and `Strategy` (an
-`AgentStrategy` made from them), or a package of one's own (docs/how-to/write-a-strategy.md).
+The agent's half of a strategy is the class `Strategy` in `client_agent/strategies/<name>.py`, or in the
+module `agent` of an installed package (docs/how-to/write-a-strategy.md). It is made from the options that
+`schemas.strategies` declares.
 """
 
 from __future__ import annotations
 
-import importlib
-import pkgutil
-from collections.abc import Mapping, Sequence
-from functools import cache
-from pathlib import Path
-from typing import Any, ClassVar, cast
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import cast
 
-from pydantic import BaseModel, ConfigDict, JsonValue, ValidationError
+from pydantic import JsonValue, ValidationError
 
 from client_agent.errors import StrategyOptionsInvalid, UnknownStrategy
 from client_agent.rounds.part import Part
 from client_agent.rounds.served_weights import ServedForm
 from schemas.maths.factors import State
 from schemas.messages.faults import complaints
-from schemas.strategy_packages import StrategyPackageBroken, load_strategy_package, strategy_packages
-
-_PACKAGE = "client_agent.strategies"
-_FOLDER = Path(__file__).parent.parent / "strategies"
+from schemas.strategies.declaration import StrategyOptions
+from schemas.strategies.registry import StrategyPackageBroken, load_half, strategy_names, strategy_options
 
 
-class AgentOptions(BaseModel):
-    """Options of a plan that the agent needs; the coordinator's are ignored."""
-
-    model_config = ConfigDict(extra="ignore", frozen=True)
-
-
+@dataclass(frozen=True, slots=True)
 class AgentStrategy:
     """A federated method in the agent. The defaults continue from the served weights, whole.
 
     Attributes:
-        restarts: every round starts with a new A, B = 0 and a new optimiser.
+        options: those of the plan, with the facts on which both sides agree.
     """
 
-    __slots__ = ()
-
-    restarts: ClassVar[bool] = False
-
-    @property
-    def gated(self) -> bool:
-        """Whether the served weights are a frozen global branch beside the local adapter."""
-        return self.served.gated
+    options: StrategyOptions
 
     @property
     def parts(self) -> tuple[Part, ...]:
@@ -56,38 +40,15 @@ class AgentStrategy:
     @property
     def served(self) -> ServedForm:
         """The form in which the weights of the strategy are read."""
-        return ServedForm()
-
-    def travels(self, tensor: str) -> bool:
-        """Whether a tensor is sent; the coordinator's strategy of the same name must agree."""
-        return True
+        return ServedForm(mixed_ranks=self.options.mixed_ranks)
 
     def trains(self, tensor: str) -> bool:
         """Whether a tensor is trained; the others keep their values from the plan's seed."""
         return True
 
-    def counts(self, segments: Sequence[str]) -> tuple[str, ...]:
-        """Return the groups whose members are counted before a sum; the coordinator's file agrees.
-
-        `segments` are those of the adapter's tensors. A client belongs to the group of an expert, `x3`, if
-        its training changed tensors of the expert.
-        """
-        return ()
-
-    @property
-    def choices(self) -> int | None:
-        """The most groups but `reject` to which a client belongs in a round; None = any number."""
-        return None
-
     def start(self, local: State | None, served: State, *, newcomer: bool) -> State:
         """Return the adapter L at the start of a round: L <- G. `local` is None before the first round."""
         return served
-
-
-@cache  # neither files nor packages change while an agent runs
-def strategy_names() -> tuple[str, ...]:
-    """List the strategies of this agent: its own files, and those of installed packages."""
-    return tuple(sorted({*_own_files(), *strategy_packages()}))
 
 
 def load_strategy(name: str, options: Mapping[str, JsonValue] | None = None) -> AgentStrategy:
@@ -103,26 +64,17 @@ def load_strategy(name: str, options: Mapping[str, JsonValue] | None = None) -> 
             f"this agent has no strategy {name!r}, only {names}; update the agent, or install the package of "
             "the strategy"
         )
-    module = _module(name)
     try:
-        return cast(AgentStrategy, module.Strategy(module.Options.model_validate(dict(options or {}))))
+        half, declared = load_half(name, "agent", package="client_agent.strategies"), strategy_options(name)
+    except StrategyPackageBroken as error:
+        raise UnknownStrategy(str(error)) from error
+    # A newer coordinator resolves a plan with options that this version lacks: they are ignored.
+    fields = declared.model_fields
+    known_options = {option: value for option, value in (options or {}).items() if option in fields}
+    try:
+        return cast(AgentStrategy, half.Strategy(declared.model_validate(known_options)))
     except ValidationError as error:
-        facts = complaints(error, module.Options, "option")
+        facts = complaints(error, declared, "option")
         raise StrategyOptionsInvalid(
             f"this agent does not support these options of strategy {name}: {facts}; update the agent"
         ) from error
-
-
-@cache
-def _own_files() -> tuple[str, ...]:
-    return tuple(module.name for module in pkgutil.iter_modules([str(_FOLDER)]))
-
-
-def _module(name: str) -> Any:
-    # Own files first: a package cannot replace a strategy of the agent.
-    if name in _own_files():
-        return importlib.import_module(f"{_PACKAGE}.{name}")
-    try:
-        return load_strategy_package(name, "agent")
-    except StrategyPackageBroken as error:
-        raise UnknownStrategy(str(error)) from error

@@ -143,7 +143,7 @@ def _expectation(
         least_per_group=plan.k_min,
         groups=counted_groups(work),
         counts=counts,
-        choices=work.opened.strategy.choices if counted_groups(work) else None,
+        choices=work.opened.strategy.options.choices if counted_groups(work) else None,
     )
 
 
@@ -168,7 +168,7 @@ def _segments(work: OpenedRound, terms: SumTerms, counts: SumCounts | None) -> t
 
 def counted_groups(work: OpenedRound) -> tuple[str, ...]:
     """Return the groups whose members are counted before the sum; () = there are none."""
-    return work.opened.strategy.counts(sorted({segment_of(tensor) for tensor in layout_of(work)}))
+    return work.opened.strategy.options.counts(sorted({segment_of(tensor) for tensor in layout_of(work)}))
 
 
 def layout_of(work: OpenedRound) -> Layout:

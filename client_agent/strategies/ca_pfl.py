@@ -7,25 +7,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pydantic import ConfigDict
-
 from client_agent.importance.part import RankImportance
 from client_agent.rounds.part import Part
 from client_agent.rounds.strategy import AgentStrategy
-from schemas.messages.importance import ImportancePlan
-
-
-class Options(ImportancePlan):
-    """All options are the agent's."""
-
-    model_config = ConfigDict(extra="ignore", frozen=True, allow_inf_nan=False)
+from schemas.strategies.ca_pfl import CaPflOptions
 
 
 @dataclass(frozen=True, slots=True)
 class Strategy(AgentStrategy):
     """The served adapter replaces the local one; posterior and unsent values stay."""
 
-    options: Options
+    options: CaPflOptions
 
     @property
     def parts(self) -> tuple[Part, ...]:

@@ -6,12 +6,11 @@ Each takes all steps of a round, so that a round takes twice the time.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Annotated, cast
-
-from pydantic import Field
+from typing import TYPE_CHECKING, cast
 
 from client_agent.rounds.part import Part
-from client_agent.rounds.strategy import AgentOptions, AgentStrategy
+from client_agent.rounds.strategy import AgentStrategy
+from schemas.strategies.averages import DittoOptions
 
 if TYPE_CHECKING:
     from client_agent.adapters.base import Adapter
@@ -21,12 +20,6 @@ if TYPE_CHECKING:
     from client_agent.training.loop import TrainingOutcome
 
 _COMMON = "common."
-
-
-class Options(AgentOptions):
-    """`pull`: the weight of the distance to the served adapter in the loss of the client's own."""
-
-    pull: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +62,7 @@ class PersonalAdapter(Part):
 class Strategy(AgentStrategy):
     """The served adapter replaces the common one; the client's own continues from its last value."""
 
-    options: Options
+    options: DittoOptions
 
     @property
     def parts(self) -> tuple[Part, ...]:

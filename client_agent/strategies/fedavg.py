@@ -4,15 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from client_agent.rounds.strategy import AgentOptions, AgentStrategy
-
-
-class Options(AgentOptions):
-    """The agent needs no options."""
+from client_agent.rounds.strategy import AgentStrategy
 
 
 @dataclass(frozen=True, slots=True)
 class Strategy(AgentStrategy):
     """The served adapter replaces the local one."""
-
-    options: Options

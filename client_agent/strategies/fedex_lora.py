@@ -7,18 +7,12 @@ from dataclasses import dataclass
 from client_agent.base_delta import BaseDeltaForm, BaseDeltaPart
 from client_agent.rounds.part import Part
 from client_agent.rounds.served_weights import ServedForm
-from client_agent.rounds.strategy import AgentOptions, AgentStrategy
-
-
-class Options(AgentOptions):
-    """The agent needs no options."""
+from client_agent.rounds.strategy import AgentStrategy
 
 
 @dataclass(frozen=True, slots=True)
 class Strategy(AgentStrategy):
     """The served A and B replace the local ones; the residual joins the base model."""
-
-    options: Options
 
     @property
     def served(self) -> ServedForm:

@@ -6,38 +6,24 @@ docs/explanation/strategies.md describes how the received weights are used.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from client_agent.distillation.part import Distillation
 from client_agent.rounds.part import Part
 from client_agent.rounds.served_weights import ServedForm, StoredWeights
-from client_agent.rounds.strategy import AgentOptions, AgentStrategy
+from client_agent.rounds.strategy import AgentStrategy
 from client_agent.storage.round_folder import WEIGHTS, RoundFolder
 from schemas.maths.factors import State
-from schemas.messages.distil import DistilPlan
+from schemas.strategies.fedmosaic import FedMosaicOptions
 from schemas.wire.digests import digest_of
 
 if TYPE_CHECKING:
     from client_agent.adapters.base import Adapter
 
 
-class Options(AgentOptions):
-    """How clients use what they are served.
-
-    Attributes:
-        mix: continue from G (`replace`), or train L beside G (`gate`).
-        distil: learn from the outputs of peers' models as well; None = do not.
-    """
-
-    mix: Literal["replace", "gate"] = "replace"
-    distil: DistilPlan | None = None
-
-
 @dataclass(frozen=True, slots=True)
 class GlobalBranch(ServedForm):
     """The weights are a frozen branch beside the adapter."""
-
-    gated = True
 
     def load_beside(self, adapter: Adapter, served: StoredWeights) -> None:
         adapter.load_global(self.read(served.body, adapter.layout))
@@ -50,11 +36,11 @@ class GlobalBranch(ServedForm):
 class Strategy(AgentStrategy):
     """A client starts from the served adapter, or, with a gate, from its own once it has one."""
 
-    options: Options
+    options: FedMosaicOptions
 
     @property
     def served(self) -> ServedForm:
-        return GlobalBranch() if self.options.mix == "gate" else ServedForm()
+        return GlobalBranch() if self.options.gated else ServedForm()
 
     @property
     def parts(self) -> tuple[Part, ...]:
@@ -62,4 +48,4 @@ class Strategy(AgentStrategy):
 
     def start(self, local: State | None, served: State, *, newcomer: bool) -> State:
         """L <- G with `replace` and for a newcomer; else L."""
-        return served if newcomer or local is None or not self.gated else local
+        return served if newcomer or local is None or not self.options.gated else local

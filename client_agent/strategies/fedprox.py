@@ -3,21 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated
-
-from pydantic import Field
+from typing import TYPE_CHECKING
 
 from client_agent.rounds.part import Effect, Part
-from client_agent.rounds.strategy import AgentOptions, AgentStrategy
+from client_agent.rounds.strategy import AgentStrategy
+from schemas.strategies.averages import FedProxOptions
 
 if TYPE_CHECKING:
     from client_agent.rounds.train import LocalTraining
-
-
-class Options(AgentOptions):
-    """`proximal`: the weight of the distance to the served adapter in the loss of a client's steps."""
-
-    proximal: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +32,7 @@ class ProximalTerm(Part):
 class Strategy(AgentStrategy):
     """The served adapter replaces the local one, and holds it."""
 
-    options: Options
+    options: FedProxOptions
 
     @property
     def parts(self) -> tuple[Part, ...]:

@@ -3,30 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from client_agent.base_delta import BaseDeltaForm, BaseDeltaPart
 from client_agent.rounds.mixed_ranks import MixedRanks
 from client_agent.rounds.part import Part
 from client_agent.rounds.served_weights import ServedForm
-from client_agent.rounds.strategy import AgentOptions, AgentStrategy
-
-
-class Options(AgentOptions):
-    """The agent needs no options."""
+from client_agent.rounds.strategy import AgentStrategy
 
 
 @dataclass(frozen=True, slots=True)
 class Strategy(AgentStrategy):
     """Local A and B are discarded: their product joins the base model."""
 
-    restarts: ClassVar[bool] = True
-
-    options: Options
-
     @property
     def served(self) -> ServedForm:
-        return BaseDeltaForm(mixed_ranks=True)
+        return BaseDeltaForm(mixed_ranks=self.options.mixed_ranks)
 
     @property
     def parts(self) -> tuple[Part, ...]:

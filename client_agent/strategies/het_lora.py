@@ -3,25 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated
-
-from pydantic import Field
+from typing import TYPE_CHECKING
 
 from client_agent.rounds.mixed_ranks import MixedRanks
 from client_agent.rounds.part import Effect, Part
-from client_agent.rounds.served_weights import ServedForm
-from client_agent.rounds.strategy import AgentOptions, AgentStrategy
+from client_agent.rounds.strategy import AgentStrategy
+from schemas.strategies.lora_factors import HetLoraOptions
 
 if TYPE_CHECKING:
     from client_agent.rounds.train import LocalTraining
-
-
-class Options(AgentOptions):
-    """The least rank and the pruning rule, as in the coordinator's options."""
-
-    r_min: Annotated[int, Field(ge=1)] = 1
-    decay: Annotated[float, Field(gt=0, lt=1)] = 0.99
-    pruning: Annotated[float, Field(ge=0)] = 1e-3
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,11 +43,7 @@ class Pruning(Part):
 class Strategy(AgentStrategy):
     """The served adapter, truncated to the client's rank, replaces the local one."""
 
-    options: Options
-
-    @property
-    def served(self) -> ServedForm:
-        return ServedForm(mixed_ranks=True)
+    options: HetLoraOptions
 
     @property
     def parts(self) -> tuple[Part, ...]:

@@ -55,7 +55,7 @@ def _rows(database: Database, federation_id: str, opened: OpenedPlan) -> int:
     with database.read() as session:
         row = session.get_one(AnchorsRow, federation_id)
         body = payloads.read(session, row.payload_id, 0, row.bytes)
-    texts = Anchors.model_validate_json(body).anchors[: opened.traits.distil]
+    texts = Anchors.model_validate_json(body).anchors[: opened.options.distilled_texts]
     return rows_of(text.answer for text in texts)
 
 

@@ -158,7 +158,7 @@ def _established(
         raise LookupError(f"the last update of {client.id} was deleted by retention")
     model, client_sketch = sketch_model(plan, client.base_model), _sketch(sketch)
     # Mixed ranks are compared at the largest one.
-    compared = at_rank(layout, plan.adapter.rank) if opened.traits.mixed_ranks else layout
+    compared = at_rank(layout, plan.adapter.rank) if opened.options.mixed_ranks else layout
     return EstablishedClient(
         facts=ClientFacts(
             client=client.id,

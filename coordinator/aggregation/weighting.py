@@ -106,7 +106,7 @@ def guarded_weights(
     least = opened.plan.privacy.min_voices
     if least == 1:
         return SettledWeights(weighing, weights, report)
-    served = require_voices(weights, least, common=opened.traits.base_delta)
+    served = require_voices(weights, least, common=opened.options.base_delta)
     return SettledWeights(weighing, served, served.report(report, weights), served.alone)
 
 

@@ -53,7 +53,7 @@ def require_use_of_anchors(row: FederationRow, texts: Anchors) -> None:
         Invalid: outputs on them would have too many rows for an update.
     """
     plan = plan_of(row)
-    distil = open_plan(plan).traits.distil
+    distil = open_plan(plan).options.distilled_texts
     rows = rows_of(anchor.answer for anchor in texts.anchors[: distil or 0])
     if rows > MOST_ROWS:
         raise Invalid(

@@ -10,8 +10,8 @@ from fastapi import APIRouter, Request, Response
 
 from coordinator.dashboard.policy import answer
 from coordinator.errors import NotFound
-from coordinator.strategies.opening import names
 from schemas.messages.recommendations import recommended
+from schemas.strategies.registry import strategy_names
 
 router = APIRouter(include_in_schema=False)
 
@@ -37,7 +37,7 @@ _SUGGESTIONS = "<!-- strategies -->"
 def page(request: Request) -> Response:
     """Return the page, with the names of the installed strategies and what is recommended for each."""
     html = (files(__package__) / "page.html").read_text("utf-8")
-    plans = {name: json.dumps(recommended(name, aligned=False)) for name in names()}
+    plans = {name: json.dumps(recommended(name, aligned=False)) for name in strategy_names()}
     options = "".join(
         f'<option value="{escape(name)}" data-plan="{escape(plan)}">' for name, plan in plans.items()
     )

@@ -89,18 +89,18 @@ def check_depth(opened: OpenedPlan, profile: Profile, *, field: str) -> None:
     Raises:
         Invalid: it has.
     """
-    strategy, base_delta = opened.strategy, opened.traits.base_delta
+    options = opened.options
     adapter = opened.plan.adapter
     tensors = 0
     for role in roles_of(adapter, profile):
         layer_layout = lora_module_layout({layer_module_name(0, role): (1, 1)}, adapter.travelling_lora_rank)
-        travelling = {name: shape for name, shape in layer_layout.items() if strategy.travels(name)}
-        tensors += len(travelling | strategy.beside(travelling)) * len(layers_with(role, profile, adapter))
-    tensors *= 2 if base_delta else 1
+        travelling = {name: shape for name, shape in layer_layout.items() if options.travels(name)}
+        tensors += len(travelling | options.beside(travelling)) * len(layers_with(role, profile, adapter))
+    tensors *= 2 if options.base_delta else 1
     # A lower bound, since laying out thousands of layers would cost more than this check.
     least = least_header_bytes(tensors)
     if least > HEADER_LIMIT:
-        raise _too_many(tensors, least, base_delta=base_delta, field=field)
+        raise _too_many(tensors, least, base_delta=options.base_delta, field=field)
 
 
 def check_pack(plan: FederationPlan, profile: Profile) -> None:

@@ -32,7 +32,7 @@ def check_eligible(opened: OpenedPlan, state: str, profile: Profile, *, has_key:
         Invalid: the client's model cannot carry the plan's adapter.
         CapabilityMissing: updates are summed, and the agent cannot take part in sums.
     """
-    plan, strategy = opened.plan, opened.strategy
+    plan, options = opened.plan, opened.options
     if state not in ("open", "running"):
         raise FederationStateConflict(state=state)
     if not has_key and not plan.privacy.allow_bearer_clients:
@@ -55,8 +55,8 @@ def check_eligible(opened: OpenedPlan, state: str, profile: Profile, *, has_key:
                 field="profile.shapes",
             )
         check_depth(opened, profile, field="profile.shapes")
-        layout = client_layout(plan.adapter, profile, None, travels=strategy.travels, beside=strategy.beside)
-        check_bodies(plan, layout, base_delta=opened.traits.base_delta, field="profile.shapes")
+        layout = client_layout(plan.adapter, profile, None, travels=options.travels, beside=options.beside)
+        check_bodies(plan, layout, base_delta=options.base_delta, field="profile.shapes")
         _check_budget(opened, layout, field="profile.shapes")
     check_pack(plan, profile)
 

@@ -100,7 +100,7 @@ def federation_claims(opened: OpenedPlan) -> list[str]:
         _private(plan) or _SIGNATURES,
         *_private_training(plan),
         _guarded(opened.strategy.caps),
-        *([_OUTPUTS] if opened.traits.distil is not None else []),
+        *([_OUTPUTS] if opened.options.distilled_texts is not None else []),
         _IN_CLEAR,
     ]
 

@@ -17,12 +17,10 @@ def layout_of(opened: OpenedPlan, profile: Profile, pack_selected: Collection[st
     Args:
         pack_selected: (block, role)s that the client's pack selects; None without a pack.
     """
-    plan, strategy = opened.plan, opened.strategy
+    plan, options = opened.plan, opened.options
     if plan.alignment is not None and pack_selected is None:
         return {}
-    return client_layout(
-        plan.adapter, profile, pack_selected, travels=strategy.travels, beside=strategy.beside
-    )
+    return client_layout(plan.adapter, profile, pack_selected, travels=options.travels, beside=options.beside)
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,11 +21,12 @@ from coordinator.http.params import DEFAULT_LIMIT, After, FederationId, Limit
 from coordinator.http.problems import answers
 from coordinator.observability.logs import logger
 from coordinator.storage import audit_log
-from coordinator.strategies.opening import OpenedPlan, UnknownStrategy, load, names, open_plan, unknown_option
+from coordinator.strategies.opening import OpenedPlan, UnknownStrategy, load, open_plan, unknown_option
 from coordinator.strategies.parts import require_compatible_parts
 from schemas.messages.federation_views import Federation, FederationPage
 from schemas.messages.federations import FederationPlan, StrategyPlan
 from schemas.names.spelling import NameRefused, new_name
+from schemas.strategies.registry import strategy_names
 
 router = APIRouter(prefix="/v1/federations", tags=["federations"])
 log = logger(__name__)
@@ -90,7 +91,7 @@ def _resolved(plan: FederationPlan) -> FederationPlan:
     # All faults of a plan are reported at once.
     all_of(
         partial(check, opened)
-        for check in (check_sum, require_compatible_parts, _check_private, _check_traits, _check_fit)
+        for check in (check_sum, require_compatible_parts, _check_private, _check_adapter_suits, _check_fit)
     )
     check_budget(opened)
     return opened.plan
@@ -103,10 +104,10 @@ def _resolved_strategy(strategy: StrategyPlan) -> StrategyPlan:
         Invalid: it is unknown, or options are; all of them are named.
     """
     try:
-        file = load(strategy.name)
+        declared = load(strategy.name).options
     except UnknownStrategy as error:
-        raise Invalid(f"strategy.name: {error}", field="strategy.name", known=[*names()]) from error
-    options_of_plan, fields = strategy.options, file.Options.model_fields
+        raise Invalid(f"strategy.name: {error}", field="strategy.name", known=[*strategy_names()]) from error
+    options_of_plan, fields = strategy.options, declared.model_fields
     unknown = sorted(options_of_plan.keys() - fields.keys())
     if len(unknown) > MAX_FAULTS:
         raise Invalid(f"more than {MAX_FAULTS} options are unknown; leave them out", field="strategy.options")
@@ -115,7 +116,7 @@ def _resolved_strategy(strategy: StrategyPlan) -> StrategyPlan:
     # Unknown options are reported together with wrong values of the others.
     known_options = {option: value for option, value in options_of_plan.items() if option in fields}
     try:
-        options = parse(file.Options, json.dumps(known_options).encode(), under="strategy.options")
+        options = parse(declared, json.dumps(known_options).encode(), under="strategy.options")
     except Invalid as error:
         raise Invalid.joined([*refusals, error]) from None
     if refusals:
@@ -148,7 +149,7 @@ def _check_private(opened: OpenedPlan) -> None:
     Raises:
         Invalid: something else than gradient steps reads their examples.
     """
-    if opened.plan.privacy.training is not None and not opened.traits.only_steps:
+    if opened.plan.privacy.training is not None and not opened.options.only_steps:
         raise Invalid(
             f"privacy.training: clients of {opened.plan.strategy.name} with these options use their training "
             "examples outside of gradient steps, which noise would not cover; choose another strategy, or "
@@ -157,28 +158,28 @@ def _check_private(opened: OpenedPlan) -> None:
         )
 
 
-def _check_traits(opened: OpenedPlan) -> None:
-    plan, traits = opened.plan, opened.traits
-    if plan.adapter.travelling_lora_rank and traits.gated:
+def _check_adapter_suits(opened: OpenedPlan) -> None:
+    plan, options = opened.plan, opened.options
+    if plan.adapter.travelling_lora_rank and options.gated:
         field = "adapter.kind" if plan.adapter.kind == "lora" else "adapter.same_architecture_rank"
         raise Invalid(
             f"{field}: a gate needs adapters in common frames, which ordinary LoRA does not have; choose a "
             "strategy option without a gate, or adapter.kind pq with same_architecture_rank 0",
             field=field,
         )
-    if traits.lora_only and plan.adapter.kind != "lora":
+    if options.lora_only and plan.adapter.kind != "lora":
         raise Invalid(
             f"adapter.kind: {plan.strategy.name} needs ordinary LoRA factors; use lora, without an alignment",
             field="adapter.kind",
         )
-    if plan.adapter.rslora and traits.mixed_ranks:
+    if plan.adapter.rslora and options.mixed_ranks:
         raise Invalid(
             f"adapter.rslora: clients of {plan.strategy.name} differ in rank, so that their factors "
             "would differ and their A and B could not be combined; leave it out, and set adapter.scale",
             field="adapter.rslora",
         )
-    if traits.least_rank is not None and traits.least_rank > plan.adapter.rank:
+    if options.least_rank is not None and options.least_rank > plan.adapter.rank:
         raise Invalid(
-            f"strategy.options: the least rank is {traits.least_rank}, and adapter.rank is the largest",
+            f"strategy.options: the least rank is {options.least_rank}, and adapter.rank is the largest",
             field="adapter.rank",
         )

@@ -24,7 +24,6 @@ from coordinator.strategies.base import WeightReduction
 from schemas.maths.adapter import factor_of
 from schemas.messages.enrolment import Traffic
 from schemas.messages.federations import FederationPlan
-from schemas.messages.importance import SentRanks
 from schemas.messages.rounds import (
     HeldFor,
     ParticipationState,
@@ -34,6 +33,7 @@ from schemas.messages.rounds import (
     RoundSummary,
     RoundView,
     SampleView,
+    SentRanks,
 )
 from schemas.messages.scores import (
     LOSS,

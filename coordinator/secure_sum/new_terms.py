@@ -168,11 +168,11 @@ def _vector(
 ) -> _Vector:
     """Return what a session of `members` sums, after the round's counts or before them."""
     outline = Outline(tuple(sorted({segment_of(tensor) for tensor in layout})))
-    groups = opened.strategy.counts(outline)
+    groups = opened.options.counts(outline.segments)
     if not groups:
         return _Vector("sum", segments_of(opened.plan, layout))
     if counts is None:
-        return _Vector("counts", count_segments(groups), choices=opened.strategy.choices)
+        return _Vector("counts", count_segments(groups), choices=opened.options.choices)
     lost = counts.members - members
     present = manifest(counts.groups, counts.members, lost, summed.k_min)
     chosen = present & set(choose(outline, GroupCounts(counts.members, counts.groups), lost))

@@ -6,18 +6,18 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import Final, Literal
+from typing import ClassVar, Final
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict
 
 from coordinator.strategies import base
 from coordinator.strategies.base import Cohort, Floats, Robust, Weighing
-from coordinator.strategies.capabilities import Unfit
+from coordinator.strategies.capabilities import Traits, Unfit
 from coordinator.totals import JointValues, SegmentChange, Total
 from schemas.messages.federations import FederationPlan
 from schemas.secure_sum.segments import WEIGHT
+from schemas.strategies.averages import Aggregate, AveragingOptions
 
 
 def mean_of_all(cohort: Cohort, *, by_examples: bool = True, present_only: bool = False) -> Weighing:
@@ -44,8 +44,6 @@ def mean_of_all(cohort: Cohort, *, by_examples: bool = True, present_only: bool 
     )
 
 
-Aggregate = Literal["mean", "median", "trimmed_mean"]
-
 TRIMMED: Final = 0.1
 """The share of clients whose values `trimmed_mean` leaves out at each end, rounded up."""
 
@@ -62,22 +60,13 @@ def aggregated(values: NDArray[np.float32], how: Aggregate) -> NDArray[np.float3
     return np.asarray(middle.mean(axis=0, dtype=np.float64), np.float32)
 
 
-class Options(BaseModel):
-    """How updates are combined."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, use_attribute_docstrings=True)
-
-    aggregate: Aggregate = "mean"
-    """How the values of clients are combined: by `mean`, or value by value by `median` or `trimmed_mean`, for
-    which all clients count equally.
-    """
-
-
 @dataclass(frozen=True, slots=True)
 class Averaging(base.Strategy):
     """One mean for all clients that share a (block, role)."""
 
-    options: Options
+    traits: ClassVar[Traits] = Traits(sums=True)
+
+    options: AveragingOptions
 
     @property
     def robust(self) -> Robust | None:

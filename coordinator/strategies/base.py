@@ -17,6 +17,7 @@ from coordinator.totals import GroupCounts, JointValues, Outline, SegmentChange,
 from schemas.maths.adapter import Layout, Shape, is_of_one_base_model, module_of
 from schemas.maths.factors import Factors
 from schemas.messages.federations import FederationPlan
+from schemas.strategies.declaration import StrategyOptions
 
 Module = str
 Form = tuple[tuple[str, Shape], ...]
@@ -192,10 +193,14 @@ class WeightReduction(IntFlag):
     FEW = 16
 
 
+@dataclass(frozen=True, slots=True)
 class Strategy(ABC):
-    """A federated method, made from its options. The engine calls a method only if the traits announce it."""
+    """A federated method, made from its options.
 
-    __slots__ = ()
+    The engine calls a method only if its traits or its options announce it.
+    """
+
+    options: StrategyOptions
 
     @property
     @abstractmethod
@@ -230,14 +235,6 @@ class Strategy(ABC):
         """Return the field of a plan that this strategy cannot work with; None = it can."""
         return None
 
-    def travels(self, tensor: str) -> bool:
-        """Whether clients send a tensor; the agent's file of the same name agrees."""
-        return True
-
-    def beside(self, layout: Layout) -> Layout:
-        """Return the tensors sent in addition to an adapter's; the agent's adapter has the same tensors."""
-        return {}
-
     def strength(self, factors: Factors) -> float:
         """Return the factor by which the weight of a source is multiplied, before normalisation."""
         return 1.0
@@ -251,18 +248,6 @@ class Strategy(ABC):
         served = self.combine(sources)
         return BaseDelta(served, served.first(0))
 
-    def counts(self, outline: Outline) -> tuple[str, ...]:
-        """Return the groups whose members are counted before a sum; the agent's file of the name agrees."""
-        return ()
-
-    @property
-    def choices(self) -> int | None:
-        """The most groups but `reject` to which a client belongs in a round; None = any number.
-
-        The agent's file of the name agrees.
-        """
-        return None
-
     def groups(self, outline: Outline, counted: GroupCounts) -> Collection[str]:
         """Return the counted groups that the sum is to have, if they have enough members; by default all."""
         return counted.groups
@@ -271,8 +256,8 @@ class Strategy(ABC):
     def bank(self) -> BankPlan | None:
         """The bank of experts beside the joint model; None = there is none.
 
-        The engine then counts the users of each expert, sums what `counts` names, and decides about births,
-        pruned and merged experts by the bank's rules.
+        The engine then counts the users of each expert, sums the groups that have enough, and decides about
+        births, pruned and merged experts by the bank's rules.
         """
         return None
 

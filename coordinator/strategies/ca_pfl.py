@@ -11,21 +11,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from pydantic import ConfigDict
-
 from coordinator.strategies import base
 from coordinator.strategies.averaging import mean_of_all
 from coordinator.strategies.base import Cohort, Weighing
 from coordinator.strategies.capabilities import Traits, Unfit
-from schemas.maths.adapter import Layout, prior_layout
 from schemas.messages.federations import FederationPlan
-from schemas.messages.importance import ImportancePlan
-
-
-class Options(ImportancePlan):
-    """How clients learn importance and select the values to send; the coordinator does not use them."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,14 +23,8 @@ class Strategy(base.Strategy):
     """The mean of the updates of this round, weighted by examples."""
 
     traits: ClassVar[Traits] = Traits(
-        extra_tensors=True,
         per_client="lets each client choose the values that it sends by their importance to it",
     )
-
-    options: Options
-
-    def beside(self, layout: Layout) -> Layout:
-        return prior_layout(layout)
 
     def unfit(self, plan: FederationPlan) -> Unfit | None:
         """Require A and B, and sparse differences to the served weights, which feed back their losses."""

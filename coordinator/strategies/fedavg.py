@@ -3,20 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
-from coordinator.strategies import averaging
-from coordinator.strategies.capabilities import Traits
-
-
-class Options(averaging.Options):
-    """How updates are combined."""
+from coordinator.strategies.averaging import Averaging
 
 
 @dataclass(frozen=True, slots=True)
-class Strategy(averaging.Averaging):
+class Strategy(Averaging):
     """One mean for all clients that share a (block, role); absent clients decay as planned."""
-
-    traits: ClassVar[Traits] = Traits(sums=True, only_steps=True)
-
-    options: Options

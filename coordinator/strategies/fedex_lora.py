@@ -8,25 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import ClassVar
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field
 
 from coordinator.strategies import base
 from coordinator.strategies.averaging import mean_of_all
 from coordinator.strategies.base import Cohort, Weighing
 from coordinator.strategies.capabilities import BaseDelta, Source, Traits, weighted_mean
 from schemas.maths.factors import Factors, recompressed, side_by_side
-
-
-class Options(BaseModel):
-    """The rank of the residual that is served."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
-
-    truncate_rank: Annotated[int, Field(ge=1)] | None = None
-    """The largest rank of the residual, as the nearest approximation; null = the exact residual."""
+from schemas.strategies.lora_factors import FedExLoraOptions
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,13 +25,10 @@ class Strategy(base.Strategy):
     """One A, one B and one base model for all clients of a base model."""
 
     traits: ClassVar[Traits] = Traits(
-        lora_only=True,
-        base_delta=True,
-        only_steps=True,
         per_client="needs the product B A of each client, which the sums of A and B do not give",
     )
 
-    options: Options
+    options: FedExLoraOptions
 
     def weigh(self, cohort: Cohort) -> Weighing:
         """Average the updates of this round equally: the residual of earlier ones is in the base model."""

@@ -13,18 +13,16 @@ newcomers): docs/decisions.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field
 
 from coordinator.strategies import base
 from coordinator.strategies.averaging import log_decay, log_examples, normalised, with_own_state
 from coordinator.strategies.base import Cohort, Floats, Sketch, Weighing, equal_pairs
 from coordinator.strategies.capabilities import Caps, Traits, Unfit
-from schemas.messages.distil import DistilPlan
 from schemas.messages.federations import FederationPlan
+from schemas.strategies.fedmosaic import FedMosaicOptions
 
 _SMALLEST_CENTRED = 3
 """With two clients the centred sketches always point away from each other."""
@@ -44,56 +42,11 @@ _MOST_OF_ALL = 0.7
 _NO_DIVISION_BY_ZERO = 1e-9
 
 
-class Options(BaseModel):
-    """The computation of relevance, and the use of the served weights by clients."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, use_attribute_docstrings=True)
-
-    temperature: Annotated[float, Field(ge=1e-6)] = 0.1
-    """The temperature of the softmax over similarities: lower values concentrate on the most similar peers.
-    """
-    evidence: Literal["changes", "sketches"] = "changes"
-    """The weights of established clients follow from what they change in their rounds (with `mix` replace and
-    one base model), or from their sketches alone, as published.
-    """
-    change_temperature: Annotated[float, Field(ge=1e-6)] = 0.05
-    """The temperature of the softmax over the cosines of changes."""
-    include_self: bool = False
-    """Whether a client's own update is part of the mixture that it is served; always with `mix` replace."""
-    centre: bool = False
-    """Whether the mean sketch is subtracted before the cosine, which removes most of the direction that a
-    majority shares; the cosine is then not corrected for noise.
-    """
-    top_k: Annotated[int, Field(ge=1)] | None = None
-    """The largest number of peers in a mixture, without the client itself; null = all eligible ones."""
-    mix: Literal["replace", "gate"] = "replace"
-    """How clients use the served weights G: continue from G, in which a client's own update counts as that of
-    a peer of the same task (`replace`), or train their own L beside a frozen G with a learnt gate (`gate`).
-    """
-    sources: Literal["same_architecture", "all"] = "same_architecture"
-    """Peers of established clients: those of the identical base model, or all. For newcomers they are always
-    all.
-    """
-    min_relevance: Annotated[float, Field(ge=-1, le=1)] | None = 0.6
-    """The smallest similarity at which a peer counts; 1 is the same task, null = no floor."""
-    weight_by_examples: bool = False
-    """Whether weights are multiplied by the number of examples."""
-    guard: Literal["on", "strict", "off"] = "on"
-    """Limits on the influence of peers (docs/explanation/poisoning.md); `strict` applies them even if few
-    peers remain, `off` is the published method. The weight that the guard cuts off goes to the client itself,
-    whatever `include_self` is.
-    """
-    distil: DistilPlan | None = None
-    """Whether clients of all base models also learn from the outputs of each other's models on the anchor
-    texts, mixed by relevance (docs/explanation/distillation.md); null = they do not.
-    """
-
-
 @dataclass(frozen=True, slots=True)
 class Strategy(base.Strategy):
     """Relevance-guided aggregation."""
 
-    options: Options
+    options: FedMosaicOptions
 
     @property
     def traits(self) -> Traits:
@@ -103,10 +56,7 @@ class Strategy(base.Strategy):
         return Traits(
             needs_sketch=True,
             compares_changes=self.options.evidence == "changes" and self.options.mix == "replace",
-            gated=self.options.mix == "gate",
-            distil=self.options.distil.texts if self.options.distil is not None else None,
             per_client=per_client,
-            only_steps=self.options.distil is None,
         )
 
     @property

@@ -6,24 +6,10 @@ Both are trained: clients are alike in A and differ in B. Absent clients decay a
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
-from coordinator.strategies import averaging
-from coordinator.strategies.capabilities import Traits
-from schemas.maths.adapter import factor_of
-
-
-class Options(averaging.Options):
-    """How updates are combined."""
+from coordinator.strategies.averaging import Averaging
 
 
 @dataclass(frozen=True, slots=True)
-class Strategy(averaging.Averaging):
+class Strategy(Averaging):
     """One mean of A for all clients of a base model."""
-
-    traits: ClassVar[Traits] = Traits(lora_only=True, part_travels=True, sums=True, only_steps=True)
-
-    options: Options
-
-    def travels(self, tensor: str) -> bool:
-        return factor_of(tensor) == "A"

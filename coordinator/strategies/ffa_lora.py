@@ -7,24 +7,10 @@ compute A from the plan's seed, and it costs no byte. Absent clients decay as pl
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
-from coordinator.strategies import averaging
-from coordinator.strategies.capabilities import Traits
-from schemas.maths.adapter import factor_of
-
-
-class Options(averaging.Options):
-    """How updates are combined."""
+from coordinator.strategies.averaging import Averaging
 
 
 @dataclass(frozen=True, slots=True)
-class Strategy(averaging.Averaging):
+class Strategy(Averaging):
     """One mean of B for all clients of a base model, over the same frozen A."""
-
-    traits: ClassVar[Traits] = Traits(lora_only=True, part_travels=True, sums=True, only_steps=True)
-
-    options: Options
-
-    def travels(self, tensor: str) -> bool:
-        return factor_of(tensor) == "B"

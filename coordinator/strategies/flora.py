@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict
 
 from coordinator.strategies import base
 from coordinator.strategies.averaging import mean_of_all
@@ -21,26 +20,13 @@ from coordinator.strategies.capabilities import BaseDelta, Source, Traits
 from schemas.maths.factors import Factors, recompressed, side_by_side
 
 
-class Options(BaseModel):
-    """There are no options."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
 @dataclass(frozen=True, slots=True)
 class Strategy(base.Strategy):
     """One changed base model for all clients of a base model, and no common adapter."""
 
     traits: ClassVar[Traits] = Traits(
-        lora_only=True,
-        base_delta=True,
-        only_steps=True,
-        restarts=True,
         per_client="stacks A and B of each client side by side",
-        least_rank=1,
     )
-
-    options: Options
 
     def weigh(self, cohort: Cohort) -> Weighing:
         return mean_of_all(cohort, present_only=True)

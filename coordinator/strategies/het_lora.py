@@ -8,48 +8,29 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated
+from typing import ClassVar
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field
 
 from coordinator.strategies import base
 from coordinator.strategies.averaging import mean_of_all
 from coordinator.strategies.base import Cohort, Weighing
 from coordinator.strategies.capabilities import Source, Traits, weighted_mean
 from schemas.maths.factors import Factors
-
-
-class Options(BaseModel):
-    """The range of ranks, and how clients prune theirs."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, use_attribute_docstrings=True)
-
-    r_min: Annotated[int, Field(ge=1, le=1024)] = 1
-    """The smallest rank of a client; the largest is `adapter.rank`."""
-    decay: Annotated[float, Field(gt=0, lt=1)] = 0.99
-    """The share of a client's ranks that pruning never touches."""
-    pruning: Annotated[float, Field(ge=0)] = 1e-3
-    """The strength with which the other ranks are drawn towards zero; they are removed after a round in
-    which they shrank.
-    """
+from schemas.strategies.lora_factors import HetLoraOptions
 
 
 @dataclass(frozen=True, slots=True)
 class Strategy(base.Strategy):
     """One mean for all clients of a base model, cut to each client's rank."""
 
-    options: Options
+    traits: ClassVar[Traits] = Traits(
+        combines=True,
+        rescales=True,
+        per_client="weights each adapter by its own norm, and ranks differ by client",
+    )
 
-    @property
-    def traits(self) -> Traits:
-        return Traits(
-            lora_only=True,
-            combines=True,
-            rescales=True,
-            per_client="weights each adapter by its own norm, and ranks differ by client",
-            least_rank=self.options.r_min,
-        )
+    options: HetLoraOptions
 
     def weigh(self, cohort: Cohort) -> Weighing:
         """Weight all clients equally; `combine` multiplies by strengths, which relevance cannot show."""

@@ -8,25 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import ClassVar
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field
 
 from coordinator.strategies import base
 from coordinator.strategies.averaging import mean_of_all
 from coordinator.strategies.base import Cohort, Weighing
 from coordinator.strategies.capabilities import Source, Traits, weighted_mean
 from schemas.maths.factors import Factors
-
-
-class Options(BaseModel):
-    """The size of the correction."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, use_attribute_docstrings=True)
-
-    ridge: Annotated[float, Field(gt=0)] = 0.01
-    """The cost lambda of a large correction, relative to the error that remains."""
+from schemas.strategies.lora_factors import LoraFairOptions
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,13 +25,11 @@ class Strategy(base.Strategy):
     """One mean of A and one corrected B for all clients of a base model; absent clients decay as planned."""
 
     traits: ClassVar[Traits] = Traits(
-        lora_only=True,
         combines=True,
-        only_steps=True,
         per_client="needs the product B A of each client, which the sums of A and B do not give",
     )
 
-    options: Options
+    options: LoraFairOptions
 
     def weigh(self, cohort: Cohort) -> Weighing:
         return mean_of_all(cohort)

@@ -1,28 +1,29 @@
-"""Find strategies by name, and open the one of a plan. Adding a strategy changes no other file.
+"""Load strategies by name, and open the one of a plan.
 
-A strategy is `coordinator/strategies/<name>.py`, or the module `coordinator` of an installed package
-(`schemas/strategy_packages.py`), with `Options`, a pydantic model that forbids unknown members, and
-`Strategy`, made from Options. Its agent side is the file of the same name in `client_agent/strategies`.
+The coordinator's half of a strategy is the class `Strategy` in `coordinator/strategies/<name>.py`, or in the
+module `coordinator` of an installed package. It is made from the options that `schemas.strategies` declares.
 """
 
 from __future__ import annotations
 
-import importlib
-import pkgutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
-from typing import Protocol, cast
 
-from pydantic import BaseModel, JsonValue, ValidationError
+from pydantic import JsonValue, ValidationError
 
 from coordinator.errors import StrategyUnavailable
 from coordinator.strategies.base import Strategy
 from coordinator.strategies.capabilities import Traits
 from coordinator.totals import SumStrategy
 from schemas.messages.federations import FederationPlan
-from schemas.strategy_packages import StrategyPackageBroken, load_strategy_package, strategy_packages
+from schemas.strategies.declaration import StrategyOptions
+from schemas.strategies.registry import (
+    StrategyPackageBroken,
+    load_half,
+    strategy_names,
+    strategy_options,
+)
 
 
 class UnknownStrategy(Exception):
@@ -33,12 +34,12 @@ class NotSummed(Exception):
     """The strategy needs each client's update; the message says why, and which strategies do not."""
 
 
-class StrategyFile(Protocol):
-    """The definitions in the file of a strategy."""
+@dataclass(frozen=True, slots=True)
+class LoadedStrategy:
+    """The options of a strategy, and its class in the coordinator."""
 
-    Options: type[BaseModel]
-
-    def Strategy(self, options: BaseModel) -> Strategy: ...
+    options: type[StrategyOptions]
+    strategy: type[Strategy]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +52,11 @@ class OpenedPlan:
     @property
     def traits(self) -> Traits:
         return self.strategy.traits
+
+    @property
+    def options(self) -> StrategyOptions:
+        """The options of the strategy, with the facts on which both sides agree."""
+        return self.strategy.options
 
 
 def open_plan(plan: FederationPlan) -> OpenedPlan:
@@ -65,25 +71,18 @@ def open_plan(plan: FederationPlan) -> OpenedPlan:
         raise StrategyUnavailable(strategy=plan.strategy.name) from error
 
 
-@cache  # requests list them, and neither files nor packages change under a running service
-def names() -> tuple[str, ...]:
-    """Return the names of all strategies: the files beside this one, and those of installed packages."""
-    return tuple(sorted({*_own_files(), *strategy_packages()}))
-
-
-@cache
-def load(name: str) -> StrategyFile:
-    """Load the file of a strategy; a file beside this one is preferred to a package of the same name.
+@cache  # neither files nor packages change under a running service
+def load(name: str) -> LoadedStrategy:
+    """Load a strategy by its name.
 
     Raises:
         UnknownStrategy: there is none, or its package cannot be used.
     """
-    if name in _own_files():
-        return cast("StrategyFile", importlib.import_module(f"{__package__}.{name}"))
-    if name not in strategy_packages():
-        raise UnknownStrategy(f"there is no strategy {name!r}; there are {', '.join(names())}")
+    if name not in strategy_names():
+        raise UnknownStrategy(f"there is no strategy {name!r}; there are {', '.join(strategy_names())}")
     try:
-        return cast("StrategyFile", load_strategy_package(name, "coordinator"))
+        half = load_half(name, "coordinator", package="coordinator.strategies")
+        return LoadedStrategy(strategy_options(name), half.Strategy)
     except StrategyPackageBroken as error:
         raise UnknownStrategy(str(error)) from error
 
@@ -95,14 +94,14 @@ def make(name: str, options: Mapping[str, JsonValue]) -> Strategy:
         UnknownStrategy: there is none of this name.
         pydantic.ValidationError: it has no such options.
     """
-    file = load(name)
-    return file.Strategy(file.Options.model_validate(dict(options)))
+    loaded = load(name)
+    return loaded.strategy(loaded.options.model_validate(dict(options)))
 
 
 def unknown_option(name: str, option: str) -> str:
     """Return why a strategy has not this option: the options that it has, and the strategies that have it."""
-    has = ", ".join(load(name).Options.model_fields) or "none"
-    owners = [strategy for strategy in _usable() if option in load(strategy).Options.model_fields]
+    has = ", ".join(load(name).options.model_fields) or "none"
+    owners = [strategy for strategy in _usable() if option in load(strategy).options.model_fields]
     elsewhere = f"; {', '.join(owners)} have it" if owners else ""
     return f"{name} has no such option, only {has}{elsewhere}"
 
@@ -123,24 +122,16 @@ def require_summed(opened: OpenedPlan) -> SumStrategy:
 
 def _summed_names() -> list[str]:
     """List the strategies that need sums only, whatever their options."""
-    traits = {name: getattr(load(name).Strategy, "traits", None) for name in _usable()}
+    traits = {name: getattr(load(name).strategy, "traits", None) for name in _usable()}
     return [name for name, of in traits.items() if isinstance(of, Traits) and of.sums]
 
 
 def _usable() -> list[str]:
     usable = []
-    for name in names():
+    for name in strategy_names():
         try:
             load(name)
         except UnknownStrategy:
             continue
         usable.append(name)
     return usable
-
-
-@cache
-def _own_files() -> tuple[str, ...]:
-    """List the files beside this one that define `Options` and `Strategy`."""
-    files = sorted(file.name for file in pkgutil.iter_modules([str(Path(__file__).parent)]))
-    modules = {name: vars(importlib.import_module(f"{__package__}.{name}")) for name in files}
-    return tuple(name for name, members in modules.items() if {"Options", "Strategy"} <= members.keys())

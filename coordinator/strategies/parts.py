@@ -29,12 +29,12 @@ _IS_DECLARED: Mapping[PartName, Callable[[OpenedPlan], bool]] = {
     PartName.BANK: lambda opened: (
         opened.strategy.bank is not None and opened.plan.privacy.secure_sum is not None
     ),
-    PartName.BASE_DELTA: lambda opened: opened.traits.base_delta,
+    PartName.BASE_DELTA: lambda opened: opened.options.base_delta,
     # A sum writes its one model as a difference itself: nothing is written twice.
     PartName.SERVED_DIFFERENCE: lambda opened: (
         opened.plan.wire.served_difference is not None and opened.plan.privacy.secure_sum is None
     ),
-    PartName.OUTPUTS: lambda opened: opened.traits.distil is not None,
+    PartName.OUTPUTS: lambda opened: opened.options.distilled_texts is not None,
 }
 """In the order in which parts work."""
 

@@ -104,10 +104,10 @@ def load_expected(database: Database, member: Member, round_number: int) -> Expe
         needs_sketch=opened.traits.needs_sketch,
         limits=plan.limits,
         recipe=plan.wire.recipe,
-        seed=restart_seed(seed, round_number) if opened.traits.restarts else seed,
-        restarts=opened.traits.restarts,
-        least_rank=opened.traits.least_rank,
-        distils=opened.traits.distil is not None,
+        seed=restart_seed(seed, round_number) if opened.options.restarts else seed,
+        restarts=opened.options.restarts,
+        least_rank=opened.options.least_rank,
+        distils=opened.options.distilled_texts is not None,
         private=plan.privacy.training is not None,
     )
     return ExpectedUpdate(member, round_number, context, spec)

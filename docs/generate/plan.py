@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import importlib
 import json
-from collections.abc import Iterator
-from dataclasses import fields
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from coordinator.strategies import opening
-from coordinator.strategies.capabilities import Traits
+from coordinator.strategies.base import Strategy
 from docs.generate.json_schema import Schema, default_text, type_text
 from docs.generate.markdown import block, code, page_of, prose, sentence, table
 from schemas.messages.federations import FederationPlan
 from schemas.messages.recipes import NAMED, Recipe
 from schemas.messages.recommendations import recommended
+from schemas.strategies.declaration import StrategyOptions
+from schemas.strategies.registry import strategy_names, strategy_options
 
 _INTRODUCTION = """\
 A plan is the JSON object that describes one federation: its method, its adapter, its rounds, and its
@@ -50,17 +51,18 @@ A recipe determines the values of an update that are sent, the reference of the 
 format. [Wire format](wire-format.md#recipes) has the encoding, and [Bytes on the
 wire](../explanation/bytes.md) has the savings."""
 
-_TRAITS: Final = {
-    "needs_sketch": "needs gradient sketches",
-    "gated": "the served weights are a frozen branch beside the client's own",
-    "lora_only": "needs `adapter.kind` `lora`",
-    "part_travels": "some tensors never leave the client",
-    "extra_tensors": "sends tensors beyond the adapter's",
-    "combines": "combines A and B module by module",
-    "rescales": "scales each client's weight by the size of its update",
-    "base_delta": "part of a round joins the base model",
-    "least_rank": "clients may differ in rank",
+_FACTS: Final[Mapping[str, Callable[[Strategy], bool]]] = {
+    "needs gradient sketches": lambda strategy: strategy.traits.needs_sketch,
+    "the served weights are a frozen branch beside the client's own": lambda strategy: strategy.options.gated,
+    "needs `adapter.kind` `lora`": lambda strategy: strategy.options.lora_only,
+    "some tensors never leave the client": lambda strategy: _overrides(strategy, "travels"),
+    "sends tensors beyond the adapter's": lambda strategy: _overrides(strategy, "beside"),
+    "combines A and B module by module": lambda strategy: strategy.traits.combines,
+    "scales each client's weight by the size of its update": lambda strategy: strategy.traits.rescales,
+    "part of a round joins the base model": lambda strategy: strategy.options.base_delta,
+    "clients may differ in rank": lambda strategy: strategy.options.mixed_ranks,
 }
+"""Sentences about a strategy, and when each of them holds."""
 
 
 def page() -> str:
@@ -81,7 +83,7 @@ def page() -> str:
         *_recommended(),
         "## Strategies",
         _STRATEGIES,
-        *(_strategy(name) for name in opening.names()),
+        *(_strategy(name) for name in strategy_names()),
     )
 
 
@@ -143,7 +145,7 @@ def _recommended() -> Iterator[str]:
     for title, aligned in (("One base model", False), ("Several base models", True)):
         yield f"### {title}"
         plans: dict[str, list[str]] = {}
-        for name in opening.names():
+        for name in strategy_names():
             if aligned and recommended(name, aligned=True) == recommended(name, aligned=False):
                 continue
             text = json.dumps(recommended(name, aligned=aligned), indent=2)
@@ -164,16 +166,14 @@ def _nested_options(options: type[BaseModel], definitions: Schema) -> Iterator[s
 
 
 def _strategy(name: str) -> str:
-    file = opening.load(name)
-    module = importlib.import_module(file.Options.__module__)
-    options = file.Options
+    strategy, options = opening.make(name, {}), strategy_options(name)
+    module = importlib.import_module(type(strategy).__module__)
     schema = options.model_json_schema()
     described = _fields("", options, schema, schema.get("$defs", {})) or "It has no options."
-    traits = _traits(opening.make(name, {}).traits)
     parts = (
         f"### {name}",
         prose(module.__doc__),
-        f"Traits: {traits}.",
+        f"Traits: {_facts(strategy)}.",
         prose(options.__doc__) if options.model_fields else "",
         described,
         *_nested_options(options, schema.get("$defs", {})),
@@ -181,8 +181,11 @@ def _strategy(name: str) -> str:
     return "\n\n".join(part for part in parts if part)
 
 
-def _traits(traits: Traits) -> str:
-    defaults = Traits()
-    names = [f.name for f in fields(Traits) if getattr(traits, f.name) != getattr(defaults, f.name)]
-    listed = [_TRAITS[name] for name in names if name in _TRAITS] or ["plain averaging of everything"]
-    return "; ".join([*listed, "sums are enough (`privacy.secure_sum`)"] if traits.sums else listed)
+def _facts(strategy: Strategy) -> str:
+    listed = [fact for fact, holds in _FACTS.items() if holds(strategy)] or ["plain averaging of everything"]
+    sums = ["sums are enough (`privacy.secure_sum`)"] if strategy.traits.sums else []
+    return "; ".join([*listed, *sums])
+
+
+def _overrides(strategy: Strategy, method: str) -> bool:
+    return getattr(type(strategy.options), method) is not getattr(StrategyOptions, method)

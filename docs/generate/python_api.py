@@ -36,16 +36,19 @@ _STUDIES = """\
 Comparisons of methods on one machine, as `tessera compare` runs them ([studies](studies.md))."""
 _COORDINATOR = """\
 The coordinator as an ASGI application, for your own server or test."""
+_OPTIONS = """\
+The options of a strategy, in `schemas/strategies` or in the module `options` of an installed package
+([write a strategy](../how-to/write-a-strategy.md)). Both sides read them, and what follows from them."""
 _STRATEGY = """\
 The coordinator's side of a strategy, in `coordinator/strategies/<name>.py` or in the module `coordinator`
-of an installed package: `Options`, a pydantic model that forbids unknown members, and `Strategy`, made from
-them ([write a strategy](../how-to/write-a-strategy.md))."""
+of the package: `Strategy`, made from the options."""
 _AGENT_STRATEGY = """\
 The agent's side of the same strategy, in `client_agent/strategies/<name>.py` or in the module `agent` of
 the package."""
 
 _ANNOTATED: Final = re.compile(r"^Annotated\[(.+?), Field\(.*?\)\]")
 _FACTORY: Final = re.compile(r"default_factory=(.+)\)$")
+_DECLARATION: Final = "schemas.strategies.declaration"
 _BASE: Final = "coordinator.strategies.base"
 _CAPABILITIES: Final = "coordinator.strategies.capabilities"
 _FACTORS: Final = "schemas.maths.factors"
@@ -83,6 +86,12 @@ PARTS: Final = (
         (("coordinator.app", "create_app"), ("coordinator.settings", "Settings")),
     ),
     Part(
+        "Options of a strategy",
+        _OPTIONS,
+        _DECLARATION,
+        ((_DECLARATION, "StrategyOptions"),),
+    ),
+    Part(
         "Strategy of the coordinator",
         _STRATEGY,
         _BASE,
@@ -105,7 +114,6 @@ PARTS: Final = (
         _AGENT_STRATEGY,
         _AGENT_BASE,
         (
-            (_AGENT_BASE, "AgentOptions"),
             (_AGENT_BASE, "AgentStrategy"),
             (_AGENT_PART, "Part"),
             (_AGENT_PART, "Setting"),

@@ -16,7 +16,6 @@ from schemas.messages.federations import (
     StrategyPlan,
     TrainingPlan,
 )
-from schemas.messages.importance import SentRanks
 from schemas.messages.progress import ProgressView
 from schemas.messages.recipes import WirePlan
 from schemas.messages.scores import Scores, ScoreSummary
@@ -158,6 +157,15 @@ class RoundCounts(Strict):
     """Clients that were ready for the sum, and are not in the one that was counted."""
     rejected: int
     """Clients whose update was rejected."""
+
+
+class SentRanks(Strict):
+    """The number of ranks of an update with a value that is not zero, in `A` or in `B`."""
+
+    sent: int
+    """Ranks with values, over all modules."""
+    of: int
+    """All ranks, over all modules."""
 
 
 class ParticipationView(Strict):

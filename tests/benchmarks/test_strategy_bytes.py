@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from benchmarks.communication import Model
 from benchmarks.strategy_bytes import measure
-from coordinator.strategies.opening import names
+from schemas.strategies.registry import strategy_names
 
 TINY = Model("tiny", 4, {role: (256, 256) for role in ("q", "k", "v", "o", "gate", "up", "down")})
 
 
 def test_every_strategy_is_measured_and_none_receives_more_than_before() -> None:
     rows = {row.strategy: row for row in measure(TINY)}
-    assert {*names(), "fedmosaic, several base models", "ca_pfl after its warm-up"} == rows.keys()
+    assert {*strategy_names(), "fedmosaic, several base models", "ca_pfl after its warm-up"} == rows.keys()
     for row in rows.values():
         assert all(few <= all_ for few, all_ in zip(row.int8, row.own_last, strict=True))
         assert row.own_last[0] > 4 * row.values

@@ -1,80 +1,77 @@
-"""A strategy is one file on each side: both sides have the same ones, and mean the same by their options."""
+"""Both sides make every strategy from the same options, and the agent's parts agree with their facts."""
 
 from __future__ import annotations
 
 import itertools
-from typing import Any, Literal, get_args, get_origin
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import pytest
-from pydantic import JsonValue
 
 from client_agent.base_delta import BaseDeltaForm, BaseDeltaPart
+from client_agent.distillation.part import Distillation
 from client_agent.experts.part import BankOfExperts, ServedBank
-from client_agent.rounds import strategy as agent_side
 from client_agent.rounds.mixed_ranks import MixedRanks
+from client_agent.rounds.part import Part
 from client_agent.rounds.sent_factors import SentFactors
-from coordinator.strategies import opening as coordinator_side
+from client_agent.rounds.strategy import load_strategy
+from client_agent.strategies.fedmosaic import GlobalBranch
+from coordinator.strategies.opening import make
 from schemas.maths.adapter import lora_layout
+from schemas.strategies.declaration import StrategyOptions
+from schemas.strategies.registry import strategy_names, strategy_options
+
+every_strategy = pytest.mark.parametrize("name", strategy_names())
 
 
-def test_both_sides_have_the_same_strategies() -> None:
-    assert agent_side.strategy_names() == coordinator_side.names()
-
-
-def _choices(name: str) -> list[dict[str, JsonValue]]:
-    """Every combination of the options that are chosen from a list, the others at their defaults."""
-    options = coordinator_side.load(name).Options
+def _choices(name: str) -> list[StrategyOptions]:
+    """Return every combination of the options that are chosen from a list, or that may be an object."""
+    declared = strategy_options(name)
     listed = {
         field: get_args(info.annotation)
-        for field, info in options.model_fields.items()
+        for field, info in declared.model_fields.items()
         if get_origin(info.annotation) is Literal
     }
+    if "distil" in declared.model_fields:
+        listed["distil"] = (None, {})
     combinations: Any = itertools.product(*listed.values())
-    return [
-        options.model_validate(dict(zip(listed, chosen, strict=True))).model_dump(mode="json")
-        for chosen in combinations
-    ]
+    return [declared.model_validate(dict(zip(listed, chosen, strict=True))) for chosen in combinations]
 
 
-@pytest.mark.parametrize("name", coordinator_side.names())
-def test_the_agent_understands_what_a_plan_says(name: str) -> None:
+@every_strategy
+def test_both_sides_make_a_strategy_from_the_same_options(name: str) -> None:
     for options in _choices(name):
-        understood = agent_side.load_strategy(name, options)
-        assert understood.gated == coordinator_side.make(name, options).traits.gated
+        plan = options.model_dump(mode="json")
+        agent, coordinator = load_strategy(name, plan), make(name, plan)
+        assert agent.options == coordinator.options == options
+        for half in (agent, coordinator):
+            assert issubclass(type(options), get_type_hints(type(half))["options"])
 
 
-@pytest.mark.parametrize("name", coordinator_side.names())
-def test_both_sides_mean_the_same_tensors_to_travel(name: str) -> None:
-    here, there = agent_side.load_strategy(name), coordinator_side.make(name, {})
-    sends_a_part = any(isinstance(part, SentFactors) for part in here.parts)
-    assert sends_a_part == there.traits.part_travels
-    if sends_a_part:
-        tensors = lora_layout(2, {"q": (4, 4), "down": (4, 8)}, 2)
-        travelling = {tensor for tensor in tensors if here.travels(tensor)}
-        assert travelling == {tensor for tensor in tensors if there.travels(tensor)}
-        assert 0 < len(travelling) < len(tensors)
-
-
-@pytest.mark.parametrize("name", coordinator_side.names())
-def test_both_sides_say_whether_weights_come_with_something_to_fold(name: str) -> None:
-    here, there = agent_side.load_strategy(name), coordinator_side.make(name, {})
-    assert isinstance(here.served, BaseDeltaForm) == there.traits.base_delta
-
-
-@pytest.mark.parametrize("name", coordinator_side.names())
-def test_both_sides_say_whether_a_prior_travels_beside_the_adapter(name: str) -> None:
-    here, there = agent_side.load_strategy(name), coordinator_side.make(name, {})
+@every_strategy
+def test_parts_of_a_strategy_agree_with_its_facts(name: str) -> None:
     layout = lora_layout(2, {"q": (4, 4), "down": (4, 8)}, 2)
-    beside = {name: shape for part in here.parts for name, shape in part.layout_beside(layout).items()}
-    assert beside == (there.beside(layout) if there.traits.extra_tensors else {})
+    for options in _choices(name):
+        strategy = load_strategy(name, options.model_dump(mode="json"))
+        form, kinds = strategy.served, {type(part) for part in strategy.parts}
+        has: dict[type[Part], bool] = {
+            BaseDeltaPart: options.base_delta,
+            MixedRanks: options.mixed_ranks,
+            SentFactors: not all(map(options.travels, layout)),
+            Distillation: options.distilled_texts is not None,
+            BankOfExperts: bool(options.counts(["x1.l0.q.A"])),
+        }
+        assert {kind: kind in kinds for kind in has} == has
+        assert isinstance(form, BaseDeltaForm) == options.base_delta
+        assert isinstance(form, GlobalBranch) == options.gated
+        assert isinstance(form, ServedBank) == (BankOfExperts in kinds)
+        assert form.mixed_ranks == options.mixed_ranks
+        assert options.only_steps == all("private steps" not in part.excludes for part in strategy.parts)
 
 
-@pytest.mark.parametrize("name", agent_side.strategy_names())
-def test_parts_of_a_strategy_agree_with_its_form(name: str) -> None:
-    strategy = agent_side.load_strategy(name)
-    changes_base = any(isinstance(part, BaseDeltaPart) for part in strategy.parts)
-    assert changes_base == isinstance(strategy.served, BaseDeltaForm)
-    assert any(isinstance(part, MixedRanks) for part in strategy.parts) == strategy.served.mixed_ranks
-    assert any(isinstance(part, BankOfExperts) for part in strategy.parts) == isinstance(
-        strategy.served, ServedBank
-    )
+@pytest.mark.parametrize(("name", "factor"), [("fedsa_lora", "A"), ("ffa_lora", "B")])
+def test_some_of_the_tensors_travel(name: str, factor: str) -> None:
+    layout = lora_layout(2, {"q": (4, 4), "down": (4, 8)}, 2)
+    options = strategy_options(name)()
+    assert [tensor for tensor in layout if options.travels(tensor)] == [
+        tensor for tensor in layout if tensor.endswith(f".{factor}")
+    ]

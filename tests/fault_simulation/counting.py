@@ -17,12 +17,11 @@ from numpy.typing import NDArray
 
 from client_agent.rounds import summed_steps
 from client_agent.rounds.sum_input import RoundResult
-from client_agent.strategies import fedavg as agent_fedavg
-from coordinator.strategies import fedavg
 from schemas.maths.bank import REJECT
 from schemas.messages.secure_sum import SumTerms
 from schemas.messages.sum_counts import SumCounts
 from schemas.secure_sum.counts import counts_digest
+from schemas.strategies.averages import FedAvgOptions
 from tests.fault_simulation.sum_rows import Summed
 from tests.fault_simulation.weather import Plan
 
@@ -48,8 +47,7 @@ def groups_taken(plan: Plan) -> Iterator[None]:
         return RoundResult(**fields, rejects=zlib.crc32(learnt) % 4 > 0)
 
     with (
-        patch.object(fedavg.Strategy, "counts", groups),
-        patch.object(agent_fedavg.Strategy, "counts", groups),
+        patch.object(FedAvgOptions, "counts", groups),
         patch.object(summed_steps, "RoundResult", result),
     ):
         yield

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from pydantic import BaseModel, ConfigDict
 
 from client_agent.errors import UnknownStrategy
-from client_agent.rounds.strategy import load_strategy, strategy_names
+from client_agent.rounds.strategy import load_strategy
 from coordinator.strategies import opening
-from schemas.strategy_packages import strategy_packages
+from schemas.strategies.declaration import StrategyOptions
+from schemas.strategies.registry import OWN_STRATEGIES, strategy_names, strategy_packages
 from tests.scenarios.agents import EXAMPLES, prepare_agent
 from tests.served import Served, slug
 from tests.taking_part import join, try_join
@@ -51,7 +51,7 @@ def installed(site: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def forget() -> None:
-    for cached in (strategy_packages, opening.names, opening.load, strategy_names):
+    for cached in (strategy_packages, strategy_names, opening.load):
         cached.cache_clear()
 
 
@@ -98,10 +98,8 @@ def test_options_of_an_installed_strategy_are_validated(installed: Path, coordin
     assert "share_of_own" in refusal.text
 
 
-class RenamedOptions(BaseModel):
+class RenamedOptions(StrategyOptions):
     """The options of another version of the package."""
-
-    model_config = ConfigDict(extra="forbid")
 
 
 def uninstall(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -133,7 +131,8 @@ def test_a_package_with_other_options_makes_its_federations_wait(
     installed: Path, coordinator: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     federation_id = coordinator.federation(**PLAN)
-    monkeypatch.setattr(opening.load("halfway"), "Options", RenamedOptions)
+    monkeypatch.setattr("tessera_halfway.options.Options", RenamedOptions)
+    forget()
     assert coordinator.admin.get("/v1/federations").status_code == 200
     assert "halfway" in coordinator.admin.get(f"/v1/federations/{federation_id}").json()["claims"][0]
 
@@ -170,6 +169,11 @@ def test_a_package_that_cannot_be_imported_is_named(tmp_path: Path, monkeypatch:
     (package / "agent.py").write_text("class Options: ...\n")
     with pytest.raises(UnknownStrategy, match=r"broken_strategy\.agent does not define Strategy"):
         load_strategy("broken")
+    (package / "agent.py").write_text("class Strategy: ...\n")
+    (package / "options.py").write_text("class Options: ...\n")
+    sys.modules.pop("broken_strategy.agent")
+    with pytest.raises(UnknownStrategy, match=r"Options of broken_strategy\.options is no subclass"):
+        load_strategy("broken")
     monkeypatch.undo()
     forget()
 
@@ -178,6 +182,7 @@ def test_a_package_does_not_replace_a_strategy_of_tessera(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     add_package(tmp_path, monkeypatch, name="fedavg", package="not_fedavg")
-    assert opening.load("fedavg").__name__ == "coordinator.strategies.fedavg"
+    assert opening.load("fedavg").strategy.__module__ == "coordinator.strategies.fedavg"
+    assert opening.load("fedavg").options is OWN_STRATEGIES["fedavg"]
     monkeypatch.undo()
     forget()

@@ -39,7 +39,7 @@ from client_agent.adapters.variational.posterior import (
 from client_agent.model.examples import Example
 from client_agent.model.loading import BaseModel
 from schemas.maths.adapter import Layout, in_order, lora_modules, prior_layout, prior_name
-from schemas.messages.importance import ImportancePlan
+from schemas.strategies.ca_pfl import CaPflOptions
 
 _POSTERIOR_WEIGHT = 0.1
 """Weight of the client's posterior in the prior that it sends."""
@@ -60,7 +60,7 @@ computation. Its count stays until it returns."""
 class VariationalAdapter(AdapterBase):
     """A LoRA with a posterior over the importance of its ranks, in the module order of `lora_modules`."""
 
-    def __init__(self, lora: LoraAdapter, base: BaseModel, plan: ImportancePlan) -> None:
+    def __init__(self, lora: LoraAdapter, base: BaseModel, plan: CaPflOptions) -> None:
         self._lora = lora
         self._device = base.device
         self._plan = plan

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from schemas.maths.adapter import Layout, is_prior, size
-from schemas.messages.importance import ImportancePlan
+from schemas.strategies.ca_pfl import CaPflOptions
 from schemas.wire.budget import Marks, min_count
 from schemas.wire.sparse import Mask, kept_count
 
@@ -20,7 +20,7 @@ Floats = NDArray[np.float64]
 _HALVINGS = 60
 
 
-def density_at(plan: ImportancePlan, round_number: int) -> float:
+def density_at(plan: CaPflOptions, round_number: int) -> float:
     """Compute rho_t = rho_T + (1 - rho_T) max(0, 1 - t/T_warm), t = 0 in the first round."""
     if not plan.warm_rounds:
         return plan.density

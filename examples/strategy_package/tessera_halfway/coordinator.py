@@ -6,19 +6,12 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field
 
 from coordinator.strategies import base
 from coordinator.strategies.base import Cohort, Weighing
 from coordinator.strategies.capabilities import Traits
 
-
-class Options(BaseModel):
-    """Options of the plan."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    share_of_own: float = Field(default=0.5, ge=0, le=1)
+from .options import Options
 
 
 @dataclass(frozen=True, slots=True)

@@ -119,7 +119,7 @@ def test_only_a_whole_lora_of_the_same_widths_can_be_folded(tiny: Callable[..., 
     ffa = load_strategy("ffa_lora")
     pq = AdapterPlan(rank=4, blocks=2)
     with (
-        PartialLora(inject_lora(base, PLAN), ffa.travels, ffa.trains) as adapter,
+        PartialLora(inject_lora(base, PLAN), ffa.options.travels, ffa.trains) as adapter,
         pytest.raises(AdapterInPlace),
     ):
         adapter.load_base_delta(base_delta)

@@ -26,7 +26,7 @@ STAYS = {"A": "B", "B": "A"}
 
 def injected(base: BaseModel, name: str) -> Adapter:
     strategy = load_strategy(name)
-    return PartialLora(inject_lora(base, PLAN, seed=3), strategy.travels, strategy.trains)
+    return PartialLora(inject_lora(base, PLAN, seed=3), strategy.options.travels, strategy.trains)
 
 
 def zeros(adapter: Adapter) -> dict[str, np.ndarray]:

@@ -6,14 +6,14 @@ import numpy as np
 import torch
 
 from client_agent.experts.routed_experts import RoutedExperts
-from client_agent.experts.routing import Routing
 from client_agent.model.loading import BaseModel
 from schemas.messages.federations import AdapterPlan, TrainingPlan
+from schemas.strategies.fed_vemoe import FedVemoeOptions
 
 PLAN = AdapterPlan(kind="lora", rank=2, roles=("q", "v", "down"))
 TRAINING = TrainingPlan(steps=2, batch_size=4, max_length=64)
-HARD = Routing(explore_rounds=2)
-SOFT = Routing(top_m=3, explore_rounds=0, gamma=0.7)
+HARD = FedVemoeOptions(explore_rounds=2)
+SOFT = FedVemoeOptions(top_m=3, explore_rounds=0, gamma=0.7)
 EXPERTS = (0, 1, 2, 5)
 IDS = torch.tensor([[1, 5, 9, 14, 7, 22], [1, 8, 30, 6, 11, 2]])
 

@@ -9,10 +9,10 @@ from transformers import GenerationConfig
 
 from client_agent.experts.routed_experts import inject_experts
 from client_agent.experts.router import RoutedPasses, consistency
-from client_agent.experts.routing import Routing
 from client_agent.model.examples import Example, encode_for
 from client_agent.model.loading import BaseModel
 from client_agent.training.loop import iterate_batches
+from schemas.strategies.fed_vemoe import FedVemoeOptions
 from tests.client_agent.experts.routed_bank import (
     EXPERTS,
     IDS,
@@ -78,7 +78,7 @@ def test_consistency_moves_the_router_alike_under_gradient_checkpointing(
     )
     moved, hidden = {}, {}
     for checkpointing, weight in ((False, 0.0), (False, 50.0), (True, 50.0)):
-        routing = Routing(top_m=3, explore_rounds=0, consistency=weight)
+        routing = FedVemoeOptions(top_m=3, explore_rounds=0, consistency=weight)
         steps = plan.model_copy(update={"gradient_checkpointing": checkpointing})
         read.clear()
         with inject_experts(base, PLAN, {}, EXPERTS, routing, seed=0) as adapter:

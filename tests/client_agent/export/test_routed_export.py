@@ -19,7 +19,6 @@ from client_agent.adapters.peft_export import checkpoint_in_place, write_checkpo
 from client_agent.adapters.peft_folder import CONFIG, TENSORS
 from client_agent.errors import AdapterUnreadable, ExportInexact, ExportUnsupported
 from client_agent.experts.routed_experts import RoutedExperts, inject_experts
-from client_agent.experts.routing import Routing
 from client_agent.export.artefact import Artefact, held_out_loss
 from client_agent.export.facts import TrainingFacts
 from client_agent.export.folder import MANIFEST
@@ -30,16 +29,17 @@ from client_agent.model.loading import BaseModel
 from client_agent.rounds.checkpoints import AdapterWithOrigin
 from client_agent.training.silo import Silo
 from schemas.messages.federations import AdapterPlan, ScoresPlan
+from schemas.strategies.fed_vemoe import FedVemoeOptions
 from tests.scenarios.agents import MODELS
 
-SOFT = Routing(top_m=3, gamma=0.7)
+SOFT = FedVemoeOptions(top_m=3, gamma=0.7)
 EXPERTS = (0, 1, 2, 5)
 IDS = torch.tensor([[1, 5, 9, 14, 7, 22, 30, 6]])
 SCORING = ScoresPlan(examples=6, new_tokens=0)
 FACTS = TrainingFacts(None, 1, "trained alone", None, None, SCORING, 64)
 
 
-def trained(base: BaseModel, routing: Routing, *, size: float = 0.2) -> RoutedExperts:
+def trained(base: BaseModel, routing: FedVemoeOptions, *, size: float = 0.2) -> RoutedExperts:
     """Wrap a model in a bank whose experts and router are not those of a birth."""
     plan = AdapterPlan(kind="lora", rank=3, scale=0.5, roles=("q", "v", "down"), layers=2)
     adapter = inject_experts(base, plan, {}, EXPERTS, routing, seed=0)
@@ -136,7 +136,7 @@ class Source:
 
 
 ROUTED = Source(lambda base: trained(base, SOFT, size=0.05))
-HARD = Source(lambda base: trained(base, Routing(), size=0.05))
+HARD = Source(lambda base: trained(base, FedVemoeOptions(), size=0.05))
 
 
 def artefact(folder: Path) -> Artefact:

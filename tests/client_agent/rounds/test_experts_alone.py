@@ -15,7 +15,6 @@ from client_agent.experts import memory
 from client_agent.experts.memory import EXPERTS, ExpertMemory
 from client_agent.experts.part import BankOfExperts, bank_alone, parts_of_file
 from client_agent.experts.routed_experts import RoutedExperts
-from client_agent.experts.routing import Routing
 from client_agent.model.examples import Example
 from client_agent.model.tokens import TokenizedText
 from client_agent.rounds import train
@@ -30,6 +29,7 @@ from client_agent.training.loop import iterate_batches
 from client_agent.training.silo import Silo
 from schemas.maths.bank import expert_tensors
 from schemas.messages.federations import AdapterPlan, FederationPlan
+from schemas.strategies.fed_vemoe import FedVemoeOptions
 
 PLAN = FederationPlan.model_validate(
     {
@@ -44,7 +44,7 @@ PLAN = FederationPlan.model_validate(
 
 
 def bank(**routing: object) -> BankOfExperts:
-    return BankOfExperts(Routing(**{"explore_rounds": 2, **routing}), 4)  # type: ignore[arg-type]
+    return BankOfExperts(FedVemoeOptions(**{"explore_rounds": 2, **routing}), 4)  # type: ignore[arg-type]
 
 
 @pytest.fixture(autouse=True)

@@ -12,12 +12,10 @@ import pytest
 from client_agent.rounds import summed_steps
 from client_agent.rounds.sum_input import RoundResult, SumInput
 from client_agent.storage.round_folder import INPUT
-from client_agent.strategies import fedavg as agent_fedavg
 from client_agent.training.silo import Silo
-from coordinator.strategies import fedavg
-from coordinator.totals import Outline
 from schemas.messages.sum_counts import SumCounts
 from schemas.secure_sum.segments import segments_of
+from schemas.strategies.averages import FedAvgOptions
 from tests.client_agent.secure_sum.summed_agents import Agent, agents_of, plan, total_of
 from tests.served import Served
 from tests.taking_part import wait_for
@@ -32,11 +30,10 @@ def test_agents_are_counted_and_then_summed(
 ) -> None:
     """All reject the shared expert, so that what they learnt of it is in the sum once more."""
 
-    def groups(_: object, __: Outline | Sequence[str]) -> tuple[str, ...]:
+    def groups(_: object, __: Sequence[str]) -> tuple[str, ...]:
         return GROUPS
 
-    monkeypatch.setattr(fedavg.Strategy, "counts", groups)
-    monkeypatch.setattr(agent_fedavg.Strategy, "counts", groups)
+    monkeypatch.setattr(FedAvgOptions, "counts", groups)
     monkeypatch.setattr(summed_steps, "RoundResult", partial(RoundResult, rejects=True))
     with agents_of(served, silo, tmp_path, plan(3, masking=masking), 3) as agents:
         agents.start()

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from client_agent.errors import StrategyOptionsInvalid, UnknownStrategy
-from client_agent.rounds.strategy import load_strategy, strategy_names
+from client_agent.rounds.strategy import load_strategy
+from schemas.strategies.registry import strategy_names
 
 LOCAL = {"b0.q.P": np.full((2, 2), 4.0, np.float32), "b0.q.Q": np.zeros(2, np.float32)}
 SERVED = {"b0.q.P": np.full((2, 2), 1.0, np.float32), "b0.q.Q": np.ones(2, np.float32)}
@@ -25,7 +26,7 @@ def test_a_newcomer_starts_from_what_it_is_served(name: str) -> None:
 @pytest.mark.parametrize("name", strategy_names())
 def test_options_that_only_the_coordinator_needs_are_ignored(name: str) -> None:
     strategy = load_strategy(name, {"temperature": 0.1, "sources": "all", "something_new": None})
-    assert strategy.gated == load_strategy(name).gated
+    assert strategy.options.gated == load_strategy(name).options.gated
 
 
 @pytest.mark.parametrize("name", strategy_names())
@@ -38,20 +39,20 @@ def test_starting_changes_neither_state(name: str) -> None:
 def test_fedavg_replaces_what_is_here() -> None:
     strategy = load_strategy("fedavg")
     assert strategy.start(LOCAL, SERVED, newcomer=False) == SERVED
-    assert not strategy.gated
+    assert not strategy.options.gated
 
 
 def test_fedmosaic_with_a_gate_continues_from_its_own_state() -> None:
     strategy = load_strategy("fedmosaic", {"mix": "gate"})
     assert strategy.start(LOCAL, SERVED, newcomer=False) == LOCAL
     assert strategy.start(LOCAL, SERVED, newcomer=True) == SERVED
-    assert strategy.gated
+    assert strategy.options.gated
 
 
 def test_fedmosaic_continues_from_the_served_state_by_default() -> None:
     strategy = load_strategy("fedmosaic")
     assert strategy.start(LOCAL, SERVED, newcomer=False) == SERVED
-    assert not strategy.gated
+    assert not strategy.options.gated
 
 
 def test_an_unknown_strategy_is_answered_with_those_there_are() -> None:
@@ -70,7 +71,8 @@ def test_strategies_need_no_torch() -> None:
     import subprocess
 
     code = (
-        "import sys; from client_agent.rounds.strategy import load_strategy, strategy_names\n"
+        "import sys; from client_agent.rounds.strategy import load_strategy\n"
+        "from schemas.strategies.registry import strategy_names\n"
         "[load_strategy(n) for n in strategy_names()]\n"
         "assert 'torch' not in sys.modules"
     )

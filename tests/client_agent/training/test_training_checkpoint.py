@@ -25,7 +25,7 @@ from client_agent.storage.prefix_store import PrefixStore
 from client_agent.training.checkpoint import TrainingCheckpoint
 from client_agent.training.loop import TrainingOutcome
 from schemas.messages.federations import AdapterPlan, TrainingPlan
-from schemas.messages.importance import ImportancePlan
+from schemas.strategies.ca_pfl import CaPflOptions
 from tests.local_training import train_examples
 
 PLAN = TrainingPlan(steps=10, batch_size=4, max_length=64, learning_rate=0.01, accumulation=2)
@@ -45,7 +45,7 @@ def pq(base: BaseModel) -> Adapter:
 
 
 def variational(base: BaseModel) -> Adapter:
-    return VariationalAdapter(inject_lora(base, LORA), base, ImportancePlan())
+    return VariationalAdapter(inject_lora(base, LORA), base, CaPflOptions())
 
 
 def trained(

@@ -10,9 +10,10 @@ import pytest
 
 from coordinator.aggregation.voices import has_voices, require_voices
 from coordinator.strategies.base import ClientFacts, Cohort, Sketch, WeightReduction, modules_of
-from coordinator.strategies.opening import make, names
+from coordinator.strategies.opening import make
+from schemas.strategies.registry import strategy_names
 
-every_strategy = pytest.mark.parametrize("name", names())
+every_strategy = pytest.mark.parametrize("name", strategy_names())
 
 
 @pytest.mark.parametrize(
@@ -57,7 +58,7 @@ def cohort(count: int, examples: list[int] | None = None, newcomer: bool = False
 
 def served(name: str, members: Cohort, least: int) -> np.ndarray[Any, Any]:
     strategy = make(name, {})
-    weights = require_voices(strategy.weigh(members), least, common=strategy.traits.base_delta)
+    weights = require_voices(strategy.weigh(members), least, common=strategy.options.base_delta)
     return weights.of_module("l0.q")
 
 
@@ -75,7 +76,7 @@ def test_a_member_hears_enough_others_or_nobody(name: str) -> None:
 
 @every_strategy
 def test_a_newcomer_gets_a_mixture_of_enough_members_or_nothing(name: str) -> None:
-    if make(name, {}).traits.base_delta:
+    if make(name, {}).options.base_delta:
         return  # its newcomers begin with what all have in common
     for count, least, heard in ((3, 1, True), (3, 2, True), (3, 3, False), (2, 2, False), (2, 1, True)):
         row = served(name, cohort(count, newcomer=True), least)[0]

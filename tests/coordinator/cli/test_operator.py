@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from coordinator.strategies.opening import names
 from schemas.messages.federations import ALL_ROLES
+from schemas.strategies.registry import strategy_names
 from tests.operating import Operator
 from tests.served import Served
 from tests.taking_part import PLAN, deliver, running, values, wait_for
@@ -60,7 +60,7 @@ def test_an_operator_runs_a_federation_from_the_command_line(tessera: Operator) 
     assert "finished" in tessera("federation", "show", federation_id)
 
 
-@pytest.mark.parametrize("strategy", names())
+@pytest.mark.parametrize("strategy", strategy_names())
 def test_every_strategy_can_be_had_by_its_name_alone(tessera: Operator, strategy: str) -> None:
     made = tessera.json("federation", "create", "--name", strategy, "--strategy", strategy)
     assert made["plan"]["strategy"]["name"] == strategy

@@ -19,12 +19,13 @@ from schemas.maths.layout import client_layout
 from schemas.messages.enrolment import Profile
 from schemas.messages.federations import ALL_ROLES, FederationPlan
 from schemas.messages.updates import AdapterStateManifest, Manifest, UpdateManifest, WeightsManifest
+from schemas.strategies.registry import strategy_names
 from schemas.wire.envelope import head
 from tests.served import PROFILE
 
 DIGEST = f"sha256:{0:064}"
 LARGEST = 2**40
-NAMES = [name for name in opening.names() if name != "ca_pfl"]
+NAMES = [name for name in strategy_names() if name != "ca_pfl"]
 DEEP = {"layers": 126, "shapes": {role: [16384, 16384] for role in ALL_ROLES}}
 
 
@@ -52,7 +53,7 @@ def heads_of_a_round(plan: opening.OpenedPlan, layout: Layout) -> list[bytes]:
         (layout, AdapterStateManifest(**ids, pack=DIGEST)),
     ]
     heads = [head(tensors, manifest) for tensors, manifest in bodies]
-    if plan.traits.base_delta:
+    if plan.options.base_delta:
         heads.append(increment_head(in_order(layout | delta_layout(layout)), weights, fold_from=999))
     return heads
 
@@ -68,10 +69,10 @@ def test_headers_are_counted_to_within_two_percent(
         PROFILE | {"layers": layers, "shapes": dict.fromkeys(ALL_ROLES, (d_out, d_in))}
     )
     layout = client_layout(
-        plan.plan.adapter, profile, None, travels=plan.strategy.travels, beside=plan.strategy.beside
+        plan.plan.adapter, profile, None, travels=plan.options.travels, beside=plan.options.beside
     )
     written = max(map(len, heads_of_a_round(plan, layout)))
-    counted = header_bytes(plan.plan, layout, base_delta=plan.traits.base_delta)
+    counted = header_bytes(plan.plan, layout, base_delta=plan.options.base_delta)
     assert written <= counted <= 1.02 * written
 
 

@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 
 from coordinator.federations.claims import federation_claims
-from coordinator.strategies.opening import names, open_plan
+from coordinator.strategies.opening import open_plan
 from schemas.messages.federations import FederationPlan
 from schemas.messages.private_training import CAPABILITY
+from schemas.strategies.registry import strategy_names
 from tests.served import Served, slug
 from tests.taking_part import PLAN, join, put, show, update_body, values
 
@@ -29,7 +30,7 @@ def private_plan(name: str, **changes: Any) -> dict[str, Any]:
     } | changes
 
 
-@pytest.mark.parametrize("name", names())
+@pytest.mark.parametrize("name", strategy_names())
 def test_a_plan_is_refused_where_noise_would_not_cover_what_is_read(coordinator: Served, name: str) -> None:
     made = coordinator.admin.post("/v1/federations", json=private_plan(name))
     if name in ONLY_STEPS:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,7 @@ from schemas.messages.secure_sum import SumStatus
 from schemas.secure_sum.counts import counts_digest, groups_of
 from schemas.secure_sum.encoding import most
 from schemas.secure_sum.segments import values_digest
+from schemas.strategies.averages import FedAvgOptions
 from tests.coordinator.secure_sum.members import (
     CONFIRM,
     KEYS,
@@ -43,8 +44,8 @@ def bank(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """Let `fedavg` have two experts beside its adapter; return what its step was handed."""
     handed: dict[str, Any] = {}
 
-    def counts(_: object, outline: Outline) -> tuple[str, ...]:
-        handed["outline"] = outline.segments
+    def counts(_: object, segments: Sequence[str]) -> tuple[str, ...]:
+        handed["segments"] = segments
         return GROUPS
 
     def groups(_: object, outline: Outline, counted: GroupCounts) -> Collection[str]:
@@ -55,7 +56,9 @@ def bank(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         handed["joint"], handed["summed"] = joint.segments, list(total.segments)
         return iter(())
 
-    for name, method in (("beside", beside), ("counts", counts), ("groups", groups), ("step", step)):
+    for name, fact in (("beside", beside), ("counts", counts)):
+        monkeypatch.setattr(FedAvgOptions, name, fact)
+    for name, method in (("groups", groups), ("step", step)):
         monkeypatch.setattr(fedavg.Strategy, name, method)
     return handed
 
@@ -133,8 +136,8 @@ def test_a_sum_has_the_groups_with_enough_members(
     assert sessions == [(1, "counts", "done"), (2, "sum", "done")]
     assert view["secure_sum"]["counted"] == 5
     factors = sorted({name.rpartition(".")[2] for name in values(0.0)})
-    assert bank["outline"] == tuple(sorted([*factors, *(f"x{k}.{f}" for k in (1, 2) for f in factors)]))
-    assert bank["joint"] == bank["outline"]
+    assert bank["segments"] == tuple(sorted([*factors, *(f"x{k}.{f}" for k in (1, 2) for f in factors)]))
+    assert bank["joint"] == bank["segments"]
     assert {name.partition(".")[0] for name in bank["summed"] if "." in name} == {"x1"}
     assert bank["counted"] == GroupCounts(5, status.counts.groups)
 

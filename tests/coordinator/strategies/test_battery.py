@@ -17,7 +17,8 @@ from coordinator.strategies.base import (
     Strategy,
     Weighing,
 )
-from coordinator.strategies.opening import UnknownStrategy, load, make, names
+from coordinator.strategies.opening import UnknownStrategy, load, make
+from schemas.strategies.registry import strategy_names
 
 DIM = 3
 FORM = (("P", (2, 2)),)
@@ -30,7 +31,7 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
         {"mix": "gate", "top_k": 2, "weight_by_examples": True, "temperature": 1e-6},
     ]
 }
-EVERY = [(name, options) for name in names() for options in VARIANTS.get(name, [{}])]
+EVERY = [(name, options) for name in strategy_names() for options in VARIANTS.get(name, [{}])]
 every_strategy = pytest.mark.parametrize(("name", "options"), EVERY)
 
 
@@ -257,9 +258,9 @@ def test_lora_is_shared_by_clients_of_the_identical_base_model_alone(
     assert weighing.of_module("b0.q")[6, :4].sum() > 0.5
 
 
-@pytest.mark.parametrize("name", names())
+@pytest.mark.parametrize("name", strategy_names())
 def test_options_have_defaults_and_forbid_strangers(name: str) -> None:
-    options = load(name).Options
+    options = load(name).options
     assert options.model_config.get("extra") == "forbid"
     assert options() == options.model_validate(options().model_dump(mode="json"))
 

@@ -95,7 +95,7 @@ def test_whoever_is_alone_keeps_what_it_does(name: str, clients: list[Source]) -
 
 def with_base_delta(name: str, **options: Any) -> Strategy:
     strategy = make(name, options)
-    assert strategy.traits.base_delta
+    assert strategy.options.base_delta
     return strategy
 
 

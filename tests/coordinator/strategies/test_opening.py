@@ -1,4 +1,4 @@
-"""A plan is opened once, by one function; a file is a strategy by what it defines."""
+"""A plan is opened once, by one function, and a strategy defines what it announces."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ import pytest
 
 import coordinator
 from coordinator.strategies.base import Strategy
-from coordinator.strategies.opening import make, names, open_plan
+from coordinator.strategies.opening import make, open_plan
 from schemas.messages.federations import FederationPlan
+from schemas.strategies.declaration import StrategyOptions
+from schemas.strategies.registry import strategy_names
 
 SOURCES = [(path.name, path.read_text("utf-8")) for path in Path(coordinator.__file__).parent.rglob("*.py")]
 
@@ -27,12 +29,7 @@ def test_a_plan_opens_with_the_strategy_and_options_it_names() -> None:
     )
     opened = open_plan(plan)
     assert opened.plan is plan
-    assert opened.traits.least_rank == 3
-
-
-def test_files_without_options_are_no_strategies() -> None:
-    assert not {"base", "averaging", "capabilities", "opening"} & {*names()}
-    assert "fedavg" in names()
+    assert opened.options.least_rank == 3
 
 
 def test_a_strategy_is_made_by_name_in_one_place() -> None:
@@ -47,22 +44,21 @@ def test_nobody_asks_for_the_class_or_compares_the_name_of_a_strategy() -> None:
         assert not (isinstance(node, ast.Compare) and "strategy.name" in ast.unparse(node))
 
 
-@pytest.mark.parametrize("name", names())
+@pytest.mark.parametrize("name", strategy_names())
 def test_a_strategy_overrides_what_its_traits_announce(name: str) -> None:
     strategy = make(name, {})
-    traits = strategy.traits
+    traits, options = strategy.traits, strategy.options
     announced = {
-        "travels": traits.part_travels,
-        "beside": traits.extra_tensors,
         "combine": traits.combines,
         "strength": traits.rescales,
-        "base_delta": traits.base_delta,
+        "base_delta": options.base_delta,
         "step": traits.sums,
     }
     overridden = {
         method: getattr(type(strategy), method) is not getattr(Strategy, method) for method in announced
     }
     assert overridden == announced
-    knows_factors = traits.part_travels or traits.combines or traits.base_delta or traits.mixed_ranks
-    assert traits.lora_only == (knows_factors or name == "ditto")  # whose clients hold two LoRA
+    sends_a_part = type(options).travels is not StrategyOptions.travels
+    knows_factors = sends_a_part or traits.combines or options.base_delta or options.mixed_ranks
+    assert options.lora_only == (knows_factors or name == "ditto")  # whose clients hold two LoRA
     assert traits.combines or not traits.rescales

@@ -21,7 +21,7 @@ from client_agent.training.loop import TrainingOutcome
 from client_agent.training.silo import Silo
 from schemas.maths.adapter import factor_of
 from schemas.messages.federations import AdapterPlan, TrainingPlan
-from schemas.messages.importance import ImportancePlan
+from schemas.strategies.ca_pfl import CaPflOptions
 from tests.local_training import train_examples
 
 RANK = 4
@@ -32,7 +32,7 @@ Arrays = dict[str, np.ndarray]
 
 @contextmanager
 def placed(base: BaseModel, cut: float = 0.5) -> Iterator[VariationalAdapter]:
-    with VariationalAdapter(inject_lora(base, PLAN, seed=0), base, ImportancePlan(cut=cut)) as adapter:
+    with VariationalAdapter(inject_lora(base, PLAN, seed=0), base, CaPflOptions(cut=cut)) as adapter:
         adapter.load(served(adapter))
         yield adapter
 

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from client_agent.adapters.variational.sparsity import density_at, least_density, unit_densities, unit_marks
 from schemas.maths.adapter import in_order, lora_layout, lora_modules, prior_layout, size
-from schemas.messages.importance import ImportancePlan
 from schemas.messages.recipes import Recipe
+from schemas.strategies.ca_pfl import CaPflOptions
 from schemas.wire.budget import encoded_bytes, fit_budget, min_bytes
 from schemas.wire.sparse import Mask
 from schemas.wire.streams import decode, encode
@@ -21,8 +21,8 @@ RANK, RECIPE = 4, Recipe(reference="served", density=0.9, values="int8")
 SHAPES = {"q": (40, 40), "v": (24, 40)}
 
 
-def plan(**changes: Any) -> ImportancePlan:
-    return ImportancePlan.model_validate({"warm_rounds": 0} | changes)
+def plan(**changes: Any) -> CaPflOptions:
+    return CaPflOptions.model_validate({"warm_rounds": 0} | changes)
 
 
 def update(layers: int = 2, seed: int = 0) -> dict[str, np.ndarray]:

@@ -16,7 +16,7 @@ from client_agent.model.examples import Example
 from client_agent.model.loading import BaseModel
 from client_agent.training.loop import TrainingOutcome
 from schemas.messages.federations import AdapterPlan, TrainingPlan
-from schemas.messages.importance import ImportancePlan
+from schemas.strategies.ca_pfl import CaPflOptions
 from tests.local_training import train_examples
 
 PLAN = AdapterPlan(kind="lora", rank=3, scale=4.0, roles=("q", "v"))
@@ -26,7 +26,7 @@ TRAINING = TrainingPlan(steps=6, batch_size=4, learning_rate=0.003, max_length=6
 @contextmanager
 def placed(base: BaseModel, **options: Any) -> Iterator[VariationalAdapter]:
     lora = inject_lora(base, PLAN, seed=0)
-    with VariationalAdapter(lora, base, ImportancePlan(**options)) as adapter:
+    with VariationalAdapter(lora, base, CaPflOptions(**options)) as adapter:
         yield adapter
 
 

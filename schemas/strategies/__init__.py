@@ -1,0 +1,1 @@
+"""Strategies as both sides know them: their names, their options, and the facts that follow from these."""
