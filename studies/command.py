@@ -68,14 +68,6 @@ _Copies = Annotated[
 _Workers = Annotated[
     int | None, typer.Option(min=1, help="Number of parallel runs.", show_default="one per core")
 ]
-_Fair = Annotated[
-    bool,
-    typer.Option(
-        "--fair",
-        help="Train the same adapter with all methods, and search the learning rate of each method with a "
-        "seed that is not reported. A study with a `fair` table always does.",
-    ),
-]
 _EngineOption = Annotated[
     EngineName, typer.Option(help="Where runs take place: processes of this machine, or actors on Ray.")
 ]
@@ -120,7 +112,6 @@ def compare_methods(
     tests: _Tests = None,
     copies: _Copies = None,
     workers: _Workers = None,
-    fair: _Fair = False,
     engine: _EngineOption = EngineName.PROCESSES,
     address: _Address = None,
     gpus_per_worker: _GpusPerWorker = 0,
@@ -146,7 +137,7 @@ def compare_methods(
         # Before the study is read, which may take minutes: a wrong option is refused at once.
         chosen = _engine(engine, address, workers, gpus_per_worker, silo_workers or 0)
         planned = _planned(study, data, models, copies, examples, tests)
-        comparison = Comparison.planned(planned, out, _names(methods), _numbers(seeds), _print, fair=fair)
+        comparison = Comparison.planned(planned, out, _names(methods), _numbers(seeds), _print)
         # Two commands on one folder would delete each other's runs.
         with comparison.claimed():
             if fresh:

@@ -21,7 +21,7 @@ from studies.fair import require_control, require_equal_adapters, with_fair_rule
 from studies.fair_search import FairSearch
 from studies.methods import Method, methods_of, require_equal_training
 from studies.partition_record import describe_partition
-from studies.report.fair import FairReport, cost_of, fair_report
+from studies.report.runs import RunCost, cost_of
 from studies.report.summary import Report, summarise
 from studies.results import Cell, CellPlanner, CellResult, has_diverged, stored_result
 from studies.streamed_tasks import Report as StreamReport
@@ -56,13 +56,10 @@ class Comparison:
         methods: list[str] | None,
         seeds: list[int] | None,
         report: StreamReport = log.info,
-        *,
-        fair: bool = False,
     ) -> Comparison:
         """Plan the runs of a study, and validate it; `out` is `runs/` and the study's name by default.
 
-        Streams of its sources are read, which `report` is called about, and stored there. `fair`: compare
-        fairly, also without the study's own rules for it.
+        Streams of its sources are read, which `report` is called about, and stored there.
 
         Raises:
             StudyUnusable: a method, a plan or a pool is invalid, a fair comparison is not possible, or a
@@ -77,8 +74,7 @@ class Comparison:
         except TrackerMissing as missing:
             raise StudyUnusable(f"report_to: {missing}") from None
         study = with_streams(study, folder, report)
-        if fair or study.fair is not None:
-            study = with_fair_rules(study, chosen)
+        study = with_fair_rules(study, chosen)
         chosen_methods = methods_of(study, methods)
         planner = CellPlanner(study)
         # All plans are validated before the first run.
@@ -200,30 +196,28 @@ class Comparison:
     def reported(self) -> Report:
         """Summarise the results on disk, and write report.json and partition.json, the data of silos."""
         missing = [f"{cell.label}: see {cell.log(self.out)}" for cell in self.missing()]
-        seeds = self.seeds
-        report = summarise(self.study, self.study.name, seeds, self.results(), missing)
-        if self.search is not None:
-            report = report.model_copy(update={"fair": self._fair_report(self.search, report)})
+        seeds, search = self.seeds, self.search
+        report = summarise(
+            self.study,
+            self.study.name,
+            seeds,
+            self.results(),
+            missing,
+            trials={method.name: search.trials(method) for method in self.methods} if search else {},
+            costs=self._costs(),
+        )
         write_durably(self.out / "report.json", report.model_dump_json(indent=1).encode() + b"\n")
         records = [describe_partition(self.study, seed).model_dump(mode="json") for seed in seeds]
         write_durably(self.out / "partition.json", json.dumps(records, indent=1).encode() + b"\n")
         return report
 
-    def _fair_report(self, search: FairSearch, report: Report) -> FairReport | None:
-        costs = [
+    def _costs(self) -> list[RunCost]:
+        results = ((cell, stored_result(cell, self.out)) for cell in self.runs)
+        return [
             cost_of(result, cell.rate, search=cell.seed not in self.seeds)
-            for cell in self.runs
-            if cell.rate is not None and (result := stored_result(cell, self.out)) is not None
+            for cell, result in results
+            if result is not None
         ]
-        return fair_report(
-            report.rules[0],
-            control=search.rules.control,
-            search_seed=search.seed,
-            seeds=report.paired_seeds,
-            results=self.results(),
-            trials={method.name: search.trials(method) for method in self.methods},
-            costs=costs,
-        )
 
 
 def simulate(
@@ -235,7 +229,6 @@ def simulate(
     workers: int | None = None,
     engine: Engine | None = None,
     fresh: bool = False,
-    fair: bool = False,
 ) -> Report:
     """Run methods with a real coordinator and real agents, and compare them.
 
@@ -247,8 +240,6 @@ def simulate(
         workers: the number of parallel runs; None = one per core.
         engine: where they run, such as a `RayEngine`; None = in `workers` processes of this machine.
         fresh: whether to discard stored results first.
-        fair: whether to compare fairly, also without the study's own rules for it: one adapter for all
-            methods, and a rate that is searched for each.
 
     Raises:
         StudyUnusable: a method or a plan does not work.
@@ -260,7 +251,6 @@ def simulate(
         Path(out) if out is not None else None,
         list(methods) if methods is not None else None,
         list(seeds) if seeds is not None else None,
-        fair=fair,
     )
     with comparison.claimed():
         if fresh:

@@ -60,7 +60,7 @@ def require_all_drawn(study: Study, method: str, plan: FederationPlan) -> None:
         raise StudyUnusable(
             f"the plan of method {method} draws clients, and a fair comparison needs the scores of every "
             "client after each round, which are measured only where it takes part: leave rounds.sample out, "
-            "or compare without [fair] and --fair, with one adapter and one learning rate for all methods"
+            "or compare without [fair], with one adapter and one learning rate for all methods"
         )
     if isinstance(sample, int) and sample > silos:
         raise StudyUnusable(

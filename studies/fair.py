@@ -17,12 +17,14 @@ _COMMON = ("roles", "layers")
 
 
 def with_fair_rules(study: Study, seeds: Sequence[int]) -> Study:
-    """Return the study with complete rules, its own or the default ones, for a comparison on `seeds`.
+    """Return a study with complete rules for a comparison on `seeds`; one without rules as it is.
 
     Raises:
         StudyUnusable: the seed of the search is reported, or validation examples are too few to choose by.
     """
-    rules = study.fair or FairRules()
+    rules = study.fair
+    if rules is None:
+        return study
     reported = sorted({*study.seeds, *seeds})
     seed = rules.search_seed
     if seed is None:

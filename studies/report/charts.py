@@ -105,13 +105,10 @@ def draw(report: Report) -> dict[str, str]:
             "curves": svg(_curves(report.methods, styles)),
             "methods": svg(_methods(report, styles)),
         }
-        if report.baselines:
-            pictures["differences"] = svg(_differences(report, styles))
         if any(method.latecomers for method in report.methods):
             pictures["late"] = svg(_late(report.methods, styles))
         if any(method.bytes_up for method in report.methods):
             pictures["bytes"] = svg(_bytes(report.methods))
-            pictures["quality"] = svg(_quality(report.methods, styles))
     return pictures
 
 
@@ -153,32 +150,6 @@ def _methods(report: Report, styles: Mapping[str, ChartStyle]) -> Figure:
     return figure
 
 
-def _differences(report: Report, styles: Mapping[str, ChartStyle]) -> Figure:
-    """Draw paired differences to each baseline; error bars are one standard error over seeds."""
-    methods, baselines = report.methods, report.baselines
-    figure = Figure(figsize=(7.2, 0.9 + 0.4 * len(methods)), layout="constrained")
-    grid = figure.subplots(1, len(baselines), squeeze=False, sharey=True, sharex=True)
-    places = range(len(methods), 0, -1)
-    for axes, name in zip(grid[0], baselines, strict=True):
-        axes.axvline(0, color=INK, linewidth=0.8)
-        for place, method in zip(places, methods, strict=True):
-            if name in method.loss.against:
-                difference, style = method.loss.against[name].seeds, styles[method.method]
-                axes.errorbar(
-                    difference.mean,
-                    place,
-                    xerr=difference.error,
-                    color=style.colour,
-                    marker=style.marker,
-                    capsize=3,
-                )
-        axes.set_yticks(list(places), [method.method for method in methods])
-        axes.set(xlabel=f"against {name}", ylim=(0.4, len(methods) + 0.6))
-        axes.grid(visible=False, axis="y")
-    figure.supxlabel("paired difference of test loss; below 0 is better", fontsize=10)
-    return figure
-
-
 def _late(methods: Sequence[MethodSummary], styles: Mapping[str, ChartStyle]) -> Figure:
     """Draw the loss of each late joiner over its own steps, with the start."""
     names = list(dict.fromkeys(late.name for method in methods for late in method.latecomers))
@@ -211,20 +182,6 @@ def _bytes(methods: Sequence[MethodSummary]) -> Figure:
     axes.margins(x=0.2)
     axes.grid(visible=False, axis="y")
     axes.legend(frameon=False, fontsize=9, ncols=2, loc="lower center", bbox_to_anchor=(0.5, 1.0))
-    return figure
-
-
-def _quality(methods: Sequence[MethodSummary], styles: Mapping[str, ChartStyle]) -> Figure:
-    """Draw the founders' mean loss after local steps over all bytes of one founder, up and down."""
-    figure = Figure(figsize=(9.2, 4.2), layout="constrained")
-    axes = figure.subplots()
-    for method in methods:
-        if method.bytes_up:
-            # Without the start, whose 0 bytes a logarithmic axis cannot show.
-            travelled = [count / 1000 for count in method.bytes_by_round[1:]]
-            _curve(axes, travelled, method.trained.loss[1:], styles[method.method], method.method)
-    axes.set(xlabel="kB of a client so far, up and down", ylabel="mean test loss", xscale="log")
-    legend_beside(figure, axes)
     return figure
 
 

@@ -1,9 +1,8 @@
-"""Losses and bytes over the rounds of a run. Pure."""
+"""Losses over the rounds of a run. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import accumulate
 
 from schemas.messages.base import Strict
 from schemas.messages.scores import LOSS
@@ -41,19 +40,6 @@ def served_curve(results: Sequence[CellResult], names: Sequence[str], steps: int
 def trained_curve(results: Sequence[CellResult], names: Sequence[str], steps: int) -> LossCurve:
     """Return the mean curve of the trained states, which begins before the first step."""
     return _curve([[trained_losses(c) for c in r.clients if c.name in names] for r in results], steps)
-
-
-def bytes_so_far(clients: Sequence[ClientResult]) -> list[float]:
-    """Return the cumulative bytes of a client on average, from 0 and after each round that it was in.
-
-    Where rounds draw clients, it ends with the fewest rounds of one.
-    """
-    per_round = [
-        mean([client.rounds[i].bytes_up + client.rounds[i].bytes_down for client in clients])
-        # Clients that were not drawn in every round have fewer.
-        for i in range(min(len(client.rounds) for client in clients))
-    ]
-    return [0.0, *accumulate(per_round)]
 
 
 def _curve(curves: Sequence[Sequence[Sequence[float]]], steps: int) -> LossCurve:

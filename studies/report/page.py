@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import jinja2
 
 from client_agent.storage.files import write_durably
-from studies.report import fair_tables
 from studies.report.charts import as_svg, draw
 from studies.report.importance_charts import draw_heat_maps, draw_measures
 from studies.report.pictures import figures_of
 from studies.report.summary import Report
 from studies.report.tables import (
+    about_budgets,
     amounts,
+    budget,
+    compared_figure,
     control,
     difference,
     explain,
@@ -25,6 +28,7 @@ from studies.report.tables import (
     remarks,
     searches,
     seeds_of,
+    tried,
 )
 from studies.report.tasks import rows_of
 
@@ -47,7 +51,10 @@ def write_page(report: Report, file: Path) -> None:
         heat_maps=draw_heat_maps(report),
         seeds={m.method: m.importance.seed for m in report.methods if m.importance is not None},
         figure=figure,
-        fair=fair_tables,
+        about_budgets=about_budgets(),
+        budget=budget,
+        compared=partial(compared_figure, between="; "),
+        tried=tried,
         difference=difference,
         judged=judged,
         losing=losing,

@@ -30,6 +30,38 @@ class ScoreFigures(Strict):
     against: dict[str, Pairing]
 
 
+class RunCost(Strict):
+    """The cost of one run: seconds of rounds and training, and the bytes of all clients.
+
+    `rate` is the learning rate that a study gives all clients; None = each client searched its own. `search`:
+    the run was one of a search of this rate.
+    """
+
+    method: str
+    seed: int
+    rate: float | None
+    search: bool
+    wall_seconds: float
+    cpu_seconds: float
+    bytes_up: int
+    bytes_down: int
+
+
+def cost_of(result: CellResult, rate: float | None, *, search: bool) -> RunCost:
+    """Return the cost of a run."""
+    rounds = [entry for client in result.clients for entry in client.rounds]
+    return RunCost(
+        method=result.method,
+        seed=result.seed,
+        rate=rate,
+        search=search,
+        wall_seconds=result.wall_seconds,
+        cpu_seconds=result.cpu_seconds,
+        bytes_up=sum(entry.bytes_up for entry in rounds),
+        bytes_down=sum(entry.bytes_down for entry in rounds),
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class Runs:
     """All runs of one method; `paired` are the seeds on which methods are compared."""

@@ -7,25 +7,21 @@ rule that applies; the other figures are losses by the first rule.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from pydantic import Field
 
 from schemas.messages.base import Strict
 from schemas.messages.scores import LOSS
 from studies.bank_record import BankRecord
+from studies.fair import adapter_label
+from studies.fair_search import RateTrial
 from studies.methods import LOCAL, LOCAL_BOTH, LOCAL_LORA, control_of
 from studies.mixtures import sizes_of
 from studies.outcomes import Rule, rules_of
-from studies.report.curves import (
-    LossCurve,
-    bytes_so_far,
-    served_curve,
-    trained_curve,
-    trained_losses,
-)
+from studies.report.courses import Course, courses_of
+from studies.report.curves import LossCurve, served_curve, trained_curve, trained_losses
 from studies.report.estimates import Estimate, Pairing, estimate
-from studies.report.fair import FairReport
 from studies.report.importance import ImportanceSummary, importance_of
 from studies.report.rounds import (
     AlignmentSummary,
@@ -37,7 +33,7 @@ from studies.report.rounds import (
     relevance_of,
     texts_of,
 )
-from studies.report.runs import Runs, ScoreFigures, compare, figures, mean
+from studies.report.runs import RunCost, Runs, ScoreFigures, compare, figures, mean
 from studies.report.tasks import ByTask, tasks_of
 from studies.report.transfer import Transfer, transfer_of
 from studies.results import CellResult
@@ -73,11 +69,12 @@ class Lone(Strict):
 class MethodSummary(Strict):
     """One method over the seeds with results. Bytes are encoded, of one client in one round.
 
-    `served` and `trained` are losses before and after local steps; `bytes_by_round` is the cumulative traffic
-    of a founder, up and down. `mixing` is the change of the loss by mixing, a mean over founders and
-    their rounds but the first; None without a federation. `forgetting` is a mean over founders, None without
-    anchor texts. `rates` are
-    the learning rates of each client, by seed. `importance` is None if the method learns none. `states` are
+    `served` and `trained` are losses before and after local steps. `course` has every score after each round
+    and at equal bytes; None if clients take part in different rounds. `adapter` is its kind in words.
+    `mixing` is the change of the loss by mixing, a mean over founders and their rounds but the first; None
+    without a federation. `forgetting` is a mean over founders, None without anchor texts. `rates` are the
+    learning rates of each client, by seed; `trials` those that a fair comparison tried. `importance` is None
+    if the method learns none. `states` are
     those of a client that may be its result; `clients_per_round` are those that a round draws, None for all;
     `adapters` is how many a client trains, each in all steps. `bank` is None without
     experts; `worst` is the loss of the worst founder after local steps. `tasks` has the scores of each task,
@@ -92,18 +89,20 @@ class MethodSummary(Strict):
     steps_per_round: int
     batch_size: int
     states: States
+    adapter: str
     adapters: int
     scores: dict[Rule, dict[str, ScoreFigures]]
     transfer: dict[Rule, Transfer]
     forgetting: Estimate | None
     mixing: Estimate | None = None
     rates: dict[str, list[float]]
+    trials: list[RateTrial] = Field(default_factory=list)
     latecomers: list[Latecomer]
     lone: list[Lone]
     served: LossCurve
     trained: LossCurve
     clients: dict[str, LossCurve]
-    bytes_by_round: list[float]
+    course: Course | None = None
     by_round: RoundBytes
     bytes_up: float
     bytes_down: float
@@ -135,7 +134,10 @@ class Report(Strict):
     `seeds` are the requested ones, `paired_seeds` those with results of all methods. `rules` are those that
     apply, the one of the tables first. `tests` is the largest number of test items of a silo; `models` is
     each silo's base model, `cut` the number of texts of a silo that are cut, if any. `search_cpu_seconds` are
-    those of all rate searches, which methods share.
+    those of all rate searches, which methods share. `control` is the method with which all scores are
+    compared, None without one that trains alone. `budgets` are bytes of a founder, from the least that a
+    whole run takes to the most. `search_seed` is that of the whole runs in which a fair comparison searched
+    rates, None for another comparison. `costs` has every run, searches included.
     """
 
     study: str
@@ -147,14 +149,38 @@ class Report(Strict):
     models: dict[str, str]
     cut: dict[str, TextCount] = Field(default_factory=dict)
     search_cpu_seconds: float
+    control: str | None = None
+    budgets: list[float] = Field(default_factory=list)
+    search_seed: int | None = None
     methods: list[MethodSummary]
+    costs: list[RunCost] = Field(default_factory=list)
     missing: list[str]
-    fair: FairReport | None = None
 
     @property
     def baselines(self) -> list[str]:
-        """The local baselines that a method here is compared with."""
-        return [name for name in BASELINES if any(name in method.loss.against for method in self.methods)]
+        """The local baselines and the control that a method here is compared with."""
+        names = dict.fromkeys([*BASELINES, *([self.control] if self.control is not None else [])])
+        return [name for name in names if any(name in method.loss.against for method in self.methods)]
+
+    @property
+    def is_searched(self) -> bool:
+        """Whether whole runs searched the learning rate of a method."""
+        return any(method.trials for method in self.methods)
+
+    @property
+    def compares_bytes(self) -> bool:
+        """Whether budgets differ; at a single one, all methods have the scores of their last round."""
+        return len(self.budgets) > 1
+
+    @property
+    def courses(self) -> dict[str, Course]:
+        """The courses of the methods that have one, by method."""
+        return {method.method: method.course for method in self.methods if method.course is not None}
+
+    @property
+    def course_scores(self) -> list[str]:
+        """The scores of all courses, loss first: those that every founder has."""
+        return next((list(course.rounds) for course in self.courses.values()), [])
 
     @property
     def metrics(self) -> list[str]:
@@ -164,15 +190,31 @@ class Report(Strict):
 
 
 def summarise(
-    study: Study, name: str, seeds: Sequence[int], results: Sequence[CellResult], missing: Sequence[str]
+    study: Study,
+    name: str,
+    seeds: Sequence[int],
+    results: Sequence[CellResult],
+    missing: Sequence[str],
+    *,
+    trials: Mapping[str, list[RateTrial]] = {},
+    costs: Sequence[RunCost] = (),
 ) -> Report:
-    """Summarise all available results of the requested seeds."""
+    """Summarise all available results of the requested seeds.
+
+    Args:
+        trials: the rates that a fair comparison tried with each method.
+        costs: those of every run, searches included.
+    """
     order = list(dict.fromkeys(result.method for result in results))
     by_method = {method: [r for r in results if r.method == method] for method in order}
     # Only seeds that all methods have: otherwise a difference would also be one of seeds.
     paired = [s for s in seeds if all(s in {r.seed for r in runs} for runs in by_method.values())]
     runs = {method: Runs(study, method_results, paired) for method, method_results in by_method.items()}
     rules = rules_of(results)
+    control = _control(study, order)
+    budgets, courses = courses_of(rules[0], runs, control)
+    # By digest, since methods that share runs also share their search.
+    searches = {result.digest: result.search_cpu_seconds for result in results}
     return Report(
         study=name,
         rules=rules,
@@ -182,20 +224,39 @@ def summarise(
         examples=sizes_of(study),
         models={client.name: client.base_model for client in results[0].clients},
         cut=texts_of(results),
-        # By digest, since methods that share runs also share their search.
-        search_cpu_seconds=sum({result.digest: result.search_cpu_seconds for result in results}.values()),
-        methods=[_summary(method, runs, rules) for method in order],
+        search_cpu_seconds=sum(searches.values()) + sum(cost.cpu_seconds for cost in costs if cost.search),
+        control=control,
+        budgets=budgets,
+        search_seed=study.fair.search_seed if study.fair is not None else None,
+        methods=[
+            _summary(method, runs, rules, control, courses.get(method), trials.get(method, []))
+            for method in order
+        ],
+        costs=list(costs),
         missing=list(missing),
     )
 
 
-def _summary(method: str, all_runs: dict[str, Runs], rules: list[Rule]) -> MethodSummary:
+def _control(study: Study, methods: Sequence[str]) -> str | None:
+    """Return the control of a fair comparison, or a local baseline, an ordinary LoRA first."""
+    named = study.fair.control if study.fair is not None else LOCAL_LORA
+    return next((name for name in (named, *BASELINES) if name in methods), None)
+
+
+def _summary(
+    method: str,
+    all_runs: dict[str, Runs],
+    rules: list[Rule],
+    control: str | None,
+    course: Course | None,
+    trials: list[RateTrial],
+) -> MethodSummary:
     runs = all_runs[method]
     study, results = runs.study, runs.results
     founders = [silo.name for silo in study.founders]
     plan, rule = results[0].plan, rules[0]
     steps = plan.training.steps
-    baselines = {name: all_runs[name] for name in BASELINES if name in all_runs}
+    baselines = {name: alone for name, alone in all_runs.items() if name in (*BASELINES, control)}
     rounds = [entry for result in results for client in result.clients for entry in client.rounds]
     return MethodSummary(
         method=method,
@@ -206,6 +267,7 @@ def _summary(method: str, all_runs: dict[str, Runs], rules: list[Rule]) -> Metho
         steps_per_round=steps,
         batch_size=plan.training.batch_size * plan.training.accumulation,
         states=results[0].clients[0].states,
+        adapter=adapter_label(plan.adapter),
         adapters=results[0].adapters,
         scores={
             by: {
@@ -217,12 +279,13 @@ def _summary(method: str, all_runs: dict[str, Runs], rules: list[Rule]) -> Metho
         forgetting=_forgetting(results, founders),
         mixing=_mixing(results, founders),
         rates={silo.name: [client.learning_rate for client in runs.of(silo.name)] for silo in study.silo},
+        trials=trials,
         latecomers=[_latecomer(method, s.name, rule, runs, baselines) for s in study.latecomers],
         lone=[_lone(method, name, rule, runs, baselines) for name in _lone_names(study)],
         served=served_curve(results, founders, steps),
         trained=trained_curve(results, founders, steps),
         clients=client_curves(results, steps),
-        bytes_by_round=bytes_so_far([c for r in results for c in r.clients if c.name in founders]),
+        course=course,
         by_round=bytes_of(results),
         bytes_up=mean([entry.bytes_up for entry in rounds]),
         bytes_down=mean([entry.bytes_down for entry in rounds]),

@@ -10,15 +10,16 @@ from rich.table import Table
 
 from schemas.messages.scores import LOSS
 from studies.outcomes import Rule
+from studies.report.courses import Compared
 from studies.report.estimates import Estimate, Pairing, verdict_of
-from studies.report.fair_tables import fair_tables
+from studies.report.runs import ScoreFigures
 from studies.report.summary import Latecomer, MethodSummary, Report
 from studies.report.tasks import rows_of
 from studies.report.transfer import Transfer
 
 
 def show(report: Report, console: Console) -> None:
-    """Print the tables of losses, metrics, transfer and costs, and of other findings if any."""
+    """Print the tables of losses, metrics, transfer, equal bytes and costs, and of other findings if any."""
     if report.missing:
         console.print(
             f"incomplete results, runs missing: {len(report.missing)}; repeat the command to run them",
@@ -29,18 +30,21 @@ def show(report: Report, console: Console) -> None:
     for label in report.missing:
         console.print(f"missing: {label}", highlight=False, markup=False, soft_wrap=True)
     console.print(_main(report))
-    for table in fair_tables(report.fair) if report.fair is not None else ():
-        console.print(table)
     for title, table in (
-        ("metrics on test items: mean / worst client", _metrics(report)),
+        ("metrics on test items: mean / worst client" + _minus(report), _metrics(report)),
         (
             "federated minus alone, in loss: same data and steps, same adapter and choice of the rate unless "
             "noted; below 0 is better",
             _transfer(report),
         ),
         ("scores of each task on its test items: mean over the clients that have it", _tasks(report)),
-        ("change of the loss by mixing", _mixing(report)),
-        ("forgetting, learning rates, bytes per client and round, CPU seconds", _costs(report)),
+        ("change of the loss by mixing" + (", and forgetting" if _forgets(report) else ""), _mixing(report)),
+        *(
+            (f"{score} at equal bytes of a client{_minus(report)}", _at_budgets(report, score))
+            for score in report.course_scores
+        ),
+        ("adapters, learning rates, bytes of a client by round and in all, CPU seconds", _costs(report)),
+        ("learning rates tried, and their validation losses", _trials(report)),
         (f"the states at the {'end' if report.rules[0] == 'best' else 'best'}: loss", _other_rule(report)),
         (
             "late joiners: loss at their own steps; steps until they stay ahead of training alone, per seed; "
@@ -74,6 +78,12 @@ def judged(value: Estimate) -> str:
     return difference(value) + (f" ({verdict})" if verdict == "noise" else "")
 
 
+def compared_figure(compared: Compared, between: str = "\n") -> str:
+    """Format a score and, if it is not the control's own, its difference to the control's."""
+    value = figure(compared.value)
+    return value if compared.difference is None else value + between + judged(compared.difference)
+
+
 def control(transfer: Transfer) -> str:
     """Format the control, and what it does not have in common with the method."""
     differs = " and ".join(f"other {name}" for name in transfer.differs)
@@ -93,6 +103,14 @@ def rates(method: MethodSummary) -> str:
     return f"{used[0]:g}" if len(used) == 1 else f"{used[0]:g} to {used[-1]:g}"
 
 
+def tried(method: MethodSummary) -> str:
+    """Format the rates that a fair comparison tried, with their validation losses."""
+    return ", ".join(
+        f"{trial.rate:g}: " + (f"{trial.loss:.3f}" if trial.loss is not None else "diverged")
+        for trial in method.trials
+    )
+
+
 def explain(rule: Rule) -> str:
     """Explain in words which state of a client is its result."""
     if rule == "best":
@@ -101,12 +119,23 @@ def explain(rule: Rule) -> str:
 
 
 def remarks(report: Report) -> list[str]:
-    """Return remarks about methods: states that do not count, and adapters trained beside."""
+    """Return remarks about methods: what they have in common, and what sets some of them apart."""
     about = {
         "served": "what clients are served counts, not what their own steps make of it",
         "trained": "what clients' own steps make of it counts, not what they are served",
     }
     lines = [f"{m.method}: {about[m.states]}" for m in report.methods if m.states != "all"]
+    if report.search_seed is not None:
+        lines.append(
+            "methods with the same kind of adapter train the same adapter"
+            + (f"; learning rates were searched with seed {report.search_seed}" if report.is_searched else "")
+        )
+    lines += [
+        f"{m.method}: clients take part in different rounds, so that nothing is shown after each round or at "
+        "equal bytes"
+        for m in report.methods
+        if m.course is None and report.courses
+    ]
     if report.cut:
         counts = ", ".join(f"{name} {count.cut} of {count.examples}" for name, count in report.cut.items())
         lines.append(f"texts longer than training.max_length, which are cut: {counts}")
@@ -115,6 +144,20 @@ def remarks(report: Report) -> list[str]:
         for m in report.methods
         if m.adapters > 1
     ]
+
+
+def about_budgets() -> str:
+    return (
+        "what a client has after at most so many bytes, up and down; a method that cannot pay for a round "
+        "has its base model; training alone sends nothing"
+    )
+
+
+def budget(count: float) -> str:
+    """Format bytes of a client in all rounds; a dash for none."""
+    if not count:
+        return "-"
+    return f"{count / 1e6:,.2f} MB" if count >= 1e6 else f"{count / 1e3:,.0f} kB"
 
 
 def amount(count: float) -> str:
@@ -187,9 +230,20 @@ def _metrics(report: Report) -> Table:
     if report.metrics:
         for method in report.methods:
             scores = [method.scores[report.rules[0]].get(name) for name in report.metrics]
-            cells = (f"{figure(f.mean)} / {f.worst.mean:.3f}" if f is not None else "-" for f in scores)
-            table.add_row(method.method, *cells)
+            table.add_row(method.method, *(_metric(score, report) for score in scores))
     return table
+
+
+def _metric(score: ScoreFigures | None, report: Report) -> str:
+    if score is None:
+        return "-"
+    values = f"{figure(score.mean)} / {score.worst.mean:.3f}"
+    pair = score.against.get(report.control) if report.control is not None else None
+    return values if pair is None else f"{values}\n{judged(pair.seeds)}"
+
+
+def _minus(report: Report) -> str:
+    return f", and minus {report.control}" if report.control is not None else ""
 
 
 def _tasks(report: Report) -> Table:
@@ -222,27 +276,57 @@ def searches(report: Report) -> str:
 
 def _mixing(report: Report) -> Table:
     table = Table("method")
-    table.add_column("by mixing", justify="right")
+    is_measured = _forgets(report)
+    for name in ("by mixing", "forgetting") if is_measured else ("by mixing",):
+        table.add_column(name, justify="right")
     for method in report.methods:
-        if method.mixing is not None:
-            table.add_row(method.method, judged(method.mixing))
+        cells = [judged(method.mixing) if method.mixing is not None else "-"]
+        if is_measured:
+            cells.append(difference(method.forgetting) if method.forgetting is not None else "-")
+        if any(cell != "-" for cell in cells):
+            table.add_row(method.method, *cells)
+    return table
+
+
+def _forgets(report: Report) -> bool:
+    """Whether forgetting was measured."""
+    return any(method.forgetting is not None for method in report.methods)
+
+
+def _at_budgets(report: Report, score: str) -> Table:
+    table = Table("method", caption=about_budgets() if score == LOSS else None)
+    for count in report.budgets:
+        table.add_column(budget(count), justify="right")
+    if report.compares_bytes:
+        for name, course in report.courses.items():
+            table.add_row(name, *map(compared_figure, course.budgets[score]))
+    return table
+
+
+def _trials(report: Report) -> Table:
+    table = Table("method", "rates")
+    for method in report.methods:
+        if method.trials:
+            table.add_row(method.method, tried(method))
     return table
 
 
 def _costs(report: Report) -> Table:
     groups = list(dict.fromkeys(group for method in report.methods for group in method.loss.groups))
-    table = Table("method", caption=searches(report))
-    for name in (*(f"loss of {group}" for group in groups), "forgetting", "rates", "up", "down", "CPU s"):
+    table = Table("method", "adapter", caption=searches(report))
+    table.columns[0].overflow = "fold"
+    for name in (*(f"loss of {group}" for group in groups), "rates", "up", "down", "in all", "CPU s"):
         table.add_column(name, justify="right")
     for method in report.methods:
         group_values = (method.loss.groups.get(group) for group in groups)
         table.add_row(
             method.method,
+            method.adapter,
             *(figure(value) if value is not None else "-" for value in group_values),
-            difference(method.forgetting) if method.forgetting is not None else "-",
             rates(method),
             amount(method.bytes_up),
             amount(method.bytes_down),
+            budget(method.course.bytes[-1]) if method.course is not None else "-",
             f"{method.cpu_seconds:.0f}",
         )
     return table

@@ -27,24 +27,23 @@ def test_the_quick_battery_has_the_methods_of_the_whole_one() -> None:
 def test_all_methods_of_the_battery_run(tmp_path: Path) -> None:
     report = simulate(read_study(STUDIES / "battery_quick.toml"), out=tmp_path, workers=2)
     assert not report.missing
-    fair = report.fair
-    assert fair is not None
-    assert [method.method for method in fair.methods] == read_study(STUDIES / "battery.toml").methods
-    assert fair.seeds == [1]
-    assert fair.scores == ["loss", "exact_match"]
-    assert {method.method for method in fair.methods if not method.bytes[-1]} == {"local_lora", "local"}
-    assert len({method.rounds["loss"][0].value.mean for method in fair.methods}) == 1  # the bare model
-    assert all(cell.wall_seconds > 0 for cell in fair.cells)
+    assert list(report.courses) == read_study(STUDIES / "battery.toml").methods
+    assert report.paired_seeds == [1]
+    assert report.course_scores == ["loss", "exact_match"]
+    courses = report.courses
+    assert {name for name, course in courses.items() if not course.bytes[-1]} == {"local_lora", "local"}
+    assert len({course.rounds["loss"][0].value.mean for course in courses.values()}) == 1  # the bare model
+    assert all(cost.wall_seconds > 0 for cost in report.costs)
 
 
 @pytest.mark.long
 @pytest.mark.timeout(900)
 def test_a_search_goes_on_while_the_pool_runs(tmp_path: Path) -> None:
     read = fair_study(tmp_path, "fair.rates = [0.003, 0.01]\n")
-    report = simulate(read, methods=["local_lora", "fedit"], out=tmp_path / "out", workers=2, fair=True)
+    report = simulate(read, methods=["local_lora", "fedit"], out=tmp_path / "out", workers=2)
     assert not report.missing
-    assert report.fair is not None
-    for method in report.fair.methods:
+    for method in report.methods:
         best = min(method.trials, key=lambda trial: trial.loss or 0.0)
-        assert (method.rate, len(method.trials)) == (best.rate, 2)
-    assert [cell.search for cell in report.fair.cells].count(True) == 4
+        assert {rate for rates in method.rates.values() for rate in rates} == {best.rate}
+        assert len(method.trials) == 2
+    assert [cost.search for cost in report.costs].count(True) == 4

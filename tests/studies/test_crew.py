@@ -208,15 +208,9 @@ def test_a_fair_comparison_searches_rates_with_silo_workers(tmp_path: Path) -> N
     methods = ("--methods", "local_lora,fedit", "--workers", "1")
     local = finished(tmp_path, "processes", *methods)
     spread = finished(tmp_path, "ray", *methods, "--engine", "ray", "--silo-workers", "2")
-    found, expected = spread.pop("fair"), local.pop("fair")
     assert compared(spread) == compared(local)
-    for ours, others in zip(found["methods"], expected["methods"], strict=True):
-        for fact in ("method", "rate", "trials", "rounds"):  # the rest counts seconds, or bytes with ids
-            assert ours[fact] == others[fact]
-    assert {trial["rate"]: trial["loss"] is None for trial in found["methods"][0]["trials"]} == {
-        0.01: False,
-        1e30: True,
-    }
+    trials = spread["methods"][0]["trials"]
+    assert {trial["rate"]: trial["loss"] is None for trial in trials} == {0.01: False, 1e30: True}
 
 
 @needs_ray

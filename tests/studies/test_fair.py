@@ -19,8 +19,8 @@ BOTH = ["local_lora", "fedit"]
 
 
 def fair_study(folder: Path, more: str = "", *, seeds: str = "[1, 2]") -> Study:
-    """Write a study whose rate is not set, with enough validation examples."""
-    file = write_study(folder, more=more)
+    """Write a study with the rules of `more` or the default ones, no rate, and validation examples."""
+    file = write_study(folder, more=more if "fair." in more else "fair = {}\n" + more)
     text = file.read_text().replace("plan.training.learning_rate = 0.01\n", "")
     text = text.replace("validation = 2", "validation = 16").replace("seeds = [0, 1]", f"seeds = {seeds}")
     file.write_text(text)
@@ -29,7 +29,7 @@ def fair_study(folder: Path, more: str = "", *, seeds: str = "[1, 2]") -> Study:
 
 
 def planned(folder: Path, more: str = "", methods: list[str] | None = None) -> Comparison:
-    return Comparison.planned(fair_study(folder, more), folder / "out", methods or BOTH, None, fair=True)
+    return Comparison.planned(fair_study(folder, more), folder / "out", methods or BOTH, None)
 
 
 def finish(comparison: Comparison, cell: Cell, loss: float) -> CellResult:
@@ -87,13 +87,12 @@ def test_named_rates_are_all_tried_and_a_single_one_is_not(tmp_path: Path) -> No
     assert len(single.cells) == 4
 
 
-@pytest.mark.parametrize("rules", ["", "[fair]\n"])
-def test_methods_that_draw_clients_are_refused(tmp_path: Path, rules: str) -> None:
+def test_methods_that_draw_clients_are_refused(tmp_path: Path) -> None:
     half = '[method.half]\nlike = "fedit"\nrounds.sample = 0.5\n'
     with pytest.raises(
         StudyUnusable, match=r"half draws clients.* leave rounds\.sample out, or compare without"
     ):
-        planned(tmp_path, half + rules, [*BOTH, "half"])
+        planned(tmp_path, half, [*BOTH, "half"])
 
 
 def test_methods_that_share_their_runs_share_their_searches(tmp_path: Path) -> None:
@@ -162,7 +161,7 @@ def test_a_rate_at_which_everything_diverges_is_no_choice(tmp_path: Path) -> Non
 def test_few_validation_examples_are_refused(tmp_path: Path) -> None:
     few = fair_study(tmp_path).model_copy(update={"validation": 15})
     with pytest.raises(StudyUnusable, match=r"set validation to 16 or more \(now 15\)"):
-        Comparison.planned(few, tmp_path / "out", BOTH, None, fair=True)
+        Comparison.planned(few, tmp_path / "out", BOTH, None)
 
 
 @pytest.mark.parametrize(
@@ -171,9 +170,7 @@ def test_few_validation_examples_are_refused(tmp_path: Path) -> None:
 def test_the_seed_of_the_search_is_never_reported(
     tmp_path: Path, seeds: str, chosen: list[int] | None, expected: int
 ) -> None:
-    comparison = Comparison.planned(
-        fair_study(tmp_path, seeds=seeds), tmp_path / "out", BOTH, chosen, fair=True
-    )
+    comparison = Comparison.planned(fair_study(tmp_path, seeds=seeds), tmp_path / "out", BOTH, chosen)
     assert {cell.seed for cell in comparison.searches} == {expected}
 
 

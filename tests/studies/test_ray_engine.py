@@ -28,7 +28,7 @@ from tests.waiting import wait_until
 
 needs_ray = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is not installed")
 SECONDS = {"wall_seconds", "cpu_seconds", "search_cpu_seconds"}
-BYTES = {"bytes_up", "bytes_down", "bytes_by_round", "up", "down"}
+BYTES = {"bytes_up", "bytes_down", "bytes", "budgets", "up", "down"}
 """Bodies are compressed, and hold ids and keys of each run: two runs by processes differ as well."""
 GIB = 2**30
 

@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from studies.report.charts import draw
+from studies.report.charts import as_svg, draw
 from studies.report.estimates import estimate, pairing
 from studies.report.page import write_page
+from studies.report.pictures import figures_of
 from studies.report.summary import Report, summarise
 from studies.report.tables import passing, show
 from studies.results import CellResult
@@ -179,10 +180,6 @@ def test_a_lone_client_s_loss_is_shown(tmp_path: Path) -> None:
     assert lone.against["local"].seeds.values == pytest.approx([0.0, 0.1])
 
 
-def test_bytes_add_up_over_rounds_in_both_directions(tmp_path: Path) -> None:
-    assert report(tmp_path).methods[1].bytes_by_round == [0, 3000, 6000]
-
-
 FIGURES = (
     "0.317 ± 0.017",
     "-0.133 ± 0.033",
@@ -202,8 +199,8 @@ def test_tables_and_page_carry_the_figures(tmp_path: Path) -> None:
         assert text in printed.getvalue()
     write_page(summary, tmp_path / "report.html")
     page = (tmp_path / "report.html").read_text()
-    assert page.count("<svg") == 10
-    assert "Quality against bytes" in page
+    assert page.count("<svg") == 11
+    assert "At equal bytes" in page
     for text in FIGURES:
         assert text in page
     for text in (
@@ -224,9 +221,9 @@ def test_curves_differ_without_their_colours_and_start_before_training(tmp_path:
     assert [m.trained.loss[0].mean for m in summary.methods] == [0.875] * 4
     steps = draw(summary)["curves"]
     assert len(set(re.findall(r"stroke-dasharray: [^;\"]+", steps))) >= 3
-    differences = draw(summary)["differences"]
-    assert "against local_lora" in differences
-    assert "differences" not in draw(summarise(study(tmp_path), "tiny", [0], runs[2:], []))
+    differences = as_svg(figures_of(summary))["differences"]
+    assert "minus local_lora" in differences
+    assert "differences" not in figures_of(summarise(study(tmp_path), "tiny", [0], runs[2:], []))
 
 
 def test_examples_are_those_of_a_partition_by_size(tmp_path: Path) -> None:

@@ -14,7 +14,8 @@ from schemas.messages.experts import BankRoundView, ExpertEvent, ExpertView
 from studies.bank_record import BankRecord, read_bank_record
 from studies.report.charts import chart_styles
 from studies.report.experts_charts import expert_utilization, negative_transfer
-from studies.report.pictures import figures_of, latex_table, write_paper, write_pictures
+from studies.report.latex import latex_table
+from studies.report.pictures import figures_of, write_paper, write_pictures
 from studies.report.summary import Report, summarise
 from tests.studies.studies import result, study
 
@@ -90,9 +91,14 @@ def test_worst_clients_are_those_of_each_round(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_files_are_written_for_what_there_is(tmp_path: Path) -> None:
     with_bank, without = report(tmp_path), report(tmp_path, bank=None)
-    assert set(figures_of(without)) == {"worst_client", "negative_transfer", "client_losses", "round_bytes"}
+    names = ["differences", "over_rounds", "over_bytes"]
+    names += ["worst_client", "negative_transfer", "client_losses", "round_bytes"]
+    assert list(figures_of(without)) == names
     pictures = write_pictures(with_bank, tmp_path / "out")
     assert [file.name for file in pictures] == [
+        "differences.png",
+        "over_rounds.png",
+        "over_bytes.png",
         "expert_utilization.png",
         "worst_client.png",
         "negative_transfer.png",
@@ -101,7 +107,6 @@ def test_files_are_written_for_what_there_is(tmp_path: Path) -> None:
     ]
     assert all(file.read_bytes().startswith(b"\x89PNG") for file in pictures)
     written = write_paper(without, tmp_path / "paper")
-    names = ["worst_client", "negative_transfer", "client_losses", "round_bytes"]
     assert [file.name for file in written] == [*(f"{name}.pdf" for name in names), "results.tex"]
     assert written[0].read_bytes().startswith(b"%PDF")
 
@@ -109,10 +114,10 @@ def test_files_are_written_for_what_there_is(tmp_path: Path) -> None:
 def test_the_table_has_means_and_standard_errors(tmp_path: Path) -> None:
     lines = latex_table(report(tmp_path)).splitlines()
     assert lines[0] == "% tiny_s, seeds 0, 1: means, and their standard errors"
-    assert (
-        lines[3] == r"method & loss & worst client & exact\_match & minus alone & clients that lose & kB \\"
-    )
-    assert lines[6].startswith(r"fedavg & $0.350 \pm 0.000$ & $0.400 \pm 0.000$ & ")
+    heads = r"method & adapter & loss & minus local & worst client & exact\_match & minus local & minus alone"
+    assert lines[3] == heads + r" & clients that lose & kB \\"
+    start = r"fedavg & P, Q & $0.350 \pm 0.000$ & $-0.050 \pm 0.000$ & $0.400 \pm 0.000$ & "
+    assert lines[6].startswith(start)
     assert r" & $-0.050 \pm 0.000$ & 1 of 2 & " in lines[6]
 
 
