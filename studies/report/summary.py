@@ -130,26 +130,32 @@ class MethodSummary(Strict):
 
 
 class Report(Strict):
-    """A comparison: its methods in run order, and the missing runs.
-
-    `seeds` are the requested ones, `paired_seeds` those with results of all methods. `rules` are those that
-    apply, the one of the tables first. `tests` is the largest number of test items of a silo; `models` is
-    each silo's base model, `cut` the number of texts of a silo that are cut, if any. `search_cpu_seconds` are
-    those of all rate searches, which methods share.
-    """
+    """A comparison: its methods in run order, and the missing runs."""
 
     study: str
+    """The study's name."""
     rules: list[Rule]
+    """The rules by which a client's result is chosen that apply, the one of the tables first."""
     seeds: list[int]
+    """The requested seeds."""
     paired_seeds: list[int]
+    """The seeds with results of all methods."""
     tests: int
+    """The largest number of test items of a silo."""
     examples: dict[str, int]
+    """The number of training examples of each silo."""
     models: dict[str, str]
+    """The base model of each silo."""
     cut: dict[str, TextCount] = Field(default_factory=dict)
+    """The number of texts of a silo that are cut, for silos with any."""
     search_cpu_seconds: float
+    """The CPU seconds of all rate searches, which methods share."""
     methods: list[MethodSummary]
+    """The figures of each method: losses, other scores, differences to training alone, bytes, times."""
     missing: list[str]
+    """The runs without a result, each with its log file."""
     fair: FairReport | None = None
+    """The figures of a fair comparison; None = the methods were not compared fairly."""
 
     @property
     def baselines(self) -> list[str]:
