@@ -39,10 +39,10 @@ $(READY): pyproject.toml requirements/dev.txt requirements/cuda.txt
 	$(PIP) --no-deps --no-build-isolation -e .
 	touch $(READY)
 
-demo: setup ## Four helpdesks on a real model, alone and federated (10 minutes on two cores; SEED=0, OPEN=1, QUICK=1)
+demo: setup ## Four helpdesks on a real model, alone and federated (5 to 10 minutes on two cores; SEED=0, OPEN=1, QUICK=1)
 	$(RUN) $(BIN)/python -m examples.demo --seed $(SEED) $(if $(QUICK),--quick) $(if $(OPEN),--keep-open)
 
-demo-tiny: setup ## Seven silos on two tiny base models, five methods compared (SEED=0)
+demo-tiny: setup ## Seven silos on two tiny base models, five methods compared (10 minutes; SEED=0)
 	$(RUN) $(BIN)/python -m examples.demo_tiny --seed $(SEED)
 
 test: setup lint ## Lint, types, dependency rules and the fast tests (9 minutes on two cores)

@@ -20,7 +20,7 @@ def make_page_token(operator: Operator, folder: Path) -> str:
     return token
 
 
-def page_link(url: str, token: str, file: Path) -> str:
+def page_link(url: str, token: str, file: Path | str) -> str:
     """Return what a person opens; elsewhere than on a terminal the file of the token takes its place.
 
     A redirected output is often a log, which others read.

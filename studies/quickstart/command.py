@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import signal
 import sys
 from importlib.util import find_spec
 from pathlib import Path
-from types import FrameType
 from typing import Annotated
 
 import typer
@@ -49,11 +47,11 @@ def run_quickstart(
     _require_extras()
     from client_agent.errors import AgentError
     from schemas.user_files import FileUnusable
+    from studies.interrupts import answer_at_once
     from studies.quickstart.folder import QuickstartFolder
     from studies.quickstart.play import play
 
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, _interrupt)
+    answer_at_once()
     try:
         play(QuickstartFolder.create(out), keep=sys.stdin.isatty() if keep is None else keep)
     except KeyboardInterrupt:
@@ -69,11 +67,3 @@ def _require_extras() -> None:
             f"this command runs a coordinator and two agents, and the extra {' and '.join(missing)} is not "
             "installed; in a clone of Tessera, run pip install '.[coordinator,agent]'"
         )
-
-
-def _interrupt(number: int, frame: FrameType | None) -> None:
-    """Answer at once: agents and coordinator need a moment to end."""
-    for name in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(name, signal.SIG_IGN)
-    print("stopping ...", file=sys.stderr, flush=True)
-    raise KeyboardInterrupt
