@@ -9,7 +9,7 @@ from importlib.resources import as_file, files
 from pathlib import Path
 from typing import Final, Self
 
-from schemas.messages.recommended import Table, recommended
+from schemas.messages.recommendations import Table, recommended
 from schemas.user_files import FileUnusable, complaint
 from studies.earlier_folder import set_aside
 
