@@ -30,19 +30,21 @@ setup: $(READY) ## Make .venv and install everything into it
 # The CPU build is taken where pip is configured to find it, otherwise what the package index has.
 # uv installs the rest twenty times as fast as pip, which remains where uv does not reach the configured index.
 $(READY): pyproject.toml requirements/dev.txt requirements/cuda.txt
-	$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14) and "Tessera needs Python 3.11, 3.12 or 3.13: make PYTHON=/path/to/python3.11")'
-	$(PYTHON) -m venv $(VENV)
-	$(PIP) --no-deps --require-hashes -r requirements/torch-cpu.txt 2>/dev/null || $(PIP) --no-deps --require-hashes -r requirements/torch.txt
-	$(PIP) --require-hashes -r requirements/uv.txt
-	locked="--no-deps --require-hashes -r requirements/dev.txt $$($(BIN)/python requirements/cuda_of_torch.py)"; \
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14) and "Tessera needs Python 3.11, 3.12 or 3.13: make PYTHON=/path/to/python3.11")'
+	@echo "Installing Tessera with PyTorch into $(VENV): two to five minutes, 3 GB of disk (more with CUDA)."
+	@$(PYTHON) -m venv $(VENV)
+	@$(PIP) --no-deps --require-hashes -r requirements/torch-cpu.txt 2>/dev/null || $(PIP) --no-deps --require-hashes -r requirements/torch.txt
+	@$(PIP) --require-hashes -r requirements/uv.txt
+	@locked="--no-deps --require-hashes -r requirements/dev.txt $$($(BIN)/python requirements/cuda_of_torch.py)"; \
 	$(BIN)/uv pip install --quiet --compile-bytecode --python $(BIN)/python $$locked || $(PIP) $$locked
-	$(PIP) --no-deps --no-build-isolation -e .
-	touch $(READY)
+	@$(PIP) --no-deps --no-build-isolation -e .
+	@touch $(READY)
+	@echo "Installed. Next: source $(BIN)/activate, then tessera quickstart (a minute), or make demo (5 to 10 minutes)."
 
-demo: setup ## Four helpdesks on a real model, alone and federated (10 minutes on two cores; SEED=0, OPEN=1, QUICK=1)
+demo: setup ## Four helpdesks on a real model, alone and federated (5 to 10 minutes on two cores; SEED=0, OPEN=1, QUICK=1)
 	$(RUN) $(BIN)/python -m examples.demo --seed $(SEED) $(if $(QUICK),--quick) $(if $(OPEN),--keep-open)
 
-demo-tiny: setup ## Seven silos on two tiny base models, five methods compared (SEED=0)
+demo-tiny: setup ## Seven silos on two tiny base models, five methods compared (10 minutes; SEED=0)
 	$(RUN) $(BIN)/python -m examples.demo_tiny --seed $(SEED)
 
 test: setup lint ## Lint, types, dependency rules and the fast tests (9 minutes on two cores)
@@ -112,8 +114,8 @@ format: setup ## Format the code
 models: setup ## Pretrain the three tiny models of examples/models anew (about 10 minutes)
 	$(RUN) $(BIN)/python -m examples.models.make_models
 
-real-models: setup ## Fetch and convert SmolLM2-135M and Gemma 3 270M into runs/models (350 MB, two minutes)
-	$(BIN)/python -m examples.real_models
+real-models: setup ## Fetch and convert SmolLM2-135M into runs/models (93 MB); with ALL=1 Gemma 3 270M too (350 MB, two minutes)
+	$(BIN)/python -m examples.real_models $(if $(ALL),,--only smollm2)
 
 screenshots: setup ## Take the pictures of the dashboard page in docs/images (Chromium; five minutes)
 	$(RUN) $(BIN)/python -m examples.screenshots

@@ -23,6 +23,7 @@ from client_agent.rounds.join import archive_trained
 from client_agent.rounds.participant import Participant
 from client_agent.rounds.plan_checks import require_possible
 from client_agent.rounds.steps import resume, take_part
+from client_agent.rounds.waits import WaitLog
 from client_agent.transport.handshake import require_protocol, require_sums
 from client_agent.transport.responses import NoOpenRound
 from schemas.messages.rounds import FinishedBrief, RoundBrief
@@ -34,13 +35,19 @@ _PAUSE_SECONDS = 5.0
 _WAIT_SECONDS = 30  # a coordinator without long polling answers at once, with a time to ask again
 
 
-def run(participant: Participant, sleep: Callable[[float], None] | None = None) -> None:
+def run(
+    participant: Participant,
+    sleep: Callable[[float], None] | None = None,
+    *,
+    log_waits: bool = False,
+) -> None:
     """Take part in rounds until the federation is finished. Safe to interrupt: the next run resumes.
 
     A full disk is waited for, as a lost network is.
 
     Args:
         sleep: waits between requests, in place of the participant's own.
+        log_waits: whether to log what the agent waits for, as `tessera agent run` does.
 
     Raises:
         Stopped: the agent was stopped.
@@ -49,6 +56,7 @@ def run(participant: Participant, sleep: Callable[[float], None] | None = None) 
     """
     sleep = sleep or participant.sleep
     session, is_checked, undrawn = participant.session, False, None
+    waits = WaitLog(participant.session, silent=not log_waits)
     session.trackers.begin()
     while True:
         try:
@@ -68,13 +76,17 @@ def run(participant: Participant, sleep: Callable[[float], None] | None = None) 
                 is_checked = True
             # Before a new round is asked for: an update on disk is sent even if its round was interrupted.
             resume(participant)
-            answer = session.api.current_round(session.federation_id, wait_seconds=_WAIT_SECONDS)
+            answer = session.api.current_round(
+                session.federation_id, wait_seconds=waits.poll_seconds(_WAIT_SECONDS)
+            )
             if isinstance(answer, NoOpenRound):
+                waits.tell()
                 if answer.undrawn not in (None, undrawn):
                     undrawn = answer.undrawn
                     log.info("round %d: other clients were drawn; waiting for the next round", undrawn)
                 sleep(answer.seconds)
                 continue
+            waits.end()
             if isinstance(answer, FinishedBrief):
                 finish(participant, answer)
                 return

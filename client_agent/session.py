@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -63,6 +65,9 @@ class StopFlag:
             raise Stopped
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        if not self._event.is_set():
+            # A step may take seconds, and a buffered write may be what the signal interrupts.
+            os.write(sys.stderr.fileno(), b"stopping ...\n")
         self._event.set()
 
 

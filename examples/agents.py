@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -11,13 +12,25 @@ from pathlib import Path
 
 from client_agent.transport.admin_client import Operator
 from studies.coordinator_process import quiet_environment
+from studies.earlier_folder import set_aside
 
 MARK = ".tessera-demo"
+INTERRUPTED = 130  # 128 + SIGINT, as in shells
 _GIVE_UP_SECONDS = 900.0
 
 
 class DemoFailed(Exception):
     """Something did not work; the message names the file to look at."""
+
+
+def make_room(folder: Path) -> None:
+    """Make the folder of a demo; that of an earlier demo, with what its user exported, gets another name."""
+    earlier = set_aside(folder) if folder.exists() and any(folder.iterdir()) else None
+    if earlier is not None:
+        shown = os.path.relpath(earlier) if earlier.is_relative_to(Path.cwd()) else earlier
+        print(f"The earlier demo's folder is now {shown}; delete it when you do not need it.", flush=True)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / MARK).touch()
 
 
 def may_be_emptied(folder: Path) -> bool:

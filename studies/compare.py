@@ -5,18 +5,17 @@ from __future__ import annotations
 import fcntl
 import json
 import logging
-import os
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from client_agent.agent_entries import PREFIXES, RATES
-from client_agent.errors import FolderInUse, NoResults, OutputUnwritable, StudyUnusable
+from client_agent.errors import FolderInUse, OutputUnwritable, StudyUnusable
 from client_agent.storage.files import write_durably
 from schemas.trackers.options import TrackerMissing
-from studies.engines import Engine, ProcessEngine
+from studies.engines import Engine
 from studies.fair import require_control, require_equal_adapters, with_fair_rules
 from studies.fair_search import FairSearch
 from studies.methods import Method, methods_of, require_equal_training
@@ -28,7 +27,6 @@ from studies.streamed_tasks import Report as StreamReport
 from studies.streamed_tasks import with_streams
 from studies.study import Study
 from studies.worker_pool import Follow, ProgressListener
-from studies.worker_protocol import Progress
 
 log = logging.getLogger(__name__)
 
@@ -218,61 +216,3 @@ class Comparison:
             for cell, result in results
             if result is not None
         ]
-
-
-def simulate(
-    study: Study,
-    *,
-    methods: Sequence[str] | None = None,
-    seeds: Sequence[int] | None = None,
-    out: Path | str | None = None,
-    workers: int | None = None,
-    engine: Engine | None = None,
-    fresh: bool = False,
-) -> Report:
-    """Run methods with a real coordinator and real agents, and compare them.
-
-    Safe to interrupt: finished runs are stored, and the same call resumes.
-
-    Args:
-        methods, seeds: None = the study's.
-        out: the output folder; None = `runs/` and the study's name.
-        workers: the number of parallel runs; None = one per core.
-        engine: where they run, such as a `RayEngine`; None = in `workers` processes of this machine.
-        fresh: whether to discard stored results first.
-
-    Raises:
-        StudyUnusable: a method or a plan does not work.
-        FolderInUse, OutputUnwritable: the output folder cannot be used.
-        NoResults: every run failed. A report names the failed runs in `missing`.
-    """
-    comparison = Comparison.planned(
-        study,
-        Path(out) if out is not None else None,
-        list(methods) if methods is not None else None,
-        list(seeds) if seeds is not None else None,
-    )
-    with comparison.claimed():
-        if fresh:
-            comparison.forget()
-        comparison.run(engine or ProcessEngine(workers or os.cpu_count() or 1), _LoggedProgress())
-        if not comparison.results():
-            cell = comparison.runs[0]
-            raise NoResults(f"none of {len(comparison.runs)} runs finished; see {cell.log(comparison.out)}")
-        return comparison.reported()
-
-
-class _LoggedProgress:
-    """Progress of a comparison in the log."""
-
-    def started(self, cell: Cell) -> None:
-        log.info("%s: started", cell.label)
-
-    def moved(self, cell: Cell, progress: Progress) -> None:
-        log.debug("%s: round %d %s", cell.label, progress.rounds, progress.doing)
-
-    def ended(self, cell: Cell, failure: str | None) -> None:
-        if failure is None:
-            log.info("%s: finished", cell.label)
-        else:
-            log.warning("%s: failed (%s)", cell.label, failure)

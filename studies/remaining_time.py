@@ -10,8 +10,10 @@ from dataclasses import dataclass, field
 from math import ceil
 
 _EVERY_SECONDS = 60.0
-_PRIOR_SHARE = 0.2
+_PRIOR_SHARE = 0.05
 """Of the planned seconds: the pace begins at the plan's, with as much weight as this share has measured."""
+_START_SHARE = 0.1
+"""The least share of a stage that is left before its first progress, however long it has run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,13 +26,20 @@ class Stage:
 
 @dataclass(slots=True)
 class Schedule:
-    """The stages of a run in order; the first one begins at once."""
+    """The stages of a run in order; the first one begins at once.
+
+    The pace is measured between reports of progress alone: imports and loading before the first step of a
+    stage say nothing about its steps.
+    """
 
     stages: Sequence[Stage]
     clock: Callable[[], float] = time.monotonic
     _index: int = 0
     _share: float = 0.0
     _began: float = field(init=False)
+    _marked: float | None = None
+    _measured: float = 0.0
+    _planned: float = 0.0
 
     def __post_init__(self) -> None:
         self._began = self.clock()
@@ -38,21 +47,28 @@ class Schedule:
     def enter(self, name: str) -> None:
         """Begin a stage; all before it are finished."""
         self._index = next(index for index, stage in enumerate(self.stages) if stage.name == name)
-        self._share = 0.0
+        self._share, self._marked, self._began = 0.0, None, self.clock()
 
     def reach(self, share: float) -> None:
         """Set how much of the stage is done, from 0 to 1; it never goes back."""
-        self._share = max(self._share, min(share, 1.0))
+        share = min(share, 1.0)
+        if share <= self._share:
+            return
+        now = self.clock()
+        if self._marked is not None:
+            self._measured += now - self._marked
+            self._planned += (share - self._share) * self.stages[self._index].seconds
+        self._share, self._marked = share, now
 
     def seconds_left(self) -> float:
-        """Estimate the rest: the planned seconds of it, at the pace of what is done."""
-        planned = sum(stage.seconds for stage in self.stages)
-        done = sum(stage.seconds for stage in self.stages[: self._index])
-        done += self.stages[self._index].seconds * self._share
-        prior = _PRIOR_SHARE * planned
-        # A prior of the planned pace: the first minutes alone would give wild estimates.
-        pace = (self.clock() - self._began + prior) / (done + prior)
-        return (planned - done) * pace
+        """Estimate the rest: its planned seconds, at the pace of what is done."""
+        stage = self.stages[self._index]
+        prior = _PRIOR_SHARE * sum(stage.seconds for stage in self.stages)
+        pace = (self._measured + prior) / (self._planned + prior)
+        later = sum(stage.seconds for stage in self.stages[self._index + 1 :]) * pace
+        if self._marked is None:
+            return later + max(_START_SHARE * stage.seconds, stage.seconds - (self.clock() - self._began))
+        return later + stage.seconds * (1 - self._share) * pace
 
     def opening(self) -> str:
         """Return the expected stages and minutes, before the start."""

@@ -108,10 +108,11 @@ class Study(Strict):
 
     @property
     def name(self) -> str:
-        """The study's name in reports and the default of its output folder."""
+        """The name in reports and of the default output folder: that of its file, or set by `named`."""
         return self._name
 
     def named(self, name: str) -> Study:
+        """Return the study with another name."""
         study = self.model_copy()
         study._name = name
         return study

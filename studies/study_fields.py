@@ -21,20 +21,20 @@ Table = dict[str, JsonValue]
 
 
 class RowFields(Strict):
-    """How rows become examples, as in silo.toml: `format` is a row format or a task template.
-
-    `template` is the study's own template in place of `format`: a prompt, an answer and perhaps the answer's
-    options. `columns` maps names of the format to columns of the data; `ignore_columns` names columns of the
-    data, and keys of turns, to ignore. `metrics` replaces the metrics of the template; an empty list scores
-    the loss alone.
-    """
+    """How rows become examples, as in silo.toml."""
 
     format: str | None = None
+    """A row format or a task template; None = found by the columns."""
     columns: dict[str, str] = Field(default_factory=dict)
+    """The column of the data for each name of the format."""
     ignore_columns: list[str] = Field(default_factory=list)
+    """Columns of the data, and keys of turns, to ignore."""
     skip_bad_rows: bool = False
+    """Whether rows that cannot be read are skipped."""
     metrics: list[MetricName] | None = None
+    """The metrics in place of the template's; an empty list scores the loss alone."""
     template: RowTemplate | None = None
+    """The study's own template in place of `format`: a prompt, an answer and perhaps the answer's options."""
 
     @model_validator(mode="after")
     def _reads_rows_in_one_way(self) -> Self:
@@ -48,28 +48,38 @@ class StudySilo(RowFields):
 
     Sources are those that the agent reads: files, saved folders, `hub:` ids. A folder may hold train.jsonl,
     validation.jsonl and test.jsonl. Silos with the same `train` get disjoint examples; a silo of a partition
-    has no sources. `joins_after` is the round after which the silo joins, 0 for a founder; `group` is a label
-    for the report, such as the silo's task. `categories` are those of a partition by category from which the
-    silo has tasks; without them silos have the partition's in turn, one each. `dtype` and `quantization`
-    are those of the base model in memory, and `lora_rank` is the silo's first rank under a strategy with
-    mixed ranks, at most the plan's, all as in silo.toml; under other strategies, and alone, a silo has the
-    plan's rank. `answers` are the silo's own words for the answers of its rows: silos of one source with
-    different answers have tasks that contradict each other.
+    has no sources.
     """
 
     name: NewName
+    """The silo's name."""
     model: str
+    """Its base model, as in silo.toml."""
     dtype: Dtype = "auto"
+    """The type of the base model in memory, as in silo.toml."""
     quantization: Quantization = "none"
+    """The quantisation of the base model in memory, as in silo.toml."""
     lora_rank: Annotated[int, Field(ge=1)] | None = None
+    """The silo's first rank under a strategy with mixed ranks, at most the plan's; None = the plan's. Under
+    other strategies, and alone, a silo has the plan's rank."""
     train: str | None = None
+    """The source of its training examples; needed unless the study has a partition."""
     validation: str | None = None
+    """The source of its validation examples; None = examples of `train`."""
     test: str | None = None
+    """The source of its test examples; None = examples of `train`."""
     examples: Count
+    """The number of its training examples."""
     joins_after: Annotated[int, Field(ge=0)] = 0
+    """The round after which the silo joins; 0 = it is a founder."""
     group: Name | None = None
+    """A label for the report, such as the silo's task."""
     categories: list[Name] = Field(default_factory=list)
+    """The categories of a partition by category from which the silo has tasks; without them silos have the
+    partition's in turn, one each."""
     answers: dict[str, str] = Field(default_factory=dict)
+    """The silo's own words for the answers of its rows: silos of one source with different answers have tasks
+    that contradict each other."""
 
     @model_validator(mode="after")
     def _is_read_from_somewhere(self) -> Self:

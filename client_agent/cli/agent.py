@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 
 agent = typer.Typer()
 
+_ENROL_SECONDS = 20.0
+"""The limit of a request of `enrol`, which would otherwise retry for a quarter of an hour."""
+
 
 @agent.command()
 def enrol(
@@ -69,6 +72,9 @@ def enrol(
 
         name, secret = checked_name(name), _secret(token)
         read_token(secret)  # as the name, before a model is loaded
+        # A person types this once, and nothing is lost by typing it again.
+        seconds = min(_ENROL_SECONDS, settings.request_deadline_seconds)
+        settings = settings.model_copy(update={"request_deadline_seconds": seconds})
         with exclusive(settings.folder), connection(settings, None) as api:
             silo = None if prepared else _opened_silo(settings)
             # The token is used up by an enrolment, so the model is loaded before and not after.
@@ -244,7 +250,7 @@ def run(
             from client_agent.daemon import run as run_rounds
 
             participant.trainer.silo.ranks = ranks
-            run_rounds(participant)
+            run_rounds(participant, log_waits=True)
 
 
 def _show(agent_status: AgentStatus) -> None:

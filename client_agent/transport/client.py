@@ -40,7 +40,15 @@ from schemas.identity.addresses import root_path_of
 from schemas.messages.alignment import Acceptance, Anchors, PackList
 from schemas.messages.enrolment import Enrolment, EnrolmentRequest, KeyInUse, KeyRotation, Me, RosterPage
 from schemas.messages.recipes import OwnLastName
-from schemas.messages.rounds import FinishedBrief, Joined, RoundBrief, RoundView, SignedDocument
+from schemas.messages.rounds import (
+    FinishedBrief,
+    Joined,
+    RoundBrief,
+    RoundPage,
+    RoundSummary,
+    RoundView,
+    SignedDocument,
+)
 from schemas.messages.scores import Scores
 from schemas.messages.tokens import Hello
 from schemas.messages.updates import Receipt
@@ -219,6 +227,11 @@ class CoordinatorApi:
         path = f"/v1/federations/{federation_id}/rounds/{round_number}/update"
         headers = upload_headers(body)
         return read(Receipt, self.call("PUT", path, content=body, headers=headers))
+
+    def newest_round(self, federation_id: str) -> RoundSummary | None:
+        """Return the newest round as members see it; None before the first."""
+        page = read(RoundPage, self.call("GET", f"/v1/federations/{federation_id}/rounds?limit=1"))
+        return page.items[0] if page.items else None
 
     def round_view(self, federation_id: str, round_number: int) -> RoundView:
         """Return the state of a round, without other clients."""

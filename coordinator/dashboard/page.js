@@ -5,7 +5,7 @@ import { actionsSection, askToCreate, askToEnrol, askToMove, askToRevoke, auditS
 import { all, fetchJson, roleIn, send, token } from "./page.api.js";
 import { besideSection } from "./page.beside.js";
 import { at, element, link, note, render, section } from "./page.dom.js";
-import { comeBack, leaveFor, offer, provider, signOut } from "./page.signin.js";
+import { comeBack, leaveFor, offer, provider, signInByLink, signOut } from "./page.signin.js";
 import { count, span } from "./page.text.js";
 import { clientSections, roundSections } from "./page.details.js";
 import { curvesSection } from "./page.curves.js";
@@ -284,6 +284,7 @@ at("view").addEventListener("click", (event) => {
 at("create").addEventListener("click", () => askToCreate((path, body) => act("POST", path, body), (fid) => { location.hash = `#/${fid}`; }));
 at("dialog").addEventListener("close", () => at("dialog").replaceChildren()); // a token that was shown is gone
 window.addEventListener("hashchange", () => {
+  if (signInByLink()) known.listedAt = 0;
   at("view").setAttribute("aria-busy", "true");
   window.scrollTo(0, 0);
   refresh();
@@ -294,6 +295,7 @@ at("organisation").addEventListener("click", async () => {
   else at("trouble").textContent = "The identity provider does not answer. Try again, or enter a token.";
 });
 document.addEventListener("visibilitychange", () => document.hidden || running || refresh());
+signInByLink();
 comeBack().then(startAgain);
 // A refresh in progress is not overtaken: with a slow coordinator none would ever come to its end.
 setInterval(() => document.hidden || running || refresh(), REFRESH_MS);

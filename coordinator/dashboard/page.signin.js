@@ -29,6 +29,17 @@ export async function signOut() {
   }
 }
 
+// Take the token of an address #token=TOKEN, and remove it from the address and from the tab's history. A browser sends no
+// fragment, so the token is in no log and in no other site's view. Returns whether there was one.
+export function signInByLink() {
+  const [, value] = /^#token=([\w-]+)$/.exec(location.hash) || [];
+  if (!value) return false;
+  history.replaceState(null, "", `${ROOT}/`);
+  token.forget();
+  token.set(value);
+  return true;
+}
+
 export async function leaveFor({ authorization_endpoint: endpoint, client_id: client, scope }) {
   const request = { state: random(), nonce: random(), verifier: random(), hash: location.hash };
   sessionStorage.setItem(KEY, JSON.stringify(request));

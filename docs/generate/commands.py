@@ -38,7 +38,7 @@ class Command:
         if len(self.path) > 2:
             return " ".join(self.path[:-1])
         panel = getattr(self.described, "rich_help_panel", None)
-        return f"{panel} commands" if isinstance(panel, str) else "Comparing methods"
+        return f"{panel} commands" if isinstance(panel, str) else "Commands that run both sides"
 
 
 def page() -> str:

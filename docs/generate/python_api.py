@@ -27,7 +27,36 @@ class Part:
 _INTRODUCTION = """\
 This page documents the public Python API. All other objects may change between versions. Import names from
 the package in the example of each section. They are loaded at their first use, so `import client_agent` does
-not import PyTorch."""
+not import PyTorch.
+
+This program compares training alone with federated averaging, on the model and the data that
+[`tessera quickstart`](cli.md#tessera-quickstart) writes into `tessera-quickstart`. It takes about a minute:
+
+```python
+from studies import Study, StudySilo, simulate
+
+folder = "tessera-quickstart"
+silos = [
+    StudySilo(
+        name=name,
+        model=f"{folder}/model",
+        train=f"{folder}/{name}/train.jsonl",
+        test=f"{folder}/{name}/test.jsonl",
+        examples=8,
+    )
+    for name in ("north", "harbour")
+]
+plan = {
+    "adapter": {"kind": "lora", "rank": 16},
+    "rounds": {"total": 2},
+    "training": {"steps": 12, "batch_size": 8, "learning_rate": 0.01, "max_length": 64},
+}
+study = Study(silo=silos, plan=plan, seeds=[0], tests=32, validation=0).named("first")
+
+report = simulate(study, methods=["local_lora", "fedit"])
+print(report)
+print(report.losses)
+```"""
 
 _AGENT = """\
 An agent in your own program. Errors are subclasses of `client_agent.errors.AgentError`
@@ -49,6 +78,8 @@ the package."""
 _ANNOTATED: Final = re.compile(r"^Annotated\[(.+?), Field\(.*?\)\]")
 _FACTORY: Final = re.compile(r"default_factory=(.+)\)$")
 _DECLARATION: Final = "schemas.strategies.declaration"
+_PROPERTY: Final = "(property)"
+_WITH_BASES: Final = "studies."
 _BASE: Final = "coordinator.strategies.base"
 _CAPABILITIES: Final = "coordinator.strategies.capabilities"
 _FACTORS: Final = "schemas.maths.factors"
@@ -75,8 +106,9 @@ PARTS: Final = (
         "studies",
         (
             ("studies.study", "Study"),
-            ("studies.compare", "simulate"),
-            ("studies.report.summary", "Report"),
+            ("studies.study_fields", "StudySilo"),
+            ("studies.simulation", "simulate"),
+            ("studies.report.shown", "Report"),
         ),
     ),
     Part(
@@ -147,8 +179,8 @@ def _class(item: griffe.Class) -> Iterator[str]:
     if settings:
         yield "Its fields are the [settings](settings.md)."
     else:
-        rows = [_attribute(attribute) for attribute in item.attributes.values() if _is_public(attribute)]
-        yield table(("attribute", "type", "default", "meaning"), _with_descriptions(item, rows))
+        described = [row for owner in (item, *_bases(item)) for row in _rows(owner)]
+        yield table(("attribute", "type", "default", "meaning"), described)
     for method in item.functions.values():
         if (
             _is_public(method)
@@ -156,6 +188,23 @@ def _class(item: griffe.Class) -> Iterator[str]:
             and method.name != "settings_customise_sources"
         ):
             yield from _function(method, f"{item.name}.")
+
+
+def _rows(item: griffe.Class) -> Iterator[tuple[str, str, str, str]]:
+    rows = [_attribute(attribute) for attribute in item.attributes.values() if _is_public(attribute)]
+    return _with_descriptions(item, rows)
+
+
+def _bases(item: griffe.Class) -> Iterator[griffe.Class]:
+    """Yield the bases of a class that are studies' own: their fields are the class's too."""
+    for base in map(str, item.bases):
+        first, _, rest = base.partition(".")
+        path = item.module.imports.get(first, f"{item.module.path}.{first}") + (f".{rest}" if rest else "")
+        module, _, name = path.rpartition(".")
+        if module.startswith(_WITH_BASES):
+            found = member(module, name)
+            assert isinstance(found, griffe.Class)
+            yield found
 
 
 def _is_public(item: griffe.Object) -> bool:
@@ -170,7 +219,8 @@ def _decorators(item: griffe.Object) -> str:
 
 def _attribute(item: griffe.Attribute) -> tuple[str, str, str, str]:
     meaning = item.docstring.value if item.docstring else ""
-    return item.name, code(type_of(item.annotation)), code(_default(str(item.value or ""))), meaning
+    default = _PROPERTY if "property" in item.labels else code(_default(str(item.value or "")))
+    return item.name, code(type_of(item.annotation)), default, meaning
 
 
 def type_of(annotation: object) -> str:

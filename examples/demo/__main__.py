@@ -3,25 +3,25 @@
 from __future__ import annotations
 
 import argparse
-import shutil
 import sys
 from pathlib import Path
 
 from rich.console import Console
 
 from client_agent.errors import AgentError
-from examples.agents import MARK, DemoFailed, may_be_emptied
+from examples.agents import INTERRUPTED, DemoFailed, make_room, may_be_emptied
 from examples.preloaded import preloaded
+from studies.interrupts import answer_at_once
 
 
 def main() -> int:
     """Run the demo; 1 if something did not work."""
     arguments = _arguments()
     out: Path = arguments.out
-    shutil.rmtree(out, ignore_errors=True)
-    out.mkdir(parents=True)
-    (out / MARK).touch()
+    answer_at_once()
+    make_room(out)
     console = Console()
+    print("Loading PyTorch takes a few seconds.", flush=True)
     try:
         with preloaded() as tessera:
             from examples.demo.run import run  # imports torch, while the process that starts the agents does
@@ -30,6 +30,8 @@ def main() -> int:
     except (DemoFailed, AgentError) as error:
         console.print(f"the demo stopped: {error}", style="red", soft_wrap=True, markup=False)
         return 1
+    except KeyboardInterrupt:
+        return INTERRUPTED
     return 0
 
 
@@ -49,9 +51,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--keep-open", action="store_true", help="keep the page open at the end")
     arguments = parser.parse_args()
     if arguments.out is not None and not may_be_emptied(arguments.out):
-        parser.error(
-            f"--out: {arguments.out} is there and no earlier demo's, and the demo begins with an empty folder"
-        )
+        parser.error(f"--out: {arguments.out} is there and no earlier demo's; pass a new folder")
     name = "demo-quick" if arguments.quick else "demo"
     by_seed = Path("runs") / (name if arguments.seed == 0 else f"{name}-seed-{arguments.seed}")
     arguments.out = (arguments.out or by_seed).absolute()

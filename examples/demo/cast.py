@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -81,8 +82,9 @@ class Cast:
             f'url = "{url}"\n'
             f'folder = "state"\n'
             f'model = "{silo.model}"\n'
-            f'train = "{data / name / "train.jsonl"}"\n'
-            f'test = "{data / name / "test.jsonl"}"\n'
+            # Relative, so that the folder of an earlier demo works under its new name too.
+            f'train = "{os.path.relpath(data / name / "train.jsonl", folder)}"\n'
+            f'test = "{os.path.relpath(data / name / "test.jsonl", folder)}"\n'
             f"metrics = {json.dumps(silo.metrics)}\n"
             f"validation_share = 0.0\n"  # eight tickets are few: all of them train, and the plan has the rate
             f'generated_scores = "ends"\n'  # the table shows nothing in between, and generating takes longest

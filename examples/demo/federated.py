@@ -53,7 +53,7 @@ def run_federation(setting: Setting, operator: Operator, federation: str) -> Fed
         narrator.step(f"federation: {', '.join(cast.founders)} enrol; round 1 opens when all are there")
         for name in cast.founders:
             agents.start(name)
-        follow = partial(_follow, operator, path, agents, narrator)
+        follow = partial(_follow, operator, path, cast, agents, narrator)
         if cast.latecomer is not None:
             agents.enrol(cast.latecomer)
             follow(lambda newest: bool(newest) and newest["counts"]["joined"] >= len(cast.founders))
@@ -75,6 +75,7 @@ def run_federation(setting: Setting, operator: Operator, federation: str) -> Fed
 def _follow(
     operator: Operator,
     path: str,
+    cast: Cast,
     agents: Agents,
     narrator: Narrator,
     until: Callable[[Answer], bool],
@@ -85,14 +86,24 @@ def _follow(
         rounds = operator.get(f"{path}/rounds?limit=1")["items"]
         newest = rounds[0] if rounds else {}
         if newest:
-            counts = newest["counts"]
-            narrator.step(
-                f"federation: round {newest['round']} {newest['state']}, "
-                f"{counts['arrived']} of {counts['joined']} updates delivered"
-            )
+            narrator.step(f"federation: {state_of(newest, cast)}")
         return until(newest)
 
     agents.until(look, "the rounds to be published")
+
+
+def state_of(newest: Answer, cast: Cast) -> str:
+    """Return the state of a round in words; a late silo is not expected in round 1."""
+    number, counts, late = newest["round"], newest["counts"], cast.latecomer
+    if newest["state"] == "published":
+        return f"round {number} is published: {counts['arrived']} updates are mixed for each silo"
+    expected = len(cast.helpdesks) - (number == 1 and late is not None)
+    waiting = f" ({late} joins after it)" if number == 1 and late is not None else ""
+    if counts["arrived"] == expected:
+        return f"round {number}: all {expected} silos{waiting} have delivered; the updates are mixed"
+    if not counts["arrived"]:
+        return f"round {number}: {counts['joined']} of {expected} silos{waiting} train"
+    return f"round {number}: {counts['arrived']} of {expected} silos{waiting} have delivered"
 
 
 def _result(operator: Operator, federation: str, cast: Cast) -> FederatedResult:

@@ -16,6 +16,7 @@ _STEP = re.compile(r"round (?P<round>\d+): step (?P<number>\d+)/(?P<total>\d+),"
 _SILO_WARNING = re.compile(r"validation examples are too few")
 """Messages that every silo logs alike, and that are printed once."""
 _LOOK_SECONDS = 0.5
+_SILENT_SECONDS = 8.0
 
 
 class Narrator:
@@ -24,7 +25,9 @@ class Narrator:
     def __init__(self, schedule: Schedule) -> None:
         self.schedule = schedule
         self._began = time.monotonic()
+        self._printed = self._began
         self._last = ""
+        self._hidden = ""
         self._of_every_silo: set[str] = set()
 
     @property
@@ -39,13 +42,25 @@ class Narrator:
 
     def _print(self, text: str) -> None:
         minutes, seconds = divmod(int(self.seconds), 60)
-        print(f"[{minutes}:{seconds:02}] {text}", flush=True)
+        self._line(f"[{minutes}:{seconds:02}] {text}")
+
+    def _line(self, text: str) -> None:
+        print(text, flush=True)
+        self._printed, self._hidden = time.monotonic(), ""
+
+    def break_silence(self) -> None:
+        """Print what happens, if nothing was printed for some seconds."""
+        if time.monotonic() - self._printed > _SILENT_SECONDS:
+            self._print(self._hidden or f"still: {self._last}")
 
     @contextmanager
     def counting_down(self) -> Iterator[None]:
         """Print every minute how long the whole still takes, while the block runs."""
         self.step(self.schedule.opening())
-        with every_minute(lambda: self._print(self.schedule.line())):
+        with (
+            every_minute(lambda: self._print(self.schedule.line())),
+            every_minute(self.break_silence, seconds=_LOOK_SECONDS),
+        ):
             yield
 
     @contextmanager
@@ -71,6 +86,8 @@ class Narrator:
                 whole, newline, _ = content.rpartition(b"\n")
                 read[name] += len(whole) + len(newline)
                 lines = whole.decode(errors="replace")
+                if steps := list(_STEP.finditer(lines)):
+                    self._hidden = f"{name}: {steps[-1][0].removesuffix(',')}"
                 shares[name] = max([shares[name], *(share / rounds for share in rounds_done(lines))])
                 self.log(name, logged(lines), max(map(len, names)))
             self.schedule.reach(sum(shares.values()) / len(shares))
@@ -82,10 +99,10 @@ class Narrator:
         for text in texts:
             if _SILO_WARNING.search(text):
                 if text not in self._of_every_silo:
-                    print(f"         {'all silos':<{width}} | {text}", flush=True)
+                    self._line(f"         {'all silos':<{width}} | {text}")
                 self._of_every_silo.add(text)
             else:
-                print(f"         {name:<{width}} | {text}", flush=True)
+                self._line(f"         {name:<{width}} | {text}")
 
 
 def rounds_done(lines: str) -> Iterator[float]:

@@ -48,6 +48,12 @@ class SiloFigures:
     silo: Helpdesk
     by_side: Mapping[Side, Figures]
 
+    @property
+    def disagrees(self) -> bool:
+        """Whether the loss favours one of alone and federated, and the number of right tickets the other."""
+        alone, federated = self.by_side["alone"], self.by_side["federated"]
+        return (federated.loss - alone.loss) * (federated.right - alone.right) > 0
+
 
 @dataclass(frozen=True, slots=True)
 class Report:
@@ -165,6 +171,29 @@ def last_line(report: Report) -> str:
     return f"{opening}: {losses}, {right}, {ahead}."
 
 
+def notes(report: Report) -> list[str]:
+    """Return what a reader should know about the figures: why some disagree, and what one draw is worth."""
+    if report.verdict is None:
+        return []
+    return [
+        *disagreements(report),
+        "This is one draw of eight tickets per silo: `make demo SEED=1` draws others, and `tessera compare "
+        "examples/studies/helpdesks.toml` compares three draws.",
+    ]
+
+
+def disagreements(report: Report) -> list[str]:
+    """Return why loss and right tickets favour different sides, if they do in a silo."""
+    names = [silo.silo.name for silo in report.silos if report.verdict is not None and silo.disagrees]
+    if not names:
+        return []
+    return [
+        f"In {', '.join(names)} loss and right tickets favour different sides: the loss counts how likely "
+        "each word of the expected answer is, and a ticket is right only if the whole written answer is the "
+        "same."
+    ]
+
+
 def table(report: Report) -> Table:
     """Return the figures as a table for a terminal."""
     result = Table(title="held-out tickets: loss, and how many were routed and answered word for word")
@@ -205,6 +234,7 @@ def write(report: Report, drawings: Mapping[str, str], folder: Path) -> Path:
         cell=cell,
         total=total,
         last_line=last_line(report),
+        disagreements=disagreements(report),
         drawings=drawings,
         methods=(ALONE, FEDERATED),
     )

@@ -24,12 +24,11 @@ from examples.demo.narration import Narrator
 from examples.demo.question import ask
 from examples.demo.report import Report
 from examples.demo.setting import Setting, schedule
-from schemas.private_files import FILE_MODE
 from studies.coordinator_process import TESSERA, RunningCoordinator, running_coordinator
+from studies.page_link import TOKEN_FILE, make_page_token, page_link
 
 _MODEL = next(model for model in real_models.MODELS if model.name == "smollm2")
 _PAGE_PORT = 8765
-_TOKEN = "page-token"
 
 
 def run(arguments: argparse.Namespace, out: Path, tessera: Program, console: Console) -> None:
@@ -52,7 +51,8 @@ def run(arguments: argparse.Namespace, out: Path, tessera: Program, console: Con
         _next_commands(out, built.answers.silo)
         print(f"\n{report.last_line(built)}", flush=True)
         if arguments.keep_open:
-            _wait_for_interrupt(running, out / _TOKEN)
+            token = (out / TOKEN_FILE).read_text().strip()
+            _wait_for_interrupt(page_link(running.url, token, _shown(out / TOKEN_FILE)))
 
 
 def _play(setting: Setting, running: RunningCoordinator, operator: Operator) -> report.Report:
@@ -62,10 +62,8 @@ def _play(setting: Setting, running: RunningCoordinator, operator: Operator) -> 
     for name in setting.names:
         (setting.federated / name).mkdir(parents=True)
     federation = create_federation(operator, cast)
-    token = operator.post("/v1/tokens", {"role": "auditor", "name": "demo page"})["token"]
-    (out / _TOKEN).touch(FILE_MODE)
-    (out / _TOKEN).write_text(f"{token}\n")
-    _introduce(cast, running, federation, out / _TOKEN, narrator)
+    link = page_link(running.url, make_page_token(operator, out), _shown(out / TOKEN_FILE))
+    _introduce(cast, running, federation, link, narrator)
     result = run_federation(setting, operator, federation)
     scores = run_alone(setting) if cast.latecomer is not None else None
     answers = ask(setting)
@@ -91,7 +89,7 @@ def _fetch_model(models: Path, narrator: Narrator) -> None:
 
 
 def _introduce(
-    cast: Cast, running: RunningCoordinator, federation: str, token: Path, narrator: Narrator
+    cast: Cast, running: RunningCoordinator, federation: str, link: str, narrator: Narrator
 ) -> None:
     """Print who takes part, and where the page is."""
     narrator.step(f"coordinator: {running.url} (process {running.process}, SQLite); federation {federation}")
@@ -99,7 +97,7 @@ def _introduce(
         when = "joins after round 1" if desk.late else "from the start"
         print(f"         {desk.name}: {desk.scheme} scheme, {when}", flush=True)
     print(
-        f"         Open {running.url}/ in a browser and enter the token in {_shown(token)}\n"
+        f"         Open {link} in a browser.\n"
         "         Look at: the round that is open and who is missing, the losses by round, and relevance:\n"
         "         who listens to whom. It is there until the demo ends (for longer: make demo OPEN=1).",
         flush=True,
@@ -115,6 +113,8 @@ def _show(built: report.Report, out: Path, console: Console, image: Path | None)
     print(flush=True)
     console.print(report.table(built))
     report.show_answers(built, console)
+    for note in report.notes(built):
+        console.print(note, soft_wrap=True, highlight=False)
     print(f"\n{built.seconds:.0f} s. Figures: {_shown(out / 'report.json')}. Pictures: {_shown(page)}")
 
 
@@ -122,6 +122,8 @@ def _next_commands(out: Path, silo: str) -> None:
     """Print where the adapters are, and the commands that use them."""
     tessera, config = _shown(Path(TESSERA[0])), _shown(out / "federated" / silo / "silo.toml")
     database = f"sqlite:///{out / 'coordinator' / 'tessera.db'}"
+    token = (out / TOKEN_FILE).read_text().strip()
+    page = page_link(f"http://127.0.0.1:{_PAGE_PORT}", token, _shown(out / TOKEN_FILE))
     alone = (
         f", {_shown(out / 'alone')}/<silo>/adapter.safetensors (alone)" if (out / "alone").exists() else ""
     )
@@ -131,14 +133,13 @@ def _next_commands(out: Path, silo: str) -> None:
         f"  {tessera} agent generate --config {config} --interactive\n"
         f"Export its adapter for peft, transformers and vLLM:\n"
         f"  {tessera} agent export --for peft --config {config} --out {_shown(out / f'{silo}-peft')}\n"
-        f"Look at the federation's page again, at http://127.0.0.1:{_PAGE_PORT}/ with the token in "
-        f"{_shown(out / _TOKEN)}:\n"
+        f"Look at the federation's page again, at {page}:\n"
         f"  TESSERA_DATABASE_URL={database} {tessera} serve --port {_PAGE_PORT}"
     )
 
 
-def _wait_for_interrupt(running: RunningCoordinator, token: Path) -> None:
-    print(f"The page stays open at {running.url}/ (token: {_shown(token)}); Ctrl-C ends it.", flush=True)
+def _wait_for_interrupt(link: str) -> None:
+    print(f"The page stays open at {link}; Ctrl-C ends it.", flush=True)
     try:
         while True:
             time.sleep(3600)

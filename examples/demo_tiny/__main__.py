@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import shutil
 import subprocess
 import sys
 import time
@@ -16,21 +15,22 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from client_agent.errors import AgentError
 from client_agent.transport.admin_client import Answer, Operator
-from examples.agents import MARK, DemoFailed, may_be_emptied
+from examples.agents import INTERRUPTED, DemoFailed, make_room, may_be_emptied
 from examples.demo_tiny import alone, federated, report
 from examples.demo_tiny.alone import Report
 from examples.demo_tiny.silos import EXAMPLES, SiloSetup
 from examples.preloaded import preloaded
 from studies.coordinator_process import running_coordinator
+from studies.interrupts import answer_at_once
 from studies.remaining_time import Schedule, Stage, every_minute
 
 ROUNDS = 6
 _STAGES = (
-    Stage("fedmosaic", 90),
-    Stage("fedmosaic_random_frames", 70),
-    Stage("fedavg", 70),
-    Stage("local", 60),
-    Stage("local_lora", 40),
+    Stage("fedmosaic", 170),
+    Stage("fedmosaic_random_frames", 130),
+    Stage("fedavg", 130),
+    Stage("local", 110),
+    Stage("local_lora", 75),
 )
 
 
@@ -46,16 +46,17 @@ def main() -> int:
     ).resolve()
     console = Console()
     if arguments.out is not None and not may_be_emptied(out):
-        parser.error(f"--out: {out} is there and no earlier demo's, and the demo begins with an empty folder")
-    shutil.rmtree(out, ignore_errors=True)
-    out.mkdir(parents=True)
-    (out / MARK).touch()
+        parser.error(f"--out: {out} is there and no earlier demo's; pass a new folder")
+    answer_at_once()
+    make_room(out)
     began = time.monotonic()
     try:
         scores, federations = _run(arguments.seed, out, console)
     except (DemoFailed, AgentError) as error:
         console.print(f"[red]the demo stopped:[/red] {error}")
         return 1
+    except KeyboardInterrupt:
+        return INTERRUPTED
     summary = report.build(scores, federations, time.monotonic() - began)
     page = report.write(summary, out)
     console.print(f"{summary['seconds']:.0f} s; figures in {out / 'report.json'}, pictures in {page}")

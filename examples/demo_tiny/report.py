@@ -129,9 +129,9 @@ def verdicts(report: Answer) -> list[str]:
     to_worst = worst["fedmosaic"]["loss"] - worst[control]["loss"]
     return [
         f"Relevance: {report['in_cluster_mass']:.3f} of the weight lies on other clients of the same task.",
-        f"Alignment: against random frames a loss of {to_mean:+.3f} in the mean, {to_worst:+.3f} in the "
-        "worst client. Established clients listen to peers of the identical base model, whose frames "
-        "agree anyway.",
+        f"Alignment: against random frames the loss is {_changed(to_mean)} in the mean and "
+        f"{_changed(to_worst)} in the worst client. Established clients listen to peers of the "
+        "identical base model, whose frames agree anyway.",
         f"Bytes per client and round: {report['bytes_up_per_client_round']:,} up, "
         f"{report['bytes_down_per_client_round']:,} down.",
         f"Late joiner: a loss of {late['fedmosaic']['loss_at_start']:.2f} before its first step and "
@@ -144,6 +144,10 @@ def verdicts(report: Answer) -> list[str]:
         f"{ours['exact_match']:.3f} against {theirs['exact_match']:.3f}. "
         "One draw of the examples: `tessera compare` tells the noise.",
     ]
+
+
+def _changed(by: float) -> str:
+    return "the same" if round(by, 3) == 0 else f"{abs(by):.3f} {'lower' if by < 0 else 'higher'}"
 
 
 def _beside(ahead: float) -> str:

@@ -129,32 +129,38 @@ class MethodSummary(Strict):
 
 
 class Report(Strict):
-    """A comparison: its methods in run order, and the missing runs.
-
-    `seeds` are the requested ones, `paired_seeds` those with results of all methods. `rules` are those that
-    apply, the one of the tables first. `tests` is the largest number of test items of a silo; `models` is
-    each silo's base model, `cut` the number of texts of a silo that are cut, if any. `search_cpu_seconds` are
-    those of all rate searches, which methods share. `control` is the method with which all scores are
-    compared, None without one that trains alone. `budgets` are bytes of a founder, from the least that a
-    whole run takes to the most. `search_seed` is that of the whole runs in which a fair comparison searched
-    rates, None for another comparison. `costs` has every run, searches included.
-    """
+    """A comparison: its methods in run order, and the missing runs."""
 
     study: str
+    """The study's name."""
     rules: list[Rule]
+    """The rules by which a client's result is chosen that apply, the one of the tables first."""
     seeds: list[int]
+    """The requested seeds."""
     paired_seeds: list[int]
+    """The seeds with results of all methods."""
     tests: int
+    """The largest number of test items of a silo."""
     examples: dict[str, int]
+    """The number of training examples of each silo."""
     models: dict[str, str]
+    """The base model of each silo."""
     cut: dict[str, TextCount] = Field(default_factory=dict)
+    """The number of texts of a silo that are cut, for silos with any."""
     search_cpu_seconds: float
+    """The CPU seconds of all rate searches, which methods share."""
     control: str | None = None
+    """The method with which all scores are compared; None without one that trains alone."""
     budgets: list[float] = Field(default_factory=list)
+    """Bytes of a founder, from the least that a whole run takes to the most."""
     search_seed: int | None = None
+    """The seed of the whole runs in which a fair comparison searched rates; None for another comparison."""
     methods: list[MethodSummary]
+    """The figures of each method: losses, other scores, differences to training alone, bytes, times."""
     costs: list[RunCost] = Field(default_factory=list)
+    """The cost of every run, searches included."""
     missing: list[str]
+    """The runs without a result, each with its log file."""
 
     @property
     def baselines(self) -> list[str]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,10 +13,13 @@ import pytest
 from client_agent import AgentSettings, open_participant, run
 from client_agent.errors import NotEnrolled, StudyUnusable
 from studies import Study, simulate
+from studies.quickstart.folder import QuickstartFolder
 from tests.client_agent.conftest import config
 from tests.client_agent.test_daemon import alone_plan
 from tests.served import Served
 from tests.studies.studies import write_study
+
+ROOT = Path(__file__).parents[2]
 
 
 def test_a_silo_takes_part_from_python(served: Served, tmp_path: Path) -> None:
@@ -39,6 +44,31 @@ def test_methods_are_compared_from_python(tmp_path: Path) -> None:
     assert [method.method for method in report.methods] == ["local_lora", "fedavg"]
     assert (report.study, report.seeds, report.missing) == ("study", [0], [])
     assert (tmp_path / "out" / "report.json").is_file()
+    assert report.losses == {method.method: method.loss.mean.mean for method in report.methods}
+    assert str(report) == report.table()
+    assert "local_lora" in report.table()
+    assert max(map(len, report.table(width=70).splitlines())) <= 70
+    assert len(repr(report)) < 200
+    assert report._repr_html_().startswith("<pre style=")
+    assert "fedavg" in report._repr_html_()
+    assert f"{report.losses['fedavg']:.3f}" in report._repr_html_()
+
+
+@pytest.mark.slow
+def test_example_at_the_top_of_the_page_runs(tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "reference" / "python.md").read_text()
+    example = page.partition("```python\n")[2].partition("```")[0]
+    QuickstartFolder.create(tmp_path / "tessera-quickstart")
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, "-c", example], cwd=tmp_path, env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"│ fedit +│ +1 │ +\d\.\d{3} │", done.stdout), done.stdout
+    assert re.search(r"^\{'local_lora': \d\.\d+, 'fedit': \d\.\d+\}$", done.stdout, re.MULTILINE)
+    assert "runs" in done.stderr
+    assert "left" in done.stderr or "finished" in done.stderr
+    assert (tmp_path / "runs" / "first" / "report.json").is_file()
 
 
 def test_an_unknown_method_is_refused_before_anything_runs(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
+import sysconfig
 import tarfile
 import time
 import zipfile
@@ -84,6 +85,24 @@ def test_a_bare_environment_with_the_wheel_serves(built: Path, tmp_path: Path) -
         command = [tessera, "federation", "create", "--name", "clinics", "--strategy", "fedmosaic"]
         created = _checked([*command, "--url", url, "--token", TOKEN, "--json"], tmp_path)
         assert json.loads(created)["name"] == "clinics"
+
+
+@pytest.mark.slow
+def test_the_wheel_runs_a_quickstart_without_a_clone(built: Path, tmp_path: Path) -> None:
+    """Code, model and data are the wheel's; libraries are this environment's, as torch is large."""
+    (wheel,) = built.glob("*.whl")
+    environment = tmp_path / "venv"
+    _checked([sys.executable, "-m", "venv", str(environment)], tmp_path)
+    python = str(environment / "bin" / "python")
+    _checked([python, "-m", "pip", "install", "--quiet", "--no-deps", "--no-compile", str(wheel)], tmp_path)
+    (own,) = environment.glob("lib/python3*/site-packages")
+    # A path in a .pth file is searched last, and .pth files in it, such as ours of this clone, are not read.
+    (own / "libraries.pth").write_text(f"{sysconfig.get_path('purelib')}\n")
+    place = _checked([python, "-c", "import studies.quickstart as q; print(q.__file__)"], tmp_path)
+    assert place.startswith(str(own))
+    printed = _checked([str(environment / "bin" / "tessera"), "quickstart", "--no-keep"], tmp_path)
+    assert re.search(r"north +│( +\d\.\d{3} │){4}", printed), printed
+    assert (tmp_path / "tessera-quickstart" / "north" / "state").is_dir()
 
 
 def _checked(command: list[str], folder: Path) -> str:

@@ -181,6 +181,15 @@ def test_the_last_line_follows_from_the_figures(
     assert f"a lower loss in {ahead} of 4 silos." in line
 
 
+def test_disagreeing_figures_of_a_silo_are_explained(cast: Cast) -> None:
+    assert report.disagreements(built(cast, (0.8, 4), (0.4, 8))) == []
+    (why,) = report.disagreements(built(cast, (0.5, 2), (0.9, 9)))
+    assert why.startswith("In elmford, greyhaven,")
+    assert "different sides" in why
+    assert "one draw of eight tickets per silo" in report.notes(built(cast, (0.8, 4), (0.4, 8)))[-1]
+    assert report.notes(quick_report(cast)) == []
+
+
 @pytest.mark.slow
 def test_the_table_and_the_page_have_every_figure(cast: Cast, tmp_path: Path) -> None:
     figures = built(cast, (0.8, 4), (0.4, 8))

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from threading import Event
 
 import pytest
 
+from examples.demo import federated, narration
+from examples.demo.cast import Cast
 from examples.demo.narration import Narrator, logged, rounds_done
+from examples.demo_tiny.silos import MODELS
 from studies.remaining_time import Schedule, Stage, every_minute
 
 
@@ -15,14 +19,18 @@ def test_minutes_left_follow_the_pace_of_what_is_done() -> None:
     schedule = Schedule([Stage("model", 60), Stage("training", 240)], lambda: now[0])
     assert schedule.opening() == "2 stages (model, training), about 5 minutes on two cores"
     now[0] = 10.0
-    assert schedule.line() == "stage 1 of 2 (model): about 6 minutes left"
-    now[0] = 120.0  # twice the time that was planned
+    assert schedule.line() == "stage 1 of 2 (model): about 5 minutes left"
+    now[0] = 300.0  # a slow download says nothing about training
     schedule.enter("training")
-    assert schedule.line() == "stage 2 of 2 (training): about 6 minutes left"
-    schedule.reach(0.5)
-    schedule.reach(0.25)
-    now[0] = 360.0
     assert schedule.line() == "stage 2 of 2 (training): about 4 minutes left"
+    now[0] = 400.0  # neither do imports
+    schedule.reach(0.1)
+    assert schedule.line() == "stage 2 of 2 (training): about 4 minutes left"
+    now[0] = 500.0  # 100 seconds for what 48 were planned
+    schedule.reach(0.3)
+    schedule.reach(0.2)
+    assert schedule.line() == "stage 2 of 2 (training): about 6 minutes left"
+    now[0] = 900.0
     schedule.reach(1.0)
     assert schedule.line() == "stage 2 of 2 (training): about a minute left"
 
@@ -63,3 +71,49 @@ def test_share_of_the_rounds_follows_from_the_logged_steps() -> None:
         "2026-01-01 10:00:02,000 INFO     round 2: step 2/8, loss 1.9, 9 tokens/s, 4 s left\n"
     )
     assert list(rounds_done(lines)) == [0.5, 1.25]
+
+
+def test_silence_ends_with_the_newest_step(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    narrator = Narrator(Schedule([Stage("training", 60)]))
+    narrator.step("federation: round 1: 2 of 2 silos train")
+    narrator.break_silence()
+    assert len(capsys.readouterr().out.splitlines()) == 1
+    monkeypatch.setattr(narration, "_SILENT_SECONDS", 0.0)
+    narrator.break_silence()
+    (tmp_path / "elmford").mkdir()
+    (tmp_path / "elmford" / "agent.log").write_text(
+        "2026-01-01 10:00:00,000 INFO     round 1: step 1/8, loss 2.0, 9 tokens/s, 5 s left\n"
+    )
+    with narrator.following(tmp_path, ["elmford"], 1):
+        pass
+    narrator.break_silence()
+    assert [line.partition("] ")[2] for line in capsys.readouterr().out.splitlines()] == [
+        "still: federation: round 1: 2 of 2 silos train",
+        "elmford: round 1: step 1/8",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("number", "joined", "arrived", "state", "words"),
+    [
+        (1, 2, 0, "open", "round 1: 2 of 3 silos (saltmere joins after it) train"),
+        (1, 3, 1, "collecting", "round 1: 1 of 3 silos (saltmere joins after it) have delivered"),
+        (
+            1,
+            3,
+            3,
+            "closing",
+            "round 1: all 3 silos (saltmere joins after it) have delivered; the updates are",
+        ),
+        (1, 3, 3, "published", "round 1 is published: 3 updates are mixed for each silo"),
+        (2, 0, 0, "open", "round 2: 0 of 4 silos train"),
+    ],
+)
+def test_round_is_told_with_the_silos_that_are_expected(
+    tmp_path: Path, number: int, joined: int, arrived: int, state: str, words: str
+) -> None:
+    (tmp_path / "smollm2").symlink_to(MODELS["S"])
+    newest = {"round": number, "state": state, "counts": {"joined": joined, "arrived": arrived}}
+    assert federated.state_of(newest, Cast.of(tmp_path, seed=0)).startswith(words)

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import ast
 from pathlib import Path
 
 import nbformat
 import pytest
 from nbclient import NotebookClient
 
+from docs.generate.python_api import PARTS
+
 FOLDER = Path(__file__).parents[2] / "examples" / "notebooks"
+OURS = {"client_agent", "coordinator", "examples", "schemas", "studies"}
 NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
 
 
@@ -17,6 +21,19 @@ def test_there_are_notebooks_without_outputs() -> None:
     for file in NOTEBOOKS:
         cells = nbformat.read(file, as_version=4).cells
         assert not any(cell.get("outputs") or cell.get("execution_count") for cell in cells), file
+
+
+@pytest.mark.parametrize("file", NOTEBOOKS, ids=lambda file: file.stem)
+def test_notebooks_import_the_public_api_alone(file: Path) -> None:
+    code = "\n".join(
+        cell.source for cell in nbformat.read(file, as_version=4).cells if cell.cell_type == "code"
+    )
+    public = {part.exported_by: {name for _, name in part.names} for part in PARTS}
+    for node in ast.walk(ast.parse(code)):
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.partition(".")[0] in OURS:
+            assert {alias.name for alias in node.names} <= public.get(node.module, set()), node.module
+        elif isinstance(node, ast.Import):
+            assert not {alias.name.partition(".")[0] for alias in node.names} & OURS
 
 
 @pytest.mark.slow

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from studies.compare import simulate
+from studies import simulate
 from studies.study import read_study
 from tests.scenarios.agents import EXAMPLES
 from tests.studies.test_fair import fair_study

@@ -19,10 +19,10 @@ from typer.testing import CliRunner
 from client_agent.agent_entries import PREFIXES
 from client_agent.errors import FolderInUse
 from client_agent.storage.rate_store import RateSearch
-from studies import shared_files
+from studies import shared_files, simulate
 from studies.clients import SharedModels
 from studies.command import compare
-from studies.compare import Comparison, simulate
+from studies.compare import Comparison
 from studies.methods import methods_of
 from studies.partition_record import describe_partition
 from studies.results import CellResult, cells_of, store_result, stored_result

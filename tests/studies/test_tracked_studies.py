@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from client_agent.errors import StudyUnusable
-from studies.compare import Comparison, simulate
+from studies import simulate
+from studies.compare import Comparison
 from studies.study import read_study
 from tests.studies.studies import write_study
 from tests.tracked import in_new_process, recorded, recorded_by_trackio

@@ -5,16 +5,20 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from client_agent.agent_entries import MEMBERSHIP
 from client_agent.identity.agent_folder import Membership
 from client_agent.rounds.training_result import TrainingResult
+from schemas.command import application
 from tests.client_agent.test_daemon import config
 from tests.client_agent.test_status import beside
 from tests.scenarios.agents import TESSERA, environment, tessera
+from tests.served import Served
 
 PLAN = {
     "name": "alone",
@@ -103,6 +107,22 @@ def test_a_damaged_token_is_refused_before_the_model_is_loaded(tmp_path: Path) -
     assert done.returncode == 1
     assert "copy it whole" in done.stderr
     assert "silo:" not in done.stderr
+
+
+@pytest.mark.slow
+def test_enrolment_gives_a_stopped_coordinator_up_soon(
+    served: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("client_agent.cli.agent._ENROL_SECONDS", 0.5)
+    token = served.enrolment_token(served.federation(), "aster")
+    settings = str(config(tmp_path, url="http://127.0.0.1:1"))
+    began = time.monotonic()
+    done = CliRunner().invoke(
+        application("agent"), ["agent", "enrol", "--config", settings, "--name", "aster", "--token", token]
+    )
+    assert time.monotonic() - began < 60  # the default of settings is a quarter of an hour
+    assert done.exit_code == 1
+    assert "http://127.0.0.1:1 did not answer" in done.stderr
 
 
 @pytest.mark.slow

@@ -1,0 +1,123 @@
+"""What an agent says while it waits for others."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from datetime import UTC, datetime
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from client_agent import AgentSettings, StopFlag, open_participant, run
+from client_agent.errors import CoordinatorUnreachable, Stopped
+from client_agent.rounds import waits
+from client_agent.rounds.waits import WaitLog, awaited
+from schemas.messages.enrolment import Traffic
+from schemas.messages.federations import FederationPlan
+from schemas.messages.rounds import RoundCounts, RoundSummary
+from tests.client_agent.conftest import config
+from tests.client_agent.test_daemon import alone_plan
+from tests.served import Served
+from tests.waiting import wait_until
+
+PLAN = FederationPlan.model_validate(
+    {"name": "x", "strategy": {"name": "fedavg"}, "rounds": {"total": 2, "min_clients": 2}}
+)
+
+
+def _newest(number: int, state: Any, joined: int = 2, arrived: int = 0) -> RoundSummary:
+    return RoundSummary(
+        round=number,
+        state=state,
+        reason=None,
+        deadline=None,
+        opened_at=datetime(2026, 1, 1, tzinfo=UTC),
+        published_at=None,
+        counts=RoundCounts(joined=joined, arrived=arrived, late=0, dropped=0, rejected=0),
+        seconds={},
+        bytes=Traffic(up=0, down=0),
+        scores=None,
+    )
+
+
+@pytest.mark.parametrize(
+    ("newest", "text"),
+    [
+        (None, "waiting for round 1: it opens when the federation is started and 2 clients are there"),
+        (_newest(1, "open", joined=1), "waiting for round 1: 1 of 2 has joined"),
+        (_newest(1, "collecting", arrived=1), "waiting for round 2: 1 of 2 has delivered"),
+        (_newest(1, "collecting", joined=3, arrived=2), "waiting for round 2: 2 of 3 have delivered"),
+        (_newest(2, "collecting", arrived=1), "waiting for the final weights: 1 of 2 has delivered"),
+        (_newest(1, "aggregating", arrived=2), "waiting for round 2: round 1 is aggregating"),
+        (_newest(1, "published", arrived=2), "waiting for round 2"),
+    ],
+)
+def test_line_names_what_is_missing(newest: RoundSummary | None, text: str) -> None:
+    assert awaited(newest, PLAN) == text
+
+
+def _log(watched: bool, rounds: list[RoundSummary | Exception]) -> WaitLog:
+    def newest_round(federation_id: str) -> RoundSummary:
+        found = rounds.pop(0)
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    session: Any = SimpleNamespace(
+        api=SimpleNamespace(newest_round=newest_round),
+        federation_id="fed_1",
+        manifests=SimpleNamespace(plan=PLAN),
+    )
+    return WaitLog(session, watched=watched)
+
+
+@pytest.mark.parametrize(("watched", "lines"), [(True, 3), (False, 2)])
+def test_lines_are_repeated_on_a_terminal_alone(
+    watched: bool, lines: int, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [0.0]
+    monkeypatch.setattr(waits, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    caplog.set_level(logging.INFO)
+    same, other = _newest(1, "collecting"), _newest(1, "collecting", arrived=1)
+    log = _log(watched, [same, CoordinatorUnreachable("http://c", "no route", 5.0), same, other])
+    for _ in range(4):
+        log.tell()
+        now[0] += 1
+        log.tell()
+        now[0] += log.seconds
+    assert [record.message for record in caplog.records] == [
+        *["waiting for round 2: 0 of 2 have delivered"] * (lines - 1),
+        "waiting for round 2: 1 of 2 has delivered",
+    ]
+
+
+@pytest.mark.slow
+def test_agent_says_that_another_silo_is_missing(
+    served: Served, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(waits, "_FIRST_SECONDS", 1)
+    caplog.set_level(logging.INFO)
+    federation_id = served.federation(**alone_plan(rounds={"total": 1, "min_clients": 2}))
+    token = served.enrolment_token(federation_id, "aster")
+    served.admin.post(f"/v1/federations/{federation_id}/start")
+    settings, stop = AgentSettings.from_toml(config(tmp_path, url=served.url)), StopFlag()
+    ended: list[type[BaseException]] = []
+    with open_participant(settings, (token, "aster"), stop=stop) as participant:
+
+        def take_part() -> None:
+            try:
+                run(participant, log_waits=True)
+            except Stopped as stopped:
+                ended.append(type(stopped))
+
+        agent = threading.Thread(target=take_part)
+        agent.start()
+        try:
+            wait_until(lambda: "waiting for round 1: 1 of 2 has joined" in caplog.text)
+        finally:
+            stop.set()
+            agent.join()
+    assert ended == [Stopped]
