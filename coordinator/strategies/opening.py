@@ -8,6 +8,7 @@ A strategy is `coordinator/strategies/<name>.py`, or the module `coordinator` of
 from __future__ import annotations
 
 import importlib
+import inspect
 import pkgutil
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -72,6 +73,17 @@ def names() -> tuple[str, ...]:
 
 
 @cache
+def sentence(name: str) -> str:
+    """Return the first paragraph of the docstring of a strategy's file, in one line; "" without one.
+
+    Raises:
+        UnknownStrategy: there is no usable strategy of this name.
+    """
+    module = importlib.import_module(load(name).Options.__module__)
+    return " ".join(inspect.cleandoc(module.__doc__ or "").partition("\n\n")[0].split())
+
+
+@cache
 def load(name: str) -> StrategyFile:
     """Load the file of a strategy; a file beside this one is preferred to a package of the same name.
 
@@ -102,7 +114,7 @@ def make(name: str, options: Mapping[str, JsonValue]) -> Strategy:
 def unknown_option(name: str, option: str) -> str:
     """Return why a strategy has not this option: the options that it has, and the strategies that have it."""
     has = ", ".join(load(name).Options.model_fields) or "none"
-    owners = [strategy for strategy in _usable() if option in load(strategy).Options.model_fields]
+    owners = [strategy for strategy in usable() if option in load(strategy).Options.model_fields]
     elsewhere = f"; {', '.join(owners)} have it" if owners else ""
     return f"{name} has no such option, only {has}{elsewhere}"
 
@@ -123,11 +135,12 @@ def require_summed(opened: OpenedPlan) -> SumStrategy:
 
 def _summed_names() -> list[str]:
     """List the strategies that need sums only, whatever their options."""
-    traits = {name: getattr(load(name).Strategy, "traits", None) for name in _usable()}
+    traits = {name: getattr(load(name).Strategy, "traits", None) for name in usable()}
     return [name for name, of in traits.items() if isinstance(of, Traits) and of.sums]
 
 
-def _usable() -> list[str]:
+def usable() -> list[str]:
+    """Return the names of the strategies that can be loaded."""
     usable = []
     for name in names():
         try:

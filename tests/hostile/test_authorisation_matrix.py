@@ -65,6 +65,7 @@ POLICIES: dict[str, Policy] = {
     "GET /v1/audit": AUDITORS,
     "GET /v1/me": ANY_CLIENT,
     "PUT /v1/me/key": ANY_CLIENT,
+    "GET /v1/strategies": AUDITORS,
     "POST /v1/federations": OPERATORS,
     "GET /v1/federations": AUDITORS,
     f"GET {_F}": AUDITORS,
