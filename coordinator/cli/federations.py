@@ -1,4 +1,4 @@
-"""Commands for federations: create, show, start, pause, finish."""
+"""Commands for federations: create, show, start, pause, finish, remove."""
 
 from __future__ import annotations
 
@@ -170,6 +170,27 @@ def finish(
         abandoned = f", and round {current['number']} ({current['state']}) is abandoned" if is_open else ""
         confirm(f"{view['name']} ({view['id']}) ends for good: no further round opens{abandoned}", yes=yes)
     _print(coordinator.post(f"{path}/finish"), as_json)
+
+
+@app.command("remove")
+def remove(
+    federation: Federation,
+    yes: Yes = False,
+    url: Url = DEFAULT_URL,
+    token: Token = "",
+    as_json: AsJson = False,
+) -> None:
+    """Remove a federation that was never started, with its enrolments, anchor texts and packs.
+
+    Asks for confirmation on a terminal; elsewhere --yes is required.
+    """
+    coordinator = Coordinator(url, token)
+    path = coordinator.federation(federation)
+    view = coordinator.get(path)
+    confirm(f"{view['name']} ({view['id']}) is removed with its clients and tokens", yes=yes)
+    coordinator.delete(path)
+    removed = {"id": view["id"], "removed": True}
+    print_json(removed) if as_json else typer.echo(f"{view['id']} is removed.")
 
 
 def _print(federation: dict[str, Any], as_json: bool) -> None:

@@ -7,16 +7,18 @@ from typing import Annotated
 from fastapi import APIRouter, Depends
 
 from coordinator.auth.authentication import still_person
-from coordinator.auth.permissions import AsAuditor, AsOperator, AsPersonAnywhere
+from coordinator.auth.permissions import AsAdmin, AsAuditor, AsOperator, AsPersonAnywhere
+from coordinator.db.federation_lock import lock_federation
 from coordinator.enrolment.names import NameLooksAlike
 from coordinator.errors import (
     AuthMissing,
+    FederationStateConflict,
     Forbidden,
     Invalid,
     JsonMalformed,
     NotFound,
 )
-from coordinator.federations import store
+from coordinator.federations import removal, store
 from coordinator.federations.new_plans import resolved, sent_plan
 from coordinator.http.dependencies import TheDatabase
 from coordinator.http.json_body import takes
@@ -89,6 +91,23 @@ def show_federation(_: AsAuditor, federation_id: FederationId, database: TheData
     """Return a federation with its resolved plan, current round and claims."""
     with database.read() as session:
         return store.view(session, store.federation(session, federation_id))
+
+
+@router.delete(
+    "/{fid}", status_code=204, responses=answers(AuthMissing, Forbidden, NotFound, FederationStateConflict)
+)
+def remove_federation(person: AsAdmin, federation_id: FederationId, database: TheDatabase) -> None:
+    """Remove a federation that was never started, with its enrolments, anchor texts and packs.
+
+    A federation with a round stays, and its record with it; finish it instead.
+    """
+    with database.write() as session:
+        row = lock_federation(session, federation_id)
+        still_person(session, person)
+        name = row.name
+        removal.remove(session, row)
+        audit_log.append(session, "federation-removed", actor=person.id, subject=federation_id, reason=name)
+        log.info("federation-removed", federation=federation_id)
 
 
 def _how_summed(plan: FederationPlan) -> str | None:

@@ -20,6 +20,7 @@ Event = Literal[
     "federation-started",
     "federation-paused",
     "federation-finished",
+    "federation-removed",
     "enrolment-token-made",
     "enrolment-token-ended",
     "enrolment-refused",
