@@ -8,6 +8,7 @@ from typing import Annotated
 
 from anyio import to_thread
 from fastapi import Query, Request
+from pydantic import JsonValue
 
 from coordinator.enrolment.eligibility import check_adapter, check_budget
 from coordinator.errors import Invalid, JsonMalformed, all_of
@@ -54,6 +55,16 @@ def _completed(body: bytes) -> FederationPlan:
     if not isinstance(sent, dict):
         return parse(FederationPlan, body)
     return parse(FederationPlan, json.dumps(completed(sent)).encode())
+
+
+def recommended_plan(strategy: str) -> dict[str, JsonValue]:
+    """Return the plan of a federation of one base model that names only its strategy, without its name."""
+    plan = FederationPlan.model_validate(completed({"name": strategy, "strategy": {"name": strategy}}))
+    try:
+        named = plan.model_copy(update={"strategy": _resolved_strategy(plan.strategy)})
+    except Invalid:  # an option of a package has no default
+        named = plan
+    return {part: fields for part, fields in named.model_dump(mode="json").items() if part != "name"}
 
 
 def resolved(plan: FederationPlan) -> FederationPlan:

@@ -19,7 +19,7 @@ from coordinator.errors import (
     NotFound,
 )
 from coordinator.federations import removal, store
-from coordinator.federations.new_plans import resolved, sent_plan
+from coordinator.federations.new_plans import recommended_plan, resolved, sent_plan
 from coordinator.http.dependencies import TheDatabase
 from coordinator.http.json_body import takes
 from coordinator.http.params import DEFAULT_LIMIT, After, FederationId, Limit
@@ -29,7 +29,6 @@ from coordinator.storage import audit_log
 from coordinator.strategies.opening import sentence, usable
 from schemas.messages.federation_views import Federation, FederationPage
 from schemas.messages.federations import FederationPlan
-from schemas.messages.recommendations import recommended
 from schemas.messages.strategies import StrategyList, StrategyView
 
 router = APIRouter(prefix="/v1/federations", tags=["federations"])
@@ -39,11 +38,10 @@ log = logger(__name__)
 
 @strategies_router.get("/v1/strategies", responses=answers(AuthMissing, Forbidden))
 def list_strategies(_: AsPersonAnywhere) -> StrategyList:
-    """List the strategies that a plan can name, each with a sentence and its recommended fields."""
+    """List the strategies that a plan can name, each with a sentence and its recommended plan."""
     return StrategyList(
         items=[
-            StrategyView(name=name, summary=sentence(name), recommended=recommended(name, aligned=False))
-            for name in usable()
+            StrategyView(name=name, summary=sentence(name), plan=recommended_plan(name)) for name in usable()
         ]
     )
 

@@ -14,8 +14,8 @@ class StrategyView(Strict):
     """Its name in a plan."""
     summary: str
     """A sentence about it, with the paper of the method."""
-    recommended: dict[str, JsonValue]
-    """The fields of a plan for one base model that are filled in with `recommended=true`."""
+    plan: dict[str, JsonValue]
+    """The plan of a federation of one base model that names only this strategy, with `recommended=true`."""
 
 
 class StrategyList(Strict):

@@ -10,7 +10,7 @@ import pytest
 
 from coordinator.strategies.opening import names
 from schemas.messages.federations import FederationPlan
-from schemas.messages.recommendations import FEDMOSAIC, LORA, completed, recommended
+from schemas.messages.recommendations import FEDMOSAIC, LORA, completed
 from tests.operating import Operator
 from tests.served import Served, slug
 
@@ -85,9 +85,10 @@ def test_name_and_option_are_refused_together(coordinator: Served) -> None:
     assert [fault["field"] for fault in refused["errors"]] == ["name", "strategy.options.zzz"]
 
 
-def test_strategies_are_listed_with_a_sentence_and_their_fields(coordinator: Served) -> None:
+def test_strategies_are_listed_with_a_sentence_and_their_plan(coordinator: Served) -> None:
     listed = coordinator.person("auditor").get("/v1/strategies").json()["items"]
     assert [one["name"] for one in listed] == list(names())
     for one in listed:
         assert one["summary"].endswith("."), one["name"]
-        assert one["recommended"] == recommended(one["name"], aligned=False)
+        made = coordinator.admin.post(CREATE, json=_plan(strategy={"name": one["name"]})).json()["plan"]
+        assert one["plan"] | {"name": "x"} == made
