@@ -112,15 +112,17 @@ const SCALE = 7; // the width of a digit on the axis
 // "faint" stand behind the others: without dots, and without a name of their own in the legend.
 export function chart(name, unit, lines) {
   const points = lines.flatMap((line) => line.points), named = lines.filter((line) => line.style !== "faint"), faint = lines.length - named.length;
-  const values = points.map(([, value]) => value), cut = cutOf(values), [low, high] = [Math.min(...values), cut ?? Math.max(...values)];
+  const values = points.map(([, value]) => value), top = cutOf(values);
+  const cut = lines.every((line) => line.points.some(([, value]) => value <= top)) ? top : null; // no line disappears
+  const [low, high] = [Math.min(...values), cut ?? Math.max(...values)];
   const around = high - low < 1e-3 * Math.abs(high) ? 0.05 * Math.abs(high) : 0, levels = ticks(low - around, high + around); // equal values stand in the middle
   const digits = [0, 1, 2, 3, 4, 5].find((d) => levels.every((level) => Math.abs(level - level.toFixed(d)) < 1e-9)) ?? 6;
   const labels = levels.map((level) => level.toFixed(digits)), limit = cut === null ? Infinity : levels.at(-1);
   const width = Math.max(300, Math.min(640, window.innerWidth < 832 ? window.innerWidth - 30 : (window.innerWidth - 80) * 0.58));
-  const [height, left, right, top, bottom] = [260, 14 + SCALE * Math.max(...labels.map((text) => text.length)), 14, 34, 40];
+  const [height, left, right, head, bottom] = [260, 14 + SCALE * Math.max(...labels.map((text) => text.length)), 14, 34, 40];
   const first = Math.min(...points.map(([round]) => round)), last = Math.max(first + 1, ...points.map(([round]) => round));
   const x = (round) => left + ((width - left - right) * (round - first)) / (last - first);
-  const y = (value) => height - bottom - ((height - top - bottom) * (value - levels[0])) / (levels.at(-1) - levels[0]);
+  const y = (value) => height - bottom - ((height - head - bottom) * (value - levels[0])) / (levels.at(-1) - levels[0]);
   const above = lines.flatMap((line) => line.points.filter(([, value]) => value > limit).map(([round, value]) => ({ line: line.name, round, value })));
   const svg = svgElement("svg", { viewBox: `0 0 ${width.toFixed(0)} ${height}`, role: "img", "aria-label": `${name} by round: ${named.map((line) =>
     `${line.name} ${number(line.points[0][1])} in round ${line.points[0][0]}, ${number(line.points.at(-1)[1])} in round ${line.points.at(-1)[0]}`).join("; ")}` });

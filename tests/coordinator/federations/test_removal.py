@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from sqlalchemy import select
 
 from coordinator.db.tables.federations import Table
@@ -21,7 +23,10 @@ def _tables_with(served: Served, ids: set[str]) -> set[str]:
         }
 
 
-def test_federation_without_a_round_leaves_only_the_audit_log(coordinator: Served) -> None:
+def test_federation_without_a_round_leaves_only_the_audit_log(
+    serve: Callable[..., Served], database_url: str
+) -> None:
+    coordinator = serve(database_url)
     federation_id = aligned(coordinator, name="a mistake")
     for base_model in (PIVOT, OTHER):
         assert put_pack(coordinator.admin, federation_id, base_model).status_code == 201
