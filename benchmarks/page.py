@@ -267,7 +267,7 @@ def _opened(
     if fragment:
         page.get_by_label("Token").fill(running.token)
         began = time.monotonic()
-        page.get_by_role("button", name="Show").click()
+        page.get_by_role("button", name="Sign in", exact=True).click()
         page.locator("#view[aria-busy=false]").wait_for()
     yield page, responses, time.monotonic() - began
     context.close()

@@ -60,6 +60,13 @@ def checked_issuer(issuer: str) -> str:
     return issuer
 
 
+def checked_documentation(url: str) -> str:
+    """Return the address of a documentation site; raise ValueError unless a browser can follow it safely."""
+    if url and urlsplit(url).scheme not in ("https", "http"):
+        raise ValueError("it is not an http:// or https:// address; give the one that people open")
+    return url
+
+
 def is_among_names(authority: str, names: str) -> bool:
     """Whether a Host field is one of these names; a name without a port matches every port."""
     listed = {name.lower() for name in _listed(names)}

@@ -90,6 +90,7 @@ ROUTERS = (
     sign_in.router,
     key_rotation.router,
     federations.router,
+    federations.strategies_router,
     clients.router,
     event_stream.router,
     progress.router,

@@ -239,7 +239,7 @@ class Invalid(Refusal):
         return [(field, str(self).removeprefix(f"{field}: "))]
 
 
-def all_of(checks: Iterable[Callable[[], None]]) -> None:
+def all_of(checks: Iterable[Callable[[], object]]) -> None:
     """Run checks, and raise one error for the fields that any of them refuses.
 
     Raises:

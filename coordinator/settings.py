@@ -17,6 +17,7 @@ from sqlalchemy import make_url
 from sqlalchemy.exc import ArgumentError
 
 from coordinator.addresses import (
+    checked_documentation,
     checked_issuer,
     checked_names,
     checked_proxies,
@@ -145,6 +146,13 @@ class Settings(BaseSettings):
     dashboard: Annotated[bool, Field(description="serve the dashboard on / and the API's page on /docs")] = (
         True
     )
+    documentation_url: Annotated[
+        str,
+        AfterValidator(checked_documentation),
+        Field(
+            description="your copy of the documentation, to which the dashboard links: `https://docs.example.org`"
+        ),
+    ] = ""
     report_to: Annotated[
         str, Field(description="trackers that record rounds: `tensorboard,mlflow,wandb,trackio`")
     ] = ""

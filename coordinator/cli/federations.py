@@ -1,4 +1,4 @@
-"""Commands for federations: create, show, start, pause, finish."""
+"""Commands for federations: create, show, start, pause, finish, remove."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from coordinator.cli.plan_options import (
     TargetModules,
 )
 from schemas.command import Yes, confirm
-from schemas.messages.recommendations import recommended
+from schemas.messages.recommendations import completed
 from schemas.user_files import read_text
 
 app = typer.Typer(help="Manage federations: plans, states, claims.", no_args_is_help=True)
@@ -55,9 +55,9 @@ def create(
 ) -> None:
     """Create a federation.
 
-    Without --plan, the adapter, recipe and limits are those recommended for the strategy: an ordinary LoRA of
-    rank 16 for fedmosaic and fedavg, or P and Q beside a LoRA of rank 8 with --pivot,
-    --same-architecture-rank or --target-modules; for fed_vemoe also a secure sum of five members. All other
+    Fields that neither --plan nor another option names are those recommended for the strategy: an ordinary
+    LoRA of rank 16 for fedmosaic and fedavg, or P and Q beside a LoRA of rank 8 with a pivot, a
+    same-architecture rank or target modules; for fed_vemoe also a secure sum of five members. All other
     fields of the plan get their defaults, and each client searches for its learning rate. A plan cannot be
     changed after its federation has been created.
 
@@ -65,9 +65,7 @@ def create(
     """
     if quiet and as_json:
         fail("--quiet and --json exclude each other; use one of them")
-    # These options have a meaning with P and Q only, so that any of them asks for that adapter.
-    has_pq = {pivot, same_architecture_rank, target_modules} != {None}
-    plan_fields = _read(plan) if plan is not None else recommended(strategy or "", aligned=has_pq)
+    plan_fields = _read(plan) if plan is not None else {}
     changes = {
         "name": name,
         "strategy.name": strategy,
@@ -85,7 +83,7 @@ def create(
     for path, value in changes.items():
         if value is not None:
             _put(plan_fields, path.split("."), value)
-    created = Coordinator(url, token).post("/v1/federations", plan_fields)
+    created = Coordinator(url, token).post("/v1/federations", completed(plan_fields))
     typer.echo(created["id"]) if quiet else _print(created, as_json)
 
 
@@ -172,6 +170,27 @@ def finish(
         abandoned = f", and round {current['number']} ({current['state']}) is abandoned" if is_open else ""
         confirm(f"{view['name']} ({view['id']}) ends for good: no further round opens{abandoned}", yes=yes)
     _print(coordinator.post(f"{path}/finish"), as_json)
+
+
+@app.command("remove")
+def remove(
+    federation: Federation,
+    yes: Yes = False,
+    url: Url = DEFAULT_URL,
+    token: Token = "",
+    as_json: AsJson = False,
+) -> None:
+    """Remove a federation that was never started, with its enrolments, anchor texts and packs.
+
+    Asks for confirmation on a terminal; elsewhere --yes is required.
+    """
+    coordinator = Coordinator(url, token)
+    path = coordinator.federation(federation)
+    view = coordinator.get(path)
+    confirm(f"{view['name']} ({view['id']}) is removed with its clients and tokens", yes=yes)
+    coordinator.delete(path)
+    removed = {"id": view["id"], "removed": True}
+    print_json(removed) if as_json else typer.echo(f"{view['id']} is removed.")
 
 
 def _print(federation: dict[str, Any], as_json: bool) -> None:

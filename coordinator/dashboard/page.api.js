@@ -21,16 +21,20 @@ export function roleIn(fid) {
   return { tsr_aud_: "auditor", tsr_op_: "operator" }[/^tsr_[a-z]+_/.exec(value)] || "admin";
 }
 
+// A refusal with its problem document; null where something else answered.
 class Refused extends Error {
-  constructor(status, message) { super(message); this.status = status; }
+  constructor(status, message, problem) { super(message); Object.assign(this, { status, problem }); }
 }
 
-const titleOf = (answer, read) => answer.json().then(read, () => answer.statusText || `status ${answer.status}`);
+async function refusal(answer, read) {
+  const problem = await answer.json().catch(() => null);
+  return new Refused(answer.status, (problem && read(problem)) || answer.statusText || `status ${answer.status}`, problem);
+}
 
 export async function fetchJson(path) {
   const answer = await fetch(ROOT + path, { headers: { Authorization: `Bearer ${token.get()}` } });
   if (answer.status === 404) return null;
-  if (!answer.ok) throw new Refused(answer.status, await titleOf(answer, (problem) => problem.title));
+  if (!answer.ok) throw await refusal(answer, (problem) => problem.title);
   return answer.json();
 }
 
@@ -51,6 +55,6 @@ export async function send(method, path, body) {
   const answer = await fetch(ROOT + path, { method, headers, body: body === undefined ? undefined : JSON.stringify(body) }).catch(() => {
     throw new Error("The coordinator did not answer. The action may have been carried out: check before you repeat it.");
   });
-  if (!answer.ok) throw new Refused(answer.status, await titleOf(answer, (problem) => problem.detail || problem.title));
+  if (!answer.ok) throw await refusal(answer, (problem) => problem.detail || problem.title);
   return answer.status === 204 ? null : answer.json();
 }

@@ -24,6 +24,18 @@ function ordered(series, metric) {
   return [...series.keys()].sort((a, b) => sign * (newest(a) - newest(b)));
 }
 
+// Whether so few clients have scores in these rounds that their curves stand in place of the mean and the worst one.
+export function isSmall(views, metric) {
+  const { size } = seriesOf(views, metric);
+  return size >= 2 && size <= ALL;
+}
+
+// The curve of each client that has scores but for one, in order.
+export const linesOf = (views, metric, name, without = null) => {
+  const series = seriesOf(views, metric);
+  return ordered(series, metric).filter((id) => id !== without).map((id, i) => ({ name: name(id), style: STYLES[i], points: series.get(id) }));
+};
+
 // The chart of all clients; null with fewer than two that have scores.
 export function curves(views, metric, name, chosen, own = null) {
   const series = seriesOf(views, metric), ids = ordered(series, metric);
@@ -42,7 +54,7 @@ export function curvesSection(views, metric, name, chosen, href, hasEarlier) {
   if (!views.length) return element("section", more("Show a curve per client"), { id: "curves-part", class: "actions" });
   const shown = curves(views, metric, name, chosen);
   if (!shown) return section("curves", title, note(`Fewer than two clients have sent this score in the newest ${count(views.length, "round")}.`, { class: "empty" }));
-  const { ids, series, front, figure } = shown, rounds = views.map((view) => view.round).reverse();
+  const { ids, series, front, figure } = shown, isInFront = isSmall(views, metric), rounds = views.map((view) => view.round).reverse();
   const columns = [{ name: "client", few: true }, ...(ids.length > ALL ? [{ name: "in front", few: true, text: true }] : []), ...rounds.map((round, i) => ({ name: `round ${round}`, few: i === rounds.length - 1 }))];
   const pick = (id) => element("button", front.includes(id) ? "in front" : "bring to the front", { type: "button", "data-curve": id, id: `curve-${id}`, "aria-label": `Curve of ${name(id)}`, "aria-pressed": String(front.includes(id)),
     ...(id === ids[0] || id === ids.at(-1) ? { disabled: "" } : {}) });
@@ -51,7 +63,7 @@ export function curvesSection(views, metric, name, chosen, href, hasEarlier) {
     return [link(name(id), href(id)), ...(ids.length > ALL ? [pick(id)] : []), ...rounds.map((round) => number(points.get(round)))];
   });
   return section("curves", title,
-    note(`Personal models in the newest ${count(views.length, "round")}. ${ids.length > ALL ? "The best and the worst client, by their newest score, are in front; the table brings two more there." : ""}`), figure,
+    note(`Personal models in the newest ${count(views.length, "round")}. ${isInFront ? "Their curves are in the chart above." : ids.length > ALL ? "The best and the worst client, by their newest score, are in front; the table brings two more there." : ""}`), ...(isInFront ? [] : [figure]),
     element("details", [element("summary", `Values of ${count(ids.length, "client")}`), table("curves-values", title, columns, rows)], { id: "curves-all" }),
     hasEarlier ? element("p", more("Show earlier rounds too"), { class: "actions" }) : null);
 }

@@ -2,9 +2,9 @@
 
 import { chart, element, facts, link, note, section, table } from "./page.dom.js";
 import { REASONS, ago, count, difference, kept, keptName, label, names, number, personal, signed, size, span, value } from "./page.text.js";
-import { curves } from "./page.curves.js";
+import { curves, linesOf } from "./page.curves.js";
 import { voicesSection } from "./page.relevance.js";
-import { byName, links, progressOf, state } from "./page.views.js";
+import { byName, links, progressOf, state, untrainedNote } from "./page.views.js";
 
 const back = (federation, ...more) => element("nav", [link(`← ${federation.name}`, links(federation.id).home), ...more], { class: "back", id: "back", "aria-label": "Where you are" });
 
@@ -80,12 +80,15 @@ export function clientSections({ federation, rounds, matrix, clientNames }, clie
     number(scores && value(scores.served, "loss")), number(scores && value(scores.trained, "loss")), keptName(scores), ...(hasFinal ? [number(scores && value(scores.final, "loss"))] : []),
     ...metrics.map((name) => number(value(personal(scores), name)))]);
   const model = `${profile.architecture}, ${profile.layers} layers of width ${profile.hidden_size}; base model ${profile.base_model}; agent ${profile.agent_version}`;
-  const among = curves(views, "loss", (id) => clientNames[id] || id, [], client.client_id);
+  // With one other client, that one is drawn beside the client's own curves.
+  const others = linesOf(views, "loss", (id) => clientNames[id] || id, client.client_id);
+  if (others.length === 1 && lines[0].points.length) lines.push({ ...others[0], name: `${others[0].name} (its personal model)`, style: "fourth" });
+  const among = others.length < 2 ? null : curves(views, "loss", (id) => clientNames[id] || id, [], client.client_id);
   const loading = views.length < wanted ? `Loaded ${views.length} of ${count(wanted, "round")} …` : rounds.length > wanted ? `The newest ${count(wanted, "round")}.` : "All rounds that the client joined.";
   return [back(federation),
     element("section", [element("h2", client.name, { id: "headline" }), element("p", `${client.organisation ? `${client.organisation}; ` : ""}${model}.`, { class: "lead", id: "now" })], { id: "headline-part" }),
     element("section", facts(boxes), { id: "facts" }),
-    section("history", "Held-out loss by round (lower is better)", scored.length ? element("div", chart(`Held-out loss of ${client.name}`, "loss, nats per token", lines), { id: "curve" })
+    section("history", "Held-out loss by round (lower is better)", newest ? untrainedNote(value(personal(newest.part.scores), "loss"), value(first.part.scores.served, "loss")) : null, scored.length ? element("div", chart(`Held-out loss of ${client.name}`, "loss, nats per token", lines), { id: "curve" })
       : note("No scores of this client yet.", { class: "empty" })),
     ...(among ? [section("among", "Among the other clients", note("Losses of the personal models; this client, the best and the worst one are in front."), among.figure)] : []),
     voicesSection(matrix, client.client_id, (id) => clientNames[id] || id, href.client),

@@ -83,34 +83,67 @@ export function ticks(low, high) {
   return Array.from({ length: Math.max(last - first, 1) + 1 }, (_, i) => (first + i) * step);
 }
 
+// Where values stand far above the others, as the loss of an untrained model does, the top of the axis: the largest of
+// the others. The widest gap divides them, and at most a third of the values is cut off; null = none.
+export function cutOf(values) {
+  const sorted = [...values].sort((a, b) => a - b), gap = (i) => sorted[i] - sorted[i - 1];
+  const places = sorted.map((_, i) => i).filter((i) => i >= Math.max(3, (2 * sorted.length) / 3)).sort((a, b) => gap(b) - gap(a));
+  if (!places.length) return null;
+  const top = sorted[places[0] - 1], range = Math.max(top - sorted[0], 0.1 * Math.abs(top));
+  return gap(places[0]) > 2 * range ? top : null;
+}
+
+// The parts of a line below a limit, in each of which points follow each other.
+function partsBelow(points, limit) {
+  const parts = [];
+  let part = [];
+  points.forEach(([round, value], i) => {
+    const before = points[i - 1];
+    if (before && before[1] > limit !== value > limit) part.push([before[0] + ((round - before[0]) * (limit - before[1])) / (value - before[1]), limit]);
+    if (value <= limit) part.push([round, value]);
+    else if (part.length) { parts.push(part); part = []; }
+  });
+  return part.length ? [...parts, part] : parts;
+}
+
+const SCALE = 7; // the width of a digit on the axis
+
 // Lines are { name, style, points: [[round, value], ...] }; the vertical axis does not begin at zero. Lines of the style
 // "faint" stand behind the others: without dots, and without a name of their own in the legend.
 export function chart(name, unit, lines) {
   const points = lines.flatMap((line) => line.points), named = lines.filter((line) => line.style !== "faint"), faint = lines.length - named.length;
-  const [width, height, left, right, top, bottom] = [window.innerWidth < 640 ? 370 : 640, 250, 52, 14, 12, 40];
-  const first = Math.min(...points.map(([round]) => round)), last = Math.max(first + 1, ...points.map(([round]) => round));
-  const values = points.map(([, value]) => value), levels = ticks(Math.min(...values), Math.max(...values));
-  const x = (round) => left + ((width - left - right) * (round - first)) / (last - first);
-  const y = (value) => height - bottom - ((height - top - bottom) * (value - levels[0])) / (levels.at(-1) - levels[0]);
-  const svg = svgElement("svg", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": `${name} by round: ${named.map((line) =>
-    `${line.name} ${number(line.points[0][1])} in round ${line.points[0][0]}, ${number(line.points.at(-1)[1])} in round ${line.points.at(-1)[0]}`).join("; ")}` });
+  const values = points.map(([, value]) => value), top = cutOf(values);
+  const cut = lines.every((line) => line.points.some(([, value]) => value <= top)) ? top : null; // no line disappears
+  const [low, high] = [Math.min(...values), cut ?? Math.max(...values)];
+  const around = high - low < 1e-3 * Math.abs(high) ? 0.05 * Math.abs(high) : 0, levels = ticks(low - around, high + around); // equal values stand in the middle
   const digits = [0, 1, 2, 3, 4, 5].find((d) => levels.every((level) => Math.abs(level - level.toFixed(d)) < 1e-9)) ?? 6;
-  for (const level of levels) {
+  const labels = levels.map((level) => level.toFixed(digits)), limit = cut === null ? Infinity : levels.at(-1);
+  const width = Math.max(300, Math.min(640, window.innerWidth < 832 ? window.innerWidth - 30 : (window.innerWidth - 80) * 0.58));
+  const [height, left, right, head, bottom] = [260, 14 + SCALE * Math.max(...labels.map((text) => text.length)), 14, 34, 40];
+  const first = Math.min(...points.map(([round]) => round)), last = Math.max(first + 1, ...points.map(([round]) => round));
+  const x = (round) => left + ((width - left - right) * (round - first)) / (last - first);
+  const y = (value) => height - bottom - ((height - head - bottom) * (value - levels[0])) / (levels.at(-1) - levels[0]);
+  const above = lines.flatMap((line) => line.points.filter(([, value]) => value > limit).map(([round, value]) => ({ line: line.name, round, value })));
+  const svg = svgElement("svg", { viewBox: `0 0 ${width.toFixed(0)} ${height}`, role: "img", "aria-label": `${name} by round: ${named.map((line) =>
+    `${line.name} ${number(line.points[0][1])} in round ${line.points[0][0]}, ${number(line.points.at(-1)[1])} in round ${line.points.at(-1)[0]}`).join("; ")}` });
+  levels.forEach((level, i) => {
     svg.append(svgElement("line", { class: "grid", x1: left, x2: width - right, y1: y(level), y2: y(level) }),
-      svgElement("text", { x: left - 7, y: y(level) + 4, "text-anchor": "end" }, level.toFixed(digits)));
-  }
+      svgElement("text", { x: left - 7, y: y(level) + 4, "text-anchor": "end" }, labels[i]));
+  });
   const every = ticks(0, Math.max(4, last - first))[1];
   for (let round = first; round <= last; round += 1) {
     if (last - first > 8 && round % Math.ceil(every) !== 0) continue;
     svg.append(svgElement("text", { x: x(round), y: height - bottom + 17, "text-anchor": "middle" }, round));
   }
-  svg.append(svgElement("text", { x: (left + width - right) / 2, y: height - 4, "text-anchor": "middle" }, "round"),
-    svgElement("text", { x: -(height - bottom + top) / 2, y: 11, transform: "rotate(-90)", "text-anchor": "middle" }, unit));
+  svg.append(svgElement("text", { x: (left + width - right) / 2, y: height - 4, "text-anchor": "middle" }, "round"), svgElement("text", { x: 2, y: 13 }, unit));
   for (const line of lines) {
-    svg.append(svgElement("path", { class: line.style, d: `M${line.points.map(([round, value]) => `${x(round).toFixed(1)},${y(value).toFixed(1)}`).join("L")}` }));
+    const d = partsBelow(line.points, limit).map((part) => `M${part.map(([round, value]) => `${x(round).toFixed(1)},${y(value).toFixed(1)}`).join("L")}`).join("");
+    svg.append(svgElement("path", { class: line.style, d }));
     for (const [round, value] of line.style === "faint" ? [] : line.points) {
-      const dot = svgElement("circle", { class: line.style, cx: x(round).toFixed(1), cy: y(value).toFixed(1), r: points.length > 120 ? 1.5 : 3 });
-      dot.append(svgElement("title", {}, `round ${round}: ${line.name} ${number(value)}`));
+      const isAbove = value > limit, [px, py] = [x(round), y(Math.min(value, limit))];
+      const dot = isAbove ? svgElement("polygon", { class: line.style, points: `${px - 5},${py} ${px + 5},${py} ${px},${py - 9}` })
+        : svgElement("circle", { class: line.style, cx: px.toFixed(1), cy: py.toFixed(1), r: points.length > 120 ? 1.5 : 3 });
+      dot.append(svgElement("title", {}, `round ${round}: ${line.name} ${number(value)}${isAbove ? ", above the axis" : ""}`));
       svg.append(dot);
     }
   }
@@ -120,5 +153,7 @@ export function chart(name, unit, lines) {
     swatch.append(svgElement("path", { class: line.style, d: "M0,4L26,4" }));
     return element("li", [swatch, line.name]);
   }), { class: "legend" });
-  return element("figure", [svg, element("figcaption", legend)]);
+  const rest = above.length > 3 ? ` and ${above.length - 3} more` : "";
+  const cutNote = above.length ? note(`The axis is cut at ${labels.at(-1)}. ▲ above it: ${above.slice(0, 3).map((point) => `${number(point.value)} (${point.line}, round ${point.round})`).join(", ")}${rest}.`, { class: "note cut" }) : null;
+  return element("figure", [svg, element("figcaption", [legend, cutNote])]);
 }

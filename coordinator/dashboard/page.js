@@ -1,15 +1,20 @@
 // Polls the API, and shows the view that the address names:
-// #/FEDERATION, #/FEDERATION/rounds/N, #/FEDERATION/clients/CLIENT, #/FEDERATION/beside/FEDERATION or #/audit.
+// #, #/FEDERATION, #/FEDERATION/rounds/N, #/FEDERATION/clients/CLIENT, #/FEDERATION/beside/FEDERATION or #/audit.
+// The first one is the only federation, or the list of all.
 
-import { actionsSection, askToCreate, askToEnrol, askToMove, askToRevoke, auditSection, clientActions, mayAct } from "./page.actions.js";
+import { actionsSection, askToEnrol, askToMove, askToRemove, askToRevoke, clientActions, mayAct } from "./page.actions.js";
 import { all, fetchJson, roleIn, send, token } from "./page.api.js";
+import { auditSection } from "./page.audit.js";
 import { besideSection } from "./page.beside.js";
+import { askToCreate } from "./page.create.js";
 import { at, element, link, note, render, section } from "./page.dom.js";
 import { comeBack, leaveFor, offer, provider, signInByLink, signOut } from "./page.signin.js";
 import { count, span } from "./page.text.js";
 import { clientSections, roundSections } from "./page.details.js";
-import { curvesSection } from "./page.curves.js";
+import { curvesSection, isSmall } from "./page.curves.js";
 import { expertsSection } from "./page.experts.js";
+import { federationsSection, noFederation } from "./page.federations.js";
+import { planSection } from "./page.plan.js";
 import { historySection, relevanceSection } from "./page.relevance.js";
 import { claimsSection, clientsSection, factsSection, headlineSection, helpSection, links, packsSection, roundsSection, termsSection } from "./page.views.js";
 
@@ -17,7 +22,8 @@ const REFRESH_MS = 3000, SELDOM_MS = 15000, PAGE = 100, HISTORY = 20; // HISTORY
 const CHANGING = 3; // so many of the newest rounds may still get updates or scores
 const MATRICES = 6; // rounds whose relevance is shown side by side
 const ui = { metric: "loss", history: false, curves: 0, chosen: [], acted: false }; // history: whether relevance of several rounds was asked for; curves: rounds of the curve per client; chosen: clients in front of it
-const known = { federations: [], listedAt: 0, shown: null }; // shown: what is loaded of one federation
+const ACTIVE = 20; // so many running federations of the list are looked into
+const known = { federations: [], listedAt: 0, strategies: null, details: new Map(), detailedAt: 0, shown: null }; // details: rounds and clients of running federations; shown: what is loaded of one federation
 let turn = 0, running = 0, answeredAt = 0;
 
 function address() {
@@ -27,8 +33,25 @@ function address() {
 
 async function loadFederations(now) {
   if (now - known.listedAt < SELDOM_MS) return;
-  known.federations = await all("/v1/federations");
-  known.listedAt = now;
+  const [federations, strategies] = await Promise.all([all("/v1/federations"), known.strategies || fetchJson("/v1/strategies").then(({ items }) => items)]);
+  Object.assign(known, { federations, strategies, listedAt: now });
+}
+
+// The current round and the clients of federations that run, as often as the list of all is loaded.
+async function loadDetails() {
+  if (known.detailedAt === known.listedAt) return;
+  const at = known.listedAt, active = known.federations.filter((f) => ["running", "paused"].includes(f.state) && f.round).slice(-ACTIVE);
+  const loaded = await Promise.all(active.map(async ({ id, round }) => {
+    const path = `/v1/federations/${encodeURIComponent(id)}`;
+    const [current, clients] = await Promise.all([fetchJson(`${path}/rounds/${round.number}`), all(`${path}/clients`)]);
+    return [id, { current, clients }];
+  }));
+  Object.assign(known, { details: new Map(loaded), detailedAt: at });
+}
+
+async function list() {
+  await loadDetails();
+  return [federationsSection(known.federations, known.details)];
 }
 
 // Old rounds do not change, so each is fetched once: the newest before the first view, the earlier ones after it.
@@ -140,12 +163,13 @@ async function overview(data, mine) {
   const name = (id) => clientNames[id] || id;
   const matrices = await matricesOf(data), actions = mayAct(federation.id) ? actionsSection(federation) : null;
   const hasCurves = shown && !federation.plan.privacy.secure_sum && federation.clients.enrolled > 1, views = hasCurves ? await scoredViews(data, mine) : [];
-  return [headlineSection(data), ...(actions ? [actions] : []), factsSection(data), helpSection(data, ui),
-    ...(hasCurves ? [curvesSection(views, ui.metric, name, ui.chosen, links(federation.id).client, ui.curves < rounds.filter((round) => round.scores).length)] : []), clientsSection(data), roundsSection(data),
+  const plan = planSection(federation, known.strategies), hasEarlier = ui.curves < rounds.filter((round) => round.scores).length;
+  return [headlineSection(data), ...(actions ? [actions] : []), factsSection(data), ...(rounds.length ? [helpSection(data, ui, isSmall(views, ui.metric) ? views : [])] : [plan]),
+    ...(hasCurves ? [curvesSection(views, ui.metric, name, ui.chosen, links(federation.id).client, hasEarlier)] : []), clientsSection(data), roundsSection(data),
     ...(federation.plan.privacy.secure_sum ? [] : [relevanceSection(data.matrix, name, links(federation.id).client, data.published && data.published.round)]),
     ...(data.matrix && data.published.round > 1 ? [historySection(matrices, name)] : []),
     ...(data.bank && data.bank.experts.length ? [expertsSection(data.bank, federation.plan.privacy.secure_sum)] : []),
-    ...(data.packs.length ? [packsSection(data.packs)] : []), claimsSection((data.current || federation).claims), termsSection()];
+    ...(data.packs.length ? [packsSection(data.packs)] : []), ...(rounds.length ? [plan] : []), claimsSection((data.current || federation).claims), termsSection()];
 }
 
 const absent = (data, what) => [section("absent", `${what} does not exist`, note([`The link is wrong, or the entry belongs to another federation than ${data.federation.name}. `, link("Show the federation", links(data.federation.id).home)]))];
@@ -186,9 +210,10 @@ function show(sections) {
 function showChoice(chosen) {
   at("choice").hidden = known.federations.length === 0;
   const isOnly = (name) => known.federations.filter((f) => f.name === name).length === 1;
-  const options = known.federations.map((f) => element("option", `${f.name} (${f.state}${isOnly(f.name) ? "" : `, ${f.id}`})`, { value: f.id }));
+  const options = [...(known.federations.length > 1 ? [element("option", `All ${known.federations.length}`, { value: "" })] : []),
+    ...known.federations.map((f) => element("option", `${f.name} (${f.state}${isOnly(f.name) ? "" : `, ${f.id}`})`, { value: f.id }))];
   if (options.length !== at("federation").children.length || options.some((option, i) => !option.isEqualNode(at("federation").children[i]))) at("federation").replaceChildren(...options);
-  if (chosen && at("federation").value !== chosen) at("federation").value = chosen;
+  if (at("federation").value !== (chosen || "")) at("federation").value = chosen || "";
   const { kind, id } = address(), peers = known.federations.filter((f) => f.id !== chosen);
   at("peers").hidden = peers.length === 0 || !chosen;
   const choices = [element("option", "none", { value: "" }), ...peers.map((f) => element("option", f.name, { value: f.id }))];
@@ -199,32 +224,31 @@ function showChoice(chosen) {
 async function refresh() {
   const mine = ++turn, now = Date.now(), isIn = Boolean(token.get());
   at("entry").hidden = isIn;
-  Object.assign(at("leave"), { hidden: !isIn, textContent: token.isOfProvider() ? "Sign out" : "Forget the token" });
+  at("leave").hidden = !isIn;
   at("audit-link").hidden = roleIn() === null;
   at("create").hidden = !mayAct();
   if (!isIn) {
     at("view").hidden = at("outage").hidden = at("loading").hidden = at("choice").hidden = at("peers").hidden = true;
     at("updated").textContent = "";
-    Object.assign(known, { federations: [], listedAt: 0, shown: null });
+    Object.assign(known, { federations: [], listedAt: 0, strategies: null, shown: null });
     return;
   }
   if (at("view").hidden) at("loading").hidden = false;
   running += 1;
   try {
     await loadFederations(now);
-    const { fid, kind, id } = address(), isAudit = fid === "audit", chosen = (!isAudit && fid) || (known.federations.at(-1) || {}).id;
-    const data = chosen ? await loadFederation(chosen, now) : null;
+    const { fid, kind, id } = address(), isAudit = fid === "audit", only = known.federations.length === 1 ? known.federations[0].id : undefined;
+    const chosen = isAudit ? undefined : fid || only, data = chosen ? await loadFederation(chosen, now) : null;
     if (mine !== turn) return;
     showChoice(chosen);
     known.federation = data && data.federation;
     known.client = data && kind === "clients" ? data.clients.find((client) => client.client_id === id) : null;
-    const sections = isAudit ? await audit() : !chosen
-      ? [section("empty", "No federation yet", note(["Create one with ", element("code", "tessera federation create --name NAME --strategy fedmosaic --rounds 10"), mayAct() ? ", or with New federation above." : "; this page shows it at once."], { id: "headline" }))]
-      : !data ? [section("absent", `There is no federation ${chosen}`, note(["The link is wrong, or it belongs to another coordinator. ", link("Show the newest federation", "#")]))]
+    const sections = isAudit ? await audit() : !chosen ? known.federations.length ? await list() : [noFederation()]
+      : !data ? [section("absent", `There is no federation ${chosen}`, note(["The link is wrong, or it belongs to another coordinator. ", link("Show all federations", "#")]))]
         : kind === "beside" ? await beside(data, id) : kind === "rounds" || kind === "clients" ? await details(data, kind, id, mine) : await overview(data, mine);
     if (mine !== turn) return;
     show(sections);
-    document.title = data ? `${data.federation.name}: ${at("headline") ? at("headline").textContent : "Tessera"}` : "Tessera";
+    document.title = data ? `${data.federation.name}: ${at("headline") ? at("headline").textContent : "Tessera"}` : isAudit ? "Audit log: Tessera" : "Tessera";
     at("view").setAttribute("aria-busy", "false");
     at("outage").hidden = true;
     document.body.classList.remove("stale");
@@ -269,7 +293,7 @@ at("entry").addEventListener("submit", (event) => {
   refresh();
 });
 at("leave").addEventListener("click", async () => { const ended = signOut(); startAgain(""); at("trouble").textContent = await ended; });
-at("federation").addEventListener("change", () => { location.hash = `#/${at("federation").value}`; });
+at("federation").addEventListener("change", () => { location.hash = at("federation").value && `#/${at("federation").value}`; });
 at("beside").addEventListener("change", () => { location.hash = `#/${at("federation").value}${at("beside").value && `/beside/${at("beside").value}`}`; });
 at("view").addEventListener("click", (event) => {
   const { metric, action, curve } = (event.target.closest("button[data-metric], button[data-action], button[data-curve]") || { dataset: {} }).dataset;
@@ -277,11 +301,12 @@ at("view").addEventListener("click", (event) => {
   const asked = metric ? { metric } : action === "history" ? { history: true } : action === "curves" ? { curves: ui.curves + HISTORY }
     : curve ? { chosen: ui.chosen.includes(curve) ? ui.chosen.filter((id) => id !== curve) : [...ui.chosen, curve] } : null;
   if (asked) { Object.assign(ui, asked); refresh(); }
+  else if (action === "remove") askToRemove((path) => act("DELETE", path), known.federation, () => { location.hash = ""; });
   else if (action === "enrol") askToEnrol(post, known.federation);
   else if (action === "revoke") askToRevoke((path) => act("DELETE", path), known.federation, known.client);
   else if (action) askToMove(post, known.federation, action);
 });
-at("create").addEventListener("click", () => askToCreate((path, body) => act("POST", path, body), (fid) => { location.hash = `#/${fid}`; }));
+at("create").addEventListener("click", () => askToCreate((path, body) => act("POST", path, body), (fid) => { location.hash = `#/${fid}`; }, known.strategies || []));
 at("dialog").addEventListener("close", () => at("dialog").replaceChildren()); // a token that was shown is gone
 window.addEventListener("hashchange", () => {
   if (signInByLink()) known.listedAt = 0;
@@ -294,6 +319,9 @@ at("organisation").addEventListener("click", async () => {
   if (there) leaveFor(there);
   else at("trouble").textContent = "The identity provider does not answer. Try again, or enter a token.";
 });
+// Charts are drawn for the window's width.
+let resized = 0;
+window.addEventListener("resize", () => { clearTimeout(resized); resized = setTimeout(() => running || refresh(), 200); });
 document.addEventListener("visibilitychange", () => document.hidden || running || refresh());
 signInByLink();
 comeBack().then(startAgain);

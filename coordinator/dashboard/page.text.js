@@ -85,6 +85,7 @@ export const difference = (a, b) => (a === null || b === null || a === undefined
 export const verdict = (change) => (!change || Math.abs(change.value) < 2 * change.error || !change.value ? "" : change.value < 0 ? "good" : "bad");
 // The mean change of several clients, whose examples are independent.
 export const meanChange = (changes) => ({ value: mean(changes.map((x) => x.value)), error: Math.sqrt(changes.reduce((sum, x) => sum + x.error ** 2, 0)) / changes.length });
+export const UNTRAINED = 8; // nats per token; a guess among 3,000 tokens costs as much
 export const mean = (values) => values.reduce((a, b) => a + b, 0) / values.length;
 
 export const REASONS = {

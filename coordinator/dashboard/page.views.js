@@ -1,9 +1,11 @@
 // The parts of the overview: what happens now, who is missing, whether it helps.
 
 import { mayAct } from "./page.actions.js";
+import { linesOf } from "./page.curves.js";
 import { chart, code, element, facts, link, note, section, table } from "./page.dom.js";
+import { adapterOf } from "./page.plan.js";
 import {
-  REASONS, TERMS, ago, count, difference, isLowerBetter, label, mean, meanChange, meaning, names, number, personal,
+  REASONS, TERMS, UNTRAINED, ago, count, difference, isLowerBetter, label, mean, meanChange, meaning, names, number, personal,
   secondsUntil, signed, size, span, value, verdict,
 } from "./page.text.js";
 
@@ -18,7 +20,7 @@ const DOING = {
   open: "is open", collecting: "is collecting updates", summing: "is summing updates", closing: "is closing", aggregating: "is being aggregated",
   published: "is published", abandoned: "was abandoned",
 };
-const TONE = { arrived: "good", ready: "good", joined: "wait", late: "bad", dropped: "bad", rejected: "bad", revoked: "bad", abandoned: "bad", published: "good", open: "wait", collecting: "wait", active: "good" };
+const TONE = { arrived: "good", ready: "good", joined: "wait", late: "bad", dropped: "bad", rejected: "bad", revoked: "bad", abandoned: "bad", published: "good", open: "wait", collecting: "wait", active: "good", running: "good", paused: "wait" };
 export const state = (text, reason) =>
   element("span", reason ? `${text}: ${reason}` : text, { class: `state ${TONE[text] || ""}` });
 
@@ -62,9 +64,8 @@ function sentence({ federation, current, clients }) {
 }
 
 function planOf({ federation: { name, plan }, clients }) {
-  const models = new Set(clients.map((c) => c.profile.base_model)).size, { adapter } = plan;
-  const trained = adapter.kind === "lora" ? `LoRA of rank ${adapter.rank}` : `P and Q of rank ${adapter.rank}${adapter.same_architecture_rank ? `, LoRA of rank ${adapter.same_architecture_rank}` : ""}`;
-  return `${name}: strategy ${plan.strategy.name}, ${trained}, ${models ? count(models, "base model") : "no client yet"}.`;
+  const models = new Set(clients.map((c) => c.profile.base_model)).size;
+  return `${name}: strategy ${plan.strategy.name}, ${adapterOf(plan.adapter)}, ${models ? count(models, "base model") : "no client yet"}.`;
 }
 
 export function headlineSection(data) {
@@ -95,19 +96,23 @@ export function changes({ scored, start }) {
   }));
 }
 
+const UNSEEN = 0.0005; // smaller changes are 0.000 in the page's digits
+
 function sinceStart(values) {
   const known = values.filter((x) => x !== null);
   if (!known.length) return null;
-  return [signed(mean(known)), "mean change of loss since the start", `lower for ${known.filter((x) => x < 0).length} of ${count(known.length, "client")}; own training included`];
+  const total = mean(known), [lower, higher] = [known.filter((x) => x <= -UNSEEN).length, known.filter((x) => x >= UNSEEN).length];
+  return [signed(total), "mean change of loss since the start", !lower && !higher ? `no change in three digits for ${count(known.length, "client")}` : `lower for ${lower}, higher for ${higher} of ${count(known.length, "client")}; own training included`];
 }
 
-const changeCell = (change) => (change ? element("span", `${signed(change.value)} ± ${number(change.error)}`, { class: verdict(change) }) : "–");
+const measured = (value) => signed(value).replace("±", ""); // an error follows
+const changeCell = (change) => (change ? element("span", `${measured(change.value)} ± ${number(change.error)}`, { class: verdict(change) }) : "–");
 
 function byMixing(changes) {
   const known = changes.filter((x) => x !== null);
   if (!known.length) return null;
   const total = meanChange(known), of = (name) => known.filter((x) => verdict(x) === name).length;
-  return [element("b", signed(total.value), { class: verdict(total) }), "mean change of loss by mixing",
+  return [element("b", measured(total.value), { class: verdict(total) }), "mean change of loss by mixing",
     `± ${number(total.error)} ${verdict(total) ? "" : "(within noise) "}· better for ${of("good")}, worse for ${of("bad")} of ${count(known.length, "client")}`];
 }
 
@@ -126,8 +131,9 @@ export function factsSection(data) {
   return element("section", boxes, { id: "facts" });
 }
 
-export function helpSection(data, ui) {
-  const { scored, rounds, federation } = data;
+// `few` are the rounds of a federation whose clients all have a curve in the chart.
+export function helpSection(data, ui, few = []) {
+  const { scored, rounds, clientNames } = data;
   if (!scored) return section("help", "Does it help?", note("No scores yet. Each client scores its models on its own held-out examples after a round, and sends only the numbers.", { class: "empty" }));
   const all = [...changes(data).values()], { mean: means, worst } = scored.scores;
   const shown = names([means]), metric = shown.includes(ui.metric) ? ui.metric : "loss";
@@ -141,11 +147,12 @@ export function helpSection(data, ui) {
   const buttons = shown.map((name) => element("button", label(name), { type: "button", "aria-pressed": String(name === metric), "data-metric": name, id: `metric-${name}` }));
   const points = (kind) => rounds.filter((r) => r.scores && r.round <= scored.round && value(r.scores[kind], metric) !== null).map((r) => [r.round, r.scores[kind][metric].value]).reverse();
   const better = isLowerBetter(metric) ? "lower is better" : "higher is better";
-  const lines = [{ name: "mean of the clients", style: "first", points: points("mean") }, ...(worst ? [{ name: "worst client", style: "second", points: points("worst") }] : [])];
+  const lines = few.length ? linesOf(few, metric, (id) => clientNames[id] || id)
+    : [{ name: "mean of the clients", style: "first", points: points("mean") }, ...(worst ? [{ name: "worst client", style: "second", points: points("worst") }] : [])];
   return section("help", "Does it help?",
     note([`Held-out scores of round ${scored.round}, ${scored.published_at ? "the newest published round with them" : "which is not published yet"}, from ${summed ? summed.trained.count : scored.clients.filter((c) => c.scores).length} of ${count(scored.clients.length, "client")}. `
       + (summed ? "Scores are summed like the updates: no client's own loss is known." : "The changes compare a client with itself.") + " What a client would reach alone is not measured here; ", code("tessera compare"), " measures it."]),
-    facts(boxes),
+    facts(boxes), untrained(data),
     element("div", [
       element("div", [element("h3", `${label(metric)} by round (${better})`), element("div", buttons, { class: "metrics", role: "group", "aria-label": "Score shown in the chart" }),
         element("div", chart(`Held-out ${label(metric)}`, metric === "loss" ? "loss, nats per token" : label(metric), lines), { id: "curve" })]),
@@ -154,6 +161,17 @@ export function helpSection(data, ui) {
           shown.map((name) => [element("abbr", `${label(name)} ${isLowerBetter(name) ? "↓" : "↑"}`, { title: meaning(name) }), number(means[name].value), number(value(worst, name)), String(means[name].count)])),
         note("↓ lower is better, ↑ higher is better.")]),
     ], { class: "two" }));
+}
+
+function untrained({ scored, start }) {
+  const began = (start ? start.clients : []).map((c) => value(c.scores && c.scores.served, "loss")).filter((x) => x !== null);
+  return untrainedNote(value(scored.scores.mean, "loss"), began.length ? mean(began) : null);
+}
+
+// A word on a loss that only a model has which was never shown the format of the answers, now or at the start.
+export function untrainedNote(now, first) {
+  if (now !== null && now > UNTRAINED) return note(`A loss of ${number(now)} is that of a model that does not know the format of the answers yet. Most of it goes in the first steps of training; it says nothing about mixing.`, { id: "untrained" });
+  return first !== null && first > UNTRAINED ? note(`The start cost ${number(first)}, because the base model does not know the format of the answers. Most of the change since the start is that format, learned in the first steps; it says nothing about mixing.`, { id: "untrained" }) : null;
 }
 
 export function clientsSection(data) {
@@ -207,8 +225,11 @@ export function packsSection(packs) {
       table("errors", "Held-out errors of task gradients", [column("block and role", true), ...packs.map((pack) => column(pack.base_model, true))], pairs.map((name) => [name, ...packs.map((pack) => error(pack, name))]))], { id: "errors-all" }));
 }
 
+const FIRST = 3;
+// The coordinator names the claims that matter most first.
 export const claimsSection = (claims) => section("claims", "What may be claimed", note("Privacy and security claims that follow from the plan and from the counts of the round."),
-  element("ul", claims.map((claim) => element("li", claim)), { id: "claims" }));
+  element("ul", claims.slice(0, FIRST).map((claim) => element("li", claim)), { id: "claims", class: "claims" }),
+  claims.length > FIRST ? element("details", [element("summary", `${count(claims.length - FIRST, "further claim")}`), element("ul", claims.slice(FIRST).map((claim) => element("li", claim)), { class: "claims" })], { id: "claims-all" }) : null);
 
 export const termsSection = () => element("section", element("details", [element("summary", "What the numbers mean"),
   element("dl", Object.entries(TERMS).flatMap(([name, text]) => [element("dt", name), element("dd", text)]), { class: "terms" })], { id: "terms-all" }), { id: "terms-part" });

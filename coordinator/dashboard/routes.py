@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from html import escape
 from importlib.resources import files
 
@@ -10,8 +9,7 @@ from fastapi import APIRouter, Request, Response
 
 from coordinator.dashboard.policy import answer
 from coordinator.errors import NotFound
-from schemas.messages.recommendations import recommended
-from schemas.strategies.registry import strategy_names
+from coordinator.http.dependencies import settings_of
 
 router = APIRouter(include_in_schema=False)
 
@@ -20,28 +18,34 @@ _TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg"
 _MODULES = (
     "actions",
     "api",
+    "audit",
     "beside",
+    "create",
     "curves",
     "details",
+    "dialog",
     "dom",
     "experts",
+    "federations",
+    "plan",
     "relevance",
     "signin",
     "text",
     "views",
 )
-_SUGGESTIONS = "<!-- strategies -->"
+"""The modules that page.js imports."""
+_VERSION = "<!-- version -->"
+_DOCUMENTATION = "<!-- documentation -->"
 
 
 @router.get("/")
 def page(request: Request) -> Response:
-    """Return the page, with the names of the installed strategies and what is recommended for each."""
+    """Return the page, with the version and a link to the documentation in its footer."""
     html = (files(__package__) / "page.html").read_text("utf-8")
-    plans = {name: json.dumps(recommended(name, aligned=False)) for name in strategy_names()}
-    options = "".join(
-        f'<option value="{escape(name)}" data-plan="{escape(plan)}">' for name, plan in plans.items()
-    )
-    return answer(request, html.replace(_SUGGESTIONS, options).encode(), _TYPES["html"])
+    url = settings_of(request).documentation_url
+    link = f' · <a href="{escape(url)}" rel="noreferrer">Documentation</a>' if url else ""
+    html = html.replace(_VERSION, escape(request.app.version)).replace(_DOCUMENTATION, link)
+    return answer(request, html.encode(), _TYPES["html"])
 
 
 @router.get("/page.css")

@@ -81,25 +81,41 @@ def stored_plan_claims(plan: FederationPlan, counted: UpdateCounts | None = None
 
 
 def federation_claims(opened: OpenedPlan) -> list[str]:
-    """Return the claims that hold in every round under this plan."""
+    """Return the claims that hold in every round under this plan.
+
+    First come what the operator can learn, what another member can learn, and what a member can do to the
+    models of others.
+    """
     plan = opened.plan
     summed = plan.privacy.secure_sum
+    served, alone, *members = member_claims(plan)
     if summed is not None:
+        sees, *choices, unbounded, noise, operator_knows = summed_plan_claims(
+            plan, summed, has_bank=opened.strategy.bank is not None
+        )
         return [
+            sees,
+            alone,
+            unbounded,
             OPERATOR_OF_SUMS if summed.masking == "pairwise" else _OPERATOR,
-            *member_claims(plan),
+            served,
+            *members,
             _SIGNED,
             _MEMBERS[plan.privacy.roster_policy],
-            *summed_plan_claims(plan, summed, has_bank=opened.strategy.bank is not None),
+            *choices,
+            noise,
+            operator_knows,
         ]
     return [
+        _private(plan) or _SIGNATURES,
+        alone,
+        _guarded(opened.strategy.caps),
         _OPERATOR,
-        *member_claims(plan),
+        served,
+        *members,
         _BEARER if plan.privacy.allow_bearer_clients else _SIGNED,
         _MEMBERS[plan.privacy.roster_policy],
-        _private(plan) or _SIGNATURES,
         *_private_training(plan),
-        _guarded(opened.strategy.caps),
         *([_OUTPUTS] if opened.options.distilled_texts is not None else []),
         _IN_CLEAR,
     ]
@@ -173,10 +189,9 @@ def _guarded(caps: Caps | None) -> str:
     """Return the bound on what other members contribute (docs/explanation/poisoning.md, "The bound")."""
     if caps is None:
         return _UNGUARDED
-    share = "0.2 f" if caps.strict else "max(0.2, 0.7 / n) f"
-    condition = "" if caps.strict else " with n independent voices"
+    few = "" if caps.strict else " (with n independent voices fewer than four, at most 70 % divided by n)"
     return (
-        "Whatever f other members send, their contribution to the weights of an established client is at "
-        f"most min({share}, 0.7) of the length of its own update{condition}. Not bounded: the weight that "
-        "they take from honest members by resembling them, and the weights of newcomers."
+        "Another member contributes to an established client's weights at most a fifth of the length of that "
+        f"client's own update{few}, and all others together at most 70 %. Not bounded: the weight that they "
+        "take from honest members by resembling them, and the weights of newcomers."
     )

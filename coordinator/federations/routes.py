@@ -2,34 +2,48 @@
 
 from __future__ import annotations
 
-import json
-from functools import partial
 from typing import Annotated
 
 from fastapi import APIRouter, Depends
 
 from coordinator.auth.authentication import still_person
-from coordinator.auth.permissions import AsAuditor, AsOperator, AsPersonAnywhere
-from coordinator.enrolment.eligibility import check_adapter, check_budget
+from coordinator.auth.permissions import AsAdmin, AsAuditor, AsOperator, AsPersonAnywhere
+from coordinator.db.federation_lock import lock_federation
 from coordinator.enrolment.names import NameLooksAlike
-from coordinator.errors import AuthMissing, Forbidden, Invalid, JsonMalformed, NotFound, all_of
-from coordinator.federations import store
-from coordinator.federations.sum_checks import check_sum
+from coordinator.errors import (
+    AuthMissing,
+    FederationStateConflict,
+    Forbidden,
+    Invalid,
+    JsonMalformed,
+    NotFound,
+)
+from coordinator.federations import removal, store
+from coordinator.federations.new_plans import recommended_plan, resolved, sent_plan
 from coordinator.http.dependencies import TheDatabase
-from coordinator.http.json_body import MAX_FAULTS, json_body, parse, takes
+from coordinator.http.json_body import takes
 from coordinator.http.params import DEFAULT_LIMIT, After, FederationId, Limit
 from coordinator.http.problems import answers
 from coordinator.observability.logs import logger
 from coordinator.storage import audit_log
-from coordinator.strategies.opening import OpenedPlan, UnknownStrategy, load, open_plan, unknown_option
-from coordinator.strategies.parts import require_compatible_parts
+from coordinator.strategies.opening import sentence, usable
 from schemas.messages.federation_views import Federation, FederationPage
-from schemas.messages.federations import FederationPlan, StrategyPlan
-from schemas.names.spelling import NameRefused, new_name
-from schemas.strategies.registry import strategy_names
+from schemas.messages.federations import FederationPlan
+from schemas.messages.strategies import StrategyList, StrategyView
 
 router = APIRouter(prefix="/v1/federations", tags=["federations"])
+strategies_router = APIRouter(tags=["federations"])
 log = logger(__name__)
+
+
+@strategies_router.get("/v1/strategies", responses=answers(AuthMissing, Forbidden))
+def list_strategies(_: AsPersonAnywhere) -> StrategyList:
+    """List the strategies that a plan can name, each with a sentence and its recommended plan."""
+    return StrategyList(
+        items=[
+            StrategyView(name=name, summary=sentence(name), plan=recommended_plan(name)) for name in usable()
+        ]
+    )
 
 
 @router.post(
@@ -43,16 +57,19 @@ log = logger(__name__)
 )
 def create_federation(
     person: AsOperator,
-    plan: Annotated[FederationPlan, Depends(json_body(FederationPlan))],
+    plan: Annotated[FederationPlan, Depends(sent_plan)],
     database: TheDatabase,
 ) -> Federation:
-    """Create a federation; the plan is stored with its defaults filled in."""
-    resolved = _resolved(plan)
+    """Create a federation; the plan is stored with its defaults filled in.
+
+    The defaults are those of a plan, whatever its strategy; with `recommended` the strategy's come first.
+    """
+    complete = resolved(plan)
     with database.write() as session:
         still_person(session, person)
-        row = store.create(session, resolved)
+        row = store.create(session, complete)
         audit_log.append(
-            session, "federation-created", actor=person.id, subject=row.id, reason=_how_summed(resolved)
+            session, "federation-created", actor=person.id, subject=row.id, reason=_how_summed(complete)
         )
         log.info("federation-created", federation=row.id, strategy=plan.strategy.name)
         return store.view(session, row)
@@ -74,65 +91,21 @@ def show_federation(_: AsAuditor, federation_id: FederationId, database: TheData
         return store.view(session, store.federation(session, federation_id))
 
 
-def _resolved(plan: FederationPlan) -> FederationPlan:
-    """Return the plan with the strategy's defaults, after checking that its parts fit together.
+@router.delete(
+    "/{fid}", status_code=204, responses=answers(AuthMissing, Forbidden, NotFound, FederationStateConflict)
+)
+def remove_federation(person: AsAdmin, federation_id: FederationId, database: TheDatabase) -> None:
+    """Remove a federation that was never started, with its enrolments, anchor texts and packs.
 
-    Raises:
-        Invalid: an unusable name, an unknown strategy or option, an adapter that cannot travel, meet a
-            budget, be mixed or be summed, or signatures that cannot be compared.
+    A federation with a round stays, and its record with it; finish it instead.
     """
-    try:
-        plan = plan.model_copy(update={"name": new_name(plan.name)})
-    except NameRefused as error:
-        raise Invalid(f"name: {error}", field="name") from error
-    check_adapter(plan)
-    plan = plan.model_copy(update={"strategy": _resolved_strategy(plan.strategy)})
-    opened = open_plan(plan)
-    # All faults of a plan are reported at once.
-    all_of(
-        partial(check, opened)
-        for check in (check_sum, require_compatible_parts, _check_private, _check_adapter_suits, _check_fit)
-    )
-    check_budget(opened)
-    return opened.plan
-
-
-def _resolved_strategy(strategy: StrategyPlan) -> StrategyPlan:
-    """Return a strategy with the defaults of its options.
-
-    Raises:
-        Invalid: it is unknown, or options are; all of them are named.
-    """
-    try:
-        declared = load(strategy.name).options
-    except UnknownStrategy as error:
-        raise Invalid(f"strategy.name: {error}", field="strategy.name", known=[*strategy_names()]) from error
-    options_of_plan, fields = strategy.options, declared.model_fields
-    unknown = sorted(options_of_plan.keys() - fields.keys())
-    if len(unknown) > MAX_FAULTS:
-        raise Invalid(f"more than {MAX_FAULTS} options are unknown; leave them out", field="strategy.options")
-    faults = [(f"strategy.options.{option}", unknown_option(strategy.name, option)) for option in unknown]
-    refusals = [Invalid.of(faults)] if faults else []
-    # Unknown options are reported together with wrong values of the others.
-    known_options = {option: value for option, value in options_of_plan.items() if option in fields}
-    try:
-        options = parse(declared, json.dumps(known_options).encode(), under="strategy.options")
-    except Invalid as error:
-        raise Invalid.joined([*refusals, error]) from None
-    if refusals:
-        raise refusals[0]
-    return StrategyPlan(name=strategy.name, options=options.model_dump(mode="json"))
-
-
-def _check_fit(opened: OpenedPlan) -> None:
-    """Raise if the plan lacks what its strategy needs.
-
-    Raises:
-        Invalid: it does; the message names the field.
-    """
-    unfit = opened.strategy.unfit(opened.plan)
-    if unfit is not None:
-        raise Invalid(f"{unfit.field}: {opened.plan.strategy.name} needs {unfit.fact}", field=unfit.field)
+    with database.write() as session:
+        row = lock_federation(session, federation_id)
+        still_person(session, person)
+        name = row.name
+        removal.remove(session, row)
+        audit_log.append(session, "federation-removed", actor=person.id, subject=federation_id, reason=name)
+        log.info("federation-removed", federation=federation_id)
 
 
 def _how_summed(plan: FederationPlan) -> str | None:
@@ -141,45 +114,3 @@ def _how_summed(plan: FederationPlan) -> str | None:
     if summed is None:
         return None
     return f"updates are summed: masking {summed.masking}, at least {summed.minimum} members"
-
-
-def _check_private(opened: OpenedPlan) -> None:
-    """Raise if the plan asks for private training that the strategy's clients do not do.
-
-    Raises:
-        Invalid: something else than gradient steps reads their examples.
-    """
-    if opened.plan.privacy.training is not None and not opened.options.only_steps:
-        raise Invalid(
-            f"privacy.training: clients of {opened.plan.strategy.name} with these options use their training "
-            "examples outside of gradient steps, which noise would not cover; choose another strategy, or "
-            "leave it out",
-            field="privacy.training",
-        )
-
-
-def _check_adapter_suits(opened: OpenedPlan) -> None:
-    plan, options = opened.plan, opened.options
-    if plan.adapter.travelling_lora_rank and options.gated:
-        field = "adapter.kind" if plan.adapter.kind == "lora" else "adapter.same_architecture_rank"
-        raise Invalid(
-            f"{field}: a gate needs adapters in common frames, which ordinary LoRA does not have; choose a "
-            "strategy option without a gate, or adapter.kind pq with same_architecture_rank 0",
-            field=field,
-        )
-    if options.lora_only and plan.adapter.kind != "lora":
-        raise Invalid(
-            f"adapter.kind: {plan.strategy.name} needs ordinary LoRA factors; use lora, without an alignment",
-            field="adapter.kind",
-        )
-    if plan.adapter.rslora and options.mixed_ranks:
-        raise Invalid(
-            f"adapter.rslora: clients of {plan.strategy.name} differ in rank, so that their factors "
-            "would differ and their A and B could not be combined; leave it out, and set adapter.scale",
-            field="adapter.rslora",
-        )
-    if options.least_rank is not None and options.least_rank > plan.adapter.rank:
-        raise Invalid(
-            f"strategy.options: the least rank is {options.least_rank}, and adapter.rank is the largest",
-            field="adapter.rank",
-        )

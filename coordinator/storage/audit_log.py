@@ -4,6 +4,7 @@ lock.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import datetime
 from typing import Any, Literal
 
@@ -12,6 +13,7 @@ from sqlalchemy.orm import Session
 
 from coordinator.db.engine import database_time, run
 from coordinator.db.tables.identity import AuditRow, ServerIdentityRow
+from coordinator.storage.audit_names import names_of
 from schemas.identity.documents import hash_of
 from schemas.messages.tokens import AuditEntry, AuditHead, AuditPage
 
@@ -20,6 +22,7 @@ Event = Literal[
     "federation-started",
     "federation-paused",
     "federation-finished",
+    "federation-removed",
     "enrolment-token-made",
     "enrolment-token-ended",
     "enrolment-refused",
@@ -68,7 +71,12 @@ def page(session: Session, *, after: int, limit: int, head: AuditHead | None) ->
         items=[row.document for row in rows[:limit]],
         next=str(rows[limit - 1].number) if len(rows) > limit else None,
         head=head,
+        names=names_of(session, {text for row in rows[:limit] for text in _ids(row.document)}),
     )
+
+
+def _ids(document: Mapping[str, str]) -> tuple[str, str]:
+    return document["actor"], document["subject"]
 
 
 def last(session: Session) -> tuple[int, str, datetime] | None:

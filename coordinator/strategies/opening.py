@@ -6,6 +6,8 @@ module `coordinator` of an installed package. It is made from the options that `
 
 from __future__ import annotations
 
+import importlib
+import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -71,6 +73,17 @@ def open_plan(plan: FederationPlan) -> OpenedPlan:
         raise StrategyUnavailable(strategy=plan.strategy.name) from error
 
 
+@cache
+def sentence(name: str) -> str:
+    """Return the first paragraph of the docstring of a strategy's file, in one line; "" without one.
+
+    Raises:
+        UnknownStrategy: there is no usable strategy of this name.
+    """
+    module = importlib.import_module(load(name).strategy.__module__)
+    return " ".join(inspect.cleandoc(module.__doc__ or "").partition("\n\n")[0].split())
+
+
 @cache  # neither files nor packages change under a running service
 def load(name: str) -> LoadedStrategy:
     """Load a strategy by its name.
@@ -101,7 +114,7 @@ def make(name: str, options: Mapping[str, JsonValue]) -> Strategy:
 def unknown_option(name: str, option: str) -> str:
     """Return why a strategy has not this option: the options that it has, and the strategies that have it."""
     has = ", ".join(load(name).options.model_fields) or "none"
-    owners = [strategy for strategy in _usable() if option in load(strategy).options.model_fields]
+    owners = [strategy for strategy in usable() if option in load(strategy).options.model_fields]
     elsewhere = f"; {', '.join(owners)} have it" if owners else ""
     return f"{name} has no such option, only {has}{elsewhere}"
 
@@ -122,11 +135,12 @@ def require_summed(opened: OpenedPlan) -> SumStrategy:
 
 def _summed_names() -> list[str]:
     """List the strategies that need sums only, whatever their options."""
-    traits = {name: getattr(load(name).strategy, "traits", None) for name in _usable()}
+    traits = {name: getattr(load(name).strategy, "traits", None) for name in usable()}
     return [name for name, of in traits.items() if isinstance(of, Traits) and of.sums]
 
 
-def _usable() -> list[str]:
+def usable() -> list[str]:
+    """Return the names of the strategies that can be loaded."""
     usable = []
     for name in strategy_names():
         try:

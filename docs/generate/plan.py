@@ -37,9 +37,10 @@ _EXAMPLE = {
 }
 
 _RECOMMENDED = """\
-`tessera federation create --strategy NAME` fills in the recommended values of a strategy, unless it reads a
-plan from a file. With `--pivot`, `--same-architecture-rank` or `--target-modules` it fills in the values
-recommended for several base models. All other fields have the defaults above."""
+`tessera federation create` and the page fill in the recommended values of a strategy where a plan names none;
+over HTTP `POST /v1/federations?recommended=true` does. A plan with `alignment`, `adapter.kind` `pq`,
+`same_architecture_rank` or `target_modules` gets the values recommended for several base models. All other
+fields have the defaults above."""
 
 _STRATEGIES = """\
 `strategy.name` selects the method, `strategy.options` its options. A strategy declares its needs as traits.

@@ -79,7 +79,7 @@ class Camera:
             page.clock.set_fixed_time(now)
         page.goto(f"{self._operator.url}/#/{federation}{picture.fragment}")
         page.get_by_label("Token").fill(self.token(picture.role))
-        page.get_by_role("button", name="Show").click()
+        page.get_by_role("button", name="Sign in", exact=True).click()
         page.locator("#view[aria-busy=false]").wait_for()
         if picture.act is not None:
             picture.act(page)

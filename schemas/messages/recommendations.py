@@ -91,3 +91,33 @@ def recommended(strategy: str, *, aligned: bool) -> Table:
     parts = _ALIGNED.get(strategy, unaligned) if aligned else unaligned
     # A copy, since callers change the parts of their plan.
     return copy.deepcopy({**parts, **SCHEDULE} if parts else {})
+
+
+def completed(plan: Mapping[str, JsonValue]) -> Table:
+    """Return a plan with the recommended fields of its strategy where the plan names none.
+
+    A field that the plan has, null included, stays as it is. Parts that are not objects, and a plan without
+    a strategy's name, are left for validation.
+    """
+    strategy = plan.get("strategy")
+    name = strategy.get("name") if isinstance(strategy, Mapping) else None
+    parts = recommended(name, aligned=_is_aligned(plan)) if isinstance(name, str) else {}
+    filled: Table = dict(plan)
+    for part, fields in parts.items():
+        own = plan.get(part, {})
+        if isinstance(own, Mapping) and isinstance(fields, Mapping):
+            filled[part] = {**({} if _is_other_adapter(part, own, fields) else fields), **own}
+    return filled
+
+
+def _is_aligned(plan: Mapping[str, JsonValue]) -> bool:
+    """Whether a plan asks for P and Q."""
+    adapter = plan.get("adapter")
+    fields = adapter if isinstance(adapter, Mapping) else {}
+    named = {"same_architecture_rank", "target_modules"} & fields.keys()
+    return plan.get("alignment") is not None or bool(named) or fields.get("kind") == "pq"
+
+
+def _is_other_adapter(part: str, own: Mapping[str, JsonValue], fields: Mapping[str, JsonValue]) -> bool:
+    """Whether a plan has another kind of adapter, to which the recommended ranks and roles do not apply."""
+    return part == "adapter" and own.get("kind", fields.get("kind")) != fields.get("kind", own.get("kind"))

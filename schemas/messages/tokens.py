@@ -94,6 +94,15 @@ class AuditHead(Strict):
     """The coordinator's signature of the other members."""
 
 
+class AuditName(Strict):
+    """The name behind an id in the audit log."""
+
+    name: str
+    """The name of a person, client or federation; of an enrolment token that of its client."""
+    federation: str | None = None
+    """The name of the federation of a client or an enrolment token; null for others."""
+
+
 class AuditPage(Strict):
     """A page of audit entries in order, the cursor of the next page, and the current end of the log."""
 
@@ -103,6 +112,8 @@ class AuditPage(Strict):
     """The cursor of the next page, to be sent as `after`; null on the last."""
     head: AuditHead | None
     """The end of the log; null if it is empty."""
+    names: dict[str, AuditName] = Field(default_factory=dict)
+    """The present names behind the ids in `items`; they are not part of the hash chain."""
 
 
 class Hello(Strict):

@@ -65,9 +65,11 @@ POLICIES: dict[str, Policy] = {
     "GET /v1/audit": AUDITORS,
     "GET /v1/me": ANY_CLIENT,
     "PUT /v1/me/key": ANY_CLIENT,
+    "GET /v1/strategies": AUDITORS,
     "POST /v1/federations": OPERATORS,
     "GET /v1/federations": AUDITORS,
     f"GET {_F}": AUDITORS,
+    f"DELETE {_F}": ADMINS,
     f"POST {_F}/start": OPERATORS,
     f"POST {_F}/pause": OPERATORS,
     f"POST {_F}/finish": OPERATORS,
@@ -127,7 +129,7 @@ class World:
             self.client.federation_id,
             self.client.client_id,
         )
-        if operation.endswith(("/start", "/pause", "/finish")):
+        if operation.endswith(("/start", "/pause", "/finish")) or operation == f"DELETE {_F}":
             federation_id = self.served.federation(name="passing")
         if operation.startswith("DELETE") and "{cid}" in template and role == "admin":
             client_id = self.served.enrol(

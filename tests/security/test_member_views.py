@@ -140,6 +140,7 @@ SUMMARY = {
 }
 FIELDS: dict[str, set[str] | int] = {
     "/v1/audit": 403,
+    "/v1/strategies": 403,
     "/v1/federations": 403,
     "/v1/federations/{fid}": 403,
     "/v1/federations/{fid}/clients": 403,

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
+from importlib.metadata import version
+from importlib.resources import files
 
 import pytest
+from pydantic import ValidationError
 
+from coordinator.settings import Settings
 from tests.served import Served
 
 
@@ -24,6 +29,39 @@ def test_a_page_has_the_policy_and_no_script_of_its_own(coordinator: Served, pat
         assert source is not None
         assert content == ""
         assert coordinator.http().get(source[1]).headers["content-type"].startswith("text/javascript")
+
+
+def test_footer_has_the_version_and_the_documentation(
+    serve: Callable[..., Served], fresh_database: Callable[[str], str]
+) -> None:
+    url = "https://docs.example.org/?a=1&b=2"
+    served = serve(fresh_database("sqlite"), documentation_url=url)
+    footer = served.http().get("/").text.partition("<footer>")[2]
+    assert f"Tessera {version('tessera-fl')} " in footer
+    assert '<a href="https://docs.example.org/?a=1&amp;b=2" rel="noreferrer">Documentation</a>' in footer
+
+
+@pytest.mark.parametrize("url", ["javascript:alert(1)", "docs.example.org", "data:text/html,x"])
+def test_documentation_is_a_web_address(url: str) -> None:
+    with pytest.raises(ValidationError, match="not an http"):
+        Settings(_env_file=None, documentation_url=url)
+
+
+def test_footer_has_no_link_without_a_documentation(coordinator: Served) -> None:
+    footer = coordinator.http().get("/").text.partition("<footer>")[2]
+    assert "Documentation" not in footer
+    assert "<!--" not in footer
+
+
+def test_every_module_of_the_page_is_served(coordinator: Served) -> None:
+    http, folder = coordinator.http(), files("coordinator.dashboard")
+    modules = [file.name for file in folder.iterdir() if file.name.endswith(".js")]
+    assert len(modules) > 10
+    for name in modules:
+        shown = http.get(f"/{name}")
+        assert shown.status_code == 200, name
+        for imported in re.findall(r'from "\./([^"]+)"', shown.text):
+            assert imported in modules, f"{name} imports {imported}"
 
 
 def test_answers_with_a_new_secret_are_not_stored(coordinator: Served) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 import pytest
 from playwright.sync_api import Page, expect
 
+from schemas.messages.federations import ALL_ROLES
 from tests.coordinator.auth.provider import CLIENT, running_provider
 from tests.served import Served
 from tests.system.conftest import enter
@@ -15,6 +16,9 @@ from tests.taking_part import one_round, plan, running
 from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(120)]
+
+
+ADMIN = "admin"  # the name of the person's token
 
 
 def _token(served: Served, role: str) -> str:
@@ -31,9 +35,12 @@ def _act(page: Page, button: str, confirm: str, typed: str | None = None) -> Non
     dialog.get_by_role("button", name=confirm, exact=True).click()
 
 
-def _create(page: Page, **fields: str) -> None:
+def _create(page: Page, strategy: str, **fields: str) -> None:
     page.get_by_role("button", name="New federation").click()
     dialog = page.get_by_role("dialog")
+    dialog.locator("#field-strategy").select_option(strategy)
+    if "more" in fields:
+        dialog.get_by_text("Other fields of the plan, as JSON").click()
     for label, text in fields.items():
         dialog.locator(f"#field-{label}").fill(text)
     dialog.get_by_role("button", name="Create").click()
@@ -42,24 +49,30 @@ def _create(page: Page, **fields: str) -> None:
 def test_a_federation_is_run_from_the_page_alone(page: Page, served: Served) -> None:
     enter(page, served, token=_token(served, "admin"))
     expect(page.locator("#headline")).to_contain_text("Create one with")
-    assert "fedmosaic" in page.locator("#strategies option").evaluate_all("all => all.map((o) => o.value)")
-    _create(page, name="wards", strategy="fedavg", rounds="2", members="1", more='{"training": {"steps": ')
+    create = page.get_by_role("dialog").get_by_role("button", name="Create")
+    _create(page, strategy="fedavg", name="wards", rounds="2", members="1", more='{"adapter": {"rank": ')
     alert = page.get_by_role("dialog").get_by_role("alert")
-    expect(alert).to_contain_text("The plan is not JSON")
-    page.locator("#field-more").fill('{"training": {"steps": 0}}')
-    page.get_by_role("dialog").get_by_role("button", name="Create").click()
-    expect(alert).to_contain_text("training.steps")
-    page.locator("#field-more").fill('{"training": {"steps": 3}}')
-    page.get_by_role("dialog").get_by_role("button", name="Create").click()
+    expect(alert).to_have_text("1 field to correct: Other fields.")
+    expect(page.locator("#error-more")).to_contain_text("This is not JSON")
+    page.locator("#field-more").fill('{"adapter": {"rank": 8}, "training": {"steps": 3}}')
+    create.click()
+    expect(page.locator("#error-more")).to_have_text("training.steps: set above; leave it out here")
+    page.locator("#field-more").fill('{"adapter": {"rank": 8}}')
+    page.locator("#field-steps").fill("3")
+    create.click()
     expect(page.locator("#headline")).to_have_text("wards has not started")
     (federation,) = served.admin.get("/v1/federations").json()["items"]
     assert (federation["plan"]["training"]["steps"], federation["plan"]["rounds"]["total"]) == (3, 2)
+    assert (federation["plan"]["adapter"]["kind"], federation["plan"]["adapter"]["rank"]) == ("lora", 8)
+    words = page.locator("#plan-part dd").all_inner_texts()
+    assert "3 steps of 8 texts per client and round." in words
+    assert "2 rounds; each waits for 1 client." in words
 
     page.get_by_role("button", name="Enrol a client").click()
     page.locator("#field-name").fill("aster")
     page.get_by_role("button", name="Make a token").click()
     token = page.locator("#enrolment-token").input_value()
-    assert served.try_enrol(token, "aster").status_code == 201
+    assert served.try_enrol(token, "aster", shapes={role: [64, 64] for role in ALL_ROLES}).status_code == 201
     assert token not in page.url
     assert token not in page.evaluate("JSON.stringify({...sessionStorage, ...localStorage})")
     page.get_by_role("button", name="Close").click()
@@ -86,21 +99,75 @@ def test_a_federation_is_run_from_the_page_alone(page: Page, served: Served) -> 
     expect(page.locator("#actions-part")).to_have_count(0)
 
     page.get_by_role("link", name="Audit log").click()
-    expect(page.locator("#audit tbody tr").first).to_contain_text("federation-finished")
-    events = [row.locator("td").nth(1).inner_text() for row in page.locator("#audit tbody tr").all()]
-    assert (
-        events[::-1][-7:]
-        == [
-            "federation-created",
-            "enrolment-token-made",
-            "client-enrolled",
-            "federation-started",
-            "federation-paused",
-            "federation-started",
-            "client-revoked",
-            "federation-finished",
-        ][-7:]
+    expect(page.locator("#audit tbody tr").first).to_contain_text("finished wards")
+    told = [row.locator("td").nth(1).inner_text() for row in page.locator("#audit tbody tr").all()]
+    assert told[::-1][-7:] == [
+        f"{ADMIN} made an enrolment token for aster in wards",
+        "aster in wards enrolled",
+        f"{ADMIN} started wards",
+        f"{ADMIN} paused wards",
+        f"{ADMIN} started wards",
+        f"{ADMIN} revoked aster in wards",
+        f"{ADMIN} finished wards",
+    ]
+    assert all(row.inner_text().endswith("UTC") for row in page.locator("#audit time").all())
+
+
+def test_all_fields_that_are_wrong_are_named_at_once(page: Page, served: Served) -> None:
+    served.federation(name="Wards")
+    enter(page, served)
+    _create(page, strategy="fedavg", name="", rounds="0", steps="0", deadline="-1", private="20")
+    alert = page.get_by_role("dialog").get_by_role("alert")
+    labels = (
+        "Name, Rounds, Deadline of a round, in minutes, Steps of a client in a round, Epsilon of the training"
     )
+    expect(alert).to_have_text(f"5 fields to correct: {labels}.")
+    expect(page.locator("#field-name")).to_be_focused()
+    expect(page.locator("[aria-invalid]")).to_have_count(5)
+    for field, text in {
+        "name": "<b>",
+        "rounds": "2",
+        "steps": "3",
+        "deadline": "0.5",
+        "private": "2",
+    }.items():
+        page.locator(f"#field-{field}").fill(text)
+    page.locator("#field-quorum").fill("3")
+    create = page.get_by_role("dialog").get_by_role("button", name="Create")
+    create.click()
+    expect(page.locator("#error-quorum")).to_contain_text("must not be larger than min_clients")
+    page.locator("#field-quorum").fill("")
+    create.click()
+    expect(page.locator("#error-rate")).to_contain_text("must be a number with privacy.training")
+    page.locator("#field-rate").fill("0.001")
+    page.locator("#field-sketches").fill("1")
+    create.click()
+    expect(page.locator("#error-name")).to_contain_text("letters, digits")
+    page.locator("#field-name").fill("wards")
+    create.click()
+    expect(page.locator("#error-name")).to_contain_text("'Wards', which is in use")
+    assert len(served.admin.get("/v1/federations").json()["items"]) == 1
+    page.locator("#field-name").fill("harbours")
+    create.click()
+    expect(page.locator("#headline")).to_have_text("harbours has not started")
+    made = served.admin.get("/v1/federations").json()["items"][-1]["plan"]
+    assert made["rounds"]["collect_seconds"] == 30.0
+    assert (made["privacy"]["training"]["epsilon"], made["signature"]["dp"]["epsilon"]) == (2.0, 1.0)
+
+
+def test_federation_that_was_never_started_is_removed(page: Page, served: Served) -> None:
+    running(served)
+    mistake = served.federation(name="mistake")
+    enter(page, served, mistake, _token(served, "operator"))
+    expect(page.get_by_role("button", name="Start")).to_be_visible()
+    expect(page.get_by_role("button", name="Remove")).to_have_count(0)
+    page.get_by_role("button", name="Sign out").click()
+    enter(page, served, mistake)
+    _act(page, "Remove", "Remove", "mistake")
+    expect(page.locator("#headline")).to_contain_text("Round 1 of 3 is open")
+    assert [one["name"] for one in served.admin.get("/v1/federations").json()["items"]] == ["clinics"]
+    page.goto(f"{served.url}/#/{mistake}")
+    expect(page.get_by_role("heading", name=f"There is no federation {mistake}")).to_be_visible()
 
 
 @pytest.mark.parametrize(("role", "sections"), [("auditor", [0, 0]), ("operator", [1, 0]), ("admin", [1, 1])])

@@ -72,13 +72,55 @@ def test_a_clients_page_has_its_curve_among_the_others(page: Page, served: Serve
     )
 
 
-def test_few_clients_are_all_in_front(page: Page, served: Served) -> None:
+def test_few_clients_are_charted_once(page: Page, served: Served) -> None:
     federation_id, silos = _scored_rounds(served, 3)
     best, middle, worst = silos
     enter(page, served, federation_id)
+    legend = page.locator("#help-part .legend li")
+    expect(legend).to_have_text(["mean of the clients", "worst client"])
     page.get_by_role("button", name="Show a curve per client").click()
-    expect(page.locator("#curves-part .legend li")).to_have_text(
-        [f"{best} (best)", f"{worst} (worst)", middle]
-    )
+    expect(legend).to_have_text([best, middle, worst])
+    expect(page.locator("#curves-part figure")).to_have_count(0)
+    expect(page.locator("#curves-part .note")).to_contain_text("Their curves are in the chart above.")
     expect(page.get_by_role("button", name="Curve of")).to_have_count(0)
     expect(page.get_by_role("button", name="Show earlier rounds too")).to_have_count(0)
+
+
+def test_only_other_client_is_in_the_chart_of_a_client(page: Page, served: Served) -> None:
+    federation_id, silos = _scored_rounds(served, 2)
+    first, second = silos
+    enter(page, served, f"{federation_id}/clients/{silos[first].client_id}")
+    expect(page.locator("#history-part .legend li")).to_have_text(
+        ["kept (its personal model)", "served", "trained", f"{second} (its personal model)"]
+    )
+    expect(page.locator("#among-part")).to_have_count(0)
+
+
+def test_loss_of_an_untrained_model_does_not_hide_the_others(page: Page, served: Served) -> None:
+    rounds = {"total": 4, "min_clients": 2}
+    federation_id, silos = running(served, 2, **plan(rounds=rounds))
+    for number, loss in ((1, 1.9), (2, 1.2), (3, 0.9), (4, 0.8)):
+        one_round(served, federation_id, silos, number, [1.0] * 2)
+        for silo in silos:
+            sent = scored({"loss": loss})
+            sent["served"]["loss"]["value"] = 13.43 if number == 1 else loss + 0.1
+            assert send_scores(silo, number, sent)[0] == 204
+    enter(page, served, f"{federation_id}/clients/{silos[0].client_id}")
+    cut = page.locator("#history-part .cut")
+    expect(cut).to_have_text("The axis is cut at 2.0. ▲ above it: 13.430 (served, round 1).")
+    expect(page.locator("#history-part polygon")).to_have_count(1)
+    expect(page.locator("#untrained")).to_contain_text("The start cost 13.430")
+    labels = page.locator("#history-part figure > svg text").all_text_contents()
+    assert "13" not in " ".join(labels)
+    for width in (390, 700, 1280):
+        page.set_viewport_size({"width": width, "height": 844})
+        box = page.locator("#history-part figure > svg")
+        expect(box).to_be_visible()
+        page.wait_for_function(SMALLEST_TEXT)
+
+
+SMALLEST_TEXT = """() => {
+  const svg = document.querySelector("#history-part figure > svg");
+  return 12.5 * svg.getBoundingClientRect().width / svg.viewBox.baseVal.width >= 11;
+}"""
+"""Whether a text of the chart is at least 11 pixels high."""

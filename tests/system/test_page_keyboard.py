@@ -7,7 +7,6 @@ import json
 import pytest
 from playwright.sync_api import Page, expect
 
-from schemas.messages.recommendations import recommended
 from tests.served import Served
 from tests.system.conftest import enter
 
@@ -39,11 +38,16 @@ def test_a_federation_is_run_with_the_keyboard(page: Page, served: Served) -> No
     expect(page.locator("#field-name")).to_be_focused()
     page.keyboard.type("aster")
     page.keyboard.press("Enter")
-    copy = page.get_by_role("button", name="Copy")
-    expect(copy).to_be_focused()
+    expect(page.get_by_role("button", name="Copy: Lines for the silo")).to_be_focused()
     token = page.locator("#enrolment-token").input_value()
     page.keyboard.press("Enter")
     expect(page.get_by_role("button", name="Copied")).to_be_visible()
+    lines = page.evaluate("navigator.clipboard.readText()")
+    assert f"--url {served.url} " in lines
+    assert f"echo {token} | tessera agent enrol --config silo.toml --name aster --token -" in lines
+    for key in ("Tab", "Tab", "Enter"):
+        page.keyboard.press(key)
+    expect(page.get_by_role("button", name="Copied")).to_have_count(2)
     assert page.evaluate("navigator.clipboard.readText()") == token
     page.keyboard.press("Tab")
     page.keyboard.press("Enter")
@@ -68,28 +72,29 @@ def test_a_federation_is_run_with_the_keyboard(page: Page, served: Served) -> No
     expect(page.locator("body")).not_to_be_focused()
 
 
-def test_the_dialog_has_what_is_recommended_for_the_strategy(page: Page, served: Served) -> None:
+def test_dialog_begins_with_the_recommended_plan(page: Page, served: Served) -> None:
     enter(page, served)
     page.get_by_role("button", name="New federation").click()
     page.locator("#field-name").fill("wards")
-    more = page.locator("#field-more")
-    assert json.loads(more.input_value()) == recommended("fedmosaic", aligned=False)
-    page.locator("#field-strategy").fill("fed_vemoe")
-    expect(page.locator("#field-members")).to_have_value("5")
-    assert json.loads(more.input_value()) == {
-        part: members
-        for part, members in recommended("fed_vemoe", aligned=False).items()
-        if part not in ("strategy", "rounds")
-    }
+    strategy, members = page.locator("#field-strategy"), page.locator("#field-members")
+    listed = served.admin.get("/v1/strategies").json()["items"]
+    assert strategy.locator("option").all_inner_texts() == [one["name"] for one in listed]
+    for one in listed:
+        strategy.select_option(one["name"])
+        expect(page.locator("#help-strategy")).to_have_text(one["summary"])
+        assert json.loads(page.locator("#whole-plan").text_content() or "") == one["plan"]
+    strategy.select_option("fedavg")
+    expect(members).to_have_value("2")
+    page.locator("#field-steps").fill("7")
+    strategy.select_option("fed_vemoe")
+    expect(members).to_have_value("5")
+    expect(page.locator("#field-sums")).to_have_value("pairwise")
+    expect(page.locator("#field-steps")).to_have_value("7")  # what was edited stays
     page.get_by_role("dialog").get_by_role("button", name="Create").click()
     expect(page.locator("#headline")).to_have_text("wards has not started")
     (federation,) = served.admin.get("/v1/federations").json()["items"]
-    assert federation["plan"]["privacy"]["secure_sum"]["masking"] == "pairwise"
-
-    page.get_by_role("button", name="New federation").click()
-    more.fill('{"training": {"steps": 3}}')
-    page.locator("#field-strategy").fill("ca_pfl")
-    assert more.input_value() == '{"training": {"steps": 3}}', "what was edited stays"
+    (usual,) = (one["plan"] for one in listed if one["name"] == "fed_vemoe")
+    assert federation["plan"] == usual | {"name": "wards", "training": usual["training"] | {"steps": 7}}
 
 
 def test_a_token_is_copied_where_the_browser_has_no_clipboard_object(page: Page, served: Served) -> None:
@@ -99,5 +104,5 @@ def test_a_token_is_copied_where_the_browser_has_no_clipboard_object(page: Page,
     page.get_by_role("button", name="Enrol a client").click()
     page.locator("#field-name").fill("aster")
     page.get_by_role("button", name="Make a token").click()
-    page.get_by_role("button", name="Copy").click()
+    page.get_by_role("button", name="Copy: Token alone").click()
     expect(page.get_by_role("button", name="Copied")).to_be_visible()

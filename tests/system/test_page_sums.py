@@ -32,7 +32,9 @@ def test_a_summed_round_is_shown_without_any_client_s_own_numbers(page: Page, se
     expect(page.locator("#sum-part")).to_contain_text("The sum has the updates of 4 members.")
     losses = page.locator("#facts .fact").filter(has_text="mean loss after training")
     expect(losses).to_contain_text("as served 2.500, of 4 members")
-    expect(page.locator("#claims")).to_contain_text("4 members are ready for the sum of this round or in it")
+    expect(page.locator("#claims-part")).to_contain_text(
+        "4 members are ready for the sum of this round or in it"
+    )
     assert not [url for url in asked if url.endswith("/relevance")]
 
 

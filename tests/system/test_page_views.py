@@ -94,6 +94,72 @@ def test_mixing_that_harms_is_red_and_noise_is_neither(
     expect(page.locator("#clients .bad")).to_have_count(2 if verdict else 0)
 
 
+def test_list_of_federations_names_who_is_missing_and_behind(
+    page: Page, served: Served, two_rounds: tuple[str, list[Silo]]
+) -> None:
+    federation_id, silos = two_rounds
+    names = {row["client_id"]: row["name"] for row in _clients(served, federation_id)}
+    newcomer = served.enrol(federation_id, "a newcomer")
+    waiting = served.federation(name="waiting")
+    _open(page, served, "")
+    expect(page.locator("#headline")).to_have_text("2 federations, 1 running")
+    expect(page.locator("#peers")).to_be_hidden()
+    rows = [row.locator("th, td").all_inner_texts() for row in page.locator("#federations tbody tr").all()]
+    (name, state, number, clients, now), other = rows
+    assert (name, state, number, clients) == ("clinics", "running", "3 of 3", "3")
+    assert f"Waiting for {names[silos[1].client_id]} (joined " in now
+    assert "a newcomer (not joined, last seen " in now
+    assert "The round closes in 10 min." in now
+    assert other == [
+        "waiting",
+        "not started",
+        "– of 10",
+        "0",
+        "0 of the 2 clients that a round needs are enrolled.",
+    ]
+    page.locator("#federations").get_by_role("link", name="a newcomer").click()
+    expect(page.locator("#headline")).to_have_text("a newcomer")
+    assert page.url.endswith(f"#/{federation_id}/clients/{newcomer.client_id}")
+    page.locator("#home").click()
+    page.locator("#federations").get_by_role("link", name="waiting").click()
+    expect(page.locator("#headline")).to_have_text("waiting has not started")
+    assert page.url.endswith(f"#/{waiting}")
+
+
+def _clients(served: Served, federation_id: str) -> list[dict[str, str]]:
+    items: list[dict[str, str]] = served.admin.get(f"/v1/federations/{federation_id}/clients").json()["items"]
+    return items
+
+
+def test_client_with_fewer_rounds_is_behind(page: Page, served: Served) -> None:
+    federation_id, silos = running(served, **plan(rounds={"total": 4, "min_clients": 2}))
+    for number in (1, 2, 3):
+        one_round(served, federation_id, silos, number, [1.0, 3.0])
+    late = served.enrol(federation_id, "late")
+    for silo in (*silos, late):
+        join(silo, 4)
+    deliver(late, 4, values(1.0))
+    served.federation(name="another")
+    _open(page, served, "")
+    expect(page.locator("#federations tbody tr").first).to_contain_text("Behind: late (1 round).")
+
+
+def test_losses_that_did_not_move_are_said_to_be_noise(page: Page, served: Served) -> None:
+    federation_id, silos = running(served, **plan(rounds={"total": 2, "min_clients": 2}))
+    one_round(served, federation_id, silos, 1, [1.0, 3.0])
+    for silo in silos:
+        sent = scored({"loss": 13.4299}) | {"mixing": {"value": -0.0001, "error": 0.01, "count": 96}}
+        sent["served"] = {"loss": {"value": 13.43, "count": 96}}
+        assert silo.http.put(url(silo, 1, "/scores"), json=sent).status_code == 204
+    _open(page, served, federation_id)
+    expect(page.locator(".fact").filter(has_text="by mixing")).to_contain_text("0.000± 0.007 (within noise)")
+    start = page.locator(".fact").filter(has_text="since the start")
+    expect(start).to_contain_text("no change in three digits for 2 clients")
+    expect(page.locator("#untrained")).to_contain_text(
+        "A loss of 13.430 is that of a model that does not know"
+    )
+
+
 def test_an_address_opens_a_round_or_a_client_and_never_contains_the_token(
     page: Page, served: Served, two_rounds: tuple[str, list[Silo]]
 ) -> None:

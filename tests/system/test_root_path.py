@@ -169,7 +169,7 @@ def test_page_and_api_docs_work_below_the_path(page: Page, served: Served, front
     page.goto(front.url)
     expect(page).to_have_url(f"{front.url}/")
     page.get_by_label("Token").fill(ADMIN_TOKEN)
-    page.get_by_role("button", name="Show").click()
+    page.get_by_role("button", name="Sign in", exact=True).click()
     expect(page.locator("#headline")).not_to_be_empty()
     assert page.evaluate("Object.keys({...sessionStorage})") == ["token/tessera"]
     page.goto(f"{front.url}/docs")

@@ -57,6 +57,15 @@ def test_anchors_come_first_in_a_federation_with_a_pivot(tessera: Operator) -> N
     assert facts["next"] == f"tessera anchors put {facts['id']} anchors.json"
 
 
+def test_federation_without_a_round_is_removed(tessera: Operator) -> None:
+    mistake = tessera.json("federation", "create", "--name", "mistake", "--strategy", "fedavg")["id"]
+    assert "--yes" in tessera("federation", "remove", "mistake", fails=True)
+    assert tessera.json("federation", "remove", "mistake", "--yes") == {"id": mistake, "removed": True}
+    started = tessera.served.federation(name="started")
+    tessera("federation", "start", started)
+    assert "finish it instead" in tessera("federation", "remove", started, "--yes", fails=True)
+
+
 def _facts(shown: str) -> dict[str, str]:
     """Return the printed facts by name, which two spaces at least separate from them."""
     return {

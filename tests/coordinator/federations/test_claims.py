@@ -33,10 +33,13 @@ SIGNATURES = {
 POISON = {
     "fedavg": ({"name": "fedavg"}, "members are trusted not to poison"),
     "off": ({"name": "fedmosaic", "options": {"guard": "off"}}, "members are trusted not to poison"),
-    "on": ({"name": "fedmosaic"}, "at most min(max(0.2, 0.7 / n) f, 0.7) of the length of its own update"),
+    "on": (
+        {"name": "fedmosaic"},
+        "own update (with n independent voices fewer than four, at most 70 % divided by n)",
+    ),
     "strict": (
         {"name": "fedmosaic", "options": {"guard": "strict"}},
-        "at most min(0.2 f, 0.7) of the length of its own update",
+        "a fifth of the length of that client's own update, and all others together at most 70 %",
     ),
 }
 
@@ -99,14 +102,14 @@ def test_a_federation_claims_what_its_plan_allows_and_nothing_else(
         }
     )
     allowed = [
+        hidden,
+        "may be one other member's alone (privacy.min_voices 1)",
+        bound,
         "server operator is trusted; what clients send is confidential in transit.",
         SERVED[strategy["name"]],
-        "may be one other member's alone (privacy.min_voices 1)",
         "member that compares rounds",
         IDENTITY[bearer],
         MEMBERS[roster],
-        hidden,
-        bound,
         "operator sees adapters, scores, counts of examples and bytes",
     ]
     claims = federation_claims(open_plan(plan))
@@ -197,14 +200,14 @@ def test_a_sum_claims_what_it_hides_and_what_it_does_not(roster: str, masking: s
     )
     masked = masking == "pairwise"
     allowed = [
+        SEEN[roster] if masked else "without masks (privacy.secure_sum.masking none)",
+        "at least 5 members (privacy.secure_sum.minimum): in the smallest, the 4 others together",
+        "A member can add anything to a sum, without limit and without being named",
         "the server operator sees sums of updates" if masked else "The server operator is trusted",
         "one model, changed by the weighted mean",
-        "at least 5 members (privacy.secure_sum.minimum): in the smallest, the 4 others together",
         "a member that compares rounds",
         IDENTITY[False],
         MEMBERS[roster],
-        SEEN[roster] if masked else "without masks (privacy.secure_sum.masking none)",
-        "A member can add anything to a sum, without limit and without being named",
         "Sums have no noise",
         "sees who took part, when and with how many bytes, and the "
         + ("mean losses of a sum's members" if scores == "summed" else "scores of each member"),
@@ -234,7 +237,7 @@ def test_a_sum_says_which_part_of_the_adapter_travels(strategy: str, told: str) 
     plan = FederationPlan.model_validate(
         {"name": "a", "strategy": {"name": strategy}, "privacy": {"secure_sum": {}}}
     )
-    assert told in federation_claims(open_plan(plan))[1]
+    assert told in federation_claims(open_plan(plan))[4]
 
 
 @pytest.mark.parametrize(

@@ -72,6 +72,22 @@ def test_every_deed_is_written_down_with_who_did_it(served: Served) -> None:
     assert entries(served)[3]["reason"] == "used before"
 
 
+def test_ids_have_names_outside_of_the_chain(served: Served) -> None:
+    federation_id = served.federation(name="Klinik 1")
+    silo = served.enrol_over_http(federation_id, "cedar")
+    operator = served.person("operator")
+    assert operator.post(f"/v1/federations/{federation_id}/start").status_code == 200
+    page = served.admin.get("/v1/audit").json()
+    made, *_, started = page["items"]
+    assert page["names"][federation_id] == {"name": "Klinik 1", "federation": None}
+    assert page["names"][silo.client_id] == {"name": "cedar", "federation": "Klinik 1"}
+    assert page["names"][started["actor"]] == {"name": "the operator", "federation": None}
+    assert page["names"][page["items"][1]["subject"]] == {"name": "cedar", "federation": "Klinik 1"}
+    assert made["actor"] == "settings"
+    assert "settings" not in page["names"]
+    assert all("names" not in entry for entry in page["items"])
+
+
 def _is_chain(found: list[dict[str, Any]]) -> bool:
     hashes = [None, *(hash_of(entry) for entry in found)]
     return [entry["previous"] for entry in found] == hashes[:-1]

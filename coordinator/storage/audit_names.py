@@ -1,0 +1,32 @@
+"""Look up the names behind the ids in entries of the audit log, which stores ids alone."""
+
+from __future__ import annotations
+
+from collections.abc import Set
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from coordinator.db.tables.federations import ClientRow, EnrolmentTokenRow, FederationRow, PersonToken
+from schemas.messages.tokens import AuditName
+
+
+def names_of(session: Session, ids: Set[str]) -> dict[str, AuditName]:
+    """Return the present names of people's tokens, clients, enrolment tokens and federations, by id.
+
+    What was removed, and people of an identity provider, have none.
+    """
+    people = select(PersonToken.id, PersonToken.name).where(PersonToken.id.in_(ids))
+    federations = select(FederationRow.id, FederationRow.name).where(FederationRow.id.in_(ids))
+    names = {
+        found: AuditName(name=name)
+        for query in (people, federations)
+        for found, name in session.execute(query)
+    }
+    for row, name in ((ClientRow, ClientRow.name), (EnrolmentTokenRow, EnrolmentTokenRow.client_name)):
+        members = select(row.id, name, FederationRow.name).join(
+            FederationRow, FederationRow.id == row.federation_id
+        )
+        for found, text, federation in session.execute(members.where(row.id.in_(ids))):
+            names[found] = AuditName(name=text, federation=federation)
+    return names
