@@ -33,7 +33,6 @@ _MODULES = (
     "text",
     "views",
 )
-"""The modules that page.js imports."""
 _VERSION = "<!-- version -->"
 _DOCUMENTATION = "<!-- documentation -->"
 

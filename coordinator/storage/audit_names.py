@@ -19,14 +19,14 @@ def names_of(session: Session, ids: Set[str]) -> dict[str, AuditName]:
     people = select(PersonToken.id, PersonToken.name).where(PersonToken.id.in_(ids))
     federations = select(FederationRow.id, FederationRow.name).where(FederationRow.id.in_(ids))
     names = {
-        found: AuditName(name=name)
+        row_id: AuditName(name=name)
         for query in (people, federations)
-        for found, name in session.execute(query)
+        for row_id, name in session.execute(query)
     }
     for row, name in ((ClientRow, ClientRow.name), (EnrolmentTokenRow, EnrolmentTokenRow.client_name)):
         members = select(row.id, name, FederationRow.name).join(
             FederationRow, FederationRow.id == row.federation_id
         )
-        for found, text, federation in session.execute(members.where(row.id.in_(ids))):
-            names[found] = AuditName(name=text, federation=federation)
+        for row_id, text, federation in session.execute(members.where(row.id.in_(ids))):
+            names[row_id] = AuditName(name=text, federation=federation)
     return names

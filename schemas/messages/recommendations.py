@@ -104,9 +104,9 @@ def completed(plan: Mapping[str, JsonValue]) -> Table:
     parts = recommended(name, aligned=_is_aligned(plan)) if isinstance(name, str) else {}
     filled: Table = dict(plan)
     for part, fields in parts.items():
-        own = plan.get(part, {})
-        if isinstance(own, Mapping) and isinstance(fields, Mapping):
-            filled[part] = {**({} if _is_other_adapter(part, own, fields) else fields), **own}
+        planned = plan.get(part, {})
+        if isinstance(planned, Mapping) and isinstance(fields, Mapping):
+            filled[part] = {**({} if _is_other_adapter(part, planned, fields) else fields), **planned}
     return filled
 
 
@@ -118,6 +118,8 @@ def _is_aligned(plan: Mapping[str, JsonValue]) -> bool:
     return plan.get("alignment") is not None or bool(named) or fields.get("kind") == "pq"
 
 
-def _is_other_adapter(part: str, own: Mapping[str, JsonValue], fields: Mapping[str, JsonValue]) -> bool:
+def _is_other_adapter(part: str, planned: Mapping[str, JsonValue], fields: Mapping[str, JsonValue]) -> bool:
     """Whether a plan has another kind of adapter, to which the recommended ranks and roles do not apply."""
-    return part == "adapter" and own.get("kind", fields.get("kind")) != fields.get("kind", own.get("kind"))
+    return part == "adapter" and planned.get("kind", fields.get("kind")) != fields.get(
+        "kind", planned.get("kind")
+    )

@@ -53,6 +53,7 @@ def test_a_federation_is_run_with_the_keyboard(page: Page, served: Served) -> No
     page.keyboard.press("Enter")
     expect(page.get_by_role("dialog")).to_have_count(0)
     expect(page.locator("#do-enrol")).to_be_focused()
+    expect(page.locator("#enrolment-token")).to_have_count(0)
     assert token not in page.content()
 
     _press(page, "#do-start")
