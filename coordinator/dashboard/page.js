@@ -306,7 +306,15 @@ at("view").addEventListener("click", (event) => {
   else if (action === "revoke") askToRevoke((path) => act("DELETE", path), known.federation, known.client);
   else if (action) askToMove(post, known.federation, action);
 });
-at("create").addEventListener("click", () => askToCreate((path, body) => act("POST", path, body), (fid) => { location.hash = `#/${fid}`; }, known.strategies || []));
+at("create").addEventListener("click", async () => {
+  try {
+    known.strategies ??= (await fetchJson("/v1/strategies")).items; // the list may not be there yet
+  } catch (error) {
+    showTrouble(error);
+    return;
+  }
+  askToCreate((path, body) => act("POST", path, body), (fid) => { location.hash = `#/${fid}`; }, known.strategies);
+});
 at("dialog").addEventListener("close", () => at("dialog").replaceChildren()); // a token that was shown is gone
 window.addEventListener("hashchange", () => {
   if (signInByLink()) known.listedAt = 0;

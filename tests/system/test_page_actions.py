@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Callable
 
 import pytest
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Page, Route, expect
 
 from schemas.messages.federations import ALL_ROLES
 from tests.coordinator.auth.provider import CLIENT, running_provider
@@ -153,6 +154,17 @@ def test_all_fields_that_are_wrong_are_named_at_once(page: Page, served: Served)
     made = served.admin.get("/v1/federations").json()["items"][-1]["plan"]
     assert made["rounds"]["collect_seconds"] == 30.0
     assert (made["privacy"]["training"]["epsilon"], made["signature"]["dp"]["epsilon"]) == (2.0, 1.0)
+
+
+def test_dialog_waits_for_the_strategies(page: Page, served: Served) -> None:
+    def slowly(route: Route) -> None:
+        time.sleep(1.0)
+        route.continue_()
+
+    page.route("**/v1/strategies", slowly)
+    enter(page, served)
+    page.get_by_role("button", name="New federation").click()
+    expect(page.locator("#field-strategy")).to_have_value("fedmosaic")
 
 
 def test_federation_that_was_never_started_is_removed(page: Page, served: Served) -> None:
