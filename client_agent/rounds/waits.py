@@ -87,5 +87,5 @@ def awaited(newest: RoundSummary | None, plan: FederationPlan) -> str:
             return f"waiting for {following}: round {number} is {state}"
 
 
-def _of(some: int, number: int, done: str) -> str:
-    return f"{some} of {number} {'has' if some == 1 else 'have'} {done}"
+def _of(count: int, total: int, verb: str) -> str:
+    return f"{count} of {total} {'has' if count == 1 else 'have'} {verb}"
