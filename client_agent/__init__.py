@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from client_agent.session import open_participant as open_participant
     from client_agent.settings import AgentSettings as AgentSettings
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __getattr__, __dir__ = lazy_exports(
     __name__,

@@ -37,7 +37,7 @@ PROFILE: dict[str, Any] = {
     "base_model": "tiny-s-3f0c9a1b2c3d",
     "hidden_size": 96,
     "layers": 4,
-    "agent_version": "0.1.0",
+    "agent_version": "0.2.0",
     "protocol_version": 2,
     "capabilities": ["secure-sum-3"],
 }

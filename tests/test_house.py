@@ -56,7 +56,8 @@ def test_names_say_what_things_are() -> None:
 
 
 def test_every_file_says_what_it_decides() -> None:
-    silent = [str(path) for path in _sources() if not ast.get_docstring(ast.parse(path.read_text("utf-8")))]
+    # Without parsing 850 files: docstrings come first in every file, and are never empty.
+    silent = [str(path) for path in _sources() if not re.match(r'r?"""\S', path.read_text("utf-8"))]
     assert not silent
 
 

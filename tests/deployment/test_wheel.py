@@ -53,8 +53,8 @@ def test_the_wheel_has_all_that_runs_and_no_tests(built: Path) -> None:
     kept = [path for path in kept if "__pycache__" not in path.parts]
     assert {path.relative_to(ROOT).as_posix() for path in kept} <= names
     rest = {name.partition("/")[0] for name in names} - set(PACKAGES)
-    assert rest == {"tessera_fl-0.1.0.dist-info"}
-    assert "tessera_fl-0.1.0.dist-info/licenses/LICENSE" in names
+    assert rest == {"tessera_fl-0.2.0.dist-info"}
+    assert "tessera_fl-0.2.0.dist-info/licenses/LICENSE" in names
 
 
 @pytest.mark.slow
@@ -78,7 +78,7 @@ def test_a_bare_environment_with_the_wheel_serves(built: Path, tmp_path: Path) -
     python = str(environment / "bin" / "python")
     _checked([python, "-m", "pip", "install", "--quiet", "--no-compile", f"{wheel}[coordinator]"], tmp_path)
     tessera = str(environment / "bin" / "tessera")
-    assert _checked([tessera, "--version"], tmp_path) == "tessera 0.1.0\n"
+    assert _checked([tessera, "--version"], tmp_path) == "tessera 0.2.0\n"
     with _serving(tessera, tmp_path) as url:
         assert httpx.get(f"{url}/healthz").status_code == 200
         assert "<html" in httpx.get(url).text
