@@ -1,4 +1,4 @@
-"""CA-PFL over HTTP: real agents and a real coordinator, round by round; what is lost is sent later, once."""
+"""CA-PFL over HTTP with real agents and a real coordinator: updates, residuals, priors and kills."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def assert_close(one: Arrays, other: Arrays) -> None:
 
 
 @pytest.mark.slow
-def test_what_was_sent_and_what_is_left_is_all_that_was_learnt_and_the_mean_is_that_of_what_was_sent(
+def test_sent_values_and_residual_sum_to_learnt_change(
     pair: Callable[..., Pair],
 ) -> None:
     two = pair(rounds={"total": 4, "min_clients": 2})
@@ -136,7 +136,7 @@ def test_what_was_sent_and_what_is_left_is_all_that_was_learnt_and_the_mean_is_t
         assert_close(weights(later["aster"]), total([beginning(earlier["aster"]), mean]))
 
 
-def test_the_prior_that_is_served_is_the_moving_average_of_what_the_clients_learnt(
+def test_served_prior_is_moving_average_of_clients_posteriors(
     pair: Callable[..., Pair],
 ) -> None:
     two = pair(rounds={"total": 2, "min_clients": 2})
@@ -153,7 +153,7 @@ def test_the_prior_that_is_served_is_the_moving_average_of_what_the_clients_lear
 
 
 @pytest.mark.slow
-def test_who_was_not_there_counts_for_nothing_and_what_it_had_left_is_out_of_date(
+def test_absent_clients_residual_is_dropped(
     pair: Callable[..., Pair],
 ) -> None:
     two = pair(rounds={"total": 4, "min_clients": 1})
@@ -171,7 +171,7 @@ def test_who_was_not_there_counts_for_nothing_and_what_it_had_left_is_out_of_dat
         assert_close(total([difference(folder), kept(folder, RESIDUAL)]), wanted)
 
 
-def test_an_agent_killed_before_or_after_any_write_sends_and_keeps_the_same(
+def test_killed_agent_sends_and_keeps_the_same_bytes(
     pair: Callable[..., Pair], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     two = pair(rounds={"total": 3, "min_clients": 1})
@@ -198,7 +198,7 @@ def test_an_agent_killed_before_or_after_any_write_sends_and_keeps_the_same(
     assert [len(contents) for contents in seen.values()] == [1, 1, 1]
 
 
-def test_each_round_tells_what_it_sent_and_the_newest_file_tells_of_all(
+def test_measures_file_lists_density_and_residual_per_round(
     pair: Callable[..., Pair], tmp_path: Path
 ) -> None:
     two = pair(rounds={"total": 4, "min_clients": 1})
@@ -218,7 +218,7 @@ def test_each_round_tells_what_it_sent_and_the_newest_file_tells_of_all(
         assert low < high
 
 
-def test_two_clients_move_away_from_the_prior_and_rank_modules_in_orders_of_their_own(
+def test_clients_posteriors_leave_prior_and_rank_modules_differently(
     pair: Callable[..., Pair],
 ) -> None:
     two = pair(rounds={"total": 2, "min_clients": 2})
@@ -234,7 +234,7 @@ def test_two_clients_move_away_from_the_prior_and_rank_modules_in_orders_of_thei
     assert orders[0] != orders[1]
 
 
-def test_a_byte_budget_holds_from_the_first_round_on_and_only_what_was_learnt_travels(
+def test_byte_budget_holds_from_first_round(
     pair: Callable[..., Pair],
 ) -> None:
     two = pair(
@@ -250,7 +250,7 @@ def test_a_byte_budget_holds_from_the_first_round_on_and_only_what_was_learnt_tr
     assert {name: tuple(shape) for name, shape in shown.items()} == layout_of(folder)
 
 
-def test_the_personal_model_of_a_client_is_kept_beside_the_common_one(pair: Callable[..., Pair]) -> None:
+def test_personal_model_is_kept_beside_served_one(pair: Callable[..., Pair]) -> None:
     two = pair(rounds={"total": 2, "min_clients": 1})
     folder, who = two.play("aster")["aster"], two.members["aster"]
     with adapter_of_round(who.trainer.silo, who.workspace.home, None, "trained") as (adapter, _):
@@ -273,7 +273,7 @@ def test_the_personal_model_of_a_client_is_kept_beside_the_common_one(pair: Call
         ({"strategy": {"name": "ca_pfl", "options": {"modulator": True}}}, "strategy.options.modulator"),
     ],
 )
-def test_a_plan_that_it_does_not_work_with_is_refused(
+def test_incompatible_ca_pfl_plan_is_refused_by_field(
     served: Served, changes: dict[str, Any], field: str
 ) -> None:
     refused = served.admin.post("/v1/federations", json={"name": "x"} | PLAN | changes)

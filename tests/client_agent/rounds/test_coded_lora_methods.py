@@ -77,7 +77,7 @@ def assert_near(one: Arrays, other: Arrays, share: float) -> None:
 
 @pytest.mark.parametrize("recipe", ["int4_own_last", SPARSE], ids=["int4", "sparse"])
 @pytest.mark.parametrize("strategy", ["fedex_lora", "flora", "het_lora"])
-def test_both_sides_hold_the_same_state(pair: Scene, strategy: str, recipe: Any) -> None:
+def test_coordinator_and_client_hold_the_same_update(pair: Scene, strategy: str, recipe: Any) -> None:
     scene = pair(strategy, recipe)
     last: str | None = None
     for _ in range(2):
@@ -95,7 +95,7 @@ def test_both_sides_hold_the_same_state(pair: Scene, strategy: str, recipe: Any)
 
 
 @pytest.mark.parametrize("strategy", ["fedex_lora", "flora", "het_lora"])
-def test_a_difference_to_the_weights_finds_a_and_b_beside_a_base_delta(pair: Scene, strategy: str) -> None:
+def test_difference_refers_to_weights_beside_base_delta(pair: Scene, strategy: str) -> None:
     scene = pair(strategy, OF_WEIGHTS | {"density": 1.0})
     for _ in range(2):
         folder = scene.play(*BOTH)["aster"]
@@ -104,14 +104,14 @@ def test_a_difference_to_the_weights_finds_a_and_b_beside_a_base_delta(pair: Sce
 
 
 @pytest.mark.parametrize("strategy", ["fedsa_lora", "ffa_lora"])
-def test_a_difference_of_one_factor_refers_to_that_factor_of_the_weights(pair: Scene, strategy: str) -> None:
+def test_difference_of_one_factor_refers_to_served_weights(pair: Scene, strategy: str) -> None:
     scene = pair(strategy, "int4_own_last")
     folder = scene.play(*BOTH)["aster"]
     assert sent_recipe(folder).against == digest_of(folder.read(WEIGHTS))
     assert_near(stored(scene, "aster", layout_of(folder)), trained(folder), 0.5)
 
 
-def test_a_client_that_got_the_whole_base_delta_refers_to_the_same_a_and_b(pair: Scene) -> None:
+def test_difference_after_whole_base_delta_refers_to_base(pair: Scene) -> None:
     scene = pair("fedex_lora", OF_WEIGHTS | {"density": 1.0})
     for _ in range(2):
         scene.play(*BOTH)["birch"].forget(FOLD)
@@ -121,7 +121,7 @@ def test_a_client_that_got_the_whole_base_delta_refers_to_the_same_a_and_b(pair:
 
 
 @pytest.mark.parametrize("recipe", [SPARSE, OF_WEIGHTS], ids=["own_last", "served"])
-def test_a_client_that_prunes_refers_to_its_last_update_in_fewer_ranks(
+def test_pruning_clients_difference_has_its_fewer_ranks(
     pair: Scene, recipe: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sizes = count()
@@ -136,7 +136,7 @@ def test_a_client_that_prunes_refers_to_its_last_update_in_fewer_ranks(
     assert ranks == [3, 2]
 
 
-def test_an_update_that_was_lost_is_made_again_to_the_byte(pair: Scene) -> None:
+def test_lost_update_is_rebuilt_to_the_byte(pair: Scene) -> None:
     scene = pair("flora", OF_WEIGHTS)
     scene.play(*BOTH)
     folder = scene.play(*BOTH)["aster"]

@@ -1,4 +1,4 @@
-"""Weights that an agent asks for in fewer bits: how close they are, and what it believes of them."""
+"""Downloads of weights in fewer bits: their precision, size and verification."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def bytes_down(scene: Scene) -> list[int]:
 
 
 @pytest.mark.parametrize("adapter", [PQ | {"rank": 32}, LORA], ids=["pq", "lora"])
-def test_from_the_second_round_on_weights_come_in_a_fraction_of_the_bytes(
+def test_coded_weights_take_a_fraction_of_dense_bytes(
     served: Served, participant: Enrolled, adapter: dict[str, object]
 ) -> None:
     scene = Scene(served, participant, adapter=adapter)
@@ -50,17 +50,13 @@ def test_from_the_second_round_on_weights_come_in_a_fraction_of_the_bytes(
     assert folder.has(RECEIPT)
 
 
-def test_an_update_against_what_was_served_is_made_from_weights_that_are_whole(
-    served: Served, participant: Enrolled
-) -> None:
+def test_update_against_served_weights_downloads_dense_weights(served: Served, participant: Enrolled) -> None:
     scene = Scene(served, participant, wire={"recipe": SERVED})
     folder = scene.play(2)
     assert folder.read(WEIGHTS) == scene.who.session.api.weights(scene.federation_id, 2).body
 
 
-def test_a_silo_that_has_lost_its_last_update_asks_for_its_weights_whole(
-    served: Served, participant: Enrolled
-) -> None:
+def test_silo_without_last_update_downloads_dense_weights(served: Served, participant: Enrolled) -> None:
     scene = Scene(served, participant)
     scene.play(1).forget(SENT)
     assert scene.play(1).read(WEIGHTS) == scene.who.session.api.weights(scene.federation_id, 2).body
@@ -98,7 +94,7 @@ def other_body(answer: httpx.Response, body: bytes) -> httpx.Response:
 
 
 @pytest.mark.parametrize("change", [other_proof, no_proof, other_body])
-def test_coded_weights_that_the_coordinator_has_not_signed_for_are_not_used_but_asked_for_whole(
+def test_unsigned_coded_weights_are_downloaded_dense_instead(
     served: Served,
     participant: Enrolled,
     change: Callable[[httpx.Response, bytes], httpx.Response],

@@ -1,4 +1,4 @@
-"""Updates in the plan's recipe, from a real agent: what is sent, what is kept, and what a crash costs."""
+"""Updates in the plan's recipe, from a real agent: references, stored files, and recovery from crashes."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def assert_same(one: Arrays, other: Arrays) -> None:
 
 
 @pytest.mark.parametrize("adapter", [PQ, LORA], ids=["pq", "lora"])
-def test_by_default_an_update_is_the_difference_to_the_last_and_both_sides_hold_the_same(
+def test_default_update_is_difference_to_last_update(
     served: Served, participant: Enrolled, adapter: dict[str, Any]
 ) -> None:
     scene = Scene(served, participant, adapter=adapter)
@@ -152,7 +152,7 @@ def test_by_default_an_update_is_the_difference_to_the_last_and_both_sides_hold_
 
 
 @pytest.mark.parametrize("recipe", ["dense", "f16", "bf16", "int8"])
-def test_a_recipe_without_reference_keeps_nothing(served: Served, participant: Enrolled, recipe: str) -> None:
+def test_recipe_without_reference_keeps_no_files(served: Served, participant: Enrolled, recipe: str) -> None:
     scene = Scene(served, participant, wire={"recipe": recipe, "weights_recipe": "dense"})
     folder = scene.play(2)
     stored, learnt = scene.stored(layout_of(folder)), trained(folder)
@@ -165,7 +165,7 @@ def test_a_recipe_without_reference_keeps_nothing(served: Served, participant: E
 
 
 @pytest.mark.parametrize("wire", [{}, {"recipe": SERVED}], ids=["own_last", "served"])
-def test_whatever_is_lost_of_a_round_is_made_again_to_the_byte(
+def test_lost_round_files_are_rebuilt_to_the_byte(
     served: Served, participant: Enrolled, wire: dict[str, Any]
 ) -> None:
     scene = Scene(served, participant, wire=wire)
@@ -178,7 +178,7 @@ def test_whatever_is_lost_of_a_round_is_made_again_to_the_byte(
 
 
 @pytest.mark.parametrize("wire", [{}, {"recipe": SERVED}], ids=["own_last", "served"])
-def test_an_agent_killed_before_or_after_any_write_counts_once_with_the_same_bytes(
+def test_killed_agent_sends_one_update_to_the_byte(
     served: Served, participant: Enrolled, wire: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scene = Scene(served, participant, wire=wire)
@@ -209,7 +209,7 @@ def test_an_agent_killed_before_or_after_any_write_counts_once_with_the_same_byt
     assert folder.read(extra) == beside
 
 
-def test_a_silo_that_lost_what_it_sent_sends_all_of_it_once(
+def test_silo_without_sent_values_sends_whole_update_once(
     served: Served, participant: Enrolled, caplog: pytest.LogCaptureFixture
 ) -> None:
     scene = Scene(served, participant)
@@ -223,7 +223,7 @@ def test_a_silo_that_lost_what_it_sent_sends_all_of_it_once(
     assert_same(scene.stored(layout_of(after)), kept(after, SENT))
 
 
-def test_an_update_that_the_coordinator_holds_no_reference_of_is_sent_whole_and_nothing_is_trained_again(
+def test_update_without_reference_is_sent_whole_without_retraining(
     served: Served, participant: Enrolled, caplog: pytest.LogCaptureFixture
 ) -> None:
     scene = Scene(served, participant)
@@ -236,7 +236,7 @@ def test_an_update_that_the_coordinator_holds_no_reference_of_is_sent_whole_and_
     assert against(scene.play()) == receipt(folder).digest
 
 
-def test_after_a_round_came_to_nothing_an_update_is_the_difference_to_what_the_coordinator_names(
+def test_update_after_abandoned_round_refers_to_last_counted(
     served: Served, participant: Enrolled, caplog: pytest.LogCaptureFixture
 ) -> None:
     scene = Scene(served, participant, rounds={"total": 9, "min_clients": 2, "quorum": 2})
@@ -259,7 +259,7 @@ def test_after_a_round_came_to_nothing_an_update_is_the_difference_to_what_the_c
     assert_same(scene.stored(layout_of(folder)), kept(folder, SENT))
 
 
-def test_after_an_update_was_clipped_all_of_it_is_sent(
+def test_update_after_clipped_one_is_sent_whole(
     served: Served, participant: Enrolled, caplog: pytest.LogCaptureFixture
 ) -> None:
     scene = Scene(served, participant, limits={"clip_norm": 1e-3})
@@ -268,7 +268,7 @@ def test_after_an_update_was_clipped_all_of_it_is_sent(
     assert "it was clipped); sending a whole update" in caplog.text
 
 
-def test_values_that_the_format_cannot_say_are_sent_whole(
+def test_values_beyond_format_are_sent_whole(
     served: Served, participant: Enrolled, caplog: pytest.LogCaptureFixture
 ) -> None:
     scene = Scene(served, participant)
@@ -282,9 +282,7 @@ def test_values_that_the_format_cannot_say_are_sent_whole(
     assert "in int4); sending it whole" in caplog.text
 
 
-def test_the_update_of_another_body_is_never_taken_for_the_last(
-    served: Served, participant: Enrolled
-) -> None:
+def test_sent_values_of_another_digest_are_no_reference(served: Served, participant: Enrolled) -> None:
     scene = Scene(served, participant)
     one = scene.play()
     said = json.loads(one.read(RECEIPT)) | {"digest": "sha256:" + "0" * 64}

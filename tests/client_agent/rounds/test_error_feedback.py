@@ -1,4 +1,4 @@
-"""What a lossy update loses is in the next one, if that is the next and the lossy one was accepted."""
+"""Residuals of lossy updates: sent in the next round if the lossy update was accepted."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.served import Served
 from tests.taking_part import join, wait_for
 
 
-def test_what_was_lost_in_one_round_is_sent_in_the_next(
+def test_residual_of_a_round_is_sent_in_next(
     served: Served, participant: Enrolled, caplog: pytest.LogCaptureFixture
 ) -> None:
     scene = Scene(served, participant, wire={"recipe": SERVED})
@@ -42,7 +42,7 @@ def test_what_was_lost_in_one_round_is_sent_in_the_next(
 
 
 @pytest.mark.parametrize("lost", [RECEIPT, RESIDUAL])
-def test_what_an_older_or_an_unaccepted_update_lost_is_not_made_up_for(
+def test_residual_of_older_or_unaccepted_update_is_dropped(
     served: Served, participant: Enrolled, caplog: pytest.LogCaptureFixture, lost: str
 ) -> None:
     scene = Scene(served, participant, wire={"recipe": SERVED})
@@ -60,7 +60,7 @@ def test_what_an_older_or_an_unaccepted_update_lost_is_not_made_up_for(
     assert f"round 3: residual of round {older} dropped" in caplog.text
 
 
-def test_what_was_lost_under_another_alignment_pack_is_not_made_up_for(
+def test_residual_under_another_alignment_pack_is_dropped(
     served: Served, participant: Enrolled, caplog: pytest.LogCaptureFixture
 ) -> None:
     scene = Scene(served, participant, wire={"recipe": SERVED})
@@ -100,7 +100,7 @@ def test_initial_weights_mean_that_no_update_counted(
 
 
 @pytest.mark.slow
-def test_what_the_update_of_an_abandoned_round_lost_is_learnt_again_and_not_added(
+def test_residual_of_abandoned_round_is_dropped(
     served: Served, participant: Enrolled, caplog: pytest.LogCaptureFixture
 ) -> None:
     rounds = {"total": 9, "min_clients": 2, "collect_seconds": 3}

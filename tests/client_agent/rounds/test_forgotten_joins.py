@@ -1,4 +1,4 @@
-"""A coordinator that was restored to before a silo joined the round that it is in."""
+"""Restored coordinators whose backup lacks a silo's join of the current round."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def served(serve: Callable[..., Served], fresh_database: Callable[[str], str]) -
 
 @pytest.mark.slow
 @pytest.mark.parametrize("at", ["/rounds/2/weights", "/rounds/2/update"])
-def test_a_round_whose_join_the_backup_does_not_have_is_not_left_out_but_refused_until_accepted(
+def test_forgotten_join_is_refused_until_restore_is_accepted(
     served: Served,
     participant: Callable[..., Participant],
     serve: Callable[..., Served],

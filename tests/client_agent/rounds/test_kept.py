@@ -1,4 +1,4 @@
-"""The model that a client keeps: the better of served and trained, and at last the final weights."""
+"""Kept weights of a client: the better of served and trained, and the final weights."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def train_round_in(
     )
 
 
-def test_with_enough_validation_examples_the_better_is_kept(tiny: Callable[..., BaseModel]) -> None:
+def test_better_state_is_kept_with_enough_validation_examples(tiny: Callable[..., BaseModel]) -> None:
     silo = silo_of(tiny(), 16)
     learnt = train_round(silo, 0.01, federated=True, trained_before=False)
     assert learnt.validation["trained"] < learnt.validation["served"]
@@ -95,7 +95,7 @@ def test_with_enough_validation_examples_the_better_is_kept(tiny: Callable[..., 
     assert worse.scores.kept == "served"
 
 
-def test_with_few_the_trained_is_kept_but_by_latecomers(tiny: Callable[..., BaseModel]) -> None:
+def test_few_validation_examples_keep_trained_except_for_latecomers(tiny: Callable[..., BaseModel]) -> None:
     silo = silo_of(tiny(), 15)
     trained = train_round(silo, 0.01, federated=True, trained_before=True)
     assert (trained.validation, trained.scores.kept) == ({}, "trained")
@@ -106,12 +106,12 @@ def test_with_few_the_trained_is_kept_but_by_latecomers(tiny: Callable[..., Base
     assert train_round(silo, 0.01, federated=True, trained_before=False).scores.kept == "trained"
 
 
-def test_equal_losses_keep_what_was_served() -> None:
+def test_equal_losses_keep_served_weights() -> None:
     served, trained = Exam("a", {}, 1.0), Exam("b", {}, 1.0)
     assert better_of(served, trained, fallback="trained") == "served"
 
 
-def test_what_has_not_changed_is_not_scored_again(tiny: Callable[..., BaseModel], tmp_path: Path) -> None:
+def test_unchanged_adapter_is_not_scored_again(tiny: Callable[..., BaseModel], tmp_path: Path) -> None:
     plan = FederationPlan.model_validate(
         {
             "name": "x",
@@ -165,9 +165,7 @@ def test_final_weights_are_scored_and_sent_once(served: Served, started: Enrolle
     ("final", "earlier", "kept"),
     [(0.5, 0.4, False), (0.4, 0.4, True), (0.3, 0.4, True), (None, 0.4, True), (0.5, None, True)],
 )
-def test_final_weights_are_kept_unless_they_are_worse(
-    final: float | None, earlier: float | None, kept: bool
-) -> None:
+def test_final_weights_are_kept_unless_worse(final: float | None, earlier: float | None, kept: bool) -> None:
     loss = {LOSS: Score(value=1.0, count=1)}
     scores = FinalScores(scores=loss, validation_loss=final, earlier_loss=earlier)
     assert scores.are_kept == kept
@@ -194,7 +192,7 @@ def test_worse_final_weights_leave_the_round_its_model(started: Enrolled) -> Non
             )
 
 
-def test_final_scores_that_are_refused_do_not_fail_the_agent(
+def test_refused_final_scores_do_not_fail_the_agent(
     started: Enrolled, caplog: pytest.LogCaptureFixture
 ) -> None:
     class Refusing(httpx.HTTPTransport):
@@ -214,7 +212,7 @@ def test_final_scores_that_are_refused_do_not_fail_the_agent(
 
 
 @pytest.mark.slow
-def test_a_client_searches_its_rate_before_its_first_round_only(started: Enrolled) -> None:
+def test_learning_rate_is_searched_before_first_round_only(started: Enrolled) -> None:
     who = started(**alone_plan(training=QUICK | {"learning_rate": "auto"}))
     run(who, naps(500))
     search = who.workspace.rates.newest()
@@ -225,7 +223,7 @@ def test_a_client_searches_its_rate_before_its_first_round_only(started: Enrolle
 
 
 @pytest.mark.slow
-def test_a_client_that_pruned_its_rank_does_not_search_again(started: Enrolled) -> None:
+def test_pruned_client_does_not_search_its_rate_again(started: Enrolled) -> None:
     who = started(
         **alone_plan(
             training=QUICK | {"learning_rate": "auto"},

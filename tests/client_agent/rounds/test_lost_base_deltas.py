@@ -1,4 +1,4 @@
-"""An agent that lost what was folded into its base model gets all of it, and goes on as if nothing was."""
+"""Recovery of lost base deltas: the agent downloads the whole and continues with the same weights."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def assert_alike(one: RoundFolder, other: RoundFolder) -> None:
 @pytest.mark.slow
 @methods
 @pytest.mark.parametrize("lost", ["all of it", "the last of it"])
-def test_a_client_that_lost_its_fold_goes_on_with_the_weights_of_one_that_lost_nothing(
+def test_client_without_its_fold_recovers_the_same_weights(
     pair: Callable[..., Pair], strategy: str, lost: str
 ) -> None:
     two = pair(strategy)
@@ -94,9 +94,7 @@ def test_a_client_that_lost_its_fold_goes_on_with_the_weights_of_one_that_lost_n
 
 
 @pytest.mark.slow
-def test_a_coordinator_that_has_no_whole_any_more_leaves_the_client_its_error(
-    pair: Callable[..., Pair], served: Served
-) -> None:
+def test_missing_whole_base_delta_is_an_error(pair: Callable[..., Pair], served: Served) -> None:
     two = pair("flora")
     for _ in range(2):
         two.play(*BOTH)
@@ -115,7 +113,7 @@ def test_a_coordinator_that_has_no_whole_any_more_leaves_the_client_its_error(
 
 
 @pytest.mark.slow
-def test_a_whole_that_the_coordinator_has_not_signed_for_is_not_used(
+def test_unsigned_whole_base_delta_is_not_used(
     pair: Callable[..., Pair], caplog: pytest.LogCaptureFixture
 ) -> None:
     two = pair("flora")
@@ -132,7 +130,7 @@ def test_a_whole_that_the_coordinator_has_not_signed_for_is_not_used(
 
 @pytest.mark.slow
 @methods
-def test_final_weights_bring_all_that_was_folded(pair: Callable[..., Pair], strategy: str) -> None:
+def test_final_weights_include_the_whole_base_delta(pair: Callable[..., Pair], strategy: str) -> None:
     two = pair(strategy, rounds={"total": 3, "min_clients": 2})
     for _ in range(3):
         folders = two.play(*BOTH)
@@ -155,7 +153,7 @@ def test_final_weights_bring_all_that_was_folded(pair: Callable[..., Pair], stra
 
 @pytest.mark.slow
 @methods
-def test_agents_go_on_under_a_coordinator_that_was_restored_from_a_backup(
+def test_agents_continue_under_restored_coordinator(
     fresh_database: Callable[[str], str],
     serve: Callable[..., Served],
     silo: Silo,

@@ -1,4 +1,4 @@
-"""Refusals that a plan, data and settings decide come before a round is joined."""
+"""Refusals by plan, data and settings precede the join of a round."""
 
 from __future__ import annotations
 

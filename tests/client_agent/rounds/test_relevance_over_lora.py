@@ -37,7 +37,7 @@ def take_part(served: Served, federation_id: str, folder: Path) -> dict[str, Par
 
 
 @pytest.mark.slow
-def test_agents_of_one_base_model_are_served_each_others_lora(served: Served, tmp_path: Path) -> None:
+def test_agents_of_one_base_model_share_lora(served: Served, tmp_path: Path) -> None:
     adapter = recommended("fedmosaic", aligned=False)["adapter"]
     federation_id = served.federation(
         strategy={

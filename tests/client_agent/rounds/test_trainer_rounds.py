@@ -1,4 +1,4 @@
-"""Rounds of a federation with a trainer of the silo's own: an agent in this process, a served coordinator."""
+"""Rounds of a federation with a silo's custom trainer: an agent in this process, a served coordinator."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def breaking(silo: Silo) -> Iterator[Breaking]:
     silo.trainer = None
 
 
-def test_a_round_whose_trainer_broke_is_finished_by_the_next_start(
+def test_round_of_failed_trainer_resumes_at_next_start(
     served: Served, started: Enrolled, breaking: Breaking
 ) -> None:
     who = started(**alone_plan(adapter=LORA, rounds=ONE_ROUND, strategy={"name": "fedavg"}))
@@ -68,7 +68,7 @@ def test_a_round_whose_trainer_broke_is_finished_by_the_next_start(
     assert scores["trained"]["loss"]["value"] == trained.scores.trained["loss"].value
 
 
-def test_an_unsuitable_trainer_is_refused_before_the_client_joins(
+def test_unsuitable_trainer_is_refused_before_join(
     served: Served, started: Enrolled, breaking: Breaking
 ) -> None:
     plan: dict[str, Any] = alone_plan(adapter=LORA, rounds=ONE_ROUND, strategy={"name": "ditto"})
@@ -81,9 +81,7 @@ def test_an_unsuitable_trainer_is_refused_before_the_client_joins(
 
 
 @pytest.mark.slow
-def test_a_private_sketch_is_tessera_s_own_whatever_the_trainer_does(
-    started: Enrolled, breaking: Breaking
-) -> None:
+def test_private_sketch_does_not_use_the_trainer(started: Enrolled, breaking: Breaking) -> None:
     breaking.calls = 1
     dp = {"epsilon": 8, "releases": 1, "minimum_sample": 2}
     who = started(**alone_plan(adapter=LORA, rounds=ONE_ROUND, signature={"dim": 4, "dp": dp}))

@@ -1,4 +1,4 @@
-"""Weights that an agent rebuilds from few bytes: to the bit, or downloaded whole."""
+"""Weights rebuilt from a difference: exact to the bit, or downloaded whole."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def bytes_down(scene: Scene, number: int) -> int:
     ],
     ids=["pq", "lora", "int4", "lora against served", "dense updates"],
 )
-def test_an_agent_trains_from_exactly_the_weights_of_its_manifest(
+def test_agent_rebuilds_exactly_the_weights_of_its_manifest(
     served: Served, participant: Enrolled, adapter: dict[str, object], wire: dict[str, object]
 ) -> None:
     scene = Scene(served, participant, adapter=adapter, wire=wire)
@@ -74,7 +74,7 @@ def truncate(folder: RoundFolder) -> None:
 
 
 @pytest.mark.parametrize("change", [lose, damage, truncate])
-def test_a_silo_whose_last_weights_are_lost_or_damaged_downloads_the_next_ones_whole(
+def test_lost_or_damaged_weights_are_downloaded_whole(
     served: Served, participant: Enrolled, change: Callable[[RoundFolder], None]
 ) -> None:
     scene = Scene(served, participant, wire=INT8)
@@ -87,9 +87,7 @@ def test_a_silo_whose_last_weights_are_lost_or_damaged_downloads_the_next_ones_w
     assert bytes_down(scene, 3) < 0.6 * len(folder.read(WEIGHTS)) + 600
 
 
-def test_weights_of_another_round_than_the_coordinator_thinks_are_no_reference(
-    served: Served, participant: Enrolled
-) -> None:
+def test_weights_of_another_round_are_no_reference(served: Served, participant: Enrolled) -> None:
     """A backup of the silo from a round before."""
     scene = Scene(served, participant, wire=INT8)
     first, second = scene.play(), scene.play()
@@ -140,7 +138,7 @@ def through(scene: Scene, transport: httpx.BaseTransport) -> CoordinatorApi:
 
 
 @pytest.mark.parametrize("change", [flipped, cut, nothing])
-def test_a_difference_that_was_changed_on_the_way_is_not_used(
+def test_changed_difference_is_replaced_by_dense_weights(
     served: Served,
     participant: Enrolled,
     change: Callable[[bytes], bytes],
@@ -157,7 +155,7 @@ def test_a_difference_that_was_changed_on_the_way_is_not_used(
 
 
 @pytest.mark.parametrize("after", [False, True], ids=["before the file", "after the file"])
-def test_an_agent_that_is_killed_around_the_write_of_its_weights_begins_from_the_same_ones(
+def test_agent_killed_at_weights_write_rebuilds_them(
     served: Served, participant: Enrolled, monkeypatch: pytest.MonkeyPatch, after: bool
 ) -> None:
     scene = Scene(served, participant, wire=INT8)
@@ -189,7 +187,7 @@ def finished_brief(scene: Scene) -> FinishedBrief:
 
 
 @pytest.mark.parametrize("change", [None, lose, damage])
-def test_final_weights_are_a_difference_too(
+def test_final_weights_are_rebuilt_from_a_difference(
     served: Served, participant: Enrolled, change: Callable[[RoundFolder], None] | None
 ) -> None:
     wire: dict[str, Any] = {"wire": INT8, "rounds": {"total": 2, "min_clients": 1}}
