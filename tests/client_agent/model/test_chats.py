@@ -1,4 +1,4 @@
-"""Chats and raw texts: every answer is learnt, templates may be set, long texts become several."""
+"""Chats and raw texts: learnt answers, chosen templates, and division of long texts."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def learnt(text: TokenizedText, tokenizer: PreTrainedTokenizerFast) -> str:
     return "".join(tokenizer.convert_ids_to_tokens(ids))
 
 
-def test_a_template_that_changes_earlier_answers_leaves_the_last_one() -> None:
+def test_template_that_changes_earlier_answers_keeps_last() -> None:
     tokenizer = tokenizer_with(FORGETFUL)
     text = encode_example(Example("", "done", TURNS), tokenizer, 256)
     assert learnt(text, tokenizer) == "done<eos>"
@@ -57,7 +57,7 @@ def test_a_long_chat_is_cut_at_its_start() -> None:
     assert cut.answer == whole.answer[12:]
 
 
-def test_a_chat_that_the_template_refuses_is_named_by_its_row() -> None:
+def test_chat_refused_by_template_names_its_row() -> None:
     turns = (Turn("assistant", "hello"), Turn("user", "go"))
     example = Example("", "done", turns, place="chats.jsonl: row 3")
     assert learnt(encode_example(example, tokenizer_with(CHAT), 256), character_tokenizer()) == (
@@ -67,14 +67,14 @@ def test_a_chat_that_the_template_refuses_is_named_by_its_row() -> None:
         learnt_parts(example, tokenizer_with(STRICT))
 
 
-def test_the_place_of_a_row_is_not_its_content() -> None:
+def test_example_equality_ignores_place_of_its_row() -> None:
     here, there = (Example("", "done", TURNS, place=place) for place in ("a: row 1", "b: row 2"))
     assert here == there
     assert here.key == there.key
     assert here.key != Example("", "done", (*TURNS[:1], Turn("assistant", "no"), *TURNS[2:])).key
 
 
-def test_a_plain_template_is_lines_whose_answers_end() -> None:
+def test_plain_template_writes_lines_that_end_answers() -> None:
     tokenizer = tokenizer_with(None)
     with pytest.raises(TokenizerUnfit, match="set chat_template to plain"):
         learnt_parts(Example("", "done", TURNS), tokenizer)
@@ -102,7 +102,7 @@ def test_a_template_may_be_a_file(tmp_path: Path) -> None:
 
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(letters=st.text("abcdef", min_size=1, max_size=40), limit=st.integers(2, 20), bos=st.booleans())
-def test_every_token_of_a_raw_text_is_a_target_once(letters: str, limit: int, bos: bool) -> None:
+def test_raw_text_tokens_are_targets_exactly_once(letters: str, limit: int, bos: bool) -> None:
     tokenizer = character_tokenizer()
     if not bos:
         tokenizer.backend_tokenizer.post_processor = None
@@ -115,7 +115,7 @@ def test_every_token_of_a_raw_text_is_a_target_once(letters: str, limit: int, bo
     assert len(pieces) > 1 or len(whole.ids) <= limit
 
 
-def test_long_raw_texts_are_several_texts_for_training(tiny: Callable[..., BaseModel]) -> None:
+def test_long_raw_text_is_split_for_training(tiny: Callable[..., BaseModel]) -> None:
     texts = encode_for(tiny(), [Example("", "abcdefgh"), Example("a", "b" * 20)], 6)
     assert [len(text.ids) for text in texts] == [6, 5, 6]
 
