@@ -111,7 +111,9 @@ from client_agent.training.metrics import (
         (rouge_l, "...", "?", 0.0),
     ],
 )
-def test_values(metric: Metric, generated: str, reference: str, value: float) -> None:
+def test_metrics_have_their_known_values(
+    metric: Metric, generated: str, reference: str, value: float
+) -> None:
     assert metric(generated, reference) == pytest.approx(value)
 
 
@@ -123,5 +125,5 @@ def test_the_best_reference_counts() -> None:
 
 @pytest.mark.parametrize("metric", GENERATED_METRICS.values())
 @pytest.mark.parametrize("generated", ["", "####", "#### 1", "x 1", "\N{SNOWMAN} \N{COMBINING ACUTE ACCENT}"])
-def test_all_metrics_are_in_the_unit_interval(metric: Metric, generated: str) -> None:
+def test_metrics_are_in_the_unit_interval(metric: Metric, generated: str) -> None:
     assert 0 <= metric(generated, "x 1") <= 1

@@ -1,4 +1,4 @@
-"""Several texts in one row: logits, loss and gradients are those of the texts in rows of their own."""
+"""Packed rows of several texts: logits, loss and gradients equal those of separate rows."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def test_training_does_not_depend_on_packing(tiny: Callable[..., BaseModel], exa
     assert outcomes[0].tokens == outcomes[1].tokens
 
 
-def test_a_model_that_mixes_the_texts_of_a_row_is_refused(tiny: Callable[..., BaseModel]) -> None:
+def test_model_that_mixes_packed_texts_is_refused(tiny: Callable[..., BaseModel]) -> None:
     base = tiny()
     decoder = cast(Any, base.model).model
     forward = decoder.forward

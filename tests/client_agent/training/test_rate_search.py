@@ -1,4 +1,4 @@
-"""The search of a learning rate: which rates it tries, what it keeps, and what it leaves as it was."""
+"""The search of a learning rate: rates tried, stored results, and unchanged adapters."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def tensors(adapter: Adapter) -> dict[str, np.ndarray]:
     return {**adapter.state(), **adapter.private_state()}
 
 
-def test_the_grid_is_walked_in_the_better_direction_until_it_gets_worse() -> None:
+def test_search_follows_the_improving_direction_of_the_grid() -> None:
     assert walk(lambda rate: abs(np.log(rate / 1e-3))) == [1e-3, 3e-3, 3e-4]
     assert walk(lambda rate: abs(np.log(rate / 3e-3))) == [1e-3, 3e-3, 1e-2]
     assert walk(lambda rate: abs(np.log(rate / 1e-4))) == [1e-3, 3e-3, 3e-4, 1e-4, 3e-5]
@@ -59,7 +59,7 @@ def test_the_grid_is_walked_in_the_better_direction_until_it_gets_worse() -> Non
     assert walk(lambda rate: 1.0) == [1e-3, 3e-3, 3e-4]
 
 
-def test_a_rate_that_diverges_is_worse_than_any_other() -> None:
+def test_diverging_rate_is_worse_than_any_other() -> None:
     assert walk(lambda rate: inf if rate > 1e-3 else 1 / rate) == [1e-3, 3e-3, 3e-4]
     assert walk(lambda rate: inf if rate > 1e-4 else 1.0) == [1e-3, 3e-3, 3e-4, 1e-4, 3e-5]
 
@@ -77,7 +77,7 @@ def test_rate_is_searched_under_the_schedule(silo: Silo, tmp_path: Path) -> None
 
 
 @pytest.mark.slow
-def test_the_best_rate_is_kept_and_not_searched_again(silo: Silo, tmp_path: Path) -> None:
+def test_best_rate_is_stored_and_not_searched_again(silo: Silo, tmp_path: Path) -> None:
     store = RateStore(tmp_path)
     with inject_lora(silo.base, ADAPTER) as adapter:
         before, random_state = tensors(adapter), torch.get_rng_state()
@@ -99,7 +99,7 @@ def test_the_best_rate_is_kept_and_not_searched_again(silo: Silo, tmp_path: Path
     assert again.read(KEY) == search
 
 
-def test_a_search_that_was_stopped_continues_with_the_next_rate(silo: Silo, tmp_path: Path) -> None:
+def test_stopped_search_continues_with_the_next_rate(silo: Silo, tmp_path: Path) -> None:
     store = RateStore(tmp_path)
 
     def stop() -> bool:
@@ -129,7 +129,7 @@ def test_a_damaged_entry_is_ignored_with_a_warning(
     assert store.newest() == store.read(KEY)
 
 
-def test_a_model_that_diverges_at_every_rate_is_an_error(silo: Silo, tmp_path: Path) -> None:
+def test_divergence_at_all_rates_is_an_error(silo: Silo, tmp_path: Path) -> None:
     with torch.no_grad():
         next(iter(silo.base.model.parameters())).fill_(float("nan"))
     store = RateStore(tmp_path)
@@ -141,7 +141,7 @@ def test_a_model_that_diverges_at_every_rate_is_an_error(silo: Silo, tmp_path: P
     assert [tried.loss for tried in store.read(KEY).tried] == [None] * 5
 
 
-def test_few_validation_examples_are_no_judges() -> None:
+def test_few_validation_examples_are_replaced_by_training_halves() -> None:
     def data(train: int, validation: int) -> SiloData:
         rows = [Example(f"p{i}", "c") for i in range(train + validation)]
         return SiloData(tuple(rows[:train]), tuple(rows[train:]), ())
@@ -156,7 +156,7 @@ def test_few_validation_examples_are_no_judges() -> None:
     assert sides(data(1, 0)) == [([Example("p0", "c")], [Example("p0", "c")])]
 
 
-def test_a_search_is_shared_by_methods_that_train_the_same_tensors(silo: Silo) -> None:
+def test_search_is_shared_by_methods_with_equal_tensors(silo: Silo) -> None:
     def key(
         plan: TrainingPlan,
         strategy: str = "fedavg",

@@ -1,4 +1,4 @@
-"""A trainer of one's own: found by name, checked, and in place of the own loop."""
+"""Custom trainers: found by name, checked, and used in place of the built-in loop."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def trained(
         )
 
 
-def test_an_installed_trainer_trains_and_tessera_scores_it(
+def test_installed_trainer_trains_and_is_scored_by_tessera(
     tiny: Callable[..., BaseModel],
     examples: Sequence[Example],
     tmp_path: Path,
@@ -156,7 +156,7 @@ def changing_the_base(task: TrainerTask) -> dict[str, np.ndarray]:
         (lambda task: (report_all(task), task.folder / "none")[1], "holds no PEFT checkpoint"),
     ],
 )
-def test_a_failing_trainer_is_named_and_nothing_is_taken_from_it(
+def test_failing_trainer_is_named_and_its_result_discarded(
     tiny: Callable[..., BaseModel],
     examples: Sequence[Example],
     train: Callable[[TrainerTask], Any],
@@ -169,7 +169,7 @@ def test_a_failing_trainer_is_named_and_nothing_is_taken_from_it(
     assert not silo.base.model.training
 
 
-def test_a_loss_that_is_not_finite_ends_the_training(
+def test_loss_that_is_not_finite_ends_custom_training(
     tiny: Callable[..., BaseModel], examples: Sequence[Example]
 ) -> None:
     silo = silo_of(tiny(), examples, opened(lambda task: task.report(1, float("nan"), 5)))
@@ -177,7 +177,7 @@ def test_a_loss_that_is_not_finite_ends_the_training(
         trained(silo)
 
 
-def test_a_stopped_or_failed_trainer_goes_on_with_its_files(
+def test_stopped_or_failed_trainer_continues_from_its_files(
     tiny: Callable[..., BaseModel], examples: Sequence[Example], tmp_path: Path
 ) -> None:
     begun: list[int] = []
@@ -229,7 +229,7 @@ def with_peft(task: TrainerTask) -> Path:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("changes", [{}, {"scale": 2.0, "rslora": True}], ids=["plain", "rslora"])
-def test_peft_trains_the_same_weights_as_the_own_loop(
+def test_peft_training_equals_the_built_in_loop(
     tiny: Callable[..., BaseModel], examples: Sequence[Example], changes: dict[str, Any]
 ) -> None:
     plan = LORA.model_copy(update=changes)
@@ -251,7 +251,7 @@ def test_fused_layers_have_no_peft_folder(
         trained(silo)
 
 
-def test_a_rate_of_the_trainer_goes_before_the_plan_s(
+def test_trainers_rate_overrides_the_plans(
     tiny: Callable[..., BaseModel], examples: Sequence[Example], tmp_path: Path
 ) -> None:
     base, rates = tiny(), RateStore(tmp_path)
