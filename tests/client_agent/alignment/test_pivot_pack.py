@@ -1,4 +1,4 @@
-"""Who makes the pivot's pack: a client of the pivot's base model; the others wait for it."""
+"""The pivot's pack: built by a client of the pivot's base model, awaited by the others."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def built(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 
 @pytest.mark.slow
-def test_another_base_model_waits_for_the_pivots_pack_and_builds_its_own_only(
+def test_agent_awaits_pivots_pack_and_builds_its_own(
     federation: Callable[..., Federation], caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
@@ -129,7 +129,7 @@ def test_a_waiting_agent_can_be_stopped(federation: Callable[..., Federation]) -
 
 
 @pytest.mark.parametrize("allowed", [False, True])
-def test_without_a_client_of_the_pivot_another_makes_its_pack_if_the_plan_allows_it(
+def test_absent_pivot_client_is_replaced_if_plan_allows(
     allowed: bool, federation: Callable[..., Federation], caplog: pytest.LogCaptureFixture
 ) -> None:
     running = federation(pivot_pack_by_any_client=allowed)
@@ -170,7 +170,7 @@ def while_building(slow: Participant, meanwhile: Callable[[], str | None]) -> li
     return results
 
 
-def test_a_pack_that_arrives_while_another_is_built_is_used_instead(
+def test_pack_stored_during_a_build_is_used_instead(
     federation: Callable[..., Federation], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
@@ -184,7 +184,7 @@ def test_a_pack_that_arrives_while_another_is_built_is_used_instead(
     assert not [*slow.workspace.home.glob("made-*")]
 
 
-def test_a_pack_is_delivered_again_if_the_one_stored_before_it_ends(
+def test_pack_is_redelivered_after_the_stored_one_ends(
     federation: Callable[..., Federation], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
@@ -222,7 +222,7 @@ def test_a_pack_is_delivered_again_if_the_one_stored_before_it_ends(
     assert "the pack of another client was voided" in caplog.text
 
 
-def test_reminders_become_rarer_and_name_the_operators_command_in_the_end(
+def test_reminders_become_rarer_and_name_operators_command(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.INFO)
@@ -242,7 +242,7 @@ def test_reminders_become_rarer_and_name_the_operators_command_in_the_end(
 
 
 @pytest.mark.slow
-def test_packs_are_made_without_a_network_of_what_sync_fetched(
+def test_packs_are_built_offline_between_syncs(
     federation: Callable[..., Federation], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     running = federation()
