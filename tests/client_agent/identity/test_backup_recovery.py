@@ -107,7 +107,7 @@ def scene(served: Served, participant: Enrolled, serve: Serve, tmp_path: Path) -
         yield Scene(served, participant, serve, tmp_path, opened)
 
 
-def test_a_silo_accepts_a_restored_coordinator_and_continues_from_its_own_adapter(scene: Scene) -> None:
+def test_accepted_restored_coordinator_continues_from_silos_adapter(scene: Scene) -> None:
     scene.begin()
     scene.play()
     scene.back_up()
@@ -135,7 +135,7 @@ def test_a_silo_accepts_a_restored_coordinator_and_continues_from_its_own_adapte
         scene.compare_state()
 
 
-def test_a_backup_from_before_the_first_round_is_accepted_too(scene: Scene) -> None:
+def test_backup_from_before_first_round_is_accepted(scene: Scene) -> None:
     scene.begin()
     scene.back_up()
     scene.play()
@@ -152,7 +152,7 @@ def test_a_backup_from_before_the_first_round_is_accepted_too(scene: Scene) -> N
     assert [r["state"] for r in scene.served.rounds(scene.federation_id)] == ["published"] * 4
 
 
-def test_an_alignment_pack_that_was_stored_after_the_backup_is_stored_again(scene: Scene, silo: Silo) -> None:
+def test_alignment_pack_missing_in_backup_is_redelivered(scene: Scene, silo: Silo) -> None:
     alignment = {"pivot": silo.base.slug, "frames": "random"}
     wanted = alone_plan(rounds={"total": 2, "min_clients": 1}, alignment=alignment)
     scene.federation_id = scene.served.federation(**wanted)
@@ -168,7 +168,7 @@ def test_an_alignment_pack_that_was_stored_after_the_backup_is_stored_again(scen
     assert [r["state"] for r in scene.served.rounds(scene.federation_id)] == ["published"] * 2
 
 
-def test_a_sketch_released_at_the_join_is_stored_before_any_training(tmp_path: Path) -> None:
+def test_sketch_released_at_join_survives_a_restore(tmp_path: Path) -> None:
     rounds = RoundFolders(tmp_path / "rounds")
     rounds.open(3).write(SKETCH, b"released")
     backup_recovery._carry_over(rounds, Manifests(tmp_path, "fed", "cli", "key"), before=2)
@@ -193,7 +193,7 @@ def set_aside_other_clients_files(scene: Scene) -> None:
     )
 
 
-def test_a_coordinator_that_continued_without_this_client_is_accepted(scene: Scene) -> None:
+def test_coordinator_that_continued_without_client_is_accepted(scene: Scene) -> None:
     """The restored coordinator has issued a manifest of the refused round."""
     scene.begin()
     scene.play()
@@ -208,7 +208,7 @@ def test_a_coordinator_that_continued_without_this_client_is_accepted(scene: Sce
     assert [scene.play(), scene.play()] == [2, 3]
 
 
-def test_an_update_that_was_lost_with_its_receipt_here_is_sent_again_byte_for_byte(scene: Scene) -> None:
+def test_update_missing_in_backup_is_resent_unchanged(scene: Scene) -> None:
     class BackedUp(httpx.HTTPTransport):
         """A backup is made between the joining of a round and the update."""
 
@@ -232,7 +232,7 @@ def test_an_update_that_was_lost_with_its_receipt_here_is_sent_again_byte_for_by
     assert [r["counts"]["arrived"] for r in scene.served.rounds(scene.federation_id)] == [1] * 4
 
 
-def test_an_interrupted_acceptance_still_refuses_rounds_and_can_be_repeated(
+def test_interrupted_acceptance_refuses_rounds_and_is_repeatable(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scene.begin()
@@ -261,7 +261,7 @@ def _stop(*_: object, **__: object) -> None:
     raise Stopped
 
 
-def test_only_the_coordinator_of_the_pinned_key_can_be_accepted(scene: Scene) -> None:
+def test_acceptance_requires_the_pinned_coordinator_key(scene: Scene) -> None:
     scene.begin()
     scene.play()
     offered = scene.participant.session.manifests
@@ -271,7 +271,7 @@ def test_only_the_coordinator_of_the_pinned_key_can_be_accepted(scene: Scene) ->
         compare_state(stranger_manifests, {}, scene.participant.session.api)
 
 
-def test_a_backup_from_before_the_enrolment_needs_a_new_one(scene: Scene) -> None:
+def test_backup_from_before_enrolment_requires_enrolling_again(scene: Scene) -> None:
     scene.back_up()
     scene.begin()
     with pytest.raises(NothingWasRestored, match="joined no round"):

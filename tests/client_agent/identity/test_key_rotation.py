@@ -94,7 +94,7 @@ def _before_the_change_is_on_the_disk(scene: Scene, patch: pytest.MonkeyPatch) -
     return scene.connect
 
 
-def test_a_new_key_is_on_the_disk_before_anybody_hears_of_it(scene: Scene) -> None:
+def test_new_key_is_synced_before_it_is_sent(scene: Scene) -> None:
     """A crash before the folder is synced must not lose a key that the coordinator knows."""
     synced: list[str] = []
     sent: list[list[str]] = []
@@ -131,7 +131,7 @@ def stopped(request: pytest.FixtureRequest, scene: Scene) -> tuple[Scene, Ed2551
 
 
 @pytest.mark.parametrize("overlap_is_over", [False, True])
-def test_the_agent_runs_on_with_the_key_that_counts(
+def test_agent_runs_with_the_key_that_is_known(
     stopped: tuple[Scene, Ed25519PrivateKey, bool], overlap_is_over: bool
 ) -> None:
     scene, new, is_known = stopped
@@ -145,7 +145,7 @@ def test_the_agent_runs_on_with_the_key_that_counts(
 
 
 @pytest.mark.parametrize("at_once", [False, True])
-def test_asking_again_finishes_what_was_begun(
+def test_repeated_rotation_completes_an_interrupted_one(
     stopped: tuple[Scene, Ed25519PrivateKey, bool], at_once: bool
 ) -> None:
     scene, new, _ = stopped
@@ -160,7 +160,7 @@ def test_asking_again_finishes_what_was_begun(
     assert (scene.folder / "client.key").stat().st_mode & 0o777 == 0o600
 
 
-def test_starting_the_agent_takes_up_the_new_key(scene: Scene, tmp_path: Path) -> None:
+def test_agent_start_switches_to_the_new_key(scene: Scene, tmp_path: Path) -> None:
     with pytest.MonkeyPatch.context() as patch, pytest.raises(Stopped):
         replace_key(_before_the_files_are_changed(scene, patch), scene.folder)
     new = read_key(scene.folder, "next.key")
@@ -178,7 +178,7 @@ def test_starting_the_agent_takes_up_the_new_key(scene: Scene, tmp_path: Path) -
         (("--at-once",), "the old key and all earlier ones are revoked\n"),
     ],
 )
-def test_the_command_prints_what_becomes_of_the_old_key(
+def test_rotate_key_prints_the_old_keys_fate(
     scene: Scene, tmp_path: Path, options: tuple[str, ...], sentence: str
 ) -> None:
     done = tessera("rotate-key", "--config", config(tmp_path, url=scene.served.url), *options)
@@ -204,7 +204,7 @@ class Delayed(httpx.HTTPTransport):
             return http.send(self._requests[0]).status_code
 
 
-def test_a_running_agent_takes_up_a_new_key_of_which_the_coordinator_hears_late(
+def test_running_agent_switches_to_a_late_key(
     scene: Scene, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(daemon, "_WAIT_SECONDS", 0)  # there is no round to wait for
@@ -224,7 +224,7 @@ def test_a_running_agent_takes_up_a_new_key_of_which_the_coordinator_hears_late(
     assert not (scene.folder / "next.key").exists()
 
 
-def test_a_key_is_not_lost_to_who_makes_up_that_the_next_one_counts(scene: Scene) -> None:
+def test_false_acceptance_of_next_key_loses_no_key(scene: Scene) -> None:
     with pytest.raises(Stopped):
         replace_key(lambda key: scene.connect(key, Delayed()), scene.folder)
 
@@ -245,9 +245,7 @@ def test_a_key_is_not_lost_to_who_makes_up_that_the_next_one_counts(scene: Scene
     assert scene.is_let_in(read_key(scene.folder))
 
 
-def test_a_running_agent_ends_with_its_key_when_the_next_one_is_not_known(
-    scene: Scene, tmp_path: Path
-) -> None:
+def test_running_agent_without_a_known_key_ends(scene: Scene, tmp_path: Path) -> None:
     with pytest.raises(Stopped):
         replace_key(lambda key: scene.connect(key, Delayed()), scene.folder)
     settings = read_settings(config(tmp_path, url=scene.served.url))
@@ -259,7 +257,7 @@ def test_a_running_agent_ends_with_its_key_when_the_next_one_is_not_known(
     assert (scene.folder / "next.key").exists()
 
 
-def test_a_new_key_that_is_there_is_never_overwritten(scene: Scene) -> None:
+def test_existing_next_key_is_never_overwritten(scene: Scene) -> None:
     file = scene.folder / "next.key"
     file.write_text("half a key")
     with pytest.raises(SettingsUnusable, match=r"next\.key is not a private key"):
@@ -267,7 +265,7 @@ def test_a_new_key_that_is_there_is_never_overwritten(scene: Scene) -> None:
     assert file.read_text() == "half a key"
 
 
-def test_a_key_of_somebody_else_is_named_by_its_file(scene: Scene) -> None:
+def test_key_of_another_member_is_named_by_file(scene: Scene) -> None:
     birch = scene.served.enrol(scene.federation_id, "birch")
     file = scene.folder / "next.key"
     file.write_bytes(membership.encode_pem(birch.key))

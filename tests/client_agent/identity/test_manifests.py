@@ -66,7 +66,7 @@ def playing(served: Served, tmp_path: Path) -> Iterator[tuple[Client, Callable[[
 Playing = tuple[Client, Callable[[int], None]]
 
 
-def test_true_manifests_are_accepted_again_and_again_and_over_missed_rounds(playing: Playing) -> None:
+def test_true_manifests_are_accepted_repeatedly_and_after_gaps(playing: Playing) -> None:
     client, play = playing
     first = client.joined(1)
     for _ in range(2):
@@ -77,7 +77,7 @@ def test_true_manifests_are_accepted_again_and_again_and_over_missed_rounds(play
     assert client.evidence == 0
 
 
-def test_the_final_manifest_follows_a_joined_round_that_was_abandoned(playing: Playing) -> None:
+def test_final_manifest_follows_an_abandoned_round(playing: Playing) -> None:
     client, play = playing
     play(1)
     client.accept(client.joined(2))
@@ -93,7 +93,7 @@ def test_the_final_manifest_follows_a_joined_round_that_was_abandoned(playing: P
     assert client.evidence == 0
 
 
-def test_a_round_that_was_joined_before_is_not_joined_again(playing: Playing) -> None:
+def test_earlier_round_is_not_joined_again(playing: Playing) -> None:
     client, play = playing
     first = client.joined(1)
     client.accept(first)
@@ -119,7 +119,7 @@ LIES: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("lie", LIES)
-def test_contradictory_manifests_are_refused_and_stored_as_evidence(playing: Playing, lie: str) -> None:
+def test_contradictory_manifests_are_refused_and_stored(playing: Playing, lie: str) -> None:
     client, _ = playing
     changes, message = LIES[lie]
     first = client.joined(1)
@@ -139,7 +139,7 @@ def test_contradictory_manifests_are_refused_and_stored_as_evidence(playing: Pla
         ({"round": "one"}, "not a manifest"),
     ],
 )
-def test_a_manifest_of_another_client_is_refused(
+def test_manifest_of_another_client_is_refused(
     playing: Playing, changes: dict[str, Any], message: str
 ) -> None:
     client, _ = playing
@@ -147,7 +147,7 @@ def test_a_manifest_of_another_client_is_refused(
         client.accept(forged(client.joined(1), **changes))
 
 
-def test_a_manifest_without_the_coordinators_signature_is_refused(playing: Playing) -> None:
+def test_manifest_without_the_coordinators_signature_is_refused(playing: Playing) -> None:
     client, _ = playing
     first = client.joined(1)
     for unsigned in (first | {"roster_version": 3}, first | {"more": 1}, first | {"signature": "A" * 86}):
@@ -161,7 +161,7 @@ def test_a_manifest_without_the_coordinators_signature_is_refused(playing: Playi
         client.manifests.accept(None, client.api, round_number=1, weights=first["weights"])
 
 
-def test_a_round_that_is_over_is_not_begun(playing: Playing) -> None:
+def test_manifest_of_an_expired_round_is_refused(playing: Playing) -> None:
     client, play = playing
     play(1)
     client.joined(2)
@@ -179,7 +179,7 @@ def test_a_round_that_is_over_is_not_begun(playing: Playing) -> None:
     client.accept(ended, early)
 
 
-def test_a_brief_must_ask_for_what_the_plan_says(playing: Playing) -> None:
+def test_brief_that_differs_from_the_plan_is_refused(playing: Playing) -> None:
     client, _ = playing
     brief = client.api.current_round(client.silo.federation_id)
     assert isinstance(brief, RoundBrief)
@@ -195,7 +195,7 @@ def test_a_brief_must_ask_for_what_the_plan_says(playing: Playing) -> None:
         client.manifests.hold_to_plan(brief.model_copy(update={"total_rounds": 1}))
 
 
-def test_a_plan_from_before_keeps_its_digest_and_its_rate(
+def test_plan_of_an_earlier_version_keeps_its_digest(
     serve: Callable[..., Served], database_url: str, database: Database, tmp_path: Path
 ) -> None:
     served = serve(database_url)
@@ -244,7 +244,7 @@ def test_a_changed_intermediate_manifest_is_refused(playing: Playing) -> None:
     client.accept(third)
 
 
-def test_a_plan_that_a_join_signature_was_made_under_is_the_one_that_manifests_must_name(
+def test_manifest_must_name_the_plan_served_at_join(
     playing: Playing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client, _ = playing
