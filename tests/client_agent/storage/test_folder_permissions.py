@@ -1,4 +1,4 @@
-"""All files of an agent are its owner's alone, and nothing behind a link is changed."""
+"""Files of an agent are readable by their owner only, and links are not followed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def mode(path: Path) -> int:
     return stat.S_IMODE(path.stat().st_mode)
 
 
-def test_every_own_file_is_tightened(tmp_path: Path) -> None:
+def test_agents_files_are_restricted_to_the_owner(tmp_path: Path) -> None:
     Ledger(tmp_path).write(Book())
     for file in (tmp_path / name for name in FILES):
         file.touch()
