@@ -1,4 +1,4 @@
-"""A coordinator of sums in memory, for members that are driven by the agent's own loop, without HTTP."""
+"""A coordinator of sums in memory, for members driven by the agent's own loop, without HTTP."""
 
 from __future__ import annotations
 

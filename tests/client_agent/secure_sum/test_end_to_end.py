@@ -1,4 +1,4 @@
-"""Seven agents that train, two of them lost in different phases, a coordinator restarted: the sum is exact.
+"""Exact sum of seven training agents after two losses and a coordinator restart.
 
 A sum of N members survives N - t losses after its keys, t = floor(2N/3) + 1: with five members one, with
 seven two. So seven agents take part; five of them to the end.
@@ -68,7 +68,7 @@ class Secrets:
 
 @pytest.mark.slow
 @pytest.mark.timeout(400)
-def test_seven_agents_two_lost_and_a_restart(
+def test_sum_survives_two_lost_agents_and_a_restart(
     fresh_database: Callable[[str], str],
     serve: Callable[..., Served],
     silo: Silo,

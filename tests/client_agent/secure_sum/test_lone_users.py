@@ -1,4 +1,4 @@
-"""A member that lies about counts has no lone user's update opened: five real agents over HTTP.
+"""False counts of one member never open a lone user's update: five real agents over HTTP.
 
 The liar commits to a count above its own in the group of the lone user, an expert's or `reject`. Either
 the coordinator checks proofs, or it colludes and lets the liar pass. With the checks of both sides switched
@@ -187,7 +187,7 @@ def test_liar_is_refused_by_members(served: Served, silo: Silo, tmp_path: Path, 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("group", ["x2", REJECT])
-def test_liar_succeeds_where_nobody_checks(served: Served, silo: Silo, tmp_path: Path, group: str) -> None:
+def test_liar_succeeds_when_checks_are_off(served: Served, silo: Silo, tmp_path: Path, group: str) -> None:
     with scene(served, silo, tmp_path) as agents, unchecked("coordinator", "members"):
         view = played(agents, group)
         assert opened(agents, group)

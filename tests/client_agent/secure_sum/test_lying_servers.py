@@ -1,4 +1,4 @@
-"""Members that are driven by a coordinator that lies: they stop before they have revealed anything."""
+"""Members driven by a lying coordinator stop before they reveal anything."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ LIES: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("lie", LIES)
-def test_terms_that_contradict_the_plan_end_the_agents_run(lie: str, tmp_path: Path) -> None:
+def test_terms_that_contradict_the_plan_stop_the_agent(lie: str, tmp_path: Path) -> None:
     changes, reason = LIES[lie]
     member = members_of(tmp_path, 5, terms_of(5, **changes))[0]
     honest = terms_of(5)
@@ -44,7 +44,7 @@ def test_terms_that_contradict_the_plan_end_the_agents_run(lie: str, tmp_path: P
     assert not (member.folder / "secure").exists()
 
 
-def test_other_terms_of_a_session_that_goes_on_are_refused(tmp_path: Path) -> None:
+def test_changed_terms_of_a_running_session_are_refused(tmp_path: Path) -> None:
     members = members_of(tmp_path, 5)
     server = members[0].calls.server
     for member in members:
@@ -56,7 +56,7 @@ def test_other_terms_of_a_session_that_goes_on_are_refused(tmp_path: Path) -> No
     assert len(list(members[0].journal.evidence.iterdir())) == 2
 
 
-def test_terms_of_another_session_than_the_status_names_are_refused(tmp_path: Path) -> None:
+def test_terms_of_an_unannounced_session_are_refused(tmp_path: Path) -> None:
     member = members_of(tmp_path, 5)[0]
     server = member.calls.server
     honest = server.status
@@ -88,7 +88,7 @@ def _split(calls: MemoryCalls, found: bytes) -> bytes:
         (_too_few, "too few members sent masked vectors"),
     ],
 )
-def test_a_false_set_of_members_ends_a_members_part(
+def test_false_set_of_members_ends_the_session(
     lie: Any, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     change_answers(monkeypatch, 2, lie)

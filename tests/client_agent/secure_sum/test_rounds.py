@@ -78,9 +78,7 @@ def test_a_round_publishes_the_exact_sum(
 
 
 @pytest.mark.slow
-def test_clients_send_their_own_scores_if_the_plan_wants_them(
-    served: Served, silo: Silo, tmp_path: Path
-) -> None:
+def test_clients_send_own_scores_if_the_plan_asks(served: Served, silo: Silo, tmp_path: Path) -> None:
     with agents_of(served, silo, tmp_path, plan(3, scores="own", weigh_up_to=12), 3) as agents:
         agents.start()
         agents.train()
@@ -90,7 +88,7 @@ def test_clients_send_their_own_scores_if_the_plan_wants_them(
 
 
 @pytest.mark.slow
-def test_an_agent_runs_until_the_end_and_sends_no_final_scores(
+def test_agents_run_to_the_end_without_final_scores(
     served: Served, silo: Silo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whole agents, round after round: the daemon's own loop."""
@@ -155,7 +153,7 @@ class _CrashingFolder:
 
 
 @pytest.mark.slow
-def test_an_agent_that_is_killed_at_every_step_sums_the_input_that_it_encoded(
+def test_agent_killed_at_any_step_sums_stored_input(
     served: Served, silo: Silo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wire = Wire()
@@ -189,9 +187,7 @@ def test_an_agent_that_is_killed_at_every_step_sums_the_input_that_it_encoded(
 
 
 @pytest.mark.slow
-def test_a_member_that_drops_out_is_told_and_goes_on_with_the_next_round(
-    served: Served, silo: Silo, tmp_path: Path
-) -> None:
+def test_dropped_member_continues_with_the_next_round(served: Served, silo: Silo, tmp_path: Path) -> None:
     wire = Wire(dies_before={"silo-0": 2})
     with agents_of(served, silo, tmp_path, plan(4, phase_seconds=4), 4, wire.transport) as agents:
         agents.start()
@@ -255,7 +251,7 @@ def test_the_status_tells_the_step_of_the_sum(served: Served, silo: Silo, tmp_pa
         assert "session 1 of the sum, step shares, 3 members" in state
 
 
-def test_a_stop_ends_the_wait_for_the_sum(served: Served, silo: Silo, tmp_path: Path) -> None:
+def test_stop_ends_the_wait_for_the_sum(served: Served, silo: Silo, tmp_path: Path) -> None:
     with agents_of(served, silo, tmp_path, plan(3), 3) as agents:
         agents.start()
         agents.agents[0].train()

@@ -1,4 +1,4 @@
-"""A member of a sum whose training machine has no network: `sync` answers, `work` trains."""
+"""Secure sums of a member with an offline training machine: `sync` takes part, `work` trains."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.taking_part import wait_for
 @pytest.mark.parametrize(
     "strategy", [{"name": "fedavg"}, {"name": "fed_vemoe", "options": {"experts": 1, "grace": 9}}]
 )
-def test_sync_stays_until_the_sum_is_over(
+def test_sync_waits_until_the_sum_is_over(
     strategy: dict[str, Any],
     served: Served,
     silo: Silo,
