@@ -1,4 +1,4 @@
-"""The pull to peers' outputs: where they are surer it has their gradient, elsewhere none."""
+"""The pull to peers' outputs: their gradient where they are surer, none elsewhere."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def surely(byte: str, rows: int) -> Outputs:
     return Outputs.of(dense)
 
 
-def test_a_client_learns_what_its_peers_are_sure_of(setting: Setting) -> None:
+def test_client_learns_what_peers_are_sure_of(setting: Setting) -> None:
     _, adapter, public = setting
     penalty = pull_to_peers(public, surely("q", public.rows), 1.0)
     parameters = adapter.named_parameters()
@@ -54,7 +54,7 @@ def test_a_client_learns_what_its_peers_are_sure_of(setting: Setting) -> None:
     assert losses[-1] < losses[0] - 0.3
 
 
-def test_a_client_that_is_surer_than_its_peers_is_not_moved(setting: Setting) -> None:
+def test_surer_client_is_not_moved_by_its_peers(setting: Setting) -> None:
     base, adapter, public = setting
     flat = np.zeros((public.rows, VALUES), np.float32)
     flat[:, 97:105] = 1 / 8
@@ -78,7 +78,7 @@ def test_the_factor_scales_the_mean_over_rows(setting: Setting) -> None:
     assert penalty(adapter.named_parameters()).item() == pytest.approx(0.25 * expected, rel=1e-4)
 
 
-def test_rows_that_no_peer_has_count_nothing(setting: Setting) -> None:
+def test_rows_without_peers_add_no_loss(setting: Setting) -> None:
     _, adapter, public = setting
     mixture = surely("q", public.rows)
     mixture.shares[1:] = 0
@@ -87,7 +87,7 @@ def test_rows_that_no_peer_has_count_nothing(setting: Setting) -> None:
     assert value.item() == pytest.approx(-logs[0, ord("q")].item(), rel=1e-4)
 
 
-def test_texts_are_drawn_from_the_generator_that_a_checkpoint_stores(tiny: Callable[..., BaseModel]) -> None:
+def test_text_draws_follow_the_stored_generator_state(tiny: Callable[..., BaseModel]) -> None:
     base = tiny()
     many = [Anchor(id=str(place), prompt=f"rev {place}=", answer=str(place)) for place in range(40)]
     with inject_lora(base, LORA, seed=0) as adapter:
@@ -106,7 +106,7 @@ def test_texts_are_drawn_from_the_generator_that_a_checkpoint_stores(tiny: Calla
         assert first != second
 
 
-def test_two_loss_terms_are_added() -> None:
+def test_loss_terms_are_added() -> None:
     def three(_: Mapping[str, nn.Parameter]) -> Tensor:
         return torch.tensor(3.0)
 

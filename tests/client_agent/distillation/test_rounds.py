@@ -1,4 +1,4 @@
-"""Two agents of different tokenizers learn from each other's outputs, over the product's own rounds."""
+"""Distillation rounds of two agents with different tokenizers, over the product's own rounds."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def play(agents: list[Participant]) -> None:
 
 
 @pytest.mark.slow
-def test_each_is_pulled_to_the_others_outputs_and_sends_the_same_bytes_after_a_kill(
+def test_pull_to_peers_is_reproducible_after_a_kill(
     agents: list[Participant],
 ) -> None:
     play(agents)
@@ -95,7 +95,7 @@ def renamed(agent: Participant) -> dict[str, np.ndarray]:
     return {name.rpartition(".")[2]: values for name, values in tensors.items()}
 
 
-def test_the_pull_changes_what_is_trained(agents: list[Participant]) -> None:
+def test_pull_changes_the_trained_adapter(agents: list[Participant]) -> None:
     play(agents)
     agent = agents[1]
     brief = next_brief(agent)
@@ -107,7 +107,7 @@ def test_the_pull_changes_what_is_trained(agents: list[Participant]) -> None:
     assert (files(agent, 2) / TRAINED).read_bytes() != pulled
 
 
-def test_a_silos_limit_of_bytes_counts_outputs_before_anything_is_trained(agents: list[Participant]) -> None:
+def test_policy_limit_of_bytes_counts_outputs(agents: list[Participant]) -> None:
     agent = agents[0]
     brief = next_brief(agent)
     agent.session.policy = Policy(max_update_bytes=1)
