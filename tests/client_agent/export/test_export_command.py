@@ -1,4 +1,4 @@
-"""`tessera agent export --for ...`: public peft and transformers load what a federation trained.
+"""`tessera agent export --for ...`: public peft and transformers load a federation's adapter.
 
 The base deltas of flora and fedex_lora are in what is exported.
 """
@@ -86,7 +86,7 @@ def from_gguf(folder: Path, silo: Silo) -> nn.Module:
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
 @pytest.mark.parametrize("strategy", ["fedmosaic", "flora", "fedex_lora"])
-def test_every_form_gives_the_logits_of_the_final_weights(
+def test_exports_of_all_forms_give_the_final_logits(
     finished: Callable[[str], Participant], silo: Silo, tmp_path: Path, strategy: str
 ) -> None:
     client = finished(strategy)
