@@ -1,4 +1,4 @@
-"""A bank of experts beside base models in 4 and 8 bits: it computes, trains and is exported."""
+"""Banks of experts beside base models in 4 and 8 bits: function, training and export."""
 
 from __future__ import annotations
 
@@ -75,9 +75,7 @@ def weights_of(adapter: RoutedExperts) -> torch.Tensor:
 
 
 @few_bits
-def test_a_routed_bank_computes_nearly_what_it_does_beside_the_dense_model(
-    load: Load, quantization: Quantization
-) -> None:
+def test_quantised_routed_bank_approximates_the_dense_one(load: Load, quantization: Quantization) -> None:
     dense, quantised = load("none"), load(quantization)
     bare = logits(dense)
     with routed(dense) as adapter:
@@ -126,7 +124,7 @@ def test_experts_and_router_train_beside_few_bits(
 
 
 @few_bits
-def test_a_bank_that_was_trained_beside_few_bits_is_exported_beside_the_dense_model(
+def test_bank_trained_on_few_bits_exports_beside_dense(
     load: Load, quantization: Quantization, silo: Silo, tmp_path: Path
 ) -> None:
     """Public peft loads no X-LoRA on a quantised model: what to do is said, and does it."""
