@@ -60,7 +60,7 @@ def test_a_trickling_response_head_ends_at_the_deadline() -> None:
 
 
 @pytest.mark.slow
-def test_a_large_download_extends_the_deadline_at_the_minimum_rate(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_download_extends_deadline_at_minimum_rate(monkeypatch: pytest.MonkeyPatch) -> None:
     body = bytes(100_000)
 
     def pour(request: BaseHTTPRequestHandler) -> None:
@@ -96,7 +96,7 @@ def test_a_trickling_upload_ends_at_the_deadline(monkeypatch: pytest.MonkeyPatch
     assert 1 <= time.monotonic() - began < 20
 
 
-def test_a_rate_limit_beyond_the_deadline_keeps_its_detail() -> None:
+def test_rate_limit_beyond_deadline_keeps_its_detail() -> None:
     problem = {
         "type": "urn:tessera:problem:rate-limited",
         "title": "too many",
