@@ -1,4 +1,4 @@
-"""An agent and a coordinator of different versions: the agent ends, and says which to upgrade."""
+"""Agents and coordinators of different versions: the agent ends and names the older one."""
 
 from __future__ import annotations
 

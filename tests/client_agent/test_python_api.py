@@ -1,4 +1,4 @@
-"""The Python way in, as a user's script writes it."""
+"""The Python interface, as in a user's script."""
 
 from __future__ import annotations
 
@@ -71,12 +71,12 @@ def test_example_at_the_top_of_the_page_runs(tmp_path: Path) -> None:
     assert (tmp_path / "runs" / "first" / "report.json").is_file()
 
 
-def test_an_unknown_method_is_refused_before_anything_runs(tmp_path: Path) -> None:
+def test_unknown_method_is_refused_before_the_study_runs(tmp_path: Path) -> None:
     with pytest.raises(StudyUnusable, match="unknown method fedmagic"):
         simulate(Study.from_toml(write_study(tmp_path)), methods=["fedmagic"], out=tmp_path / "out")
 
 
-def test_importing_the_package_imports_no_torch() -> None:
+def test_package_import_loads_no_torch() -> None:
     code = (
         "import sys, client_agent, studies\n"
         "from client_agent import AgentSettings, open_participant\n"

@@ -1,4 +1,4 @@
-"""`tessera agent status`: whether the agent runs, what its coordinator says, how its rounds went."""
+"""`tessera agent status`: the running agent, its coordinator's answer, and its past rounds."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def status(file: Path, *, exit_code: int) -> dict[str, Any]:
     return found
 
 
-def test_an_agents_standing_follows_it_from_enrolment_to_the_end(
+def test_status_follows_an_agent_from_enrolment_to_end(
     served: Served, participant: Enrolled, tmp_path: Path
 ) -> None:
     file = beside(tmp_path, url=served.url)
@@ -81,9 +81,7 @@ def test_an_agents_standing_follows_it_from_enrolment_to_the_end(
         assert part in shown, part
 
 
-def test_a_round_that_went_on_without_this_client_says_why(
-    served: Served, started: Enrolled, tmp_path: Path
-) -> None:
+def test_status_gives_the_reason_of_a_closed_round(served: Served, started: Enrolled, tmp_path: Path) -> None:
     rounds = {"total": 1, "min_clients": 1, "collect_seconds": 3.0}
     who = started(**alone_plan(limits={"max_norm": 1e-9}, rounds=rounds))
 
@@ -100,7 +98,7 @@ def test_a_round_that_went_on_without_this_client_says_why(
     assert closed["bytes_sent"] is None
 
 
-def test_a_coordinator_that_is_gone_or_has_no_place_for_a_client_is_no_good_standing(
+def test_unreachable_coordinator_or_revoked_client_fails_status(
     served: Served, participant: Enrolled, tmp_path: Path
 ) -> None:
     federation_id = served.federation(**alone_plan())
@@ -114,7 +112,7 @@ def test_a_coordinator_that_is_gone_or_has_no_place_for_a_client_is_no_good_stan
         assert revoked["running"]
 
 
-def test_who_is_not_enrolled_is_told_what_to_do(tmp_path: Path) -> None:
+def test_status_without_membership_names_enrol(tmp_path: Path) -> None:
     done = tessera("status", "--config", config(tmp_path))
     assert done.exit_code == 1
     assert "tessera agent enrol" in done.stderr
