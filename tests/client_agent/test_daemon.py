@@ -27,7 +27,7 @@ Enrolled = Callable[..., Participant]
 QUICK = {"steps": 2, "max_length": 64, "learning_rate": 0.01}
 
 
-def naps(limit: int) -> Callable[[float], None]:
+def limited_sleep(limit: int) -> Callable[[float], None]:
     """Sleep hardly at all, and stop the agent after so many times."""
     taken: list[float] = []
 
@@ -55,7 +55,7 @@ def test_agent_takes_part_until_the_federation_is_finished(
 ) -> None:
     adapter = {"kind": kind, "rank": 4, "roles": ["v", "down"]}
     who = started(**alone_plan(adapter=adapter, strategy={"name": strategy}))
-    run(who, naps(500))
+    run(who, limited_sleep(500))
     rounds = served.rounds(who.session.federation_id)
     assert [r["state"] for r in rounds] == ["published", "published"]
     for scores in (r["clients"][0]["scores"] for r in rounds):
@@ -100,9 +100,9 @@ def test_undelivered_update_is_resent_unchanged_after_restart(served: Served, st
 
     who = started(Lossy(), **alone_plan(rounds={"total": 1, "min_clients": 1}))
     with pytest.raises(Stopped):
-        run(who, naps(50))
+        run(who, limited_sleep(50))
     assert not who.workspace.rounds.open(1).has(RECEIPT)
-    run(who, naps(500))
+    run(who, limited_sleep(500))
     assert who.workspace.rounds.open(1).has(SCORES_SENT)
     assert len(pushed) == 2
     assert pushed[0] == pushed[1]
@@ -116,7 +116,7 @@ def test_undeliverable_update_is_dropped_with_its_round(
 ) -> None:
     rounds = {"total": 1, "min_clients": 1, "collect_seconds": 6.0}
     who = started(Buffering(is_late), **alone_plan(rounds=rounds))
-    run(who, naps(500))
+    run(who, limited_sleep(500))
     first = who.workspace.rounds.open(1)
     assert (first.has(UPDATE), first.has(RECEIPT)) == (True, False)
     assert json.loads(first.read(CLOSED)) == {"reason": "round-closed"}
@@ -131,7 +131,7 @@ def test_counted_update_without_receipt_is_logged_as_counted(
     served: Served, started: Enrolled, caplog: pytest.LogCaptureFixture
 ) -> None:
     who = started(Deaf(), **alone_plan(rounds={"total": 1, "min_clients": 1}))
-    run(who, naps(500))
+    run(who, limited_sleep(500))
     first = who.workspace.rounds.open(1)
     assert json.loads(first.read(CLOSED)) == {"reason": "receipt-lost"}
     assert "round 1: receipt lost (the update was counted)" in caplog.text
@@ -149,7 +149,7 @@ def test_proxy_error_page_does_not_end_the_agent(served: Served, started: Enroll
             return httpx.Response(status, text="no backend") if status else super().handle_request(request)
 
     who = started(Proxy(), **alone_plan(rounds={"total": 1, "min_clients": 1}))
-    run(who, naps(500))
+    run(who, limited_sleep(500))
     assert served.rounds(who.session.federation_id)[0]["state"] == "published"
 
 
@@ -158,12 +158,12 @@ def test_revoked_key_ends_the_agent(served: Served, participant: Enrolled) -> No
     who = participant(federation_id)
     served.admin.delete(f"/v1/federations/{federation_id}/clients/{who.session.client_id}")
     with pytest.raises(CoordinatorRefused, match="key-revoked"):
-        run(who, naps(5))
+        run(who, limited_sleep(5))
 
 
 def test_preparing_without_alignment_needs_no_pack(started: Enrolled) -> None:
     who = started(**alone_plan())
-    assert prepare(who, naps(5)) is None
+    assert prepare(who, limited_sleep(5)) is None
 
 
 def test_check_passes_and_names_the_next_step(served: Served, tmp_path: Path) -> None:

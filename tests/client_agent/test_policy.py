@@ -26,7 +26,7 @@ from client_agent.storage.round_folder import RECEIPT, UPDATE, WEIGHTS
 from schemas.messages.federations import FederationPlan
 from schemas.wire.digests import digest_of
 from tests.client_agent.conftest import checked, config, next_brief
-from tests.client_agent.test_daemon import alone_plan, naps
+from tests.client_agent.test_daemon import alone_plan, limited_sleep
 from tests.served import Served
 
 LORA = {"kind": "lora", "rank": 4, "roles": ["v", "down"]}
@@ -129,7 +129,7 @@ def test_a_refused_plan_is_neither_trained_nor_answered(
 ) -> None:
     who = started(**alone_plan(adapter=LORA, strategy={"name": "fedavg"}))
     who.session.policy = Policy.model_validate(rules)
-    for act in (lambda: run(who, naps(20)), lambda: take_part(who, next_brief(who))):
+    for act in (lambda: run(who, limited_sleep(20)), lambda: take_part(who, next_brief(who))):
         with pytest.raises(PolicyRefused, match=f"policy.{next(iter(rules))} is .*; nothing is trained"):
             act()
     if "max_update_bytes" not in rules:

@@ -19,7 +19,7 @@ from client_agent.transport.sent_log import SentLog, SentLogUnwritable
 from schemas.messages.scores import Scores
 from tests.client_agent.commands import tessera
 from tests.client_agent.conftest import config
-from tests.client_agent.test_daemon import alone_plan, naps
+from tests.client_agent.test_daemon import alone_plan, limited_sleep
 from tests.served import Served
 
 PUT = "http://127.0.0.1:1/tessera/v1/federations/fed_1/rounds/{}/{}"
@@ -40,7 +40,7 @@ def test_sent_bodies_are_listed_and_saved(served: Served, tmp_path: Path) -> Non
     token = served.enrolment_token(federation_id, "aster")
     with open_participant(settings, (token, "aster")) as participant:
         served.admin.post(f"/v1/federations/{federation_id}/start")
-        run(participant, naps(500))
+        run(participant, limited_sleep(500))
         updates = [folder.read("update.body") for folder in participant.workspace.rounds.newest_first()]
     entries = listed(file)
     kinds = [entry["kind"] for entry in entries if entry["kind"] != "progress"]

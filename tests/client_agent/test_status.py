@@ -15,11 +15,11 @@ from client_agent.identity.agent_folder import exclusive
 from client_agent.storage.round_folder import CLOSED, UPDATE
 from tests.client_agent.conftest import config
 from tests.client_agent.rounds.test_checkpoints import tessera
-from tests.client_agent.test_daemon import Enrolled, alone_plan, naps
+from tests.client_agent.test_daemon import Enrolled, alone_plan, limited_sleep
 from tests.served import Served
 
 
-def beside(folder: Path, **changes: str) -> Path:
+def config_beside(folder: Path, **changes: str) -> Path:
     """Write a silo.toml into the agent's folder itself."""
     file = config(folder, **changes)
     file.write_text(file.read_text().replace("folder = 'state'", "folder = '.'"))
@@ -37,7 +37,7 @@ def status(file: Path, *, exit_code: int) -> dict[str, Any]:
 def test_status_follows_an_agent_from_enrolment_to_end(
     served: Served, participant: Enrolled, tmp_path: Path
 ) -> None:
-    file = beside(tmp_path, url=served.url)
+    file = config_beside(tmp_path, url=served.url)
     federation_id = served.federation(**alone_plan())
     who = participant(federation_id)
     waiting = status(file, exit_code=1)
@@ -53,7 +53,7 @@ def test_status_follows_an_agent_from_enrolment_to_end(
     served.admin.post(f"/v1/federations/{federation_id}/start")
     with exclusive(tmp_path):
         assert status(file, exit_code=0)["coordinator"].startswith("round 1 is ")
-        run(who, naps(500))
+        run(who, limited_sleep(500))
     ended = status(file, exit_code=0)
     assert (ended["running"], ended["coordinator"]) == (False, "the federation is finished")
     assert [one["round"] for one in ended["rounds"]] == [2, 1]
@@ -92,7 +92,7 @@ def test_status_gives_the_reason_of_a_closed_round(served: Served, started: Enro
 
     with pytest.raises(Stopped):
         run(who, sleep)
-    file = beside(tmp_path, url=served.url)
+    file = config_beside(tmp_path, url=served.url)
     (closed,) = [one for one in status(file, exit_code=1)["rounds"] if "closed" in one["state"]]
     assert "norm-exceeded" in closed["state"]
     assert closed["bytes_sent"] is None
@@ -104,10 +104,10 @@ def test_unreachable_coordinator_or_revoked_client_fails_status(
     federation_id = served.federation(**alone_plan())
     who = participant(federation_id)
     with exclusive(tmp_path):
-        gone = status(beside(tmp_path), exit_code=1)
+        gone = status(config_beside(tmp_path), exit_code=1)
         assert "did not answer" in gone["coordinator"]
         served.admin.delete(f"/v1/federations/{federation_id}/clients/{who.session.client_id}")
-        revoked = status(beside(tmp_path, url=served.url), exit_code=1)
+        revoked = status(config_beside(tmp_path, url=served.url), exit_code=1)
         assert "key-revoked" in revoked["coordinator"]
         assert revoked["running"]
 

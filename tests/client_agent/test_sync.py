@@ -31,8 +31,8 @@ from tests.client_agent.conftest import enrolled, next_brief
 from tests.client_agent.offline import Killed, Machines
 from tests.client_agent.rounds.test_private_training import private_plan
 from tests.client_agent.secure_sum.summed_agents import plan as summed_plan
-from tests.client_agent.test_daemon import alone_plan, naps
-from tests.client_agent.test_status import beside
+from tests.client_agent.test_daemon import alone_plan, limited_sleep
+from tests.client_agent.test_status import config_beside
 from tests.scenarios.agents import environment
 from tests.served import Served
 
@@ -42,7 +42,7 @@ LORA = {"kind": "lora", "rank": 2, "roles": ["v"]}
 
 @pytest.fixture
 def machines(served: Served, silo: Silo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machines:
-    return Machines(beside(tmp_path, url=served.url), silo, monkeypatch)
+    return Machines(config_beside(tmp_path, url=served.url), silo, monkeypatch)
 
 
 def files_of(folder: Path) -> dict[str, bytes]:
@@ -130,7 +130,7 @@ def test_sync_and_work_take_part_until_the_end(served: Served, started: Enrolled
     status = tessera("status", "--config", machines.file)
     assert status.exit_code == 0
     assert "last sync" in status.stdout
-    run(who, naps(500))  # an agent with both a network and the model finds nothing left
+    run(who, limited_sleep(500))  # an agent with both a network and the model finds nothing left
 
 
 @pytest.mark.slow
@@ -236,7 +236,7 @@ def test_summed_updates_require_a_waiting_sync(
     assert folder.has(INPUT)
 
     def ends(client: Any) -> None:
-        client.session.api._sleep = naps(0)
+        client.session.api._sleep = limited_sleep(0)
 
     with pytest.raises(Stopped):  # it stays in the sum, whose other members are missing
         machines.sync(change=ends)

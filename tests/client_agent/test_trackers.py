@@ -15,7 +15,7 @@ from client_agent.session import open_participant
 from client_agent.settings import read_settings
 from tests.client_agent.commands import tessera
 from tests.client_agent.conftest import checked, config, next_brief
-from tests.client_agent.test_daemon import alone_plan, naps
+from tests.client_agent.test_daemon import alone_plan, limited_sleep
 from tests.served import Served
 from tests.tracked import in_new_process, recorded, recorded_by_trackio
 
@@ -38,7 +38,7 @@ def test_tracker_run_continues_after_a_restart(served: Served, tmp_path: Path) -
         served.admin.post(f"/v1/federations/{federation_id}/start")
         take_part(participant, next_brief(participant))
     with open_participant(settings) as participant:
-        run(participant, naps(500))
+        run(participant, limited_sleep(500))
         sizes = [len(folder.read("update.body")) for folder in participant.workspace.rounds.newest_first()]
     values = recorded(tmp_path / "state" / "trackers")
     assert [step for step, _ in values["train/loss"]] == [1, 2, 3, 4]

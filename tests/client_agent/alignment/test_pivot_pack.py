@@ -24,7 +24,7 @@ from schemas.wire.digests import digest_of
 from tests.client_agent.alignment.test_fit_packs import anchors_for
 from tests.client_agent.conftest import config, enrolled
 from tests.client_agent.offline import Machines
-from tests.client_agent.test_status import beside
+from tests.client_agent.test_status import config_beside
 from tests.served import Served
 
 ANCHORS = {"anchors": [anchor.model_dump() for anchor in anchors_for()]}
@@ -156,7 +156,7 @@ def test_absent_pivot_client_is_replaced_if_plan_allows(
     assert "since 75 s" in lines(caplog)[-2]
 
 
-def while_building(slow: Participant, meanwhile: Callable[[], str | None]) -> list[str | None]:
+def call_during_build(slow: Participant, meanwhile: Callable[[], str | None]) -> list[str | None]:
     """Let something happen once, at the first progress of a build; return where its result will be."""
     results: list[str | None] = []
 
@@ -177,7 +177,7 @@ def test_pack_stored_during_a_build_is_used_instead(
     running = federation()
     slow, fast = running.join("slow", running.pivot), running.join("fast", running.pivot)
     monkeypatch.setattr(pack_exchange, "_LOOK_SECONDS", 0.0)
-    digests = while_building(slow, lambda: prepare(fast))
+    digests = call_during_build(slow, lambda: prepare(fast))
     assert prepare(slow) == digests[0]
     assert [*running.packs.values()] == digests
     assert "another client's is stored and used instead" in caplog.text
@@ -203,7 +203,7 @@ def test_pack_is_redelivered_after_the_stored_one_ends(
             patched.setattr(pack_exchange, "pivot_pack", rounded_otherwise)
             return prepare(fast)
 
-    others = while_building(slow, prepare_fast)
+    others = call_during_build(slow, prepare_fast)
     deliver = slow.session.api.put_pack
 
     def refused_and_then_free(federation_id: str, base_model: str, body: bytes) -> object:
@@ -250,7 +250,7 @@ def test_packs_are_built_offline_between_syncs(
     def machines(name: str, model: str) -> Machines:
         who = running.join(name, model)
         home = running.folder / name
-        file = beside(home, url=running.served.url, model=model, pivot_model=running.pivot)
+        file = config_beside(home, url=running.served.url, model=model, pivot_model=running.pivot)
         return Machines(file, who.trainer.silo, monkeypatch)
 
     pivotal, other = machines("pivotal", running.pivot), machines("other", running.other)

@@ -46,7 +46,7 @@ def pivot() -> tuple[BaseModel, Pack]:
 
 
 @pytest.fixture(scope="module")
-def hasty() -> tuple[BaseModel, Pack]:
+def pivot_on_few_anchors() -> tuple[BaseModel, Pack]:
     """The pivot on few anchors, for what needs no good frames."""
     base = shipped("tiny-s")
     return base, pivot_pack(base, ANCHORS[:64], ADAPTER, AlignmentPlan(pivot=base.slug), "test")
@@ -130,8 +130,8 @@ def test_pack_with_scrambled_frames_fails(pivot: tuple[BaseModel, Pack]) -> None
     assert figures(base, Pack(scrambled, pack.manifest), pivot).verdict == "failed"
 
 
-def test_pivot_and_empty_packs_are_not_testable(hasty: tuple[BaseModel, Pack]) -> None:
-    base, pivots_pack = hasty
+def test_pivot_and_empty_packs_are_not_testable(pivot_on_few_anchors: tuple[BaseModel, Pack]) -> None:
+    base, pivots_pack = pivot_on_few_anchors
     trial = Trial(ADAPTER, TRAINING, ANCHORS, seed=0)
     with pytest.raises(AlignmentImpossible, match="is the pivot"):
         sides(base, pivots_pack, base, pivots_pack, trial)
@@ -140,14 +140,16 @@ def test_pivot_and_empty_packs_are_not_testable(hasty: tuple[BaseModel, Pack]) -
         sides(shipped("tiny-l"), nothing, base, pivots_pack, trial)
 
 
-def test_random_frames_are_not_tested_against_random_frames(hasty: tuple[BaseModel, Pack]) -> None:
-    plan = AlignmentPlan(pivot=hasty[0].slug, frames="random")
+def test_random_frames_are_not_tested_against_random_frames(
+    pivot_on_few_anchors: tuple[BaseModel, Pack],
+) -> None:
+    plan = AlignmentPlan(pivot=pivot_on_few_anchors[0].slug, frames="random")
     with pytest.raises(AlignmentImpossible, match="the control itself"):
         require_testable(shipped("tiny-l"), plan)
 
 
-def test_packs_of_other_models_or_plans_are_named(hasty: tuple[BaseModel, Pack]) -> None:
-    base, pivots_pack = hasty
+def test_packs_of_other_models_or_plans_are_named(pivot_on_few_anchors: tuple[BaseModel, Pack]) -> None:
+    base, pivots_pack = pivot_on_few_anchors
     target = shipped("tiny-l")
     random_frames_pack = random_pack(target, ADAPTER, AlignmentPlan(pivot=base.slug), "test")
     manifest = random_frames_pack.manifest.model_copy(
@@ -174,8 +176,8 @@ def test_schedule_and_accumulation_of_the_plan_are_dropped() -> None:
     assert Trial(ADAPTER, TrainingPlan(), ANCHORS, seed=3).source_rate == 0.01
 
 
-def test_pseudo_tasks_have_their_own_random_frames(hasty: tuple[BaseModel, Pack]) -> None:
-    base, pivots_pack = hasty
+def test_pseudo_tasks_have_their_own_random_frames(pivot_on_few_anchors: tuple[BaseModel, Pack]) -> None:
+    base, pivots_pack = pivot_on_few_anchors
     target = shipped("tiny-l")
     random_frames_pack = random_pack(target, ADAPTER, AlignmentPlan(pivot=base.slug), "test")
     manifest = random_frames_pack.manifest.model_copy(
@@ -188,8 +190,8 @@ def test_pseudo_tasks_have_their_own_random_frames(hasty: tuple[BaseModel, Pack]
         assert all(frames.keys() == side.frames.keys() for frames in side.random)
 
 
-def test_transfer_test_counts_its_steps_and_stops(hasty: tuple[BaseModel, Pack]) -> None:
-    base, pivots_pack = hasty
+def test_transfer_test_counts_its_steps_and_stops(pivot_on_few_anchors: tuple[BaseModel, Pack]) -> None:
+    base, pivots_pack = pivot_on_few_anchors
     reports: list[tuple[str, int, int]] = []
     trial = Trial(ADAPTER, TRAINING, ANCHORS[:64], seed=0, steps=1)
     target = shipped("tiny-l")

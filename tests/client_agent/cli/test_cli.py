@@ -16,7 +16,7 @@ from client_agent.identity.agent_folder import Membership
 from client_agent.rounds.training_result import TrainingResult
 from schemas.command import application
 from tests.client_agent.test_daemon import config
-from tests.client_agent.test_status import beside
+from tests.client_agent.test_status import config_beside
 from tests.scenarios.agents import TESSERA, environment, tessera
 from tests.served import Served
 
@@ -136,7 +136,7 @@ def test_a_check_without_configuration_names_the_missing_setting() -> None:
 
 
 def test_idle_work_imports_no_heavy_package(tmp_path: Path) -> None:
-    file = beside(tmp_path)
+    file = config_beside(tmp_path)
     member = Membership(name="aster", client_id="cli_1", federation_id="fed_1", server_key="key")
     (tmp_path / MEMBERSHIP).write_text(member.model_dump_json())
     program = (

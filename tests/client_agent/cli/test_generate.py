@@ -135,13 +135,15 @@ def converse(
     """Type lines into a chat, and return the turns that are left."""
     typed, turns = iter(lines), list[Turn]()
     monkeypatch.setattr("builtins.input", lambda mark: next(typed))
-    conversation = Conversation(base, [Side("a", _nothing, turns), Side("b", _nothing)], decoding, chat=True)
+    conversation = Conversation(
+        base, [Side("a", _null_context, turns), Side("b", _null_context)], decoding, chat=True
+    )
     conversation.run(None)
     return turns
 
 
 @contextmanager
-def _nothing() -> Iterator[None]:
+def _null_context() -> Iterator[None]:
     yield
 
 

@@ -33,7 +33,7 @@ def setting(tiny: Callable[..., BaseModel]) -> Iterator[Setting]:
         yield base, adapter, NextBytes(base, ANCHORS, 64)
 
 
-def surely(byte: str, rows: int) -> Outputs:
+def certain_outputs(byte: str, rows: int) -> Outputs:
     dense = np.zeros((rows, VALUES), np.float32)
     dense[:, ord(byte)] = 1
     return Outputs.of(dense)
@@ -41,7 +41,7 @@ def surely(byte: str, rows: int) -> Outputs:
 
 def test_client_learns_what_peers_are_sure_of(setting: Setting) -> None:
     _, adapter, public = setting
-    penalty = pull_to_peers(public, surely("q", public.rows), 1.0)
+    penalty = pull_to_peers(public, certain_outputs("q", public.rows), 1.0)
     parameters = adapter.named_parameters()
     optimiser = torch.optim.Adam(parameters.values(), lr=0.05)
     losses = []
@@ -66,12 +66,14 @@ def test_surer_client_is_not_moved_by_its_peers(setting: Setting) -> None:
     assert value.item() == 0
     value.backward()  # a step that follows nobody is a step all the same
     assert all(not parameter.grad.any() for parameter in adapter.named_parameters().values())
-    assert pull_to_peers(public, surely("q", public.rows), 1.0)(adapter.named_parameters()).item() > 0
+    assert (
+        pull_to_peers(public, certain_outputs("q", public.rows), 1.0)(adapter.named_parameters()).item() > 0
+    )
 
 
 def test_the_factor_scales_the_mean_over_rows(setting: Setting) -> None:
     _, adapter, public = setting
-    mixture = surely("q", public.rows)
+    mixture = certain_outputs("q", public.rows)
     logs, _ = public.log_shares(public.texts)
     expected = -logs[:, ord("q")].mean().item()
     penalty = pull_to_peers(public, mixture, 0.25)
@@ -80,7 +82,7 @@ def test_the_factor_scales_the_mean_over_rows(setting: Setting) -> None:
 
 def test_rows_without_peers_add_no_loss(setting: Setting) -> None:
     _, adapter, public = setting
-    mixture = surely("q", public.rows)
+    mixture = certain_outputs("q", public.rows)
     mixture.shares[1:] = 0
     logs, _ = public.log_shares(public.texts)
     value = pull_to_peers(public, mixture, 1.0)(adapter.named_parameters())
@@ -92,7 +94,7 @@ def test_text_draws_follow_the_stored_generator_state(tiny: Callable[..., BaseMo
     many = [Anchor(id=str(place), prompt=f"rev {place}=", answer=str(place)) for place in range(40)]
     with inject_lora(base, LORA, seed=0) as adapter:
         public = NextBytes(base, many, 64)
-        penalty = pull_to_peers(public, surely("q", public.rows), 1.0)
+        penalty = pull_to_peers(public, certain_outputs("q", public.rows), 1.0)
 
         def draw() -> float:
             return penalty(adapter.named_parameters()).item()

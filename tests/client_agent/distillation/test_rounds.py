@@ -61,7 +61,7 @@ def files(agent: Participant, number: int) -> Path:
     return agent.workspace.rounds.open(number).path
 
 
-def play(agents: list[Participant]) -> None:
+def run_round(agents: list[Participant]) -> None:
     for brief, agent in [(next_brief(agent), agent) for agent in agents]:
         take_part(agent, brief)
 
@@ -70,7 +70,7 @@ def play(agents: list[Participant]) -> None:
 def test_pull_to_peers_is_reproducible_after_a_kill(
     agents: list[Participant],
 ) -> None:
-    play(agents)
+    run_round(agents)
     assert not any((files(agent, 1) / MIXTURE).exists() for agent in agents)
     sent = [Outputs(**renamed(agent)) for agent in agents]
     assert [outputs.bytes.shape for outputs in sent] == [(ROWS, 8)] * 2
@@ -96,7 +96,7 @@ def renamed(agent: Participant) -> dict[str, np.ndarray]:
 
 
 def test_pull_changes_the_trained_adapter(agents: list[Participant]) -> None:
-    play(agents)
+    run_round(agents)
     agent = agents[1]
     brief = next_brief(agent)
     take_part(agent, brief, until=TRAINED)

@@ -31,7 +31,7 @@ from tests.client_agent.experts.routed_bank import (
     noise,
     with_router,
 )
-from tests.client_agent.export.test_routed_export import FACTS, SCORING, Source, artefact, nothing
+from tests.client_agent.export.test_routed_export import FACTS, SCORING, Source, artefact, write_no_card
 from tests.local_training import train_examples
 
 pytestmark = pytest.mark.slow
@@ -131,7 +131,7 @@ def test_bank_trained_on_few_bits_exports_beside_dense(
     source = Source(lambda base: routed(base, 0.2))
     few = replace(silo, base=load(quantization), quantization=quantization)
     with pytest.raises(ExportUnsupported, match="set quantization to none"):
-        export_routed(few, source, FACTS, "model", tmp_path / "refused", nothing)
+        export_routed(few, source, FACTS, "model", tmp_path / "refused", write_no_card)
     assert not (tmp_path / "refused").exists()
     require_bare(few.base)
     with source.attach(few) as (adapter, _):
@@ -145,9 +145,11 @@ def test_bank_trained_on_few_bits_exports_beside_dense(
         return again
 
     dense = replace(silo, base=load("none"))
-    losses = export_routed(dense, Source(again), FACTS, "model", tmp_path / "routed", nothing).written.losses
+    losses = export_routed(
+        dense, Source(again), FACTS, "model", tmp_path / "routed", write_no_card
+    ).written.losses
     flat = export_adapter(
-        dense, Source(again), FACTS, artefact(tmp_path), tmp_path / "flat", nothing, flat=True
+        dense, Source(again), FACTS, artefact(tmp_path), tmp_path / "flat", write_no_card, flat=True
     )
     assert losses.export == pytest.approx(loss, abs=0.1)
     assert flat.written.losses.routed == pytest.approx(losses.adapter)

@@ -27,7 +27,7 @@ from schemas.messages.rounds import FinishedBrief
 from tests.client_agent.commands import tessera
 from tests.client_agent.conftest import config
 from tests.client_agent.rounds.test_ca_pfl_rounds import Pair
-from tests.client_agent.test_daemon import naps
+from tests.client_agent.test_daemon import limited_sleep
 from tests.scenarios.agents import MODELS
 from tests.served import Served
 
@@ -48,8 +48,8 @@ def finished(served: Served, silo: Silo, tmp_path: Path) -> Iterator[Callable[[s
         def train(strategy: str) -> Participant:
             two = Pair(served, silo, tmp_path, stack, **PLAN, strategy={"name": strategy})
             for _ in range(2):
-                two.play(*two.members)
-            client, nap = two.members["aster"], naps(500)
+                two.run_round(*two.members)
+            client, nap = two.members["aster"], limited_sleep(500)
             while not isinstance(brief := client.session.api.current_round(two.federation_id), FinishedBrief):
                 nap(0)
             finish(client, brief)

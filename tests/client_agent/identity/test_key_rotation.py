@@ -25,7 +25,7 @@ from client_agent.transport.client import CoordinatorApi
 from schemas.identity.keys import name_of
 from schemas.messages.enrolment import Profile
 from tests.client_agent.commands import tessera
-from tests.client_agent.test_daemon import config, naps
+from tests.client_agent.test_daemon import config, limited_sleep
 from tests.coordinator.enrolment.test_key_rotation import let_expire
 from tests.served import Served
 
@@ -46,7 +46,7 @@ class Scene:
     def connect(self, key: Ed25519PrivateKey, transport: httpx.BaseTransport | None = None) -> Any:
         return CoordinatorApi(self.served.url, key=key, deadline_seconds=0, transport=transport)
 
-    def is_let_in(self, key: Ed25519PrivateKey) -> bool:
+    def is_accepted(self, key: Ed25519PrivateKey) -> bool:
         try:
             with self.connect(key) as api:
                 return bool(api.me().client_id == self.member.client_id)
@@ -60,14 +60,14 @@ def scene(served: Served, tmp_path: Path, silo: Silo) -> Iterator[Scene]:
         yield Scene(served, tmp_path / "state", opened, silo.profile)
 
 
-def _before_it_is_sent(scene: Scene, _: pytest.MonkeyPatch) -> Connect:
+def _stop_before_sending(scene: Scene, _: pytest.MonkeyPatch) -> Connect:
     def connect(key: Ed25519PrivateKey) -> Any:
         raise Stopped
 
     return connect
 
 
-def _when_the_answer_is_lost(scene: Scene, _: pytest.MonkeyPatch) -> Connect:
+def _stop_after_sending(scene: Scene, _: pytest.MonkeyPatch) -> Connect:
     class Lost(httpx.HTTPTransport):
         def handle_request(self, request: httpx.Request) -> httpx.Response:
             super().handle_request(request).close()
@@ -80,12 +80,12 @@ def _stop(*_: object) -> None:
     raise Stopped
 
 
-def _before_the_files_are_changed(scene: Scene, patch: pytest.MonkeyPatch) -> Connect:
+def _stop_before_renaming(scene: Scene, patch: pytest.MonkeyPatch) -> Connect:
     patch.setattr(key_rotation, "_take_up_next", _stop)
     return scene.connect
 
 
-def _before_the_change_is_on_the_disk(scene: Scene, patch: pytest.MonkeyPatch) -> Connect:
+def _stop_before_sync(scene: Scene, patch: pytest.MonkeyPatch) -> Connect:
     def stop(folder: Path) -> None:
         if not (folder / "next.key").exists():
             raise Stopped
@@ -106,17 +106,17 @@ def test_new_key_is_synced_before_it_is_sent(scene: Scene) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(membership, "fsync_folder", lambda folder: synced.append(folder.name))
         with pytest.raises(Stopped):
-            replace_key(_before_it_is_sent(scene, patch), scene.folder)
+            replace_key(_stop_before_sending(scene, patch), scene.folder)
         synced.clear()
         replace_key(connect, scene.folder)
     assert sent[0] == [scene.folder.name], "the file was there already"
 
 
 STOPS = {
-    "before it is sent": (_before_it_is_sent, False),
-    "when the answer is lost": (_when_the_answer_is_lost, True),
-    "before the files are changed": (_before_the_files_are_changed, True),
-    "before the change is on the disk": (_before_the_change_is_on_the_disk, True),
+    "before it is sent": (_stop_before_sending, False),
+    "when the answer is lost": (_stop_after_sending, True),
+    "before the files are changed": (_stop_before_renaming, True),
+    "before the change is on the disk": (_stop_before_sync, True),
 }
 
 
@@ -140,7 +140,7 @@ def test_agent_runs_with_the_key_that_is_known(
     for _ in range(2):
         key = current_key(scene.connect, scene.folder)
         assert name_of(key) == name_of(new if is_known else scene.old)
-        assert scene.is_let_in(key)
+        assert scene.is_accepted(key)
     assert (scene.folder / "next.key").exists() != is_known
 
 
@@ -152,17 +152,17 @@ def test_repeated_rotation_completes_an_interrupted_one(
     was_finished = not (scene.folder / "next.key").exists()
     replace_key(scene.connect, scene.folder, at_once=at_once)
     key = read_key(scene.folder)
-    assert scene.is_let_in(key)
+    assert scene.is_accepted(key)
     assert not (scene.folder / "next.key").exists()
     if not was_finished:
         assert name_of(key) == name_of(new), "the key that was made first was not thrown away"
-    assert scene.is_let_in(scene.old) != at_once
+    assert scene.is_accepted(scene.old) != at_once
     assert (scene.folder / "client.key").stat().st_mode & 0o777 == 0o600
 
 
 def test_agent_start_switches_to_the_new_key(scene: Scene, tmp_path: Path) -> None:
     with pytest.MonkeyPatch.context() as patch, pytest.raises(Stopped):
-        replace_key(_before_the_files_are_changed(scene, patch), scene.folder)
+        replace_key(_stop_before_renaming(scene, patch), scene.folder)
     new = read_key(scene.folder, "next.key")
     let_expire(scene.served, name_of(scene.old))
     settings = read_settings(config(tmp_path, url=scene.served.url))
@@ -185,7 +185,7 @@ def test_rotate_key_prints_the_old_keys_fate(
     assert done.exit_code == 0, done.output
     assert f"the new key is in use; {sentence}" in done.stdout
     assert done.stdout.endswith("next: tessera agent run, as before\n")
-    assert scene.is_let_in(scene.old) != bool(options)
+    assert scene.is_accepted(scene.old) != bool(options)
 
 
 class Delayed(httpx.HTTPTransport):
@@ -216,9 +216,9 @@ def test_running_agent_switches_to_a_late_key(
     with open_participant(settings) as participant:
         assert participant.session.api.me().client_id == scene.member.client_id
         assert delayed.release() == 200
-        assert not scene.is_let_in(scene.old)
+        assert not scene.is_accepted(scene.old)
         with pytest.raises(Stopped):
-            run(participant, naps(1))
+            run(participant, limited_sleep(1))
         assert participant.session.api.me().client_id == scene.member.client_id
     assert name_of(read_key(scene.folder)) == name_of(new)
     assert not (scene.folder / "next.key").exists()
@@ -238,11 +238,11 @@ def test_false_acceptance_of_next_key_loses_no_key(scene: Scene) -> None:
 
     with scene.connect(scene.old, Liar()) as api:
         assert switch_to_accepted_key(api, scene.folder)
-    assert not scene.is_let_in(read_key(scene.folder))
+    assert not scene.is_accepted(read_key(scene.folder))
     old_key_file = scene.folder / "earlier" / "client.key-1"
     assert old_key_file.stat().st_mode & 0o777 == 0o600
     old_key_file.replace(scene.folder / "client.key")
-    assert scene.is_let_in(read_key(scene.folder))
+    assert scene.is_accepted(read_key(scene.folder))
 
 
 def test_running_agent_without_a_known_key_ends(scene: Scene, tmp_path: Path) -> None:
@@ -252,7 +252,7 @@ def test_running_agent_without_a_known_key_ends(scene: Scene, tmp_path: Path) ->
     with open_participant(settings) as participant:
         let_expire(scene.served, name_of(scene.old))
         with pytest.raises(CoordinatorRefused, match="key-revoked"):
-            run(participant, naps(1))
+            run(participant, limited_sleep(1))
     assert name_of(read_key(scene.folder)) == name_of(scene.old)
     assert (scene.folder / "next.key").exists()
 

@@ -37,7 +37,7 @@ def tokenizer_with(template: str | None) -> PreTrainedTokenizerFast:
     return tokenizer
 
 
-def learnt(text: TokenizedText, tokenizer: PreTrainedTokenizerFast) -> str:
+def learnt_text(text: TokenizedText, tokenizer: PreTrainedTokenizerFast) -> str:
     ids = [i for i, answer in zip(text.ids, text.answer, strict=True) if answer]
     return "".join(tokenizer.convert_ids_to_tokens(ids))
 
@@ -45,7 +45,7 @@ def learnt(text: TokenizedText, tokenizer: PreTrainedTokenizerFast) -> str:
 def test_template_that_changes_earlier_answers_keeps_last() -> None:
     tokenizer = tokenizer_with(FORGETFUL)
     text = encode_example(Example("", "done", TURNS), tokenizer, 256)
-    assert learnt(text, tokenizer) == "done<eos>"
+    assert learnt_text(text, tokenizer) == "done<eos>"
 
 
 def test_a_long_chat_is_cut_at_its_start() -> None:
@@ -60,7 +60,7 @@ def test_a_long_chat_is_cut_at_its_start() -> None:
 def test_chat_refused_by_template_names_its_row() -> None:
     turns = (Turn("assistant", "hello"), Turn("user", "go"))
     example = Example("", "done", turns, place="chats.jsonl: row 3")
-    assert learnt(encode_example(example, tokenizer_with(CHAT), 256), character_tokenizer()) == (
+    assert learnt_text(encode_example(example, tokenizer_with(CHAT), 256), character_tokenizer()) == (
         "hello<eos>done<eos>"
     )
     with pytest.raises(DataInvalid, match=r"chats.jsonl: row 3: .*refuses this chat \(a user begins\)"):
@@ -135,6 +135,8 @@ def test_text_between_generation_tags_is_learnt(tmp_path: Path, end: str, out: s
     file.write_text(TAGGED.replace("END", end).replace("OUT", out))
     set_template(tokenizer, str(file))
     text = encode_example(Example("", "done", TURNS), tokenizer, 256)
-    assert learnt(text, tokenizer) == expected
+    assert learnt_text(text, tokenizer) == expected
     unweighted = (TURNS[0], Turn("assistant", "yes", learnt=False), TURNS[2])
-    assert "yes" not in learnt(encode_example(Example("", "done", unweighted), tokenizer, 256), tokenizer)
+    assert "yes" not in learnt_text(
+        encode_example(Example("", "done", unweighted), tokenizer, 256), tokenizer
+    )

@@ -30,7 +30,7 @@ from client_agent.training.silo import dtype_of, open_silo, shared_dtype
 from schemas.messages.alignment import Anchors
 from schemas.messages.federations import AdapterPlan, AlignmentPlan, SignaturePlan
 from tests.client_agent.conftest import enrolled
-from tests.client_agent.test_daemon import config, naps
+from tests.client_agent.test_daemon import config, limited_sleep
 from tests.scenarios.agents import EXAMPLES, MODELS
 from tests.served import Served
 
@@ -150,7 +150,7 @@ def test_quantised_silo_makes_the_dense_silos_pack(
     with ExitStack() as stack:
         who = enrolled(served, federation_id, silo, tmp_path, stack)
         who = replace(who, trainer=replace(who.trainer, pivot_wait=PivotWait(patience_seconds=0)))
-        prepare(who, naps(500))
+        prepare(who, limited_sleep(500))
         slugs = (silo.base.slug, alignment.pivot)
         stored = [who.session.api.pack(federation_id, slug) for slug in slugs]
     found, pivots_pack = (Pack.from_body(body.body) for body in stored if body is not None)

@@ -52,7 +52,7 @@ def injected(base: BaseModel) -> Adapter:
     return inject_pq(base, ADAPTER, random_frames(base, ADAPTER, 0), gated=False)
 
 
-def learnt(base: BaseModel, adapter: Adapter, examples: list[Example], plan: TrainingPlan) -> float:
+def loss_decrease(base: BaseModel, adapter: Adapter, examples: list[Example], plan: TrainingPlan) -> float:
     """Train on one batch, and say by how much its loss fell."""
     losses = train_examples(base, adapter, examples[:4], plan, seed=0, round_number=1).losses
     return losses[0] - losses[-1]
@@ -70,7 +70,7 @@ def test_quantised_architectures_learn_and_are_left_unchanged(
     for make in (injected, lambda model: inject_lora(model, ADAPTER)):
         with make(base) as adapter:
             evaluate(base, examples, max_length=64)
-            assert learnt(base, adapter, examples, plan) > 0.1
+            assert loss_decrease(base, adapter, examples, plan) > 0.1
             evaluate(base, examples, max_length=64)
     assert [(path, type(module)) for path, module in base.model.named_modules()] == before
     signature = sketch_of(base, examples, SignaturePlan(dim=64))

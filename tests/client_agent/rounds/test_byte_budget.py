@@ -17,11 +17,11 @@ from tests.client_agent.rounds.test_encode_update import (
     SERVED,
     Enrolled,
     Scene,
-    against,
     difference,
     kept,
     layout_of,
     opened,
+    reference_of,
     trained,
 )
 from tests.served import Served
@@ -47,7 +47,7 @@ def test_sparse_update_sends_largest_values_within_budget(
     served: Served, participant: Enrolled, recipe: dict[str, Any]
 ) -> None:
     scene = Scene(served, participant, adapter=LORA, wire={"recipe": recipe, "max_bytes": 500})
-    one, two = scene.play(), scene.play()
+    one, two = scene.run_rounds(), scene.run_rounds()
     for folder in (one, two):
         assert 470 < octets(folder) <= 500
     before = kept(two, WEIGHTS) if recipe is SERVED else kept(one, SENT)
@@ -64,7 +64,7 @@ def test_sparse_update_sends_largest_values_within_budget(
 
 def test_budget_beyond_need_changes_no_byte(served: Served, participant: Enrolled) -> None:
     scene = Scene(served, participant, adapter=LORA, wire={"recipe": SERVED, "max_bytes": 10**6})
-    for name, values in difference(scene.play()).items():
+    for name, values in difference(scene.run_rounds()).items():
         assert np.count_nonzero(values) == min(values.size, int(np.ceil(0.2 * values.size))), name
 
 
@@ -114,11 +114,11 @@ def test_whole_update_over_budget_is_sent_with_warning(
     served: Served, participant: Enrolled, caplog: pytest.LogCaptureFixture
 ) -> None:
     scene = Scene(served, participant, adapter=LORA, wire={"recipe": OWN, "max_bytes": 500})
-    one = scene.play()
+    one = scene.run_rounds()
     assert one.has(RECEIPT)
     one.forget(SENT)
-    two = scene.play()
-    assert against(two) is None
+    two = scene.run_rounds()
+    assert reference_of(two) is None
     assert "round 2: whole update of" in caplog.text
     assert "exceeds wire.max_bytes 500" in caplog.text
-    assert against(scene.play()) is not None
+    assert reference_of(scene.run_rounds()) is not None

@@ -75,7 +75,7 @@ class Pair:
     def brief(self, name: str) -> RoundBrief:
         return next_brief(self.members[name])
 
-    def play(self, *names: str) -> dict[str, RoundFolder]:
+    def run_round(self, *names: str) -> dict[str, RoundFolder]:
         """Let these clients take part in the next round: all join before the first delivers."""
         briefs = {name: self.brief(name) for name in names}
         (number,) = {brief.round for brief in briefs.values()}
@@ -96,13 +96,13 @@ def weights(folder: RoundFolder) -> Arrays:
     return kept(folder, WEIGHTS)
 
 
-def beginning(folder: RoundFolder) -> Arrays:
+def start_of(folder: RoundFolder) -> Arrays:
     """What a client started a round from: the weights it was served, A of the seed in the first round."""
     served = weights(folder)
     return {name: from_start(name, served.__getitem__, 0, layout_of(folder)) for name in served}
 
 
-def minus(one: Arrays, other: Arrays) -> Arrays:
+def subtract(one: Arrays, other: Arrays) -> Arrays:
     return {name: one[name] - other[name] for name in one}
 
 
@@ -120,27 +120,27 @@ def test_sent_values_and_residual_sum_to_learnt_change(
     pair: Callable[..., Pair],
 ) -> None:
     two = pair(rounds={"total": 4, "min_clients": 2})
-    folders = [two.play("aster", "birch") for _ in range(3)]
+    folders = [two.run_round("aster", "birch") for _ in range(3)]
     for name in two.members:
-        learnt = [minus(trained(one[name]), beginning(one[name])) for one in folders]
+        learnt = [subtract(trained(one[name]), start_of(one[name])) for one in folders]
         sent = [difference(one[name]) for one in folders]
         left = kept(folders[-1][name], RESIDUAL)
         assert any(values.any() for values in left.values())
         assert_close(total([*sent, left]), total(learnt))
     for earlier, later in pairwise(folders):
-        assert_close(beginning(earlier["aster"]), beginning(earlier["birch"]))  # one theta for all
+        assert_close(start_of(earlier["aster"]), start_of(earlier["birch"]))  # one theta for all
         mean = {
             tensor: 0.6 * values + 0.4 * difference(earlier["birch"])[tensor]
             for tensor, values in difference(earlier["aster"]).items()
         }
-        assert_close(weights(later["aster"]), total([beginning(earlier["aster"]), mean]))
+        assert_close(weights(later["aster"]), total([start_of(earlier["aster"]), mean]))
 
 
 def test_served_prior_is_moving_average_of_clients_posteriors(
     pair: Callable[..., Pair],
 ) -> None:
     two = pair(rounds={"total": 2, "min_clients": 2})
-    one, after = two.play("aster", "birch"), two.play("aster", "birch")
+    one, after = two.run_round("aster", "birch"), two.run_round("aster", "birch")
     learnt = {
         name: posterior_of(TrainingResult.read(folder.path / TRAINED).private).numpy()
         for name, folder in one.items()
@@ -157,15 +157,15 @@ def test_absent_clients_residual_is_dropped(
     pair: Callable[..., Pair],
 ) -> None:
     two = pair(rounds={"total": 4, "min_clients": 1})
-    first = two.play("aster", "birch")
-    second = two.play("aster")["aster"]
-    third = two.play("aster", "birch")
-    theirs = total([beginning(second), difference(second)])
+    first = two.run_round("aster", "birch")
+    second = two.run_round("aster")["aster"]
+    third = two.run_round("aster", "birch")
+    theirs = total([start_of(second), difference(second)])
     assert_close(weights(third["birch"]), theirs)
     assert_close(weights(third["aster"]), theirs)
     for name, makes_up in (("aster", True), ("birch", False)):
         folder, last = third[name], second if name == "aster" else first[name]
-        learnt, lost = minus(trained(folder), beginning(folder)), kept(last, RESIDUAL)
+        learnt, lost = subtract(trained(folder), start_of(folder)), kept(last, RESIDUAL)
         assert any(values.any() for values in lost.values())
         wanted = total([learnt, lost]) if makes_up else learnt
         assert_close(total([difference(folder), kept(folder, RESIDUAL)]), wanted)
@@ -175,7 +175,7 @@ def test_killed_agent_sends_and_keeps_the_same_bytes(
     pair: Callable[..., Pair], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     two = pair(rounds={"total": 3, "min_clients": 1})
-    two.play("aster")
+    two.run_round("aster")
     brief, who = two.brief("aster"), two.members["aster"]
     writes, folder = storage_files.write_durably, who.workspace.rounds.open(brief.round)
     seen: dict[str, set[bytes]] = {RESIDUAL: set(), MEASURES: set(), UPDATE: set()}
@@ -202,13 +202,13 @@ def test_measures_file_lists_density_and_residual_per_round(
     pair: Callable[..., Pair], tmp_path: Path
 ) -> None:
     two = pair(rounds={"total": 4, "min_clients": 1})
-    folders = [two.play("aster")["aster"] for _ in range(3)]
+    folders = [two.run_round("aster")["aster"] for _ in range(3)]
     told = json.loads(folders[-1].read(MEASURES))["rounds"]
     assert [one["round"] for one in told] == [1, 2, 3]
     assert told[:2] == json.loads(folders[1].read(MEASURES))["rounds"]
     assert [one["density"] for one in told] == pytest.approx([0.9, 0.3, 0.3], abs=0.02)
     for one, folder in zip(told, folders, strict=True):
-        learnt = minus(trained(folder), beginning(folder))
+        learnt = subtract(trained(folder), start_of(folder))
         left = kept(folder, RESIDUAL)
         norms = [np.sqrt(sum(float(np.square(v).sum()) for v in some.values())) for some in (left, learnt)]
         assert one["residual"] == pytest.approx(norms[0] / norms[1], rel=1e-3)
@@ -222,7 +222,7 @@ def test_clients_posteriors_leave_prior_and_rank_modules_differently(
     pair: Callable[..., Pair],
 ) -> None:
     two = pair(rounds={"total": 2, "min_clients": 2})
-    folders = [two.play("aster", "birch") for _ in range(2)][-1]
+    folders = [two.run_round("aster", "birch") for _ in range(2)][-1]
     told = {name: json.loads(folder.read(MEASURES)) for name, folder in folders.items()}
     assert all(one["kl"] > 0 for client in told.values() for one in client["rounds"])
     for name, folder in folders.items():
@@ -242,7 +242,7 @@ def test_byte_budget_holds_from_first_round(
         strategy={"name": "ca_pfl", "options": {"warm_rounds": 3}},
         wire={"recipe": RECIPE, "max_bytes": 900},
     )
-    folder = two.play("aster")["aster"]
+    folder = two.run_round("aster")["aster"]
     (told,) = json.loads(folder.read(MEASURES))["rounds"]
     assert 850 < told["bytes"] <= 900
     assert len(folder.read(UPDATE)) < 900 + 3000  # manifest and signature
@@ -252,7 +252,7 @@ def test_byte_budget_holds_from_first_round(
 
 def test_personal_model_is_kept_beside_served_one(pair: Callable[..., Pair]) -> None:
     two = pair(rounds={"total": 2, "min_clients": 1})
-    folder, who = two.play("aster")["aster"], two.members["aster"]
+    folder, who = two.run_round("aster")["aster"], two.members["aster"]
     with adapter_of_round(who.trainer.silo, who.workspace.home, None, "trained") as (adapter, _):
         assert_close(adapter.state(), trained(folder))
         assert_close(adapter.private_state(), TrainingResult.read(folder.path / TRAINED).private)

@@ -21,7 +21,7 @@ def test_client_drops_ranks_after_two_rounds_below_cut(
 ) -> None:
     options = {"warm_rounds": 0, "density": 0.3, "cut": 5.0}
     two = pair(rounds={"total": 4, "min_clients": 1}, strategy={"name": "ca_pfl", "options": options})
-    folders = [two.play("aster")["aster"] for _ in range(3)]
+    folders = [two.run_round("aster")["aster"] for _ in range(3)]
     ranks = [set(json.loads(folder.read(MEASURES))["ranks"].values()) for folder in folders]
     assert ranks[:2] == [{2}, {1}]
     for folder in folders:  # what the coordinator counts is what the client decodes of its own update

@@ -30,7 +30,7 @@ from schemas.wire.envelope import unpack
 from schemas.wire.header import DENSE, Slot
 from tests.client_agent.commands import tessera
 from tests.client_agent.conftest import enrolled, save_model
-from tests.client_agent.test_daemon import config, naps
+from tests.client_agent.test_daemon import config, limited_sleep
 from tests.served import Served
 
 STEPS = {"steps": 3, "max_length": 64, "learning_rate": 0.01}
@@ -86,7 +86,7 @@ def taken_part(silo: Silo, tmp_path: Path, served: Served) -> Callable[..., Roun
         with ExitStack() as stack:
             who = enrolled(served, federation_id, silo, folder, stack)
             served.admin.post(f"/v1/federations/{federation_id}/start")
-            run(who, naps(500))
+            run(who, limited_sleep(500))
         return Rounds(file, who.workspace.home, served)
 
     return make

@@ -81,7 +81,7 @@ def test_coordinator_and_client_hold_the_same_update(pair: Scene, strategy: str,
     scene = pair(strategy, recipe)
     last: str | None = None
     for _ in range(2):
-        folder = scene.play(*BOTH)["aster"]
+        folder = scene.run_round(*BOTH)["aster"]
         layout = layout_of(folder)
         plain = sum(4 * values.size for values in trained(folder).values())
         assert octets(folder) < plain / 2
@@ -98,7 +98,7 @@ def test_coordinator_and_client_hold_the_same_update(pair: Scene, strategy: str,
 def test_difference_refers_to_weights_beside_base_delta(pair: Scene, strategy: str) -> None:
     scene = pair(strategy, OF_WEIGHTS | {"density": 1.0})
     for _ in range(2):
-        folder = scene.play(*BOTH)["aster"]
+        folder = scene.run_round(*BOTH)["aster"]
         assert sent_recipe(folder).against == folder.base
         assert_near(stored(scene, "aster", layout_of(folder)), trained(folder), 0.01)
 
@@ -106,7 +106,7 @@ def test_difference_refers_to_weights_beside_base_delta(pair: Scene, strategy: s
 @pytest.mark.parametrize("strategy", ["fedsa_lora", "ffa_lora"])
 def test_difference_of_one_factor_refers_to_served_weights(pair: Scene, strategy: str) -> None:
     scene = pair(strategy, "int4_own_last")
-    folder = scene.play(*BOTH)["aster"]
+    folder = scene.run_round(*BOTH)["aster"]
     assert sent_recipe(folder).against == digest_of(folder.read(WEIGHTS))
     assert_near(stored(scene, "aster", layout_of(folder)), trained(folder), 0.5)
 
@@ -114,8 +114,8 @@ def test_difference_of_one_factor_refers_to_served_weights(pair: Scene, strategy
 def test_difference_after_whole_base_delta_refers_to_base(pair: Scene) -> None:
     scene = pair("fedex_lora", OF_WEIGHTS | {"density": 1.0})
     for _ in range(2):
-        scene.play(*BOTH)["birch"].forget(FOLD)
-    folder = scene.play(*BOTH)["birch"]
+        scene.run_round(*BOTH)["birch"].forget(FOLD)
+    folder = scene.run_round(*BOTH)["birch"]
     assert sent_recipe(folder).against == folder.base != digest_of(folder.read(WEIGHTS))
     assert_near(stored(scene, "birch", layout_of(folder)), trained(folder), 0.01)
 
@@ -129,7 +129,7 @@ def test_pruning_clients_difference_has_its_fewer_ranks(
     scene = pair("het_lora", recipe, PRUNING, rank=4)
     ranks = []
     for _ in range(2):
-        folder = scene.play(*BOTH)["aster"]
+        folder = scene.run_round(*BOTH)["aster"]
         ranks.append(rank_of(trained(folder)))
         assert sent_recipe(folder).rank == ranks[-1]
         assert stored(scene, "aster", layout_of(folder)).keys() == layout_of(folder).keys()
@@ -138,8 +138,8 @@ def test_pruning_clients_difference_has_its_fewer_ranks(
 
 def test_lost_update_is_rebuilt_to_the_byte(pair: Scene) -> None:
     scene = pair("flora", OF_WEIGHTS)
-    scene.play(*BOTH)
-    folder = scene.play(*BOTH)["aster"]
+    scene.run_round(*BOTH)
+    folder = scene.run_round(*BOTH)["aster"]
     body = folder.read(UPDATE)
     folder.forget(UPDATE, RECEIPT, SCORES_SENT)
     brief = RoundBrief.model_validate_json(folder.read("brief.json"))
@@ -150,10 +150,10 @@ def test_lost_update_is_rebuilt_to_the_byte(pair: Scene) -> None:
 def test_flora_stacks_adapters_of_different_ranks(pair: Scene) -> None:
     scene = pair("flora", "int4_own_last")
     scene.members["birch"].trainer.lora_rank = 1
-    folders = scene.play(*BOTH)
+    folders = scene.run_round(*BOTH)
     assert [rank_of(trained(folders[name])) for name in BOTH] == [2, 1]
     sent = {name: stored(scene, name, layout_of(folders[name])) for name in BOTH}
-    again = scene.play(*BOTH)
+    again = scene.run_round(*BOTH)
     for name in BOTH:
         added = BaseDelta.from_bytes(again[name].read(FOLD)).added
         for module, factors in added.items():

@@ -29,7 +29,7 @@ def test_residual_of_a_round_is_sent_in_next(
     served: Served, participant: Enrolled, caplog: pytest.LogCaptureFixture
 ) -> None:
     scene = Scene(served, participant, wire={"recipe": SERVED})
-    one, two = scene.play(), scene.play()
+    one, two = scene.run_rounds(), scene.run_rounds()
     learnt, before, lost = trained(two), kept(two, WEIGHTS), kept(one, RESIDUAL)
     assert any(values.any() for values in lost.values())
     said, still = difference(two), kept(two, RESIDUAL)
@@ -46,8 +46,8 @@ def test_residual_of_older_or_unaccepted_update_is_dropped(
     served: Served, participant: Enrolled, caplog: pytest.LogCaptureFixture, lost: str
 ) -> None:
     scene = Scene(served, participant, wire={"recipe": SERVED})
-    scene.play(2).forget(lost)
-    three = scene.play()
+    scene.run_rounds(2).forget(lost)
+    three = scene.run_rounds()
     learnt, before, still, said = (
         trained(three),
         kept(three, WEIGHTS),
@@ -64,10 +64,10 @@ def test_residual_under_another_alignment_pack_is_dropped(
     served: Served, participant: Enrolled, caplog: pytest.LogCaptureFixture
 ) -> None:
     scene = Scene(served, participant, wire={"recipe": SERVED})
-    one = scene.play()
+    one = scene.run_rounds()
     body, ended = one.read(UPDATE), "sha256:" + "0" * 64
     store_values(one, RESIDUAL, kept(one, RESIDUAL), scene.federation_id, body, ended)
-    two = scene.play()
+    two = scene.run_rounds()
     before, still, said = kept(two, WEIGHTS), kept(two, RESIDUAL), difference(two)
     for name, values in trained(two).items():
         assert (still[name] == values - before[name] - said[name]).all()
@@ -78,7 +78,7 @@ def test_initial_weights_mean_that_no_update_counted(
     served: Served, participant: Enrolled, caplog: pytest.LogCaptureFixture
 ) -> None:
     scene = Scene(served, participant, wire={"recipe": SERVED})
-    one, two = scene.play(), scene.play()
+    one, two = scene.run_rounds(), scene.run_rounds()
     opened_brief, layout = OpenedBrief.read(two), layout_of(two)
     assert opened_brief.strategy.served.is_initial(one.read(WEIGHTS), layout)
     assert not opened_brief.strategy.served.is_initial(two.read(WEIGHTS), layout)
@@ -107,11 +107,11 @@ def test_residual_of_abandoned_round_is_dropped(
     scene = Scene(served, participant, wire={"recipe": SERVED}, rounds=rounds)
     other = served.enrol(scene.federation_id, "joins and delivers nothing")
     join(other, 1)
-    one = scene.play()
+    one = scene.run_rounds()
     assert one.has(RECEIPT)
     wait_for(served, scene.federation_id, 1, "abandoned")
     join(other, 2)
-    two = scene.play()
+    two = scene.run_rounds()
     assert two.base == one.base, "the same weights again"
     before, still, said = kept(two, WEIGHTS), kept(two, RESIDUAL), difference(two)
     for name, values in trained(two).items():

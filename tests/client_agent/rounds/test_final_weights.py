@@ -25,7 +25,7 @@ from client_agent.storage.round_folder import (
     TRAINED,
 )
 from schemas.messages.scores import Score
-from tests.client_agent.test_daemon import alone_plan, naps
+from tests.client_agent.test_daemon import alone_plan, limited_sleep
 
 Enrolled = Callable[..., Participant]
 RANKS = {"rank": 4, "roles": ["v", "down"]}
@@ -34,7 +34,7 @@ RANKS = {"rank": 4, "roles": ["v", "down"]}
 def finished(started: Enrolled, transport: httpx.BaseTransport | None = None, **changes: Any) -> Participant:
     """Take part in a federation to its end, alone."""
     who = started(transport, **alone_plan(**changes))
-    run(who, naps(500))
+    run(who, limited_sleep(500))
     return who
 
 
@@ -90,7 +90,7 @@ def test_scores_of_other_final_weights_are_forgotten(started: Enrolled) -> None:
     stale = FinalScores(scores={"loss": Score(value=9.0, count=1)}, validation_loss=None)
     (home / FINAL_SCORES).write_bytes(stale.model_dump_json().encode())
     (home / FINAL_WEIGHTS).unlink()
-    run(who, naps(500))
+    run(who, limited_sleep(500))
     assert (home / FINAL_SCORES).read_bytes() == scores
 
 

@@ -31,7 +31,7 @@ from client_agent.training.data import SiloData
 from client_agent.training.silo import Silo
 from schemas.messages.federations import AdapterPlan, FederationPlan, ScoresPlan, TrainingPlan
 from schemas.messages.scores import LOSS, Score
-from tests.client_agent.test_daemon import QUICK, alone_plan, naps
+from tests.client_agent.test_daemon import QUICK, alone_plan, limited_sleep
 from tests.local_training import train_one_round
 from tests.served import Served
 
@@ -147,7 +147,7 @@ def test_unchanged_adapter_is_not_scored_again(tiny: Callable[..., BaseModel], t
 
 def test_final_weights_are_scored_and_sent_once(served: Served, started: Enrolled) -> None:
     who = started(**alone_plan())
-    run(who, naps(500))
+    run(who, limited_sleep(500))
     home = who.workspace.home
     final = read_final_scores(home)
     shown = served.rounds(who.session.federation_id)[-1]["clients"][0]["scores"]
@@ -157,7 +157,7 @@ def test_final_weights_are_scored_and_sent_once(served: Served, started: Enrolle
     assert final.scores[LOSS].value == pytest.approx(shown["trained"]["loss"]["value"], abs=0.05)
     assert shown["mixing"]["value"] == pytest.approx(0, abs=0.05)
     times = [(home / name).stat().st_mtime_ns for name in (FINAL_SCORES, FINAL_SCORES_SENT)]
-    run(who, naps(500))
+    run(who, limited_sleep(500))
     assert [(home / name).stat().st_mtime_ns for name in (FINAL_SCORES, FINAL_SCORES_SENT)] == times
 
 
@@ -176,7 +176,7 @@ def test_final_weights_are_kept_unless_worse(final: float | None, earlier: float
 
 def test_worse_final_weights_leave_the_round_its_model(started: Enrolled) -> None:
     who = started(**alone_plan())
-    run(who, naps(500))
+    run(who, limited_sleep(500))
     home, silo = who.workspace.home, who.trainer.silo
     final = read_final_scores(home)
     assert final is not None
@@ -205,7 +205,7 @@ def test_refused_final_scores_do_not_fail_the_agent(
 
     who = started(Refusing(), **alone_plan(rounds={"total": 1, "min_clients": 1}))
     with caplog.at_level(logging.WARNING):
-        run(who, naps(500))
+        run(who, limited_sleep(500))
     assert "scores of the final weights not sent" in caplog.text
     assert (who.workspace.home / FINAL_SCORES).is_file()
     assert not (who.workspace.home / FINAL_SCORES_SENT).exists()
@@ -214,7 +214,7 @@ def test_refused_final_scores_do_not_fail_the_agent(
 @pytest.mark.slow
 def test_learning_rate_is_searched_before_first_round_only(started: Enrolled) -> None:
     who = started(**alone_plan(training=QUICK | {"learning_rate": "auto"}))
-    run(who, naps(500))
+    run(who, limited_sleep(500))
     search = who.workspace.rates.newest()
     assert search is not None
     rates = [TrainingResult.read(f.path / TRAINED).learning_rate for f in who.workspace.rounds.newest_first()]
@@ -232,7 +232,7 @@ def test_pruned_client_does_not_search_its_rate_again(started: Enrolled) -> None
             rounds={"total": 3, "min_clients": 1},
         )
     )
-    run(who, naps(500))
+    run(who, limited_sleep(500))
     trained = [TrainingResult.read(folder.path / TRAINED) for folder in who.workspace.rounds.newest_first()]
     assert rank_of(trained[0].adapter) < 4
     assert len(list(who.workspace.rates.folder.iterdir())) == 1

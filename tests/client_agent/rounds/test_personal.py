@@ -29,7 +29,7 @@ from schemas.maths.adapter import SIGNATURE
 from schemas.messages.federations import AdapterPlan, ScoresPlan, TrainingPlan
 from schemas.wire.envelope import unpack
 from schemas.wire.header import DENSE, Slot
-from tests.client_agent.test_daemon import alone_plan, naps
+from tests.client_agent.test_daemon import alone_plan, limited_sleep
 from tests.local_training import train_one_round
 from tests.served import Served
 
@@ -155,7 +155,7 @@ def test_personal_adapter_stays_local_and_is_kept(
     federation_id = served.federation(**plan)
     member = participant(federation_id)
     served.admin.post(f"/v1/federations/{federation_id}/start")
-    run(member, naps(500))
+    run(member, limited_sleep(500))
     folder = member.workspace.rounds.open(2)
     trained = TrainingResult.from_bytes(folder.read(TRAINED))
     slots = {name: Slot(values.shape, DENSE) for name, values in trained.adapter.items()}

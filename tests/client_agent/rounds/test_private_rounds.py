@@ -25,7 +25,7 @@ from client_agent.storage.round_folder import SKETCH, WEIGHTS
 from schemas.messages.federations import FederationPlan, SignatureDpPlan, SignaturePlan
 from schemas.messages.rounds import RoundBrief
 from tests.client_agent.conftest import checked, config, next_brief
-from tests.client_agent.test_daemon import alone_plan, naps
+from tests.client_agent.test_daemon import alone_plan, limited_sleep
 from tests.served import Served
 
 Enrolled = Callable[..., Participant]
@@ -43,7 +43,7 @@ def run_until_killed(who: Participant, monkeypatch: pytest.MonkeyPatch, module: 
     with monkeypatch.context() as patched:
         patched.setattr(module, name, die)
         with pytest.raises(Killed):
-            run(who, naps(500))
+            run(who, limited_sleep(500))
 
 
 def sketch_of(who: Participant, brief: RoundBrief) -> Sketch:
@@ -63,7 +63,7 @@ def kept(who: Participant, number: int) -> Sketch:
 @pytest.mark.slow
 def test_silo_releases_sketch_once_a_round_then_repeats(served: Served, started: Enrolled) -> None:
     who = private(started)
-    run(who, naps(500))
+    run(who, limited_sleep(500))
     book = Ledger(who.workspace.folder).read()
     assert [entry.round for entry in book.releases] == [1, 2]
     spent = [entry.epsilon for entry in book.releases]
@@ -89,7 +89,7 @@ def test_crash_between_ledger_and_release_costs_budget(
     assert (first, second.round) == (paid, 1)
     assert second.epsilon > first.epsilon
     signed = who.workspace.rounds.open(1).read(SKETCH)
-    run(who, naps(500))
+    run(who, limited_sleep(500))
     assert who.workspace.rounds.open(1).read(SKETCH) == signed
     assert len(Ledger(who.workspace.folder).read().releases) == 2
     assert [view["clients"][0]["epsilon"] for view in served.rounds(who.session.federation_id)] == [

@@ -32,7 +32,7 @@ from client_agent.training.trainers import OpenedTrainer
 from schemas.messages.federations import FederationPlan
 from tests.client_agent.conftest import checked, config, next_brief
 from tests.client_agent.rounds.test_private_rounds import DP, Killed, run_until_killed
-from tests.client_agent.test_daemon import QUICK, alone_plan, naps
+from tests.client_agent.test_daemon import QUICK, alone_plan, limited_sleep
 from tests.served import Served
 
 Enrolled = Callable[..., Participant]
@@ -49,7 +49,7 @@ def private_plan(**changes: Any) -> dict[str, Any]:
 @pytest.mark.slow
 def test_private_rounds_record_and_report_epsilon(served: Served, started: Enrolled) -> None:
     who = started(**private_plan())
-    run(who, naps(500))
+    run(who, limited_sleep(500))
     views = served.rounds(who.session.federation_id)
     assert [view["state"] for view in views] == ["published"] * 2
     book = Ledger(who.workspace.folder).read()
@@ -88,7 +88,7 @@ def test_kill_between_steps_pays_for_lost_steps_again(
     run_until_killed_by(who, monkeypatch, dies_in_the_third_step)
     (entry,) = Ledger(who.workspace.folder).read().training
     assert (entry.steps, entry.begun) == (3, 3)
-    run(who, naps(500))
+    run(who, limited_sleep(500))
     book = Ledger(who.workspace.folder).read()
     assert [(entry.steps, entry.begun) for entry in book.training] == [(3, 3), (3, 3)]
     assert book.training[-1].epsilon <= 4.0
@@ -98,7 +98,7 @@ def run_until_killed_by(who: Participant, monkeypatch: pytest.MonkeyPatch, gradi
     with monkeypatch.context() as patched:
         patched.setattr(loop, "_gradient_of_text", gradient)
         with pytest.raises(Killed):
-            run(who, naps(500))
+            run(who, limited_sleep(500))
 
 
 @pytest.mark.slow
@@ -108,7 +108,7 @@ def test_kill_after_training_sends_same_update_without_cost(
     who = started(**private_plan(rounds={"total": 1, "min_clients": 1}))
     run_until_killed(who, monkeypatch, plain_steps, "pack_update")
     kept = who.workspace.rounds.open(1).read(TRAINED)
-    run(who, naps(500))
+    run(who, limited_sleep(500))
     assert who.workspace.rounds.open(1).read(TRAINED) == kept
     assert [entry.steps for entry in Ledger(who.workspace.folder).read().training] == [2]
     assert all(np.isfinite(values).all() for values in TrainingResult.from_bytes(kept).adapter.values())
@@ -134,7 +134,7 @@ def test_silo_with_spent_training_budget_does_not_join(started: Enrolled) -> Non
     with pytest.raises(
         TrainingBudgetSpent, match=r"the privacy budget of training is spent.*nothing is trained"
     ):
-        run(who, naps(500))
+        run(who, limited_sleep(500))
     assert not who.workspace.rounds.open(2).has(WEIGHTS)
     assert [entry.round for entry in Ledger(who.workspace.folder).read().training] == [1]
 

@@ -15,7 +15,7 @@ from tests.client_agent.rounds.test_personal import assert_equal, distance, roun
 __all__ = ["small_silo"]
 
 
-def moved(silo: Silo, pull: float) -> float:
+def distance_moved(silo: Silo, pull: float) -> float:
     """Return how far a second round moves from what is served."""
     first, second = rounds(silo, "fedprox", proximal=pull)
     served: Arrays = first.adapter
@@ -29,7 +29,7 @@ def test_fedprox_without_pull_equals_fedavg(small_silo: Silo) -> None:
 
 
 def test_stronger_pull_stays_nearer_to_served_weights(small_silo: Silo) -> None:
-    free, held, fixed = (moved(small_silo, pull) for pull in (0.0, 1.0, 100.0))
+    free, held, fixed = (distance_moved(small_silo, pull) for pull in (0.0, 1.0, 100.0))
     assert free > held > fixed > 0
 
 

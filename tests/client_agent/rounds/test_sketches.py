@@ -19,7 +19,7 @@ from client_agent.sketches.gradient import Sketch, sketch_of
 from client_agent.storage.round_folder import SKETCH
 from tests.client_agent.conftest import next_brief
 from tests.client_agent.rounds.test_private_rounds import DP
-from tests.client_agent.test_daemon import alone_plan, naps
+from tests.client_agent.test_daemon import alone_plan, limited_sleep
 
 Started = Callable[..., Participant]
 
@@ -45,7 +45,7 @@ def opened_with(who: Participant, **signature: object) -> OpenedBrief:
 
 def test_the_sketch_of_a_plan_is_computed_once(started: Started, computed: list[Sketch]) -> None:
     who = started(**alone_plan(rounds={"total": 2, "min_clients": 1}))
-    run(who, naps(500))
+    run(who, limited_sleep(500))
     (only,) = computed
     for number in (1, 2):
         sent = Sketch.from_bytes(who.workspace.rounds.open(number).read(SKETCH))
@@ -77,6 +77,6 @@ def test_failed_sketch_is_computed_again(started: Started, monkeypatch: pytest.M
 
 def test_private_sketches_are_never_cached(started: Started, computed: list[Sketch]) -> None:
     who = started(**alone_plan(signature={"dp": DP}, rounds={"total": 2, "min_clients": 1}))
-    run(who, naps(500))
+    run(who, limited_sleep(500))
     assert not computed
     assert not who.trainer.sketches

@@ -17,7 +17,7 @@ from client_agent.training.silo import Silo
 from client_agent.training.trainer_task import TrainerFailed, TrainerTask
 from client_agent.training.trainers import LocalTrainer, OpenedTrainer, TrainerOptions, TrainerUnusable
 from schemas.maths.factors import State
-from tests.client_agent.test_daemon import alone_plan, naps
+from tests.client_agent.test_daemon import alone_plan, limited_sleep
 from tests.served import Served
 
 Enrolled = Callable[..., Participant]
@@ -53,12 +53,12 @@ def test_round_of_failed_trainer_resumes_at_next_start(
 ) -> None:
     who = started(**alone_plan(adapter=LORA, rounds=ONE_ROUND, strategy={"name": "fedavg"}))
     with pytest.raises(TrainerFailed, match=r"round 1: trainer 'breaking' failed after 1 of 2 .*no room"):
-        run(who, naps(50))
+        run(who, limited_sleep(50))
     folder = who.workspace.rounds.open(1)
     assert folder.has(WEIGHTS)
     assert not folder.has(TRAINED)
     assert served.rounds(who.session.federation_id)[0]["counts"]["arrived"] == 0
-    run(who, naps(500))
+    run(who, limited_sleep(500))
     assert breaking.calls == 2
     assert folder.has(RECEIPT)
     assert not (folder.path / TRAINER).exists()
@@ -74,7 +74,7 @@ def test_unsuitable_trainer_is_refused_before_join(
     plan: dict[str, Any] = alone_plan(adapter=LORA, rounds=ONE_ROUND, strategy={"name": "ditto"})
     who = started(**plan)
     with pytest.raises(TrainerUnusable, match="trains two adapters, which trainer 'breaking' does not do"):
-        run(who, naps(50))
+        run(who, limited_sleep(50))
     assert breaking.calls == 0
     assert not who.workspace.rounds.open(1).has(WEIGHTS)
     assert served.rounds(who.session.federation_id)[0]["counts"]["joined"] == 0
@@ -85,7 +85,7 @@ def test_private_sketch_does_not_use_the_trainer(started: Enrolled, breaking: Br
     breaking.calls = 1
     dp = {"epsilon": 8, "releases": 1, "minimum_sample": 2}
     who = started(**alone_plan(adapter=LORA, rounds=ONE_ROUND, signature={"dim": 4, "dp": dp}))
-    run(who, naps(500))
+    run(who, limited_sleep(500))
     folder = who.workspace.rounds.open(1)
     assert folder.has(UPDATE)
     assert folder.has(SKETCH)

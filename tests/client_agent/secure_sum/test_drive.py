@@ -16,10 +16,10 @@ from tests.client_agent.secure_sum.memory_server import (
     MemoryCalls,
     change_answers,
     expected_sum,
-    left,
     members_of,
+    reason_for_leaving,
     run_all,
-    until_all_left,
+    run_until_all_left,
 )
 from tests.secure_sum.scene import identity, terms_of
 
@@ -117,7 +117,7 @@ def test_member_that_unmasked_joins_no_second_sum(tmp_path: Path) -> None:
     server.open(terms_of(5, session=2))
     server.missing = {n: 0 for n in range(1, 5)}
     members[0].calls.stop_before = 1
-    until_all_left(members[1:])
+    run_until_all_left(members[1:])
     assert not [entry for entry in server.log if entry[0] == 2]
     assert all("unmasks one only" in (member.reports[-1].reason or "") for member in members[1:])
 
@@ -143,7 +143,7 @@ def test_member_that_missed_a_step_joins_next_session(tmp_path: Path) -> None:
         member.calls.stop_before = 3
     assert len(run_all(members)) == 5
     members[4].calls.stop_before = 9
-    assert "did not answer step" in left(members[4])
+    assert "did not answer step" in reason_for_leaving(members[4])
     server.open(terms_of(5, session=2))
     server.missing = {}
     for member in members:
@@ -184,7 +184,7 @@ def test_refused_message_ends_a_members_session(tmp_path: Path) -> None:
         raise CoordinatorRefused(422, "weak-public-key", "the key is weak", "keys")
 
     member.calls.put = refuse  # type: ignore[method-assign]
-    assert "the coordinator refused step keys" in left(member)
+    assert "the coordinator refused step keys" in reason_for_leaving(member)
     assert member.journal.open(1).ended
 
 
@@ -193,7 +193,7 @@ def test_terms_without_this_client_are_not_accepted(tmp_path: Path) -> None:
     stranger = DrivenMember(
         MemoryCalls(server_members[0].calls.server, 7), tmp_path / "stranger", server_members[0].values
     )
-    assert "not among its members" in left(stranger)
+    assert "not among its members" in reason_for_leaving(stranger)
     assert not (stranger.folder / "secure").exists()
 
 
@@ -216,5 +216,5 @@ def test_client_without_terms_waits_for_the_outcome(tmp_path: Path) -> None:
 def test_member_with_a_replaced_key_leaves_the_session(tmp_path: Path) -> None:
     member = members_of(tmp_path, 5)[0]
     member.identity = identity(99)
-    assert "an earlier key" in left(member)
+    assert "an earlier key" in reason_for_leaving(member)
     assert not member.calls.server.log

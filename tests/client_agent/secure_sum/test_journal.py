@@ -22,7 +22,7 @@ from tests.client_agent.secure_sum.memory_server import (
     expected_sum,
     members_of,
     run_all,
-    until_left,
+    run_until_left,
 )
 from tests.secure_sum.scene import terms_of
 
@@ -160,7 +160,7 @@ def test_other_input_under_the_same_keys_is_refused(tmp_path: Path) -> None:
     member.input_digest = OTHER
     server = member.calls.server
     server.missing = {0: 2}
-    until_left(member)
+    run_until_left(member)
     assert all(body == masked for session, place, step, body in server.log if (place, step) == (0, 2))
     assert not [entry for entry in server.log if entry[1:3] == (0, 2)]
     left = [report.reason for report in member.reports if report.reason]
@@ -234,7 +234,7 @@ def test_restored_round_is_not_unmasked_again(tmp_path: Path) -> None:
     assert first.journal.spent(without=terms) == {"sum"}
     restored = MemoryServer(terms)  # the very terms of before: Ed25519 signs them with the same bytes
     first.calls = MemoryCalls(restored, 0)
-    until_left(first)
+    run_until_left(first)
     assert not restored.log
     left = next(report.reason for report in first.reports if report.reason)
     assert "has unmasked another session of the round" in left

@@ -14,7 +14,7 @@ from tests.client_agent.secure_sum.memory_server import (
     change_answers,
     members_of,
     run_all,
-    until_all_left,
+    run_until_all_left,
 )
 from tests.secure_sum.scene import terms_of
 
@@ -75,7 +75,7 @@ def _too_few(calls: MemoryCalls, found: bytes) -> bytes:
     return intake.masked_answer(calls.server.terms, dict.fromkeys(few)).model_dump_json().encode()
 
 
-def _split(calls: MemoryCalls, found: bytes) -> bytes:
+def _different_sets(calls: MemoryCalls, found: bytes) -> bytes:
     """Show every member a set that lacks another one."""
     closed = [n for n in range(5) if n != (calls.position + 1) % 5]
     return intake.masked_answer(calls.server.terms, dict.fromkeys(closed)).model_dump_json().encode()
@@ -94,7 +94,7 @@ def test_false_set_of_members_ends_the_session(
     change_answers(monkeypatch, 2, lie)
     members = members_of(tmp_path, 5)
     server = members[0].calls.server
-    until_all_left(members)
+    run_until_all_left(members)
     assert not [entry for entry in server.log if entry[2] > 2]
     for member in members:
         reasons = [report.reason for report in member.reports if report.reason]
@@ -105,9 +105,9 @@ def test_false_set_of_members_ends_the_session(
 def test_different_sets_for_different_members_reveal_no_share(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    change_answers(monkeypatch, 2, _split)
+    change_answers(monkeypatch, 2, _different_sets)
     members = members_of(tmp_path, 5)
-    until_all_left(members)
+    run_until_all_left(members)
     assert not [entry for entry in members[0].calls.server.log if entry[2] == 4]
     reasons = [report.reason or "" for member in members for report in member.reports if report.reason]
     assert any("a member confirmed" in reason for reason in reasons)

@@ -92,19 +92,19 @@ def test_agents_run_to_the_end_without_final_scores(
     served: Served, silo: Silo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whole agents, round after round: the daemon's own loop."""
-    _one_at_a_time(monkeypatch)
+    _serialise_adapters(monkeypatch)
     wire = Wire()
     with agents_of(served, silo, tmp_path, plan(3, total=2, phase_seconds=60), 3, wire.transport) as agents:
         agents.start()
         errors: list[BaseException] = []
 
-        def whole(agent: Agent) -> None:
+        def run_agent(agent: Agent) -> None:
             try:
                 daemon.run(agent.participant)
             except BaseException as error:
                 errors.append(error)
 
-        threads = [threading.Thread(target=whole, args=(agent,)) for agent in agents.agents]
+        threads = [threading.Thread(target=run_agent, args=(agent,)) for agent in agents.agents]
         for thread in threads:
             thread.start()
         for thread in threads:
@@ -115,7 +115,7 @@ def test_agents_run_to_the_end_without_final_scores(
     assert not wire.of("PUT", "/scores")
 
 
-def _one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def _serialise_adapters(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let only one agent of this process have its adapter in the model."""
     turn = threading.RLock()
 
@@ -206,7 +206,7 @@ def test_dropped_member_continues_with_the_next_round(served: Served, silo: Silo
         assert not list(lost.folder().path.rglob("put-*"))
 
 
-def _relied(change: dict[str, object]) -> Callable[[Exchange], bytes]:
+def _change_terms(change: dict[str, object]) -> Callable[[Exchange], bytes]:
     """Change the terms of a session, signed with the coordinator's own key."""
     key = Ed25519PrivateKey.from_private_bytes(decode(SIGNING_KEY))
     assert encode(key.public_key().public_bytes_raw()) == encode(SERVER_KEY.public_bytes_raw())
@@ -225,7 +225,7 @@ def _relied(change: dict[str, object]) -> Callable[[Exchange], bytes]:
 
 def test_an_agent_refuses_a_coordinator_that_lies(served: Served, silo: Silo, tmp_path: Path) -> None:
     reason = "`weights` of the terms"
-    wire = Wire(change=_relied({"weights": f"sha256:{'0' * 64}"}))
+    wire = Wire(change=_change_terms({"weights": f"sha256:{'0' * 64}"}))
     with agents_of(served, silo, tmp_path, plan(3), 3, wire.transport) as agents:
         agents.start()
         agents.train()

@@ -12,7 +12,7 @@ from client_agent.storage.round_folder import INPUT, SCORES_SENT, SUMMED
 from client_agent.training.silo import Silo
 from tests.client_agent.offline import Machines
 from tests.client_agent.secure_sum.summed_agents import agents_of, plan
-from tests.client_agent.test_status import beside
+from tests.client_agent.test_status import config_beside
 from tests.served import Served
 from tests.taking_part import wait_for
 
@@ -31,7 +31,9 @@ def test_sync_waits_until_the_sum_is_over(
     with agents_of(served, silo, tmp_path, plan(3) | {"strategy": strategy}, 3) as agents:
         agents.start()
         own, *others = agents.agents
-        machines = Machines(beside(own.participant.workspace.folder, url=served.url), silo, monkeypatch)
+        machines = Machines(
+            config_beside(own.participant.workspace.folder, url=served.url), silo, monkeypatch
+        )
         tasks = []
         while not own.folder().has(INPUT):
             assert machines.sync().next == "work"

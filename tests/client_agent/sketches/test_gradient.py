@@ -122,11 +122,11 @@ def test_equal_tasks_have_closer_sketches_than_different_ones(tiny: Callable[...
     words = [f"{a}{b}{c}" for a in "abcdef" for b in "ghijk" for c in "lmn"]
     plan = SignaturePlan(dim=256, probe_examples=40)
 
-    def of(answer: Callable[[str], str], part: list[str]) -> np.ndarray:
+    def sketch_for(answer: Callable[[str], str], part: list[str]) -> np.ndarray:
         return sketch_of(base, [Example(f"t {w}=", answer(w)) for w in part], plan).vector
 
-    first, second = of(lambda w: w[::-1], words[:40]), of(lambda w: w[::-1], words[40:80])
-    different = of(lambda w: "7" * len(w), words[40:80])
+    first, second = sketch_for(lambda w: w[::-1], words[:40]), sketch_for(lambda w: w[::-1], words[40:80])
+    different = sketch_for(lambda w: "7" * len(w), words[40:80])
 
     def cosine(a: np.ndarray, b: np.ndarray) -> float:
         return float(a @ b / np.linalg.norm(a) / np.linalg.norm(b))

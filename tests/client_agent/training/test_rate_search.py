@@ -30,7 +30,7 @@ PLAN = TrainingPlan(steps=3, batch_size=4, max_length=64)
 KEY = "0" * 64
 
 
-def never() -> bool:
+def never_stop() -> bool:
     return False
 
 
@@ -70,7 +70,7 @@ def test_rate_is_searched_under_the_schedule(silo: Silo, tmp_path: Path) -> None
         plan = PLAN.model_copy(update={"schedule": schedule, "warmup_steps": 2})
         store = RateStore(tmp_path / schedule)
         with inject_lora(silo.base, ADAPTER) as adapter:
-            search_rate(silo, adapter, plan, store, KEY, stop=never)
+            search_rate(silo, adapter, plan, store, KEY, stop=never_stop)
         found.append({tried.rate: tried.loss for tried in store.read(KEY).tried})
     constant, linear = found
     assert constant[1e-3] != linear[1e-3]
@@ -81,7 +81,7 @@ def test_best_rate_is_stored_and_not_searched_again(silo: Silo, tmp_path: Path) 
     store = RateStore(tmp_path)
     with inject_lora(silo.base, ADAPTER) as adapter:
         before, random_state = tensors(adapter), torch.get_rng_state()
-        chosen = search_rate(silo, adapter, PLAN, store, KEY, stop=never)
+        chosen = search_rate(silo, adapter, PLAN, store, KEY, stop=never_stop)
         search = store.read(KEY)
         assert search.chosen == chosen
         assert 3 <= len(search.tried) <= 5
@@ -95,7 +95,7 @@ def test_best_rate_is_stored_and_not_searched_again(silo: Silo, tmp_path: Path) 
         assert search_rate(silo, adapter, PLAN, store, KEY, stop=lambda: True) == chosen
     again = RateStore(tmp_path / "again")
     with inject_lora(silo.base, ADAPTER) as adapter:
-        assert search_rate(silo, adapter, PLAN, again, KEY, stop=never) == chosen
+        assert search_rate(silo, adapter, PLAN, again, KEY, stop=never_stop) == chosen
     assert again.read(KEY) == search
 
 
@@ -112,7 +112,7 @@ def test_stopped_search_continues_with_the_next_rate(silo: Silo, tmp_path: Path)
         assert all(np.array_equal(values, before[name]) for name, values in tensors(adapter).items())
         (first,) = store.read(KEY).tried
         assert store.read(KEY).chosen is None
-        search_rate(silo, adapter, PLAN, store, KEY, stop=never)
+        search_rate(silo, adapter, PLAN, store, KEY, stop=never_stop)
     assert store.read(KEY).tried[0] == first
     assert len({tried.rate for tried in store.read(KEY).tried}) == len(store.read(KEY).tried) >= 3
 
@@ -123,7 +123,7 @@ def test_a_damaged_entry_is_ignored_with_a_warning(
     store = RateStore(tmp_path)
     (tmp_path / f"{KEY}.json").write_text("{")
     with inject_lora(silo.base, ADAPTER) as adapter, caplog.at_level(logging.INFO):
-        chosen = search_rate(silo, adapter, PLAN, store, KEY, stop=never)
+        chosen = search_rate(silo, adapter, PLAN, store, KEY, stop=never_stop)
     assert f"{KEY}.json is damaged and ignored" in caplog.text
     assert f"learning rate: chosen: {chosen:g}" in caplog.text
     assert store.newest() == store.read(KEY)
@@ -137,7 +137,7 @@ def test_divergence_at_all_rates_is_an_error(silo: Silo, tmp_path: Path) -> None
         inject_lora(silo.base, ADAPTER) as adapter,
         pytest.raises(LossNotFinite, match="every learning rate"),
     ):
-        search_rate(silo, adapter, PLAN, store, KEY, stop=never)
+        search_rate(silo, adapter, PLAN, store, KEY, stop=never_stop)
     assert [tried.loss for tried in store.read(KEY).tried] == [None] * 5
 
 

@@ -133,11 +133,11 @@ def with_infinity(task: TrainerTask) -> dict[str, np.ndarray]:
     return state
 
 
-def lacking(task: TrainerTask) -> dict[str, np.ndarray]:
+def without_one_tensor(task: TrainerTask) -> dict[str, np.ndarray]:
     return dict(islice(report_all(task).items(), 1, None))
 
 
-def changing_the_base(task: TrainerTask) -> dict[str, np.ndarray]:
+def change_base_model(task: TrainerTask) -> dict[str, np.ndarray]:
     with torch.no_grad():
         cast(Any, task.base.model).lm_head.weight.add_(1e-3)
     return report_all(task)
@@ -150,9 +150,9 @@ def changing_the_base(task: TrainerTask) -> dict[str, np.ndarray]:
         (too_many, "step 4 was reported after step 0 of 3"),
         (lambda task: task.adapter.state(), "reported 0 of 3 steps; each one must be"),
         (with_infinity, "returned values that are not finite, in l0.down.A"),
-        (lacking, r"tensors that do not fit the adapter, such as l0.down.A \(4, 48\)"),
+        (without_one_tensor, r"tensors that do not fit the adapter, such as l0.down.A \(4, 48\)"),
         (lambda task: [report_all(task)], "returned a list, neither tensors by name nor a folder"),
-        (changing_the_base, "changed the base model"),
+        (change_base_model, "changed the base model"),
         (lambda task: (report_all(task), task.folder / "none")[1], "holds no PEFT checkpoint"),
     ],
 )

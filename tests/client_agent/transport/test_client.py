@@ -17,7 +17,7 @@ from client_agent.transport import client as transport_client
 from client_agent.transport.client import CoordinatorApi
 from client_agent.transport.responses import NoOpenRound
 from schemas.wire.digests import digest_of, to_field
-from tests.client_agent.test_daemon import naps
+from tests.client_agent.test_daemon import limited_sleep
 
 HELLO = {
     "name": "test",
@@ -233,7 +233,7 @@ def test_a_lasting_outage_is_logged(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(transport_client, "_QUIET_SECONDS", -1.0)
-    api = CoordinatorApi("http://127.0.0.1:1", key=None, deadline_seconds=30.0, sleep=naps(1))
+    api = CoordinatorApi("http://127.0.0.1:1", key=None, deadline_seconds=30.0, sleep=limited_sleep(1))
     with api, pytest.raises(Stopped):
         api.hello()
     (warning,) = [record.getMessage() for record in caplog.records if record.name == "tessera.agent"]

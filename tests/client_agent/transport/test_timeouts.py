@@ -16,7 +16,7 @@ from tests.client_agent.transport.test_client import HELLO, answering, api_for, 
 
 
 @pytest.fixture(autouse=True)
-def one_try(monkeypatch: pytest.MonkeyPatch) -> None:
+def single_attempt(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a call end with its first try."""
     monkeypatch.setattr(transport_client, "_ONE_TRY_SECONDS", 0.0)
 
