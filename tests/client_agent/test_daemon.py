@@ -161,7 +161,7 @@ def test_revoked_key_ends_the_agent(served: Served, participant: Enrolled) -> No
         run(who, limited_sleep(5))
 
 
-def test_preparing_without_alignment_needs_no_pack(started: Enrolled) -> None:
+def test_preparation_without_alignment_needs_no_pack(started: Enrolled) -> None:
     who = started(**alone_plan())
     assert prepare(who, limited_sleep(5)) is None
 

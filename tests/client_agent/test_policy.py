@@ -124,7 +124,7 @@ def test_alignment_test_without_permission_builds_no_pack(started: Callable[...,
         {"sends": ["scores", "progress"]},
     ],
 )
-def test_a_refused_plan_is_neither_trained_nor_answered(
+def test_refused_plan_is_neither_trained_nor_answered(
     served: Served, started: Callable[..., Participant], rules: dict[str, Any]
 ) -> None:
     who = started(**alone_plan(adapter=LORA, strategy={"name": "fedavg"}))

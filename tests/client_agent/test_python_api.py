@@ -22,7 +22,7 @@ from tests.studies.studies import write_study
 ROOT = Path(__file__).parents[2]
 
 
-def test_a_silo_takes_part_from_python(served: Served, tmp_path: Path) -> None:
+def test_silo_takes_part_from_python(served: Served, tmp_path: Path) -> None:
     federation_id = served.federation(**alone_plan(rounds={"total": 1, "min_clients": 1}))
     token = served.enrolment_token(federation_id, "aster")
     served.admin.post(f"/v1/federations/{federation_id}/start")
@@ -32,7 +32,7 @@ def test_a_silo_takes_part_from_python(served: Served, tmp_path: Path) -> None:
     assert (participant.workspace.home / "final_weights.safetensors").is_file()
 
 
-def test_a_participant_needs_a_membership(tmp_path: Path) -> None:
+def test_participant_needs_a_membership(tmp_path: Path) -> None:
     with pytest.raises(NotEnrolled), open_participant(AgentSettings.from_toml(str(config(tmp_path)))):
         pass
 

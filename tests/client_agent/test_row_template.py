@@ -40,7 +40,7 @@ OWN = 'template = { prompt = "{text}", answer = "{label}" }\n'
     ],
 )
 @pytest.mark.parametrize("is_study", [False, True])
-def test_a_template_that_is_unclear_is_refused(
+def test_template_that_is_unclear_is_refused(
     tmp_path: Path, written: str, error: str, *, is_study: bool
 ) -> None:
     file = tmp_path / "file.toml"

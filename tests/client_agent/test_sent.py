@@ -106,7 +106,7 @@ def test_log_entry_names_the_kind_of_body(route: str, body: bytes, kind: str, tm
     assert entry.sha256 == (hashlib.sha256(body).hexdigest() if body else None)
 
 
-def test_a_line_that_a_crash_cut_is_skipped(tmp_path: Path) -> None:
+def test_line_that_a_crash_cut_is_skipped(tmp_path: Path) -> None:
     log = SentLog(tmp_path)
     recorded(log, 1, "update", b"weights")
     with (tmp_path / "sent" / "requests.jsonl").open("ab") as file:

@@ -92,7 +92,7 @@ def make_lora(base: BaseModel) -> Adapter:
 
 
 @pytest.mark.parametrize("make", [make_pq, make_lora])
-def test_removing_restores_the_model_exactly(
+def test_removed_adapter_restores_the_model_exactly(
     tiny: Callable[..., BaseModel], make: Callable[[BaseModel], Adapter]
 ) -> None:
     base = tiny()

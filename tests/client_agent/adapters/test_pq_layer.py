@@ -89,7 +89,7 @@ def test_gate_receives_a_gradient() -> None:
     assert core.gate.grad.abs() > 0
 
 
-def test_the_adapter_is_float32_around_a_bfloat16_layer() -> None:
+def test_adapter_is_float32_around_a_bfloat16_layer() -> None:
     wrapped = layer(dtype=torch.bfloat16)
     core = core_of(wrapped)
     x = torch.randn(3, 12).bfloat16()

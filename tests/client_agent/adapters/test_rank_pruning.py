@@ -71,7 +71,7 @@ def test_pruning_stops_at_the_minimum_rank(adapter: Adapter) -> None:
     assert rank_of(pruner.pruned()) == 4
 
 
-def test_the_penalty_draws_the_last_ranks_towards_zero(
+def test_penalty_draws_the_last_ranks_towards_zero(
     tiny: Callable[..., BaseModel], examples: list[Example]
 ) -> None:
     sizes = []

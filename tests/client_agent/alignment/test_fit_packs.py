@@ -88,14 +88,14 @@ def test_packs_contain_target_modules_only(tiny: Callable[..., BaseModel]) -> No
 
 
 @pytest.mark.slow
-def test_the_same_inputs_give_the_same_bytes(tiny: Callable[..., BaseModel]) -> None:
+def test_same_inputs_give_the_same_bytes(tiny: Callable[..., BaseModel]) -> None:
     pivot, base = tiny(), tiny("qwen2", hidden_size=48, num_hidden_layers=6)
     packs = [pivots_pack(pivot) for _ in range(2)]
     assert packs[0].to_body() == packs[1].to_body()
     assert aligned(base, pivot, packs[0]).to_body() == aligned(base, pivot, packs[1]).to_body()
 
 
-def test_a_pack_survives_its_body(tiny: Callable[..., BaseModel]) -> None:
+def test_pack_is_restored_from_its_body(tiny: Callable[..., BaseModel]) -> None:
     pack = pivots_pack(tiny())
     back = Pack.from_body(pack.to_body())
     assert back.manifest == pack.manifest

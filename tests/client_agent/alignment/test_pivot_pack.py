@@ -116,7 +116,7 @@ def test_agent_awaits_pivots_pack_and_builds_its_own(
     assert any(line.startswith("the pivot's pack is stored, after ") for line in lines(caplog))
 
 
-def test_a_waiting_agent_can_be_stopped(federation: Callable[..., Federation]) -> None:
+def test_waiting_agent_can_be_stopped(federation: Callable[..., Federation]) -> None:
     running = federation()
     other = running.join("other", running.other)
 

@@ -126,7 +126,7 @@ def test_enrolment_gives_a_stopped_coordinator_up_soon(
 
 
 @pytest.mark.slow
-def test_a_check_without_configuration_names_the_missing_setting() -> None:
+def test_check_without_configuration_names_the_missing_setting() -> None:
     done = tessera("agent", "check", "--json")
     assert done.returncode == 1
     finding = json.loads(done.stdout)[0]

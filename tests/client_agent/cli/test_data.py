@@ -159,7 +159,7 @@ def test_init_reads_a_folder_of_three_files(tmp_path: Path) -> None:
     assert [counts[name]["examples"] for name in ("train", "validation", "test")] == [5, 3, 2]
 
 
-def test_an_empty_validation_set_is_counted(table: Path, tmp_path: Path) -> None:
+def test_empty_validation_set_is_counted(table: Path, tmp_path: Path) -> None:
     out = tmp_path / "silo.toml"
     out.write_text(
         f'url = "http://127.0.0.1:1"\nmodel = "{MODELS["S"]}"\ntrain = "{table}"\nvalidation_share = 0\n'

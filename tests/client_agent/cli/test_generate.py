@@ -67,7 +67,7 @@ def test_base_and_adapter_answer_the_same_prompt(silo: Path, adapter: tuple[obje
 
 
 @pytest.mark.slow
-def test_a_sample_is_repeatable_by_its_seed(silo: Path) -> None:
+def test_sample_is_repeatable_by_its_seed(silo: Path) -> None:
     def sample(seed: int) -> str:
         options = ("--temperature", 1.5, "--top-p", 0.9, "--seed", seed, "--max-new-tokens", 12)
         return generate(silo, "--prompt", PROMPT, "--base", *options).stdout

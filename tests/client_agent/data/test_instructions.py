@@ -33,7 +33,7 @@ def test_headings_stand_before_definition_input_and_answer() -> None:
     assert item.task == Task("task1_tea", "Name the drink.")
 
 
-def test_a_task_without_input_has_no_such_heading() -> None:
+def test_task_without_input_has_no_such_heading() -> None:
     (item,) = examples(TEA | {"targets": "tea", "inputs": " "})
     assert item.prompt == "### Instruction:\nName the drink.\n\n### Response:\n"
 
@@ -71,7 +71,7 @@ def test_task_files_equal_rows_of_the_hub(tmp_path: Path) -> None:
     assert loaded.examples[0].task == Task("task2_tea", "Name the drink.\nOne word.", ("Misc.",))
 
 
-def test_a_bad_instance_is_named_with_its_file(tmp_path: Path) -> None:
+def test_bad_instance_is_named_with_its_file(tmp_path: Path) -> None:
     write_task(
         tmp_path / "task1.json", {"input": "leaves", "output": ["tea"]}, [], {"input": "x", "output": []}
     )

@@ -80,7 +80,7 @@ def test_folder_saved_by_datasets_is_read_by_split(tmp_path: Path) -> None:
         ({"text": "once"}, Example("", "once")),
     ],
 )
-def test_the_format_is_found_from_the_columns(tmp_path: Path, row: dict[str, Any], expected: Example) -> None:
+def test_format_is_found_from_the_columns(tmp_path: Path, row: dict[str, Any], expected: Example) -> None:
     assert load_examples(write_jsonl(tmp_path / "rows.jsonl", [row])).examples == (expected,)
 
 
@@ -120,7 +120,7 @@ def test_source_of_bad_rows_only_is_refused(tmp_path: Path) -> None:
         ('{"prompt": "\\ud800", "completion": "b"}\n', "line 1: not JSON"),
     ],
 )
-def test_a_file_without_examples_is_refused(tmp_path: Path, content: str, complaint: str) -> None:
+def test_file_without_examples_is_refused(tmp_path: Path, content: str, complaint: str) -> None:
     file = tmp_path / "rows.jsonl"
     file.write_text(content)
     with pytest.raises(DataInvalid, match=complaint):
@@ -196,7 +196,7 @@ def test_text_of_white_space_is_empty(tmp_path: Path, row: dict[str, Any], blank
 
 @pytest.mark.parametrize("delimiter", [",", ";", "\t", "|"])
 @pytest.mark.parametrize("first_line", ["", "sep={}\n", '"sep={}"\r\n'])
-def test_the_delimiter_of_a_csv_file_is_found(tmp_path: Path, delimiter: str, first_line: str) -> None:
+def test_delimiter_of_a_csv_file_is_found(tmp_path: Path, delimiter: str, first_line: str) -> None:
     file = tmp_path / "rows.csv"
     cells = (("prompt", "completion"), ('"a,;|\t b"', "1"), ("c", '"2\n3"'))
     lines = "".join(delimiter.join(row) + "\n" for row in cells)
@@ -228,7 +228,7 @@ def test_json_file_may_be_one_row(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("source", ["none.jsonl", "none.csv", "none.json", "none.parquet", "hub:a:b:c:d"])
-def test_a_source_that_cannot_be_read_is_refused(tmp_path: Path, source: str) -> None:
+def test_source_that_cannot_be_read_is_refused(tmp_path: Path, source: str) -> None:
     place = source if source.startswith("hub:") else str(tmp_path / source)
     with pytest.raises(DataInvalid):
         load_examples(place)

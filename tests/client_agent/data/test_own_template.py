@@ -79,7 +79,7 @@ BY_VALUE = {"true": "yes", "false": "no"}
         ({"1": "bad", "2": "bad", "3": "good"}, 2, "bad"),
     ],
 )
-def test_a_value_is_looked_up_in_the_options(options: Any, value: object, answer: str) -> None:
+def test_value_is_looked_up_in_the_options(options: Any, value: object, answer: str) -> None:
     assert example(template(options=options), TREC | {"coarse_label": value}).completion == f" {answer}"
 
 
@@ -93,7 +93,7 @@ def test_a_value_is_looked_up_in_the_options(options: Any, value: object, answer
         ("{a.b}:", "{c: d}", {"a.b": "{c: d}", "c: d": "e"}, "{c: d}: e", ("e",)),
     ],
 )
-def test_an_answer_without_options_is_free_text(
+def test_answer_without_options_is_free_text(
     prompt: str, answer: str, row: dict[str, Any], text: str, references: tuple[str, ...]
 ) -> None:
     read = example(template(prompt, answer, None), row)
@@ -101,7 +101,7 @@ def test_an_answer_without_options_is_free_text(
     assert (read.references, read.options, read.metrics) == (references, (), ("exact_match",))
 
 
-def test_the_digest_of_an_example_follows_the_template() -> None:
+def test_digest_of_an_example_follows_the_template() -> None:
     same, changed = template("{text}?"), template("{text}!")
     assert example(same, TREC) == example(template("{text}?"), TREC)
     assert example(same, TREC).key != example(changed, TREC).key

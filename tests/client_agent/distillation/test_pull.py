@@ -71,7 +71,7 @@ def test_surer_client_is_not_moved_by_its_peers(setting: Setting) -> None:
     )
 
 
-def test_the_factor_scales_the_mean_over_rows(setting: Setting) -> None:
+def test_factor_scales_the_mean_over_rows(setting: Setting) -> None:
     _, adapter, public = setting
     mixture = certain_outputs("q", public.rows)
     logs, _ = public.log_shares(public.texts)

@@ -60,7 +60,7 @@ def test_enough_validation_examples_are_the_probe() -> None:
     assert training_silo.probe == ()
 
 
-def test_a_small_silo_has_no_probe() -> None:
+def test_small_silo_has_no_probe() -> None:
     data = SiloData(rows(20), (), ())
     assert with_probe(data, 64) == data
     assert with_probe(SiloData((), (), ()), 64).probe == ()
@@ -102,7 +102,7 @@ def test_losses_are_of_the_function_that_is_trained(
         assert losses.specialists[1] != losses.specialists[2]
 
 
-def test_choosing_and_scoring_copy_no_expert(
+def test_choice_and_scores_copy_no_expert(
     tiny: Callable[..., BaseModel], examples: list[Example], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The reference copied its whole bank to the device for each probe and evaluation (defect 11)."""
@@ -128,7 +128,7 @@ def test_choosing_and_scoring_copy_no_expert(
         assert places() == before
 
 
-def test_a_pair_of_revisions_is_scored_once(
+def test_pair_of_revisions_is_scored_once(
     tiny: Callable[..., BaseModel], examples: list[Example], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     base = tiny()

@@ -25,7 +25,7 @@ def test_responsibilities_are_a_softmax_of_prior_and_loss() -> None:
     assert sum(r.values()) == pytest.approx(1)
 
 
-def test_the_temperature_is_the_spread_of_the_losses() -> None:
+def test_temperature_is_the_spread_of_the_losses() -> None:
     losses = {1: 1.0, 2: 1.1, 5: 1.4}
     scaled = {expert: 10 * loss + 3 for expert, loss in losses.items()}
     assert responsibilities(losses) == pytest.approx(responsibilities(scaled))

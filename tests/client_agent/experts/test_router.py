@@ -47,7 +47,7 @@ def test_router_weighs_tokens_by_base_hidden_state(base: BaseModel) -> None:
         assert (logits(base) - routed).abs().max() > 0.01
 
 
-def test_a_newborn_router_has_the_responsibilities_as_weights(base: BaseModel) -> None:
+def test_newborn_router_has_the_responsibilities_as_weights(base: BaseModel) -> None:
     with inject_experts(base, PLAN, {}, EXPERTS, SOFT, seed=0) as adapter:
         adapter.load(noise(adapter))
         adapter.responsibilities = {1: 0.6, 2: 0.2, 5: 0.2}

@@ -111,7 +111,7 @@ def test_chat_template_is_translated_for_ollama(tiny: Callable[..., BaseModel], 
     assert 'TEMPLATE """{{ .Prompt }}"""' in (tmp_path / "Modelfile").read_text()
 
 
-def test_a_template_of_fixed_texts_is_recognised(tiny: Callable[..., BaseModel]) -> None:
+def test_template_of_fixed_texts_is_recognised(tiny: Callable[..., BaseModel]) -> None:
     tokenizer = tiny().tokenizer
     tokenizer.chat_template = GEMMA
     shape = chat_shape(tokenizer)

@@ -220,7 +220,7 @@ def test_inexact_export_is_not_written(silo: Silo, tmp_path: Path, monkeypatch: 
     assert not any(tmp_path.iterdir())
 
 
-def test_an_architecture_that_public_peft_renames_is_refused(
+def test_architecture_that_public_peft_renames_is_refused(
     tiny: Callable[..., BaseModel], silo: Silo, tmp_path: Path
 ) -> None:
     gpt2 = replace(silo, base=tiny("gpt2"))
@@ -228,7 +228,7 @@ def test_an_architecture_that_public_peft_renames_is_refused(
         export_routed(gpt2, ROUTED, FACTS, "model", tmp_path / "out", write_no_card)
 
 
-def test_a_routed_folder_without_its_classes_is_unreadable(
+def test_routed_folder_without_its_classes_is_unreadable(
     tiny: Callable[..., BaseModel], tmp_path: Path
 ) -> None:
     base = tiny()

@@ -86,7 +86,7 @@ def test_enrolment_is_repeatable_after_a_lost_answer(served: Served, tmp_path: P
     assert [client["client_id"] for client in clients] == [member.client_id]
 
 
-def test_a_damaged_token_is_not_sent_anywhere(served: Served, tmp_path: Path, api: Connect) -> None:
+def test_damaged_token_is_not_sent_anywhere(served: Served, tmp_path: Path, api: Connect) -> None:
     recording = Recording()
     token = served.enrolment_token(served.federation(), "aster")
     for damaged in (token[:-1], token + "x", token.replace("_", "-")):

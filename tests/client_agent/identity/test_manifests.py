@@ -220,7 +220,7 @@ def test_plan_of_an_earlier_version_keeps_its_digest(
     assert (brief.scores, brief.total_rounds) == (ScoresPlan(), 3)
 
 
-def test_a_changed_intermediate_manifest_is_refused(client_and_rounds: ClientAndRounds) -> None:
+def test_changed_intermediate_manifest_is_refused(client_and_rounds: ClientAndRounds) -> None:
     client, run_round = client_and_rounds
     client.accept(client.joined(1))
     for number in (1, 2):

@@ -16,7 +16,7 @@ from client_agent.model.loading import BaseModel, base_model_slug, load_base_mod
 CPU = torch.device("cpu")
 
 
-def test_a_loaded_model_is_frozen_and_described(each_architecture: BaseModel) -> None:
+def test_loaded_model_is_frozen_and_described(each_architecture: BaseModel) -> None:
     base = each_architecture
     assert not any(parameter.requires_grad for parameter in base.model.parameters())
     assert not base.model.training
@@ -64,7 +64,7 @@ def test_shards_and_metadata_do_not_change_the_slug(saved_model: Callable[..., s
         ("bart", r"bart.*docs/reference/architectures.md"),
     ],
 )
-def test_an_unfit_architecture_is_refused_with_the_reason(
+def test_unfit_architecture_is_refused_with_the_reason(
     saved_model: Callable[..., str], model_type: str, reason: str
 ) -> None:
     folder = Path(saved_model())

@@ -48,7 +48,7 @@ def test_template_that_changes_earlier_answers_keeps_last() -> None:
     assert learnt_text(text, tokenizer) == "done<eos>"
 
 
-def test_a_long_chat_is_cut_at_its_start() -> None:
+def test_long_chat_is_cut_at_its_start() -> None:
     tokenizer = tokenizer_with(CHAT)
     example = Example("", "done", TURNS)
     whole = encode_example(example, tokenizer, 256)
@@ -86,7 +86,7 @@ def test_plain_template_writes_lines_that_end_answers() -> None:
     assert text.ids.count(tokenizer.bos_token_id) == 1
 
 
-def test_a_template_may_be_a_file(tmp_path: Path) -> None:
+def test_template_may_be_a_file(tmp_path: Path) -> None:
     file, tokenizer = tmp_path / "chat.jinja", tokenizer_with(None)
     with pytest.raises(SettingsUnusable, match=r"chat_template: .*cannot be read"):
         set_template(tokenizer, str(file))

@@ -93,7 +93,7 @@ def test_training_and_scores_equal_those_of_all_layers(
 
 
 @pytest.mark.parametrize("stored", ["nothing", "half", "all"])
-def test_a_stopped_training_resumes_to_the_same_bits(
+def test_stopped_training_resumes_to_the_same_bits(
     tiny: Callable[..., BaseModel], examples: list[Example], tmp_path: Path, stored: str
 ) -> None:
     def trained(store: Path, file: Path, stop: Callable[[], bool]) -> dict[str, bytes]:

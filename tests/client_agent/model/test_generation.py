@@ -35,7 +35,7 @@ def test_prompt_ids_equal_those_before_a_trained_answer() -> None:
     assert tuple(ids) == whole.ids[: whole.answer.index(True)]
 
 
-def test_a_chats_prompt_is_the_users_turn() -> None:
+def test_chats_prompt_is_the_users_turn() -> None:
     tokenizer = character_tokenizer()
     tokenizer.chat_template = TEMPLATE
     whole = encode_example(Example("", "cba", (Turn("user", "rev abc="),)), tokenizer, 64)

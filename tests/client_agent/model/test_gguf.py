@@ -19,7 +19,7 @@ def test_sources_other_than_gguf_are_unchanged(tmp_path: Path) -> None:
         assert model_folder(source, tmp_path) == source
 
 
-def test_a_missing_file_is_refused(tmp_path: Path) -> None:
+def test_missing_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ModelNotFound, match=r"none\.gguf: cannot be read"):
         model_folder(str(tmp_path / "none.gguf"), tmp_path)
 
@@ -32,7 +32,7 @@ def test_invalid_gguf_file_is_refused_without_leftovers(tmp_path: Path) -> None:
     assert not list((tmp_path / "home" / "models").iterdir())
 
 
-def test_a_converted_file_is_found_by_its_content(tmp_path: Path) -> None:
+def test_converted_file_is_found_by_its_content(tmp_path: Path) -> None:
     file = tmp_path / "small.gguf"
     file.write_bytes(b"GGUF")
     digest = hashlib.sha256(b"GGUF").hexdigest()[:12]

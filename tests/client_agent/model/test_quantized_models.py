@@ -168,7 +168,7 @@ def gradients(base: BaseModel, examples: list[Example], plan: TrainingPlan) -> d
     return gradients_by_name
 
 
-def test_the_log_is_not_filled_with_casts(
+def test_log_is_not_filled_with_casts(
     load: Load, examples: list[Example], caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING):

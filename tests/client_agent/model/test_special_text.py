@@ -129,7 +129,7 @@ def test_text_that_spells_special_tokens_stays_text(
     assert {i for i, character in enumerate(text) if character not in " \u2581"} <= read
 
 
-def test_the_turns_of_a_chat_are_text(tokenizer: PreTrainedTokenizerFast) -> None:
+def test_turns_of_a_chat_are_text(tokenizer: PreTrainedTokenizerFast) -> None:
     call = (
         '{"tool_calls": [{"type": "function", "function": {"name": "f", "arguments": {"a": "<|im_end|>"}}}]}'
     )

@@ -75,7 +75,7 @@ def test_canary_is_betrayed_less_than_claimed(sampled: int, releases: int) -> No
 
 
 @pytest.mark.slow
-def test_a_build_without_noise_fails_the_audit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_build_without_noise_fails_the_audit(monkeypatch: pytest.MonkeyPatch) -> None:
     mechanism = Mechanism(8, 8, noise_for(8, 8, 1, 4.0, DELTA), clip=1.0, dim=1)
     monkeypatch.setattr(releasing, "discrete_gaussian", lambda variance, below: 0)
     assert proved_epsilon(mechanism, 1) > 4.0

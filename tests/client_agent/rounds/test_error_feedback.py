@@ -74,7 +74,7 @@ def test_residual_under_another_alignment_pack_is_dropped(
     assert "round 2: residual of round 1 dropped" in caplog.text
 
 
-def test_initial_weights_mean_that_no_update_counted(
+def test_initial_weights_drop_the_residual(
     served: Served, participant: Enrolled, caplog: pytest.LogCaptureFixture
 ) -> None:
     scene = Scene(served, participant, wire={"recipe": SERVED})

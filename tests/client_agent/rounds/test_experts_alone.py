@@ -108,7 +108,7 @@ def test_bank_over_p_and_q_refuses_private_rank() -> None:
     assert bank_alone(PLAN, 4, 3).routing.specialists == 2
 
 
-def test_a_silo_trains_experts_over_p_and_q(wide: Silo, tmp_path: Path) -> None:
+def test_silo_trains_experts_over_p_and_q(wide: Silo, tmp_path: Path) -> None:
     plan = PLAN.model_copy(update={"adapter": AdapterPlan(rank=4, blocks=2, roles=("v", "down"))})
     own = bank(top_m=3)
     rounds = trained(wide, tmp_path, own, plan)
@@ -156,7 +156,7 @@ def test_turns_read_different_batches_and_cover_all_texts(
 
 
 @pytest.mark.parametrize("digit", ["5", "7", "a"])
-def test_a_rate_is_searched_before_a_bank_chooses(
+def test_rate_is_searched_before_a_bank_chooses(
     digit: str, wide: Silo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The searched specialist must not depend on the secret by which equal experts are drawn."""

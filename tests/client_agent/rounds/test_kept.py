@@ -174,7 +174,7 @@ def test_final_weights_are_kept_unless_worse(final: float | None, earlier: float
     )
 
 
-def test_worse_final_weights_leave_the_round_its_model(started: Enrolled) -> None:
+def test_worse_final_weights_keep_last_rounds_model(started: Enrolled) -> None:
     who = started(**alone_plan())
     run(who, limited_sleep(500))
     home, silo = who.workspace.home, who.trainer.silo

@@ -129,7 +129,7 @@ def test_strong_pull_brings_personal_adapter_to_served_weights(small_silo: Silo)
 
 
 @pytest.mark.parametrize("steps", [2, 6], ids=["common", "own"])
-def test_a_killed_round_resumes_to_the_same_file(small_silo: Silo, tmp_path: Path, steps: int) -> None:
+def test_killed_round_resumes_to_the_same_file(small_silo: Silo, tmp_path: Path, steps: int) -> None:
     def checkpoint() -> TrainingCheckpoint:
         return TrainingCheckpoint(tmp_path / PARTIAL, 3600.0)
 

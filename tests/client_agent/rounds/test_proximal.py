@@ -33,7 +33,7 @@ def test_stronger_pull_stays_nearer_to_served_weights(small_silo: Silo) -> None:
     assert free > held > fixed > 0
 
 
-def test_the_pull_is_half_the_squared_distance() -> None:
+def test_pull_is_half_the_squared_distance() -> None:
     state = {"l0.q.A": np.zeros((1, 2), np.float32)}
     parameters = {
         "l0.q.A": nn.Parameter(torch.tensor([[1.0, 2.0]])),

@@ -43,7 +43,7 @@ def opened_with(who: Participant, **signature: object) -> OpenedBrief:
     return OpenedBrief.of(brief.model_copy(update={"signature": changed}))
 
 
-def test_the_sketch_of_a_plan_is_computed_once(started: Started, computed: list[Sketch]) -> None:
+def test_sketch_of_a_plan_is_computed_once(started: Started, computed: list[Sketch]) -> None:
     who = started(**alone_plan(rounds={"total": 2, "min_clients": 1}))
     run(who, limited_sleep(500))
     (only,) = computed

@@ -213,7 +213,7 @@ def test_secrets_belong_to_their_terms_and_input(tmp_path: Path) -> None:
         session.secrets(terms, DIGEST)
 
 
-def test_a_session_without_step_4_is_not_spent(tmp_path: Path) -> None:
+def test_session_without_step_4_is_not_spent(tmp_path: Path) -> None:
     journal = members_of(tmp_path, 3)[0].journal
     for number, step in ((1, 3), (2, 4)):
         session = journal.open(number)

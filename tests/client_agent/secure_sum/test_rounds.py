@@ -53,7 +53,7 @@ STEPS = (WEIGHTS, TRAINED, INPUT, READY, SUMMED, SCORES_SENT)
 @pytest.mark.slow
 @pytest.mark.parametrize("masking", ["pairwise", "none"])
 @pytest.mark.parametrize("strategy", ["fedavg", "ffa_lora", "fedsa_lora"])
-def test_a_round_publishes_the_exact_sum(
+def test_round_publishes_the_exact_sum(
     masking: str, strategy: str, served: Served, silo: Silo, tmp_path: Path
 ) -> None:
     wire = Wire()
@@ -223,7 +223,7 @@ def _change_terms(change: dict[str, object]) -> Callable[[Exchange], bytes]:
     return lie
 
 
-def test_an_agent_refuses_a_coordinator_that_lies(served: Served, silo: Silo, tmp_path: Path) -> None:
+def test_agent_refuses_a_coordinator_that_lies(served: Served, silo: Silo, tmp_path: Path) -> None:
     reason = "`weights` of the terms"
     wire = Wire(change=_change_terms({"weights": f"sha256:{'0' * 64}"}))
     with agents_of(served, silo, tmp_path, plan(3), 3, wire.transport) as agents:
@@ -237,7 +237,7 @@ def test_an_agent_refuses_a_coordinator_that_lies(served: Served, silo: Silo, tm
         assert reason in _status(victim, served, tmp_path)
 
 
-def test_the_status_tells_the_step_of_the_sum(served: Served, silo: Silo, tmp_path: Path) -> None:
+def test_status_tells_the_step_of_the_sum(served: Served, silo: Silo, tmp_path: Path) -> None:
     wire = Wire(dies_before={f"silo-{n}": 1 for n in range(3)})
     with agents_of(served, silo, tmp_path, plan(3, phase_seconds=60), 3, wire.transport) as agents:
         agents.start()

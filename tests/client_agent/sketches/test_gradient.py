@@ -82,13 +82,13 @@ def test_sketch_of_any_batches_is_mean_clipped_gradient(
         )
 
 
-def test_a_sketch_is_no_longer_than_the_clip(tiny: Callable[..., BaseModel], examples: list[Example]) -> None:
+def test_sketch_is_no_longer_than_the_clip(tiny: Callable[..., BaseModel], examples: list[Example]) -> None:
     base = tiny()
     short = sketch_of(base, examples, PLAN.model_copy(update={"clip": 0.01})).vector
     assert 0 < np.linalg.norm(short) <= 0.01 * (1 + 1e-6)
 
 
-def test_the_sketch_keeps_the_cosine() -> None:
+def test_sketch_keeps_the_cosine() -> None:
     rng = np.random.default_rng(0)
     errors = []
     for pair in range(40):
@@ -134,7 +134,7 @@ def test_equal_tasks_have_closer_sketches_than_different_ones(tiny: Callable[...
     assert cosine(first, second) > cosine(first, different) + 0.3
 
 
-def test_a_gradient_sketch_needs_the_bare_model(
+def test_gradient_sketch_needs_the_bare_model(
     tiny: Callable[..., BaseModel], examples: list[Example]
 ) -> None:
     base = tiny()
@@ -212,7 +212,7 @@ def test_reliability_grows_with_the_number_of_examples(
     assert single == 1.0
 
 
-def test_a_sketch_survives_being_written() -> None:
+def test_sketch_is_restored_from_its_bytes() -> None:
     sketch = Sketch(np.float32([1, 2]), 0.25)
     again = Sketch.from_bytes(sketch.to_bytes())
     assert again.reliability == 0.25

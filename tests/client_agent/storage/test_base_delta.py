@@ -73,7 +73,7 @@ def test_increment_to_another_round_is_refused() -> None:
             apply_weights(stored, served(5, 4))
 
 
-def test_a_round_stores_its_base_delta(tmp_path: Path) -> None:
+def test_round_stores_its_base_delta(tmp_path: Path) -> None:
     rounds = RoundFolders(tmp_path)
     first = round_base_delta(rounds, rounds.open(2), served(2, 1, seed=1))
     second = round_base_delta(rounds, rounds.open(3), served(3, 2, seed=2))

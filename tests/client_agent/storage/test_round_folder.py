@@ -52,7 +52,7 @@ def test_folder_in_use_refuses_a_second_process(tmp_path: Path) -> None:
         pass
 
 
-def test_a_folder_without_membership_asks_to_enrol(tmp_path: Path) -> None:
+def test_folder_without_membership_asks_to_enrol(tmp_path: Path) -> None:
     with pytest.raises(NotEnrolled, match="tessera agent enrol"):
         read_membership(tmp_path)
     (tmp_path / "membership.json").write_text("{")
@@ -81,7 +81,7 @@ def test_agent_folder_is_beside_its_config(tmp_path: Path, monkeypatch: pytest.M
     assert read_settings(tmp_path / "silo.toml").folder == Path("elsewhere")
 
 
-def test_the_environment_wins_over_the_config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_environment_wins_over_the_config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "silo.toml").write_text(CONFIG)
     monkeypatch.setenv("TESSERA_AGENT_MODEL", "org/other")
     assert read_settings(tmp_path / "silo.toml").model == "org/other"

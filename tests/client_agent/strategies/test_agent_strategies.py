@@ -30,7 +30,7 @@ def test_options_that_only_the_coordinator_needs_are_ignored(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", strategy_names())
-def test_starting_changes_neither_state(name: str) -> None:
+def test_strategy_start_changes_neither_state(name: str) -> None:
     local, served = ({n: v.copy() for n, v in state.items()} for state in (LOCAL, SERVED))
     load_strategy(name).start(local, served, newcomer=False)
     assert all(np.array_equal(local[n], LOCAL[n]) and np.array_equal(served[n], SERVED[n]) for n in LOCAL)
@@ -62,7 +62,7 @@ def test_unknown_strategy_is_refused_with_known_names() -> None:
         load_strategy("../errors")
 
 
-def test_an_option_without_a_meaning_is_named() -> None:
+def test_option_without_a_meaning_is_named() -> None:
     with pytest.raises(StrategyOptionsInvalid, match="mix"):
         load_strategy("fedmosaic", {"mix": "blend"})
 

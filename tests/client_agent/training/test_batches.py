@@ -24,7 +24,7 @@ def test_batches_are_dealt_in_whole_shuffled_passes() -> None:
     assert dealt[:10] != dealt[10:]
 
 
-def test_the_order_follows_from_seed_and_round() -> None:
+def test_order_follows_from_seed_and_round() -> None:
     def order(seed: int, number: int) -> list[int]:
         batches = islice(iterate_batches(texts(10), 4, seed=seed, round_number=number), 4)
         return [text.ids[0] for batch in batches for text in batch]

@@ -183,7 +183,7 @@ def test_chat_options_and_question_follow_the_template(tiny: Callable[..., BaseM
         assert score.value == float(index == np.argmin(means))
 
 
-def test_a_long_prompt_loses_its_start(tiny: Callable[..., BaseModel]) -> None:
+def test_long_prompt_loses_its_start(tiny: Callable[..., BaseModel]) -> None:
     base = tiny()
     bos, *ids = encode_question(Example("abcdef", "x"), base.tokenizer, 64)
     assert encode_question(Example("abcdef", "x"), base.tokenizer, 4) == [bos, *ids[-3:]]
@@ -217,7 +217,7 @@ def test_groups_are_bounded_and_complete() -> None:
     assert not list(grouped_by_length([]))
 
 
-def test_a_model_that_outputs_nonsense_is_not_scored(
+def test_model_that_outputs_nonsense_is_not_scored(
     tiny: Callable[..., BaseModel], examples: list[Example]
 ) -> None:
     base = tiny()

@@ -44,7 +44,7 @@ def test_scored_texts_are_taken_from_examples_in_turn(tiny: Callable[..., BaseMo
     assert len(encode_some(base, LONG[:1], 500, 16)) == len(pieces[0])
 
 
-def test_a_sketch_reads_the_beginning_of_a_text(tiny: Callable[..., BaseModel]) -> None:
+def test_sketch_reads_the_beginning_of_a_text(tiny: Callable[..., BaseModel]) -> None:
     base, plan = tiny(), SignaturePlan(probe_examples=1)
     for one, other in zip(LONG, SAME_BEGINNINGS, strict=True):
         assert sketch_of(base, [one], plan).to_bytes() == sketch_of(base, [other], plan).to_bytes()

@@ -117,7 +117,7 @@ def test_metrics_have_their_known_values(
     assert metric(generated, reference) == pytest.approx(value)
 
 
-def test_the_best_reference_counts() -> None:
+def test_best_reference_counts() -> None:
     assert best(f1, "in 1702", ["1703", "in 1702"]) == 1.0
     references = ["the gunman kill police", "police killed the gunman"]
     assert best(rouge_l, "police kill the gunman", references) == 0.75  # of 0.5 and 0.75

@@ -58,7 +58,7 @@ def test_logits_do_not_depend_on_packing(each_architecture: BaseModel, examples:
 
 
 @pytest.mark.parametrize("model_type", ["gemma2", "gemma3_text", "mistral"])
-def test_a_sliding_window_stays_in_its_text(
+def test_sliding_window_stays_in_its_text(
     tiny: Callable[..., BaseModel], examples: list[Example], model_type: str
 ) -> None:
     base = tiny(model_type, sliding_window=4)

@@ -117,7 +117,7 @@ def test_stopped_search_continues_with_the_next_rate(silo: Silo, tmp_path: Path)
     assert len({tried.rate for tried in store.read(KEY).tried}) == len(store.read(KEY).tried) >= 3
 
 
-def test_a_damaged_entry_is_ignored_with_a_warning(
+def test_damaged_entry_is_ignored_with_a_warning(
     silo: Silo, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     store = RateStore(tmp_path)

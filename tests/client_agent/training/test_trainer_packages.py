@@ -69,7 +69,7 @@ def test_broken_trainer_packages_and_options_are_named(
         open_trainer("abstract", {})
 
 
-def test_the_settings_name_a_trainer_and_its_options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_settings_name_a_trainer_and_its_options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     install(tmp_path / "site", monkeypatch, name="constant", module="constant_trainer", source=CONSTANT)
     file = config(tmp_path)
     file.write_text(f"{file.read_text()}trainer = 'constant'\n[trainer_options]\nadd = 2\n")

@@ -263,7 +263,7 @@ def test_trainers_rate_overrides_the_plans(
             assert learning_rate(silo, adapter, PLAN, origin, rates, lambda: False) == expected
 
 
-def test_the_trainer_of_the_documentation_trains(
+def test_trainer_of_the_documentation_trains(
     tiny: Callable[..., BaseModel],
     examples: Sequence[Example],
     tmp_path: Path,

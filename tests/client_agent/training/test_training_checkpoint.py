@@ -86,7 +86,7 @@ def trained(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("make", [lora, pq, variational], ids=["lora", "gated pq", "variational"])
-def test_a_stopped_training_continues_with_the_same_bytes(
+def test_stopped_training_continues_with_the_same_bytes(
     tiny: Callable[..., BaseModel],
     examples: list[Example],
     tmp_path: Path,

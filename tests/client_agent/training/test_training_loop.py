@@ -228,7 +228,7 @@ def test_steps_are_reported_and_training_can_be_stopped(
 
 
 @pytest.mark.slow
-def test_a_bfloat16_base_trains_float32_adapters(
+def test_bfloat16_base_trains_float32_adapters(
     tiny: Callable[..., BaseModel], examples: list[Example]
 ) -> None:
     base = tiny(dtype=torch.bfloat16)

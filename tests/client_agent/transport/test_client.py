@@ -166,7 +166,7 @@ def test_no_open_round_returns_the_retry_delay() -> None:
         assert api.current_round("fed") == NoOpenRound(7.0)
 
 
-def test_a_long_poll_honours_a_zero_retry_delay() -> None:
+def test_long_poll_honours_a_zero_retry_delay() -> None:
     with answering(status(204, Retry_After="0")) as (url, _), api_for(url, []) as api:
         assert api.current_round("fed", wait_seconds=30) == NoOpenRound(0.0)
 
@@ -193,7 +193,7 @@ def test_stop_interrupts_a_long_poll() -> None:
         answer.set()
 
 
-def test_a_long_poll_is_retried_after_a_restart() -> None:
+def test_long_poll_is_retried_after_a_restart() -> None:
     slept: list[float] = []
     with answering(hang_up, status(503), status(204, Retry_After="3")) as (url, requests):
         with api_for(url, slept) as api:
@@ -210,7 +210,7 @@ def test_broken_download_resumes_at_its_last_byte() -> None:
         assert [path.partition(" ")[2] for path in requests] == ["", "bytes=1000-"]
 
 
-def test_a_restarted_download_discards_the_first_part() -> None:
+def test_restarted_download_discards_the_first_part() -> None:
     body = bytes(range(256)) * 40
     answers = (part_of(body, sent=1000), part_of(body))
     with answering(*answers) as (url, _), api_for(url, []) as api:
@@ -229,9 +229,7 @@ def test_missing_pack_is_none() -> None:
         assert api.pack("fed", "tiny-s-0") is None
 
 
-def test_a_lasting_outage_is_logged(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_lasting_outage_is_logged(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     monkeypatch.setattr(transport_client, "_QUIET_SECONDS", -1.0)
     api = CoordinatorApi("http://127.0.0.1:1", key=None, deadline_seconds=30.0, sleep=limited_sleep(1))
     with api, pytest.raises(Stopped):

@@ -22,7 +22,7 @@ def single_attempt(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.slow
-def test_a_trickling_response_body_ends_at_the_deadline() -> None:
+def test_trickling_response_body_ends_at_the_deadline() -> None:
     def trickle(request: BaseHTTPRequestHandler) -> None:
         request.send_response(200)
         request.send_header("Content-Length", "100000")
@@ -41,7 +41,7 @@ def test_a_trickling_response_body_ends_at_the_deadline() -> None:
 
 
 @pytest.mark.slow
-def test_a_trickling_response_head_ends_at_the_deadline() -> None:
+def test_trickling_response_head_ends_at_the_deadline() -> None:
     def trickle(request: BaseHTTPRequestHandler) -> None:
         request.wfile.write(b"HTTP/1.1 200 OK\r\nX: ")
         with suppress(OSError):
@@ -81,7 +81,7 @@ def test_large_download_extends_deadline_at_minimum_rate(monkeypatch: pytest.Mon
             api.weights("fed", 1)
 
 
-def test_a_trickling_upload_ends_at_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_trickling_upload_ends_at_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(timeouts, "FLOOR_BYTES_PER_SECOND", 10**9)
 
     def sip(request: BaseHTTPRequestHandler) -> None:
@@ -109,7 +109,7 @@ def test_rate_limit_beyond_deadline_keeps_its_detail() -> None:
         assert len(requests) == 1
 
 
-def test_an_absent_coordinator_is_unreachable_after_the_deadline() -> None:
+def test_absent_coordinator_is_unreachable_after_the_deadline() -> None:
     slept: list[float] = []
     with answering(status(200, HELLO)) as (url, _):
         pass
