@@ -1,4 +1,4 @@
-"""What an agent does with the weights it is served, strategy by strategy."""
+"""Starting weights of an agent, strategy by strategy."""
 
 from __future__ import annotations
 
