@@ -1,4 +1,4 @@
-"""Lines between an agent and its coordinator on which updates, or their receipts, are lost."""
+"""Connections of agents that lose updates or their receipts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Counts of work that takes long: when lines appear, and what they say."""
+"""Progress counts of long work: their times and texts."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def clock_of(step: float) -> Iterator[float]:
     return count(0.0, step)
 
 
-def test_no_line_before_five_seconds() -> None:
+def test_count_prints_no_line_before_five_seconds() -> None:
     assert lines_of(0.001, 4000) == []
 
 
@@ -41,7 +41,7 @@ def test_lines_come_after_five_and_ten_seconds() -> None:
     assert lines_of(1.0, 30) == [f"reading rows.jsonl: {n} of 30" for n in (4, 14, 24)]
 
 
-def test_work_that_follows_continues_the_wait() -> None:
+def test_count_of_following_work_continues_the_wait() -> None:
     clock, written = clock_of(1.0), io.StringIO()
     with counts_shown(Console(file=written), DEFAULT_PACE, clock.__next__):
         for what in ("reading", "tokenising"):
@@ -49,7 +49,7 @@ def test_work_that_follows_continues_the_wait() -> None:
     assert written.getvalue().splitlines() == ["tokenising: 0"]
 
 
-def test_a_later_round_waits_again() -> None:
+def test_later_round_waits_again() -> None:
     times = iter([0.0, 1.0, 2.0, 100.0, 101.0, 102.0])
     written = io.StringIO()
     with counts_shown(Console(file=written), Pace(), times.__next__):
@@ -58,7 +58,7 @@ def test_a_later_round_waits_again() -> None:
     assert not written.getvalue()
 
 
-def test_a_terminal_has_one_line_which_is_removed() -> None:
+def test_terminal_shows_one_line_and_removes_it() -> None:
     clock, written = clock_of(1.0), io.StringIO()
     console = Console(file=written, force_terminal=True)
     with counts_shown(console, Pace(first=0), clock.__next__):
@@ -67,7 +67,7 @@ def test_a_terminal_has_one_line_which_is_removed() -> None:
     assert "\x1b[2K" in written.getvalue()
 
 
-def test_rows_are_counted_and_errors_end_the_count(tmp_path: Path) -> None:
+def test_rows_are_counted_until_an_error(tmp_path: Path) -> None:
     file, written = tmp_path / "rows.jsonl", io.StringIO()
     file.write_text("".join(json.dumps({"text": str(n)}) + "\n" for n in range(3)) + "{}\n")
     console = Console(file=written, force_terminal=True, width=200)
@@ -78,7 +78,7 @@ def test_rows_are_counted_and_errors_end_the_count(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["abc" * 20, "ab<eos>" * 20 + "c"])
-def test_long_texts_get_no_warning_of_transformers(
+def test_long_texts_raise_no_warning_of_transformers(
     text: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tokenizer = load_tokenizer(str(MODELS / "tiny-s"))

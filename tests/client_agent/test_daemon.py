@@ -1,4 +1,4 @@
-"""A whole agent in this process: two quick rounds, and everything that goes wrong around them."""
+"""A whole agent in this process: two quick rounds, and their failures."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Enrolled = Callable[..., Participant]
 QUICK = {"steps": 2, "max_length": 64, "learning_rate": 0.01}
 
 
-def naps(limit: int) -> Callable[[float], None]:
+def limited_sleep(limit: int) -> Callable[[float], None]:
     """Sleep hardly at all, and stop the agent after so many times."""
     taken: list[float] = []
 
@@ -50,12 +50,12 @@ def alone_plan(**changes: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize("kind", ["pq", "lora"])
 @pytest.mark.parametrize("strategy", ["fedmosaic", "fedavg"])
-def test_an_agent_takes_part_until_the_federation_is_finished(
+def test_agent_takes_part_until_the_federation_is_finished(
     kind: str, strategy: str, served: Served, started: Enrolled
 ) -> None:
     adapter = {"kind": kind, "rank": 4, "roles": ["v", "down"]}
     who = started(**alone_plan(adapter=adapter, strategy={"name": strategy}))
-    run(who, naps(500))
+    run(who, limited_sleep(500))
     rounds = served.rounds(who.session.federation_id)
     assert [r["state"] for r in rounds] == ["published", "published"]
     for scores in (r["clients"][0]["scores"] for r in rounds):
@@ -64,9 +64,7 @@ def test_an_agent_takes_part_until_the_federation_is_finished(
 
 
 @pytest.mark.slow
-def test_an_update_that_is_refused_is_given_up_and_the_next_round_is_played(
-    served: Served, started: Enrolled
-) -> None:
+def test_refused_update_is_skipped_for_next_round(served: Served, started: Enrolled) -> None:
     limits = {"max_norm": 1e-9}
     rounds = {"total": 1, "min_clients": 1, "collect_seconds": 6.0}
     who = started(**alone_plan(limits=limits, rounds=rounds))
@@ -86,9 +84,7 @@ def test_an_update_that_is_refused_is_given_up_and_the_next_round_is_played(
     assert served.rounds(who.session.federation_id)[0]["clients"][0]["scores"] is not None
 
 
-def test_what_was_made_and_not_delivered_is_delivered_byte_for_byte_after_a_restart(
-    served: Served, started: Enrolled
-) -> None:
+def test_undelivered_update_is_resent_unchanged_after_restart(served: Served, started: Enrolled) -> None:
     pushed: list[bytes] = []
 
     class Lossy(httpx.HTTPTransport):
@@ -104,9 +100,9 @@ def test_what_was_made_and_not_delivered_is_delivered_byte_for_byte_after_a_rest
 
     who = started(Lossy(), **alone_plan(rounds={"total": 1, "min_clients": 1}))
     with pytest.raises(Stopped):
-        run(who, naps(50))
+        run(who, limited_sleep(50))
     assert not who.workspace.rounds.open(1).has(RECEIPT)
-    run(who, naps(500))
+    run(who, limited_sleep(500))
     assert who.workspace.rounds.open(1).has(SCORES_SENT)
     assert len(pushed) == 2
     assert pushed[0] == pushed[1]
@@ -115,12 +111,12 @@ def test_what_was_made_and_not_delivered_is_delivered_byte_for_byte_after_a_rest
 
 @pytest.mark.slow
 @pytest.mark.parametrize("is_late", [True, False])
-def test_an_update_that_never_gets_through_is_given_up_with_its_round(
+def test_undeliverable_update_is_dropped_with_its_round(
     served: Served, started: Enrolled, caplog: pytest.LogCaptureFixture, is_late: bool
 ) -> None:
     rounds = {"total": 1, "min_clients": 1, "collect_seconds": 6.0}
     who = started(Buffering(is_late), **alone_plan(rounds=rounds))
-    run(who, naps(500))
+    run(who, limited_sleep(500))
     first = who.workspace.rounds.open(1)
     assert (first.has(UPDATE), first.has(RECEIPT)) == (True, False)
     assert json.loads(first.read(CLOSED)) == {"reason": "round-closed"}
@@ -131,11 +127,11 @@ def test_an_update_that_never_gets_through_is_given_up_with_its_round(
     assert (who.workspace.home / "final_weights.safetensors").is_file()
 
 
-def test_an_update_that_counted_is_not_called_lost_when_its_receipt_is(
+def test_counted_update_without_receipt_is_logged_as_counted(
     served: Served, started: Enrolled, caplog: pytest.LogCaptureFixture
 ) -> None:
     who = started(Deaf(), **alone_plan(rounds={"total": 1, "min_clients": 1}))
-    run(who, naps(500))
+    run(who, limited_sleep(500))
     first = who.workspace.rounds.open(1)
     assert json.loads(first.read(CLOSED)) == {"reason": "receipt-lost"}
     assert "round 1: receipt lost (the update was counted)" in caplog.text
@@ -144,7 +140,7 @@ def test_an_update_that_counted_is_not_called_lost_when_its_receipt_is(
     assert (who.workspace.home / "final_weights.safetensors").is_file()
 
 
-def test_an_error_page_of_a_proxy_does_not_end_the_agent(served: Served, started: Enrolled) -> None:
+def test_proxy_error_page_does_not_end_the_agent(served: Served, started: Enrolled) -> None:
     pages = iter([404, 403, 401, 502])
 
     class Proxy(httpx.HTTPTransport):
@@ -153,24 +149,24 @@ def test_an_error_page_of_a_proxy_does_not_end_the_agent(served: Served, started
             return httpx.Response(status, text="no backend") if status else super().handle_request(request)
 
     who = started(Proxy(), **alone_plan(rounds={"total": 1, "min_clients": 1}))
-    run(who, naps(500))
+    run(who, limited_sleep(500))
     assert served.rounds(who.session.federation_id)[0]["state"] == "published"
 
 
-def test_our_own_refusal_of_the_credential_ends_it(served: Served, participant: Enrolled) -> None:
+def test_revoked_key_ends_the_agent(served: Served, participant: Enrolled) -> None:
     federation_id = served.federation(**alone_plan())
     who = participant(federation_id)
     served.admin.delete(f"/v1/federations/{federation_id}/clients/{who.session.client_id}")
     with pytest.raises(CoordinatorRefused, match="key-revoked"):
-        run(who, naps(5))
+        run(who, limited_sleep(5))
 
 
-def test_preparing_without_alignment_needs_no_pack(started: Enrolled) -> None:
+def test_preparation_without_alignment_needs_no_pack(started: Enrolled) -> None:
     who = started(**alone_plan())
-    assert prepare(who, naps(5)) is None
+    assert prepare(who, limited_sleep(5)) is None
 
 
-def test_a_check_finds_everything_good_and_names_the_next_step(served: Served, tmp_path: Path) -> None:
+def test_check_passes_and_names_the_next_step(served: Served, tmp_path: Path) -> None:
     found = checked(config(tmp_path, url=served.url))
     assert all(f.passed for f in found.values())
     assert f"{HELD_OUT} held out" in found["data"].detail
@@ -186,7 +182,7 @@ def test_a_check_finds_everything_good_and_names_the_next_step(served: Served, t
         ({"url": "http://127.0.0.1:1"}, "connection", "did not answer"),
     ],
 )
-def test_a_check_says_what_is_wrong_and_goes_on(
+def test_check_reports_faults_and_continues(
     changes: dict[str, str], what: str, said: str, tmp_path: Path, served: Served
 ) -> None:
     found = checked(config(tmp_path, **({"url": served.url} | changes)))
@@ -210,7 +206,7 @@ class Switched(httpx.HTTPTransport):
 
 
 @pytest.mark.parametrize("path", ["/v1/hello", "/rounds/current", "/update"])
-def test_another_coordinator_is_waited_out(
+def test_agent_waits_while_another_coordinator_answers(
     path: str,
     served: Served,
     started: Enrolled,

@@ -1,4 +1,4 @@
-"""A silo's `[policy]`: a plan or an update outside of it is refused before anything is trained or sent."""
+"""A silo's `[policy]`: plans and updates outside of it are refused before training or sending."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from client_agent.storage.round_folder import RECEIPT, UPDATE, WEIGHTS
 from schemas.messages.federations import FederationPlan
 from schemas.wire.digests import digest_of
 from tests.client_agent.conftest import checked, config, next_brief
-from tests.client_agent.test_daemon import alone_plan, naps
+from tests.client_agent.test_daemon import alone_plan, limited_sleep
 from tests.served import Served
 
 LORA = {"kind": "lora", "rank": 4, "roles": ["v", "down"]}
@@ -52,7 +52,7 @@ def plan(**fields: Any) -> FederationPlan:
         ({"plan": digest_of(b"another")}, LORA, "digest is sha256:44136fa.* the plan that was examined"),
     ],
 )
-def test_a_plan_is_held_to_each_rule(
+def test_plan_is_checked_against_all_policy_rules(
     rules: dict[str, Any], adapter: dict[str, Any], refusal: str | None
 ) -> None:
     policy = Policy.model_validate(rules)
@@ -81,7 +81,7 @@ PIVOT = {"alignment": {"pivot": "tiny-s-3f0c9a1b2c3d"}, "strategy": {"name": "fe
         (BANK, ("counts",)),
     ],
 )
-def test_each_kind_that_a_plan_sends_needs_leave(fields: dict[str, Any], kinds: tuple[str, ...]) -> None:
+def test_policy_must_permit_what_the_plan_sends(fields: dict[str, Any], kinds: tuple[str, ...]) -> None:
     planned = plan(**fields)
     assert sent_kinds(planned) == kinds
     require_policy(Policy.model_validate({"sends": kinds}), planned, None)
@@ -92,7 +92,7 @@ def test_each_kind_that_a_plan_sends_needs_leave(fields: dict[str, Any], kinds: 
             require_policy(fewer, planned, None)
 
 
-def test_progress_is_left_out_without_leave(started: Callable[..., Participant]) -> None:
+def test_progress_is_not_sent_without_permission(started: Callable[..., Participant]) -> None:
     who = started(**alone_plan(adapter=LORA, strategy={"name": "fedavg"}))
     who.trainer.reports_progress = True
     brief = next_brief(who)
@@ -106,7 +106,7 @@ def test_progress_is_left_out_without_leave(started: Callable[..., Participant])
     assert reports == [False, True]
 
 
-def test_an_alignment_test_makes_no_pack_without_leave(started: Callable[..., Participant]) -> None:
+def test_alignment_test_without_permission_builds_no_pack(started: Callable[..., Participant]) -> None:
     who = started(**alone_plan(alignment={"pivot": "tiny-x-3f0c9a1b2c3d", "frames": "random"}))
     who.session.policy = Policy(sends=("sketches", "scores"))
     with Bars() as bars, pytest.raises(PolicyRefused, match="agents send alignment"):
@@ -124,12 +124,12 @@ def test_an_alignment_test_makes_no_pack_without_leave(started: Callable[..., Pa
         {"sends": ["scores", "progress"]},
     ],
 )
-def test_a_refused_plan_is_neither_trained_nor_answered(
+def test_refused_plan_is_neither_trained_nor_answered(
     served: Served, started: Callable[..., Participant], rules: dict[str, Any]
 ) -> None:
     who = started(**alone_plan(adapter=LORA, strategy={"name": "fedavg"}))
     who.session.policy = Policy.model_validate(rules)
-    for act in (lambda: run(who, naps(20)), lambda: take_part(who, next_brief(who))):
+    for act in (lambda: run(who, limited_sleep(20)), lambda: take_part(who, next_brief(who))):
         with pytest.raises(PolicyRefused, match=f"policy.{next(iter(rules))} is .*; nothing is trained"):
             act()
     if "max_update_bytes" not in rules:
@@ -140,7 +140,7 @@ def test_a_refused_plan_is_neither_trained_nor_answered(
     assert view["counts"]["joined"] == 0
 
 
-def test_an_encoded_update_is_measured_before_it_is_sent(started: Callable[..., Participant]) -> None:
+def test_encoded_update_is_measured_before_it_is_sent(started: Callable[..., Participant]) -> None:
     who = started(**alone_plan(adapter=LORA, strategy={"name": "fedavg"}))
     brief = next_brief(who)
     who.session.policy = Policy(max_update_bytes=10**6)
@@ -154,7 +154,7 @@ def test_an_encoded_update_is_measured_before_it_is_sent(started: Callable[..., 
 
 
 @pytest.mark.parametrize("recipe", ["dense", "int8_own_last"])
-def test_no_update_is_larger_than_the_check_before_joining_allows(
+def test_updates_fit_the_size_checked_before_join(
     served: Served, started: Callable[..., Participant], recipe: str
 ) -> None:
     wire = {"recipe": recipe, "compression": "none"}
@@ -176,7 +176,7 @@ def test_no_update_is_larger_than_the_check_before_joining_allows(
     assert most - 6000 < size <= most
 
 
-def test_the_check_shows_the_policy_and_holds_a_plan_to_it(tmp_path: Path) -> None:
+def test_check_shows_policy_and_compares_the_plan(tmp_path: Path) -> None:
     file, planned = config(tmp_path), tmp_path / "plan.json"
     assert checked(file)["policy"].detail == "no [policy] in silo.toml: the plan decides (not enrolled yet)"
     file.write_text(f'{file.read_text()}[policy]\nstrategies = ["fedavg"]\nmax_update_bytes = 500\n')
@@ -195,7 +195,7 @@ def test_the_check_shows_the_policy_and_holds_a_plan_to_it(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     "rule", ['modules = ["b1"]', "max_update_bytes = 0", 'sends = ["text"]', "other = 1", 'plan = "md5:0"']
 )
-def test_a_misspelt_rule_is_refused(tmp_path: Path, rule: str) -> None:
+def test_misspelt_policy_rule_is_refused(tmp_path: Path, rule: str) -> None:
     file = config(tmp_path)
     file.write_text(f"{file.read_text()}[policy]\n{rule}\n")
     with pytest.raises(SettingsUnusable, match=r"policy\."):

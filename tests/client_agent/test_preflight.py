@@ -1,4 +1,4 @@
-"""`tessera agent check` under a plan: whose it is, what a step needs, texts that the model cannot read."""
+"""`tessera agent check` under a plan: its source, memory of a step, and unreadable texts."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ from schemas.messages.enrolment import Profile
 from schemas.messages.federations import AdapterPlan
 from tests.client_agent.conftest import checked, enrolled, save_model
 from tests.client_agent.model.test_few_bits import bytes_in
-from tests.client_agent.test_daemon import config, naps
+from tests.client_agent.test_daemon import config, limited_sleep
 from tests.full_disk import mounted
 from tests.served import PROFILE, Served
 
 SMALL = {"steps": 1, "batch_size": 2, "max_length": 40, "gradient_checkpointing": True}
 
 
-def found(file: Path, plan: Path | None = None) -> dict[str, str]:
+def details_by_subject(file: Path, plan: Path | None = None) -> dict[str, str]:
     return {finding.subject: finding.detail for finding in findings(file, plan)}
 
 
-def test_a_plans_file_decides_what_a_step_needs(tmp_path: Path) -> None:
+def test_step_memory_follows_the_given_plan(tmp_path: Path) -> None:
     file, plan = config(tmp_path), tmp_path / "plan.json"
-    usual = found(file)["memory"]
+    usual = details_by_subject(file)["memory"]
     assert "a step of 8 x 64 tokens (assumed; the federation's plan is known after enrolment)" in usual
     plan.write_text(json.dumps({"name": "x", "strategy": {"name": "fedavg"}, "training": SMALL}))
-    small = found(file, plan)["memory"]
+    small = details_by_subject(file, plan)["memory"]
     assert f"a step of 2 x 40 tokens ({plan})" in small
     assert "with checkpointing, as planned" in small
     trained = 3 * 4 * size(pq_layout(AdapterPlan().modules(), 32))  # gradients, Adam's moments
@@ -46,11 +46,11 @@ def test_a_plans_file_decides_what_a_step_needs(tmp_path: Path) -> None:
         assert ours - trained == pytest.approx((theirs - trained) * 80 / 512, abs=0.06 * 2**20)
 
 
-def test_a_lora_in_every_layer_needs_more_than_p_and_q(tmp_path: Path) -> None:
+def test_lora_in_all_layers_needs_more_memory(tmp_path: Path) -> None:
     file, plan = config(tmp_path), tmp_path / "plan.json"
-    usual = bytes_in(found(file)["memory"])
+    usual = bytes_in(details_by_subject(file)["memory"])
     plan.write_text(json.dumps({"name": "x", "strategy": {"name": "fedavg"}, "adapter": {"kind": "lora"}}))
-    lora = bytes_in(found(file, plan)["memory"].replace("8 x 512", "8 x 64"))
+    lora = bytes_in(details_by_subject(file, plan)["memory"].replace("8 x 512", "8 x 64"))
     assert lora[1] > usual[1]
 
 
@@ -62,24 +62,24 @@ def test_a_lora_in_every_layer_needs_more_than_p_and_q(tmp_path: Path) -> None:
         (1, 0, "prefix_cache_mib is 0"),
     ],
 )
-def test_what_stored_layers_take_is_printed(tmp_path: Path, layers: int, mib: int, expected: str) -> None:
+def test_memory_of_stored_layers_is_printed(tmp_path: Path, layers: int, mib: int, expected: str) -> None:
     file, plan = config(tmp_path), tmp_path / "plan.json"
     file.write_text(f"{file.read_text()}\nprefix_cache_mib = {mib}\n")
     adapter = {"kind": "lora", "layers": layers}
     plan.write_text(json.dumps({"name": "x", "strategy": {"name": "fedavg"}, "adapter": adapter}))
-    assert expected in found(file, plan)["frozen prefix"]
+    assert expected in details_by_subject(file, plan)["frozen prefix"]
 
 
-def test_a_plan_that_is_none_is_said_and_hides_nothing_else(tmp_path: Path) -> None:
+def test_invalid_plan_leaves_other_findings(tmp_path: Path) -> None:
     plan = tmp_path / "plan.json"
     plan.write_text("{}")
-    said = found(config(tmp_path), plan)
+    said = details_by_subject(config(tmp_path), plan)
     assert "is not a federation plan" in said["memory"]
     assert said["model"].startswith("llama-96x4-")
 
 
 @pytest.mark.slow
-def test_an_enrolled_silo_is_checked_under_its_federations_plan(
+def test_enrolled_silo_is_checked_under_its_plan(
     tmp_path: Path, fresh_database: Callable[[str], str], serve: Callable[..., Served]
 ) -> None:
     served = serve(fresh_database("sqlite"), tick_seconds=0.05, retry_seconds=0.05)
@@ -90,17 +90,17 @@ def test_an_enrolled_silo_is_checked_under_its_federations_plan(
     silo, folder = open_silo(read_settings(file)), read_settings(file).folder
     with ExitStack() as stack:
         who = enrolled(served, federation_id, silo, folder, stack)
-        assert "2 x 40 tokens (the federation's plan)" in found(file)["memory"]
+        assert "2 x 40 tokens (the federation's plan)" in details_by_subject(file)["memory"]
         served.admin.post(f"/v1/federations/{federation_id}/start")
-        assert "2 x 40 tokens (the federation's plan)" in found(file)["memory"]
-        run(who, naps(500))
+        assert "2 x 40 tokens (the federation's plan)" in details_by_subject(file)["memory"]
+        run(who, limited_sleep(500))
     # The federation is over and its coordinator gone: the rounds on disk still say it.
     served.stop()
-    assert "2 x 40 tokens (the federation's plan)" in found(file)["memory"]
+    assert "2 x 40 tokens (the federation's plan)" in details_by_subject(file)["memory"]
 
 
 @pytest.mark.parametrize("is_known", [False, True])
-def test_an_interrupted_rotation_is_mentioned_with_what_to_do(
+def test_interrupted_rotation_is_reported_with_a_remedy(
     tmp_path: Path, fresh_database: Callable[[str], str], serve: Callable[..., Served], is_known: bool
 ) -> None:
     served = serve(fresh_database("sqlite"))
@@ -112,7 +112,7 @@ def test_an_interrupted_rotation_is_mentioned_with_what_to_do(
 
     with connect(None) as api:
         enrol(api, folder, token=token, name="aster", profile=Profile.model_validate(PROFILE))
-    assert "rotate-key" not in found(file)["identity"]
+    assert "rotate-key" not in details_by_subject(file)["identity"]
     old = (folder / "client.key").read_bytes()
     replace_key(connect, folder, at_once=True)
     (folder / "client.key").rename(folder / "next.key")
@@ -129,14 +129,14 @@ def test_an_interrupted_rotation_is_mentioned_with_what_to_do(
     )
 
 
-def test_texts_that_the_model_cannot_read_are_found_before_a_round(tmp_path: Path) -> None:
+def test_unreadably_long_texts_are_found_before_a_round(tmp_path: Path) -> None:
     model = save_model(tmp_path / "short", "gpt2", max_position_embeddings=8)
-    said = found(config(tmp_path, model=model))
+    said = details_by_subject(config(tmp_path, model=model))
     assert "reads 8 at most" in said["data"]
     assert "set training.max_length to 8 or less" in said["data"]
 
 
-def test_answers_that_nothing_stops_fail_the_check(tmp_path: Path) -> None:
+def test_answers_without_an_end_fail_the_check(tmp_path: Path) -> None:
     rows = [
         {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": c}]} for c in "bcdef"
     ]

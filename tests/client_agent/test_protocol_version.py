@@ -1,4 +1,4 @@
-"""An agent and a coordinator of different versions: the agent ends, and says which to upgrade."""
+"""Agents and coordinators of different versions: the agent ends and names the older one."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from client_agent.transport import handshake
 from client_agent.transport.handshake import require_sums
 from schemas.messages.federations import FederationPlan
 from schemas.messages.tokens import Hello
-from tests.client_agent.test_daemon import alone_plan, naps
+from tests.client_agent.test_daemon import alone_plan, limited_sleep
 
 Enrolled = Callable[..., Participant]
 HELLO = {
@@ -67,11 +67,11 @@ def test_agent_of_another_version_ends(
     participant = started(**alone_plan())
     monkeypatch.setattr(handshake, "PROTOCOL_VERSION", version)
     with pytest.raises(VersionMismatch, match=message):
-        run(participant, naps(5))
+        run(participant, limited_sleep(5))
 
 
 def test_agent_that_cannot_read_a_brief_ends(started: Enrolled) -> None:
     line = Changed("/current", training={"learning_rate": "warm"})
     participant = started(line, **alone_plan())
     with pytest.raises(VersionMismatch, match=r"training\.learning_rate.*; upgrade"):
-        run(participant, naps(5))
+        run(participant, limited_sleep(5))

@@ -1,4 +1,4 @@
-"""The Python way in, as a user's script writes it."""
+"""The Python interface, as in a user's script."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.studies.studies import write_study
 ROOT = Path(__file__).parents[2]
 
 
-def test_a_silo_takes_part_from_python(served: Served, tmp_path: Path) -> None:
+def test_silo_takes_part_from_python(served: Served, tmp_path: Path) -> None:
     federation_id = served.federation(**alone_plan(rounds={"total": 1, "min_clients": 1}))
     token = served.enrolment_token(federation_id, "aster")
     served.admin.post(f"/v1/federations/{federation_id}/start")
@@ -32,7 +32,7 @@ def test_a_silo_takes_part_from_python(served: Served, tmp_path: Path) -> None:
     assert (participant.workspace.home / "final_weights.safetensors").is_file()
 
 
-def test_a_participant_needs_a_membership(tmp_path: Path) -> None:
+def test_participant_needs_a_membership(tmp_path: Path) -> None:
     with pytest.raises(NotEnrolled), open_participant(AgentSettings.from_toml(str(config(tmp_path)))):
         pass
 
@@ -71,12 +71,12 @@ def test_example_at_the_top_of_the_page_runs(tmp_path: Path) -> None:
     assert (tmp_path / "runs" / "first" / "report.json").is_file()
 
 
-def test_an_unknown_method_is_refused_before_anything_runs(tmp_path: Path) -> None:
+def test_unknown_method_is_refused_before_the_study_runs(tmp_path: Path) -> None:
     with pytest.raises(StudyUnusable, match="unknown method fedmagic"):
         simulate(Study.from_toml(write_study(tmp_path)), methods=["fedmagic"], out=tmp_path / "out")
 
 
-def test_importing_the_package_imports_no_torch() -> None:
+def test_package_import_loads_no_torch() -> None:
     code = (
         "import sys, client_agent, studies\n"
         "from client_agent import AgentSettings, open_participant\n"

@@ -1,4 +1,4 @@
-"""What a template of one's own may say, and the errors of silo.toml and of studies where it does not."""
+"""Custom row templates: valid fields, and errors of silo.toml and of studies."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ OWN = 'template = { prompt = "{text}", answer = "{label}" }\n'
     ],
 )
 @pytest.mark.parametrize("is_study", [False, True])
-def test_a_template_that_is_unclear_is_refused(
+def test_template_that_is_unclear_is_refused(
     tmp_path: Path, written: str, error: str, *, is_study: bool
 ) -> None:
     file = tmp_path / "file.toml"
@@ -65,7 +65,7 @@ def test_a_template_that_is_unclear_is_refused(
         ({"prompt": "{text} {label}"}, r"shows the answer: it has {label} too"),
     ],
 )
-def test_options_that_decide_nothing_are_refused(changes: dict[str, Any], error: str) -> None:
+def test_options_without_effect_are_refused(changes: dict[str, Any], error: str) -> None:
     whole = {"prompt": "{text}", "answer": "{label}", "options": ["yes", "no"]}
     RowTemplate.model_validate(whole)
     with pytest.raises(ValueError, match=error):

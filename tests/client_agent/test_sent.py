@@ -1,4 +1,4 @@
-"""`tessera agent sent` lists every body that left the silo, and saves those that are still there."""
+"""`tessera agent sent` lists all bodies that left the silo, and saves those still stored."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from client_agent.transport.sent_log import SentLog, SentLogUnwritable
 from schemas.messages.scores import Scores
 from tests.client_agent.commands import tessera
 from tests.client_agent.conftest import config
-from tests.client_agent.test_daemon import alone_plan, naps
+from tests.client_agent.test_daemon import alone_plan, limited_sleep
 from tests.served import Served
 
 PUT = "http://127.0.0.1:1/tessera/v1/federations/fed_1/rounds/{}/{}"
@@ -33,14 +33,14 @@ def listed(file: Path, *arguments: object) -> list[dict[str, Any]]:
 
 
 @pytest.mark.slow
-def test_all_that_left_in_two_rounds_is_listed_and_saved(served: Served, tmp_path: Path) -> None:
+def test_sent_bodies_are_listed_and_saved(served: Served, tmp_path: Path) -> None:
     federation_id = served.federation(**alone_plan())
     file = config(tmp_path, url=served.url)
     settings = read_settings(file)
     token = served.enrolment_token(federation_id, "aster")
     with open_participant(settings, (token, "aster")) as participant:
         served.admin.post(f"/v1/federations/{federation_id}/start")
-        run(participant, naps(500))
+        run(participant, limited_sleep(500))
         updates = [folder.read("update.body") for folder in participant.workspace.rounds.newest_first()]
     entries = listed(file)
     kinds = [entry["kind"] for entry in entries if entry["kind"] != "progress"]
@@ -71,7 +71,7 @@ def recorded(log: SentLog, number: int, kind: str, body: bytes) -> None:
     log.record(httpx.Request("PUT", PUT.format(number, kind), content=body))
 
 
-def test_the_log_is_bounded_and_progress_does_not_crowd_out_updates(tmp_path: Path) -> None:
+def test_sent_log_is_bounded_and_keeps_updates(tmp_path: Path) -> None:
     log = SentLog(tmp_path, file_bytes=2000)
     recorded(log, 1, "update", b"weights")
     for number in range(200):
@@ -98,7 +98,7 @@ def test_the_log_is_bounded_and_progress_does_not_crowd_out_updates(tmp_path: Pa
         ("something/new", b"{}", "other"),
     ],
 )
-def test_a_line_names_what_was_sent(route: str, body: bytes, kind: str, tmp_path: Path) -> None:
+def test_log_entry_names_the_kind_of_body(route: str, body: bytes, kind: str, tmp_path: Path) -> None:
     log = SentLog(tmp_path)
     log.record(httpx.Request("PUT", f"http://127.0.0.1:1/v1/federations/fed_1/{route}", content=body))
     (entry,) = log.entries()
@@ -106,7 +106,7 @@ def test_a_line_names_what_was_sent(route: str, body: bytes, kind: str, tmp_path
     assert entry.sha256 == (hashlib.sha256(body).hexdigest() if body else None)
 
 
-def test_a_line_that_a_crash_cut_is_skipped(tmp_path: Path) -> None:
+def test_line_that_a_crash_cut_is_skipped(tmp_path: Path) -> None:
     log = SentLog(tmp_path)
     recorded(log, 1, "update", b"weights")
     with (tmp_path / "sent" / "requests.jsonl").open("ab") as file:
@@ -115,7 +115,7 @@ def test_a_line_that_a_crash_cut_is_skipped(tmp_path: Path) -> None:
     assert [entry.round for entry in log.entries()] == [1, 2]
 
 
-def test_nothing_is_sent_that_the_log_cannot_hold(tmp_path: Path) -> None:
+def test_request_is_not_sent_without_a_log_entry(tmp_path: Path) -> None:
     (tmp_path / "sent").touch()  # a file where the log's folder belongs
     arrived: list[httpx.Request] = []
     transport = httpx.MockTransport(lambda request: arrived.append(request) or httpx.Response(200, json={}))
@@ -128,7 +128,7 @@ def test_nothing_is_sent_that_the_log_cannot_hold(tmp_path: Path) -> None:
     assert [request.method for request in arrived] == ["GET"]
 
 
-def test_a_try_that_does_not_arrive_is_in_the_log(tmp_path: Path) -> None:
+def test_failed_request_is_in_the_log(tmp_path: Path) -> None:
     log = SentLog(tmp_path)
     with (
         CoordinatorApi(
@@ -140,7 +140,7 @@ def test_a_try_that_does_not_arrive_is_in_the_log(tmp_path: Path) -> None:
     assert {entry.bytes for entry in log.entries()} == {7}
 
 
-def test_an_agent_that_has_sent_nothing_says_so(tmp_path: Path) -> None:
+def test_empty_sent_log_is_reported(tmp_path: Path) -> None:
     file = config(tmp_path)
     for arguments, answer in (
         ([], "nothing has been sent yet"),

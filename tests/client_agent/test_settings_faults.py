@@ -1,4 +1,4 @@
-"""All faults of a silo's settings are listed at once, by option or by the variable that they come from."""
+"""Faults of a silo's settings are listed together, by option or by variable."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def _refusal(folder: Path, text: str) -> str:
     return str(refused.value)
 
 
-def test_all_faults_of_a_file_are_listed(tmp_path: Path) -> None:
+def test_faults_of_a_file_are_all_listed(tmp_path: Path) -> None:
     message = _refusal(
         tmp_path, 'test_share = 2\nmetrics = ["f1", "x"]\npolicy.max_update_byte = 1\nthreds = 1\n'
     )

@@ -1,4 +1,4 @@
-"""`tessera agent status`: whether the agent runs, what its coordinator says, how its rounds went."""
+"""`tessera agent status`: the running agent, its coordinator's answer, and its past rounds."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from client_agent.identity.agent_folder import exclusive
 from client_agent.storage.round_folder import CLOSED, UPDATE
 from tests.client_agent.conftest import config
 from tests.client_agent.rounds.test_checkpoints import tessera
-from tests.client_agent.test_daemon import Enrolled, alone_plan, naps
+from tests.client_agent.test_daemon import Enrolled, alone_plan, limited_sleep
 from tests.served import Served
 
 
-def beside(folder: Path, **changes: str) -> Path:
+def config_beside(folder: Path, **changes: str) -> Path:
     """Write a silo.toml into the agent's folder itself."""
     file = config(folder, **changes)
     file.write_text(file.read_text().replace("folder = 'state'", "folder = '.'"))
@@ -34,10 +34,10 @@ def status(file: Path, *, exit_code: int) -> dict[str, Any]:
     return found
 
 
-def test_an_agents_standing_follows_it_from_enrolment_to_the_end(
+def test_status_follows_an_agent_from_enrolment_to_end(
     served: Served, participant: Enrolled, tmp_path: Path
 ) -> None:
-    file = beside(tmp_path, url=served.url)
+    file = config_beside(tmp_path, url=served.url)
     federation_id = served.federation(**alone_plan())
     who = participant(federation_id)
     waiting = status(file, exit_code=1)
@@ -53,7 +53,7 @@ def test_an_agents_standing_follows_it_from_enrolment_to_the_end(
     served.admin.post(f"/v1/federations/{federation_id}/start")
     with exclusive(tmp_path):
         assert status(file, exit_code=0)["coordinator"].startswith("round 1 is ")
-        run(who, naps(500))
+        run(who, limited_sleep(500))
     ended = status(file, exit_code=0)
     assert (ended["running"], ended["coordinator"]) == (False, "the federation is finished")
     assert [one["round"] for one in ended["rounds"]] == [2, 1]
@@ -81,9 +81,7 @@ def test_an_agents_standing_follows_it_from_enrolment_to_the_end(
         assert part in shown, part
 
 
-def test_a_round_that_went_on_without_this_client_says_why(
-    served: Served, started: Enrolled, tmp_path: Path
-) -> None:
+def test_status_gives_the_reason_of_a_closed_round(served: Served, started: Enrolled, tmp_path: Path) -> None:
     rounds = {"total": 1, "min_clients": 1, "collect_seconds": 3.0}
     who = started(**alone_plan(limits={"max_norm": 1e-9}, rounds=rounds))
 
@@ -94,27 +92,27 @@ def test_a_round_that_went_on_without_this_client_says_why(
 
     with pytest.raises(Stopped):
         run(who, sleep)
-    file = beside(tmp_path, url=served.url)
+    file = config_beside(tmp_path, url=served.url)
     (closed,) = [one for one in status(file, exit_code=1)["rounds"] if "closed" in one["state"]]
     assert "norm-exceeded" in closed["state"]
     assert closed["bytes_sent"] is None
 
 
-def test_a_coordinator_that_is_gone_or_has_no_place_for_a_client_is_no_good_standing(
+def test_unreachable_coordinator_or_revoked_client_fails_status(
     served: Served, participant: Enrolled, tmp_path: Path
 ) -> None:
     federation_id = served.federation(**alone_plan())
     who = participant(federation_id)
     with exclusive(tmp_path):
-        gone = status(beside(tmp_path), exit_code=1)
+        gone = status(config_beside(tmp_path), exit_code=1)
         assert "did not answer" in gone["coordinator"]
         served.admin.delete(f"/v1/federations/{federation_id}/clients/{who.session.client_id}")
-        revoked = status(beside(tmp_path, url=served.url), exit_code=1)
+        revoked = status(config_beside(tmp_path, url=served.url), exit_code=1)
         assert "key-revoked" in revoked["coordinator"]
         assert revoked["running"]
 
 
-def test_who_is_not_enrolled_is_told_what_to_do(tmp_path: Path) -> None:
+def test_status_without_membership_names_enrol(tmp_path: Path) -> None:
     done = tessera("status", "--config", config(tmp_path))
     assert done.exit_code == 1
     assert "tessera agent enrol" in done.stderr

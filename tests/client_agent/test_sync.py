@@ -31,8 +31,8 @@ from tests.client_agent.conftest import enrolled, next_brief
 from tests.client_agent.offline import Killed, Machines
 from tests.client_agent.rounds.test_private_training import private_plan
 from tests.client_agent.secure_sum.summed_agents import plan as summed_plan
-from tests.client_agent.test_daemon import alone_plan, naps
-from tests.client_agent.test_status import beside
+from tests.client_agent.test_daemon import alone_plan, limited_sleep
+from tests.client_agent.test_status import config_beside
 from tests.scenarios.agents import environment
 from tests.served import Served
 
@@ -42,7 +42,7 @@ LORA = {"kind": "lora", "rank": 2, "roles": ["v"]}
 
 @pytest.fixture
 def machines(served: Served, silo: Silo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machines:
-    return Machines(beside(tmp_path, url=served.url), silo, monkeypatch)
+    return Machines(config_beside(tmp_path, url=served.url), silo, monkeypatch)
 
 
 def files_of(folder: Path) -> dict[str, bytes]:
@@ -77,7 +77,7 @@ def twin_of(who: Participant, folder: Path) -> Participant:
     ],
     ids=["fedmosaic", "ca_pfl", "fedex_lora"],
 )
-def test_killed_halves_of_a_round_make_the_bytes_of_run(
+def test_killed_sync_and_work_equal_an_uninterrupted_run(
     plan: dict[str, Any], started: Enrolled, machines: Machines, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     who = started(**alone_plan(**plan))
@@ -96,7 +96,7 @@ def test_killed_halves_of_a_round_make_the_bytes_of_run(
     assert folder.has(RECEIPT)
 
 
-def test_work_compares_outputs_on_texts_that_sync_fetched(
+def test_work_compares_outputs_on_fetched_texts(
     served: Served, participant: Enrolled, machines: Machines
 ) -> None:
     strategy = {"name": "fedmosaic", "options": {"distil": {"texts": 2}}}
@@ -130,7 +130,7 @@ def test_sync_and_work_take_part_until_the_end(served: Served, started: Enrolled
     status = tessera("status", "--config", machines.file)
     assert status.exit_code == 0
     assert "last sync" in status.stdout
-    run(who, naps(500))  # an agent with both a network and the model finds nothing left
+    run(who, limited_sleep(500))  # an agent with both a network and the model finds nothing left
 
 
 @pytest.mark.slow
@@ -145,7 +145,7 @@ def test_sync_joins_no_round_beyond_the_budget(started: Enrolled, machines: Mach
     assert not who.workspace.rounds.open(2).has(WEIGHTS)
 
 
-def test_a_newcomer_joins_with_the_sketch_that_work_made(
+def test_newcomer_joins_with_the_sketch_of_work(
     served: Served,
     silo: Silo,
     participant: Enrolled,
@@ -170,7 +170,7 @@ def test_a_newcomer_joins_with_the_sketch_that_work_made(
 
 
 @pytest.mark.slow
-def test_work_makes_a_pack_and_sketches_from_what_sync_fetched(
+def test_work_builds_pack_and_sketches_from_fetched_data(
     served: Served, participant: Enrolled, silo: Silo, machines: Machines
 ) -> None:
     federation_id = served.federation(
@@ -196,7 +196,7 @@ def test_work_makes_a_pack_and_sketches_from_what_sync_fetched(
     assert who.workspace.rounds.open(1).has(UPDATE)
 
 
-def test_an_update_without_its_reference_is_made_again_by_work(started: Enrolled, machines: Machines) -> None:
+def test_update_without_reference_is_rebuilt_by_work(started: Enrolled, machines: Machines) -> None:
     who = started(**alone_plan())
     next_brief(who)
     for _ in range(2):
@@ -220,7 +220,7 @@ def test_an_update_without_its_reference_is_made_again_by_work(started: Enrolled
     assert folder.has(RECEIPT)
 
 
-def test_summed_updates_need_a_sync_that_waits(
+def test_summed_updates_require_a_waiting_sync(
     served: Served, participant: Enrolled, machines: Machines
 ) -> None:
     federation_id = served.federation(**summed_plan(3))
@@ -236,7 +236,7 @@ def test_summed_updates_need_a_sync_that_waits(
     assert folder.has(INPUT)
 
     def ends(client: Any) -> None:
-        client.session.api._sleep = naps(0)
+        client.session.api._sleep = limited_sleep(0)
 
     with pytest.raises(Stopped):  # it stays in the sum, whose other members are missing
         machines.sync(change=ends)
@@ -275,7 +275,7 @@ def test_sync_needs_no_torch(started: Enrolled, silo: Silo, machines: Machines) 
     assert who.workspace.rounds.open(1).has(WEIGHTS)
 
 
-def test_a_silo_enrols_with_the_profile_of_work(
+def test_silo_enrols_with_the_profile_of_work(
     served: Served, silo: Silo, machines: Machines, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     token = served.enrolment_token(served.federation(**alone_plan()), "aster")
@@ -288,7 +288,7 @@ def test_a_silo_enrols_with_the_profile_of_work(
     assert tessera(*arguments).exit_code == 0
 
 
-def test_work_that_is_out_of_time_asks_to_be_called_again(
+def test_work_out_of_time_exits_with_code_75(
     started: Enrolled, machines: Machines, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     who = started(**alone_plan())
@@ -302,7 +302,7 @@ def test_work_that_is_out_of_time_asks_to_be_called_again(
     assert machines.work() == "train"
 
 
-def test_a_file_system_without_locks_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_file_system_without_locks_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:
         raise OSError(errno.ENOLCK, "No locks available")
 

@@ -1,4 +1,4 @@
-"""An agent with trackers records every step and every round, in its own folder, and no text."""
+"""Trackers record all steps and rounds of an agent in its own folder, and no text."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from client_agent.session import open_participant
 from client_agent.settings import read_settings
 from tests.client_agent.commands import tessera
 from tests.client_agent.conftest import checked, config, next_brief
-from tests.client_agent.test_daemon import alone_plan, naps
+from tests.client_agent.test_daemon import alone_plan, limited_sleep
 from tests.served import Served
 from tests.tracked import in_new_process, recorded, recorded_by_trackio
 
@@ -29,7 +29,7 @@ def with_trackers(folder: Path, line: str = 'report_to = ["tensorboard"]', **cha
 
 
 @pytest.mark.slow
-def test_steps_and_rounds_of_a_restarted_agent_are_in_one_run(served: Served, tmp_path: Path) -> None:
+def test_tracker_run_continues_after_a_restart(served: Served, tmp_path: Path) -> None:
     federation_id = served.federation(**alone_plan())
     file = with_trackers(tmp_path, url=served.url)
     settings = read_settings(file)
@@ -38,7 +38,7 @@ def test_steps_and_rounds_of_a_restarted_agent_are_in_one_run(served: Served, tm
         served.admin.post(f"/v1/federations/{federation_id}/start")
         take_part(participant, next_brief(participant))
     with open_participant(settings) as participant:
-        run(participant, naps(500))
+        run(participant, limited_sleep(500))
         sizes = [len(folder.read("update.body")) for folder in participant.workspace.rounds.newest_first()]
     values = recorded(tmp_path / "state" / "trackers")
     assert [step for step, _ in values["train/loss"]] == [1, 2, 3, 4]
@@ -71,16 +71,14 @@ def test_trackio_has_the_steps_of_a_silo(tmp_path: Path) -> None:
     assert [row["step"] for row in rows if "trained/loss" in row] == [1]
 
 
-def test_training_without_a_federation_is_recorded_too(tmp_path: Path) -> None:
+def test_training_alone_is_recorded(tmp_path: Path) -> None:
     train(with_trackers(tmp_path))
     values = recorded(tmp_path / "state" / "trackers")
     assert [step for step, _ in values["train/loss"]] == [1, 2]
     assert len(values["trained/loss"]) == 1
 
 
-def test_a_missing_library_is_an_error_before_a_model_is_loaded(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_missing_tracker_library_is_an_early_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("schemas.trackers.options.find_spec", lambda name: None)
     file = with_trackers(tmp_path)
     said = r"tensorboard is not installed.*pip install '\.\[tensorboard\]'"
@@ -100,7 +98,7 @@ def test_options_of_trackers_fit_each_other(tmp_path: Path) -> None:
         read_settings(file)
 
 
-def test_check_names_the_server_that_values_go_to(tmp_path: Path) -> None:
+def test_check_names_the_server_of_tracked_values(tmp_path: Path) -> None:
     lines = 'report_to = ["tensorboard", "mlflow"]\nmlflow_uri = "https://mlflow.example.org"'
     assert checked(with_trackers(tmp_path, lines))["trackers"].detail == (
         "tensorboard, mlflow: values go to https://mlflow.example.org"

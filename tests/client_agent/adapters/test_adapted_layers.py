@@ -1,4 +1,4 @@
-"""Adapters in some layers only: the same tensors on both sides, and nothing in the other layers."""
+"""Adapters in some layers only: equal layouts of client and coordinator, and no other adapted layers."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ NO_DATA = SiloData(train=(), validation=(), test=())
     ],
 )
 @pytest.mark.parametrize("model_type", ["llama", "phi3"])
-def test_both_sides_lay_out_the_same_tensors(
+def test_client_and_coordinator_lay_out_the_same_tensors(
     tiny: Callable[..., BaseModel],
     model_type: str,
     fields: dict[str, Any],
@@ -57,9 +57,7 @@ def test_blocks_divide_the_layers_of_the_plan(tiny: Callable[..., BaseModel]) ->
 
 
 @pytest.mark.parametrize("layers", [5, (0, 4)])
-def test_a_model_without_the_layers_of_the_plan_is_refused(
-    tiny: Callable[..., BaseModel], layers: Any
-) -> None:
+def test_model_without_planned_layers_is_refused(tiny: Callable[..., BaseModel], layers: Any) -> None:
     with pytest.raises(LayoutMismatch, match="a model of 4 layers has no"):
         inject(tiny(), AdapterPlan(kind="lora", layers=layers), {}, gated=False, seed=0)
 
@@ -72,12 +70,12 @@ def test_a_model_without_the_layers_of_the_plan_is_refused(
         ({"layers": 3}, "blocks\n.*at most 3"),
     ],
 )
-def test_layers_that_are_none_are_refused(fields: dict[str, Any], reason: str) -> None:
+def test_invalid_layers_of_a_plan_are_refused(fields: dict[str, Any], reason: str) -> None:
     with pytest.raises(ValidationError, match=reason):
         AdapterPlan.model_validate(fields)
 
 
-def test_layers_are_sorted_and_stay_what_they_are() -> None:
+def test_layers_are_sorted_and_survive_json() -> None:
     plan = AdapterPlan.model_validate_json('{"kind": "lora", "layers": [4, 2]}')
     assert AdapterPlan.model_validate_json(plan.model_dump_json()) == plan
     assert plan.layers == (2, 4)

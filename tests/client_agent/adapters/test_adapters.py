@@ -1,4 +1,4 @@
-"""Adapters around a base model: which modules, what is copied, and that nothing stays behind."""
+"""Adapters around a base model: adapted modules, copied states, and clean removal."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def noise_for(adapter: Adapter) -> dict[str, np.ndarray]:
     return {name: rng.standard_normal(shape).astype(np.float32) for name, shape in adapter.layout.items()}
 
 
-def test_the_last_layer_of_each_block_is_wrapped_whatever_the_depth(tiny: Callable[..., BaseModel]) -> None:
+def test_last_layer_of_each_block_is_wrapped(tiny: Callable[..., BaseModel]) -> None:
     for layers, ends in ((4, [1, 3]), (5, [1, 4]), (7, [2, 6])):
         base = tiny(num_hidden_layers=layers)
         with inject_pq(base, PLAN, random_frames(base, PLAN, 0), gated=False):
@@ -46,7 +46,7 @@ def test_the_last_layer_of_each_block_is_wrapped_whatever_the_depth(tiny: Callab
         assert sorted(wrapped) == ends
 
 
-def test_tensors_of_models_of_different_depth_have_the_same_names(tiny: Callable[..., BaseModel]) -> None:
+def test_tensor_names_do_not_depend_on_depth(tiny: Callable[..., BaseModel]) -> None:
     names = []
     for layers in (4, 7):
         base = tiny(num_hidden_layers=layers)
@@ -56,7 +56,7 @@ def test_tensors_of_models_of_different_depth_have_the_same_names(tiny: Callable
     assert "b1.down.P" in names[0]
 
 
-def test_target_modules_are_the_only_ones_with_p_and_q(tiny: Callable[..., BaseModel]) -> None:
+def test_target_modules_alone_have_p_and_q(tiny: Callable[..., BaseModel]) -> None:
     base = tiny()
     plan = PLAN.model_copy(update={"target_modules": ("b1.down", "b0.q"), "same_architecture_rank": 2})
     frames = random_frames(base, plan, 0)
@@ -76,7 +76,7 @@ def test_only_framed_modules_are_wrapped(tiny: Callable[..., BaseModel]) -> None
         assert sum(isinstance(module, PQLinear) for module in base.model.modules()) == 2
 
 
-def test_a_role_that_the_plan_leaves_out_is_left_alone(tiny: Callable[..., BaseModel]) -> None:
+def test_roles_outside_the_plan_stay_unwrapped(tiny: Callable[..., BaseModel]) -> None:
     base = tiny()
     plan = AdapterPlan(rank=8, blocks=2, roles=("q",))
     with inject_pq(base, plan, random_frames(base, PLAN, 0), gated=False) as adapter:
@@ -92,7 +92,7 @@ def make_lora(base: BaseModel) -> Adapter:
 
 
 @pytest.mark.parametrize("make", [make_pq, make_lora])
-def test_removing_restores_the_model_exactly(
+def test_removed_adapter_restores_the_model_exactly(
     tiny: Callable[..., BaseModel], make: Callable[[BaseModel], Adapter]
 ) -> None:
     base = tiny()
@@ -111,7 +111,7 @@ def test_removing_restores_the_model_exactly(
 
 
 @pytest.mark.parametrize("make", [make_pq, make_lora])
-def test_a_model_is_bare_again_when_training_fails(
+def test_model_is_bare_after_failed_load(
     tiny: Callable[..., BaseModel], make: Callable[[BaseModel], Adapter]
 ) -> None:
     base = tiny()
@@ -122,7 +122,7 @@ def test_a_model_is_bare_again_when_training_fails(
 
 
 @pytest.mark.parametrize("make", [make_pq, make_lora])
-def test_state_comes_back_as_it_was_loaded(
+def test_loaded_state_is_read_back_unchanged(
     tiny: Callable[..., BaseModel], make: Callable[[BaseModel], Adapter]
 ) -> None:
     with make(tiny()) as adapter:
@@ -139,7 +139,7 @@ def test_state_comes_back_as_it_was_loaded(
 
 
 @pytest.mark.parametrize("make", [make_pq, make_lora])
-def test_tensors_that_do_not_fit_are_refused_and_change_nothing(
+def test_unfit_tensors_are_refused_and_change_nothing(
     tiny: Callable[..., BaseModel], make: Callable[[BaseModel], Adapter]
 ) -> None:
     with make(tiny()) as adapter:
@@ -156,7 +156,7 @@ def test_tensors_that_do_not_fit_are_refused_and_change_nothing(
             np.testing.assert_array_equal(adapter.state()[remaining[0]], state[remaining[0]])
 
 
-def test_frames_of_another_model_or_none_at_all_are_refused(tiny: Callable[..., BaseModel]) -> None:
+def test_missing_or_foreign_frames_are_refused(tiny: Callable[..., BaseModel]) -> None:
     base, wider = tiny(), tiny(hidden_size=64)
     for frames in (random_frames(wider, PLAN, 0), random_frames(base, AdapterPlan(rank=4), 0), {}):
         with pytest.raises(LayoutMismatch, match="alignment pack"):
@@ -164,14 +164,14 @@ def test_frames_of_another_model_or_none_at_all_are_refused(tiny: Callable[..., 
     assert not any(isinstance(module, PQLinear) for module in base.model.modules())
 
 
-def test_a_model_with_fewer_layers_than_blocks_is_told_so(tiny: Callable[..., BaseModel]) -> None:
+def test_model_with_fewer_layers_than_blocks_is_refused(tiny: Callable[..., BaseModel]) -> None:
     base = tiny()
     deep = AdapterPlan(rank=8, blocks=5)
     with pytest.raises(LayoutMismatch, match="4 layers cannot be cut into 5 blocks"):
         inject_pq(base, deep, random_frames(base, deep, 0), gated=False)
 
 
-def test_two_adapters_at_once_are_refused(tiny: Callable[..., BaseModel]) -> None:
+def test_second_adapter_is_refused(tiny: Callable[..., BaseModel]) -> None:
     base = tiny()
     for first in (make_pq, make_lora):
         for second in (make_pq, make_lora):
@@ -179,7 +179,7 @@ def test_two_adapters_at_once_are_refused(tiny: Callable[..., BaseModel]) -> Non
                 second(base)
 
 
-def test_gates_are_private_and_the_merged_state_is_what_acts(tiny: Callable[..., BaseModel]) -> None:
+def test_gates_are_private_and_merged_state_equals_mixture(tiny: Callable[..., BaseModel]) -> None:
     base = tiny()
     frames = random_frames(base, PLAN, 0)
     with inject_pq(base, PLAN, frames, gated=True) as adapter:
@@ -200,7 +200,7 @@ def test_gates_are_private_and_the_merged_state_is_what_acts(tiny: Callable[...,
             adapter.load_global(served)
 
 
-def test_every_frame_has_its_own_learning_rate_and_the_gate_trains_at_its_frames(
+def test_frames_have_their_own_learning_rates(
     tiny: Callable[..., BaseModel],
 ) -> None:
     base = tiny()
@@ -219,7 +219,7 @@ def test_every_frame_has_its_own_learning_rate_and_the_gate_trains_at_its_frames
     assert rates["b0.k.gate"] == (0.01, 0.0)
 
 
-def test_ordinary_lora_is_on_every_layer_with_the_contracts_names(each_architecture: BaseModel) -> None:
+def test_lora_adapts_all_layers_with_contract_names(each_architecture: BaseModel) -> None:
     base = each_architecture
     plan = AdapterPlan(kind="lora", rank=4, scale=3.0, roles=("q", "v", "down"))
     before = logits_of(base)
@@ -239,7 +239,7 @@ def test_ordinary_lora_is_on_every_layer_with_the_contracts_names(each_architect
         torch.testing.assert_close(layer(x), expected)
 
 
-def test_two_agents_start_the_same_lora_and_another_seed_another(tiny: Callable[..., BaseModel]) -> None:
+def test_lora_start_follows_from_the_seed(tiny: Callable[..., BaseModel]) -> None:
     states = []
     for seed in (0, 0, 1):
         with inject_lora(tiny(), PLAN, seed=seed) as adapter:
@@ -248,7 +248,7 @@ def test_two_agents_start_the_same_lora_and_another_seed_another(tiny: Callable[
     assert not np.array_equal(states[0], states[2])
 
 
-def test_a_lora_served_as_zeros_can_still_learn(tiny: Callable[..., BaseModel]) -> None:
+def test_lora_served_as_zeros_starts_with_drawn_a(tiny: Callable[..., BaseModel]) -> None:
     with inject_lora(tiny(), PLAN) as adapter:
         start = adapter.state()
         adapter.load({name: np.zeros_like(values) for name, values in start.items()})
@@ -257,7 +257,7 @@ def test_a_lora_served_as_zeros_can_still_learn(tiny: Callable[..., BaseModel]) 
 
 
 @pytest.mark.slow
-def test_memory_is_flat_and_no_hook_is_left_over_many_rounds(tiny: Callable[..., BaseModel]) -> None:
+def test_repeated_rounds_leave_no_tensors_or_hooks(tiny: Callable[..., BaseModel]) -> None:
     base = tiny()
 
     def tensors() -> int:
@@ -277,7 +277,7 @@ def test_memory_is_flat_and_no_hook_is_left_over_many_rounds(tiny: Callable[...,
     assert not any(m._forward_hooks or m._forward_pre_hooks for m in base.model.modules())
 
 
-def test_random_frames_follow_from_the_seed_and_have_rate_one(tiny: Callable[..., BaseModel]) -> None:
+def test_random_frames_follow_from_seed_with_rate_one(tiny: Callable[..., BaseModel]) -> None:
     frames, again, different = (random_frames(tiny(), PLAN, seed) for seed in (3, 3, 4))
     for name, frame in frames.items():
         np.testing.assert_array_equal(frame.A, again[name].A)

@@ -57,7 +57,7 @@ def write_into(base: BaseModel, base_delta: dict[str, Factors]) -> None:
                 linear.weight[rows] += added
 
 
-def test_a_base_delta_acts_as_if_it_were_in_the_weights(each_architecture: BaseModel) -> None:
+def test_base_delta_acts_as_changed_base_weights(each_architecture: BaseModel) -> None:
     base = each_architecture
     bare, base_delta = logits(base), random_base_delta(base)
     with inject_lora(base, PLAN) as adapter:
@@ -73,7 +73,7 @@ def test_a_base_delta_acts_as_if_it_were_in_the_weights(each_architecture: BaseM
     assert np.abs(changed - bare).max() > 0.05
 
 
-def test_as_lora_says_what_adapter_and_base_delta_do_together(tiny: Callable[..., BaseModel]) -> None:
+def test_as_lora_includes_the_base_delta(tiny: Callable[..., BaseModel]) -> None:
     base = tiny("gpt2")
     rng = np.random.default_rng(1)
     with inject_lora(base, PLAN) as adapter:
@@ -92,7 +92,7 @@ def test_as_lora_says_what_adapter_and_base_delta_do_together(tiny: Callable[...
     np.testing.assert_array_equal(together[path].A, alone[path].A)
 
 
-def test_a_base_delta_is_frozen_while_the_adapter_trains(
+def test_base_delta_is_frozen_during_training(
     tiny: Callable[..., BaseModel], examples: list[Example]
 ) -> None:
     base = tiny()
@@ -109,7 +109,7 @@ def test_a_base_delta_is_frozen_while_the_adapter_trains(
         )
 
 
-def test_only_a_whole_lora_of_the_same_widths_can_be_folded(tiny: Callable[..., BaseModel]) -> None:
+def test_base_delta_requires_whole_lora_of_same_widths(tiny: Callable[..., BaseModel]) -> None:
     base = tiny()
     base_delta = random_base_delta(base)
     with inject_lora(base, PLAN) as adapter:

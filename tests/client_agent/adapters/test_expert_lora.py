@@ -1,4 +1,4 @@
-"""A bank of LoRA experts: what it computes, what trains, and how its experts begin."""
+"""A bank of LoRA experts: its function, training and initialisation."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def bank_of(base: BaseModel, *, trained: bool = True) -> ExpertLora:
 
 @pytest.mark.parametrize("architecture", ["llama", "phi3", "gpt2"])
 @pytest.mark.parametrize("weights", [None, torch.tensor([0.25, 0.5])])
-def test_the_bank_is_the_weighed_sum_of_its_loras(
+def test_bank_equals_weighted_sum_of_its_loras(
     tiny: Callable[..., BaseModel], architecture: str, weights: torch.Tensor | None
 ) -> None:
     base = tiny(architecture)
@@ -72,7 +72,7 @@ def test_the_bank_is_the_weighed_sum_of_its_loras(
     assert (mixed - bare).abs().max() > 0.05
 
 
-def test_weights_by_token_act_on_their_token_alone(tiny: Callable[..., BaseModel]) -> None:
+def test_token_weights_act_on_their_token_only(tiny: Callable[..., BaseModel]) -> None:
     base = tiny()
     with bank_of(base) as adapter:
         adapter.select((1,))
@@ -92,7 +92,7 @@ def test_weights_by_token_act_on_their_token_alone(tiny: Callable[..., BaseModel
             adapter.as_lora()
 
 
-def test_experts_begin_as_a_linear_layer_and_do_nothing(tiny: Callable[..., BaseModel]) -> None:
+def test_experts_start_silent_with_distinct_scaled_a(tiny: Callable[..., BaseModel]) -> None:
     """The reference drew A sqrt(rank) times too small (B1), and one seed would make all experts equal."""
     base = tiny(hidden_size=64)
     plan = PLAN.model_copy(update={"rank": 16})
@@ -118,7 +118,7 @@ def test_experts_begin_as_a_linear_layer_and_do_nothing(tiny: Callable[..., Base
         np.testing.assert_array_equal(lora.state()["l0.q.A"], state["x0.l0.q.A"])
 
 
-def test_only_selected_experts_train_and_served_arrays_stay(
+def test_selected_experts_alone_train_and_served_arrays_stay(
     tiny: Callable[..., BaseModel], examples: list[Example]
 ) -> None:
     """The reference trained its global bank in place, and kept adapters in bfloat16 (defects 11, 12)."""
@@ -154,7 +154,7 @@ def test_gradient_checkpointing_gives_the_same_training(
         np.testing.assert_allclose(values, states[1][name], atol=1e-6)
 
 
-def test_a_bank_is_removed_and_refuses_what_does_not_fit(tiny: Callable[..., BaseModel]) -> None:
+def test_bank_refuses_unfit_experts_and_removes_cleanly(tiny: Callable[..., BaseModel]) -> None:
     base = tiny()
     before = logits(base)
     adapter = bank_of(base)

@@ -1,4 +1,4 @@
-"""A bank of experts over P and Q: what it computes, and what trains."""
+"""A bank of experts over P and Q: its function and training."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def framed(base: BaseModel, plan: AdapterPlan = PLAN) -> Frames:
 
 @pytest.mark.parametrize("architecture", ["llama", "phi3"])
 @pytest.mark.parametrize("weights", [None, torch.tensor([0.25, 0.75])])
-def test_a_mixture_is_the_sum_of_p_and_of_q(
+def test_mixture_equals_summed_p_and_q(
     tiny: Callable[..., BaseModel], architecture: str, weights: torch.Tensor | None
 ) -> None:
     base = tiny(architecture)
@@ -68,7 +68,7 @@ def test_a_mixture_is_the_sum_of_p_and_of_q(
 
 
 @pytest.mark.parametrize("bias", [True, False])
-def test_selected_experts_train_at_the_rates_of_their_frames(
+def test_selected_experts_train_at_frame_rates(
     tiny: Callable[..., BaseModel], examples: list[Example], bias: bool
 ) -> None:
     base, plan = tiny(), PLAN.model_copy(update={"bias": bias})
@@ -86,7 +86,7 @@ def test_selected_experts_train_at_the_rates_of_their_frames(
         assert any(name.endswith(".Q") for name in trained) == bias
 
 
-def test_a_bank_over_p_and_q_has_no_lora_beside_it(tiny: Callable[..., BaseModel]) -> None:
+def test_bank_over_p_and_q_refuses_private_rank(tiny: Callable[..., BaseModel]) -> None:
     base = tiny()
     plan = PLAN.model_copy(update={"private_rank": 2})
     with pytest.raises(LayoutMismatch, match="private_rank"):

@@ -1,4 +1,4 @@
-"""What an export is worth where the base model is not float32: measured with public transformers and peft."""
+"""Exports from base models in fewer bits, measured with public transformers and peft."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def by_peft(source: str, checkpoint: Path, quantization: Quantization, dtype: to
 @pytest.mark.filterwarnings("ignore")  # of how public code calls other public code
 @pytest.mark.parametrize("precision", HELD)
 @pytest.mark.parametrize("architecture", ["llama", "gpt2", "phi3"])
-def test_on_the_same_base_loaded_the_same_way_only_rounding_differs(
+def test_export_on_equally_loaded_base_differs_by_rounding(
     saved_model: Callable[..., str], tmp_path: Path, architecture: str, precision: str
 ) -> None:
     source, (quantization, dtype) = saved_model(architecture), HELD[precision]
@@ -66,7 +66,7 @@ def test_on_the_same_base_loaded_the_same_way_only_rounding_differs(
         assert in_float32 > 5 * same_way  # another base model, rather than the same rounded
 
 
-def test_what_is_said_of_a_precision_follows_what_was_measured() -> None:
+def test_precision_note_states_measured_differences() -> None:
     assert "1e-5" in precision_note("float32")
     assert precision_note("float32", was="scored").startswith("scored on float32 weights")
     for precision in HELD:

@@ -1,4 +1,4 @@
-"""How fast P and Q may move in a frame."""
+"""Learning rates of P and Q in a frame."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from client_agent.adapters.frames import frame_of
 RNG = np.random.default_rng(0)
 
 
-def test_a_step_moves_the_output_as_far_whatever_the_size_of_a_and_b() -> None:
+def test_step_size_does_not_depend_on_frame_size() -> None:
     """A is fitted to give the pivot's z; so z is what a step of P meets in every base model."""
     z, signs = RNG.normal(size=4), np.sign(RNG.normal(size=(4, 4)))
     directions, _ = np.linalg.qr(RNG.normal(size=(12, 4)))  # the pivot's B is orthonormal
@@ -20,11 +20,11 @@ def test_a_step_moves_the_output_as_far_whatever_the_size_of_a_and_b() -> None:
         assert moved == pytest.approx(np.linalg.norm(signs @ z), rel=1e-5)
 
 
-def test_a_frame_that_does_nothing_has_a_rate() -> None:
+def test_zero_frame_has_rate_one() -> None:
     assert frame_of(np.ones((2, 3)), np.zeros((5, 2))).rate == 1
 
 
-def test_directions_of_unequal_size_that_are_not_orthogonal_count_as_much_as_they_move() -> None:
+def test_frame_rate_holds_for_unequal_oblique_directions() -> None:
     """Fitted frames are so. In the mean over signs S, |B S z|^2 = |B|^2 |z|^2 in the Frobenius norm."""
     rng = np.random.default_rng(0)
     z, r = rng.normal(size=6), 6

@@ -1,4 +1,4 @@
-"""rsLoRA and dropout: what they change, where they are refused, and that exports need neither."""
+"""rsLoRA and dropout: their effects, refusals, and exports without them."""
 
 from __future__ import annotations
 
@@ -43,9 +43,7 @@ def base_delta(base: BaseModel) -> dict[str, Factors]:
 
 
 @pytest.mark.parametrize("model_type", ["llama", "phi3"])
-def test_rslora_is_the_scale_times_the_root_of_the_rank(
-    tiny: Callable[..., BaseModel], model_type: str
-) -> None:
+def test_rslora_is_scale_times_root_of_rank(tiny: Callable[..., BaseModel], model_type: str) -> None:
     base = tiny(model_type)
     results = []
     for plan in (RS, SAME):
@@ -60,7 +58,7 @@ def test_rslora_is_the_scale_times_the_root_of_the_rank(
 
 
 @pytest.mark.filterwarnings("ignore")  # of how public code calls other public code
-def test_rslora_is_that_of_public_peft(tiny: Callable[..., BaseModel]) -> None:
+def test_rslora_equals_public_peft(tiny: Callable[..., BaseModel]) -> None:
     from peft import LoraConfig, inject_adapter_in_model
 
     base, public = tiny(), tiny()
@@ -80,7 +78,7 @@ def test_rslora_is_that_of_public_peft(tiny: Callable[..., BaseModel]) -> None:
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_an_export_has_the_factor_in_b_and_needs_no_option(
+def test_export_includes_rslora_factor_without_options(
     saved_model: Callable[..., str], tiny: Callable[..., BaseModel], tmp_path: Path
 ) -> None:
     base = tiny()
@@ -92,7 +90,7 @@ def test_an_export_has_the_factor_in_b_and_needs_no_option(
         torch.testing.assert_close(logits_of(base), expected, rtol=1e-5, atol=1e-5)
 
 
-def test_dropout_acts_in_training_only_and_keeps_the_mean(tiny: Callable[..., BaseModel]) -> None:
+def test_dropout_acts_in_training_only_and_keeps_mean(tiny: Callable[..., BaseModel]) -> None:
     layer = LoraLinear(torch.nn.Linear(8, 4, bias=False), [None], 2, 1.0, 0.25)
     torch.manual_seed(0)
     for parameter in (*layer.A, *layer.B):
@@ -129,18 +127,18 @@ def test_dropout_follows_from_seed_and_round(tiny: Callable[..., BaseModel], exa
         ({"dropout": 0.1}, "dropout\n.*frozen A is fitted"),
     ],
 )
-def test_p_and_q_have_neither(option: dict[str, Any], reason: str) -> None:
+def test_p_and_q_refuse_rslora_and_dropout(option: dict[str, Any], reason: str) -> None:
     with pytest.raises(ValidationError, match=reason):
         AdapterPlan.model_validate(option)
 
 
-def test_the_factor_follows_from_the_options() -> None:
+def test_lora_factor_follows_from_the_options() -> None:
     assert AdapterPlan.model_validate(RS.model_dump()) == RS
     assert RS.factor == pytest.approx(0.5 * sqrt(9))
     assert SAME.factor == 1.5
 
 
-def test_an_adapter_goes_back_under_the_same_factor_only(tiny: Callable[..., BaseModel]) -> None:
+def test_adapter_requires_the_same_rslora_option(tiny: Callable[..., BaseModel]) -> None:
     base = tiny()
     for trained, current in ((RS, "rslora"), (RS.model_copy(update={"rslora": False}), "rslora")):
         origin = origin_of(base, trained, {}, gated=False, seed=0)

@@ -1,4 +1,4 @@
-"""An adapter of which one factor travels: what is sent, what stays, what trains."""
+"""Adapters of which one factor travels: sent, private and trained tensors."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def trained(base: BaseModel, adapter: Adapter, examples: list[Example]) -> None:
 
 @pytest.mark.parametrize("name", SENT)
 @pytest.mark.parametrize("architecture", ["llama", "gpt2"])
-def test_one_factor_travels_and_the_other_is_private(
+def test_one_factor_travels_and_other_is_private(
     tiny: Callable[..., BaseModel], examples: list[Example], name: str, architecture: str
 ) -> None:
     base = tiny(architecture)
@@ -72,9 +72,7 @@ def test_ffa_lora_never_moves_a(tiny: Callable[..., BaseModel], examples: list[E
             np.testing.assert_array_equal(values, start[name.removeprefix("private.")])
 
 
-def test_fedsa_lora_keeps_its_b_when_a_new_a_is_served(
-    tiny: Callable[..., BaseModel], examples: list[Example]
-) -> None:
+def test_fedsa_lora_keeps_b_when_a_is_served(tiny: Callable[..., BaseModel], examples: list[Example]) -> None:
     base = tiny()
     with injected(base, "fedsa_lora") as adapter:
         adapter.load(zeros(adapter))

@@ -1,4 +1,4 @@
-"""Public peft alone gives the logits that Tessera trained: in a process that never imports it."""
+"""Public peft, in a process without Tessera, gives the logits of the trained adapter."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ def exported(
 
 
 @pytest.mark.parametrize(("architecture", "name"), CASES)
-def test_public_peft_alone_gives_the_same_logits(
+def test_public_peft_gives_the_same_logits(
     exported: dict[tuple[str, str], Exported], architecture: str, name: str
 ) -> None:
     export = exported[architecture, name]
@@ -152,7 +152,7 @@ def test_public_peft_alone_gives_the_same_logits(
     np.testing.assert_allclose(np.load(export.by_peft), export.logits, rtol=1e-5, atol=1e-5)
 
 
-def test_the_configuration_says_what_peft_must_know(exported: dict[tuple[str, str], Exported]) -> None:
+def test_export_configuration_has_what_peft_requires(exported: dict[tuple[str, str], Exported]) -> None:
     def config(architecture: str, name: str) -> dict[str, object]:
         content = (exported[architecture, name].checkpoint / CONFIG).read_bytes()
         return dict(json.loads(content))
@@ -169,7 +169,7 @@ def test_the_configuration_says_what_peft_must_know(exported: dict[tuple[str, st
     assert config("gpt2", EVERYTHING)["fan_in_fan_out"] is True
 
 
-def test_all_modules_have_one_rank(exported: dict[tuple[str, str], Exported]) -> None:
+def test_exported_modules_have_one_rank(exported: dict[tuple[str, str], Exported]) -> None:
     tensors = safetensors.numpy.load_file(exported["llama", "deep"].checkpoint / TENSORS)
     ranks = {n: v.shape[0] for n, v in tensors.items() if n.endswith("q_proj.lora_A.weight")}
     assert {int(name.split(".")[4]): rank for name, rank in ranks.items()} == dict.fromkeys(range(11), 8)
@@ -178,16 +178,14 @@ def test_all_modules_have_one_rank(exported: dict[tuple[str, str], Exported]) ->
     assert not ends[2:].any()
 
 
-def test_a_bias_has_no_place_in_a_checkpoint(tiny: Callable[..., BaseModel], tmp_path: Path) -> None:
+def test_bias_is_refused_in_a_checkpoint(tiny: Callable[..., BaseModel], tmp_path: Path) -> None:
     base = tiny()
     with trained(base, "p and q") as adapter, pytest.raises(LayoutMismatch, match="bias"):
         write_checkpoint(tmp_path, adapter.as_lora(), base, "somewhere")
     assert not list(tmp_path.iterdir())
 
 
-def test_a_checkpoint_comes_back_around_a_base_model_and_goes_again(
-    tiny: Callable[..., BaseModel], tmp_path: Path
-) -> None:
+def test_checkpoint_loads_and_unloads_without_trace(tiny: Callable[..., BaseModel], tmp_path: Path) -> None:
     base = tiny()
     bare, modules, attributes = logits_of(base), dict(base.model.named_modules()), set(vars(base.model))
     with trained(base, EVERYTHING) as adapter:
@@ -203,9 +201,7 @@ def test_a_checkpoint_comes_back_around_a_base_model_and_goes_again(
     assert set(vars(base.model)) == attributes
 
 
-def test_what_is_no_checkpoint_or_one_of_another_model_is_refused(
-    tiny: Callable[..., BaseModel], tmp_path: Path
-) -> None:
+def test_invalid_or_foreign_checkpoint_is_refused(tiny: Callable[..., BaseModel], tmp_path: Path) -> None:
     base, wider = tiny(), tiny(hidden_size=64)
     with trained(wider, "lora") as adapter:
         write_checkpoint(tmp_path / "wider", factors_of(adapter), wider, "somewhere")

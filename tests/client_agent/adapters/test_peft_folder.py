@@ -1,4 +1,4 @@
-"""The folder of an adapter fits its base model as a whole, or is refused by the name of what does not."""
+"""Folders of PEFT adapters: loaded whole, or refused by the name of the unfit part."""
 
 from __future__ import annotations
 

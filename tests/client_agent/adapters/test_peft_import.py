@@ -1,4 +1,4 @@
-"""peft without bitsandbytes, which takes seconds to import and which few base models need."""
+"""Import of peft without bitsandbytes, which takes seconds to import and which few base models need."""
 
 from __future__ import annotations
 

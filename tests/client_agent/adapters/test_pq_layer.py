@@ -1,4 +1,4 @@
-"""The PQ-LoRA layer: silent at the start, able to learn, float32; its gate mixes two branches into one."""
+"""The PQ-LoRA layer: silent at the start, able to learn, float32; its gate mixes two branches."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def core_of(wrapped: PQLinear) -> PQCore:
     return core
 
 
-def test_the_output_is_exactly_the_bases_at_the_start_and_the_gradient_is_not_zero(
+def test_pq_starts_silent_with_nonzero_gradients(
     each_architecture: BaseModel,
 ) -> None:
     base = each_architecture
@@ -50,7 +50,7 @@ def test_the_output_is_exactly_the_bases_at_the_start_and_the_gradient_is_not_ze
             assert parameter.grad.abs().max() > 0, name
 
 
-def test_the_formula_is_the_papers() -> None:
+def test_pq_layer_follows_the_papers_formula() -> None:
     wrapped = layer()
     core = core_of(wrapped)
     x = torch.randn(3, 5, 12)
@@ -61,7 +61,7 @@ def test_the_formula_is_the_papers() -> None:
     torch.testing.assert_close(wrapped(x), expected)
 
 
-def test_a_gated_layer_is_the_weighted_sum_of_two_branches() -> None:
+def test_gated_layer_is_weighted_sum_of_two_branches() -> None:
     wrapped = layer(gated=True)
     core = core_of(wrapped)
     x = torch.randn(7, 12)
@@ -80,7 +80,7 @@ def test_a_gated_layer_is_the_weighted_sum_of_two_branches() -> None:
     torch.testing.assert_close(wrapped(x), expected)
 
 
-def test_the_gate_learns() -> None:
+def test_gate_receives_a_gradient() -> None:
     wrapped = layer(gated=True)
     core = core_of(wrapped)
     core.P_global.normal_()
@@ -89,7 +89,7 @@ def test_the_gate_learns() -> None:
     assert core.gate.grad.abs() > 0
 
 
-def test_the_adapter_is_float32_around_a_bfloat16_layer() -> None:
+def test_adapter_is_float32_around_a_bfloat16_layer() -> None:
     wrapped = layer(dtype=torch.bfloat16)
     core = core_of(wrapped)
     x = torch.randn(3, 12).bfloat16()
@@ -105,7 +105,7 @@ def test_the_adapter_is_float32_around_a_bfloat16_layer() -> None:
     assert torch.equal(y, wrapped.base_layer(x) + exact)
 
 
-def test_what_travels_does_not_depend_on_the_models_width(tiny: Callable[..., BaseModel]) -> None:
+def test_travelling_tensors_do_not_depend_on_model_width(tiny: Callable[..., BaseModel]) -> None:
     layouts = []
     for changes in (
         {"hidden_size": 32},

@@ -1,4 +1,4 @@
-"""An ordinary LoRA beside P and Q: what acts, what travels, what stays, and that nothing is left behind."""
+"""LoRA beside P and Q: combined output, travelling and private tensors, and clean removal."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def logits_of(base: BaseModel) -> torch.Tensor:
 
 
 @each_plan
-def test_shared_ranks_travel_and_private_ones_do_not(each_architecture: BaseModel, plan: AdapterPlan) -> None:
+def test_shared_ranks_travel_and_private_ones_stay(each_architecture: BaseModel, plan: AdapterPlan) -> None:
     base = each_architecture
     roles = [role for role in ALL_ROLES if role in base.shapes]
     with injected(base, plan) as adapter:
@@ -59,7 +59,7 @@ def test_shared_ranks_travel_and_private_ones_do_not(each_architecture: BaseMode
 
 
 @each_plan
-def test_it_starts_as_the_bare_model_and_leaves_it_as_it_was(
+def test_adapter_starts_silent_and_leaves_the_model_bare(
     each_architecture: BaseModel, plan: AdapterPlan
 ) -> None:
     base = each_architecture
@@ -77,7 +77,7 @@ def test_it_starts_as_the_bare_model_and_leaves_it_as_it_was(
     assert set(vars(base.model)) == attributes
 
 
-def test_what_acts_is_the_sum_of_all_three(tiny: Callable[..., BaseModel]) -> None:
+def test_output_is_sum_of_shared_private_and_pq(tiny: Callable[..., BaseModel]) -> None:
     base = tiny()
     frames = random_frames(base, BOTH, 0)
     with injected(base) as adapter:
@@ -102,9 +102,7 @@ def test_what_acts_is_the_sum_of_all_three(tiny: Callable[..., BaseModel]) -> No
 
 
 @each_plan
-def test_both_states_come_back_as_they_were_loaded_in_any_order(
-    tiny: Callable[..., BaseModel], plan: AdapterPlan
-) -> None:
+def test_loaded_states_are_read_back_in_any_order(tiny: Callable[..., BaseModel], plan: AdapterPlan) -> None:
     with injected(tiny(), plan) as adapter:
         state, private = noise(adapter.state()), noise(adapter.private_state(), 1)
         for steps in ((adapter.load, adapter.load_private), (adapter.load_private, adapter.load)):
@@ -117,7 +115,7 @@ def test_both_states_come_back_as_they_were_loaded_in_any_order(
                     np.testing.assert_array_equal(values, loaded[name])
 
 
-def test_tensors_that_do_not_fit_are_refused_and_change_nothing(tiny: Callable[..., BaseModel]) -> None:
+def test_unfit_tensors_are_refused_and_change_nothing(tiny: Callable[..., BaseModel]) -> None:
     with injected(tiny()) as adapter:
         for load, read in (
             (adapter.load, adapter.state),
@@ -137,7 +135,7 @@ def test_tensors_that_do_not_fit_are_refused_and_change_nothing(tiny: Callable[.
                     np.testing.assert_array_equal(values, stored[name])
 
 
-def test_zeros_for_the_shared_ranks_can_still_learn_beside_trained_private_ones(
+def test_zero_shared_ranks_start_with_drawn_a(
     tiny: Callable[..., BaseModel],
 ) -> None:
     """A newcomer of a base model that nobody else has gets P, Q from others and zeros for its LoRA."""
@@ -153,7 +151,7 @@ def test_zeros_for_the_shared_ranks_can_still_learn_beside_trained_private_ones(
             np.testing.assert_array_equal(values, private[name])
 
 
-def test_the_shared_ranks_start_alike_whatever_is_private(tiny: Callable[..., BaseModel]) -> None:
+def test_shared_ranks_start_equal_with_any_private_rank(tiny: Callable[..., BaseModel]) -> None:
     starts = []
     for plan in (BOTH, SHARED):
         with injected(tiny(), plan) as adapter:
@@ -161,7 +159,7 @@ def test_the_shared_ranks_start_alike_whatever_is_private(tiny: Callable[..., Ba
     np.testing.assert_array_equal(*starts)
 
 
-def test_p_and_q_train_at_their_frames_rate_and_lora_at_a_third_of_the_plans(
+def test_lora_trains_at_a_third_of_plans_rate(
     tiny: Callable[..., BaseModel],
 ) -> None:
     base = tiny()
@@ -181,7 +179,7 @@ def test_p_and_q_train_at_their_frames_rate_and_lora_at_a_third_of_the_plans(
         assert [group["lr"] for group in adapter.parameter_groups(0.03)] == [0.03]
 
 
-def test_everything_trains_also_where_the_pack_selects_nothing(
+def test_all_tensors_train_without_selected_modules(
     each_architecture: BaseModel, examples: list[Example]
 ) -> None:
     base = each_architecture
@@ -199,7 +197,7 @@ def test_everything_trains_also_where_the_pack_selects_nothing(
                 assert values.any(), name
 
 
-def test_gates_work_beside_private_ranks_and_not_beside_shared_ones(tiny: Callable[..., BaseModel]) -> None:
+def test_gates_work_with_private_but_not_shared_ranks(tiny: Callable[..., BaseModel]) -> None:
     base = tiny()
     with injected(base, PRIVATE, gated=True) as adapter:
         served = noise(adapter.state(), 1)
@@ -215,7 +213,7 @@ def test_gates_work_beside_private_ranks_and_not_beside_shared_ones(tiny: Callab
         adapter.load_global(adapter.state())
 
 
-def test_a_model_is_bare_again_when_its_frames_do_not_fit(tiny: Callable[..., BaseModel]) -> None:
+def test_model_is_bare_after_unfit_frames(tiny: Callable[..., BaseModel]) -> None:
     base, wider = tiny(), tiny(hidden_size=64)
     before = logits_of(base)
     with pytest.raises(LayoutMismatch, match="alignment pack"):
@@ -225,7 +223,7 @@ def test_a_model_is_bare_again_when_its_frames_do_not_fit(tiny: Callable[..., Ba
         injected(base)
 
 
-def test_an_adapter_as_one_lora_has_the_summed_rank(each_architecture: BaseModel) -> None:
+def test_adapter_as_one_lora_has_summed_rank(each_architecture: BaseModel) -> None:
     base = each_architecture
     with injected(base) as adapter:
         adapter.load(noise(adapter.state()))

@@ -1,4 +1,4 @@
-"""P without Q: the adapter of a plan without bias is that with Q = 0, and its export has no bias."""
+"""P without Q: the adapter equals one with Q = 0, and its export has no bias."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def injected(base: BaseModel, plan: AdapterPlan, *, gated: bool = False) -> Adap
 
 @pytest.mark.parametrize("gated", [False, True])
 @pytest.mark.parametrize("architecture", ["llama", "phi3"])  # phi3: several roles in one layer
-def test_it_acts_as_one_with_q_of_zero(
+def test_adapter_without_q_equals_zero_q(
     tiny: Callable[..., BaseModel], architecture: str, gated: bool
 ) -> None:
     base = tiny(architecture)
@@ -55,7 +55,7 @@ def test_it_acts_as_one_with_q_of_zero(
     torch.testing.assert_close(*logits)
 
 
-def test_every_tensor_trains_beside_lora(tiny: Callable[..., BaseModel]) -> None:
+def test_all_tensors_train_beside_lora(tiny: Callable[..., BaseModel]) -> None:
     base = tiny()
     with injected(base, WITHOUT_Q.model_copy(update=BESIDE_LORA)) as adapter:
         trained = {id(p) for group in adapter.parameter_groups(0.1) for p in group["params"]}
@@ -67,7 +67,7 @@ def test_every_tensor_trains_beside_lora(tiny: Callable[..., BaseModel]) -> None
             np.testing.assert_array_equal(values, state[name])
 
 
-def test_tensors_with_q_do_not_fit_and_neither_does_their_origin(tiny: Callable[..., BaseModel]) -> None:
+def test_tensors_and_origin_with_q_are_refused(tiny: Callable[..., BaseModel]) -> None:
     base = tiny()
     frames = random_frames(base, WITH_Q, 0)
     with injected(base, WITH_Q) as adapter:
@@ -83,9 +83,7 @@ def test_tensors_with_q_do_not_fit_and_neither_does_their_origin(tiny: Callable[
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning")  # of transformers, about how peft calls it
-def test_the_export_has_no_bias_and_merges_into_layers_without_one(
-    saved_model: Callable[..., str], tmp_path: Path
-) -> None:
+def test_export_has_no_bias_and_merges(saved_model: Callable[..., str], tmp_path: Path) -> None:
     from peft import PeftModel
     from transformers import AutoModelForCausalLM
 

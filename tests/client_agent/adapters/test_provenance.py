@@ -1,4 +1,4 @@
-"""What was trained alone goes back only to where it was trained; else it is refused, if possible at once."""
+"""Adapters trained alone load only under their plan, frames and base model; others are refused early."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def exported(tmp_path: Path, file: Path, plan: Path, *options: object, **changes
         (LORA, "kind pq, not lora"),
     ],
 )
-def test_another_plans_adapter_is_refused_before_a_model_is_loaded(
+def test_adapter_of_another_plan_is_refused_before_loading(
     tmp_path: Path, trained: Callable[..., Path], plan: Write, changes: dict[str, Any], expected: str
 ) -> None:
     output = exported(tmp_path, trained(), plan(**changes), model=NOWHERE)
@@ -90,7 +90,7 @@ def test_another_plans_adapter_is_refused_before_a_model_is_loaded(
     assert "the plan that it was trained with" in output
 
 
-def test_another_seed_draws_other_frames_and_is_refused(
+def test_frames_of_another_seed_are_refused(
     tmp_path: Path, trained: Callable[..., Path], plan: Write
 ) -> None:
     file = trained()
@@ -102,7 +102,7 @@ def test_another_seed_draws_other_frames_and_is_refused(
     assert exported(tmp_path, file, roles_the_other_way) == ""
 
 
-def test_a_pack_that_was_or_was_not_there_in_training_is_missed(
+def test_other_or_missing_alignment_pack_is_refused(
     tmp_path: Path, trained: Callable[..., Path], plan: Write
 ) -> None:
     base = open_silo(read_settings(config(tmp_path))).base
@@ -120,7 +120,7 @@ def test_a_pack_that_was_or_was_not_there_in_training_is_missed(
     assert exported(tmp_path, packed, plan(), "--pack", packs[0]) == ""
 
 
-def test_another_base_model_of_the_same_shapes_is_refused(
+def test_other_base_model_of_same_shapes_is_refused(
     tmp_path: Path, trained: Callable[..., Path], plan: Write
 ) -> None:
     copied = tmp_path / "other"
@@ -132,9 +132,7 @@ def test_another_base_model_of_the_same_shapes_is_refused(
     assert "was trained on llama-96x4-" in exported(tmp_path, trained(), plan(), model=str(copied))
 
 
-def test_a_file_that_does_not_say_what_it_was_trained_under_is_refused(
-    tmp_path: Path, trained: Callable[..., Path], plan: Write
-) -> None:
+def test_file_without_origin_is_refused(tmp_path: Path, trained: Callable[..., Path], plan: Write) -> None:
     file = trained()
     content = file.read_bytes()
     metadata = {name: value for name, value in metadata_of(content).items() if name != "origin"}
@@ -146,7 +144,7 @@ def test_a_file_that_does_not_say_what_it_was_trained_under_is_refused(
     ("changes", "precision"),
     [({}, "float32"), ({"dtype": "bfloat16"}, "bfloat16"), ({"quantization": "nf4"}, "nf4, bfloat16")],
 )
-def test_an_export_says_in_which_precision_of_the_base_it_was_trained(
+def test_export_reports_precision_of_training(
     tmp_path: Path, plan: Write, changes: dict[str, str], precision: str
 ) -> None:
     file, written = tmp_path / "adapter.safetensors", plan()
@@ -160,7 +158,7 @@ def test_an_export_says_in_which_precision_of_the_base_it_was_trained(
     assert ("score it again" in printed) == (precision != "float32")
 
 
-def test_options_that_contradict_each_other_are_refused(tmp_path: Path, plan: Write) -> None:
+def test_contradictory_options_are_refused(tmp_path: Path, plan: Write) -> None:
     silo = config(tmp_path, model=NOWHERE)
     file, folder, written = tmp_path / "file", tmp_path / "folder", plan()
     file.write_bytes(b"")
@@ -188,7 +186,7 @@ def test_options_that_contradict_each_other_are_refused(tmp_path: Path, plan: Wr
         assert expected in done.stderr.replace("\n", " "), (command, options, done.stderr)
 
 
-def test_an_adapter_that_is_missing_is_never_sought_on_the_hub(
+def test_missing_adapter_is_not_sought_on_the_hub(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, plan: Write
 ) -> None:
     """A relative folder reads like a hub id; without its files public peft would ask the hub for them."""

@@ -1,4 +1,4 @@
-"""An adapter loses its last ranks in a round in which they became smaller, and never more than that."""
+"""Rank pruning: ranks that shrank in a round are dropped, within limits."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def tail_times(state: State, factor: float) -> State:
     return changed
 
 
-def test_ranks_that_became_smaller_go_and_the_others_stay_as_they_are(adapter: Adapter) -> None:
+def test_pruning_drops_shrunk_ranks_and_keeps_the_rest(adapter: Adapter) -> None:
     pruner = pruner_of(adapter, PRUNING)
     adapter.load(tail_times(adapter.state(), 0.9))
     before = adapter.state()
@@ -58,20 +58,20 @@ def test_ranks_that_became_smaller_go_and_the_others_stay_as_they_are(adapter: A
         np.testing.assert_allclose(acts.B @ acts.A, sent, atol=1e-6)
 
 
-def test_ranks_that_grew_stay(adapter: Adapter) -> None:
+def test_ranks_that_grew_are_not_pruned(adapter: Adapter) -> None:
     pruner = pruner_of(adapter, PRUNING)
     adapter.load(tail_times(adapter.state(), 1.1))
     assert rank_of(pruner.pruned()) == 4
 
 
-def test_nobody_falls_below_the_least_rank(adapter: Adapter) -> None:
+def test_pruning_stops_at_the_minimum_rank(adapter: Adapter) -> None:
     assert [Pruning(3, 0.5, 0.0).target(rank) for rank in (8, 5, 3, 2)] == [4, 3, 3, 2]
     pruner = pruner_of(adapter, Pruning(least=4, decay=0.5, strength=0.0))
     adapter.load(tail_times(adapter.state(), 0.5))
     assert rank_of(pruner.pruned()) == 4
 
 
-def test_the_penalty_draws_the_last_ranks_towards_zero(
+def test_penalty_draws_the_last_ranks_towards_zero(
     tiny: Callable[..., BaseModel], examples: list[Example]
 ) -> None:
     sizes = []
@@ -91,14 +91,14 @@ def test_the_penalty_draws_the_last_ranks_towards_zero(
     assert sizes[1] < 0.95 * sizes[0]
 
 
-def test_padding_undoes_cutting_but_for_what_was_cut() -> None:
+def test_padding_restores_cut_ranks_as_zeros() -> None:
     state = {"l0.q.A": np.ones((3, 2), np.float32), "l0.q.B": np.ones((4, 3), np.float32)}
     back = resize_ranks(resize_ranks(state, 2), 3)
     np.testing.assert_array_equal(back["l0.q.A"], [[1, 1], [1, 1], [0, 0]])
     np.testing.assert_array_equal(back["l0.q.B"][:, 2], np.zeros(4))
 
 
-def test_ranks_that_were_padded_can_learn(tiny: Callable[..., BaseModel], examples: list[Example]) -> None:
+def test_padded_ranks_train(tiny: Callable[..., BaseModel], examples: list[Example]) -> None:
     base = tiny()
     plan = TrainingPlan(steps=1, batch_size=4, max_length=64)
     with inject_lora(base, PLAN) as adapter:

@@ -1,4 +1,4 @@
-"""Alignment packs: made from two models' answers to the same texts, whatever their tokenizers."""
+"""Alignment packs fitted from two models' answers to the same texts, for any tokenizers."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def aligned(base: BaseModel, pivot: BaseModel, pack: Pack) -> Pack:
     return aligned_pack(base, pivot, pack, ANCHORS, ADAPTER, plan_for(pivot), "fed")
 
 
-def test_the_pivots_pack_is_orthonormal_and_carries_its_responses(tiny: Callable[..., BaseModel]) -> None:
+def test_pivots_pack_is_orthonormal_and_carries_responses(tiny: Callable[..., BaseModel]) -> None:
     pivot = tiny()
     pack = pivots_pack(pivot)
     tokens = sum(len(a.prompt) + len(a.answer) for a in ANCHORS)
@@ -75,7 +75,7 @@ def test_the_pivots_pack_is_orthonormal_and_carries_its_responses(tiny: Callable
     assert pack.manifest.base_model == pivot.slug
 
 
-def test_packs_have_the_target_modules_only(tiny: Callable[..., BaseModel]) -> None:
+def test_packs_contain_target_modules_only(tiny: Callable[..., BaseModel]) -> None:
     pivot, base = tiny(), tiny("qwen2", hidden_size=48, num_hidden_layers=6)
     few = ADAPTER.model_copy(update={"target_modules": ("b1.o", "b0.v")})
     plan = plan_for(pivot)
@@ -88,14 +88,14 @@ def test_packs_have_the_target_modules_only(tiny: Callable[..., BaseModel]) -> N
 
 
 @pytest.mark.slow
-def test_the_same_inputs_give_the_same_bytes(tiny: Callable[..., BaseModel]) -> None:
+def test_same_inputs_give_the_same_bytes(tiny: Callable[..., BaseModel]) -> None:
     pivot, base = tiny(), tiny("qwen2", hidden_size=48, num_hidden_layers=6)
     packs = [pivots_pack(pivot) for _ in range(2)]
     assert packs[0].to_body() == packs[1].to_body()
     assert aligned(base, pivot, packs[0]).to_body() == aligned(base, pivot, packs[1]).to_body()
 
 
-def test_a_pack_survives_its_body(tiny: Callable[..., BaseModel]) -> None:
+def test_pack_is_restored_from_its_body(tiny: Callable[..., BaseModel]) -> None:
     pack = pivots_pack(tiny())
     back = Pack.from_body(pack.to_body())
     assert back.manifest == pack.manifest
@@ -106,9 +106,7 @@ def test_a_pack_survives_its_body(tiny: Callable[..., BaseModel]) -> None:
 
 
 @pytest.mark.parametrize("architecture", ["llama", "gemma2", "phi3", "gpt_neox", "gpt2"])
-def test_a_model_aligned_to_itself_agrees_with_itself(
-    architecture: str, tiny: Callable[..., BaseModel]
-) -> None:
+def test_model_aligned_to_itself_has_small_errors(architecture: str, tiny: Callable[..., BaseModel]) -> None:
     pivot = tiny(architecture)
     pack = pivots_pack(pivot)
     itself = aligned(pivot, pivot, pack)
@@ -120,7 +118,7 @@ def test_a_model_aligned_to_itself_agrees_with_itself(
 
 
 @pytest.mark.slow
-def test_an_architecture_without_a_gate_is_aligned_in_the_roles_that_both_have(
+def test_architectures_are_aligned_in_their_common_roles(
     tiny: Callable[..., BaseModel],
 ) -> None:
     gated, plain = tiny(), tiny("gpt_neox", hidden_size=48, intermediate_size=64)
@@ -133,7 +131,7 @@ def test_an_architecture_without_a_gate_is_aligned_in_the_roles_that_both_have(
             assert pack.tensors[f"{name}.B"].shape == (d_out, 4)
 
 
-def test_two_random_models_share_nothing_and_are_told_so(tiny: Callable[..., BaseModel]) -> None:
+def test_random_models_share_few_modules(tiny: Callable[..., BaseModel]) -> None:
     pivot, base = tiny(), tiny("qwen3", hidden_size=48, num_hidden_layers=6, seed=1)
     pack = aligned(base, pivot, pivots_pack(pivot))
     assert set(pack.manifest.errors) == {site.name for site in sites_of(base, ADAPTER)}
@@ -143,14 +141,14 @@ def test_two_random_models_share_nothing_and_are_told_so(tiny: Callable[..., Bas
         assert (pack.manifest.errors[name].b_task < 0.85) == (name in pack.manifest.selected)
 
 
-def test_other_tokens_are_matched_by_character(tiny: Callable[..., BaseModel]) -> None:
+def test_different_tokens_are_matched_by_character(tiny: Callable[..., BaseModel]) -> None:
     pivot, base = tiny(), tiny(pairs=True, seed=1)
     pack = aligned(base, pivot, pivots_pack(pivot))
     assert all(np.isfinite(values).all() for values in pack.tensors.values())
     assert all(error.a < 1 for error in pack.manifest.errors.values())
 
 
-def test_a_pack_of_other_anchors_or_another_pivot_is_refused(tiny: Callable[..., BaseModel]) -> None:
+def test_pack_of_other_anchors_or_pivot_is_refused(tiny: Callable[..., BaseModel]) -> None:
     pivot, different = tiny(), tiny(seed=1)
     pack = pivots_pack(pivot)
     for anchors, model in ((anchors_for(95), pivot), (ANCHORS, different)):
@@ -158,13 +156,13 @@ def test_a_pack_of_other_anchors_or_another_pivot_is_refused(tiny: Callable[...,
             aligned_pack(different, model, pack, anchors, ADAPTER, plan_for(pivot), "fed")
 
 
-def test_a_few_anchors_are_too_few(tiny: Callable[..., BaseModel]) -> None:
+def test_too_few_anchors_are_refused(tiny: Callable[..., BaseModel]) -> None:
     pivot = tiny()
     with pytest.raises(AlignmentImpossible, match="too few"):
         pivot_pack(pivot, anchors_for(20), ADAPTER, plan_for(pivot), "fed")
 
 
-def test_only_bare_models_are_aligned(tiny: Callable[..., BaseModel]) -> None:
+def test_alignment_requires_bare_models(tiny: Callable[..., BaseModel]) -> None:
     pivot = tiny()
     with (
         inject_pq(pivot, ADAPTER, random_frames(pivot, ADAPTER, 0), gated=False),
@@ -173,7 +171,7 @@ def test_only_bare_models_are_aligned(tiny: Callable[..., BaseModel]) -> None:
         pivots_pack(pivot)
 
 
-def test_a_body_that_is_no_pack_is_a_clear_error(tiny: Callable[..., BaseModel]) -> None:
+def test_invalid_pack_body_is_refused(tiny: Callable[..., BaseModel]) -> None:
     with pytest.raises(AlignmentImpossible, match="unreadable"):
         Pack.from_body(b"nonsense")
     pack = pivots_pack(tiny())
@@ -182,7 +180,7 @@ def test_a_body_that_is_no_pack_is_a_clear_error(tiny: Callable[..., BaseModel])
         Pack.from_body(dataclasses.replace(pack, tensors=lacking).to_body())
 
 
-def test_a_random_pack_selects_everything_and_trains_at_rate_one(tiny: Callable[..., BaseModel]) -> None:
+def test_random_pack_selects_all_modules_at_rate_one(tiny: Callable[..., BaseModel]) -> None:
     base = tiny()
     pack = random_pack(base, ADAPTER, plan_for(base), "fed")
     assert len(pack.manifest.selected) == 14
@@ -194,7 +192,7 @@ def test_a_random_pack_selects_everything_and_trains_at_rate_one(tiny: Callable[
 
 
 @pytest.mark.slow
-def test_blocks_are_worked_on_one_by_one_when_memory_is_short(
+def test_blocks_are_fitted_separately_under_short_memory(
     tiny: Callable[..., BaseModel], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pivot, base = tiny(), tiny("qwen2", seed=1)
@@ -214,7 +212,7 @@ def test_progress_is_reported_to_the_end(tiny: Callable[..., BaseModel]) -> None
     assert reports[-1] == ("pivot: responses", 96, 96)
 
 
-def test_gradients_are_those_of_the_outputs_and_leave_nothing_behind(tiny: Callable[..., BaseModel]) -> None:
+def test_captured_gradients_equal_autograd_and_leave_no_hooks(tiny: Callable[..., BaseModel]) -> None:
     base = tiny()
     sites = sites_of(base, ADAPTER)
     texts = with_targets(base, ANCHORS, dict(enumerate(random_targets(ANCHORS, 0)[:5])))
@@ -232,7 +230,7 @@ def test_gradients_are_those_of_the_outputs_and_leave_nothing_behind(tiny: Calla
     assert not any(p.requires_grad or p.grad is not None for p in base.model.parameters())
 
 
-def test_every_answer_position_is_asked_for_the_targets_token(tiny: Callable[..., BaseModel]) -> None:
+def test_target_tokens_cover_the_answer_positions(tiny: Callable[..., BaseModel]) -> None:
     anchor = Anchor(id="a", prompt="ab=", answer="cdef")
     characters, pairs = tiny(), tiny(pairs=True)
 
@@ -244,7 +242,7 @@ def test_every_answer_position_is_asked_for_the_targets_token(tiny: Callable[...
     assert words(pairs) == ["wx", "yz"]
 
 
-def test_ridge_recovers_a_linear_map_and_principal_directions_are_those_of_the_svd() -> None:
+def test_ridge_and_principal_directions_equal_closed_forms() -> None:
     generator = torch.Generator().manual_seed(0)
     x, w = torch.randn(200, 6, generator=generator), torch.randn(6, 3, generator=generator)
     moments, missed = Moments(), Residual()

@@ -1,4 +1,4 @@
-"""Anchor texts that a model writes itself, on real models and with the real command."""
+"""Anchor texts that a model generates, on real models and with the real command."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_texts_differ_and_follow_from_the_seed(tiny: Callable[..., BaseModel]) -
     assert all(4 <= len(text_of(anchor)) <= 12 for anchor in texts)  # a token is a character
 
 
-def test_every_architectures_texts_can_be_aligned_on(each_architecture: BaseModel) -> None:
+def test_generated_texts_suit_alignment_of_all_architectures(each_architecture: BaseModel) -> None:
     texts = written(each_architecture)
     targets = dict(enumerate(random_targets(texts, seed=0)))
     assert all(text.predicting for text in with_targets(each_architecture, texts, targets))
@@ -47,7 +47,7 @@ def test_every_architectures_texts_can_be_aligned_on(each_architecture: BaseMode
     assert pack.manifest.selected
 
 
-def test_tokens_are_drawn_as_the_model_gives_them(tiny: Callable[..., BaseModel]) -> None:
+def test_tokens_are_drawn_with_the_models_probabilities(tiny: Callable[..., BaseModel]) -> None:
     base = tiny()
     first, second = (base.tokenizer.convert_tokens_to_ids(letter) for letter in "ab")
     opening = torch.tensor([[base.tokenizer.bos_token_id]])
@@ -62,7 +62,7 @@ def test_tokens_are_drawn_as_the_model_gives_them(tiny: Callable[..., BaseModel]
     assert share == pytest.approx(0.8, abs=0.08)
 
 
-def test_a_model_without_bos_begins_after_eos(tiny: Callable[..., BaseModel]) -> None:
+def test_model_without_bos_starts_after_eos(tiny: Callable[..., BaseModel]) -> None:
     base = tiny()
     base.tokenizer.bos_token = None
     assert len(written(base)) == COUNT
@@ -72,7 +72,7 @@ def test_a_model_without_bos_begins_after_eos(tiny: Callable[..., BaseModel]) ->
 
 
 @pytest.mark.slow
-def test_a_model_that_says_nothing_is_told_so(tiny: Callable[..., BaseModel]) -> None:
+def test_model_that_generates_no_text_is_refused(tiny: Callable[..., BaseModel]) -> None:
     base = tiny()
     opening = torch.tensor([[base.tokenizer.bos_token_id]])
     state = base.model.get_submodule(base.parts.decoder)(input_ids=opening).last_hidden_state[0, -1]
@@ -84,7 +84,7 @@ def test_a_model_that_says_nothing_is_told_so(tiny: Callable[..., BaseModel]) ->
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["tiny-s", "tiny-q"])
-def test_the_command_writes_what_a_coordinator_takes(name: str, tmp_path: Path) -> None:
+def test_command_writes_anchors_that_a_coordinator_accepts(name: str, tmp_path: Path) -> None:
     out = tmp_path / "anchors.json"
     command = (
         "write-anchors",
@@ -111,7 +111,7 @@ def test_the_command_writes_what_a_coordinator_takes(name: str, tmp_path: Path) 
     assert "folder" not in again.output
 
 
-def test_no_such_model_or_folder_is_a_clear_error(tmp_path: Path) -> None:
+def test_missing_model_or_folder_is_an_error(tmp_path: Path) -> None:
     for model, out, expected in (
         (tmp_path / "none", tmp_path / "anchors.json", "none"),
         (MODELS["S"], tmp_path / "none" / "anchors.json", "there is no folder"),

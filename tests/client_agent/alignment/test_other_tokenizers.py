@@ -1,4 +1,4 @@
-"""Tokenizers that cut text differently: matched by characters, nothing is taken for what it is not."""
+"""Tokenizers that cut text differently: positions are matched by characters."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def targets_of(anchors: list[Anchor]) -> dict[int, str]:
     return dict(enumerate(random_targets(anchors, 0)))
 
 
-def test_the_tokenizers_of_these_tests_cut_differently() -> None:
+def test_fixture_tokenizers_cut_text_differently() -> None:
     text = "say there été="
     cut = {kind: tokenizer_of(kind).tokenize(text) for kind in KINDS}
     assert len(cut["characters"]) == len(text)
@@ -149,7 +149,7 @@ def rows_of(pivot: BaseModel) -> tuple[list[tuple[int, str]], list[tuple[int, st
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_position_is_asked_for_the_targets_token_on_its_next_character(
+def test_target_token_starts_at_the_next_character(
     model_of_kind: Callable[[str], BaseModel], kind: str
 ) -> None:
     tokenizer = model_of_kind(kind).tokenizer
@@ -175,7 +175,7 @@ def test_a_position_is_asked_for_the_targets_token_on_its_next_character(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_token_of_an_answer_is_asked_for_whatever_the_target(
+def test_predicted_positions_do_not_depend_on_the_target(
     model_of_kind: Callable[[str], BaseModel], kind: str
 ) -> None:
     """Else the pivot's rows would depend on what was drawn, and others could not find theirs."""
@@ -194,7 +194,7 @@ def test_blanks_are_never_drawn() -> None:
         random_targets([Anchor(id="a", prompt="b", answer=" ")], 0)
 
 
-def test_a_characters_first_bytes_match_nothing(model_of_kind: Callable[[str], BaseModel]) -> None:
+def test_first_bytes_of_a_character_match_no_position(model_of_kind: Callable[[str], BaseModel]) -> None:
     pivot, base = model_of_kind("characters"), model_of_kind("bytes")
     plan = AlignmentPlan(pivot=pivot.slug, anchors=96)
     pack = pivot_pack(pivot, ANCHORS, ADAPTER, plan, "fed")
@@ -212,7 +212,7 @@ def test_a_characters_first_bytes_match_nothing(model_of_kind: Callable[[str], B
 
 @pytest.mark.long
 @pytest.mark.parametrize(("base_kind", "pivot_kind"), [("tiny-q", "tiny-s"), ("tiny-s", "tiny-q")])
-def test_models_that_cut_differently_are_aligned_far_better_than_on_shuffled_text(
+def test_differently_tokenised_models_align_better_than_shuffled_text(
     monkeypatch: pytest.MonkeyPatch, base_kind: str, pivot_kind: str
 ) -> None:
     monkeypatch.setattr(module_selection, "FITTING_TASKS", 1)

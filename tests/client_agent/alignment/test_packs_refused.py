@@ -1,4 +1,4 @@
-"""An agent that delivers a pack hears what was wrong: the pack, or the agent itself."""
+"""Redelivery of a pack: refusals name the pack or the agent as their cause."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from client_agent.transport.client import CoordinatorApi
 from tests.served import Served
 
 
-def test_who_was_revoked_is_told_so_and_not_that_the_pack_is_at_fault(
+def test_revoked_client_is_refused_by_its_key(
     serve: Callable[..., Served], fresh_database: Callable[[str], str], tmp_path: Path
 ) -> None:
     served = serve(fresh_database("sqlite"))

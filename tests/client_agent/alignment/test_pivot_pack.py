@@ -1,4 +1,4 @@
-"""Who makes the pivot's pack: a client of the pivot's base model; the others wait for it."""
+"""The pivot's pack: built by a client of the pivot's base model, awaited by the others."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from schemas.wire.digests import digest_of
 from tests.client_agent.alignment.test_fit_packs import anchors_for
 from tests.client_agent.conftest import config, enrolled
 from tests.client_agent.offline import Machines
-from tests.client_agent.test_status import beside
+from tests.client_agent.test_status import config_beside
 from tests.served import Served
 
 ANCHORS = {"anchors": [anchor.model_dump() for anchor in anchors_for()]}
@@ -91,7 +91,7 @@ def built(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 
 @pytest.mark.slow
-def test_another_base_model_waits_for_the_pivots_pack_and_builds_its_own_only(
+def test_agent_awaits_pivots_pack_and_builds_its_own(
     federation: Callable[..., Federation], caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
@@ -116,7 +116,7 @@ def test_another_base_model_waits_for_the_pivots_pack_and_builds_its_own_only(
     assert any(line.startswith("the pivot's pack is stored, after ") for line in lines(caplog))
 
 
-def test_a_waiting_agent_can_be_stopped(federation: Callable[..., Federation]) -> None:
+def test_waiting_agent_can_be_stopped(federation: Callable[..., Federation]) -> None:
     running = federation()
     other = running.join("other", running.other)
 
@@ -129,7 +129,7 @@ def test_a_waiting_agent_can_be_stopped(federation: Callable[..., Federation]) -
 
 
 @pytest.mark.parametrize("allowed", [False, True])
-def test_without_a_client_of_the_pivot_another_makes_its_pack_if_the_plan_allows_it(
+def test_absent_pivot_client_is_replaced_if_plan_allows(
     allowed: bool, federation: Callable[..., Federation], caplog: pytest.LogCaptureFixture
 ) -> None:
     running = federation(pivot_pack_by_any_client=allowed)
@@ -156,7 +156,7 @@ def test_without_a_client_of_the_pivot_another_makes_its_pack_if_the_plan_allows
     assert "since 75 s" in lines(caplog)[-2]
 
 
-def while_building(slow: Participant, meanwhile: Callable[[], str | None]) -> list[str | None]:
+def call_during_build(slow: Participant, meanwhile: Callable[[], str | None]) -> list[str | None]:
     """Let something happen once, at the first progress of a build; return where its result will be."""
     results: list[str | None] = []
 
@@ -170,21 +170,21 @@ def while_building(slow: Participant, meanwhile: Callable[[], str | None]) -> li
     return results
 
 
-def test_a_pack_that_arrives_while_another_is_built_is_used_instead(
+def test_pack_stored_during_a_build_is_used_instead(
     federation: Callable[..., Federation], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
     running = federation()
     slow, fast = running.join("slow", running.pivot), running.join("fast", running.pivot)
     monkeypatch.setattr(pack_exchange, "_LOOK_SECONDS", 0.0)
-    digests = while_building(slow, lambda: prepare(fast))
+    digests = call_during_build(slow, lambda: prepare(fast))
     assert prepare(slow) == digests[0]
     assert [*running.packs.values()] == digests
     assert "another client's is stored and used instead" in caplog.text
     assert not [*slow.workspace.home.glob("made-*")]
 
 
-def test_a_pack_is_delivered_again_if_the_one_stored_before_it_ends(
+def test_pack_is_redelivered_after_the_stored_one_ends(
     federation: Callable[..., Federation], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
@@ -203,7 +203,7 @@ def test_a_pack_is_delivered_again_if_the_one_stored_before_it_ends(
             patched.setattr(pack_exchange, "pivot_pack", rounded_otherwise)
             return prepare(fast)
 
-    others = while_building(slow, prepare_fast)
+    others = call_during_build(slow, prepare_fast)
     deliver = slow.session.api.put_pack
 
     def refused_and_then_free(federation_id: str, base_model: str, body: bytes) -> object:
@@ -222,7 +222,7 @@ def test_a_pack_is_delivered_again_if_the_one_stored_before_it_ends(
     assert "the pack of another client was voided" in caplog.text
 
 
-def test_reminders_become_rarer_and_name_the_operators_command_in_the_end(
+def test_reminders_become_rarer_and_name_operators_command(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.INFO)
@@ -242,7 +242,7 @@ def test_reminders_become_rarer_and_name_the_operators_command_in_the_end(
 
 
 @pytest.mark.slow
-def test_packs_are_made_without_a_network_of_what_sync_fetched(
+def test_packs_are_built_offline_between_syncs(
     federation: Callable[..., Federation], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     running = federation()
@@ -250,7 +250,7 @@ def test_packs_are_made_without_a_network_of_what_sync_fetched(
     def machines(name: str, model: str) -> Machines:
         who = running.join(name, model)
         home = running.folder / name
-        file = beside(home, url=running.served.url, model=model, pivot_model=running.pivot)
+        file = config_beside(home, url=running.served.url, model=model, pivot_model=running.pivot)
         return Machines(file, who.trainer.silo, monkeypatch)
 
     pivotal, other = machines("pivotal", running.pivot), machines("other", running.other)

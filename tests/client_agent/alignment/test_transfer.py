@@ -1,4 +1,4 @@
-"""What alignment is for: P and Q trained in one architecture are a start in another, and nothing else is."""
+"""Transfer of P and Q between architectures: alignment packs help, random and scrambled frames do not."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def pivot() -> tuple[BaseModel, Pack]:
 
 
 @pytest.fixture(scope="module")
-def hasty() -> tuple[BaseModel, Pack]:
+def pivot_on_few_anchors() -> tuple[BaseModel, Pack]:
     """The pivot on few anchors, for what needs no good frames."""
     base = shipped("tiny-s")
     return base, pivot_pack(base, ANCHORS[:64], ADAPTER, AlignmentPlan(pivot=base.slug), "test")
@@ -70,7 +70,7 @@ def shared(pivot: tuple[BaseModel, Pack]) -> set[str]:
 
 @pytest.mark.long
 @pytest.mark.timeout(900)
-def test_later_blocks_are_shared_and_their_queries_and_keys_are_not(shared: set[str]) -> None:
+def test_later_blocks_share_outputs_but_not_attention_queries(shared: set[str]) -> None:
     assert {"b3.down", "b3.o", "b3.v", "b2.down", "b2.o"} <= shared
     assert not {"b2.q", "b2.k", "b3.q", "b3.k"} & shared
 
@@ -85,9 +85,7 @@ def test_later_blocks_are_shared_and_their_queries_and_keys_are_not(shared: set[
         ("six_alone_in_architecture", "alone_in_shared_modules"),
     ],
 )
-def test_studies_name_as_shared_modules_what_the_packs_share(
-    shared: set[str], study: str, method: str
-) -> None:
+def test_studies_target_the_modules_that_packs_share(shared: set[str], study: str, method: str) -> None:
     tables = tomllib.loads((EXAMPLES / "studies" / f"{study}.toml").read_text())
     roles = tables["plan"]["adapter"]["roles"]
     named = tables["method"][method]["adapter"]["target_modules"]
@@ -119,7 +117,7 @@ def test_shipped_models_help_each_other_in_both_directions(pivot: tuple[BaseMode
 
 @pytest.mark.long
 @pytest.mark.timeout(900)
-def test_a_pack_whose_frames_say_nothing_fails(pivot: tuple[BaseModel, Pack]) -> None:
+def test_pack_with_scrambled_frames_fails(pivot: tuple[BaseModel, Pack]) -> None:
     base = shipped("tiny-l")
     pack = aligned(base, pivot)
     generator = torch.Generator().manual_seed(0)
@@ -132,8 +130,8 @@ def test_a_pack_whose_frames_say_nothing_fails(pivot: tuple[BaseModel, Pack]) ->
     assert figures(base, Pack(scrambled, pack.manifest), pivot).verdict == "failed"
 
 
-def test_the_pivot_and_packs_that_share_nothing_cannot_be_tested(hasty: tuple[BaseModel, Pack]) -> None:
-    base, pivots_pack = hasty
+def test_pivot_and_empty_packs_are_not_testable(pivot_on_few_anchors: tuple[BaseModel, Pack]) -> None:
+    base, pivots_pack = pivot_on_few_anchors
     trial = Trial(ADAPTER, TRAINING, ANCHORS, seed=0)
     with pytest.raises(AlignmentImpossible, match="is the pivot"):
         sides(base, pivots_pack, base, pivots_pack, trial)
@@ -142,14 +140,16 @@ def test_the_pivot_and_packs_that_share_nothing_cannot_be_tested(hasty: tuple[Ba
         sides(shipped("tiny-l"), nothing, base, pivots_pack, trial)
 
 
-def test_random_frames_are_not_tested_against_random_frames(hasty: tuple[BaseModel, Pack]) -> None:
-    plan = AlignmentPlan(pivot=hasty[0].slug, frames="random")
+def test_random_frames_are_not_tested_against_random_frames(
+    pivot_on_few_anchors: tuple[BaseModel, Pack],
+) -> None:
+    plan = AlignmentPlan(pivot=pivot_on_few_anchors[0].slug, frames="random")
     with pytest.raises(AlignmentImpossible, match="the control itself"):
         require_testable(shipped("tiny-l"), plan)
 
 
-def test_packs_of_other_models_and_of_other_plans_are_named(hasty: tuple[BaseModel, Pack]) -> None:
-    base, pivots_pack = hasty
+def test_packs_of_other_models_or_plans_are_named(pivot_on_few_anchors: tuple[BaseModel, Pack]) -> None:
+    base, pivots_pack = pivot_on_few_anchors
     target = shipped("tiny-l")
     random_frames_pack = random_pack(target, ADAPTER, AlignmentPlan(pivot=base.slug), "test")
     manifest = random_frames_pack.manifest.model_copy(
@@ -164,7 +164,7 @@ def test_packs_of_other_models_and_of_other_plans_are_named(hasty: tuple[BaseMod
         sides(target, foreign, base, pivots_pack, Trial(ADAPTER, TRAINING, ANCHORS, seed=0))
 
 
-def test_schedules_that_were_made_for_other_steps_are_not_taken_over() -> None:
+def test_schedule_and_accumulation_of_the_plan_are_dropped() -> None:
     """A warm-up of 1,000 steps would never end, 64 batches at a time would take 64 times as long."""
     plan = TrainingPlan(
         steps=2000, warmup_steps=1000, schedule="cosine", accumulation=64, weight_decay=0.1, seed=7
@@ -176,8 +176,8 @@ def test_schedules_that_were_made_for_other_steps_are_not_taken_over() -> None:
     assert Trial(ADAPTER, TrainingPlan(), ANCHORS, seed=3).source_rate == 0.01
 
 
-def test_every_pseudo_task_has_random_frames_of_its_own(hasty: tuple[BaseModel, Pack]) -> None:
-    base, pivots_pack = hasty
+def test_pseudo_tasks_have_their_own_random_frames(pivot_on_few_anchors: tuple[BaseModel, Pack]) -> None:
+    base, pivots_pack = pivot_on_few_anchors
     target = shipped("tiny-l")
     random_frames_pack = random_pack(target, ADAPTER, AlignmentPlan(pivot=base.slug), "test")
     manifest = random_frames_pack.manifest.model_copy(
@@ -190,8 +190,8 @@ def test_every_pseudo_task_has_random_frames_of_its_own(hasty: tuple[BaseModel, 
         assert all(frames.keys() == side.frames.keys() for frames in side.random)
 
 
-def test_a_test_counts_its_steps_and_stops_when_it_is_told_to(hasty: tuple[BaseModel, Pack]) -> None:
-    base, pivots_pack = hasty
+def test_transfer_test_counts_its_steps_and_stops(pivot_on_few_anchors: tuple[BaseModel, Pack]) -> None:
+    base, pivots_pack = pivot_on_few_anchors
     reports: list[tuple[str, int, int]] = []
     trial = Trial(ADAPTER, TRAINING, ANCHORS[:64], seed=0, steps=1)
     target = shipped("tiny-l")

@@ -1,4 +1,4 @@
-"""Which verdicts of `tessera agent alignment-test` are stored: the default one, or one that is asked for."""
+"""Verdicts of `tessera agent alignment-test`: stored with the default settings, or on request."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def silo_file(
 
 
 @pytest.mark.long
-def test_only_the_default_settings_verdict_is_stored_unless_another_is_asked_for(
+def test_verdict_is_stored_for_default_settings_or_store(
     silo_file: tuple[Path, Callable[[], dict[str, Any] | None]],
 ) -> None:
     file, stored = silo_file
@@ -89,7 +89,7 @@ def test_only_the_default_settings_verdict_is_stored_unless_another_is_asked_for
     assert (requested["steps"], requested["seed"], requested["learning_rate"]) == (2, 6, 0.003)
 
 
-def test_a_file_that_is_missing_is_said_before_a_model_is_loaded(tmp_path: Path) -> None:
+def test_missing_file_is_reported_before_loading_a_model(tmp_path: Path) -> None:
     silo, plan = config(tmp_path, model="./no-model-is-here"), tmp_path / "plan.json"
     alignment = {"pivot": PIVOT, "anchors": 64}
     plan.write_text(json.dumps({"name": "x", "strategy": {"name": "fedmosaic"}, "alignment": alignment}))

@@ -1,4 +1,4 @@
-"""The agent commands of an engineer: training alone, and error messages."""
+"""The agent's commands: training alone, and error messages."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from client_agent.identity.agent_folder import Membership
 from client_agent.rounds.training_result import TrainingResult
 from schemas.command import application
 from tests.client_agent.test_daemon import config
-from tests.client_agent.test_status import beside
+from tests.client_agent.test_status import config_beside
 from tests.scenarios.agents import TESSERA, environment, tessera
 from tests.served import Served
 
@@ -30,7 +30,7 @@ PLAN = {
 
 
 @pytest.mark.slow
-def test_training_alone_prints_scores_per_round_and_writes_the_adapter(tmp_path: Path) -> None:
+def test_train_prints_scores_and_writes_the_adapter(tmp_path: Path) -> None:
     (tmp_path / "plan.json").write_text(json.dumps(PLAN))
     out = tmp_path / "adapter.safetensors"
     done = tessera(
@@ -68,7 +68,7 @@ def test_unusable_options_fail_before_training(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_stopped_training_alone_reports_that_it_does_not_resume(tmp_path: Path) -> None:
+def test_stopped_train_reports_that_it_does_not_resume(tmp_path: Path) -> None:
     plan = PLAN | {"rounds": {"total": 1000}}
     (tmp_path / "plan.json").write_text(json.dumps(plan))
     with subprocess.Popen(
@@ -88,20 +88,20 @@ def test_stopped_training_alone_reports_that_it_does_not_resume(tmp_path: Path) 
     assert "resumes" not in stderr
 
 
-def test_a_seed_beyond_63_bits_is_refused_before_anything_is_loaded(tmp_path: Path) -> None:
+def test_seed_beyond_63_bits_is_refused_before_loading(tmp_path: Path) -> None:
     done = tessera("agent", "alignment-test", "--config", str(config(tmp_path)), "--seed", str(2**63))
     assert done.returncode == 2
     assert "--seed" in done.stderr
 
 
-def test_an_agent_without_membership_is_told_to_enrol(tmp_path: Path) -> None:
+def test_run_without_membership_names_enrol(tmp_path: Path) -> None:
     done = tessera("agent", "run", "--config", str(config(tmp_path)))
     assert done.returncode == 1
     assert "run `tessera agent enrol` first" in done.stderr
     assert "Traceback" not in done.stderr
 
 
-def test_a_damaged_token_is_refused_before_the_model_is_loaded(tmp_path: Path) -> None:
+def test_damaged_token_is_refused_before_loading(tmp_path: Path) -> None:
     token = ["--name", "aster", "--token", "tsr1_cut"]
     done = tessera("agent", "enrol", "--config", str(config(tmp_path)), *token)
     assert done.returncode == 1
@@ -126,7 +126,7 @@ def test_enrolment_gives_a_stopped_coordinator_up_soon(
 
 
 @pytest.mark.slow
-def test_a_check_without_configuration_names_the_missing_setting() -> None:
+def test_check_without_configuration_names_the_missing_setting() -> None:
     done = tessera("agent", "check", "--json")
     assert done.returncode == 1
     finding = json.loads(done.stdout)[0]
@@ -135,8 +135,8 @@ def test_a_check_without_configuration_names_the_missing_setting() -> None:
     assert "--config with a silo.toml, which `tessera agent init` writes" in finding["found"]
 
 
-def test_work_with_nothing_to_do_imports_no_connection_model_or_operator(tmp_path: Path) -> None:
-    file = beside(tmp_path)
+def test_idle_work_imports_no_heavy_package(tmp_path: Path) -> None:
+    file = config_beside(tmp_path)
     member = Membership(name="aster", client_id="cli_1", federation_id="fed_1", server_key="key")
     (tmp_path / MEMBERSHIP).write_text(member.model_dump_json())
     program = (

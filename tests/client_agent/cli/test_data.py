@@ -1,4 +1,4 @@
-"""`tessera agent init` and `tessera agent data`, as an engineer begins with data of their own."""
+"""`tessera agent init` and `tessera agent data` on an engineer's own data."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_init_maps_columns(tmp_path: Path) -> None:
         ("none.gguf", "none.gguf does not exist"),
     ],
 )
-def test_init_refuses_a_model_that_is_none(
+def test_init_refuses_an_invalid_model(
     table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: str, error: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -93,7 +93,7 @@ def test_init_refuses_data_that_cannot_be_read(tmp_path: Path) -> None:
     assert not out.exists()
 
 
-def test_data_shows_what_is_learnt_and_counts(table: Path, tmp_path: Path) -> None:
+def test_data_shows_learnt_text_and_counts(table: Path, tmp_path: Path) -> None:
     out = tmp_path / "silo.toml"
     held_out = ("--validation", table, "--test", table)
     tessera("init", "--model", MODELS["S"], "--train", table, *held_out, "--out", out)
@@ -119,7 +119,7 @@ def test_skipped_rows_are_counted(table: Path, tmp_path: Path) -> None:
     assert json.loads(tessera("data", "--config", out, "--json").stdout)["skipped rows"] == 1
 
 
-def test_init_writes_paths_that_are_right_in_another_folder(
+def test_init_writes_paths_valid_in_another_folder(
     table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -130,7 +130,7 @@ def test_init_writes_paths_that_are_right_in_another_folder(
     assert (settings.model, settings.train) == ("openai/\U0001f600", str(table))
 
 
-def test_init_keeps_the_split_of_a_saved_data_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_init_keeps_the_split_of_a_saved_dataset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     datasets = pytest.importorskip("datasets")
     monkeypatch.chdir(tmp_path)
     rows = datasets.Dataset.from_list([{"prompt": f"a{n}", "completion": "b"} for n in range(20)])
@@ -141,7 +141,7 @@ def test_init_keeps_the_split_of_a_saved_data_set(tmp_path: Path, monkeypatch: p
     assert AgentSettings.from_toml(out).train == f"{tmp_path / 'saved'}:train"
 
 
-def test_init_reads_a_folder_of_three_files_as_the_agent_does(tmp_path: Path) -> None:
+def test_init_reads_a_folder_of_three_files(tmp_path: Path) -> None:
     folder, out = tmp_path / "data", tmp_path / "silo.toml"
     folder.mkdir()
     for name, count in (("train", 5), ("validation", 3), ("test", 2)):
@@ -159,7 +159,7 @@ def test_init_reads_a_folder_of_three_files_as_the_agent_does(tmp_path: Path) ->
     assert [counts[name]["examples"] for name in ("train", "validation", "test")] == [5, 3, 2]
 
 
-def test_an_empty_validation_set_is_counted(table: Path, tmp_path: Path) -> None:
+def test_empty_validation_set_is_counted(table: Path, tmp_path: Path) -> None:
     out = tmp_path / "silo.toml"
     out.write_text(
         f'url = "http://127.0.0.1:1"\nmodel = "{MODELS["S"]}"\ntrain = "{table}"\nvalidation_share = 0\n'
@@ -169,7 +169,7 @@ def test_an_empty_validation_set_is_counted(table: Path, tmp_path: Path) -> None
     assert counts["train"]["examples"] + counts["test"]["examples"] == 40
 
 
-def test_init_refuses_too_few_examples_to_hold_one_out(tmp_path: Path) -> None:
+def test_init_refuses_too_few_examples_to_split(tmp_path: Path) -> None:
     file, out = tmp_path / "few.jsonl", tmp_path / "silo.toml"
     rows = [json.dumps({"prompt": f"what is {i}", "completion": f"number {i}"}) for i in range(2)]
     file.write_text(rows[0] + "\n")
@@ -184,7 +184,7 @@ def test_init_refuses_too_few_examples_to_hold_one_out(tmp_path: Path) -> None:
     assert named.exit_code == 0, named.output
 
 
-def test_what_is_not_used_is_printed(tmp_path: Path) -> None:
+def test_unused_columns_are_printed(tmp_path: Path) -> None:
     file, out = tmp_path / "rows.jsonl", tmp_path / "silo.toml"
     rows = [{"prompt": f"what is {i}", "completion": f"{i}", "tone": "kind", "label": True} for i in range(9)]
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))

@@ -1,4 +1,4 @@
-"""`agent generate`: one answer or two side by side, sampled or not, and prompts typed one after another."""
+"""`agent generate`: one answer or two side by side, greedy or sampled, and interactive prompts."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_base_and_adapter_answer_the_same_prompt(silo: Path, adapter: tuple[obje
 
 
 @pytest.mark.slow
-def test_a_sample_is_repeatable_by_its_seed(silo: Path) -> None:
+def test_sample_is_repeatable_by_its_seed(silo: Path) -> None:
     def sample(seed: int) -> str:
         options = ("--temperature", 1.5, "--top-p", 0.9, "--seed", seed, "--max-new-tokens", 12)
         return generate(silo, "--prompt", PROMPT, "--base", *options).stdout
@@ -76,7 +76,7 @@ def test_a_sample_is_repeatable_by_its_seed(silo: Path) -> None:
     assert len({sample(seed) for seed in range(1, 6)}) > 1
 
 
-def test_an_answer_ends_before_a_stop_text(silo: Path) -> None:
+def test_answer_ends_before_a_stop_text(silo: Path) -> None:
     options = ("--prompt", PROMPT, "--base", "--json")
     whole = json.loads(generate(silo, *options, "--max-new-tokens", 12).stdout)["answers"][0]["text"]
     stop = whole[-2:]
@@ -105,7 +105,9 @@ def test_options_without_an_effect_are_refused(
     assert expected in done.stderr.replace("\n", " ")
 
 
-def test_lines_are_prompts_of_their_own_without_a_chat(silo: Path, adapter: tuple[object, ...]) -> None:
+def test_interactive_lines_are_separate_prompts_without_a_chat(
+    silo: Path, adapter: tuple[object, ...]
+) -> None:
     options = (*adapter, "--compare", "--max-new-tokens", 5)
     expected = [generate(silo, "--prompt", text, *options).stdout for text in (PROMPT, "a\nb=", "x=")]
     typed = generate(
@@ -133,19 +135,19 @@ def converse(
     """Type lines into a chat, and return the turns that are left."""
     typed, turns = iter(lines), list[Turn]()
     monkeypatch.setattr("builtins.input", lambda mark: next(typed))
-    conversation = Conversation(base, [Side("a", _nothing, turns), Side("b", _nothing)], decoding, chat=True)
+    conversation = Conversation(
+        base, [Side("a", _null_context, turns), Side("b", _null_context)], decoding, chat=True
+    )
     conversation.run(None)
     return turns
 
 
 @contextmanager
-def _nothing() -> Iterator[None]:
+def _null_context() -> Iterator[None]:
     yield
 
 
-def test_a_chat_keeps_its_turns_until_they_are_reset(
-    chat_model: BaseModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_chat_keeps_its_turns_until_reset(chat_model: BaseModel, monkeypatch: pytest.MonkeyPatch) -> None:
     base, decoding = chat_model, Decoding(4)
 
     def answer(turns: list[Turn]) -> str:
@@ -163,7 +165,7 @@ def test_a_chat_keeps_its_turns_until_they_are_reset(
     ]
 
 
-def test_the_oldest_turns_are_dropped_when_the_context_is_full(
+def test_oldest_turns_are_dropped_from_full_context(
     chat_model: BaseModel, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     turns = converse(chat_model, monkeypatch, ["abcd", "efgh", "ijkl", "/exit"], Decoding(8))
@@ -173,9 +175,7 @@ def test_the_oldest_turns_are_dropped_when_the_context_is_full(
     assert "the context of 64 tokens is full" in capsys.readouterr().err
 
 
-def test_ctrl_c_stops_an_answer_and_not_the_program(
-    chat_model: BaseModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ctrl_c_stops_the_answer_only(chat_model: BaseModel, monkeypatch: pytest.MonkeyPatch) -> None:
     base = chat_model
     cast(Any, base.tokenizer).eos_token = None  # only Ctrl-C ends the answer early
     cast(Any, base.tokenizer).bos_token = cast(Any, base.tokenizer).pad_token = None

@@ -1,4 +1,4 @@
-"""Files that can be read in two ways: keys and columns twice, two delimiters, two lists of rows."""
+"""Ambiguous files: duplicate keys and columns, two delimiters, two lists of rows."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.client_agent.data.test_load import ROWS
 
 
 @pytest.mark.parametrize("names", ["prompt;completion,label", "prompt;one, two, or three;completion"])
-def test_what_divides_the_first_row_alike_delimits_a_csv_file(tmp_path: Path, names: str) -> None:
+def test_csv_delimiter_divides_first_row_consistently(tmp_path: Path, names: str) -> None:
     file = tmp_path / "rows.csv"
     cells = names.count(";")
     file.write_text(f"{names}\na{';b' * cells}\n")
@@ -24,7 +24,7 @@ def test_what_divides_the_first_row_alike_delimits_a_csv_file(tmp_path: Path, na
     assert loaded.examples == (Example("a", "b"),)
 
 
-def test_a_csv_file_with_two_columns_of_one_name_is_refused(tmp_path: Path) -> None:
+def test_duplicate_csv_column_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "rows.csv"
     file.write_text("prompt,completion,completion\na,good,bad\n")
     with pytest.raises(DataInvalid, match="the first line has the column completion twice; rename or remove"):
@@ -50,7 +50,7 @@ TURN = (
         ("rows.json", '{{"data": [{good}, {row}]}}', "row 2"),
     ],
 )
-def test_a_key_twice_is_the_fault_of_its_row(
+def test_duplicate_json_key_names_its_row(
     tmp_path: Path, row: str, name: str, content: str, place: str
 ) -> None:
     file = tmp_path / name
@@ -64,7 +64,7 @@ def test_a_key_twice_is_the_fault_of_its_row(
 
 
 @pytest.mark.parametrize("content", [TWICE, f'{{"data": [{GOOD}],\n"data": [{GOOD}, {GOOD}]}}'])
-def test_a_json_object_with_a_key_twice_is_refused(tmp_path: Path, content: str) -> None:
+def test_duplicate_key_of_a_json_object_is_refused(tmp_path: Path, content: str) -> None:
     file = tmp_path / "rows.json"
     file.write_text(content)
     with pytest.raises(DataInvalid, match=r'has the key "(completion|data)" twice'):
@@ -78,7 +78,7 @@ def test_several_lists_of_objects_are_named(tmp_path: Path) -> None:
         load_examples(str(file))
 
 
-def test_a_key_twice_in_an_instance_of_a_task_is_its_fault(tmp_path: Path) -> None:
+def test_duplicate_key_of_an_instance_names_it(tmp_path: Path) -> None:
     file = tmp_path / "task1.json"
     write_task(file, {"input": "leaves", "output": ["tea"]}, {"input": "beans", "output": ["coffee"]})
     file.write_text(file.read_text().replace('"input": "beans"', '"input": "x", "input": "beans"', 2))
@@ -94,9 +94,7 @@ def test_a_key_twice_in_an_instance_of_a_task_is_its_fault(tmp_path: Path) -> No
         messages(answer(), tools='[{"name": "price", "item": "pot", "item": "pan"}]'),
     ],
 )
-def test_a_key_twice_in_json_of_a_cell_is_the_fault_of_its_row(
-    tmp_path: Path, row: dict[str, object]
-) -> None:
+def test_duplicate_key_in_a_cell_names_its_row(tmp_path: Path, row: dict[str, object]) -> None:
     file = tmp_path / "rows.jsonl"
     file.write_text(json.dumps(row) + "\n")
     with pytest.raises(DataInvalid, match=r'line 1.*: column .*has the key "item" twice in an object'):

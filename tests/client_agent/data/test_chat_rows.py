@@ -1,4 +1,4 @@
-"""Chats as LLaMA-Factory, ShareGPT, OpenAI and TRL write them: everything in them reaches the example."""
+"""Chats in the formats of LLaMA-Factory, ShareGPT, OpenAI and TRL are read completely."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ def test_calls_and_tools_of_every_shape_are_read(tmp_path: Path, turn: dict[str,
 
 
 @pytest.mark.parametrize("role", ["observation", "tool", "function_response", "tool_response"])
-def test_the_results_of_tools_are_turns_of_the_tool(tmp_path: Path, role: str) -> None:
+def test_tool_results_are_turns_of_the_tool(tmp_path: Path, role: str) -> None:
     turns = [
         {"from": "human", "value": "How much?"},
         {"from": role, "value": "12"},
@@ -196,12 +196,12 @@ def test_reasoning_is_read_under_each_of_its_names(tmp_path: Path, key: str) -> 
         ({"messages": None}, "those of no format"),
     ],
 )
-def test_chats_that_cannot_be_learnt_are_refused(tmp_path: Path, row: dict[str, Any], fact: str) -> None:
+def test_unlearnable_chats_are_refused(tmp_path: Path, row: dict[str, Any], fact: str) -> None:
     with pytest.raises(DataInvalid, match=fact):
         loaded(tmp_path, row)
 
 
-def test_everything_that_is_learnt_is_in_the_digest(tmp_path: Path) -> None:
+def test_example_digest_covers_all_learnt_content(tmp_path: Path) -> None:
     rows = [
         messages(answer()),
         messages(answer(), tools=[TOOL]),

@@ -33,12 +33,12 @@ def test_headings_stand_before_definition_input_and_answer() -> None:
     assert item.task == Task("task1_tea", "Name the drink.")
 
 
-def test_a_task_without_input_has_no_such_heading() -> None:
+def test_task_without_input_has_no_such_heading() -> None:
     (item,) = examples(TEA | {"targets": "tea", "inputs": " "})
     assert item.prompt == "### Instruction:\nName the drink.\n\n### Response:\n"
 
 
-def test_rows_of_one_input_are_one_item_with_all_targets() -> None:
+def test_rows_of_one_input_share_their_targets() -> None:
     """Whatever their ids are: rows of one input under two ids could be trained on and tested on."""
     first, second = examples(
         TEA | {"targets": "tea"},
@@ -50,7 +50,7 @@ def test_rows_of_one_input_are_one_item_with_all_targets() -> None:
     assert second.references == ("coffee",)
 
 
-def test_task_files_are_read_as_rows_of_the_hub(tmp_path: Path) -> None:
+def test_task_files_equal_rows_of_the_hub(tmp_path: Path) -> None:
     write_task(
         tmp_path / "task2_tea.json",
         {"id": "task2-1", "input": "leaves", "output": ["tea", "green tea"]},
@@ -71,7 +71,7 @@ def test_task_files_are_read_as_rows_of_the_hub(tmp_path: Path) -> None:
     assert loaded.examples[0].task == Task("task2_tea", "Name the drink.\nOne word.", ("Misc.",))
 
 
-def test_a_bad_instance_is_named_with_its_file(tmp_path: Path) -> None:
+def test_bad_instance_is_named_with_its_file(tmp_path: Path) -> None:
     write_task(
         tmp_path / "task1.json", {"input": "leaves", "output": ["tea"]}, [], {"input": "x", "output": []}
     )

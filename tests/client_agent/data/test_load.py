@@ -1,4 +1,4 @@
-"""Examples from files of every kind, with columns mapped and bad rows refused or counted."""
+"""Examples from files of all kinds, with mapped columns and bad rows refused or counted."""
 
 from __future__ import annotations
 
@@ -49,13 +49,13 @@ WRITERS = {
 
 
 @pytest.mark.parametrize("name", WRITERS)
-def test_every_kind_of_file_gives_the_same_examples(tmp_path: Path, name: str) -> None:
+def test_files_of_all_kinds_give_the_same_examples(tmp_path: Path, name: str) -> None:
     loaded = load_examples(WRITERS[name](tmp_path / name, ROWS))
     assert (loaded.format, loaded.rows) == ("prompt_completion", 4)
     assert loaded.examples == tuple(Example(row["prompt"], row["completion"]) for row in ROWS)
 
 
-def test_a_folder_saved_by_datasets_is_read_by_its_split(tmp_path: Path) -> None:
+def test_folder_saved_by_datasets_is_read_by_split(tmp_path: Path) -> None:
     datasets = pytest.importorskip("datasets")
     sides = {"train": datasets.Dataset.from_list(ROWS), "test": datasets.Dataset.from_list(ROWS[:1])}
     datasets.DatasetDict(sides).save_to_disk(str(tmp_path / "saved"))
@@ -80,7 +80,7 @@ def test_a_folder_saved_by_datasets_is_read_by_its_split(tmp_path: Path) -> None
         ({"text": "once"}, Example("", "once")),
     ],
 )
-def test_the_format_is_found_from_the_columns(tmp_path: Path, row: dict[str, Any], expected: Example) -> None:
+def test_format_is_found_from_the_columns(tmp_path: Path, row: dict[str, Any], expected: Example) -> None:
     assert load_examples(write_jsonl(tmp_path / "rows.jsonl", [row])).examples == (expected,)
 
 
@@ -94,7 +94,7 @@ def test_columns_are_mapped(tmp_path: Path) -> None:
         load_examples(source, RowOptions("prompt_completion", (("completion", "answer"),)))
 
 
-def test_bad_rows_are_refused_by_their_place_or_counted(tmp_path: Path) -> None:
+def test_bad_rows_are_refused_by_place_or_counted(tmp_path: Path) -> None:
     rows = [ROWS[0], {"prompt": "x", "completion": 5}, ROWS[1]]
     source = write_jsonl(tmp_path / "rows.jsonl", rows)
     with pytest.raises(DataInvalid, match=r"rows.jsonl line 2: column completion is no text but 5"):
@@ -104,7 +104,7 @@ def test_bad_rows_are_refused_by_their_place_or_counted(tmp_path: Path) -> None:
     assert "line 2: column completion" in loaded.skipped[0]
 
 
-def test_a_source_of_bad_rows_alone_is_refused_though_they_may_be_skipped(tmp_path: Path) -> None:
+def test_source_of_bad_rows_only_is_refused(tmp_path: Path) -> None:
     source = write_jsonl(tmp_path / "rows.jsonl", [{"prompt": "", "completion": "b"}])
     with pytest.raises(DataInvalid, match=r"none of its 1 rows is an example:\n .*line 1"):
         load_examples(source, RowOptions(skip_bad_rows=True))
@@ -120,7 +120,7 @@ def test_a_source_of_bad_rows_alone_is_refused_though_they_may_be_skipped(tmp_pa
         ('{"prompt": "\\ud800", "completion": "b"}\n', "line 1: not JSON"),
     ],
 )
-def test_a_file_without_examples_is_refused(tmp_path: Path, content: str, complaint: str) -> None:
+def test_file_without_examples_is_refused(tmp_path: Path, content: str, complaint: str) -> None:
     file = tmp_path / "rows.jsonl"
     file.write_text(content)
     with pytest.raises(DataInvalid, match=complaint):
@@ -128,7 +128,7 @@ def test_a_file_without_examples_is_refused(tmp_path: Path, content: str, compla
 
 
 @pytest.mark.parametrize("content", ["prompt,completion\na\n", "prompt,completion\na,b,c\n", 'prompt\n"a\n'])
-def test_a_row_of_a_csv_file_with_missing_cells_is_refused(tmp_path: Path, content: str) -> None:
+def test_csv_row_with_missing_cells_is_refused(tmp_path: Path, content: str) -> None:
     file = tmp_path / "rows.csv"
     file.write_text(content)
     with pytest.raises(DataInvalid, match=r"rows\.csv row \d+: "):
@@ -142,7 +142,7 @@ def test_labels_in_a_csv_file_are_text(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["rows.txt", "rows", "rows.jsonl.bak", "rows.json"])
-def test_a_file_of_json_lines_may_have_any_name(tmp_path: Path, name: str) -> None:
+def test_json_lines_file_may_have_any_name(tmp_path: Path, name: str) -> None:
     assert load_examples(write_jsonl(tmp_path / name, ROWS)).rows == 4
 
 
@@ -154,7 +154,7 @@ BAD_FILES = {
 
 
 @pytest.mark.parametrize("name", BAD_FILES)
-def test_every_kind_of_bad_row_is_counted_the_first_one_included(tmp_path: Path, name: str) -> None:
+def test_bad_rows_of_all_kinds_are_counted(tmp_path: Path, name: str) -> None:
     file = tmp_path / name
     file.write_text(BAD_FILES[name])
     loaded = load_examples(str(file), RowOptions(skip_bad_rows=True))
@@ -188,7 +188,7 @@ def test_long_cells_are_read(tmp_path: Path) -> None:
         {"conversations": [{"from": "human", "value": "BLANK"}, {"from": "gpt", "value": "b"}]},
     ],
 )
-def test_a_text_without_anything_to_read_is_empty(tmp_path: Path, row: dict[str, Any], blank: str) -> None:
+def test_text_of_white_space_is_empty(tmp_path: Path, row: dict[str, Any], blank: str) -> None:
     row = json.loads(json.dumps(row).replace('"BLANK"', json.dumps(blank)))
     with pytest.raises(DataInvalid, match=r"is empty \(white space alone\)"):
         load_examples(write_jsonl(tmp_path / "rows.jsonl", [row]))
@@ -196,7 +196,7 @@ def test_a_text_without_anything_to_read_is_empty(tmp_path: Path, row: dict[str,
 
 @pytest.mark.parametrize("delimiter", [",", ";", "\t", "|"])
 @pytest.mark.parametrize("first_line", ["", "sep={}\n", '"sep={}"\r\n'])
-def test_the_delimiter_of_a_csv_file_is_found(tmp_path: Path, delimiter: str, first_line: str) -> None:
+def test_delimiter_of_a_csv_file_is_found(tmp_path: Path, delimiter: str, first_line: str) -> None:
     file = tmp_path / "rows.csv"
     cells = (("prompt", "completion"), ('"a,;|\t b"', "1"), ("c", '"2\n3"'))
     lines = "".join(delimiter.join(row) + "\n" for row in cells)
@@ -214,13 +214,13 @@ def test_the_delimiter_of_a_csv_file_is_found(tmp_path: Path, delimiter: str, fi
     ],
 )
 @pytest.mark.parametrize("indent", [None, 2])
-def test_a_list_of_rows_may_be_in_an_object(tmp_path: Path, content: Any, indent: int | None) -> None:
+def test_list_of_rows_may_be_in_an_object(tmp_path: Path, content: Any, indent: int | None) -> None:
     file = tmp_path / "rows.json"
     file.write_text("\ufeff" + json.dumps(content, indent=indent))
     assert load_examples(str(file)).examples == tuple(Example(r["prompt"], r["completion"]) for r in ROWS)
 
 
-def test_a_json_file_may_be_one_row(tmp_path: Path) -> None:
+def test_json_file_may_be_one_row(tmp_path: Path) -> None:
     file = tmp_path / "rows.json"
     turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
     file.write_text(json.dumps({"messages": turns}, indent=1))
@@ -228,14 +228,14 @@ def test_a_json_file_may_be_one_row(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("source", ["none.jsonl", "none.csv", "none.json", "none.parquet", "hub:a:b:c:d"])
-def test_a_source_that_cannot_be_read_is_refused(tmp_path: Path, source: str) -> None:
+def test_source_that_cannot_be_read_is_refused(tmp_path: Path, source: str) -> None:
     place = source if source.startswith("hub:") else str(tmp_path / source)
     with pytest.raises(DataInvalid):
         load_examples(place)
 
 
 @pytest.mark.parametrize("name", ["rows.jsonl", "rows.json", "rows.csv"])
-def test_a_byte_order_mark_is_no_part_of_the_text(tmp_path: Path, name: str) -> None:
+def test_byte_order_mark_is_not_part_of_text(tmp_path: Path, name: str) -> None:
     file = Path(WRITERS[name](tmp_path / name, ROWS))
     file.write_bytes(b"\xef\xbb\xbf" + file.read_bytes())
     assert load_examples(str(file)).examples == tuple(Example(r["prompt"], r["completion"]) for r in ROWS)
@@ -244,9 +244,7 @@ def test_a_byte_order_mark_is_no_part_of_the_text(tmp_path: Path, name: str) -> 
 @pytest.mark.parametrize(
     ("name", "advice"), [("rows.TSV", "convert"), ("rows.jsonl.gz", "unpack"), ("rows.xlsx", "convert")]
 )
-def test_files_of_other_known_kinds_are_refused_by_their_ending(
-    tmp_path: Path, name: str, advice: str
-) -> None:
+def test_unsupported_file_types_are_refused_by_extension(tmp_path: Path, name: str, advice: str) -> None:
     (tmp_path / name).write_bytes(b"\x1f\x8b\x00\n" * 3)
     for options in (RowOptions(), RowOptions(skip_bad_rows=True)):
         with pytest.raises(DataInvalid, match=f"files are not read; {advice}"):

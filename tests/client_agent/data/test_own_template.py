@@ -1,4 +1,4 @@
-"""A template of one's own, on rows of our own writing in the schemas of trec, sick and ag_news."""
+"""Custom templates on example rows in the schemas of trec, sick and ag_news."""
 
 from __future__ import annotations
 
@@ -54,9 +54,7 @@ def example(own: RowTemplate, row: dict[str, Any]) -> Example:
         ),
     ],
 )
-def test_a_question_with_options_reads_as_a_person_writes_it(
-    own: RowTemplate, row: dict[str, Any], text: str
-) -> None:
+def test_question_with_options_reads_as_plain_text(own: RowTemplate, row: dict[str, Any], text: str) -> None:
     read = example(own, row)
     assert read.prompt + read.completion == text
     assert not read.prompt.endswith(" ")
@@ -81,7 +79,7 @@ BY_VALUE = {"true": "yes", "false": "no"}
         ({"1": "bad", "2": "bad", "3": "good"}, 2, "bad"),
     ],
 )
-def test_a_value_is_looked_up_in_the_options(options: Any, value: object, answer: str) -> None:
+def test_value_is_looked_up_in_the_options(options: Any, value: object, answer: str) -> None:
     assert example(template(options=options), TREC | {"coarse_label": value}).completion == f" {answer}"
 
 
@@ -95,7 +93,7 @@ def test_a_value_is_looked_up_in_the_options(options: Any, value: object, answer
         ("{a.b}:", "{c: d}", {"a.b": "{c: d}", "c: d": "e"}, "{c: d}: e", ("e",)),
     ],
 )
-def test_an_answer_without_options_is_free_text(
+def test_answer_without_options_is_free_text(
     prompt: str, answer: str, row: dict[str, Any], text: str, references: tuple[str, ...]
 ) -> None:
     read = example(template(prompt, answer, None), row)
@@ -103,7 +101,7 @@ def test_an_answer_without_options_is_free_text(
     assert (read.references, read.options, read.metrics) == (references, (), ("exact_match",))
 
 
-def test_the_digest_of_an_example_follows_the_template() -> None:
+def test_digest_of_an_example_follows_the_template() -> None:
     same, changed = template("{text}?"), template("{text}!")
     assert example(same, TREC) == example(template("{text}?"), TREC)
     assert example(same, TREC).key != example(changed, TREC).key
@@ -143,14 +141,12 @@ def test_the_digest_of_an_example_follows_the_template() -> None:
         (template(options=BY_VALUE), TREC, "is 3, and options names the values true, false; add it"),
     ],
 )
-def test_a_row_that_does_not_fit_is_refused_with_its_place(
-    own: RowTemplate, row: dict[str, Any], error: str
-) -> None:
+def test_unfit_row_is_refused_with_its_place(own: RowTemplate, row: dict[str, Any], error: str) -> None:
     with pytest.raises(DataInvalid, match=rf"^rows\.jsonl line 3: .*{error}"):
         example(own, row)
 
 
-def test_columns_outside_a_template_are_named_and_bad_rows_can_be_skipped(tmp_path: Path) -> None:
+def test_unused_columns_are_named_and_bad_rows_skipped(tmp_path: Path) -> None:
     file = tmp_path / "rows.jsonl"
     rows = [TREC | {"label": 1, "weight": 2}, TREC | {"coarse_label": 9}]
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))

@@ -1,4 +1,4 @@
-"""Remedies that errors about columns print are followed, and the row then loads."""
+"""Remedies that column errors print make the row load."""
 
 from __future__ import annotations
 
@@ -191,7 +191,7 @@ COLUMNS = sorted({*unread_parts._REMEDIES, *unread_parts._OTHER_NAMES, "input"})
 
 @pytest.mark.parametrize("shape", ROWS)
 @pytest.mark.parametrize("column", COLUMNS)
-def test_each_remedy_is_followed(tmp_path: Path, shape: str, column: str) -> None:
+def test_remedies_of_unread_columns_load_the_row(tmp_path: Path, shape: str, column: str) -> None:
     row = {**ROWS[shape], column: TOOLS if column in ("tools", "functions") else "x"}
     try:
         example_of(tmp_path / "rows.jsonl", row, RowOptions())
@@ -217,13 +217,13 @@ def test_ignoring_names_all_columns_at_once(tmp_path: Path, shape: str) -> None:
     example_of(tmp_path / "rows.jsonl", row, options)
 
 
-def test_system_beside_another_system_turn(tmp_path: Path) -> None:
+def test_system_column_beside_system_turn_is_ignorable(tmp_path: Path) -> None:
     row = {"messages": SYSTEM + CHAT, "system": "another"}
     options = options_of(refusal(tmp_path / "rows.jsonl", row))
     assert content(example_of(tmp_path / "rows.jsonl", row, options)) == ("system: s user: q", "a")
 
 
-def test_class_is_learnt_by_the_advised_template(tmp_path: Path) -> None:
+def test_class_label_is_learnt_by_the_advised_template(tmp_path: Path) -> None:
     row = {"text": "q", "label": 1}
     assert "write a template with options" in refusal(tmp_path / "rows.jsonl", row)
     template = RowTemplate(prompt="{text}: ", answer="{label}", options=["bad", "good"])

@@ -1,4 +1,4 @@
-"""Task templates on rows of our own writing, in the schema that each data set has on the hub."""
+"""Task templates on example rows in the schemas of their data sets on the hub."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def example(name: str, **changes: Any) -> Example:
     return made
 
 
-def test_every_template_has_a_row_here() -> None:
+def test_templates_all_have_a_test_row() -> None:
     assert set(template_names()) == set(ROWS)
 
 
@@ -83,34 +83,34 @@ def test_every_template_has_a_row_here() -> None:
         ("winogrande", " cup is small."),
     ],
 )
-def test_the_completion_is_the_right_option(name: str, completion: str) -> None:
+def test_completion_is_the_right_option(name: str, completion: str) -> None:
     assert example(name).completion == completion
 
 
 @pytest.mark.parametrize("name", ["arc_easy", "arc_challenge", "openbookqa", "commonsense_qa"])
-def test_a_question_does_not_list_its_options(name: str) -> None:
+def test_question_does_not_list_its_options(name: str) -> None:
     """A small model scores near chance if it must choose from a list, and published scores do without one."""
     row = example(name)
     assert not any(option.strip() in row.prompt for option in row.options)
 
 
-def test_prompt_and_completion_of_a_multiple_choice_question_are_as_a_person_writes_them() -> None:
+def test_multiple_choice_question_reads_as_plain_text() -> None:
     row = example("arc_easy")
     assert row.prompt + row.completion == "Question: What boils water?\nAnswer: a kettle"
 
 
-def test_the_rest_of_a_winogrande_sentence_is_scored() -> None:
+def test_winogrande_scores_the_rest_of_the_sentence() -> None:
     row = example("winogrande")
     assert (row.options, row.ending) == ((" cup is small.", " tray is small."), " is small.")
     assert example("winogrande", sentence="The cup fits on the _").ending == ""
 
 
-def test_the_first_answer_of_squad_is_learnt() -> None:
+def test_first_answer_of_squad_is_learnt() -> None:
     assert example("squad").completion == " 1702"
 
 
 @pytest.mark.parametrize("name", sorted(ROWS))
-def test_every_template_names_its_metrics_and_what_they_need(name: str) -> None:
+def test_templates_name_metrics_and_their_inputs(name: str) -> None:
     row = example(name)
     assert row.metrics
     if "option_accuracy" in row.metrics:
@@ -121,7 +121,7 @@ def test_every_template_names_its_metrics_and_what_they_need(name: str) -> None:
         assert not row.options
 
 
-def test_all_answers_of_squad_are_references() -> None:
+def test_squad_answers_are_all_references() -> None:
     assert example("squad").references == ("1702", "in 1702")
 
 
@@ -150,13 +150,11 @@ def test_gsm8k_is_learnt_without_calculator_marks() -> None:
         ("natural_instructions", {"inputs": 3}, "inputs"),
     ],
 )
-def test_a_bad_row_is_refused_with_its_place_and_column(
-    name: str, changes: dict[str, Any], column: str
-) -> None:
+def test_bad_row_is_refused_with_place_and_column(name: str, changes: dict[str, Any], column: str) -> None:
     with pytest.raises(DataInvalid, match=rf"^rows\.jsonl line 1: column {column} "):
         example(name, **changes)
 
 
-def test_an_unknown_template_is_refused_with_the_names_there_are() -> None:
+def test_unknown_template_is_refused_with_known_names() -> None:
     with pytest.raises(DataInvalid, match=r"no task template 'nli'.*mnli"):
         template("nli")

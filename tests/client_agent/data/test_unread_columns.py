@@ -1,4 +1,4 @@
-"""Columns that a format does not read: harmless, named, or refused with what to do."""
+"""Columns that a format does not read: ignored, named, or refused with a remedy."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def load(tmp_path: Path, *rows: dict[str, Any], **options: Any) -> SourceExample
     ],
 )
 @pytest.mark.parametrize("row", [{"text": "a"}, PLAIN, CHAT, {"instruction": "a", "output": "b"}])
-def test_a_column_that_changes_what_is_learnt_is_refused(
+def test_column_that_changes_learning_is_refused(
     tmp_path: Path, row: dict[str, Any], column: str, value: object
 ) -> None:
     with pytest.raises(DataInvalid, match=column):
@@ -52,7 +52,7 @@ def test_a_column_that_changes_what_is_learnt_is_refused(
     assert (skipped.examples, len(skipped.skipped)) == (ignored.examples, 1)
 
 
-def test_the_refusal_says_what_to_do(tmp_path: Path) -> None:
+def test_refusal_names_a_remedy(tmp_path: Path) -> None:
     with pytest.raises(
         DataInvalid,
         match=r"line 1: column label changes what is learnt.*keep those that are true.*"
@@ -64,7 +64,7 @@ def test_the_refusal_says_what_to_do(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("key", ["tools", "refusal", "label", "images"])
-def test_a_key_of_a_turn_that_changes_what_is_learnt_is_refused(tmp_path: Path, key: str) -> None:
+def test_turn_key_that_changes_learning_is_refused(tmp_path: Path, key: str) -> None:
     row = json.loads(json.dumps(CHAT))
     row["messages"][1][key] = ["x"]
     with pytest.raises(DataInvalid, match=rf"column messages.{key} changes what is learnt"):
@@ -74,9 +74,7 @@ def test_a_key_of_a_turn_that_changes_what_is_learnt_is_refused(tmp_path: Path, 
 
 @pytest.mark.parametrize("column", ["is_good", "accepted"])
 @pytest.mark.parametrize("row", [PLAIN, CHAT, {"text": "a"}])
-def test_a_column_of_true_and_false_is_refused_whatever_its_name(
-    tmp_path: Path, row: dict[str, Any], column: str
-) -> None:
+def test_boolean_column_is_refused_under_any_name(tmp_path: Path, row: dict[str, Any], column: str) -> None:
     good, bad = ({**row, column: value} for value in (True, False))
     for options in ({}, {"skip_bad_rows": True}):
         with pytest.raises(
@@ -89,13 +87,13 @@ def test_a_column_of_true_and_false_is_refused_whatever_its_name(
     assert load(tmp_path, good, good).unused.sentences() == [f"not used: {column}"]
 
 
-def test_true_and_false_are_text_in_a_csv_file(tmp_path: Path) -> None:
+def test_boolean_text_in_csv_is_refused(tmp_path: Path) -> None:
     rows = [{**PLAIN, "is_correct": value} for value in ("True", "False")]
     with pytest.raises(DataInvalid, match="column is_correct is true in some rows"):
         load_examples(write_csv(tmp_path / "rows.csv", rows))
 
 
-def test_a_key_of_turns_that_is_true_and_false_is_refused(tmp_path: Path) -> None:
+def test_boolean_key_of_turns_is_refused(tmp_path: Path) -> None:
     row = json.loads(json.dumps(CHAT))
     row["messages"][0]["is_good"], row["messages"][1]["is_good"] = True, False
     with pytest.raises(DataInvalid, match=r"column messages\.is_good is true in some rows"):
@@ -103,13 +101,13 @@ def test_a_key_of_turns_that_is_true_and_false_is_refused(tmp_path: Path) -> Non
     assert load(tmp_path, row, ignored=("is_good",)) == load(tmp_path, CHAT)
 
 
-def test_a_template_of_ones_own_may_leave_true_and_false_out(tmp_path: Path) -> None:
+def test_template_may_leave_boolean_columns_out(tmp_path: Path) -> None:
     rows = [{"text": "a", "topic": "x", "is_good": value} for value in (True, False)]
     loaded = load(tmp_path, *rows, template=RowTemplate(prompt="{text}", answer="{topic}"))
     assert loaded.unused.sentences() == ["not used: is_good"]
 
 
-def test_other_columns_are_named(tmp_path: Path) -> None:
+def test_harmless_unread_columns_are_named(tmp_path: Path) -> None:
     row = json.loads(json.dumps(CHAT)) | {
         "mood": "kind",
         "id": 1,
@@ -123,12 +121,12 @@ def test_other_columns_are_named(tmp_path: Path) -> None:
     assert unused.sentences() == ["not used: messages.sticker, mood, tone\\x1b"]
 
 
-def test_columns_that_a_template_does_not_read_are_named(tmp_path: Path) -> None:
+def test_columns_unread_by_a_template_are_named(tmp_path: Path) -> None:
     row = {"question": "is it", "passage": "it is", "answer": True, "title": "x", "idx": 1}
     assert load(tmp_path, row, format="boolq").unused.sentences() == ["not used: title"]
 
 
-def test_the_choice_between_two_formats_is_told(tmp_path: Path) -> None:
+def test_choice_between_two_formats_is_reported(tmp_path: Path) -> None:
     alpaca = {"instruction": "a", "input": "x", "output": "b", "text": "a x b"}
     assert load(tmp_path, alpaca).unused.sentences() == [
         "not used: text",
@@ -167,13 +165,13 @@ def test_null_columns_of_parquet_are_absent(tmp_path: Path) -> None:
         ("one,two,three", "map columns (--column prompt=question"),
     ],
 )
-def test_a_mapping_is_offered_for_columns_of_other_names(tmp_path: Path, columns: str, advice: str) -> None:
+def test_mapping_is_suggested_for_unknown_columns(tmp_path: Path, columns: str, advice: str) -> None:
     row = dict.fromkeys(columns.split(","), "x")
     with pytest.raises(DataInvalid) as refused:
         load_examples(write_csv(tmp_path / "rows.csv", [row]))
     assert advice in str(refused.value)
 
 
-def test_a_chat_of_another_name_is_offered_as_messages(tmp_path: Path) -> None:
+def test_chat_column_of_another_name_is_suggested(tmp_path: Path) -> None:
     with pytest.raises(DataInvalid, match=r'columns = \{ messages = "dialogue" \}'):
         load(tmp_path, {"dialogue": CHAT["messages"], "topic": "x"})

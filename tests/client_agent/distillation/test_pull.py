@@ -1,4 +1,4 @@
-"""The pull to peers' outputs: where they are surer it has their gradient, elsewhere none."""
+"""The pull to peers' outputs: their gradient where they are surer, none elsewhere."""
 
 from __future__ import annotations
 
@@ -33,15 +33,15 @@ def setting(tiny: Callable[..., BaseModel]) -> Iterator[Setting]:
         yield base, adapter, NextBytes(base, ANCHORS, 64)
 
 
-def surely(byte: str, rows: int) -> Outputs:
+def certain_outputs(byte: str, rows: int) -> Outputs:
     dense = np.zeros((rows, VALUES), np.float32)
     dense[:, ord(byte)] = 1
     return Outputs.of(dense)
 
 
-def test_a_client_learns_what_its_peers_are_sure_of(setting: Setting) -> None:
+def test_client_learns_what_peers_are_sure_of(setting: Setting) -> None:
     _, adapter, public = setting
-    penalty = pull_to_peers(public, surely("q", public.rows), 1.0)
+    penalty = pull_to_peers(public, certain_outputs("q", public.rows), 1.0)
     parameters = adapter.named_parameters()
     optimiser = torch.optim.Adam(parameters.values(), lr=0.05)
     losses = []
@@ -54,7 +54,7 @@ def test_a_client_learns_what_its_peers_are_sure_of(setting: Setting) -> None:
     assert losses[-1] < losses[0] - 0.3
 
 
-def test_a_client_that_is_surer_than_its_peers_is_not_moved(setting: Setting) -> None:
+def test_surer_client_is_not_moved_by_its_peers(setting: Setting) -> None:
     base, adapter, public = setting
     flat = np.zeros((public.rows, VALUES), np.float32)
     flat[:, 97:105] = 1 / 8
@@ -66,33 +66,35 @@ def test_a_client_that_is_surer_than_its_peers_is_not_moved(setting: Setting) ->
     assert value.item() == 0
     value.backward()  # a step that follows nobody is a step all the same
     assert all(not parameter.grad.any() for parameter in adapter.named_parameters().values())
-    assert pull_to_peers(public, surely("q", public.rows), 1.0)(adapter.named_parameters()).item() > 0
+    assert (
+        pull_to_peers(public, certain_outputs("q", public.rows), 1.0)(adapter.named_parameters()).item() > 0
+    )
 
 
-def test_the_factor_scales_the_mean_over_rows(setting: Setting) -> None:
+def test_factor_scales_the_mean_over_rows(setting: Setting) -> None:
     _, adapter, public = setting
-    mixture = surely("q", public.rows)
+    mixture = certain_outputs("q", public.rows)
     logs, _ = public.log_shares(public.texts)
     expected = -logs[:, ord("q")].mean().item()
     penalty = pull_to_peers(public, mixture, 0.25)
     assert penalty(adapter.named_parameters()).item() == pytest.approx(0.25 * expected, rel=1e-4)
 
 
-def test_rows_that_no_peer_has_count_nothing(setting: Setting) -> None:
+def test_rows_without_peers_add_no_loss(setting: Setting) -> None:
     _, adapter, public = setting
-    mixture = surely("q", public.rows)
+    mixture = certain_outputs("q", public.rows)
     mixture.shares[1:] = 0
     logs, _ = public.log_shares(public.texts)
     value = pull_to_peers(public, mixture, 1.0)(adapter.named_parameters())
     assert value.item() == pytest.approx(-logs[0, ord("q")].item(), rel=1e-4)
 
 
-def test_texts_are_drawn_from_the_generator_that_a_checkpoint_stores(tiny: Callable[..., BaseModel]) -> None:
+def test_text_draws_follow_the_stored_generator_state(tiny: Callable[..., BaseModel]) -> None:
     base = tiny()
     many = [Anchor(id=str(place), prompt=f"rev {place}=", answer=str(place)) for place in range(40)]
     with inject_lora(base, LORA, seed=0) as adapter:
         public = NextBytes(base, many, 64)
-        penalty = pull_to_peers(public, surely("q", public.rows), 1.0)
+        penalty = pull_to_peers(public, certain_outputs("q", public.rows), 1.0)
 
         def draw() -> float:
             return penalty(adapter.named_parameters()).item()
@@ -106,7 +108,7 @@ def test_texts_are_drawn_from_the_generator_that_a_checkpoint_stores(tiny: Calla
         assert first != second
 
 
-def test_two_loss_terms_are_added() -> None:
+def test_loss_terms_are_added() -> None:
     def three(_: Mapping[str, nn.Parameter]) -> Tensor:
         return torch.tensor(3.0)
 

@@ -1,4 +1,4 @@
-"""Two agents of different tokenizers learn from each other's outputs, over the product's own rounds."""
+"""Distillation rounds of two agents with different tokenizers, over the product's own rounds."""
 
 from __future__ import annotations
 
@@ -61,16 +61,16 @@ def files(agent: Participant, number: int) -> Path:
     return agent.workspace.rounds.open(number).path
 
 
-def play(agents: list[Participant]) -> None:
+def run_round(agents: list[Participant]) -> None:
     for brief, agent in [(next_brief(agent), agent) for agent in agents]:
         take_part(agent, brief)
 
 
 @pytest.mark.slow
-def test_each_is_pulled_to_the_others_outputs_and_sends_the_same_bytes_after_a_kill(
+def test_pull_to_peers_is_reproducible_after_a_kill(
     agents: list[Participant],
 ) -> None:
-    play(agents)
+    run_round(agents)
     assert not any((files(agent, 1) / MIXTURE).exists() for agent in agents)
     sent = [Outputs(**renamed(agent)) for agent in agents]
     assert [outputs.bytes.shape for outputs in sent] == [(ROWS, 8)] * 2
@@ -95,8 +95,8 @@ def renamed(agent: Participant) -> dict[str, np.ndarray]:
     return {name.rpartition(".")[2]: values for name, values in tensors.items()}
 
 
-def test_the_pull_changes_what_is_trained(agents: list[Participant]) -> None:
-    play(agents)
+def test_pull_changes_the_trained_adapter(agents: list[Participant]) -> None:
+    run_round(agents)
     agent = agents[1]
     brief = next_brief(agent)
     take_part(agent, brief, until=TRAINED)
@@ -107,7 +107,7 @@ def test_the_pull_changes_what_is_trained(agents: list[Participant]) -> None:
     assert (files(agent, 2) / TRAINED).read_bytes() != pulled
 
 
-def test_a_silos_limit_of_bytes_counts_outputs_before_anything_is_trained(agents: list[Participant]) -> None:
+def test_policy_limit_of_bytes_counts_outputs(agents: list[Participant]) -> None:
     agent = agents[0]
     brief = next_brief(agent)
     agent.session.policy = Policy(max_update_bytes=1)

@@ -1,4 +1,4 @@
-"""A tiny model that has no adapter after a test."""
+"""A tiny model whose adapter is removed after each test."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Experts beside the served weights: only new revisions are downloaded, and none is used that is another."""
+"""Stored experts: new revisions alone are downloaded, and each is verified."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def client(tmp_path: Path) -> Client:
     return Client(tmp_path, Coordinator(bodies))
 
 
-def test_only_changed_experts_are_downloaded(client: Client) -> None:
+def test_changed_experts_alone_are_downloaded(client: Client) -> None:
     client.begin(1, (1, 0), (2, 0))
     assert client.api.downloads == []
     client.begin(2, (1, 1), (2, 0))
@@ -120,7 +120,7 @@ def test_revisions_that_no_stored_round_names_are_deleted(client: Client) -> Non
     assert client.stored == 3
 
 
-def test_a_lost_or_damaged_expert_is_downloaded_again(client: Client) -> None:
+def test_lost_or_damaged_expert_is_downloaded_again(client: Client) -> None:
     client.begin(2, (1, 1), (2, 1))
     first, second = sorted((client.home / "experts").iterdir())
     first.unlink()
@@ -129,7 +129,7 @@ def test_a_lost_or_damaged_expert_is_downloaded_again(client: Client) -> None:
     assert sorted(client.api.downloads) == [(1, 1), (1, 1), (2, 1), (2, 1)]
 
 
-def test_an_expert_that_is_not_there_is_said_so(client: Client) -> None:
+def test_missing_expert_is_reported(client: Client) -> None:
     folder = client.begin(2, (1, 1))
     for file in (client.home / "experts").iterdir():
         file.unlink()
@@ -146,13 +146,13 @@ def test_an_expert_that_is_not_there_is_said_so(client: Client) -> None:
     ],
     ids=["another expert", "another revision", "cut"],
 )
-def test_another_body_is_refused(client: Client, body: bytes, error: type[Exception]) -> None:
+def test_invalid_body_of_an_expert_is_refused(client: Client, body: bytes, error: type[Exception]) -> None:
     client.api.bodies[1, 1] = body
     with pytest.raises(error):
         client.begin(2, (1, 1))
 
 
-def test_another_digest_than_the_signed_one_is_refused(client: Client) -> None:
+def test_expert_of_an_unsigned_digest_is_refused(client: Client) -> None:
     replaced: Any = expert_body(1, 1, 7.0)
     original = client.api.expert
     client.api.expert = lambda *place: (

@@ -1,4 +1,4 @@
-"""Private draws of specialists: random at first, then the best; and the turns in which they train."""
+"""Private draws of specialists: random at first, then the best, with their turns of training."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def secret(number: int) -> str:
     return f"{number:064x}"
 
 
-def test_equal_experts_are_not_met_by_everybody_at_once() -> None:
+def test_equal_experts_are_drawn_evenly_by_clients() -> None:
     """A greedy choice among equal losses puts all clients on one expert for ever (row 13)."""
     r = uniform(SPECIALISTS)
     draws = [drawn(r, 2, 1.0, secret=secret(n), round_number=1) for n in range(300)]
@@ -29,7 +29,7 @@ def test_equal_experts_are_not_met_by_everybody_at_once() -> None:
     assert len({draw[0] for draw in settled}) == len(SPECIALISTS)  # ties, too
 
 
-def test_draws_follow_the_responsibilities_and_change_with_the_round() -> None:
+def test_draws_follow_responsibilities_and_the_round() -> None:
     r = {1: 0.9, 2: 0.05, 3: 0.05}
     first = Counter(drawn(r, 1, 1.0, secret=secret(n), round_number=1)[0] for n in range(400))
     assert 0.85 < first[1] / 400 < 0.95
@@ -38,19 +38,19 @@ def test_draws_follow_the_responsibilities_and_change_with_the_round() -> None:
     assert rounds[0] == drawn(uniform(SPECIALISTS), 2, 1.0, secret=secret(1), round_number=1)
 
 
-def test_a_newborn_expert_leaves_the_draws_of_the_others() -> None:
+def test_newborn_expert_leaves_other_draws_unchanged() -> None:
     for number in range(20):
         draw = drawn(uniform((1, 2, 3)), 3, 1.0, secret=secret(number), round_number=4)
         wider = drawn(uniform((1, 2, 3, 7)), 4, 1.0, secret=secret(number), round_number=4)
         assert [expert for expert in wider if expert != 7] == list(draw)
 
 
-def test_the_best_specialists_are_chosen_at_the_end() -> None:
+def test_best_specialists_are_chosen_after_exploration() -> None:
     assert drawn({1: 0.2, 2: 0.5, 3: 0.0, 4: 0.3}, 2, 0.0, secret=secret(0), round_number=20) == (2, 4)
     assert drawn({3: 0.0, 4: 0.0}, 1, 1.0, secret=secret(0), round_number=20)
 
 
-def test_exploring_ends() -> None:
+def test_exploration_temperature_falls_to_zero() -> None:
     assert [temperature(n, 4) for n in (1, 2, 3, 4, 5, 9)] == [1.0, 0.75, 0.5, 0.25, 0.0, 0.0]
     assert temperature(1, 0) == 0.0
     assert [exploring_rounds(None, n) for n in (1, 5, 12, 100)] == [0, 2, 6, 10]

@@ -1,4 +1,4 @@
-"""The probe set and its losses: held out, the same for all candidates, computed once."""
+"""The probe set and its losses: held out, equal for all candidates, computed once."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def keys(examples: tuple[Example, ...]) -> set[str]:
 
 
 @pytest.mark.parametrize(("count", "most"), [(60, 64), (400, 64), (400, 16)])
-def test_the_probe_meets_neither_training_nor_test(count: int, most: int) -> None:
+def test_probe_set_excludes_training_and_test_examples(count: int, most: int) -> None:
     """The reference probed training batches (row 14), and trained on most of what it validated (defect 6)."""
     held_out = rows(8)  # also among the training examples, in a file of the user's own
     examples = (*rows(count), *rows(count))  # each twice
@@ -41,7 +41,7 @@ def test_the_probe_meets_neither_training_nor_test(count: int, most: int) -> Non
     assert len(data.train) + len(data.probe) == len(examples)
 
 
-def test_what_was_trained_on_never_becomes_a_probe() -> None:
+def test_trained_examples_never_become_probes() -> None:
     trained: set[str] = set()
     for count in (50, 100, 200, 400, 800):
         data = with_probe(SiloData(rows(count), (), ()), 32)
@@ -60,7 +60,7 @@ def test_enough_validation_examples_are_the_probe() -> None:
     assert training_silo.probe == ()
 
 
-def test_a_small_silo_has_no_probe() -> None:
+def test_small_silo_has_no_probe() -> None:
     data = SiloData(rows(20), (), ())
     assert with_probe(data, 64) == data
     assert with_probe(SiloData((), (), ()), 64).probe == ()
@@ -102,7 +102,7 @@ def test_losses_are_of_the_function_that_is_trained(
         assert losses.specialists[1] != losses.specialists[2]
 
 
-def test_choosing_and_scoring_copy_no_expert(
+def test_choice_and_scores_copy_no_expert(
     tiny: Callable[..., BaseModel], examples: list[Example], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The reference copied its whole bank to the device for each probe and evaluation (defect 11)."""
@@ -128,7 +128,7 @@ def test_choosing_and_scoring_copy_no_expert(
         assert places() == before
 
 
-def test_a_pair_of_revisions_is_scored_once(
+def test_pair_of_revisions_is_scored_once(
     tiny: Callable[..., BaseModel], examples: list[Example], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     base = tiny()
@@ -156,7 +156,7 @@ def test_a_pair_of_revisions_is_scored_once(
         assert len(scored) == 7
 
 
-def test_a_broken_specialist_is_not_chosen_and_a_broken_shared_one_is_an_error(
+def test_broken_specialist_is_unchosen_and_broken_shared_fails(
     tiny: Callable[..., BaseModel], examples: list[Example]
 ) -> None:
     base = tiny()

@@ -1,4 +1,4 @@
-"""A bank of experts beside base models in 4 and 8 bits: it computes, trains and is exported."""
+"""Banks of experts beside base models in 4 and 8 bits: function, training and export."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from tests.client_agent.experts.routed_bank import (
     noise,
     with_router,
 )
-from tests.client_agent.export.test_routed_export import FACTS, SCORING, Source, artefact, nothing
+from tests.client_agent.export.test_routed_export import FACTS, SCORING, Source, artefact, write_no_card
 from tests.local_training import train_examples
 
 pytestmark = pytest.mark.slow
@@ -75,9 +75,7 @@ def weights_of(adapter: RoutedExperts) -> torch.Tensor:
 
 
 @few_bits
-def test_a_routed_bank_computes_nearly_what_it_does_beside_the_dense_model(
-    load: Load, quantization: Quantization
-) -> None:
+def test_quantised_routed_bank_approximates_the_dense_one(load: Load, quantization: Quantization) -> None:
     dense, quantised = load("none"), load(quantization)
     bare = logits(dense)
     with routed(dense) as adapter:
@@ -126,14 +124,14 @@ def test_experts_and_router_train_beside_few_bits(
 
 
 @few_bits
-def test_a_bank_that_was_trained_beside_few_bits_is_exported_beside_the_dense_model(
+def test_bank_trained_on_few_bits_exports_beside_dense(
     load: Load, quantization: Quantization, silo: Silo, tmp_path: Path
 ) -> None:
     """Public peft loads no X-LoRA on a quantised model: what to do is said, and does it."""
     source = Source(lambda base: routed(base, 0.2))
     few = replace(silo, base=load(quantization), quantization=quantization)
     with pytest.raises(ExportUnsupported, match="set quantization to none"):
-        export_routed(few, source, FACTS, "model", tmp_path / "refused", nothing)
+        export_routed(few, source, FACTS, "model", tmp_path / "refused", write_no_card)
     assert not (tmp_path / "refused").exists()
     require_bare(few.base)
     with source.attach(few) as (adapter, _):
@@ -147,9 +145,11 @@ def test_a_bank_that_was_trained_beside_few_bits_is_exported_beside_the_dense_mo
         return again
 
     dense = replace(silo, base=load("none"))
-    losses = export_routed(dense, Source(again), FACTS, "model", tmp_path / "routed", nothing).written.losses
+    losses = export_routed(
+        dense, Source(again), FACTS, "model", tmp_path / "routed", write_no_card
+    ).written.losses
     flat = export_adapter(
-        dense, Source(again), FACTS, artefact(tmp_path), tmp_path / "flat", nothing, flat=True
+        dense, Source(again), FACTS, artefact(tmp_path), tmp_path / "flat", write_no_card, flat=True
     )
     assert losses.export == pytest.approx(loss, abs=0.1)
     assert flat.written.losses.routed == pytest.approx(losses.adapter)

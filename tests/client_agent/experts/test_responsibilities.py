@@ -25,19 +25,19 @@ def test_responsibilities_are_a_softmax_of_prior_and_loss() -> None:
     assert sum(r.values()) == pytest.approx(1)
 
 
-def test_the_temperature_is_the_spread_of_the_losses() -> None:
+def test_temperature_is_the_spread_of_the_losses() -> None:
     losses = {1: 1.0, 2: 1.1, 5: 1.4}
     scaled = {expert: 10 * loss + 3 for expert, loss in losses.items()}
     assert responsibilities(losses) == pytest.approx(responsibilities(scaled))
     assert spread({1: 1.0, 2: 3.0}) == pytest.approx(1.0)
 
 
-def test_equal_losses_decide_nothing() -> None:
+def test_equal_losses_give_equal_responsibilities() -> None:
     assert responsibilities({1: 0.7, 2: 0.7, 3: 0.7}) == pytest.approx(uniform((1, 2, 3)))
 
 
 @pytest.mark.parametrize("broken", [inf, nan])
-def test_an_expert_without_a_finite_loss_has_no_responsibility(broken: float) -> None:
+def test_expert_without_finite_loss_has_no_responsibility(broken: float) -> None:
     r = responsibilities({1: broken, 2: 1.0, 3: 1.5})
     assert r[1] == 0.0
     assert r[2] > r[3] > 0
@@ -56,14 +56,14 @@ def test_fit_and_regret_are_relative_and_clipped() -> None:
     assert fit(ProbeLosses(shared=0.0, specialists={1: 0.0})) == 0.0
 
 
-def test_equally_good_experts_are_no_rejection() -> None:
+def test_equally_good_experts_are_not_rejected() -> None:
     """The reference rejected when no expert had r above .45, which two good ones never have (defect 4)."""
     losses = ProbeLosses(shared=2.0, specialists={1: 1.0, 2: 1.0, 3: 1.0})
     assert max(responsibilities(losses.specialists).values()) < 0.45
     assert not rejects(losses, 0.9, **LIMITS)
 
 
-def test_a_client_rejects_a_bank_that_is_far_from_its_own_model() -> None:
+def test_client_rejects_a_bank_far_from_its_model() -> None:
     """Also of one that a few members could bend a little: it is better than the shared expert alone."""
     useless = ProbeLosses(shared=2.0, specialists={1: 1.98, 2: 2.3})
     assert rejects(useless, 1.0, **LIMITS)

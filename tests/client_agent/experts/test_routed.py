@@ -1,4 +1,4 @@
-"""A client's choice among experts: what it trains, what it remembers, and its router by token."""
+"""A client's choice among experts: trained experts, remembered choices, and the router by token."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def prober(base: BaseModel, examples: list[Example], memory: ExpertMemory) -> Pr
     return Prober(base, probe_texts(base, examples, 8, 64), memory.losses)
 
 
-def test_the_best_specialist_acts_at_weight_one(
+def test_best_specialist_acts_at_weight_one(
     base: BaseModel, examples: list[Example], memory: ExpertMemory
 ) -> None:
     with inject_experts(base, PLAN, {}, EXPERTS, HARD, seed=0) as adapter:
@@ -51,7 +51,7 @@ def test_the_best_specialist_acts_at_weight_one(
         torch.testing.assert_close(logits(base), before)
 
 
-def test_choices_and_losses_outlive_a_restart(
+def test_choices_and_losses_survive_a_restart(
     base: BaseModel, examples: list[Example], memory: ExpertMemory, tmp_path: Path
 ) -> None:
     with inject_experts(base, PLAN, {}, EXPERTS, HARD, seed=0) as adapter:
@@ -75,7 +75,7 @@ def test_choices_and_losses_outlive_a_restart(
     assert ExpertMemory(tmp_path / "experts.json").secret != memory.secret
 
 
-def test_a_client_whose_own_model_is_better_rejects_after_exploring_only(
+def test_clients_reject_worse_bank_after_exploration_only(
     base: BaseModel, examples: list[Example], memory: ExpertMemory
 ) -> None:
     probing = prober(base, examples, memory)
@@ -97,7 +97,7 @@ def test_a_client_whose_own_model_is_better_rejects_after_exploring_only(
     assert memory.local_before(3, "another probe set") is None
 
 
-def test_a_client_that_rejected_all_trains_the_newborn_for_a_round(
+def test_rejecting_client_trains_the_newborn_for_a_round(
     base: BaseModel, examples: list[Example], memory: ExpertMemory
 ) -> None:
     choice = Choice(responsibilities={1: 0.9, 2: 0.1}, trained=(1,), exploring=False, rejects=True)
@@ -114,7 +114,7 @@ def test_a_client_that_rejected_all_trains_the_newborn_for_a_round(
         assert turn.specialists == adapter.chosen
 
 
-def test_a_bank_that_began_anew_is_explored_again(
+def test_restarted_bank_is_explored_again(
     base: BaseModel, examples: list[Example], memory: ExpertMemory
 ) -> None:
     with inject_experts(base, PLAN, {}, EXPERTS, HARD, seed=0) as adapter:
@@ -127,7 +127,7 @@ def test_a_bank_that_began_anew_is_explored_again(
     assert exploring == {(0, 5): False, (4, 5): True, (4, 6): True, (4, 7): False}
 
 
-def test_a_client_without_a_probe_set_never_rejects(base: BaseModel, memory: ExpertMemory) -> None:
+def test_client_without_a_probe_set_never_rejects(base: BaseModel, memory: ExpertMemory) -> None:
     with inject_experts(base, PLAN, {}, EXPERTS, HARD, seed=0) as adapter:
         adapter.probe_with(None, memory)
         adapter.load(noise(adapter))
@@ -140,7 +140,7 @@ def test_a_client_without_a_probe_set_never_rejects(base: BaseModel, memory: Exp
         assert memory.rounds[3].trained == memory.rounds[4].trained  # settled
 
 
-def test_a_bank_with_too_few_specialists_is_refused(base: BaseModel) -> None:
+def test_bank_with_too_few_specialists_is_refused(base: BaseModel) -> None:
     with pytest.raises(LayoutMismatch, match="top_m"):
         inject_experts(base, PLAN, {}, (0, 1), SOFT, seed=0)
     require_bare(base)

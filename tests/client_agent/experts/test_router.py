@@ -1,4 +1,4 @@
-"""The router by token: its weights, its gradient, its cache, and what of it stays on disk."""
+"""The router by token: its weights, gradient, cache and stored state."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.client_agent.experts.routed_bank import (
 from tests.local_training import train_examples
 
 
-def test_the_router_weighs_tokens_by_the_base_models_hidden_state(base: BaseModel) -> None:
+def test_router_weighs_tokens_by_base_hidden_state(base: BaseModel) -> None:
     with torch.no_grad():
         decoder = base.model.get_submodule(base.parts.decoder)
         hidden = decoder(input_ids=IDS, use_cache=False).last_hidden_state
@@ -47,7 +47,7 @@ def test_the_router_weighs_tokens_by_the_base_models_hidden_state(base: BaseMode
         assert (logits(base) - routed).abs().max() > 0.01
 
 
-def test_a_newborn_router_has_the_responsibilities_as_weights(base: BaseModel) -> None:
+def test_newborn_router_has_the_responsibilities_as_weights(base: BaseModel) -> None:
     with inject_experts(base, PLAN, {}, EXPERTS, SOFT, seed=0) as adapter:
         adapter.load(noise(adapter))
         adapter.responsibilities = {1: 0.6, 2: 0.2, 5: 0.2}
@@ -64,7 +64,7 @@ def test_a_newborn_router_has_the_responsibilities_as_weights(base: BaseModel) -
             np.testing.assert_allclose(lora[path].B, factors.B, atol=1e-7)
 
 
-def test_consistency_moves_the_router_alike_under_gradient_checkpointing(
+def test_consistency_trains_router_alike_under_gradient_checkpointing(
     base: BaseModel, examples: list[Example], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The reference took the mean weights without a gradient, so that its term did nothing (defect 1).
@@ -135,7 +135,7 @@ def test_generation_with_a_cache_routes_as_without(base: BaseModel) -> None:
             torch.testing.assert_close(with_cache, without, atol=1e-4, rtol=1e-3)
 
 
-def test_a_router_outlives_births_and_deaths_of_experts(base: BaseModel) -> None:
+def test_router_survives_births_and_deaths_of_experts(base: BaseModel) -> None:
     """The reference lost its router at every restart (defect 9)."""
     with inject_experts(base, PLAN, {}, EXPERTS, SOFT, seed=0) as adapter:
         with_router(adapter)

@@ -21,7 +21,7 @@ TICKETS, TOKENS = 8, 40
 
 
 @pytest.mark.system
-def test_the_federated_adapter_gives_the_same_answers_in_llama_cpp(tmp_path: Path) -> None:
+def test_llama_cpp_answers_as_the_federated_adapter(tmp_path: Path) -> None:
     config = Path(os.environ.get("TESSERA_DEMO", "runs/demo"), "federated", "elmford", "silo.toml")
     if not config.is_file():
         pytest.skip(f"{config} does not exist: run `make demo`, or set TESSERA_DEMO")

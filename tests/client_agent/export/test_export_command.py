@@ -1,4 +1,4 @@
-"""`tessera agent export --for ...`: public peft and transformers load what a federation trained.
+"""`tessera agent export --for ...`: public peft and transformers load a federation's adapter.
 
 The base deltas of flora and fedex_lora are in what is exported.
 """
@@ -27,7 +27,7 @@ from schemas.messages.rounds import FinishedBrief
 from tests.client_agent.commands import tessera
 from tests.client_agent.conftest import config
 from tests.client_agent.rounds.test_ca_pfl_rounds import Pair
-from tests.client_agent.test_daemon import naps
+from tests.client_agent.test_daemon import limited_sleep
 from tests.scenarios.agents import MODELS
 from tests.served import Served
 
@@ -48,8 +48,8 @@ def finished(served: Served, silo: Silo, tmp_path: Path) -> Iterator[Callable[[s
         def train(strategy: str) -> Participant:
             two = Pair(served, silo, tmp_path, stack, **PLAN, strategy={"name": strategy})
             for _ in range(2):
-                two.play(*two.members)
-            client, nap = two.members["aster"], naps(500)
+                two.run_round(*two.members)
+            client, nap = two.members["aster"], limited_sleep(500)
             while not isinstance(brief := client.session.api.current_round(two.federation_id), FinishedBrief):
                 nap(0)
             finish(client, brief)
@@ -86,7 +86,7 @@ def from_gguf(folder: Path, silo: Silo) -> nn.Module:
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
 @pytest.mark.parametrize("strategy", ["fedmosaic", "flora", "fedex_lora"])
-def test_every_form_gives_the_logits_of_the_final_weights(
+def test_exports_of_all_forms_give_the_final_logits(
     finished: Callable[[str], Participant], silo: Silo, tmp_path: Path, strategy: str
 ) -> None:
     client = finished(strategy)

@@ -34,12 +34,12 @@ LAST_TURN_ONLY = "{% for m in messages %}{{ loop.index }} {{ m.content }}{% endf
 @pytest.mark.parametrize(
     ("rank", "expected"), [(1, 1), (2, 8), (8, 8), (33, 64), (41, 64), (257, 320), (512, 512)]
 )
-def test_vllm_serves_the_next_rank_that_it_knows(rank: int, expected: int) -> None:
+def test_vllm_rank_is_the_next_supported_one(rank: int, expected: int) -> None:
     assert served_rank(rank) == expected
     assert expected in RANKS
 
 
-def test_what_vllm_does_not_serve_is_refused(tiny: Callable[..., BaseModel]) -> None:
+def test_unsupported_rank_or_architecture_of_vllm_is_refused(tiny: Callable[..., BaseModel]) -> None:
     with pytest.raises(ExportUnsupported, match="--for merged"):
         served_rank(513)
     with pytest.raises(ExportUnsupported, match="gpt2"):
@@ -50,7 +50,7 @@ def test_what_vllm_does_not_serve_is_refused(tiny: Callable[..., BaseModel]) -> 
     ("architecture", "plan"),
     [("llama", "lora"), ("gemma3_text", "lora"), ("phi3", "lora"), ("llama", "last lora")],
 )
-def test_a_gguf_adapter_comes_back_as_it_was(
+def test_gguf_adapter_is_read_back_unchanged(
     tiny: Callable[..., BaseModel], tmp_path: Path, architecture: str, plan: str
 ) -> None:
     base = tiny(architecture)
@@ -63,16 +63,12 @@ def test_a_gguf_adapter_comes_back_as_it_was(
         np.testing.assert_allclose(back[path].B @ back[path].A, lora.B @ lora.A, atol=1e-6)
 
 
-def test_an_architecture_without_names_in_llama_cpp_is_refused(
-    tiny: Callable[..., BaseModel], tmp_path: Path
-) -> None:
+def test_architecture_unknown_to_llama_cpp_is_refused(tiny: Callable[..., BaseModel], tmp_path: Path) -> None:
     with pytest.raises(ExportUnsupported, match="gpt_neox"):
         write_gguf(tmp_path / "adapter.gguf", {}, tiny("gpt_neox"), "tiny")
 
 
-def test_a_shift_becomes_a_rank_that_is_one_on_the_training_texts(
-    tiny: Callable[..., BaseModel], examples: list[Example]
-) -> None:
+def test_shift_is_folded_into_one_more_rank(tiny: Callable[..., BaseModel], examples: list[Example]) -> None:
     base = tiny()
     with trained(base, "p and q") as adapter:
         factors = adapter.as_lora()
@@ -97,14 +93,12 @@ def test_merged_weights_give_the_logits_of_the_adapter(
     np.testing.assert_allclose(logits_of(merged), expected, rtol=1e-5, atol=1e-5)
 
 
-def test_gemma_has_no_place_for_a_shift(tiny: Callable[..., BaseModel]) -> None:
+def test_gemma_refuses_a_shift(tiny: Callable[..., BaseModel]) -> None:
     base = tiny("gemma3_text")
     assert not holds_shift(base, base.parts.path(0, "q"))
 
 
-def test_a_chat_template_is_written_in_ollamas_language(
-    tiny: Callable[..., BaseModel], tmp_path: Path
-) -> None:
+def test_chat_template_is_translated_for_ollama(tiny: Callable[..., BaseModel], tmp_path: Path) -> None:
     base = tiny()
     set_template(base.tokenizer, "plain")
     write_modelfile(tmp_path, base, "./base.gguf", chat=True)
@@ -117,7 +111,7 @@ def test_a_chat_template_is_written_in_ollamas_language(
     assert 'TEMPLATE """{{ .Prompt }}"""' in (tmp_path / "Modelfile").read_text()
 
 
-def test_a_template_of_fixed_texts_is_recognised(tiny: Callable[..., BaseModel]) -> None:
+def test_template_of_fixed_texts_is_recognised(tiny: Callable[..., BaseModel]) -> None:
     tokenizer = tiny().tokenizer
     tokenizer.chat_template = GEMMA
     shape = chat_shape(tokenizer)

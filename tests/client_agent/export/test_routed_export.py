@@ -1,4 +1,4 @@
-"""Experts weighed by token as an X-LoRA that public peft loads, and as one ordinary LoRA."""
+"""Exports of experts weighted by token: as X-LoRA for public peft, and as one ordinary LoRA."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def logits(model: object, **options: bool) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("bias", [True, False])
-def test_experts_over_p_are_exported_and_those_with_q_are_not(
+def test_experts_with_p_are_exported_except_with_q(
     tiny: Callable[..., BaseModel], tmp_path: Path, bias: bool
 ) -> None:
     base, plan = tiny(), AdapterPlan(rank=4, blocks=2, bias=bias)
@@ -105,7 +105,7 @@ def test_public_peft_computes_the_routed_logits(
     assert (ours - bare).abs().max() > 0.05
 
 
-def test_each_class_is_an_ordinary_lora(tiny: Callable[..., BaseModel], tmp_path: Path) -> None:
+def test_exported_class_is_an_ordinary_lora(tiny: Callable[..., BaseModel], tmp_path: Path) -> None:
     base = tiny()
     expected = {}
     with trained(base, SOFT) as adapter:
@@ -143,14 +143,14 @@ def artefact(folder: Path) -> Artefact:
     return Artefact("peft", "name", "model", "model", str(folder), chat=False)
 
 
-def nothing(*_: object) -> None:
+def write_no_card(*_: object) -> None:
     """Write no model card."""
 
 
-def test_an_export_is_loaded_again_and_scored(silo: Silo, tmp_path: Path) -> None:
+def test_routed_export_is_reloaded_and_scored(silo: Silo, tmp_path: Path) -> None:
     out = tmp_path / "routed"
     for force in (False, True):  # the second replaces the first
-        losses = export_routed(silo, ROUTED, FACTS, "model", out, nothing, force=force).written.losses
+        losses = export_routed(silo, ROUTED, FACTS, "model", out, write_no_card, force=force).written.losses
     with ROUTED.attach(silo):
         assert losses.adapter == pytest.approx(held_out_loss(silo.base, silo, SCORING, 64))
     assert losses.export == pytest.approx(losses.adapter, abs=1e-5)
@@ -159,10 +159,10 @@ def test_an_export_is_loaded_again_and_scored(silo: Silo, tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
-def test_the_model_cards_command_loads_a_moved_folder(
+def test_model_card_command_loads_a_moved_folder(
     silo: Silo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    export_routed(silo, ROUTED, FACTS, str(MODELS["S"]), tmp_path / "out", nothing)
+    export_routed(silo, ROUTED, FACTS, str(MODELS["S"]), tmp_path / "out", write_no_card)
     (tmp_path / "out").rename(tmp_path / "moved")
     monkeypatch.chdir(tmp_path / "moved")
     command = routed_commands(replace(artefact(tmp_path), base_name=str(MODELS["S"])))[1]
@@ -179,8 +179,10 @@ def test_the_model_cards_command_loads_a_moved_folder(
     assert capsys.readouterr().out
 
 
-def test_a_flat_export_is_the_mixture_of_the_prior(silo: Silo, tmp_path: Path) -> None:
-    exported = export_adapter(silo, ROUTED, FACTS, artefact(tmp_path), tmp_path / "flat", nothing, flat=True)
+def test_flat_export_is_the_mixture_of_the_prior(silo: Silo, tmp_path: Path) -> None:
+    exported = export_adapter(
+        silo, ROUTED, FACTS, artefact(tmp_path), tmp_path / "flat", write_no_card, flat=True
+    )
     losses = exported.written.losses
     with ROUTED.attach(silo) as (adapter, _):
         assert isinstance(adapter, RoutedExperts)
@@ -192,41 +194,41 @@ def test_a_flat_export_is_the_mixture_of_the_prior(silo: Silo, tmp_path: Path) -
     assert losses.routed != pytest.approx(losses.adapter, abs=1e-4)
 
 
-def test_one_specialist_is_an_ordinary_lora(silo: Silo, tmp_path: Path) -> None:
-    losses = export_adapter(silo, HARD, FACTS, artefact(tmp_path), tmp_path / "hard", nothing).written.losses
+def test_single_specialist_exports_as_ordinary_lora(silo: Silo, tmp_path: Path) -> None:
+    losses = export_adapter(
+        silo, HARD, FACTS, artefact(tmp_path), tmp_path / "hard", write_no_card
+    ).written.losses
     assert losses.export == pytest.approx(losses.adapter, abs=1e-5)
     assert losses.routed is None
     with pytest.raises(ExportUnsupported, match="leave it out"):
-        export_adapter(silo, HARD, FACTS, artefact(tmp_path), tmp_path / "x", nothing, flat=True)
+        export_adapter(silo, HARD, FACTS, artefact(tmp_path), tmp_path / "x", write_no_card, flat=True)
     with pytest.raises(ExportUnsupported, match="ordinary LoRA"):
-        export_routed(silo, HARD, FACTS, "model", tmp_path / "x", nothing)
+        export_routed(silo, HARD, FACTS, "model", tmp_path / "x", write_no_card)
     with pytest.raises(ExportUnsupported, match="--routed"):
-        export_adapter(silo, ROUTED, FACTS, artefact(tmp_path), tmp_path / "x", nothing)
+        export_adapter(silo, ROUTED, FACTS, artefact(tmp_path), tmp_path / "x", write_no_card)
     assert not (tmp_path / "x").exists()
 
 
-def test_what_public_peft_loads_otherwise_is_not_written(
-    silo: Silo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_inexact_export_is_not_written(silo: Silo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     of = XLoraFiles.of
     monkeypatch.setattr(XLoraFiles, "of", lambda adapter: replace(of(adapter), offsets=np.float32([9, -9])))
     with pytest.raises(ExportInexact, match="public peft"):
-        export_routed(silo, ROUTED, FACTS, "model", tmp_path / "out", nothing)
+        export_routed(silo, ROUTED, FACTS, "model", tmp_path / "out", write_no_card)
     monkeypatch.setattr(silo.base.model, "is_loaded_in_4bit", True, raising=False)
     with pytest.raises(ExportUnsupported, match="nf4"):
-        export_routed(silo, ROUTED, FACTS, "model", tmp_path / "out", nothing)
+        export_routed(silo, ROUTED, FACTS, "model", tmp_path / "out", write_no_card)
     assert not any(tmp_path.iterdir())
 
 
-def test_an_architecture_that_public_peft_renames_is_refused(
+def test_architecture_that_public_peft_renames_is_refused(
     tiny: Callable[..., BaseModel], silo: Silo, tmp_path: Path
 ) -> None:
     gpt2 = replace(silo, base=tiny("gpt2"))
     with pytest.raises(ExportUnsupported, match="gpt2, whose layers are in transformer"):
-        export_routed(gpt2, ROUTED, FACTS, "model", tmp_path / "out", nothing)
+        export_routed(gpt2, ROUTED, FACTS, "model", tmp_path / "out", write_no_card)
 
 
-def test_a_routed_folder_without_its_classes_is_unreadable(
+def test_routed_folder_without_its_classes_is_unreadable(
     tiny: Callable[..., BaseModel], tmp_path: Path
 ) -> None:
     base = tiny()

@@ -39,7 +39,7 @@ from coordinator.db.backup import copy
 from schemas.identity.documents import hash_of
 from schemas.messages.rounds import RoundBrief
 from tests.client_agent.conftest import next_brief
-from tests.client_agent.test_daemon import alone_plan, naps
+from tests.client_agent.test_daemon import alone_plan, limited_sleep
 from tests.served import Served
 
 pytestmark = pytest.mark.slow
@@ -58,11 +58,11 @@ class Scene:
         )
         self.enrol, self._opened = participant, opened
 
-    def begin(self, transport: httpx.BaseTransport | None = None) -> None:
+    def start(self, transport: httpx.BaseTransport | None = None) -> None:
         self.participant = self.enrol(self.federation_id, transport)
         self.served.admin.post(f"/v1/federations/{self.federation_id}/start")
 
-    def play(self) -> int:
+    def run_round(self) -> int:
         brief = next_brief(self.participant)
         assert take_part(self.participant, brief)
         return brief.round
@@ -107,16 +107,16 @@ def scene(served: Served, participant: Enrolled, serve: Serve, tmp_path: Path) -
         yield Scene(served, participant, serve, tmp_path, opened)
 
 
-def test_a_silo_accepts_a_restored_coordinator_and_continues_from_its_own_adapter(scene: Scene) -> None:
-    scene.begin()
-    scene.play()
+def test_accepted_restored_coordinator_continues_from_silos_adapter(scene: Scene) -> None:
+    scene.start()
+    scene.run_round()
     scene.back_up()
-    assert [scene.play(), scene.play()] == [2, 3]
+    assert [scene.run_round(), scene.run_round()] == [2, 3]
     adapter, last_accepted = scene.trained, scene.participant.session.manifests.last_accepted()
     scene.restore()
     for _ in range(2):  # running it again changes nothing
         with pytest.raises(ManifestRefused, match="tessera agent accept-restored"):
-            run(scene.participant, naps(500))
+            run(scene.participant, limited_sleep(500))
     offer = scene.compare_state()
     assert (offer.accepted.manifest.round, offer.open_round) == (3, 2)
     assert offer.offered is not None
@@ -128,18 +128,18 @@ def test_a_silo_accepts_a_restored_coordinator_and_continues_from_its_own_adapte
     assert before_it is not None
     assert before_it.read(TRAINED) == adapter
     assert (scene.participant.workspace.home / "earlier" / f"{MANIFEST}-1").is_file()
-    run(scene.participant, naps(500))
+    run(scene.participant, limited_sleep(500))
     assert [r["state"] for r in scene.served.rounds(scene.federation_id)] == ["published"] * 4
     assert (scene.participant.workspace.home / "final_weights.safetensors").is_file()
     with pytest.raises(NothingWasRestored, match="nothing was lost"):
         scene.compare_state()
 
 
-def test_a_backup_from_before_the_first_round_is_accepted_too(scene: Scene) -> None:
-    scene.begin()
+def test_backup_from_before_first_round_is_accepted(scene: Scene) -> None:
+    scene.start()
     scene.back_up()
-    scene.play()
-    scene.play()
+    scene.run_round()
+    scene.run_round()
     adapter = scene.trained
     scene.restore()
     offer = scene.compare_state()
@@ -148,27 +148,27 @@ def test_a_backup_from_before_the_first_round_is_accepted_too(scene: Scene) -> N
     scene.accept()
     set_aside_other_clients_files(scene)
     assert scene.trained == adapter
-    run(scene.participant, naps(500))
+    run(scene.participant, limited_sleep(500))
     assert [r["state"] for r in scene.served.rounds(scene.federation_id)] == ["published"] * 4
 
 
-def test_an_alignment_pack_that_was_stored_after_the_backup_is_stored_again(scene: Scene, silo: Silo) -> None:
+def test_alignment_pack_missing_in_backup_is_redelivered(scene: Scene, silo: Silo) -> None:
     alignment = {"pivot": silo.base.slug, "frames": "random"}
     wanted = alone_plan(rounds={"total": 2, "min_clients": 1}, alignment=alignment)
     scene.federation_id = scene.served.federation(**wanted)
-    scene.begin()
+    scene.start()
     scene.back_up()
-    scene.play()
+    scene.run_round()
     (stored,) = packs(scene)
     scene.restore()
     assert packs(scene) == []
     scene.accept()
-    run(scene.participant, naps(500))
+    run(scene.participant, limited_sleep(500))
     assert packs(scene) == [stored]
     assert [r["state"] for r in scene.served.rounds(scene.federation_id)] == ["published"] * 2
 
 
-def test_a_sketch_released_at_the_join_is_stored_before_any_training(tmp_path: Path) -> None:
+def test_sketch_released_at_join_survives_a_restore(tmp_path: Path) -> None:
     rounds = RoundFolders(tmp_path / "rounds")
     rounds.open(3).write(SKETCH, b"released")
     backup_recovery._carry_over(rounds, Manifests(tmp_path, "fed", "cli", "key"), before=2)
@@ -193,22 +193,22 @@ def set_aside_other_clients_files(scene: Scene) -> None:
     )
 
 
-def test_a_coordinator_that_continued_without_this_client_is_accepted(scene: Scene) -> None:
+def test_coordinator_that_continued_without_client_is_accepted(scene: Scene) -> None:
     """The restored coordinator has issued a manifest of the refused round."""
-    scene.begin()
-    scene.play()
+    scene.start()
+    scene.run_round()
     scene.back_up()
-    scene.play()
+    scene.run_round()
     scene.restore()
     joined = scene.participant.session.api.join(scene.federation_id, 2, None)
     offer = scene.compare_state()
     assert offer.offered is not None
     assert offer.offered.document == joined.manifest
     scene.accept()
-    assert [scene.play(), scene.play()] == [2, 3]
+    assert [scene.run_round(), scene.run_round()] == [2, 3]
 
 
-def test_an_update_that_was_lost_with_its_receipt_here_is_sent_again_byte_for_byte(scene: Scene) -> None:
+def test_update_missing_in_backup_is_resent_unchanged(scene: Scene) -> None:
     class BackedUp(httpx.HTTPTransport):
         """A backup is made between the joining of a round and the update."""
 
@@ -217,29 +217,29 @@ def test_an_update_that_was_lost_with_its_receipt_here_is_sent_again_byte_for_by
                 scene.back_up()
             return super().handle_request(request)
 
-    scene.begin(BackedUp())
-    assert [scene.play(), scene.play()] == [1, 2]
+    scene.start(BackedUp())
+    assert [scene.run_round(), scene.run_round()] == [1, 2]
     folder = scene.participant.workspace.rounds.open(2)
     sent = folder.read(UPDATE)
     scene.restore()
     with pytest.raises(NothingWasRestored):
         scene.compare_state()
-    assert scene.play() == 2
+    assert scene.run_round() == 2
     assert folder.read(UPDATE) == sent
     assert folder.has(RECEIPT)
     assert not folder.has(CLOSED)
-    run(scene.participant, naps(500))
+    run(scene.participant, limited_sleep(500))
     assert [r["counts"]["arrived"] for r in scene.served.rounds(scene.federation_id)] == [1] * 4
 
 
-def test_an_interrupted_acceptance_still_refuses_rounds_and_can_be_repeated(
+def test_interrupted_acceptance_refuses_rounds_and_is_repeatable(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    scene.begin()
-    scene.play()
+    scene.start()
+    scene.run_round()
     scene.back_up()
-    scene.play()
-    scene.play()
+    scene.run_round()
+    scene.run_round()
     adapter = scene.trained
     scene.restore()
     steps = ("move_aside", "keep_copy", "write_durably", "_copy", "fsync_folder")
@@ -254,16 +254,16 @@ def test_an_interrupted_acceptance_still_refuses_rounds_and_can_be_repeated(
             take_part(scene.participant, brief)
     scene.accept()
     assert scene.trained == adapter
-    assert scene.play() == 2
+    assert scene.run_round() == 2
 
 
 def _stop(*_: object, **__: object) -> None:
     raise Stopped
 
 
-def test_only_the_coordinator_of_the_pinned_key_can_be_accepted(scene: Scene) -> None:
-    scene.begin()
-    scene.play()
+def test_acceptance_requires_the_pinned_coordinator_key(scene: Scene) -> None:
+    scene.start()
+    scene.run_round()
     offered = scene.participant.session.manifests
     stranger = "11qYAYKxCrfVS_7TyWQHOg7hcvPapiMlrwIaaPcHURo"
     stranger_manifests = type(offered)(offered.folder, offered.federation, offered.client, stranger)
@@ -271,22 +271,22 @@ def test_only_the_coordinator_of_the_pinned_key_can_be_accepted(scene: Scene) ->
         compare_state(stranger_manifests, {}, scene.participant.session.api)
 
 
-def test_a_backup_from_before_the_enrolment_needs_a_new_one(scene: Scene) -> None:
+def test_backup_from_before_enrolment_requires_enrolling_again(scene: Scene) -> None:
     scene.back_up()
-    scene.begin()
+    scene.start()
     with pytest.raises(NothingWasRestored, match="joined no round"):
         scene.compare_state()
-    scene.play()
+    scene.run_round()
     scene.restore()
     with pytest.raises(NotInTheBackup, match="enrol again"):
         scene.compare_state()
 
 
 def test_members_with_changed_keys_are_listed(scene: Scene) -> None:
-    scene.begin()
+    scene.start()
     scene.back_up()
     scene.served.enrol(scene.federation_id, "birch")
-    scene.play()
+    scene.run_round()
     scene.restore()
     scene.served.enrol(scene.federation_id, "birch")
     scene.participant.session.api.join(scene.federation_id, 1, None)

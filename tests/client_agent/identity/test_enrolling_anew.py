@@ -57,7 +57,7 @@ def scene(served: Served, tmp_path: Path) -> Scene:
     return Scene(served, tmp_path)
 
 
-def test_a_key_that_is_another_clients_is_named_by_its_file(scene: Scene) -> None:
+def test_key_of_another_client_is_named_by_file(scene: Scene) -> None:
     scene.shut_out(scene.enrol("first"))
     token = scene.served.enrolment_token(scene.federation_id, "second")
     with pytest.raises(KeyRefused, match=str(scene.folder / "client.key")) as refusal:
@@ -67,9 +67,7 @@ def test_a_key_that_is_another_clients_is_named_by_its_file(scene: Scene) -> Non
     assert scene.enrol("second", token).name == "second", "the token was not spent"
 
 
-def test_what_an_earlier_client_kept_is_moved_aside_and_kept(
-    scene: Scene, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_files_of_an_earlier_client_are_moved_aside(scene: Scene, caplog: pytest.LogCaptureFixture) -> None:
     for number, name in enumerate(("first", "second")):
         member = scene.enrol(name)
         scene.take_part(member)
@@ -91,7 +89,7 @@ def test_what_an_earlier_client_kept_is_moved_aside_and_kept(
         (scene.folder / "client.key").unlink()
 
 
-def test_a_client_that_lost_its_membership_file_goes_on_with_what_it_has(scene: Scene) -> None:
+def test_client_without_membership_file_recovers_by_token(scene: Scene) -> None:
     token = scene.served.enrolment_token(scene.federation_id, "first")
     member = scene.enrol("first", token)
     scene.take_part(member)
@@ -102,7 +100,7 @@ def test_a_client_that_lost_its_membership_file_goes_on_with_what_it_has(scene: 
 
 
 @pytest.mark.parametrize("content", ["not JSON", "[]", '{"federation": "FED", "client": "CLIENT"}', None])
-def test_what_nobody_signed_to_this_client_is_not_its_own(scene: Scene, content: str | None) -> None:
+def test_files_without_this_clients_manifest_are_moved_aside(scene: Scene, content: str | None) -> None:
     """A new coordinator, or a damaged disk; None: rounds without a manifest."""
     member = scene.enrol("first")
     scene.take_part(member)

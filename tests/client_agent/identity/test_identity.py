@@ -56,7 +56,7 @@ def api() -> Iterator[Connect]:
         yield connect
 
 
-def test_the_key_is_made_here_and_stays_here(served: Served, tmp_path: Path, api: Connect) -> None:
+def test_private_key_never_leaves_the_silo(served: Served, tmp_path: Path, api: Connect) -> None:
     recording = Recording()
     federation_id = served.federation()
     token = served.enrolment_token(federation_id, "aster")
@@ -72,7 +72,7 @@ def test_the_key_is_made_here_and_stays_here(served: Served, tmp_path: Path, api
     assert api(served, read_key(tmp_path)).me().client_id == member.client_id
 
 
-def test_a_lost_answer_to_an_enrolment_heals_itself(served: Served, tmp_path: Path, api: Connect) -> None:
+def test_enrolment_is_repeatable_after_a_lost_answer(served: Served, tmp_path: Path, api: Connect) -> None:
     federation_id = served.federation()
     token = served.enrolment_token(federation_id, "aster")
     with pytest.raises(Stopped):
@@ -86,7 +86,7 @@ def test_a_lost_answer_to_an_enrolment_heals_itself(served: Served, tmp_path: Pa
     assert [client["client_id"] for client in clients] == [member.client_id]
 
 
-def test_a_damaged_token_is_not_sent_anywhere(served: Served, tmp_path: Path, api: Connect) -> None:
+def test_damaged_token_is_not_sent_anywhere(served: Served, tmp_path: Path, api: Connect) -> None:
     recording = Recording()
     token = served.enrolment_token(served.federation(), "aster")
     for damaged in (token[:-1], token + "x", token.replace("_", "-")):
@@ -95,7 +95,7 @@ def test_a_damaged_token_is_not_sent_anywhere(served: Served, tmp_path: Path, ap
     assert recording.sent == []
 
 
-def test_another_coordinator_is_sent_nothing_but_a_greeting(
+def test_other_coordinator_receives_only_a_greeting(
     served: Served, serve: Serve, fresh_database: Callable[[str], str], tmp_path: Path, api: Connect
 ) -> None:
     token = served.enrolment_token(served.federation(), "aster")
@@ -121,7 +121,7 @@ class Between(httpx.HTTPTransport):
         return httpx.Response(answer.status_code, text=self._change(answer.text))
 
 
-def test_a_greeting_that_was_altered_or_is_old_is_not_believed(served: Served, api: Connect) -> None:
+def test_altered_or_replayed_greeting_is_refused(served: Served, api: Connect) -> None:
     token = read(served.enrolment_token(served.federation(), "aster"))
     old = served.http().get("/v1/hello", params={"challenge": "c" * 32}).text
     changes: list[Callable[[str], str]] = [

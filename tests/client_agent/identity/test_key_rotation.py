@@ -25,7 +25,7 @@ from client_agent.transport.client import CoordinatorApi
 from schemas.identity.keys import name_of
 from schemas.messages.enrolment import Profile
 from tests.client_agent.commands import tessera
-from tests.client_agent.test_daemon import config, naps
+from tests.client_agent.test_daemon import config, limited_sleep
 from tests.coordinator.enrolment.test_key_rotation import let_expire
 from tests.served import Served
 
@@ -46,7 +46,7 @@ class Scene:
     def connect(self, key: Ed25519PrivateKey, transport: httpx.BaseTransport | None = None) -> Any:
         return CoordinatorApi(self.served.url, key=key, deadline_seconds=0, transport=transport)
 
-    def is_let_in(self, key: Ed25519PrivateKey) -> bool:
+    def is_accepted(self, key: Ed25519PrivateKey) -> bool:
         try:
             with self.connect(key) as api:
                 return bool(api.me().client_id == self.member.client_id)
@@ -60,14 +60,14 @@ def scene(served: Served, tmp_path: Path, silo: Silo) -> Iterator[Scene]:
         yield Scene(served, tmp_path / "state", opened, silo.profile)
 
 
-def _before_it_is_sent(scene: Scene, _: pytest.MonkeyPatch) -> Connect:
+def _stop_before_sending(scene: Scene, _: pytest.MonkeyPatch) -> Connect:
     def connect(key: Ed25519PrivateKey) -> Any:
         raise Stopped
 
     return connect
 
 
-def _when_the_answer_is_lost(scene: Scene, _: pytest.MonkeyPatch) -> Connect:
+def _stop_after_sending(scene: Scene, _: pytest.MonkeyPatch) -> Connect:
     class Lost(httpx.HTTPTransport):
         def handle_request(self, request: httpx.Request) -> httpx.Response:
             super().handle_request(request).close()
@@ -80,12 +80,12 @@ def _stop(*_: object) -> None:
     raise Stopped
 
 
-def _before_the_files_are_changed(scene: Scene, patch: pytest.MonkeyPatch) -> Connect:
+def _stop_before_renaming(scene: Scene, patch: pytest.MonkeyPatch) -> Connect:
     patch.setattr(key_rotation, "_take_up_next", _stop)
     return scene.connect
 
 
-def _before_the_change_is_on_the_disk(scene: Scene, patch: pytest.MonkeyPatch) -> Connect:
+def _stop_before_sync(scene: Scene, patch: pytest.MonkeyPatch) -> Connect:
     def stop(folder: Path) -> None:
         if not (folder / "next.key").exists():
             raise Stopped
@@ -94,7 +94,7 @@ def _before_the_change_is_on_the_disk(scene: Scene, patch: pytest.MonkeyPatch) -
     return scene.connect
 
 
-def test_a_new_key_is_on_the_disk_before_anybody_hears_of_it(scene: Scene) -> None:
+def test_new_key_is_synced_before_it_is_sent(scene: Scene) -> None:
     """A crash before the folder is synced must not lose a key that the coordinator knows."""
     synced: list[str] = []
     sent: list[list[str]] = []
@@ -106,17 +106,17 @@ def test_a_new_key_is_on_the_disk_before_anybody_hears_of_it(scene: Scene) -> No
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(membership, "fsync_folder", lambda folder: synced.append(folder.name))
         with pytest.raises(Stopped):
-            replace_key(_before_it_is_sent(scene, patch), scene.folder)
+            replace_key(_stop_before_sending(scene, patch), scene.folder)
         synced.clear()
         replace_key(connect, scene.folder)
     assert sent[0] == [scene.folder.name], "the file was there already"
 
 
 STOPS = {
-    "before it is sent": (_before_it_is_sent, False),
-    "when the answer is lost": (_when_the_answer_is_lost, True),
-    "before the files are changed": (_before_the_files_are_changed, True),
-    "before the change is on the disk": (_before_the_change_is_on_the_disk, True),
+    "before it is sent": (_stop_before_sending, False),
+    "when the answer is lost": (_stop_after_sending, True),
+    "before the files are changed": (_stop_before_renaming, True),
+    "before the change is on the disk": (_stop_before_sync, True),
 }
 
 
@@ -131,7 +131,7 @@ def stopped(request: pytest.FixtureRequest, scene: Scene) -> tuple[Scene, Ed2551
 
 
 @pytest.mark.parametrize("overlap_is_over", [False, True])
-def test_the_agent_runs_on_with_the_key_that_counts(
+def test_agent_runs_with_the_key_that_is_known(
     stopped: tuple[Scene, Ed25519PrivateKey, bool], overlap_is_over: bool
 ) -> None:
     scene, new, is_known = stopped
@@ -140,29 +140,29 @@ def test_the_agent_runs_on_with_the_key_that_counts(
     for _ in range(2):
         key = current_key(scene.connect, scene.folder)
         assert name_of(key) == name_of(new if is_known else scene.old)
-        assert scene.is_let_in(key)
+        assert scene.is_accepted(key)
     assert (scene.folder / "next.key").exists() != is_known
 
 
 @pytest.mark.parametrize("at_once", [False, True])
-def test_asking_again_finishes_what_was_begun(
+def test_repeated_rotation_completes_an_interrupted_one(
     stopped: tuple[Scene, Ed25519PrivateKey, bool], at_once: bool
 ) -> None:
     scene, new, _ = stopped
     was_finished = not (scene.folder / "next.key").exists()
     replace_key(scene.connect, scene.folder, at_once=at_once)
     key = read_key(scene.folder)
-    assert scene.is_let_in(key)
+    assert scene.is_accepted(key)
     assert not (scene.folder / "next.key").exists()
     if not was_finished:
         assert name_of(key) == name_of(new), "the key that was made first was not thrown away"
-    assert scene.is_let_in(scene.old) != at_once
+    assert scene.is_accepted(scene.old) != at_once
     assert (scene.folder / "client.key").stat().st_mode & 0o777 == 0o600
 
 
-def test_starting_the_agent_takes_up_the_new_key(scene: Scene, tmp_path: Path) -> None:
+def test_agent_start_switches_to_the_new_key(scene: Scene, tmp_path: Path) -> None:
     with pytest.MonkeyPatch.context() as patch, pytest.raises(Stopped):
-        replace_key(_before_the_files_are_changed(scene, patch), scene.folder)
+        replace_key(_stop_before_renaming(scene, patch), scene.folder)
     new = read_key(scene.folder, "next.key")
     let_expire(scene.served, name_of(scene.old))
     settings = read_settings(config(tmp_path, url=scene.served.url))
@@ -178,14 +178,14 @@ def test_starting_the_agent_takes_up_the_new_key(scene: Scene, tmp_path: Path) -
         (("--at-once",), "the old key and all earlier ones are revoked\n"),
     ],
 )
-def test_the_command_prints_what_becomes_of_the_old_key(
+def test_rotate_key_prints_the_old_keys_fate(
     scene: Scene, tmp_path: Path, options: tuple[str, ...], sentence: str
 ) -> None:
     done = tessera("rotate-key", "--config", config(tmp_path, url=scene.served.url), *options)
     assert done.exit_code == 0, done.output
     assert f"the new key is in use; {sentence}" in done.stdout
     assert done.stdout.endswith("next: tessera agent run, as before\n")
-    assert scene.is_let_in(scene.old) != bool(options)
+    assert scene.is_accepted(scene.old) != bool(options)
 
 
 class Delayed(httpx.HTTPTransport):
@@ -204,7 +204,7 @@ class Delayed(httpx.HTTPTransport):
             return http.send(self._requests[0]).status_code
 
 
-def test_a_running_agent_takes_up_a_new_key_of_which_the_coordinator_hears_late(
+def test_running_agent_switches_to_a_late_key(
     scene: Scene, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(daemon, "_WAIT_SECONDS", 0)  # there is no round to wait for
@@ -216,15 +216,15 @@ def test_a_running_agent_takes_up_a_new_key_of_which_the_coordinator_hears_late(
     with open_participant(settings) as participant:
         assert participant.session.api.me().client_id == scene.member.client_id
         assert delayed.release() == 200
-        assert not scene.is_let_in(scene.old)
+        assert not scene.is_accepted(scene.old)
         with pytest.raises(Stopped):
-            run(participant, naps(1))
+            run(participant, limited_sleep(1))
         assert participant.session.api.me().client_id == scene.member.client_id
     assert name_of(read_key(scene.folder)) == name_of(new)
     assert not (scene.folder / "next.key").exists()
 
 
-def test_a_key_is_not_lost_to_who_makes_up_that_the_next_one_counts(scene: Scene) -> None:
+def test_false_acceptance_of_next_key_loses_no_key(scene: Scene) -> None:
     with pytest.raises(Stopped):
         replace_key(lambda key: scene.connect(key, Delayed()), scene.folder)
 
@@ -238,28 +238,26 @@ def test_a_key_is_not_lost_to_who_makes_up_that_the_next_one_counts(scene: Scene
 
     with scene.connect(scene.old, Liar()) as api:
         assert switch_to_accepted_key(api, scene.folder)
-    assert not scene.is_let_in(read_key(scene.folder))
+    assert not scene.is_accepted(read_key(scene.folder))
     old_key_file = scene.folder / "earlier" / "client.key-1"
     assert old_key_file.stat().st_mode & 0o777 == 0o600
     old_key_file.replace(scene.folder / "client.key")
-    assert scene.is_let_in(read_key(scene.folder))
+    assert scene.is_accepted(read_key(scene.folder))
 
 
-def test_a_running_agent_ends_with_its_key_when_the_next_one_is_not_known(
-    scene: Scene, tmp_path: Path
-) -> None:
+def test_running_agent_without_a_known_key_ends(scene: Scene, tmp_path: Path) -> None:
     with pytest.raises(Stopped):
         replace_key(lambda key: scene.connect(key, Delayed()), scene.folder)
     settings = read_settings(config(tmp_path, url=scene.served.url))
     with open_participant(settings) as participant:
         let_expire(scene.served, name_of(scene.old))
         with pytest.raises(CoordinatorRefused, match="key-revoked"):
-            run(participant, naps(1))
+            run(participant, limited_sleep(1))
     assert name_of(read_key(scene.folder)) == name_of(scene.old)
     assert (scene.folder / "next.key").exists()
 
 
-def test_a_new_key_that_is_there_is_never_overwritten(scene: Scene) -> None:
+def test_existing_next_key_is_never_overwritten(scene: Scene) -> None:
     file = scene.folder / "next.key"
     file.write_text("half a key")
     with pytest.raises(SettingsUnusable, match=r"next\.key is not a private key"):
@@ -267,7 +265,7 @@ def test_a_new_key_that_is_there_is_never_overwritten(scene: Scene) -> None:
     assert file.read_text() == "half a key"
 
 
-def test_a_key_of_somebody_else_is_named_by_its_file(scene: Scene) -> None:
+def test_key_of_another_member_is_named_by_file(scene: Scene) -> None:
     birch = scene.served.enrol(scene.federation_id, "birch")
     file = scene.folder / "next.key"
     file.write_bytes(membership.encode_pem(birch.key))

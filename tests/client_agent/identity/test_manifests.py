@@ -56,30 +56,30 @@ class Client:
 
 
 @pytest.fixture
-def playing(served: Served, tmp_path: Path) -> Iterator[tuple[Client, Callable[[int], None]]]:
+def client_and_rounds(served: Served, tmp_path: Path) -> Iterator[tuple[Client, Callable[[int], None]]]:
     federation_id, silos = running(served, **plan(rounds={"total": 9, "min_clients": 2}))
     client = Client(served, silos[0], tmp_path)
     with client.api:
         yield client, lambda number: one_round(served, federation_id, silos, number, [1.0, 2.0]) and None
 
 
-Playing = tuple[Client, Callable[[int], None]]
+ClientAndRounds = tuple[Client, Callable[[int], None]]
 
 
-def test_true_manifests_are_accepted_again_and_again_and_over_missed_rounds(playing: Playing) -> None:
-    client, play = playing
+def test_true_manifests_are_accepted_repeatedly_and_after_gaps(client_and_rounds: ClientAndRounds) -> None:
+    client, run_round = client_and_rounds
     first = client.joined(1)
     for _ in range(2):
         client.accept(first)
     for number in (1, 2, 3):
-        play(number)
+        run_round(number)
     client.accept(client.joined(4))  # it finds the manifests of 2 and 3, which never arrived here
     assert client.evidence == 0
 
 
-def test_the_final_manifest_follows_a_joined_round_that_was_abandoned(playing: Playing) -> None:
-    client, play = playing
-    play(1)
+def test_final_manifest_follows_an_abandoned_round(client_and_rounds: ClientAndRounds) -> None:
+    client, run_round = client_and_rounds
+    run_round(1)
     client.accept(client.joined(2))
     client.operator.post(f"/v1/federations/{client.silo.federation_id}/finish")
     brief = client.api.current_round(client.silo.federation_id)
@@ -93,11 +93,11 @@ def test_the_final_manifest_follows_a_joined_round_that_was_abandoned(playing: P
     assert client.evidence == 0
 
 
-def test_a_round_that_was_joined_before_is_not_joined_again(playing: Playing) -> None:
-    client, play = playing
+def test_earlier_round_is_not_joined_again(client_and_rounds: ClientAndRounds) -> None:
+    client, run_round = client_and_rounds
     first = client.joined(1)
     client.accept(first)
-    play(1)
+    run_round(1)
     client.accept(client.joined(2))
     with pytest.raises(ManifestRefused, match="round 2 was joined before"):
         client.accept(first)
@@ -119,8 +119,8 @@ LIES: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("lie", LIES)
-def test_contradictory_manifests_are_refused_and_stored_as_evidence(playing: Playing, lie: str) -> None:
-    client, _ = playing
+def test_contradictory_manifests_are_refused_and_stored(client_and_rounds: ClientAndRounds, lie: str) -> None:
+    client, _ = client_and_rounds
     changes, message = LIES[lie]
     first = client.joined(1)
     client.accept(first)
@@ -139,16 +139,16 @@ def test_contradictory_manifests_are_refused_and_stored_as_evidence(playing: Pla
         ({"round": "one"}, "not a manifest"),
     ],
 )
-def test_a_manifest_of_another_client_is_refused(
-    playing: Playing, changes: dict[str, Any], message: str
+def test_manifest_of_another_client_is_refused(
+    client_and_rounds: ClientAndRounds, changes: dict[str, Any], message: str
 ) -> None:
-    client, _ = playing
+    client, _ = client_and_rounds
     with pytest.raises(ManifestRefused, match=message):
         client.accept(forged(client.joined(1), **changes))
 
 
-def test_a_manifest_without_the_coordinators_signature_is_refused(playing: Playing) -> None:
-    client, _ = playing
+def test_manifest_without_the_coordinators_signature_is_refused(client_and_rounds: ClientAndRounds) -> None:
+    client, _ = client_and_rounds
     first = client.joined(1)
     for unsigned in (first | {"roster_version": 3}, first | {"more": 1}, first | {"signature": "A" * 86}):
         with pytest.raises(ManifestRefused, match="not signed"):
@@ -161,11 +161,11 @@ def test_a_manifest_without_the_coordinators_signature_is_refused(playing: Playi
         client.manifests.accept(None, client.api, round_number=1, weights=first["weights"])
 
 
-def test_a_round_that_is_over_is_not_begun(playing: Playing) -> None:
-    client, play = playing
-    play(1)
+def test_manifest_of_an_expired_round_is_refused(client_and_rounds: ClientAndRounds) -> None:
+    client, run_round = client_and_rounds
+    run_round(1)
     client.joined(2)
-    play(2)
+    run_round(2)
     manifest = client.joined(3)
     ended = forged(manifest, deadline="2026-01-01T00:00:00.000000Z")
     late = Manifests(
@@ -179,8 +179,8 @@ def test_a_round_that_is_over_is_not_begun(playing: Playing) -> None:
     client.accept(ended, early)
 
 
-def test_a_brief_must_ask_for_what_the_plan_says(playing: Playing) -> None:
-    client, _ = playing
+def test_brief_that_differs_from_the_plan_is_refused(client_and_rounds: ClientAndRounds) -> None:
+    client, _ = client_and_rounds
     brief = client.api.current_round(client.silo.federation_id)
     assert isinstance(brief, RoundBrief)
     client.accept(client.joined(1))
@@ -195,7 +195,7 @@ def test_a_brief_must_ask_for_what_the_plan_says(playing: Playing) -> None:
         client.manifests.hold_to_plan(brief.model_copy(update={"total_rounds": 1}))
 
 
-def test_a_plan_from_before_keeps_its_digest_and_its_rate(
+def test_plan_of_an_earlier_version_keeps_its_digest(
     serve: Callable[..., Served], database_url: str, database: Database, tmp_path: Path
 ) -> None:
     served = serve(database_url)
@@ -220,11 +220,11 @@ def test_a_plan_from_before_keeps_its_digest_and_its_rate(
     assert (brief.scores, brief.total_rounds) == (ScoresPlan(), 3)
 
 
-def test_a_changed_intermediate_manifest_is_refused(playing: Playing) -> None:
-    client, play = playing
+def test_changed_intermediate_manifest_is_refused(client_and_rounds: ClientAndRounds) -> None:
+    client, run_round = client_and_rounds
     client.accept(client.joined(1))
     for number in (1, 2):
-        play(number)
+        run_round(number)
     third = client.joined(3)
 
     class Lying(httpx.HTTPTransport):
@@ -244,10 +244,10 @@ def test_a_changed_intermediate_manifest_is_refused(playing: Playing) -> None:
     client.accept(third)
 
 
-def test_a_plan_that_a_join_signature_was_made_under_is_the_one_that_manifests_must_name(
-    playing: Playing, monkeypatch: pytest.MonkeyPatch
+def test_manifest_must_name_the_plan_served_at_join(
+    client_and_rounds: ClientAndRounds, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    client, _ = playing
+    client, _ = client_and_rounds
     first, true = client.joined(1), client.api.plan(client.silo.federation_id)
     with monkeypatch.context() as patched:
         patched.setattr(client.api, "plan", lambda _: b"<html>")

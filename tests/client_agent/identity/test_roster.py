@@ -79,7 +79,7 @@ def scene(served: Served, tmp_path: Path) -> Iterator[Scene]:
         yield Scene(served, tmp_path, "pinned", opened)
 
 
-def test_members_that_are_pinned_are_let_in_and_nobody_else(scene: Scene) -> None:
+def test_pinned_policy_admits_pinned_members_only(scene: Scene) -> None:
     for pins in ({}, {"other": scene.pins["other"]}, scene.pins | {"me": scene.pins["other"]}):
         with pytest.raises(RosterRefused, match="not pinned"):
             scene.follow("pinned", pins)
@@ -88,7 +88,7 @@ def test_members_that_are_pinned_are_let_in_and_nobody_else(scene: Scene) -> Non
         scene.follow("pinned", {"me": scene.pins["me"]})  # a pin that is taken out shuts its member out
 
 
-def test_on_first_use_everybody_is_let_in_and_nobody_after_under_the_same_name(scene: Scene) -> None:
+def test_tofu_policy_stores_members_on_first_use(scene: Scene) -> None:
     scene.follow("tofu", {})
     state = json.loads((scene.folder / "roster.json").read_text())
     assert {member["name"] for member in state["members"].values()} == {"other", "me"}
@@ -105,12 +105,12 @@ def test_on_first_use_everybody_is_let_in_and_nobody_after_under_the_same_name(s
         (lambda links: links[1].update(event="invited"), "cannot be read"),
     ],
 )
-def test_a_roster_that_was_changed_is_refused(scene: Scene, change: Change, message: str) -> None:
+def test_changed_roster_is_refused(scene: Scene, change: Change, message: str) -> None:
     with pytest.raises(RosterRefused, match=message):
         scene.follow("tofu", {}, change)
 
 
-def test_a_key_is_replaced_by_one_that_it_endorses(scene: Scene) -> None:
+def test_endorsed_key_replaces_a_pinned_one(scene: Scene) -> None:
     pins, before = scene.pins, (scene.folder / "client.key").read_bytes()
     replace_key(scene.connect, scene.folder)
     assert (scene.folder / "client.key").read_bytes() != before
@@ -124,9 +124,7 @@ def test_a_key_is_replaced_by_one_that_it_endorses(scene: Scene) -> None:
     scene.follow("pinned", pins)
 
 
-def test_a_member_that_replaced_its_key_is_let_in_by_the_old_pin_and_the_new_one(
-    scene: Scene, tmp_path: Path
-) -> None:
+def test_rotated_member_is_admitted_by_either_pin(scene: Scene, tmp_path: Path) -> None:
     before, renewed = scene.pins, Ed25519PrivateKey.generate()
     for new in (Ed25519PrivateKey.generate(), renewed):
         request = rotation(scene.other, new)
@@ -148,7 +146,7 @@ def _without_endorsement(links: list[dict[str, Any]]) -> None:
     links[2].update(endorsement="A" * 86)
 
 
-def test_who_was_revoked_needs_no_pin_and_leaves_its_name_to_nobody(scene: Scene, tmp_path: Path) -> None:
+def test_revoked_member_needs_no_pin_and_keeps_name(scene: Scene, tmp_path: Path) -> None:
     path = f"/v1/federations/{scene.federation_id}/clients/{scene.other.client_id}"
     assert scene.served.admin.delete(path).status_code == 204
     scene.follow("pinned", {"me": scene.pins["me"]}, folder=tmp_path / "new")
@@ -160,7 +158,7 @@ def test_who_was_revoked_needs_no_pin_and_leaves_its_name_to_nobody(scene: Scene
             scene.follow("tofu", {}, change, tmp_path / "other")
 
 
-def test_a_damaged_roster_forgets_no_keys(scene: Scene) -> None:
+def test_damaged_roster_is_refused(scene: Scene) -> None:
     scene.follow("tofu", {})
     file = scene.folder / "roster.json"
     content = file.read_text()

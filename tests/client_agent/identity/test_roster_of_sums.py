@@ -25,7 +25,7 @@ def links(served: Served, federation_id: str) -> list[SignedDocument]:
     return list(page["items"])
 
 
-def test_keys_are_those_of_a_version(served: Served, participant: Enrolled) -> None:
+def test_roster_gives_the_keys_of_a_version(served: Served, participant: Enrolled) -> None:
     federation_id = served.federation(**PLAN)
     session = participant(federation_id).session
     other = served.enrol(federation_id, "birch", capabilities=["secure-sum-3"])
@@ -44,7 +44,7 @@ def test_keys_are_those_of_a_version(served: Served, participant: Enrolled) -> N
         roster.keys_at(federation_id, len(before), hash_of(before[-1]), session.api)
 
 
-def test_a_roster_that_the_terms_do_not_name_is_refused(served: Served, participant: Enrolled) -> None:
+def test_roster_other_than_in_the_terms_is_refused(served: Served, participant: Enrolled) -> None:
     federation_id = served.federation(**PLAN)
     session = participant(federation_id).session
     stored = links(served, federation_id)

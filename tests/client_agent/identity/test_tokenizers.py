@@ -1,4 +1,4 @@
-"""Silos with equal weights and other tokenizers: which of them may enrol, and what a silo may change."""
+"""Silos with equal weights and different tokenizers: enrolment, and permitted later changes."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def digests(folder: Path) -> TokenizerDigests:
         (pad_and_truncate, {"padding_side": "left", "model_max_length": 9}, []),
     ],
 )
-def test_each_part_has_a_digest(
+def test_tokenizer_parts_have_their_own_digests(
     tmp_path: Path, change: Callable[[Parts], object], settings: Parts, parts: list[str]
 ) -> None:
     plain = digests(variant(tmp_path / "plain", chat_template=TEMPLATE))
@@ -96,7 +96,7 @@ def test_each_part_has_a_digest(
     assert other.differing(plain) == parts
 
 
-def test_saved_again_a_tokenizer_has_equal_digests(tmp_path: Path) -> None:
+def test_resaved_tokenizer_has_equal_digests(tmp_path: Path) -> None:
     folder = variant(tmp_path / "plain", chat_template=TEMPLATE)
     load_tokenizer(str(folder)).save_pretrained(tmp_path / "again")
     shutil.copy(folder / "config.json", tmp_path / "again")
@@ -150,7 +150,7 @@ def test_silo_with_another_tokenizer_is_refused(silos: Silos, tmp_path: Path) ->
     silos.enrol("earlier", swapped.model_copy(update={"tokenizer": None}))
 
 
-def test_other_chat_template_counts_where_data_are_chats(silos: Silos, tmp_path: Path) -> None:
+def test_other_chat_template_is_refused_for_chat_data(silos: Silos, tmp_path: Path) -> None:
     chats = tmp_path / "chats.jsonl"
     chats.write_text(json.dumps({"messages": CHAT}) + "\n")
     template = TEMPLATE + "{% endfor %}"
@@ -169,7 +169,7 @@ def test_other_chat_template_counts_where_data_are_chats(silos: Silos, tmp_path:
         silos.enrol("second", chat_silos["second"])
 
 
-def test_silo_keeps_the_model_it_enrolled_with(silos: Silos, tmp_path: Path) -> None:
+def test_changed_model_or_tokenizer_is_refused_after_enrolment(silos: Silos, tmp_path: Path) -> None:
     settings = silos.settings("plain", model := variant(tmp_path / "plain"))
     silos.enrol("plain", open_silo(settings).profile)
     with ExitStack() as stack:

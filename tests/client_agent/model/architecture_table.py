@@ -1,4 +1,4 @@
-"""What is trained in each causal language model of transformers: the rows of docs/reference/architectures.md.
+"""Trained parts of the causal language models of transformers: the rows of docs/reference/architectures.md.
 
 python -m tests.client_agent.model.architecture_table   builds a tiny model of each and writes it (5 minutes)
 """

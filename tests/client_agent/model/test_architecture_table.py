@@ -1,4 +1,4 @@
-"""Every causal language model of transformers is trained and exported, or refused with a reason."""
+"""Causal language models of transformers are trained and exported, or refused with a reason."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FAST = ("olmo2", "bloom", "qwen2_moe", "qwen3_moe", "gpt_oss", "bart")  # dense,
     [pytest.param(name, marks=[] if name in FAST else pytest.mark.slow) for name in MODEL_TYPES],
 )
 @pytest.mark.filterwarnings("ignore")  # of models that few people use
-def test_architecture_is_as_in_the_table(model_type: str, tmp_path: Path) -> None:
+def test_architecture_outcome_is_as_in_the_table(model_type: str, tmp_path: Path) -> None:
     row = stored()["architectures"][model_type]
     assert outcome(model_type, tmp_path) == {key: value for key, value in row.items() if key != "class"}
 

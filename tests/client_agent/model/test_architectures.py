@@ -1,4 +1,4 @@
-"""Every architecture of the registry carries every kind of adapter: one battery, a tiny model of each."""
+"""One battery of adapters for all architectures of the registry, on a tiny model of each."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def added_by_hand(model: nn.Module, factors: dict[str, LoraFactors]) -> Iterator
         hook.remove()
 
 
-def test_the_roles_of_a_layer_own_all_its_outputs_and_none_twice(each_architecture: BaseModel) -> None:
+def test_roles_of_a_layer_partition_its_outputs(each_architecture: BaseModel) -> None:
     base = each_architecture
     owned: dict[str, list[int]] = {}
     for role in base.shapes:
@@ -95,7 +95,7 @@ def test_the_roles_of_a_layer_own_all_its_outputs_and_none_twice(each_architectu
 
 
 @pytest.mark.parametrize("architecture", FUSED)
-def test_a_fused_layers_outputs_are_the_query_key_and_value_of_their_roles(
+def test_fused_layer_rows_are_query_key_and_value(
     architecture: str,
     tiny: Callable[..., BaseModel],
     examples: list[Example],
@@ -122,7 +122,7 @@ def test_a_fused_layers_outputs_are_the_query_key_and_value_of_their_roles(
         assert role != "v" or torch.equal(role_outputs, heads.transpose(1, 2))
 
 
-def test_phi3s_gate_is_what_goes_through_the_activation(
+def test_phi3_gate_rows_go_through_the_activation(
     tiny: Callable[..., BaseModel], examples: list[Example]
 ) -> None:
     base = tiny("phi3")
@@ -146,7 +146,7 @@ def test_phi3s_gate_is_what_goes_through_the_activation(
     torch.testing.assert_close(up * nn.functional.silu(gate), product)
 
 
-def test_the_answers_logits_are_the_models_own(each_architecture: BaseModel, examples: list[Example]) -> None:
+def test_answer_logits_equal_the_models_logits(each_architecture: BaseModel, examples: list[Example]) -> None:
     base = each_architecture
     batch = batch_for(base, examples)
     with torch.no_grad():
@@ -155,7 +155,7 @@ def test_the_answers_logits_are_the_models_own(each_architecture: BaseModel, exa
 
 
 @KINDS
-def test_an_adapter_is_silent_then_learns_then_leaves_the_base_as_it_was(
+def test_adapter_starts_silent_learns_and_leaves_base_unchanged(
     each_architecture: BaseModel, examples: list[Example], make: Callable[[BaseModel], Adapter]
 ) -> None:
     base = each_architecture
@@ -178,7 +178,7 @@ def test_an_adapter_is_silent_then_learns_then_leaves_the_base_as_it_was(
 
 
 @KINDS
-def test_as_lora_is_the_same_function_by_hand(
+def test_as_lora_computes_the_same_function(
     each_architecture: BaseModel, examples: list[Example], make: Callable[[BaseModel], Adapter]
 ) -> None:
     base = each_architecture
@@ -200,7 +200,7 @@ def test_as_lora_is_the_same_function_by_hand(
 
 @pytest.mark.parametrize("architecture", FUSED)
 @KINDS
-def test_a_role_of_a_fused_layer_changes_its_own_outputs_only(
+def test_role_of_a_fused_layer_changes_its_outputs(
     architecture: str, tiny: Callable[..., BaseModel], make: Callable[[BaseModel], Adapter]
 ) -> None:
     base = tiny(architecture)
@@ -220,7 +220,7 @@ def test_a_role_of_a_fused_layer_changes_its_own_outputs_only(
     assert not changed.any()
 
 
-def test_tensors_have_the_names_and_shapes_that_the_coordinator_computes(
+def test_tensor_layout_equals_that_of_the_coordinator(
     each_architecture: BaseModel,
 ) -> None:
     base = each_architecture
@@ -234,7 +234,7 @@ def test_tensors_have_the_names_and_shapes_that_the_coordinator_computes(
 
 @pytest.mark.parametrize("architecture", FUSED)
 @pytest.mark.parametrize("kind", ["pq", "lora"])
-def test_one_role_of_a_fused_layer_can_be_adapted_alone(
+def test_single_role_of_a_fused_layer_is_adaptable(
     architecture: str, kind: str, tiny: Callable[..., BaseModel], examples: list[Example]
 ) -> None:
     base = tiny(architecture)
@@ -250,7 +250,7 @@ def test_one_role_of_a_fused_layer_can_be_adapted_alone(
         assert loss_of(base, batch) < before - 0.01
 
 
-def test_alignment_sees_every_roles_own_gradient_and_input(each_architecture: BaseModel) -> None:
+def test_alignment_captures_gradient_and_input_of_each_role(each_architecture: BaseModel) -> None:
     base = each_architecture
     words = [f"{a}{b}" for a in "abcde" for b in "fghij"]
     anchors = [Anchor(id=w, prompt=f"say {w}=", answer=w) for w in words]
@@ -271,7 +271,9 @@ def test_alignment_sees_every_roles_own_gradient_and_input(each_architecture: Ba
         torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4 * expected.abs().max().item())
 
 
-def test_every_architecture_signs(each_architecture: BaseModel, examples: list[Example]) -> None:
+def test_sketch_is_finite_for_all_architectures(
+    each_architecture: BaseModel, examples: list[Example]
+) -> None:
     signature = sketch_of(each_architecture, examples, SignaturePlan(dim=64)).vector
     assert np.isfinite(signature).all()
     assert np.linalg.norm(signature) > 1e-3

@@ -16,7 +16,7 @@ from client_agent.model.loading import BaseModel, base_model_slug, load_base_mod
 CPU = torch.device("cpu")
 
 
-def test_a_loaded_model_is_frozen_and_described(each_architecture: BaseModel) -> None:
+def test_loaded_model_is_frozen_and_described(each_architecture: BaseModel) -> None:
     base = each_architecture
     assert not any(parameter.requires_grad for parameter in base.model.parameters())
     assert not base.model.training
@@ -27,7 +27,7 @@ def test_a_loaded_model_is_frozen_and_described(each_architecture: BaseModel) ->
     assert base.slug.rpartition("-")[0] == f"{base.architecture.replace('_', '-')}-32x4"
 
 
-def test_the_slug_names_the_kind_and_the_weights_and_not_the_folder(saved_model: Callable[..., str]) -> None:
+def test_slug_follows_kind_and_weights_not_folder(saved_model: Callable[..., str]) -> None:
     folder = saved_model(name="My Model!")
     name, _, digits = base_model_slug(folder).rpartition("-")
     assert name == "llama-32x4"
@@ -37,7 +37,7 @@ def test_the_slug_names_the_kind_and_the_weights_and_not_the_folder(saved_model:
     assert load_base_model(folder, device=CPU).slug == base_model_slug(folder)
 
 
-def test_other_weights_or_another_function_have_another_slug(saved_model: Callable[..., str]) -> None:
+def test_other_weights_or_function_change_the_slug(saved_model: Callable[..., str]) -> None:
     slugs = {
         base_model_slug(saved_model(**changes))
         for changes in ({}, {"seed": 1}, {"rms_norm_eps": 1e-4}, {"model_type": "mistral"})
@@ -45,9 +45,7 @@ def test_other_weights_or_another_function_have_another_slug(saved_model: Callab
     assert len(slugs) == 4
 
 
-def test_shards_dtypes_of_loading_and_versions_do_not_change_the_slug(
-    saved_model: Callable[..., str], tmp_path: Path
-) -> None:
+def test_shards_and_metadata_do_not_change_the_slug(saved_model: Callable[..., str], tmp_path: Path) -> None:
     folder = Path(saved_model())
     sharded = tmp_path / "tiny"
     AutoModelForCausalLM.from_pretrained(folder).save_pretrained(sharded, max_shard_size="40KB")
@@ -66,7 +64,7 @@ def test_shards_dtypes_of_loading_and_versions_do_not_change_the_slug(
         ("bart", r"bart.*docs/reference/architectures.md"),
     ],
 )
-def test_an_unfit_architecture_is_refused_with_the_reason(
+def test_unfit_architecture_is_refused_with_the_reason(
     saved_model: Callable[..., str], model_type: str, reason: str
 ) -> None:
     folder = Path(saved_model())
@@ -76,7 +74,9 @@ def test_an_unfit_architecture_is_refused_with_the_reason(
         load_base_model(str(folder), device=CPU)
 
 
-def test_what_is_no_model_is_said_so(saved_model: Callable[..., str], tmp_path: Path) -> None:
+def test_missing_or_damaged_model_is_refused_with_reason(
+    saved_model: Callable[..., str], tmp_path: Path
+) -> None:
     with pytest.raises(ModelNotFound, match="no such folder"):
         load_base_model("/nowhere/at/all", device=CPU)
     with pytest.raises(ModelNotFound, match=r"config\.json"):
@@ -96,7 +96,7 @@ def test_what_is_no_model_is_said_so(saved_model: Callable[..., str], tmp_path: 
         base_model_slug(str(folder))
 
 
-def test_a_tokenizer_without_an_end_is_refused(saved_model: Callable[..., str]) -> None:
+def test_tokenizer_without_eos_is_refused(saved_model: Callable[..., str]) -> None:
     folder = Path(saved_model())
     config = json.loads((folder / "tokenizer_config.json").read_text())
     config.pop("eos_token")

@@ -1,4 +1,4 @@
-"""Chats and raw texts: every answer is learnt, templates may be set, long texts become several."""
+"""Chats and raw texts: learnt answers, chosen templates, and division of long texts."""
 
 from __future__ import annotations
 
@@ -37,18 +37,18 @@ def tokenizer_with(template: str | None) -> PreTrainedTokenizerFast:
     return tokenizer
 
 
-def learnt(text: TokenizedText, tokenizer: PreTrainedTokenizerFast) -> str:
+def learnt_text(text: TokenizedText, tokenizer: PreTrainedTokenizerFast) -> str:
     ids = [i for i, answer in zip(text.ids, text.answer, strict=True) if answer]
     return "".join(tokenizer.convert_ids_to_tokens(ids))
 
 
-def test_a_template_that_changes_earlier_answers_leaves_the_last_one() -> None:
+def test_template_that_changes_earlier_answers_keeps_last() -> None:
     tokenizer = tokenizer_with(FORGETFUL)
     text = encode_example(Example("", "done", TURNS), tokenizer, 256)
-    assert learnt(text, tokenizer) == "done<eos>"
+    assert learnt_text(text, tokenizer) == "done<eos>"
 
 
-def test_a_long_chat_is_cut_at_its_start() -> None:
+def test_long_chat_is_cut_at_its_start() -> None:
     tokenizer = tokenizer_with(CHAT)
     example = Example("", "done", TURNS)
     whole = encode_example(example, tokenizer, 256)
@@ -57,24 +57,24 @@ def test_a_long_chat_is_cut_at_its_start() -> None:
     assert cut.answer == whole.answer[12:]
 
 
-def test_a_chat_that_the_template_refuses_is_named_by_its_row() -> None:
+def test_chat_refused_by_template_names_its_row() -> None:
     turns = (Turn("assistant", "hello"), Turn("user", "go"))
     example = Example("", "done", turns, place="chats.jsonl: row 3")
-    assert learnt(encode_example(example, tokenizer_with(CHAT), 256), character_tokenizer()) == (
+    assert learnt_text(encode_example(example, tokenizer_with(CHAT), 256), character_tokenizer()) == (
         "hello<eos>done<eos>"
     )
     with pytest.raises(DataInvalid, match=r"chats.jsonl: row 3: .*refuses this chat \(a user begins\)"):
         learnt_parts(example, tokenizer_with(STRICT))
 
 
-def test_the_place_of_a_row_is_not_its_content() -> None:
+def test_example_equality_ignores_place_of_its_row() -> None:
     here, there = (Example("", "done", TURNS, place=place) for place in ("a: row 1", "b: row 2"))
     assert here == there
     assert here.key == there.key
     assert here.key != Example("", "done", (*TURNS[:1], Turn("assistant", "no"), *TURNS[2:])).key
 
 
-def test_a_plain_template_is_lines_whose_answers_end() -> None:
+def test_plain_template_writes_lines_that_end_answers() -> None:
     tokenizer = tokenizer_with(None)
     with pytest.raises(TokenizerUnfit, match="set chat_template to plain"):
         learnt_parts(Example("", "done", TURNS), tokenizer)
@@ -86,7 +86,7 @@ def test_a_plain_template_is_lines_whose_answers_end() -> None:
     assert text.ids.count(tokenizer.bos_token_id) == 1
 
 
-def test_a_template_may_be_a_file(tmp_path: Path) -> None:
+def test_template_may_be_a_file(tmp_path: Path) -> None:
     file, tokenizer = tmp_path / "chat.jinja", tokenizer_with(None)
     with pytest.raises(SettingsUnusable, match=r"chat_template: .*cannot be read"):
         set_template(tokenizer, str(file))
@@ -102,7 +102,7 @@ def test_a_template_may_be_a_file(tmp_path: Path) -> None:
 
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(letters=st.text("abcdef", min_size=1, max_size=40), limit=st.integers(2, 20), bos=st.booleans())
-def test_every_token_of_a_raw_text_is_a_target_once(letters: str, limit: int, bos: bool) -> None:
+def test_raw_text_tokens_are_targets_exactly_once(letters: str, limit: int, bos: bool) -> None:
     tokenizer = character_tokenizer()
     if not bos:
         tokenizer.backend_tokenizer.post_processor = None
@@ -115,7 +115,7 @@ def test_every_token_of_a_raw_text_is_a_target_once(letters: str, limit: int, bo
     assert len(pieces) > 1 or len(whole.ids) <= limit
 
 
-def test_long_raw_texts_are_several_texts_for_training(tiny: Callable[..., BaseModel]) -> None:
+def test_long_raw_text_is_split_for_training(tiny: Callable[..., BaseModel]) -> None:
     texts = encode_for(tiny(), [Example("", "abcdefgh"), Example("a", "b" * 20)], 6)
     assert [len(text.ids) for text in texts] == [6, 5, 6]
 
@@ -135,6 +135,8 @@ def test_text_between_generation_tags_is_learnt(tmp_path: Path, end: str, out: s
     file.write_text(TAGGED.replace("END", end).replace("OUT", out))
     set_template(tokenizer, str(file))
     text = encode_example(Example("", "done", TURNS), tokenizer, 256)
-    assert learnt(text, tokenizer) == expected
+    assert learnt_text(text, tokenizer) == expected
     unweighted = (TURNS[0], Turn("assistant", "yes", learnt=False), TURNS[2])
-    assert "yes" not in learnt(encode_example(Example("", "done", unweighted), tokenizer, 256), tokenizer)
+    assert "yes" not in learnt_text(
+        encode_example(Example("", "done", unweighted), tokenizer, 256), tokenizer
+    )

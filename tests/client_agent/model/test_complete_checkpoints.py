@@ -1,4 +1,4 @@
-"""Base models whose files do not fit, or of which other files would be loaded than hashed."""
+"""Checkpoints whose files do not fit are refused, and loaded tensors are the hashed ones."""
 
 from __future__ import annotations
 
@@ -156,7 +156,7 @@ def test_gguf_file_without_tensor_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("in_shards", [False, True])
-def test_tensors_in_memory_are_those_hashed(tmp_path: Path, in_shards: bool) -> None:
+def test_loaded_tensors_equal_the_hashed_ones(tmp_path: Path, in_shards: bool) -> None:
     folder = sharded(tmp_path / "tiny") if in_shards else Path(changed(tmp_path / "tiny"))
     for name in ("pytorch_model.bin", "consolidated.safetensors", "model.fp16.safetensors"):
         other = {key: tensor + 1 for key, tensor in load_file(MODELS["S"] / WEIGHTS).items()}
@@ -168,7 +168,7 @@ def test_tensors_in_memory_are_those_hashed(tmp_path: Path, in_shards: bool) -> 
     assert {name: tensor.numpy().tobytes() for name, tensor in loaded.items()} == hashed
 
 
-def test_two_sets_of_weights_are_refused(tmp_path: Path) -> None:
+def test_second_set_of_weights_is_refused(tmp_path: Path) -> None:
     folder = sharded(tmp_path / "tiny")
     shutil.copy(MODELS["S"] / WEIGHTS, folder)
     with pytest.raises(ModelNotFound, match=r"two sets of weights.*remove model\.safetensors, or the index"):

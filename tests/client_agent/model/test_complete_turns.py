@@ -38,7 +38,7 @@ def test_shortened_answer_is_refused_by_row(template: str, content: str) -> None
         rendered_chat(turns, with_answers(template), "rows line 3")
 
 
-def test_shortened_answer_that_the_question_quotes() -> None:
+def test_shortened_answer_quoted_by_question_is_refused() -> None:
     turns = (Turn("user", f"say: {THOUGHT}"), Turn("assistant", THOUGHT))
     with pytest.raises(DataInvalid, match="a part of the content of a turn of assistant"):
         rendered_chat(turns, with_answers("{{ m.content[:20] }}"))
@@ -118,7 +118,7 @@ def test_switches_of_instructions_may_be_left_out() -> None:
     assert "be brief. [user]" in rendered_chat(turns, tokenizer).text.replace("<eos>", "")
 
 
-def test_earlier_answer_that_is_dropped_whole_is_not_learnt() -> None:
+def test_dropped_earlier_answer_is_not_learnt() -> None:
     tokenizer = with_answers(EARLIER_SHORT)
     turns = (QUESTION, Turn("assistant", "<think>two</think>"), QUESTION, Turn("assistant", "four"))
     rendered = rendered_chat(turns, tokenizer)

@@ -1,4 +1,4 @@
-"""A silo whose base model is quantised: what `check` says of it, and what is computed on dense weights."""
+"""Silos with a quantised base model: reports of `check`, and computations on dense weights."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from client_agent.training.silo import dtype_of, open_silo, shared_dtype
 from schemas.messages.alignment import Anchors
 from schemas.messages.federations import AdapterPlan, AlignmentPlan, SignaturePlan
 from tests.client_agent.conftest import enrolled
-from tests.client_agent.test_daemon import config, naps
+from tests.client_agent.test_daemon import config, limited_sleep
 from tests.scenarios.agents import EXAMPLES, MODELS
 from tests.served import Served
 
@@ -42,7 +42,7 @@ def bytes_in(text: str) -> list[float]:
     return [float(number) * units[unit] for number, unit in re.findall(r"([\d.]+) (MiB|GiB)", text)]
 
 
-def test_a_quantised_model_and_the_dense_one_are_one_base_model_to_the_coordinator(tmp_path: Path) -> None:
+def test_quantised_and_dense_models_have_the_same_profile(tmp_path: Path) -> None:
     few, dense = (
         open_silo(read_settings(config(tmp_path, quantization=quantization)))
         for quantization in ("nf4", "none")
@@ -50,7 +50,7 @@ def test_a_quantised_model_and_the_dense_one_are_one_base_model_to_the_coordinat
     assert few.profile == dense.profile
 
 
-def test_a_shared_model_for_which_a_device_has_no_room_goes_to_the_cpu(
+def test_shared_model_too_large_for_gpu_uses_cpu(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     few = open_silo(read_settings(config(tmp_path, quantization="nf4")))
@@ -70,7 +70,7 @@ def test_a_shared_model_for_which_a_device_has_no_room_goes_to_the_cpu(
         load_base_model(str(MODELS["S"]), device=GPU, dtype=torch.bfloat16)
 
 
-def test_what_silos_compare_is_computed_on_dense_weights(tmp_path: Path) -> None:
+def test_silo_comparisons_are_computed_on_dense_weights(tmp_path: Path) -> None:
     few = open_silo(read_settings(config(tmp_path, quantization="nf4")))
     dense = open_silo(read_settings(config(tmp_path)))
     shared = few.model_named(few.base.slug)
@@ -90,7 +90,7 @@ def cosine(left: NDArray[np.float32], right: NDArray[np.float32]) -> float:
     return float(left @ right / (np.linalg.norm(left) * np.linalg.norm(right)))
 
 
-def test_a_large_shared_model_is_quantised_as_the_silos_own(
+def test_large_shared_model_is_quantised_as_configured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     few = open_silo(read_settings(config(tmp_path, quantization="nf4", pivot_model=str(MODELS["L"]))))
@@ -104,7 +104,7 @@ def test_a_large_shared_model_is_quantised_as_the_silos_own(
     assert few.model_named(few.base.slug) is few.base
 
 
-def test_a_shared_model_has_the_silos_type_and_its_own_template(tmp_path: Path) -> None:
+def test_shared_model_has_silo_dtype_and_own_template(tmp_path: Path) -> None:
     file = config(tmp_path, dtype="bfloat16", pivot_model=str(MODELS["L"]), chat_template="plain")
     silo = open_silo(read_settings(file))
     pivot = silo.model_named(base_model_slug(str(MODELS["L"])))
@@ -118,7 +118,7 @@ def test_a_shared_model_has_the_silos_type_and_its_own_template(tmp_path: Path) 
 
 @pytest.mark.long
 @pytest.mark.timeout(1500)
-def test_packs_of_bfloat16_models_are_those_of_float32() -> None:
+def test_packs_of_bfloat16_and_float32_models_agree() -> None:
     content = json.loads((EXAMPLES / "anchors.json").read_bytes())
     anchors, errors = Anchors.model_validate(content).anchors[:64], []
     for dtype in (torch.float32, torch.bfloat16):
@@ -133,7 +133,7 @@ def test_packs_of_bfloat16_models_are_those_of_float32() -> None:
 
 @pytest.mark.long
 @pytest.mark.timeout(1500)
-def test_a_quantised_silo_makes_the_pack_that_a_dense_one_makes(
+def test_quantised_silo_makes_the_dense_silos_pack(
     tmp_path: Path, fresh_database: Callable[[str], str], serve: Callable[..., Served]
 ) -> None:
     served = serve(fresh_database("sqlite"), tick_seconds=0.05, retry_seconds=0.05)
@@ -150,7 +150,7 @@ def test_a_quantised_silo_makes_the_pack_that_a_dense_one_makes(
     with ExitStack() as stack:
         who = enrolled(served, federation_id, silo, tmp_path, stack)
         who = replace(who, trainer=replace(who.trainer, pivot_wait=PivotWait(patience_seconds=0)))
-        prepare(who, naps(500))
+        prepare(who, limited_sleep(500))
         slugs = (silo.base.slug, alignment.pivot)
         stored = [who.session.api.pack(federation_id, slug) for slug in slugs]
     found, pivots_pack = (Pack.from_body(body.body) for body in stored if body is not None)
@@ -162,7 +162,7 @@ def test_a_quantised_silo_makes_the_pack_that_a_dense_one_makes(
 
 
 @pytest.mark.parametrize("quantization", ["nf4", "int8"])
-def test_check_says_how_the_model_is_held_and_what_a_step_needs(tmp_path: Path, quantization: str) -> None:
+def test_check_reports_precision_and_memory_of_a_step(tmp_path: Path, quantization: str) -> None:
     found = {
         held: {finding.subject: finding.detail for finding in findings(config(tmp_path, quantization=held))}
         for held in ("none", quantization)
@@ -175,7 +175,7 @@ def test_check_says_how_the_model_is_held_and_what_a_step_needs(tmp_path: Path, 
     assert recomputing < step
 
 
-def test_the_type_follows_device_and_bits_unless_it_is_set(tmp_path: Path) -> None:
+def test_dtype_follows_device_and_bits_by_default(tmp_path: Path) -> None:
     few, dense = (read_settings(config(tmp_path, quantization=bits)) for bits in ("int8", "none"))
     assert [dtype_of(few, CPU), dtype_of(dense, CPU)] == [torch.bfloat16, torch.float32]
     assert dtype_of(dense, GPU) == torch.bfloat16
@@ -184,11 +184,11 @@ def test_the_type_follows_device_and_bits_unless_it_is_set(tmp_path: Path) -> No
     )
 
 
-def test_another_number_of_bits_is_refused(tmp_path: Path) -> None:
+def test_unknown_number_of_bits_is_refused(tmp_path: Path) -> None:
     with pytest.raises(SettingsUnusable, match="quantization"):
         read_settings(config(tmp_path, quantization="3bit"))
 
 
-def test_the_environment_sets_it_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_quantization_is_read_from_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TESSERA_AGENT_QUANTIZATION", "nf4")
     assert read_settings(config(tmp_path)).quantization == "nf4"

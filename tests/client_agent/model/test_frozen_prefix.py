@@ -1,4 +1,4 @@
-"""What the layers below the first adapter put out is computed once per text, and changes nothing."""
+"""Hidden states below the first adapter are computed once per text, with equal results."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def calls_of_the_lowest_layer(base: BaseModel) -> Iterator[list[int]]:
 
 
 @pytest.mark.parametrize("model_type", ["llama", "gemma3_text", "gpt2", "phi3"])
-def test_hidden_states_are_those_of_all_layers(
+def test_hidden_states_equal_those_of_all_layers(
     tiny: Callable[..., BaseModel], examples: list[Example], tmp_path: Path, model_type: str
 ) -> None:
     base = tiny(model_type)
@@ -78,7 +78,7 @@ def test_hidden_states_are_those_of_all_layers(
 
 
 @pytest.mark.parametrize("checkpointing", [False, True])
-def test_training_and_scores_are_those_of_all_layers(
+def test_training_and_scores_equal_those_of_all_layers(
     tiny: Callable[..., BaseModel], examples: list[Example], tmp_path: Path, checkpointing: bool
 ) -> None:
     results = []
@@ -93,7 +93,7 @@ def test_training_and_scores_are_those_of_all_layers(
 
 
 @pytest.mark.parametrize("stored", ["nothing", "half", "all"])
-def test_a_stopped_training_resumes_to_the_same_bits(
+def test_stopped_training_resumes_to_the_same_bits(
     tiny: Callable[..., BaseModel], examples: list[Example], tmp_path: Path, stored: str
 ) -> None:
     def trained(store: Path, file: Path, stop: Callable[[], bool]) -> dict[str, bytes]:
@@ -125,7 +125,7 @@ def test_a_stopped_training_resumes_to_the_same_bits(
     assert trained(tmp_path / "stopped", tmp_path / "b", lambda: False) == whole
 
 
-def test_an_adapter_below_is_computed(
+def test_adapter_below_the_prefix_is_computed(
     tiny: Callable[..., BaseModel], examples: list[Example], tmp_path: Path
 ) -> None:
     base = tiny()
@@ -148,7 +148,7 @@ def test_an_adapter_below_is_computed(
         ("llama", {}, None, ""),
     ],
 )
-def test_where_it_does_not_help_all_layers_are_computed(
+def test_prefix_is_unused_where_it_does_not_help(
     tiny: Callable[..., BaseModel],
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
@@ -165,7 +165,7 @@ def test_where_it_does_not_help_all_layers_are_computed(
     assert bool(reason) == bool(caplog.text)
 
 
-def test_a_damaged_file_is_computed_again(
+def test_damaged_prefix_file_is_computed_again(
     tiny: Callable[..., BaseModel], examples: list[Example], tmp_path: Path
 ) -> None:
     base = tiny()
@@ -182,7 +182,7 @@ def test_a_damaged_file_is_computed_again(
     assert len(texts) == 3
 
 
-def test_the_store_is_bounded_and_drops_other_prefixes_first(
+def test_prefix_store_is_bounded_and_drops_old_prefixes(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     store = PrefixStore(tmp_path, 250)
@@ -197,7 +197,7 @@ def test_the_store_is_bounded_and_drops_other_prefixes_first(
     assert sum(path.stat().st_size for path in tmp_path.rglob("*") if path.is_file()) <= 250
 
 
-def test_files_that_killed_processes_left_are_deleted_after_an_hour(tmp_path: Path) -> None:
+def test_unfinished_prefix_files_are_deleted_after_an_hour(tmp_path: Path) -> None:
     space = tmp_path / "space"
     space.mkdir()
     old, new = space / ".new-old", space / ".new-new"
@@ -210,9 +210,7 @@ def test_files_that_killed_processes_left_are_deleted_after_an_hour(tmp_path: Pa
     assert new.exists()
 
 
-def test_a_disk_that_cannot_be_written_stops_nothing(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_unwritable_prefix_store_warns_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "file").write_text("")
     store = PrefixStore(tmp_path / "file", ROOM)
     store.use("space")

@@ -1,4 +1,4 @@
-"""What a model writes: the format of training, the likeliest tokens, text that is whole."""
+"""Generated text: the format of training, the likeliest tokens, complete characters."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ TEMPLATE = (
 PLAN = AdapterPlan(rank=8, blocks=2, private_rank=2)
 
 
-def test_a_prompt_is_tokenised_as_before_an_answer_in_training() -> None:
+def test_prompt_ids_equal_those_before_a_trained_answer() -> None:
     tokenizer = character_tokenizer()
     example = Example("rev abc=", "cba")
     ids = encode_prompt("rev abc=", tokenizer, chat=False)
@@ -35,7 +35,7 @@ def test_a_prompt_is_tokenised_as_before_an_answer_in_training() -> None:
     assert tuple(ids) == whole.ids[: whole.answer.index(True)]
 
 
-def test_a_chats_prompt_is_the_users_turn() -> None:
+def test_chats_prompt_is_the_users_turn() -> None:
     tokenizer = character_tokenizer()
     tokenizer.chat_template = TEMPLATE
     whole = encode_example(Example("", "cba", (Turn("user", "rev abc="),)), tokenizer, 64)
@@ -44,7 +44,7 @@ def test_a_chats_prompt_is_the_users_turn() -> None:
         encode_prompt("rev abc=", character_tokenizer(), chat=True)
 
 
-def test_an_end_token_that_the_tokenizer_adds_is_not_part_of_a_prompt() -> None:
+def test_end_token_added_by_tokenizer_is_not_prompted() -> None:
     tokenizer = character_tokenizer()
     plain = encode_prompt("ab<eos>", tokenizer, chat=False)
     ends = [("<bos>", tokenizer.bos_token_id), ("<eos>", tokenizer.eos_token_id)]
@@ -57,7 +57,7 @@ def test_an_end_token_that_the_tokenizer_adds_is_not_part_of_a_prompt() -> None:
 
 
 @pytest.mark.slow
-def test_the_likeliest_tokens_are_those_of_public_generation(each_architecture: BaseModel) -> None:
+def test_greedy_answers_equal_those_of_public_generation(each_architecture: BaseModel) -> None:
     base = each_architecture
     model, tokenizer = cast(Any, base.model), cast(Any, base.tokenizer)
     rng = np.random.default_rng(0)
@@ -91,7 +91,7 @@ def test_generation_stops_at_the_limit(tiny: Callable[..., BaseModel]) -> None:
     assert (shorter.tokens, shorter.ended) == (3, "length")
 
 
-def test_characters_of_several_tokens_come_whole() -> None:
+def test_characters_of_several_tokens_are_streamed_whole() -> None:
     alphabet = {symbol: i for i, symbol in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
     tokenizer = Tokenizer(models.BPE(vocab=alphabet, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -112,7 +112,7 @@ def test_characters_of_several_tokens_come_whole() -> None:
 
 
 @pytest.mark.parametrize("model_type", ["gpt2", "llama"])
-def test_writing_ends_at_the_models_last_position(tiny: Callable[..., BaseModel], model_type: str) -> None:
+def test_generation_ends_at_the_models_last_position(tiny: Callable[..., BaseModel], model_type: str) -> None:
     base = tiny(model_type, max_position_embeddings=12)
     cast(Any, base.tokenizer).eos_token = None  # nothing else shall end it
     cast(Any, base.tokenizer).bos_token = cast(Any, base.tokenizer).pad_token = None
@@ -123,7 +123,7 @@ def test_writing_ends_at_the_models_last_position(tiny: Callable[..., BaseModel]
         completion(base, [*prompt, *prompt], Decoding(1))
 
 
-def test_a_stop_text_is_never_written() -> None:
+def test_stop_text_is_never_written() -> None:
     tokenizer = character_tokenizer()
     prompt = encode_prompt("ab<", tokenizer, chat=False)
     answer = [i for i in encode_prompt("<cab<<cad", tokenizer, chat=False) if i != tokenizer.bos_token_id]

@@ -1,4 +1,4 @@
-"""GGUF files: what is refused, and that a converted file is not converted again."""
+"""GGUF files: refusals, and one conversion per file."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from client_agent.model.gguf import model_folder
 from client_agent.model.loading import base_model_slug
 
 
-def test_other_sources_are_left_alone(tmp_path: Path) -> None:
+def test_sources_other_than_gguf_are_unchanged(tmp_path: Path) -> None:
     for source in ("/models/tiny", "openai/gsm8k", str(tmp_path)):
         assert model_folder(source, tmp_path) == source
 
 
-def test_a_missing_file_is_refused(tmp_path: Path) -> None:
+def test_missing_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ModelNotFound, match=r"none\.gguf: cannot be read"):
         model_folder(str(tmp_path / "none.gguf"), tmp_path)
 
 
-def test_a_file_that_is_no_gguf_is_refused_and_leaves_nothing(tmp_path: Path) -> None:
+def test_invalid_gguf_file_is_refused_without_leftovers(tmp_path: Path) -> None:
     file = tmp_path / "junk.gguf"
     file.write_bytes(b"junk" * 100)
     with pytest.raises(ModelNotFound, match=r"junk\.gguf: cannot be converted"):
@@ -32,7 +32,7 @@ def test_a_file_that_is_no_gguf_is_refused_and_leaves_nothing(tmp_path: Path) ->
     assert not list((tmp_path / "home" / "models").iterdir())
 
 
-def test_a_converted_file_is_found_by_its_content(tmp_path: Path) -> None:
+def test_converted_file_is_found_by_its_content(tmp_path: Path) -> None:
     file = tmp_path / "small.gguf"
     file.write_bytes(b"GGUF")
     digest = hashlib.sha256(b"GGUF").hexdigest()[:12]
@@ -42,9 +42,7 @@ def test_a_converted_file_is_found_by_its_content(tmp_path: Path) -> None:
     assert model_folder(str(file), tmp_path / "home") == str(folder)
 
 
-def test_a_source_without_a_home_is_converted_in_the_cache(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_gguf_without_home_is_converted_in_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     file = tmp_path / "small.gguf"
     file.write_bytes(b"GGUF")
@@ -53,9 +51,7 @@ def test_a_source_without_a_home_is_converted_in_the_cache(
     assert (tmp_path / "cache" / "tessera" / "models").is_dir()
 
 
-def test_a_conversion_that_another_process_finished_first_is_used(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_conversion_by_a_faster_process_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "small.gguf"
     file.write_bytes(b"GGUF")
 
@@ -71,7 +67,7 @@ def test_a_conversion_that_another_process_finished_first_is_used(
     assert [path.name for path in folder.parent.iterdir()] == [folder.name]
 
 
-def test_what_a_killed_conversion_left_is_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_abandoned_conversion_is_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "small.gguf"
     file.write_bytes(b"GGUF")
     monkeypatch.setattr(gguf, "_write", lambda _, unfinished: (unfinished / "config.json").touch())

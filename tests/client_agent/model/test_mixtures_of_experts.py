@@ -1,4 +1,4 @@
-"""Mixtures of experts: attention and shared experts train, the routed experts and the router do not."""
+"""Mixtures of experts: attention and shared experts train; routed experts and router stay frozen."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def mixture(tmp_path: Path) -> Callable[..., tuple[BaseModel, Path]]:
         ("qwen2_moe", ALL_ROLES),
     ],  # the last has a shared expert
 )
-def test_training_and_public_peft_leave_routed_experts_alone(
+def test_training_and_peft_leave_routed_experts_frozen(
     mixture: Callable[..., tuple[BaseModel, Path]], model_type: str, roles: tuple[str, ...]
 ) -> None:
     base, folder = mixture(model_type)
@@ -68,7 +68,7 @@ def test_training_and_public_peft_leave_routed_experts_alone(
         torch.testing.assert_close(logits_of(base), trained, rtol=0, atol=1e-5)
 
 
-def test_owners_are_told_what_stays_frozen(mixture: Callable[..., tuple[BaseModel, Path]]) -> None:
+def test_frozen_experts_are_reported(mixture: Callable[..., tuple[BaseModel, Path]]) -> None:
     base, _ = mixture("qwen3_moe")
     frozen = "mixture of experts: in 2 of 2 layers the routed experts and their router stay frozen"
     assert base.parts.frozen.sentences() == [f"{frozen} beside q, k, v, o"]
@@ -76,7 +76,7 @@ def test_owners_are_told_what_stays_frozen(mixture: Callable[..., tuple[BaseMode
     assert unquantised_expert_bytes(base) == sum(p.nbytes for p in experts) > 0
 
 
-def test_weights_stored_in_mxfp4_are_refused_and_the_way_out_is_named(
+def test_mxfp4_weights_are_refused_with_a_remedy(
     mixture: Callable[..., tuple[BaseModel, Path]],
 ) -> None:
     _, folder = mixture("gpt_oss")

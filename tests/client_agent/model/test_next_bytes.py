@@ -1,4 +1,4 @@
-"""First bytes of next tokens: what two tokenizers have in common, and which tokens have which byte."""
+"""First bytes of next tokens: outputs that models with different tokenizers share."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ANCHORS = [
 ROWS = 4 + 5
 
 
-def test_rows_are_characters_of_answers_and_sum_to_all_tokens_with_text(
+def test_rows_are_answer_characters_and_sum_to_one(
     tiny: Callable[..., BaseModel],
 ) -> None:
     base = tiny()
@@ -42,7 +42,7 @@ def test_rows_are_characters_of_answers_and_sum_to_all_tokens_with_text(
     torch.testing.assert_close(logs.exp().sum(1) + without_text, torch.ones(ROWS))
 
 
-def test_a_tokenizer_of_pairs_has_rows_where_its_tokens_end(tiny: Callable[..., BaseModel]) -> None:
+def test_tokenizer_of_pairs_has_rows_at_token_ends(tiny: Callable[..., BaseModel]) -> None:
     public = NextBytes(tiny(pairs=True), ANCHORS, 64)
     outputs = public.outputs()
     assert outputs.bytes.shape == (ROWS, 8)
@@ -54,7 +54,7 @@ def test_a_tokenizer_of_pairs_has_rows_where_its_tokens_end(tiny: Callable[..., 
     assert logs.exp().sum(1).max() <= 1 + 1e-4
 
 
-def test_the_outputs_of_a_model_are_the_largest_of_its_rows(tiny: Callable[..., BaseModel]) -> None:
+def test_stored_outputs_are_the_largest_shares_per_row(tiny: Callable[..., BaseModel]) -> None:
     public = NextBytes(tiny(), ANCHORS * 20, 64)  # more texts than a batch
     logs, rows = public.log_shares(public.texts[:2])
     dense = np.zeros((2 * 20 * ROWS // 2, VALUES), np.float32)
@@ -70,13 +70,13 @@ def byte_level(tokens: list[str]) -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<eos>", pad_token="<pad>")
 
 
-def test_bytes_of_byte_level_tokens_are_found_also_within_a_character() -> None:
+def test_first_bytes_of_byte_level_tokens_are_found() -> None:
     tokenizer = byte_level(["a", "\u0120the", "\u00c3\u00a9", "\u00c3", "\u00a9", "\u010a"])
     found = first_bytes(tokenizer, 10).tolist()
     assert found == [END, VALUES, ord("a"), ord(" "), 0xC3, 0xC3, 0xA9, ord("\n"), VALUES, VALUES]
 
 
-def test_bytes_of_sentence_pieces_are_found() -> None:
+def test_first_bytes_of_sentence_pieces_are_found() -> None:
     ids = {token: number for number, token in enumerate(["</s>", "\u2581the", "the", "<0x0A>", "\u00e9"])}
     tokenizer = Tokenizer(models.WordLevel(ids, unk_token="</s>"))
     tokenizer.decoder = decoders.Sequence(
@@ -86,7 +86,7 @@ def test_bytes_of_sentence_pieces_are_found() -> None:
     assert first_bytes(fast, 5).tolist() == [END, ord(" "), ord("t"), ord("\n"), 0xC3]
 
 
-def test_a_character_of_several_tokens_has_one_row(tiny: Callable[..., BaseModel]) -> None:
+def test_character_of_several_tokens_has_one_row(tiny: Callable[..., BaseModel]) -> None:
     """Both tokens of an accented letter end at one place: only the last of them has read it."""
     base = replace(tiny(), tokenizer=byte_level(["a", "=", "\u00c3", "\u00a9"]))
     (text,) = NextBytes(base, [Anchor(id="x", prompt="a=", answer="a\u00e9a")], 64).texts

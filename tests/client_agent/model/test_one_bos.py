@@ -1,4 +1,4 @@
-"""A text has one bos: none is added to a text that begins with it, in training, prompts and counts."""
+"""One bos per text: none is added to a text that begins with it, in training, prompts and counts."""
 
 from __future__ import annotations
 

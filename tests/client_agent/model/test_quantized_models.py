@@ -1,4 +1,4 @@
-"""Base models in 4 and 8 bits: what is quantised, that they keep their name, and that they train."""
+"""Base models in 4 and 8 bits: quantised layers, slugs and training."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def injected(base: BaseModel) -> Adapter:
     return inject_pq(base, ADAPTER, random_frames(base, ADAPTER, 0), gated=False)
 
 
-def learnt(base: BaseModel, adapter: Adapter, examples: list[Example], plan: TrainingPlan) -> float:
+def loss_decrease(base: BaseModel, adapter: Adapter, examples: list[Example], plan: TrainingPlan) -> float:
     """Train on one batch, and say by how much its loss fell."""
     losses = train_examples(base, adapter, examples[:4], plan, seed=0, round_number=1).losses
     return losses[0] - losses[-1]
@@ -61,7 +61,7 @@ def learnt(base: BaseModel, adapter: Adapter, examples: list[Example], plan: Tra
 @pytest.mark.slow
 @pytest.mark.parametrize("quantization", ["none", "nf4", "int8"])
 @pytest.mark.parametrize("model_type", ARCHITECTURES)
-def test_every_architecture_learns_in_every_number_of_bits_and_is_left_as_it_was(
+def test_quantised_architectures_learn_and_are_left_unchanged(
     load: Load, model_type: str, quantization: Quantization, examples: list[Example]
 ) -> None:
     base = load(quantization, model_type)
@@ -70,7 +70,7 @@ def test_every_architecture_learns_in_every_number_of_bits_and_is_left_as_it_was
     for make in (injected, lambda model: inject_lora(model, ADAPTER)):
         with make(base) as adapter:
             evaluate(base, examples, max_length=64)
-            assert learnt(base, adapter, examples, plan) > 0.1
+            assert loss_decrease(base, adapter, examples, plan) > 0.1
             evaluate(base, examples, max_length=64)
     assert [(path, type(module)) for path, module in base.model.named_modules()] == before
     signature = sketch_of(base, examples, SignaturePlan(dim=64))
@@ -79,7 +79,7 @@ def test_every_architecture_learns_in_every_number_of_bits_and_is_left_as_it_was
 
 @few_bits
 @pytest.mark.parametrize("model_type", ARCHITECTURES)
-def test_linear_layers_are_quantised_and_the_head_is_not(
+def test_linear_layers_are_quantised_except_the_head(
     load: Load, model_type: str, quantization: Quantization
 ) -> None:
     base = load(quantization, model_type)
@@ -92,7 +92,7 @@ def test_linear_layers_are_quantised_and_the_head_is_not(
 
 
 @few_bits
-def test_a_quantised_model_has_the_name_of_its_weights(
+def test_quantised_model_has_the_slug_of_its_weights(
     saved_model: Callable[..., str], quantization: Quantization
 ) -> None:
     folder = saved_model()
@@ -109,7 +109,7 @@ def test_weights_that_are_stored_quantised_are_refused(saved_model: Callable[...
 
 
 @few_bits
-def test_what_was_trained_on_the_dense_model_works_on_the_quantised_one_and_the_other_way_round(
+def test_adapters_transfer_between_dense_and_quantised_models(
     load: Load, quantization: Quantization, examples: list[Example]
 ) -> None:
     bases = (load("none"), load(quantization))
@@ -129,7 +129,7 @@ def test_what_was_trained_on_the_dense_model_works_on_the_quantised_one_and_the_
     not has_avx512bf16(), reason="this CPU has no AVX512-BF16, for which weights are repacked"
 )
 @pytest.mark.filterwarnings("ignore:bitsandbytes..gemv_4bit")  # all that torch does about it
-def test_a_model_that_repacks_its_weights_is_not_trained_in_vain(load: Load, examples: list[Example]) -> None:
+def test_training_on_repacked_weights_is_refused(load: Load, examples: list[Example]) -> None:
     base = load("nf4", intermediate_size=64)  # repacking wants multiples of 32
     for module in base.model.modules():
         if isinstance(module, bnb.nn.Linear4bit):
@@ -141,7 +141,7 @@ def test_a_model_that_repacks_its_weights_is_not_trained_in_vain(load: Load, exa
 
 
 @pytest.mark.parametrize("quantization", ["none", "nf4", "int8"])
-def test_checkpointing_changes_no_gradient_and_leaves_nothing_behind(
+def test_checkpointing_keeps_gradients_and_leaves_no_hooks(
     load: Load, quantization: Quantization, examples: list[Example]
 ) -> None:
     base = load(quantization)
@@ -168,7 +168,7 @@ def gradients(base: BaseModel, examples: list[Example], plan: TrainingPlan) -> d
     return gradients_by_name
 
 
-def test_the_log_is_not_filled_with_casts(
+def test_log_is_not_filled_with_casts(
     load: Load, examples: list[Example], caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING):
@@ -182,7 +182,7 @@ def test_the_log_is_not_filled_with_casts(
 
 
 @pytest.mark.parametrize("quantization", ["none", "nf4", "int8"])
-def test_the_memory_of_a_step_is_seen_and_grows_with_its_tokens(
+def test_step_memory_grows_with_its_tokens(
     load: Load, quantization: Quantization, examples: list[Example]
 ) -> None:
     base = load(quantization)
@@ -202,7 +202,7 @@ def test_the_memory_of_a_step_is_seen_and_grows_with_its_tokens(
 
 
 @few_bits
-def test_a_quantised_model_computes_nearly_what_the_dense_one_does(
+def test_quantised_model_approximates_the_dense_one(
     load: Load, quantization: Quantization, examples: list[Example]
 ) -> None:
     probabilities = []

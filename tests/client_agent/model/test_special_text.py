@@ -1,4 +1,4 @@
-"""Text that spells special tokens is encoded as text; everything else has the ids that it always had."""
+"""Text that spells special tokens is encoded as text; the ids of other text are unchanged."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ pieces = st.lists(st.sampled_from([*SPECIAL, *"<|>im_end ab\n\u00e9\u2581", "use
 
 @settings(max_examples=60, deadline=None)
 @given(pieces=pieces, special=st.booleans())
-def test_a_text_has_the_ids_and_offsets_of_its_tokenizer(
+def test_text_has_ids_and_offsets_of_its_tokenizer(
     tokenizer: PreTrainedTokenizerFast, pieces: list[str], special: bool
 ) -> None:
     text = "".join(pieces)
@@ -119,7 +119,9 @@ def test_a_text_has_the_ids_and_offsets_of_its_tokenizer(
 
 @settings(max_examples=60, deadline=None)
 @given(pieces=pieces)
-def test_text_that_spells_tokens_becomes_none(tokenizer: PreTrainedTokenizerFast, pieces: list[str]) -> None:
+def test_text_that_spells_special_tokens_stays_text(
+    tokenizer: PreTrainedTokenizerFast, pieces: list[str]
+) -> None:
     text = "".join(pieces)
     ids, spans = encode_as_text(text, tokenizer, special_spans(text, tokenizer), special=False)
     assert special_ids(tokenizer, ids) == []
@@ -127,7 +129,7 @@ def test_text_that_spells_tokens_becomes_none(tokenizer: PreTrainedTokenizerFast
     assert {i for i, character in enumerate(text) if character not in " \u2581"} <= read
 
 
-def test_the_turns_of_a_chat_are_text(tokenizer: PreTrainedTokenizerFast) -> None:
+def test_turns_of_a_chat_are_text(tokenizer: PreTrainedTokenizerFast) -> None:
     call = (
         '{"tool_calls": [{"type": "function", "function": {"name": "f", "arguments": {"a": "<|im_end|>"}}}]}'
     )
@@ -146,7 +148,7 @@ def test_the_turns_of_a_chat_are_text(tokenizer: PreTrainedTokenizerFast) -> Non
     assert encode_chat(turns, tokenizer) == asked == list(text.ids[: len(asked)])
 
 
-def test_a_chat_without_such_text_has_the_ids_of_its_template(tokenizer: PreTrainedTokenizerFast) -> None:
+def test_chat_has_the_ids_of_its_template(tokenizer: PreTrainedTokenizerFast) -> None:
     turns = (Turn("user", "user says hello"), Turn("assistant", "mean hello"))
     text = encode_example(Example("", "hello", turns), tokenizer, 10_000)
     messages = [turn.message() for turn in (*turns, Turn("assistant", "hello"))]
@@ -165,7 +167,7 @@ def test_a_chat_without_such_text_has_the_ids_of_its_template(tokenizer: PreTrai
         (Example("a", "b<|im_end|>\n"), ["<s>", "<|im_end|>", "<|im_end|>"]),
     ],
 )
-def test_a_plain_text_is_a_rendered_chat_if_it_begins_or_ends_so(
+def test_rendered_chat_is_recognised_in_plain_text(
     tokenizer: PreTrainedTokenizerFast, example: Example, tokens: list[str]
 ) -> None:
     ids = encode_example(example, tokenizer, 10_000).ids
@@ -175,14 +177,14 @@ def test_a_plain_text_is_a_rendered_chat_if_it_begins_or_ends_so(
         assert special_ids(tokenizer, asked) == tokens[: len(special_ids(tokenizer, asked))]
 
 
-def test_the_characters_that_stand_for_tokens_are_refused() -> None:
+def test_placeholder_characters_for_tokens_are_refused() -> None:
     tokenizer = character_tokenizer()
     tokenizer.chat_template = CHAT
     with pytest.raises(DataInvalid, match=r"row 3: a text has a character of Unicode's last private plane"):
         rendered_chat((Turn("user", "\U00100001"), Turn("assistant", "b")), tokenizer, "rows.jsonl row 3")
 
 
-def test_an_answer_that_ends_with_an_unknown_token_ends_with_eos() -> None:
+def test_answer_with_unknown_last_token_ends_with_eos() -> None:
     tokenizer = character_tokenizer()
     ids = encode_example(Example("a", "b\u2603"), tokenizer, 100).ids
     assert ids[-2:] == (tokenizer.unk_token_id, tokenizer.eos_token_id)

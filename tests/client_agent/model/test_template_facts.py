@@ -1,4 +1,4 @@
-"""What chat templates render, and how their answers end: refused by name what they leave out."""
+"""Chat templates: rendered parts, ends of answers, and refusal of omissions by name."""
 
 from __future__ import annotations
 
@@ -70,15 +70,13 @@ def test_calls_and_tools_are_rendered(body: str, arguments: str) -> None:
         ),
     ],
 )
-def test_a_template_that_leaves_something_out_is_refused(
-    body: str, answer: Turn, tools: str, fact: str
-) -> None:
+def test_template_that_leaves_out_parts_is_refused(body: str, answer: Turn, tools: str, fact: str) -> None:
     with pytest.raises(DataInvalid, match=f"rows line 2: .*{fact}"):
         rendered_chat((QUESTION, answer), with_template(body), "rows line 2", tools)
 
 
 @pytest.mark.parametrize("role", ["system", "tool", "user", "critic"])
-def test_a_template_that_leaves_out_a_role_is_refused(role: str) -> None:
+def test_template_that_leaves_out_a_role_is_refused(role: str) -> None:
     tokenizer = with_template(
         "{% if m.role != 'ROLE' %}{{ m.content }}{% endif %}<eos>".replace("ROLE", role)
     )
@@ -90,7 +88,7 @@ def test_a_template_that_leaves_out_a_role_is_refused(role: str) -> None:
 
 
 @pytest.mark.parametrize("body", ["{{ m.content | tojson }}<eos>", "{{ m.content | trim }}<eos>"])
-def test_a_template_may_quote_or_trim_what_it_renders(body: str) -> None:
+def test_template_may_quote_or_trim_content(body: str) -> None:
     turns = (Turn("tool", ' {"a": "b"}\n'), Turn("assistant", "b"))
     assert rendered_chat(turns, with_template(body)).spans
 
@@ -104,7 +102,7 @@ def test_a_template_may_quote_or_trim_what_it_renders(body: str) -> None:
         ("{{ m.content }}<pad>", "never", ["yes<pad>", "done<pad>"]),
     ],
 )
-def test_the_end_of_answers_is_found(body: str, kind: str, learnt: list[str]) -> None:
+def test_end_of_answers_is_found(body: str, kind: str, learnt: list[str]) -> None:
     tokenizer = with_template(body)
     assert facts_of(tokenizer).ending.kind == kind
     assert learnt_texts(tokenizer) == learnt
@@ -119,7 +117,7 @@ def learnt_texts(tokenizer: PreTrainedTokenizerFast) -> list[str]:
     return "".join(token if answer else "\n" for token, answer in pairs).split()
 
 
-def test_an_answer_may_end_with_the_marker_of_the_next_turn(tmp_path: Path) -> None:
+def test_answer_may_end_with_the_next_turns_marker(tmp_path: Path) -> None:
     tokenizer = character_tokenizer()
     tokenizer.chat_template = (
         "{% for m in messages %}{{ '<pad>' if m.role == 'user' else '<bos>' }}{{ m.content }}{% endfor %}"
@@ -139,7 +137,7 @@ def test_an_answer_may_end_with_the_marker_of_the_next_turn(tmp_path: Path) -> N
     assert tokenizer.pad_token_id in ends_of(tokenizer)
 
 
-def test_the_fault_of_answers_without_an_end_names_the_fix() -> None:
+def test_fault_of_answers_without_end_names_a_remedy() -> None:
     fault = ending_fault(with_template("{{ m.content }}<pad>")) or ""
     assert "no answer ends with a token that stops generation: the model will not learn to stop" in fault
     assert "ends answers with <pad>" in fault

@@ -1,4 +1,4 @@
-"""Tokens by character offsets: what is the answer, what is cut, and that padding does not exist."""
+"""Tokens by character offsets: answers, truncation, and padding without effect."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def base(tiny: Callable[..., BaseModel]) -> BaseModel:
     return tiny()
 
 
-def test_the_answer_and_its_end_carry_the_loss_and_nothing_else(base: BaseModel) -> None:
+def test_answer_and_its_end_alone_carry_the_loss(base: BaseModel) -> None:
     text = encode(base.tokenizer, "ab=", "cd", max_length=64)
     tokens = base.tokenizer.convert_ids_to_tokens(list(text.ids))
     assert tokens == ["<bos>", "a", "b", "=", "c", "d", "<eos>"]
@@ -37,7 +37,7 @@ def test_the_answer_and_its_end_carry_the_loss_and_nothing_else(base: BaseModel)
     assert text.targets() == [NO_TARGET, NO_TARGET, NO_TARGET, c, d, eos, NO_TARGET]
 
 
-def test_a_token_across_the_border_is_the_answers(tiny: Callable[..., BaseModel]) -> None:
+def test_token_across_the_border_belongs_to_the_answer(tiny: Callable[..., BaseModel]) -> None:
     text = encode(tiny(pairs=True).tokenizer, "abc", "def", max_length=64)
     assert text.spans[1:4] == ((0, 2), (2, 4), (4, 6))
     assert text.answer == (False, False, True, True, True)
@@ -45,7 +45,7 @@ def test_a_token_across_the_border_is_the_answers(tiny: Callable[..., BaseModel]
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(prompt=st.integers(1, 40), answer=st.integers(1, 40), limit=st.integers(2, 50))
-def test_truncation_always_leaves_something_to_predict_from_and_to_predict(
+def test_truncated_text_keeps_context_and_a_target(
     base: BaseModel, prompt: int, answer: int, limit: int
 ) -> None:
     text = encode(base.tokenizer, "a" * prompt, "b" * answer, max_length=limit)
@@ -82,7 +82,7 @@ def test_padding_changes_neither_loss_nor_gradient(
     torch.testing.assert_close(results[0][0], alone, rtol=1e-5, atol=1e-5)
 
 
-def test_the_token_that_pads_is_never_a_target(base: BaseModel) -> None:
+def test_padding_token_is_never_a_target(base: BaseModel) -> None:
     texts = encode_all([Example("a", "b"), Example("a longer one ", "here")], base.tokenizer, 64)
     batch = collate(texts, pad=pad_id(base.tokenizer))
     assert batch.answers == 2 + 5
@@ -96,7 +96,7 @@ def chat(tiny: Callable[..., BaseModel], template: str) -> BaseModel:
     return base
 
 
-def test_every_answer_of_a_chat_carries_the_loss(tiny: Callable[..., BaseModel]) -> None:
+def test_answers_of_a_chat_all_carry_the_loss(tiny: Callable[..., BaseModel]) -> None:
     tokenizer = chat(tiny, CHAT).tokenizer
     turns = (Turn("user", "hi"), Turn("assistant", "yes"), Turn("user", "go"))
     text = encode_example(Example("", "done", turns), tokenizer, 256)
@@ -106,12 +106,12 @@ def test_every_answer_of_a_chat_carries_the_loss(tiny: Callable[..., BaseModel])
     assert tokenizer.bos_token_id not in text.ids  # what the template does not write is not added
 
 
-def test_a_chat_without_a_template_is_a_clear_error(tiny: Callable[..., BaseModel]) -> None:
+def test_chat_without_a_template_is_refused(tiny: Callable[..., BaseModel]) -> None:
     with pytest.raises(TokenizerUnfit, match="no chat template"):
         encode_example(Example("", "done", (Turn("user", "go"),)), tiny().tokenizer, 64)
 
 
-def test_a_template_that_rewrites_the_past_is_a_clear_error(tiny: Callable[..., BaseModel]) -> None:
+def test_template_that_changes_earlier_turns_is_refused(tiny: Callable[..., BaseModel]) -> None:
     tokenizer = chat(tiny, "{{ messages|length }}" + CHAT).tokenizer
     with pytest.raises(TokenizerUnfit, match="changes earlier turns"):
         encode_example(Example("", "done", (Turn("user", "go"),)), tokenizer, 64)

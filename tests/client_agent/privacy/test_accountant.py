@@ -1,4 +1,4 @@
-"""What is said to be spent is spent: against exact formulas, published figures and the other accountant."""
+"""The accountant against exact formulas, published figures and another accountant."""
 
 from __future__ import annotations
 
@@ -34,19 +34,19 @@ def exact(mu: float, delta: float) -> float:
 
 
 @pytest.mark.parametrize(("noise", "times"), [(2.0, 1), (4.0, 20), (16.0, 20)])
-def test_without_sampling_it_is_the_exact_formula(noise: float, times: int) -> None:
+def test_epsilon_without_sampling_equals_the_exact_formula(noise: float, times: int) -> None:
     epsilon = epsilon_of([mechanism(noise)] * times, DELTA)
     assert epsilon == pytest.approx(exact(math.sqrt(times) / noise, DELTA), rel=0.01)
 
 
 @pytest.mark.parametrize(("noise", "published"), [(2.0, 0.53), (4.0, 0.22)])
-def test_with_sampling_it_is_what_the_design_says(noise: float, published: float) -> None:
+def test_epsilon_with_sampling_equals_published_values(noise: float, published: float) -> None:
     epsilon = epsilon_of([mechanism(noise, 256, 10_000)] * 100, DELTA)
     assert epsilon == pytest.approx(published, abs=0.005)
 
 
 @pytest.mark.slow
-def test_it_is_within_a_percent_of_what_the_library_says_and_below_its_renyi_bound() -> None:
+def test_epsilon_agrees_with_dp_accounting_library() -> None:
     releases = [mechanism(3.0, 64, 200)] * 5 + [mechanism(2.5, 64, 220)] * 3
     library = PLDAccountant(NeighboringRelation.ADD_OR_REMOVE_ONE)
     renyi = RdpAccountant(range(2, 64), NeighboringRelation.ADD_OR_REMOVE_ONE)
@@ -61,14 +61,14 @@ def test_it_is_within_a_percent_of_what_the_library_says_and_below_its_renyi_bou
 
 
 @pytest.mark.slow
-def test_the_noise_for_a_budget_is_enough_and_hardly_more() -> None:
+def test_noise_for_a_budget_is_sufficient_and_tight() -> None:
     noise = noise_for(64, 64, 4, 1.0, DELTA)
     assert epsilon_of([mechanism(noise)] * 4, DELTA) <= 1.0
     assert epsilon_of([mechanism(noise - 0.02)] * 4, DELTA) > 1.0
     assert epsilon_of([mechanism(noise)] * 5, DELTA) > 1.0
 
 
-def test_accountants_that_contradict_each_other_stop_the_release(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_contradictory_accountants_stop_the_release(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(RdpAccountant, "get_epsilon", lambda self, delta: 0.1)
     accountant._epsilon.cache_clear()
     with pytest.raises(AccountantsDisagree, match="is impossible"):

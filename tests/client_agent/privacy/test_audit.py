@@ -1,4 +1,4 @@
-"""A canary among the records: who looks for it learns less than the claimed epsilon allows.
+"""Audit of sketch releases: a canary among the records reveals less than the claimed epsilon.
 
 The attack is that of Jagielski, Ullman, Oprea 2020 ("Auditing differentially private machine learning"): with
 and without one record that is as long as the clip, in a direction nobody else has, many times; the share of
@@ -63,7 +63,7 @@ def proved_epsilon(mechanism: Mechanism, releases: int) -> float:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("sampled", "releases"), [(8, 1), pytest.param(4, 4, marks=pytest.mark.long)])
-def test_a_canary_is_betrayed_less_than_claimed(sampled: int, releases: int) -> None:
+def test_canary_is_betrayed_less_than_claimed(sampled: int, releases: int) -> None:
     epsilon = 4.0
     noise = noise_for(sampled, 8, releases, epsilon, DELTA)
     mechanism = Mechanism(sampled, 8, noise, clip=1.0, dim=1)
@@ -75,14 +75,14 @@ def test_a_canary_is_betrayed_less_than_claimed(sampled: int, releases: int) -> 
 
 
 @pytest.mark.slow
-def test_a_build_without_noise_fails_the_audit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_build_without_noise_fails_the_audit(monkeypatch: pytest.MonkeyPatch) -> None:
     mechanism = Mechanism(8, 8, noise_for(8, 8, 1, 4.0, DELTA), clip=1.0, dim=1)
     monkeypatch.setattr(releasing, "discrete_gaussian", lambda variance, below: 0)
     assert proved_epsilon(mechanism, 1) > 4.0
 
 
 @pytest.mark.slow
-def test_a_build_that_does_not_clip_fails_the_audit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_release_without_clipping_fails_the_audit(monkeypatch: pytest.MonkeyPatch) -> None:
     mechanism = Mechanism(8, 8, noise_for(8, 8, 1, 4.0, DELTA), clip=1.0, dim=1)
     whole = releasing.on_grid
     monkeypatch.setattr(releasing, "on_grid", lambda vector, clip: whole(vector, 1e6) * 10**6)

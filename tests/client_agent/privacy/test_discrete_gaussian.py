@@ -1,4 +1,4 @@
-"""The discrete Gaussian is the one it is said to be, at every scale, from fair random words alone."""
+"""The discrete Gaussian has its stated distribution at all scales, from fair random words."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ DRAWS = 20_000
 
 
 @pytest.mark.parametrize("variance", [Fraction(1, 4), Fraction(3), Fraction(50)])
-def test_every_integer_is_as_likely_as_the_law_says(variance: Fraction) -> None:
+def test_integers_have_the_discrete_gaussian_probabilities(variance: Fraction) -> None:
     below = random.Random(7).randrange
     counts = Counter(discrete_gaussian(variance, below) for _ in range(DRAWS))
     weight = {x: math.exp(-(x**2) / (2 * variance)) for x in range(-60, 61)}
@@ -27,7 +27,7 @@ def test_every_integer_is_as_likely_as_the_law_says(variance: Fraction) -> None:
     assert set(counts) <= set(weight)
 
 
-def test_a_wide_one_has_the_moments_and_the_tails_of_a_gaussian() -> None:
+def test_wide_discrete_gaussian_has_gaussian_moments_and_tails() -> None:
     sigma = 2.37 * 2**30
     below = random.Random(8).randrange
     drawn = np.array([discrete_gaussian(Fraction(sigma) ** 2, below) for _ in range(DRAWS)]) / sigma
@@ -38,7 +38,7 @@ def test_a_wide_one_has_the_moments_and_the_tails_of_a_gaussian() -> None:
         assert (np.abs(drawn) > bound).mean() == pytest.approx(share, abs=5 * math.sqrt(share / DRAWS))
 
 
-def test_low_bits_are_noise_too() -> None:
+def test_low_bits_of_noise_are_uniform() -> None:
     """The last digits must not reveal the summand: those of a wide distribution are uniform."""
     below = random.Random(9).randrange
     last = Counter(discrete_gaussian(Fraction(2**40), below) % 16 for _ in range(DRAWS))

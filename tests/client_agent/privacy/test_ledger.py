@@ -1,4 +1,4 @@
-"""The book of what was spent: written first, never lower, never begun anew; and a spent budget is spent."""
+"""The ledger of releases: written first, never reset, with an enforced budget."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def pay(ledger: Ledger, number: int, mechanism: Mechanism = NOISY, federation: s
     return book.releases[-1].epsilon
 
 
-def test_every_release_raises_what_is_spent_until_the_next_one_would_be_too_much(tmp_path: Path) -> None:
+def test_releases_add_up_until_the_budget_is_spent(tmp_path: Path) -> None:
     ledger = Ledger(tmp_path)
     spent = [pay(ledger, number) for number in (1, 2)]
     assert 0 < spent[0] < spent[1] <= 1.0
@@ -39,7 +39,7 @@ def test_every_release_raises_what_is_spent_until_the_next_one_would_be_too_much
     assert (tmp_path / LEDGER).read_bytes() == before
 
 
-def test_what_another_federation_was_told_counts_too(tmp_path: Path) -> None:
+def test_releases_to_another_federation_count(tmp_path: Path) -> None:
     ledger = Ledger(tmp_path)
     spent = pay(ledger, 1, federation="one")
     assert pay(ledger, 1, federation="other") > spent
@@ -60,12 +60,12 @@ def test_larger_delta_keeps_sketches_budget(tmp_path: Path) -> None:
     assert book.sketch_epsilon == epsilon_of([NOISY] * len(book.releases), DP.delta) <= DP.epsilon
 
 
-def test_pricing_a_release_writes_nothing(tmp_path: Path) -> None:
+def test_pricing_a_release_writes_no_file(tmp_path: Path) -> None:
     Ledger(tmp_path).priced("f", 1, NOISY, DP, None)
     assert not (tmp_path / LEDGER).exists()
 
 
-def test_a_damaged_or_lost_book_is_not_begun_anew(tmp_path: Path) -> None:
+def test_damaged_or_lost_ledger_is_refused(tmp_path: Path) -> None:
     ledger = Ledger(tmp_path)
     pay(ledger, 1)
     last = MeanRelease(np.ones(4), releases=1, noise=1.0, spread=0.1, clip=1.0, epsilon=0.3)
@@ -90,7 +90,7 @@ sys.stdin.read()
 
 
 @pytest.mark.long
-def test_killed_once_it_has_paid_a_silo_has_paid(tmp_path: Path) -> None:
+def test_release_is_charged_before_a_kill(tmp_path: Path) -> None:
     spent = [0.0]
     for number in (1, 2, 3):
         command = [sys.executable, "-c", PAYS, str(tmp_path), str(number)]

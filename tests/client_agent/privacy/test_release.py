@@ -1,4 +1,4 @@
-"""What a release is: bounded per record, drawn by chance, unbiased, and as reliable as it says."""
+"""Releases: bounded per record, randomly sampled, unbiased, with the stated reliability."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FLOATS = st.floats(-1e300, 1e300, allow_subnormal=True) | st.sampled_from([0.0, 
 
 @settings(deadline=None)
 @given(arrays(np.float64, st.integers(1, 9), elements=FLOATS), st.sampled_from([1.0, 0.3, 7.5]))
-def test_no_record_counts_for_more_than_the_clip(vector: np.ndarray, clip: float) -> None:
+def test_record_contributes_at_most_the_clip(vector: np.ndarray, clip: float) -> None:
     steps = on_grid(vector, clip)
     assert sum(int(step) ** 2 for step in steps) <= STEPS**2
     if math.hypot(*vector) <= clip:
@@ -26,12 +26,12 @@ def test_no_record_counts_for_more_than_the_clip(vector: np.ndarray, clip: float
     assert (np.abs(steps) * (clip / STEPS) <= np.abs(vector) * (1 + 1e-12)).all()
 
 
-def test_a_record_whose_gradient_is_not_finite_counts_as_nothing() -> None:
+def test_record_without_finite_gradient_adds_nothing() -> None:
     for bad in (np.nan, np.inf, -np.inf):
         assert not on_grid(np.array([1.0, bad]), 1.0).any()
 
 
-def test_each_record_is_drawn_by_itself_with_the_same_probability() -> None:
+def test_records_are_drawn_independently_with_equal_probability() -> None:
     mechanism = Mechanism(sampled=3, records=12, noise_multiplier=1.0, clip=1.0, dim=1)
     below = random.Random(1).randrange
     draws = [sample_records(mechanism, below) for _ in range(4000)]
@@ -44,7 +44,7 @@ def test_each_record_is_drawn_by_itself_with_the_same_probability() -> None:
 
 
 @pytest.mark.slow
-def test_a_release_is_the_clipped_mean_and_the_noise_that_is_accounted_for() -> None:
+def test_release_is_clipped_mean_with_accounted_noise() -> None:
     mechanism = Mechanism(sampled=20, records=20, noise_multiplier=1.5, clip=2.0, dim=3)
     vectors = [np.array([4.0, 0.0, 0.0])] * 10 + [np.array([0.0, 0.5, 0.0])] * 10
     below = random.Random(2).randrange
@@ -56,7 +56,7 @@ def test_a_release_is_the_clipped_mean_and_the_noise_that_is_accounted_for() -> 
     assert (np.abs(steps - np.round(steps)) < 1e-3).all()  # nothing but whole steps of the grid
 
 
-def test_the_mean_over_releases_carries_the_noise_of_a_mean() -> None:
+def test_averaged_releases_carry_the_noise_of_a_mean() -> None:
     mechanism = Mechanism(sampled=10, records=40, noise_multiplier=2.0, clip=1.0, dim=2)
     released = None
     releases = [np.array([1.0, 0.0]), np.array([0.0, 1.0]), np.array([2.0, 2.0])]
@@ -70,7 +70,7 @@ def test_the_mean_over_releases_carries_the_noise_of_a_mean() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("sampled", "releases"), [(64, 1), (64, 8), (16, 8)])
-def test_the_reliability_is_the_cosine_that_two_silos_of_one_task_have(sampled: int, releases: int) -> None:
+def test_reliability_is_expected_cosine_of_two_silos(sampled: int, releases: int) -> None:
     """From noise, sample and clip alone, which are no secret: the records are not looked at for it."""
     rng = np.random.default_rng(3)
     below = random.Random(4).randrange

@@ -1,4 +1,4 @@
-"""The noise of whole gradients: the discrete Gaussian, also where float64 cannot tell."""
+"""The noise of whole gradients: the discrete Gaussian, exact where float64 cannot decide."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_samples_have_the_distribution_of_the_discrete_gaussian() -> None:
 
 
 @pytest.mark.parametrize("sigma", [1 << 10, 5 * (1 << 30), LARGEST])
-def test_noise_has_the_standard_deviation_that_is_accounted_for(sigma: int) -> None:
+def test_noise_has_the_accounted_standard_deviation(sigma: int) -> None:
     drawn = discrete_gaussians(40_000, sigma, seeded(5)).astype(float)
     assert drawn.mean() == pytest.approx(0, abs=5 * sigma / 200)
     assert drawn.std() == pytest.approx(sigma, rel=0.02)
@@ -54,7 +54,7 @@ def test_noise_has_the_standard_deviation_that_is_accounted_for(sigma: int) -> N
 
 
 @pytest.mark.parametrize("sigma", [1023, LARGEST + 1])
-def test_a_grid_too_coarse_or_too_fine_is_refused(sigma: int) -> None:
+def test_too_coarse_or_fine_grid_is_refused(sigma: int) -> None:
     with pytest.raises(ValueError, match="is not from"):
         discrete_gaussians(1, sigma)
 
@@ -68,9 +68,7 @@ def exact_threshold(x: Fraction) -> int:
 
 @pytest.mark.parametrize("x", [Fraction(1), Fraction(1, 7), Fraction(123456789, 987654321)])
 @pytest.mark.parametrize("above", [False, True])
-def test_words_that_float64_cannot_tell_from_the_probability_are_compared_exactly(
-    x: Fraction, above: bool
-) -> None:
+def test_undecidable_float64_words_are_compared_exactly(x: Fraction, above: bool) -> None:
     drawn = exact_threshold(x) + (1 if above else -1) * (1 << 60)
     assert float(drawn >> 256) / 2**64 == pytest.approx(math.exp(-x), rel=2**-50)
     words: Sequence[int] = [drawn >> 256, *((drawn >> shift) % 2**64 for shift in (192, 128, 64, 0))]
@@ -78,7 +76,7 @@ def test_words_that_float64_cannot_tell_from_the_probability_are_compared_exactl
     assert true is not above
 
 
-def test_equal_words_give_equal_noise_and_the_systems_words_do_not_repeat() -> None:
+def test_noise_follows_from_words_and_system_words_differ() -> None:
     assert np.array_equal(
         discrete_gaussians(99, 1 << 30, seeded(1)), discrete_gaussians(99, 1 << 30, seeded(1))
     )

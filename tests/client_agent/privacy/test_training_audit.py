@@ -1,4 +1,4 @@
-"""An audit of private training: a canary's gradient is longer than the clip, in a direction of its own.
+"""Audit of private training: a canary whose gradient exceeds the clip in its own direction.
 
 The attack is the strongest that the guarantee allows (Jagielski, Ullman, Oprea 2020; Nasr et al. 2021, with
 access to gradients): the attacker knows all other examples, chooses the canary's gradient, and reads the
@@ -81,7 +81,7 @@ def mechanism_of(sampled: int, steps: int) -> Mechanism:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("sampled", "steps"), [(8, 1), pytest.param(4, 4, marks=pytest.mark.long)])
-def test_a_canary_is_betrayed_less_than_claimed(sampled: int, steps: int) -> None:
+def test_canary_is_betrayed_less_than_claimed(sampled: int, steps: int) -> None:
     mechanism = mechanism_of(sampled, steps)
     claimed = epsilon_of_counted([(mechanism, steps)], DELTA)
     assert claimed <= EPSILON
@@ -97,14 +97,14 @@ def test_steps_without_noise_fail_the_audit(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.slow
-def test_steps_that_do_not_clip_fail_the_audit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_steps_without_clipping_fail_the_audit(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = releasing.on_grid
     monkeypatch.setattr(stepping, "on_grid", lambda vector, clip: whole(vector, 1e6) * 10**6)
     assert proved_epsilon(mechanism_of(8, 1), 1) > EPSILON
 
 
 @pytest.mark.slow
-def test_steps_with_less_noise_than_was_paid_for_fail_the_audit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_steps_with_too_little_noise_fail_the_audit(monkeypatch: pytest.MonkeyPatch) -> None:
     enough = stepping.sigma_of
     monkeypatch.setattr(stepping, "sigma_of", lambda mechanism: enough(mechanism) // 10)
     assert proved_epsilon(mechanism_of(8, 1), 1) > EPSILON

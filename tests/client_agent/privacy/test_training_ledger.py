@@ -1,4 +1,4 @@
-"""The ledger of private training: steps are paid for first, repeated ones again, and no kill is free."""
+"""The ledger of private training: steps are charged first, repeated ones again, also after kills."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def paid(folder: Path) -> int:
     return sum(entry.steps for entry in Ledger(folder).read().training)
 
 
-def test_steps_are_paid_for_once_and_again_only_if_they_are_repeated(tmp_path: Path) -> None:
+def test_steps_are_charged_once_and_again_if_repeated(tmp_path: Path) -> None:
     pay(tmp_path, 1, 6)
     pay(tmp_path, 1, 6)  # started again before any step
     assert paid(tmp_path) == 6
@@ -56,7 +56,7 @@ def test_steps_are_paid_for_once_and_again_only_if_they_are_repeated(tmp_path: P
     assert spent[-1] == epsilon_of_counted([(NOISY, 15)], DP.delta)
 
 
-def test_steps_of_another_mechanism_or_federation_are_not_exchanged_but_count(tmp_path: Path) -> None:
+def test_steps_of_other_mechanisms_or_federations_add_up(tmp_path: Path) -> None:
     pay(tmp_path, 1, 4)
     other = Mechanism(sampled=8, records=63, noise_multiplier=3.0, clip=1.0, dim=4)
     pay(tmp_path, 1, 4, other)
@@ -66,7 +66,7 @@ def test_steps_of_another_mechanism_or_federation_are_not_exchanged_but_count(tm
     assert last.epsilon == epsilon_of_counted([(NOISY, 8), (other, 4)], DP.delta)
 
 
-def test_a_spent_budget_refuses_and_says_what_to_do(tmp_path: Path) -> None:
+def test_spent_training_budget_is_refused_with_a_remedy(tmp_path: Path) -> None:
     pay(tmp_path, 1, 10)
     before = (tmp_path / LEDGER).read_bytes()
     with pytest.raises(
@@ -77,7 +77,7 @@ def test_a_spent_budget_refuses_and_says_what_to_do(tmp_path: Path) -> None:
     assert (tmp_path / LEDGER).read_bytes() == before
 
 
-def test_sketches_and_training_are_in_one_ledger_and_composed(tmp_path: Path) -> None:
+def test_ledger_composes_sketches_and_training(tmp_path: Path) -> None:
     pay(tmp_path, 1, 6)
     pay_sketch(Ledger(tmp_path), 1)
     pay(tmp_path, 2, 6)
@@ -129,7 +129,7 @@ sys.stdin.read()
 
 
 @pytest.mark.long
-def test_killed_inside_a_step_a_silo_has_paid_for_it(tmp_path: Path) -> None:
+def test_step_is_charged_before_a_kill(tmp_path: Path) -> None:
     """No checkpoint was stored: all five steps are to be done again, and three were begun."""
     for died, total in ((1, 5), (2, 8), (3, 11)):
         command = [sys.executable, "-c", BEGINS, str(tmp_path)]

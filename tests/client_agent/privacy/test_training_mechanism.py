@@ -1,4 +1,4 @@
-"""The noise of private training: enough for its budget, hardly more, and the same by another library."""
+"""The noise of private training: sufficient and tight for its budget, checked by another library."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def dp(**fields: float) -> PrivateTrainingPlan:
     ("noise", "sampled", "records", "steps"),
     [(0.8, 16, 1600, 400), (1.5, 64, 1000, 200), (4.0, 32, 64, 60)],
 )
-def test_the_cost_of_training_is_that_of_another_accountant(
+def test_training_epsilon_agrees_with_the_prv_accountant(
     noise: float, sampled: int, records: int, steps: int
 ) -> None:
     """Gopi, Lee, Wutschitz, "Numerical Composition of Differential Privacy" (NeurIPS 2021)."""
@@ -41,7 +41,7 @@ def test_the_cost_of_training_is_that_of_another_accountant(
 
 
 @pytest.mark.slow
-def test_the_noise_for_a_budget_of_steps_is_enough_and_hardly_more() -> None:
+def test_noise_for_a_training_budget_is_tight() -> None:
     plan = TrainingPlan(batch_size=8, accumulation=4, learning_rate=1e-3)
     mechanism = training_mechanism(640, 1000, plan, dp())
     assert (mechanism.sampled, mechanism.records, mechanism.clip, mechanism.dim) == (32, 640, 1.0, 1000)
@@ -52,12 +52,12 @@ def test_the_noise_for_a_budget_of_steps_is_enough_and_hardly_more() -> None:
 
 
 @pytest.mark.slow
-def test_a_step_samples_all_examples_if_there_are_fewer_than_the_batch() -> None:
+def test_step_samples_all_examples_below_batch_size() -> None:
     assert training_mechanism(20, 9, TrainingPlan(batch_size=64), dp()).sampled == 20
 
 
 @pytest.mark.slow
-def test_a_delta_that_protects_nobody_or_not_so_many_values_is_refused() -> None:
+def test_meaningless_delta_is_refused() -> None:
     with pytest.raises(TooFewRecords, match=r"delta 0\.01 is no promise to 200 examples"):
         training_mechanism(200, 9, TrainingPlan(), dp(delta=1e-2))
     with pytest.raises(TooFewRecords, match=r"delta 1e-08 is too small for 1000000000 values and 100 steps"):

@@ -1,4 +1,4 @@
-"""A plan's byte budget, kept by real agents: sparse updates give way, what cannot fit is never trained."""
+"""A plan's byte budget with real agents: sparse updates fit it, impossible budgets are refused."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from tests.client_agent.rounds.test_encode_update import (
     SERVED,
     Enrolled,
     Scene,
-    against,
     difference,
     kept,
     layout_of,
     opened,
+    reference_of,
     trained,
 )
 from tests.served import Served
@@ -43,11 +43,11 @@ def with_wire(brief: RoundBrief, **changes: Any) -> RoundBrief:
 
 
 @pytest.mark.parametrize("recipe", [SERVED, OWN])
-def test_a_sparse_update_sends_as_much_as_fits_and_keeps_the_rest_for_later(
+def test_sparse_update_sends_largest_values_within_budget(
     served: Served, participant: Enrolled, recipe: dict[str, Any]
 ) -> None:
     scene = Scene(served, participant, adapter=LORA, wire={"recipe": recipe, "max_bytes": 500})
-    one, two = scene.play(), scene.play()
+    one, two = scene.run_rounds(), scene.run_rounds()
     for folder in (one, two):
         assert 470 < octets(folder) <= 500
     before = kept(two, WEIGHTS) if recipe is SERVED else kept(one, SENT)
@@ -62,9 +62,9 @@ def test_a_sparse_update_sends_as_much_as_fits_and_keeps_the_rest_for_later(
             assert np.abs(wanted)[sent[name] != 0].max() >= unsent.max()
 
 
-def test_a_budget_beyond_need_changes_no_byte(served: Served, participant: Enrolled) -> None:
+def test_budget_beyond_need_changes_no_byte(served: Served, participant: Enrolled) -> None:
     scene = Scene(served, participant, adapter=LORA, wire={"recipe": SERVED, "max_bytes": 10**6})
-    for name, values in difference(scene.play()).items():
+    for name, values in difference(scene.run_rounds()).items():
         assert np.count_nonzero(values) == min(values.size, int(np.ceil(0.2 * values.size))), name
 
 
@@ -79,7 +79,7 @@ def test_a_budget_beyond_need_changes_no_byte(served: Served, participant: Enrol
         ("het_lora", {"recipe": "f16", "max_bytes": 3000}, "int4_own_last would do"),
     ],
 )
-def test_an_agent_refuses_a_budget_that_its_adapter_cannot_keep_to(
+def test_agent_refuses_budget_below_its_adapters_minimum(
     served: Served, participant: Enrolled, strategy: str, wire: dict[str, Any], told: str
 ) -> None:
     scene = Scene(served, participant, adapter=LORA, strategy={"name": strategy})
@@ -92,9 +92,7 @@ def test_an_agent_refuses_a_budget_that_its_adapter_cannot_keep_to(
     assert told in str(refused.value)
 
 
-def test_a_density_below_the_priors_is_refused_before_the_round_is_joined(
-    served: Served, participant: Enrolled
-) -> None:
+def test_density_below_priors_is_refused_before_join(served: Served, participant: Enrolled) -> None:
     options = {"density": 0.001, "warm_rounds": 0}
     recipe = {"reference": "served", "density": 0.9, "values": "int8"}
     scene = Scene(
@@ -112,15 +110,15 @@ def test_a_density_below_the_priors_is_refused_before_the_round_is_joined(
     assert shown["counts"]["joined"] == 0
 
 
-def test_an_update_that_has_to_be_sent_whole_exceeds_the_budget_and_says_so(
+def test_whole_update_over_budget_is_sent_with_warning(
     served: Served, participant: Enrolled, caplog: pytest.LogCaptureFixture
 ) -> None:
     scene = Scene(served, participant, adapter=LORA, wire={"recipe": OWN, "max_bytes": 500})
-    one = scene.play()
+    one = scene.run_rounds()
     assert one.has(RECEIPT)
     one.forget(SENT)
-    two = scene.play()
-    assert against(two) is None
+    two = scene.run_rounds()
+    assert reference_of(two) is None
     assert "round 2: whole update of" in caplog.text
     assert "exceeds wire.max_bytes 500" in caplog.text
-    assert against(scene.play()) is not None
+    assert reference_of(scene.run_rounds()) is not None

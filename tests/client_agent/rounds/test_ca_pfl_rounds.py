@@ -1,4 +1,4 @@
-"""CA-PFL over HTTP: real agents and a real coordinator, round by round; what is lost is sent later, once."""
+"""CA-PFL over HTTP with real agents and a real coordinator: updates, residuals, priors and kills."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class Pair:
     def brief(self, name: str) -> RoundBrief:
         return next_brief(self.members[name])
 
-    def play(self, *names: str) -> dict[str, RoundFolder]:
+    def run_round(self, *names: str) -> dict[str, RoundFolder]:
         """Let these clients take part in the next round: all join before the first delivers."""
         briefs = {name: self.brief(name) for name in names}
         (number,) = {brief.round for brief in briefs.values()}
@@ -96,13 +96,13 @@ def weights(folder: RoundFolder) -> Arrays:
     return kept(folder, WEIGHTS)
 
 
-def beginning(folder: RoundFolder) -> Arrays:
+def start_of(folder: RoundFolder) -> Arrays:
     """What a client started a round from: the weights it was served, A of the seed in the first round."""
     served = weights(folder)
     return {name: from_start(name, served.__getitem__, 0, layout_of(folder)) for name in served}
 
 
-def minus(one: Arrays, other: Arrays) -> Arrays:
+def subtract(one: Arrays, other: Arrays) -> Arrays:
     return {name: one[name] - other[name] for name in one}
 
 
@@ -116,31 +116,31 @@ def assert_close(one: Arrays, other: Arrays) -> None:
 
 
 @pytest.mark.slow
-def test_what_was_sent_and_what_is_left_is_all_that_was_learnt_and_the_mean_is_that_of_what_was_sent(
+def test_sent_values_and_residual_sum_to_learnt_change(
     pair: Callable[..., Pair],
 ) -> None:
     two = pair(rounds={"total": 4, "min_clients": 2})
-    folders = [two.play("aster", "birch") for _ in range(3)]
+    folders = [two.run_round("aster", "birch") for _ in range(3)]
     for name in two.members:
-        learnt = [minus(trained(one[name]), beginning(one[name])) for one in folders]
+        learnt = [subtract(trained(one[name]), start_of(one[name])) for one in folders]
         sent = [difference(one[name]) for one in folders]
         left = kept(folders[-1][name], RESIDUAL)
         assert any(values.any() for values in left.values())
         assert_close(total([*sent, left]), total(learnt))
     for earlier, later in pairwise(folders):
-        assert_close(beginning(earlier["aster"]), beginning(earlier["birch"]))  # one theta for all
+        assert_close(start_of(earlier["aster"]), start_of(earlier["birch"]))  # one theta for all
         mean = {
             tensor: 0.6 * values + 0.4 * difference(earlier["birch"])[tensor]
             for tensor, values in difference(earlier["aster"]).items()
         }
-        assert_close(weights(later["aster"]), total([beginning(earlier["aster"]), mean]))
+        assert_close(weights(later["aster"]), total([start_of(earlier["aster"]), mean]))
 
 
-def test_the_prior_that_is_served_is_the_moving_average_of_what_the_clients_learnt(
+def test_served_prior_is_moving_average_of_clients_posteriors(
     pair: Callable[..., Pair],
 ) -> None:
     two = pair(rounds={"total": 2, "min_clients": 2})
-    one, after = two.play("aster", "birch"), two.play("aster", "birch")
+    one, after = two.run_round("aster", "birch"), two.run_round("aster", "birch")
     learnt = {
         name: posterior_of(TrainingResult.read(folder.path / TRAINED).private).numpy()
         for name, folder in one.items()
@@ -153,29 +153,29 @@ def test_the_prior_that_is_served_is_the_moving_average_of_what_the_clients_lear
 
 
 @pytest.mark.slow
-def test_who_was_not_there_counts_for_nothing_and_what_it_had_left_is_out_of_date(
+def test_absent_clients_residual_is_dropped(
     pair: Callable[..., Pair],
 ) -> None:
     two = pair(rounds={"total": 4, "min_clients": 1})
-    first = two.play("aster", "birch")
-    second = two.play("aster")["aster"]
-    third = two.play("aster", "birch")
-    theirs = total([beginning(second), difference(second)])
+    first = two.run_round("aster", "birch")
+    second = two.run_round("aster")["aster"]
+    third = two.run_round("aster", "birch")
+    theirs = total([start_of(second), difference(second)])
     assert_close(weights(third["birch"]), theirs)
     assert_close(weights(third["aster"]), theirs)
     for name, makes_up in (("aster", True), ("birch", False)):
         folder, last = third[name], second if name == "aster" else first[name]
-        learnt, lost = minus(trained(folder), beginning(folder)), kept(last, RESIDUAL)
+        learnt, lost = subtract(trained(folder), start_of(folder)), kept(last, RESIDUAL)
         assert any(values.any() for values in lost.values())
         wanted = total([learnt, lost]) if makes_up else learnt
         assert_close(total([difference(folder), kept(folder, RESIDUAL)]), wanted)
 
 
-def test_an_agent_killed_before_or_after_any_write_sends_and_keeps_the_same(
+def test_killed_agent_sends_and_keeps_the_same_bytes(
     pair: Callable[..., Pair], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     two = pair(rounds={"total": 3, "min_clients": 1})
-    two.play("aster")
+    two.run_round("aster")
     brief, who = two.brief("aster"), two.members["aster"]
     writes, folder = storage_files.write_durably, who.workspace.rounds.open(brief.round)
     seen: dict[str, set[bytes]] = {RESIDUAL: set(), MEASURES: set(), UPDATE: set()}
@@ -198,17 +198,17 @@ def test_an_agent_killed_before_or_after_any_write_sends_and_keeps_the_same(
     assert [len(contents) for contents in seen.values()] == [1, 1, 1]
 
 
-def test_each_round_tells_what_it_sent_and_the_newest_file_tells_of_all(
+def test_measures_file_lists_density_and_residual_per_round(
     pair: Callable[..., Pair], tmp_path: Path
 ) -> None:
     two = pair(rounds={"total": 4, "min_clients": 1})
-    folders = [two.play("aster")["aster"] for _ in range(3)]
+    folders = [two.run_round("aster")["aster"] for _ in range(3)]
     told = json.loads(folders[-1].read(MEASURES))["rounds"]
     assert [one["round"] for one in told] == [1, 2, 3]
     assert told[:2] == json.loads(folders[1].read(MEASURES))["rounds"]
     assert [one["density"] for one in told] == pytest.approx([0.9, 0.3, 0.3], abs=0.02)
     for one, folder in zip(told, folders, strict=True):
-        learnt = minus(trained(folder), beginning(folder))
+        learnt = subtract(trained(folder), start_of(folder))
         left = kept(folder, RESIDUAL)
         norms = [np.sqrt(sum(float(np.square(v).sum()) for v in some.values())) for some in (left, learnt)]
         assert one["residual"] == pytest.approx(norms[0] / norms[1], rel=1e-3)
@@ -218,11 +218,11 @@ def test_each_round_tells_what_it_sent_and_the_newest_file_tells_of_all(
         assert low < high
 
 
-def test_two_clients_move_away_from_the_prior_and_rank_modules_in_orders_of_their_own(
+def test_clients_posteriors_leave_prior_and_rank_modules_differently(
     pair: Callable[..., Pair],
 ) -> None:
     two = pair(rounds={"total": 2, "min_clients": 2})
-    folders = [two.play("aster", "birch") for _ in range(2)][-1]
+    folders = [two.run_round("aster", "birch") for _ in range(2)][-1]
     told = {name: json.loads(folder.read(MEASURES)) for name, folder in folders.items()}
     assert all(one["kl"] > 0 for client in told.values() for one in client["rounds"])
     for name, folder in folders.items():
@@ -234,7 +234,7 @@ def test_two_clients_move_away_from_the_prior_and_rank_modules_in_orders_of_thei
     assert orders[0] != orders[1]
 
 
-def test_a_byte_budget_holds_from_the_first_round_on_and_only_what_was_learnt_travels(
+def test_byte_budget_holds_from_first_round(
     pair: Callable[..., Pair],
 ) -> None:
     two = pair(
@@ -242,7 +242,7 @@ def test_a_byte_budget_holds_from_the_first_round_on_and_only_what_was_learnt_tr
         strategy={"name": "ca_pfl", "options": {"warm_rounds": 3}},
         wire={"recipe": RECIPE, "max_bytes": 900},
     )
-    folder = two.play("aster")["aster"]
+    folder = two.run_round("aster")["aster"]
     (told,) = json.loads(folder.read(MEASURES))["rounds"]
     assert 850 < told["bytes"] <= 900
     assert len(folder.read(UPDATE)) < 900 + 3000  # manifest and signature
@@ -250,9 +250,9 @@ def test_a_byte_budget_holds_from_the_first_round_on_and_only_what_was_learnt_tr
     assert {name: tuple(shape) for name, shape in shown.items()} == layout_of(folder)
 
 
-def test_the_personal_model_of_a_client_is_kept_beside_the_common_one(pair: Callable[..., Pair]) -> None:
+def test_personal_model_is_kept_beside_served_one(pair: Callable[..., Pair]) -> None:
     two = pair(rounds={"total": 2, "min_clients": 1})
-    folder, who = two.play("aster")["aster"], two.members["aster"]
+    folder, who = two.run_round("aster")["aster"], two.members["aster"]
     with adapter_of_round(who.trainer.silo, who.workspace.home, None, "trained") as (adapter, _):
         assert_close(adapter.state(), trained(folder))
         assert_close(adapter.private_state(), TrainingResult.read(folder.path / TRAINED).private)
@@ -273,7 +273,7 @@ def test_the_personal_model_of_a_client_is_kept_beside_the_common_one(pair: Call
         ({"strategy": {"name": "ca_pfl", "options": {"modulator": True}}}, "strategy.options.modulator"),
     ],
 )
-def test_a_plan_that_it_does_not_work_with_is_refused(
+def test_incompatible_ca_pfl_plan_is_refused_by_field(
     served: Served, changes: dict[str, Any], field: str
 ) -> None:
     refused = served.admin.post("/v1/federations", json={"name": "x"} | PLAN | changes)

@@ -1,4 +1,4 @@
-"""What a client of CA-PFL keeps between rounds: its ranks."""
+"""Ranks that a CA-PFL client keeps between rounds."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from tests.client_agent.rounds.test_encode_update import difference, layout_of
 __all__ = ["pair"]
 
 
-def test_after_two_rounds_below_the_cut_a_client_trains_fewer_ranks_and_its_models_are_reopened_with_them(
+def test_client_drops_ranks_after_two_rounds_below_cut(
     pair: Callable[..., Pair],
 ) -> None:
     options = {"warm_rounds": 0, "density": 0.3, "cut": 5.0}
     two = pair(rounds={"total": 4, "min_clients": 1}, strategy={"name": "ca_pfl", "options": options})
-    folders = [two.play("aster")["aster"] for _ in range(3)]
+    folders = [two.run_round("aster")["aster"] for _ in range(3)]
     ranks = [set(json.loads(folder.read(MEASURES))["ranks"].values()) for folder in folders]
     assert ranks[:2] == [{2}, {1}]
     for folder in folders:  # what the coordinator counts is what the client decodes of its own update

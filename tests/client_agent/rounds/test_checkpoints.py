@@ -1,4 +1,4 @@
-"""What a silo trained, exported and asked: the very model that was scored, of a round or trained alone."""
+"""Exports and answers of a silo use the model that was scored, of a round or trained alone."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from schemas.wire.envelope import unpack
 from schemas.wire.header import DENSE, Slot
 from tests.client_agent.commands import tessera
 from tests.client_agent.conftest import enrolled, save_model
-from tests.client_agent.test_daemon import config, naps
+from tests.client_agent.test_daemon import config, limited_sleep
 from tests.served import Served
 
 STEPS = {"steps": 3, "max_length": 64, "learning_rate": 0.01}
@@ -86,7 +86,7 @@ def taken_part(silo: Silo, tmp_path: Path, served: Served) -> Callable[..., Roun
         with ExitStack() as stack:
             who = enrolled(served, federation_id, silo, folder, stack)
             served.admin.post(f"/v1/federations/{federation_id}/start")
-            run(who, naps(500))
+            run(who, limited_sleep(500))
         return Rounds(file, who.workspace.home, served)
 
     return make
@@ -111,7 +111,7 @@ def assert_like(found: ScoreSet, expected: ScoreSet) -> None:
     ],
     ids=["replace", "gate and private", "shared and private"],
 )
-def test_what_was_trained_and_scored_in_a_round_is_exported(
+def test_round_exports_the_model_that_was_scored(
     silo: Silo,
     taken_part: Callable[..., Rounds],
     tmp_path: Path,
@@ -128,7 +128,7 @@ def test_what_was_trained_and_scored_in_a_round_is_exported(
     assert not np.isclose(*(rounds.trained(n).scores.trained[LOSS].value for n in (1, 2)), atol=1e-3)
 
 
-def test_private_ranks_go_on_from_round_to_round_and_never_leave(taken_part: Callable[..., Rounds]) -> None:
+def test_private_ranks_persist_across_rounds_and_stay_local(taken_part: Callable[..., Rounds]) -> None:
     rounds = taken_part(RANKS | {"private_rank": 2, "same_architecture_rank": 3})
     first, second = rounds.trained(1), rounds.trained(2)
     for name in ("private.l0.v.B", "private.l3.down.B"):
@@ -148,7 +148,7 @@ def test_private_ranks_go_on_from_round_to_round_and_never_leave(taken_part: Cal
 
 
 @pytest.mark.slow
-def test_what_the_coordinator_served_is_exported_on_demand(
+def test_served_weights_are_exported_on_demand(
     silo: Silo, taken_part: Callable[..., Rounds], tmp_path: Path
 ) -> None:
     rounds = taken_part(RANKS)
@@ -165,7 +165,7 @@ def test_what_the_coordinator_served_is_exported_on_demand(
 
 
 @pytest.mark.slow
-def test_a_model_trained_alone_is_exported_and_writes_what_scoring_said(
+def test_model_trained_alone_exports_and_generates_as_scored(
     silo: Silo, folder: Path, tmp_path: Path
 ) -> None:
     plan, file, out = tmp_path / "plan.json", tmp_path / "adapter.safetensors", tmp_path / "out"
@@ -200,7 +200,7 @@ def test_a_model_trained_alone_is_exported_and_writes_what_scoring_said(
     assert [bare.stdout] != answers["file"][:1]
 
 
-def test_the_last_round_answers(silo: Silo, taken_part: Callable[..., Rounds]) -> None:
+def test_generate_answers_with_last_rounds_adapter(silo: Silo, taken_part: Callable[..., Rounds]) -> None:
     rounds = taken_part(RANKS)
     prompt = silo.data.test[0].prompt
     done = tessera("generate", "--config", rounds.config, "--prompt", prompt, "--max-new-tokens", 4)
@@ -212,7 +212,7 @@ def test_the_last_round_answers(silo: Silo, taken_part: Callable[..., Rounds]) -
         assert said in done.stderr
 
 
-def test_a_damaged_round_is_said_to_be_damaged(
+def test_damaged_round_file_is_reported(
     silo: Silo, taken_part: Callable[..., Rounds], tmp_path: Path
 ) -> None:
     rounds = taken_part(RANKS)
@@ -239,7 +239,7 @@ def test_a_damaged_round_is_said_to_be_damaged(
 
 
 @pytest.mark.slow
-def test_a_round_goes_back_to_its_own_base_model_only(
+def test_round_exports_only_with_its_own_base_model(
     taken_part: Callable[..., Rounds], tmp_path: Path
 ) -> None:
     taken_part(RANKS)
@@ -254,7 +254,7 @@ def test_a_round_goes_back_to_its_own_base_model_only(
     assert "scored on float32 weights" in done.stdout
 
 
-def test_an_export_does_not_replace_a_file(folder: Path, tmp_path: Path) -> None:
+def test_export_does_not_replace_a_file(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "taken").write_text("mine")
     for out in (tmp_path / "taken", tmp_path / "taken" / "below"):
         done = tessera("export", "--config", folder / "silo.toml", "--out", out)
@@ -262,7 +262,7 @@ def test_an_export_does_not_replace_a_file(folder: Path, tmp_path: Path) -> None
         assert "taken is not a folder" in done.stderr.replace("\n", " ")
 
 
-def test_another_models_pack_is_refused(silo: Silo, folder: Path, tmp_path: Path) -> None:
+def test_pack_of_another_model_is_refused(silo: Silo, folder: Path, tmp_path: Path) -> None:
     plan, pack = tmp_path / "plan.json", tmp_path / "pack.safetensors"
     plan.write_text(json.dumps(ALONE))
     made = random_pack(silo.base, AdapterPlan(), AlignmentPlan(pivot=silo.base.slug), "test")
@@ -273,7 +273,7 @@ def test_another_models_pack_is_refused(silo: Silo, folder: Path, tmp_path: Path
     assert "is of llama-96x4-000000000000" in done.stderr
 
 
-def test_what_is_not_there_is_said_with_what_to_do(silo: Silo, folder: Path, tmp_path: Path) -> None:
+def test_missing_files_are_reported_with_a_remedy(silo: Silo, folder: Path, tmp_path: Path) -> None:
     silo_file = folder / "silo.toml"
     prompt = ("--prompt", "CIPHER abcd=")
     plan, junk = tmp_path / "plan.json", tmp_path / "junk"

@@ -77,11 +77,11 @@ def assert_near(one: Arrays, other: Arrays, share: float) -> None:
 
 @pytest.mark.parametrize("recipe", ["int4_own_last", SPARSE], ids=["int4", "sparse"])
 @pytest.mark.parametrize("strategy", ["fedex_lora", "flora", "het_lora"])
-def test_both_sides_hold_the_same_state(pair: Scene, strategy: str, recipe: Any) -> None:
+def test_coordinator_and_client_hold_the_same_update(pair: Scene, strategy: str, recipe: Any) -> None:
     scene = pair(strategy, recipe)
     last: str | None = None
     for _ in range(2):
-        folder = scene.play(*BOTH)["aster"]
+        folder = scene.run_round(*BOTH)["aster"]
         layout = layout_of(folder)
         plain = sum(4 * values.size for values in trained(folder).values())
         assert octets(folder) < plain / 2
@@ -95,33 +95,33 @@ def test_both_sides_hold_the_same_state(pair: Scene, strategy: str, recipe: Any)
 
 
 @pytest.mark.parametrize("strategy", ["fedex_lora", "flora", "het_lora"])
-def test_a_difference_to_the_weights_finds_a_and_b_beside_a_base_delta(pair: Scene, strategy: str) -> None:
+def test_difference_refers_to_weights_beside_base_delta(pair: Scene, strategy: str) -> None:
     scene = pair(strategy, OF_WEIGHTS | {"density": 1.0})
     for _ in range(2):
-        folder = scene.play(*BOTH)["aster"]
+        folder = scene.run_round(*BOTH)["aster"]
         assert sent_recipe(folder).against == folder.base
         assert_near(stored(scene, "aster", layout_of(folder)), trained(folder), 0.01)
 
 
 @pytest.mark.parametrize("strategy", ["fedsa_lora", "ffa_lora"])
-def test_a_difference_of_one_factor_refers_to_that_factor_of_the_weights(pair: Scene, strategy: str) -> None:
+def test_difference_of_one_factor_refers_to_served_weights(pair: Scene, strategy: str) -> None:
     scene = pair(strategy, "int4_own_last")
-    folder = scene.play(*BOTH)["aster"]
+    folder = scene.run_round(*BOTH)["aster"]
     assert sent_recipe(folder).against == digest_of(folder.read(WEIGHTS))
     assert_near(stored(scene, "aster", layout_of(folder)), trained(folder), 0.5)
 
 
-def test_a_client_that_got_the_whole_base_delta_refers_to_the_same_a_and_b(pair: Scene) -> None:
+def test_difference_after_whole_base_delta_refers_to_base(pair: Scene) -> None:
     scene = pair("fedex_lora", OF_WEIGHTS | {"density": 1.0})
     for _ in range(2):
-        scene.play(*BOTH)["birch"].forget(FOLD)
-    folder = scene.play(*BOTH)["birch"]
+        scene.run_round(*BOTH)["birch"].forget(FOLD)
+    folder = scene.run_round(*BOTH)["birch"]
     assert sent_recipe(folder).against == folder.base != digest_of(folder.read(WEIGHTS))
     assert_near(stored(scene, "birch", layout_of(folder)), trained(folder), 0.01)
 
 
 @pytest.mark.parametrize("recipe", [SPARSE, OF_WEIGHTS], ids=["own_last", "served"])
-def test_a_client_that_prunes_refers_to_its_last_update_in_fewer_ranks(
+def test_pruning_clients_difference_has_its_fewer_ranks(
     pair: Scene, recipe: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sizes = count()
@@ -129,17 +129,17 @@ def test_a_client_that_prunes_refers_to_its_last_update_in_fewer_ranks(
     scene = pair("het_lora", recipe, PRUNING, rank=4)
     ranks = []
     for _ in range(2):
-        folder = scene.play(*BOTH)["aster"]
+        folder = scene.run_round(*BOTH)["aster"]
         ranks.append(rank_of(trained(folder)))
         assert sent_recipe(folder).rank == ranks[-1]
         assert stored(scene, "aster", layout_of(folder)).keys() == layout_of(folder).keys()
     assert ranks == [3, 2]
 
 
-def test_an_update_that_was_lost_is_made_again_to_the_byte(pair: Scene) -> None:
+def test_lost_update_is_rebuilt_to_the_byte(pair: Scene) -> None:
     scene = pair("flora", OF_WEIGHTS)
-    scene.play(*BOTH)
-    folder = scene.play(*BOTH)["aster"]
+    scene.run_round(*BOTH)
+    folder = scene.run_round(*BOTH)["aster"]
     body = folder.read(UPDATE)
     folder.forget(UPDATE, RECEIPT, SCORES_SENT)
     brief = RoundBrief.model_validate_json(folder.read("brief.json"))
@@ -150,10 +150,10 @@ def test_an_update_that_was_lost_is_made_again_to_the_byte(pair: Scene) -> None:
 def test_flora_stacks_adapters_of_different_ranks(pair: Scene) -> None:
     scene = pair("flora", "int4_own_last")
     scene.members["birch"].trainer.lora_rank = 1
-    folders = scene.play(*BOTH)
+    folders = scene.run_round(*BOTH)
     assert [rank_of(trained(folders[name])) for name in BOTH] == [2, 1]
     sent = {name: stored(scene, name, layout_of(folders[name])) for name in BOTH}
-    again = scene.play(*BOTH)
+    again = scene.run_round(*BOTH)
     for name in BOTH:
         added = BaseDelta.from_bytes(again[name].read(FOLD)).added
         for module, factors in added.items():

@@ -1,4 +1,4 @@
-"""Files of a round that cannot be read: they are absent, or the error names them and what to do."""
+"""Unreadable files of a round: ignored, or reported by name with a remedy."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.client_agent.conftest import next_brief
 from tests.client_agent.test_daemon import alone_plan
 
 
-def test_damaged_scores_are_absent_and_a_damaged_brief_is_named(started: Callable[..., Participant]) -> None:
+def test_damaged_scores_are_ignored_and_damaged_brief_reported(started: Callable[..., Participant]) -> None:
     who = started(**alone_plan())
     assert take_part(who, next_brief(who))
     first = who.workspace.rounds.open(1)

@@ -1,4 +1,4 @@
-"""Examples that a round cannot use are refused before its long work."""
+"""Unusable examples are refused before the long work of a round."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.served import Served
 
 
 @pytest.mark.parametrize("name", ["train", "validation", "test"])
-def test_a_round_whose_texts_exceed_the_context_is_refused_before_its_download(
+def test_too_long_text_is_refused_before_download(
     served: Served,
     started: Callable[..., Participant],
     silo: Silo,
@@ -40,7 +40,7 @@ def test_a_round_whose_texts_exceed_the_context_is_refused_before_its_download(
     assert not who.workspace.rounds.open(1).has(WEIGHTS)
 
 
-def test_every_chat_must_have_a_template_before_an_agent_begins(tmp_path: Path) -> None:
+def test_chats_without_template_are_refused_when_silo_opens(tmp_path: Path) -> None:
     chat = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yes"}]
     records = [*({"prompt": f"p{i}", "completion": "c"} for i in range(100)), {"messages": chat}]
     file = tmp_path / "rows.jsonl"

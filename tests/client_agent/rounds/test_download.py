@@ -1,4 +1,4 @@
-"""Weights that an agent asks for in fewer bits: how close they are, and what it believes of them."""
+"""Downloads of weights in fewer bits: their precision, size and verification."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ def bytes_down(scene: Scene) -> list[int]:
 
 
 @pytest.mark.parametrize("adapter", [PQ | {"rank": 32}, LORA], ids=["pq", "lora"])
-def test_from_the_second_round_on_weights_come_in_a_fraction_of_the_bytes(
+def test_coded_weights_take_a_fraction_of_dense_bytes(
     served: Served, participant: Enrolled, adapter: dict[str, object]
 ) -> None:
     scene = Scene(served, participant, adapter=adapter)
-    folder = scene.play(2)
+    folder = scene.run_rounds(2)
     dense = scene.who.session.api.weights(scene.federation_id, 2)
     assert folder.base == dense.digest
     here, there = values(scene, folder.read(WEIGHTS)), values(scene, dense.body)
@@ -50,20 +50,16 @@ def test_from_the_second_round_on_weights_come_in_a_fraction_of_the_bytes(
     assert folder.has(RECEIPT)
 
 
-def test_an_update_against_what_was_served_is_made_from_weights_that_are_whole(
-    served: Served, participant: Enrolled
-) -> None:
+def test_update_against_served_weights_downloads_dense_weights(served: Served, participant: Enrolled) -> None:
     scene = Scene(served, participant, wire={"recipe": SERVED})
-    folder = scene.play(2)
+    folder = scene.run_rounds(2)
     assert folder.read(WEIGHTS) == scene.who.session.api.weights(scene.federation_id, 2).body
 
 
-def test_a_silo_that_has_lost_its_last_update_asks_for_its_weights_whole(
-    served: Served, participant: Enrolled
-) -> None:
+def test_silo_without_last_update_downloads_dense_weights(served: Served, participant: Enrolled) -> None:
     scene = Scene(served, participant)
-    scene.play(1).forget(SENT)
-    assert scene.play(1).read(WEIGHTS) == scene.who.session.api.weights(scene.federation_id, 2).body
+    scene.run_rounds(1).forget(SENT)
+    assert scene.run_rounds(1).read(WEIGHTS) == scene.who.session.api.weights(scene.federation_id, 2).body
 
 
 class Changed(httpx.HTTPTransport):
@@ -81,31 +77,31 @@ class Changed(httpx.HTTPTransport):
         return self._change(answer, body)
 
 
-def other_proof(answer: httpx.Response, body: bytes) -> httpx.Response:
+def replace_proof(answer: httpx.Response, body: bytes) -> httpx.Response:
     headers = dict(answer.headers) | {"tessera-weights": "e30="}
     return httpx.Response(answer.status_code, headers=headers, stream=httpx.ByteStream(body))
 
 
-def no_proof(answer: httpx.Response, body: bytes) -> httpx.Response:
+def remove_proof(answer: httpx.Response, body: bytes) -> httpx.Response:
     headers = {name: value for name, value in answer.headers.items() if name != "tessera-weights"}
     return httpx.Response(answer.status_code, headers=headers, stream=httpx.ByteStream(body))
 
 
-def other_body(answer: httpx.Response, body: bytes) -> httpx.Response:
+def replace_body(answer: httpx.Response, body: bytes) -> httpx.Response:
     changed = body[:-9] + bytes([body[-9] ^ 1]) + body[-8:]
     headers = dict(answer.headers) | {"repr-digest": to_field(digest_of(changed))}
     return httpx.Response(answer.status_code, headers=headers, stream=httpx.ByteStream(changed))
 
 
-@pytest.mark.parametrize("change", [other_proof, no_proof, other_body])
-def test_coded_weights_that_the_coordinator_has_not_signed_for_are_not_used_but_asked_for_whole(
+@pytest.mark.parametrize("change", [replace_proof, remove_proof, replace_body])
+def test_unsigned_coded_weights_are_downloaded_dense_instead(
     served: Served,
     participant: Enrolled,
     change: Callable[[httpx.Response, bytes], httpx.Response],
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     scene = Scene(served, participant)
-    scene.play()
+    scene.run_rounds()
     who, honest = scene.who, scene.who.session.api
     with CoordinatorApi(
         served.url,

@@ -1,4 +1,4 @@
-"""Updates in the plan's recipe, from a real agent: what is sent, what is kept, and what a crash costs."""
+"""Updates in the plan's recipe, from a real agent: references, stored files, and recovery from crashes."""
 
 from __future__ import annotations
 
@@ -73,14 +73,14 @@ class Scene:
     def brief(self) -> RoundBrief:
         return next_brief(self.who)
 
-    def play(self, rounds: int = 1) -> RoundFolder:
+    def run_rounds(self, rounds: int = 1) -> RoundFolder:
         """Take part in the next rounds; give the last one's folder."""
         for _ in range(rounds):
             brief = self.brief()
             assert take_part(self.who, brief)
         return self.who.workspace.rounds.open(brief.round)
 
-    def again(self, folder: RoundFolder, *names: str) -> None:
+    def repeat(self, folder: RoundFolder, *names: str) -> None:
         folder.forget(*names, SCORES_SENT)
         assert take_part(self.who, RoundBrief.model_validate_json(folder.read(BRIEF)))
 
@@ -105,7 +105,7 @@ def opened(folder: RoundFolder) -> Envelope:
     return unpack(body, encoding=encoding, expected=expected, coded=coded, max_bytes=2**24)
 
 
-def against(folder: RoundFolder) -> str | None:
+def reference_of(folder: RoundFolder) -> str | None:
     """Give the digest of what an update is the difference to, None of a dense one."""
     with opened(folder) as envelope:
         recipe = envelope.manifest(UpdateManifest).recipe
@@ -134,15 +134,15 @@ def assert_same(one: Arrays, other: Arrays) -> None:
 
 
 @pytest.mark.parametrize("adapter", [PQ, LORA], ids=["pq", "lora"])
-def test_by_default_an_update_is_the_difference_to_the_last_and_both_sides_hold_the_same(
+def test_default_update_is_difference_to_last_update(
     served: Served, participant: Enrolled, adapter: dict[str, Any]
 ) -> None:
     scene = Scene(served, participant, adapter=adapter)
     last: RoundFolder | None = None
     for _ in range(3):
-        folder = scene.play()
+        folder = scene.run_rounds()
         layout = layout_of(folder)
-        assert against(folder) == (receipt(last).digest if last else digest_of(folder.read(WEIGHTS)))
+        assert reference_of(folder) == (receipt(last).digest if last else digest_of(folder.read(WEIGHTS)))
         assert_same(scene.stored(layout), kept(folder, SENT))
         learnt = trained(folder)
         span = max(np.abs(values).max() for values in difference(folder).values())
@@ -152,9 +152,9 @@ def test_by_default_an_update_is_the_difference_to_the_last_and_both_sides_hold_
 
 
 @pytest.mark.parametrize("recipe", ["dense", "f16", "bf16", "int8"])
-def test_a_recipe_without_reference_keeps_nothing(served: Served, participant: Enrolled, recipe: str) -> None:
+def test_recipe_without_reference_keeps_no_files(served: Served, participant: Enrolled, recipe: str) -> None:
     scene = Scene(served, participant, wire={"recipe": recipe, "weights_recipe": "dense"})
-    folder = scene.play(2)
+    folder = scene.run_rounds(2)
     stored, learnt = scene.stored(layout_of(folder)), trained(folder)
     for name, values in learnt.items():
         assert np.abs(stored[name] - values).max() <= np.abs(values).max() / 100
@@ -165,24 +165,24 @@ def test_a_recipe_without_reference_keeps_nothing(served: Served, participant: E
 
 
 @pytest.mark.parametrize("wire", [{}, {"recipe": SERVED}], ids=["own_last", "served"])
-def test_whatever_is_lost_of_a_round_is_made_again_to_the_byte(
+def test_lost_round_files_are_rebuilt_to_the_byte(
     served: Served, participant: Enrolled, wire: dict[str, Any]
 ) -> None:
     scene = Scene(served, participant, wire=wire)
-    folder = scene.play(3)
+    folder = scene.run_rounds(3)
     extra = RESIDUAL if wire else SENT
     body, beside, said = folder.read(UPDATE), folder.read(extra), folder.read(RECEIPT)
     for lost in ([UPDATE], [UPDATE, RECEIPT], [extra, UPDATE, RECEIPT], [RECEIPT]):
-        scene.again(folder, *lost)
+        scene.repeat(folder, *lost)
         assert (folder.read(UPDATE), folder.read(extra), folder.read(RECEIPT)) == (body, beside, said)
 
 
 @pytest.mark.parametrize("wire", [{}, {"recipe": SERVED}], ids=["own_last", "served"])
-def test_an_agent_killed_before_or_after_any_write_counts_once_with_the_same_bytes(
+def test_killed_agent_sends_one_update_to_the_byte(
     served: Served, participant: Enrolled, wire: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scene = Scene(served, participant, wire=wire)
-    scene.play()
+    scene.run_rounds()
     brief = scene.brief()
     writes, extra = files.write_durably, RESIDUAL if wire else SENT
     folder, bodies = scene.who.workspace.rounds.open(brief.round), set[bytes]()
@@ -204,39 +204,39 @@ def test_an_agent_killed_before_or_after_any_write_counts_once_with_the_same_byt
                 bodies.add(folder.read(UPDATE))
     assert len(bodies) == 1
     beside = folder.read(extra)
-    scene.again(folder, extra, UPDATE)
+    scene.repeat(folder, extra, UPDATE)
     assert {folder.read(UPDATE)} == bodies
     assert folder.read(extra) == beside
 
 
-def test_a_silo_that_lost_what_it_sent_sends_all_of_it_once(
+def test_silo_without_sent_values_sends_whole_update_once(
     served: Served, participant: Enrolled, caplog: pytest.LogCaptureFixture
 ) -> None:
     scene = Scene(served, participant)
-    scene.play().forget(SENT)
-    folder = scene.play()
-    assert against(folder) is None
+    scene.run_rounds().forget(SENT)
+    folder = scene.run_rounds()
+    assert reference_of(folder) is None
     assert f"no {SENT}); sending a whole update" in caplog.text
     assert_same(scene.stored(layout_of(folder)), trained(folder))
-    after = scene.play()
-    assert against(after) == receipt(folder).digest
+    after = scene.run_rounds()
+    assert reference_of(after) == receipt(folder).digest
     assert_same(scene.stored(layout_of(after)), kept(after, SENT))
 
 
-def test_an_update_that_the_coordinator_holds_no_reference_of_is_sent_whole_and_nothing_is_trained_again(
+def test_update_without_reference_is_sent_whole_without_retraining(
     served: Served, participant: Enrolled, caplog: pytest.LogCaptureFixture
 ) -> None:
     scene = Scene(served, participant)
-    scene.play().forget(RECEIPT)  # so this silo takes the weights for the coordinator's reference
-    folder = scene.play()
+    scene.run_rounds().forget(RECEIPT)  # so this silo takes the weights for the coordinator's reference
+    folder = scene.run_rounds()
     assert "this silo lacks the coordinator's reference; sending a whole update" in caplog.text
-    assert (against(folder), folder.has(CLOSED)) == (None, False)
+    assert (reference_of(folder), folder.has(CLOSED)) == (None, False)
     assert caplog.text.count("round 2: held-out loss") == 1
     assert_same(scene.stored(layout_of(folder)), trained(folder))
-    assert against(scene.play()) == receipt(folder).digest
+    assert reference_of(scene.run_rounds()) == receipt(folder).digest
 
 
-def test_after_a_round_came_to_nothing_an_update_is_the_difference_to_what_the_coordinator_names(
+def test_update_after_abandoned_round_refers_to_last_counted(
     served: Served, participant: Enrolled, caplog: pytest.LogCaptureFixture
 ) -> None:
     scene = Scene(served, participant, rounds={"total": 9, "min_clients": 2, "quorum": 2})
@@ -244,49 +244,47 @@ def test_after_a_round_came_to_nothing_an_update_is_the_difference_to_what_the_c
     zeros = {name: np.zeros(shape, np.float32) for name, shape in layout_for(other).items()}
     signature = np.eye(1, 256, dtype=np.float32)[0]
     base = join(other, 1)
-    named = receipt(scene.play()).digest
+    named = receipt(scene.run_rounds()).digest
     assert put(other, 1, update_body(other, 1, base, zeros, signature=signature)).status_code == 201
     wait_for(served, scene.federation_id, 1, "published")
     join(other, 2)
-    nothing = scene.play()
+    nothing = scene.run_rounds()
     with served.database.write() as session:
         session.execute(update(RoundRow).where(RoundRow.number == 2).values(deadline=database_time(session)))
     wait_for(served, scene.federation_id, 2, "abandoned")
     join(other, 3)
-    folder = scene.play()
-    assert against(nothing) == against(folder) == named
+    folder = scene.run_rounds()
+    assert reference_of(nothing) == reference_of(folder) == named
     assert "the coordinator lacks the update's reference" in caplog.text
     assert_same(scene.stored(layout_of(folder)), kept(folder, SENT))
 
 
-def test_after_an_update_was_clipped_all_of_it_is_sent(
+def test_update_after_clipped_one_is_sent_whole(
     served: Served, participant: Enrolled, caplog: pytest.LogCaptureFixture
 ) -> None:
     scene = Scene(served, participant, limits={"clip_norm": 1e-3})
-    assert receipt(scene.play()).clipped
-    assert against(scene.play()) is None
+    assert receipt(scene.run_rounds()).clipped
+    assert reference_of(scene.run_rounds()) is None
     assert "it was clipped); sending a whole update" in caplog.text
 
 
-def test_values_that_the_format_cannot_say_are_sent_whole(
+def test_values_beyond_format_are_sent_whole(
     served: Served, participant: Enrolled, caplog: pytest.LogCaptureFixture
 ) -> None:
     scene = Scene(served, participant)
-    folder = scene.play()
+    folder = scene.run_rounds()
     learnt = TrainingResult.read(folder.path / TRAINED)
     huge = {name: values + np.float32(1e6) for name, values in learnt.adapter.items()}
     folder.write(TRAINED, replace(learnt, adapter=huge).to_bytes())
     folder.write(UPDATE, pack_update(Work(scene.who, OpenedBrief.read(folder), folder).update_inputs))
-    assert against(folder) is None
+    assert reference_of(folder) is None
     assert_same(kept(folder, SENT), huge)
     assert "in int4); sending it whole" in caplog.text
 
 
-def test_the_update_of_another_body_is_never_taken_for_the_last(
-    served: Served, participant: Enrolled
-) -> None:
+def test_sent_values_of_another_digest_are_no_reference(served: Served, participant: Enrolled) -> None:
     scene = Scene(served, participant)
-    one = scene.play()
+    one = scene.run_rounds()
     said = json.loads(one.read(RECEIPT)) | {"digest": "sha256:" + "0" * 64}
     one.write(RECEIPT, json.dumps(said).encode())
-    assert against(scene.play()) is None
+    assert reference_of(scene.run_rounds()) is None

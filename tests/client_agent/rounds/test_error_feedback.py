@@ -1,4 +1,4 @@
-"""What a lossy update loses is in the next one, if that is the next and the lossy one was accepted."""
+"""Residuals of lossy updates: sent in the next round if the lossy update was accepted."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from tests.served import Served
 from tests.taking_part import join, wait_for
 
 
-def test_what_was_lost_in_one_round_is_sent_in_the_next(
+def test_residual_of_a_round_is_sent_in_next(
     served: Served, participant: Enrolled, caplog: pytest.LogCaptureFixture
 ) -> None:
     scene = Scene(served, participant, wire={"recipe": SERVED})
-    one, two = scene.play(), scene.play()
+    one, two = scene.run_rounds(), scene.run_rounds()
     learnt, before, lost = trained(two), kept(two, WEIGHTS), kept(one, RESIDUAL)
     assert any(values.any() for values in lost.values())
     said, still = difference(two), kept(two, RESIDUAL)
@@ -42,12 +42,12 @@ def test_what_was_lost_in_one_round_is_sent_in_the_next(
 
 
 @pytest.mark.parametrize("lost", [RECEIPT, RESIDUAL])
-def test_what_an_older_or_an_unaccepted_update_lost_is_not_made_up_for(
+def test_residual_of_older_or_unaccepted_update_is_dropped(
     served: Served, participant: Enrolled, caplog: pytest.LogCaptureFixture, lost: str
 ) -> None:
     scene = Scene(served, participant, wire={"recipe": SERVED})
-    scene.play(2).forget(lost)
-    three = scene.play()
+    scene.run_rounds(2).forget(lost)
+    three = scene.run_rounds()
     learnt, before, still, said = (
         trained(three),
         kept(three, WEIGHTS),
@@ -60,25 +60,25 @@ def test_what_an_older_or_an_unaccepted_update_lost_is_not_made_up_for(
     assert f"round 3: residual of round {older} dropped" in caplog.text
 
 
-def test_what_was_lost_under_another_alignment_pack_is_not_made_up_for(
+def test_residual_under_another_alignment_pack_is_dropped(
     served: Served, participant: Enrolled, caplog: pytest.LogCaptureFixture
 ) -> None:
     scene = Scene(served, participant, wire={"recipe": SERVED})
-    one = scene.play()
+    one = scene.run_rounds()
     body, ended = one.read(UPDATE), "sha256:" + "0" * 64
     store_values(one, RESIDUAL, kept(one, RESIDUAL), scene.federation_id, body, ended)
-    two = scene.play()
+    two = scene.run_rounds()
     before, still, said = kept(two, WEIGHTS), kept(two, RESIDUAL), difference(two)
     for name, values in trained(two).items():
         assert (still[name] == values - before[name] - said[name]).all()
     assert "round 2: residual of round 1 dropped" in caplog.text
 
 
-def test_initial_weights_mean_that_no_update_counted(
+def test_initial_weights_drop_the_residual(
     served: Served, participant: Enrolled, caplog: pytest.LogCaptureFixture
 ) -> None:
     scene = Scene(served, participant, wire={"recipe": SERVED})
-    one, two = scene.play(), scene.play()
+    one, two = scene.run_rounds(), scene.run_rounds()
     opened_brief, layout = OpenedBrief.read(two), layout_of(two)
     assert opened_brief.strategy.served.is_initial(one.read(WEIGHTS), layout)
     assert not opened_brief.strategy.served.is_initial(two.read(WEIGHTS), layout)
@@ -100,18 +100,18 @@ def test_initial_weights_mean_that_no_update_counted(
 
 
 @pytest.mark.slow
-def test_what_the_update_of_an_abandoned_round_lost_is_learnt_again_and_not_added(
+def test_residual_of_abandoned_round_is_dropped(
     served: Served, participant: Enrolled, caplog: pytest.LogCaptureFixture
 ) -> None:
     rounds = {"total": 9, "min_clients": 2, "collect_seconds": 3}
     scene = Scene(served, participant, wire={"recipe": SERVED}, rounds=rounds)
     other = served.enrol(scene.federation_id, "joins and delivers nothing")
     join(other, 1)
-    one = scene.play()
+    one = scene.run_rounds()
     assert one.has(RECEIPT)
     wait_for(served, scene.federation_id, 1, "abandoned")
     join(other, 2)
-    two = scene.play()
+    two = scene.run_rounds()
     assert two.base == one.base, "the same weights again"
     before, still, said = kept(two, WEIGHTS), kept(two, RESIDUAL), difference(two)
     for name, values in trained(two).items():

@@ -81,7 +81,7 @@ def changed(before: dict[str, np.ndarray], after: dict[str, np.ndarray]) -> set[
 
 
 @pytest.mark.parametrize("top_m", [2, 3])
-def test_a_silo_trains_what_it_draws_and_opens_it_again(wide: Silo, tmp_path: Path, top_m: int) -> None:
+def test_silo_alone_trains_drawn_experts_and_reopens_them(wide: Silo, tmp_path: Path, top_m: int) -> None:
     """Defect 9: the reference evaluated with a random router, another temperature, and all experts."""
     own = bank(top_m=top_m, gamma=0.5)
     rounds = trained(wide, tmp_path, own)
@@ -101,14 +101,14 @@ def test_a_silo_trains_what_it_draws_and_opens_it_again(wide: Silo, tmp_path: Pa
         assert again.loss == pytest.approx(loss, abs=1e-6)
 
 
-def test_a_bank_has_no_lora_beside_p_and_q() -> None:
+def test_bank_over_p_and_q_refuses_private_rank() -> None:
     plan = FederationPlan(name="x", strategy=PLAN.strategy, adapter=AdapterPlan(private_rank=2))
     with pytest.raises(SettingsUnusable, match="private_rank"):
         bank_alone(plan, 4, 2)
     assert bank_alone(PLAN, 4, 3).routing.specialists == 2
 
 
-def test_a_silo_trains_experts_over_p_and_q(wide: Silo, tmp_path: Path) -> None:
+def test_silo_trains_experts_over_p_and_q(wide: Silo, tmp_path: Path) -> None:
     plan = PLAN.model_copy(update={"adapter": AdapterPlan(rank=4, blocks=2, roles=("v", "down"))})
     own = bank(top_m=3)
     rounds = trained(wide, tmp_path, own, plan)
@@ -118,7 +118,7 @@ def test_a_silo_trains_experts_over_p_and_q(wide: Silo, tmp_path: Path) -> None:
     assert changed(rounds[-1].start, rounds[-1].adapter) == {0, *memory_in(tmp_path).rounds[3].trained}
 
 
-def test_a_silo_with_few_examples_trains_without_a_probe(silo: Silo, tmp_path: Path) -> None:
+def test_silo_with_few_examples_trains_without_probe(silo: Silo, tmp_path: Path) -> None:
     own = bank()
     trained(silo, tmp_path, own)
     choices = memory_in(tmp_path)
@@ -126,7 +126,7 @@ def test_a_silo_with_few_examples_trains_without_a_probe(silo: Silo, tmp_path: P
     assert all(choice.local is None for choice in choices.rounds.values())
 
 
-def test_no_turn_begins_with_the_texts_of_another_and_all_are_trained_on(
+def test_turns_read_different_batches_and_cover_all_texts(
     wide: Silo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Defect 7: every round of the reference began the same stream again, and the rest was never read."""
@@ -156,7 +156,7 @@ def test_no_turn_begins_with_the_texts_of_another_and_all_are_trained_on(
 
 
 @pytest.mark.parametrize("digit", ["5", "7", "a"])
-def test_a_rate_is_searched_before_a_bank_chooses(
+def test_rate_is_searched_before_a_bank_chooses(
     digit: str, wide: Silo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The searched specialist must not depend on the secret by which equal experts are drawn."""

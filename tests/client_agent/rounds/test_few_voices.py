@@ -1,4 +1,4 @@
-"""A silo that demands more voices than a plan has: nothing that it trained leaves it, and it says why."""
+"""Silos that demand more voices than a plan has: they send nothing and report the reason."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.served import Served
 
 
 @pytest.mark.parametrize(("plan", "ours", "joins"), [(1, 1, True), (1, 2, False), (2, 2, True), (3, 2, True)])
-def test_a_round_is_joined_only_under_a_plan_with_enough_voices(
+def test_round_is_joined_only_with_enough_voices(
     served: Served, started: Callable[..., Participant], plan: int, ours: int, joins: bool
 ) -> None:
     who = started(**alone_plan(privacy={"min_voices": plan}))
@@ -38,9 +38,7 @@ def test_a_round_is_joined_only_under_a_plan_with_enough_voices(
     assert served.admin.get(f"/v1/federations/{federation_id}/rounds/1").json()["counts"]["joined"] == 0
 
 
-def test_a_check_says_what_others_may_learn_and_holds_the_plan_to_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_check_reports_voices_and_what_members_see(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file, plan = config(tmp_path), tmp_path / "plan.json"
     monkeypatch.setenv("TESSERA_AGENT_MIN_VOICES", "2")
     unknown = checked(file)["other members"]
@@ -59,7 +57,7 @@ def test_a_check_says_what_others_may_learn_and_holds_the_plan_to_it(
     ("masking", "sees"),
     [("pairwise", "sees only sums over at least 5 members"), ("none", "the coordinator sees every update")],
 )
-def test_a_check_says_what_the_coordinator_sees_of_summed_updates(
+def test_check_reports_what_coordinator_sees_of_sums(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, masking: str, sees: str
 ) -> None:
     file, plan = config(tmp_path), tmp_path / "plan.json"
@@ -77,7 +75,7 @@ def test_a_check_says_what_the_coordinator_sees_of_summed_updates(
 
 
 @pytest.mark.parametrize(("silo", "exit_code"), [(1, 0), (2, 1)])
-def test_enrolling_prints_what_others_may_learn(
+def test_enrol_prints_what_other_members_see(
     served: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, silo: int, exit_code: int
 ) -> None:
     federation_id = served.federation(**alone_plan())

@@ -1,4 +1,4 @@
-"""The end of a federation: which adapter a client ends with, and the scores that it sends for it."""
+"""Final weights of a federation: the model that a client keeps, and the scores that it sends for it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from client_agent.storage.round_folder import (
     TRAINED,
 )
 from schemas.messages.scores import Score
-from tests.client_agent.test_daemon import alone_plan, naps
+from tests.client_agent.test_daemon import alone_plan, limited_sleep
 
 Enrolled = Callable[..., Participant]
 RANKS = {"rank": 4, "roles": ["v", "down"]}
@@ -34,7 +34,7 @@ RANKS = {"rank": 4, "roles": ["v", "down"]}
 def finished(started: Enrolled, transport: httpx.BaseTransport | None = None, **changes: Any) -> Participant:
     """Take part in a federation to its end, alone."""
     who = started(transport, **alone_plan(**changes))
-    run(who, naps(500))
+    run(who, limited_sleep(500))
     return who
 
 
@@ -54,9 +54,7 @@ def assert_same(found: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -
 
 @pytest.mark.slow
 @pytest.mark.parametrize("options", [{}, {"mix": "gate"}], ids=["plain", "gated"])
-def test_private_ranks_of_the_last_local_steps_are_beside_the_final_weights(
-    started: Enrolled, options: dict[str, Any]
-) -> None:
+def test_final_weights_keep_private_ranks_of_last_steps(started: Enrolled, options: dict[str, Any]) -> None:
     who = finished(
         started,
         adapter=RANKS | {"private_rank": 2},
@@ -68,7 +66,7 @@ def test_private_ranks_of_the_last_local_steps_are_beside_the_final_weights(
         assert_same(placed.adapter.private_state(), trained.private)
 
 
-def test_a_gated_client_ends_with_its_own_branch_beside_the_final_weights(started: Enrolled) -> None:
+def test_final_gated_model_keeps_local_branch(started: Enrolled) -> None:
     who = finished(started, adapter=RANKS, strategy={"name": "fedmosaic", "options": {"mix": "gate"}})
     trained = last_trained(who)
     final = final_weights(who, trained)
@@ -92,11 +90,11 @@ def test_scores_of_other_final_weights_are_forgotten(started: Enrolled) -> None:
     stale = FinalScores(scores={"loss": Score(value=9.0, count=1)}, validation_loss=None)
     (home / FINAL_SCORES).write_bytes(stale.model_dump_json().encode())
     (home / FINAL_WEIGHTS).unlink()
-    run(who, naps(500))
+    run(who, limited_sleep(500))
     assert (home / FINAL_SCORES).read_bytes() == scores
 
 
-def test_a_restored_coordinator_ends_the_final_weights_and_their_scores(started: Enrolled) -> None:
+def test_restored_coordinator_sets_final_weights_and_scores_aside(started: Enrolled) -> None:
     who = finished(started)
     home, manifests = who.workspace.home, who.session.manifests
     document = manifests.last_accepted()
@@ -108,7 +106,7 @@ def test_a_restored_coordinator_ends_the_final_weights_and_their_scores(started:
         assert (home / "earlier" / f"{name}-1").is_file()
 
 
-def test_a_client_whose_last_update_was_not_counted_sends_its_final_scores(started: Enrolled) -> None:
+def test_client_with_late_last_update_sends_final_scores(started: Enrolled) -> None:
     class Late(httpx.HTTPTransport):
         """A proxy that says of the last update that it came too late."""
 

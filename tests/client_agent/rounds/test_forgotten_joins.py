@@ -1,4 +1,4 @@
-"""A coordinator that was restored to before a silo joined the round that it is in."""
+"""Restored coordinators whose backup lacks a silo's join of the current round."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from client_agent.errors import ManifestRefused
 from client_agent.rounds.participant import Participant
 from client_agent.storage.round_folder import CLOSED
 from tests.client_agent.identity.test_backup_recovery import Scene
-from tests.client_agent.test_daemon import naps
+from tests.client_agent.test_daemon import limited_sleep
 from tests.served import Served
 
 
@@ -25,7 +25,7 @@ def served(serve: Callable[..., Served], fresh_database: Callable[[str], str]) -
 
 @pytest.mark.slow
 @pytest.mark.parametrize("at", ["/rounds/2/weights", "/rounds/2/update"])
-def test_a_round_whose_join_the_backup_does_not_have_is_not_left_out_but_refused_until_accepted(
+def test_forgotten_join_is_refused_until_restore_is_accepted(
     served: Served,
     participant: Callable[..., Participant],
     serve: Callable[..., Served],
@@ -44,13 +44,13 @@ def test_a_round_whose_join_the_backup_does_not_have_is_not_left_out_but_refused
     restored_already: list[bool] = []
     with ExitStack() as opened:
         scene = Scene(served, participant, serve, tmp_path, opened)
-        scene.begin(RestoredMeanwhile())
-        scene.play()
+        scene.start(RestoredMeanwhile())
+        scene.run_round()
         scene.back_up()
         for _ in range(2):
             with pytest.raises(ManifestRefused, match=r"round 2(.|\n)*accept-restored"):
-                run(scene.participant, naps(500))
+                run(scene.participant, limited_sleep(500))
         assert not scene.participant.workspace.rounds.open(2).has(CLOSED)
         scene.accept()
-        run(scene.participant, naps(500))
+        run(scene.participant, limited_sleep(500))
         assert [r["counts"]["arrived"] for r in scene.served.rounds(scene.federation_id)] == [1] * 4

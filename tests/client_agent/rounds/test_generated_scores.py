@@ -1,4 +1,4 @@
-"""Where answers are generated for scores, and a start that is scored once for both ways of training."""
+"""Scores of generated answers, and the reuse of the score of a start."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def silo(tiny: Callable[..., BaseModel], tmp_path: Path) -> Silo:
     return Silo(tiny(), data, None, generated_scores="ends", start_scores=StartScoreStore(tmp_path))
 
 
-def test_answers_are_generated_for_the_first_and_the_last_state_only(silo: Silo, tmp_path: Path) -> None:
+def test_answers_are_generated_for_first_and_last_state(silo: Silo, tmp_path: Path) -> None:
     first, second = train_alone(silo, PLAN, None, lambda: False, RateStore(tmp_path), tmp_path)
     generated = ["exact_match" in scores for scores in (first.scores.served, first.scores.trained)]
     assert generated == [True, False]
@@ -51,7 +51,7 @@ def test_answers_are_generated_for_the_first_and_the_last_state_only(silo: Silo,
         assert "exact_match" in trained.scores.served.keys() & trained.scores.trained.keys()
 
 
-def test_a_start_is_scored_once_until_something_changes(
+def test_start_is_scored_once_until_inputs_change(
     silo: Silo, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")

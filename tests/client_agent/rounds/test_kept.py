@@ -1,4 +1,4 @@
-"""The model that a client keeps: the better of served and trained, and at last the final weights."""
+"""Kept weights of a client: the better of served and trained, and the final weights."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from client_agent.training.data import SiloData
 from client_agent.training.silo import Silo
 from schemas.messages.federations import AdapterPlan, FederationPlan, ScoresPlan, TrainingPlan
 from schemas.messages.scores import LOSS, Score
-from tests.client_agent.test_daemon import QUICK, alone_plan, naps
+from tests.client_agent.test_daemon import QUICK, alone_plan, limited_sleep
 from tests.local_training import train_one_round
 from tests.served import Served
 
@@ -84,7 +84,7 @@ def train_round_in(
     )
 
 
-def test_with_enough_validation_examples_the_better_is_kept(tiny: Callable[..., BaseModel]) -> None:
+def test_better_state_is_kept_with_enough_validation_examples(tiny: Callable[..., BaseModel]) -> None:
     silo = silo_of(tiny(), 16)
     learnt = train_round(silo, 0.01, federated=True, trained_before=False)
     assert learnt.validation["trained"] < learnt.validation["served"]
@@ -95,7 +95,7 @@ def test_with_enough_validation_examples_the_better_is_kept(tiny: Callable[..., 
     assert worse.scores.kept == "served"
 
 
-def test_with_few_the_trained_is_kept_but_by_latecomers(tiny: Callable[..., BaseModel]) -> None:
+def test_few_validation_examples_keep_trained_except_for_latecomers(tiny: Callable[..., BaseModel]) -> None:
     silo = silo_of(tiny(), 15)
     trained = train_round(silo, 0.01, federated=True, trained_before=True)
     assert (trained.validation, trained.scores.kept) == ({}, "trained")
@@ -106,12 +106,12 @@ def test_with_few_the_trained_is_kept_but_by_latecomers(tiny: Callable[..., Base
     assert train_round(silo, 0.01, federated=True, trained_before=False).scores.kept == "trained"
 
 
-def test_equal_losses_keep_what_was_served() -> None:
+def test_equal_losses_keep_served_weights() -> None:
     served, trained = Exam("a", {}, 1.0), Exam("b", {}, 1.0)
     assert better_of(served, trained, fallback="trained") == "served"
 
 
-def test_what_has_not_changed_is_not_scored_again(tiny: Callable[..., BaseModel], tmp_path: Path) -> None:
+def test_unchanged_adapter_is_not_scored_again(tiny: Callable[..., BaseModel], tmp_path: Path) -> None:
     plan = FederationPlan.model_validate(
         {
             "name": "x",
@@ -147,7 +147,7 @@ def test_what_has_not_changed_is_not_scored_again(tiny: Callable[..., BaseModel]
 
 def test_final_weights_are_scored_and_sent_once(served: Served, started: Enrolled) -> None:
     who = started(**alone_plan())
-    run(who, naps(500))
+    run(who, limited_sleep(500))
     home = who.workspace.home
     final = read_final_scores(home)
     shown = served.rounds(who.session.federation_id)[-1]["clients"][0]["scores"]
@@ -157,7 +157,7 @@ def test_final_weights_are_scored_and_sent_once(served: Served, started: Enrolle
     assert final.scores[LOSS].value == pytest.approx(shown["trained"]["loss"]["value"], abs=0.05)
     assert shown["mixing"]["value"] == pytest.approx(0, abs=0.05)
     times = [(home / name).stat().st_mtime_ns for name in (FINAL_SCORES, FINAL_SCORES_SENT)]
-    run(who, naps(500))
+    run(who, limited_sleep(500))
     assert [(home / name).stat().st_mtime_ns for name in (FINAL_SCORES, FINAL_SCORES_SENT)] == times
 
 
@@ -165,9 +165,7 @@ def test_final_weights_are_scored_and_sent_once(served: Served, started: Enrolle
     ("final", "earlier", "kept"),
     [(0.5, 0.4, False), (0.4, 0.4, True), (0.3, 0.4, True), (None, 0.4, True), (0.5, None, True)],
 )
-def test_final_weights_are_kept_unless_they_are_worse(
-    final: float | None, earlier: float | None, kept: bool
-) -> None:
+def test_final_weights_are_kept_unless_worse(final: float | None, earlier: float | None, kept: bool) -> None:
     loss = {LOSS: Score(value=1.0, count=1)}
     scores = FinalScores(scores=loss, validation_loss=final, earlier_loss=earlier)
     assert scores.are_kept == kept
@@ -176,9 +174,9 @@ def test_final_weights_are_kept_unless_they_are_worse(
     )
 
 
-def test_worse_final_weights_leave_the_round_its_model(started: Enrolled) -> None:
+def test_worse_final_weights_keep_last_rounds_model(started: Enrolled) -> None:
     who = started(**alone_plan())
-    run(who, naps(500))
+    run(who, limited_sleep(500))
     home, silo = who.workspace.home, who.trainer.silo
     final = read_final_scores(home)
     assert final is not None
@@ -194,7 +192,7 @@ def test_worse_final_weights_leave_the_round_its_model(started: Enrolled) -> Non
             )
 
 
-def test_final_scores_that_are_refused_do_not_fail_the_agent(
+def test_refused_final_scores_do_not_fail_the_agent(
     started: Enrolled, caplog: pytest.LogCaptureFixture
 ) -> None:
     class Refusing(httpx.HTTPTransport):
@@ -207,16 +205,16 @@ def test_final_scores_that_are_refused_do_not_fail_the_agent(
 
     who = started(Refusing(), **alone_plan(rounds={"total": 1, "min_clients": 1}))
     with caplog.at_level(logging.WARNING):
-        run(who, naps(500))
+        run(who, limited_sleep(500))
     assert "scores of the final weights not sent" in caplog.text
     assert (who.workspace.home / FINAL_SCORES).is_file()
     assert not (who.workspace.home / FINAL_SCORES_SENT).exists()
 
 
 @pytest.mark.slow
-def test_a_client_searches_its_rate_before_its_first_round_only(started: Enrolled) -> None:
+def test_learning_rate_is_searched_before_first_round_only(started: Enrolled) -> None:
     who = started(**alone_plan(training=QUICK | {"learning_rate": "auto"}))
-    run(who, naps(500))
+    run(who, limited_sleep(500))
     search = who.workspace.rates.newest()
     assert search is not None
     rates = [TrainingResult.read(f.path / TRAINED).learning_rate for f in who.workspace.rounds.newest_first()]
@@ -225,7 +223,7 @@ def test_a_client_searches_its_rate_before_its_first_round_only(started: Enrolle
 
 
 @pytest.mark.slow
-def test_a_client_that_pruned_its_rank_does_not_search_again(started: Enrolled) -> None:
+def test_pruned_client_does_not_search_its_rate_again(started: Enrolled) -> None:
     who = started(
         **alone_plan(
             training=QUICK | {"learning_rate": "auto"},
@@ -234,7 +232,7 @@ def test_a_client_that_pruned_its_rank_does_not_search_again(started: Enrolled) 
             rounds={"total": 3, "min_clients": 1},
         )
     )
-    run(who, naps(500))
+    run(who, limited_sleep(500))
     trained = [TrainingResult.read(folder.path / TRAINED) for folder in who.workspace.rounds.newest_first()]
     assert rank_of(trained[0].adapter) < 4
     assert len(list(who.workspace.rates.folder.iterdir())) == 1

@@ -1,4 +1,4 @@
-"""An agent that lost what was folded into its base model gets all of it, and goes on as if nothing was."""
+"""Recovery of lost base deltas: the agent downloads the whole and continues with the same weights."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from schemas.messages.rounds import FinishedBrief
 from schemas.wire.digests import digest_of
 from tests.client_agent.rounds.test_ca_pfl_rounds import Pair
 from tests.client_agent.rounds.test_encode_update import layout_of
-from tests.client_agent.test_daemon import naps
+from tests.client_agent.test_daemon import limited_sleep
 from tests.served import Served
 
 PLAN: dict[str, Any] = {
@@ -55,7 +55,7 @@ def pair(served: Served, silo: Silo, tmp_path: Path) -> Iterator[Callable[..., P
         )
 
 
-def acts(folder: RoundFolder) -> dict[str, np.ndarray]:
+def acting_change(folder: RoundFolder) -> dict[str, np.ndarray]:
     """Give what a round's weights, and all that was folded, add to each module, (d_out, d_in)."""
     adapter = read_served(folder.read(WEIGHTS), layout_of(folder)).adapter
     added = BaseDelta.from_bytes(folder.read(FOLD)).added
@@ -68,8 +68,8 @@ def acts(folder: RoundFolder) -> dict[str, np.ndarray]:
 
 
 def assert_alike(one: RoundFolder, other: RoundFolder) -> None:
-    wanted = acts(other)
-    for module, values in acts(one).items():
+    wanted = acting_change(other)
+    for module, values in acting_change(one).items():
         np.testing.assert_allclose(values, wanted[module], atol=1e-5, err_msg=module)
         assert np.abs(values).max() > 1e-4
 
@@ -77,29 +77,27 @@ def assert_alike(one: RoundFolder, other: RoundFolder) -> None:
 @pytest.mark.slow
 @methods
 @pytest.mark.parametrize("lost", ["all of it", "the last of it"])
-def test_a_client_that_lost_its_fold_goes_on_with_the_weights_of_one_that_lost_nothing(
+def test_client_without_its_fold_recovers_the_same_weights(
     pair: Callable[..., Pair], strategy: str, lost: str
 ) -> None:
     two = pair(strategy)
     for _ in range(3):
-        folders = two.play(*BOTH)
+        folders = two.run_round(*BOTH)
     assert_alike(folders["aster"], folders["birch"])
     for folder in two.members["aster"].workspace.rounds.newest_first():
         if lost == "all of it" or folder.number == 3:
             folder.forget(FOLD)
     for _ in range(2):
-        folders = two.play(*BOTH)
+        folders = two.run_round(*BOTH)
         assert_alike(folders["aster"], folders["birch"])
     assert read_served(folders["aster"].read(WEIGHTS), layout_of(folders["aster"])).manifest.fold_from == 4
 
 
 @pytest.mark.slow
-def test_a_coordinator_that_has_no_whole_any_more_leaves_the_client_its_error(
-    pair: Callable[..., Pair], served: Served
-) -> None:
+def test_missing_whole_base_delta_is_an_error(pair: Callable[..., Pair], served: Served) -> None:
     two = pair("flora")
     for _ in range(2):
-        two.play(*BOTH)
+        two.run_round(*BOTH)
     who, brief = two.members["aster"], two.brief("aster")
     assert (
         download_whole(who.session, 2, digest_of(who.workspace.rounds.open(2).read(WEIGHTS))) is None
@@ -115,12 +113,12 @@ def test_a_coordinator_that_has_no_whole_any_more_leaves_the_client_its_error(
 
 
 @pytest.mark.slow
-def test_a_whole_that_the_coordinator_has_not_signed_for_is_not_used(
+def test_unsigned_whole_base_delta_is_not_used(
     pair: Callable[..., Pair], caplog: pytest.LogCaptureFixture
 ) -> None:
     two = pair("flora")
     for _ in range(3):
-        two.play(*BOTH)
+        two.run_round(*BOTH)
     who = two.members["aster"]
     named = digest_of(who.workspace.rounds.open(3).read(WEIGHTS))
     assert download_whole(who.session, 3, named) is not None
@@ -132,11 +130,11 @@ def test_a_whole_that_the_coordinator_has_not_signed_for_is_not_used(
 
 @pytest.mark.slow
 @methods
-def test_final_weights_bring_all_that_was_folded(pair: Callable[..., Pair], strategy: str) -> None:
+def test_final_weights_include_the_whole_base_delta(pair: Callable[..., Pair], strategy: str) -> None:
     two = pair(strategy, rounds={"total": 3, "min_clients": 2})
     for _ in range(3):
-        folders = two.play(*BOTH)
-    who, nap, layout = two.members["aster"], naps(500), layout_of(folders["aster"])
+        folders = two.run_round(*BOTH)
+    who, nap, layout = two.members["aster"], limited_sleep(500), layout_of(folders["aster"])
     while not isinstance(brief := who.session.api.current_round(two.federation_id), FinishedBrief):
         nap(0)
     finish(who, brief)
@@ -155,7 +153,7 @@ def test_final_weights_bring_all_that_was_folded(pair: Callable[..., Pair], stra
 
 @pytest.mark.slow
 @methods
-def test_agents_go_on_under_a_coordinator_that_was_restored_from_a_backup(
+def test_agents_continue_under_restored_coordinator(
     fresh_database: Callable[[str], str],
     serve: Callable[..., Served],
     silo: Silo,
@@ -171,7 +169,7 @@ def test_agents_go_on_under_a_coordinator_that_was_restored_from_a_backup(
             if number == 3:
                 with closing(sqlite3.connect(file)) as source, closing(sqlite3.connect(backup)) as copy:
                     source.backup(copy)
-            two.play(*BOTH)
+            two.run_round(*BOTH)
         first.stop()
         for beside in ("-journal", "-wal", "-shm"):
             Path(f"{file}{beside}").unlink(missing_ok=True)
@@ -189,6 +187,6 @@ def test_agents_go_on_under_a_coordinator_that_was_restored_from_a_backup(
             with adapter_of_round(who.trainer.silo, who.workspace.home, None, "local") as (adapter, _):
                 assert adapter.state()
         for _ in range(2):
-            folders = two.play(*BOTH)
+            folders = two.run_round(*BOTH)
             assert_alike(folders["aster"], folders["birch"])
         assert folders["aster"].number == 5

@@ -1,4 +1,4 @@
-"""Ditto in the agent: what is sent, what is kept, and what a killed round resumes to."""
+"""Ditto in the agent: the update, the personal adapter, and resumption after a kill."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from schemas.maths.adapter import SIGNATURE
 from schemas.messages.federations import AdapterPlan, ScoresPlan, TrainingPlan
 from schemas.wire.envelope import unpack
 from schemas.wire.header import DENSE, Slot
-from tests.client_agent.test_daemon import alone_plan, naps
+from tests.client_agent.test_daemon import alone_plan, limited_sleep
 from tests.local_training import train_one_round
 from tests.served import Served
 
@@ -96,7 +96,7 @@ def assert_equal(left: Arrays, right: Arrays) -> None:
         np.testing.assert_array_equal(left[name], right[name], name)
 
 
-def test_without_a_pull_the_own_adapter_is_the_one_that_trains_alone(small_silo: Silo) -> None:
+def test_ditto_without_pull_trains_personal_adapter_as_alone(small_silo: Silo) -> None:
     drawn = np.random.default_rng(5)
     alone = rounds(small_silo, None)
     served = {n: drawn.normal(0, 0.1, v.shape).astype(np.float32) for n, v in alone[0].adapter.items()}
@@ -112,7 +112,7 @@ def test_without_a_pull_the_own_adapter_is_the_one_that_trains_alone(small_silo:
     assert ditto[1].scores.served == ditto[0].scores.trained  # not what it is served
 
 
-def test_a_strong_pull_brings_the_own_adapter_to_the_served_one(small_silo: Silo) -> None:
+def test_strong_pull_brings_personal_adapter_to_served_weights(small_silo: Silo) -> None:
     drawn = np.random.default_rng(5)
     started = rounds(small_silo, "ditto", number=1)[0].start
     served = {n: (v + drawn.normal(0, 0.02, v.shape)).astype(np.float32) for n, v in started.items()}
@@ -129,7 +129,7 @@ def test_a_strong_pull_brings_the_own_adapter_to_the_served_one(small_silo: Silo
 
 
 @pytest.mark.parametrize("steps", [2, 6], ids=["common", "own"])
-def test_a_killed_round_resumes_to_the_same_file(small_silo: Silo, tmp_path: Path, steps: int) -> None:
+def test_killed_round_resumes_to_the_same_file(small_silo: Silo, tmp_path: Path, steps: int) -> None:
     def checkpoint() -> TrainingCheckpoint:
         return TrainingCheckpoint(tmp_path / PARTIAL, 3600.0)
 
@@ -144,7 +144,7 @@ def test_a_killed_round_resumes_to_the_same_file(small_silo: Silo, tmp_path: Pat
     assert next(resumed) == 2 * PLAN.steps - steps
 
 
-def test_the_own_adapter_never_leaves_and_is_what_a_client_ends_with(
+def test_personal_adapter_stays_local_and_is_kept(
     served: Served, participant: Callable[..., Participant]
 ) -> None:
     plan = alone_plan(
@@ -155,7 +155,7 @@ def test_the_own_adapter_never_leaves_and_is_what_a_client_ends_with(
     federation_id = served.federation(**plan)
     member = participant(federation_id)
     served.admin.post(f"/v1/federations/{federation_id}/start")
-    run(member, naps(500))
+    run(member, limited_sleep(500))
     folder = member.workspace.rounds.open(2)
     trained = TrainingResult.from_bytes(folder.read(TRAINED))
     slots = {name: Slot(values.shape, DENSE) for name, values in trained.adapter.items()}

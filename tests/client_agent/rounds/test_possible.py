@@ -1,4 +1,4 @@
-"""Refusals that a plan, data and settings decide come before a round is joined."""
+"""Refusals by plan, data and settings precede the join of a round."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from client_agent.rounds.steps import take_part
 from client_agent.training.silo import Silo
 from schemas.messages.sketches import SignaturePlan
 from tests.client_agent.conftest import next_brief
-from tests.client_agent.test_daemon import alone_plan, naps
+from tests.client_agent.test_daemon import alone_plan, limited_sleep
 from tests.served import Served
 
 LORA = {"strategy": {"name": "fedavg"}, "adapter": {"kind": "lora", "rank": 4, "roles": ["v"]}}
@@ -25,7 +25,7 @@ DP = {"epsilon": 8.0, "releases": 2, "minimum_sample": 12}
 FEW = DP | {"minimum_sample": 200}
 
 
-def joined(served: Served, who: Participant) -> int:
+def joined_count(served: Served, who: Participant) -> int:
     views = served.rounds(who.session.federation_id)
     return sum(client["state"] != "invited" for view in views for client in view["clients"])
 
@@ -42,10 +42,10 @@ def test_refusal_by_data_comes_before_the_join(
 ) -> None:
     who = started(**(alone_plan() | LORA | {"signature": signature}))
     with pytest.raises(error):
-        run(who, naps(50))
+        run(who, limited_sleep(50))
     with pytest.raises(error):
         take_part(who, next_brief(who))
-    assert joined(served, who) == 0
+    assert joined_count(served, who) == 0
 
 
 @pytest.mark.slow
@@ -60,4 +60,4 @@ def test_spent_sketch_budget_is_refused_before_the_join(
         ledger.write(ledger.priced("fed_0", number, mechanism, plan.dp, None))
     with pytest.raises(BudgetSpent):
         take_part(who, next_brief(who))
-    assert joined(served, who) == 0
+    assert joined_count(served, who) == 0

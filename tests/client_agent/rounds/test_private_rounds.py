@@ -1,4 +1,4 @@
-"""Rounds under differential privacy of signatures: what is paid, what is sent, and what a crash costs."""
+"""Rounds under differential privacy of sketches: cost, releases, and recovery from crashes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from client_agent.storage.round_folder import SKETCH, WEIGHTS
 from schemas.messages.federations import FederationPlan, SignatureDpPlan, SignaturePlan
 from schemas.messages.rounds import RoundBrief
 from tests.client_agent.conftest import checked, config, next_brief
-from tests.client_agent.test_daemon import alone_plan, naps
+from tests.client_agent.test_daemon import alone_plan, limited_sleep
 from tests.served import Served
 
 Enrolled = Callable[..., Participant]
@@ -43,7 +43,7 @@ def run_until_killed(who: Participant, monkeypatch: pytest.MonkeyPatch, module: 
     with monkeypatch.context() as patched:
         patched.setattr(module, name, die)
         with pytest.raises(Killed):
-            run(who, naps(500))
+            run(who, limited_sleep(500))
 
 
 def sketch_of(who: Participant, brief: RoundBrief) -> Sketch:
@@ -61,11 +61,9 @@ def kept(who: Participant, number: int) -> Sketch:
 
 
 @pytest.mark.slow
-def test_a_silo_releases_once_a_round_and_then_sends_the_last_one_again(
-    served: Served, started: Enrolled
-) -> None:
+def test_silo_releases_sketch_once_a_round_then_repeats(served: Served, started: Enrolled) -> None:
     who = private(started)
-    run(who, naps(500))
+    run(who, limited_sleep(500))
     book = Ledger(who.workspace.folder).read()
     assert [entry.round for entry in book.releases] == [1, 2]
     spent = [entry.epsilon for entry in book.releases]
@@ -79,7 +77,7 @@ def test_a_silo_releases_once_a_round_and_then_sends_the_last_one_again(
 
 
 @pytest.mark.slow
-def test_a_crash_between_ledger_and_release_costs_budget_and_releases_once(
+def test_crash_between_ledger_and_release_costs_budget(
     served: Served, started: Enrolled, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     who = private(started, total=2)
@@ -91,7 +89,7 @@ def test_a_crash_between_ledger_and_release_costs_budget_and_releases_once(
     assert (first, second.round) == (paid, 1)
     assert second.epsilon > first.epsilon
     signed = who.workspace.rounds.open(1).read(SKETCH)
-    run(who, naps(500))
+    run(who, limited_sleep(500))
     assert who.workspace.rounds.open(1).read(SKETCH) == signed
     assert len(Ledger(who.workspace.folder).read().releases) == 2
     assert [view["clients"][0]["epsilon"] for view in served.rounds(who.session.federation_id)] == [
@@ -100,9 +98,7 @@ def test_a_crash_between_ledger_and_release_costs_budget_and_releases_once(
 
 
 @pytest.mark.slow
-def test_a_crash_that_costs_the_only_release_is_told_with_what_to_do(
-    started: Enrolled, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_crash_without_release_left_is_explained(started: Enrolled, monkeypatch: pytest.MonkeyPatch) -> None:
     who = private(started)
     brief = next_brief(who)
     once = SignatureDpPlan(epsilon=2.0, releases=1, minimum_sample=12)
@@ -118,7 +114,7 @@ def test_a_crash_that_costs_the_only_release_is_told_with_what_to_do(
 
 
 @pytest.mark.slow
-def test_a_newcomers_join_and_update_carry_one_release(started: Enrolled) -> None:
+def test_newcomers_join_and_update_carry_one_release(started: Enrolled) -> None:
     who = private(started)
     brief = next_brief(who)
     work = Work(who, OpenedBrief.of(brief), who.workspace.rounds.open(1))
@@ -129,7 +125,7 @@ def test_a_newcomers_join_and_update_carry_one_release(started: Enrolled) -> Non
 
 
 @pytest.mark.parametrize("dp", [None, SignatureDpPlan(epsilon=9.0, releases=2, minimum_sample=12)])
-def test_a_newcomer_makes_no_signature_for_a_brief_that_asks_for_less_privacy_than_the_plan(
+def test_newcomer_refuses_brief_less_private_than_its_plan(
     started: Enrolled, monkeypatch: pytest.MonkeyPatch, dp: SignatureDpPlan | None
 ) -> None:
     who = private(started)
@@ -160,7 +156,7 @@ def test_a_newcomer_makes_no_signature_for_a_brief_that_asks_for_less_privacy_th
         ),
     ],
 )
-def test_a_silo_makes_no_signature_that_is_less_private_than_it_allows(
+def test_silo_refuses_sketch_less_private_than_max_epsilon(
     started: Enrolled, dp: SignatureDpPlan | None, said: str
 ) -> None:
     who = private(started)
@@ -180,9 +176,7 @@ def test_a_silo_makes_no_signature_that_is_less_private_than_it_allows(
     assert len(Ledger(who.workspace.folder).read().releases) == 1
 
 
-def test_a_check_holds_a_plan_to_what_the_silo_allows(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_check_compares_plan_with_max_epsilon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plan = {"name": "x", "strategy": {"name": "fedmosaic"}, "signature": {"dp": DP}}
     file, said = config(tmp_path), tmp_path / "plan.json"
     monkeypatch.setenv("TESSERA_AGENT_MAX_EPSILON", "2")
@@ -204,7 +198,7 @@ def test_a_check_holds_a_plan_to_what_the_silo_allows(
     assert "asks for sketches without differential privacy" in finding.detail
 
 
-def test_without_any_budget_left_a_newcomer_says_what_to_do(started: Enrolled) -> None:
+def test_newcomer_without_budget_gets_a_remedy(started: Enrolled) -> None:
     who = private(started)
     brief = next_brief(who)
     for number in (1, 2):
@@ -213,9 +207,7 @@ def test_without_any_budget_left_a_newcomer_says_what_to_do(started: Enrolled) -
         sketch_of(who, brief.model_copy(update={"round": 3}))
 
 
-def test_silos_that_are_too_small_or_too_large_for_the_promise_are_told(
-    participant: Enrolled, silo: Any
-) -> None:
+def test_too_small_or_too_large_silos_are_refused(participant: Enrolled, silo: Any) -> None:
     dp = SignatureDpPlan(epsilon=2.0, releases=2)
     with pytest.raises(TooFewRecords, match=r"12 different training examples are too few.*draws at least 64"):
         mechanism_for(silo.data.train, SignaturePlan(dp=dp), dp)
@@ -225,7 +217,7 @@ def test_silos_that_are_too_small_or_too_large_for_the_promise_are_told(
         mechanism_for(many, SignaturePlan(dp=loose), loose)
 
 
-def test_a_check_says_what_is_promised_and_what_is_spent(tmp_path: Path) -> None:
+def test_check_reports_promised_and_spent_sketch_privacy(tmp_path: Path) -> None:
     plan = {"name": "x", "strategy": {"name": "fedmosaic"}, "signature": {"dp": DP}}
     file, said = config(tmp_path), tmp_path / "plan.json"
     said.write_text(json.dumps(plan))
@@ -239,7 +231,7 @@ def test_a_check_says_what_is_promised_and_what_is_spent(tmp_path: Path) -> None
     assert "too few" in refused.detail
 
 
-def test_a_plan_is_resolved_and_asks_for_no_impossible_privacy() -> None:
+def test_signature_plan_defaults_are_resolved_and_validated() -> None:
     plan = FederationPlan.model_validate(
         {
             "name": "x",

@@ -1,4 +1,4 @@
-"""Rounds of private training over HTTP: what is paid, claimed, refused and kept from the coordinator."""
+"""Rounds of private training over HTTP: cost, claims, refusals and progress."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from client_agent.training.trainers import OpenedTrainer
 from schemas.messages.federations import FederationPlan
 from tests.client_agent.conftest import checked, config, next_brief
 from tests.client_agent.rounds.test_private_rounds import DP, Killed, run_until_killed
-from tests.client_agent.test_daemon import QUICK, alone_plan, naps
+from tests.client_agent.test_daemon import QUICK, alone_plan, limited_sleep
 from tests.served import Served
 
 Enrolled = Callable[..., Participant]
@@ -47,9 +47,9 @@ def private_plan(**changes: Any) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-def test_a_silo_trains_in_private_steps_and_says_what_they_cost(served: Served, started: Enrolled) -> None:
+def test_private_rounds_record_and_report_epsilon(served: Served, started: Enrolled) -> None:
     who = started(**private_plan())
-    run(who, naps(500))
+    run(who, limited_sleep(500))
     views = served.rounds(who.session.federation_id)
     assert [view["state"] for view in views] == ["published"] * 2
     book = Ledger(who.workspace.folder).read()
@@ -72,7 +72,7 @@ def test_a_silo_trains_in_private_steps_and_says_what_they_cost(served: Served, 
 
 
 @pytest.mark.slow
-def test_a_kill_between_two_steps_pays_for_the_lost_ones_again(
+def test_kill_between_steps_pays_for_lost_steps_again(
     started: Enrolled, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     who = started(**private_plan(rounds={"total": 1, "min_clients": 1}, training=QUICK | {"steps": 3}))
@@ -88,7 +88,7 @@ def test_a_kill_between_two_steps_pays_for_the_lost_ones_again(
     run_until_killed_by(who, monkeypatch, dies_in_the_third_step)
     (entry,) = Ledger(who.workspace.folder).read().training
     assert (entry.steps, entry.begun) == (3, 3)
-    run(who, naps(500))
+    run(who, limited_sleep(500))
     book = Ledger(who.workspace.folder).read()
     assert [(entry.steps, entry.begun) for entry in book.training] == [(3, 3), (3, 3)]
     assert book.training[-1].epsilon <= 4.0
@@ -98,17 +98,17 @@ def run_until_killed_by(who: Participant, monkeypatch: pytest.MonkeyPatch, gradi
     with monkeypatch.context() as patched:
         patched.setattr(loop, "_gradient_of_text", gradient)
         with pytest.raises(Killed):
-            run(who, naps(500))
+            run(who, limited_sleep(500))
 
 
 @pytest.mark.slow
-def test_a_kill_after_the_training_sends_the_same_update_and_costs_nothing(
+def test_kill_after_training_sends_same_update_without_cost(
     started: Enrolled, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     who = started(**private_plan(rounds={"total": 1, "min_clients": 1}))
     run_until_killed(who, monkeypatch, plain_steps, "pack_update")
     kept = who.workspace.rounds.open(1).read(TRAINED)
-    run(who, naps(500))
+    run(who, limited_sleep(500))
     assert who.workspace.rounds.open(1).read(TRAINED) == kept
     assert [entry.steps for entry in Ledger(who.workspace.folder).read().training] == [2]
     assert all(np.isfinite(values).all() for values in TrainingResult.from_bytes(kept).adapter.values())
@@ -129,12 +129,12 @@ def test_held_out_examples_are_not_trained_on_privately(started: Enrolled) -> No
 
 
 @pytest.mark.slow
-def test_a_silo_whose_budget_is_spent_does_not_join(started: Enrolled) -> None:
+def test_silo_with_spent_training_budget_does_not_join(started: Enrolled) -> None:
     who = started(**private_plan(privacy={"training": {"epsilon": 4.0, "steps": 3}}))
     with pytest.raises(
         TrainingBudgetSpent, match=r"the privacy budget of training is spent.*nothing is trained"
     ):
-        run(who, naps(500))
+        run(who, limited_sleep(500))
     assert not who.workspace.rounds.open(2).has(WEIGHTS)
     assert [entry.round for entry in Ledger(who.workspace.folder).read().training] == [1]
 
@@ -149,7 +149,7 @@ def test_a_silo_whose_budget_is_spent_does_not_join(started: Enrolled) -> None:
         (PRIVATE, "allows training to cost epsilon 4, .* privacy.training.epsilon of 3 or less, or change"),
     ],
 )
-def test_a_policy_refuses_a_plan_that_costs_more_before_anything_is_trained(
+def test_policy_refuses_costlier_plan_before_training(
     started: Enrolled, training: dict[str, float] | None, refusal: str
 ) -> None:
     who = started(**private_plan(privacy={"training": training}))
@@ -167,12 +167,12 @@ def test_a_policy_refuses_a_plan_that_costs_more_before_anything_is_trained(
 
 
 @pytest.mark.parametrize("name", ["fed_vemoe", "het_lora", "ca_pfl", "ditto"])
-def test_a_method_that_reads_examples_outside_of_its_steps_is_refused(silo: Silo, name: str) -> None:
+def test_method_that_reads_examples_outside_steps_is_refused(silo: Silo, name: str) -> None:
     with pytest.raises(NotPrivatelyTrained, match="nothing is trained or sent"):
         require_private_steps(silo, load_strategy(name, {}).parts)
 
 
-def test_a_trainer_or_ranks_of_the_silo_are_refused(silo: Silo) -> None:
+def test_custom_trainer_or_ranks_are_refused(silo: Silo) -> None:
     parts = load_strategy("fedavg", {}).parts
     require_private_steps(silo, parts)
     trainer = OpenedTrainer("mine", cast(Any, None), cast(Any, None))
@@ -182,7 +182,7 @@ def test_a_trainer_or_ranks_of_the_silo_are_refused(silo: Silo) -> None:
         require_private_steps(replace(silo, ranks=cast(Any, object())), parts)
 
 
-def test_the_coordinator_is_told_no_progress_of_private_training(started: Enrolled) -> None:
+def test_private_training_sends_no_progress(started: Enrolled) -> None:
     who = started(**private_plan())
     who.trainer.reports_progress = True
     work = Work(who, OpenedBrief.of(next_brief(who)), who.workspace.rounds.open(1))
@@ -195,7 +195,7 @@ def test_the_coordinator_is_told_no_progress_of_private_training(started: Enroll
 
 
 @pytest.mark.slow
-def test_a_check_says_what_training_costs(tmp_path: Path) -> None:
+def test_check_reports_privacy_cost_of_training(tmp_path: Path) -> None:
     file, said = config(tmp_path), tmp_path / "plan.json"
     said.write_text(json.dumps({"name": "x"} | private_plan()))
     found = checked(file, said)["privacy"]
@@ -208,7 +208,7 @@ def test_a_check_says_what_training_costs(tmp_path: Path) -> None:
     assert "prunes ranks by a penalty of the loss" in refused.detail
 
 
-def test_a_plan_is_resolved_and_covers_all_that_is_sent() -> None:
+def test_training_privacy_plan_is_resolved_and_validated() -> None:
     plan = FederationPlan.model_validate({"name": "x"} | private_plan(rounds={"total": 7, "min_clients": 1}))
     assert plan.privacy.training is not None
     assert plan.privacy.training.steps == 8 * 2

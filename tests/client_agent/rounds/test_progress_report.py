@@ -1,4 +1,4 @@
-"""Reports of a round's training go out beside it, and never stop it."""
+"""Progress reports of a round's training: sent beside it, without delay or failure of the training."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.waiting import wait_until
 STEP = Step(number=2, total=4, loss=1.5, tokens=200, seconds=4.0)
 
 
-def test_the_newest_step_of_the_whole_round_is_sent() -> None:
+def test_progress_report_sends_newest_step_of_whole_round() -> None:
     sent: list[Progress] = []
 
     def send(report: Progress) -> int:
@@ -33,7 +33,7 @@ def test_the_newest_step_of_the_whole_round_is_sent() -> None:
     assert sent[-1].loss is None
 
 
-def test_training_neither_waits_nor_fails(caplog: pytest.LogCaptureFixture) -> None:
+def test_training_neither_waits_for_reports_nor_fails(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     is_asked, may_answer, calls = threading.Event(), threading.Event(), []
 
@@ -69,7 +69,7 @@ def test_training_neither_waits_nor_fails(caplog: pytest.LogCaptureFixture) -> N
         Step(1, 4, float("nan"), 100, float("nan")),
     ],
 )
-def test_odd_numbers_of_a_trainer_do_not_reach_training(step: Step) -> None:
+def test_unusable_numbers_of_a_trainer_are_skipped(step: Step) -> None:
     sent: list[Progress] = []
 
     def send(report: Progress) -> int:

@@ -1,4 +1,4 @@
-"""FedProx in the agent: a pull to the served weights, and none that is fedavg."""
+"""FedProx in the agent: the pull to the served weights, and its absence."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ from tests.client_agent.rounds.test_personal import assert_equal, distance, roun
 __all__ = ["small_silo"]
 
 
-def moved(silo: Silo, pull: float) -> float:
+def distance_moved(silo: Silo, pull: float) -> float:
     """Return how far a second round moves from what is served."""
     first, second = rounds(silo, "fedprox", proximal=pull)
     served: Arrays = first.adapter
     return distance(second.adapter, served)
 
 
-def test_without_a_pull_it_is_fedavg(small_silo: Silo) -> None:
+def test_fedprox_without_pull_equals_fedavg(small_silo: Silo) -> None:
     pairs = zip(rounds(small_silo, "fedprox", proximal=0.0), rounds(small_silo, "fedavg"), strict=True)
     for held, free in pairs:
         assert_equal(held.adapter, free.adapter)
 
 
-def test_a_stronger_pull_stays_nearer_to_the_served_weights(small_silo: Silo) -> None:
-    free, held, fixed = (moved(small_silo, pull) for pull in (0.0, 1.0, 100.0))
+def test_stronger_pull_stays_nearer_to_served_weights(small_silo: Silo) -> None:
+    free, held, fixed = (distance_moved(small_silo, pull) for pull in (0.0, 1.0, 100.0))
     assert free > held > fixed > 0
 
 
-def test_the_pull_is_half_the_squared_distance() -> None:
+def test_pull_is_half_the_squared_distance() -> None:
     state = {"l0.q.A": np.zeros((1, 2), np.float32)}
     parameters = {
         "l0.q.A": nn.Parameter(torch.tensor([[1.0, 2.0]])),

@@ -37,7 +37,7 @@ def take_part(served: Served, federation_id: str, folder: Path) -> dict[str, Par
 
 
 @pytest.mark.slow
-def test_agents_of_one_base_model_are_served_each_others_lora(served: Served, tmp_path: Path) -> None:
+def test_agents_of_one_base_model_share_lora(served: Served, tmp_path: Path) -> None:
     adapter = recommended("fedmosaic", aligned=False)["adapter"]
     federation_id = served.federation(
         strategy={
@@ -57,15 +57,15 @@ def test_agents_of_one_base_model_are_served_each_others_lora(served: Served, tm
     rows = np.full((2, 2), 0.5)
     np.testing.assert_allclose(served.admin.get(f"{path}/relevance").json()["relevance"], rows, atol=1e-5)
 
-    def of(name: str, number: int, file: str) -> bytes:
+    def read_round_file(name: str, number: int, file: str) -> bytes:
         return agents[name].workspace.rounds.open(number).read(file)
 
     for name, peer in (NAMES, NAMES[::-1]):
-        trained = TrainingResult.from_bytes(of(name, 1, TRAINED))
+        trained = TrainingResult.from_bytes(read_round_file(name, 1, TRAINED))
         assert len({tensor.split(".")[1] for tensor in trained.adapter}) == len(adapter["roles"])
         layout = {tensor: values.shape for tensor, values in trained.adapter.items()}
-        weights = read_weights(of(name, 2, WEIGHTS), layout)
-        for tensor, values in TrainingResult.from_bytes(of(peer, 1, TRAINED)).adapter.items():
+        weights = read_weights(read_round_file(name, 2, WEIGHTS), layout)
+        for tensor, values in TrainingResult.from_bytes(read_round_file(peer, 1, TRAINED)).adapter.items():
             mixed = (trained.adapter[tensor] + values) / 2
             np.testing.assert_allclose(weights[tensor], mixed, rtol=1e-5, atol=1e-6)
         assert (agents[name].workspace.home / "final_weights.safetensors").is_file()

@@ -51,7 +51,7 @@ def trained(
     ],
     ids=["plain", "pruned", "dropout"],
 )
-def test_a_stopped_round_resumes_to_the_same_file(
+def test_stopped_round_resumes_to_the_same_file(
     tiny: Callable[..., BaseModel],
     examples: Sequence[Example],
     tmp_path: Path,
@@ -71,7 +71,7 @@ def test_a_stopped_round_resumes_to_the_same_file(
     assert next(resumed_steps) == PLAN.steps - 3  # `stop` is called before each step
 
 
-def test_a_position_under_other_served_weights_is_ignored(
+def test_checkpoint_under_other_served_weights_is_ignored(
     tiny: Callable[..., BaseModel], examples: Sequence[Example], tmp_path: Path
 ) -> None:
     silo = Silo(tiny(), SiloData(train=tuple(examples[:20]), validation=(), test=tuple(examples[20:])), None)

@@ -19,7 +19,7 @@ from client_agent.sketches.gradient import Sketch, sketch_of
 from client_agent.storage.round_folder import SKETCH
 from tests.client_agent.conftest import next_brief
 from tests.client_agent.rounds.test_private_rounds import DP
-from tests.client_agent.test_daemon import alone_plan, naps
+from tests.client_agent.test_daemon import alone_plan, limited_sleep
 
 Started = Callable[..., Participant]
 
@@ -43,16 +43,16 @@ def opened_with(who: Participant, **signature: object) -> OpenedBrief:
     return OpenedBrief.of(brief.model_copy(update={"signature": changed}))
 
 
-def test_the_sketch_of_a_plan_is_computed_once(started: Started, computed: list[Sketch]) -> None:
+def test_sketch_of_a_plan_is_computed_once(started: Started, computed: list[Sketch]) -> None:
     who = started(**alone_plan(rounds={"total": 2, "min_clients": 1}))
-    run(who, naps(500))
+    run(who, limited_sleep(500))
     (only,) = computed
     for number in (1, 2):
         sent = Sketch.from_bytes(who.workspace.rounds.open(number).read(SKETCH))
         np.testing.assert_allclose(sent.vector, only.vector, rtol=1e-6)
 
 
-def test_another_plan_or_shared_model_has_another_sketch(
+def test_sketch_is_recomputed_for_another_plan_or_pivot(
     started: Started, computed: list[Sketch], monkeypatch: pytest.MonkeyPatch, tiny: Callable[..., BaseModel]
 ) -> None:
     who = started(**alone_plan())
@@ -65,7 +65,7 @@ def test_another_plan_or_shared_model_has_another_sketch(
     assert len(computed) == 3
 
 
-def test_a_sketch_that_failed_is_computed_again(started: Started, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_sketch_is_computed_again(started: Started, monkeypatch: pytest.MonkeyPatch) -> None:
     who = started(**alone_plan())
     opened = opened_with(who)
     with monkeypatch.context() as patched:
@@ -75,8 +75,8 @@ def test_a_sketch_that_failed_is_computed_again(started: Started, monkeypatch: p
     assert np.linalg.norm(compute_sketch(who.trainer, opened).vector) > 0
 
 
-def test_private_sketches_are_drawn_anew(started: Started, computed: list[Sketch]) -> None:
+def test_private_sketches_are_never_cached(started: Started, computed: list[Sketch]) -> None:
     who = started(**alone_plan(signature={"dp": DP}, rounds={"total": 2, "min_clients": 1}))
-    run(who, naps(500))
+    run(who, limited_sleep(500))
     assert not computed
     assert not who.trainer.sketches

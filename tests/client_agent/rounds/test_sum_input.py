@@ -1,4 +1,4 @@
-"""The input of a client with experts: exact counts, and nothing of experts that it did not train."""
+"""Input of a client with experts to a secure sum: counts, weighted changes and responsibilities."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def encoded(learnt: dict[str, np.ndarray], **changes: Any) -> dict[str, np.ndarr
     return values
 
 
-def test_an_expert_has_members_that_trained_it_and_their_weight() -> None:
+def test_trained_expert_has_member_counts_and_weighted_change() -> None:
     learnt = change("x1")
     values = encoded(learnt)
     assert [int(values[group][0]) for group in GROUPS] == [most(16), most(16), 0, 0]
@@ -83,7 +83,7 @@ def test_an_expert_has_members_that_trained_it_and_their_weight() -> None:
     assert values["x2.weight"] == values["x2.responsibility"] == values["new.weight"] == 0
 
 
-def test_a_member_weighs_in_an_expert_by_its_responsibility() -> None:
+def test_expert_weight_of_a_member_is_its_responsibility() -> None:
     learnt = change("x1", "x2")
     values = encoded(learnt, responsibilities={2: 0.25})
     rounding = 2 / most(16)
@@ -94,7 +94,7 @@ def test_a_member_weighs_in_an_expert_by_its_responsibility() -> None:
     assert not values["x1.B"].any()  # it was not chosen in this round
 
 
-def test_who_rejects_all_experts_sends_its_change_of_the_shared_one_twice() -> None:
+def test_rejecting_member_sends_shared_change_as_new_expert() -> None:
     learnt = change()
     values = encoded(learnt, rejects=True)
     assert int(values["reject"][0]) == most(16)
@@ -102,6 +102,6 @@ def test_who_rejects_all_experts_sends_its_change_of_the_shared_one_twice() -> N
     assert values["new.weight"] == pytest.approx(values["weight"], abs=2 / most(16))
 
 
-def test_without_groups_nothing_of_an_expert_is_encoded() -> None:
+def test_sum_input_without_groups_has_no_expert_values() -> None:
     values = encoded(change("x1"), groups=())
     assert sorted(values) == ["A", "B", "scores", "weight"]

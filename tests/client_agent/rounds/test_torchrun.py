@@ -71,7 +71,7 @@ def kill_rank_one(torchrun: subprocess.Popen[bytes]) -> None:
     ],
     ids=["killed", "stopped"],
 )
-def test_a_round_of_several_ranks_ends_with_a_reason_and_resumes(
+def test_torchrun_round_ends_with_reason_and_resumes(
     end: Callable[[subprocess.Popen[bytes]], None], explanation: str, served: Served, tmp_path: Path
 ) -> None:
     federation_id = served.federation(**PLAN)

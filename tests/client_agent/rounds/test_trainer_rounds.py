@@ -1,4 +1,4 @@
-"""Rounds of a federation with a trainer of the silo's own: an agent in this process, a served coordinator."""
+"""Rounds of a federation with a silo's custom trainer: an agent in this process, a served coordinator."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from client_agent.training.silo import Silo
 from client_agent.training.trainer_task import TrainerFailed, TrainerTask
 from client_agent.training.trainers import LocalTrainer, OpenedTrainer, TrainerOptions, TrainerUnusable
 from schemas.maths.factors import State
-from tests.client_agent.test_daemon import alone_plan, naps
+from tests.client_agent.test_daemon import alone_plan, limited_sleep
 from tests.served import Served
 
 Enrolled = Callable[..., Participant]
@@ -48,17 +48,17 @@ def breaking(silo: Silo) -> Iterator[Breaking]:
     silo.trainer = None
 
 
-def test_a_round_whose_trainer_broke_is_finished_by_the_next_start(
+def test_round_of_failed_trainer_resumes_at_next_start(
     served: Served, started: Enrolled, breaking: Breaking
 ) -> None:
     who = started(**alone_plan(adapter=LORA, rounds=ONE_ROUND, strategy={"name": "fedavg"}))
     with pytest.raises(TrainerFailed, match=r"round 1: trainer 'breaking' failed after 1 of 2 .*no room"):
-        run(who, naps(50))
+        run(who, limited_sleep(50))
     folder = who.workspace.rounds.open(1)
     assert folder.has(WEIGHTS)
     assert not folder.has(TRAINED)
     assert served.rounds(who.session.federation_id)[0]["counts"]["arrived"] == 0
-    run(who, naps(500))
+    run(who, limited_sleep(500))
     assert breaking.calls == 2
     assert folder.has(RECEIPT)
     assert not (folder.path / TRAINER).exists()
@@ -68,26 +68,24 @@ def test_a_round_whose_trainer_broke_is_finished_by_the_next_start(
     assert scores["trained"]["loss"]["value"] == trained.scores.trained["loss"].value
 
 
-def test_an_unsuitable_trainer_is_refused_before_the_client_joins(
+def test_unsuitable_trainer_is_refused_before_join(
     served: Served, started: Enrolled, breaking: Breaking
 ) -> None:
     plan: dict[str, Any] = alone_plan(adapter=LORA, rounds=ONE_ROUND, strategy={"name": "ditto"})
     who = started(**plan)
     with pytest.raises(TrainerUnusable, match="trains two adapters, which trainer 'breaking' does not do"):
-        run(who, naps(50))
+        run(who, limited_sleep(50))
     assert breaking.calls == 0
     assert not who.workspace.rounds.open(1).has(WEIGHTS)
     assert served.rounds(who.session.federation_id)[0]["counts"]["joined"] == 0
 
 
 @pytest.mark.slow
-def test_a_private_sketch_is_tessera_s_own_whatever_the_trainer_does(
-    started: Enrolled, breaking: Breaking
-) -> None:
+def test_private_sketch_does_not_use_the_trainer(started: Enrolled, breaking: Breaking) -> None:
     breaking.calls = 1
     dp = {"epsilon": 8, "releases": 1, "minimum_sample": 2}
     who = started(**alone_plan(adapter=LORA, rounds=ONE_ROUND, signature={"dim": 4, "dp": dp}))
-    run(who, naps(500))
+    run(who, limited_sleep(500))
     folder = who.workspace.rounds.open(1)
     assert folder.has(UPDATE)
     assert folder.has(SKETCH)

@@ -1,4 +1,4 @@
-"""What an agent says while it waits for others."""
+"""Messages of an agent that waits for other silos."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def _newest(number: int, state: Any, joined: int = 2, arrived: int = 0) -> Round
         (_newest(1, "published", arrived=2), "waiting for round 2"),
     ],
 )
-def test_line_names_what_is_missing(newest: RoundSummary | None, text: str) -> None:
+def test_wait_line_names_the_missing_step(newest: RoundSummary | None, text: str) -> None:
     assert awaited(newest, PLAN) == text
 
 
@@ -75,7 +75,7 @@ def _log(watched: bool, rounds: list[RoundSummary | Exception]) -> WaitLog:
 
 
 @pytest.mark.parametrize(("watched", "lines"), [(True, 3), (False, 2)])
-def test_lines_are_repeated_on_a_terminal_alone(
+def test_wait_lines_repeat_on_a_terminal_only(
     watched: bool, lines: int, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = [0.0]
@@ -95,7 +95,7 @@ def test_lines_are_repeated_on_a_terminal_alone(
 
 
 @pytest.mark.slow
-def test_agent_says_that_another_silo_is_missing(
+def test_waiting_agent_logs_the_missing_silo(
     served: Served, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(waits, "_FIRST_SECONDS", 1)

@@ -1,4 +1,4 @@
-"""Weights that an agent rebuilds from few bytes: to the bit, or downloaded whole."""
+"""Weights rebuilt from a difference: exact to the bit, or downloaded whole."""
 
 from __future__ import annotations
 
@@ -45,14 +45,14 @@ def bytes_down(scene: Scene, number: int) -> int:
     ],
     ids=["pq", "lora", "int4", "lora against served", "dense updates"],
 )
-def test_an_agent_trains_from_exactly_the_weights_of_its_manifest(
+def test_agent_rebuilds_exactly_the_weights_of_its_manifest(
     served: Served, participant: Enrolled, adapter: dict[str, object], wire: dict[str, object]
 ) -> None:
     scene = Scene(served, participant, adapter=adapter, wire=wire)
-    first = scene.play()
+    first = scene.run_rounds()
     assert bytes_down(scene, 1) < 1500 < len(first.read(WEIGHTS)) + 1000  # zeros
     for number in (2, 3):
-        folder = scene.play()
+        folder = scene.run_rounds()
         down = bytes_down(scene, number)
         assert folder.read(WEIGHTS) == served_whole(scene, number)
         assert folder.base == digest_of(folder.read(WEIGHTS))
@@ -74,28 +74,26 @@ def truncate(folder: RoundFolder) -> None:
 
 
 @pytest.mark.parametrize("change", [lose, damage, truncate])
-def test_a_silo_whose_last_weights_are_lost_or_damaged_downloads_the_next_ones_whole(
+def test_lost_or_damaged_weights_are_downloaded_whole(
     served: Served, participant: Enrolled, change: Callable[[RoundFolder], None]
 ) -> None:
     scene = Scene(served, participant, wire=INT8)
-    change(scene.play())
+    change(scene.run_rounds())
     assert earlier_weights(scene.who.workspace.rounds, 2) is None
-    folder = scene.play()
+    folder = scene.run_rounds()
     assert folder.read(WEIGHTS) == served_whole(scene, 2)
     assert earlier_weights(scene.who.workspace.rounds, 3) is not None
-    scene.play()
+    scene.run_rounds()
     assert bytes_down(scene, 3) < 0.6 * len(folder.read(WEIGHTS)) + 600
 
 
-def test_weights_of_another_round_than_the_coordinator_thinks_are_no_reference(
-    served: Served, participant: Enrolled
-) -> None:
+def test_weights_of_another_round_are_no_reference(served: Served, participant: Enrolled) -> None:
     """A backup of the silo from a round before."""
     scene = Scene(served, participant, wire=INT8)
-    first, second = scene.play(), scene.play()
+    first, second = scene.run_rounds(), scene.run_rounds()
     for file in (WEIGHTS, BASE):
         second.write(file, first.read(file))
-    assert scene.play().read(WEIGHTS) == served_whole(scene, 3)
+    assert scene.run_rounds().read(WEIGHTS) == served_whole(scene, 3)
 
 
 class Changed(httpx.HTTPTransport):
@@ -123,11 +121,11 @@ def cut(body: bytes) -> bytes:
     return body[:-20]
 
 
-def nothing(_: bytes) -> bytes:
+def emptied(_: bytes) -> bytes:
     return b""
 
 
-def through(scene: Scene, transport: httpx.BaseTransport) -> CoordinatorApi:
+def api_through(scene: Scene, transport: httpx.BaseTransport) -> CoordinatorApi:
     who = scene.who
     return CoordinatorApi(
         scene.served.url,
@@ -139,17 +137,17 @@ def through(scene: Scene, transport: httpx.BaseTransport) -> CoordinatorApi:
     )
 
 
-@pytest.mark.parametrize("change", [flipped, cut, nothing])
-def test_a_difference_that_was_changed_on_the_way_is_not_used(
+@pytest.mark.parametrize("change", [flipped, cut, emptied])
+def test_changed_difference_is_replaced_by_dense_weights(
     served: Served,
     participant: Enrolled,
     change: Callable[[bytes], bytes],
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     scene = Scene(served, participant, wire=INT8)
-    scene.play()
+    scene.run_rounds()
     who, honest = scene.who, scene.who.session.api
-    with through(scene, Changed(change)) as who.session.api:
+    with api_through(scene, Changed(change)) as who.session.api:
         assert take_part(who, scene.brief())
     who.session.api = honest
     assert "downloading dense" in caplog.text
@@ -157,11 +155,11 @@ def test_a_difference_that_was_changed_on_the_way_is_not_used(
 
 
 @pytest.mark.parametrize("after", [False, True], ids=["before the file", "after the file"])
-def test_an_agent_that_is_killed_around_the_write_of_its_weights_begins_from_the_same_ones(
+def test_agent_killed_at_weights_write_rebuilds_them(
     served: Served, participant: Enrolled, monkeypatch: pytest.MonkeyPatch, after: bool
 ) -> None:
     scene = Scene(served, participant, wire=INT8)
-    scene.play()
+    scene.run_rounds()
     write = RoundFolder.write
 
     def killed(folder: RoundFolder, name: str, content: bytes) -> None:
@@ -174,10 +172,10 @@ def test_an_agent_that_is_killed_around_the_write_of_its_weights_begins_from_the
     with pytest.raises(Killed):
         take_part(scene.who, scene.brief())
     monkeypatch.setattr(RoundFolder, "write", write)
-    folder = scene.play()
+    folder = scene.run_rounds()
     assert folder.number == 2
     assert folder.read(WEIGHTS) == served_whole(scene, 2)
-    assert scene.play().read(WEIGHTS) == served_whole(scene, 3)
+    assert scene.run_rounds().read(WEIGHTS) == served_whole(scene, 3)
 
 
 def finished_brief(scene: Scene) -> FinishedBrief:
@@ -189,12 +187,12 @@ def finished_brief(scene: Scene) -> FinishedBrief:
 
 
 @pytest.mark.parametrize("change", [None, lose, damage])
-def test_final_weights_are_a_difference_too(
+def test_final_weights_are_rebuilt_from_a_difference(
     served: Served, participant: Enrolled, change: Callable[[RoundFolder], None] | None
 ) -> None:
     wire: dict[str, Any] = {"wire": INT8, "rounds": {"total": 2, "min_clients": 1}}
     scene = Scene(served, participant, **wire)
-    folder = scene.play(2)
+    folder = scene.run_rounds(2)
     brief = finished_brief(scene)
     if change is not None:
         change(folder)
@@ -207,7 +205,7 @@ def test_final_weights_are_a_difference_too(
 
 def test_final_weights_of_another_digest_are_refused(served: Served, participant: Enrolled) -> None:
     scene = Scene(served, participant, wire=INT8, rounds={"total": 1, "min_clients": 1})
-    scene.play()
+    scene.run_rounds()
     brief = finished_brief(scene)
 
     class Everything(Changed):
@@ -216,5 +214,5 @@ def test_final_weights_of_another_digest_are_refused(served: Served, participant
                 request.headers["Accept"] += ";against=none"
             return super().handle_request(request)
 
-    with through(scene, Everything(flipped)) as scene.who.session.api, pytest.raises(DownloadDamaged):
+    with api_through(scene, Everything(flipped)) as scene.who.session.api, pytest.raises(DownloadDamaged):
         finish(scene.who, brief)

@@ -1,4 +1,4 @@
-"""A federation whose plan has no bias, end to end, and one whose stored plan is from before the field."""
+"""Federations without bias end to end, and stored plans from before this field."""
 
 from __future__ import annotations
 
@@ -55,13 +55,13 @@ def require_shared(served: Served, federation_id: str, folder: Path, mix: str, *
 
 
 @pytest.mark.parametrize("mix", ["replace", "gate"])
-def test_agents_train_send_and_are_served_p_alone(mix: str, served: Served, tmp_path: Path) -> None:
+def test_agents_train_send_and_receive_p_only(mix: str, served: Served, tmp_path: Path) -> None:
     federation_id = federation(served, mix, bias=False)
     assert served.admin.get(f"/v1/federations/{federation_id}").json()["plan"]["adapter"]["bias"] is False
     require_shared(served, federation_id, tmp_path, mix, bias=False)
 
 
-def test_a_stored_plan_from_before_trains_q(served: Served, tmp_path: Path) -> None:
+def test_stored_plan_without_bias_field_trains_q(served: Served, tmp_path: Path) -> None:
     federation_id = federation(served, "replace")
     with served.database.write() as session:
         plan = dict(store.federation(session, federation_id).plan)

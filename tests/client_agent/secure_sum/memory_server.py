@@ -1,4 +1,4 @@
-"""A coordinator of sums in memory, for members that are driven by the agent's own loop, without HTTP."""
+"""A coordinator of sums in memory, for members driven by the agent's own loop, without HTTP."""
 
 from __future__ import annotations
 
@@ -258,7 +258,7 @@ class _Over(Exception):
     pass
 
 
-def until_left(member: DrivenMember) -> None:
+def run_until_left(member: DrivenMember) -> None:
     """Run a member until it waits for a phase that does not come."""
 
     def sleep(seconds: float) -> None:
@@ -270,14 +270,14 @@ def until_left(member: DrivenMember) -> None:
         raise AssertionError("the sum ended")
 
 
-def until_all_left(members: list[DrivenMember]) -> None:
+def run_until_all_left(members: list[DrivenMember]) -> None:
     """Run members at once until each waits for a phase that does not come."""
     with ThreadPoolExecutor(len(members)) as pool:
-        list(pool.map(until_left, members))
+        list(pool.map(run_until_left, members))
 
 
-def left(member: DrivenMember) -> str:
-    until_left(member)
+def reason_for_leaving(member: DrivenMember) -> str:
+    run_until_left(member)
     return next(report.reason for report in member.reports if report.reason)
 
 

@@ -1,4 +1,4 @@
-"""Agents of a federation that sums, in this process: they share one silo, and train in turn."""
+"""Agents of a federation with secure sums, in this process: they share one silo, and train in turn."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rounds of a bank of experts under masks, with agents that train, of which two are killed."""
+"""Masked rounds of a bank of experts, with training agents, two of them killed."""
 
 from __future__ import annotations
 
@@ -77,9 +77,7 @@ def sum_and_revive(agents: Agents, wire: Wire) -> list[str]:
 
 
 @pytest.mark.slow
-def test_a_bank_is_the_weighted_mean_of_what_its_members_learnt(
-    served: Served, silo: Silo, tmp_path: Path
-) -> None:
+def test_bank_is_weighted_mean_of_members_changes(served: Served, silo: Silo, tmp_path: Path) -> None:
     wire = Wire(dies_before={"silo-0": 1})
 
     def kill_another_in_the_sum(exchange: Exchange) -> None:
@@ -111,7 +109,7 @@ def test_a_bank_is_the_weighted_mean_of_what_its_members_learnt(
 
 
 @pytest.mark.slow
-def test_a_client_that_lost_its_choices_belongs_to_the_experts_that_it_changed(
+def test_client_without_stored_choices_counts_for_changed_experts(
     served: Served, silo: Silo, tmp_path: Path
 ) -> None:
     with agents_of(served, silo, tmp_path, bank_plan(1, explore_rounds=0), CLIENTS) as agents:

@@ -1,4 +1,4 @@
-"""Members that count themselves into groups before the sum, and what they refuse of a lying server."""
+"""Counts of members per group before the sum, and refusals of false counts."""
 
 from __future__ import annotations
 
@@ -171,7 +171,7 @@ def test_members_are_counted_then_summed(tmp_path: Path) -> None:
     assert stored == server.counts
 
 
-def test_who_has_unmasked_counts_takes_part_in_no_others(tmp_path: Path) -> None:
+def test_member_that_unmasked_counts_joins_no_second_count(tmp_path: Path) -> None:
     """A second count without one member would show which groups it belongs to."""
     segments = [segment.model_dump() for segment in count_segments(GROUPS)]
     again = terms_of(MEMBERS, kind="counts", session=2, segments=segments)
@@ -219,7 +219,7 @@ def test_counts_that_change_within_a_round_are_evidence(tmp_path: Path) -> None:
     assert len(list(journal.evidence.iterdir())) == 2
 
 
-def test_a_member_that_crashed_after_the_counts_takes_part_in_the_sum(tmp_path: Path) -> None:
+def test_member_that_crashed_after_counts_joins_the_sum(tmp_path: Path) -> None:
     members = counting(tmp_path)
     members[0].crashes = {2}
     outcomes = run(members)
@@ -231,7 +231,7 @@ def test_a_member_that_crashed_after_the_counts_takes_part_in_the_sum(tmp_path: 
     assert np.array_equal(total, np.sum([inputs[n].astype(np.int64) for n in range(MEMBERS)], axis=0))
 
 
-def test_who_has_not_confirmed_the_counts_leaves_the_sum(tmp_path: Path) -> None:
+def test_member_without_confirmed_counts_leaves_the_sum(tmp_path: Path) -> None:
     members = counting(tmp_path)
     counts = SumCounts(
         session=1, counted=[f"cli_{n:03}" for n in range(MEMBERS)], groups=dict.fromkeys(GROUPS, 5)

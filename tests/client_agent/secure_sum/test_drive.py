@@ -1,4 +1,4 @@
-"""Members that are driven session by session: drop-outs, new sessions, and coordinators that lie."""
+"""Members driven session by session: drop-outs, new sessions, and coordinators that lie."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from tests.client_agent.secure_sum.memory_server import (
     MemoryCalls,
     change_answers,
     expected_sum,
-    left,
     members_of,
+    reason_for_leaving,
     run_all,
-    until_all_left,
+    run_until_all_left,
 )
 from tests.secure_sum.scene import identity, terms_of
 
@@ -42,7 +42,7 @@ def hold_step(members: list[DrivenMember], place: int, step: int) -> threading.E
 
 
 @pytest.mark.parametrize("step", [0, 1, 2, 3, 4])
-def test_a_member_that_goes_away_drops_out(step: int, tmp_path: Path) -> None:
+def test_absent_member_drops_out_of_the_sum(step: int, tmp_path: Path) -> None:
     members = members_of(tmp_path, 5)
     server, gone = members[0].calls.server, members[2]
     gone.calls.stop_before, server.missing = step, {2: step}
@@ -63,7 +63,7 @@ def test_a_member_that_goes_away_drops_out(step: int, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("step", [0, 1, 2, 3])
-def test_a_member_that_is_late_leaves_the_session_and_learns_the_outcome(step: int, tmp_path: Path) -> None:
+def test_late_member_leaves_session_and_gets_the_outcome(step: int, tmp_path: Path) -> None:
     members = members_of(tmp_path, 5)
     server, late = members[0].calls.server, members[2]
     server.missing = {2: step}
@@ -85,7 +85,7 @@ def test_a_member_that_is_late_leaves_the_session_and_learns_the_outcome(step: i
     assert any("was over" in (report.reason or "") for report in late.reports)
 
 
-def test_the_next_session_has_new_keys_and_the_same_input(tmp_path: Path) -> None:
+def test_next_session_has_new_keys_and_same_input(tmp_path: Path) -> None:
     members = members_of(tmp_path, 5)
     server = members[0].calls.server
     server.missing = {4: 3}
@@ -106,7 +106,7 @@ def test_the_next_session_has_new_keys_and_the_same_input(tmp_path: Path) -> Non
     assert not list(tmp_path.rglob("put-*"))
 
 
-def test_a_member_that_has_unmasked_takes_part_in_no_second_sum(tmp_path: Path) -> None:
+def test_member_that_unmasked_joins_no_second_sum(tmp_path: Path) -> None:
     """Else the coordinator says that too few answered, repeats the sum without one member, and subtracts."""
     members = members_of(tmp_path, 5)
     server = members[0].calls.server
@@ -117,14 +117,12 @@ def test_a_member_that_has_unmasked_takes_part_in_no_second_sum(tmp_path: Path) 
     server.open(terms_of(5, session=2))
     server.missing = {n: 0 for n in range(1, 5)}
     members[0].calls.stop_before = 1
-    until_all_left(members[1:])
+    run_until_all_left(members[1:])
     assert not [entry for entry in server.log if entry[0] == 2]
     assert all("unmasks one only" in (member.reports[-1].reason or "") for member in members[1:])
 
 
-def test_an_answer_that_is_no_answer_is_asked_for_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unreadable_answer_is_requested_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     change_answers(monkeypatch, 0, lambda calls, found: b"<html>gateway</html>")
     members = members_of(tmp_path, 3)
     errors = run_all(members)
@@ -136,7 +134,7 @@ def test_an_answer_that_is_no_answer_is_asked_for_again(
     assert np.array_equal(total, expected_sum(members))
 
 
-def test_a_member_that_was_away_too_long_waits_for_the_next_session(tmp_path: Path) -> None:
+def test_member_that_missed_a_step_joins_next_session(tmp_path: Path) -> None:
     members = members_of(tmp_path, 5)
     server = members[0].calls.server
     server.missing = {4: 1}
@@ -145,7 +143,7 @@ def test_a_member_that_was_away_too_long_waits_for_the_next_session(tmp_path: Pa
         member.calls.stop_before = 3
     assert len(run_all(members)) == 5
     members[4].calls.stop_before = 9
-    assert "did not answer step" in left(members[4])
+    assert "did not answer step" in reason_for_leaving(members[4])
     server.open(terms_of(5, session=2))
     server.missing = {}
     for member in members:
@@ -155,7 +153,7 @@ def test_a_member_that_was_away_too_long_waits_for_the_next_session(tmp_path: Pa
     assert len(server.outcome.counted or []) == 5
 
 
-def test_a_coordinator_that_cannot_be_reached_is_an_error_and_the_sum_goes_on(tmp_path: Path) -> None:
+def test_unreachable_coordinator_is_an_error_and_sum_resumes(tmp_path: Path) -> None:
     members = members_of(tmp_path, 3)
     put, broken = members[0].calls.put, {2}
 
@@ -179,27 +177,27 @@ def test_a_coordinator_that_cannot_be_reached_is_an_error_and_the_sum_goes_on(tm
     assert np.array_equal(total, expected_sum(members))
 
 
-def test_a_refused_message_ends_a_members_part(tmp_path: Path) -> None:
+def test_refused_message_ends_a_members_session(tmp_path: Path) -> None:
     member = members_of(tmp_path, 3)[0]
 
     def refuse(session: int, step: int, body: bytes) -> None:
         raise CoordinatorRefused(422, "weak-public-key", "the key is weak", "keys")
 
     member.calls.put = refuse  # type: ignore[method-assign]
-    assert "the coordinator refused step keys" in left(member)
+    assert "the coordinator refused step keys" in reason_for_leaving(member)
     assert member.journal.open(1).ended
 
 
-def test_terms_without_this_client_are_not_accepted_and_not_an_error(tmp_path: Path) -> None:
+def test_terms_without_this_client_are_not_accepted(tmp_path: Path) -> None:
     server_members = members_of(tmp_path, 5)
     stranger = DrivenMember(
         MemoryCalls(server_members[0].calls.server, 7), tmp_path / "stranger", server_members[0].values
     )
-    assert "not among its members" in left(stranger)
+    assert "not among its members" in reason_for_leaving(stranger)
     assert not (stranger.folder / "secure").exists()
 
 
-def test_a_client_that_is_shown_no_terms_waits_for_the_outcome(tmp_path: Path) -> None:
+def test_client_without_terms_waits_for_the_outcome(tmp_path: Path) -> None:
     member = members_of(tmp_path, 5)[0]
     server = member.calls.server
     honest, polls = server.status, []
@@ -215,8 +213,8 @@ def test_a_client_that_is_shown_no_terms_waits_for_the_outcome(tmp_path: Path) -
     assert not server.log
 
 
-def test_a_member_whose_key_was_replaced_since_stands_aside(tmp_path: Path) -> None:
+def test_member_with_a_replaced_key_leaves_the_session(tmp_path: Path) -> None:
     member = members_of(tmp_path, 5)[0]
     member.identity = identity(99)
-    assert "an earlier key" in left(member)
+    assert "an earlier key" in reason_for_leaving(member)
     assert not member.calls.server.log

@@ -1,4 +1,4 @@
-"""Seven agents that train, two of them lost in different phases, a coordinator restarted: the sum is exact.
+"""Exact sum of seven training agents after two losses and a coordinator restart.
 
 A sum of N members survives N - t losses after its keys, t = floor(2N/3) + 1: with five members one, with
 seven two. So seven agents take part; five of them to the end.
@@ -68,7 +68,7 @@ class Secrets:
 
 @pytest.mark.slow
 @pytest.mark.timeout(400)
-def test_seven_agents_two_lost_and_a_restart(
+def test_sum_survives_two_lost_agents_and_a_restart(
     fresh_database: Callable[[str], str],
     serve: Callable[..., Served],
     silo: Silo,
@@ -112,8 +112,8 @@ def test_seven_agents_two_lost_and_a_restart(
         assert view["secure_sum"]["counted"] == len(counted) == 6
         assert [s["state"] for s in view["secure_sum"]["sessions"]] == ["done"]
         _check_exact(served, agents, counted)
-        _check_nobody_is_open(thief, wire, agents, served, secrets, [*stolen_at_restart, *_values(url)])
-        _check_the_lost_learn_the_outcome(agents, wire)
+        _check_no_secret_is_open(thief, wire, agents, served, secrets, [*stolen_at_restart, *_values(url)])
+        _check_lost_agents_get_outcome(agents, wire)
 
 
 def _check_exact(served: Served, agents: Agents, counted: list[Agent]) -> None:
@@ -139,7 +139,7 @@ def _check_exact(served: Served, agents: Agents, counted: list[Agent]) -> None:
         at += segment.values
 
 
-def _check_nobody_is_open(
+def _check_no_secret_is_open(
     thief: Thief, wire: Wire, agents: Agents, served: Served, secrets: Secrets, stolen: list[bytes]
 ) -> None:
     """Scan every committed state of the database, and every body of every request and answer."""
@@ -178,7 +178,7 @@ def _check_nobody_is_open(
     assert ask(served.database_url, "SELECT count(*) FROM sum_messages") == [(0,)]
 
 
-def _check_the_lost_learn_the_outcome(agents: Agents, wire: Wire) -> None:
+def _check_lost_agents_get_outcome(agents: Agents, wire: Wire) -> None:
     """Who was lost comes back: counted if its masked vector was, left out if not; no secret stays."""
     wire.dies_before = {}
     lost = {agent.name: agent for agent in agents.agents}

@@ -1,4 +1,4 @@
-"""A member that crashes anywhere sends the same bytes again or nothing, and its secrets do not stay."""
+"""The journal of a sum: crashed members repeat the same bytes or none, and secrets are deleted."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.client_agent.secure_sum.memory_server import (
     expected_sum,
     members_of,
     run_all,
-    until_left,
+    run_until_left,
 )
 from tests.secure_sum.scene import terms_of
 
@@ -57,7 +57,7 @@ def distinct_bodies(server: MemoryServer) -> dict[tuple[int, int, int], set[byte
     return bodies
 
 
-def test_nothing_secret_stays_after_a_sum(tmp_path: Path) -> None:
+def test_secrets_are_deleted_after_a_sum(tmp_path: Path) -> None:
     members = members_of(tmp_path, 3)
     assert not run_all(members)
     for member in members:
@@ -107,7 +107,7 @@ def _crashing_run(folder: Path, monkeypatch: pytest.MonkeyPatch, at: int, *, aft
 
 @pytest.mark.slow
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
-def test_a_crash_at_every_fsync_repeats_the_same_bytes(
+def test_crash_at_any_fsync_repeats_the_same_bytes(
     after: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     total = _crashing_run(tmp_path / "0", monkeypatch, 0, after=after)
@@ -116,7 +116,7 @@ def test_a_crash_at_every_fsync_repeats_the_same_bytes(
         _crashing_run(tmp_path / str(at), monkeypatch, at, after=after)
 
 
-def test_every_message_is_on_disk_before_it_is_sent(tmp_path: Path) -> None:
+def test_messages_are_stored_before_they_are_sent(tmp_path: Path) -> None:
     members = members_of(tmp_path, 3)
     for member in members:
         calls, put = member.calls, member.calls.put
@@ -144,7 +144,7 @@ def test_files_are_for_their_owner_only(tmp_path: Path) -> None:
         assert mode == (0o700 if path.is_dir() else 0o600), path
 
 
-def test_another_input_under_the_same_keys_is_impossible(tmp_path: Path) -> None:
+def test_other_input_under_the_same_keys_is_refused(tmp_path: Path) -> None:
     members = members_of(tmp_path, 3)
     member = members[0]
     member.calls.stop_before = 2  # it has keys and shares, and has stored its masked vector
@@ -160,7 +160,7 @@ def test_another_input_under_the_same_keys_is_impossible(tmp_path: Path) -> None
     member.input_digest = OTHER
     server = member.calls.server
     server.missing = {0: 2}
-    until_left(member)
+    run_until_left(member)
     assert all(body == masked for session, place, step, body in server.log if (place, step) == (0, 2))
     assert not [entry for entry in server.log if entry[1:3] == (0, 2)]
     left = [report.reason for report in member.reports if report.reason]
@@ -168,7 +168,7 @@ def test_another_input_under_the_same_keys_is_impossible(tmp_path: Path) -> None
     assert "input differs" in left[0]
 
 
-def test_a_stored_message_is_sent_even_if_answers_change(tmp_path: Path) -> None:
+def test_stored_message_is_never_replaced(tmp_path: Path) -> None:
     session = members_of(tmp_path, 3)[0].journal.open(1)
     session.begin(terms_of(3), DIGEST, new_secrets())
     session.store_sent(1, b"shares")
@@ -178,7 +178,7 @@ def test_a_stored_message_is_sent_even_if_answers_change(tmp_path: Path) -> None
     assert session.sent(1) == b"shares"
 
 
-def test_two_terms_of_a_session_are_evidence(tmp_path: Path) -> None:
+def test_contradictory_terms_of_a_session_are_evidence(tmp_path: Path) -> None:
     journal = members_of(tmp_path, 3)[0].journal
     journal.keep_terms(terms_of(3))
     journal.keep_terms(terms_of(3))
@@ -187,7 +187,7 @@ def test_two_terms_of_a_session_are_evidence(tmp_path: Path) -> None:
     assert len(list(journal.evidence.iterdir())) == 2
 
 
-def test_a_damaged_session_sends_nothing_and_counts_as_spent(tmp_path: Path) -> None:
+def test_damaged_session_sends_no_message_and_counts_spent(tmp_path: Path) -> None:
     journal = members_of(tmp_path, 3)[0].journal
     session = journal.open(1)
     session.begin(terms_of(3), DIGEST, new_secrets())
@@ -199,7 +199,7 @@ def test_a_damaged_session_sends_nothing_and_counts_as_spent(tmp_path: Path) -> 
     assert (session.folder / "session.json").read_bytes() == b""
 
 
-def test_secrets_are_of_the_terms_and_the_input_that_they_were_made_for(tmp_path: Path) -> None:
+def test_secrets_belong_to_their_terms_and_input(tmp_path: Path) -> None:
     session = members_of(tmp_path, 3)[0].journal.open(1)
     terms, secrets = terms_of(3), new_secrets()
     session.begin(terms, DIGEST, secrets)
@@ -213,7 +213,7 @@ def test_secrets_are_of_the_terms_and_the_input_that_they_were_made_for(tmp_path
         session.secrets(terms, DIGEST)
 
 
-def test_a_session_without_step_4_is_not_spent(tmp_path: Path) -> None:
+def test_session_without_step_4_is_not_spent(tmp_path: Path) -> None:
     journal = members_of(tmp_path, 3)[0].journal
     for number, step in ((1, 3), (2, 4)):
         session = journal.open(number)
@@ -225,7 +225,7 @@ def test_a_session_without_step_4_is_not_spent(tmp_path: Path) -> None:
     assert journal.spent(without=terms_of(3, session=9)) == {"sum"}
 
 
-def test_a_restored_round_is_not_unmasked_again(tmp_path: Path) -> None:
+def test_restored_round_is_not_unmasked_again(tmp_path: Path) -> None:
     members = members_of(tmp_path, 3)
     assert not run_all(members)
     first = members[0]
@@ -234,7 +234,7 @@ def test_a_restored_round_is_not_unmasked_again(tmp_path: Path) -> None:
     assert first.journal.spent(without=terms) == {"sum"}
     restored = MemoryServer(terms)  # the very terms of before: Ed25519 signs them with the same bytes
     first.calls = MemoryCalls(restored, 0)
-    until_left(first)
+    run_until_left(first)
     assert not restored.log
     left = next(report.reason for report in first.reports if report.reason)
     assert "has unmasked another session of the round" in left

@@ -1,4 +1,4 @@
-"""A member that lies about counts has no lone user's update opened: five real agents over HTTP.
+"""False counts of one member never open a lone user's update: five real agents over HTTP.
 
 The liar commits to a count above its own in the group of the lone user, an expert's or `reject`. Either
 the coordinator checks proofs, or it colludes and lets the liar pass. With the checks of both sides switched
@@ -43,7 +43,7 @@ EXPERTS = [f"x{expert}" for expert in range(1, 7)]
 
 
 @contextmanager
-def lying(agent: Agent, lifted: Sequence[str], by: int) -> Iterator[None]:
+def false_counts(agent: Agent, lifted: Sequence[str], by: int) -> Iterator[None]:
     """Let an agent commit to more than its own counts in these groups."""
     alone = threading.Lock()
     liar = name_of(read_key(agent.participant.workspace.folder))
@@ -115,7 +115,7 @@ def _is_of(group: str, name: str) -> bool:
     return name == group or name.startswith(f"{group}.")
 
 
-def played(agents: Agents, group: str) -> dict[str, Any]:
+def run_round_with_liar(agents: Agents, group: str) -> dict[str, Any]:
     """Play a round with a liar in which one honest agent is alone in a group; return the round's view."""
     agents.start()
     agents.train()
@@ -126,18 +126,18 @@ def played(agents: Agents, group: str) -> dict[str, Any]:
     if group == REJECT:
         reject(lone)
     # All members but none reject, or three use an expert: the least for a sum.
-    with lying(liar, [group], CLIENTS - 1 if group == REJECT else 2):
+    with false_counts(liar, [group], CLIENTS - 1 if group == REJECT else 2):
         agents.sum()
-    return wait_until(lambda: ended(agents), 60)
+    return wait_until(lambda: finished_view(agents), 60)
 
 
-def ended(agents: Agents) -> dict[str, Any] | None:
+def finished_view(agents: Agents) -> dict[str, Any] | None:
     shown = agents.served.admin.get(f"/v1/federations/{agents.federation_id}/rounds/1").json()
     return dict(shown) if shown["state"] in ("published", "abandoned") else None
 
 
 @contextmanager
-def scene(served: Served, silo: Silo, folder: Path) -> Iterator[Agents]:
+def bank_agents(served: Served, silo: Silo, folder: Path) -> Iterator[Agents]:
     plan = bank_plan(1, experts=len(EXPERTS), explore_rounds=0, birth_patience=1)
     plan["privacy"]["secure_sum"] |= {"phase_seconds": 20, "attempts": 1}
     with agents_of(served, silo, folder, plan, CLIENTS) as agents:
@@ -165,8 +165,8 @@ def opened(agents: Agents, group: str) -> bool:
 @pytest.mark.slow
 @pytest.mark.parametrize("group", ["x2", REJECT])
 def test_liar_is_refused_by_the_coordinator(served: Served, silo: Silo, tmp_path: Path, group: str) -> None:
-    with scene(served, silo, tmp_path) as agents:
-        view = played(agents, group)
+    with bank_agents(served, silo, tmp_path) as agents:
+        view = run_round_with_liar(agents, group)
         assert not opened(agents, group)
     assert view["state"] == "published"
     assert view["secure_sum"]["counted"] == CLIENTS - 1
@@ -176,8 +176,8 @@ def test_liar_is_refused_by_the_coordinator(served: Served, silo: Silo, tmp_path
 @pytest.mark.parametrize("group", ["x2", REJECT])
 def test_liar_is_refused_by_members(served: Served, silo: Silo, tmp_path: Path, group: str) -> None:
     """The coordinator colludes: members void the counts, and nothing is opened."""
-    with scene(served, silo, tmp_path) as agents, unchecked("coordinator"):
-        view = played(agents, group)
+    with bank_agents(served, silo, tmp_path) as agents, unchecked("coordinator"):
+        view = run_round_with_liar(agents, group)
         assert not opened(agents, group)
         progress = [read_progress(agent.folder(1)) for agent in agents.agents[1:]]
     assert all(one is not None and "each count is 0 or 1" in (one.reason or "") for one in progress)
@@ -187,8 +187,8 @@ def test_liar_is_refused_by_members(served: Served, silo: Silo, tmp_path: Path, 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("group", ["x2", REJECT])
-def test_liar_succeeds_where_nobody_checks(served: Served, silo: Silo, tmp_path: Path, group: str) -> None:
-    with scene(served, silo, tmp_path) as agents, unchecked("coordinator", "members"):
-        view = played(agents, group)
+def test_liar_succeeds_when_checks_are_off(served: Served, silo: Silo, tmp_path: Path, group: str) -> None:
+    with bank_agents(served, silo, tmp_path) as agents, unchecked("coordinator", "members"):
+        view = run_round_with_liar(agents, group)
         assert opened(agents, group)
     assert view["state"] == "published"

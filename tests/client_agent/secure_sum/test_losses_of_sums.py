@@ -1,4 +1,4 @@
-"""Where losses are summed, none leaves a silo by name, and the coordinator takes none."""
+"""Summed losses: no silo reports its own, and the coordinator accepts none."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def _train(agent: Agent) -> None:
     assert take_part(agent.participant, brief, until=INPUT)
 
 
-def test_a_silo_reports_progress_without_losses_and_the_coordinator_takes_none(
+def test_losses_are_neither_reported_nor_accepted(
     served: Served, silo: Silo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wire, report = Wire(), ProgressReports.__call__

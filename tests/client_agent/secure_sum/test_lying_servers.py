@@ -1,4 +1,4 @@
-"""Members that are driven by a coordinator that lies: they stop before they have revealed anything."""
+"""Members driven by a lying coordinator stop before they reveal anything."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.client_agent.secure_sum.memory_server import (
     change_answers,
     members_of,
     run_all,
-    until_all_left,
+    run_until_all_left,
 )
 from tests.secure_sum.scene import terms_of
 
@@ -32,7 +32,7 @@ LIES: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("lie", LIES)
-def test_terms_that_contradict_the_plan_end_the_agents_run(lie: str, tmp_path: Path) -> None:
+def test_terms_that_contradict_the_plan_stop_the_agent(lie: str, tmp_path: Path) -> None:
     changes, reason = LIES[lie]
     member = members_of(tmp_path, 5, terms_of(5, **changes))[0]
     honest = terms_of(5)
@@ -44,7 +44,7 @@ def test_terms_that_contradict_the_plan_end_the_agents_run(lie: str, tmp_path: P
     assert not (member.folder / "secure").exists()
 
 
-def test_other_terms_of_a_session_that_goes_on_are_refused(tmp_path: Path) -> None:
+def test_changed_terms_of_a_running_session_are_refused(tmp_path: Path) -> None:
     members = members_of(tmp_path, 5)
     server = members[0].calls.server
     for member in members:
@@ -56,7 +56,7 @@ def test_other_terms_of_a_session_that_goes_on_are_refused(tmp_path: Path) -> No
     assert len(list(members[0].journal.evidence.iterdir())) == 2
 
 
-def test_terms_of_another_session_than_the_status_names_are_refused(tmp_path: Path) -> None:
+def test_terms_of_an_unannounced_session_are_refused(tmp_path: Path) -> None:
     member = members_of(tmp_path, 5)[0]
     server = member.calls.server
     honest = server.status
@@ -75,7 +75,7 @@ def _too_few(calls: MemoryCalls, found: bytes) -> bytes:
     return intake.masked_answer(calls.server.terms, dict.fromkeys(few)).model_dump_json().encode()
 
 
-def _split(calls: MemoryCalls, found: bytes) -> bytes:
+def _different_sets(calls: MemoryCalls, found: bytes) -> bytes:
     """Show every member a set that lacks another one."""
     closed = [n for n in range(5) if n != (calls.position + 1) % 5]
     return intake.masked_answer(calls.server.terms, dict.fromkeys(closed)).model_dump_json().encode()
@@ -88,13 +88,13 @@ def _split(calls: MemoryCalls, found: bytes) -> bytes:
         (_too_few, "too few members sent masked vectors"),
     ],
 )
-def test_a_false_set_of_members_ends_a_members_part(
+def test_false_set_of_members_ends_the_session(
     lie: Any, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     change_answers(monkeypatch, 2, lie)
     members = members_of(tmp_path, 5)
     server = members[0].calls.server
-    until_all_left(members)
+    run_until_all_left(members)
     assert not [entry for entry in server.log if entry[2] > 2]
     for member in members:
         reasons = [report.reason for report in member.reports if report.reason]
@@ -105,9 +105,9 @@ def test_a_false_set_of_members_ends_a_members_part(
 def test_different_sets_for_different_members_reveal_no_share(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    change_answers(monkeypatch, 2, _split)
+    change_answers(monkeypatch, 2, _different_sets)
     members = members_of(tmp_path, 5)
-    until_all_left(members)
+    run_until_all_left(members)
     assert not [entry for entry in members[0].calls.server.log if entry[2] == 4]
     reasons = [report.reason or "" for member in members for report in member.reports if report.reason]
     assert any("a member confirmed" in reason for reason in reasons)

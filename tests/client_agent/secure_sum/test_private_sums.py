@@ -1,4 +1,4 @@
-"""Private training whose updates are only summed: two guarantees in one round, over HTTP."""
+"""Private training with summed updates: two guarantees in one round, over HTTP."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CLIENTS = 3
 
 
 @pytest.mark.slow
-def test_the_sum_of_privately_trained_updates_is_exact_and_each_silo_pays_for_its_own(
+def test_private_training_sums_exactly_and_charges_each_silo(
     served: Served, silo: Silo, tmp_path: Path
 ) -> None:
     private_plan = plan(CLIENTS, total=2)

@@ -53,7 +53,7 @@ STEPS = (WEIGHTS, TRAINED, INPUT, READY, SUMMED, SCORES_SENT)
 @pytest.mark.slow
 @pytest.mark.parametrize("masking", ["pairwise", "none"])
 @pytest.mark.parametrize("strategy", ["fedavg", "ffa_lora", "fedsa_lora"])
-def test_a_round_publishes_the_exact_sum(
+def test_round_publishes_the_exact_sum(
     masking: str, strategy: str, served: Served, silo: Silo, tmp_path: Path
 ) -> None:
     wire = Wire()
@@ -78,9 +78,7 @@ def test_a_round_publishes_the_exact_sum(
 
 
 @pytest.mark.slow
-def test_clients_send_their_own_scores_if_the_plan_wants_them(
-    served: Served, silo: Silo, tmp_path: Path
-) -> None:
+def test_clients_send_own_scores_if_the_plan_asks(served: Served, silo: Silo, tmp_path: Path) -> None:
     with agents_of(served, silo, tmp_path, plan(3, scores="own", weigh_up_to=12), 3) as agents:
         agents.start()
         agents.train()
@@ -90,23 +88,23 @@ def test_clients_send_their_own_scores_if_the_plan_wants_them(
 
 
 @pytest.mark.slow
-def test_an_agent_runs_until_the_end_and_sends_no_final_scores(
+def test_agents_run_to_the_end_without_final_scores(
     served: Served, silo: Silo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whole agents, round after round: the daemon's own loop."""
-    _one_at_a_time(monkeypatch)
+    _serialise_adapters(monkeypatch)
     wire = Wire()
     with agents_of(served, silo, tmp_path, plan(3, total=2, phase_seconds=60), 3, wire.transport) as agents:
         agents.start()
         errors: list[BaseException] = []
 
-        def whole(agent: Agent) -> None:
+        def run_agent(agent: Agent) -> None:
             try:
                 daemon.run(agent.participant)
             except BaseException as error:
                 errors.append(error)
 
-        threads = [threading.Thread(target=whole, args=(agent,)) for agent in agents.agents]
+        threads = [threading.Thread(target=run_agent, args=(agent,)) for agent in agents.agents]
         for thread in threads:
             thread.start()
         for thread in threads:
@@ -117,7 +115,7 @@ def test_an_agent_runs_until_the_end_and_sends_no_final_scores(
     assert not wire.of("PUT", "/scores")
 
 
-def _one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def _serialise_adapters(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let only one agent of this process have its adapter in the model."""
     turn = threading.RLock()
 
@@ -155,7 +153,7 @@ class _CrashingFolder:
 
 
 @pytest.mark.slow
-def test_an_agent_that_is_killed_at_every_step_sums_the_input_that_it_encoded(
+def test_agent_killed_at_any_step_sums_stored_input(
     served: Served, silo: Silo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wire = Wire()
@@ -189,9 +187,7 @@ def test_an_agent_that_is_killed_at_every_step_sums_the_input_that_it_encoded(
 
 
 @pytest.mark.slow
-def test_a_member_that_drops_out_is_told_and_goes_on_with_the_next_round(
-    served: Served, silo: Silo, tmp_path: Path
-) -> None:
+def test_dropped_member_continues_with_the_next_round(served: Served, silo: Silo, tmp_path: Path) -> None:
     wire = Wire(dies_before={"silo-0": 2})
     with agents_of(served, silo, tmp_path, plan(4, phase_seconds=4), 4, wire.transport) as agents:
         agents.start()
@@ -210,7 +206,7 @@ def test_a_member_that_drops_out_is_told_and_goes_on_with_the_next_round(
         assert not list(lost.folder().path.rglob("put-*"))
 
 
-def _relied(change: dict[str, object]) -> Callable[[Exchange], bytes]:
+def _change_terms(change: dict[str, object]) -> Callable[[Exchange], bytes]:
     """Change the terms of a session, signed with the coordinator's own key."""
     key = Ed25519PrivateKey.from_private_bytes(decode(SIGNING_KEY))
     assert encode(key.public_key().public_bytes_raw()) == encode(SERVER_KEY.public_bytes_raw())
@@ -227,9 +223,9 @@ def _relied(change: dict[str, object]) -> Callable[[Exchange], bytes]:
     return lie
 
 
-def test_an_agent_refuses_a_coordinator_that_lies(served: Served, silo: Silo, tmp_path: Path) -> None:
+def test_agent_refuses_a_coordinator_that_lies(served: Served, silo: Silo, tmp_path: Path) -> None:
     reason = "`weights` of the terms"
-    wire = Wire(change=_relied({"weights": f"sha256:{'0' * 64}"}))
+    wire = Wire(change=_change_terms({"weights": f"sha256:{'0' * 64}"}))
     with agents_of(served, silo, tmp_path, plan(3), 3, wire.transport) as agents:
         agents.start()
         agents.train()
@@ -241,7 +237,7 @@ def test_an_agent_refuses_a_coordinator_that_lies(served: Served, silo: Silo, tm
         assert reason in _status(victim, served, tmp_path)
 
 
-def test_the_status_tells_the_step_of_the_sum(served: Served, silo: Silo, tmp_path: Path) -> None:
+def test_status_tells_the_step_of_the_sum(served: Served, silo: Silo, tmp_path: Path) -> None:
     wire = Wire(dies_before={f"silo-{n}": 1 for n in range(3)})
     with agents_of(served, silo, tmp_path, plan(3, phase_seconds=60), 3, wire.transport) as agents:
         agents.start()
@@ -255,7 +251,7 @@ def test_the_status_tells_the_step_of_the_sum(served: Served, silo: Silo, tmp_pa
         assert "session 1 of the sum, step shares, 3 members" in state
 
 
-def test_a_stop_ends_the_wait_for_the_sum(served: Served, silo: Silo, tmp_path: Path) -> None:
+def test_stop_ends_the_wait_for_the_sum(served: Served, silo: Silo, tmp_path: Path) -> None:
     with agents_of(served, silo, tmp_path, plan(3), 3) as agents:
         agents.start()
         agents.agents[0].train()

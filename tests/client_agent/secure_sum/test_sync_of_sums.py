@@ -1,4 +1,4 @@
-"""A member of a sum whose training machine has no network: `sync` answers, `work` trains."""
+"""Secure sums of a member with an offline training machine: `sync` takes part, `work` trains."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from client_agent.storage.round_folder import INPUT, SCORES_SENT, SUMMED
 from client_agent.training.silo import Silo
 from tests.client_agent.offline import Machines
 from tests.client_agent.secure_sum.summed_agents import agents_of, plan
-from tests.client_agent.test_status import beside
+from tests.client_agent.test_status import config_beside
 from tests.served import Served
 from tests.taking_part import wait_for
 
@@ -21,7 +21,7 @@ from tests.taking_part import wait_for
 @pytest.mark.parametrize(
     "strategy", [{"name": "fedavg"}, {"name": "fed_vemoe", "options": {"experts": 1, "grace": 9}}]
 )
-def test_sync_stays_until_the_sum_is_over(
+def test_sync_waits_until_the_sum_is_over(
     strategy: dict[str, Any],
     served: Served,
     silo: Silo,
@@ -31,7 +31,9 @@ def test_sync_stays_until_the_sum_is_over(
     with agents_of(served, silo, tmp_path, plan(3) | {"strategy": strategy}, 3) as agents:
         agents.start()
         own, *others = agents.agents
-        machines = Machines(beside(own.participant.workspace.folder, url=served.url), silo, monkeypatch)
+        machines = Machines(
+            config_beside(own.participant.workspace.folder, url=served.url), silo, monkeypatch
+        )
         tasks = []
         while not own.folder().has(INPUT):
             assert machines.sync().next == "work"

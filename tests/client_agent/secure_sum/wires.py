@@ -1,4 +1,4 @@
-"""Connections of agents that record every body, change answers, or end before a request is sent."""
+"""HTTP transports of agents that record bodies, change answers, or stop before a request."""
 
 from __future__ import annotations
 

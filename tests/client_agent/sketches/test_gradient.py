@@ -1,4 +1,4 @@
-"""Signatures: the closed form is the gradient, the sketch keeps angles, nothing useless gets out."""
+"""Sketches: the closed form equals the gradient, angles are kept, unusable sketches are refused."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def by_autograd(base: BaseModel, texts: Sequence[TokenizedText]) -> Tensor:
     return gradient if tuple(gradient.shape) == base.shapes["down"] else gradient.T
 
 
-def test_what_is_signed_is_the_gradient(each_architecture: BaseModel, examples: list[Example]) -> None:
+def test_closed_form_gradient_equals_autograd(each_architecture: BaseModel, examples: list[Example]) -> None:
     base = each_architecture
     texts = texts_for(base, examples[:6])
     expected = by_autograd(base, texts)
@@ -66,7 +66,7 @@ def test_padding_does_not_change_the_gradient(
     torch.testing.assert_close(sums[0], sums[1], rtol=1e-5, atol=1e-6)
 
 
-def test_a_sketch_is_the_clipped_mean_over_examples_whatever_the_batches(
+def test_sketch_of_any_batches_is_mean_clipped_gradient(
     tiny: Callable[..., BaseModel], examples: list[Example]
 ) -> None:
     base = tiny()
@@ -82,13 +82,13 @@ def test_a_sketch_is_the_clipped_mean_over_examples_whatever_the_batches(
         )
 
 
-def test_a_sketch_is_no_longer_than_the_clip(tiny: Callable[..., BaseModel], examples: list[Example]) -> None:
+def test_sketch_is_no_longer_than_the_clip(tiny: Callable[..., BaseModel], examples: list[Example]) -> None:
     base = tiny()
     short = sketch_of(base, examples, PLAN.model_copy(update={"clip": 0.01})).vector
     assert 0 < np.linalg.norm(short) <= 0.01 * (1 + 1e-6)
 
 
-def test_the_sketch_keeps_the_cosine() -> None:
+def test_sketch_keeps_the_cosine() -> None:
     rng = np.random.default_rng(0)
     errors = []
     for pair in range(40):
@@ -101,7 +101,7 @@ def test_the_sketch_keeps_the_cosine() -> None:
     assert abs(np.mean(errors)) < 0.03
 
 
-def test_the_sketch_is_linear_and_the_same_on_every_machine() -> None:
+def test_sketch_is_linear_and_portable() -> None:
     matrix = np.arange(12, dtype=np.float32).reshape(3, 4)
     np.testing.assert_array_equal(count_sketch(2 * matrix, 5, 7), 2 * count_sketch(matrix, 5, 7))
     assert count_sketch(matrix, 5, 7).tolist() == GOLDEN_SKETCH
@@ -111,7 +111,7 @@ def test_the_sketch_is_linear_and_the_same_on_every_machine() -> None:
 GOLDEN_SKETCH = [-8.0, 14.0, -21.0, 4.0, 9.0]
 
 
-def test_a_large_matrix_is_sketched_in_pieces_without_a_seam() -> None:
+def test_large_matrix_is_sketched_in_pieces() -> None:
     matrix = np.zeros((1025, 1024), np.float32)
     matrix[-1, -1] = 3
     assert sorted(np.abs(count_sketch(matrix, 16, 0)).tolist())[-2:] == [0.0, 3.0]
@@ -122,11 +122,11 @@ def test_equal_tasks_have_closer_sketches_than_different_ones(tiny: Callable[...
     words = [f"{a}{b}{c}" for a in "abcdef" for b in "ghijk" for c in "lmn"]
     plan = SignaturePlan(dim=256, probe_examples=40)
 
-    def of(answer: Callable[[str], str], part: list[str]) -> np.ndarray:
+    def sketch_for(answer: Callable[[str], str], part: list[str]) -> np.ndarray:
         return sketch_of(base, [Example(f"t {w}=", answer(w)) for w in part], plan).vector
 
-    first, second = of(lambda w: w[::-1], words[:40]), of(lambda w: w[::-1], words[40:80])
-    different = of(lambda w: "7" * len(w), words[40:80])
+    first, second = sketch_for(lambda w: w[::-1], words[:40]), sketch_for(lambda w: w[::-1], words[40:80])
+    different = sketch_for(lambda w: "7" * len(w), words[40:80])
 
     def cosine(a: np.ndarray, b: np.ndarray) -> float:
         return float(a @ b / np.linalg.norm(a) / np.linalg.norm(b))
@@ -134,7 +134,7 @@ def test_equal_tasks_have_closer_sketches_than_different_ones(tiny: Callable[...
     assert cosine(first, second) > cosine(first, different) + 0.3
 
 
-def test_a_gradient_sketch_needs_the_bare_model(
+def test_gradient_sketch_needs_the_bare_model(
     tiny: Callable[..., BaseModel], examples: list[Example]
 ) -> None:
     base = tiny()
@@ -143,13 +143,13 @@ def test_a_gradient_sketch_needs_the_bare_model(
         sketch_of(base, examples, PLAN)
 
 
-def test_no_hook_stays_behind(each_architecture: BaseModel, examples: list[Example]) -> None:
+def test_sketch_leaves_no_hook(each_architecture: BaseModel, examples: list[Example]) -> None:
     base = each_architecture
     sketch_of(base, examples, PLAN)
     assert not any(m._forward_pre_hooks or m._forward_hooks for m in base.model.modules())
 
 
-def test_the_probe_set_does_not_depend_on_the_order_of_examples(examples: list[Example]) -> None:
+def test_probe_set_does_not_depend_on_example_order(examples: list[Example]) -> None:
     chosen = probe_set(examples, 5)
     assert probe_set([*reversed(examples), examples[0]], 5) == chosen
     assert len(set(chosen)) == 5
@@ -169,14 +169,14 @@ def test_useless_sketches_are_refused(tiny: Callable[..., BaseModel], examples: 
         sketch_of(base, examples, PLAN)
 
 
-def test_the_moving_average_weighs_the_new_one_by_a() -> None:
+def test_moving_average_weights_the_new_sketch() -> None:
     east, north = (Sketch(np.float32(vector), 0.5) for vector in ([1, 0], [0, 1]))
     np.testing.assert_allclose(ema(east, north, 0.25).vector, [0.75, 0.25])
     with pytest.raises(SketchUnusable):
         ema(east, Sketch(np.float32([0, 1, 2]), 0.5), 0.5)
 
 
-def test_reliability_is_the_cosine_that_two_samples_of_one_task_have() -> None:
+def test_reliability_is_expected_cosine_of_two_samples() -> None:
     """Means of n noisy copies of one vector: their cosine is what one sample alone already foretells."""
     rng = np.random.default_rng(0)
     truth = rng.normal(size=200)
@@ -190,7 +190,7 @@ def test_reliability_is_the_cosine_that_two_samples_of_one_task_have() -> None:
         assert np.mean(foretold) == pytest.approx(cosines.mean(), abs=0.01)
 
 
-def test_a_reliability_is_always_a_share_above_zero() -> None:
+def test_reliability_is_always_a_share_above_zero() -> None:
     """Of few and scattered gradients the estimate falls below 0, which no coordinator takes as a share."""
     scattered = reliability_of(mean_square=100.0, square_of_mean=1.0, count=8)
     assert 1 - (100.0 - 1.0) / 7 / 1.0 < 0 < scattered < 0.01
@@ -200,7 +200,7 @@ def test_a_reliability_is_always_a_share_above_zero() -> None:
     assert reliability_of(mean_square=4.0, square_of_mean=2.0, count=5) == pytest.approx(0.75)
 
 
-def test_the_reliability_of_a_sketch_grows_with_its_examples(
+def test_reliability_grows_with_the_number_of_examples(
     tiny: Callable[..., BaseModel], examples: list[Example]
 ) -> None:
     base = tiny()
@@ -212,7 +212,7 @@ def test_the_reliability_of_a_sketch_grows_with_its_examples(
     assert single == 1.0
 
 
-def test_a_sketch_survives_being_written() -> None:
+def test_sketch_is_restored_from_its_bytes() -> None:
     sketch = Sketch(np.float32([1, 2]), 0.25)
     again = Sketch.from_bytes(sketch.to_bytes())
     assert again.reliability == 0.25

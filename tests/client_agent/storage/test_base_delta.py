@@ -1,4 +1,4 @@
-"""The base delta on disk: whole, by increments, and never added to the wrong round."""
+"""The stored base delta: whole or by increments, each added to its own round only."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def product(delta: BaseDelta) -> np.ndarray:
     return np.asarray(module_factors.B @ module_factors.A)
 
 
-def test_increments_add_up_in_no_more_ranks_than_the_sum_has() -> None:
+def test_base_delta_increments_add_up_in_minimal_rank() -> None:
     delta = apply_weights(BaseDelta(1, {}), served(2, 1, seed=1))
     for number in range(2, 8):
         delta = apply_weights(delta, served(number + 1, number, seed=number))
@@ -55,25 +55,25 @@ def test_increments_add_up_in_no_more_ranks_than_the_sum_has() -> None:
     assert (delta.round, delta.added["l0.q"].rank) == (8, 5)
 
 
-def test_a_whole_base_delta_replaces_the_stored_one() -> None:
+def test_whole_base_delta_replaces_the_stored_one() -> None:
     delta = apply_weights(BaseDelta(3, {"l0.q": factors(1)}), served(7, 1, seed=2))
     assert delta.round == 7
     np.testing.assert_array_equal(delta.added["l0.q"].A, factors(2).A)
     assert apply_weights(delta, served(8, None)) == BaseDelta(8, {})
 
 
-def test_the_same_weights_again_add_nothing() -> None:
+def test_repeated_weights_leave_base_delta_unchanged() -> None:
     delta = apply_weights(BaseDelta(2, {"l0.q": factors(1)}), served(3, 2, seed=2))
     assert apply_weights(delta, served(3, 2, seed=2)) is delta
 
 
-def test_an_increment_to_another_round_is_refused() -> None:
+def test_increment_to_another_round_is_refused() -> None:
     for stored in (BaseDelta(1, {}), BaseDelta(3, {"l0.q": factors(1)})):
         with pytest.raises(BaseDeltaMissing, match="served the whole"):
             apply_weights(stored, served(5, 4))
 
 
-def test_a_round_stores_its_base_delta(tmp_path: Path) -> None:
+def test_round_stores_its_base_delta(tmp_path: Path) -> None:
     rounds = RoundFolders(tmp_path)
     first = round_base_delta(rounds, rounds.open(2), served(2, 1, seed=1))
     second = round_base_delta(rounds, rounds.open(3), served(3, 2, seed=2))

@@ -1,4 +1,4 @@
-"""All files of an agent are its owner's alone, and nothing behind a link is changed."""
+"""Files of an agent are readable by their owner only, and links are not followed."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from client_agent.daemon import run
 from client_agent.privacy.ledger import Book, Ledger
 from client_agent.rounds.participant import Participant
 from client_agent.storage.folder_permissions import is_agent_entry, open_folder
-from tests.client_agent.test_daemon import alone_plan, naps
+from tests.client_agent.test_daemon import alone_plan, limited_sleep
 
 
 def mode(path: Path) -> int:
     return stat.S_IMODE(path.stat().st_mode)
 
 
-def test_every_own_file_is_tightened(tmp_path: Path) -> None:
+def test_agents_files_are_restricted_to_the_owner(tmp_path: Path) -> None:
     Ledger(tmp_path).write(Book())
     for file in (tmp_path / name for name in FILES):
         file.touch()
@@ -65,5 +65,5 @@ def test_links_are_not_followed(tmp_path: Path) -> None:
 
 def test_agent_writes_no_other_names(started: Callable[..., Participant]) -> None:
     who = started(**alone_plan(rounds={"total": 1, "min_clients": 1}))
-    run(who, naps(500))
+    run(who, limited_sleep(500))
     assert [entry.name for entry in who.workspace.folder.iterdir() if not is_agent_entry(entry)] == []

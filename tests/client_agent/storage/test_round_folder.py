@@ -14,7 +14,7 @@ from client_agent.storage.files import write_durably
 from client_agent.storage.round_folder import SCORES_SENT, TRAINED, RoundFolders
 
 
-def test_a_write_leaves_the_whole_file_and_nothing_else(tmp_path: Path) -> None:
+def test_durable_write_leaves_one_whole_file(tmp_path: Path) -> None:
     write_durably(tmp_path / "deep" / "file", b"one")
     write_durably(tmp_path / "deep" / "file", b"two")
     assert [p.name for p in (tmp_path / "deep").iterdir()] == ["file"]
@@ -22,7 +22,7 @@ def test_a_write_leaves_the_whole_file_and_nothing_else(tmp_path: Path) -> None:
     assert stat.S_IMODE((tmp_path / "deep" / "file").stat().st_mode) == 0o600
 
 
-def test_the_newest_earlier_round_with_a_result_is_found(tmp_path: Path) -> None:
+def test_newest_earlier_round_with_a_result_is_found(tmp_path: Path) -> None:
     folders = RoundFolders(tmp_path)
     for number in (1, 2, 4):
         folders.open(number)
@@ -35,7 +35,7 @@ def test_the_newest_earlier_round_with_a_result_is_found(tmp_path: Path) -> None
     assert folders.newest_with(SCORES_SENT, before=9) is None
 
 
-def test_old_rounds_are_forgotten_but_never_the_last_trained_ones(tmp_path: Path) -> None:
+def test_old_rounds_are_deleted_except_the_last_trained(tmp_path: Path) -> None:
     folders = RoundFolders(tmp_path)
     for number in range(1, 6):
         folders.open(number).write(TRAINED, b"t")
@@ -45,14 +45,14 @@ def test_old_rounds_are_forgotten_but_never_the_last_trained_ones(tmp_path: Path
     assert [folder.number for folder in folders.newest_first()] == [7, 6, 5, 4]
 
 
-def test_a_second_process_is_kept_away_from_the_folder(tmp_path: Path) -> None:
+def test_folder_in_use_refuses_a_second_process(tmp_path: Path) -> None:
     with exclusive(tmp_path), pytest.raises(FolderInUse, match="another agent"), exclusive(tmp_path):
         pass
     with exclusive(tmp_path):
         pass
 
 
-def test_a_folder_without_membership_asks_to_enrol(tmp_path: Path) -> None:
+def test_folder_without_membership_asks_to_enrol(tmp_path: Path) -> None:
     with pytest.raises(NotEnrolled, match="tessera agent enrol"):
         read_membership(tmp_path)
     (tmp_path / "membership.json").write_text("{")
@@ -70,9 +70,7 @@ def test_paths_in_a_config_are_relative_to_it(tmp_path: Path) -> None:
     assert settings.model == "org/model"
 
 
-def test_the_folder_lies_beside_its_config_wherever_the_agent_is_started(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_agent_folder_is_beside_its_config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "silo.toml").write_text("url = 'http://127.0.0.1:1'\nmodel = 'm'\ntrain = 't'\n")
     monkeypatch.chdir("/")
     settings = read_settings(tmp_path / "silo.toml")
@@ -83,13 +81,13 @@ def test_the_folder_lies_beside_its_config_wherever_the_agent_is_started(
     assert read_settings(tmp_path / "silo.toml").folder == Path("elsewhere")
 
 
-def test_the_environment_wins_over_the_config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_environment_wins_over_the_config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "silo.toml").write_text(CONFIG)
     monkeypatch.setenv("TESSERA_AGENT_MODEL", "org/other")
     assert read_settings(tmp_path / "silo.toml").model == "org/other"
 
 
-def test_every_option_can_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_options_are_read_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in (("URL", "https://t.example"), ("MODEL", "m"), ("TRAIN", "t.jsonl"), ("THREADS", "2")):
         monkeypatch.setenv(f"TESSERA_AGENT_{name}", value)
     assert read_settings(None).threads == 2
@@ -106,12 +104,12 @@ def test_every_option_can_come_from_the_environment(monkeypatch: pytest.MonkeyPa
         ('url = "https://t.example"\n', "train"),
     ],
 )
-def test_a_wrong_config_names_what_is_wrong(tmp_path: Path, text: str, complaint: str) -> None:
+def test_invalid_config_names_its_faults(tmp_path: Path, text: str, complaint: str) -> None:
     (tmp_path / "silo.toml").write_text(text)
     with pytest.raises(SettingsUnusable, match=complaint):
         read_settings(tmp_path / "silo.toml")
 
 
-def test_a_missing_config_says_so(tmp_path: Path) -> None:
+def test_missing_config_is_refused_with_a_remedy(tmp_path: Path) -> None:
     with pytest.raises(SettingsUnusable, match=r"cannot be read \(.*`tessera agent init` writes"):
         read_settings(tmp_path / "none.toml")

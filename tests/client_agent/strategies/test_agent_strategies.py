@@ -1,4 +1,4 @@
-"""What an agent does with the weights it is served, strategy by strategy."""
+"""Starting weights of an agent, strategy by strategy."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SERVED = {"b0.q.P": np.full((2, 2), 1.0, np.float32), "b0.q.Q": np.ones(2, np.fl
 
 
 @pytest.mark.parametrize("name", strategy_names())
-def test_a_newcomer_starts_from_what_it_is_served(name: str) -> None:
+def test_newcomer_starts_from_served_weights(name: str) -> None:
     strategy = load_strategy(name)
     for newcomer in (True, False):
         start = strategy.start(None, SERVED, newcomer=newcomer)
@@ -30,19 +30,19 @@ def test_options_that_only_the_coordinator_needs_are_ignored(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", strategy_names())
-def test_starting_changes_neither_state(name: str) -> None:
+def test_strategy_start_changes_neither_state(name: str) -> None:
     local, served = ({n: v.copy() for n, v in state.items()} for state in (LOCAL, SERVED))
     load_strategy(name).start(local, served, newcomer=False)
     assert all(np.array_equal(local[n], LOCAL[n]) and np.array_equal(served[n], SERVED[n]) for n in LOCAL)
 
 
-def test_fedavg_replaces_what_is_here() -> None:
+def test_fedavg_starts_from_served_weights() -> None:
     strategy = load_strategy("fedavg")
     assert strategy.start(LOCAL, SERVED, newcomer=False) == SERVED
     assert not strategy.options.gated
 
 
-def test_fedmosaic_with_a_gate_continues_from_its_own_state() -> None:
+def test_gated_fedmosaic_continues_from_its_own_state() -> None:
     strategy = load_strategy("fedmosaic", {"mix": "gate"})
     assert strategy.start(LOCAL, SERVED, newcomer=False) == LOCAL
     assert strategy.start(LOCAL, SERVED, newcomer=True) == SERVED
@@ -55,14 +55,14 @@ def test_fedmosaic_continues_from_the_served_state_by_default() -> None:
     assert not strategy.options.gated
 
 
-def test_an_unknown_strategy_is_answered_with_those_there_are() -> None:
+def test_unknown_strategy_is_refused_with_known_names() -> None:
     with pytest.raises(UnknownStrategy, match="fedavg, fedex_lora, fedmosaic"):
         load_strategy("base")
     with pytest.raises(UnknownStrategy, match="update the agent"):
         load_strategy("../errors")
 
 
-def test_an_option_without_a_meaning_is_named() -> None:
+def test_option_without_a_meaning_is_named() -> None:
     with pytest.raises(StrategyOptionsInvalid, match="mix"):
         load_strategy("fedmosaic", {"mix": "blend"})
 

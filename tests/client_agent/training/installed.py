@@ -1,4 +1,4 @@
-"""Packages of trainers that are installed for one test, as their files alone."""
+"""Trainer packages installed for one test, as files alone."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ def test_batches_are_dealt_in_whole_shuffled_passes() -> None:
     assert dealt[:10] != dealt[10:]
 
 
-def test_the_order_follows_from_seed_and_round() -> None:
+def test_order_follows_from_seed_and_round() -> None:
     def order(seed: int, number: int) -> list[int]:
         batches = islice(iterate_batches(texts(10), 4, seed=seed, round_number=number), 4)
         return [text.ids[0] for batch in batches for text in batch]
@@ -33,7 +33,7 @@ def test_the_order_follows_from_seed_and_round() -> None:
     assert order(0, 1) != order(0, 2) != order(1, 2)
 
 
-def test_with_few_examples_a_batch_is_one_pass() -> None:
+def test_batch_of_few_examples_is_one_pass() -> None:
     assert [len(batch) for batch in islice(iterate_batches(texts(3), 8, seed=0, round_number=1), 3)] == [
         3,
         3,
@@ -53,7 +53,7 @@ def padding(batches: list[list[TokenizedText]]) -> float:
     return 1 - sum(len(text.ids) for batch in batches for text in batch) / padded
 
 
-def test_texts_of_a_batch_are_about_equally_long_and_every_pass_is_whole() -> None:
+def test_batches_group_equal_lengths_in_whole_passes() -> None:
     texts = lengths(1003)
     batches = list(islice(iterate_batches(texts, 8, seed=0, round_number=1), 251))  # two passes
     counts = Counter(text.ids[0] for batch in batches for text in batch)
@@ -65,7 +65,7 @@ def test_texts_of_a_batch_are_about_equally_long_and_every_pass_is_whole() -> No
     assert padding(batches) < padding(shuffled) / 3
 
 
-def test_grouping_leaves_the_batches_of_every_pass_different() -> None:
+def test_grouping_keeps_batches_of_passes_different() -> None:
     texts = lengths(40)
     batches = list(islice(iterate_batches(texts, 4, seed=0, round_number=1), 20))
     first, second = (

@@ -1,4 +1,4 @@
-"""Scores in batches are those of one text at a time, and those of public generation."""
+"""Scores in batches equal scores per text and those of public generation."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def loss_of_public_model(
     return cast(list[float], nnf.cross_entropy(logits, ids[0, start.shape[1] :], reduction="none").tolist())
 
 
-def test_the_loss_in_batches_is_the_public_models_one_text_at_a_time(
+def test_batched_loss_equals_public_model_per_text(
     each_architecture: BaseModel, examples: list[Example], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     base, texts = each_architecture, encode_for(each_architecture, examples, 64)
@@ -59,7 +59,7 @@ def test_the_loss_in_batches_is_the_public_models_one_text_at_a_time(
     assert mean_loss(base, texts) == pytest.approx(expected, rel=1e-5)
 
 
-def test_the_likeliest_option_is_that_of_the_public_model(
+def test_likeliest_option_equals_that_of_public_model(
     each_architecture: BaseModel, examples: list[Example]
 ) -> None:
     base = each_architecture
@@ -82,7 +82,7 @@ def test_the_likeliest_option_is_that_of_the_public_model(
     assert score.value == right / len(asked)
 
 
-def test_options_with_one_ending_are_compared_by_it_alone(tiny: Callable[..., BaseModel]) -> None:
+def test_options_with_a_common_ending_compare_by_it(tiny: Callable[..., BaseModel]) -> None:
     """The right word may be a rare one: what counts is how well the rest follows it."""
     base, words, differ = tiny(), ("bb", "qa", "xy1"), 0
     options = tuple(f"{word} is x" for word in words)
@@ -100,7 +100,7 @@ def test_options_with_one_ending_are_compared_by_it_alone(tiny: Callable[..., Ba
     assert differ > 0
 
 
-def test_generation_in_batches_is_that_of_each_prompt_alone(
+def test_batched_generation_equals_generation_per_prompt(
     each_architecture: BaseModel, examples: list[Example], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Prompts of many lengths, adapters in place, and a generation_config of the model's own."""
@@ -116,7 +116,7 @@ def test_generation_in_batches_is_that_of_each_prompt_alone(
     assert cast(Any, base.model).generation_config.repetition_penalty == 5.0
 
 
-def test_a_trained_models_answers_are_scored_as_generated(tiny: Callable[..., BaseModel]) -> None:
+def test_trained_models_answers_are_scored_as_generated(tiny: Callable[..., BaseModel]) -> None:
     base = tiny()
     asked = [replace(e, references=("no", e.completion), metrics=("exact_match", "f1")) for e in LETTERS] + [
         Example("x 1=", "22", metrics=("exact_match",))
@@ -140,7 +140,7 @@ def test_a_trained_models_answers_are_scored_as_generated(tiny: Callable[..., Ba
     assert silent.keys() == {"loss", "perplexity"}
 
 
-def test_scores_are_of_the_same_few_examples_whatever_their_order(
+def test_scores_use_the_same_examples_in_any_order(
     tiny: Callable[..., BaseModel], examples: list[Example]
 ) -> None:
     base, plan = tiny(), ScoresPlan(examples=5)
@@ -150,7 +150,7 @@ def test_scores_are_of_the_same_few_examples_whatever_their_order(
     assert few.loss != evaluate(base, examples, max_length=64).loss
 
 
-def test_scores_of_a_task_are_those_of_its_examples_alone(tiny: Callable[..., BaseModel]) -> None:
+def test_task_scores_equal_scores_of_its_examples(tiny: Callable[..., BaseModel]) -> None:
     base = tiny()
     plan = ScoresPlan(examples=6, new_tokens=4)
     tasks = [Task("first", "-"), Task("second", "-")]
@@ -172,7 +172,7 @@ def test_scores_of_a_task_are_those_of_its_examples_alone(tiny: Callable[..., Ba
     ).tasks
 
 
-def test_options_and_question_of_a_chat_follow_its_template(tiny: Callable[..., BaseModel]) -> None:
+def test_chat_options_and_question_follow_the_template(tiny: Callable[..., BaseModel]) -> None:
     base, prompt, options = tiny(), "<user>x\n<assistant>", ("ab", "ba", "qqqq")
     base.tokenizer.chat_template = TEMPLATE
     means = [np.mean(loss_of_public_model(base, prompt, o, closed=False, special=False)) for o in options]
@@ -183,7 +183,7 @@ def test_options_and_question_of_a_chat_follow_its_template(tiny: Callable[..., 
         assert score.value == float(index == np.argmin(means))
 
 
-def test_a_long_prompt_loses_its_start(tiny: Callable[..., BaseModel]) -> None:
+def test_long_prompt_loses_its_start(tiny: Callable[..., BaseModel]) -> None:
     base = tiny()
     bos, *ids = encode_question(Example("abcdef", "x"), base.tokenizer, 64)
     assert encode_question(Example("abcdef", "x"), base.tokenizer, 4) == [bos, *ids[-3:]]
@@ -194,7 +194,7 @@ def test_a_long_prompt_loses_its_start(tiny: Callable[..., BaseModel]) -> None:
         completions(small, [[5] * 10], max_new_tokens=4)
 
 
-def test_no_example_is_no_score(tiny: Callable[..., BaseModel], tmp_path: Path) -> None:
+def test_empty_set_of_examples_is_not_scored(tiny: Callable[..., BaseModel], tmp_path: Path) -> None:
     """The reference reported a perplexity of 1 for an empty set (defect 8 of fed_vemoe's)."""
     base = tiny()
     for score in (lambda: evaluate(base, [], max_length=64), lambda: mean_loss(base, ())):
@@ -217,7 +217,7 @@ def test_groups_are_bounded_and_complete() -> None:
     assert not list(grouped_by_length([]))
 
 
-def test_a_model_that_outputs_nonsense_is_not_scored(
+def test_model_that_outputs_nonsense_is_not_scored(
     tiny: Callable[..., BaseModel], examples: list[Example]
 ) -> None:
     base = tiny()

@@ -1,4 +1,4 @@
-"""Fifty rounds in one process leave nothing behind: no hook, no module, no tensor, no memory."""
+"""Fifty rounds in one process leave no hook, module, tensor or memory behind."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A training whose process is killed by SIGKILL resumes from the stored prefix, to the same bytes."""
+"""Training killed by SIGKILL resumes from the stored prefix, to the same bytes."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def unfinished(folder: Path) -> list[Path]:
     return list((folder / "prefixes").rglob(".new-*"))
 
 
-def test_a_training_killed_in_its_middle_reads_the_stored_prefix(tmp_path: Path) -> None:
+def test_killed_training_reads_the_stored_prefix(tmp_path: Path) -> None:
     losses, tensors, texts, _ = trained(tmp_path / "whole")
     assert texts == EXAMPLES  # each was computed once, in the whole training
     files = killed(tmp_path / "killed", ["step"] * 8)
@@ -137,7 +137,7 @@ def test_a_training_killed_in_its_middle_reads_the_stored_prefix(tmp_path: Path)
 
 
 @pytest.mark.parametrize("place", ["half", "unnamed"])
-def test_a_file_whose_writing_was_killed_is_computed_again(tmp_path: Path, place: str) -> None:
+def test_unfinished_or_cut_prefix_file_is_computed_again(tmp_path: Path, place: str) -> None:
     losses, tensors, _, _ = trained(tmp_path / "whole")
     files = killed(tmp_path / "killed", ["step", "step", place], number=13, place=place)
     assert len(files) == 12

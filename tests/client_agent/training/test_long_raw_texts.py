@@ -1,4 +1,4 @@
-"""A long raw text has many pieces to train on, and as few to score and to sketch as any other example."""
+"""Long raw texts: many pieces for training, one per example for scores and sketches."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LONG = tuple(Example("", first * 200 + last * 900) for first, last in ("ab", "cd
 SAME_BEGINNINGS = tuple(Example("", first * 200 + last * 900) for first, last in ("ax", "cy", "ez"))
 
 
-def test_scores_are_of_as_many_texts_as_the_plan_has_examples(tiny: Callable[..., BaseModel]) -> None:
+def test_scores_count_one_text_per_planned_example(tiny: Callable[..., BaseModel]) -> None:
     base, plan = tiny(), ScoresPlan(examples=3)
     assert len(encode_for(base, LONG, 16)) > 200
     beginnings = encode_beginnings(base, probe_set(LONG, 3), 16)
@@ -28,7 +28,7 @@ def test_scores_are_of_as_many_texts_as_the_plan_has_examples(tiny: Callable[...
     assert result.scores()["loss"].count == 3
 
 
-def test_the_validation_loss_is_of_few_texts_too(tiny: Callable[..., BaseModel]) -> None:
+def test_validation_loss_counts_one_text_per_example(tiny: Callable[..., BaseModel]) -> None:
     base = tiny()
     held_out = tuple(Example("", f"{number:02}" + "ab" * 100) for number in range(MIN_VALIDATION))
     silo = Silo(base, SiloData(LONG, held_out, LONG), None)
@@ -37,14 +37,14 @@ def test_the_validation_loss_is_of_few_texts_too(tiny: Callable[..., BaseModel])
     assert loss == pytest.approx(mean_loss(base, beginnings))
 
 
-def test_the_texts_that_are_scored_come_from_every_example_in_turn(tiny: Callable[..., BaseModel]) -> None:
+def test_scored_texts_are_taken_from_examples_in_turn(tiny: Callable[..., BaseModel]) -> None:
     base = tiny()
     pieces = [encode_for(base, [example], 16) for example in LONG]
     assert encode_some(base, LONG, 5, 16) == tuple(pieces[i][n] for n in (0, 1) for i in range(3))[:5]
     assert len(encode_some(base, LONG[:1], 500, 16)) == len(pieces[0])
 
 
-def test_a_sketch_reads_the_beginning_of_a_text(tiny: Callable[..., BaseModel]) -> None:
+def test_sketch_reads_the_beginning_of_a_text(tiny: Callable[..., BaseModel]) -> None:
     base, plan = tiny(), SignaturePlan(probe_examples=1)
     for one, other in zip(LONG, SAME_BEGINNINGS, strict=True):
         assert sketch_of(base, [one], plan).to_bytes() == sketch_of(base, [other], plan).to_bytes()

@@ -1,4 +1,4 @@
-"""The memory that a step is said to need is the memory that it takes, to the byte as the allocator counts."""
+"""The estimated memory of a training step equals the allocator's peak."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def peak_of(work: Callable[[], object], folder: Path) -> int:
     ],
 )
 @pytest.mark.parametrize("kind", PLANS)
-def test_a_step_takes_the_memory_that_was_foretold(
+def test_step_memory_matches_the_estimate(
     tmp_path: Path, vocabulary: int, quantization: Quantization, dtype: torch.dtype, kind: str
 ) -> None:
     adapter_plan = PLANS[kind]

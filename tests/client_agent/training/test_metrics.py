@@ -111,11 +111,13 @@ from client_agent.training.metrics import (
         (rouge_l, "...", "?", 0.0),
     ],
 )
-def test_values(metric: Metric, generated: str, reference: str, value: float) -> None:
+def test_metrics_have_their_known_values(
+    metric: Metric, generated: str, reference: str, value: float
+) -> None:
     assert metric(generated, reference) == pytest.approx(value)
 
 
-def test_the_best_reference_counts() -> None:
+def test_best_reference_counts() -> None:
     assert best(f1, "in 1702", ["1703", "in 1702"]) == 1.0
     references = ["the gunman kill police", "police killed the gunman"]
     assert best(rouge_l, "police kill the gunman", references) == 0.75  # of 0.5 and 0.75
@@ -123,5 +125,5 @@ def test_the_best_reference_counts() -> None:
 
 @pytest.mark.parametrize("metric", GENERATED_METRICS.values())
 @pytest.mark.parametrize("generated", ["", "####", "#### 1", "x 1", "\N{SNOWMAN} \N{COMBINING ACUTE ACCENT}"])
-def test_all_metrics_are_in_the_unit_interval(metric: Metric, generated: str) -> None:
+def test_metrics_are_in_the_unit_interval(metric: Metric, generated: str) -> None:
     assert 0 <= metric(generated, "x 1") <= 1

@@ -53,7 +53,7 @@ def trained(
     )
 
 
-def test_eight_bits_learn_nearly_as_thirty_two_do(base: BaseModel, examples: list[Example]) -> None:
+def test_eight_bit_adamw_learns_nearly_as_well(base: BaseModel, examples: list[Example]) -> None:
     losses = {}
     for name in ("adamw", "adamw8bit"):
         with inject_lora(base, ADAPTER) as adapter:
@@ -83,7 +83,7 @@ def test_eight_bit_moments_survive_storing(base: BaseModel, examples: list[Examp
 
 
 @pytest.mark.parametrize(("before", "after"), [("adamw", "adamw8bit"), ("adamw8bit", "adamw")])
-def test_the_setting_may_change_between_rounds(
+def test_optimiser_setting_may_change_between_rounds(
     base: BaseModel, examples: list[Example], before: OptimizerName, after: OptimizerName
 ) -> None:
     with inject_lora(base, ADAPTER) as adapter:
@@ -94,7 +94,7 @@ def test_the_setting_may_change_between_rounds(
     assert steps == {8.0}
 
 
-def test_the_state_of_another_adapter_is_refused(base: BaseModel, examples: list[Example]) -> None:
+def test_optimiser_state_of_another_adapter_is_refused(base: BaseModel, examples: list[Example]) -> None:
     with inject_lora(base, ADAPTER) as adapter:
         state = trained(base, adapter, examples, "adamw8bit").optimiser_state
     with inject_lora(base, ADAPTER.model_copy(update={"rank": 8})) as adapter:
@@ -106,7 +106,7 @@ def test_the_state_of_another_adapter_is_refused(base: BaseModel, examples: list
             )
 
 
-def test_without_bitsandbytes_the_error_names_the_setting(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_bitsandbytes_is_an_error_naming_the_setting(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "bitsandbytes", None)
     require_optimiser("adamw")
     with pytest.raises(SettingsUnusable, match=r"optimizer: adamw8bit needs bitsandbytes.*set it to adamw"):

@@ -1,4 +1,4 @@
-"""Several texts in one row: logits, loss and gradients are those of the texts in rows of their own."""
+"""Packed rows of several texts: logits, loss and gradients equal those of separate rows."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_logits_do_not_depend_on_packing(each_architecture: BaseModel, examples:
 
 
 @pytest.mark.parametrize("model_type", ["gemma2", "gemma3_text", "mistral"])
-def test_a_sliding_window_stays_in_its_text(
+def test_sliding_window_stays_in_its_text(
     tiny: Callable[..., BaseModel], examples: list[Example], model_type: str
 ) -> None:
     base = tiny(model_type, sliding_window=4)
@@ -108,7 +108,7 @@ def test_training_does_not_depend_on_packing(tiny: Callable[..., BaseModel], exa
     assert outcomes[0].tokens == outcomes[1].tokens
 
 
-def test_a_model_that_mixes_the_texts_of_a_row_is_refused(tiny: Callable[..., BaseModel]) -> None:
+def test_model_that_mixes_packed_texts_is_refused(tiny: Callable[..., BaseModel]) -> None:
     base = tiny()
     decoder = cast(Any, base.model).model
     forward = decoder.forward

@@ -8,7 +8,7 @@ import pytest
 from client_agent.training.text_losses import TextLoss, change_of_loss
 
 
-def test_change_is_the_difference_of_the_means_per_token() -> None:
+def test_change_is_the_difference_of_means_per_token() -> None:
     before, after = [TextLoss(6.0, 2), TextLoss(2.0, 4)], [TextLoss(3.0, 2), TextLoss(2.0, 4)]
     change = change_of_loss(after, before)
     assert change is not None
@@ -40,5 +40,5 @@ def test_change_has_the_error_of_repeated_samples() -> None:
     ],
     ids=["one text", "nothing before", "other texts"],
 )
-def test_change_is_unknown_for_texts_that_do_not_pair(after: list[TextLoss], before: list[TextLoss]) -> None:
+def test_change_is_unknown_for_unpaired_texts(after: list[TextLoss], before: list[TextLoss]) -> None:
     assert change_of_loss(after, before) is None

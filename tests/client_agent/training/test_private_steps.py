@@ -1,4 +1,4 @@
-"""Private steps: each example alone, clipped exactly; the sum, the noise and the payments as promised."""
+"""Private steps: gradients clipped per example, their sum, the noise and the payments."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def flat(parameters: Mapping[str, nn.Parameter]) -> np.ndarray:
 
 
 @pytest.mark.parametrize("clip", [1e-3, 0.5, 1e3])
-def test_without_noise_it_is_the_mean_of_the_examples_own_gradients_each_clipped(
+def test_gradient_without_noise_is_mean_of_clipped_gradients(
     base: BaseModel, adapter: Adapter, examples: list[Example], no_noise: None, clip: float
 ) -> None:
     steps, parameters = steps_of(base, adapter, examples[:5], clip=clip), adapter.named_parameters()
@@ -111,7 +111,7 @@ def test_without_noise_it_is_the_mean_of_the_examples_own_gradients_each_clipped
     assert float(np.linalg.norm(flat(parameters))) <= 5 * clip / 4 * (1 + 1e-6)
 
 
-def test_one_example_more_adds_its_own_part_and_changes_no_bit_of_the_others(
+def test_additional_example_adds_only_its_clipped_gradient(
     base: BaseModel,
     adapter: Adapter,
     examples: list[Example],
@@ -131,7 +131,7 @@ def test_one_example_more_adds_its_own_part_and_changes_no_bit_of_the_others(
     assert 0 < sum(int(value) ** 2 for value in alone) <= STEPS**2
 
 
-def test_the_noise_is_that_of_the_mechanism(
+def test_noise_scale_is_that_of_the_mechanism(
     base: BaseModel, adapter: Adapter, examples: list[Example]
 ) -> None:
     steps, parameters = steps_of(base, adapter, examples, clip=2.0), adapter.named_parameters()
@@ -145,7 +145,7 @@ def test_the_noise_is_that_of_the_mechanism(
     assert abs(noise.mean()) < 5 * 0.5 / np.sqrt(noise.size)
 
 
-def test_an_example_without_a_finite_gradient_counts_as_nothing(
+def test_example_without_a_finite_gradient_adds_nothing(
     base: BaseModel, adapter: Adapter, examples: list[Example], no_noise: None
 ) -> None:
     steps, parameters = steps_of(base, adapter, examples), adapter.named_parameters()
@@ -159,7 +159,7 @@ def test_an_example_without_a_finite_gradient_counts_as_nothing(
     assert not flat(parameters).any()
 
 
-def test_a_gradient_that_reaches_nothing_is_an_error(
+def test_gradient_that_reaches_no_parameter_is_an_error(
     base: BaseModel, adapter: Adapter, examples: list[Example]
 ) -> None:
     steps, parameters = steps_of(base, adapter, examples), adapter.named_parameters()
@@ -167,7 +167,7 @@ def test_a_gradient_that_reaches_nothing_is_an_error(
         steps.noisy_gradient(base, [[steps.records[0][0]]], parameters, lambda base, text: 0.0)
 
 
-def test_examples_are_drawn_by_themselves_and_as_a_whole() -> None:
+def test_examples_are_drawn_independently_with_all_their_texts() -> None:
     first, second = (TokenizedText((1, n), (False, True), ()) for n in (2, 3))
     records = [(first, second), *((first,) for _ in range(11))]
     steps = PrivateSteps(records, Mechanism(3, 12, 1.0, 1.0, 1), Paid())
@@ -179,7 +179,7 @@ def test_examples_are_drawn_by_themselves_and_as_a_whole() -> None:
     assert seconds / 3000 == pytest.approx(0.125, abs=0.03)  # half of the draws of the first record
 
 
-def test_each_step_is_counted_before_its_examples_are_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_step_is_paid_before_its_examples_are_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
     payments = Paid()
     text = TokenizedText((1, 2), (False, True), ())
     steps = PrivateSteps([(text,)], Mechanism(1, 1, 1.0, 1.0, 1), payments)
@@ -215,7 +215,7 @@ def trained(
 
 
 @pytest.mark.slow
-def test_it_learns_with_a_little_noise(base: BaseModel, examples: list[Example]) -> None:
+def test_private_training_learns_under_little_noise(base: BaseModel, examples: list[Example]) -> None:
     with inject_lora(base, ADAPTER) as adapter:
         steps = steps_of(base, adapter, examples[:4])
         private = replace(steps, mechanism=replace(steps.mechanism, noise_multiplier=0.02))
@@ -223,7 +223,7 @@ def test_it_learns_with_a_little_noise(base: BaseModel, examples: list[Example])
     assert losses[-1] < losses[0] - 0.3
 
 
-def test_no_two_private_trainings_are_alike(base: BaseModel, examples: list[Example]) -> None:
+def test_private_trainings_differ_between_runs(base: BaseModel, examples: list[Example]) -> None:
     states = []
     for _ in range(2):
         with inject_lora(base, ADAPTER) as adapter:
@@ -232,7 +232,7 @@ def test_no_two_private_trainings_are_alike(base: BaseModel, examples: list[Exam
     assert not all(np.array_equal(states[0][name], states[1][name]) for name in states[0])
 
 
-def test_a_stopped_training_goes_on_where_it_was(
+def test_stopped_private_training_resumes_at_its_step(
     base: BaseModel, examples: list[Example], tmp_path: Path
 ) -> None:
     with inject_lora(base, ADAPTER) as adapter:
@@ -249,7 +249,7 @@ def test_a_stopped_training_goes_on_where_it_was(
     assert (len(losses), payments.paid, payments.begun) == (6, [6, 4], 6)
 
 
-def test_a_loss_that_is_not_finite_stops_a_training_without_noise_alone(
+def test_infinite_loss_stops_only_training_without_noise(
     base: BaseModel, examples: list[Example], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """To stop would tell that such an example is there."""

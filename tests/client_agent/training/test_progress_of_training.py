@@ -1,4 +1,4 @@
-"""Progress: a bar for people at a terminal, a few lines for logs."""
+"""Progress of training: a bar in a terminal, a few lines in logs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def steps(total: int) -> list[Step]:
     return [Step(n, total, 2.0 / n, 100 * n, 0.5 * n) for n in range(1, total + 1)]
 
 
-def test_a_log_gets_a_few_lines_with_loss_speed_and_what_is_left(caplog: pytest.LogCaptureFixture) -> None:
+def test_log_shows_loss_speed_and_time_left(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     with TrainingProgress("round 3", Console(file=io.StringIO(), force_terminal=False)) as progress:
         for step in steps(20):
@@ -26,7 +26,7 @@ def test_a_log_gets_a_few_lines_with_loss_speed_and_what_is_left(caplog: pytest.
     assert caplog.messages[-1].startswith("round 3: step 20/20")
 
 
-def test_a_terminal_gets_a_bar_and_the_log_nothing(caplog: pytest.LogCaptureFixture) -> None:
+def test_terminal_shows_a_bar_without_log_lines(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     screen = io.StringIO()
     with TrainingProgress("round 3", Console(file=screen, force_terminal=True, width=120)) as progress:

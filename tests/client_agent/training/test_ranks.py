@@ -1,4 +1,4 @@
-"""Several processes of torchrun train as one does."""
+"""Several processes of torchrun train as one process does."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def by_torchrun(count: int, *arguments: object) -> subprocess.CompletedProcess[s
     ],
     ids=["whole batches", "parts of a batch", "gated P and Q"],
 )
-def test_two_processes_train_the_weights_of_one(
+def test_torchrun_of_two_processes_trains_the_same_weights(
     plan: dict[str, Any], training: dict[str, Any], tmp_path: Path
 ) -> None:
     facts = {"steps": 4, "max_length": 32, "learning_rate": 0.01} | training
@@ -76,7 +76,7 @@ def texts(count: int) -> list[TokenizedText]:
         ((1,), 3, [[1], [], []]),
     ],
 )
-def test_every_text_of_a_step_is_in_one_share(
+def test_texts_of_a_step_are_divided_among_ranks(
     sizes: Sequence[int], world: int, expected: list[list[int]]
 ) -> None:
     step = [texts(size) for size in sizes]
@@ -97,7 +97,7 @@ def settings(**options: Any) -> AgentSettings:
     return AgentSettings(url="http://127.0.0.1:1", model="m", train="t", **options)
 
 
-def test_a_rank_has_a_device_of_its_own_and_no_trainer() -> None:
+def test_rank_has_its_own_device_and_no_trainer() -> None:
     assert settings_of_rank(settings(device="cpu")).device == "cpu"
     with pytest.raises(SettingsUnusable, match="device cuda:1 under torchrun: set auto"):
         settings_of_rank(settings(device="cuda:1"))
@@ -105,7 +105,7 @@ def test_a_rank_has_a_device_of_its_own_and_no_trainer() -> None:
         settings_of_rank(settings(trainer="sft"))
 
 
-def test_a_process_knows_whether_torchrun_started_others(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_process_detects_other_ranks_of_torchrun(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TORCHELASTIC_RUN_ID", raising=False)
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("RANK", "1")

@@ -1,4 +1,4 @@
-"""The search of a learning rate: which rates it tries, what it keeps, and what it leaves as it was."""
+"""The search of a learning rate: rates tried, stored results, and unchanged adapters."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ PLAN = TrainingPlan(steps=3, batch_size=4, max_length=64)
 KEY = "0" * 64
 
 
-def never() -> bool:
+def never_stop() -> bool:
     return False
 
 
@@ -51,7 +51,7 @@ def tensors(adapter: Adapter) -> dict[str, np.ndarray]:
     return {**adapter.state(), **adapter.private_state()}
 
 
-def test_the_grid_is_walked_in_the_better_direction_until_it_gets_worse() -> None:
+def test_search_follows_the_improving_direction_of_the_grid() -> None:
     assert walk(lambda rate: abs(np.log(rate / 1e-3))) == [1e-3, 3e-3, 3e-4]
     assert walk(lambda rate: abs(np.log(rate / 3e-3))) == [1e-3, 3e-3, 1e-2]
     assert walk(lambda rate: abs(np.log(rate / 1e-4))) == [1e-3, 3e-3, 3e-4, 1e-4, 3e-5]
@@ -59,7 +59,7 @@ def test_the_grid_is_walked_in_the_better_direction_until_it_gets_worse() -> Non
     assert walk(lambda rate: 1.0) == [1e-3, 3e-3, 3e-4]
 
 
-def test_a_rate_that_diverges_is_worse_than_any_other() -> None:
+def test_diverging_rate_is_worse_than_any_other() -> None:
     assert walk(lambda rate: inf if rate > 1e-3 else 1 / rate) == [1e-3, 3e-3, 3e-4]
     assert walk(lambda rate: inf if rate > 1e-4 else 1.0) == [1e-3, 3e-3, 3e-4, 1e-4, 3e-5]
 
@@ -70,18 +70,18 @@ def test_rate_is_searched_under_the_schedule(silo: Silo, tmp_path: Path) -> None
         plan = PLAN.model_copy(update={"schedule": schedule, "warmup_steps": 2})
         store = RateStore(tmp_path / schedule)
         with inject_lora(silo.base, ADAPTER) as adapter:
-            search_rate(silo, adapter, plan, store, KEY, stop=never)
+            search_rate(silo, adapter, plan, store, KEY, stop=never_stop)
         found.append({tried.rate: tried.loss for tried in store.read(KEY).tried})
     constant, linear = found
     assert constant[1e-3] != linear[1e-3]
 
 
 @pytest.mark.slow
-def test_the_best_rate_is_kept_and_not_searched_again(silo: Silo, tmp_path: Path) -> None:
+def test_best_rate_is_stored_and_not_searched_again(silo: Silo, tmp_path: Path) -> None:
     store = RateStore(tmp_path)
     with inject_lora(silo.base, ADAPTER) as adapter:
         before, random_state = tensors(adapter), torch.get_rng_state()
-        chosen = search_rate(silo, adapter, PLAN, store, KEY, stop=never)
+        chosen = search_rate(silo, adapter, PLAN, store, KEY, stop=never_stop)
         search = store.read(KEY)
         assert search.chosen == chosen
         assert 3 <= len(search.tried) <= 5
@@ -95,11 +95,11 @@ def test_the_best_rate_is_kept_and_not_searched_again(silo: Silo, tmp_path: Path
         assert search_rate(silo, adapter, PLAN, store, KEY, stop=lambda: True) == chosen
     again = RateStore(tmp_path / "again")
     with inject_lora(silo.base, ADAPTER) as adapter:
-        assert search_rate(silo, adapter, PLAN, again, KEY, stop=never) == chosen
+        assert search_rate(silo, adapter, PLAN, again, KEY, stop=never_stop) == chosen
     assert again.read(KEY) == search
 
 
-def test_a_search_that_was_stopped_continues_with_the_next_rate(silo: Silo, tmp_path: Path) -> None:
+def test_stopped_search_continues_with_the_next_rate(silo: Silo, tmp_path: Path) -> None:
     store = RateStore(tmp_path)
 
     def stop() -> bool:
@@ -112,24 +112,24 @@ def test_a_search_that_was_stopped_continues_with_the_next_rate(silo: Silo, tmp_
         assert all(np.array_equal(values, before[name]) for name, values in tensors(adapter).items())
         (first,) = store.read(KEY).tried
         assert store.read(KEY).chosen is None
-        search_rate(silo, adapter, PLAN, store, KEY, stop=never)
+        search_rate(silo, adapter, PLAN, store, KEY, stop=never_stop)
     assert store.read(KEY).tried[0] == first
     assert len({tried.rate for tried in store.read(KEY).tried}) == len(store.read(KEY).tried) >= 3
 
 
-def test_a_damaged_entry_is_ignored_with_a_warning(
+def test_damaged_entry_is_ignored_with_a_warning(
     silo: Silo, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     store = RateStore(tmp_path)
     (tmp_path / f"{KEY}.json").write_text("{")
     with inject_lora(silo.base, ADAPTER) as adapter, caplog.at_level(logging.INFO):
-        chosen = search_rate(silo, adapter, PLAN, store, KEY, stop=never)
+        chosen = search_rate(silo, adapter, PLAN, store, KEY, stop=never_stop)
     assert f"{KEY}.json is damaged and ignored" in caplog.text
     assert f"learning rate: chosen: {chosen:g}" in caplog.text
     assert store.newest() == store.read(KEY)
 
 
-def test_a_model_that_diverges_at_every_rate_is_an_error(silo: Silo, tmp_path: Path) -> None:
+def test_divergence_at_all_rates_is_an_error(silo: Silo, tmp_path: Path) -> None:
     with torch.no_grad():
         next(iter(silo.base.model.parameters())).fill_(float("nan"))
     store = RateStore(tmp_path)
@@ -137,11 +137,11 @@ def test_a_model_that_diverges_at_every_rate_is_an_error(silo: Silo, tmp_path: P
         inject_lora(silo.base, ADAPTER) as adapter,
         pytest.raises(LossNotFinite, match="every learning rate"),
     ):
-        search_rate(silo, adapter, PLAN, store, KEY, stop=never)
+        search_rate(silo, adapter, PLAN, store, KEY, stop=never_stop)
     assert [tried.loss for tried in store.read(KEY).tried] == [None] * 5
 
 
-def test_few_validation_examples_are_no_judges() -> None:
+def test_few_validation_examples_are_replaced_by_training_halves() -> None:
     def data(train: int, validation: int) -> SiloData:
         rows = [Example(f"p{i}", "c") for i in range(train + validation)]
         return SiloData(tuple(rows[:train]), tuple(rows[train:]), ())
@@ -156,7 +156,7 @@ def test_few_validation_examples_are_no_judges() -> None:
     assert sides(data(1, 0)) == [([Example("p0", "c")], [Example("p0", "c")])]
 
 
-def test_a_search_is_shared_by_methods_that_train_the_same_tensors(silo: Silo) -> None:
+def test_search_is_shared_by_methods_with_equal_tensors(silo: Silo) -> None:
     def key(
         plan: TrainingPlan,
         strategy: str = "fedavg",

@@ -1,4 +1,4 @@
-"""What the owner of data is told about how they are read."""
+"""Remarks to the owner of data about how their examples are read."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def tokenizer(template: str) -> PreTrainedTokenizerFast:
         ([Example("<bos>b", "c")], CHAT, ["(<bos>) at their beginning or end: read as rendered chats"]),
     ],
 )
-def test_remarks_name_what_is_not_expected(
+def test_remarks_name_unexpected_parts_of_the_data(
     examples: list[Example], template: str, remarks: list[str]
 ) -> None:
     actual = remarks_on(SiloData((), (), tuple(examples)), tokenizer(template))
@@ -55,7 +55,7 @@ def test_remarks_name_what_is_not_expected(
     assert all(part in remark for part, remark in zip(remarks, actual, strict=True)), actual
 
 
-def test_what_is_not_used_comes_first() -> None:
+def test_remark_on_unused_columns_comes_first() -> None:
     data = SiloData((PLAIN,), (), (), unused=UnreadParts(frozenset({"tone"})))
     assert remarks_on(data, tokenizer(CHAT)) == ["not used: tone"]
 

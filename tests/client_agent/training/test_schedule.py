@@ -14,14 +14,14 @@ def factors(plan: TrainingPlan, steps: tuple[int, ...], total: int = 10) -> list
     return [learning_rate_factor(step, plan, total) for step in steps]
 
 
-def test_a_warm_up_is_linear_and_belongs_to_the_whole_federation() -> None:
+def test_warm_up_is_linear_over_the_whole_federation() -> None:
     assert factors(TrainingPlan(warmup_steps=2), (0, 1, 2, 9)) == pytest.approx([1 / 3, 2 / 3, 1, 1])
     assert factors(TrainingPlan(steps=5, warmup_steps=20), (0, 10, 20, 99), 100) == pytest.approx(
         [1 / 21, 11 / 21, 1, 1]
     )
 
 
-def test_decays_end_at_zero_or_at_the_floor() -> None:
+def test_decays_end_at_zero_or_the_floor() -> None:
     assert factors(TrainingPlan(schedule="linear"), (0, 5, 9)) == pytest.approx([1, 0.5, 0.1])
     assert factors(TrainingPlan(schedule="linear", schedule_floor=0.2), (0, 5, 10)) == pytest.approx(
         [1, 0.6, 0.2]

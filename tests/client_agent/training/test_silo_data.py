@@ -1,4 +1,4 @@
-"""A silo's files: what is read, what is refused and where, and who is held out."""
+"""A silo's files: accepted and refused rows, and the division into sets."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_prompts_and_chats_are_read(tmp_path: Path) -> None:
         ('{"messages": [{"role": "user"}, {"role": "assistant", "content": "b"}]}', "content is missing"),
     ],
 )
-def test_a_bad_line_is_named_by_file_and_number(tmp_path: Path, line: str, trouble: str) -> None:
+def test_bad_line_is_named_by_file_and_number(tmp_path: Path, line: str, trouble: str) -> None:
     file = tmp_path / "bad.jsonl"
     file.write_text('{"prompt": "a", "completion": "b"}\n\n' + line + "\n", encoding="utf-8")
     with pytest.raises(DataInvalid, match=rf"bad\.jsonl line 3.*{trouble}"):
@@ -71,7 +71,7 @@ def test_unreadable_and_empty_files_are_named(tmp_path: Path) -> None:
         load_examples(str(tmp_path / "latin.jsonl"))
 
 
-def test_an_example_stays_on_its_side_when_others_come(tmp_path: Path) -> None:
+def test_examples_keep_their_set_when_others_are_added(tmp_path: Path) -> None:
     few = load_data(written(tmp_path / "few.jsonl", *rows(60)))
     many = load_data(written(tmp_path / "many.jsonl", *reversed(rows(300))))
     assert set(few.train) <= set(many.train)
@@ -81,7 +81,7 @@ def test_an_example_stays_on_its_side_when_others_come(tmp_path: Path) -> None:
     assert 10 <= len(many.validation) <= 40
 
 
-def test_a_repeated_example_is_never_on_both_sides(tmp_path: Path) -> None:
+def test_repeated_example_is_in_one_set_only(tmp_path: Path) -> None:
     data = load_data(written(tmp_path / "twice.jsonl", *rows(60), *rows(60)))
     for first, second in combinations((data.train, data.validation, data.test), 2):
         assert not set(first) & set(second)
@@ -89,7 +89,7 @@ def test_a_repeated_example_is_never_on_both_sides(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("change", [str.upper, lambda text: f" {text.replace(' ', '  ')}", nfd])
-def test_twins_of_prompts_are_in_one_set(tmp_path: Path, change: Callable[[str], str]) -> None:
+def test_prompts_equal_but_for_form_share_a_set(tmp_path: Path, change: Callable[[str], str]) -> None:
     """A prompt that differs by case, spaces or Unicode form is the same prompt, whatever its answer."""
     prompts = [f"café number {i}" for i in range(60)]
     records = [{"prompt": prompt, "completion": "yes"} for prompt in prompts]
@@ -138,7 +138,7 @@ def test_few_prompts_are_in_one_set_each(tmp_path: Path) -> None:
     assert sum(map(len, prompts)) == 5
 
 
-def test_the_test_examples_are_those_without_a_validation_set(tmp_path: Path) -> None:
+def test_test_set_does_not_depend_on_validation(tmp_path: Path) -> None:
     file = written(tmp_path / "all.jsonl", *rows(200))
     without, data = load_data(file, validation_share=0), load_data(file)
     assert data.test == without.test
@@ -146,7 +146,7 @@ def test_the_test_examples_are_those_without_a_validation_set(tmp_path: Path) ->
     assert {*data.train, *data.validation} == set(without.train)
 
 
-def test_a_validation_set_is_taken_from_the_training_examples_of_a_silo_with_a_test_file(
+def test_validation_set_is_taken_from_training_file(
     tmp_path: Path,
 ) -> None:
     train, test = written(tmp_path / "a.jsonl", *rows(100)), written(tmp_path / "b.jsonl", *rows(120)[100:])
@@ -156,12 +156,12 @@ def test_a_validation_set_is_taken_from_the_training_examples_of_a_silo_with_a_t
     assert load_data(train, test, validation=test).validation == data.test
 
 
-def test_a_silo_with_one_training_example_has_no_validation_set() -> None:
+def test_single_training_example_gives_no_validation_set() -> None:
     only = (Example("p", "c"),)
     assert with_validation(only, 1.0) == (only, ())
 
 
-def test_a_test_file_or_a_folder_with_one_is_taken_as_it_is(tmp_path: Path) -> None:
+def test_given_test_and_validation_files_are_kept_whole(tmp_path: Path) -> None:
     train, test = written(tmp_path / "train.jsonl", *rows(5)), written(tmp_path / "test.jsonl", *rows(2))
     validation = written(tmp_path / "validation.jsonl", *rows(3))
     for data in (load_data(train, test, validation=validation), load_data(tmp_path)):
@@ -189,7 +189,7 @@ def test_five_different_examples_give_a_test_example() -> None:
         ([Example("p", str(i)) for i in (0, 1, 2, 4)], r"has too few examples \(4\).*until 5 are different"),
     ],
 )
-def test_too_few_examples_to_hold_one_out_are_an_error(examples: list[Example], fact: str) -> None:
+def test_test_set_without_enough_examples_is_refused(examples: list[Example], fact: str) -> None:
     with pytest.raises(DataInvalid, match=fact):
         with_test(tuple(examples), "rows.jsonl", 0.001)
 
@@ -201,7 +201,7 @@ def test_too_few_examples_to_hold_one_out_are_an_error(examples: list[Example], 
         ({"text": "a raw text"}, "exact_match", "raw text"),
     ],
 )
-def test_metrics_that_the_test_examples_cannot_be_scored_by_are_refused_at_the_start(
+def test_metrics_unfit_for_test_examples_are_refused(
     tmp_path: Path, record: dict[str, str], metric: MetricName, fault: str
 ) -> None:
     file = written(tmp_path / "rows.jsonl", record)

@@ -1,4 +1,4 @@
-"""Texts that begin alike share a forward pass, and their losses are those of each alone."""
+"""Shared forward passes of texts with a common beginning: losses equal those per text."""
 
 from __future__ import annotations
 
@@ -43,11 +43,11 @@ OPTIONS = [
     ],
     ids=["none", "one-token", "prompt", "prompts", "apart", "equal"],
 )
-def test_a_text_that_begins_another_has_no_row(texts: list[TokenizedText], rows: list[set[int]]) -> None:
+def test_text_that_begins_another_shares_its_row(texts: list[TokenizedText], rows: list[set[int]]) -> None:
     assert sorted((set(row.readers) for row in shared_rows(texts)), key=min) == rows
 
 
-def test_shared_losses_are_those_of_each_text_alone(
+def test_shared_losses_equal_losses_per_text(
     each_architecture: BaseModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     alone = [answer_losses(each_architecture, [text])[0] for text in OPTIONS]

@@ -52,7 +52,7 @@ def counted(tiny: Callable[..., BaseModel]) -> tuple[BaseModel, CountingTokenize
     return replace(base, tokenizer=cast(PreTrainedTokenizerFast, counter)), counter
 
 
-def test_a_second_round_tokenises_nothing(
+def test_second_round_tokenises_no_text(
     counted: tuple[BaseModel, CountingTokenizer], examples: Sequence[Example], tmp_path: Path
 ) -> None:
     base, counter = counted
@@ -64,7 +64,7 @@ def test_a_second_round_tokenises_nothing(
     assert counter.texts == len(examples)
 
 
-def test_a_second_round_tokenises_no_option_and_no_question(
+def test_second_round_tokenises_no_option_or_question(
     counted: tuple[BaseModel, CountingTokenizer], examples: Sequence[Example], tmp_path: Path
 ) -> None:
     base, counter = counted
@@ -88,7 +88,7 @@ def test_examples_that_two_sets_share_are_tokenised_once(
     assert counter.texts == len(examples)
 
 
-def test_a_sketch_of_the_same_examples_tokenises_nothing(
+def test_repeated_sketch_tokenises_no_text(
     counted: tuple[BaseModel, CountingTokenizer], examples: Sequence[Example]
 ) -> None:
     base, counter = counted
@@ -99,7 +99,7 @@ def test_a_sketch_of_the_same_examples_tokenises_nothing(
     assert counter.texts == 8
 
 
-def test_another_length_is_tokenised_anew(
+def test_texts_are_tokenised_again_for_another_length(
     counted: tuple[BaseModel, CountingTokenizer], examples: Sequence[Example]
 ) -> None:
     base, counter = counted

@@ -1,4 +1,4 @@
-"""Trainers are found by name, and refused with what to do about it, before anything is trained."""
+"""Trainer packages are found by name, or refused with a remedy before training."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class WithPeft(InPlace):
     needs_peft = True
 
 
-def test_an_unknown_trainer_is_refused_with_the_installed_ones(
+def test_unknown_trainer_is_refused_listing_installed_ones(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     install(tmp_path, monkeypatch, name="constant", module="constant_trainer", source=CONSTANT)
@@ -46,7 +46,9 @@ def test_an_unknown_trainer_is_refused_with_the_installed_ones(
     assert open_trainer(None, {}) is None
 
 
-def test_broken_packages_and_wrong_options_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_broken_trainer_packages_and_options_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     install(tmp_path / "a", monkeypatch, name="constant", module="constant_trainer", source=CONSTANT)
     with pytest.raises(TrainerUnusable, match="'constant' are not usable: adds: there is no such option"):
         open_trainer("constant", {"adds": 1})
@@ -67,7 +69,7 @@ def test_broken_packages_and_wrong_options_are_named(tmp_path: Path, monkeypatch
         open_trainer("abstract", {})
 
 
-def test_the_settings_name_a_trainer_and_its_options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_settings_name_a_trainer_and_its_options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     install(tmp_path / "site", monkeypatch, name="constant", module="constant_trainer", source=CONSTANT)
     file = config(tmp_path)
     file.write_text(f"{file.read_text()}trainer = 'constant'\n[trainer_options]\nadd = 2\n")
@@ -81,7 +83,7 @@ def test_the_settings_name_a_trainer_and_its_options(tmp_path: Path, monkeypatch
         read_settings(file)
 
 
-def test_plans_that_need_more_than_steps_on_one_adapter_are_refused() -> None:
+def test_trainer_refuses_methods_beyond_plain_steps() -> None:
     trainer = OpenedTrainer("mine", TrainerOptions(), InPlace())
     require_trainer_suits(trainer, LORA, ())
     require_trainer_suits(trainer, AdapterPlan(kind="pq"), load_strategy("fedex_lora").parts)

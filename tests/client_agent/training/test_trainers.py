@@ -1,4 +1,4 @@
-"""A trainer of one's own: found by name, checked, and in place of the own loop."""
+"""Custom trainers: found by name, checked, and used in place of the built-in loop."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def trained(
         )
 
 
-def test_an_installed_trainer_trains_and_tessera_scores_it(
+def test_installed_trainer_trains_and_is_scored_by_tessera(
     tiny: Callable[..., BaseModel],
     examples: Sequence[Example],
     tmp_path: Path,
@@ -133,11 +133,11 @@ def with_infinity(task: TrainerTask) -> dict[str, np.ndarray]:
     return state
 
 
-def lacking(task: TrainerTask) -> dict[str, np.ndarray]:
+def without_one_tensor(task: TrainerTask) -> dict[str, np.ndarray]:
     return dict(islice(report_all(task).items(), 1, None))
 
 
-def changing_the_base(task: TrainerTask) -> dict[str, np.ndarray]:
+def change_base_model(task: TrainerTask) -> dict[str, np.ndarray]:
     with torch.no_grad():
         cast(Any, task.base.model).lm_head.weight.add_(1e-3)
     return report_all(task)
@@ -150,13 +150,13 @@ def changing_the_base(task: TrainerTask) -> dict[str, np.ndarray]:
         (too_many, "step 4 was reported after step 0 of 3"),
         (lambda task: task.adapter.state(), "reported 0 of 3 steps; each one must be"),
         (with_infinity, "returned values that are not finite, in l0.down.A"),
-        (lacking, r"tensors that do not fit the adapter, such as l0.down.A \(4, 48\)"),
+        (without_one_tensor, r"tensors that do not fit the adapter, such as l0.down.A \(4, 48\)"),
         (lambda task: [report_all(task)], "returned a list, neither tensors by name nor a folder"),
-        (changing_the_base, "changed the base model"),
+        (change_base_model, "changed the base model"),
         (lambda task: (report_all(task), task.folder / "none")[1], "holds no PEFT checkpoint"),
     ],
 )
-def test_a_failing_trainer_is_named_and_nothing_is_taken_from_it(
+def test_failing_trainer_is_named_and_its_result_discarded(
     tiny: Callable[..., BaseModel],
     examples: Sequence[Example],
     train: Callable[[TrainerTask], Any],
@@ -169,7 +169,7 @@ def test_a_failing_trainer_is_named_and_nothing_is_taken_from_it(
     assert not silo.base.model.training
 
 
-def test_a_loss_that_is_not_finite_ends_the_training(
+def test_loss_that_is_not_finite_ends_custom_training(
     tiny: Callable[..., BaseModel], examples: Sequence[Example]
 ) -> None:
     silo = silo_of(tiny(), examples, opened(lambda task: task.report(1, float("nan"), 5)))
@@ -177,7 +177,7 @@ def test_a_loss_that_is_not_finite_ends_the_training(
         trained(silo)
 
 
-def test_a_stopped_or_failed_trainer_goes_on_with_its_files(
+def test_stopped_or_failed_trainer_continues_from_its_files(
     tiny: Callable[..., BaseModel], examples: Sequence[Example], tmp_path: Path
 ) -> None:
     begun: list[int] = []
@@ -229,7 +229,7 @@ def with_peft(task: TrainerTask) -> Path:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("changes", [{}, {"scale": 2.0, "rslora": True}], ids=["plain", "rslora"])
-def test_peft_trains_the_same_weights_as_the_own_loop(
+def test_peft_training_equals_the_built_in_loop(
     tiny: Callable[..., BaseModel], examples: Sequence[Example], changes: dict[str, Any]
 ) -> None:
     plan = LORA.model_copy(update=changes)
@@ -251,7 +251,7 @@ def test_fused_layers_have_no_peft_folder(
         trained(silo)
 
 
-def test_a_rate_of_the_trainer_goes_before_the_plan_s(
+def test_trainers_rate_overrides_the_plans(
     tiny: Callable[..., BaseModel], examples: Sequence[Example], tmp_path: Path
 ) -> None:
     base, rates = tiny(), RateStore(tmp_path)
@@ -263,7 +263,7 @@ def test_a_rate_of_the_trainer_goes_before_the_plan_s(
             assert learning_rate(silo, adapter, PLAN, origin, rates, lambda: False) == expected
 
 
-def test_the_trainer_of_the_documentation_trains(
+def test_trainer_of_the_documentation_trains(
     tiny: Callable[..., BaseModel],
     examples: Sequence[Example],
     tmp_path: Path,

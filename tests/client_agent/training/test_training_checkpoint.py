@@ -1,4 +1,4 @@
-"""A training that was cut off continues where it was, with the same bytes."""
+"""Interrupted training resumes at its checkpoint, to the same bytes."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def trained(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("make", [lora, pq, variational], ids=["lora", "gated pq", "variational"])
-def test_a_stopped_training_continues_with_the_same_bytes(
+def test_stopped_training_continues_with_the_same_bytes(
     tiny: Callable[..., BaseModel],
     examples: list[Example],
     tmp_path: Path,
@@ -105,7 +105,7 @@ def test_a_stopped_training_continues_with_the_same_bytes(
 
 
 @pytest.mark.slow
-def test_a_position_of_another_training_is_ignored(
+def test_checkpoint_of_another_training_is_ignored(
     tiny: Callable[..., BaseModel], examples: list[Example], tmp_path: Path
 ) -> None:
     base, file = tiny(), tmp_path / "partial"
@@ -118,7 +118,7 @@ def test_a_position_of_another_training_is_ignored(
     assert trained(base, lora, fewer, file)[1] == trained(base, lora, fewer, None)[1]
 
 
-def test_a_damaged_position_is_ignored_with_a_warning(
+def test_damaged_checkpoint_is_ignored_with_a_warning(
     tiny: Callable[..., BaseModel], examples: list[Example], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     base, file = tiny(), tmp_path / "partial"
@@ -170,7 +170,7 @@ def killed_training(file: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_killed_training_loses_one_interval_at_most(tmp_path: Path) -> None:
+def test_killed_training_loses_one_interval_at_most(tmp_path: Path) -> None:
     file = tmp_path / "partial"
     process = subprocess.Popen(
         [sys.executable, "-c", KILLED, str(file)], stdout=subprocess.PIPE, text=True, env=dict(os.environ)

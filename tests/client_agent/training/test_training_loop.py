@@ -1,4 +1,4 @@
-"""The training loop: it learns, it is reproducible, it resumes exactly, and it stops on what cannot train."""
+"""The training loop: learning, reproducibility, exact resumption, and errors that stop it."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def same(first: dict[str, np.ndarray], second: dict[str, np.ndarray]) -> bool:
 
 
 @pytest.mark.slow
-def test_both_kinds_of_adapter_learn(each_architecture: BaseModel, examples: list[Example]) -> None:
+def test_lora_and_pq_adapters_learn(each_architecture: BaseModel, examples: list[Example]) -> None:
     base = each_architecture
     plan = PLAN.model_copy(update={"steps": 15})
     for make in (injected, lambda model: inject_lora(model, ADAPTER)):
@@ -61,7 +61,7 @@ def test_training_is_reproducible_and_rounds_differ(
     assert not same(first[1], second[1])
 
 
-def test_training_leaves_everybody_elses_random_numbers_alone(
+def test_training_leaves_global_random_state_unchanged(
     tiny: Callable[..., BaseModel], examples: list[Example]
 ) -> None:
     base = tiny()
@@ -73,7 +73,7 @@ def test_training_leaves_everybody_elses_random_numbers_alone(
 
 
 @pytest.mark.parametrize("gated", [False, True])
-def test_resuming_with_the_optimisers_state_equals_never_having_paused(
+def test_resumed_optimiser_state_equals_uninterrupted_training(
     tiny: Callable[..., BaseModel], examples: list[Example], gated: bool
 ) -> None:
     base = tiny()
@@ -97,7 +97,7 @@ def test_resuming_with_the_optimisers_state_equals_never_having_paused(
     assert same(resumed.optimiser_state, whole.optimiser_state)
 
 
-def test_an_optimisers_state_of_another_adapter_is_refused(
+def test_optimiser_state_of_another_adapter_is_refused(
     tiny: Callable[..., BaseModel], examples: list[Example]
 ) -> None:
     base = tiny()
@@ -110,7 +110,7 @@ def test_an_optimisers_state_of_another_adapter_is_refused(
             train_examples(base, adapter, examples, PLAN, seed=0, round_number=1, optimiser_state=wrong)
 
 
-def test_accumulating_is_a_larger_batch(tiny: Callable[..., BaseModel], examples: list[Example]) -> None:
+def test_accumulation_equals_a_larger_batch(tiny: Callable[..., BaseModel], examples: list[Example]) -> None:
     base = tiny()
     large = PLAN.model_copy(update={"batch_size": 8})
     small = PLAN.model_copy(update={"accumulation": 2})
@@ -119,9 +119,7 @@ def test_accumulating_is_a_larger_batch(tiny: Callable[..., BaseModel], examples
     assert first[0].tokens == second[0].tokens
 
 
-def test_checkpointing_changes_memory_and_nothing_else(
-    tiny: Callable[..., BaseModel], examples: list[Example]
-) -> None:
+def test_checkpointing_changes_no_result(tiny: Callable[..., BaseModel], examples: list[Example]) -> None:
     base = tiny(attention_dropout=0.1)
     plain, saved = (
         run(base, examples),
@@ -133,7 +131,7 @@ def test_checkpointing_changes_memory_and_nothing_else(
     assert not base.model.is_activation_checkpointing
 
 
-def test_a_parameter_without_a_gradient_stops_the_run_and_is_named(
+def test_parameter_without_gradient_stops_training_by_name(
     tiny: Callable[..., BaseModel], examples: list[Example]
 ) -> None:
     base = tiny()
@@ -148,7 +146,7 @@ def test_a_parameter_without_a_gradient_stops_the_run_and_is_named(
         train_examples(base, adapter, examples, PLAN, seed=0, round_number=1)
 
 
-def test_a_loss_that_is_not_a_number_stops_the_run(
+def test_loss_that_is_not_finite_stops_training(
     tiny: Callable[..., BaseModel], examples: list[Example]
 ) -> None:
     base = tiny()
@@ -159,7 +157,7 @@ def test_a_loss_that_is_not_a_number_stops_the_run(
     assert not base.model.training
 
 
-def test_a_training_after_one_that_diverged_is_as_without_it(
+def test_training_after_divergence_equals_a_fresh_one(
     tiny: Callable[..., BaseModel], examples: list[Example]
 ) -> None:
     base = tiny()
@@ -175,7 +173,7 @@ def test_a_training_after_one_that_diverged_is_as_without_it(
         assert same(adapter.state(), tensors)
 
 
-def test_the_base_model_is_never_touched(tiny: Callable[..., BaseModel], examples: list[Example]) -> None:
+def test_base_model_is_unchanged_by_training(tiny: Callable[..., BaseModel], examples: list[Example]) -> None:
     base = tiny()
     before = {name: tensor.clone() for name, tensor in base.model.state_dict().items()}
     run(base, examples)
@@ -184,7 +182,7 @@ def test_the_base_model_is_never_touched(tiny: Callable[..., BaseModel], example
     assert not any(parameter.grad is not None for parameter in base.model.parameters())
 
 
-def test_both_frames_train_at_their_own_rate(tiny: Callable[..., BaseModel], examples: list[Example]) -> None:
+def test_frames_train_at_their_own_rate(tiny: Callable[..., BaseModel], examples: list[Example]) -> None:
     base = tiny()
     frames = random_frames(base, ADAPTER, 0)
     slow = frames["b0.v"]
@@ -198,9 +196,7 @@ def test_both_frames_train_at_their_own_rate(tiny: Callable[..., BaseModel], exa
     assert abs(gate["b1.v.gate"] + 1.386) == pytest.approx(0, abs=1e-6)  # L = G = 0: nothing to tell apart
 
 
-def test_the_gate_moves_at_the_rate_of_p_and_q(
-    tiny: Callable[..., BaseModel], examples: list[Example]
-) -> None:
+def test_gate_trains_at_rate_of_p_and_q(tiny: Callable[..., BaseModel], examples: list[Example]) -> None:
     base = tiny()
     with injected(base, gated=True) as adapter:
         adapter.load_global({n: np.full(shape, 0.05, np.float32) for n, shape in adapter.layout.items()})
@@ -232,7 +228,7 @@ def test_steps_are_reported_and_training_can_be_stopped(
 
 
 @pytest.mark.slow
-def test_a_bfloat16_base_trains_float32_adapters(
+def test_bfloat16_base_trains_float32_adapters(
     tiny: Callable[..., BaseModel], examples: list[Example]
 ) -> None:
     base = tiny(dtype=torch.bfloat16)
@@ -245,7 +241,7 @@ def test_a_bfloat16_base_trains_float32_adapters(
 
 
 @pytest.mark.parametrize("model_type", ARCHITECTURES)
-def test_texts_beyond_a_models_positions_are_refused_before_anything_trains(
+def test_texts_beyond_model_positions_are_refused_before_training(
     tiny: Callable[..., BaseModel], examples: list[Example], model_type: str
 ) -> None:
     base = tiny(model_type, max_position_embeddings=12)
@@ -266,6 +262,6 @@ def test_texts_beyond_a_models_positions_are_refused_before_anything_trains(
         ).all()
 
 
-def test_stretched_rotary_positions_count(tiny: Callable[..., BaseModel]) -> None:
+def test_stretched_rotary_positions_count_as_positions(tiny: Callable[..., BaseModel]) -> None:
     rope = {"rope_type": "linear", "factor": 4.0, "rope_theta": 10000.0}
     assert tiny(max_position_embeddings=12, rope_parameters=rope).positions == 48

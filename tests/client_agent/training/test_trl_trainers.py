@@ -1,4 +1,4 @@
-"""TRL's trainers of the example package, stopped and called again, on a model of the tests."""
+"""TRL's trainers of the example package, stopped and resumed, on a tiny model."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def trl(monkeypatch: pytest.MonkeyPatch, name: str, **options: Any) -> OpenedTra
 
 
 @pytest.mark.timeout(600)
-def test_sft_that_was_stopped_resumes_at_its_checkpoint_to_the_same_weights(
+def test_stopped_sft_resumes_to_the_same_weights(
     tiny: Callable[..., BaseModel],
     examples: Sequence[Example],
     tmp_path: Path,

@@ -17,7 +17,7 @@ from client_agent.transport import client as transport_client
 from client_agent.transport.client import CoordinatorApi
 from client_agent.transport.responses import NoOpenRound
 from schemas.wire.digests import digest_of, to_field
-from tests.client_agent.test_daemon import naps
+from tests.client_agent.test_daemon import limited_sleep
 
 HELLO = {
     "name": "test",
@@ -99,7 +99,7 @@ def api_for(url: str, slept: list[float], *, deadline: float = 1000.0) -> Coordi
     )
 
 
-def test_a_coordinator_that_restarts_is_waited_for() -> None:
+def test_restarting_coordinator_is_retried() -> None:
     slept: list[float] = []
     answers = (hang_up, status(503), status(502), status(200, HELLO))
     with answering(*answers) as (url, requests), api_for(url, slept) as api:
@@ -119,7 +119,7 @@ def test_retry_after_is_honoured() -> None:
 
 
 @pytest.mark.parametrize(("status_code", "method"), [(429, "GET"), (503, "GET"), (503, "PUT"), (507, "PUT")])
-def test_every_method_retries_a_retryable_status(status_code: int, method: str) -> None:
+def test_retryable_status_is_retried_for_all_methods(status_code: int, method: str) -> None:
     slept: list[float] = []
     receipt = {
         "digest": "sha256:" + "0" * 64,
@@ -139,7 +139,7 @@ def test_every_method_retries_a_retryable_status(status_code: int, method: str) 
     assert [wait >= 40 for wait in slept] == [True]
 
 
-def test_a_refusal_is_not_retried_and_keeps_its_detail() -> None:
+def test_refusal_is_not_retried_and_keeps_detail() -> None:
     problem = {"type": "urn:tessera:problem:round-closed", "title": "too late", "status": 409}
     with answering(status(409, problem)) as (url, requests), api_for(url, []) as api:
         with pytest.raises(CoordinatorRefused, match="too late") as caught:
@@ -148,14 +148,14 @@ def test_a_refusal_is_not_retried_and_keeps_its_detail() -> None:
         assert len(requests) == 1
 
 
-def test_an_error_page_of_a_proxy_is_a_refusal_without_a_slug() -> None:
+def test_proxy_error_page_is_a_refusal_without_slug() -> None:
     with answering(status(403, "blocked by the proxy")) as (url, _), api_for(url, []) as api:
         with pytest.raises(CoordinatorRefused) as caught:
             api.me()
         assert (caught.value.status, caught.value.slug) == (403, "")
 
 
-def test_an_answer_of_another_server_is_unreadable() -> None:
+def test_answer_of_another_server_is_unreadable() -> None:
     trouble = pytest.raises(AnswerUnreadable, match="check that the URL is a coordinator")
     with answering(status(200, {"welcome": "to nginx"})) as (url, _), api_for(url, []) as api, trouble:
         api.hello()
@@ -166,12 +166,12 @@ def test_no_open_round_returns_the_retry_delay() -> None:
         assert api.current_round("fed") == NoOpenRound(7.0)
 
 
-def test_a_long_poll_honours_a_zero_retry_delay() -> None:
+def test_long_poll_honours_a_zero_retry_delay() -> None:
     with answering(status(204, Retry_After="0")) as (url, _), api_for(url, []) as api:
         assert api.current_round("fed", wait_seconds=30) == NoOpenRound(0.0)
 
 
-def test_a_stop_does_not_wait_for_an_answer_that_takes_long() -> None:
+def test_stop_interrupts_a_long_poll() -> None:
     requests, answer = threading.Event(), threading.Event()
 
     def late(request: BaseHTTPRequestHandler) -> None:
@@ -193,7 +193,7 @@ def test_a_stop_does_not_wait_for_an_answer_that_takes_long() -> None:
         answer.set()
 
 
-def test_a_long_poll_is_retried_after_a_restart() -> None:
+def test_long_poll_is_retried_after_a_restart() -> None:
     slept: list[float] = []
     with answering(hang_up, status(503), status(204, Retry_After="3")) as (url, requests):
         with api_for(url, slept) as api:
@@ -202,7 +202,7 @@ def test_a_long_poll_is_retried_after_a_restart() -> None:
     assert len([seconds for seconds in slept if seconds]) == 2
 
 
-def test_a_broken_download_goes_on_where_it_broke_off() -> None:
+def test_broken_download_resumes_at_its_last_byte() -> None:
     body = bytes(range(256)) * 40
     answers = (part_of(body, sent=1000), part_of(body, begin=1000))
     with answering(*answers) as (url, requests), api_for(url, []) as api:
@@ -210,30 +210,28 @@ def test_a_broken_download_goes_on_where_it_broke_off() -> None:
         assert [path.partition(" ")[2] for path in requests] == ["", "bytes=1000-"]
 
 
-def test_a_restarted_download_discards_the_first_part() -> None:
+def test_restarted_download_discards_the_first_part() -> None:
     body = bytes(range(256)) * 40
     answers = (part_of(body, sent=1000), part_of(body))
     with answering(*answers) as (url, _), api_for(url, []) as api:
         assert api.weights("fed", 1).body == body
 
 
-def test_a_damaged_download_is_noticed() -> None:
+def test_damaged_download_is_refused() -> None:
     damaged = part_of(b"weights", digest=digest_of(b"other"))
     with answering(damaged) as (url, _), api_for(url, []) as api, pytest.raises(DownloadDamaged):
         api.weights("fed", 1)
 
 
-def test_a_missing_pack_is_none_and_no_error() -> None:
+def test_missing_pack_is_none() -> None:
     problem = {"type": "urn:tessera:problem:not-found", "title": "no pack", "status": 404}
     with answering(status(404, problem)) as (url, _), api_for(url, []) as api:
         assert api.pack("fed", "tiny-s-0") is None
 
 
-def test_a_lasting_outage_is_logged(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_lasting_outage_is_logged(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     monkeypatch.setattr(transport_client, "_QUIET_SECONDS", -1.0)
-    api = CoordinatorApi("http://127.0.0.1:1", key=None, deadline_seconds=30.0, sleep=naps(1))
+    api = CoordinatorApi("http://127.0.0.1:1", key=None, deadline_seconds=30.0, sleep=limited_sleep(1))
     with api, pytest.raises(Stopped):
         api.hello()
     (warning,) = [record.getMessage() for record in caplog.records if record.name == "tessera.agent"]

@@ -59,7 +59,7 @@ def signing(
 
 
 @pytest.mark.parametrize("wrong_by", [-DAY, 3600.0])
-def test_a_wrong_clock_is_corrected_once_and_then_right(served: Served, silo: Silo, wrong_by: float) -> None:
+def test_wrong_clock_is_corrected_once(served: Served, silo: Silo, wrong_by: float) -> None:
     http, between = signing(served, silo, clock=lambda: time.time() + wrong_by)
     with http:
         assert http.get("/v1/me").status_code == 200
@@ -69,9 +69,7 @@ def test_a_wrong_clock_is_corrected_once_and_then_right(served: Served, silo: Si
     assert all(abs(created - time.time()) < 30 for _, created in between.sent[2:])
 
 
-def test_a_clock_that_is_set_while_the_time_is_asked_for_is_corrected_again(
-    served: Served, silo: Silo
-) -> None:
+def test_clock_set_during_correction_is_corrected_again(served: Served, silo: Silo) -> None:
     wrong_by = chain([-DAY] * 3, repeat(DAY))  # sign, send, receive; then sign again
     http, between = signing(served, silo, clock=lambda: time.time() + next(wrong_by))
     with http:
@@ -79,7 +77,7 @@ def test_a_clock_that_is_set_while_the_time_is_asked_for_is_corrected_again(
     assert [path for path, _ in between.sent] == ["/v1/me", "/v1/hello", "/v1/me", "/v1/hello", "/v1/me"]
 
 
-def test_a_clock_that_keeps_changing_ends_the_corrections(served: Served, silo: Silo) -> None:
+def test_ever_changing_clock_ends_the_corrections(served: Served, silo: Silo) -> None:
     wrong_by = (DAY * (number // 3) for number in count(3))
     http, between = signing(served, silo, clock=lambda: time.time() + next(wrong_by))
     with http:
@@ -87,7 +85,7 @@ def test_a_clock_that_keeps_changing_ends_the_corrections(served: Served, silo: 
     assert [path for path, _ in between.sent].count("/v1/hello") == 3
 
 
-def test_a_proxy_cannot_obtain_signatures_for_a_later_time(served: Served, silo: Silo) -> None:
+def test_proxy_cannot_obtain_signatures_for_later_times(served: Served, silo: Silo) -> None:
     """A proxy's time is unsigned, and a replayed or altered greeting is refused."""
     old = served.http().get("/v1/hello", params={"challenge": "c" * 32}).text
 
@@ -116,7 +114,7 @@ def test_a_proxy_cannot_obtain_signatures_for_a_later_time(served: Served, silo:
         assert all(created < LATER for _, created in between.sent)
 
 
-def test_a_delayed_greeting_does_not_correct_the_clock(served: Served, silo: Silo) -> None:
+def test_delayed_greeting_does_not_correct_the_clock(served: Served, silo: Silo) -> None:
     moments = iter([0.0, 0.0, 61.0])
     http, between = signing(served, silo, clock=lambda: time.time() - DAY + next(moments))
     with http, pytest.raises(CoordinatorRefused, match="clock-skew"):
@@ -124,7 +122,7 @@ def test_a_delayed_greeting_does_not_correct_the_clock(served: Served, silo: Sil
     assert len(between.sent) == 2
 
 
-def test_a_correct_clock_means_that_the_request_was_too_slow(served: Served, silo: Silo) -> None:
+def test_skew_with_correct_clock_is_reported_as_slow(served: Served, silo: Silo) -> None:
     """A proxy may buffer an upload until it is complete."""
 
     def late(request: httpx.Request, _: httpx.Response) -> httpx.Response | None:
@@ -142,7 +140,7 @@ def test_a_correct_clock_means_that_the_request_was_too_slow(served: Served, sil
     assert [path.rpartition("/")[2] for path, _ in between.sent] == ["update", "hello"]
 
 
-def test_without_the_coordinators_key_no_time_is_accepted(served: Served, silo: Silo) -> None:
+def test_time_is_not_accepted_without_the_key(served: Served, silo: Silo) -> None:
     auth = SignedRequests(silo.key, clock=lambda: time.time() - DAY)
     with httpx.Client(base_url=served.url, auth=auth) as http:
         answers = [http.get("/v1/me").status_code for _ in range(2)]

@@ -16,13 +16,13 @@ from tests.client_agent.transport.test_client import HELLO, answering, api_for, 
 
 
 @pytest.fixture(autouse=True)
-def one_try(monkeypatch: pytest.MonkeyPatch) -> None:
+def single_attempt(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a call end with its first try."""
     monkeypatch.setattr(transport_client, "_ONE_TRY_SECONDS", 0.0)
 
 
 @pytest.mark.slow
-def test_a_trickling_response_body_ends_at_the_deadline() -> None:
+def test_trickling_response_body_ends_at_the_deadline() -> None:
     def trickle(request: BaseHTTPRequestHandler) -> None:
         request.send_response(200)
         request.send_header("Content-Length", "100000")
@@ -41,7 +41,7 @@ def test_a_trickling_response_body_ends_at_the_deadline() -> None:
 
 
 @pytest.mark.slow
-def test_a_trickling_response_head_ends_at_the_deadline() -> None:
+def test_trickling_response_head_ends_at_the_deadline() -> None:
     def trickle(request: BaseHTTPRequestHandler) -> None:
         request.wfile.write(b"HTTP/1.1 200 OK\r\nX: ")
         with suppress(OSError):
@@ -60,7 +60,7 @@ def test_a_trickling_response_head_ends_at_the_deadline() -> None:
 
 
 @pytest.mark.slow
-def test_a_large_download_extends_the_deadline_at_the_minimum_rate(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_download_extends_deadline_at_minimum_rate(monkeypatch: pytest.MonkeyPatch) -> None:
     body = bytes(100_000)
 
     def pour(request: BaseHTTPRequestHandler) -> None:
@@ -81,7 +81,7 @@ def test_a_large_download_extends_the_deadline_at_the_minimum_rate(monkeypatch: 
             api.weights("fed", 1)
 
 
-def test_a_trickling_upload_ends_at_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_trickling_upload_ends_at_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(timeouts, "FLOOR_BYTES_PER_SECOND", 10**9)
 
     def sip(request: BaseHTTPRequestHandler) -> None:
@@ -96,7 +96,7 @@ def test_a_trickling_upload_ends_at_the_deadline(monkeypatch: pytest.MonkeyPatch
     assert 1 <= time.monotonic() - began < 20
 
 
-def test_a_rate_limit_beyond_the_deadline_keeps_its_detail() -> None:
+def test_rate_limit_beyond_deadline_keeps_its_detail() -> None:
     problem = {
         "type": "urn:tessera:problem:rate-limited",
         "title": "too many",
@@ -109,7 +109,7 @@ def test_a_rate_limit_beyond_the_deadline_keeps_its_detail() -> None:
         assert len(requests) == 1
 
 
-def test_an_absent_coordinator_is_unreachable_after_the_deadline() -> None:
+def test_absent_coordinator_is_unreachable_after_the_deadline() -> None:
     slept: list[float] = []
     with answering(status(200, HELLO)) as (url, _):
         pass

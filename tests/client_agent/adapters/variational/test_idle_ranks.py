@@ -1,4 +1,4 @@
-"""Ranks that are dropped from a real model: less memory and computation, and the same tensors on the wire."""
+"""Idle ranks of a real model: less memory and computation, and the same tensors on the wire."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def flops(base: BaseModel) -> int:
     return counter.get_total_flops()
 
 
-def test_three_of_four_idle_ranks_take_three_quarters_of_parameters_moments_and_operations(
+def test_dropped_ranks_save_parameters_moments_and_operations(
     tiny: Callable[..., BaseModel], examples: list[Example]
 ) -> None:
     base = tiny()
@@ -95,7 +95,7 @@ def flops_of_bare(base: BaseModel) -> int:
         return flops(base)
 
 
-def test_idle_ranks_act_in_no_forward_pass_and_are_sent_as_they_were_served(
+def test_idle_ranks_are_silent_and_sent_as_served(
     tiny: Callable[..., BaseModel], examples: list[Example]
 ) -> None:
     base, ids = tiny(), torch.arange(4, 12)[None]
@@ -121,7 +121,7 @@ def test_idle_ranks_act_in_no_forward_pass_and_are_sent_as_they_were_served(
         np.testing.assert_array_equal(state[b][:, :3], weights[b][:, :3])
 
 
-def test_a_rank_below_the_cut_in_two_rounds_is_dropped_and_what_it_learnt_in_the_second_is_not_sent(
+def test_rank_below_cut_in_two_rounds_is_dropped(
     tiny: Callable[..., BaseModel], examples: list[Example]
 ) -> None:
     base = tiny()
@@ -150,7 +150,7 @@ def test_a_rank_below_the_cut_in_two_rounds_is_dropped_and_what_it_learnt_in_the
             np.testing.assert_allclose(values, state[name], atol=1e-6)
 
 
-def test_an_idle_rank_returns_by_its_gradient_with_the_weights_that_are_served_and_the_shared_prior(
+def test_idle_rank_with_large_gradient_returns(
     tiny: Callable[..., BaseModel], examples: list[Example]
 ) -> None:
     base = tiny()

@@ -1,4 +1,4 @@
-"""What a round tells of importance: per module in its newest round, in six digits."""
+"""Measures of importance per round: modules of the newest round, in six digits."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def measured(number: int) -> Measures:
     return Measures(round=number, density=1 / 3, residual=0.5, kl=0.1, importance=(0.5, 1, 2), bytes=900)
 
 
-def test_a_module_s_importance_is_the_mean_over_its_ranks() -> None:
+def test_module_importance_is_mean_over_its_ranks() -> None:
     shapes, rates = [[1.0, 3.0], [2.0, 3.0]], [[1.0, 1.0], [4.0, 2.0]]
     trained = np.array([[True, False], [True, True]])
     measures = posterior_measures(torch.tensor([shapes, rates]), SERVED, trained)
@@ -34,7 +34,7 @@ def test_a_module_s_importance_is_the_mean_over_its_ranks() -> None:
     assert measures.ranks == {"l0.q": 1, "l10.v": 2}
 
 
-def test_divergence_is_zero_at_the_prior_that_was_served_and_above_it_elsewhere() -> None:
+def test_divergence_is_zero_only_at_served_prior() -> None:
     prior = torch.tensor([[[2.0, 2.0], [3.0, 3.0]], [[2.0, 2.0], [5.0, 5.0]]])
     assert posterior_measures(prior, SERVED, ALL).kl == pytest.approx(0, abs=1e-6)
     for place in np.ndindex(2, 2, 2):
@@ -43,7 +43,7 @@ def test_divergence_is_zero_at_the_prior_that_was_served_and_above_it_elsewhere(
         assert posterior_measures(moved, SERVED, ALL).kl > 0.001
 
 
-def test_a_file_keeps_every_round_and_the_modules_of_the_newest() -> None:
+def test_measures_file_keeps_all_rounds_and_newest_modules() -> None:
     first = with_round(None, measured(1), {"l0.q": 1.0, "l0.v": 2.0}, {})
     second = with_round(first, measured(2), {"l0.q": 1.23456789, "l0.v": 0.5}, {"l0.q": 2, "l0.v": 1})
     read = MeasuresFile.model_validate_json(second)
@@ -55,12 +55,12 @@ def test_a_file_keeps_every_round_and_the_modules_of_the_newest() -> None:
 
 
 @pytest.mark.parametrize("damage", [b"{", b'{"rounds": 3}', b""])
-def test_a_file_that_cannot_be_read_is_begun_anew(damage: bytes) -> None:
+def test_unreadable_measures_file_is_replaced(damage: bytes) -> None:
     file = MeasuresFile.model_validate_json(with_round(damage, measured(3), {"l0.q": 1.0}, {}))
     assert [measures.round for measures in file.rounds] == [3]
 
 
-def test_a_file_without_modules_is_gone_on_with() -> None:
+def test_measures_file_without_modules_is_extended() -> None:
     earlier = json.dumps({"rounds": [measured(1).model_dump()]}).encode()
     file = MeasuresFile.model_validate_json(with_round(earlier, measured(2), {"l0.q": 1.0}, {}))
     assert [measures.round for measures in file.rounds] == [1, 2]

@@ -1,4 +1,4 @@
-"""What is added to the loss: the size of B's columns on their own scales, and the distance to the start."""
+"""Terms of the variational loss: the size of B's columns, and the distance to the start."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def narrow(kappa: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize(("a", "b"), [(3.0, 2.0), (4.5, 0.3), (20.0, 30.0)])
-def test_expectations_are_those_of_samples(a: float, b: float) -> None:
+def test_expectations_equal_sample_means(a: float, b: float) -> None:
     torch.manual_seed(0)
     gamma = torch.tensor([a, b], dtype=torch.float64).view(2, 1, 1)
     kappa = Gamma(gamma[0], gamma[1]).sample(torch.Size([400_000]))
@@ -39,14 +39,14 @@ def test_expectations_are_those_of_samples(a: float, b: float) -> None:
         assert abs(float(computed) - float(values.mean())) < 4 * error
 
 
-def test_the_published_example_has_an_inverse_mean_three_times_that_of_its_mean() -> None:
+def test_published_example_has_its_known_inverse_mean() -> None:
     gamma = torch.tensor([1.5, 2.0]).view(2, 1, 1)
     assert float(inverse_mean(gamma)) == pytest.approx(4.0)
     assert float(gamma[1] / gamma[0]) == pytest.approx(4 / 3)
 
 
 @pytest.mark.parametrize("norm", [0.0, 0.3, 2.0])
-def test_the_concentration_has_a_gradient_at_a_fixed_mean(norm: float) -> None:
+def test_concentration_has_a_gradient_at_fixed_mean(norm: float) -> None:
     """The gradient along (a, b) -> (t a, t b), which leaves the mean a/b as it is."""
     t = torch.ones((), requires_grad=True)
     gamma = t * torch.tensor([2.0, 2.0]).view(2, 1, 1)
@@ -75,7 +75,7 @@ def test_size_and_divergence_bound_the_evidence(norm: float, a: float, b: float,
     assert bound >= -log_evidence(s, prior, 2.0) - 1e-6
 
 
-def test_the_best_posterior_is_close_to_the_evidence_and_more_certain_under_a_more_certain_prior() -> None:
+def test_best_posterior_is_near_evidence_and_follows_prior() -> None:
     s, concentrations = 1.5, []
     values = torch.logspace(-2, 2, 801, dtype=torch.float64)
     shapes, rates = (grid.reshape(-1, 1, 1) for grid in torch.meshgrid(1 + values, values, indexing="ij"))
@@ -99,7 +99,7 @@ def log_evidence(s: float, a: float, b: float) -> float:
 
 
 @pytest.mark.parametrize("norm", [0.02, 0.5, 1.0, 40.0])
-def test_a_larger_kappa_is_not_always_better_and_the_best_is_the_size_itself(norm: float) -> None:
+def test_best_kappa_is_the_size_itself(norm: float) -> None:
     best = norm**2 / 2 if norm < 1 else norm - 0.5
 
     def at(kappa: float) -> float:
@@ -109,7 +109,7 @@ def test_a_larger_kappa_is_not_always_better_and_the_best_is_the_size_itself(nor
     assert at(1e6 * best) > at(2 * best)
 
 
-def test_a_large_kappa_lets_its_column_grow_and_a_small_one_holds_it_down() -> None:
+def test_small_kappa_penalises_its_column_more() -> None:
     norms = torch.ones(1, 2, requires_grad=True)
     size_term(norms, narrow(torch.tensor([[0.1, 10.0]]))).backward()  # type: ignore[no-untyped-call]
     assert norms.grad is not None
@@ -117,7 +117,7 @@ def test_a_large_kappa_lets_its_column_grow_and_a_small_one_holds_it_down() -> N
     assert small == pytest.approx(100 * large)
 
 
-def test_each_row_of_kappa_acts_on_its_own_module_and_each_column_on_its_own_rank() -> None:
+def test_kappa_acts_on_its_own_module_and_rank() -> None:
     modules = ("l0.q", "l0.v", "l1.q")
     tensors = {f"{module}.B": torch.zeros(5, 2, requires_grad=True) for module in modules}
     with torch.no_grad():
@@ -132,17 +132,17 @@ def test_each_row_of_kappa_acts_on_its_own_module_and_each_column_on_its_own_ran
     assert max(float(pulls["l0.v.B"][1]), *(float(pulls[f"{m}.B"].max()) for m in ("l0.q", "l1.q"))) < 1e-8
 
 
-def test_the_distance_is_that_of_the_adapter_alone() -> None:
+def test_proximal_distance_covers_adapter_tensors_only() -> None:
     start = {"l0.q.A": torch.zeros(2, 2), "l0.q.B": torch.ones(2, 2)}
     current = {"l0.q.A": torch.ones(2, 2), "l0.q.B": torch.ones(2, 2), "posterior.u": torch.full((9,), 7.0)}
     assert float(proximal_term(current, start)) == 2.0
 
 
-def test_the_size_weighs_in_the_first_round_and_fully_after_the_warm_up() -> None:
+def test_size_weight_rises_to_full_after_warm_up() -> None:
     weights = [size_weight(0.01, number, warm_rounds=2) for number in (1, 2, 3, 9)]
     assert weights == pytest.approx([0.01 / 3, 0.02 / 3, 0.01, 0.01])
     assert size_weight(0.01, 1, warm_rounds=0) == 0.01
 
 
-def test_nothing_explodes_at_the_smallest_scale_that_a_posterior_can_have() -> None:
+def test_size_term_is_finite_at_smallest_scale() -> None:
     assert torch.isfinite(size_term(torch.tensor([[1e3]]), positive(torch.full((2, 1, 1), -1e4))))

@@ -1,4 +1,4 @@
-"""Which ranks are dropped after rounds of little importance, and which return by their gradient."""
+"""Choice of active ranks: dropped after rounds of little importance, returned by their gradient."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ def counts(*rows: list[float]) -> np.ndarray:
     return np.array(rows, np.float32)
 
 
-def test_a_rank_is_dropped_after_two_rounds_in_a_row_below_the_cut() -> None:
+def test_rank_is_dropped_after_two_rounds_below_cut() -> None:
     below = counts([0, 0, 0])
     for importance, expected in (
         ([0.1, 0.1, 2.0], [True, True, True]),
@@ -23,25 +23,25 @@ def test_a_rank_is_dropped_after_two_rounds_in_a_row_below_the_cut() -> None:
         assert active(below).tolist() == [expected]
 
 
-def test_an_idle_rank_stays_idle_whatever_its_importance_is() -> None:
+def test_idle_rank_stays_idle_at_any_importance() -> None:
     below = counted(counts([2, 0]), counts([9.0, 1.0]), cut=0.5)
     assert active(below).tolist() == [[False, True]]
 
 
-def test_the_most_important_trained_rank_of_a_module_is_never_dropped() -> None:
+def test_most_important_trained_rank_is_never_dropped() -> None:
     below = counted(counts([1, 1, 2], [0, 0, 0]), counts([0.1, 0.2, 0.4], [1, 1, 1]), cut=0.5)
     assert active(below).tolist() == [[False, True, False], [True, True, True]]
     assert active(counted(below, counts([0.1, 0.2, 0.4], [1, 1, 1]), cut=0.5))[0].sum() == 1
 
 
-def test_without_a_cut_no_rank_is_dropped() -> None:
+def test_cut_of_zero_drops_no_rank() -> None:
     below = counts([0, 0])
     for _ in range(3):
         below = counted(below, counts([1e-6, 1.0]), cut=0.0)
     assert active(below).all()
 
 
-def test_an_idle_rank_returns_where_the_loss_is_steeper_than_in_all_trained_ranks_of_its_module() -> None:
+def test_idle_rank_returns_where_loss_is_steepest() -> None:
     below = counts([2, 0, 0], [2, 0, 2])
     gradients = counts([1.0, 0.5, 2.0], [1.0, 0.5, 0.2])
     assert returning(below, gradients).tolist() == [[False, False, False], [True, False, False]]

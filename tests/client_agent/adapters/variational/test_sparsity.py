@@ -1,4 +1,4 @@
-"""What is sent: more of the ranks that matter, A's rows and B's columns alike, never more than is allowed."""
+"""Sparse CA-PFL updates: larger shares of important ranks, within density and byte limits."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def flat() -> np.ndarray:
     return np.ones((4, RANK))
 
 
-def test_more_is_sent_of_a_more_important_rank_in_a_and_in_b_alike() -> None:
+def test_more_important_ranks_send_larger_shares() -> None:
     tensors = update()
     mask = marks(flat() * np.array([0.1, 3.0, 1.0, 2.0]), tensors)
     for module in lora_modules(tensors):
@@ -59,7 +59,7 @@ def test_more_is_sent_of_a_more_important_rank_in_a_and_in_b_alike() -> None:
         np.testing.assert_allclose(a, b, atol=1 / 24)  # the same density, but for whole numbers
 
 
-def test_each_row_of_importance_acts_on_its_own_module() -> None:
+def test_importance_row_acts_on_its_own_module() -> None:
     tensors = update()
     modules = lora_modules(tensors)
     assert modules == ("l0.q", "l0.v", "l1.q", "l1.v")
@@ -72,7 +72,7 @@ def test_each_row_of_importance_acts_on_its_own_module() -> None:
         assert shares(mask, chosen)[0].argmax() == shares(mask, chosen)[1].argmax() == 2
 
 
-def test_of_a_unit_its_largest_values_are_sent() -> None:
+def test_largest_values_of_a_unit_are_sent() -> None:
     tensors = update()
     mask = marks(flat(), tensors)
     for name in ("l0.q.A", "l1.v.B"):
@@ -87,19 +87,19 @@ def test_equally_important_units_get_equal_shares() -> None:
     assert np.ptp(densities) == 0
 
 
-def test_what_is_sent_depends_on_nothing_but_the_update_and_what_was_learnt() -> None:
+def test_marks_depend_on_update_and_importance_only() -> None:
     tensors, importance = update(), np.random.default_rng(1).gamma(1.0, size=(4, RANK))
     once, again = (marks(importance, tensors) for _ in range(2))
     assert all(np.array_equal(once[name], again[name]) for name in tensors)
 
 
-def test_density_falls_from_one_to_its_goal_and_stays_there() -> None:
+def test_density_falls_to_its_goal_and_stays() -> None:
     densities = [density_at(plan(density=0.2, warm_rounds=4), number) for number in range(1, 8)]
     assert densities == pytest.approx([1.0, 0.8, 0.6, 0.4, 0.2, 0.2, 0.2])
     assert density_at(plan(density=0.2), 1) == 0.2
 
 
-def test_a_rank_below_the_cut_is_not_sent_at_all_and_leaves_its_room_to_the_others() -> None:
+def test_rank_below_cut_leaves_room_to_others() -> None:
     tensors = update()
     importance = flat() * np.array([0.2, 1.0, 1.0, 1.0])
     cut, whole = (marks(importance, tensors, cut=value) for value in (0.5, 0.0))
@@ -109,7 +109,7 @@ def test_a_rank_below_the_cut_is_not_sent_at_all_and_leaves_its_room_to_the_othe
         assert shares(cut, module)[0][1] > shares(whole, module)[0][1]
 
 
-def test_a_cut_above_everything_sends_the_priors_alone() -> None:
+def test_cut_above_all_importance_sends_priors_only() -> None:
     tensors = update()
     mask = marks(flat(), tensors, cut=2.0)
     assert all(values.any() == name.endswith(".prior") for name, values in mask.items())
@@ -123,7 +123,7 @@ def test_a_cut_above_everything_sends_the_priors_alone() -> None:
     seed=st.integers(0, 99),
 )
 @settings(deadline=None, max_examples=60)
-def test_never_more_is_sent_than_density_and_bytes_allow(
+def test_sent_values_stay_within_density_and_bytes(
     importance: list[float], density: float, span: float, max_bytes: int | None, seed: int
 ) -> None:
     tensors = update(seed=seed)
@@ -145,7 +145,7 @@ def test_never_more_is_sent_than_density_and_bytes_allow(
     assert all(mask[name].all() for name in layout if name.endswith(".prior"))
 
 
-def test_a_larger_density_marks_what_a_smaller_one_does_and_more() -> None:
+def test_larger_density_includes_marks_of_smaller_one() -> None:
     tensors, importance = update(), np.random.default_rng(1).gamma(1.0, size=(4, RANK))
     at = unit_marks(tensors, lora_modules(tensors), importance, span=0.25, cut=0.3)
     few, more = at(0.0), at(0.1)
@@ -156,7 +156,7 @@ def test_a_larger_density_marks_what_a_smaller_one_does_and_more() -> None:
         assert sum(int(mask.sum()) for mask in few.values()) < sum(int(mask.sum()) for mask in more.values())
 
 
-def test_where_little_is_sent_its_places_take_few_bytes_so_that_a_small_budget_does() -> None:
+def test_sparse_places_fit_half_the_bitmap_bytes() -> None:
     wide = {"q": (400, 400), "v": (400, 400)}
     adapter = lora_layout(2, wide, RANK)
     layout = in_order({**adapter, **prior_layout(adapter)})
@@ -171,7 +171,7 @@ def test_where_little_is_sent_its_places_take_few_bytes_so_that_a_small_budget_d
     )
 
 
-def test_the_least_density_lets_priors_and_something_of_every_tensor_travel() -> None:
+def test_least_density_sends_priors_and_some_values() -> None:
     tensors = update()
     layout = {name: values.shape for name, values in tensors.items()}
     mask = marks(flat(), tensors, least_density(layout) + 0.01, span=0.0)

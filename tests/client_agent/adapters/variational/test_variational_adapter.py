@@ -1,4 +1,4 @@
-"""A LoRA that learns which of its ranks matter, around a real model: what trains, travels and stays."""
+"""Variational LoRA around a real model: its training, travelling tensors and private state."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def zeros(adapter: VariationalAdapter) -> dict[str, np.ndarray]:
     return {name: np.zeros(shape, np.float32) for name, shape in adapter.layout.items()}
 
 
-def test_a_few_steps_move_the_posterior_away_from_its_start(
+def test_training_moves_the_posterior_from_its_start(
     tiny: Callable[..., BaseModel], examples: list[Example]
 ) -> None:
     base = tiny()
@@ -55,9 +55,7 @@ def test_a_few_steps_move_the_posterior_away_from_its_start(
     assert np.abs(after["posterior.u"] - before["posterior.u"]).max() > 0.02  # six steps of 0.01
 
 
-def test_the_rate_of_what_is_learnt_beside_the_adapter_is_its_own(
-    tiny: Callable[..., BaseModel], examples: list[Example]
-) -> None:
+def test_posterior_has_its_own_learning_rate(tiny: Callable[..., BaseModel], examples: list[Example]) -> None:
     base = tiny()
     with placed(base) as adapter:
         adapter.load(zeros(adapter))
@@ -66,7 +64,7 @@ def test_the_rate_of_what_is_learnt_beside_the_adapter_is_its_own(
         assert np.abs(adapter.private_state()["posterior.u"] - begun).max() > 0.02
 
 
-def test_the_loss_of_a_round_has_a_gradient_along_the_concentration_beside_that_of_the_divergence(
+def test_loss_has_a_gradient_along_the_concentration(
     tiny: Callable[..., BaseModel], examples: list[Example]
 ) -> None:
     base = tiny()
@@ -83,7 +81,7 @@ def test_the_loss_of_a_round_has_a_gradient_along_the_concentration_beside_that_
     torch.testing.assert_close(along, torch.full_like(along, expected), rtol=1e-3, atol=0)
 
 
-def test_every_module_and_rank_has_an_importance_of_its_own(
+def test_modules_and_ranks_have_their_own_importance(
     tiny: Callable[..., BaseModel], examples: list[Example]
 ) -> None:
     base = tiny()
@@ -95,7 +93,7 @@ def test_every_module_and_rank_has_an_importance_of_its_own(
     assert len(np.unique(u[0])) > base.layers
 
 
-def test_what_travels_is_the_adapter_and_its_prior_and_nothing_else(tiny: Callable[..., BaseModel]) -> None:
+def test_adapter_and_prior_travel_and_posterior_stays(tiny: Callable[..., BaseModel]) -> None:
     base = tiny()
     with placed(base) as adapter:
         assert adapter.state().keys() == adapter.layout.keys()
@@ -107,7 +105,7 @@ def test_what_travels_is_the_adapter_and_its_prior_and_nothing_else(tiny: Callab
         assert not adapter.state()["l0.q.prior"].any()  # where everybody starts: a = b = 2
 
 
-def test_what_was_copied_is_put_back_as_it_was(
+def test_stored_states_are_restored_unchanged(
     tiny: Callable[..., BaseModel], examples: list[Example]
 ) -> None:
     base = tiny()
@@ -126,7 +124,7 @@ def test_what_was_copied_is_put_back_as_it_was(
                 np.testing.assert_allclose(stored[name], values, atol=1e-6)
 
 
-def test_the_mean_of_what_clients_send_is_the_moving_average_of_their_posteriors(
+def test_mean_prior_is_moving_average_of_posteriors(
     tiny: Callable[..., BaseModel],
 ) -> None:
     base = tiny()
@@ -146,7 +144,7 @@ def test_the_mean_of_what_clients_send_is_the_moving_average_of_their_posteriors
     np.testing.assert_allclose(mean, expected, rtol=1e-5)
 
 
-def test_a_newcomer_begins_at_the_prior_that_it_is_served(tiny: Callable[..., BaseModel]) -> None:
+def test_newcomers_posterior_starts_at_served_prior(tiny: Callable[..., BaseModel]) -> None:
     base = tiny()
     with placed(base) as adapter:
         adapter.load({n: v + np.float32(0.5) for n, v in zeros(adapter).items()})
@@ -154,7 +152,7 @@ def test_a_newcomer_begins_at_the_prior_that_it_is_served(tiny: Callable[..., Ba
     np.testing.assert_allclose(posterior_of({"posterior.u": u}), START + 0.5, rtol=1e-5)
 
 
-def test_clients_that_train_after_one_another_start_from_the_same_weights(
+def test_successive_clients_start_from_the_same_weights(
     tiny: Callable[..., BaseModel], examples: list[Example]
 ) -> None:
     base = tiny()
@@ -170,7 +168,7 @@ def test_clients_that_train_after_one_another_start_from_the_same_weights(
     assert all(np.array_equal(first[name], again[name]) for name in first)
 
 
-def test_the_distance_to_what_was_served_holds_the_adapter_back(
+def test_proximal_distance_holds_the_adapter_back(
     tiny: Callable[..., BaseModel], examples: list[Example]
 ) -> None:
     base, lengths = tiny(), []
@@ -184,7 +182,7 @@ def test_the_distance_to_what_was_served_holds_the_adapter_back(
     assert lengths[1] < 0.8 * lengths[0]
 
 
-def test_a_round_is_made_again_to_the_bit(tiny: Callable[..., BaseModel], examples: list[Example]) -> None:
+def test_repeated_round_is_equal_to_the_bit(tiny: Callable[..., BaseModel], examples: list[Example]) -> None:
     base, priors = tiny(), []
     for _ in range(2):
         with placed(base) as adapter:
