@@ -1,4 +1,4 @@
-"""Which weights a client starts from."""
+"""Base weights: the values with which a client starts."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_zeros_are_named_by_the_whole_body() -> None:
             assert (named.digest, named.bytes) == (digest_of(body), len(body))
 
 
-def test_what_is_remembered_of_a_client_is_less_than_its_head() -> None:
+def test_zeros_need_less_memory_than_their_heads() -> None:
     tracemalloc.start()
     try:
         for i in range(60):

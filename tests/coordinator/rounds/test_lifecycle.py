@@ -65,7 +65,7 @@ any_facts = st.builds(
 
 
 @given(facts=any_facts, now=st.datetimes(datetime(2000, 1, 1), datetime(2100, 1, 1), timezones=st.just(UTC)))
-def test_every_step_is_a_legal_transition(facts: RoundFacts, now: datetime) -> None:
+def test_next_state_returns_only_legal_transitions(facts: RoundFacts, now: datetime) -> None:
     step = next_state(facts, now)
     if facts.state in ENDED:
         assert step is None
@@ -76,7 +76,7 @@ def test_every_step_is_a_legal_transition(facts: RoundFacts, now: datetime) -> N
 
 
 @given(facts=any_facts, now=st.datetimes(datetime(2000, 1, 1), datetime(2100, 1, 1), timezones=st.just(UTC)))
-def test_what_is_due_stays_due(facts: RoundFacts, now: datetime) -> None:
+def test_a_due_step_stays_due(facts: RoundFacts, now: datetime) -> None:
     step = next_state(facts, now)
     later = next_state(facts, now + timedelta(days=1))
     if step is not None:
@@ -84,18 +84,18 @@ def test_what_is_due_stays_due(facts: RoundFacts, now: datetime) -> None:
         assert later.to == step.to
 
 
-def test_nothing_leaves_an_ended_round() -> None:
+def test_an_ended_round_has_no_transitions() -> None:
     assert not {before for before, _ in TRANSITIONS} & ENDED
     assert ACCEPTING.isdisjoint(ENDED)
 
 
-def test_a_round_is_open_until_enough_clients_have_joined() -> None:
+def test_a_round_stays_open_until_enough_clients_join() -> None:
     assert next_state(facts("open", joined=2, expected=2), NOW) is None
     begun = next_state(facts("open"), NOW)
     assert begun == Step("collecting", deadline=NOW + timedelta(seconds=60))
 
 
-def test_a_round_is_not_begun_by_members_that_only_join() -> None:
+def test_joins_of_optional_members_begin_no_round() -> None:
     assert next_state(facts("open", joined=3, expected=1, waiting=1), NOW) is None
     assert next_state(facts("open", joined=3, expected=2, waiting=2), NOW) is not None
 
@@ -112,17 +112,17 @@ def test_a_round_is_not_begun_by_members_that_only_join() -> None:
         (("joined", "joined", "arrived"), False),
     ],
 )
-def test_whoever_only_joined_two_rounds_is_not_waited_for(before: tuple[str, ...], waited_for: bool) -> None:
+def test_two_rounds_without_updates_make_a_client_optional(before: tuple[str, ...], waited_for: bool) -> None:
     assert is_waited_for(before) is waited_for
 
 
-def test_a_round_closes_early_when_all_expected_have_delivered() -> None:
+def test_a_round_closes_early_after_all_expected_updates() -> None:
     assert next_state(facts("collecting", waiting=0, delivered=3), NOW) == Step("closing")
     # everybody who is left has delivered, but they are fewer than the round needs: others may still join
     assert next_state(facts("collecting", waiting=0, delivered=2), NOW) is None
 
 
-def test_a_round_with_a_sum_is_summed_before_it_closes() -> None:
+def test_a_secure_sum_round_is_summed_before_closing() -> None:
     deadline = NOW + timedelta(seconds=60)
     assert next_state(facts("collecting", waiting=0, delivered=3, sums=True), NOW) == Step("summing")
     assert next_state(facts("collecting", sums=True), deadline) == Step("summing")
@@ -132,7 +132,7 @@ def test_a_round_with_a_sum_is_summed_before_it_closes() -> None:
     assert client_action("running", "summing", delivered=False) == "wait"
 
 
-def test_at_the_deadline_a_quorum_decides() -> None:
+def test_a_quorum_decides_at_the_deadline() -> None:
     deadline = NOW + timedelta(seconds=60)
     assert next_state(facts("collecting"), deadline - timedelta(microseconds=1)) is None
     assert next_state(facts("collecting"), deadline) == Step("closing")
@@ -140,14 +140,14 @@ def test_at_the_deadline_a_quorum_decides() -> None:
     assert abandoned == Step("abandoned", reason="too-few-updates")
 
 
-def test_an_aggregating_round_is_claimed_again_when_its_lease_has_run_out() -> None:
+def test_an_aggregation_is_claimed_again_after_its_lease() -> None:
     until = NOW + timedelta(seconds=60)
     assert next_state(facts("closing"), NOW) == Step("aggregating")
     assert next_state(facts("aggregating"), NOW) is None
     assert next_state(facts("aggregating"), until) == Step("aggregating")
 
 
-def test_what_follows_a_round() -> None:
+def test_after_round_opens_finishes_or_waits() -> None:
     assert after_round("running", published=2, total=3) == "open-next"
     assert after_round("running", published=3, total=3) == "finish"
     assert after_round("paused", published=2, total=3) == "wait"
@@ -156,7 +156,7 @@ def test_what_follows_a_round() -> None:
     assert after_round("finished", published=2, total=3) == "wait"
 
 
-def test_what_a_client_is_told() -> None:
+def test_client_action_follows_federation_and_round_state() -> None:
     assert client_action("running", "open", delivered=False) == "take-part"
     assert client_action("paused", "collecting", delivered=False) == "take-part"
     assert client_action("running", "collecting", delivered=True) == "wait"
@@ -172,7 +172,7 @@ def test_waiting_is_spread_around_the_mean(mean: float, draw: float) -> None:
     assert seconds == 1 or 0.5 * mean - 1 <= seconds <= 1.5 * mean + 1
 
 
-def test_a_client_is_shown_revoked_only_in_rounds_it_was_revoked_in() -> None:
+def test_a_revocation_leaves_states_of_ended_rounds() -> None:
     hour = timedelta(hours=1)
     assert shown_state(Participation("arrived", None, None)) == "arrived"
     assert shown_state(Participation("arrived", NOW, None)) == "revoked"

@@ -1,4 +1,4 @@
-"""Clients that wait for their next round: told at once, sent away in time, at no cost in between."""
+"""Long polls for the next round: woken by changes, ended in time, without a thread or connection each."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def result_of(poll: Future[httpx.Response]) -> tuple[httpx.Response, float]:
     return poll.result(timeout=20), time.monotonic() - began
 
 
-def test_who_waits_is_told_when_the_federation_starts(coordinator: Served) -> None:
+def test_the_start_of_a_federation_wakes_long_polls(coordinator: Served) -> None:
     federation_id = coordinator.federation(**ALONE)
     silo = coordinator.enrol(federation_id, "a")
     with waiting(silo, 20) as poll:
@@ -49,7 +49,7 @@ def test_who_waits_is_told_when_the_federation_starts(coordinator: Served) -> No
     assert seconds < 5
 
 
-def test_a_round_that_opens_while_a_client_is_told_that_there_is_none_is_told_all_the_same(
+def test_polls_see_a_round_opened_during_their_query(
     coordinator: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     federation_id = coordinator.federation(**ALONE)
@@ -70,7 +70,7 @@ def test_a_round_that_opens_while_a_client_is_told_that_there_is_none_is_told_al
     assert time.monotonic() - began < 10
 
 
-def test_who_has_delivered_is_told_of_the_next_round_and_of_the_end(coordinator: Served) -> None:
+def test_long_polls_return_next_rounds_and_the_end(coordinator: Served) -> None:
     _, (silo, peer) = running(coordinator, **plan(rounds={"total": 2}))
     for number in (1, 2):
         deliver(silo, number, values(1.0))
@@ -83,7 +83,7 @@ def test_who_has_delivered_is_told_of_the_next_round_and_of_the_end(coordinator:
         assert seconds < 5
 
 
-def test_a_round_that_is_abandoned_at_its_deadline_wakes_who_delivered(coordinator: Served) -> None:
+def test_an_abandoned_round_wakes_long_polls(coordinator: Served) -> None:
     _, (silo, peer) = running(coordinator, **plan(rounds={"collect_seconds": 1, "quorum": 2}))
     assert peer.http.post(f"/v1/federations/{peer.federation_id}/rounds/1/join").status_code == 200
     deliver(silo, 1, values(1.0))
@@ -92,7 +92,7 @@ def test_a_round_that_is_abandoned_at_its_deadline_wakes_who_delivered(coordinat
     assert (answer.status_code, answer.json()["round"]) == (200, 2)
 
 
-def test_a_federation_that_is_finished_before_it_began_tells_who_waits(coordinator: Served) -> None:
+def test_finishing_an_unstarted_federation_wakes_long_polls(coordinator: Served) -> None:
     federation_id = coordinator.federation(**ALONE)
     silo = coordinator.enrol(federation_id, "a")
     with waiting(silo, 20) as poll:
@@ -102,7 +102,7 @@ def test_a_federation_that_is_finished_before_it_began_tells_who_waits(coordinat
     assert seconds < 5
 
 
-def test_who_waits_in_vain_is_sent_away_in_time_and_may_come_back_at_once(coordinator: Served) -> None:
+def test_long_polls_time_out_with_retry_after_0(coordinator: Served) -> None:
     silo = coordinator.enrol(coordinator.federation(**ALONE), "a")
     began = time.monotonic()
     with waiting(silo, 1) as poll:
@@ -111,7 +111,7 @@ def test_who_waits_in_vain_is_sent_away_in_time_and_may_come_back_at_once(coordi
     assert (answer.status_code, answer.headers["retry-after"]) == (204, "0")
 
 
-def test_who_does_not_wait_is_answered_at_once(coordinator: Served) -> None:
+def test_a_request_without_wait_is_answered_at_once(coordinator: Served) -> None:
     silo = coordinator.enrol(coordinator.federation(**ALONE), "a")
     path = f"/v1/federations/{silo.federation_id}/rounds/current"
     for prefer in ("wait=0", "respond-async", "wait=soon"):
@@ -121,7 +121,7 @@ def test_who_does_not_wait_is_answered_at_once(coordinator: Served) -> None:
         assert int(answer.headers["retry-after"]) >= 1
 
 
-def test_a_client_that_is_revoked_while_it_waits_is_shut_out_at_once(coordinator: Served) -> None:
+def test_revoking_a_client_ends_its_long_poll(coordinator: Served) -> None:
     federation_id = coordinator.federation(**ALONE)
     silo = coordinator.enrol(federation_id, "a")
     with waiting(silo, 20) as poll:
@@ -131,7 +131,7 @@ def test_a_client_that_is_revoked_while_it_waits_is_shut_out_at_once(coordinator
     assert seconds < 5
 
 
-def test_a_client_waits_once_its_earlier_request_is_sent_away(coordinator: Served) -> None:
+def test_a_second_long_poll_ends_the_clients_first(coordinator: Served) -> None:
     federation_id = coordinator.federation(**ALONE)
     silo = coordinator.enrol(federation_id, "a")
     again = Silo(silo.client_id, federation_id, silo.key, coordinator.signing(silo.key))
@@ -145,9 +145,7 @@ def test_a_client_waits_once_its_earlier_request_is_sent_away(coordinator: Serve
 
 
 @pytest.mark.slow
-def test_many_wait_without_a_thread_or_a_connection_each(
-    serve: Serve, fresh_database: Callable[[str], str]
-) -> None:
+def test_long_polls_hold_no_thread_or_connection(serve: Serve, fresh_database: Callable[[str], str]) -> None:
     served = serve(fresh_database("sqlite"))
     federation_id = served.federation(**plan(rounds={"min_clients": 60}))
     silos = [
@@ -167,7 +165,7 @@ def test_many_wait_without_a_thread_or_a_connection_each(
         assert [poll.result(timeout=20).status_code for poll in polls] == [200] * 60
 
 
-def test_what_another_process_changes_is_found(
+def test_changes_of_other_processes_wake_long_polls(
     backend: str, serve: Serve, fresh_database: Callable[[str], str]
 ) -> None:
     served = serve(fresh_database(backend), tick_seconds=3600.0)
@@ -181,7 +179,7 @@ def test_what_another_process_changes_is_found(
     assert seconds < 5
 
 
-def test_a_round_that_another_replica_publishes_wakes_who_waits_here(
+def test_a_round_published_by_another_replica_wakes_polls(
     serve: Serve, fresh_postgres: Callable[[], str]
 ) -> None:
     url = fresh_postgres()
@@ -196,9 +194,7 @@ def test_a_round_that_another_replica_publishes_wakes_who_waits_here(
     assert seconds < 5
 
 
-def test_a_service_that_stops_sends_away_who_waits(
-    serve: Serve, fresh_database: Callable[[str], str]
-) -> None:
+def test_a_stopping_service_ends_its_long_polls(serve: Serve, fresh_database: Callable[[str], str]) -> None:
     served = serve(fresh_database("sqlite"), retry_seconds=7.0)
     silo = served.enrol(served.federation(**ALONE), "a")
     with waiting(silo, 25) as poll:
@@ -221,5 +217,5 @@ def test_a_service_that_stops_sends_away_who_waits(
         ("await=5", 0),
     ],
 )
-def test_the_preference_to_wait_is_read_as_rfc_7240_writes_it(prefer: Any, seconds: int) -> None:
+def test_the_wait_preference_is_parsed_by_rfc_7240(prefer: Any, seconds: int) -> None:
     assert seconds_of(prefer) == seconds

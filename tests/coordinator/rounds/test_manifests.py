@@ -1,4 +1,4 @@
-"""What the coordinator signs to a client about its rounds, over real HTTP."""
+"""Signed manifests of rounds, the plan and the roster, over HTTP."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ from tests.taking_part import PLAN, one_round, plan, running, url
 Rows = Callable[[str, str], list[tuple[Any, ...]]]
 
 
-def joined(silo: Silo, number: int) -> dict[str, Any]:
+def join_document(silo: Silo, number: int) -> dict[str, Any]:
     answer = silo.http.post(url(silo, number, "/join"))
     assert answer.status_code == 200, answer.text
     return dict(answer.json())
 
 
-def is_theirs(served: Served, document: dict[str, Any]) -> bool:
+def is_signed_by(served: Served, document: dict[str, Any]) -> bool:
     key = public_key(served.http().get("/v1/hello").json()["signing_key"])
     return is_signed("tessera-round-v1", document, document["signature"], key)
 
 
-def test_a_join_is_answered_with_a_signed_manifest_that_never_changes(coordinator: Served) -> None:
+def test_a_join_returns_one_constant_signed_manifest(coordinator: Served) -> None:
     federation_id, (silo, peer) = running(coordinator)
-    first = joined(silo, 1)
+    first = join_document(silo, 1)
     manifest = first["manifest"]
-    assert is_theirs(coordinator, manifest)
-    assert not is_theirs(coordinator, manifest | {"deadline": "2030-01-01T00:00:00.000000Z"})
+    assert is_signed_by(coordinator, manifest)
+    assert not is_signed_by(coordinator, manifest | {"deadline": "2030-01-01T00:00:00.000000Z"})
     assert (manifest["federation"], manifest["client"], manifest["round"]) == (
         federation_id,
         silo.client_id,
@@ -45,9 +45,9 @@ def test_a_join_is_answered_with_a_signed_manifest_that_never_changes(coordinato
     assert manifest["weights"] == first["weights"]["digest"]
     assert manifest["deadline"] is None
     assert manifest["previous"] is None
-    second = joined(peer, 1)["manifest"]
+    second = join_document(peer, 1)["manifest"]
     assert second["deadline"] is not None, "the second join begins the collecting"
-    assert joined(silo, 1) == first
+    assert join_document(silo, 1) == first
     shown = silo.http.get(url(silo, 1, "/manifest"))
     assert shown.json() == manifest
     assert slug(silo.http.get(url(silo, 2, "/manifest"))) == "not-found"
@@ -59,18 +59,18 @@ def test_manifests_are_a_chain_to_the_final_weights(coordinator: Served) -> None
     silo = silos[0]
     one_round(coordinator, federation_id, silos, 1, [1.0, 3.0])
     first = silo.http.get(url(silo, 1, "/manifest")).json()
-    second = joined(silo, 2)["manifest"]
+    second = join_document(silo, 2)["manifest"]
     assert second["previous"] == {"round": 1, "hash": hash_of(first)}
     one_round(coordinator, federation_id, silos, 2, [1.0, 3.0])
     ends = [silo.http.get(url(silo, 1).replace("/1", "/current")).json() for _ in range(2)]
     assert ends[0] == ends[1]
     final = ends[0]["manifest"]
-    assert is_theirs(coordinator, final)
+    assert is_signed_by(coordinator, final)
     assert (final["round"], final["weights"]) == (3, ends[0]["weights"]["digest"])
     assert final["previous"] == {"round": 2, "hash": hash_of(second)}
 
 
-def test_final_manifests_name_the_roster_of_the_end_though_the_clock_went_back(coordinator: Served) -> None:
+def test_final_manifests_keep_their_roster_despite_clock_changes(coordinator: Served) -> None:
     federation_id, silos = running(coordinator, 3, **plan(rounds={"total": 1, "min_clients": 2}))
     with coordinator.database.write() as session:  # when they were enrolled the clock was an hour ahead
         ahead = database_time(session) + timedelta(hours=1)
@@ -95,17 +95,17 @@ def test_final_manifests_name_the_roster_of_the_end_though_the_clock_went_back(c
     assert len(times) == 4
 
 
-def test_the_plan_is_served_in_the_bytes_that_manifests_name(coordinator: Served) -> None:
+def test_plan_bytes_match_the_digest_in_manifests(coordinator: Served) -> None:
     federation_id, (silo, _) = running(coordinator)
     served = silo.http.get(f"/v1/federations/{federation_id}/plan")
-    assert joined(silo, 1)["manifest"]["plan"] == digest_of(served.content)
+    assert join_document(silo, 1)["manifest"]["plan"] == digest_of(served.content)
     assert served.json() == coordinator.admin.get(f"/v1/federations/{federation_id}").json()["plan"]
     stranger = coordinator.enrol(coordinator.federation(), "a")
     assert slug(stranger.http.get(f"/v1/federations/{federation_id}/plan")) == "not-found"
 
 
 @pytest.mark.parametrize("policy", ["server", "tofu", "pinned"])
-def test_the_roster_is_a_chain_that_manifests_name(coordinator: Served, policy: str) -> None:
+def test_the_roster_is_a_chain_named_by_manifests(coordinator: Served, policy: str) -> None:
     federation_id, (silo, peer) = running(coordinator, **PLAN, privacy={"roster_policy": policy})
     path = f"/v1/federations/{federation_id}/roster"
     assert (
@@ -120,7 +120,7 @@ def test_the_roster_is_a_chain_that_manifests_name(coordinator: Served, policy: 
     assert {e["public_key"] for e in entries[:2]} >= {name_of(silo.key)}
     for before, after in zip([None, *entries], entries, strict=False):
         assert after["previous"] == (hash_of(before) if before else None)
-    manifest = joined(silo, 1)["manifest"]
+    manifest = join_document(silo, 1)["manifest"]
     assert (manifest["roster_version"], manifest["roster_hash"]) == (3, hash_of(entries[2]))
     response = silo.http.get(path)
     assert (response.status_code == 200) == (policy != "server"), (

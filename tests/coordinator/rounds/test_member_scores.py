@@ -1,4 +1,4 @@
-"""Scores that a client sees of others: means, from which it cannot compute what one of them sent."""
+"""Scores of other members: means from which a client cannot compute a single score."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ def member_mean(silo: Silo, number: int) -> Any:
     return summary and summary["mean"]
 
 
-def started(coordinator: Served, clients: int) -> tuple[str, list[Silo]]:
+def start_single_round(coordinator: Served, clients: int) -> tuple[str, list[Silo]]:
     return running(coordinator, clients, **plan(rounds={"total": 1, "min_clients": clients}))
 
 
-def test_a_client_sees_final_scores_once_all_have_sent_them(coordinator: Served) -> None:
-    federation_id, silos = started(coordinator, 4)
+def test_the_final_mean_needs_all_final_scores(coordinator: Served) -> None:
+    federation_id, silos = start_single_round(coordinator, 4)
     for silo in silos:
         join(silo, 1)
         assert send_scores(silo, 1, scored({"loss": 1.0})) == (204, "")
@@ -36,7 +36,7 @@ def test_a_client_sees_final_scores_once_all_have_sent_them(coordinator: Served)
 
 
 def test_a_mean_needs_three_other_clients(coordinator: Served) -> None:
-    federation_id, silos = started(coordinator, 3)
+    federation_id, silos = start_single_round(coordinator, 3)
     for silo in silos:
         join(silo, 1)
         assert send_scores(silo, 1, scored({"loss": 1.0})) == (204, "")
@@ -45,8 +45,8 @@ def test_a_mean_needs_three_other_clients(coordinator: Served) -> None:
     assert [member_mean(silo, 1) for silo in silos] == [None] * 3
 
 
-def test_a_client_cannot_lift_the_count_of_a_name_by_its_own_value(coordinator: Served) -> None:
-    federation_id, silos = started(coordinator, 4)
+def test_own_scores_do_not_count_towards_the_minimum(coordinator: Served) -> None:
+    federation_id, silos = start_single_round(coordinator, 4)
     for silo, loss, names in zip(silos, LOSSES, ({"f1": 0.5}, {"f1": 0.5}, {"f1": 0.75}, {}), strict=True):
         join(silo, 1)
         assert send_scores(silo, 1, scored({"loss": loss, "perplexity": 2.0} | names)) == (204, "")
@@ -57,7 +57,7 @@ def test_a_client_cannot_lift_the_count_of_a_name_by_its_own_value(coordinator: 
     assert member_mean(silos[3], 1) == loss | {"f1": {"value": 0.583, "count": 3}}
 
 
-def test_scores_are_not_replaced_once_their_mean_is_shown(coordinator: Served) -> None:
+def test_scores_are_fixed_after_their_mean_is_shown(coordinator: Served) -> None:
     federation_id, silos = running(coordinator, 4, **plan(rounds={"total": 2, "min_clients": 4}))
     one_round(coordinator, federation_id, silos, 1, [1.0, 2.0, 3.0, 4.0])
     for silo in silos:

@@ -1,4 +1,4 @@
-"""Changed counts are published in batches, once, and never instead of a change of state."""
+"""Notifications of changed counts: batched, published once, and beside changes of state."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def round_events(rows: Rows, served: Served, federation_id: str) -> list[dict[st
     return [json.loads(data) if isinstance(data, str) else data for (data,) in stored]
 
 
-def until_counted(rows: Rows, served: Served, federation_id: str, **counts: int) -> list[dict[str, Any]]:
+def wait_until_counted(rows: Rows, served: Served, federation_id: str, **counts: int) -> list[dict[str, Any]]:
     """Wait, not long, until the last event shows these counts."""
 
     def counted() -> list[dict[str, Any]] | None:
@@ -49,20 +49,18 @@ def score(silo: Silo, number: int) -> None:
     assert silo.http.put(url(silo, number, "/scores"), json=scored({"loss": 0.7})).status_code == 204
 
 
-def test_what_many_clients_do_at_once_is_told_in_few_events(
-    serve: Callable[..., Served], database_url: str, rows: Rows
-) -> None:
+def test_many_joins_share_few_events(serve: Callable[..., Served], database_url: str, rows: Rows) -> None:
     served = serve(database_url, tick_seconds=3600)  # nobody looks who is not woken
     federation_id, silos = running(served, 8, **plan(rounds={"min_clients": 8}))
     began = time.monotonic()
     for silo in silos[:7]:
         join(silo, 1)
-    events = until_counted(rows, served, federation_id, joined=7)
+    events = wait_until_counted(rows, served, federation_id, joined=7)
     assert {event["state"] for event in events} == {"open"}
     assert len(events) <= 3 + (time.monotonic() - began) / notifications.INTERVAL_SECONDS
 
 
-def test_late_scores_of_a_round_that_has_ended_are_told(
+def test_late_scores_of_an_ended_round_are_published(
     serve: Callable[..., Served], database_url: str, rows: Rows
 ) -> None:
     served = serve(database_url, tick_seconds=3600)
@@ -78,7 +76,7 @@ def test_late_scores_of_a_round_that_has_ended_are_told(
     assert (last["state"], scores["mean"]["loss"]["value"]) == ("published", 0.7)
 
 
-def test_a_service_that_stops_has_told_everything(
+def test_a_stopping_service_publishes_pending_counts(
     serve: Callable[..., Served], database_url: str, rows: Rows, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(notifications, "INTERVAL_SECONDS", 3600.0)
@@ -118,7 +116,7 @@ def numbers(database: Database, federation_id: str) -> list[int]:
         return [data["round"] for data in session.scalars(query)]
 
 
-def test_two_replicas_that_saw_changes_tell_them_once(database: Database, opened: str) -> None:
+def test_two_replicas_publish_a_change_once(database: Database, opened: str) -> None:
     first, second = PendingNotifications(), PendingNotifications()
     first.add(Change(opened, 1, 1))
     second.add(Change(opened, 1, 1))
@@ -130,7 +128,7 @@ def test_two_replicas_that_saw_changes_tell_them_once(database: Database, opened
     assert numbers(database, opened) == [1, 1, 1]
 
 
-def test_what_another_round_had_to_tell_does_not_stand_for_this_one(database: Database, opened: str) -> None:
+def test_a_round_keeps_its_notification_after_others_events(database: Database, opened: str) -> None:
     pending = PendingNotifications()
     pending.add(Change(opened, 1, last_event(database, opened)))
     with database.write() as session:
@@ -145,7 +143,7 @@ def test_what_another_round_had_to_tell_does_not_stand_for_this_one(database: Da
     assert numbers(database, opened) == [1, 1, 2, 1]
 
 
-def test_nothing_is_told_again_too_soon_and_all_in_time(database: Database, opened: str) -> None:
+def test_notifications_of_a_round_keep_their_interval(database: Database, opened: str) -> None:
     pending = PendingNotifications()
     pending.publish(database)
     assert pending.seconds_until_due() is None
@@ -165,7 +163,7 @@ def test_nothing_is_told_again_too_soon_and_all_in_time(database: Database, open
     assert len(numbers(database, opened)) == 3
 
 
-def test_what_could_not_be_written_is_told_later(
+def test_changes_of_a_failed_commit_are_published_later(
     database: Database, opened: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pending = PendingNotifications()
@@ -183,7 +181,7 @@ def test_what_could_not_be_written_is_told_later(
     assert numbers(database, opened) == [1, 1]
 
 
-def test_no_more_rounds_are_remembered_than_may_be(
+def test_pending_rounds_have_a_maximum(
     database: Database, opened: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(notifications, "MAX_PENDING", 1)
@@ -194,7 +192,7 @@ def test_no_more_rounds_are_remembered_than_may_be(
     assert numbers(database, opened) == [1, 1]
 
 
-def test_a_round_of_which_nothing_can_be_told_is_let_go(database: Database, opened: str) -> None:
+def test_a_missing_round_is_dropped_from_pending(database: Database, opened: str) -> None:
     pending = PendingNotifications()
     for number in (9, 1):  # there is no round 9
         pending.add(Change(opened, number, 1))
@@ -203,7 +201,7 @@ def test_a_round_of_which_nothing_can_be_told_is_let_go(database: Database, open
     assert pending.seconds_until_due() is None
 
 
-def test_who_holds_one_federation_does_not_hold_up_the_others(postgres_database: Database) -> None:
+def test_a_locked_federation_does_not_delay_other_notifications(postgres_database: Database) -> None:
     database = postgres_database
     locked, *free = (open_one(database) for _ in range(3))
     pending = PendingNotifications()
@@ -222,7 +220,7 @@ def test_who_holds_one_federation_does_not_hold_up_the_others(postgres_database:
     assert numbers(database, locked) == [1, 1]
 
 
-def test_a_held_round_that_is_due_does_not_keep_others_from_being_told(
+def test_a_locked_due_round_does_not_delay_notifications(
     serve: Callable[..., Served], fresh_postgres: Callable[[], str], rows: Rows
 ) -> None:
     served = serve(fresh_postgres(), tick_seconds=0.05)
@@ -234,5 +232,5 @@ def test_a_held_round_that_is_due_does_not_keep_others_from_being_told(
         time.sleep(1.5)  # its deadline is over, and who moves rounds waits for the lock
         began = time.monotonic()
         join(silos[0], 1)
-        until_counted(rows, served, free, joined=1)
+        wait_until_counted(rows, served, free, joined=1)
         assert time.monotonic() - began < 5

@@ -1,4 +1,4 @@
-"""Clients report how far their training has come inside a round; people see the newest report."""
+"""Progress reports of clients inside a round; people see the newest report."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ def report(silo: Silo, number: int, **changes: Any) -> httpx.Response:
     return silo.http.put(url(silo, number, "/progress"), json=REPORT | changes)
 
 
-def seen(served: Served, silo: Silo, number: int) -> dict[str, Any] | None:
+def shown_progress(served: Served, silo: Silo, number: int) -> dict[str, Any] | None:
     clients = served.admin.get(url(silo, number)).json()["clients"]
     return next(client["progress"] for client in clients if client["client_id"] == silo.client_id)
 
 
-def test_the_newest_report_is_shown_until_the_update_arrives(coordinator: Served) -> None:
+def test_the_newest_report_is_shown_until_the_update(coordinator: Served) -> None:
     federation_id, (silo, peer) = running(coordinator)
     assert slug(report(silo, 1)) == "not-joined"
     assert slug(report(silo, 9)) == "not-found"
     join(silo, 1)
-    assert seen(coordinator, silo, 1) is None
+    assert shown_progress(coordinator, silo, 1) is None
     claims = coordinator.admin.get(url(silo, 1)).json()["claims"]
     assert report(silo, 1).status_code == report(silo, 1, step=4).status_code == 204
-    shown = seen(coordinator, silo, 1)
+    shown = shown_progress(coordinator, silo, 1)
     assert shown is not None
     assert shown.pop("at")
     assert shown == REPORT | {"step": 4}
@@ -39,7 +39,7 @@ def test_the_newest_report_is_shown_until_the_update_arrives(coordinator: Served
     assert peer.http.get(url(peer, 1)).json()["clients"] == []
     assert coordinator.admin.get(url(silo, 1)).json()["claims"] == claims
     deliver(silo, 1, values(1.0))
-    assert seen(coordinator, silo, 1) is None
+    assert shown_progress(coordinator, silo, 1) is None
     deliver(peer, 1, values(1.0))
     wait_for(coordinator, federation_id, 1, "published")
     assert slug(report(peer, 1)) == "round-closed"
@@ -61,7 +61,7 @@ def test_malformed_reports_are_refused(coordinator: Served, changes: dict[str, A
     assert slug(report(silo, 1, **changes)) == "validation"
 
 
-def test_no_loss_is_taken_where_losses_are_summed(coordinator: Served) -> None:
+def test_secure_sum_plans_refuse_a_reported_loss(coordinator: Served) -> None:
     summed = plan(privacy={"secure_sum": {"minimum": 2, "masking": "none"}})
     _, (silo, _) = running(coordinator, **summed)
     join(silo, 1)

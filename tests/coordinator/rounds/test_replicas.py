@@ -1,4 +1,4 @@
-"""Two services on one PostgreSQL: whoever is asked, there is one truth."""
+"""Two services on one PostgreSQL serve the same rounds."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Rows = Callable[[str, str], list[tuple[Any, ...]]]
 
 
 @pytest.mark.slow
-def test_two_replicas_take_updates_and_publish_each_round_once(
+def test_two_replicas_publish_each_round_once(
     serve: Callable[..., Served], fresh_postgres: Callable[[], str], rows: Rows
 ) -> None:
     url = fresh_postgres()
@@ -57,7 +57,7 @@ def test_two_replicas_take_updates_and_publish_each_round_once(
     assert served == [(number, 6) for number in range(1, 8)]
 
 
-def test_who_joins_and_who_delivers_the_same_bytes_never_wait_for_each_other(
+def test_a_join_and_a_delivery_never_deadlock(
     serve: Callable[..., Served], fresh_postgres: Callable[[], str]
 ) -> None:
     url = fresh_postgres()

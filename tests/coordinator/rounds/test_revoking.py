@@ -1,4 +1,4 @@
-"""Shutting a client out: what it delivered counts, nobody waits for it, and nothing deadlocks."""
+"""Revoking a client: its update counts, its round closes without it, and no deadlock occurs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.served import Served, slug
 from tests.taking_part import deliver, join, plan, running, show, values, wait_for
 
 
-def test_an_update_of_a_client_revoked_later_counts_towards_the_quorum(coordinator: Served) -> None:
+def test_updates_of_revoked_clients_count_towards_the_quorum(coordinator: Served) -> None:
     rounds = {"min_clients": 3, "quorum": 2, "collect_seconds": 1.0, "total": 1}
     federation_id, silos = running(coordinator, clients=3, **plan(rounds=rounds))
     for silo in silos:
@@ -30,7 +30,7 @@ def test_an_update_of_a_client_revoked_later_counts_towards_the_quorum(coordinat
     assert [client["state"] for client in shown["clients"]] == ["revoked", "arrived", "joined"]
 
 
-def test_revoking_whom_a_round_waits_for_closes_it_without_a_tick(
+def test_revoking_the_last_expected_client_closes_its_round(
     serve: Callable[..., Served], database_url: str
 ) -> None:
     served = serve(database_url, tick_seconds=3600.0)
@@ -49,7 +49,7 @@ def test_revoking_whom_a_round_waits_for_closes_it_without_a_tick(
     assert [client["state"] for client in shown["clients"]] == ["arrived", "arrived", "revoked"]
 
 
-def test_revoking_waits_for_who_counts_bytes_and_does_not_deadlock(postgres_database: Database) -> None:
+def test_revoking_during_a_byte_count_does_not_deadlock(postgres_database: Database) -> None:
     closed = simple(postgres_database, clients=1)
     client_id = closed.clients[0]
     with postgres_database.write() as session:
@@ -73,7 +73,7 @@ def test_revoking_waits_for_who_counts_bytes_and_does_not_deadlock(postgres_data
 
 
 @pytest.mark.parametrize("place", ["9" * 20, "x", "-1", "\u0661"])
-def test_a_page_of_rounds_that_ends_nowhere_is_refused(coordinator: Served, place: str) -> None:
+def test_an_invalid_page_position_is_refused(coordinator: Served, place: str) -> None:
     federation_id = coordinator.federation()
     refused = coordinator.admin.get(f"/v1/federations/{federation_id}/rounds", params={"after": place})
     assert (refused.status_code, slug(refused), refused.json()["field"]) == (422, "validation", "after")

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")  # of the libraries, whose imp
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("clients", "shows"), [(3, True), (2, False)])
-def test_rounds_are_recorded_with_the_means_that_members_see(
+def test_trackers_record_the_means_that_members_see(
     clients: int, shows: bool, tmp_path: Path, fresh_database: Callable[[str], str]
 ) -> None:
     served = start(
@@ -70,7 +70,7 @@ def test_options_of_trackers_are_checked(
         load_settings()
 
 
-def test_a_missing_library_is_an_error_at_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_tracker_library_is_a_settings_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TESSERA_REPORT_TO", "tensorboard, mlflow")
     monkeypatch.setattr("schemas.trackers.options.find_spec", lambda name: None)
     with pytest.raises(SettingsUnusable, match=r"TESSERA_REPORT_TO: tensorboard is not installed"):

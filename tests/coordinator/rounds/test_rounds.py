@@ -1,4 +1,4 @@
-"""When rounds begin, close, are abandoned and end: over HTTP, on both databases."""
+"""Rounds begin, close, are abandoned and end, over HTTP on both databases."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ def current(silo: Silo) -> Any:
     return silo.http.get(f"/v1/federations/{silo.federation_id}/rounds/current")
 
 
-def order(served: Served, federation_id: str, action: str) -> Any:
+def post_action(served: Served, federation_id: str, action: str) -> Any:
     return served.admin.post(f"/v1/federations/{federation_id}/{action}")
 
 
-def test_there_is_nothing_to_do_before_the_start(coordinator: Served) -> None:
+def test_clients_have_no_round_before_the_start(coordinator: Served) -> None:
     federation_id = coordinator.federation()
     silo = coordinator.enrol(federation_id, "a")
     answer = current(silo)
@@ -45,7 +45,7 @@ def test_there_is_nothing_to_do_before_the_start(coordinator: Served) -> None:
     assert slug(try_join(silo, 1)) == "not-found"
 
 
-def test_a_brief_says_all_that_a_client_needs(coordinator: Served) -> None:
+def test_a_brief_contains_strategy_training_deadline_and_weights(coordinator: Served) -> None:
     _, (silo, _) = running(coordinator, **plan(training={"steps": 7}))
     answer = current(silo)
     assert answer.status_code == 200
@@ -61,7 +61,7 @@ def test_a_brief_says_all_that_a_client_needs(coordinator: Served) -> None:
     assert all((value == 0).all() for value in weights(silo, 1).values())
 
 
-def test_a_round_collects_from_when_enough_clients_have_joined(coordinator: Served) -> None:
+def test_a_round_collects_after_min_clients_have_joined(coordinator: Served) -> None:
     federation_id, (first, second) = running(coordinator)
     join(first, 1)
     assert show(coordinator, federation_id, 1)["state"] == "open"
@@ -72,7 +72,7 @@ def test_a_round_collects_from_when_enough_clients_have_joined(coordinator: Serv
     assert shown["counts"] == {"joined": 2, "arrived": 0, "late": 0, "dropped": 0, "rejected": 0}
 
 
-def test_joining_again_gets_the_same_answer_even_after_the_end(coordinator: Served) -> None:
+def test_repeated_joins_return_the_same_answer(coordinator: Served) -> None:
     federation_id, silos = running(coordinator)
     once = try_join(silos[0], 1)
     assert try_join(silos[0], 1).json() == once.json()
@@ -82,7 +82,7 @@ def test_joining_again_gets_the_same_answer_even_after_the_end(coordinator: Serv
     assert show(coordinator, federation_id, 1)["counts"]["joined"] == 2
 
 
-def test_a_round_closes_when_everybody_has_delivered_and_the_next_opens_at_once(coordinator: Served) -> None:
+def test_the_last_update_closes_the_round(coordinator: Served) -> None:
     federation_id, silos = running(coordinator)
     shown = one_round(coordinator, federation_id, silos, 1, [1.0, 3.0])
     assert shown["counts"] == {"joined": 2, "arrived": 2, "late": 0, "dropped": 0, "rejected": 0}
@@ -96,14 +96,14 @@ def test_a_round_closes_when_everybody_has_delivered_and_the_next_opens_at_once(
     assert (weights(silos[0], 2)["b0.q.P"] == 2.0).all()
 
 
-def test_nothing_is_to_be_done_once_delivered(coordinator: Served) -> None:
+def test_a_client_has_no_round_after_its_update(coordinator: Served) -> None:
     _, (first, second) = running(coordinator)
     deliver(first, 1, values(1.0))
     assert current(first).status_code == 204
     assert current(second).status_code == 200
 
 
-def test_at_the_deadline_a_quorum_is_enough(coordinator: Served) -> None:
+def test_a_quorum_is_enough_at_the_deadline(coordinator: Served) -> None:
     rounds = {"total": 2, "min_clients": 2, "quorum": 1, "collect_seconds": 0.4}
     federation_id, (first, second) = running(coordinator, **plan(rounds=rounds))
     deliver(first, 1, values(4.0))
@@ -119,7 +119,7 @@ def test_at_the_deadline_a_quorum_is_enough(coordinator: Served) -> None:
     assert (weights(first, 2)["b0.q.Q"] == 4.0).all()
 
 
-def test_with_too_few_updates_a_round_is_abandoned_and_the_next_has_the_same_weights(
+def test_a_round_below_its_quorum_is_repeated(
     coordinator: Served,
 ) -> None:
     federation_id, (first, second) = running(coordinator, **plan(rounds={"collect_seconds": 0.3, "total": 1}))
@@ -136,15 +136,15 @@ def test_with_too_few_updates_a_round_is_abandoned_and_the_next_has_the_same_wei
     # abandoned rounds do not count: the one round of the plan is still to come, from the same weights
     assert current(second).json()["round"] == 2
     assert join(second, 2) == base
-    assert join(first, 2) == receipt_base(first)
+    assert join(first, 2) == base_digest(first)
     assert slug(coordinator.admin.get(f"/v1/federations/{federation_id}/rounds/1/relevance")) == "not-found"
 
 
-def receipt_base(silo: Silo) -> str:
+def base_digest(silo: Silo) -> str:
     return str(try_join(silo, 1).json()["weights"]["digest"])
 
 
-def test_an_update_of_a_client_revoked_later_is_kept_and_marked(coordinator: Served) -> None:
+def test_a_revoked_clients_update_counts_in_its_round(coordinator: Served) -> None:
     federation_id, silos = running(coordinator, clients=3, **plan(rounds={"min_clients": 3}))
     for silo in silos:
         join(silo, 1)
@@ -168,7 +168,7 @@ def test_an_update_of_a_client_revoked_later_is_kept_and_marked(coordinator: Ser
     assert (weights(silos[0], 3)["b0.q.P"] == 0.0).all()
 
 
-def test_after_the_last_round_the_final_weights_stay_readable(coordinator: Served) -> None:
+def test_final_weights_stay_readable_after_the_last_round(coordinator: Served) -> None:
     federation_id, silos = running(coordinator, **plan(rounds={"total": 1}))
     stranger = coordinator.enrol(federation_id, "never-came")
     one_round(coordinator, federation_id, silos, 1, [1.0, 3.0])
@@ -181,23 +181,23 @@ def test_after_the_last_round_the_final_weights_stay_readable(coordinator: Serve
     assert (weights(silos[0], 2)["b0.q.P"] == 2.0).all()
     assert current(stranger).json() == {"state": "finished", "round": 2, "weights": None, "manifest": None}
     assert slug(stranger.http.get(url(stranger, 2, "/weights"))) == "not-found"
-    assert slug(order(coordinator, federation_id, "start")) == "federation-state"
+    assert slug(post_action(coordinator, federation_id, "start")) == "federation-state"
 
 
-def test_a_paused_federation_completes_its_round_and_opens_none(coordinator: Served) -> None:
+def test_a_paused_federation_opens_no_new_round(coordinator: Served) -> None:
     federation_id, silos = running(coordinator)
-    assert order(coordinator, federation_id, "pause").json()["state"] == "paused"
-    assert order(coordinator, federation_id, "pause").status_code == 200
+    assert post_action(coordinator, federation_id, "pause").json()["state"] == "paused"
+    assert post_action(coordinator, federation_id, "pause").status_code == 200
     one_round(coordinator, federation_id, silos, 1, [1.0, 3.0])
     assert current(silos[0]).status_code == 204
     assert coordinator.admin.get(f"/v1/federations/{federation_id}/rounds/2").status_code == 404
-    assert order(coordinator, federation_id, "start").json()["round"] == {"number": 2, "state": "open"}
-    assert order(coordinator, federation_id, "start").json()["round"] == {"number": 2, "state": "open"}
+    assert post_action(coordinator, federation_id, "start").json()["round"] == {"number": 2, "state": "open"}
+    assert post_action(coordinator, federation_id, "start").json()["round"] == {"number": 2, "state": "open"}
 
 
 def test_the_last_round_ends_a_paused_federation_too(coordinator: Served) -> None:
     federation_id, silos = running(coordinator, **plan(rounds={"total": 1}))
-    order(coordinator, federation_id, "pause")
+    post_action(coordinator, federation_id, "pause")
     one_round(coordinator, federation_id, silos, 1, [1.0, 3.0])
     assert coordinator.admin.get(f"/v1/federations/{federation_id}").json()["state"] == "finished"
     assert current(silos[0]).json()["state"] == "finished"
@@ -207,23 +207,23 @@ def test_finishing_abandons_the_current_round(coordinator: Served) -> None:
     federation_id, silos = running(coordinator)
     one_round(coordinator, federation_id, silos, 1, [1.0, 3.0])
     deliver(silos[0], 2, values(9.0))
-    assert order(coordinator, federation_id, "finish").json()["state"] == "finished"
-    assert order(coordinator, federation_id, "finish").status_code == 200
+    assert post_action(coordinator, federation_id, "finish").json()["state"] == "finished"
+    assert post_action(coordinator, federation_id, "finish").status_code == 200
     shown = show(coordinator, federation_id, 2)
     assert (shown["state"], shown["reason"], shown["counts"]["rejected"]) == ("abandoned", "finished", 1)
     finished = current(silos[1]).json()
     assert finished["round"] == 2
     assert (weights(silos[1], 2)["b0.q.P"] == 2.0).all()
-    assert slug(order(coordinator, federation_id, "pause")) == "federation-state"
+    assert slug(post_action(coordinator, federation_id, "pause")) == "federation-state"
 
 
-def test_a_federation_that_was_never_started_can_be_finished(coordinator: Served) -> None:
+def test_an_unstarted_federation_can_be_finished(coordinator: Served) -> None:
     federation_id = coordinator.federation()
-    assert slug(order(coordinator, federation_id, "pause")) == "federation-state"
-    assert order(coordinator, federation_id, "finish").json()["state"] == "finished"
+    assert slug(post_action(coordinator, federation_id, "pause")) == "federation-state"
+    assert post_action(coordinator, federation_id, "finish").json()["state"] == "finished"
 
 
-def test_two_deliveries_of_the_last_updates_at_once_publish_once(coordinator: Served, rows: Rows) -> None:
+def test_concurrent_last_updates_publish_a_round_once(coordinator: Served, rows: Rows) -> None:
     federation_id, silos = running(coordinator, clients=6, **plan(rounds={"min_clients": 6, "total": 2}))
     bodies = [(silo, update_body(silo, 1, join(silo, 1), values(i))) for i, silo in enumerate(silos)]
     with ThreadPoolExecutor(6) as pool:

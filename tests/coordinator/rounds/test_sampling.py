@@ -1,4 +1,4 @@
-"""Rounds for a part of the clients: who is drawn, what the others are told, and when a place becomes free."""
+"""Sampled rounds: the draw, the answers of clients that are not drawn, and freed places."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ def current(silo: Silo) -> Any:
     return silo.http.get(f"/v1/federations/{silo.federation_id}/rounds/current")
 
 
-def sampled(served: Served, sample: float, clients: int = 4, **rounds: Any) -> tuple[str, list[Silo]]:
+def run_sampled(served: Served, sample: float, clients: int = 4, **rounds: Any) -> tuple[str, list[Silo]]:
     wanted = {"total": 5, "min_clients": 1, "quorum": 1, "sample": sample} | rounds
     return running(served, clients, **plan(rounds=wanted))
 
 
-def drawn(silos: list[Silo]) -> list[Silo]:
+def drawn_clients(silos: list[Silo]) -> list[Silo]:
     return [silo for silo in silos if current(silo).status_code == 200]
 
 
@@ -44,7 +44,7 @@ def names_of(served: Served, silos: list[Silo]) -> list[str]:
     return sorted(names[silo.client_id] for silo in silos)
 
 
-def test_a_draw_depends_on_seed_round_and_clients_alone() -> None:
+def test_a_draw_depends_on_seed_round_and_clients() -> None:
     assert in_order(3, 1, NAMES) == in_order(3, 1, NAMES[::-1])
     assert in_order(3, 1, NAMES) != in_order(3, 2, NAMES)
     assert in_order(3, 1, NAMES) != in_order(4, 1, NAMES)
@@ -52,7 +52,7 @@ def test_a_draw_depends_on_seed_round_and_clients_alone() -> None:
     assert in_order(3, 1, NAMES[1:]) == without
 
 
-def test_every_client_is_drawn_equally_often() -> None:
+def test_clients_are_drawn_equally_often() -> None:
     first = Counter(name for number in range(2000) for name in in_order(0, number, NAMES)[:2])
     assert set(first) == set(NAMES)
     assert all(abs(count - 500) < 5 * (500 * 0.75) ** 0.5 for count in first.values())
@@ -62,9 +62,7 @@ def test_every_client_is_drawn_equally_often() -> None:
     ("sample", "willing", "places"),
     [(None, 5, 5), (3, 9, 3), (3, 2, 3), (0.5, 9, 5), (0.1, 9, 2), (0.999, 4, 4)],
 )
-def test_a_share_is_rounded_up_and_at_least_the_clients_that_a_round_needs(
-    sample: float | None, willing: int, places: int
-) -> None:
+def test_places_round_up_to_at_least_min_clients(sample: float | None, willing: int, places: int) -> None:
     assert places_of(RoundsPlan(min_clients=2, sample=sample), willing) == places
 
 
@@ -74,13 +72,13 @@ def test_a_sample_is_a_share_or_enough_clients(sample: Any) -> None:
         RoundsPlan.model_validate({"min_clients": 2, "sample": sample})
 
 
-def test_a_share_of_one_is_everybody_and_changes_no_plan() -> None:
+def test_a_share_of_one_leaves_the_plan_unchanged() -> None:
     body = {"name": "x", "strategy": {"name": "fedavg"}}
     everybody = FederationPlan.model_validate(body | {"rounds": {"sample": 1.0}})
     assert everybody.model_dump_json() == FederationPlan.model_validate(body).model_dump_json()
 
 
-def test_a_plan_whose_packs_wait_for_a_pivot_does_not_sample(coordinator: Served) -> None:
+def test_a_plan_with_a_pivot_refuses_sampling(coordinator: Served) -> None:
     refused = coordinator.admin.post(
         "/v1/federations",
         json={
@@ -95,11 +93,11 @@ def test_a_plan_whose_packs_wait_for_a_pivot_does_not_sample(coordinator: Served
     assert "pivot" in refused.json()["detail"]
 
 
-def test_others_wait_and_are_told_so_and_the_view_names_the_drawn(coordinator: Served) -> None:
-    federation_id, silos = sampled(coordinator, 2)
-    taking = drawn(silos)
+def test_clients_that_are_not_drawn_wait(coordinator: Served) -> None:
+    federation_id, silos = run_sampled(coordinator, 2)
+    taking = drawn_clients(silos)
     assert len(taking) == 2
-    assert drawn(silos) == taking
+    assert drawn_clients(silos) == taking
     names = names_of(coordinator, taking)
     assert show(coordinator, federation_id, 1)["sample"] == {"places": 2, "drawn": names}
     for silo in silos:
@@ -119,11 +117,11 @@ def test_others_wait_and_are_told_so_and_the_view_names_the_drawn(coordinator: S
 
 
 def test_other_rounds_draw_other_clients(coordinator: Served) -> None:
-    federation_id, silos = sampled(coordinator, 1, clients=3)
+    federation_id, silos = run_sampled(coordinator, 1, clients=3)
     names = names_of(coordinator, silos)
     taking = []
     for number in range(1, 5):
-        (silo,) = drawn(silos)
+        (silo,) = drawn_clients(silos)
         taking += names_of(coordinator, [silo])
         deliver(silo, number, values(1.0))
         wait_for(coordinator, federation_id, number, "published")
@@ -131,12 +129,12 @@ def test_other_rounds_draw_other_clients(coordinator: Served) -> None:
     assert len(set(taking)) > 1
 
 
-def test_a_place_is_free_again_once_its_client_is_revoked_or_gone(coordinator: Served) -> None:
-    federation_id, silos = sampled(coordinator, 1, clients=3)
-    (first,) = drawn(silos)
+def test_revoked_and_absent_clients_free_their_places(coordinator: Served) -> None:
+    federation_id, silos = run_sampled(coordinator, 1, clients=3)
+    (first,) = drawn_clients(silos)
     assert coordinator.admin.delete(f"/v1/federations/{federation_id}/clients/{first.client_id}").is_success
     rest = [silo for silo in silos if silo is not first]
-    (second,) = drawn(rest)
+    (second,) = drawn_clients(rest)
     (third,) = [silo for silo in rest if silo is not second]
     with coordinator.database.write() as session:
         long_ago = database_time(session) - WILLING - timedelta(seconds=60)
@@ -151,7 +149,7 @@ def test_a_place_is_free_again_once_its_client_is_revoked_or_gone(coordinator: S
 
 @pytest.mark.parametrize("sample", [2, 5, 0.5])
 @pytest.mark.parametrize("joined", [0, 1, 2, 4])
-def test_a_client_is_drawn_if_it_is_among_those_that_the_draw_names(
+def test_is_drawn_agrees_with_the_whole_draw(
     database: Database, monkeypatch: pytest.MonkeyPatch, sample: float, joined: int
 ) -> None:
     wanted = FederationPlan.model_validate(

@@ -1,4 +1,4 @@
-"""Scores: what is accepted when, and how rounds sum them up for people and for clients."""
+"""Scores: when they are accepted, and their summaries for people and clients."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.taking_part import join, one_round, plan, running, scored, send_score
 FINAL = {"loss": {"value": 0.25, "count": 96}}
 
 
-def test_the_personal_model_counts_and_each_name_has_its_number_of_clients(coordinator: Served) -> None:
+def test_score_means_use_kept_weights_and_count_clients(coordinator: Served) -> None:
     federation_id, silos = running(coordinator)
     for silo in silos:
         join(silo, 1)
@@ -45,7 +45,7 @@ def test_scores_of_another_form_are_refused(coordinator: Served, body: dict[str,
     assert show(coordinator, federation_id, 1)["scores"] is None
 
 
-def test_more_names_than_a_summary_holds_leave_the_commonest(coordinator: Served) -> None:
+def test_a_score_summary_keeps_the_commonest_names(coordinator: Served) -> None:
     federation_id, silos = running(coordinator)
     for index, silo in enumerate(silos):
         join(silo, 1)
@@ -56,7 +56,7 @@ def test_more_names_than_a_summary_holds_leave_the_commonest(coordinator: Served
     assert mean["loss"]["count"] == mean["z_common"]["count"] == 2
 
 
-def test_final_scores_are_added_once_and_after_the_end_only(coordinator: Served) -> None:
+def test_final_scores_are_accepted_only_after_the_end(coordinator: Served) -> None:
     federation_id, silos = running(coordinator, **plan(rounds={"total": 2}))
     one_round(coordinator, federation_id, silos, 1, [1.0, 3.0])
     first, late = silos
@@ -71,7 +71,7 @@ def test_final_scores_are_added_once_and_after_the_end_only(coordinator: Served)
     assert outsider.http.put(path, json=sent | {"final": FINAL}).status_code == 404
 
 
-def test_final_scores_leave_the_others_as_they_were(coordinator: Served) -> None:
+def test_final_scores_do_not_change_earlier_scores(coordinator: Served) -> None:
     federation_id, silos = running(coordinator, **plan(rounds={"total": 1}))
     for silo in silos:
         join(silo, 1)

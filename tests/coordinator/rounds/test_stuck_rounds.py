@@ -29,7 +29,7 @@ HOUR = 3600.0
         ("abandoned", {"opened_at": 600, "deadline": 500}, False),
     ],
 )
-def test_a_round_is_stuck_an_hour_after_it_should_have_moved(
+def test_a_round_is_stuck_after_an_overdue_hour(
     database: Database, state: str, times: dict[str, int], is_stuck: bool
 ) -> None:
     """Times are minutes ago."""
@@ -42,7 +42,7 @@ def test_a_round_is_stuck_an_hour_after_it_should_have_moved(
         assert [row.state for row in stuck_rounds(session, now, HOUR)] == [state] * is_stuck
 
 
-def test_only_a_round_that_waits_for_clients_may_wait_while_paused(database: Database) -> None:
+def test_a_paused_federations_open_round_is_not_stuck(database: Database) -> None:
     simple(database)
     with database.write() as session:
         long_ago = database_time(session) - timedelta(days=1)
@@ -54,6 +54,6 @@ def test_only_a_round_that_waits_for_clients_may_wait_while_paused(database: Dat
         assert not stuck_rounds(session, now, HOUR)
 
 
-def test_the_size_of_a_database_is_that_of_its_pages(database: Database) -> None:
+def test_stored_bytes_measures_the_database(database: Database) -> None:
     with database.read() as session:
         assert 100_000 < stored_bytes(session) < 100_000_000

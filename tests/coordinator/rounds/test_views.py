@@ -1,4 +1,4 @@
-"""What people and clients are shown of rounds."""
+"""Views of rounds for people and for clients."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_rounds_are_listed_newest_first_in_pages(coordinator: Served) -> None:
     assert slug(coordinator.admin.get(f"/v1/federations/{federation_id}/rounds?after=x")) == "validation"
 
 
-def test_a_client_sees_itself_only(coordinator: Served) -> None:
+def test_a_client_sees_only_its_own_row(coordinator: Served) -> None:
     federation_id, silos = running(coordinator)
     one_round(coordinator, federation_id, silos, 1, [1.0, 3.0])
     shown = silos[1].http.get(f"/v1/federations/{federation_id}/rounds/1").json()
@@ -60,7 +60,7 @@ def scores(loss: float, exact: float) -> dict[str, Any]:
     return scored({"loss": loss, "perplexity": float(np.exp(loss)), "exact_match": exact})
 
 
-def test_scores_are_kept_in_any_later_state_and_the_last_ones_win(coordinator: Served) -> None:
+def test_the_last_scores_of_a_client_win(coordinator: Served) -> None:
     federation_id, silos = running(coordinator)
     path = f"/v1/federations/{federation_id}/rounds/1/scores"
     refused = silos[0].http.put(path, json=scores(1.0, 0.5))
@@ -88,7 +88,7 @@ def test_the_mean_of_huge_scores_is_a_number(coordinator: Served) -> None:
     assert show(coordinator, federation_id, 1)["scores"]["mean"] == mean
 
 
-def test_bytes_are_counted_both_ways(coordinator: Served) -> None:
+def test_uploaded_and_downloaded_bytes_are_counted(coordinator: Served) -> None:
     federation_id, (first, second) = running(coordinator)
     base = join(first, 1)
     down = len(first.http.get(url(first, 1, "/weights")).content)
@@ -102,7 +102,7 @@ def test_bytes_are_counted_both_ways(coordinator: Served) -> None:
     assert second.client_id != first.client_id
 
 
-def test_an_absent_client_serves_faded_and_the_round_says_how_old_it_is(coordinator: Served) -> None:
+def test_an_absent_clients_update_fades_and_shows_staleness(coordinator: Served) -> None:
     rounds = {"total": 9, "staleness_decay": 0.5, "max_staleness": 1}
     federation_id, silos = running(coordinator, clients=3, **plan(rounds=rounds | {"min_clients": 2}))
     join(silos[2], 1)
@@ -123,7 +123,7 @@ def test_an_absent_client_serves_faded_and_the_round_says_how_old_it_is(coordina
     np.testing.assert_allclose(weights(silos[2], 4)["b0.q.P"], 0.0)
 
 
-def test_events_tell_a_round_from_beginning_to_end(coordinator: Served, rows: Rows) -> None:
+def test_events_follow_a_round_from_start_to_end(coordinator: Served, rows: Rows) -> None:
     federation_id, silos = running(coordinator, **plan(rounds={"total": 1}))
     one_round(coordinator, federation_id, silos, 1, [1.0, 3.0])
     time.sleep(0.05)

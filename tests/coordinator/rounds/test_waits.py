@@ -1,4 +1,4 @@
-"""What a round is asked with every update says what all its facts would say."""
+"""Whether a round waits, as checked with each update, against its step from all facts."""
 
 from __future__ import annotations
 
@@ -36,9 +36,7 @@ PLACES = list(
 """The parts of two enrolled clients and of a revoked one."""
 
 
-def test_a_round_that_waits_has_no_step_to_take_and_one_that_does_not_wait_is_looked_at(
-    database: Database, federation: FederationRow
-) -> None:
+def test_a_waiting_round_has_no_next_step(database: Database, federation: FederationRow) -> None:
     statuses = set()
     for number, parts in enumerate(PLACES, 1):
         with database.write() as session:
@@ -61,7 +59,7 @@ def test_a_round_that_waits_has_no_step_to_take_and_one_that_does_not_wait_is_lo
 
 
 @pytest.mark.parametrize("state", ["open", "closing", "aggregating", "published", "abandoned"])
-def test_only_a_round_that_collects_waits(database: Database, federation: FederationRow, state: str) -> None:
+def test_only_collecting_rounds_wait(database: Database, federation: FederationRow, state: str) -> None:
     with database.write() as session:
         moment = database_time(session)
         row = rounds.open_round(session, federation.id, 1, moment)
