@@ -1,4 +1,4 @@
-"""Put a round that waits for aggregation straight into a database, with any number of clients of any size."""
+"""Rounds in state closing, stored directly in a database, with any number and size of updates."""
 
 from __future__ import annotations
 

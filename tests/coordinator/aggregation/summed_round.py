@@ -1,4 +1,4 @@
-"""Put a round whose sum is done straight into a database: members of any layout, and what they learnt."""
+"""Rounds with a finished secure sum, stored directly in a database."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A base model all of whose clients miss a round: they and who is new go on from what they had in common."""
+"""A base model whose clients all miss a round: its members and newcomers start from its last weights."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SPARSE = {"recipe": {"reference": "served", "density": 0.9, "values": "int8"}}
 Tensors = dict[str, NDArray[np.float32]]
 
 
-def running(served: Served, strategy: str) -> str:
+def start_federation(served: Served, strategy: str) -> str:
     federation_id = served.federation(
         strategy={"name": strategy},
         adapter={"kind": "lora", "rank": 2, "blocks": 1, "roles": ["q", "down"]},
@@ -29,16 +29,16 @@ def running(served: Served, strategy: str) -> str:
     return federation_id
 
 
-def learnt(silo: Silo, seed: int) -> Tensors:
+def random_update(silo: Silo, seed: int) -> Tensors:
     rng = np.random.default_rng(seed)
     return {name: rng.standard_normal(shape).astype(np.float32) for name, shape in layout_for(silo).items()}
 
 
-def play(served: Served, number: int, *silos: Silo) -> None:
+def play_round(served: Served, number: int, *silos: Silo) -> None:
     for silo in silos:
         join(silo, number)
     for place, silo in enumerate(silos):
-        deliver(silo, number, learnt(silo, 10 * number + place))
+        deliver(silo, number, random_update(silo, 10 * number + place))
     wait_for(served, silos[0].federation_id, number, "published")
 
 
@@ -48,15 +48,15 @@ def joined_weights(silo: Silo, number: int) -> Tensors:
 
 
 @pytest.mark.parametrize("strategy", ["ca_pfl", "fedavg", "fedsa_lora", "lora_fair"])
-def test_absent_base_model_goes_on_from_its_last_common_weights(coordinator: Served, strategy: str) -> None:
-    federation_id = running(coordinator, strategy)
+def test_an_absent_base_model_keeps_its_last_weights(coordinator: Served, strategy: str) -> None:
+    federation_id = start_federation(coordinator, strategy)
     here = coordinator.enrol(federation_id, "here", base_model=HERE, **FORM)
     away = [coordinator.enrol(federation_id, f"away-{i}", base_model=AWAY, **FORM) for i in range(2)]
-    play(coordinator, 1, here, *away)
-    play(coordinator, 2, here)
+    play_round(coordinator, 1, here, *away)
+    play_round(coordinator, 2, here)
     new = coordinator.enrol(federation_id, "new", base_model=AWAY, **FORM)
     common = joined_weights(new, 3)
-    sent = [learnt(silo, 11 + place) for place, silo in enumerate(away)]
+    sent = [random_update(silo, 11 + place) for place, silo in enumerate(away)]
     assert all(values.any() for values in common.values())
     for silo in away:
         for name, values in joined_weights(silo, 3).items():
@@ -64,7 +64,7 @@ def test_absent_base_model_goes_on_from_its_last_common_weights(coordinator: Ser
     if strategy in ("ca_pfl", "fedavg"):  # what others make of two updates is told elsewhere
         for name, values in common.items():
             np.testing.assert_allclose(values, (sent[0][name] + sent[1][name]) / 2, atol=1e-6)
-    play(coordinator, 3, here, new, *away)
+    play_round(coordinator, 3, here, new, *away)
     after = [joined_weights(silo, 4) for silo in (new, *away)]
     for name, values in after[0].items():
         assert np.abs(values - common[name]).max() > 0.1

@@ -1,4 +1,4 @@
-"""The sums are right, whoever has which tensors."""
+"""Weighted means of updates with different modules."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ layouts = st.dictionaries(names, st.sampled_from([1, 2, 5]), min_size=1).map(
     receivers=st.sets(st.integers(0, 4)),
     block_bytes=st.integers(4, 200),
 )
-def test_blocks_cover_every_value_of_every_client_once_and_in_order(
+def test_blocks_cover_all_values_once_in_order(
     layouts: list[Layout], receivers: set[int], block_bytes: int
 ) -> None:
     reached = [0] * len(layouts)
@@ -61,7 +61,7 @@ def _kinds(layout: Layout) -> str:
     return "".join(name[0] * int(np.prod(shape)) for name, shape in layout.items())
 
 
-def test_everybody_gets_the_mean_of_those_who_share_each_module(database: Database) -> None:
+def test_clients_are_served_the_mean_of_shared_modules(database: Database) -> None:
     draw = np.random.default_rng(0)
 
     def sent(modules: dict[str, int], **facts: Any) -> Sent:
@@ -107,7 +107,7 @@ def _tensors(one: Sent, flat: Any) -> dict[str, Any]:
     return tensors
 
 
-def test_a_round_is_published_with_its_relevance_and_the_next_opened(database: Database) -> None:
+def test_publishing_stores_relevance_and_opens_the_next_round(database: Database) -> None:
     closed = simple(database)
     publish(database)
     assert round_row(database, closed).state == "published"
@@ -117,7 +117,7 @@ def test_a_round_is_published_with_its_relevance_and_the_next_opened(database: D
 
 
 @pytest.mark.parametrize("strategy", ["fedavg", "fedmosaic"])
-def test_bodies_of_many_blocks_match_their_digests_in_fewer_transactions(
+def test_bodies_of_many_blocks_match_their_digests(
     fresh_database: Callable[[str], str], strategy: str
 ) -> None:
     layout = {"b0.q.Q": (20_000,)}
@@ -150,7 +150,7 @@ def test_bodies_of_many_blocks_match_their_digests_in_fewer_transactions(
         np.testing.assert_allclose(seen[0], np.tile(values.mean(axis=0), (3, 1)), atol=1e-6)
 
 
-def test_update_of_a_client_revoked_later_counts_and_it_is_served_nothing(database: Database) -> None:
+def test_a_revoked_clients_update_counts_without_serving_it(database: Database) -> None:
     closed = simple(database)
     with database.write() as session:
         session.execute(
@@ -163,7 +163,7 @@ def test_update_of_a_client_revoked_later_counts_and_it_is_served_nothing(databa
     assert count(database, WeightsRow) == 2
 
 
-def test_two_clients_with_the_same_update_share_its_bytes(database: Database) -> None:
+def test_clients_with_equal_updates_share_stored_bytes(database: Database) -> None:
     layout = {"b0.q.Q": (30,)}
     same = np.arange(30, dtype=np.float32)
     closed = close_round(database, plan(), [Sent(layout, same), Sent(layout, same)])

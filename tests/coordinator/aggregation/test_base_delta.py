@@ -1,4 +1,4 @@
-"""What is folded into base models, over HTTP: clients that were there, that were away, that are new."""
+"""Base deltas over HTTP: clients that were present, absent or new."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def product(adapter: dict[str, NDArray[np.float32]], module: str) -> Floats:
     return adapter[f"{module}.B"].astype(np.float64) @ adapter[f"{module}.A"].astype(np.float64)
 
 
-def federation(served: Served, strategy: str) -> str:
+def start_federation(served: Served, strategy: str) -> str:
     federation_id = served.federation(strategy={"name": strategy}, **PLAN)
     assert served.admin.post(f"/v1/federations/{federation_id}/start").status_code == 200
     return federation_id
@@ -101,12 +101,12 @@ def enrol(
     return Client(served.enrol(federation_id, name, base_model=base_model, layers=2, shapes=SHAPES), **facts)
 
 
-def same(one: dict[str, Floats], other: dict[str, Floats]) -> None:
+def assert_same(one: dict[str, Floats], other: dict[str, Floats]) -> None:
     for module, values in one.items():
         np.testing.assert_allclose(values, other[module], rtol=1e-5, atol=1e-5)
 
 
-def play(served: Served, number: int, *clients: Client) -> list[dict[str, NDArray[np.float32]]]:
+def play_round(served: Served, number: int, *clients: Client) -> list[dict[str, NDArray[np.float32]]]:
     """Let clients deliver in a round; return what they sent."""
     for client in clients:
         client.pull(number)
@@ -116,20 +116,20 @@ def play(served: Served, number: int, *clients: Client) -> list[dict[str, NDArra
 
 
 @pytest.mark.parametrize("strategy", ["fedex_lora", "flora"])
-def test_clients_end_with_the_mean_of_what_all_have_learnt(coordinator: Served, strategy: str) -> None:
+def test_base_deltas_give_clients_the_mean_of_updates(coordinator: Served, strategy: str) -> None:
     """Those who were there, who missed a round, and who is new."""
-    federation_id = federation(coordinator, strategy)
+    federation_id = start_federation(coordinator, strategy)
     one = enrol(coordinator, federation_id, "one", examples=30)
     two, away = (enrol(coordinator, federation_id, name) for name in ("two", "away"))
-    play(coordinator, 1, one, two, away)
+    play_round(coordinator, 1, one, two, away)
     for client in (one, two):
         client.pull(2)
     before = dict(one.base)
-    sent = play(coordinator, 2, one, two)
+    sent = play_round(coordinator, 2, one, two)
     new = enrol(coordinator, federation_id, "new")
     for client in (one, two, away, new):
         client.pull(3)
-        same(client.acts(), one.acts())
+        assert_same(client.acts(), one.acts())
     assert (one.fold_from, two.fold_from, away.fold_from, new.fold_from) == (2, 2, 1, 1)
     assert all(rank <= min(MODULES[module]) for module, rank in away.ranks.items())
     shares = (0.75, 0.25) if strategy == "flora" else (0.5, 0.5)
@@ -138,16 +138,16 @@ def test_clients_end_with_the_mean_of_what_all_have_learnt(coordinator: Served, 
         np.testing.assert_allclose(values, before[module] + learnt, rtol=1e-5, atol=1e-5)
     assert bool(one.adapter) is (strategy == "fedex_lora")
     assert set(one.ranks.values()) == {RANK if strategy == "fedex_lora" else 2 * RANK}
-    play(coordinator, 3, one, two, away, new)
+    play_round(coordinator, 3, one, two, away, new)
     for client in (one, two, away, new):
         client.pull(4)
-        same(client.acts(), one.acts())
+        assert_same(client.acts(), one.acts())
     assert (one.fold_from, two.fold_from, away.fold_from, new.fold_from) == (3, 3, 3, 3)
 
 
 @pytest.mark.parametrize("strategy", ["fedex_lora", "flora"])
-def test_every_base_model_is_folded_into_by_its_own_clients_alone(coordinator: Served, strategy: str) -> None:
-    federation_id = federation(coordinator, strategy)
+def test_base_deltas_contain_only_their_base_models_updates(coordinator: Served, strategy: str) -> None:
+    federation_id = start_federation(coordinator, strategy)
     models = ["tiny-s-aaaaaaaaaaaa", "tiny-s-aaaaaaaaaaaa", "tiny-l-bbbbbbbbbbbb"]
     clients = [enrol(coordinator, federation_id, f"c{i}", model) for i, model in enumerate(models)]
     for client in clients:
@@ -157,19 +157,19 @@ def test_every_base_model_is_folded_into_by_its_own_clients_alone(coordinator: S
     other = enrol(coordinator, federation_id, "stranger", "tiny-m-cccccccccccc")
     for client in (*clients, other):
         client.pull(2)
-    same(clients[2].acts(), {module: product(sent[2], module) for module in MODULES})
+    assert_same(clients[2].acts(), {module: product(sent[2], module) for module in MODULES})
     both = {module: (product(sent[0], module) + product(sent[1], module)) / 2 for module in MODULES}
     for client in clients[:2]:
-        same(client.acts(), both)
+        assert_same(client.acts(), both)
     assert other.fold_from is None
     assert not any(values.any() for values in other.acts().values())
 
 
-def test_only_the_newest_fold_of_a_base_model_is_kept(coordinator: Served) -> None:
-    federation_id = federation(coordinator, "fedex_lora")
+def test_pruning_keeps_the_newest_fold_per_base_model(coordinator: Served) -> None:
+    federation_id = start_federation(coordinator, "fedex_lora")
     clients = [enrol(coordinator, federation_id, f"c{i}") for i in range(2)]
     for number in (1, 2):
-        play(coordinator, number, *clients)
+        play_round(coordinator, number, *clients)
     while retention.prune_rounds(coordinator.database, 1):
         pass
     with coordinator.database.read() as session:
@@ -178,4 +178,4 @@ def test_only_the_newest_fold_of_a_base_model_is_kept(coordinator: Served) -> No
     new = enrol(coordinator, federation_id, "new")
     for client in (*clients, new):
         client.pull(3)
-        same(client.acts(), clients[0].acts())
+        assert_same(client.acts(), clients[0].acts())

@@ -1,4 +1,4 @@
-"""Cosines of what clients change, over rounds that they have in common."""
+"""Cosines of changes of clients over common rounds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What will not be given to anybody goes, without shutting others out and without hiding why."""
+"""Discarded staged bodies: short transactions, shared bodies, and errors of the database."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from tests.coordinator.aggregation.closed_round import count, publish, simple
 LAYOUT = {"b0.q.Q": (30,)}
 
 
-class Stopped(Exception):
+class AggregationStopped(Exception):
     """Ends an aggregation between two blocks."""
 
 
-def mixed(staging: Staging, weights: Sequence[Sequence[float]]) -> dict[str, StagedWeights]:
+def stage_mixtures(staging: Staging, weights: Sequence[Sequence[float]]) -> dict[str, StagedWeights]:
     """Stage the bodies of clients that sent 0, 1, 2 ... by these weights."""
     states, facts = {}, []
     for i in range(len(weights)):
@@ -53,19 +53,19 @@ def mixed(staging: Staging, weights: Sequence[Sequence[float]]) -> dict[str, Sta
     return mix(staging, weighing, states, receivers)
 
 
-def test_bodies_go_one_by_one_and_others_write_in_between(database: Database) -> None:
+def test_staged_bodies_are_deleted_in_separate_transactions(database: Database) -> None:
     commits: list[object] = []
     with Staging(database, lambda: None, 4096) as staging:
-        mixed(staging, np.eye(4).tolist())
+        stage_mixtures(staging, np.eye(4).tolist())
         assert count(database, PayloadRow) == 8
         event.listen(database.engine, "commit", commits.append)
     assert len(commits) == 4
     assert count(database, PayloadRow) == 4
 
 
-def test_receivers_that_share_a_body_lose_it_once_and_nobody_elses(database: Database) -> None:
+def test_discarding_a_shared_body_deletes_it_once(database: Database) -> None:
     with Staging(database, lambda: None, 4096) as staging:
-        made = mixed(staging, [[0.5, 0.5, 0.0], [0.5, 0.5, 0.0], [0.0, 0.0, 1.0]])
+        made = stage_mixtures(staging, [[0.5, 0.5, 0.0], [0.5, 0.5, 0.0], [0.0, 0.0, 1.0]])
         assert made["c0"].staged is made["c1"].staged
         staging.discard([made["c0"].staged, made["c1"].staged])
         with database.write() as session:
@@ -77,22 +77,22 @@ def test_receivers_that_share_a_body_lose_it_once_and_nobody_elses(database: Dat
 
 
 @pytest.mark.parametrize("is_committed", [False, True])
-def test_only_a_commit_adopts(is_committed: bool, database: Database) -> None:
+def test_staged_bodies_are_adopted_by_a_commit(is_committed: bool, database: Database) -> None:
     def job() -> None:
         with Staging(database, lambda: None, 4096) as staging:
             staging.stage_body(b"body")
             with database.write() as session:
                 staging.adopt(session)
                 if not is_committed:
-                    raise Stopped
-            raise Stopped
+                    raise AggregationStopped
+            raise AggregationStopped
 
-    with pytest.raises(Stopped):
+    with pytest.raises(AggregationStopped):
         job()
     assert count(database, PayloadRow) == is_committed
 
 
-def test_a_database_that_fails_meanwhile_hides_nothing_and_the_rest_is_collected(
+def test_a_failed_discard_is_logged_and_collected_later(
     database: Database, caplog: pytest.LogCaptureFixture
 ) -> None:
     simple(database)
@@ -103,9 +103,9 @@ def test_a_database_that_fails_meanwhile_hides_nothing_and_the_rest_is_collected
 
     def between() -> None:
         event.listen(database.engine, "before_cursor_execute", fails)
-        raise Stopped
+        raise AggregationStopped
 
-    with pytest.raises(Stopped):
+    with pytest.raises(AggregationStopped):
         publish(database, between)
     assert "discarding-failed" in caplog.text
     event.remove(database.engine, "before_cursor_execute", fails)

@@ -1,4 +1,4 @@
-"""Weights that a strategy makes of A and B, module by module: inside each base model, in bounded memory."""
+"""Strategies that combine A and B per module: inside each base model, in bounded memory."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def expected(strategy: str, sent: list[Sent], shares: list[float]) -> dict[str, 
     return made
 
 
-def given(database: Database, closed: Closed, place: int) -> dict[str, np.ndarray]:
+def served_tensors(database: Database, closed: Closed, place: int) -> dict[str, np.ndarray]:
     return tensors(served(database, closed.clients[place], LAYOUT))
 
 
@@ -63,7 +63,7 @@ def test_a_strategy_combines_inside_each_base_model(database: Database) -> None:
     for places, shares in (([0, 1], [0.75, 0.25]), ([2, 3], [0.5, 0.5]), ([4], [1.0])):
         wanted = expected("lora_fair", [sent[place] for place in places], shares)
         for place in places:
-            found = given(database, closed, place)
+            found = served_tensors(database, closed, place)
             for name, values in wanted.items():
                 np.testing.assert_allclose(found[name], values, rtol=1e-5, atol=1e-6)
 
@@ -78,7 +78,7 @@ def test_clients_of_one_base_model_share_the_bytes(database: Database) -> None:
     np.testing.assert_array_equal(*(served(database, closed.clients[i], LAYOUT) for i in (0, 2)))
 
 
-def test_what_was_staged_is_discarded_when_the_work_ends_early(database: Database) -> None:
+def test_staged_weights_are_discarded_after_an_error(database: Database) -> None:
     close_round(database, plan("lora_fair"), [update(0), update(1)])
     before = count(database, PayloadRow)
 
@@ -93,10 +93,10 @@ def test_what_was_staged_is_discarded_when_the_work_ends_early(database: Databas
     assert count(database, PayloadRow) == before
 
 
-def test_a_state_behind_a_header_is_read_as_any_other(database: Database) -> None:
+def test_states_are_read_at_any_byte_offset(database: Database) -> None:
     plain, shifted = update(0), replace(update(1), shift=13)
     closed = close_round(database, plan("lora_fair"), [plain, shifted])
     publish(database)
     wanted = expected("lora_fair", [plain, shifted], [0.5, 0.5])
     for name, values in wanted.items():
-        np.testing.assert_allclose(given(database, closed, 0)[name], values, rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(served_tensors(database, closed, 0)[name], values, rtol=1e-5, atol=1e-6)

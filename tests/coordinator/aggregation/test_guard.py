@@ -1,4 +1,4 @@
-"""The bound that docs/explanation/poisoning.md states, and other properties of the guard, on any input."""
+"""Properties of the guard on any input, such as the bound in docs/explanation/poisoning.md."""
 
 from __future__ import annotations
 
@@ -44,7 +44,9 @@ def guard(cohort: Cohort, relevance: Floats, updates: Updates, caps: Caps) -> Gu
     return guard_weights(weighing, products, caps)
 
 
-def of_lora(values: Floats, caps: Caps = ON, relevance: Floats | None = None, **facts: Any) -> GuardedWeights:
+def guard_lora(
+    values: Floats, caps: Caps = ON, relevance: Floats | None = None, **facts: Any
+) -> GuardedWeights:
     n = len(values)
     of_client = [{name: values[i] for name, values in facts.items()} for i in range(n)]
     clients = [client(i, modules={LORA: FORMS[LORA]}, **of_client[i]) for i in range(n)]
@@ -107,7 +109,7 @@ def scenes(draw: st.DrawFn) -> Scene:
 @every_caps
 @given(scene=scenes(), seed=st.integers(0, 2**32 - 1))
 @settings(max_examples=60)
-def test_guarded_weights_obey_every_law(caps: Caps, scene: Scene, seed: int) -> None:
+def test_guarded_weights_keep_caps_row_sums_and_order(caps: Caps, scene: Scene, seed: int) -> None:
     cohort, relevance, updates, attackers = scene
     made = guard(cohort, relevance, updates, caps)
     attackers_contribute_no_more_than_their_number_of_caps(made, updates, attackers, caps)
@@ -160,23 +162,23 @@ def rows_sum_to_one_and_are_not_negative(made: GuardedWeights, cohort: Cohort, u
 
 def test_equal_updates_have_equal_weights() -> None:
     values = np.array([[1.0, 0.2], [1.0, 0.1], [0.5, 0.5], [1.0, 0.1]]) @ np.eye(2, 12)
-    row = of_lora(values).of_module(LORA)[0]
+    row = guard_lora(values).of_module(LORA)[0]
     assert row[1] == pytest.approx(row[3], rel=1e-12)
 
 
-def test_a_boosted_update_counts_as_if_it_were_as_long_as_the_receivers() -> None:
+def test_boosted_updates_are_clipped_to_the_receivers_norm() -> None:
     own, honest, boosted = np.eye(3, 12) + 1.0
-    once = of_lora(np.stack([own, honest, boosted]))
-    again = of_lora(np.stack([own, honest, 1000 * boosted]))
+    once = guard_lora(np.stack([own, honest, boosted]))
+    again = guard_lora(np.stack([own, honest, 1000 * boosted]))
     np.testing.assert_allclose(once.of_module(LORA)[0, 1], again.of_module(LORA)[0, 1])
     np.testing.assert_allclose(once.of_module(LORA)[0, 2], 1000 * again.of_module(LORA)[0, 2])
     assert again.report().reductions[0, 2] & WeightReduction.LARGE
 
 
-def test_whoever_points_away_is_not_heard_and_costs_the_others_nothing() -> None:
+def test_opposed_updates_get_no_weight_and_change_nothing() -> None:
     same = np.ones((4, 12)) + 0.5 * np.eye(4, 12)
-    alone = of_lora(same[:3])
-    beside = of_lora(np.vstack([same[:3], -same[3], -20 * same[3]]))
+    alone = guard_lora(same[:3])
+    beside = guard_lora(np.vstack([same[:3], -same[3], -20 * same[3]]))
     np.testing.assert_allclose(beside.of_module(LORA)[:3, :3], alone.of_module(LORA))
     assert not beside.of_module(LORA)[:3, 3:].any()
     assert (beside.report().reductions[:3, 3:] & WeightReduction.OPPOSED).all()
@@ -186,58 +188,58 @@ def test_copies_share_one_vote_however_they_are_scaled() -> None:
     rng = np.random.default_rng(3)
     honest = 1.0 + 0.5 * rng.standard_normal((4, 12))
     sent = 1.0 + 0.5 * rng.standard_normal(12)
-    one = of_lora(np.vstack([honest, sent])).of_module(LORA)[0]
-    many = of_lora(np.vstack([honest, *([sent * k] for k in (1, 2, 5, 20))]))
+    one = guard_lora(np.vstack([honest, sent])).of_module(LORA)[0]
+    many = guard_lora(np.vstack([honest, *([sent * k] for k in (1, 2, 5, 20))]))
     row, clip = many.of_module(LORA)[0], np.linalg.norm(honest[0]) / np.linalg.norm(sent)
     attackers = sum(row[4 + k] * times for k, times in enumerate((1, 2, 5, 20)))
     assert attackers == pytest.approx(one[4] / min(1.0, clip) * clip, rel=0.1)
     assert (many.report().reductions[0, 4:] & WeightReduction.COPIES).all()
 
 
-def test_silos_that_have_averaged_for_rounds_are_not_taken_for_copies() -> None:
+def test_similar_honest_updates_are_not_copies() -> None:
     rng = np.random.default_rng(4)
     values = 1.0 + 0.01 * rng.standard_normal((5, 12))
-    made = of_lora(values)
+    made = guard_lora(values)
     assert made.report().agreement.min() > 0.99
     assert not (made.report().reductions & WeightReduction.COPIES).any()
 
 
-def test_the_clients_of_another_organisation_have_one_cap_together() -> None:
+def test_clients_of_another_organisation_share_one_cap() -> None:
     rng = np.random.default_rng(5)
     values = 1.0 + 0.5 * rng.standard_normal((8, 12))
     organisations = ["own", "own", None, None, "acme", "acme", "acme", "acme"]
-    row = of_lora(values, STRICT, organisation=organisations).of_module(LORA)[0]
+    row = guard_lora(values, STRICT, organisation=organisations).of_module(LORA)[0]
     assert row[4:].sum() <= STRICT.peer + 1e-12
-    free = of_lora(values, STRICT).of_module(LORA)[0]
+    free = guard_lora(values, STRICT).of_module(LORA)[0]
     assert free[4:].sum() > row[4:].sum()
     assert row[1] >= free[1]
 
 
-def test_single_peer_has_the_share_of_all_peers_unless_strict() -> None:
+def test_single_peers_have_a_larger_cap_unless_strict() -> None:
     values = np.ones((2, 12)) + np.eye(2, 12)
-    np.testing.assert_allclose(of_lora(values).of_module(LORA), [[0.3, 0.7], [0.7, 0.3]])
-    strict = of_lora(values, STRICT).of_module(LORA)
+    np.testing.assert_allclose(guard_lora(values).of_module(LORA), [[0.3, 0.7], [0.7, 0.3]])
+    strict = guard_lora(values, STRICT).of_module(LORA)
     np.testing.assert_allclose(strict, [[0.8, 0.2], [0.2, 0.8]])
 
 
-def test_an_equal_share_is_the_cap_only_while_few_are_heard() -> None:
+def test_the_cap_shrinks_with_the_number_of_peers() -> None:
     rng = np.random.default_rng(8)
     values = 1.0 + 0.5 * rng.standard_normal((6, 12))
     caps = [
-        float(made.caps[made.cohort.kind(LORA)][0]) for made in (of_lora(values[:n]) for n in range(2, 7))
+        float(made.caps[made.cohort.kind(LORA)][0]) for made in (guard_lora(values[:n]) for n in range(2, 7))
     ]
     assert caps == pytest.approx([0.7, 0.35, 0.7 / 3, 0.2, 0.2])
     copied = np.vstack([values[:2], *[values[2]] * 5])
-    made = of_lora(copied)
+    made = guard_lora(copied)
     assert made.caps[made.cohort.kind(LORA)][0] == pytest.approx(0.35)
 
 
-def test_a_client_that_has_learnt_nothing_hears_nobody() -> None:
+def test_a_client_with_a_zero_update_keeps_it() -> None:
     values = np.vstack([np.zeros(12), np.ones((2, 12))])
-    assert of_lora(values).of_module(LORA)[0].tolist() == [1.0, 0.0, 0.0]
+    assert guard_lora(values).of_module(LORA)[0].tolist() == [1.0, 0.0, 0.0]
 
 
-def test_a_newcomer_hears_nobody_louder_than_the_median_and_copies_once() -> None:
+def test_copies_are_limited_in_a_newcomers_mixture() -> None:
     rng = np.random.default_rng(6)
     honest = 1.0 + 0.3 * rng.standard_normal((3, 12))
     sent = -1.0 + 0.3 * rng.standard_normal(12)
@@ -245,7 +247,7 @@ def test_a_newcomer_hears_nobody_louder_than_the_median_and_copies_once() -> Non
     relevance = np.eye(7)
     relevance[0] = [0.0, *[1 / 6] * 6]
     newcomer = {"age": [None, *[0] * 6]}
-    made = of_lora(values, relevance=relevance, **newcomer)
+    made = guard_lora(values, relevance=relevance, **newcomer)
     row = made.of_module(LORA)[0]
     assert row[0] == 0.0
     assert row.sum() == pytest.approx(1.0)
@@ -264,21 +266,19 @@ def test_a_newcomer_hears_nobody_louder_than_the_median_and_copies_once() -> Non
     ],
     ids=["below the cap", "a guess", "a good guess", "nobody else counts"],
 )
-def test_a_newcomer_gets_what_relevance_says_up_to_the_cap_on_each_client(
-    asked: list[float], served: list[float]
-) -> None:
+def test_newcomers_get_relevance_up_to_a_cap(asked: list[float], served: list[float]) -> None:
     rng = np.random.default_rng(7)
     values = np.vstack([np.zeros(12), 1.0 + 0.01 * rng.standard_normal((6, 12))])
     relevance = np.eye(7)
     relevance[0] = [0.0, *asked]
-    row = of_lora(values, relevance=relevance, age=[None, 0, 0, 0, 0, 0, 0]).of_module(LORA)[0]
+    row = guard_lora(values, relevance=relevance, age=[None, 0, 0, 0, 0, 0, 0]).of_module(LORA)[0]
     np.testing.assert_allclose(row[1:], served, atol=0.02)
 
 
-def test_what_a_newcomer_is_told_is_relevant_is_not_given_to_who_is_short() -> None:
+def test_clipped_weight_is_not_moved_to_irrelevant_updates() -> None:
     values = np.zeros((3, 12))
     values[0, 0], values[1, 1] = 2.0, 1.0
     relevance = np.zeros((3, 3))
     relevance[2, :2] = 1.0, 1e-20
-    made = of_lora(values, relevance=relevance, age=[0, 0, None])
+    made = guard_lora(values, relevance=relevance, age=[0, 0, None])
     assert made.of_module(LORA)[2].tolist() == pytest.approx([1.0, 0.0, 0.0], abs=1e-9)

@@ -1,4 +1,4 @@
-"""The guard in rounds of a real coordinator: what is served, and what people are told of it."""
+"""The guard in rounds of a coordinator: the served weights and the reported reductions."""
 
 from __future__ import annotations
 
@@ -39,7 +39,9 @@ def served(silo: Silo, number: int) -> NDArray[np.float32]:
     return np.concatenate([got["b0.q.P"].ravel(), got["b0.q.Q"]])
 
 
-def one_round(coordinator: Served, sent: list[dict[str, NDArray[np.float32]]], **options: Any) -> Any:
+def publish_first_round(
+    coordinator: Served, sent: list[dict[str, NDArray[np.float32]]], **options: Any
+) -> Any:
     plan = fedmosaic(**options) | {"rounds": {"total": 3, "min_clients": len(sent), "collect_seconds": 600}}
     federation_id, silos = running(coordinator, clients=len(sent), **plan)
     for silo, tensors in zip(silos, sent, strict=True):
@@ -48,10 +50,10 @@ def one_round(coordinator: Served, sent: list[dict[str, NDArray[np.float32]]], *
     return federation_id, silos
 
 
-def test_a_boosted_flip_with_a_copied_signature_moves_nobody(coordinator: Served) -> None:
+def test_the_guard_stops_a_boosted_flip(coordinator: Served) -> None:
     honest = [adapter(1.0, 0.2), adapter(1.0, -0.2)]
     sent = [*honest, adapter(-1.0, times=50)]
-    federation_id, silos = one_round(coordinator, sent, evidence="sketches")
+    federation_id, silos = publish_first_round(coordinator, sent, evidence="sketches")
     np.testing.assert_allclose(served(silos[0], 2)[:2], [1.0, 0.0], atol=1e-6)
     np.testing.assert_allclose(served(silos[1], 2)[:2], [1.0, 0.0], atol=1e-6)
     shown = coordinator.admin.get(f"/v1/federations/{federation_id}/rounds/1/relevance").json()
@@ -67,10 +69,10 @@ def test_a_boosted_flip_with_a_copied_signature_moves_nobody(coordinator: Served
     assert own["held"][0][2] == ["large", "opposed"]
 
 
-def test_without_the_guard_the_same_attack_succeeds_and_nothing_is_told(coordinator: Served) -> None:
+def test_a_boosted_flip_succeeds_without_the_guard(coordinator: Served) -> None:
     honest = [adapter(1.0, 0.2), adapter(1.0, -0.2)]
     sent = [*honest, adapter(-1.0, times=50)]
-    federation_id, silos = one_round(coordinator, sent, guard="off", evidence="sketches")
+    federation_id, silos = publish_first_round(coordinator, sent, guard="off", evidence="sketches")
     assert served(silos[0], 2)[0] == pytest.approx(-16.0)
     shown = coordinator.admin.get(f"/v1/federations/{federation_id}/rounds/1/relevance").json()
     assert (shown["served"], shown["agreement"], shown["held"]) == (None, None, None)
@@ -78,7 +80,7 @@ def test_without_the_guard_the_same_attack_succeeds_and_nothing_is_told(coordina
 
 def test_changes_leave_a_boosted_flip_without_relevance(coordinator: Served) -> None:
     honest = [adapter(1.0, 0.2), adapter(1.0, -0.2)]
-    federation_id, silos = one_round(coordinator, [*honest, adapter(-1.0, times=50)], guard="off")
+    federation_id, silos = publish_first_round(coordinator, [*honest, adapter(-1.0, times=50)], guard="off")
     shown = coordinator.admin.get(f"/v1/federations/{federation_id}/rounds/1/relevance").json()
     assert shown["changes"][0] == pytest.approx([1.0, 0.923, -0.981], abs=1e-3)
     assert shown["relevance"][0] == pytest.approx([0.5, 0.5, 0.0], abs=1e-3)
@@ -87,8 +89,8 @@ def test_changes_leave_a_boosted_flip_without_relevance(coordinator: Served) -> 
     assert own["changes"] is None
 
 
-def test_changes_are_those_of_a_round_and_earlier_ones_fade(coordinator: Served) -> None:
-    federation_id, silos = one_round(coordinator, [adapter(1.0), adapter(1.0)], guard="off")
+def test_earlier_changes_fade_beside_the_present_rounds(coordinator: Served) -> None:
+    federation_id, silos = publish_first_round(coordinator, [adapter(1.0), adapter(1.0)], guard="off")
     began = {silo.client_id: served(silo, 2) for silo in silos}
     for silo, learnt in zip(silos, ([0.0, 3.0], [0.0, -3.0]), strict=True):
         np.testing.assert_allclose(began[silo.client_id][:2], [1.0, 0.0], atol=1e-6)
@@ -100,13 +102,15 @@ def test_changes_are_those_of_a_round_and_earlier_ones_fade(coordinator: Served)
     assert shown["relevance"][0] == pytest.approx([1.0, 0.0], abs=1e-3)
 
 
-def test_a_newcomer_is_not_taken_in_by_the_loudest(coordinator: Served) -> None:
-    federation_id, _ = one_round(coordinator, [adapter(1.0), adapter(1.0, 0.1), adapter(0.0, 1.0, times=900)])
+def test_a_newcomers_weights_resist_a_boosted_update(coordinator: Served) -> None:
+    federation_id, _ = publish_first_round(
+        coordinator, [adapter(1.0), adapter(1.0, 0.1), adapter(0.0, 1.0, times=900)]
+    )
     got = served(coordinator.enrol(federation_id, "new"), 2)
     assert np.linalg.norm(got) < 1.2
 
 
-def test_what_lora_starts_from_counts_for_nobodys_agreement(coordinator: Served) -> None:
+def test_agreement_excludes_the_common_start_of_lora(coordinator: Served) -> None:
     """Two that learn opposite things share the drawn A: their states resemble each other all the same."""
     plan = fedmosaic() | {
         "adapter": {"kind": "lora", "rank": 2, "blocks": 1, "roles": ["q"]},
@@ -128,7 +132,7 @@ def test_what_lora_starts_from_counts_for_nobodys_agreement(coordinator: Served)
     assert shown["served"] == [[1.0, 0.0], [0.0, 1.0]]
 
 
-def test_deeper_layers_that_only_one_base_model_has_are_shared_as_well(coordinator: Served) -> None:
+def test_layers_of_a_single_base_model_are_mixed(coordinator: Served) -> None:
     plan = fedmosaic(guard="off") | {"adapter": {"kind": "lora", "rank": 2, "blocks": 1, "roles": ["q"]}}
     plan["rounds"] = {"total": 3, "min_clients": 4, "collect_seconds": 600}
     federation_id = coordinator.federation(**plan)

@@ -18,7 +18,7 @@ BLOCK_BYTES = 4 * MIB
 
 
 @pytest.mark.parametrize("weights", ["equal", "own"])
-def test_the_block_bounds_what_is_read_made_and_written(sqlite_database: Database, weights: str) -> None:
+def test_peak_memory_is_bounded_by_the_block_size(sqlite_database: Database, weights: str) -> None:
     """Whether one body is made for all, or one for each."""
     clients, values, budget = 16, 50_000, MIB  # 3 MiB of states
     layout = {"b0.q.P": (values,)}

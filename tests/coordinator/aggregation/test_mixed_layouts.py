@@ -1,4 +1,4 @@
-"""P and Q are everybody's, LoRA is each base model's own: in one update, whatever the shapes are."""
+"""Updates with P and Q, shared by all clients, and LoRA, shared inside each base model."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SHAPES = {"q": [5, 6]}  # of every base model: shapes alone must not decide
 LORA = ("l0.q.A", "l0.q.B", "l1.q.A", "l1.q.B")
 
 
-def federation(served: Served, strategy: dict[str, Any]) -> str:
+def create_federation(served: Served, strategy: dict[str, Any]) -> str:
     federation_id = served.federation(
         strategy=strategy,
         adapter={"rank": 2, "blocks": 1, "roles": ["q"], "same_architecture_rank": 3},
@@ -67,8 +67,8 @@ def served_values(silo: Silo, number: int) -> tuple[NDArray[np.float32], NDArray
 ALIKE = [1.0, 0.0, 0.0, 0.0]
 
 
-def test_p_and_q_are_shared_by_all_and_lora_inside_each_base_model(coordinator: Served) -> None:
-    federation_id = federation(coordinator, {"name": "fedavg"})
+def test_lora_is_averaged_inside_each_base_model(coordinator: Served) -> None:
+    federation_id = create_federation(coordinator, {"name": "fedavg"})
     models = [PIVOT, PIVOT, OTHER, OTHER]
     silos = [enrol(coordinator, federation_id, f"silo-{i}", model) for i, model in enumerate(models)]
     assert coordinator.admin.post(f"/v1/federations/{federation_id}/start").status_code == 200
@@ -89,7 +89,7 @@ def test_p_and_q_are_shared_by_all_and_lora_inside_each_base_model(coordinator: 
 
 
 def test_lora_follows_relevance_inside_its_base_model(coordinator: Served) -> None:
-    federation_id = federation(
+    federation_id = create_federation(
         coordinator,
         {"name": "fedmosaic", "options": {"guard": "off", "sources": "all", "evidence": "sketches"}},
     )
@@ -112,8 +112,8 @@ def test_lora_follows_relevance_inside_its_base_model(coordinator: Served) -> No
     np.testing.assert_allclose(np.sum(relevance, axis=1), 1.0)
 
 
-def test_an_update_without_its_lora_or_with_the_private_one_is_refused(coordinator: Served) -> None:
-    federation_id = federation(coordinator, {"name": "fedavg"})
+def test_updates_with_missing_or_private_lora_are_refused(coordinator: Served) -> None:
+    federation_id = create_federation(coordinator, {"name": "fedavg"})
     silo = enrol(coordinator, federation_id, "a", PIVOT)
     assert coordinator.admin.post(f"/v1/federations/{federation_id}/start").status_code == 200
     base = join(silo, 1)

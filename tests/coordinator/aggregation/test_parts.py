@@ -29,7 +29,7 @@ def opened(strategy: str, options: dict[str, Any] | None = None, **fields: Any) 
     )
 
 
-def test_every_part_has_an_object() -> None:
+def test_part_names_have_their_objects() -> None:
     assert list(PARTS) == list(PartName)
 
 
@@ -46,7 +46,7 @@ def test_every_part_has_an_object() -> None:
         ("flora", {}, {"adapter": {"kind": "lora"}}, [PartName.BASE_DELTA]),
     ],
 )
-def test_parts_follow_from_strategy_and_plan_in_one_order(
+def test_strategy_and_plan_determine_parts_and_order(
     strategy: str, options: dict[str, Any], fields: dict[str, Any], parts: list[PartName]
 ) -> None:
     plan = opened(strategy, options, **fields)

@@ -1,4 +1,4 @@
-"""Clients of different ranks, over HTTP: what they may send, and that each is served its own rank."""
+"""Clients of different ranks, over HTTP: accepted updates, and served weights of each client's rank."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def expected(sent: list[Tensors], rank: int) -> Tensors:
     return made
 
 
-def test_everybody_is_served_the_mean_of_its_base_model_in_its_own_rank(coordinator: Served) -> None:
+def test_clients_are_served_weights_of_their_own_rank(coordinator: Served) -> None:
     federation_id, silos = running(coordinator, ["tiny-s-aaaaaaaaaaaa"] * 2 + ["tiny-l-bbbbbbbbbbbb"])
     ranks = [2, 3, 2]
     sent = [adapter(rank, i) for i, rank in enumerate(ranks)]
@@ -111,7 +111,7 @@ def test_rslora_is_refused_where_ranks_differ(coordinator: Served) -> None:
     assert "differ in rank" in refused.json()["detail"]
 
 
-def test_the_least_rank_is_no_larger_than_the_largest(coordinator: Served) -> None:
+def test_a_minimum_rank_above_the_maximum_is_refused(coordinator: Served) -> None:
     plan = PLAN | {"name": "x", "strategy": {"name": "het_lora", "options": {"r_min": 5}}}
     refused = coordinator.admin.post("/v1/federations", json=plan)
     assert (refused.status_code, refused.json()["field"]) == (422, "adapter.rank")

@@ -1,4 +1,4 @@
-"""Rounds that are thinned out lose their tensors, and nothing that anybody still needs."""
+"""Pruned rounds lose tensors that no later round needs."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def served(serve: Callable[..., Served], database_url: str) -> Served:
     return serve(database_url, tick_seconds=0.05, retry_seconds=0.1)
 
 
-def _five_rounds(served: Served) -> tuple[str, list[Silo]]:
+def _play_five_rounds(served: Served) -> tuple[str, list[Silo]]:
     """Two of three clients deliver in every round: the third in the first only, then the second."""
     settings = plan(rounds={"total": 7, "min_clients": 2, "collect_seconds": 1, "max_staleness": 6})
     federation_id, silos = running(served, clients=3, **settings)
@@ -53,17 +53,17 @@ def _five_rounds(served: Served) -> tuple[str, list[Silo]]:
     return federation_id, silos
 
 
-def _thin_out(served: Served) -> int:
+def _prune(served: Served) -> int:
     forgotten = retention.prune_rounds(served.database, KEPT)
     garbage_collection.collect(served.database, grace=timedelta(0))
     return forgotten
 
 
-def test_old_rounds_lose_their_tensors_and_keep_what_was_said_of_them(served: Served, rows: Rows) -> None:
-    federation_id, silos = _five_rounds(served)
+def test_pruning_deletes_tensors_and_keeps_views(served: Served, rows: Rows) -> None:
+    federation_id, silos = _play_five_rounds(served)
     before = served.admin.get(f"/v1/federations/{federation_id}/rounds/2").json()
     stored = rows(served.database_url, "SELECT count(*) FROM payloads")[0][0]
-    assert _thin_out(served) > 0
+    assert _prune(served) > 0
     assert rows(served.database_url, "SELECT count(*) FROM payloads")[0][0] < stored
     assert served.admin.get(f"/v1/federations/{federation_id}/rounds/2").json() == before
     assert slug(silos[0].http.get(url(silos[0], 2, "/weights"))) == "not-found"
@@ -73,12 +73,12 @@ def test_old_rounds_lose_their_tensors_and_keep_what_was_said_of_them(served: Se
     for number in (4, 5):
         assert silos[0].http.get(url(silos[0], number, "/weights")).status_code == 200
     # Events are stored a moment after their round: some of the old rounds may have come after the first call.
-    wait_until(lambda: _thin_out(served) == 0)
+    wait_until(lambda: _prune(served) == 0)
 
 
-def test_rounds_go_on_with_everybodys_last_update(served: Served) -> None:
-    federation_id, silos = _five_rounds(served)
-    _thin_out(served)
+def test_rounds_after_pruning_use_the_last_updates(served: Served) -> None:
+    federation_id, silos = _play_five_rounds(served)
+    _prune(served)
     one_round(served, federation_id, silos[:2], 6, [60.0, 60.0])
     # The third client's update of round 1 counts on, faded by its age of 5.
     faded = 0.5**5
@@ -88,7 +88,7 @@ def test_rounds_go_on_with_everybodys_last_update(served: Served) -> None:
 
 
 @pytest.mark.slow
-def test_abandoned_rounds_do_not_count_among_those_that_are_kept(served: Served) -> None:
+def test_abandoned_rounds_do_not_count_as_kept_rounds(served: Served) -> None:
     settings = plan(rounds={"total": 5, "min_clients": 2, "quorum": 2, "collect_seconds": 2})
     federation_id, silos = running(served, **settings)
     one_round(served, federation_id, silos, 1, [1.0, 1.0])
@@ -102,8 +102,8 @@ def test_abandoned_rounds_do_not_count_among_those_that_are_kept(served: Served)
         answer = served.admin.get(adapter, params={"round": number})
         return answer.status_code == 200 and silos[0].http.get(url(silos[0], number, "/weights")).is_success
 
-    assert _thin_out(served) == 0
+    assert _prune(served) == 0
     assert is_kept(1)
     one_round(served, federation_id, silos, 4, [4.0, 4.0])
-    assert _thin_out(served) > 0
+    assert _prune(served) > 0
     assert [is_kept(number) for number in (1, 3, 4)] == [False, True, True]

@@ -1,4 +1,4 @@
-"""Median and trimmed mean in place of the mean: what clients are served, and which plans are refused."""
+"""Median and trimmed mean instead of the mean: served weights and refused plans."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def with_aggregate(how: str) -> FederationPlan:
     return plan().model_copy(update={"strategy": strategy})
 
 
-def test_values_at_both_ends_are_trimmed_and_one_is_left() -> None:
+def test_trimmed_means_and_medians_drop_extreme_values() -> None:
     values = np.array([[9.0, 1.0], [2.0, -70.0], [3.0, 2.0], [4.0, 3.0]], np.float32)
     assert aggregated(values, "median").tolist() == [3.5, 1.5]
     assert aggregated(values, "trimmed_mean").tolist() == [3.5, 1.5]
@@ -33,7 +33,7 @@ def test_values_at_both_ends_are_trimmed_and_one_is_left() -> None:
 
 
 @pytest.mark.parametrize("how", ["median", "trimmed_mean"])
-def test_one_client_cannot_move_what_the_others_are_served(database: Database, how: Any) -> None:
+def test_robust_aggregates_limit_a_single_outlier(database: Database, how: Any) -> None:
     draw = np.random.default_rng(1)
     states = [draw.normal(size=(3, 3)).astype(np.float32) for _ in range(5)]
     states[4] = np.full((3, 3), 1e3, np.float32)
@@ -50,7 +50,7 @@ def test_one_client_cannot_move_what_the_others_are_served(database: Database, h
 
 
 @pytest.mark.parametrize("strategy", ["fedavg", "ditto", "ffa_lora", "fedsa_lora", "fedprox"])
-def test_a_sum_takes_the_mean_alone(coordinator: Served, strategy: str) -> None:
+def test_a_secure_sum_refuses_robust_aggregates(coordinator: Served, strategy: str) -> None:
     body = {
         "name": "x",
         "strategy": {"name": strategy, "options": {"aggregate": "median"}},
@@ -64,7 +64,7 @@ def test_a_sum_takes_the_mean_alone(coordinator: Served, strategy: str) -> None:
 
 
 @pytest.mark.parametrize("strategy", ["fedmosaic", "flora", "fedex_lora", "het_lora", "lora_fair", "ca_pfl"])
-def test_other_strategies_name_those_that_have_the_option(coordinator: Served, strategy: str) -> None:
+def test_refusals_of_aggregate_name_strategies_with_the_option(coordinator: Served, strategy: str) -> None:
     body = {"name": "x", "strategy": {"name": strategy, "options": {"aggregate": "median"}}, "adapter": LORA}
     refused = coordinator.admin.post("/v1/federations", json=body)
     assert (refused.status_code, refused.json()["field"]) == (422, "strategy.options.aggregate")

@@ -1,4 +1,4 @@
-"""What float32 leaves of the sums."""
+"""Rounding errors of sums in float32."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def convex(draw: np.random.Generator, receivers: int) -> NDArray[np.float64]:
 
 
 @pytest.mark.parametrize("receivers", [1, 3, CLIENTS])
-def test_the_product_is_within_a_millionth_of_the_largest_value(receivers: int) -> None:
+def test_products_are_within_a_millionth_of_the_maximum(receivers: int) -> None:
     draw = np.random.default_rng(0)
     weights = convex(draw, receivers)
     values = (draw.normal(size=(CLIENTS, VALUES)) * 10.0 ** draw.uniform(-6, 3, VALUES)).astype(np.float32)
@@ -32,7 +32,7 @@ def test_the_product_is_within_a_millionth_of_the_largest_value(receivers: int) 
 
 
 @pytest.mark.slow
-def test_clients_that_all_sent_the_same_get_it_back(sqlite_database: Database) -> None:
+def test_the_mean_of_equal_updates_equals_them(sqlite_database: Database) -> None:
     draw = np.random.default_rng(1)
     same = draw.normal(size=VALUES).astype(np.float32)
     sent = [Sent(LAYOUT, same, examples=int(draw.integers(1, 1000))) for _ in range(CLIENTS)]
@@ -41,7 +41,7 @@ def test_clients_that_all_sent_the_same_get_it_back(sqlite_database: Database) -
     np.testing.assert_allclose(served(sqlite_database, closed.clients[7], LAYOUT), same, rtol=1e-6)
 
 
-def test_memory_is_used_again_only_by_values_that_need_about_as_much_of_it() -> None:
+def test_memory_is_reused_only_for_similar_sizes() -> None:
     large = room(4, 100_000)
     again = room(3, 90_000, large)
     assert again.shape == (3, 90_000)

@@ -1,4 +1,4 @@
-"""Whose model a signature comes from."""
+"""The model that computes sketches."""
 
 from __future__ import annotations
 

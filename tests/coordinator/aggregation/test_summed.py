@@ -1,4 +1,4 @@
-"""A summed round is published: the mean of what members learnt, for all clients, and no update is read."""
+"""Publication of summed rounds: all clients get the mean of the updates, and no update is read."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def zeros(layout: Layout) -> dict[str, NDArray[np.float32]]:
     return {name: np.zeros(shape, np.float32) for name, shape in layout.items()}
 
 
-def began_with(wanted: FederationPlan, layout: Layout, served_values: State) -> State:
+def start_values(wanted: FederationPlan, layout: Layout, served_values: State) -> State:
     seed = wanted.training.seed
     return {name: from_start(name, served_values.__getitem__, seed, layout) for name in layout}
 
@@ -78,7 +78,7 @@ def assert_close(actual: State, wanted: State, within: float) -> None:
 
 
 @every_summed
-def test_all_clients_are_served_the_mean_of_what_members_learnt(
+def test_clients_are_served_the_mean_of_summed_updates(
     database: Database, strategy: str, adapter: str
 ) -> None:
     wanted = plan(strategy, adapter)
@@ -89,7 +89,7 @@ def test_all_clients_are_served_the_mean_of_what_members_learnt(
         members = learnt(layout, MEMBERS, seed=number)
         sum_round(database, federation_id, wanted, layout, members, number)
         publish(database, block_bytes=1024)
-        start = began_with(wanted, layout, before)
+        start = start_values(wanted, layout, before)
         expected = {
             name: start[name] + np.mean([member.change[name] for member in members], axis=0)
             for name in layout
@@ -109,7 +109,7 @@ def test_all_clients_are_served_the_mean_of_what_members_learnt(
         before = bodies[0]
 
 
-def test_members_weigh_by_their_examples_up_to_a_number(database: Database) -> None:
+def test_members_weigh_by_examples_up_to_a_maximum(database: Database) -> None:
     wanted = plan(weigh_up_to=20)
     layout = layout_under(wanted)
     members = learnt(layout, MEMBERS, seed=7)
@@ -126,7 +126,7 @@ def test_members_weigh_by_their_examples_up_to_a_number(database: Database) -> N
     assert_close(served(database, federation_id, 0, layout), expected, within)
 
 
-def test_a_summed_round_gives_what_a_plain_one_gives(database: Database) -> None:
+def test_summed_and_plain_rounds_give_equal_weights(database: Database) -> None:
     """Up to rounding, for uniform weights and no absent clients."""
     wanted = plan()
     layout = layout_under(wanted)
@@ -145,7 +145,7 @@ def test_a_summed_round_gives_what_a_plain_one_gives(database: Database) -> None
         assert_close(served(database, federation_id, place, layout), mean, rounding(wanted, layout))
 
 
-def test_a_newcomer_gets_the_model_that_was_published_last(database: Database) -> None:
+def test_a_newcomer_gets_the_last_published_model(database: Database) -> None:
     wanted = plan("fedavg", "lora")
     layout = layout_under(wanted)
     federation_id = federation(database, wanted, MEMBERS)
@@ -166,7 +166,7 @@ def test_a_newcomer_gets_the_model_that_was_published_last(database: Database) -
         newcomer_weights(database, 1, {"b0.q.P": (2, 2)}, manifest)
 
 
-def test_clients_of_other_layouts_or_models_are_served_nothing(database: Database) -> None:
+def test_clients_of_other_layouts_get_no_summed_weights(database: Database) -> None:
     wanted = plan("fedavg", "lora")
     layout = layout_under(wanted)
     federation_id = federation(database, wanted, MEMBERS)
@@ -180,7 +180,7 @@ def test_clients_of_other_layouts_or_models_are_served_nothing(database: Databas
     assert not receivers & {wider, other}
 
 
-def test_only_the_holder_of_the_lease_publishes(database: Database) -> None:
+def test_a_worker_without_the_lease_publishes_nothing(database: Database) -> None:
     wanted = plan()
     layout = layout_under(wanted)
     federation_id = federation(database, wanted, MEMBERS)
@@ -235,7 +235,7 @@ class Restricted:
 
 
 @every_summed
-def test_a_strategy_uses_nothing_but_the_sum_and_the_model(strategy: str, adapter: str) -> None:
+def test_summed_strategies_read_only_sum_and_model(strategy: str, adapter: str) -> None:
     layout = layout_under(plan(strategy, adapter))
     names = sorted({name.rpartition(".")[2] for name in layout})
     total = Restricted(
@@ -248,21 +248,21 @@ def test_a_strategy_uses_nothing_but_the_sum_and_the_model(strategy: str, adapte
         np.testing.assert_array_equal(change.values(1, 2), [2.5, 2.5])
 
 
-def test_weights_that_sum_to_nothing_are_not_divided_by() -> None:
+def test_a_zero_sum_of_weights_is_an_error() -> None:
     total = Restricted(count=4, number=lambda name: 0.0)
     joint = Restricted(segments=("P",))
     with pytest.raises(ValueError, match="spoilt"):
         list(require_summed(open_plan(plan())).step(joint, total))
 
 
-def test_other_strategies_say_why_they_cannot_be_summed() -> None:
+def test_unsummed_strategies_are_refused_with_alternatives() -> None:
     wanted = plan().model_copy(update={"strategy": plan().strategy.model_copy(update={"name": "fedmosaic"})})
     choices = "ditto, fed_vemoe, fedavg, fedprox, fedsa_lora, ffa_lora"
     with pytest.raises(NotSummed, match=f"fedmosaic .* choose {choices}"):
         require_summed(open_plan(wanted))
 
 
-def test_segments_that_a_strategy_leaves_alone_stay(database: Database) -> None:
+def test_segments_that_a_strategy_skips_stay_unchanged(database: Database) -> None:
     layout = {"b0.q.P": (2, 2), "b0.q.Q": (2,), "b0.v.P": (2, 2), "b0.v.Q": (2,)}
     joint = JointModel(database, layout, None, 0)
     revised = {

@@ -1,4 +1,4 @@
-"""Models of sums published as differences: clients rebuild the model that the next sum changes."""
+"""Summed models published as differences: clients rebuild the model that the next sum changes."""
 
 from __future__ import annotations
 
@@ -32,21 +32,21 @@ from tests.coordinator.aggregation.summed_round import (
 from tests.coordinator.aggregation.test_summed import (
     MEMBERS,
     assert_close,
-    began_with,
     layout_under,
     rounding,
+    start_values,
     zeros,
 )
 
 LEVELS: dict[WeightsRecipeName, int] = {"int8": 127, "int4": 7}
 
 
-def planned(adapter: str, recipe: str) -> FederationPlan:
+def difference_plan(adapter: str, recipe: str) -> FederationPlan:
     wire = {"recipe": "dense", "weights_recipe": recipe}
     return FederationPlan.model_validate(plan("fedavg", adapter).model_dump(mode="json") | {"wire": wire})
 
 
-def differences(database: Database, federation_id: str, number: int) -> dict[str, bytes]:
+def stored_differences(database: Database, federation_id: str, number: int) -> dict[str, bytes]:
     """Read the differences for the start of a round, by client."""
     with database.read() as session:
         rows = session.execute(
@@ -59,10 +59,10 @@ def differences(database: Database, federation_id: str, number: int) -> dict[str
 
 @pytest.mark.parametrize("adapter", ["pq", "lora"])
 @pytest.mark.parametrize("recipe", ["int8", "int4"])
-def test_a_summed_model_is_rebuilt_from_the_one_before_and_a_difference(
+def test_a_difference_rebuilds_the_next_summed_model(
     database: Database, adapter: str, recipe: WeightsRecipeName
 ) -> None:
-    wanted = planned(adapter, recipe)
+    wanted = difference_plan(adapter, recipe)
     layout = layout_under(wanted)
     federation_id = federation(database, wanted, MEMBERS)
     before: State = zeros(layout)
@@ -70,14 +70,14 @@ def test_a_summed_model_is_rebuilt_from_the_one_before_and_a_difference(
         members = learnt(layout, MEMBERS, seed=number)
         sum_round(database, federation_id, wanted, layout, members, number)
         publish(database, block_bytes=1024)
-        start = began_with(wanted, layout, before)
+        start = start_values(wanted, layout, before)
         mean = {name: np.mean([member.change[name] for member in members], axis=0) for name in layout}
         body = served(database, federation_id, 0, layout, number + 1)
         step = max(float(np.abs(change).max()) for change in mean.values()) / LEVELS[recipe]
         within = rounding(wanted, layout) + 1.01 * step
         assert_close(body, {name: start[name] + mean[name] for name in layout}, within)
         assert model(database, federation_id, number).digest == values_digest(body, layout)
-        coded = differences(database, federation_id, number + 1)
+        coded = stored_differences(database, federation_id, number + 1)
         assert len(coded) == (MEMBERS if number > 1 else 0)  # nobody here was served zeros
         for frame in {*coded.values()}:
             plain = io.BytesIO()

@@ -1,4 +1,4 @@
-"""How many members speak in a mixture, and what is served where too few do; the same for every strategy."""
+"""Voices in a mixture, and the served weights where they are too few, for all strategies."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ every_strategy = pytest.mark.parametrize("name", strategy_names())
         ([0.999, *[1e-5] * 100], 1),
     ],
 )
-def test_voices_are_counted_by_what_the_largest_hold(shares: list[float], voices: int) -> None:
+def test_the_largest_shares_limit_the_voices(shares: list[float], voices: int) -> None:
     assert max(k for k in range(1, 101) if has_voices(np.array(shares), k)) == voices
 
 
-def test_nothing_of_anybody_needs_no_voices() -> None:
+def test_an_empty_mixture_passes_any_minimum() -> None:
     assert has_voices(np.zeros(3), 3)
 
 
@@ -63,7 +63,7 @@ def served(name: str, members: Cohort, least: int) -> np.ndarray[Any, Any]:
 
 
 @every_strategy
-def test_a_member_hears_enough_others_or_nobody(name: str) -> None:
+def test_members_with_too_few_voices_keep_their_update(name: str) -> None:
     for count, least in product(range(1, 5), range(1, 5)):
         members = cohort(count)
         rows = served(name, members, least)
@@ -75,7 +75,7 @@ def test_a_member_hears_enough_others_or_nobody(name: str) -> None:
 
 
 @every_strategy
-def test_a_newcomer_gets_a_mixture_of_enough_members_or_nothing(name: str) -> None:
+def test_newcomers_with_too_few_voices_get_zeros(name: str) -> None:
     if make(name, {}).options.base_delta:
         return  # its newcomers begin with what all have in common
     for count, least, heard in ((3, 1, True), (3, 2, True), (3, 3, False), (2, 2, False), (2, 1, True)):
@@ -84,13 +84,13 @@ def test_a_newcomer_gets_a_mixture_of_enough_members_or_nothing(name: str) -> No
 
 
 @pytest.mark.parametrize("name", ["fedavg", "flora", "lora_fair"])
-def test_one_member_with_nearly_all_examples_is_one_voice_to_the_others(name: str) -> None:
+def test_a_dominant_member_counts_as_one_voice(name: str) -> None:
     rows = served(name, cohort(4, [100_000, 10, 10, 10]), 2)
     alone = [bool((rows[i] == np.eye(4)[i]).all()) for i in range(4)]
     assert alone == ([True] * 4 if name == "flora" else [False, True, True, True])
 
 
-def test_what_is_shown_says_why() -> None:
+def test_relevance_reports_show_too_few_voices() -> None:
     members, strategy = cohort(2), make("fedavg", {})
     asked = strategy.weigh(members)
     shown = require_voices(asked, 2, common=False).report(None, asked)
