@@ -14,7 +14,7 @@ from coordinator.settings import Settings
 from tests.served import Served, slug
 
 
-def test_a_caller_without_credential_is_refused_before_its_body_is_read(coordinator: Served) -> None:
+def test_a_missing_credential_is_refused_before_the_body(coordinator: Served) -> None:
     json = {"Content-Type": "application/json"}
     refused = coordinator.http().post("/v1/federations", content=b"{not json", headers=json)
     assert (refused.status_code, slug(refused)) == (401, "auth-missing")
@@ -30,7 +30,7 @@ def test_an_unknown_credential_is_invalid(coordinator: Served, header: str) -> N
     assert "invalid_token" in refused.headers["www-authenticate"]
 
 
-def test_tokens_are_made_shown_once_listed_and_revoked(coordinator: Served) -> None:
+def test_tokens_are_created_shown_once_listed_and_revoked(coordinator: Served) -> None:
     made = coordinator.admin.post("/v1/tokens", json={"role": "operator", "name": "ops"})
     assert made.status_code == 201
     token = made.json()
@@ -49,7 +49,7 @@ def test_tokens_are_made_shown_once_listed_and_revoked(coordinator: Served) -> N
     assert slug(coordinator.admin.delete("/v1/tokens/tok_none")) == "not-found"
 
 
-def test_a_token_that_is_revoked_while_its_request_travels_makes_nothing(coordinator: Served) -> None:
+def test_revoking_a_token_stops_its_request_in_flight(coordinator: Served) -> None:
     made = coordinator.admin.post("/v1/tokens", json={"role": "admin", "name": "to be stolen"})
     stolen = coordinator.http(made.json()["token"])
     (known,) = (t for t in stolen.get("/v1/tokens").json()["items"] if t["name"] == "to be stolen")
@@ -77,7 +77,7 @@ def test_an_expired_token_is_invalid(coordinator: Served) -> None:
     assert slug(auditor.get("/v1/federations")) == "credential-invalid"
 
 
-def test_a_client_cannot_tell_another_federation_from_none(coordinator: Served) -> None:
+def test_other_federations_are_not_found_for_a_client(coordinator: Served) -> None:
     mine, other = coordinator.federation(), coordinator.federation()
     silo = coordinator.enrol(mine, "a")
     answers = [
@@ -87,7 +87,7 @@ def test_a_client_cannot_tell_another_federation_from_none(coordinator: Served) 
     assert answers[0].text == answers[1].text
 
 
-def test_revocation_is_effective_at_once_and_seen_by_people(coordinator: Served) -> None:
+def test_a_revocation_takes_effect_and_is_shown_immediately(coordinator: Served) -> None:
     federation_id = coordinator.federation()
     silo = coordinator.enrol(federation_id, "a")
     path = f"/v1/federations/{federation_id}/clients/{silo.client_id}"
@@ -104,7 +104,7 @@ def test_revocation_is_effective_at_once_and_seen_by_people(coordinator: Served)
     assert slug(coordinator.admin.get(f"/v1/federations/{elsewhere}/clients/{silo.client_id}")) == "not-found"
 
 
-def test_a_client_is_shown_with_its_profile_and_when_it_was_seen(coordinator: Served) -> None:
+def test_clients_are_shown_with_profile_and_last_contact(coordinator: Served) -> None:
     federation_id = coordinator.federation()
     silo = coordinator.enrol(federation_id, "a", gpu="H200")
     shown = coordinator.admin.get(f"/v1/federations/{federation_id}/clients").json()["items"]
@@ -116,7 +116,7 @@ def test_a_client_is_shown_with_its_profile_and_when_it_was_seen(coordinator: Se
     assert shown[0]["bytes"] == {"up": 0, "down": 0}
 
 
-def test_being_seen_is_written_down_at_most_every_fifteen_seconds(
+def test_last_seen_at_is_updated_after_15_seconds(
     database: Database, serve: Callable[..., Served], database_url: str
 ) -> None:
     served = serve(database_url)
@@ -138,7 +138,7 @@ def test_being_seen_is_written_down_at_most_every_fifteen_seconds(
     assert last_seen() > at_enrolment
 
 
-def test_who_was_seen_is_written_down_without_waiting_for_rows_that_others_hold(
+def test_last_seen_at_does_not_wait_for_locks(
     fresh_postgres: Callable[[], str], serve: Callable[..., Served]
 ) -> None:
     served = serve(fresh_postgres())
@@ -160,7 +160,7 @@ def test_who_was_seen_is_written_down_without_waiting_for_rows_that_others_hold(
 
 
 @pytest.mark.parametrize("token", ["x" * 20, "tsr_cl_" + "a" * 43, "tsr_aud_" + "1" * 20, "pässwörd" * 3])
-def test_any_admin_token_that_is_set_is_an_admins(
+def test_a_configured_admin_token_of_any_form_works(
     fresh_database: Callable[[str], str], serve: Callable[..., Served], token: str
 ) -> None:
     served = serve(fresh_database("sqlite"), admin_token=token)
@@ -171,6 +171,6 @@ def test_any_admin_token_that_is_set_is_an_admins(
 
 
 @pytest.mark.parametrize("token", ["", "  "])
-def test_an_empty_admin_token_is_none(monkeypatch: pytest.MonkeyPatch, token: str) -> None:
+def test_an_empty_admin_token_is_unset(monkeypatch: pytest.MonkeyPatch, token: str) -> None:
     monkeypatch.setenv("TESSERA_ADMIN_TOKEN", token)
     assert Settings().admin_token is None

@@ -1,4 +1,4 @@
-"""Clients without a key: only where the plan allows them, and shown as such."""
+"""Clients without a key: accepted if the plan allows them, and shown as bearer clients."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def _request(token: str, **changes: Any) -> dict[str, Any]:
     return {"token": token, "name": "a", "profile": PROFILE} | changes
 
 
-def test_a_bearer_client_enrols_where_the_plan_allows_it(coordinator: Served) -> None:
+def test_bearer_clients_enrol_if_the_plan_allows_them(coordinator: Served) -> None:
     federation_id = coordinator.federation(**BEARER)
     token, anyone = coordinator.enrolment_token(federation_id, "a"), coordinator.http()
     made = anyone.post("/v1/enrolments", json=_request(token)).json()
@@ -34,7 +34,7 @@ def test_a_bearer_client_enrols_where_the_plan_allows_it(coordinator: Served) ->
     assert (refused.status_code, slug(refused)) == (401, "credential-invalid")
 
 
-def test_a_federation_takes_no_bearer_clients_unless_it_says_so(coordinator: Served) -> None:
+def test_bearer_clients_are_refused_by_default(coordinator: Served) -> None:
     federation_id = coordinator.federation()
     token = coordinator.enrolment_token(federation_id, "a")
     refused = coordinator.http().post("/v1/enrolments", json=_request(token))
@@ -43,7 +43,7 @@ def test_a_federation_takes_no_bearer_clients_unless_it_says_so(coordinator: Ser
     assert plan["privacy"]["allow_bearer_clients"] is False
 
 
-def test_a_lost_answer_heals_itself_with_the_retry_key(coordinator: Served) -> None:
+def test_a_retry_key_returns_the_same_enrolment(coordinator: Served) -> None:
     token = coordinator.enrolment_token(coordinator.federation(**BEARER), "a")
     anyone = coordinator.http()
     first = anyone.post("/v1/enrolments", json=_request(token, retry_key=RETRY_KEY))
@@ -63,7 +63,7 @@ def test_a_lost_answer_heals_itself_with_the_retry_key(coordinator: Served) -> N
     ],
     ids=["other key", "no key", "other name", "other profile"],
 )
-def test_anything_else_with_a_used_token_is_refused(coordinator: Served, change: dict[str, Any]) -> None:
+def test_a_used_token_refuses_other_requests(coordinator: Served, change: dict[str, Any]) -> None:
     token = coordinator.enrolment_token(coordinator.federation(**BEARER), "a")
     anyone = coordinator.http()
     assert anyone.post("/v1/enrolments", json=_request(token, retry_key=RETRY_KEY)).status_code == 201

@@ -1,4 +1,4 @@
-"""Signed requests over real HTTP: what is let in, and the exact answer to everything else."""
+"""Signed requests over HTTP: accepted requests, and the answers to all others."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def silo(coordinator: Served) -> Silo:
     return coordinator.enrol(coordinator.federation(), "a")
 
 
-def test_a_signed_request_is_its_clients(coordinator: Served, silo: Silo) -> None:
+def test_a_signed_request_identifies_its_client(coordinator: Served, silo: Silo) -> None:
     answer = coordinator.http().send(signed(coordinator, silo, "GET", "/v1/me?x=%20y"))
     assert answer.json()["client_id"] == silo.client_id
 
@@ -47,7 +47,7 @@ REFUSED: dict[str, tuple[Change, str]] = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_what_was_tampered_with_is_refused(coordinator: Served, silo: Silo, case: str) -> None:
+def test_altered_requests_are_refused(coordinator: Served, silo: Silo, case: str) -> None:
     change, kind = REFUSED[case]
     request = signed(coordinator, silo, "GET", "/v1/me")
     altered = httpx.Request("GET", request.url, headers=change(dict(request.headers)))
@@ -55,7 +55,7 @@ def test_what_was_tampered_with_is_refused(coordinator: Served, silo: Silo, case
 
 
 @pytest.mark.parametrize("seconds", [-151, 125])
-def test_a_clock_that_is_wrong_is_told_the_time(coordinator: Served, silo: Silo, seconds: float) -> None:
+def test_a_clock_skew_error_contains_the_server_time(coordinator: Served, silo: Silo, seconds: float) -> None:
     request = signed(coordinator, silo, "GET", "/v1/me", created=time.time() + seconds)
     answer = coordinator.http().send(request)
     assert (answer.status_code, slug(answer)) == (401, "clock-skew")
@@ -64,14 +64,12 @@ def test_a_clock_that_is_wrong_is_told_the_time(coordinator: Served, silo: Silo,
 
 
 @pytest.mark.parametrize("seconds", [-140, -100, 110])
-def test_a_clock_that_is_a_little_wrong_is_good_enough(
-    coordinator: Served, silo: Silo, seconds: float
-) -> None:
+def test_a_small_clock_skew_is_accepted(coordinator: Served, silo: Silo, seconds: float) -> None:
     request = signed(coordinator, silo, "GET", "/v1/me", created=time.time() + seconds)
     assert send(coordinator, request) == (200, "")
 
 
-def test_a_revoked_key_is_told_so_at_once_by_every_replica(
+def test_a_revoked_key_is_refused_by_all_replicas(
     serve: Callable[..., Served], fresh_postgres: Callable[[], str]
 ) -> None:
     database = fresh_postgres()
@@ -84,7 +82,7 @@ def test_a_revoked_key_is_told_so_at_once_by_every_replica(
         assert send(replica, signed(replica, silo, "GET", "/v1/me")) == (401, "key-revoked")
 
 
-def test_a_post_is_taken_once_whichever_replica_it_reaches(
+def test_a_signed_post_is_accepted_once_across_replicas(
     serve: Callable[..., Served], fresh_postgres: Callable[[], str]
 ) -> None:
     database = fresh_postgres()
@@ -98,7 +96,7 @@ def test_a_post_is_taken_once_whichever_replica_it_reaches(
     assert send(other, signed(other, silo, "POST", url(silo, 1, "/join"))) == (200, "")
 
 
-def test_a_nonce_is_each_keys_own(coordinator: Served) -> None:
+def test_nonces_are_separate_for_each_key(coordinator: Served) -> None:
     _, (silo, other) = running(coordinator)
     nonce = "the-same-nonce-twice"
     for one in (silo, other):
@@ -132,7 +130,7 @@ BODIES: dict[str, tuple[dict[str, Any], bytes, tuple[int, str]]] = {
 
 
 @pytest.mark.parametrize("case", BODIES)
-def test_a_body_comes_with_its_signed_digest(coordinator: Served, case: str) -> None:
+def test_a_body_needs_its_signed_digest(coordinator: Served, case: str) -> None:
     _, (silo, _) = running(coordinator)
     assert silo.http.post(url(silo, 1, "/join")).status_code == 200
     options, body, expected = BODIES[case]

@@ -1,4 +1,4 @@
-"""Signed requests are remembered, each once, and nobody fills the table with them."""
+"""Nonces of signed requests: each is stored once, and a member cannot fill the table."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ def served(serve: Callable[..., Served], database_url: str) -> Served:
     return serve(database_url)
 
 
-def remembered(served: Served, rows: Rows) -> int:
+def nonce_count(served: Served, rows: Rows) -> int:
     return int(rows(served.database_url, "SELECT count(*) FROM used_nonces")[0][0])
 
 
-def test_who_may_not_be_there_leaves_no_nonce(served: Served, rows: Rows) -> None:
+def test_refused_requests_store_no_nonce(served: Served, rows: Rows) -> None:
     _, (silo, _) = running(served)
     elsewhere = served.federation()
     paths = {
@@ -39,12 +39,12 @@ def test_who_may_not_be_there_leaves_no_nonce(served: Served, rows: Rows) -> Non
     }
     for path, expected in paths.items():
         assert send(served, signed(served, silo, "POST", path)) == expected
-    assert remembered(served, rows) == 0
+    assert nonce_count(served, rows) == 0
     join(silo, 1)
-    assert remembered(served, rows) == 1
+    assert nonce_count(served, rows) == 1
 
 
-def test_no_post_that_a_client_may_send_is_taken_twice(served: Served, rows: Rows) -> None:
+def test_repeated_posts_of_clients_are_refused(served: Served, rows: Rows) -> None:
     """Whichever route it is: one that is added later must not forget to look."""
     _, (silo, _) = running(served)
     taken = []
@@ -57,7 +57,7 @@ def test_no_post_that_a_client_may_send_is_taken_twice(served: Served, rows: Row
             taken.append(path)
             assert second == (401, "replayed"), path
     assert taken == ["/v1/federations/{fid}/rounds/{n}/join"]
-    assert remembered(served, rows) == 1
+    assert nonce_count(served, rows) == 1
 
 
 def test_a_member_cannot_fill_the_table(served: Served, rows: Rows) -> None:
@@ -70,6 +70,6 @@ def test_a_member_cannot_fill_the_table(served: Served, rows: Rows) -> None:
     refused = try_join(silo, 1)
     assert (refused.status_code, slug(refused)) == (429, "rate-limited")
     assert 290 <= int(refused.headers["retry-after"]) <= 306
-    assert remembered(served, rows) == MAX_REQUESTS_PER_KEY
+    assert nonce_count(served, rows) == MAX_REQUESTS_PER_KEY
     assert silo.http.get(url(silo, 1)).status_code == 200
     join(other, 1)

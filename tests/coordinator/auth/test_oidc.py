@@ -1,4 +1,4 @@
-"""People sign in at an identity provider, and have the roles of their groups."""
+"""People sign in at an identity provider and have the roles of their groups."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def request(provider: Provider, subject: str, **changes: str) -> dict[str, str]:
     return {"code": code, "code_verifier": VERIFIER, "redirect_uri": REDIRECT, "nonce": NONCE} | changes
 
 
-def test_a_person_has_the_highest_role_of_their_groups(served: Served, provider: Provider) -> None:
+def test_people_have_the_highest_role_of_their_groups(served: Served, provider: Provider) -> None:
     ada = served.http(provider.token("ada"))
     assert len(federations(ada)) == 2
     third = ada.post("/v1/federations", json={"name": "third", "strategy": {"name": "fedavg"}})
@@ -65,7 +65,7 @@ def test_a_person_has_the_highest_role_of_their_groups(served: Served, provider:
     assert ada.get("/metrics").status_code == 200
 
 
-def test_a_role_in_one_federation_ends_there(served: Served, provider: Provider) -> None:
+def test_a_federations_role_is_limited_to_it(served: Served, provider: Provider) -> None:
     first, second = federations(served.admin)
     ben = served.http(provider.token("ben"))
     assert federations(ben) == [first]
@@ -92,9 +92,7 @@ def test_a_person_without_a_role_is_refused(served: Served, provider: Provider) 
 
 
 @pytest.mark.slow
-def test_tokens_that_are_not_of_the_provider_for_us_now_are_invalid(
-    served: Served, provider: Provider
-) -> None:
+def test_tokens_of_other_issuers_or_audiences_are_invalid(served: Served, provider: Provider) -> None:
     good = provider.token("ada")
     header, claims = jwt.get_unverified_header(good), jwt.decode(good, options={"verify_signature": False})
     body, signature = good.rsplit(".", 1)
@@ -114,7 +112,7 @@ def test_tokens_that_are_not_of_the_provider_for_us_now_are_invalid(
 
 
 @pytest.mark.slow
-def test_a_token_is_good_until_it_expires(serve: Serve, fresh_database: Callable[[str], str]) -> None:
+def test_an_expired_id_token_is_invalid(serve: Serve, fresh_database: Callable[[str], str]) -> None:
     with running_provider("--token-max-age", "-100") as late:
         late.know("ada", groups=["chiefs"])
         there = {"oidc_issuer": late.issuer, "oidc_client_id": CLIENT, "oidc_roles": "chiefs=admin"}
@@ -144,7 +142,7 @@ def test_a_code_is_exchanged_once_for_a_token(served: Served, provider: Provider
         assert (answer.status_code, slug(answer)) == (401, "credential-invalid")
 
 
-def test_a_provider_that_is_down_stops_only_its_people(
+def test_an_unavailable_provider_affects_only_its_people(
     serve: Serve, fresh_database: Callable[[str], str], provider: Provider
 ) -> None:
     nobody = {"oidc_issuer": "http://127.0.0.1:9", "oidc_client_id": CLIENT, "oidc_roles": "chiefs=admin"}
@@ -172,7 +170,7 @@ def test_wrong_issuer_is_named_with_its_remedy(provider: Provider) -> None:
     require_issuer(Settings())
 
 
-def test_a_provider_that_is_down_is_asked_again_after_a_while(provider: Provider) -> None:
+def test_an_unavailable_provider_is_retried_after_ten_seconds(provider: Provider) -> None:
     nobody = {"oidc_client_id": CLIENT, "oidc_roles": "chiefs=admin"}
     known = provider_of(Settings(oidc_issuer="http://127.0.0.1:9", **nobody))
     assert known is not None
@@ -187,7 +185,7 @@ def test_a_provider_that_is_down_is_asked_again_after_a_while(provider: Provider
     assert known.metadata()["issuer"] == provider.issuer
 
 
-def test_codes_are_exchanged_few_at_once(provider: Provider) -> None:
+def test_code_exchanges_have_a_maximum_concurrency(provider: Provider) -> None:
     there = {"oidc_client_id": CLIENT, "oidc_client_secret": "any", "oidc_roles": "chiefs=admin"}
     known = provider_of(Settings(oidc_issuer=provider.issuer, **there))
     assert known is not None
@@ -202,7 +200,7 @@ def test_codes_are_exchanged_few_at_once(provider: Provider) -> None:
     assert known.person(token).name == "Ada"
 
 
-def test_without_a_provider_there_is_no_sign_in(coordinator: Served, provider: Provider) -> None:
+def test_sign_in_is_not_found_without_a_provider(coordinator: Served, provider: Provider) -> None:
     assert slug(coordinator.http().get("/v1/sign-in")) == "not-found"
     assert slug(coordinator.http(provider.token("ada")).get("/v1/federations")) == "credential-invalid"
 

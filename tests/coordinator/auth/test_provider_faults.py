@@ -1,4 +1,4 @@
-"""An identity provider that is slow or answers nonsense is left alone for a while, and holds no thread."""
+"""Identity providers that are slow or send invalid answers are retried later and hold no thread."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def answering(metadata: str, keys: str = "") -> Iterator[tuple[str, list[str]]]:
 
 
 @pytest.mark.parametrize("part", ["headers", "body"])
-def test_an_answer_that_does_not_end_is_waited_for_once(monkeypatch: pytest.MonkeyPatch, part: str) -> None:
+def test_an_endless_answer_is_awaited_once(monkeypatch: pytest.MonkeyPatch, part: str) -> None:
     monkeypatch.setattr(provider_requests, "TIMEOUT_SECONDS", 0.3)
     with trickling(part) as server:
         provider = provider_at(server.url)
@@ -76,7 +76,7 @@ def test_an_answer_that_does_not_end_is_waited_for_once(monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize("body", ["no", "[]", '{"issuer": "https://another.example"}', "[" * 10_000, "\x00"])
-def test_metadata_that_cannot_be_used_are_asked_for_once(body: str) -> None:
+def test_unusable_metadata_is_requested_once(body: str) -> None:
     with answering(body) as (issuer, paths):
         provider = provider_at(issuer)
         for _ in range(3):
@@ -86,7 +86,7 @@ def test_metadata_that_cannot_be_used_are_asked_for_once(body: str) -> None:
 
 
 @pytest.mark.parametrize("keys", ['{"keys": [1]}', '{"keys": 5}', '{"keys": []}', '{"keys": [{}]}', "{}"])
-def test_keys_that_cannot_be_used_are_no_fault_of_the_token(keys: str) -> None:
+def test_unusable_keys_are_an_error_of_the_provider(keys: str) -> None:
     with answering(METADATA_OF_ITS_OWN, keys) as (issuer, paths):
         provider = provider_at(issuer)
         for _ in range(3):
@@ -95,7 +95,7 @@ def test_keys_that_cannot_be_used_are_no_fault_of_the_token(keys: str) -> None:
     assert paths == [METADATA, "/keys"]
 
 
-def test_few_threads_wait_for_a_provider(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_waiting_threads_per_provider_have_a_maximum(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(provider_requests, "TIMEOUT_SECONDS", 3600.0)
     with trickling("headers") as server:
         provider = provider_at(server.url)
@@ -113,7 +113,7 @@ def test_few_threads_wait_for_a_provider(monkeypatch: pytest.MonkeyPatch) -> Non
         assert server.connections == 1
 
 
-def test_known_keys_count_while_another_thread_fetches_them_anew() -> None:
+def test_known_keys_stay_valid_during_a_refresh() -> None:
     with answering(METADATA_OF_ITS_OWN, KEYS) as (issuer, paths):
         provider = provider_at(issuer)
         now = 0.0

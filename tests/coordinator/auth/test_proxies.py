@@ -1,4 +1,4 @@
-"""What proxies change in signed requests: accepted because it is equivalent, or refused with the remedy."""
+"""Changes of signed requests by proxies: accepted if equivalent, or refused with the remedy."""
 
 from __future__ import annotations
 
@@ -87,12 +87,12 @@ def silos(served: dict[str, Served]) -> dict[str, Silo]:
     return {path: running.enrol(running.federation(), "aster") for path, running in served.items()}
 
 
-def connected(url: str, transport: httpx.BaseTransport, silo: Silo | None = None) -> CoordinatorApi:
+def connect(url: str, transport: httpx.BaseTransport, silo: Silo | None = None) -> CoordinatorApi:
     key = silo.key if silo is not None else None
     return CoordinatorApi(url, key=key, deadline_seconds=0, transport=transport)
 
 
-def same(sent: Forwarded) -> Forwarded:
+def unchanged(sent: Forwarded) -> Forwarded:
     return sent
 
 
@@ -101,20 +101,20 @@ def stripped(sent: Forwarded) -> Forwarded:
     return replace(sent, target=sent.target.removeprefix("/tessera"))
 
 
-def host(name: str) -> Change:
+def with_host(name: str) -> Change:
     return lambda sent: stripped(sent).with_field("host", name)
 
 
 ACCEPTED: dict[str, tuple[str, str, Change]] = {
-    "no proxy": (f"http://{HOST}", "", same),
+    "no proxy": (f"http://{HOST}", "", unchanged),
     "root path removed": (URL, "/tessera", stripped),
-    "root path passed on": (URL, "/tessera", same),
+    "root path passed on": (URL, "/tessera", unchanged),
     "trailing slash of the URL": (f"{URL}/", "/tessera", stripped),
     "another scheme": (URL.replace("https", "http"), "/tessera", stripped),
-    "host in upper case": (URL, "/tessera", host(HOST.upper())),
+    "host in upper case": (URL, "/tessera", with_host(HOST.upper())),
     "URL in upper case": (URL.replace(HOST, HOST.upper()), "/tessera", stripped),
     "default port of the URL": (URL.replace(HOST, f"{HOST}:443"), "/tessera", stripped),
-    "default port added": (URL, "/tessera", host(f"{HOST}:443")),
+    "default port added": (URL, "/tessera", with_host(f"{HOST}:443")),
     "another port": (URL.replace(HOST, f"{HOST}:8443"), "/tessera", stripped),
     "HTTP/2 before the proxy": (  # Host is made of :authority and comes last, and a Via field is added
         URL,
@@ -129,7 +129,7 @@ def test_equivalent_requests_are_accepted(
     served: dict[str, Served], silos: dict[str, Silo], url: str, root_path: str, change: Change
 ) -> None:
     proxy = Proxy(served[root_path], change)
-    with connected(url, proxy, silos[root_path]) as api:
+    with connect(url, proxy, silos[root_path]) as api:
         assert api.hello().root_path == root_path
         assert api.me().client_id == silos[root_path].client_id
 
@@ -138,7 +138,7 @@ MISMATCHES: dict[str, tuple[str, str, Change, tuple[str, ...]]] = {
     "path configured on one side: the coordinator": (
         f"https://{HOST}",
         "/tessera",
-        same,
+        unchanged,
         ("path is empty", "announces /tessera", "set `url` to that", f"https://{HOST}/tessera"),
     ),
     "path configured on one side: the client": (
@@ -165,18 +165,23 @@ MISMATCHES: dict[str, tuple[str, str, Change, tuple[str, ...]]] = {
         stripped,
         ("path is /tessera/tessera", "announces /tessera"),
     ),
-    "host of the upstream": (URL, "/tessera", host("127.0.0.1:8000"), (HOST, "127.0.0.1:8000", "$http_host")),
+    "host of the upstream": (
+        URL,
+        "/tessera",
+        with_host("127.0.0.1:8000"),
+        (HOST, "127.0.0.1:8000", "$http_host"),
+    ),
     "host without its port": (
         URL.replace(HOST, f"{HOST}:8443"),
         "/tessera",
-        host(HOST),
+        with_host(HOST),
         (f"host is {HOST}:8443", f"for {HOST}.", "proxy_set_header Host $http_host"),
     ),
 }
 
 
 @pytest.mark.parametrize(("url", "root_path", "change", "parts"), MISMATCHES.values(), ids=MISMATCHES)
-def test_an_address_mismatch_is_found_before_the_token_is_used(
+def test_an_address_mismatch_is_found_before_enrolment(
     served: dict[str, Served],
     silos: dict[str, Silo],
     url: str,
@@ -188,11 +193,11 @@ def test_an_address_mismatch_is_found_before_the_token_is_used(
     running, proxy = served[root_path], Proxy(served[root_path], change)
     token = running.enrolment_token(silos[root_path].federation_id, f"silo {tmp_path.name}")
     profile = Profile.model_validate(PROFILE)
-    with connected(url, proxy) as api, pytest.raises(AddressMismatch) as before:
+    with connect(url, proxy) as api, pytest.raises(AddressMismatch) as before:
         enrol(api, tmp_path, token=token, name="silo", profile=profile)
     assert not any(path.endswith("/enrolments") for path in proxy.paths)
     # A client that enrolled before the proxy was changed learns the same.
-    with connected(url, proxy, silos[root_path]) as api, pytest.raises(AddressMismatch) as later:
+    with connect(url, proxy, silos[root_path]) as api, pytest.raises(AddressMismatch) as later:
         api.me()
     assert str(later.value) == str(before.value)
     assert all(part in str(before.value) for part in (*parts, url.rstrip("/"))), before.value
@@ -208,7 +213,7 @@ REFUSED: dict[str, tuple[Change, str]] = {
     "two slashes": (lambda sent: sent.edited("/roster", "//roster"), "send it without"),
     "trailing slash": (lambda sent: sent.edited("roster", "roster/"), "send it without"),
     "Prefer removed": (lambda sent: sent.without("prefer"), 'cover "prefer" exactly when'),
-    "unknown host": (host("proxy.internal"), "TESSERA_PUBLIC_NAMES"),
+    "unknown host": (with_host("proxy.internal"), "TESSERA_PUBLIC_NAMES"),
 }
 
 
@@ -218,18 +223,18 @@ def test_refusals_of_changed_requests_name_the_remedy(
 ) -> None:
     silo, proxy = silos["/tessera"], Proxy(served["/tessera"], lambda sent: change(stripped(sent)))
     path = f"/v1/federations/{silo.federation_id}/roster?after=3&limit=1"
-    with connected(URL, proxy, silo) as api, pytest.raises(AgentError) as refusal:
+    with connect(URL, proxy, silo) as api, pytest.raises(AgentError) as refusal:
         api.call("GET", path, headers={"Prefer": "wait=0"})
     assert remedy in str(refusal.value)
 
 
 def test_redirects_name_the_address_to_set() -> None:
     moved = httpx.MockTransport(lambda _: httpx.Response(301, headers={"Location": f"{URL}/v1/hello"}))
-    with connected(URL, moved) as api, pytest.raises(AgentError, match=f"`url` to the address that {URL}/v1"):
+    with connect(URL, moved) as api, pytest.raises(AgentError, match=f"`url` to the address that {URL}/v1"):
         api.hello()
 
 
-def test_page_and_documents_are_served_below_the_root_path(served: dict[str, Served]) -> None:
+def test_page_and_documents_use_the_root_path(served: dict[str, Served]) -> None:
     http = served["/tessera"].http()
     redirect = http.get("/tessera")
     assert (redirect.status_code, redirect.headers["location"]) == (308, "/tessera/")
@@ -274,6 +279,6 @@ def test_unusable_root_paths_are_refused(text: str, reason: str) -> None:
         Settings(root_path=text)
 
 
-def test_reserved_root_paths_are_those_of_the_routes() -> None:
+def test_reserved_root_paths_match_the_routes() -> None:
     first = {route.path.split("/")[1] for router in ROUTERS for route in router.routes}  # type: ignore[attr-defined]
     assert {segment for segment in first if segment and "{" not in segment} == SERVED

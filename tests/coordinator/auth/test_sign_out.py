@@ -1,4 +1,4 @@
-"""People sign out: their ID token is refused from then on, by every replica, with either signature."""
+"""Sign-out of people: the ID token is refused afterwards, by all replicas, with either signature."""
 
 from __future__ import annotations
 
@@ -53,16 +53,16 @@ def outcome(answer: httpx.Response) -> str:
     return f"{answer.status_code} {slug(answer)}" if answer.is_error else str(answer.status_code)
 
 
-def seen(served: Served, token: str) -> str:
+def list_outcome(served: Served, token: str) -> str:
     return outcome(served.http(token).get("/v1/federations"))
 
 
-def rows(served: Served) -> int:
+def row_count(served: Served) -> int:
     with served.database.read() as session:
         return session.scalar(select(func.count()).select_from(SignedOutTokenRow)) or 0
 
 
-def test_a_token_is_refused_after_sign_out_by_replicas_and_after_a_restart(
+def test_signed_out_tokens_are_refused_by_all_replicas(
     served: Served,
     serve: Serve,
     database_url: str,
@@ -79,29 +79,29 @@ def test_a_token_is_refused_after_sign_out_by_replicas_and_after_a_restart(
         assert outcome(refused) == "401 credential-invalid"
         assert refused.json()["detail"] == "This sign-in has ended; sign in again."
         assert outcome(replica.http(token).delete(SIGN_IN)) == "401 credential-invalid"
-        assert seen(replica, later) == "200", "another sign-in of the person goes on"
+        assert list_outcome(replica, later) == "200", "another sign-in of the person goes on"
     entries = replica.admin.get("/v1/audit").json()["items"]
     (entry,) = [entry for entry in entries if entry["event"] == "person-signed-out"]
     assert entry["actor"] == entry["subject"]
     assert entry["actor"].startswith("oidc_")
 
 
-def test_whoever_has_a_role_in_one_federation_can_sign_out(served: Served, provider: Provider) -> None:
+def test_people_of_a_single_federation_can_sign_out(served: Served, provider: Provider) -> None:
     ben = provider.token("ben")
     assert outcome(served.http(ben).delete(SIGN_IN)) == "204"
-    assert seen(served, ben) == "401 credential-invalid"
+    assert list_outcome(served, ben) == "401 credential-invalid"
 
 
-def test_tokens_of_the_coordinator_and_clients_do_not_sign_out(served: Served) -> None:
+def test_coordinator_tokens_and_clients_cannot_sign_out(served: Served) -> None:
     silo = served.enrol(served.federation(), "aster")
     for caller in (served.admin, served.person("auditor"), silo.http):
         assert outcome(caller.delete(SIGN_IN)) == "403 forbidden"
     assert outcome(served.http().delete(SIGN_IN)) == "401 auth-missing"
     assert outcome(served.admin.get("/v1/federations")) == "200"
-    assert rows(served) == 0
+    assert row_count(served) == 0
 
 
-def test_both_signatures_of_an_elliptic_curve_have_one_digest() -> None:
+def test_mirrored_ecdsa_signatures_have_one_digest() -> None:
     key = ec.generate_private_key(ec.SECP256R1())
     token = jwt.encode({"sub": "ada"}, key, "ES256")
     text, _, signature = token.rpartition(".")
@@ -127,7 +127,7 @@ def test_open_streams_end_with_the_sign_in(served: Served, provider: Provider) -
         assert not any("birch" in line for line in lines)
 
 
-def test_a_transaction_that_began_before_the_sign_out_is_refused(served: Served) -> None:
+def test_signed_out_people_are_refused_inside_a_transaction(served: Served) -> None:
     with served.database.write() as session:
         end = database_time(session) + timedelta(hours=1)
         ada = Person("oidc_a", "admin", "Ada", expires_at=end, token_digest="a" * 64)
@@ -142,7 +142,7 @@ def test_a_transaction_that_began_before_the_sign_out_is_refused(served: Served)
         assert still_valid(session, set(), people) == {credential_of(again)}
 
 
-def test_rows_are_deleted_once_the_token_expired_by_itself(served: Served, provider: Provider) -> None:
+def test_rows_of_expired_tokens_are_deleted(served: Served, provider: Provider) -> None:
     for _ in range(2):
         assert outcome(served.http(provider.token("ada")).delete(SIGN_IN)) == "204"
     with served.database.write() as session:
@@ -152,10 +152,10 @@ def test_rows_are_deleted_once_the_token_expired_by_itself(served: Served, provi
         session.execute(old.values(expires_at=past))
     assert sign_outs.delete_expired(served.database) == 1
     assert sign_outs.delete_expired(served.database) == 0
-    assert rows(served) == 1
+    assert row_count(served) == 1
 
 
-def test_the_command_signs_out_the_token_that_it_was_run_with(served: Served, provider: Provider) -> None:
+def test_the_sign_out_command_ends_its_own_token(served: Served, provider: Provider) -> None:
     app = Typer()
     cli.commands(app)
     token = provider.token("ada")
