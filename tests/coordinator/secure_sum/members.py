@@ -1,4 +1,4 @@
-"""Clients of a summed round over real HTTP: the agent's own protocol, step by step."""
+"""Clients of a summed round over HTTP, with the agent's own protocol, step by step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A session whose phases have closed, straight in a database: its sum waits to be opened."""
+"""Sessions with closed phases, stored directly in a database: their sums can be opened."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ AT_ONCE = timedelta(days=-1)
 PHASES: tuple[Phase, ...] = ("keys", "shares", "masked", "confirm", "unmask")
 
 
-class Stopped(Exception):
+class ServiceStopped(Exception):
     """The service stops."""
 
 
@@ -201,9 +201,9 @@ def _store_session(stored: Stored) -> None:
 
 
 def worker(database: Database, check: Callable[[], None] = lambda: None) -> SumWorker:
-    """Return a worker of this process; `check` may raise `Stopped`."""
+    """Return a worker of this process; `check` may raise `ServiceStopped`."""
     return SumWorker(
-        database, KEY, lease_seconds=LEASE_SECONDS, block_bytes=2**20, check=check, stopped=Stopped
+        database, KEY, lease_seconds=LEASE_SECONDS, block_bytes=2**20, check=check, stopped=ServiceStopped
     )
 
 

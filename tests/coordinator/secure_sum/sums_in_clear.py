@@ -1,4 +1,4 @@
-"""Publish a round whose clients send their inputs of the sum in clear, with known changes and losses."""
+"""Rounds whose clients send inputs of the sum without masks, with known changes and losses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sums over base models that alignment packs make comparable, and what ends with the packs."""
+"""Sums over aligned base models, and their restart when a pack is deleted."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def _federation(served: Served) -> str:
 
 
 @pytest.mark.slow
-def test_aligned_base_models_are_summed_and_begin_anew_without_the_pivots_pack(coordinator: Served) -> None:
+def test_deleting_the_pivots_pack_restarts_an_aligned_sum(coordinator: Served) -> None:
     federation_id = _federation(coordinator)
     silos = [coordinator.enrol(federation_id, f"s{i}", base_model=PIVOT) for i in range(2)]
     silos.append(coordinator.enrol(federation_id, "other", base_model=OTHER))
@@ -66,7 +66,7 @@ def test_aligned_base_models_are_summed_and_begin_anew_without_the_pivots_pack(c
         assert ready.status_code == 201, ready.text
 
 
-def test_base_models_of_different_alignment_sets_are_not_summed(coordinator: Served) -> None:
+def test_base_models_of_different_alignment_sets_are_refused(coordinator: Served) -> None:
     federation_id = _federation(coordinator)
     third = "tiny-m-bbbbbbbbbbbb"
     arrays = {"b0.q.A": np.full((2, 8), 0.5, np.float32), "b0.q.B": np.full((9, 2), 0.25, np.float32)}

@@ -1,4 +1,4 @@
-"""Counts over real HTTP before the sum of a strategy with groups: once per round, and for its manifest."""
+"""Counts before the sum of a strategy with groups, over HTTP: once per round, and its manifest of groups."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.coordinator.secure_sum.members import (
     SumClient,
     make_ready,
 )
-from tests.coordinator.secure_sum.test_sessions import play
+from tests.coordinator.secure_sum.test_sessions import send_all_steps
 from tests.secure_sum.forged_counts import forged_counts
 from tests.served import Served, slug
 from tests.taking_part import plan, running, values
@@ -35,7 +35,7 @@ GROUPS = ("x0", "x1", "x2", "reject")
 ALL, FEW = {"x0", "x1"}, {"x0", "x2"}
 
 
-def beside(_: object, layout: Layout) -> Layout:
+def with_experts(_: object, layout: Layout) -> Layout:
     return {f"x{expert}.{name}": shape for expert in (1, 2) for name, shape in layout.items()}
 
 
@@ -56,7 +56,7 @@ def bank(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         handed["joint"], handed["summed"] = joint.segments, list(total.segments)
         return iter(())
 
-    for name, fact in (("beside", beside), ("counts", counts)):
+    for name, fact in (("beside", with_experts), ("counts", counts)):
         monkeypatch.setattr(FedAvgOptions, name, fact)
     for name, method in (("groups", groups), ("step", step)):
         monkeypatch.setattr(fedavg.Strategy, name, method)
@@ -82,7 +82,7 @@ def counting(served: Served, uses: list[Collection[str]], *, attempts: int = 3, 
 def zeros_digest() -> str:
     shared = {name: np.zeros_like(tensor) for name, tensor in values(0.0).items()}
     layout = {name: zeros.shape for name, zeros in shared.items()}
-    state = shared | {name: np.zeros(shape, np.float32) for name, shape in beside(None, layout).items()}
+    state = shared | {name: np.zeros(shape, np.float32) for name, shape in with_experts(None, layout).items()}
     return values_digest(state, {name: state[name].shape for name in sorted(state)})
 
 
@@ -96,28 +96,28 @@ def in_session(scene: Scene, number: int) -> SumStatus:
     return wait_until(status)
 
 
-def play_all(scene: Scene) -> None:
+def send_all_messages(scene: Scene) -> None:
     """Let all clients send all steps of the session that goes on."""
     terms = scene.clients[0].terms
     assert terms is not None
     if terms.masking == "none":
         scene.step(MASKED)
     else:
-        play(scene)
+        send_all_steps(scene)
 
 
 def take_counts(scene: Scene) -> SumStatus:
     """Play the counts; return the status of the sum that follows, after its members accepted it."""
     scene.begin()
     assert all(client.terms is not None and client.terms.kind == "counts" for client in scene.clients)
-    play_all(scene)
+    send_all_messages(scene)
     status = in_session(scene, 2)
     scene.begin()
     return status
 
 
 @pytest.mark.parametrize("masking", ["pairwise", "none"])
-def test_a_sum_has_the_groups_with_enough_members(
+def test_sums_contain_only_groups_with_k_min_members(
     masking: str, coordinator: Served, bank: dict[str, Any]
 ) -> None:
     uses = [ALL, ALL, ALL, FEW, FEW]
@@ -129,7 +129,7 @@ def test_a_sum_has_the_groups_with_enough_members(
     assert status.counts.counted == sorted(client.silo.client_id for client in scene.clients)
     assert (status.kind, status.terms.counts, status.terms.lost) == ("sum", counts_digest(status.counts), 0)
     assert groups_of(status.terms.segments) == {"x1"}
-    play_all(scene)
+    send_all_messages(scene)
     scene.wait_for(lambda view: view["state"] == "published")
     view = scene.view()
     sessions = [(s["number"], s["kind"], s["state"]) for s in view["secure_sum"]["sessions"]]
@@ -142,9 +142,7 @@ def test_a_sum_has_the_groups_with_enough_members(
     assert bank["counted"] == GroupCounts(5, status.counts.groups)
 
 
-def test_a_member_lost_after_the_counts_shrinks_the_manifest(
-    coordinator: Served, bank: dict[str, Any]
-) -> None:
+def test_a_lost_member_shrinks_the_manifest_of_groups(coordinator: Served, bank: dict[str, Any]) -> None:
     """x1 has three counted members: any of them may be the absent one, so that it is not summed."""
     scene = counting(coordinator, [ALL, ALL, ALL, FEW, FEW, FEW, FEW], masking="none")
     before = take_counts(scene)
@@ -160,7 +158,7 @@ def test_a_member_lost_after_the_counts_shrinks_the_manifest(
     assert (after.terms.kind, after.terms.lost) == ("sum", 1)
     assert groups_of(after.terms.segments) == {"x2"}
     scene.begin()
-    play_all(scene)
+    send_all_messages(scene)
     view = scene.wait_for(lambda view: view["state"] == "published")
     sessions = [(s["kind"], s["state"], s["reason"]) for s in view["secure_sum"]["sessions"]]
     assert sessions == [
@@ -171,7 +169,7 @@ def test_a_member_lost_after_the_counts_shrinks_the_manifest(
     assert {name.partition(".")[0] for name in bank["summed"] if "." in name} == {"x2"}
 
 
-def test_only_who_confirmed_the_counts_is_in_the_sum(coordinator: Served, bank: dict[str, Any]) -> None:
+def test_members_of_a_sum_have_confirmed_the_counts(coordinator: Served, bank: dict[str, Any]) -> None:
     """The others do not know which clients were counted, and would refuse."""
     scene = counting(coordinator, [ALL, ALL, ALL, ALL, ALL, ALL, ALL])
     scene.begin()
@@ -180,14 +178,14 @@ def test_only_who_confirmed_the_counts_is_in_the_sum(coordinator: Served, bank: 
     gone = scene.clients.pop()
     removed = coordinator.admin.delete(f"/v1/federations/{scene.federation_id}/clients/{gone.silo.client_id}")
     assert removed.status_code == 204
-    play(scene, first=CONFIRM)
+    send_all_steps(scene, first=CONFIRM)
     status = in_session(scene, 2)
     assert status.terms is not None
     assert status.counts is not None
     assert (status.counts.members, status.terms.lost, len(status.terms.members)) == (7, 1, 6)
 
 
-def test_failed_sessions_count_for_both_kinds(coordinator: Served, bank: dict[str, Any]) -> None:
+def test_failed_counts_and_sums_share_the_attempts(coordinator: Served, bank: dict[str, Any]) -> None:
     scene = counting(coordinator, [ALL, ALL, ALL], attempts=1)
     take_counts(scene)
     gone = scene.clients.pop()
@@ -218,20 +216,20 @@ def test_spoilt_counts_abandon_the_round(coordinator: Served, bank: dict[str, An
     scene = counting_until_masked(coordinator)
     victim = scene.clients[0]
     victim.sent[MASKED] = forged(victim, [1, 1, 0, 0])
-    play(scene, first=MASKED)
+    send_all_steps(scene, first=MASKED)
     view = scene.wait_for(lambda view: view["state"] == "abandoned")
     assert view["reason"] == "sum-out-of-range"
 
 
 @pytest.mark.slow  # a phase of three seconds passes
-def test_member_without_proof_drops_out(coordinator: Served, bank: dict[str, Any]) -> None:
+def test_a_member_without_proof_drops_out(coordinator: Served, bank: dict[str, Any]) -> None:
     """It would have lifted the second expert from its two users over the minimum of three."""
     scene = counting_until_masked(coordinator, phase_seconds=3)
     liar = scene.clients.pop(0)
     refused = liar.put(MASKED, forged(liar, [1, 1, 3, 0]))
     assert (refused.status_code, slug(refused)) == (422, "masked-vector")
     assert "0 or 1" in refused.json()["detail"]
-    play(scene, first=MASKED)
+    send_all_steps(scene, first=MASKED)
     status = in_session(scene, 2)
     assert status.counts is not None
     assert status.terms is not None
@@ -239,7 +237,7 @@ def test_member_without_proof_drops_out(coordinator: Served, bank: dict[str, Any
     assert groups_of(status.terms.segments) == set()
 
 
-def test_count_in_clear_is_checked(coordinator: Served, bank: dict[str, Any]) -> None:
+def test_counts_in_clear_are_checked(coordinator: Served, bank: dict[str, Any]) -> None:
     scene = counting(coordinator, [ALL, ALL, FEW], masking="none")
     scene.begin()
     liar = scene.clients[0]

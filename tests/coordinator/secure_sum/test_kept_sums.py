@@ -1,4 +1,4 @@
-"""What becomes of totals and joint models when rounds are pruned, and of a live session in a backup."""
+"""Totals and joint models of pruned rounds, and live sessions in a backup."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.coordinator.secure_sum.stored import LEASE_SECONDS, ROUND, Stored, st
 AT_ONCE = timedelta(days=-1)
 
 
-def test_totals_and_joint_models_of_old_rounds_are_pruned(database: Database) -> None:
+def test_totals_and_old_joint_models_are_pruned(database: Database) -> None:
     stored = stored_session(database)
     stored.open()
     total = stored.session().total_payload_id
@@ -38,7 +38,7 @@ def test_totals_and_joint_models_of_old_rounds_are_pruned(database: Database) ->
     assert _payloads(database) == {joint[ROUND + 2], joint[ROUND + 3]}
 
 
-def test_the_last_joint_model_stays_however_many_rounds_follow(database: Database) -> None:
+def test_pruning_keeps_the_last_joint_model(database: Database) -> None:
     stored = stored_session(database)
     stored.open()
     joint = _publish(stored, ROUND)
@@ -60,7 +60,7 @@ def test_a_live_session_is_not_pruned(database: Database) -> None:
     assert np.array_equal(stored.total(), stored.played.expected())
 
 
-def test_a_sum_is_opened_from_a_backup_that_was_taken_meanwhile(tmp_path: Path, database: Database) -> None:
+def test_backups_of_live_sessions_open_their_sums(tmp_path: Path, database: Database) -> None:
     if not database.is_sqlite:
         return  # it has tools of its own
     stored = stored_session(database)

@@ -1,4 +1,4 @@
-"""A total is the exact sum of the inputs of those who were not lost, or the round has none."""
+"""Opening a sum: the total equals the sum of the counted inputs, or the round has none."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_the_total_is_the_sum_of_the_inputs(database: Database, masking: str, bl
     assert total.payload_id == stored.session().total_payload_id
 
 
-def test_members_who_stopped_are_dropped_or_counted_by_the_step_that_they_reached(database: Database) -> None:
+def test_the_last_step_decides_whether_members_are_counted(database: Database) -> None:
     stops = {0: 1, 1: 2, 2: 3, 3: 4}
     stored = stored_session(database, 14, stops=stops)
     assert stored.open() == 12
@@ -64,7 +64,7 @@ def test_members_who_stopped_are_dropped_or_counted_by_the_step_that_they_reache
         assert len(summed_total(session, stored.round_id).counted) == 12
 
 
-def test_a_member_that_was_revoked_after_its_vector_was_accepted_is_counted(database: Database) -> None:
+def test_a_member_revoked_after_its_vector_is_counted(database: Database) -> None:
     stored = stored_session(database)
     with database.write() as session:
         lock_federation(session, stored.federation_id)
@@ -75,7 +75,7 @@ def test_a_member_that_was_revoked_after_its_vector_was_accepted_is_counted(data
 
 
 @pytest.mark.parametrize("masking", ["pairwise", "none"])
-def test_a_spoilt_sum_abandons_the_round_and_pauses_the_federation(database: Database, masking: str) -> None:
+def test_an_out_of_range_sum_pauses_the_federation(database: Database, masking: str) -> None:
     stored = stored_session(database, masking=masking)
     spoil(stored)
     assert worker(database).open_next()
@@ -94,7 +94,7 @@ def test_a_spoilt_sum_abandons_the_round_and_pauses_the_federation(database: Dat
     assert not payload_ids(database)
 
 
-def test_shares_that_give_no_secret_abort_the_session_and_another_follows(database: Database) -> None:
+def test_inconsistent_shares_start_another_session(database: Database) -> None:
     """Those who sent their shares are spent; here the others are enough for another session."""
     stored = stored_session(database, 13, stops={n: 4 for n in range(4)})
     falsify(stored, holders=range(4, 13))
@@ -109,14 +109,14 @@ def test_shares_that_give_no_secret_abort_the_session_and_another_follows(databa
     assert not worker(database).open_next()
 
 
-def test_a_single_false_share_is_no_obstacle(database: Database) -> None:
+def test_a_sum_opens_despite_one_false_share(database: Database) -> None:
     stored = stored_session(database)
     falsify(stored, holders=[0])
     stored.open()
     assert np.array_equal(stored.total(), stored.played.expected())
 
 
-def test_without_another_session_the_round_is_abandoned(database: Database) -> None:
+def test_a_round_is_abandoned_without_another_session(database: Database) -> None:
     stored = stored_session(database, number=3)
     falsify(stored, holders=range(5))
     assert worker(database).open_next()
@@ -133,7 +133,7 @@ def test_an_unreadable_session_is_aborted(database: Database) -> None:
     assert (stored.session().state, stored.session().reason) == ("aborted", opening.OPENING_FAILED)
 
 
-def test_finishing_while_the_sum_is_opened_wins(database: Database) -> None:
+def test_finishing_the_federation_overrides_an_opening_sum(database: Database) -> None:
     stored = stored_session(database)
     claim = stored.claim()
     with database.write() as session:
@@ -147,7 +147,7 @@ def test_finishing_while_the_sum_is_opened_wins(database: Database) -> None:
     assert not payload_ids(database)
 
 
-def test_nothing_of_a_live_session_is_collected(database: Database) -> None:
+def test_payloads_of_live_sessions_are_not_collected(database: Database) -> None:
     stored = stored_session(database)
     claim = stored.claim()
 
@@ -181,7 +181,7 @@ def test_memory_does_not_grow_with_members_and_values(
 
 
 @pytest.mark.parametrize("phase", store.LIVE)
-def test_ending_a_federation_in_any_phase_deletes_the_messages(database: Database, phase: str) -> None:
+def test_finishing_a_federation_deletes_messages_of_its_session(database: Database, phase: str) -> None:
     stored = stored_session(database)
     with database.write() as session:
         session.get_one(SumSessionRow, stored.session_id).state = phase
@@ -195,7 +195,7 @@ def test_ending_a_federation_in_any_phase_deletes_the_messages(database: Databas
     assert claim_due(database, LEASE_SECONDS) is None
 
 
-def test_a_session_of_an_earlier_version_is_not_opened(database: Database) -> None:
+def test_sessions_of_an_earlier_version_are_aborted(database: Database) -> None:
     """After an upgrade its masks could not be removed; the round is abandoned, and the federation pauses."""
     stored = stored_session(database)
     with database.write() as session:

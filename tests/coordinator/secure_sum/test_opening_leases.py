@@ -1,4 +1,4 @@
-"""A total is committed once, by the holder of the lease, whoever dies when."""
+"""Leases of opening a sum: the holder commits the total once, despite crashes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.coordinator.secure_sum.stored import (
     AT_ONCE,
     KEY,
     LEASE_SECONDS,
-    Stopped,
+    ServiceStopped,
     payload_ids,
     spoil,
     stored_session,
@@ -30,11 +30,11 @@ from tests.coordinator.secure_sum.stored import (
 )
 
 
-class Killed(Exception):
+class WorkerKilled(Exception):
     """The worker is gone."""
 
 
-def test_one_worker_at_a_time_has_a_session(database: Database) -> None:
+def test_a_session_is_leased_to_one_worker(database: Database) -> None:
     stored = stored_session(database)
     first = stored.claim()
     assert claim_due(database, LEASE_SECONDS) is None
@@ -58,7 +58,7 @@ def test_one_worker_at_a_time_has_a_session(database: Database) -> None:
     assert payload_ids(database) == {stored.session().total_payload_id}
 
 
-def test_a_lease_is_extended_by_work_and_ends_with_release(database: Database) -> None:
+def test_a_lease_is_extended_until_its_release(database: Database) -> None:
     stored = stored_session(database)
     claim = stored.claim(0.2)
     lease = lease_of(database, claim, 90.0)
@@ -72,7 +72,7 @@ def test_a_lease_is_extended_by_work_and_ends_with_release(database: Database) -
     assert stored.claim().token != claim.token
 
 
-def test_the_only_replica_forgets_leases_at_its_start(database: Database) -> None:
+def test_starting_the_only_replica_expires_leases(database: Database) -> None:
     stored = stored_session(database)
     stored.claim()
     with database.write() as session:
@@ -81,11 +81,11 @@ def test_the_only_replica_forgets_leases_at_its_start(database: Database) -> Non
     assert stored.row().state == "closing"
 
 
-def test_a_service_that_stops_leaves_the_session_to_another(database: Database) -> None:
+def test_a_stopping_service_leaves_the_session_to_another(database: Database) -> None:
     stored = stored_session(database)
 
     def stop() -> None:
-        raise Stopped
+        raise ServiceStopped
 
     assert worker(database, check=stop).open_next()
     assert stored.session().state == "opening"
@@ -98,12 +98,12 @@ PLACES: list[Place] = ["sum-claim-written", "sum-claim-committed", "sum-block-st
 
 @pytest.mark.parametrize("place", [*PLACES, "sum-total-committed"])
 @pytest.mark.parametrize("masking", ["pairwise", "none"])
-def test_a_worker_that_dies_anywhere_is_followed_by_another(
+def test_a_crashed_workers_sum_is_opened_by_another(
     database: Database, place: Place, masking: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stored = stored_session(database, masking=masking, stops={2: 2})
     _die_at(monkeypatch, place)
-    with pytest.raises(Killed):
+    with pytest.raises(WorkerKilled):
         stored.open(block_bytes=160)
     monkeypatch.undo()
     if place == "sum-total-committed":
@@ -124,13 +124,13 @@ def test_a_worker_that_dies_anywhere_is_followed_by_another(
 
 
 @pytest.mark.parametrize("place", ["sum-abort-written", "sum-abort-committed"])
-def test_an_abort_that_dies_is_repeated(
+def test_an_interrupted_abort_is_repeated(
     database: Database, place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stored = stored_session(database)
     spoil(stored)
     _die_at(monkeypatch, place)
-    with pytest.raises(Killed):
+    with pytest.raises(WorkerKilled):
         worker(database).open_next()
     monkeypatch.undo()
     stored.expire()
@@ -142,7 +142,7 @@ def test_an_abort_that_dies_is_repeated(
 def _die_at(monkeypatch: pytest.MonkeyPatch, place: Place) -> None:
     def die(label: Place) -> None:
         if label == place:
-            raise Killed
+            raise WorkerKilled
 
     for module in (leases, opening):
         monkeypatch.setattr(module, "may_crash", die)

@@ -1,4 +1,4 @@
-"""A summed round over real HTTP, from join to publication: who may take part, and what all are served."""
+"""A summed round over HTTP, from join to publication: who may take part, and the served weights."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.served import PROFILE, Served, Silo, slug
 from tests.taking_part import running, scored, show, try_join, url, weights
 
 
-def test_a_summed_round_is_published_and_newcomers_begin_with_it(coordinator: Served) -> None:
+def test_members_and_newcomers_are_served_the_summed_model(coordinator: Served) -> None:
     federation_id, silos = running(coordinator, 4, **summed())
     changes = [0.4, -0.2, 0.6, 0.1]
     published = sum_up(coordinator, federation_id, silos, changes)
@@ -65,7 +65,7 @@ def _shows_means_only(
     assert (refused.status_code, slug(refused)) == (409, "secure-sum-required")
 
 
-def test_a_client_does_not_see_the_mean_of_two_others(coordinator: Served) -> None:
+def test_mean_scores_of_two_others_are_hidden(coordinator: Served) -> None:
     federation_id, silos = running(coordinator, 3, **summed(3))
     published = sum_up(coordinator, federation_id, silos, [0.1, 0.1, 0.1])
     assert published["scores"]["mean"]["loss"]["count"] == 3
@@ -74,7 +74,7 @@ def test_a_client_does_not_see_the_mean_of_two_others(coordinator: Served) -> No
     assert own["secure_sum"]["losses"] is None
 
 
-def test_scores_of_ones_own_are_sent_if_the_plan_says_so(coordinator: Served) -> None:
+def test_own_scores_are_accepted_if_the_plan_allows(coordinator: Served) -> None:
     federation_id, silos = running(coordinator, 3, **summed(3, scores="own"))
     assert try_join(silos[0], 1).status_code == 200
     sent = silos[0].http.put(url(silos[0], 1, "/scores"), json=scored({"loss": 1.0}))
@@ -87,9 +87,7 @@ def test_scores_of_ones_own_are_sent_if_the_plan_says_so(coordinator: Served) ->
     [{"roles": ["q"]}, {"base_model": "other-s-3f0c9a1b2c3d"}],
     ids=["other modules", "another base model"],
 )
-def test_who_cannot_be_added_to_the_others_does_not_join(
-    coordinator: Served, profile: dict[str, Any]
-) -> None:
+def test_clients_of_another_layout_cannot_join_a_sum(coordinator: Served, profile: dict[str, Any]) -> None:
     wanted = summed() | {"adapter": {"rank": 2, "blocks": 1, "roles": ["q", "v"]}}
     federation_id, silos = running(coordinator, 2, **wanted)
     other = coordinator.enrol(federation_id, "other", **profile)
@@ -104,7 +102,7 @@ def test_who_cannot_be_added_to_the_others_does_not_join(
     assert try_join(other, 1).status_code == 200
 
 
-def test_an_agent_that_would_send_in_clear_is_not_enrolled(coordinator: Served) -> None:
+def test_agents_without_secure_sums_are_not_enrolled(coordinator: Served) -> None:
     federation_id = coordinator.federation(**summed())
     token = coordinator.enrolment_token(federation_id, "one")
     refused = coordinator.try_enrol(token, "one", capabilities=[])

@@ -1,4 +1,4 @@
-"""`PUT .../ready`: who may say that it has trained, once, and what that changes in the round."""
+"""`PUT .../ready`: who may report readiness, once, and its effect on the round."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def put_ready(silo: Silo, base: str, values: str = VALUES, number: int = 1) -> h
     )
 
 
-def shown(served: Served, federation_id: str, number: int = 1) -> dict[str, Any]:
+def round_view(served: Served, federation_id: str, number: int = 1) -> dict[str, Any]:
     view: dict[str, Any] = served.admin.get(f"/v1/federations/{federation_id}/rounds/{number}").json()
     return view
 
@@ -51,7 +51,7 @@ def states(view: dict[str, Any]) -> list[str]:
     return sorted(client["state"] for client in view["clients"])
 
 
-def test_a_round_is_summed_once_all_are_ready(coordinator: Served) -> None:
+def test_a_round_is_summed_after_all_are_ready(coordinator: Served) -> None:
     federation_id, silos = running(coordinator, 2, **summed())
     bases = [join(silo) for silo in silos]
     first = put_ready(silos[0], bases[0])
@@ -59,13 +59,13 @@ def test_a_round_is_summed_once_all_are_ready(coordinator: Served) -> None:
     assert first.json()["client"] == silos[0].client_id
     again = put_ready(silos[0], bases[0])
     assert (again.status_code, again.json()) == (200, first.json())
-    view = shown(coordinator, federation_id)
+    view = round_view(coordinator, federation_id)
     assert view["state"] == "collecting"
     assert states(view) == ["joined", "ready"]
     assert view["counts"] == {"joined": 2, "arrived": 1, "late": 0, "dropped": 0, "rejected": 0}
     assert silos[0].http.get(f"/v1/federations/{federation_id}/rounds/current").status_code == 204
     assert put_ready(silos[1], bases[1]).status_code == 201
-    view = shown(coordinator, federation_id)
+    view = round_view(coordinator, federation_id)
     assert view["state"] == "summing"
     assert {"open", "collecting", "summing"} <= set(view["seconds"])
     assert view["clients"][0]["received_at"] is not None
@@ -75,7 +75,7 @@ def test_a_round_is_summed_once_all_are_ready(coordinator: Served) -> None:
     assert (closed.status_code, slug(closed)) == (409, "round-closed")
 
 
-def test_other_weights_than_all_were_served_are_refused(coordinator: Served) -> None:
+def test_readiness_from_other_weights_is_refused(coordinator: Served) -> None:
     _, silos = running(coordinator, 2, **summed())
     base = join(silos[0])
     other_base, other_values = put_ready(silos[0], OTHER), put_ready(silos[0], base, OTHER)
@@ -84,7 +84,7 @@ def test_other_weights_than_all_were_served_are_refused(coordinator: Served) -> 
     assert put_ready(silos[0], base).status_code == 201
 
 
-def test_only_who_has_joined_an_open_round_is_ready(coordinator: Served) -> None:
+def test_readiness_needs_a_join_of_an_open_round(coordinator: Served) -> None:
     federation_id, silos = running(coordinator, 3, **summed())
     bases = [join(silo) for silo in silos[:2]]
     absent = put_ready(silos[2], bases[0])
@@ -96,32 +96,32 @@ def test_only_who_has_joined_an_open_round_is_ready(coordinator: Served) -> None
     assert put_ready(silos[2], base).status_code == 401
     for silo, own in zip(silos[:2], bases, strict=True):
         assert put_ready(silo, own).status_code == 201
-    assert shown(coordinator, federation_id)["state"] == "summing"
+    assert round_view(coordinator, federation_id)["state"] == "summing"
 
 
-def test_who_comes_after_the_deadline_is_late(coordinator: Served) -> None:
+def test_readiness_after_the_deadline_is_late(coordinator: Served) -> None:
     wanted = summed() | {"rounds": PLAN["rounds"] | {"min_clients": 3, "quorum": 2, "collect_seconds": 1}}
     federation_id, silos = running(coordinator, 3, **wanted)
     bases = [join(silo) for silo in silos]
     for silo, base in zip(silos[:2], bases, strict=False):
         assert put_ready(silo, base).status_code == 201
-    wait_until(lambda: shown(coordinator, federation_id)["state"] == "summing")
+    wait_until(lambda: round_view(coordinator, federation_id)["state"] == "summing")
     for _ in range(2):
         late = put_ready(silos[2], bases[2])
         assert (late.status_code, slug(late)) == (409, "round-closed")
-    assert states(shown(coordinator, federation_id)) == ["late", "ready", "ready"]
+    assert states(round_view(coordinator, federation_id)) == ["late", "ready", "ready"]
 
 
-def test_a_revoked_client_is_not_ready_any_more(coordinator: Served) -> None:
+def test_a_revoked_client_does_not_count_as_ready(coordinator: Served) -> None:
     federation_id, silos = running(coordinator, 3, **summed())
     bases = [join(silo) for silo in silos]
     for silo, base in zip(silos[:2], bases, strict=False):
         assert put_ready(silo, base).status_code == 201
     coordinator.admin.delete(f"/v1/federations/{federation_id}/clients/{silos[0].client_id}")
-    view = shown(coordinator, federation_id)
+    view = round_view(coordinator, federation_id)
     assert (view["state"], states(view)) == ("collecting", ["joined", "ready", "revoked"])
     assert put_ready(silos[2], bases[2]).status_code == 201
-    assert shown(coordinator, federation_id)["state"] == "summing"
+    assert round_view(coordinator, federation_id)["state"] == "summing"
 
 
 def test_an_organisation_has_one_client_in_a_sum(coordinator: Served) -> None:
@@ -137,10 +137,10 @@ def test_an_organisation_has_one_client_in_a_sum(coordinator: Served) -> None:
     coordinator.admin.delete(f"/v1/federations/{federation_id}/clients/{colleagues[0].client_id}")
     assert put_ready(colleagues[1], bases[1]).status_code == 201
     assert put_ready(silos[0], join(silos[0])).status_code == 201
-    assert shown(coordinator, federation_id)["state"] == "summing"
+    assert round_view(coordinator, federation_id)["state"] == "summing"
 
 
-def test_an_organisation_may_have_several_clients_if_the_plan_says_so(coordinator: Served) -> None:
+def test_plans_may_allow_several_clients_per_organisation(coordinator: Served) -> None:
     federation_id = coordinator.federation(**summed(one_per_organisation=False))
     colleagues = [coordinator.enrol(federation_id, f"clinic-{n}", organisation="clinic") for n in range(2)]
     coordinator.admin.post(f"/v1/federations/{federation_id}/start")
@@ -149,13 +149,13 @@ def test_an_organisation_may_have_several_clients_if_the_plan_says_so(coordinato
         assert put_ready(silo, base).status_code == 201
 
 
-def test_a_federation_that_sums_nothing_wants_updates(coordinator: Served) -> None:
+def test_readiness_is_refused_without_a_secure_sum(coordinator: Served) -> None:
     _, silos = running(coordinator, 2)
     refused = put_ready(silos[0], join(silos[0]))
     assert (refused.status_code, slug(refused)) == (409, "no-secure-sum")
 
 
-def test_an_update_to_a_sum_is_refused_before_its_body_is_read(coordinator: Served) -> None:
+def test_summed_rounds_refuse_updates_before_the_body(coordinator: Served) -> None:
     _, silos = running(coordinator, 2, **summed())
     join(silos[0])
     refused = silos[0].http.put(url(silos[0], 1, "/update"), content=b"not even an adapter")
@@ -173,7 +173,7 @@ def test_a_client_of_another_format_is_refused(coordinator: Served) -> None:
     assert put_ready(silos[0], base).status_code == 201
 
 
-def test_an_upgraded_member_may_join_with_the_profile_of_its_enrolment() -> None:
+def test_members_of_earlier_formats_may_join() -> None:
     profile = Profile.model_validate(PROFILE)
     for capabilities in (["secure-sum-1"], ["secure-sum-2"], ["secure-sum-3"]):
         check_enrolled_capability(profile.model_copy(update={"capabilities": capabilities}))
@@ -184,7 +184,7 @@ def test_an_upgraded_member_may_join_with_the_profile_of_its_enrolment() -> None
 @pytest.mark.parametrize(
     "body", [{}, {"base": OTHER, "values": OTHER}, {"base": "x", "values": OTHER, "format": "x"}]
 )
-def test_a_body_that_is_no_request_is_refused(coordinator: Served, body: dict[str, str]) -> None:
+def test_a_malformed_readiness_body_is_refused(coordinator: Served, body: dict[str, str]) -> None:
     _, silos = running(coordinator, 2, **summed())
     join(silos[0])
     refused = silos[0].http.put(url(silos[0], 1, "/ready"), json=body)

@@ -17,7 +17,7 @@ PHASES_OF_A_SESSION = 7  # it opens, five phases close, it ends
 
 
 @pytest.mark.slow
-def test_all_messages_are_sent_to_both_at_once(
+def test_concurrent_messages_are_stored_once_by_two_replicas(
     serve: Callable[..., Served], fresh_postgres: Callable[[], str]
 ) -> None:
     url = fresh_postgres()
@@ -39,7 +39,7 @@ def test_all_messages_are_sent_to_both_at_once(
 
 
 @pytest.mark.slow
-def test_a_deadline_is_seen_by_both_and_one_session_follows(
+def test_two_replicas_open_one_session_after_a_deadline(
     serve: Callable[..., Served], fresh_postgres: Callable[[], str]
 ) -> None:
     url = fresh_postgres()

@@ -1,4 +1,4 @@
-"""A coordinator that is killed in a phase goes on where it was: nothing of a session is in memory."""
+"""A coordinator that is killed in a phase continues it after a restart."""
 
 from __future__ import annotations
 
@@ -54,9 +54,7 @@ def _move(scene: Scene, served: ServedProcess) -> None:
 
 
 @pytest.mark.slow
-def test_a_coordinator_is_killed_within_each_phase(
-    start: Start, fresh_database: Callable[[str], str]
-) -> None:
+def test_a_sum_survives_kills_in_its_phases(start: Start, fresh_database: Callable[[str], str]) -> None:
     url = fresh_database("sqlite")
     scene = summing(start(url), MEMBERS)
     scene.begin()
@@ -76,7 +74,7 @@ def test_a_coordinator_is_killed_within_each_phase(
 @pytest.mark.slow
 @pytest.mark.parametrize("step", [MASKED, UNMASK])
 @pytest.mark.parametrize("place", ["sum-message-written", "sum-message-committed"])
-def test_the_last_message_of_a_phase_is_cut_off(
+def test_a_sum_survives_an_interrupted_last_message(
     start: Start, fresh_database: Callable[[str], str], place: Place, step: int
 ) -> None:
     url = fresh_database("sqlite")

@@ -1,4 +1,4 @@
-"""Sessions over real HTTP, with the agent's own protocol as members: complete, with drop-outs, aborted."""
+"""Sessions over HTTP, with members that run the agent's protocol: complete, with drop-outs, aborted."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ STEPS = (KEYS, SHARES, MASKED, CONFIRM, UNMASK)
 PHASES = ("keys", "shares", "masked", "confirm", "unmask")
 
 
-def play(scene: Scene, stops: dict[int, int] | None = None, *, first: int = KEYS) -> None:
+def send_all_steps(scene: Scene, stops: dict[int, int] | None = None, *, first: int = KEYS) -> None:
     """Let all clients send all steps; a client stops at the step that `stops` has for its position."""
     for step in STEPS[first:]:
         stopped = [position for position, at in (stops or {}).items() if at <= step]
@@ -33,10 +33,10 @@ def play(scene: Scene, stops: dict[int, int] | None = None, *, first: int = KEYS
             going.answer(step)  # the phase closes at its deadline
 
 
-def test_all_members_answer_and_the_total_is_exact(coordinator: Served) -> None:
+def test_the_total_of_a_complete_session_is_exact(coordinator: Served) -> None:
     scene = summing(coordinator)
     scene.begin()
-    play(scene)
+    send_all_steps(scene)
     assert np.array_equal(scene.total(), scene.expected())
     view = scene.view()
     (session,) = view["secure_sum"]["sessions"]
@@ -57,10 +57,10 @@ def test_all_members_answer_and_the_total_is_exact(coordinator: Served) -> None:
     )
 
 
-def test_people_see_sessions_in_events_and_audit(coordinator: Served) -> None:
+def test_sessions_are_shown_in_events_and_audit(coordinator: Served) -> None:
     scene = summing(coordinator)
     scene.begin()
-    play(scene)
+    send_all_steps(scene)
     scene.total()
     query = f"SELECT data FROM events WHERE federation_id = '{scene.federation_id}' AND kind = 'sum'"
     states = [str(data) for (data,) in scene.rows(f"{query} ORDER BY number")]
@@ -74,7 +74,7 @@ def test_people_see_sessions_in_events_and_audit(coordinator: Served) -> None:
     assert shown == [("sum-session-opened", "coordinator"), ("sum-session-done", "coordinator")]
 
 
-def test_without_masks_the_same_inputs_give_the_same_total(coordinator: Served) -> None:
+def test_masked_and_plain_totals_are_equal(coordinator: Served) -> None:
     masked, plain = summing(coordinator), summing(coordinator, masking="none")
     masked.begin()
     for client, other in zip(plain.clients, masked.clients, strict=True):
@@ -84,17 +84,17 @@ def test_without_masks_the_same_inputs_give_the_same_total(coordinator: Served) 
     assert status is not None
     assert status.step == "masked"
     plain.step(MASKED)
-    play(masked)
+    send_all_steps(masked)
     assert np.array_equal(plain.total(), masked.total())
     assert plain.view()["secure_sum"]["sessions"][0]["answered"] == {"masked": 5}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("step", STEPS)
-def test_a_member_may_stop_at_any_step(coordinator: Served, step: int) -> None:
+def test_a_sum_succeeds_without_a_stopped_member(coordinator: Served, step: int) -> None:
     scene = summing(coordinator, phase_seconds=3)
     scene.begin()
-    play(scene, {2: step})
+    send_all_steps(scene, {2: step})
     counted = range(5) if step > MASKED else (0, 1, 3, 4)
     assert np.array_equal(scene.total(), scene.expected(counted))
     states = {client["state"] for client in scene.view()["clients"]}
@@ -103,9 +103,7 @@ def test_a_member_may_stop_at_any_step(coordinator: Served, step: int) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("step", [KEYS, MASKED, CONFIRM])
-def test_a_session_with_too_few_answers_is_followed_by_one_of_the_living(
-    coordinator: Served, step: int
-) -> None:
+def test_members_that_answered_form_the_next_session(coordinator: Served, step: int) -> None:
     scene = summing(coordinator, phase_seconds=3)
     scene.begin()
     for earlier in STEPS[:step]:
@@ -114,7 +112,7 @@ def test_a_session_with_too_few_answers_is_followed_by_one_of_the_living(
     scene.wait_for(lambda view: len(view["secure_sum"]["sessions"]) == 2)
     scene.clients = [client for client in scene.clients if client.position not in (1, 3)]
     scene.begin()
-    play(scene)
+    send_all_steps(scene)
     assert np.array_equal(scene.total(), scene.expected())
     first, second = scene.view()["secure_sum"]["sessions"]
     assert (first["state"], first["reason"]) == ("aborted", f"too few members answered step {PHASES[step]}")
@@ -122,18 +120,18 @@ def test_a_session_with_too_few_answers_is_followed_by_one_of_the_living(
 
 
 @pytest.mark.slow
-def test_who_was_too_slow_is_asked_once_more_if_the_living_are_too_few(coordinator: Served) -> None:
+def test_slow_members_join_the_next_session_if_needed(coordinator: Served) -> None:
     scene = summing(coordinator, minimum=5, phase_seconds=3)
     scene.begin()
     scene.step(KEYS, stop=[4])
     scene.wait_for(lambda view: len(view["secure_sum"]["sessions"]) == 2)
     scene.begin()
-    play(scene)
+    send_all_steps(scene)
     assert np.array_equal(scene.total(), scene.expected())
 
 
 @pytest.mark.slow
-def test_after_the_last_attempt_the_round_is_abandoned_and_the_federation_pauses(coordinator: Served) -> None:
+def test_the_last_failed_attempt_pauses_the_federation(coordinator: Served) -> None:
     scene = summing(coordinator, phase_seconds=3, attempts=2)
     scene.begin()
     view = scene.wait_for(lambda view: view["state"] == "abandoned")
@@ -148,10 +146,10 @@ def test_after_the_last_attempt_the_round_is_abandoned_and_the_federation_pauses
 
 
 @pytest.mark.slow
-def test_who_has_unmasked_takes_part_in_no_other_session(coordinator: Served) -> None:
+def test_members_that_unmasked_join_no_further_session(coordinator: Served) -> None:
     scene = summing(coordinator, phase_seconds=3)
     scene.begin()
-    play(scene, {0: UNMASK, 1: UNMASK, 2: UNMASK})  # two of five answered, four are needed
+    send_all_steps(scene, {0: UNMASK, 1: UNMASK, 2: UNMASK})  # two of five answered, four are needed
     spent = scene.rows(
         "SELECT client_id FROM sum_members WHERE spent AND session_id IN"
         " (SELECT id FROM sum_sessions WHERE {ours}) ORDER BY position"
@@ -170,7 +168,7 @@ def test_who_has_unmasked_takes_part_in_no_other_session(coordinator: Served) ->
 
 
 @pytest.mark.slow
-def test_a_revoked_member_is_not_waited_for(coordinator: Served) -> None:
+def test_a_session_does_not_wait_for_revoked_members(coordinator: Served) -> None:
     scene = summing(coordinator, 7)
     scene.begin()
     for step in (KEYS, SHARES):
@@ -181,7 +179,7 @@ def test_a_revoked_member_is_not_waited_for(coordinator: Served) -> None:
     assert removed.status_code == 204
     assert gone.put(MASKED, before).status_code == 401
     assert gone.get(SHARES).status_code == 401
-    play(scene, first=MASKED)
+    send_all_steps(scene, first=MASKED)
     assert np.array_equal(scene.total(), scene.expected())
 
 

@@ -1,4 +1,4 @@
-"""Each message of a step: stored once, refused with the reason if it is wrong, late, or somebody else's."""
+"""Messages of the steps: stored once, and refused with the reason if wrong, late or foreign."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def at_step(served: Served, step: int, clients: int = 4) -> Scene:
 
 
 @pytest.mark.parametrize("step", range(5))
-def test_the_same_bytes_are_stored_once_and_other_bytes_never(coordinator: Served, step: int) -> None:
+def test_a_step_message_is_stored_once_and_fixed(coordinator: Served, step: int) -> None:
     scene = at_step(coordinator, step)
     client = scene.clients[0]
     first, again = client.put(step), client.put(step)
@@ -36,13 +36,13 @@ def test_the_same_bytes_are_stored_once_and_other_bytes_never(coordinator: Serve
     assert conflict.json()["accepted"] == first.json()["digest"]
 
 
-def test_a_message_is_repeated_after_its_phase_has_closed(coordinator: Served) -> None:
+def test_a_message_may_be_repeated_after_its_phase(coordinator: Served) -> None:
     scene = at_step(coordinator, CONFIRM)
     for step in (KEYS, SHARES, MASKED):
         assert scene.clients[1].put(step).status_code == 200
 
 
-def test_another_step_or_session_is_told_which_one_goes_on(coordinator: Served) -> None:
+def test_phase_errors_name_the_current_session_and_step(coordinator: Served) -> None:
     scene = at_step(coordinator, SHARES)
     client = scene.clients[0]
     early = client.put(CONFIRM, ConfirmStep(signature="AAAA").model_dump_json().encode())
@@ -55,7 +55,7 @@ def test_another_step_or_session_is_told_which_one_goes_on(coordinator: Served) 
 
 
 @pytest.mark.slow
-def test_a_masked_vector_that_comes_late_is_never_stored(coordinator: Served) -> None:
+def test_a_late_masked_vector_is_not_stored(coordinator: Served) -> None:
     scene = summing(coordinator, 5, phase_seconds=3)
     scene.begin()
     scene.step(KEYS)
@@ -89,7 +89,7 @@ def test_a_longer_vector_is_not_read(coordinator: Served) -> None:
     assert refused.json()["limit"] == len(client.message(MASKED))
 
 
-def test_only_members_of_the_session_send_and_read(coordinator: Served) -> None:
+def test_only_members_of_a_session_use_it(coordinator: Served) -> None:
     scene = at_step(coordinator, SHARES)
     outside = SumClient(coordinator.enrol(scene.federation_id, "outside"), 1, terms=scene.clients[0].terms)
     for answer in (outside.put(SHARES, scene.clients[0].message(SHARES)), outside.get(KEYS)):
@@ -99,7 +99,7 @@ def test_only_members_of_the_session_send_and_read(coordinator: Served) -> None:
     assert (status.session, status.step, status.terms) == (1, "shares", None)
 
 
-def test_a_reader_gets_its_own_ciphertexts_only(coordinator: Served) -> None:
+def test_members_read_only_their_own_ciphertexts(coordinator: Served) -> None:
     scene = at_step(coordinator, MASKED)
     sent = [SharesStep.model_validate_json(client.message(SHARES)) for client in scene.clients]
     for reader, client in enumerate(scene.clients):

@@ -1,4 +1,4 @@
-"""A thief who has the whole database at every commit, and keeps all of it, opens the input of nobody."""
+"""A thief with copies of the database at all commits cannot open the input of a member."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def thief_at_every_commit() -> Iterator[Thief]:
 
 
 @pytest.mark.slow
-def test_a_thief_of_every_state_of_a_sum_has_nobodys_input(coordinator: Served) -> None:
+def test_stolen_states_of_a_sum_hide_inputs(coordinator: Served) -> None:
     with thief_at_every_commit() as thief:
         scene = summing(coordinator)
         thief.federation_id = scene.federation_id
@@ -104,7 +104,7 @@ def test_a_thief_of_every_state_of_a_sum_has_nobodys_input(coordinator: Served) 
 
 
 @pytest.mark.slow
-def test_a_member_that_was_lost_is_not_opened_either(coordinator: Served) -> None:
+def test_stolen_states_hide_a_lost_members_input(coordinator: Served) -> None:
     """Shares of its mask key are stored, and never its vector: it comes too late, and is refused."""
     with thief_at_every_commit() as thief:
         scene = summing(coordinator, 8, phase_seconds=6)
@@ -128,7 +128,7 @@ def test_a_member_that_was_lost_is_not_opened_either(coordinator: Served) -> Non
 
 
 @pytest.mark.slow
-def test_two_sessions_of_the_same_inputs_open_nothing(coordinator: Served) -> None:
+def test_stolen_states_of_two_sessions_hide_inputs(coordinator: Served) -> None:
     with thief_at_every_commit() as thief:
         scene = summing(coordinator, phase_seconds=6)
         thief.federation_id = scene.federation_id
@@ -148,7 +148,7 @@ def test_two_sessions_of_the_same_inputs_open_nothing(coordinator: Served) -> No
     assert not [secret for secrets in first for secret in secrets if secret in stored]
 
 
-def test_inputs_that_were_sent_in_clear_leave_with_the_session(coordinator: Served) -> None:
+def test_inputs_in_clear_are_deleted_with_their_session(coordinator: Served) -> None:
     with thief_at_every_commit() as thief:
         scene = summing(coordinator, masking="none")
         thief.federation_id = scene.federation_id
