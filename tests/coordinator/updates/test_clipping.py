@@ -1,4 +1,4 @@
-"""A clip norm speaks of what was learnt: an ordinary LoRA's drawn A is not scaled down with it."""
+"""The clip norm limits the change of an update: the drawn A of a LoRA is not scaled."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def lora_silo(coordinator: Served, recipe: RecipeName, **limits: float) -> Silo:
     return silos[0]
 
 
-def learnt(length: float) -> Tensors:
+def random_change(length: float) -> Tensors:
     """Make what is to be added to the start, of this L2 norm altogether."""
     rng = np.random.default_rng(1)
     drawn = {name: rng.normal(size=v.shape).astype(np.float32) for name, v in START.items()}
@@ -39,12 +39,10 @@ def learnt(length: float) -> Tensors:
 
 
 @pytest.mark.parametrize("recipe", ["dense", "int8_own_last"])
-def test_what_was_learnt_is_scaled_to_the_clip_norm_and_the_start_stays(
-    coordinator: Served, recipe: RecipeName
-) -> None:
+def test_clipping_scales_the_change_from_the_start(coordinator: Served, recipe: RecipeName) -> None:
     silo = lora_silo(coordinator, recipe, clip_norm=0.5)
     base = join(silo, 1)
-    state = {name: START[name] + values for name, values in learnt(2.0).items()}
+    state = {name: START[name] + values for name, values in random_change(2.0).items()}
     if recipe == "dense":
         body, expected = update_body(silo, 1, base, state), state
     else:
@@ -57,10 +55,10 @@ def test_what_was_learnt_is_scaled_to_the_clip_norm_and_the_start_stays(
         np.testing.assert_allclose(values, (expected[name] - START[name]) / 4, atol=2e-3)
 
 
-def test_an_update_that_is_long_only_by_its_drawn_a_is_not_clipped(coordinator: Served) -> None:
+def test_the_drawn_a_does_not_count_for_clipping(coordinator: Served) -> None:
     silo = lora_silo(coordinator, "dense", clip_norm=0.5)
     assert np.linalg.norm(START["l0.q.A"]) > 0.5
-    state = {name: START[name] + values for name, values in learnt(0.4).items()}
+    state = {name: START[name] + values for name, values in random_change(0.4).items()}
     receipt = put(silo, 1, update_body(silo, 1, join(silo, 1), state)).json()
     assert receipt["clipped"] is False
     for name, values in last_update(silo, layout_for(silo)).items():

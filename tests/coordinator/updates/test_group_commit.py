@@ -1,4 +1,4 @@
-"""Updates that are ready at the same time share a commit, and each thread gets its own result."""
+"""Group commit: concurrent updates share a commit, and each thread gets its own result."""
 
 from __future__ import annotations
 
@@ -64,21 +64,21 @@ def _run_all(
     return [first, *later]
 
 
-def test_who_comes_while_another_is_served_is_served_with_all_who_wait(pool: ThreadPoolExecutor) -> None:
+def test_waiting_calls_run_in_one_batch(pool: ThreadPoolExecutor) -> None:
     counter = Counter()
     answers = _run_all(GroupCommit(max_leaders=1, max_batch=16), counter, pool, range(8))
     assert [answer.result(20) for answer in answers] == [2 * number for number in range(8)]
     assert [sorted(batch) for batch in counter.batches] == [[0], [*range(1, 8)]]
 
 
-def test_no_more_are_served_together_than_may_be(pool: ThreadPoolExecutor) -> None:
+def test_batches_have_a_maximum_size(pool: ThreadPoolExecutor) -> None:
     counter = Counter()
     answers = _run_all(GroupCommit(max_leaders=1, max_batch=3), counter, pool, range(8))
     assert [answer.result(20) for answer in answers] == [2 * number for number in range(8)]
     assert [len(batch) for batch in counter.batches] == [1, 3, 3, 1]
 
 
-def test_what_fails_for_several_is_done_for_each_alone(pool: ThreadPoolExecutor) -> None:
+def test_a_failed_batch_is_repeated_call_by_call(pool: ThreadPoolExecutor) -> None:
     counter = Counter()
     first, *later = _run_all(GroupCommit(max_leaders=1, max_batch=16), counter, pool, [0, 11, 12, 13, 14])
     assert first.result(20) == 0
@@ -88,7 +88,7 @@ def test_what_fails_for_several_is_done_for_each_alone(pool: ThreadPoolExecutor)
     assert sorted(map(len, counter.batches)) == [1, 1, 1, 1, 1, 4]
 
 
-def test_who_is_alone_and_fails_leaves_the_line_to_the_next(pool: ThreadPoolExecutor) -> None:
+def test_a_failed_single_call_frees_the_queue(pool: ThreadPoolExecutor) -> None:
     counter, group_commit = Counter(), GroupCommit(max_leaders=1, max_batch=16)
     answers = _run_all(group_commit, counter, pool, [13, 1])
     with pytest.raises(ArithmeticError):
@@ -97,7 +97,7 @@ def test_who_is_alone_and_fails_leaves_the_line_to_the_next(pool: ThreadPoolExec
     assert group_commit._queues == {}
 
 
-def test_several_serve_at_the_same_time_but_no_more_than_may(pool: ThreadPoolExecutor) -> None:
+def test_concurrent_leaders_have_a_maximum(pool: ThreadPoolExecutor) -> None:
     counter, group_commit = Counter(), GroupCommit(max_leaders=3, max_batch=2)
     answers = [pool.submit(group_commit.run, "line", number, counter.double) for number in range(20, 40)]
     wait_until(lambda: counter.at_once == 3 and len(group_commit._queues["line"].waiting) == 17)
@@ -107,7 +107,7 @@ def test_several_serve_at_the_same_time_but_no_more_than_may(pool: ThreadPoolExe
     assert group_commit._queues == {}
 
 
-def test_whose_turn_does_not_come_is_sent_away_and_the_others_are_served(
+def test_a_call_that_waits_too_long_is_refused(
     pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(group_commit_module, "_MAX_WAIT_SECONDS", 0.2)
@@ -122,9 +122,7 @@ def test_whose_turn_does_not_come_is_sent_away_and_the_others_are_served(
     assert counter.batches == [[1], [3]]
 
 
-def test_who_is_being_served_is_not_sent_away(
-    pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_running_call_does_not_time_out(pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(group_commit_module, "_MAX_WAIT_SECONDS", 0.2)
     group_commit, numbers = GroupCommit(max_leaders=1, max_batch=2), Counter()
 
@@ -152,9 +150,7 @@ def test_queues_do_not_wait_for_each_other(pool: ThreadPoolExecutor) -> None:
 
 
 @pytest.mark.slow
-def test_of_updates_that_are_kept_together_each_gets_its_own_answer(
-    coordinator: Served, pool: ThreadPoolExecutor
-) -> None:
+def test_updates_of_one_commit_get_their_own_answers(coordinator: Served, pool: ThreadPoolExecutor) -> None:
     federation_id, silos = running(coordinator, 12, **plan(rounds={"min_clients": 12, "total": 1}))
     bodies = [update_body(silo, 1, join(silo, 1), values(float(place))) for place, silo in enumerate(silos)]
     revoked = silos[5].client_id
@@ -178,7 +174,7 @@ def test_of_updates_that_are_kept_together_each_gets_its_own_answer(
 
 
 @pytest.mark.slow
-def test_two_who_keep_the_same_bytes_in_another_order_do_not_wait_for_each_other_for_ever(
+def test_storing_payloads_in_opposite_orders_does_not_deadlock(
     postgres_database: Database, pool: ThreadPoolExecutor
 ) -> None:
     """On SQLite one writes at a time anyhow."""

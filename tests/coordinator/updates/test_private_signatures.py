@@ -1,4 +1,4 @@
-"""Signatures under differential privacy: longer than the clip is refused, what was spent is shown."""
+"""Sketches under differential privacy: a vector longer than the clip is refused, and epsilon is shown."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PRIVATE = plan(
 )
 
 
-def test_a_signature_that_nobody_clipped_is_refused_where_the_plan_is_private(coordinator: Served) -> None:
+def test_private_plans_refuse_unclipped_sketches(coordinator: Served) -> None:
     for settings, status in ((PRIVATE, 422), (plan(), 201)):
         _, silos = running(coordinator, **settings)
         base = join(silos[0], 1)
@@ -31,7 +31,7 @@ def test_a_signature_that_nobody_clipped_is_refused_where_the_plan_is_private(co
         )
 
 
-def test_what_clients_have_spent_is_shown_and_need_not_be_said(coordinator: Served) -> None:
+def test_reported_epsilon_of_sketches_is_optional_and_shown(coordinator: Served) -> None:
     federation_id, silos = running(coordinator, **PRIVATE)
     for silo, spent in zip(silos, ({"signature_epsilon": 0.75}, {}), strict=True):
         base = join(silo, 1)

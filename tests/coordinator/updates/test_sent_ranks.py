@@ -1,4 +1,4 @@
-"""Under CA-PFL a client chooses among ranks: the coordinator counts those that an update has values of."""
+"""Ranks sent under CA-PFL: the coordinator counts the ranks with values in each update."""
 
 from __future__ import annotations
 
@@ -29,41 +29,41 @@ def served(serve: Callable[..., Served], database_url: str) -> Served:
     return serve(database_url, tick_seconds=0.05)
 
 
-def running(served: Served, **plan: Any) -> list[Silo]:
+def start_federation(served: Served, **plan: Any) -> list[Silo]:
     federation_id = served.federation(**PLAN | plan)
     silos = [served.enrol(federation_id, name, **FORM) for name in ("aster", "birch", "cedar")]
     assert served.admin.post(f"/v1/federations/{federation_id}/start").is_success
     return silos
 
 
-def learnt(silo: Silo) -> Tensors:
+def random_update(silo: Silo) -> Tensors:
     rng = np.random.default_rng(7)
     return {name: rng.normal(size=shape).astype(np.float32) for name, shape in layout_for(silo).items()}
 
 
-def without(change: Tensors, name: str, rank: int) -> None:
+def clear_rank(change: Tensors, name: str, rank: int) -> None:
     """Leave out one rank of a tensor: a row of A, a column of B."""
     change[name][(rank,) if name.endswith(".A") else (slice(None), rank)] = 0
 
 
-def send(silo: Silo, change: Tensors) -> None:
+def send_update(silo: Silo, change: Tensors) -> None:
     base = join(silo, 1)
     body, _ = coded_body(silo, 1, base, change, RECIPE, against=base)
     answer = put(silo, 1, body)
     assert answer.status_code == 201, answer.text
 
 
-def test_ranks_without_values_are_counted_out(served: Served) -> None:
-    aster, birch, cedar = running(served)
+def test_sent_ranks_exclude_ranks_without_values(served: Served) -> None:
+    aster, birch, cedar = start_federation(served)
     modules = sorted(name.removesuffix(".A") for name in layout_for(aster) if name.endswith(".A"))
-    fewer = learnt(aster)
+    fewer = random_update(aster)
     for module in modules[:1]:
-        without(fewer, f"{module}.A", 1)
-        without(fewer, f"{module}.B", 1)
-    without(fewer, f"{modules[1]}.A", 0)  # its column of B has values
-    send(aster, fewer)
-    send(birch, learnt(birch))
-    deliver(cedar, 1, learnt(cedar))  # dense: the state itself, which does not say what is new
+        clear_rank(fewer, f"{module}.A", 1)
+        clear_rank(fewer, f"{module}.B", 1)
+    clear_rank(fewer, f"{modules[1]}.A", 0)  # its column of B has values
+    send_update(aster, fewer)
+    send_update(birch, random_update(birch))
+    deliver(cedar, 1, random_update(cedar))  # dense: the state itself, which does not say what is new
     total = 2 * len(modules)
     shown = wait_for(served, aster.federation_id, 1, "published")
     assert {client["name"]: client["sent_ranks"] for client in shown["clients"]} == {
@@ -78,10 +78,10 @@ def test_ranks_without_values_are_counted_out(served: Served) -> None:
     assert f"{total - 1} of {total}" in table
 
 
-def test_where_clients_choose_no_ranks_none_are_counted(served: Served) -> None:
-    silos = running(served, strategy={"name": "fedavg"})
+def test_other_strategies_count_no_sent_ranks(served: Served) -> None:
+    silos = start_federation(served, strategy={"name": "fedavg"})
     for silo in silos:
-        send(silo, learnt(silo))
+        send_update(silo, random_update(silo))
     shown = wait_for(served, silos[0].federation_id, 1, "published")
     assert [client["sent_ranks"] for client in shown["clients"]] == [None] * 3
     assert "ranks sent" not in Operator(served)("round", "show", silos[0].federation_id, "1")

@@ -1,4 +1,4 @@
-"""An update goes in once, whatever is repeated, and comes out as it went in."""
+"""Updates are stored once, whatever is repeated, and read back unchanged."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from tests.taking_part import (
 Rows = Callable[[str, str], list[tuple[Any, ...]]]
 
 
-def test_the_receipt_is_repeated_also_after_the_round_has_closed(coordinator: Served) -> None:
+def test_repeated_updates_return_their_receipt_after_the_round(coordinator: Served) -> None:
     federation_id, silos = running(coordinator)
     base = join(silos[0], 1)
     body = update_body(silos[0], 1, base, values(1.0))
@@ -50,7 +50,7 @@ def test_the_receipt_is_repeated_also_after_the_round_has_closed(coordinator: Se
     assert (second.status_code, slug(second)) == (409, "upload-conflict")
 
 
-def test_compressed_and_half_precision_updates_are_the_same_to_everyone(coordinator: Served) -> None:
+def test_compressed_and_float16_updates_are_averaged(coordinator: Served) -> None:
     federation_id, silos = running(coordinator)
     base = join(silos[0], 1)
     body = update_body(silos[0], 1, base, values(1.5), compress=True)
@@ -62,7 +62,7 @@ def test_compressed_and_half_precision_updates_are_the_same_to_everyone(coordina
     assert (weights(silos[0], 2)["b0.q.Q"] == 1.0).all()
 
 
-def test_an_update_over_the_clip_norm_is_scaled_down_and_says_so(coordinator: Served) -> None:
+def test_an_update_over_the_clip_norm_is_clipped(coordinator: Served) -> None:
     federation_id, silos = running(coordinator, **plan(limits={"clip_norm": 1.0}))
     receipt = deliver(silos[0], 1, values(100.0)).json()
     assert receipt["clipped"] is True
@@ -73,18 +73,18 @@ def test_an_update_over_the_clip_norm_is_scaled_down_and_says_so(coordinator: Se
     assert float(weights(silos[0], 2)["b0.q.Q"][0]) == pytest.approx(0.5 / np.sqrt(6))
 
 
-def test_a_strategy_that_needs_no_signature_does_without(coordinator: Served) -> None:
+def test_sketches_are_optional_for_strategies_without_them(coordinator: Served) -> None:
     _, (silo, _) = running(coordinator)
     assert deliver(silo, 1, values(1.0), signature=None).status_code == 201
 
 
-def test_a_strategy_that_needs_a_signature_insists(coordinator: Served) -> None:
+def test_sketches_are_required_by_strategies_with_them(coordinator: Served) -> None:
     _, (silo, _) = running(coordinator, **plan(strategy={"name": "fedmosaic"}))
     answer = put(silo, 1, update_body(silo, 1, join(silo, 1), values(1.0), signature=None))
     assert (answer.status_code, slug(answer)) == (422, "tensor-schema")
 
 
-def test_a_client_and_an_operator_read_back_its_state(coordinator: Served) -> None:
+def test_clients_and_operators_read_back_an_update(coordinator: Served) -> None:
     federation_id, silos = running(coordinator)
     one_round(coordinator, federation_id, silos, 1, [1.0, 2.0])
     one_round(coordinator, federation_id, silos, 2, [3.0, 4.0])
@@ -100,7 +100,7 @@ def test_a_client_and_an_operator_read_back_its_state(coordinator: Served) -> No
     assert slug(silos[0].http.get(path + "?round=9")) == "not-found"
 
 
-def test_a_client_that_reads_its_state_back_is_counted_as_traffic(coordinator: Served) -> None:
+def test_reading_back_an_update_counts_as_traffic(coordinator: Served) -> None:
     federation_id, (silo, _) = running(coordinator)
     deliver(silo, 1, values(1.0))
     path = f"/v1/federations/{federation_id}/clients/{silo.client_id}"
@@ -111,7 +111,7 @@ def test_a_client_that_reads_its_state_back_is_counted_as_traffic(coordinator: S
     assert coordinator.counted("tessera_bytes_down_total") == before + down
 
 
-def test_every_accepted_signature_and_state_is_in_the_database(coordinator: Served, rows: Rows) -> None:
+def test_accepted_sketches_and_updates_are_stored(coordinator: Served, rows: Rows) -> None:
     federation_id, silos = running(coordinator)
     for number in (1, 2):
         one_round(coordinator, federation_id, silos, number, [1.0, 2.0])
@@ -138,7 +138,7 @@ class Slots(BoundedSemaphore):
         return super().acquire(blocking, timeout)
 
 
-def test_a_client_revoked_while_it_uploads_is_not_accepted(
+def test_a_client_revoked_during_its_upload_is_refused(
     coordinator: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     federation_id, (silo, _) = running(coordinator)
@@ -159,9 +159,7 @@ def test_a_client_revoked_while_it_uploads_is_not_accepted(
     assert show(coordinator, federation_id, 1)["counts"]["arrived"] == 0
 
 
-def test_beyond_the_decode_slots_an_upload_is_sent_away_for_a_while(
-    coordinator: Served, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_uploads_without_a_decode_slot_get_503(coordinator: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     _, (silo, _) = running(coordinator)
     body = update_body(silo, 1, join(silo, 1), values(1.0))
     monkeypatch.setattr(concurrency, "_DECODERS", BoundedSemaphore(1))
@@ -173,7 +171,7 @@ def test_beyond_the_decode_slots_an_upload_is_sent_away_for_a_while(
     assert put(silo, 1, body).status_code == 201
 
 
-def test_updates_are_counted_by_what_became_of_them(coordinator: Served) -> None:
+def test_metrics_count_accepted_and_refused_updates(coordinator: Served) -> None:
     counted = coordinator.counted
     accepted = "tessera_updates_accepted_total"
     refused = 'tessera_updates_refused_total{reason="tensor-header"}'
