@@ -1,4 +1,4 @@
-"""A plan's byte budget that no update could keep to is refused: with the plan, or when a silo enrols."""
+"""Byte budgets that no update can keep are refused, with the plan or at enrolment."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SERVED = {"reference": "served", "density": 0.5, "values": "int8"}
         ("int8_own_last", 48, "int4_own_last would do, with 28"),
     ],
 )
-def test_a_plan_whose_adapter_is_the_same_for_all_is_refused(
+def test_plans_with_an_impossible_byte_budget_are_refused(
     coordinator: Served, recipe: str, budget: int, told: str
 ) -> None:
     plan = {"name": "x", "strategy": {"name": "fedavg"}, "adapter": PQ}
@@ -44,7 +44,7 @@ def test_a_plan_whose_adapter_is_the_same_for_all_is_refused(
         ("ca_pfl", SERVED, 150, "the least that does for this adapter is"),
     ],
 )
-def test_a_silo_whose_adapter_cannot_keep_to_the_budget_is_not_enrolled(
+def test_silos_above_the_byte_budget_are_not_enrolled(
     coordinator: Served, strategy: str, recipe: Any, budget: int, told: str
 ) -> None:
     wire = {"recipe": recipe, "max_bytes": budget - 1}
@@ -65,7 +65,7 @@ def test_a_silo_whose_adapter_cannot_keep_to_the_budget_is_not_enrolled(
         ("ca_pfl", SERVED, 600),
     ],
 )
-def test_a_budget_that_can_be_kept_lets_a_silo_in(
+def test_silos_within_the_byte_budget_are_enrolled(
     coordinator: Served, strategy: str, recipe: Any, budget: int
 ) -> None:
     wire = {"recipe": recipe, "max_bytes": budget}

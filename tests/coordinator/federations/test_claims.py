@@ -1,4 +1,4 @@
-"""What may be claimed, in every mode: exactly these sentences, from the plan and from what was counted."""
+"""Claims of federations and rounds, for all kinds of plans: exactly these sentences."""
 
 from __future__ import annotations
 
@@ -66,9 +66,7 @@ ALONE = {
 @pytest.mark.parametrize("strategy", SERVED)
 @pytest.mark.parametrize("least", [1, 2, 3])
 @pytest.mark.parametrize("updates", [0, 1, 2, 3, 4, 5])
-def test_what_members_may_learn_of_each_other_is_claimed_by_plan_and_round(
-    strategy: str, least: int, updates: int
-) -> None:
+def test_claims_state_what_members_learn_of_others(strategy: str, least: int, updates: int) -> None:
     plan = FederationPlan.model_validate(
         {"name": "a", "strategy": {"name": strategy}, "privacy": {"min_voices": least}}
     )
@@ -89,7 +87,7 @@ def test_what_members_may_learn_of_each_other_is_claimed_by_plan_and_round(
 
 @pytest.mark.parametrize(("bearer", "roster"), [*product(IDENTITY, MEMBERS)])
 @pytest.mark.parametrize(("signatures", "poison"), [*product(SIGNATURES, POISON)])
-def test_a_federation_claims_what_its_plan_allows_and_nothing_else(
+def test_claims_follow_from_identity_roster_sketches_and_guard(
     bearer: bool, roster: str, signatures: str, poison: str
 ) -> None:
     (signing, hidden), (strategy, bound) = SIGNATURES[signatures], POISON[poison]
@@ -141,7 +139,7 @@ def test_a_federation_is_shown_with_its_claims(coordinator: Served) -> None:
     ],
     ids=["no update yet", "the only one does not", "the only one does", "none does", "one does", "all do"],
 )
-def test_a_round_says_what_private_signatures_have_cost(counted: UpdateCounts, said: list[str]) -> None:
+def test_round_claims_state_epsilon_of_private_sketches(counted: UpdateCounts, said: list[str]) -> None:
     plan = FederationPlan.model_validate(
         {"name": "a", "strategy": {"name": "fedavg"}, "signature": {"dp": {"epsilon": 4}}}
     )
@@ -150,7 +148,7 @@ def test_a_round_says_what_private_signatures_have_cost(counted: UpdateCounts, s
     assert all(fragment in more for fragment in said), more
 
 
-def test_a_round_says_who_was_in_fact_behind_its_updates(coordinator: Served) -> None:
+def test_round_claims_count_signed_and_bearer_updates(coordinator: Served) -> None:
     federation_id, silos = running(coordinator, **PLAN | {"privacy": {"allow_bearer_clients": True}})
     request = {"token": coordinator.enrolment_token(federation_id, "b"), "name": "b", "profile": PROFILE}
     made = coordinator.http().post("/v1/enrolments", json=request).json()
@@ -186,7 +184,7 @@ SEEN = {
 @pytest.mark.parametrize("roster", MEMBERS)
 @pytest.mark.parametrize("masking", ["pairwise", "none"])
 @pytest.mark.parametrize("scores", ["summed", "own"])
-def test_a_sum_claims_what_it_hides_and_what_it_does_not(roster: str, masking: str, scores: str) -> None:
+def test_claims_of_secure_sums_follow_their_options(roster: str, masking: str, scores: str) -> None:
     plan = FederationPlan.model_validate(
         {
             "name": "a",
@@ -233,7 +231,7 @@ def test_a_sum_claims_what_it_hides_and_what_it_does_not(roster: str, masking: s
         ("fed_vemoe", "one bank of experts"),
     ],
 )
-def test_a_sum_says_which_part_of_the_adapter_travels(strategy: str, told: str) -> None:
+def test_claims_of_secure_sums_name_the_summed_part(strategy: str, told: str) -> None:
     plan = FederationPlan.model_validate(
         {"name": "a", "strategy": {"name": strategy}, "privacy": {"secure_sum": {}}}
     )
@@ -249,7 +247,7 @@ def test_a_sum_says_which_part_of_the_adapter_travels(strategy: str, told: str) 
         ({"k_min": 4}, "of at least 4 (privacy.secure_sum.k_min): in the smallest, the 3 others can compute"),
     ],
 )
-def test_a_bank_claims_who_sees_the_choice_of_experts(summed: dict[str, object], choices: str) -> None:
+def test_claims_of_banks_state_who_sees_choices(summed: dict[str, object], choices: str) -> None:
     plan = FederationPlan.model_validate(
         {"name": "a", "strategy": {"name": "fed_vemoe"}, "privacy": {"secure_sum": summed}}
     )

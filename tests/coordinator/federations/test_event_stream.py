@@ -43,7 +43,7 @@ def _parsed(lines: Iterator[str]) -> Iterator[dict[str, Any]]:
             event = {}
 
 
-def test_people_see_clients_come_and_go_as_it_happens(coordinator: Served) -> None:
+def test_people_receive_events_of_enrolment_and_revocation(coordinator: Served) -> None:
     federation_id = coordinator.federation()
     with following(coordinator.admin, federation_id) as seen:
         silo = coordinator.enrol(federation_id, "a")
@@ -58,14 +58,14 @@ def test_people_see_clients_come_and_go_as_it_happens(coordinator: Served) -> No
         assert (gone["id"], gone["data"]["state"]) == ("2", "revoked")
 
 
-def test_a_stream_resumes_after_the_last_event_that_was_seen(coordinator: Served) -> None:
+def test_a_stream_resumes_after_last_event_id(coordinator: Served) -> None:
     federation_id = coordinator.federation()
     ids = [coordinator.enrol(federation_id, name).client_id for name in ("a", "b", "c")]
     with following(coordinator.admin, federation_id, last=1) as seen:
         assert [next(seen)["data"]["client_id"] for _ in range(2)] == ids[1:]
 
 
-def test_a_client_sees_rounds_and_itself_but_no_other_client(coordinator: Served) -> None:
+def test_clients_receive_no_events_of_other_clients(coordinator: Served) -> None:
     federation_id = coordinator.federation(rounds={"min_clients": 1})
     one, two = coordinator.enrol(federation_id, "a"), coordinator.enrol(federation_id, "b")
     coordinator.admin.post(f"/v1/federations/{federation_id}/start")
@@ -85,7 +85,7 @@ def test_a_revoked_clients_stream_ends(coordinator: Served) -> None:
         assert list(seen) == []
 
 
-def test_a_stream_ends_with_the_key_that_opened_it(coordinator: Served) -> None:
+def test_a_stream_ends_with_its_clients_key(coordinator: Served) -> None:
     silo = coordinator.enrol(coordinator.federation(), "a")
     new = Ed25519PrivateKey.generate()
     with following(silo.http, silo.federation_id) as seen:
@@ -96,7 +96,7 @@ def test_a_stream_ends_with_the_key_that_opened_it(coordinator: Served) -> None:
         assert next(seen)["data"]["client_id"] == silo.client_id
 
 
-def test_a_stream_ends_with_the_token_that_opened_it(coordinator: Served) -> None:
+def test_a_stream_ends_with_its_callers_token(coordinator: Served) -> None:
     federation_id = coordinator.federation()
     made = coordinator.admin.post("/v1/tokens", json={"role": "auditor", "name": "leaving"}).json()
     with following(coordinator.http(made["token"]), federation_id) as seen:
@@ -111,7 +111,7 @@ def test_a_malformed_last_event_id_is_refused(coordinator: Served, last: str) ->
     assert coordinator.admin.get(path, headers={"Last-Event-ID": last}).status_code == 422
 
 
-def test_events_are_numbered_in_the_order_of_their_commits(database: Database) -> None:
+def test_events_are_numbered_in_order_of_commits(database: Database) -> None:
     with database.write() as session:
         plan = FederationPlan.model_validate({"name": "x", "strategy": {"name": "fedavg"}})
         federation_id = store.create(session, plan).id
@@ -133,7 +133,7 @@ def test_events_are_numbered_in_the_order_of_their_commits(database: Database) -
     assert seen == list(range(1, 21))
 
 
-def test_an_event_that_is_rolled_back_leaves_no_gap(database: Database) -> None:
+def test_a_rolled_back_event_leaves_no_gap(database: Database) -> None:
     with database.write() as session:
         plan = FederationPlan.model_validate({"name": "x", "strategy": {"name": "fedavg"}})
         federation_id = store.create(session, plan).id

@@ -5,7 +5,7 @@ import pytest
 from tests.served import Served, slug
 
 
-def test_a_plan_gets_every_default_and_the_resolved_plan_is_kept(coordinator: Served) -> None:
+def test_plans_are_stored_with_their_defaults(coordinator: Served) -> None:
     wanted = {"name": "clinics", "strategy": {"name": "fedmosaic"}}
     made = coordinator.admin.post("/v1/federations", json=wanted)
     assert made.status_code == 201
@@ -79,16 +79,14 @@ def test_a_plan_gets_every_default_and_the_resolved_plan_is_kept(coordinator: Se
         ([], ""),
     ],
 )
-def test_a_wrong_plan_is_refused_and_the_field_is_named(
-    coordinator: Served, plan: object, field: str
-) -> None:
+def test_an_invalid_plan_is_refused_with_its_field(coordinator: Served, plan: object, field: str) -> None:
     refused = coordinator.admin.post("/v1/federations", json=plan)
     assert refused.status_code == 422
     assert slug(refused) == "validation"
     assert refused.json()["field"] == field
 
 
-def test_what_was_sent_is_never_repeated_in_an_answer(coordinator: Served) -> None:
+def test_refusals_do_not_repeat_the_request(coordinator: Served) -> None:
     secret = "do-not-repeat-me"
     plan = {"name": {"x": secret}, "strategy": {"name": secret, "options": {secret + "!": secret}}}
     refused = coordinator.admin.post("/v1/federations", json=plan)
@@ -97,7 +95,7 @@ def test_what_was_sent_is_never_repeated_in_an_answer(coordinator: Served) -> No
 
 
 @pytest.mark.slow
-def test_pages_visit_every_federation_once_and_end(coordinator: Served) -> None:
+def test_pages_list_all_federations_once(coordinator: Served) -> None:
     made = {coordinator.federation() for _ in range(5)}
     seen: list[str] = []
     cursor: str | None = None
@@ -115,7 +113,7 @@ def test_pages_visit_every_federation_once_and_end(coordinator: Served) -> None:
 
 
 @pytest.mark.parametrize("path", ["fed_none", "a%00b", "..", "%F0%9F%98%80", "x" * 300])
-def test_a_federation_that_is_not_there_is_not_found(coordinator: Served, path: str) -> None:
+def test_an_unknown_federation_is_not_found(coordinator: Served, path: str) -> None:
     missing = coordinator.admin.get(f"/v1/federations/{path}/clients")
     assert missing.status_code == 404
     assert slug(missing) == "not-found"

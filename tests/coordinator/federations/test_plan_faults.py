@@ -1,4 +1,4 @@
-"""All faults of a plan are in one answer, each with the path of its field."""
+"""One answer lists all faults of a plan, each with the path of its field."""
 
 from __future__ import annotations
 
@@ -33,7 +33,9 @@ from tests.served import Served
         ),
     ],
 )
-def test_all_faults_are_in_one_answer(coordinator: Served, plan: dict[str, Any], fields: list[str]) -> None:
+def test_one_answer_lists_all_faults_of_a_plan(
+    coordinator: Served, plan: dict[str, Any], fields: list[str]
+) -> None:
     body = {"name": "x", "strategy": {"name": "fedavg"}} | plan
     refused = coordinator.admin.post("/v1/federations", json=body)
     problem = refused.json()
@@ -43,7 +45,7 @@ def test_all_faults_are_in_one_answer(coordinator: Served, plan: dict[str, Any],
     assert problem["field"] == problem["errors"][0]["field"]
 
 
-def test_command_shows_all_faults(coordinator: Served) -> None:
+def test_the_create_command_shows_all_faults(coordinator: Served) -> None:
     create = ("federation", "create", "--name", "x", "--strategy", "fedavg")
     shown = Operator(coordinator)(*create, "--steps", "0", "--rank", "0", "--rounds", "0", fails=True)
     for field in ("training.steps", "adapter.rank", "rounds.total"):

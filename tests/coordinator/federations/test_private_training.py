@@ -1,4 +1,4 @@
-"""Private training at the coordinator: which plans and agents can have it, and what is claimed."""
+"""Private training: accepted plans and agents, and the claims about it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def private_plan(name: str, **changes: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", strategy_names())
-def test_a_plan_is_refused_where_noise_would_not_cover_what_is_read(coordinator: Served, name: str) -> None:
+def test_strategies_that_noise_does_not_cover_are_refused(coordinator: Served, name: str) -> None:
     made = coordinator.admin.post("/v1/federations", json=private_plan(name))
     if name in ONLY_STEPS:
         assert made.status_code == 201, made.text
@@ -42,13 +42,13 @@ def test_a_plan_is_refused_where_noise_would_not_cover_what_is_read(coordinator:
         assert made.json()["field"] == "privacy.training"
 
 
-def test_outputs_of_models_are_not_sent_beside_private_training(coordinator: Served) -> None:
+def test_private_training_refuses_distillation(coordinator: Served) -> None:
     strategy = {"name": "fedmosaic", "options": {"distil": {"texts": 8}}}
     made = coordinator.admin.post("/v1/federations", json=private_plan("fedmosaic", strategy=strategy))
     assert (made.status_code, made.json()["field"]) == (422, "privacy.training")
 
 
-def test_an_agent_that_would_leave_the_noise_out_cannot_enrol(coordinator: Served) -> None:
+def test_agents_without_private_training_are_refused(coordinator: Served) -> None:
     plan = private_plan("fedavg", adapter={})
     federation_id = coordinator.federation(**{key: plan[key] for key in plan if key != "name"})
     token = coordinator.enrolment_token(federation_id, "a")
@@ -59,7 +59,7 @@ def test_an_agent_that_would_leave_the_noise_out_cannot_enrol(coordinator: Serve
     assert coordinator.try_enrol(token, "a", capabilities=[CAPABILITY]).status_code == 201
 
 
-def test_updates_are_claimed_private_with_what_is_not_covered() -> None:
+def test_claims_of_private_training_state_their_limits() -> None:
     claims = federation_claims(open_plan(FederationPlan.model_validate(private_plan("fedavg"))))
     (sketches,) = [claim for claim in claims if claim.startswith("Sketches: record-level (2, 1e-05)")]
     assert "the adapters, with which the coordinator is trusted" not in sketches
@@ -74,7 +74,7 @@ def test_updates_are_claimed_private_with_what_is_not_covered() -> None:
     assert not any("Updates: record-level" in claim for claim in without)
 
 
-def test_a_sum_of_private_updates_is_not_claimed_to_be_without_noise() -> None:
+def test_sums_of_private_updates_claim_their_noise() -> None:
     plan = private_plan("fedavg", signature={}, rounds={"min_clients": 5})
     plan["privacy"] = plan["privacy"] | {"secure_sum": {}}
     claims = " ".join(federation_claims(open_plan(FederationPlan.model_validate(plan))))
@@ -83,7 +83,7 @@ def test_a_sum_of_private_updates_is_not_claimed_to_be_without_noise() -> None:
     assert "together" not in claims.partition("Updates: record-level")[2].partition("not covered")[0]
 
 
-def test_an_update_says_what_its_training_has_cost_or_is_refused(coordinator: Served) -> None:
+def test_private_updates_must_report_training_epsilon(coordinator: Served) -> None:
     plan = private_plan("fedavg", adapter=PLAN["adapter"], rounds={"total": 1, "min_clients": 2})
     plan["signature"] = {"dim": 4, "dp": {"epsilon": 2}}
     federation_id = coordinator.federation(**{key: plan[key] for key in plan if key != "name"})

@@ -1,4 +1,4 @@
-"""A plan whose updates cannot be summed is refused; the answer names the field."""
+"""Plans whose updates cannot be summed are refused; the answer names the field."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ROUNDS = {"min_clients": 5, "total": 3}
 LORA = {"kind": "lora", "rank": 2, "roles": ["q"]}
 
 
-def create(served: Served, summed: dict[str, Any] | None = None, **plan: Any) -> Any:
+def create_federation(served: Served, summed: dict[str, Any] | None = None, **plan: Any) -> Any:
     privacy = {"secure_sum": summed or {}} | plan.pop("privacy", {})
     wanted = {"name": "a", "strategy": {"name": "fedavg"}, "rounds": ROUNDS, "privacy": privacy} | plan
     return served.admin.post("/v1/federations", json=wanted)
@@ -24,10 +24,10 @@ def create(served: Served, summed: dict[str, Any] | None = None, **plan: Any) ->
     ("strategy", "adapter"),
     [("fedavg", {}), ("fedavg", LORA), ("ffa_lora", LORA), ("fedsa_lora", LORA)],
 )
-def test_plans_that_can_be_summed_are_stored_with_dense_updates(
+def test_summable_plans_are_stored_with_dense_updates(
     coordinator: Served, strategy: str, adapter: dict[str, Any]
 ) -> None:
-    made = create(coordinator, strategy={"name": strategy}, adapter=adapter)
+    made = create_federation(coordinator, strategy={"name": strategy}, adapter=adapter)
     assert made.status_code == 201, made.text
     stored = made.json()["plan"]
     assert stored["privacy"]["secure_sum"]["minimum"] == 5
@@ -36,23 +36,21 @@ def test_plans_that_can_be_summed_are_stored_with_dense_updates(
     assert plain.json()["plan"]["privacy"]["secure_sum"] is None
 
 
-def test_the_audit_log_says_how_a_federation_sums(
+def test_the_audit_log_describes_a_secure_sum(
     serve: Callable[..., Served], fresh_database: Callable[[str], str]
 ) -> None:
     served = serve(fresh_database("sqlite"))
-    assert create(served).status_code == 201
+    assert create_federation(served).status_code == 201
     entries = served.admin.get("/v1/audit").json()["items"]
     (created,) = [entry for entry in entries if entry["event"] == "federation-created"]
     assert created["reason"] == "updates are summed: masking pairwise, at least 5 members"
 
 
 @pytest.mark.parametrize("strategy", ["het_lora", "lora_fair", "fedex_lora", "flora", "ca_pfl", "fedmosaic"])
-def test_a_strategy_that_needs_each_update_names_those_that_do_not(
-    coordinator: Served, strategy: str
-) -> None:
+def test_unsummable_strategies_are_refused_with_alternatives(coordinator: Served, strategy: str) -> None:
     adapter = {} if strategy == "fedmosaic" else LORA
     _assert_refused(
-        create(coordinator, strategy={"name": strategy}, adapter=adapter),
+        create_federation(coordinator, strategy={"name": strategy}, adapter=adapter),
         "strategy.name",
         "with privacy.secure_sum choose ditto, fed_vemoe, fedavg, fedprox, fedsa_lora, ffa_lora",
     )
@@ -79,21 +77,21 @@ def test_a_strategy_that_needs_each_update_names_those_that_do_not(
         ({"summed": {"minimum": 129}}, "privacy.secure_sum.minimum", "128"),
     ],
 )
-def test_a_plan_that_does_not_fit_a_sum_is_refused(
+def test_fields_incompatible_with_a_sum_are_refused(
     coordinator: Served, plan: dict[str, Any], field: str, detail: str
 ) -> None:
-    _assert_refused(create(coordinator, **plan), field, detail)
+    _assert_refused(create_federation(coordinator, **plan), field, detail)
 
 
 @pytest.mark.parametrize("recipe", ["int8", "int4"])
 def test_a_sum_may_be_published_as_a_difference(coordinator: Served, recipe: str) -> None:
-    made = create(coordinator, wire={"recipe": "dense", "weights_recipe": recipe})
+    made = create_federation(coordinator, wire={"recipe": "dense", "weights_recipe": recipe})
     assert made.status_code == 201, made.text
     assert made.json()["plan"]["wire"]["weights_recipe"] == recipe
 
 
 def test_a_small_sum_in_clear_is_allowed(coordinator: Served) -> None:
-    made = create(coordinator, {"masking": "none", "minimum": 2}, rounds={"min_clients": 2})
+    made = create_federation(coordinator, {"masking": "none", "minimum": 2}, rounds={"min_clients": 2})
     assert made.status_code == 201, made.text
 
 

@@ -1,4 +1,4 @@
-"""Which strategies may publish weights as differences."""
+"""Strategies that may publish weights as differences."""
 
 from __future__ import annotations
 
