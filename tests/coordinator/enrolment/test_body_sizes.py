@@ -1,4 +1,4 @@
-"""Whether a plan's bodies fit, counted before any is written."""
+"""Sizes of a plan's bodies, computed before a body is written."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ NAMES = [name for name in strategy_names() if name != "ca_pfl"]
 DEEP = {"layers": 126, "shapes": {role: [16384, 16384] for role in ALL_ROLES}}
 
 
-def opened(strategy: str, **plan: Any) -> opening.OpenedPlan:
+def open_strategy(strategy: str, **plan: Any) -> opening.OpenedPlan:
     fields = {"adapter": {"kind": "lora", "rank": 1}, "limits": {"max_update_bytes": LARGEST}} | plan
     plan_fields = {"name": "a", "strategy": {"name": strategy}, **fields}
     return opening.open_plan(FederationPlan.model_validate(plan_fields))
@@ -64,7 +64,7 @@ def heads_of_a_round(plan: opening.OpenedPlan, layout: Layout) -> list[bytes]:
 def test_headers_are_counted_to_within_two_percent(
     strategy: str, layers: int, d_in: int, d_out: int, rank: int
 ) -> None:
-    plan = opened(strategy, adapter={"kind": "lora", "rank": rank})
+    plan = open_strategy(strategy, adapter={"kind": "lora", "rank": rank})
     profile = Profile.model_validate(
         PROFILE | {"layers": layers, "shapes": dict.fromkeys(ALL_ROLES, (d_out, d_in))}
     )
@@ -78,7 +78,7 @@ def test_headers_are_counted_to_within_two_percent(
 
 @pytest.mark.parametrize("strategy", NAMES)
 def test_a_model_of_126_layers_is_eligible(strategy: str) -> None:
-    check_eligible(opened(strategy), "open", Profile.model_validate(PROFILE | DEEP), has_key=True)
+    check_eligible(open_strategy(strategy), "open", Profile.model_validate(PROFILE | DEEP), has_key=True)
 
 
 @pytest.mark.parametrize(
@@ -92,20 +92,20 @@ def test_a_model_of_126_layers_is_eligible(strategy: str) -> None:
 def test_a_model_with_too_many_layers_is_refused(strategy: str, layers: int, fact: str) -> None:
     profile = Profile.model_validate(PROFILE | DEEP | {"layers": layers})
     with pytest.raises(Invalid, match=r"a plan with fewer adapter\.roles") as refused:
-        check_eligible(opened(strategy), "open", profile, has_key=True)
+        check_eligible(open_strategy(strategy), "open", profile, has_key=True)
     assert fact in refused.value.detail
 
 
-def test_a_part_of_the_adapter_that_stays_is_not_counted() -> None:
+def test_tensors_that_do_not_travel_are_not_counted() -> None:
     profile = Profile.model_validate(PROFILE | DEEP | {"layers": 950})
-    check_eligible(opened("ffa_lora"), "open", profile, has_key=True)
+    check_eligible(open_strategy("ffa_lora"), "open", profile, has_key=True)
     with pytest.raises(Invalid):
-        check_eligible(opened("fedavg"), "open", profile, has_key=True)
+        check_eligible(open_strategy("fedavg"), "open", profile, has_key=True)
 
 
-def test_an_update_that_is_too_large_is_refused_with_its_size() -> None:
+def test_an_oversized_update_is_refused_with_its_size() -> None:
     profile = Profile.model_validate(PROFILE | DEEP)
-    plan = opened("fedavg", limits={})
+    plan = open_strategy("fedavg", limits={})
     values = size(client_layout(plan.plan.adapter, profile, None))
     with pytest.raises(
         Invalid, match=r"lower adapter\.rank.* or a larger limits\.max_update_bytes"
@@ -114,9 +114,11 @@ def test_an_update_that_is_too_large_is_refused_with_its_size() -> None:
     assert int(refused.value.detail.split()[6]) > 4 * values
 
 
-def test_a_model_whose_alignment_pack_is_too_large_is_refused() -> None:
+def test_models_with_oversized_alignment_packs_are_refused() -> None:
     alignment = {"alignment": {"pivot": "tiny-s-3f0c9a1b2c3d"}}
     profile = Profile.model_validate(PROFILE | DEEP)
-    check_eligible(opened("fedavg", adapter={"rank": 32}, **alignment), "open", profile, has_key=True)
+    check_eligible(open_strategy("fedavg", adapter={"rank": 32}, **alignment), "open", profile, has_key=True)
     with pytest.raises(Invalid, match="alignment pack"):
-        check_eligible(opened("fedavg", adapter={"rank": 128}, **alignment), "open", profile, has_key=True)
+        check_eligible(
+            open_strategy("fedavg", adapter={"rank": 128}, **alignment), "open", profile, has_key=True
+        )

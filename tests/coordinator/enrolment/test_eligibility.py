@@ -1,4 +1,4 @@
-"""Which models fit which plans, and what a member's tensors are."""
+"""Base models that a plan accepts, and the layout of a member's tensors."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from tests.served import Served, slug
         ({"roles": ["q"]}, {"layers": 8, "layer_shapes": {"q": [[0, 0, 1, 1]]}}, "profile.roles"),
     ],
 )
-def test_a_model_that_cannot_carry_the_adapter_is_refused(
+def test_models_that_cannot_carry_the_adapter_are_refused(
     coordinator: Served, adapter: dict[str, Any], profile: dict[str, Any], field: str
 ) -> None:
     token = coordinator.enrolment_token(coordinator.federation(adapter=adapter), "a")
@@ -46,13 +46,13 @@ def test_a_model_that_cannot_carry_the_adapter_is_refused(
     assert refused.json()["field"] == field
 
 
-def test_a_refused_profile_does_not_use_the_token_up(coordinator: Served) -> None:
+def test_a_refused_profile_keeps_its_token_valid(coordinator: Served) -> None:
     token = coordinator.enrolment_token(coordinator.federation(), "a")
     assert coordinator.try_enrol(token, "a", layers=2).status_code == 422
     assert coordinator.try_enrol(token, "a").status_code == 201
 
 
-def test_lora_tensors_take_the_shapes_that_the_client_reports(coordinator: Served) -> None:
+def test_lora_tensors_have_the_reported_shapes(coordinator: Served) -> None:
     federation_id = coordinator.federation(
         adapter={"kind": "lora", "rank": 4, "roles": ["q", "k"], "blocks": 1}
     )
@@ -67,7 +67,7 @@ def test_lora_tensors_take_the_shapes_that_the_client_reports(coordinator: Serve
     }
 
 
-def test_lora_beside_p_and_q_travels_and_what_is_private_does_not(coordinator: Served) -> None:
+def test_a_layout_excludes_private_lora(coordinator: Served) -> None:
     adapter = {"rank": 3, "same_architecture_rank": 4, "private_rank": 5, "roles": ["q"], "blocks": 1}
     silo = coordinator.enrol(coordinator.federation(adapter=adapter), "a", layers=2, shapes={"q": [96, 64]})
     layout = silo.http.get("/v1/me").json()["layout"]
@@ -79,7 +79,7 @@ def test_lora_beside_p_and_q_travels_and_what_is_private_does_not(coordinator: S
     }
 
 
-def test_target_modules_say_where_p_and_q_are_and_lora_is_everywhere(coordinator: Served) -> None:
+def test_target_modules_limit_p_and_q_not_lora(coordinator: Served) -> None:
     adapter = {"rank": 3, "roles": ["q", "v"], "blocks": 2, "target_modules": ["b1.v", "b0.q"]}
     shapes = {"q": [96, 64], "v": [32, 64]}
     federation_id = coordinator.federation(adapter={**adapter, "same_architecture_rank": 1})
@@ -92,12 +92,12 @@ def test_target_modules_say_where_p_and_q_are_and_lora_is_everywhere(coordinator
     }
 
 
-def test_with_alignment_there_is_no_layout_before_the_pack(coordinator: Served) -> None:
+def test_an_aligned_layout_is_empty_before_the_pack(coordinator: Served) -> None:
     federation_id = coordinator.federation(alignment={"pivot": "tiny-s-3f0c9a1b2c3d"})
     assert coordinator.enrol(federation_id, "a").http.get("/v1/me").json()["layout"] == {}
 
 
-def test_a_finished_or_paused_federation_enrols_nobody(coordinator: Served) -> None:
+def test_a_finished_federation_refuses_enrolments(coordinator: Served) -> None:
     federation_id = coordinator.federation()
     token = coordinator.enrolment_token(federation_id, "a")
     assert coordinator.admin.post(f"/v1/federations/{federation_id}/finish").status_code == 200

@@ -32,7 +32,7 @@ def _with_key(served: Served, token: str, key: Ed25519PrivateKey, **changes: Any
     return anyone.post("/v1/enrolments", json=enrolment(anyone, token, "a", key) | changes)
 
 
-def test_a_token_makes_a_member_that_is_told_who_it_is(coordinator: Served) -> None:
+def test_an_enrolled_client_reads_its_identity_and_layout(coordinator: Served) -> None:
     federation_id = coordinator.federation(adapter={"rank": 2, "blocks": 2, "roles": ["q", "gate"]})
     silo = coordinator.enrol(federation_id, "hospital-a", roles=["q", "k"])
     me = silo.http.get("/v1/me").json()
@@ -45,7 +45,7 @@ def test_a_token_makes_a_member_that_is_told_who_it_is(coordinator: Served) -> N
     assert shown["identity"] == "key"
 
 
-def test_a_token_works_for_one_key_which_may_ask_again(coordinator: Served) -> None:
+def test_a_token_enrols_one_key_repeatably(coordinator: Served) -> None:
     token = coordinator.enrolment_token(coordinator.federation(), "a")
     key = Ed25519PrivateKey.generate()
     made, again = (_with_key(coordinator, token, key) for _ in range(2))
@@ -59,7 +59,7 @@ def test_a_token_works_for_one_key_which_may_ask_again(coordinator: Served) -> N
     assert (without.status_code, without.text) == (401, other.text)
 
 
-def test_two_keys_at_once_cannot_both_use_a_token(coordinator: Served) -> None:
+def test_concurrent_keys_cannot_share_a_token(coordinator: Served) -> None:
     federation_id = coordinator.federation()
     token = coordinator.enrolment_token(federation_id, "a")
     keys = [Ed25519PrivateKey.generate() for _ in range(6)]
@@ -71,7 +71,7 @@ def test_two_keys_at_once_cannot_both_use_a_token(coordinator: Served) -> None:
         assert coordinator.signing(key).get("/v1/me").is_success == answer.is_success
 
 
-def test_one_key_sent_twice_at_once_makes_one_member(coordinator: Served) -> None:
+def test_concurrent_requests_of_one_key_enrol_once(coordinator: Served) -> None:
     federation_id = coordinator.federation()
     token, key = coordinator.enrolment_token(federation_id, "a"), Ed25519PrivateKey.generate()
     with ThreadPoolExecutor(6) as pool:
@@ -80,7 +80,7 @@ def test_one_key_sent_twice_at_once_makes_one_member(coordinator: Served) -> Non
     assert len({answer.text for answer in answers}) == 1
 
 
-def test_a_key_must_be_proved_for_this_token_and_this_server(coordinator: Served) -> None:
+def test_an_enrolment_proof_is_bound_to_its_token(coordinator: Served) -> None:
     federation_id = coordinator.federation()
     token, other = (
         coordinator.enrolment_token(federation_id, "a"),
@@ -97,7 +97,7 @@ def test_a_key_must_be_proved_for_this_token_and_this_server(coordinator: Served
         assert (refused.status_code, refused.json()["field"]) == (422, member)
 
 
-def test_a_nonce_that_this_server_did_not_make_is_refused(coordinator: Served) -> None:
+def test_a_foreign_nonce_is_refused(coordinator: Served) -> None:
     text = coordinator.enrolment_token(coordinator.federation(), "a")
     key, token = Ed25519PrivateKey.generate(), read(text)
     said = enrolment_statement(
@@ -132,7 +132,7 @@ def test_a_token_may_be_bound_to_a_network(coordinator: Served) -> None:
 
 
 @pytest.mark.slow
-def test_only_a_trusted_proxy_says_where_a_newcomer_is(
+def test_only_trusted_proxies_determine_a_clients_address(
     serve: Callable[..., Served], fresh_database: Callable[[str], str]
 ) -> None:
     def ask(served: Served) -> int:
@@ -156,7 +156,7 @@ def test_a_repeat_after_the_tokens_life_is_refused(coordinator: Served) -> None:
     assert _with_key(coordinator, token, key).status_code == 401
 
 
-def test_a_token_that_nobody_used_is_replaced_and_ends_and_a_members_name_stays_its_own(
+def test_a_replaced_unused_token_ends(
     coordinator: Served,
 ) -> None:
     federation_id = coordinator.federation()
@@ -180,7 +180,7 @@ def test_a_token_that_nobody_used_is_replaced_and_ends_and_a_members_name_stays_
     assert ended.count(f"enr_{read(lost).id}") == 1
 
 
-def test_another_protocol_version_is_told_to_upgrade(coordinator: Served) -> None:
+def test_an_unsupported_protocol_version_gets_426(coordinator: Served) -> None:
     token = coordinator.enrolment_token(coordinator.federation(), "a")
     profile = PROFILE | {"protocol_version": 1}
     refused = coordinator.http().post("/v1/enrolments", json=_request(token, profile=profile))

@@ -1,4 +1,4 @@
-"""Replacing a client's key: both keys agree, both count for a while, and then only the new one."""
+"""Rotation of a client's key: both keys sign it, both are valid for a time, then only the new one."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def silo(coordinator: Served) -> Silo:
     return coordinator.enrol(coordinator.federation(privacy={"roster_policy": "tofu"}), "a")
 
 
-def test_both_keys_count_until_the_old_one_is_over(coordinator: Served, silo: Silo) -> None:
+def test_both_keys_are_valid_during_the_overlap(coordinator: Served, silo: Silo) -> None:
     new = Ed25519PrivateKey.generate()
     request = rotation(silo, new, overlap_seconds=86400)
     done, again = (silo.http.put("/v1/me/key", json=request) for _ in range(2))
@@ -61,7 +61,7 @@ def test_both_keys_count_until_the_old_one_is_over(coordinator: Served, silo: Si
     assert is_signed("tessera-rotation-v1", said, links[1]["endorsement"], key)
 
 
-def test_without_an_overlap_the_old_key_is_over_at_once(coordinator: Served, silo: Silo) -> None:
+def test_the_old_key_ends_immediately_without_overlap(coordinator: Served, silo: Silo) -> None:
     new = Ed25519PrivateKey.generate()
     request = rotation(silo, new, overlap_seconds=0)
     assert silo.http.put("/v1/me/key", json=request).status_code == 200
@@ -69,9 +69,7 @@ def test_without_an_overlap_the_old_key_is_over_at_once(coordinator: Served, sil
     assert coordinator.signing(new).get("/v1/me").status_code == 200
 
 
-def test_a_key_that_is_over_at_once_stays_over_though_the_clock_be_set_back(
-    coordinator: Served, silo: Silo
-) -> None:
+def test_an_ended_key_stays_ended_despite_clock_changes(coordinator: Served, silo: Silo) -> None:
     request = rotation(silo, Ed25519PrivateKey.generate(), overlap_seconds=0)
     answer = silo.http.put("/v1/me/key", json=request)
     assert answer.json()["old_key_expires_at"] > "2026", "people are told when it ended"
@@ -81,9 +79,7 @@ def test_a_key_that_is_over_at_once_stays_over_though_the_clock_be_set_back(
         assert old.expires_at < old.created_at - timedelta(days=365)
 
 
-def test_an_overlap_is_cut_short_by_asking_again_and_never_made_longer(
-    coordinator: Served, silo: Silo
-) -> None:
+def test_an_overlap_can_be_shortened_but_not_extended(coordinator: Served, silo: Silo) -> None:
     new = Ed25519PrivateKey.generate()
     first, longer = (
         silo.http.put("/v1/me/key", json=rotation(silo, new, overlap_seconds=seconds)).json()
@@ -96,7 +92,7 @@ def test_an_overlap_is_cut_short_by_asking_again_and_never_made_longer(
     assert coordinator.signing(new).get("/v1/me").status_code == 200
 
 
-def test_the_keys_before_the_replaced_one_end_no_later(coordinator: Served, silo: Silo) -> None:
+def test_earlier_keys_end_no_later_than_their_successor(coordinator: Served, silo: Silo) -> None:
     second, third = Ed25519PrivateKey.generate(), Ed25519PrivateKey.generate()
     repeated = rotation(silo, second, overlap_seconds=86400)
     assert silo.http.put("/v1/me/key", json=repeated).status_code == 200
@@ -111,7 +107,7 @@ def test_the_keys_before_the_replaced_one_end_no_later(coordinator: Served, silo
     assert coordinator.signing(third).get("/v1/me").status_code == 200
 
 
-def test_a_compromised_key_and_all_before_it_are_over_at_once(coordinator: Served, silo: Silo) -> None:
+def test_rotation_without_overlap_ends_all_earlier_keys(coordinator: Served, silo: Silo) -> None:
     second, third = Ed25519PrivateKey.generate(), Ed25519PrivateKey.generate()
     assert silo.http.put("/v1/me/key", json=rotation(silo, second)).status_code == 200
     renewed = Silo(silo.client_id, silo.federation_id, second, coordinator.signing(second))
@@ -121,9 +117,7 @@ def test_a_compromised_key_and_all_before_it_are_over_at_once(coordinator: Serve
         assert slug(http.get("/v1/me")) == "key-revoked"
 
 
-def test_a_client_gets_so_many_keys_a_day_and_then_is_told_when_to_come_again(
-    coordinator: Served, silo: Silo
-) -> None:
+def test_rotations_per_day_are_limited_with_retry_after(coordinator: Served, silo: Silo) -> None:
     for _ in range(MAX_KEYS_PER_DAY - 1):
         new = Ed25519PrivateKey.generate()
         assert silo.http.put("/v1/me/key", json=rotation(silo, new)).status_code == 200
@@ -140,7 +134,7 @@ def test_a_client_gets_so_many_keys_a_day_and_then_is_told_when_to_come_again(
     assert silo.http.put("/v1/me/key", json=request).status_code == 200
 
 
-def test_a_key_that_was_replaced_names_no_other_successor(coordinator: Served, silo: Silo) -> None:
+def test_a_replaced_key_cannot_name_another_successor(coordinator: Served, silo: Silo) -> None:
     first, second = Ed25519PrivateKey.generate(), Ed25519PrivateKey.generate()
     assert silo.http.put("/v1/me/key", json=rotation(silo, first)).status_code == 200
     refused = silo.http.put("/v1/me/key", json=rotation(silo, second))
@@ -170,7 +164,7 @@ def _forged(silo: Silo) -> str:
 
 
 @pytest.mark.parametrize("case", WRONG)
-def test_a_rotation_that_is_not_both_keys_is_refused(coordinator: Served, silo: Silo, case: str) -> None:
+def test_a_rotation_without_both_signatures_is_refused(coordinator: Served, silo: Silo, case: str) -> None:
     change, status, kind = WRONG[case]
     request = rotation(silo, Ed25519PrivateKey.generate(), **change(silo))
     refused = silo.http.put("/v1/me/key", json=request)
@@ -178,7 +172,7 @@ def test_a_rotation_that_is_not_both_keys_is_refused(coordinator: Served, silo: 
     assert silo.http.get("/v1/me").status_code == 200
 
 
-def test_a_key_that_somebody_has_is_not_taken(coordinator: Served, silo: Silo) -> None:
+def test_a_rotation_to_another_clients_key_is_refused(coordinator: Served, silo: Silo) -> None:
     other = coordinator.enrol(coordinator.federation(), "b")
     refused = silo.http.put("/v1/me/key", json=rotation(silo, other.key))
     assert (refused.status_code, slug(refused)) == (422, "weak-public-key")

@@ -1,4 +1,4 @@
-"""Names through HTTP: one spelling of a name is in use, on both databases."""
+"""Names over HTTP: a federation uses one spelling of a name, on both databases."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def request_token(served: Served, federation_id: str, name: str, **request: obje
     ],
     ids=ascii,
 )
-def test_a_client_name_is_taken_in_every_spelling(coordinator: Served, name: str, how: str) -> None:
+def test_a_client_name_is_taken_in_all_spellings(coordinator: Served, name: str, how: str) -> None:
     federation_id = coordinator.federation()
     coordinator.enrol(federation_id, "scope")
     taken = request_token(coordinator, federation_id, name)
@@ -49,7 +49,7 @@ def test_an_unused_token_of_another_spelling_is_replaced(coordinator: Served) ->
 
 
 @pytest.mark.parametrize("name", ["../x", "..", "aster/1", "аster"], ids=ascii)
-def test_names_against_the_rule_are_refused_on_every_path(coordinator: Served, name: str) -> None:
+def test_malformed_names_are_refused_on_all_routes(coordinator: Served, name: str) -> None:
     federation_id = coordinator.federation()
     tokens = f"/v1/federations/{federation_id}/enrolment-tokens"
     anyone, token = coordinator.http(), coordinator.enrolment_token(federation_id, "a")
@@ -68,7 +68,7 @@ def test_names_against_the_rule_are_refused_on_every_path(coordinator: Served, n
         assert name not in answer.text
 
 
-def test_organisations_are_written_in_one_way(coordinator: Served) -> None:
+def test_organisations_have_a_single_spelling(coordinator: Served) -> None:
     federation_id = coordinator.federation()
     assert request_token(coordinator, federation_id, "a", organisation="Scope").status_code == 201
     assert request_token(coordinator, federation_id, "b", organisation=" Scope ").status_code == 201
@@ -80,7 +80,7 @@ def test_organisations_are_written_in_one_way(coordinator: Served) -> None:
     assert request_token(coordinator, federation_id, "c").status_code == 201, "the refusal reserved no name"
 
 
-def test_federations_are_written_in_one_way(coordinator: Served) -> None:
+def test_federations_have_a_single_spelling(coordinator: Served) -> None:
     name = f"Trial {secrets.token_hex(8)}"
     assert coordinator.federation(name=name) != coordinator.federation(name=f"  {name} ")
     plan = {"name": name.upper(), "strategy": {"name": "fedavg"}}
@@ -88,7 +88,7 @@ def test_federations_are_written_in_one_way(coordinator: Served) -> None:
     assert (refused.status_code, slug(refused), refused.json()["taken"]) == (409, "name-looks-alike", name)
 
 
-def test_people_who_ask_at_once_get_one_spelling(coordinator: Served) -> None:
+def test_concurrent_token_names_get_one_spelling(coordinator: Served) -> None:
     name = f"dpo@clinic-{secrets.token_hex(4)}"
     spellings = [name, name.upper(), name.title(), name.capitalize()] * 2
     with ThreadPoolExecutor(len(spellings)) as threads:
